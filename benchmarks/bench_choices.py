@@ -15,12 +15,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pptrace.study.accuracy.rows import cases_of, read_rows
-from pptrace.study.accuracy.rules import read_rules
-from pptrace.study.accuracy.run import run_cases
+from pptrace.search.accuracy.records import cases_of, read_rows, read_rules
+from pptrace.search.accuracy.runner import run_cases
 
 if TYPE_CHECKING:
-    from pptrace.study.accuracy.rows import Case
+    from pptrace.search.accuracy.records import Case
 
 SAME = ("source", "model", "layers", "hidden", "gpu", "n_gpus", "precision", "seq")
 """Columns that all configurations of a group have in common."""

@@ -24,15 +24,14 @@ import numpy as np
 from pairs import answer, compare_cases
 
 from pptrace.api import simulate as simulate_experiment
-from pptrace.hooks.build import build_network
-from pptrace.hooks.registry import Registry
-from pptrace.model.request import NetworkRequest, ScheduleRequest
-from pptrace.model.workload import Workload
-from pptrace.sim.contention import Contention, Sharing
-from pptrace.sim.events import run_jobs
-from pptrace.sim.jobs import FINER, Jobs
-from pptrace.sim.shared import shared_links
-from pptrace.sim.simulate import simulate
+from pptrace.config.choices import Sharing
+from pptrace.plugins.construction import build_network
+from pptrace.plugins.registry import Registry
+from pptrace.plugins.requests import NetworkRequest, ScheduleRequest
+from pptrace.sim.engines import run_jobs
+from pptrace.sim.rate_sharing import FINER, Contention, Jobs, shared_links
+from pptrace.sim.simulation import simulate
+from pptrace.steps.workload import Workload
 from pptrace.timeline.metrics import measure
 
 HOSTS, LEAF, SPINES, SIZE, EACH = 512, 64, 16, 64 * 2**20, 128

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pairs import compare
 
-from pptrace.export.kineto import read, write
-from pptrace.model.kinds import Kind, Stream
-from pptrace.model.placement import Placement
+from pptrace.steps.kinds import Kind, Stream
+from pptrace.steps.placement import Placement
 from pptrace.timeline.messages import messages
 from pptrace.timeline.timeline import Timeline
+from pptrace.traces.kineto import read, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,9 +16,8 @@ from pathlib import Path
 from statistics import fmean, quantiles
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pptrace.study.accuracy.rows import cases_of, read_rows
-from pptrace.study.accuracy.rules import Rule, Rules, read_rules
-from pptrace.study.accuracy.run import run_cases
+from pptrace.search.accuracy.records import Rule, Rules, cases_of, read_rows, read_rules
+from pptrace.search.accuracy.runner import run_cases
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,21 +14,20 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from pptrace.analysis.calibration.check import checked
-from pptrace.analysis.calibration.fit import calibrate
-from pptrace.analysis.steps.nearest_policy import nearest_policy
-from pptrace.analysis.steps.replay import replay
-from pptrace.analysis.steps.sides import measured_side
-from pptrace.analysis.steps.times import performed
-from pptrace.config.resolve import load
-from pptrace.experiment.measured import read_measurement
-from pptrace.experiment.run import simulate
-from pptrace.hooks.registry import Registry
-from pptrace.present.calibration import calibrated_yaml
-from pptrace.schedule.write import table_text
+from pptrace.config.resolution import load
+from pptrace.measured.calibration import calibrate
+from pptrace.measured.calibration_check import checked
+from pptrace.measured.calibration_document import calibrated_yaml
+from pptrace.measured.computations import performed
+from pptrace.measured.replay import nearest_policy, replay
+from pptrace.measured.sides import measured_side
+from pptrace.plugins.registry import Registry
+from pptrace.run.simulated_step import simulate
+from pptrace.run.trace_files import read_measurement
+from pptrace.steps.text_forms import table_text
 
 if TYPE_CHECKING:
-    from pptrace.analysis.steps.sides import Side
+    from pptrace.measured.sides import Side
 
 
 def main(folder: Path) -> None:

@@ -22,11 +22,11 @@ from typing import Any
 
 import yaml
 
-from pptrace.hooks.registry import Registry
-from pptrace_optpipe.optimising import Optimised, optimise
-from pptrace_optpipe.rivals import Rival, rivals
+from pptrace.plugins.registry import Registry
+from pptrace_optpipe.model import Effort
+from pptrace_optpipe.search import Optimised, optimise
 from pptrace_optpipe.setting import setting_of
-from pptrace_optpipe.solving import Effort
+from pptrace_optpipe.start_schedules import Rival, rivals
 
 SIZES = [(4, 8, 1), (8, 32, 1), (8, 32, 2), (16, 64, 1), (32, 128, 1)]
 GIB = 2**30

@@ -13,11 +13,11 @@ import importlib.util
 import time
 from types import SimpleNamespace
 
-from pptrace.hooks.registry import Registry
-from pptrace.model.request import ScheduleRequest
-from pptrace.model.workload import Workload
-from pptrace.network.flat import Flat
-from pptrace.sim.simulate import simulate
+from pptrace.network.links import Flat
+from pptrace.plugins.registry import Registry
+from pptrace.plugins.requests import ScheduleRequest
+from pptrace.sim.simulation import simulate
+from pptrace.steps.workload import Workload
 
 NAMES = {"1f1b": 1, "interleaved-1f1b": 2, "dualpipe": 1, "dualpipe-v": 2, "combined-1f1b": 2}
 """Schedules, and chunks per rank."""

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from bench_kineto import staircase
 from pairs import compare
 
-from pptrace.export.perfetto import read, write
-from pptrace.export.perfetto.extension import descriptor_set
-from pptrace.model.kinds import Kind
+from pptrace.steps.kinds import Kind
 from pptrace.timeline.messages import messages
+from pptrace.traces.perfetto import read, write
+from pptrace.traces.perfetto.descriptors import descriptor_set
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,11 +14,11 @@ import resource
 import time
 from pathlib import Path
 
-from pptrace.hooks.registry import Registry
-from pptrace.study.plan.candidate import Fate
-from pptrace.study.plan.point import run_candidate
-from pptrace.study.plan.question import Question
-from pptrace.study.plan.run import answer
+from pptrace.plugins.registry import Registry
+from pptrace.search.candidate import Fate
+from pptrace.search.planner import answer
+from pptrace.search.problem import Question
+from pptrace.search.runner import run_candidate
 
 STEP = Path(__file__).parent.parent / "examples" / "llama3-70b.yaml"
 FLAGS = {"p2p": "async", "global": "2048"}

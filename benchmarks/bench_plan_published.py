@@ -19,20 +19,19 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pptrace.config.given import given_document
+from pptrace.config.resolution import given_document
 from pptrace.errors import PptraceError
-from pptrace.hooks.registry import Registry
-from pptrace.study.accuracy.rows import cases_of, read_rows
-from pptrace.study.accuracy.rules import read_rules
-from pptrace.study.plan.question import Question
-from pptrace.study.plan.reasons import differences_ns
-from pptrace.study.plan.run import answer
+from pptrace.plugins.registry import Registry
+from pptrace.search.accuracy.records import cases_of, read_rows, read_rules
+from pptrace.search.plan import differences_ns
+from pptrace.search.planner import answer
+from pptrace.search.problem import Question
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pptrace.study.accuracy.rows import Case
-    from pptrace.study.plan.candidate import Candidate
+    from pptrace.search.accuracy.records import Case
+    from pptrace.search.candidate import Candidate
 
 Division = tuple[int, ...]
 """pp, vp, tp, cp and the sequences in a microbatch."""

@@ -14,12 +14,12 @@ import os
 import time
 from typing import Any
 
-from pptrace.hooks.build import build_policy, checked_options
-from pptrace.hooks.registry import Registry
-from pptrace.model.request import ScheduleRequest
-from pptrace.model.workload import Workload
-from pptrace.network.flat import Flat
-from pptrace.sim.simulate import simulate
+from pptrace.network.links import Flat
+from pptrace.plugins.construction import build_policy, checked_options
+from pptrace.plugins.registry import Registry
+from pptrace.plugins.requests import ScheduleRequest
+from pptrace.sim.simulation import simulate
+from pptrace.steps.workload import Workload
 
 NETWORK = Flat(rate_kbps=50_000_000, latency_ns=5_000)
 BOUNDARY = 64 * 2**20

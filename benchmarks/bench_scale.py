@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pptrace.hooks.registry import Registry
-from pptrace.kernel import always_compiled
-from pptrace.model.request import ScheduleRequest
-from pptrace.model.workload import Workload
-from pptrace.network.flat import Flat
-from pptrace.sim.simulate import simulate
+from pptrace.network.links import Flat
+from pptrace.plugins.registry import Registry
+from pptrace.plugins.requests import ScheduleRequest
+from pptrace.sim.simulation import simulate
+from pptrace.steps.workload import Workload
 from pptrace.timeline.metrics import measure
+from pptrace_kernel import always_compiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -25,14 +25,15 @@ from typing import Any
 import llvmlite.binding  # noqa: F401 - imported first, so that its own memory is not counted
 from pairs import answer, compare_cases
 
-from pptrace.hooks.registry import Registry
-from pptrace.model.request import ScheduleRequest
-from pptrace.model.workload import Workload
-from pptrace.network.flat import Flat
-from pptrace.schedule.policy import Policy, PolicyName
-from pptrace.sim.lower import lower
-from pptrace.sim.simulate import simulate
-from pptrace.sim.sweep import run_graph
+from pptrace.config.choices import PolicyName
+from pptrace.network.links import Flat
+from pptrace.plugins.registry import Registry
+from pptrace.plugins.requests import ScheduleRequest
+from pptrace.sim.engines import run_graph
+from pptrace.sim.lowering import lower
+from pptrace.sim.simulation import simulate
+from pptrace.steps.message_calls import Policy
+from pptrace.steps.workload import Workload
 from pptrace.timeline.metrics import measure
 
 NETWORK = Flat(rate_kbps=50_000_000, latency_ns=5_000)

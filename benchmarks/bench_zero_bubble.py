@@ -18,13 +18,13 @@ import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from pptrace.hooks.registry import Registry
-from pptrace.model.request import ScheduleRequest
-from pptrace.model.workload import Workload
-from pptrace.sim.simulate import simulate
+from pptrace.plugins.registry import Registry
+from pptrace.plugins.requests import ScheduleRequest
+from pptrace.sim.simulation import simulate
+from pptrace.steps.workload import Workload
 
 if TYPE_CHECKING:
-    from pptrace.schedule.table import Schedule
+    from pptrace.steps.schedule import Schedule
 
 FAMILY = {"zb-h1": 1, "zb-h2": 1, "zb-v": 2, "v-half": 2, "v-min": 2, "interleaved-zb": 2}
 FIXED = {

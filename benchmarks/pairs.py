@@ -26,7 +26,7 @@ HERE = Path(__file__).resolve().parents[1]
 
 
 def compare(against: Path, exporter: str, ranks: int, microbatches: int, *, pairs: int) -> None:
-    """Print how two checkouts write the same staircase with ``pptrace.export.EXPORTER``."""
+    """Print how two checkouts write the same staircase with ``pptrace.traces.EXPORTER``."""
     trees = [against.resolve(), HERE]
     command = [sys.executable, str(Path(__file__)), exporter, str(ranks), str(microbatches)]
     workers = [
@@ -104,7 +104,7 @@ def _serve(exporter: str, ranks: int, microbatches: int, tree: str) -> None:
         path = Path(folder) / "trace"
         for _ in sys.stdin:
             begin, begin_cpu = time.perf_counter(), time.process_time()
-            import_module(f"pptrace.export.{exporter}").write(timeline, path, {})
+            import_module(f"pptrace.traces.{exporter}").write(timeline, path, {})
             took = {"seconds": time.perf_counter() - begin, "cpu_seconds": time.process_time() - begin_cpu}
             path.unlink()
             held = (_resident_bytes() - before) / len(timeline)

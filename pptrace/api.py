@@ -7,23 +7,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from pptrace.config.flags import ARGUMENTS
-from pptrace.config.given import Config, check_arguments, given_document
-from pptrace.config.quantity import parse_share
-from pptrace.config.resolve import load
-from pptrace.experiment.run import Run
-from pptrace.experiment.run import simulate as simulate_resolved
-from pptrace.hooks.registry import Registry
+from pptrace.config.quantities import parse_share
+from pptrace.config.resolution import Config, check_arguments, given_document, load
+from pptrace.plugins.registry import Registry
+from pptrace.run.simulated_step import Run
+from pptrace.run.simulated_step import simulate as simulate_resolved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from pptrace.config.arguments import Settings, SettingsBesideSchedule
-    from pptrace.present.diff.comparison import Diff
-    from pptrace.study.basis import Basis
-    from pptrace.study.compare import Comparison
-    from pptrace.study.crossover import Crossover
-    from pptrace.study.equal import EqualComparison
-    from pptrace.study.sweep import Sweep
+    from pptrace.config.flags import Settings, SettingsBesideSchedule
+    from pptrace.measured.diff_document import Diff
+    from pptrace.search.basis import Basis
+    from pptrace.search.compare import Comparison
+    from pptrace.search.crossover import Crossover
+    from pptrace.search.equal_memory import EqualComparison
+    from pptrace.search.sweep import Sweep
     from pptrace.timeline.measurement import Measurement
 
 __all__ = ["compare", "crossover", "diff", "simulate", "sweep"]
@@ -109,9 +108,9 @@ def compare(
 
     >>> print(compare(schedules="gpipe,1f1b", pp=4, microbatches=8))  # doctest: +SKIP
     """
-    from pptrace.study.compare import compare as compare_entries
-    from pptrace.study.entry import parse_entries
-    from pptrace.study.equal import check_together, compare_equal, parse_names
+    from pptrace.search.basis import parse_entries
+    from pptrace.search.compare import compare as compare_entries
+    from pptrace.search.equal_memory import check_together, compare_equal, parse_names
 
     basis = _basis(config, sets, registry, values)
     entries = parse_entries(_listed(schedules), "schedules")
@@ -154,9 +153,9 @@ def crossover(
 
     >>> crossover(between="gpipe,1f1b", over="bandwidth", config="step.yaml").flips  # doctest: +SKIP
     """
-    from pptrace.study.crossover import crossover as cross
-    from pptrace.study.elsewhere import chosen_for_search
-    from pptrace.study.entry import parse_entries
+    from pptrace.search.basis import parse_entries
+    from pptrace.search.crossover import chosen_for_search
+    from pptrace.search.crossover import crossover as cross
 
     basis = _basis(config, sets, registry, values)
     pair = parse_entries(_listed(between), "between")
@@ -204,9 +203,9 @@ def sweep(
     >>> swept = sweep("step.yaml", over={"pp": [4, 8], "microbatches": [16, 32]})  # doctest: +SKIP
     >>> swept.save("results.csv", "figure.png")  # doctest: +SKIP
     """
-    from pptrace.study import sweep as study
-    from pptrace.study.axes import axes_of, parse_axes
-    from pptrace.study.grid import grid_of
+    from pptrace.search import sweep as study
+    from pptrace.search.axes import axes_of, parse_axes
+    from pptrace.search.grid import grid_of
 
     check_arguments(values, ARGUMENTS)
     paths = [Path(output) for output in outputs]
@@ -254,7 +253,7 @@ def diff(
     (False, 0.053)
     >>> difference.save("report.html", "both.pftrace")  # doctest: +SKIP
     """
-    from pptrace.present.diff.comparison import compare_steps
+    from pptrace.measured.diff_document import compare_steps
     from pptrace.timeline.measurement import ImportRequest
 
     request = ImportRequest(layout=layout, replica=replica, rules=Path(rules) if rules is not None else None)
@@ -264,7 +263,7 @@ def diff(
 def _basis(
     config: Config | None, sets: Sequence[str], registry: Registry | None, values: Mapping[str, Any]
 ) -> Basis:
-    from pptrace.study.basis import Basis
+    from pptrace.search.basis import Basis
 
     check_arguments(values, [name for name in ARGUMENTS if name != "schedule"])
     return Basis(file=given_document(config), sets=tuple(sets), flags=values, registry=registry or Registry.load())

@@ -1,7 +1,7 @@
 """Names of a module that are imported when they are first asked for, from where its stub says.
 
 The stub, ``NAME.pyi`` beside ``NAME.py``, is what type checkers and editors read, so a name is written once:
-``from pptrace.model.kinds import Kind as Kind``.
+``from pptrace.steps.kinds import Kind as Kind``.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from pptrace.network.contract import Links, Paths
 from pptrace.plugin import NetworkOffer
 
 if TYPE_CHECKING:
-    from pptrace.model.request import NetworkRequest
+    from pptrace.plugins.requests import NetworkRequest
 
 __all__ = ["RATE", "Change", "Ports", "between", "changed", "offer", "ports", "spoilt"]
 

@@ -7,22 +7,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.analysis.diff.step_diff import diff
-from pptrace.analysis.steps.replay import run_order
-from pptrace.analysis.steps.sides import Side
-from pptrace.analysis.steps.times import performed
-from pptrace.model.workload import Workload
-from pptrace.network.flat import Flat
-from pptrace.schedule.policy import Policy, PolicyName
-from pptrace.schedule.table import Schedule
-from pptrace.sim.simulate import simulate
+from pptrace.config.choices import PolicyName
+from pptrace.measured.computations import performed
+from pptrace.measured.diff import diff
+from pptrace.measured.replay import run_order
+from pptrace.measured.sides import Side
+from pptrace.network.links import Flat
+from pptrace.sim.simulation import simulate
+from pptrace.steps.message_calls import Policy
+from pptrace.steps.schedule import Schedule
+from pptrace.steps.workload import Workload
 from pptrace.timeline.measurement import Step
 from pptrace.timeline.timeline import ROW_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pptrace.analysis.diff.step_diff import StepDiff
+    from pptrace.measured.diff import StepDiff
     from pptrace.timeline.timeline import Timeline
 
 __all__ = ["MS", "ROWS", "compared", "one_step", "side_of_step", "slower_way", "stretched", "without_row"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from hypothesis import strategies as st
 
-from pptrace.timeline.parts import Parts
+from pptrace.timeline.timeline import Parts
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from hypothesis import strategies as st
 
-from pptrace.timeline.counter import Counter
-from pptrace.timeline.routes import Routes
+from pptrace.timeline.timeline import Counter, Routes
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn

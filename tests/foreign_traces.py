@@ -6,7 +6,7 @@ import gzip
 import json
 from typing import TYPE_CHECKING, Any
 
-from pptrace.export.kineto import write
+from pptrace.traces.kineto import write
 
 if TYPE_CHECKING:
     from collections.abc import Callable

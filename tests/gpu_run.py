@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from small_gpu_trace import AUTOGRAD, HOST, SmallGpuTrace
 
-from pptrace.model.kinds import COMMUNICATION, COMPUTE, Kind
+from pptrace.steps.kinds import COMMUNICATION, COMPUTE, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from pptrace.schedule.issue_order import IssueOrder
+    from pptrace.steps.issue_order import IssueOrder
     from pptrace.timeline.timeline import Slice, Timeline
 
 __all__ = ["NAMES", "SAID", "GpuRun"]

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import CodeType
 
-    from pptrace.model.workload import Workload
-    from pptrace.schedule.table import Schedule
+    from pptrace.steps.schedule import Schedule
+    from pptrace.steps.workload import Workload
     from pptrace.timeline.timeline import Timeline
 
-MODULE = "pptrace.model.kinds"
+MODULE = "pptrace.steps.kinds"
 MEMBERS = """
     PREFETCH = 16
     CHECK = 17
@@ -69,9 +69,9 @@ class Finder:
 
 def costs() -> Workload:
     """Return costs of two stages in which the made-up kinds take 7, 5 and 4 ns."""
-    from pptrace.model.kinds import Kind, Stream
-    from pptrace.model.segments import Segment
-    from pptrace.model.workload import Workload
+    from pptrace.steps.kinds import Kind, Stream
+    from pptrace.steps.segments import Segment
+    from pptrace.steps.workload import Workload
 
     def one(name: str, took: int) -> list[tuple[Segment, ...]]:
         return [(Segment(name=name, duration_ns=took),)] * 2
@@ -85,7 +85,7 @@ def costs() -> Workload:
 
 def through_traces(timeline: Timeline, folder: Path) -> list[str]:
     """Return what is lost in both formats."""
-    from pptrace.export import kineto, perfetto
+    from pptrace.traces import kineto, perfetto
 
     perfetto.write(timeline, folder / "step.pftrace", {})
     kineto.write(timeline, folder / "step.json", {})
@@ -95,9 +95,8 @@ def through_traces(timeline: Timeline, folder: Path) -> list[str]:
 
 def found_in(table: Schedule, folder: Path) -> dict[str, Any]:
     """Return what becomes of a table on the road."""
-    from pptrace.show.slots import draw
-    from pptrace.show.svg import svg_text
-    from pptrace.sim.simulate import simulate
+    from pptrace.report.table_drawing import draw, svg_text
+    from pptrace.sim.simulation import simulate
     from pptrace.timeline.metrics import measure
 
     workload, drawing = costs(), draw(table)
@@ -122,8 +121,8 @@ def found_in(table: Schedule, folder: Path) -> dict[str, Any]:
 def main() -> None:
     """Run a table without a pair, and one with."""
     sys.meta_path.insert(0, Finder())
-    from pptrace.schedule.text import read_table
-    from pptrace.schedule.validate import validate
+    from pptrace.steps.text_forms import read_table
+    from pptrace.steps.validation import validate
 
     folder, found = Path(sys.argv[1]), []
     for text in (TABLE, PAIRED):

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from pptrace.model.action import Action
-from pptrace.model.kinds import Kind
+from pptrace.steps.actions import Action
+from pptrace.steps.kinds import Kind
 
 if TYPE_CHECKING:
-    from pptrace.model.placement import Placement
+    from pptrace.steps.placement import Placement
 
 __all__ = ["Cell", "Rule", "Stuck", "World", "play", "replay"]
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from pptrace.model.kinds import COMPUTE, Kind, Stream
-from pptrace.timeline.metrics import IdleCause
+from pptrace.steps.kinds import COMPUTE, Kind, Stream
+from pptrace.timeline.idle import IdleCause
 
 if TYPE_CHECKING:
-    from pptrace.model.workload import Workload
+    from pptrace.steps.workload import Workload
     from pptrace.timeline.timeline import Slice, Timeline
 
 __all__ = ["MetricsOracle"]

@@ -6,13 +6,13 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from pptrace.model.action import Action
-from pptrace.model.kinds import Kind
+from pptrace.steps.actions import Action
+from pptrace.steps.kinds import Kind
 
 if TYPE_CHECKING:
-    from pptrace.model.workload import Workload
-    from pptrace.network.flat import Flat
-    from pptrace.schedule.table import Schedule
+    from pptrace.network.links import Flat
+    from pptrace.steps.schedule import Schedule
+    from pptrace.steps.workload import Workload
 
 __all__ = ["SENDS", "Cell", "Item", "Step", "as_actions", "partner", "place_asap", "place_deferred", "place_sends"]
 

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from oracle_orders import SENDS, Cell, Item, Step, partner
 
-from pptrace.model.kinds import COMPUTE, Kind
-from pptrace.schedule.policy import Policy, PolicyName, StreamPer
+from pptrace.config.choices import PolicyName, StreamPer
+from pptrace.steps.kinds import COMPUTE, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
+
+    from pptrace.steps.message_calls import Policy
 
 __all__ = ["Oracle"]
 

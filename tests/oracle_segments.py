@@ -11,13 +11,13 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from pptrace.model.kinds import Kind, Stream
+from pptrace.steps.kinds import Kind, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
-    from pptrace.model.action import Action
-    from pptrace.model.segments import Segment
+    from pptrace.steps.actions import Action
+    from pptrace.steps.segments import Segment
 
 __all__ = ["Part", "SegmentOracle"]
 

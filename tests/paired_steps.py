@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pptrace.model.kinds import Kind, Stream
-from pptrace.model.segments import Segment
-from pptrace.model.workload import Workload
-from pptrace.network.flat import Flat
-from pptrace.schedule.table import Schedule
-from pptrace.sim.simulate import simulate
+from pptrace.network.links import Flat
+from pptrace.sim.simulation import simulate
+from pptrace.steps.kinds import Kind, Stream
+from pptrace.steps.schedule import Schedule
+from pptrace.steps.segments import Segment
+from pptrace.steps.workload import Workload
 
 if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline

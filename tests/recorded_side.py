@@ -14,7 +14,7 @@ from pptrace.timeline.measurement import Clock, Measurement, Source
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pptrace.analysis.steps.sides import Side
+    from pptrace.measured.sides import Side
     from pptrace.timeline.timeline import Timeline
 
 __all__ = ["BEGINS", "recorded"]

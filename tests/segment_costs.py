@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from oracle_segments import Part
 
-from pptrace.model.kinds import SENDS, Kind, Stream
-from pptrace.model.segments import Segment
-from pptrace.model.workload import Workload
+from pptrace.steps.kinds import SENDS, Kind, Stream
+from pptrace.steps.segments import Segment
+from pptrace.steps.workload import Workload
 from pptrace.timeline.actions import actions_in_parts
 
 if TYPE_CHECKING:

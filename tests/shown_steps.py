@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.model.kinds import Kind
-from pptrace.model.workload import Workload
-from pptrace.network.flat import Flat
-from pptrace.schedule.policy import Policy, PolicyName
-from pptrace.schedule.table import Schedule
-from pptrace.sim.simulate import simulate
-from pptrace.timeline.counter import Counter
-from pptrace.timeline.counters import in_flight, link_use
-from pptrace.timeline.routes import Routes
-from pptrace.timeline.why import why
+from pptrace.config.choices import PolicyName
+from pptrace.network.links import Flat
+from pptrace.sim.simulation import simulate
+from pptrace.steps.kinds import Kind
+from pptrace.steps.message_calls import Policy
+from pptrace.steps.schedule import Schedule
+from pptrace.steps.workload import Workload
+from pptrace.timeline.critical_path import why
+from pptrace.timeline.metrics import in_flight, link_use
+from pptrace.timeline.timeline import Counter, Routes
 
 if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline

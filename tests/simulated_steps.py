@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 from strategies import networks, policies, valid_schedules, workloads
 
 from pptrace.errors import DeadlockError
-from pptrace.model.action import Action
-from pptrace.model.kinds import Kind
-from pptrace.schedule.policy import Policy
-from pptrace.schedule.table import Schedule
-from pptrace.sim.simulate import simulate
+from pptrace.sim.simulation import simulate
+from pptrace.steps.actions import Action
+from pptrace.steps.kinds import Kind
+from pptrace.steps.message_calls import Policy
+from pptrace.steps.schedule import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hypothesis.strategies import DrawFn
 
-    from pptrace.model.workload import Workload
-    from pptrace.network.flat import Flat
+    from pptrace.network.links import Flat
+    from pptrace.steps.workload import Workload
     from pptrace.timeline.timeline import Timeline
 
 __all__ = ["SimulatedStep", "simulated_steps"]

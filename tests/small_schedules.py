@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from pptrace.errors import ConstraintError
-from pptrace.hooks.offers import ScheduleOffer
-from pptrace.hooks.registry import Registry
-from pptrace.hooks.specs import hookimpl
+from pptrace.plugins.markers import hookimpl
+from pptrace.plugins.offers import ScheduleOffer
+from pptrace.plugins.registry import Registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pptrace.model.request import ScheduleRequest
+    from pptrace.plugins.requests import ScheduleRequest
 
 __all__ = ["pptrace_schedules", "small_registry"]
 

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from hypothesis import strategies as st
 
-from pptrace.model.action import Action
-from pptrace.model.kinds import Kind, Stream
-from pptrace.model.placement import Placement
-from pptrace.model.segments import Segment
-from pptrace.model.workload import Workload
-from pptrace.network.flat import Flat, ideal
-from pptrace.schedule.issue_order import Receive
-from pptrace.schedule.policy import Policy, PolicyName, StreamPer
-from pptrace.schedule.table import Schedule
-from pptrace.schedule.write import Dialect, in_dialect
+from pptrace.config.choices import PolicyName, Receive, StreamPer
+from pptrace.network.links import Flat, ideal
+from pptrace.steps.actions import Action
+from pptrace.steps.kinds import Kind, Stream
+from pptrace.steps.message_calls import Policy
+from pptrace.steps.placement import Placement
+from pptrace.steps.schedule import Schedule
+from pptrace.steps.segments import Segment
+from pptrace.steps.text_forms import Dialect, in_dialect
+from pptrace.steps.workload import Workload
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pptrace.cli import complete
-from pptrace.printable import csv_of
+from pptrace.cli import completers
+from pptrace.sanitize import csv_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from pptrace.study.row import Row
+    from pptrace.run.figures import Row
 
 __all__ = ["command"]
 
@@ -34,18 +34,18 @@ _REDRAW_S = 0.1
 @click.argument("steps", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="STEPS")
 @click.option(
     "--rules", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
-    shell_complete=complete.files("yaml", "yml"),
+    shell_complete=completers.files("yaml", "yml"),
     help="What the rows leave unsaid; that of known published sources by default.",
 )  # fmt: skip
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set a key of every row's configuration.")
 @click.option(
     "-o", "--output", "outputs", multiple=True, metavar="FILE", type=click.Path(path_type=Path),
-    shell_complete=complete.files("csv", "png", "svg", "pdf"),
+    shell_complete=completers.files("csv", "png", "svg", "pdf"),
     help="Write the rows (.csv) or a scatter (.png, .svg, .pdf); may be repeated.",
 )  # fmt: skip
 @click.option(
     "--executor", default="processes", show_default=True, metavar="NAME[:KEY=VALUE]",
-    shell_complete=complete.offers("executors"), help="What the rows run on.",
+    shell_complete=completers.offers("executors"), help="What the rows run on.",
 )  # fmt: skip
 @click.option("--workers", type=click.IntRange(1), metavar="N", help="Rows that run at once; one per core.")
 @click.option("--fresh", is_flag=True, help="Simulate every row anew, also those that an interrupted run kept.")
@@ -70,11 +70,9 @@ def command(
     model.heads, sets that key.
     Exits with 1 where no row could be simulated.
     """
-    from pptrace.study.accuracy.figures import figures_of
-    from pptrace.study.accuracy.rows import cases_of, read_rows
-    from pptrace.study.accuracy.rules import read_rules
-    from pptrace.study.accuracy.run import run_cases
-    from pptrace.study.accuracy.text import accuracy_text, figures_dict
+    from pptrace.search.accuracy.figures import accuracy_text, figures_dict, figures_of
+    from pptrace.search.accuracy.records import cases_of, read_rows, read_rules
+    from pptrace.search.accuracy.runner import run_cases
 
     _check(outputs)
     if as_json and as_csv:
@@ -98,7 +96,7 @@ def command(
 
 
 def _over(sets: Sequence[str]) -> dict[str, object]:
-    from pptrace.config.yaml_file import parse_value
+    from pptrace.config.yaml_document import parse_value
     from pptrace.errors import ConfigError
 
     over: dict[str, object] = {}
@@ -112,7 +110,7 @@ def _over(sets: Sequence[str]) -> dict[str, object]:
 
 def _check(outputs: Sequence[Path]) -> None:
     from pptrace.errors import OutputError
-    from pptrace.export.picture import check_picture
+    from pptrace.report.charts import check_picture
 
     for path in outputs:
         if path.suffix.lower() in _PICTURES:
@@ -124,9 +122,9 @@ def _check(outputs: Sequence[Path]) -> None:
 
 
 def _save(rows: Sequence[Row], outputs: Sequence[Path]) -> None:
-    from pptrace.export.output import replace_file
-    from pptrace.study.accuracy.plot import save_scatter
-    from pptrace.study.journal import journal_path
+    from pptrace.files import replace_file
+    from pptrace.search.accuracy.figures import save_scatter
+    from pptrace.search.execution import journal_path
 
     for path in outputs:
         if path.suffix.lower() == ".csv":

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pptrace.cli import complete
-from pptrace.cli.experiment_flags import one_output
-from pptrace.cli.measured_options import measured_options, read
-from pptrace.cli.printed import echo_documents
-from pptrace.printable import printable_line
+from pptrace.cli import completers
+from pptrace.cli.options import measured_options, one_output, read
+from pptrace.cli.output import echo_documents
+from pptrace.sanitize import printable_line
 
 if TYPE_CHECKING:
     from pptrace.timeline.measurement import ImportRequest, Measurement
@@ -27,11 +26,11 @@ pptrace simulate costs.yaml --schedule interleaved-1f1b --vp 2"""
 
 @click.command("calibrate", epilog=_EXAMPLES)
 @click.argument(
-    "traces", nargs=-1, required=True, type=click.Path(path_type=Path), shell_complete=complete.files()
+    "traces", nargs=-1, required=True, type=click.Path(path_type=Path), shell_complete=completers.files()
 )
 @measured_options
 @click.option(
-    "-o", "--output", multiple=True, callback=one_output, metavar="FILE", shell_complete=complete.files(),
+    "-o", "--output", multiple=True, callback=one_output, metavar="FILE", shell_complete=completers.files(),
     help="Write a configuration: .yaml.",
 )  # fmt: skip
 @click.option(
@@ -51,13 +50,13 @@ def command(
 
     Lines of NCCL Inspector, which know no actions, give the network alone.
     """
-    from pptrace.analysis.calibration.check import checked
-    from pptrace.analysis.calibration.fit import calibrate, of_all_ranks
-    from pptrace.analysis.calibration.known_order import schedules_of
-    from pptrace.analysis.steps.sides import measured_side
-    from pptrace.experiment.measured import simulation_behind
-    from pptrace.hooks.registry import Registry
-    from pptrace.present.calibration import calibrated_yaml, calibration_document
+    from pptrace.measured.calibration import calibrate, of_all_ranks
+    from pptrace.measured.calibration_check import checked
+    from pptrace.measured.calibration_document import calibrated_yaml, calibration_document
+    from pptrace.measured.matching import schedules_of
+    from pptrace.measured.sides import measured_side
+    from pptrace.plugins.registry import Registry
+    from pptrace.run.trace_files import simulation_behind
 
     if output is not None and not output.lower().endswith((".yaml", ".yml")):
         raise click.UsageError(f"{output}: a calibration is written as .yaml")
@@ -85,10 +84,10 @@ def _network_alone(measurement: Measurement, traces: Path, output: str | None, *
     Raises:
         TraceError: not even that was, or nothing of it can be told.
     """
-    from pptrace.analysis.calibration.network_fit import fit_network
-    from pptrace.analysis.steps.sides import no_actions
     from pptrace.errors import TraceError
-    from pptrace.present.calibration import network_document, network_yaml
+    from pptrace.measured.calibration import fit_network
+    from pptrace.measured.calibration_document import network_document, network_yaml
+    from pptrace.measured.sides import no_actions
 
     if not measurement.by_size:
         raise TraceError(no_actions(measurement), file=traces)
@@ -103,7 +102,7 @@ def _network_alone(measurement: Measurement, traces: Path, output: str | None, *
 
 
 def _write(output: str, text: str) -> None:
-    from pptrace.export.output import replace_file
+    from pptrace.files import replace_file
 
     with replace_file(Path(output)) as temporary:
         temporary.write_text(text, encoding="utf-8")

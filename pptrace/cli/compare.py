@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 
-from pptrace.cli import complete
-from pptrace.cli.experiment_flags import config_file, experiment_flags, given_flags
-from pptrace.cli.status import status
-from pptrace.printable import printable_line
+from pptrace.cli import completers
+from pptrace.cli.options import config_file, experiment_flags, given_flags
+from pptrace.cli.output import status
+from pptrace.sanitize import printable_line
 
 __all__ = ["command"]
 
@@ -25,15 +25,16 @@ pptrace compare llama.yaml --schedules 1f1b,hanayo,hanayo:waves=2 -o compare.svg
 
 
 @click.command("compare", epilog=_EXAMPLES)
-@click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=complete.files("yaml", "yml"))
+@click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=completers.files("yaml", "yml"))
 @click.option(
     "--schedules", multiple=True, required=True, metavar="NAME,...",
-    shell_complete=complete.listed_offers("schedules"),
+    shell_complete=completers.listed_offers("schedules"),
     help="Schedules, each with settings of its own behind colons: hanayo:waves=2. May be repeated.",
 )  # fmt: skip
 @experiment_flags(without=["schedule"])
 @click.option(
-    "-o", "--output", "outputs", multiple=True, metavar="FILE", shell_complete=complete.files("png", "svg", "pdf"),
+    "-o", "--output", "outputs", multiple=True, metavar="FILE",
+    shell_complete=completers.files("png", "svg", "pdf"),
     help="Draw it: .png, .svg or .pdf; may be repeated.",
 )  # fmt: skip
 @click.option(
@@ -75,12 +76,11 @@ def command(
     if as_json and as_csv:
         raise click.UsageError("--json or --csv, not both")
     file = config_file(config)
-    from pptrace.export.picture import check_picture
-    from pptrace.hooks.registry import Registry
-    from pptrace.study.basis import Basis
-    from pptrace.study.compare import compare
-    from pptrace.study.entry import parse_entries
-    from pptrace.study.equal import check_together, compare_equal, parse_names
+    from pptrace.plugins.registry import Registry
+    from pptrace.report.charts import check_picture
+    from pptrace.search.basis import Basis, parse_entries
+    from pptrace.search.compare import compare
+    from pptrace.search.equal_memory import check_together, compare_equal, parse_names
 
     check_together(memory=memory is not None, policies=policies, vary=bool(vary), option="--")
     for output in outputs:

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from pptrace.cli import complete
-from pptrace.cli.measured_options import measured_options, read
+from pptrace.cli import completers
+from pptrace.cli.options import measured_options, read
 from pptrace.config.choices import Receive
-from pptrace.printable import printable_line
+from pptrace.sanitize import printable_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pptrace.hooks.offers import ExporterOffer
-    from pptrace.schedule.table import Schedule
+    from pptrace.plugins.offers import ExporterOffer
+    from pptrace.steps.schedule import Schedule
     from pptrace.timeline.timeline import Timeline
 
 __all__ = ["command"]
@@ -38,7 +38,7 @@ Exporters: TypeAlias = "dict[str, ExporterOffer]"
 
 @click.command("convert", epilog=_EXAMPLES)
 @click.argument("sources", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.argument("target", shell_complete=complete.files())
+@click.argument("target", shell_complete=completers.files())
 @click.option(
     "--messages", type=click.Choice([*Receive.words(), "none"]),
     help="Tables: put messages in place, receives as soon as sent or right before their use; or take them out.",
@@ -88,8 +88,8 @@ def command(
 
 def _table(source: Path) -> Schedule:
     from pptrace.errors import ScheduleError
-    from pptrace.schedule.text import load_table
-    from pptrace.schedule.validate import validate
+    from pptrace.steps.text_forms import load_table
+    from pptrace.steps.validation import validate
 
     table = load_table(source)
     try:
@@ -100,14 +100,14 @@ def _table(source: Path) -> Schedule:
 
 
 def _order(timeline: Timeline) -> Schedule:
-    from pptrace.timeline.order import computed_order
+    from pptrace.timeline.messages import computed_order
 
     return computed_order(timeline)
 
 
 def _convert_table(schedule: Schedule, target: str, messages: str | None) -> Path:
-    from pptrace.export.table_file import write_table
-    from pptrace.schedule.write import Dialect, in_dialect
+    from pptrace.steps.text_forms import Dialect, in_dialect
+    from pptrace.traces.table_file import write_table
 
     if messages is not None:
         dialect = Dialect.COMPUTE if messages == "none" else Dialect.COMMS
@@ -118,8 +118,8 @@ def _convert_table(schedule: Schedule, target: str, messages: str | None) -> Pat
 
 def _exporters(target: str) -> Exporters:
     """Return what writes traces; one of it writes the target."""
-    from pptrace.export.output import exporter_for
-    from pptrace.hooks.registry import Registry
+    from pptrace.plugins.registry import Registry
+    from pptrace.run.saving import exporter_for
 
     exporters = {name: provided.offer for name, provided in Registry.load().exporters.items()}
     exporter_for(target, exporters)
@@ -129,8 +129,8 @@ def _exporters(target: str) -> Exporters:
 def _convert_trace(
     timeline: Timeline, target: str, exporters: Exporters, only: Sequence[str], color: str
 ) -> list[Path]:
-    from pptrace.analysis.steps.path import explained
-    from pptrace.export.output import save
+    from pptrace.measured.waits import explained
+    from pptrace.run.saving import save
     from pptrace.timeline.trim import parse_only, trim
 
     timeline = explained(timeline)
@@ -142,7 +142,7 @@ def _convert_trace(
 
 def _read(sources: Sequence[Path], step: str, where: Mapping[str, Any]) -> Timeline:
     """Read traces that belong together; of several measured steps the one that is asked for."""
-    from pptrace.analysis.steps.sides import measured_side
+    from pptrace.measured.sides import measured_side
 
     if step == "all":
         raise click.UsageError("--step all: a trace is of one step, a number or median")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
-from pptrace.cli import complete
-from pptrace.cli.experiment_flags import config_file, experiment_flags, given_flags, one_output
-from pptrace.cli.printed import echo_documents
-from pptrace.printable import printable_line
+from pptrace.cli import completers
+from pptrace.cli.options import config_file, experiment_flags, given_flags, one_output
+from pptrace.cli.output import echo_documents
+from pptrace.sanitize import printable_line
 
 __all__ = ["command"]
 
@@ -21,10 +21,10 @@ pptrace simulate costs.yaml"""
 
 
 @click.command("costs", epilog=_EXAMPLES)
-@click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=complete.files("yaml", "yml"))
+@click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=completers.files("yaml", "yml"))
 @experiment_flags()
 @click.option(
-    "-o", "--output", multiple=True, callback=one_output, metavar="FILE", shell_complete=complete.files(),
+    "-o", "--output", multiple=True, callback=one_output, metavar="FILE", shell_complete=completers.files(),
     help="Write a configuration with these costs as a table: .yaml.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -32,11 +32,11 @@ def command(
     config: tuple[str, ...], sets: tuple[str, ...], output: str | None, *, as_json: bool, **flags: str | None
 ) -> None:
     """Print what CONFIG's actions cost: times, bytes, segments and kernels by stage, without simulating it."""
-    from pptrace.config.resolve import load
-    from pptrace.experiment.prepare import prepare
-    from pptrace.export.output import replace_file
-    from pptrace.hooks.registry import Registry
-    from pptrace.present.costs import costs_document, costs_yaml
+    from pptrace.config.resolution import load
+    from pptrace.files import replace_file
+    from pptrace.plugins.registry import Registry
+    from pptrace.run.cost_listing import costs_document, costs_yaml
+    from pptrace.run.preparation import prepare
 
     if output is not None and not output.lower().endswith((".yaml", ".yml")):
         raise click.UsageError(f"{output}: costs are written as .yaml")

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from pptrace.cli import complete
-from pptrace.cli.experiment_flags import config_file, experiment_flags, given_flags
-from pptrace.cli.status import status
-from pptrace.config.quantity import parse_share
+from pptrace.cli import completers
+from pptrace.cli.options import config_file, experiment_flags, given_flags
+from pptrace.cli.output import status
+from pptrace.config.quantities import parse_share
 from pptrace.errors import ConfigError
 
 __all__ = ["command"]
@@ -37,14 +37,14 @@ class _Part(click.ParamType):  # type: ignore[type-arg] # generic in the stubs, 
 
 
 @click.command("crossover", epilog=_EXAMPLES)
-@click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=complete.files("yaml", "yml"))
+@click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=completers.files("yaml", "yml"))
 @click.option(
-    "--between", multiple=True, required=True, metavar="A,B", shell_complete=complete.listed_offers("schedules"),
+    "--between", multiple=True, required=True, metavar="A,B", shell_complete=completers.listed_offers("schedules"),
     help="Two schedules, with settings as for compare.",
 )  # fmt: skip
 @click.option(
     "--over", multiple=True, required=True, metavar="KEY[=LOW..HIGH]",
-    shell_complete=complete.words("microbatches", "bandwidth", "latency"),
+    shell_complete=completers.words("microbatches", "bandwidth", "latency"),
     help="What varies: microbatches, bandwidth, latency, or any key with a number.",
 )  # fmt: skip
 @click.option(
@@ -56,7 +56,7 @@ class _Part(click.ParamType):  # type: ignore[type-arg] # generic in the stubs, 
     help="How closely a flip is found; counts are found exactly.",
 )  # fmt: skip
 @click.option(
-    "--executor", metavar="NAME[:KEY=VALUE]", shell_complete=complete.offers("executors"),
+    "--executor", metavar="NAME[:KEY=VALUE]", shell_complete=completers.offers("executors"),
     help="What steps are simulated on; one after the other here unless given.",
 )  # fmt: skip
 @click.option("--workers", type=click.IntRange(1), metavar="N", help="Steps at once, on processes; one per core.")
@@ -82,11 +82,9 @@ def command(
     if len(over) > 1:
         raise click.UsageError(f"one axis at a time, not {' and '.join(over)}")
     file = config_file(config)
-    from pptrace.hooks.registry import Registry
-    from pptrace.study.basis import Basis
-    from pptrace.study.crossover import crossover
-    from pptrace.study.elsewhere import chosen_for_search
-    from pptrace.study.entry import parse_entries
+    from pptrace.plugins.registry import Registry
+    from pptrace.search.basis import Basis, parse_entries
+    from pptrace.search.crossover import chosen_for_search, crossover
 
     pair = parse_entries(between, "--between")
     registry = Registry.load()

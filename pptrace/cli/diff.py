@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pptrace.cli import complete
-from pptrace.cli.measured_options import measured_options
-from pptrace.cli.printed import echo_documents
-from pptrace.printable import printable_line
+from pptrace.cli import completers
+from pptrace.cli.options import measured_options
+from pptrace.cli.output import echo_documents
+from pptrace.sanitize import printable_line
 
 if TYPE_CHECKING:
-    from pptrace.analysis.diff.step_diff import StepDiff
+    from pptrace.measured.diff import StepDiff
     from pptrace.timeline.measurement import ImportRequest
 
 __all__ = ["command"]
@@ -36,7 +36,7 @@ class _Share(click.ParamType):  # type: ignore[type-arg] # generic in the stubs,
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the share of 1."""
-        from pptrace.config.quantity import parse_share
+        from pptrace.config.quantities import parse_share
         from pptrace.errors import ConfigError
 
         try:
@@ -46,8 +46,8 @@ class _Share(click.ParamType):  # type: ignore[type-arg] # generic in the stubs,
 
 
 @click.command("diff", epilog=_EXAMPLES)
-@click.argument("first", shell_complete=complete.files())
-@click.argument("second", shell_complete=complete.files())
+@click.argument("first", shell_complete=completers.files())
+@click.argument("second", shell_complete=completers.files())
 @click.option("--tolerance", type=_Share(), default="2%", show_default=True, help="Which share counts as equal.")
 @click.option(
     "--fail-over", type=_Share(), help="Gate: fail only where the second step is longer by more than this."
@@ -59,7 +59,7 @@ class _Share(click.ParamType):  # type: ignore[type-arg] # generic in the stubs,
 @measured_options
 @click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="Actions that are listed.")
 @click.option(
-    "-o", "--output", "outputs", multiple=True, metavar="FILE", shell_complete=complete.files(),
+    "-o", "--output", "outputs", multiple=True, metavar="FILE", shell_complete=completers.files(),
     help="Write a report (.html), both steps as one trace (.pftrace), or all files for the viewer (.tar).",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -76,9 +76,8 @@ def command(
     as_json: bool,
 ) -> None:
     """Compare the steps FIRST and SECOND, each a configuration, a table, a trace or a folder of traces."""
-    from pptrace.hooks.registry import Registry
-    from pptrace.present.diff.comparison import compare_steps
-    from pptrace.present.diff.files import check_targets
+    from pptrace.measured.diff_document import check_targets, compare_steps
+    from pptrace.plugins.registry import Registry
 
     check_targets(outputs)
     difference = compare_steps(first, second, tolerance, step, request, Registry.load())

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pptrace.cli import complete
-from pptrace.cli.measured_options import measured_options, read
-from pptrace.cli.printed import echo_documents
-from pptrace.printable import printable_line
+from pptrace.cli import completers
+from pptrace.cli.options import measured_options, read
+from pptrace.cli.output import echo_documents
+from pptrace.sanitize import printable_line
 
 if TYPE_CHECKING:
-    from pptrace.analysis.steps.sides import Side
-    from pptrace.present.document import Document
-    from pptrace.timeline.job import Job
-    from pptrace.timeline.measurement import ImportRequest, Measurement
+    from pptrace.measured.sides import Side
+    from pptrace.report.document import Document
+    from pptrace.timeline.measurement import ImportRequest, Job, Measurement
 
 __all__ = ["command"]
 
@@ -29,11 +28,13 @@ pptrace explain job.parquet -o stragglers.html -o heat.png -o ideal.pftrace"""
 
 
 @click.command("explain", epilog=_EXAMPLES)
-@click.argument("steps", nargs=-1, required=True, type=click.Path(path_type=Path), shell_complete=complete.files())
+@click.argument(
+    "steps", nargs=-1, required=True, type=click.Path(path_type=Path), shell_complete=completers.files()
+)
 @measured_options
 @click.option("--step", default="median", show_default=True, help="Which step: a number, median or all.")
 @click.option(
-    "-o", "--output", "outputs", multiple=True, metavar="FILE", shell_complete=complete.files(),
+    "-o", "--output", "outputs", multiple=True, metavar="FILE", shell_complete=completers.files(),
     help="Write a page (.html); of a job's replicas a heat map (.png, .svg, .pdf) or the ideal step (.pftrace).",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -45,9 +46,8 @@ def command(
     STEPS is a configuration, a table, traces, or a folder of them. Of a job's replicas: who slows it, where, why,
     and what that costs. Where traces hold no action of a pipeline: communication and computation by rank and name.
     """
-    from pptrace.analysis.steps.sides import measured_side
-    from pptrace.present.explained_files import check_explained, save_explained
-    from pptrace.present.explanation import operations_document
+    from pptrace.measured.explanation import check_explained, operations_document, save_explained
+    from pptrace.measured.sides import measured_side
 
     check_explained(outputs)
     side, name = _planned(steps, request, step), str(steps[0])
@@ -64,8 +64,8 @@ def command(
         documents = _explained(side, step)
     found = None
     if job is not None:
-        from pptrace.analysis.stragglers.what_if import find_stragglers
-        from pptrace.present.stragglers import with_stragglers
+        from pptrace.measured.stragglers.document import with_stragglers
+        from pptrace.measured.stragglers.what_if import find_stragglers
 
         found = find_stragglers(job)
         documents[0] = with_stragglers(documents[0], found)
@@ -77,8 +77,8 @@ def command(
 
 def _job(measurement: Measurement) -> Job | None:
     """Return all replicas of a measurement; None where there is one, or they cannot be compared, which is said."""
-    from pptrace.analysis.stragglers.measured_job import job_of_replicas
     from pptrace.errors import ScheduleError
+    from pptrace.measured.stragglers.simulation import job_of_replicas
 
     if measurement.job is not None or len(measurement.replicas) <= 1:
         return measurement.job
@@ -91,8 +91,8 @@ def _job(measurement: Measurement) -> Job | None:
 
 def _planned(steps: tuple[Path, ...], request: ImportRequest, step: str) -> Side | None:
     """Return the step of a configuration or a table, simulated; None for traces."""
-    from pptrace.analysis.steps.sources import idle_options, planned_side
-    from pptrace.hooks.registry import Registry
+    from pptrace.measured.sides import idle_options, planned_side
+    from pptrace.plugins.registry import Registry
 
     side = planned_side(steps[0], Registry.load())
     if side is None:
@@ -106,10 +106,9 @@ def _planned(steps: tuple[Path, ...], request: ImportRequest, step: str) -> Side
 
 
 def _explained(side: Side, step: str) -> list[Document]:
-    from pptrace.analysis.explanation.explanation import explain
-    from pptrace.analysis.figure import with_deviations
-    from pptrace.hooks.registry import Registry
-    from pptrace.present.explanation import explanation_document
+    from pptrace.measured.explanation import explain, explanation_document
+    from pptrace.plugins.registry import Registry
+    from pptrace.report.numbers import with_deviations
 
     registry = Registry.load()
     every = [explain(replace(side, chosen=at, pools=False), registry) for at in range(len(side.steps))]

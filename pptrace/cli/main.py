@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from pptrace.cli.terminal import plain_streams
-from pptrace.commands import COMMANDS
+from pptrace.cli.output import plain_streams
 from pptrace.errors import PptraceError
-from pptrace.hooks.call import UserInterrupt, interrupt
-from pptrace.printable import printable_line
+from pptrace.plugins.command_names import COMMANDS
+from pptrace.plugins.guards import UserInterrupt, interrupt
+from pptrace.sanitize import printable_line
 from pptrace.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pptrace.hooks.registry import Registry
+    from pptrace.plugins.registry import Registry
 
 __all__ = ["cli", "main"]
 
@@ -59,7 +59,7 @@ class _Lazy(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             from pptrace.errors import nearest
-            from pptrace.hooks.unknown import more_of
+            from pptrace.plugins.registry import more_of
 
             registry = _registry(ctx)
             if args[0] not in registry.commands:
@@ -74,7 +74,7 @@ class _Lazy(click.Group):
 
 
 def _registry(ctx: click.Context) -> Registry:
-    from pptrace.hooks.registry import Registry
+    from pptrace.plugins.registry import Registry
 
     if not isinstance(ctx.obj, Registry):
         ctx.obj = Registry.load(warn=_warn(ctx))

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pptrace.cli import complete
-from pptrace.cli.experiment_flags import experiment_flags, given_flags, one_output
-from pptrace.config.quantity import format_duration, format_rate
-from pptrace.printable import printable_line
+from pptrace.cli import completers
+from pptrace.cli.options import experiment_flags, given_flags, one_output
+from pptrace.config.quantities import format_duration, format_rate
+from pptrace.sanitize import printable_line
 
 if TYPE_CHECKING:
-    from pptrace.experiment.cluster_view import Between, ClusterView
+    from pptrace.run.cluster_traffic import Between, ClusterView
 
 __all__ = ["command"]
 
@@ -40,7 +40,7 @@ class _Pair(click.ParamType):  # type: ignore[type-arg] # generic in the stubs, 
 @click.option("--between", type=_Pair(), help="Show the route and the capacity between two GPUs.")
 @experiment_flags("pp", "tp", "dp", "cp")
 @click.option(
-    "-o", "--output", multiple=True, callback=one_output, metavar="FILE", shell_complete=complete.files("svg"),
+    "-o", "--output", multiple=True, callback=one_output, metavar="FILE", shell_complete=completers.files("svg"),
     help="Draw the cluster: an .svg file.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -54,8 +54,8 @@ def command(
     **flags: str | None,
 ) -> None:
     """Print the links and routes of CLUSTER, a preset such as dgx-h100x4 or a YAML file with a cluster."""
-    from pptrace.experiment.cluster_view import view_cluster
-    from pptrace.hooks.registry import Registry
+    from pptrace.plugins.registry import Registry
+    from pptrace.run.cluster_traffic import view_cluster
 
     if output is not None and Path(output).suffix.lower() != ".svg":
         raise click.UsageError(f"{output}: a picture of a cluster ends in .svg")
@@ -66,8 +66,8 @@ def command(
     else:
         click.echo("\n".join(_lines(view)))
     if output is not None:
-        from pptrace.experiment.cluster_svg import cluster_svg
-        from pptrace.export.output import replace_file
+        from pptrace.files import replace_file
+        from pptrace.run.cluster_drawing import cluster_svg
 
         with replace_file(Path(output)) as temporary:
             temporary.write_text(cluster_svg(view), encoding="utf-8")

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pptrace.errors import ConfigError, OutputError, PluginError
-from pptrace.hooks.registry import Registry
-from pptrace.hooks.sorts import Sort, Sorts
-from pptrace.printable import printable_line
+from pptrace.plugins.hookspecs import Sort, Sorts
+from pptrace.plugins.registry import Registry
+from pptrace.sanitize import printable_line
 
 if TYPE_CHECKING:
-    from pptrace.hooks.provider import Provider
+    from pptrace.plugins.offers import Provider
 
 __all__ = ["command", "write_plugin"]
 

@@ -1,24 +1,38 @@
-"""``pptrace open``: hand a trace to the Perfetto UI in the browser."""
+"""`pptrace open`: a trace, or a part of it, in the Perfetto UI."""
 
 from __future__ import annotations
 
+import gzip
+import json
+import math
 import os
+import re
 import sys
+import zlib
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from tempfile import TemporaryDirectory
+from typing import IO, TYPE_CHECKING, cast
 
 import click
 
-from pptrace.errors import PptraceError
-from pptrace.viewer import display, sniff
-from pptrace.viewer.marked import marked_step
-from pptrace.viewer.server import Server
-from pptrace.viewer.site import HOST, PUBLIC_PORT, PUBLIC_UI, Site
+from pptrace.cli import viewer
+from pptrace.cli.viewer import HOST, PUBLIC_PORT, PUBLIC_UI, Server, Site
+from pptrace.config.limits import UnpackedFile, open_unpacked
+from pptrace.errors import PptraceError, TraceError
+from pptrace.traces.perfetto.varint import read_varint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["command"]
+    from pptrace.network.layout import Layout
+    from pptrace.run.simulated_step import Replicas
+    from pptrace.timeline.timeline import Timeline
+
+__all__ = ["Wanted", "check", "command", "marked_step", "opened_part"]
 
 _MEGABYTE = 1_000_000
 _HEAD = 4096
@@ -72,10 +86,8 @@ def command(
     Serves that one file, to this machine alone, until the UI has fetched it. The address holds a secret token.
     Ctrl-C ends it sooner. A folder of traces rank by rank opens as one, of its median step.
     """
-    from pptrace.cli.opened_part import Wanted, opened_part
-
     with opened_part(file, Wanted(only=only, gpu=gpu, replica=replica, overview=overview), _say) as trace:
-        sniff.check(trace)
+        check(trace)
         _check_ui(ui, port)
         ours = _ours(trace)
         # a trace of ours is one step, which fills the view as it is
@@ -84,8 +96,8 @@ def command(
 
 
 def _ours(trace: Path) -> bool:
-    from pptrace.export import perfetto
-    from pptrace.limits.reading import open_unpacked
+    from pptrace.config.limits import open_unpacked
+    from pptrace.traces import perfetto
 
     with open_unpacked(trace) as content:
         return perfetto.recognises(trace, content.read(_HEAD))
@@ -116,10 +128,10 @@ def _check_ui(ui: Path | None, port: int) -> None:
 
 def _show(address: str, port: int, *, public: bool, no_browser: bool) -> None:
     elsewhere = _elsewhere(port)
-    if no_browser or not display.has_display(os.environ):
+    if no_browser or not viewer.has_display(os.environ):
         elsewhere()
         return
-    display.open_browser(address, elsewhere)
+    viewer.open_browser(address, elsewhere)
     if public:
         _say(f"if the browser asks whether {PUBLIC_UI} may reach this device, allow it")
 
@@ -127,7 +139,7 @@ def _show(address: str, port: int, *, public: bool, no_browser: bool) -> None:
 def _elsewhere(port: int) -> Callable[[], None]:
     def say() -> None:
         _say("open the address above in a browser here; from another machine, first run there:")
-        _say(f"  {display.forward_command(port)}")
+        _say(f"  {viewer.forward_command(port)}")
 
     return say
 
@@ -143,3 +155,341 @@ def _unfetched(file: Path, timeout_s: int, *, public: bool) -> str:
 
 def _say(line: str) -> None:
     click.echo(line, err=True)
+
+
+_LARGE_BYTES = 300_000_000
+"""A trace beyond that has more slices than the UI opens in some seconds, or at all."""
+_PACKED = 6
+"""How many times smaller gzip makes a trace, about."""
+_FEW = 8
+_REPLICAS = 64
+"""Replicas that an overview shows, of those that differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is to be seen of a trace."""
+
+    only: tuple[str, ...] = ()
+    """Ranks and microbatches, as ``--only`` has them."""
+    gpu: int | None = None
+    """A GPU of the job, whose rank and those it exchanges messages with are shown."""
+    replica: int | None = None
+    """A replica of a job whose replicas differ, counted from 0; for None that of the GPU, or the trace's own."""
+    overview: bool | None = None
+    """Whether an overview is; None for where the trace is large."""
+
+    @property
+    def all_of_it(self) -> bool:
+        """Whether nothing in particular is asked for."""
+        return not self.only and self.gpu is None and self.replica is None and not self.overview
+
+
+@contextmanager
+def opened_part(file: Path, wanted: Wanted, say: Callable[[str], None]) -> Iterator[Path]:
+    """Yield a trace of what is wanted of a file or of a folder of traces rank by rank, while it is needed.
+
+    Raises:
+        PptraceError: a trace that cannot be read, or that has not what is wanted.
+    """
+    if not file.is_dir():
+        if wanted.overview is None and wanted.all_of_it and _is_large(file) and _is_own_trace(file):
+            megabytes = file.stat().st_size / 1e6
+            say(f"{file} has {megabytes:,.0f} MB: here is its overview; --only ranks=0,1 shows ranks,"
+                " --whole all of it")  # fmt: skip
+        elif wanted.all_of_it:
+            yield file
+            return
+    timeline = _read(file)
+    with TemporaryDirectory() as folder:
+        trace = Path(folder, f"{file.resolve().name.split('.')[0]}.pftrace")
+        _write(timeline, trace, file, wanted, say)
+        yield trace
+
+
+def _write(timeline: Timeline, trace: Path, file: Path, wanted: Wanted, say: Callable[[str], None]) -> None:
+    from pptrace.timeline.trim import parse_only, trim
+    from pptrace.traces import perfetto
+
+    title = file.resolve().name
+    kept = parse_only([part for text in wanted.only for part in text.split()])
+    ranks = kept.ranks
+    job = _replicas(timeline, file)
+    timeline = _of_replica(timeline, job, wanted, file, say)
+    if wanted.gpu is not None:
+        rank, told = _rank_of_gpu(timeline, wanted.gpu, file, job)
+        title = f"{title}: {told}"
+        say(told)
+        ranks = tuple(sorted({rank, *_partners(timeline, rank), *(ranks or ())}))
+    if wanted.only or wanted.gpu is not None:
+        perfetto.write(trim(timeline, ranks, kept.microbatches), trace, {"title": title})
+        return
+    if wanted.overview or (wanted.replica is None and not file.is_dir()):
+        from pptrace.traces.perfetto.overview import write_overview
+
+        write_overview(timeline, trace, f"{title}: overview", _about(timeline), _named(job))
+        return
+    perfetto.write(timeline, trace, {"title": title})
+
+
+def _replicas(timeline: Timeline, file: Path) -> Replicas | None:
+    """Return the job's replicas as its configuration has them; None where they are alike or were measured."""
+    configuration = timeline.provenance.get("configuration")
+    if not isinstance(configuration, dict) or _layout(timeline) is None:
+        return None
+    from pptrace.run.simulated_step import replicas_of
+
+    try:
+        return replicas_of(configuration)
+    except PptraceError as error:
+        message = f"{file}: its replicas differ, and its configuration cannot be simulated here: {error}"
+        raise PptraceError(" ".join(message.split())) from error
+
+
+def _of_replica(
+    timeline: Timeline, job: Replicas | None, wanted: Wanted, file: Path, say: Callable[[str], None]
+) -> Timeline:
+    """Return the replica that is wanted, simulated again; the trace's own where none is."""
+    replica, layout = wanted.replica, _layout(timeline)
+    if job is None:
+        if replica is not None:
+            raise PptraceError(f"{file}: --replica {replica}: its replicas do not differ; leave it out")
+        return timeline
+    if wanted.gpu is not None and layout is not None and wanted.gpu < layout.gpus:
+        own = layout.place(wanted.gpu)["dp"]
+        if replica not in {None, own}:
+            raise PptraceError(f"--replica {replica}: GPU {wanted.gpu} is in replica {own}; name one of them")
+        replica = own
+    if replica is None:
+        return timeline
+    if replica >= len(job.kind_of):
+        raise PptraceError(f"--replica {replica}: the job has replicas 0 to {len(job.kind_of) - 1}")
+    run = job.run(replica)
+    say(run.prepared.workload.notes[-1])
+    return run.traced()
+
+
+def _named(job: Replicas | None) -> Iterator[tuple[str, Timeline]]:
+    """Yield an overview's replicas, each with the numbers of those that are alike."""
+    from pptrace.timeline.critical_path import why
+
+    for numbers, run in job.runs(_REPLICAS) if job else ():
+        few = ", ".join(map(str, numbers[:_FEW])) + (f", … {numbers[-1]}" if len(numbers) > _FEW else "")
+        yield f"replica{'s' * (len(numbers) != 1)} {few}", replace(run.timeline, why=why(run.timeline))
+
+
+def _is_large(file: Path) -> bool:
+    packed = file.suffix == ".gz"
+    return file.is_file() and file.stat().st_size * (_PACKED if packed else 1) > _LARGE_BYTES
+
+
+def _is_own_trace(file: Path) -> bool:
+    from pptrace.config.limits import open_unpacked
+    from pptrace.traces import perfetto
+
+    with open_unpacked(file) as content:
+        return perfetto.recognises(file, content.read(4096))
+
+
+def _read(file: Path) -> Timeline:
+    from pptrace.cli.options import read
+    from pptrace.measured.sides import measured_side
+    from pptrace.measured.waits import explained
+    from pptrace.timeline.measurement import ImportRequest
+
+    measurement, measured = read([file], ImportRequest())
+    return explained(measured_side(measurement, str(file), "median", measured=measured).timeline)
+
+
+def _layout(timeline: Timeline) -> Layout | None:
+    """Return which GPUs the ranks are, as the trace's configuration says; None where it has none."""
+    from pptrace.network.layout import Layout
+
+    configuration = timeline.provenance.get("configuration")
+    parallel = configuration.get("parallel") if isinstance(configuration, dict) else None
+    if not isinstance(parallel, dict) or parallel.get("pp") != timeline.placement.ranks:
+        return None
+    order = tuple(str(parallel.get("order", "tp-cp-ep-dp-pp")).split("-"))
+    with suppress(TypeError, ValueError):  # a trace may say anything
+        sizes = {axis: int(parallel.get(axis) or 1) for axis in ("pp", "dp", "cp", "ep", "tp")}
+        return Layout(**sizes, etp=int(parallel.get("etp") or 0), order=order)
+    return None
+
+
+def _rank_of_gpu(timeline: Timeline, gpu: int, file: Path, job: Replicas | None) -> tuple[int, str]:
+    layout = _layout(timeline)
+    if layout is None:
+        raise PptraceError(f"{file}: does not say which GPUs its ranks are; name one that pptrace simulate wrote")
+    if not 0 <= gpu < layout.gpus:
+        raise PptraceError(f"--gpu {gpu}: the job has the GPUs 0 to {layout.gpus - 1}")
+    place = layout.place(gpu)
+    rank, replicas = place["pp"], layout.gpus // layout.pp
+    if job is not None:
+        replicas = replicas // layout.dp * job.alike(place["dp"])
+    where = ", ".join(f"{axis} {at}" for axis, at in place.items())
+    alone = f"GPU {gpu} is {where}: rank {rank}"
+    return rank, f"{alone}, which stands for {replicas:,} GPUs that do the same" if replicas > 1 else alone
+
+
+def _partners(timeline: Timeline, rank: int) -> set[int]:
+    """Return the ranks that a rank exchanges messages with."""
+    edges = timeline.placement.edges.tolist()
+    hosts = timeline.placement.stage_rank
+    found = {int(hosts[route, stage]) for route in range(len(hosts)) for edge in edges for stage in edge
+             if rank in (hosts[route, edge[0]], hosts[route, edge[1]])}  # fmt: skip
+    return found & set(timeline.lane_rank.tolist())
+
+
+def _about(timeline: Timeline) -> Mapping[int, str]:
+    layout, hosts = _layout(timeline), timeline.placement.stage_rank
+    about = {}
+    for rank in sorted(set(timeline.lane_rank.tolist())):
+        stages = sorted({stage for row in hosts.tolist() for stage, host in enumerate(row) if host == rank})
+        about[rank] = f"stage{'s' * (len(stages) != 1)} {', '.join(map(str, stages))}"
+        if layout is not None:
+            members = sorted(layout.members()[rank].tolist())
+            few = ", ".join(map(str, members[:_FEW])) + (f", … {members[-1]}" if len(members) > _FEW else "")
+            about[rank] += f"; {len(members):,} GPUs: {few}"
+    return about
+
+
+_ACCEPTED = "a Perfetto trace (.pftrace) or a Chrome JSON trace (.json), either also with .gz"
+_BOM = b"\xef\xbb\xbf"
+_CHUNK_BYTES = 1 << 20
+_EVENTS = b'"traceEvents"'
+_PHASE = b'"ph"'
+"""The key that every Chrome event has, whether in an object or in a bare array."""
+_PACKET = 0x0A
+"""The tag of ``Trace.packet``, the only field of Perfetto's outermost message."""
+_WIRE_TYPES = (0, 1, 2, 5)
+
+
+def check(path: Path) -> None:
+    """Do nothing for a trace that the UI opens.
+
+    Raises:
+        TraceError: the file is missing, no regular file, unreadable, empty, damaged or no trace.
+    """
+    try:
+        _require_file(path)
+        with _opened(path) as file:
+            head = file.read(_CHUNK_BYTES)
+            if not head:
+                raise TraceError(f"is empty; expected {_ACCEPTED}", file=path)
+            if not (_is_perfetto(head) or _is_chrome_json(head, file)):
+                raise TraceError(f"is no trace; expected {_ACCEPTED}", file=path)
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise TraceError("is a truncated or damaged gzip file; write it again", file=path) from None
+    except OSError as error:
+        raise TraceError(f"cannot be read: {error.strerror or error}", file=path) from None
+
+
+def _require_file(path: Path) -> None:
+    if path.is_dir():
+        raise TraceError("is a folder; name a file in it", file=path)
+    if not path.exists():
+        raise TraceError("there is no such file; check the path", file=path)
+    if not path.is_file():
+        raise TraceError("is no regular file; save it to one first", file=path)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    with path.open("rb") as file:
+        yield cast("IO[bytes]", UnpackedFile(path, file))
+
+
+def _is_perfetto(head: bytes) -> bool:
+    """Tell whether packets follow each other to the end of ``head``; the last may be cut."""
+    place = 0
+    while place < len(head):
+        if head[place] != _PACKET:
+            return False
+        size, start = read_varint(head, place + 1)
+        if start == 0:
+            return place > 0 and len(head) == _CHUNK_BYTES
+        if size and start < len(head) and not _is_tag(head[start]):
+            return False
+        place = start + size
+    return place == len(head) or len(head) == _CHUNK_BYTES
+
+
+def _is_tag(byte: int) -> bool:
+    return byte & 7 in _WIRE_TYPES and byte >> 3 > 0
+
+
+def _is_chrome_json(head: bytes, rest: IO[bytes]) -> bool:
+    text = head.removeprefix(_BOM).lstrip()
+    if text.startswith(b"["):
+        return text[1:].lstrip().startswith(b"{") and _PHASE in text
+    return text.startswith(b"{") and _names_events(head, rest)
+
+
+def _names_events(head: bytes, rest: IO[bytes]) -> bool:
+    # a profiler may write megabytes about its job before the events
+    overlap = len(_EVENTS) - 1
+    window = head
+    while _EVENTS not in window:
+        chunk = rest.read(_CHUNK_BYTES)
+        if not chunk:
+            return False
+        window = window[-overlap:] + chunk
+    return True
+
+
+_MARK = re.compile(rb'"ProfilerStep#\d+"')
+_WORD = b'"ProfilerStep#'
+_EVENT_BYTES = 2048
+"""How far an event's text goes before and behind its name at most; a longer one marks nothing here."""
+_MOST_MARKS = 50_000
+"""Marks that are looked at: a profiler keeps some hundreds of steps at most, on as many ranks as a file has."""
+_NS_PER_US = 1000
+_MOST_US = 2**63 // _NS_PER_US
+"""Times beyond that have no place in a trace processor's columns."""
+_DECODER = json.JSONDecoder(parse_float=Decimal)
+"""Times since 1970 have more digits than floats."""
+
+
+def marked_step(path: Path) -> tuple[int, int] | None:
+    """Return when the marked step of median length begins and ends, by the file's own clock, in nanoseconds.
+
+    Marks of one name, on several ranks or on a device as well, are one step. None where nothing is marked or
+    the file cannot be read to its end.
+    """
+    steps: dict[str, tuple[int, int]] = {}
+    with suppress(TraceError):
+        for name, begin, end in _marks(path):
+            first, last = steps.get(name, (begin, end))
+            steps[name] = min(first, begin), max(last, end)
+        by_length = sorted(steps.values(), key=lambda step: step[1] - step[0])
+        return by_length[(len(by_length) - 1) // 2] if by_length else None
+    return None
+
+
+def _marks(path: Path) -> Iterator[tuple[str, int, int]]:
+    """Yield each mark's name, beginning and end; one that lies where two parts of the file meet comes twice."""
+    with open_unpacked(path) as file:
+        window, left = b"", _MOST_MARKS
+        while left > 0 and (part := file.read(_CHUNK_BYTES)):
+            window = window[-3 * _EVENT_BYTES :] + part
+            places = [place.start() for place in islice(_MARK.finditer(window), left)] if _WORD in window else []
+            left -= len(places)
+            yield from (mark for place in places if (mark := _mark(window, place)))
+
+
+def _mark(window: bytes, place: int) -> tuple[str, int, int] | None:
+    """Return what the event around a name says, None where it is no whole event of some length."""
+    brace = window.rfind(b"{", max(0, place - _EVENT_BYTES), place)
+    if brace < 0:
+        return None
+    try:
+        text = window[brace : place + _EVENT_BYTES].decode(errors="replace")
+        event, _ = _DECODER.raw_decode(text)
+        begin_us, took_us, name = event["ts"], event["dur"], str(event["name"])
+        if not (0 <= begin_us < _MOST_US and 0 < took_us < _MOST_US):
+            return None
+    except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
+        return None
+    # a view that leaves the trace by a nanosecond is refused, so round inwards
+    begin, took = begin_us * _NS_PER_US, took_us * _NS_PER_US
+    return name, math.ceil(begin), math.floor(begin) + math.floor(took)

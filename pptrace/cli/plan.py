@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pptrace.cli import complete
-from pptrace.cli.experiment_flags import config_file, experiment_flags, given_flags
-from pptrace.cli.status import status
-from pptrace.printable import printable_line
+from pptrace.cli import completers
+from pptrace.cli.options import config_file, experiment_flags, given_flags
+from pptrace.cli.output import status
+from pptrace.sanitize import printable_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,12 +28,12 @@ pptrace plan --model llama3-70b --cluster dgx-h100 --sequence 8192 --global 512 
 
 
 @click.command("plan", epilog=_EXAMPLES)
-@click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=complete.files("yaml", "yml"))
+@click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=completers.files("yaml", "yml"))
 @click.option("--gpus", type=int, required=True, metavar="N", help="GPUs that the job has.")
 @click.option("--memory", metavar="SIZE", help="What a rank may hold, such as 76GiB; the device's unless given.")
 @click.option(
     "--objective", default="tokens", show_default=True, metavar="WORD",
-    shell_complete=complete.words("tokens", "mfu", "step", "gpus"),
+    shell_complete=completers.words("tokens", "mfu", "step", "gpus"),
     help="What counts: tokens, mfu, step, or gpus (the fewest that fit).",
 )  # fmt: skip
 @click.option(
@@ -48,12 +48,12 @@ pptrace plan --model llama3-70b --cluster dgx-h100 --sequence 8192 --global 512 
 @experiment_flags()
 @click.option(
     "-o", "--output", "outputs", multiple=True, metavar="FILE",
-    shell_complete=complete.files("yaml", "csv", "parquet", "png", "svg", "pdf"),
+    shell_complete=completers.files("yaml", "csv", "parquet", "png", "svg", "pdf"),
     help="Write the best (.yaml), all points (.csv, .parquet) or a picture (.png, .svg, .pdf); may be repeated.",
 )  # fmt: skip
 @click.option(
     "--executor", default="processes", show_default=True, metavar="NAME[:KEY=VALUE]",
-    shell_complete=complete.offers("executors"), help="What configurations are simulated on.",
+    shell_complete=completers.offers("executors"), help="What configurations are simulated on.",
 )  # fmt: skip
 @click.option("--workers", type=click.IntRange(1), metavar="N", help="How many at once; one per core.")
 @click.option("--fresh", is_flag=True, help="Take over nothing of an earlier start.")
@@ -83,10 +83,10 @@ def command(
     can run or fits.
     """
     file = config_file(config)
-    from pptrace.hooks.registry import Registry
-    from pptrace.study.plan.question import Question
-    from pptrace.study.plan.run import answer
-    from pptrace.study.sweep import end_journals
+    from pptrace.plugins.registry import Registry
+    from pptrace.search.planner import answer
+    from pptrace.search.problem import Question
+    from pptrace.search.sweep import end_journals
 
     paths = [Path(output) for output in outputs]
     question = Question(gpus=gpus, memory=memory, objective=objective, top=top, exhaustive=exhaustive)
@@ -105,7 +105,7 @@ def command(
 def _told_what_is_kept(paths: list[Path]) -> Iterator[None]:
     """Say after Ctrl-C what is kept."""
     from pptrace.cli.sweep import kept_text
-    from pptrace.study.journal import journal_path
+    from pptrace.search.execution import journal_path
 
     try:
         yield

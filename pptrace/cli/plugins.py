@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
-from pptrace.cli.terminal import raw
+from pptrace.cli.output import raw
 from pptrace.errors import PluginError
-from pptrace.hooks.provider import Failure, Provider
-from pptrace.hooks.registry import Registry
-from pptrace.hooks.sorts import SORTS
+from pptrace.plugins.hookspecs import SORTS
+from pptrace.plugins.offers import Failure, Provider
+from pptrace.plugins.registry import Registry
 
 __all__ = ["Listed", "command"]
 
@@ -100,7 +100,7 @@ def _print_table(listed: list[Listed]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from pptrace.printable import printable_line
+    from pptrace.sanitize import printable_line
 
     table = Table("distribution", "version", "plugin", "offers", "names")
     for plugin in listed:

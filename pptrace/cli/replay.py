@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pptrace.cli import complete
-from pptrace.cli.experiment_flags import one_output
-from pptrace.cli.measured_options import measured_options, read
-from pptrace.cli.printed import echo_documents
-from pptrace.printable import printable_line
+from pptrace.cli import completers
+from pptrace.cli.options import measured_options, one_output, read
+from pptrace.cli.output import echo_documents
+from pptrace.sanitize import printable_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pptrace.schedule.policy import Policy
-    from pptrace.schedule.table import Schedule
+    from pptrace.steps.message_calls import Policy
+    from pptrace.steps.schedule import Schedule
     from pptrace.timeline.measurement import ImportRequest, Measurement
 
 __all__ = ["command"]
@@ -30,11 +29,11 @@ pptrace replay run/ --p2p torch --p2p-option receive=deferred"""
 
 @click.command("replay", epilog=_EXAMPLES)
 @click.argument(
-    "traces", nargs=-1, required=True, type=click.Path(path_type=Path), shell_complete=complete.files()
+    "traces", nargs=-1, required=True, type=click.Path(path_type=Path), shell_complete=completers.files()
 )
 @measured_options
 @click.option(
-    "--p2p", metavar="POLICY", shell_complete=complete.offers("message_policies"),
+    "--p2p", metavar="POLICY", shell_complete=completers.offers("message_policies"),
     help="Issue messages as this policy does; unless given, the one that is nearest, or each held as it was.",
 )  # fmt: skip
 @click.option(
@@ -45,7 +44,7 @@ pptrace replay run/ --p2p torch --p2p-option receive=deferred"""
     help="An option of that policy, as under p2p.options; may be repeated.",
 )
 @click.option(
-    "-o", "--output", multiple=True, callback=one_output, metavar="FILE", shell_complete=complete.files(),
+    "-o", "--output", multiple=True, callback=one_output, metavar="FILE", shell_complete=completers.files(),
     help="Write the (first) replay.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -59,9 +58,9 @@ def command(
     as_json: bool,
 ) -> None:
     """Replay the steps in TRACES: their order, durations, transfers and gaps, never when anything started."""
-    from pptrace.analysis.steps.replay import Replayed, replay
     from pptrace.errors import ScheduleError
-    from pptrace.present.replay import replay_document
+    from pptrace.measured.explanation import replay_document
+    from pptrace.measured.replay import Replayed, replay
 
     if p2p_options and p2p is None:
         raise click.UsageError("--p2p-option is for a policy: name it with --p2p")
@@ -82,9 +81,9 @@ def command(
         click.echo(printable_line(f"note: {label} is left out: {reason}"), err=True)
     echo_documents(replay_document(replays), as_json=as_json)
     if output is not None:
-        from pptrace.analysis.steps.path import explained
-        from pptrace.export.output import save
-        from pptrace.hooks.registry import Registry
+        from pptrace.measured.waits import explained
+        from pptrace.plugins.registry import Registry
+        from pptrace.run.saving import save
 
         exporters = {name: provided.offer for name, provided in Registry.load().exporters.items()}
         timeline = explained(next(iter(replays.values())).timeline)
@@ -94,9 +93,9 @@ def command(
 
 def _nearest(measurement: Measurement, *, measured: bool) -> Callable[[Schedule], Policy] | None:
     """Return what makes the policy nearest to the first step; None where it is known what held messages."""
-    from pptrace.analysis.steps.nearest_policy import nearest_policy
-    from pptrace.analysis.steps.times import performed
-    from pptrace.hooks.registry import Registry
+    from pptrace.measured.computations import performed
+    from pptrace.measured.replay import nearest_policy
+    from pptrace.plugins.registry import Registry
 
     step = performed(measurement.steps[0].timeline, lacks_ranks=bool(measurement.numbers))
     if step.partial or step.transfers.held_ns.any():
@@ -108,9 +107,9 @@ def _nearest(measurement: Measurement, *, measured: bool) -> Callable[[Schedule]
 
 def _policy(name: str, given: Sequence[str]) -> Callable[[Schedule], Policy]:
     """Return what makes a policy, with the options that are given, for an order."""
-    from pptrace.config.yaml_file import parse_value
-    from pptrace.hooks.build import build_policy, checked_options
-    from pptrace.hooks.registry import Registry
+    from pptrace.config.yaml_document import parse_value
+    from pptrace.plugins.construction import build_policy, checked_options
+    from pptrace.plugins.registry import Registry
 
     pairs = [text.partition("=") for text in given]
     unsaid = next((key for key, equals, _ in pairs if not (key and equals)), None)

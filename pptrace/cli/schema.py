@@ -12,7 +12,7 @@ from pptrace.config.flags import FLAGS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pptrace.hooks.provider import Provided
+    from pptrace.plugins.offers import Provided
 
 __all__ = ["command"]
 
@@ -26,8 +26,8 @@ then, as the first line of a YAML file:
 @click.command("schema", epilog=_EXAMPLES)
 def command() -> None:
     """Print the JSON Schema of configuration files, the installed plugins' options included."""
-    from pptrace.config.schema import json_schema
-    from pptrace.hooks.registry import Registry
+    from pptrace.config.json_schema import json_schema
+    from pptrace.plugins.registry import Registry
 
     registry = Registry.load()
     sections: dict[str, Mapping[str, Provided[Any]]] = {

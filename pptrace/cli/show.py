@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pptrace.cli import complete
-from pptrace.cli.experiment_flags import flag_option
-from pptrace.cli.terminal import raw
+from pptrace.cli import completers
+from pptrace.cli.options import flag_option
+from pptrace.cli.output import raw
 from pptrace.config.flags import FLAGS
-from pptrace.printable import printable_line
+from pptrace.sanitize import printable_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pptrace.experiment.prepare import Prepared
-    from pptrace.show.slots import Drawing
+    from pptrace.report.table_drawing import Drawing
+    from pptrace.run.inputs import Prepared
 
 __all__ = ["command"]
 
@@ -28,7 +28,7 @@ pptrace show interleaved-1f1b --pp 4 --vp 2 --microbatches 8 -o table.svg
 pptrace show table.csv
 pptrace show ./mine.py:make --pp 4 --microbatches 8 --messages"""
 
-_SCHEDULES = complete.offers(FLAGS["schedule"].offers, *FLAGS["schedule"].suffixes)
+_SCHEDULES = completers.offers(FLAGS["schedule"].offers, *FLAGS["schedule"].suffixes)
 _SLOTS = click.IntRange(1, 1000)
 _NARROWEST = 20
 _MOST_RANKS = 64
@@ -81,11 +81,11 @@ def command(
 
     An invalid table is drawn with the offending cell marked; the exit code is 2 then.
     """
-    from pptrace.config.resolve import load
-    from pptrace.experiment.placed import located
-    from pptrace.experiment.prepare import prepare
-    from pptrace.hooks.registry import Registry
-    from pptrace.show.slots import SlotsOfKind, cropped, draw
+    from pptrace.config.resolution import load
+    from pptrace.plugins.registry import Registry
+    from pptrace.report.table_drawing import SlotsOfKind, cropped, draw
+    from pptrace.run.inputs import located
+    from pptrace.run.preparation import prepare
 
     _check(schedule, named, options, outputs)
     name = str(schedule or named)
@@ -133,9 +133,9 @@ def _title(prepared: Prepared, drawing: Drawing) -> str:
 
 
 def _write(drawing: Drawing, title: str, outputs: Sequence[Path]) -> None:
-    from pptrace.export.output import replace_file
-    from pptrace.show.picture import write_picture
-    from pptrace.show.svg import svg_text
+    from pptrace.files import replace_file
+    from pptrace.report.table_drawing import svg_text
+    from pptrace.report.table_picture import write_picture
 
     for output in outputs:
         with replace_file(output) as temporary:
@@ -149,8 +149,7 @@ def _write(drawing: Drawing, title: str, outputs: Sequence[Path]) -> None:
 def _print(drawing: Drawing, title: str, first: int, last: int, width: int | None) -> None:
     from rich.console import Console
 
-    from pptrace.show.terminal import copy_lines, plain_lines, rich_lines, windows
-    from pptrace.show.together import note
+    from pptrace.report.table_drawing import copy_lines, note, plain_lines, rich_lines, windows
 
     out = raw(sys.stdout)
     console = Console(file=out, width=width or max(Console(file=out).width, _NARROWEST), highlight=False)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pptrace.cli import complete
-from pptrace.cli.experiment_flags import config_file, experiment_flags, given_flags
-from pptrace.printable import printable_line
+from pptrace.cli import completers
+from pptrace.cli.options import config_file, experiment_flags, given_flags
+from pptrace.sanitize import printable_line
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pptrace.experiment.run import Run
+    from pptrace.run.simulated_step import Run
 
 __all__ = ["command"]
 
@@ -26,10 +26,10 @@ pptrace simulate llama.yaml --set network.bandwidth='200 Gb/s' --json"""
 
 
 @click.command("simulate", epilog=_EXAMPLES)
-@click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=complete.files("yaml", "yml"))
+@click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=completers.files("yaml", "yml"))
 @experiment_flags()
 @click.option(
-    "-o", "--output", "outputs", multiple=True, metavar="FILE", shell_complete=complete.files(),
+    "-o", "--output", "outputs", multiple=True, metavar="FILE", shell_complete=completers.files(),
     help="Write a trace: .pftrace or .json, with .gz for compressed; {rank} for one file per rank. "
     "Or a picture of the step, .svg, .png or .pdf; or a page, .html.",
 )  # fmt: skip
@@ -57,10 +57,10 @@ def command(
     **flags: str | None,
 ) -> None:
     """Simulate one training step of CONFIG, a YAML file, with flags over it."""
-    from pptrace.config.resolve import load
-    from pptrace.experiment.advice_text import advice_lines
-    from pptrace.experiment.run import simulate
-    from pptrace.hooks.registry import Registry
+    from pptrace.config.resolution import load
+    from pptrace.plugins.registry import Registry
+    from pptrace.run.advice import advice_lines
+    from pptrace.run.simulated_step import simulate
 
     # A second part behind --only arrives as an argument: --only ranks=0,7 microbatches=0:32.
     parts = tuple(word for word in config if only and word.startswith(("ranks=", "microbatches=")))

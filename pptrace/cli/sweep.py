@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pptrace.cli import complete
-from pptrace.cli.experiment_flags import config_file, experiment_flags, given_flags
-from pptrace.cli.terminal import raw
-from pptrace.printable import printable_line
+from pptrace.cli import completers
+from pptrace.cli.options import config_file, experiment_flags, given_flags
+from pptrace.cli.output import raw
+from pptrace.sanitize import printable_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from pptrace.study.sweep import Sweep
-    from pptrace.study.sweep_plots import Picture
+    from pptrace.search.sweep import Sweep
+    from pptrace.search.sweep_charts import Picture
 
 __all__ = ["command", "kept_text"]
 
@@ -33,7 +33,7 @@ _REDRAW_S = 0.1
 
 
 @click.command("sweep", epilog=_EXAMPLES)
-@click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=complete.files("yaml", "yml"))
+@click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=completers.files("yaml", "yml"))
 @click.option(
     "--over", "over", multiple=True, required=True, metavar="KEY=VALUE,...",
     help="An axis: a flag's name or a key, with its values; 8..64*2 doubles, 8..64+8 adds. May be repeated.",
@@ -42,11 +42,11 @@ _REDRAW_S = 0.1
 @experiment_flags()
 @click.option(
     "-o", "--output", "outputs", multiple=True, metavar="FILE",
-    shell_complete=complete.files("csv", "parquet", "png", "svg", "pdf"),
+    shell_complete=completers.files("csv", "parquet", "png", "svg", "pdf"),
     help="Write a table (.csv, .parquet) or a picture (.png, .svg, .pdf); may be repeated.",
 )  # fmt: skip
 @click.option(
-    "--plot", default="lines", metavar="SORT", shell_complete=complete.words("lines", "winners", "difference"),
+    "--plot", default="lines", metavar="SORT", shell_complete=completers.words("lines", "winners", "difference"),
     help="What pictures show: lines, winners or difference (to the first schedule).",
 )  # fmt: skip
 @click.option("--x", metavar="KEY", help="The axis along x of pictures; the first with numbers by default.")
@@ -55,7 +55,7 @@ _REDRAW_S = 0.1
 )
 @click.option(
     "--executor", default="processes", show_default=True, metavar="NAME[:KEY=VALUE]",
-    shell_complete=complete.offers("executors"), help="What the points run on.",
+    shell_complete=completers.offers("executors"), help="What the points run on.",
 )  # fmt: skip
 @click.option("--workers", type=click.IntRange(1), metavar="N", help="Points that run at once; one per core.")
 @click.option("--fresh", is_flag=True, help="Run every point anew, and replace what the outputs hold.")
@@ -82,13 +82,12 @@ def command(
     that the outputs hold already are not run again. Exits with 1 where points failed.
     """
     file = config_file(config)
-    from pptrace.hooks.registry import Registry
-    from pptrace.study.axes import parse_axes
-    from pptrace.study.grid import grid_of
-    from pptrace.study.results import TABLES
-    from pptrace.study.sweep import check_outputs, sweep
-    from pptrace.study.sweep_plots import Picture, check_axes, check_choice
-    from pptrace.study.sweep_text import failures_text, rows_text
+    from pptrace.plugins.registry import Registry
+    from pptrace.search.axes import parse_axes
+    from pptrace.search.grid import grid_of
+    from pptrace.search.result_table import TABLES
+    from pptrace.search.sweep import check_outputs, failures_text, rows_text, sweep
+    from pptrace.search.sweep_charts import Picture, check_axes, check_choice
 
     paths = [Path(output) for output in outputs]
     picture = Picture(plot=plot, x=x, y=tuple(name.strip() for name in y.split(",") if name.strip()))
@@ -114,8 +113,8 @@ def command(
 
 def _saved(swept: Sweep, paths: Sequence[Path], picture: Picture) -> str:
     """Write what was asked for, pictures where there is a row to draw, and return what to say of it."""
-    from pptrace.study.results import TABLES
-    from pptrace.study.sweep import end_journals
+    from pptrace.search.result_table import TABLES
+    from pptrace.search.sweep import end_journals
 
     nothing = len(swept.failed) == len(swept.rows)
     kept = [path for path in paths if path.suffix.lower() in TABLES or not nothing]
@@ -130,7 +129,7 @@ def _saved(swept: Sweep, paths: Sequence[Path], picture: Picture) -> str:
 @contextmanager
 def _told_what_is_kept(paths: Sequence[Path]) -> Iterator[None]:
     """Say after Ctrl-C what is kept."""
-    from pptrace.study.journal import journal_path
+    from pptrace.search.execution import journal_path
 
     try:
         yield
@@ -141,7 +140,7 @@ def _told_what_is_kept(paths: Sequence[Path]) -> Iterator[None]:
 
 def kept_text(journal: Path | None) -> str:
     """Say after Ctrl-C what is kept; ``main()`` ends the line."""
-    from pptrace.study.journal import Journal
+    from pptrace.search.execution import Journal
 
     if journal is None:
         return "\nnothing is kept without an output: name one with -o"

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pptrace.cli import complete
+from pptrace.cli import completers
 from pptrace.config.choices import Receive
 
 if TYPE_CHECKING:
-    from pptrace.schedule.table import Schedule
+    from pptrace.steps.schedule import Schedule
 
 __all__ = ["command"]
 
@@ -24,7 +24,7 @@ pptrace validate table.csv --p2p ordered --receive deferred"""
 @click.command("validate", epilog=_EXAMPLES)
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option(
-    "--p2p", metavar="POLICY", shell_complete=complete.offers("message_policies"),
+    "--p2p", metavar="POLICY", shell_complete=completers.offers("message_policies"),
     help="Check for deadlock under this policy too.",
 )  # fmt: skip
 @click.option(
@@ -37,8 +37,8 @@ def command(file: Path, p2p: str | None, receive: str | None) -> None:
     Exits 0 where the table is valid, 2 with one line where it is not.
     """
     from pptrace.errors import ScheduleError
-    from pptrace.schedule.text import load_table
-    from pptrace.schedule.validate import validate
+    from pptrace.steps.text_forms import load_table
+    from pptrace.steps.validation import validate
 
     table = load_table(file)
     try:
@@ -52,11 +52,11 @@ def command(file: Path, p2p: str | None, receive: str | None) -> None:
 
 
 def _simulate(schedule: Schedule, p2p: str, receive: str | None) -> None:
-    from pptrace.hooks.build import build_policy, checked_options
-    from pptrace.hooks.registry import Registry
-    from pptrace.model.workload import Workload
-    from pptrace.network.flat import ideal
-    from pptrace.sim.simulate import simulate
+    from pptrace.network.links import ideal
+    from pptrace.plugins.construction import build_policy, checked_options
+    from pptrace.plugins.registry import Registry
+    from pptrace.sim.simulation import simulate
+    from pptrace.steps.workload import Workload
 
     provided = Registry.load().message_policies[p2p]
     policy = build_policy(provided, schedule, checked_options(provided, {}, "p2p.options"))
@@ -71,7 +71,7 @@ def _simulate(schedule: Schedule, p2p: str, receive: str | None) -> None:
 def _described(schedule: Schedule) -> str:
     from collections import Counter
 
-    from pptrace.model.kinds import Kind
+    from pptrace.steps.kinds import Kind
 
     kinds = Counter(Kind(kind).name for kind in schedule.kind.tolist())
     counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())

@@ -6,9 +6,9 @@ import json
 
 import click
 
-from pptrace.cli import complete
-from pptrace.cli.experiment_flags import config_file, experiment_flags, given_flags
-from pptrace.cli.status import status
+from pptrace.cli import completers
+from pptrace.cli.options import config_file, experiment_flags, given_flags
+from pptrace.cli.output import status
 
 __all__ = ["command"]
 
@@ -19,7 +19,7 @@ pptrace whatif llama.yaml --lost 2 --json
 
 
 @click.command("whatif", epilog=_EXAMPLES)
-@click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=complete.files("yaml", "yml"))
+@click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=completers.files("yaml", "yml"))
 @experiment_flags()
 @click.option(
     "--lost", type=click.IntRange(0), default=0, metavar="N",
@@ -35,10 +35,10 @@ def command(
     --lost, fewer workers. The first row is the largest lever of the step as it is.
     """
     file = config_file(config)
-    from pptrace.config.resolve import load
-    from pptrace.experiment.run import simulate
-    from pptrace.hooks.registry import Registry
-    from pptrace.study.whatif import whatif
+    from pptrace.config.resolution import load
+    from pptrace.plugins.registry import Registry
+    from pptrace.run.simulated_step import simulate
+    from pptrace.search.what_if import whatif
 
     with status("simulating"):
         found = whatif(simulate(load(file, sets, given_flags(flags)), Registry.load()), lost=lost)

@@ -1,18 +1,18 @@
-"""The settings that have a flag of their own: where each stands, what it means, what may stand behind it."""
+"""Flags and typed Python arguments as configuration keys."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os import PathLike
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from pptrace.config.choices import PolicyName, Sharing
-from pptrace.record import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pptrace.config.choices import Choice
 
-__all__ = ["ARGUMENTS", "FLAGS", "HEADLINES", "SECTIONS", "Flag", "key_of"]
+__all__ = ["ARGUMENTS", "FLAGS", "HEADLINES", "SECTIONS", "Flag", "Settings", "SettingsBesideSchedule", "key_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +96,42 @@ def key_of(name: str) -> str:
     ('parallel.pp', 'network.latency')
     """
     return FLAGS[name].key if name in FLAGS else name
+
+
+Section: TypeAlias = Mapping[str, Any]
+"""A whole section, as its file has it."""
+Count: TypeAlias = int | str | None
+Named: TypeAlias = str | PathLike[str] | Section | None
+
+_Reserved = TypedDict("_Reserved", {"global": Count}, total=False)
+"""``global`` is a word of Python's, so it is given as ``**{"global": 64}``, or with ``batch``."""
+
+
+class SettingsBesideSchedule(_Reserved, total=False):
+    """Every flag but ``schedule``, and the sections that have none; None is as good as absent."""
+
+    pp: Count
+    tp: Count
+    dp: Count
+    cp: Count
+    ep: Count
+    vp: Count
+    microbatches: Count
+    micro: Count
+    sequence: Count
+    model: Named
+    device: Named
+    network: Named
+    cluster: Named
+    contention: Sharing | str | Section | None
+    p2p: PolicyName | str | Section | None
+    costs: Named
+    parallel: Section | None
+    batch: Section | None
+    data_parallel: Section | None
+
+
+class Settings(SettingsBesideSchedule, total=False):
+    """Every flag, and the sections that have none."""
+
+    schedule: Named

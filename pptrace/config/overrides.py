@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pptrace.config.choices import Choice
-from pptrace.config.describe import shown
 from pptrace.config.flags import ARGUMENTS, HEADLINES, key_of
 from pptrace.config.places import KeyPath, Place, Places, key_text, record
-from pptrace.config.yaml_file import parse_value
+from pptrace.config.validation import shown
+from pptrace.config.yaml_document import parse_value
 from pptrace.errors import ConfigError, nearest
-from pptrace.record import dataclass
 
 __all__ = ["Assignment", "assignment", "assignments", "overlaid", "plain"]
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
-
-from pptrace.record import dataclass
 
 __all__ = ["KeyPath", "Place", "Places", "key_text", "place_of", "record"]
 

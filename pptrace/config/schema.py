@@ -1,212 +1,425 @@
-"""The JSON Schema by which editors complete and check an experiment's YAML."""
+"""The keys of a configuration as pydantic models."""
 
 from __future__ import annotations
 
-import re
-from functools import reduce
-from operator import or_
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+import json
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field
 
-from pptrace.config.choices import PolicyName
-from pptrace.config.experiment import (
-    Cluster,
-    CostChoice,
-    Device,
-    Experiment,
-    NetworkChoice,
-    NetworkPart,
-    PointToPoint,
-    Preset,
-    ScheduleChoice,
-)
+from pptrace.config.choices import CopyStream, PolicyName, Receive, Reshard, Sharing, StreamPer, Validation
 from pptrace.config.flags import FLAGS
-from pptrace.config.open_sections import DEFAULT_COSTS
+from pptrace.config.quantities import Duration, Rate, Size, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping
 
-__all__ = ["json_schema"]
+__all__ = [
+    "DEFAULT_COSTS",
+    "Batch",
+    "Cluster",
+    "Contending",
+    "CostChoice",
+    "DataParallel",
+    "Device",
+    "Experiment",
+    "NetworkChoice",
+    "NetworkPart",
+    "Offload",
+    "OpenSection",
+    "Parallel",
+    "PointToPoint",
+    "Preset",
+    "Recompute",
+    "ScheduleChoice",
+]
 
-_DIALECT = "https://json-schema.org/draft/2020-12/schema"
-_File: TypeAlias = Annotated[str, Field(pattern=r"(\.py:[A-Za-z_][A-Za-z_0-9]*|\.[cC][sS][vV]|\.[tT][xX][tT])$")]
-
-_NO_NAME = {"not": {"required": ["name"]}}
-
-Schema: TypeAlias = dict[str, Any]
-Offers: TypeAlias = "Mapping[str, type[BaseModel] | None]"
-"""The options of each offer of a section, by its name; None where it takes none."""
-
-
-def json_schema(
-    plugin_models: Mapping[str, Mapping[str, type[BaseModel]]] = MappingProxyType({}),
-    names: Mapping[str, Iterable[str]] = MappingProxyType({}),
-) -> Schema:
-    """Return the schema (draft 2020-12) of an experiment, its keys in a stable order.
-
-    Where a section's names are known, its long form is a union of them that ``name`` tells apart, each with the
-    options that it takes.
-
-    Args:
-        plugin_models: per section (``model``, ``device``, ``network``, ``costs``, ``schedule``) and name,
-            the parameter model; for ``model`` and ``device`` the name of who reads it.
-        names: per section the names that are offered, presets for ``model`` and ``device``; a section that
-            stands here or in ``plugin_models`` takes no other name.
-    """
-    offers: dict[str, Offers] = {}
-    for section, flag in FLAGS.items():
-        models = plugin_models.get(section, {})
-        known = {*names.get(section, ()), *(models if flag.headline == "name" else ())}
-        offers[section] = {name: models.get(name) for name in sorted(known)}
-    networks = _union("network", NetworkChoice, offers["network"])
-    forms: dict[str, Any] = {
-        "model": _presets("model", offers["model"], plugin_models.get("model", {})),
-        "schedule": _schedules(offers["schedule"]),
-        "device": _presets("device", offers["device"], plugin_models.get("device", {})),
-        "network": _any(_named(offers["network"]), networks),
-        "cluster": _clusters(offers["cluster"], networks if offers["network"] else NetworkPart),
-        "costs": _costs(offers["costs"], plugin_models.get("model", {})),
-    }
-    forms |= {
-        name: _any(flag.choices, Experiment.model_fields[name].annotation)
-        for name, flag in FLAGS.items()
-        if flag.choices is not None and not flag.offers
-    }
-    forms["p2p"] = _policies(offers["p2p"])
-    fields = {section: (form, Experiment.model_fields[section]) for section, form in forms.items()}
-    whole: Any = create_model("Experiment", __base__=Experiment, **fields)  # type: ignore[call-overload] # any forms
-    return {"$schema": _DIALECT, **_tidy(whole.model_json_schema()), "title": "pptrace experiment"}
+DEFAULT_COSTS = "unit"
+"""The cost model of a step without a model."""
 
 
-def _named(offers: Offers) -> Any:
-    """Return the short form, a bare name."""
-    return Literal[tuple(offers)] if offers else str
+class OpenSection(BaseModel):
+    """A section that takes keys of plugins."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What stands beside the section's own key, for a plugin to check."""
+        return dict(self.__pydantic_extra__ or {})
 
 
-def _union(section: str, own: type[BaseModel], offers: Offers) -> Any:
-    """Return the long forms with options beside the name, which ``name`` tells apart."""
-    if not offers:
-        return own
-    forms = [
-        _closed(f"{section}-{name}", model, name=(Literal[name], own.model_fields["name"]))
-        for name, model in offers.items()
-    ]
-    return _by_name(forms)
+class Preset(OpenSection):
+    """A model or device: a preset's name, its parameters, or a preset with some changed."""
+
+    preset: str | None = Field(
+        default=None,
+        min_length=1,
+        description="A preset that a plugin offers, or a file of parameters (.yaml), whose name stands for it; "
+        "keys beside it change it.",
+    )
 
 
-def _by_name(forms: Sequence[Any]) -> Any:
-    return Annotated[_any(*forms), Field(discriminator="name")] if len(forms) > 1 else forms[0]
+class Device(Preset):
+    """A device, and those of other pipeline ranks where they are unlike."""
+
+    ranks: dict[str, str | dict[str, Any]] | None = Field(
+        default=None,
+        min_length=1,
+        description="Devices of some pipeline ranks, by rank or range of ranks: a preset's name, or parameters. "
+        "With a preset among them they are a device of their own, else they change the one beside ranks, which "
+        "all other ranks have.",
+        examples=[{"4-7": "a100-sxm"}, {"3": {"compute_efficiency": 0.5}}],
+    )
+
+    def limited(self, size_bytes: int, written: Device | None = None) -> dict[str, str]:
+        """Return settings by which no device has more memory than a limit; none without ``ranks``.
+
+        Args:
+            size_bytes: the limit.
+            written: the section before presets' values were filled in, for settings as short as it is; this one
+                has them filled in.
+        """
+        if not self.ranks:
+            return {}
+
+        def least(values: Mapping[str, Any]) -> str:
+            return f"{min(size_bytes, parse_size(values['memory']))} B"
+
+        ranks = {}
+        for key, one in self.ranks.items():
+            own = written.ranks.get(key, one) if written and written.ranks else one
+            given = {"preset": own} if isinstance(own, str) else own
+            ranks[key] = {**given, "memory": least(one if isinstance(one, dict) else self.values)}
+        return {"device.memory": least(self.values), "device.ranks": json.dumps(ranks)}
 
 
-def _any(*forms: Any) -> Any:
-    return reduce(or_, forms)
+class NetworkChoice(OpenSection):
+    """A network by name, with its options beside the name."""
+
+    name: str = Field(description="Network that a plugin offers, such as hockney; its options stand beside it.")
 
 
-def _costs(offers: Offers, readers: Iterable[str]) -> Any:
-    """Return the forms of costs: a name, with its options beside it, or the options of a cost model by default."""
-    unnamed = [
-        _closed(f"costs-default-{name}", offers[name]) for name in (DEFAULT_COSTS, *readers) if offers.get(name)
-    ]
-    return _any(_named(offers), _union("costs", CostChoice, offers), *unnamed)
+class CostChoice(OpenSection):
+    """A cost model by name, with its options beside the name."""
+
+    name: str | None = Field(
+        default=None,
+        description="Cost model that a plugin offers, its options beside it; unit unless given, or with a model "
+        "the cost model that reads models.",
+    )
 
 
-def _schedules(offers: Offers) -> Any:
-    """Return the forms of a schedule, whose options stand under a key of their own."""
-    if not offers:
-        return _any(str, ScheduleChoice)
-    forms = []
-    for name, model in offers.items():
-        said: Any = (Annotated[dict[str, Any], Field(max_length=0)], {})
-        if model is not None:
-            needed = any(field.is_required() for field in model.model_fields.values())
-            said = (_closed(f"schedule-{name}-options", model), ... if needed else {})
-        own = ScheduleChoice.model_fields
-        others = {key: (own[key].annotation, own[key]) for key in own if key not in {"name", "options"}}
-        forms.append(_closed(f"schedule-{name}", None, name=(Literal[name], own["name"]), options=said, **others))
-    of_file = create_model("schedule-file", __base__=ScheduleChoice, name=(_File, ...))
-    return _any(_named(offers), _File, _by_name(forms), of_file)
+class DataParallel(BaseModel):
+    """What data-parallel replicas do together: gradients are reduced, sharded weights gathered."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    overlap: bool = Field(
+        default=False,
+        description="Reduce a stage's gradients as soon as they are whole, while the pipeline drains; else when "
+        "every rank has finished.",
+    )
+    bandwidth: Rate | None = Field(
+        default=None, description="Rate per direction between replicas; as the pipeline's network unless given."
+    )
+    latency: Duration = Field(
+        default=0,
+        description="Latency of one message between replicas; as the pipeline's network where that gives the "
+        "bandwidth.",
+    )
+    validation: Validation = Field(
+        default=Validation.BEFORE,
+        description=f"When a step learns the norm of all gradients. {Validation.told()}.",
+    )
+    stage_replicas: bool = Field(
+        default=True,
+        description="Reduce gradients also between the ranks of one pipeline that hold the same stage, as "
+        "Chimera's do; by all-reduce over the pipeline's network or cluster. With false they are not exchanged.",
+    )
+
+    reduce_each: bool | None = Field(
+        default=None,
+        description="Reduce a stage's gradients behind each microbatch's backward, as Megatron-FSDP does where "
+        "they are sharded; once, behind the last, unless given. Needs overlap.",
+    )
+    reshard: Reshard | None = Field(
+        default=None,
+        description="When a rank frees a stage's weights that it gathered, where costs shard them "
+        f"(costs.zero: 3); never unless given. {Reshard.told()}",
+    )
+    active_stages: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
+        default=None,
+        description="Under reshard: never, stages of a rank whose sharded weights are gathered at once: those "
+        "that compute next; 3 unless given, as in PyTorch's pipeline runtime.",
+    )
+
+    speeds: dict[str, Annotated[float, Field(ge=0.001, le=1)]] | None = Field(
+        default=None,
+        min_length=1,
+        description="Speeds of slower devices (stragglers) in forwards and backwards, as a share: by replica, "
+        "range of replicas, or rank of a pipeline (3/2 is rank 2 of replica 3). All others have 1; a rank is as "
+        "fast as its slowest GPU, and reductions wait for the slowest replica.",
+        examples=[{"3": 0.5, "8-11": 0.9, "0/2": 0.7}],
+    )
+    spread: Annotated[float, Field(ge=0, le=0.5)] | None = Field(
+        default=None,
+        description="Standard deviation of what GPUs take for the same forwards and backwards, as a share: each "
+        "GPU of the job has one that is drawn around 1. It stands for what a cost model may add to all times for "
+        "the slowest GPU, such as costs.spread: give one of them.",
+    )
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
+        default=None, description="What spread is drawn from, 1 unless given; the same seed gives the same GPUs."
+    )
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a stage's gradients are reduced as soon as they are whole."""
+        return self.overlap or self.validation is not Validation.BEFORE
 
 
-def _policies(offers: Offers) -> Any:
-    """Return the forms of a message policy: its name, the core's own settings, or a plugin's name and options."""
-    if not offers:
-        return _any(str, PointToPoint)
-    own = PointToPoint.model_fields
-    none: Any = (Annotated[dict[str, Any], Field(max_length=0)], {})
-    words = tuple(name for name in PolicyName.words() if name in offers)
-    forms = [_closed("p2p", PointToPoint, policy=(Literal[words], own["policy"]), options=none)]
-    for name, model in offers.items():
-        if name not in words:
-            options = none if model is None else (_closed(f"p2p-{name}-options", model), {})
-            forms.append(_closed(f"p2p-{name}", None, policy=(Literal[name], ...), options=options))
-    return _any(_named(offers), *forms)
+_LARGEST = 2**31 - 1
+_Count = Annotated[int, Field(ge=1, le=_LARGEST)]
+_Speed = Annotated[float, Field(ge=0.001, le=1)]
+_Places = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 
-def _presets(section: str, offers: Offers, readers: Mapping[str, type[BaseModel]]) -> Any:
-    """Return the forms of a model or device: a preset, or what one of the readers needs."""
-    base = Device if section == "device" else Preset
-    own: dict[str, Any] = {"preset": (_any(_named(offers), None), Preset.model_fields["preset"])}
-    if base is Device:
-        own["ranks"] = (Device.model_fields["ranks"].annotation, Device.model_fields["ranks"])
-
-    def either(schema: Schema) -> None:
-        enough = [{"required": [key]} for key in own]
-        schema["anyOf"] = [*enough, {"required": schema.pop("required", [])}]
-
-    forms = [
-        create_model(
-            f"{section}-{name}", __base__=model, __doc__=model.__doc__,
-            __cls_kwargs__={"json_schema_extra": either}, **own,
-        )
-        for name, model in readers.items()
-    ]  # fmt: skip
-    return _any(_named(offers), *(forms or [create_model(section, __base__=base, **own)]), None)
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-def _clusters(offers: Offers, networks: Any) -> Any:
-    """Return the forms of a cluster, whose parts are networks, or without a name the preset's."""
-    known = "|".join(re.escape(name) for name in offers)
-    name: Any = str
-    if offers:
-        name = Annotated[str, Field(pattern=f"^({known})(x[1-9][0-9]*)?$", examples=list(offers))]
-    fields: dict[str, Any] = {"preset": (_any(name, None), Cluster.model_fields["preset"])}
-    if networks is not NetworkPart:
-        unnamed = create_model(
-            "cluster-part", __base__=NetworkPart, __cls_kwargs__={"json_schema_extra": _NO_NAME}
-        )
-        fields |= {
-            part: (_any(unnamed, networks, None), Cluster.model_fields[part]) for part in ("node", "fabric")
-        }
-    return _any(name, create_model("cluster", __base__=Cluster, **fields), None)
+class _Modifier(_Section):
+    stages: _Places | None = Field(
+        default=None, description="Stages that this is done on, from 0; all unless given."
+    )
+    chunks: _Places | None = Field(
+        default=None, description="Which of each rank's stages, from 0 in the model's order; all unless given."
+    )
 
 
-def _closed(title: str, model: type[BaseModel] | None, **fields: Any) -> type[BaseModel]:
-    """Return a model with fields besides its own, which takes no other keys unless it says so itself."""
-    base = model or BaseModel
-    extra = base.model_config.get("extra", "ignore")
-    made: type[BaseModel] = create_model(
-        title, __base__=base, __doc__=model.__doc__ if model else None,
-        __cls_kwargs__={"extra": "forbid" if extra == "ignore" else extra}, **fields,
-    )  # fmt: skip
-    return made
+class Offload(_Modifier):
+    """Activations that are in host memory between forward and backward."""
+
+    ratio: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=1, description="Share of each activation's bytes that is copied."
+    )
+    ahead: Annotated[int, Field(ge=0)] | None = Field(
+        default=None,
+        description="Computations, or overlapped pairs, by which a copy back is ahead of its backward; as few as "
+        "leave it time, going by the step without copies, unless given.",
+    )
+    behind: Annotated[int, Field(ge=0)] | None = Field(
+        default=None,
+        description="Computations after a forward before which its rank waits for the copy out, so that memory is "
+        "free in time; it does not wait unless given.",
+    )
+    gap: Annotated[float, Field(ge=0)] = Field(
+        default=3,
+        description="Activations stay where the time between forward and backward, in the step without copies, is "
+        "no more than so many times what their copies out and back take; with 0 all are copied.",
+    )
+    alone: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=1,
+        description="Share of its time that a copy takes while none crosses it: of its rank, or with `pair` of "
+        "both, going by a step in which all take their whole time. PipeOffload's program counts with 0.7.",
+    )
+    stream: CopyStream = Field(
+        default=CopyStream.DIRECTION, description=f"What has a stream of copies of its own. {CopyStream.told()}"
+    )
 
 
-def _tidy(schema: Any) -> Any:
-    """Return a schema without generated titles, and without defaults that say nothing."""
-    if isinstance(schema, list):
-        return [_tidy(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        key: _tidy(part)
-        for key, part in schema.items()
-        if not (key == "title" and isinstance(part, str))
-        and not (key == "default" and (part is None or isinstance(part, dict)) and not _is_property(part))
-        and not (key == "default" and isinstance(part, int) and schema.get("type") == "string")
-    }
+class Recompute(_Modifier):
+    """Forwards that are computed again, by actions of their own, before the backward."""
+
+    early: bool = Field(
+        default=False, description="Compute forwards again as soon as the rank gets there, not once gradients do."
+    )
 
 
-def _is_property(part: object) -> bool:
-    return isinstance(part, dict) and bool({"type", "$ref", "anyOf", "enum", "const"} & part.keys())
+class ScheduleChoice(_Section):
+    """A schedule: a plugin's by name, a function in a Python file, or a table in a file."""
+
+    name: str = Field(
+        min_length=1,
+        description="A schedule that a plugin offers, FILE.py:FUNCTION, or a table file (.csv or .txt).",
+        examples=["1f1b", "./mine.py:make", "table.csv"],
+    )
+    options: dict[str, Any] = Field(default={}, description="The schedule's own options.")
+    interleave: dict[str, _Places] | None = Field(
+        default=None,
+        min_length=1,
+        description="By the kinds of an overlapped pair, such as F+B, whose next computation comes, over and "
+        "over: members, from 0. The schedule's own order unless given, else whatever is ready first.",
+        examples=[{"F+B": [0, 1, 1, 0, 1, 1]}],
+    )
+    offload: Offload | None = Field(
+        default=None, description="Activations that are copied to host memory and back; none unless given."
+    )
+    recompute: Recompute | None = Field(
+        default=None, description="Forwards that are computed again before their backward; none unless given."
+    )
+
+    @property
+    def kind(self) -> Literal["plugin", "python", "table"]:
+        """Where the schedule comes from, by the form of its name."""
+        file, colon, function = self.name.rpartition(":")
+        if colon and file.endswith(".py") and function.isidentifier():
+            return "python"
+        return "table" if self.name.lower().endswith((".csv", ".txt")) else "plugin"
+
+
+class Parallel(_Section):
+    """How the job's processes are divided."""
+
+    pp: _Count | None = Field(default=None, description=FLAGS["pp"].text)
+    tp: _Count = Field(default=1, description=FLAGS["tp"].text)
+    dp: _Count = Field(default=1, description=FLAGS["dp"].text)
+    cp: _Count = Field(default=1, description=FLAGS["cp"].text)
+    ep: _Count = Field(default=1, description=FLAGS["ep"].text)
+    etp: _Count | None = Field(
+        default=None,
+        description="Processes that an expert's matrices are split over; as many as tp unless given. With another "
+        "number ep divides tp x cp x dp / etp.",
+    )
+    vp: _Count = Field(default=1, description=FLAGS["vp"].text)
+    sequence_parallel: bool = Field(
+        default=False, description="Split activations between tensor-parallel regions over the sequence."
+    )
+    order: str = Field(
+        default="tp-cp-ep-dp-pp",
+        description="Which neighbours along the axes are neighbouring GPUs of a cluster, the nearest first.",
+    )
+
+
+class Batch(_Section):
+    """What one training step works on; ``global`` and ``microbatches`` follow from each other."""
+
+    global_batch: _Count | None = Field(default=None, alias="global", description=FLAGS["global"].text)
+    micro: _Count = Field(default=1, description=FLAGS["micro"].text)
+    microbatches: _Count | None = Field(default=None, description=FLAGS["microbatches"].text)
+    sequence: _Count | None = Field(default=None, description=FLAGS["sequence"].text)
+    lengths: Annotated[list[_Count], Field(min_length=1)] | str | None = Field(
+        default=None,
+        description="Tokens in each microbatch's sequences: one number per microbatch, for all replicas or for "
+        "each in turn, or a file of them, apart by commas, spaces and lines. None passes sequence, which is the "
+        "longest unless given.",
+        examples=[[8192, 3072, 5120, 8192]],
+    )
+    replica: int | None = Field(
+        default=None,
+        ge=0,
+        description="Which data-parallel replica of unlike lengths the step shows, from 0; the one that computes "
+        "longest unless given. The step takes the same time in all of them.",
+    )
+
+    @property
+    def known_microbatches(self) -> int:
+        """Microbatches of a step, or 0 where a table file knows them."""
+        return self.microbatches or 0
+
+
+class NetworkPart(OpenSection):
+    """A part of a cluster: a network by name, with its options beside the name."""
+
+    name: str | None = Field(
+        default=None,
+        description="Network that a plugin offers, its options beside it; the preset's unless given.",
+    )
+
+
+class Cluster(_Section):
+    """Nodes of GPUs and the fabric between them: a preset, one's own, or a preset with some changed."""
+
+    preset: str | None = Field(
+        default=None,
+        min_length=1,
+        description="A preset of one node and its fabric; dgx-h100x32 is 32 nodes of dgx-h100.",
+        examples=["dgx-h100x32"],
+    )
+    nodes: _Count | None = Field(default=None, description="Nodes; as many as the job needs unless given.")
+    gpus: _Count | None = Field(default=None, description="GPUs of a node.")
+    nics: Annotated[int, Field(ge=0, le=_LARGEST)] | None = Field(
+        default=None, description="NICs of a node; GPU g uses NIC g x nics / gpus."
+    )
+    node: NetworkPart | None = Field(default=None, description="What joins the GPUs and NICs of a node.")
+    fabric: NetworkPart | None = Field(default=None, description="What joins the NICs of all nodes.")
+    spare: bool = Field(default=False, description="Let GPUs that the job does not need stay idle.")
+
+
+class Contending(_Section):
+    """What traffic and computation that meet do to each other."""
+
+    links: Sharing = Field(default=Sharing.MAX_MIN, description=Sharing.told())
+    compute: _Speed = Field(
+        default=1, description="Speed of computation while its rank communicates, of what it has alone."
+    )
+    communication: _Speed = Field(
+        default=1, description="Speed of communication while one of its ranks computes, of what it has alone."
+    )
+
+
+class PointToPoint(_Section):
+    """How transfers between pipeline ranks are issued and matched."""
+
+    policy: str = Field(
+        default=PolicyName.ASYNC.value,
+        min_length=1,
+        description=f"{PolicyName.told()}; or a framework's, which a plugin offers by name.",
+        examples=["megatron"],
+    )
+    options: dict[str, Any] = Field(default={}, description="The options of a policy that a plugin offers.")
+    stream: StreamPer = Field(
+        default=StreamPer.DIRECTION,
+        description=f"Under ordered, what has a communication stream of its own. {StreamPer.told()}",
+    )
+    eager: Size = Field(
+        default=0,
+        description="Under ordered, messages up to this size leave without waiting for their receiver; with 0 B "
+        "none does.",
+    )
+    receive: Receive | None = Field(
+        default=None,
+        description="Under blocking, ordered and batched, where a RECV is put in a schedule that has none; "
+        f"deferred under batched, else asap, unless given. {Receive.told()}",
+    )
+
+    @property
+    def idle(self) -> dict[str, tuple[str, ...]]:
+        """Settings other than their defaults that this policy does not take, and the policies that do."""
+        standard, policies = PointToPoint(), _TAKEN_BY.items()
+        idle = {name: takers for name, takers in policies if self.policy not in takers}
+        return {name: takers for name, takers in idle.items() if getattr(self, name) != getattr(standard, name)}
+
+    @property
+    def taken(self) -> PointToPoint:
+        """These settings, those that this policy does not take at their defaults."""
+        return self.model_copy(update={name: getattr(PointToPoint(), name) for name in self.idle})
+
+
+_TAKEN_BY = {"stream": ("ordered",), "eager": ("ordered",), "receive": ("blocking", "ordered", "batched")}
+
+
+class Experiment(_Section):
+    """One simulated training step."""
+
+    model: Preset | None = Field(default=None, description=FLAGS["model"].text)
+    parallel: Parallel = Field(
+        default=Parallel(), description="How the job's processes are divided: pp x tp x dp x cp of them."
+    )
+    batch: Batch = Field(default=Batch(), description="What one step works on.")
+    schedule: ScheduleChoice = Field(description=FLAGS["schedule"].text)
+    device: Device | None = Field(default=None, description=FLAGS["device"].text)
+    network: NetworkChoice = Field(default=NetworkChoice(name="ideal"), description=FLAGS["network"].text)
+    cluster: Cluster | None = Field(default=None, description=FLAGS["cluster"].text)
+    contention: Contending = Field(default=Contending(), description=FLAGS["contention"].text)
+    p2p: PointToPoint = Field(default=PointToPoint(), description=FLAGS["p2p"].text)
+    costs: CostChoice = Field(default=CostChoice(), description=FLAGS["costs"].text)
+    data_parallel: DataParallel = Field(
+        default=DataParallel(), description="Reduction of gradients over replicas, before the optimizer."
+    )
+    plan: dict[str, Annotated[list[Any], Field(min_length=1)]] | None = Field(
+        default=None,
+        description="What `pptrace plan` varies, by key, with the values that each takes; as `--vary`. A single "
+        "step is simulated without it.",
+        examples=[{"pp": [4, 8], "schedule": ["1f1b", "interleaved-1f1b"]}],
+    )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, Self
 
 import numpy as np
 
-from pptrace.model.columns import Int32s, Int64s, column
-from pptrace.record import dataclass
+from pptrace.steps.columns import Int32s, Int64s, column
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,9 +5,8 @@ Importing this needs no pytest; ``pptrace.testing.fixtures`` is a pytest plugin:
     pytest_plugins = ["pptrace.testing.fixtures"]
 """
 
-from pptrace.testing.family import assert_schedule_family, grid
-from pptrace.testing.network import assert_valid_network
-from pptrace.testing.schedule import assert_valid_schedule
+from pptrace.testing.networks import assert_valid_network
+from pptrace.testing.schedules import assert_schedule_family, assert_valid_schedule, grid
 from pptrace.testing.timeline import assert_same_timeline
 
 __all__ = [

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pptrace.hooks.registry import Registry
-from pptrace.model.request import ScheduleRequest
+from pptrace.plugins.registry import Registry
+from pptrace.plugins.requests import ScheduleRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,24 +1,25 @@
-"""The critical path: the chain of slices, each released by the one before, that ends the step."""
+"""The critical path, and the predecessors that bind it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.kernel import run
-from pptrace.model.kinds import COMPUTE, Kind
-from pptrace.record import dataclass
-from pptrace.timeline.kernels import following
-from pptrace.timeline.window import window
+from pptrace.steps.kinds import COMPUTE, Kind
+from pptrace.timeline.idle import waits
+from pptrace.timeline.kernels import rows as rows_kernels
+from pptrace.timeline.timeline import OnPath, Why, take, window
+from pptrace_kernel import run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pptrace.model.columns import Int8s, Int32s, Int64s
+    from pptrace.steps.columns import Int32s, Int64s
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["PATH_PARTS", "CriticalPath", "OnPath", "critical_path", "on_path"]
+__all__ = ["PATH_PARTS", "CriticalPath", "critical_path", "on_path", "why"]
 
 PATH_PARTS = ("", "wire", "wait")
 """What a part of the path is where it is not the slice itself: latency behind it, or time that no slice fills."""
@@ -65,23 +66,6 @@ def critical_path(timeline: Timeline) -> CriticalPath:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class OnPath:
-    """The critical path's parts, one behind the other: together they are the step's window."""
-
-    row: Int32s
-    """Shape (parts,): the row of the timeline that each belongs to."""
-    part: Int8s
-    """Whether it is the slice or follows it: a place in :data:`PATH_PARTS`."""
-    start_ns: Int64s
-    """From when."""
-    end_ns: Int64s
-    """Until when, after its start."""
-
-    def __len__(self) -> int:
-        return int(self.row.size)
-
-
 def on_path(timeline: Timeline, rows: Int32s | None = None) -> OnPath:
     """Return what the critical path consists of, in the order of time, a wait before its first slice included.
 
@@ -106,7 +90,7 @@ def _path(timeline: Timeline) -> Int32s:
         return np.zeros(0, dtype=np.int32)
     found = np.empty(len(timeline), dtype=np.int32)
     last = int(np.argmax(timeline.end_ns))
-    length = run(following.follow_causes, (timeline.cause, last), (found,), work=len(timeline))
+    length = run(rows_kernels.follow_causes, (timeline.cause, last), (found,), work=len(timeline))
     return found[:length][::-1].copy()
 
 
@@ -117,3 +101,13 @@ def _split(timeline: Timeline, rows: Int32s, opened_ns: int) -> tuple[Int64s, In
     ran = np.maximum(np.minimum(end, until) - begin, 0)
     wire = np.minimum(np.maximum(until - np.maximum(end, begin), 0), timeline.lag_ns[rows])
     return begin, ran, wire, until
+
+
+def why(timeline: Timeline, path: Int32s | None = None) -> Why:
+    """Find in a whole step why ranks wait and what the critical path is, whose rows may be known already.
+
+    Of a rank whose lanes are missing, as where the files of some ranks were read, nothing is known.
+    """
+    found = waits(timeline)
+    known = np.isin(found.rank, timeline.lane_rank)
+    return Why(waits=found if known.all() else take(found, known), path=on_path(timeline, path))

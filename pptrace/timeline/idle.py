@@ -7,41 +7,39 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pptrace.kernel import run
-from pptrace.model.kind_table import TABLE
-from pptrace.model.kinds import Stream
-from pptrace.record import dataclass
-from pptrace.timeline.folded import with_own_waits
-from pptrace.timeline.kernels import idling, indexing
-from pptrace.timeline.messages import messages
-from pptrace.timeline.row_index import index_timeline, lanes_of
-from pptrace.timeline.window import window
+from pptrace.steps.kinds import TABLE, Stream
+from pptrace.timeline.actions import with_own_waits
+from pptrace.timeline.kernels import idle as idle_kernels
+from pptrace.timeline.kernels import rows as rows_kernels
+from pptrace.timeline.messages import index_timeline, lanes_of, messages
+from pptrace.timeline.timeline import Waits, window
+from pptrace_kernel import run
 
 if TYPE_CHECKING:
-    from pptrace.model.columns import Int8s, Int32s, Int64s
+    from pptrace.steps.columns import Int32s, Int64s
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["COMMUNICATION", "WHOLE_KEY", "IdleCause", "TimeSpent", "Waits", "time_spent", "waits"]
+__all__ = ["COMMUNICATION", "WHOLE_KEY", "IdleCause", "TimeSpent", "time_spent", "waits"]
 
 
 class IdleCause(IntEnum):
     """Why a rank's compute stream did no work; every idle nanosecond has exactly one cause."""
 
-    FILL = idling.FILL
+    FILL = idle_kernels.FILL
     """Before the rank's first action."""
-    DRAIN = idling.DRAIN
+    DRAIN = idle_kernels.DRAIN
     """After its last."""
-    TRANSFER = idling.TRANSFER
+    TRANSFER = idle_kernels.TRANSFER
     """The message that it waited for was under way, for as long as it takes with nothing shared."""
-    CONTENTION = idling.CONTENTION
+    CONTENTION = idle_kernels.CONTENTION
     """The message was under way for longer than that."""
-    HEAD_OF_LINE = idling.HEAD_OF_LINE
+    HEAD_OF_LINE = idle_kernels.HEAD_OF_LINE
     """The message was ready, but its stream held another task."""
-    PEER_COMPUTE = idling.PEER_COMPUTE
+    PEER_COMPUTE = idle_kernels.PEER_COMPUTE
     """The message's producer had not computed yet."""
-    REDUCTION = idling.REDUCTION
+    REDUCTION = idle_kernels.REDUCTION
     """Its gradients were being reduced, or its weights gathered, over the data-parallel replicas."""
-    SLOWER_REPLICA = idling.SLOWER_REPLICA
+    SLOWER_REPLICA = idle_kernels.SLOWER_REPLICA
     """Its replica's gradients were whole, and those of another one were not."""
 
     @property
@@ -71,27 +69,6 @@ class TimeSpent(NamedTuple):
     """Shape (ranks,): busy time in which the rank's own group communicated."""
     reduction_ns: Int64s
     """Shape (ranks,): time in which gradients were reduced, whether or not something ran beside it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Waits:
-    """Intervals in which ranks idled, by rank and time; columns of shape (waits,)."""
-
-    rank: Int32s
-    """The rank that idled."""
-    cause: Int8s
-    """Why: an :class:`IdleCause`."""
-    start_ns: Int64s
-    """From when."""
-    end_ns: Int64s
-    """Until when, after its start."""
-    row: Int32s
-    """The row of the timeline that ended it: message, producer or reduction; -1 where none is known."""
-    peer: Int32s
-    """The rank that it waited for; -1 where none is known, or it was its own."""
-
-    def __len__(self) -> int:
-        return int(self.rank.size)
 
 
 def time_spent(timeline: Timeline) -> TimeSpent:
@@ -130,7 +107,7 @@ def _waited_for(timeline: Timeline, rank: Int32s, row: Int32s) -> Int32s:
     return np.where(peer == rank, np.int32(-1), peer)
 
 
-def _attributed(timeline: Timeline, found: idling.Waits) -> tuple[TimeSpent, int]:
+def _attributed(timeline: Timeline, found: idle_kernels.Waits) -> tuple[TimeSpent, int]:
     """Attribute each rank's time, keep the intervals that there is room for, and return how many there are."""
     index = index_timeline(timeline)
     opened, closed = window(timeline)
@@ -138,18 +115,18 @@ def _attributed(timeline: Timeline, found: idling.Waits) -> tuple[TimeSpent, int
     busy, collective, reduction = (np.zeros(timeline.ranks, dtype=np.int64) for _ in range(3))
     idle = np.zeros(timeline.ranks * len(IdleCause), dtype=np.int64)
     count = run(
-        idling.attribute_idle,
+        idle_kernels.attribute_idle,
         (
             lanes_of(timeline, Stream.COMPUTE), lanes_of(timeline, Stream.DATA_PARALLEL), timeline.lane_ptr,
             timeline.cells,
-            idling.Rows(
+            idle_kernels.Rows(
                 times.start_ns, times.end_ns, timeline.lag_ns, timeline.uncontended_ns, timeline.cause,
                 times.collective_ns,
             ),
-            index.graph, TABLE, indexing.Index(index.made, index.send, index.recv), _whole(timeline),
+            index.graph, TABLE, rows_kernels.Index(index.made, index.send, index.recv), _whole(timeline),
             opened, closed,
         ),
-        (idling.Spent(busy, idle, collective, reduction), found),
+        (idle_kernels.Spent(busy, idle, collective, reduction), found),
         work=len(timeline),
     )  # fmt: skip
     return TimeSpent(busy, idle.reshape(timeline.ranks, len(IdleCause)), collective, reduction), count
@@ -163,8 +140,8 @@ def _whole(timeline: Timeline) -> Int64s:
     return np.full(timeline.placement.stages, -1, dtype=np.int64)
 
 
-def _room(size: int) -> idling.Waits:
-    return idling.Waits(
+def _room(size: int) -> idle_kernels.Waits:
+    return idle_kernels.Waits(
         rank=np.zeros(size, dtype=np.int32), cause=np.zeros(size, dtype=np.int8),
         start=np.zeros(size, dtype=np.int64), end=np.zeros(size, dtype=np.int64),
         row=np.zeros(size, dtype=np.int32),

@@ -1,27 +1,34 @@
-"""Memory per rank: what is always there, and what the actions hold over time."""
+"""Memory per rank over time."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.kernel import run
-from pptrace.model.kind_table import TABLE
-from pptrace.model.kinds import PASSES, Stream, present
-from pptrace.record import dataclass
-from pptrace.timeline.changes import gathered_changes, memory_changes, unreduced_changes
-from pptrace.timeline.counter import Counter
-from pptrace.timeline.folded import folded
-from pptrace.timeline.kernels import following
-from pptrace.timeline.row_index import lanes_of
+from pptrace.steps.kinds import PASSES, TABLE, WEIGHT_GRADIENTS, Kind, Result, Stream, present
+from pptrace.timeline.actions import folded, last_segments
+from pptrace.timeline.kernels import rows as rows_kernels
+from pptrace.timeline.messages import lanes_of
+from pptrace.timeline.timeline import Counter
+from pptrace_kernel import run
 
 if TYPE_CHECKING:
-    from pptrace.model.columns import Int64s
-    from pptrace.model.workload import Workload
+    from collections.abc import Callable
+
+    from pptrace.steps.columns import Int64s
+    from pptrace.steps.workload import Workload
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["Memory", "measure_memory", "memory_counters"]
+__all__ = [
+    "Memory",
+    "gathered_changes",
+    "measure_memory",
+    "memory_changes",
+    "memory_counters",
+    "unreduced_changes",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +115,7 @@ def measure_memory(timeline: Timeline, workload: Workload) -> Memory:
     else:
         whole, scratch = timeline, (peak, peak_at, most)
     run(
-        following.follow_memory,
+        rows_kernels.follow_memory,
         (
             lanes_of(whole, Stream.COMPUTE), whole.lane_ptr, whole.cells, whole.start_ns,
             workload.activation_bytes, workload.weight_activation_bytes, TABLE,
@@ -207,3 +214,119 @@ def _buffers(timeline: Timeline, workload: Workload) -> Int64s:
     for rank in (pairs // ranks % ranks, pairs % ranks):
         np.add.at(buffers, rank, size)
     return buffers
+
+
+def memory_changes(timeline: Timeline, workload: Workload, rows: Int64s) -> Int64s:
+    """Return the bytes of activations that rows take at their starts or, below zero, free at their ends.
+
+    Of an action in segments, the first takes and the last frees what the action does, unless the workload says
+    what each of them does.
+    """
+    again = _computed_again(timeline, rows)
+    whole = _of_actions(timeline, workload, rows, again)
+    if timeline.parts is None:
+        return whole
+    number = timeline.parts.number[rows]
+    last = last_segments(timeline)[rows] == rows
+    delta: Int64s = np.where((number < 0) | np.where(whole > 0, number == 0, last), whole, 0)
+    told = (number >= 0) & (again == 0) & (TABLE.recomputed[timeline.kind[rows]] == 0)
+    for place in np.flatnonzero(told).tolist() if _says_changes(workload) else ():
+        own = _given(timeline, workload, int(rows[place]))
+        if own is not None:
+            delta[place] = own[int(number[place])] * int(timeline.span[rows[place]])
+    return delta
+
+
+def gathered_changes(timeline: Timeline, workload: Workload, rows: Int64s) -> Int64s:
+    """Return the bytes of weights that a rank's gathers take at their starts, and what frees them at its end.
+
+    A stage that is gathered again before it is freed takes no more: layer by layer, one follows the other.
+    """
+    kind, stage = timeline.kind[rows], timeline.stage[rows]
+    delta = np.zeros(rows.size, dtype=np.int64)
+    gathers = kind == Kind.UNSHARD
+    for one in np.unique(stage[gathers]).tolist():
+        events = np.flatnonzero((gathers | (kind == Kind.RESHARD)) & (stage == one))
+        sign = np.where(gathers[events], 1, -1)
+        at = np.where(sign > 0, timeline.start_ns[rows[events]], timeline.end_ns[rows[events]])
+        order = np.lexsort((sign, at))
+        there = sign[order].cumsum()
+        changed = events[order[(there > 0) != (np.append([0], there[:-1]) > 0)]]
+        delta[changed] = np.where(gathers[changed], 1, -1) * workload.gathered_bytes[one]
+    return delta
+
+
+def unreduced_changes(timeline: Timeline, workload: Workload, rows: Int64s) -> Int64s:
+    """Return the bytes of whole gradients that a rank's rows take at their starts or free at their ends.
+
+    The first backward behind a reduction takes them, and the next reduction frees them: of several, the one that
+    was issued next.
+    """
+    kind, stage = timeline.kind[rows], timeline.stage[rows]
+    delta = np.zeros(rows.size, dtype=np.int64)
+    backward = WEIGHT_GRADIENTS.mask(kind)
+    for one in np.unique(stage[backward]).tolist():
+        backs = np.flatnonzero(backward & (stage == one))
+        backs = backs[np.argsort(timeline.start_ns[rows[backs]], kind="stable")]
+        reductions = np.flatnonzero((kind == Kind.REDUCE_GRAD) & (stage == one))
+        issued = timeline.enter_ns[rows[reductions]]
+        order = np.argsort(issued, kind="stable")
+        group = np.searchsorted(issued[order], timeline.end_ns[rows[backs]], side="left")
+        groups, first = np.unique(group, return_index=True)
+        delta[backs[first]] = workload.unreduced_bytes[one]
+        reduced = reductions[order][groups[groups < reductions.size]]
+        delta[reduced] = -workload.unreduced_bytes[one]
+    return delta
+
+
+def _of_actions(timeline: Timeline, workload: Workload, rows: Int64s, again: Int64s) -> Int64s:
+    kind, stage, microbatch = timeline.kind[rows], timeline.stage[rows], timeline.microbatch[rows]
+    classes = (workload, *workload.classes)
+    used = workload.microbatch_class
+    by_class = np.where(microbatch < 0, 0, used[microbatch]) if used.size else np.zeros(rows.size, dtype=np.int64)
+
+    def each(size_bytes: Callable[[Workload], Int64s]) -> Int64s:
+        found: Int64s = np.stack([size_bytes(one) for one in classes])[by_class, stage]
+        return found
+
+    span = timeline.span[rows]
+    total = TABLE.activation[kind] * each(lambda one: one.activation_bytes) * span
+    total += TABLE.weight_activation[kind] * each(lambda one: one.weight_activation_bytes) * span
+    total += TABLE.copied[kind] * each(lambda one: one.copied_bytes) * span
+    left_out = each(lambda one: one.activation_bytes - one.checkpoint_bytes)
+    total += (TABLE.recomputed[kind] * span - again) * left_out
+    return total
+
+
+def _computed_again(timeline: Timeline, rows: Int64s) -> Int64s:
+    """Return on how many microbatches each row works forward that are computed again later."""
+    recomputes = np.flatnonzero(TABLE.recomputed[timeline.kind])
+    if not recomputes.size:
+        return np.zeros(rows.size, dtype=np.int64)
+    placement = timeline.placement
+    count = np.zeros((placement.stages, placement.microbatches + 1), dtype=np.int64)
+    first = timeline.microbatch[recomputes]
+    for offset in range(int(timeline.span[recomputes].max())):
+        inside = offset < timeline.span[recomputes]
+        count[timeline.stage[recomputes[inside]], first[inside] + offset + 1] = 1
+    count = count.cumsum(axis=1)
+    stage, microbatch = timeline.stage[rows], timeline.microbatch[rows]
+    forwards = TABLE.result[timeline.kind[rows]] == Result.ACTIVATION
+    return np.where(forwards, count[stage, microbatch + timeline.span[rows]] - count[stage, microbatch], 0)
+
+
+def _says_changes(workload: Workload) -> bool:
+    costs = (workload, *workload.classes)
+    stages = [own for one in costs for stages in one.segments.values() for own in stages]
+    return any(segment.activation_bytes is not None for own in stages for segment in own)
+
+
+def _given(timeline: Timeline, workload: Workload, row: int) -> list[int] | None:
+    """Return what the workload says of each segment of a row's action; None where it says nothing."""
+    microbatch, used = int(timeline.microbatch[row]), workload.microbatch_class
+    costs = workload.of_class(int(used[microbatch]) if used.size and microbatch >= 0 else 0)
+    stages = costs.segments.get(Kind(int(timeline.kind[row])))
+    if stages is None:
+        return None
+    own = [one.activation_bytes for one in stages[int(timeline.stage[row])]]
+    return None if all(change is None for change in own) else [change or 0 for change in own]

@@ -1,22 +1,68 @@
-"""Messages of a timeline: which slice produced the data, which carried them, which consumed them."""
+"""Rows of a timeline by action, and both ends of each message."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pptrace.record import dataclass
-from pptrace.timeline.actions import segment_rows
-from pptrace.timeline.row_index import index_timeline
+from pptrace.steps.columns import unset
+from pptrace.steps.kinds import COMPUTE, STAGE_ENDS, TABLE, KindSet, Stream
+from pptrace.steps.schedule import Schedule, StageGraph, graph_of
+from pptrace.timeline.actions import folded, last_segments, segment_rows
+from pptrace.timeline.kernels import rows as rows_kernels
+from pptrace_kernel import run
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pptrace.model.columns import Int32s
+    from pptrace.steps.columns import Int32s, Int64s
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["Messages", "messages"]
+__all__ = ["Messages", "RowIndex", "compute_rows", "computed_order", "index_timeline", "lanes_of", "messages"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowIndex:
+    """Rows by stage, microbatch, edge and direction; -1 where there is none."""
+
+    graph: StageGraph
+    """The stages' graph."""
+    made: Int32s
+    """Shape (2 x stages x microbatches,): forwards, then backwards that others need; of segments the last."""
+    send: Int32s
+    """Shape (2 x edges x microbatches,): the sender's row of each message, forward edges first."""
+    recv: Int32s
+    """Shape (2 x edges x microbatches,): the receiver's row of each message."""
+
+
+def index_timeline(timeline: Timeline) -> RowIndex:
+    """Index a timeline's rows."""
+    placement = timeline.placement
+    graph = graph_of(placement)
+    cells = placement.stages * placement.microbatches
+    made, send, recv = (unset(2 * size) for size in (cells, *2 * (graph.edges * placement.microbatches,)))
+    run(
+        rows_kernels.index_rows,
+        (
+            timeline.lane_ptr, timeline.lane_rank, timeline.lane_peer, timeline.cells, timeline.start_ns,
+            timeline.size_bytes, graph, TABLE,
+        ),
+        (rows_kernels.Index(made, send, recv),),
+        work=len(timeline),
+    )  # fmt: skip
+    if timeline.parts is not None:
+        made = last_segments(timeline)[made]
+    return RowIndex(graph=graph, made=made, send=send, recv=recv)
+
+
+def lanes_of(timeline: Timeline, stream: Stream) -> Int32s:
+    """Return each rank's first lane of a stream, -1 where it has none; shape (ranks,)."""
+    found = np.full(timeline.ranks, -1, dtype=np.int32)
+    lanes = np.flatnonzero(timeline.lane_stream == stream)[::-1]
+    found[timeline.lane_rank[lanes]] = lanes
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,3 +142,25 @@ def _result_segments(timeline: Timeline, rows: Int32s, messages: Int32s) -> Int3
     found = rows.copy()
     found[asks[ended]] = segments[before[ended]]
     return found
+
+
+_IN_TABLES = KindSet(COMPUTE - STAGE_ENDS)
+
+
+def compute_rows(timeline: Timeline) -> list[Int64s]:
+    """Return, per rank, the rows of what a table holds, in the order in which they ran."""
+    found = []
+    for lane in lanes_of(timeline, Stream.COMPUTE):
+        span = np.arange(timeline.lane_ptr[lane], timeline.lane_ptr[lane + 1]) if lane >= 0 else np.arange(0)
+        found.append(span[_IN_TABLES.mask(timeline.kind[span])])
+    return found
+
+
+def computed_order(timeline: Timeline) -> Schedule:
+    """Return the table of what each rank computed, one row per action."""
+    timeline = folded(timeline)
+    by_rank = compute_rows(timeline)
+    rows = np.concatenate(by_rank) if by_rank else np.zeros(0, dtype=np.int64)
+    return Schedule.of_cells(
+        timeline.placement, np.cumsum([0, *(own.size for own in by_rank)]), timeline.cells.taken(rows)
+    )

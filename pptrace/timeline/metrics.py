@@ -1,23 +1,40 @@
-"""What a step amounts to: its length, where each rank's time went, why it idled, what it held."""
+"""Figures of a step: times, bubble, phases, counters and communication that is not overlapped."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from pptrace.record import dataclass
-from pptrace.timeline.actions import GroupTime, group_times
+import numpy as np
+
+from pptrace.steps.kinds import BACKWARD, COMPUTE, GRADIENTS, PASSES, SENDS, WEIGHT_GRADIENTS, Kind, Stream
+from pptrace.timeline.actions import Clock, GroupTime, folded, group_times, in_group
 from pptrace.timeline.critical_path import CriticalPath, critical_path
 from pptrace.timeline.idle import COMMUNICATION, IdleCause, time_spent
 from pptrace.timeline.memory import Memory, measure_memory
-from pptrace.timeline.window import window
+from pptrace.timeline.messages import messages
+from pptrace.timeline.timeline import Counter, window
 
 if TYPE_CHECKING:
-    from pptrace.model.columns import Int64s
-    from pptrace.model.workload import Workload
-    from pptrace.timeline.timeline import Timeline
+    from numpy.typing import NDArray
 
-__all__ = ["IdleCause", "Metrics", "measure"]
+    from pptrace.steps.columns import Int32s, Int64s
+    from pptrace.steps.workload import Workload
+    from pptrace.timeline.timeline import Timeline, Waits
+
+__all__ = [
+    "IdleCause",
+    "Metrics",
+    "Phase",
+    "communication_counters",
+    "counters_of",
+    "hidden_ns",
+    "in_flight",
+    "link_use",
+    "measure",
+    "phases",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,3 +129,235 @@ def measure(timeline: Timeline, workload: Workload, memory: Memory | None = None
         tokens=workload.tokens, model_flops=workload.model_flops, peak_flops=workload.peak_flops,
         notes=workload.notes,
     )  # fmt: skip
+
+
+def hidden_ns(timeline: Timeline) -> Int64s:
+    """Return, per rank, for how long communication was under way while the rank computed, shape (ranks,).
+
+    Messages count at their receiver, from their start to the arrival of the data; communication of groups, such as
+    the reduction of gradients, at its own rank. What is under way at once counts once each.
+    """
+    total = np.zeros(timeline.ranks, dtype=np.int64)
+    for group in group_times(timeline):
+        total += group.hidden_ns
+    found = messages(timeline)
+    known = found.consumer >= 0
+    row = np.where(found.send >= 0, found.send, found.recv)[known]
+    receiver = timeline.rank_of_row()[found.consumer[known]]
+    compute = np.flatnonzero(timeline.lane_stream == Stream.COMPUTE)
+    for rank, lane in zip(timeline.lane_rank[compute].tolist(), compute.tolist(), strict=True):
+        clock, own = Clock.of(timeline, lane), row[receiver == rank]
+        arrived = timeline.end_ns[own] + timeline.lag_ns[own]
+        total[rank] += int((clock.at(arrived) - clock.at(timeline.start_ns[own])).sum())
+    return total
+
+
+_NEVER = int(np.iinfo(np.int64).max)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """A part of one rank's step."""
+
+    rank: int
+    """The rank."""
+    name: str
+    """``warm-up``, ``steady`` or ``cool-down``."""
+    start_ns: int
+    """When it starts."""
+    end_ns: int
+    """When it ends, after its start."""
+
+
+def phases(timeline: Timeline) -> tuple[Phase, ...]:
+    """Return the phases of every rank, by rank and time.
+
+    Warm-up lasts from a rank's first forward until its first backward starts, cool-down from the end
+    of its last forward to the end of its last backward, steady is what lies between. A phase without
+    length is left out, and a rank without a forward or without a backward has none. Of actions in
+    segments, computation counts.
+    """
+    computes = ~in_group(timeline)
+    forward = (timeline.kind == Kind.F) & computes
+    backward = BACKWARD.mask(timeline.kind) & computes
+    ranks, firsts = _ranks(timeline)
+    start = _first(timeline.start_ns, forward, firsts)
+    turn = _first(timeline.start_ns, backward, firsts)
+    last = _last(timeline.end_ns, forward, firsts)
+    end = _last(timeline.end_ns, backward, firsts)
+    found = []
+    for index, rank in enumerate(ranks):
+        if turn[index] == _NEVER or start[index] == _NEVER:
+            continue
+        cool = max(last[index], turn[index])
+        bounds = (start[index], turn[index], cool, end[index])
+        names = ("warm-up", "steady", "cool-down")
+        for name, begin, until in zip(names, bounds, bounds[1:], strict=False):
+            if until > begin:
+                found.append(Phase(rank=rank, name=name, start_ns=begin, end_ns=until))
+    return tuple(found)
+
+
+def _ranks(timeline: Timeline) -> tuple[list[int], NDArray[np.int64]]:
+    """Return the ranks that have rows, and the first row of each."""
+    filled = np.diff(timeline.lane_ptr) > 0
+    rank, first = np.unique(timeline.lane_rank[filled], return_index=True)
+    return rank.tolist(), timeline.lane_ptr[:-1][filled][first].astype(np.int64)
+
+
+def _first(time: Int64s, chosen: NDArray[np.bool_], firsts: NDArray[np.int64]) -> list[int]:
+    return _of_ranks(np.minimum, np.where(chosen, time, _NEVER), firsts)
+
+
+def _last(time: Int64s, chosen: NDArray[np.bool_], firsts: NDArray[np.int64]) -> list[int]:
+    return _of_ranks(np.maximum, np.where(chosen, time, -1), firsts)
+
+
+def _of_ranks(pick: np.ufunc, time: Int64s, firsts: NDArray[np.int64]) -> list[int]:
+    found: list[int] = pick.reduceat(time, firsts).tolist() if firsts.size else []
+    return found
+
+
+_RELEASES = sorted(BACKWARD, key=lambda kind: (kind not in WEIGHT_GRADIENTS, kind in GRADIENTS))
+"""What ends a microbatch's stay, the first that it has."""
+
+
+def in_flight(timeline: Timeline) -> tuple[Counter, ...]:
+    """Count the microbatches of each rank between their forward's start and their backward's end.
+
+    A backward ends with ``W`` where it is split, else with ``B``, else with ``I``. A microbatch counts
+    once for each of the rank's stages that it has passed.
+    """
+    timeline = folded(timeline)
+    rank = timeline.rank_of_row()
+    rows, microbatch = _microbatch_rows(timeline)
+    key = timeline.stage[rows].astype(np.int64) * (int(microbatch.max(initial=0)) + 1) + microbatch
+    kind = timeline.kind[rows]
+    held = kind == Kind.F
+    released, done = np.zeros_like(held), ~np.isin(key, key[held])
+    for release in _RELEASES:
+        now = (kind == release) & ~done
+        released |= now
+        done |= np.isin(key, key[now])
+    into, out = rows[held], rows[released]
+    return _summed(
+        "in flight",
+        "microbatches",
+        np.concatenate([rank[into], rank[out]]),
+        np.concatenate([timeline.start_ns[into], timeline.end_ns[out]]),
+        np.concatenate([np.ones(into.size, dtype=np.int64), np.full(out.size, -1)]),
+    )
+
+
+def link_use(timeline: Timeline) -> tuple[Counter, ...]:
+    """Sum, for each rank, the rates in bytes/s of the messages that are leaving it.
+
+    A message's rate is its bytes over its time on the sender's stream, rounded down.
+    """
+    took = timeline.end_ns - timeline.start_ns
+    rows = np.flatnonzero(SENDS.mask(timeline.kind) & (took > 0) & (timeline.size_bytes > 0))
+    rate = _per_second(timeline.size_bytes[rows], took[rows])
+    rank = timeline.rank_of_row()[rows]
+    return _summed(
+        "link use",
+        "bytes/s",
+        np.concatenate([rank, rank]),
+        np.concatenate([timeline.start_ns[rows], timeline.end_ns[rows]]),
+        np.concatenate([rate, -rate]),
+    )
+
+
+def _microbatch_rows(timeline: Timeline) -> tuple[Int64s, Int64s]:
+    """Return the rows of passes, once for each of their microbatches, and those microbatches."""
+    rows = np.flatnonzero(PASSES.mask(timeline.kind) & (timeline.microbatch >= 0))
+    span = timeline.span[rows]
+    first = np.repeat(np.cumsum(span) - span, span)
+    rows = np.repeat(rows, span)
+    return rows, timeline.microbatch[rows].astype(np.int64) + np.arange(rows.size) - first
+
+
+def _per_second(size_bytes: Int64s, took_ns: Int64s) -> Int64s:
+    """Return ``size_bytes * 10**9 // took_ns``, three digits at a time so that nothing overflows."""
+    rate, rest = np.divmod(size_bytes, took_ns)
+    for _ in range(3):
+        more, rest = np.divmod(rest * 1000, took_ns)
+        rate = rate * 1000 + more
+    return rate
+
+
+def _summed(name: str, unit: str, rank: Int32s, at_ns: Int64s, change: Int64s) -> tuple[Counter, ...]:
+    """Add up each rank's changes."""
+    order = np.lexsort((at_ns, rank))
+    return counters_of(name, unit, rank[order], at_ns[order], np.cumsum(change[order]))
+
+
+def counters_of(name: str, unit: str, rank: Int32s, at_ns: Int64s, total: Int64s) -> tuple[Counter, ...]:
+    """Return a counter per rank of values that are sorted by rank and time, and go on from rank to rank.
+
+    Of those at one time the last counts, and one that changes nothing is no step.
+    """
+    last = np.ones(rank.size, dtype=bool)
+    last[:-1] = (rank[1:] != rank[:-1]) | (at_ns[1:] != at_ns[:-1])
+    rank, at_ns, total = rank[last], at_ns[last], total[last]
+    found = []
+    ends = np.flatnonzero(np.diff(rank, append=-1)) + 1
+    before, start = 0, 0
+    for end in ends.tolist():
+        value = total[start:end] - before
+        kept = np.diff(value, prepend=0) != 0
+        at, value = at_ns[start:end][kept], value[kept]
+        if at.size:
+            found.append(Counter(rank=int(rank[start]), name=name, unit=unit, at_ns=at, value=value))
+        before, start = int(total[end - 1]), end
+    return tuple(found)
+
+
+_UNIT = "at once"
+
+
+def communication_counters(timeline: Timeline, waits: Waits) -> tuple[Counter, ...]:
+    """Return each rank's counters ``hidden communication`` and ``exposed communication``.
+
+    Hidden is what is under way beside computation: messages at their receiver until the data are there, groups'
+    communication at its own rank; over time it sums to :func:`~pptrace.timeline.metrics.hidden_ns`. Exposed is 1
+    while the rank waits for a message or a reduction, and 1 for each segment of its own groups beside nothing.
+    """
+    stream = np.repeat(timeline.lane_stream, np.diff(timeline.lane_ptr))
+    rank = timeline.rank_of_row()
+    computing = (stream == Stream.COMPUTE) & COMPUTE.mask(timeline.kind)
+    inside, reducing = in_group(timeline), stream == Stream.DATA_PARALLEL
+    for_others = np.isin(waits.cause, COMMUNICATION)
+    ranks, at, (busy, own, passing, held) = _active(
+        *((rank[rows], timeline.start_ns[rows], timeline.end_ns[rows]) for rows in (computing, inside)),
+        _passing(timeline, rank, reducing),
+        (waits.rank[for_others], waits.start_ns[for_others], waits.end_ns[for_others]),
+    )
+    hidden, exposed = (own + passing) * busy, held + own * (1 - busy)
+    return (
+        *counters_of("hidden communication", _UNIT, ranks, at, hidden),
+        *counters_of("exposed communication", _UNIT, ranks, at, exposed),
+    )
+
+
+def _passing(timeline: Timeline, rank: Int32s, reducing: NDArray[np.bool_]) -> tuple[Int32s, Int64s, Int64s]:
+    """Return rank, start and end of each message at its receiver and of communication between replicas."""
+    found = messages(timeline)
+    known = found.consumer >= 0
+    row, consumer = np.where(found.send >= 0, found.send, found.recv)[known], found.consumer[known]
+    arrived = timeline.end_ns[row] + timeline.lag_ns[row]
+    return (
+        np.concatenate([rank[consumer], rank[reducing]]),
+        np.concatenate([timeline.start_ns[row], timeline.start_ns[reducing]]),
+        np.concatenate([arrived, timeline.end_ns[reducing]]),
+    )
+
+
+def _active(*spans: tuple[Int32s, Int64s, Int64s]) -> tuple[Int32s, Int64s, list[Int64s]]:
+    """Return ranks and times, sorted, at which something begins or ends, and how many of each sort then go on."""
+    ranks = np.concatenate([rank for rank, _, _ in spans] * 2)
+    at = np.concatenate([start for _, start, _ in spans] + [end for _, _, end in spans])
+    sort = np.tile(np.repeat(np.arange(len(spans), dtype=np.int8), [rank.size for rank, _, _ in spans]), 2)
+    change = np.repeat(np.array([1, -1], dtype=np.int64), at.size // 2)
+    order = np.lexsort((at, ranks))
+    sort, change = sort[order], change[order]
+    return ranks[order], at[order], [np.cumsum(np.where(sort == one, change, 0)) for one in range(len(spans))]

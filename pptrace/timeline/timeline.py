@@ -1,29 +1,251 @@
-"""A timeline is one training step that happened, simulated or measured: slices on lanes, in columns."""
+"""The timeline of a step in columns."""
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
-from pptrace.model.cells import CELL, Cells
-from pptrace.model.columns import Int8s, Int32s, Int64s, difference
-from pptrace.model.kinds import Stream
-from pptrace.record import dataclass
+from pptrace.steps.actions import CELL, Cells
+from pptrace.steps.columns import Int8s, Int32s, Int64s, column, difference
+from pptrace.steps.kinds import Stream
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
-    from pptrace.model.action import Action
-    from pptrace.model.placement import Placement
-    from pptrace.timeline.counter import Counter
-    from pptrace.timeline.parts import Parts
-    from pptrace.timeline.routes import Routes
-    from pptrace.timeline.why import Why
+    from numpy.typing import NDArray
 
-__all__ = ["LANE_COLUMNS", "ROW_COLUMNS", "Slice", "Timeline"]
+    from pptrace.steps.actions import Action
+    from pptrace.steps.placement import Placement
+
+__all__ = [
+    "LANE_COLUMNS",
+    "ROW_COLUMNS",
+    "Counter",
+    "OnPath",
+    "Parts",
+    "Routes",
+    "Slice",
+    "Timeline",
+    "Waits",
+    "Why",
+    "from_slices",
+    "shift",
+    "take",
+    "window",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Counter:
+    """A step function: from ``at_ns[i]`` on, the value is ``value[i]``."""
+
+    rank: int
+    """The rank that it belongs to; -1 for none: it is the cluster's, such as the use of a shared link."""
+    name: str
+    """Such as ``memory``, or the link's, such as ``leaf0>spine2``."""
+    unit: str
+    """Such as ``bytes``."""
+    at_ns: Int64s
+    """Strictly increasing times."""
+    value: Int64s
+    """The value from each time on."""
+
+    def __post_init__(self) -> None:
+        for name in ("at_ns", "value"):
+            object.__setattr__(self, name, column(getattr(self, name), np.int64))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Counter):
+            return NotImplemented
+        return (
+            (self.rank, self.name, self.unit) == (other.rank, other.name, other.unit)
+            and np.array_equal(self.at_ns, other.at_ns)
+            and np.array_equal(self.value, other.value)
+        )
+
+    __hash__ = None  # type: ignore[assignment] # arrays inside: equal by value, not hashable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Parts:
+    """One value per row; a row that is a whole action or a message has -1."""
+
+    number: Int32s
+    """Place of the segment in its action, from 0."""
+    name: Int32s
+    """Which of :attr:`names` it has."""
+    names: tuple[str, ...]
+    """Names of segments."""
+
+    def __post_init__(self) -> None:
+        for name in ("number", "name"):
+            object.__setattr__(self, name, column(getattr(self, name), np.int32))
+
+    def of_rows(self, rows: NDArray[np.integer]) -> Self:
+        """Return the parts of some rows, in their order; names keep their numbers."""
+        return replace(self, number=self.number[rows], name=self.name[rows])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Parts | None]) -> Parts | None:
+        """Return the parts of rows that follow one another and share their names; None where none are known."""
+        known = [one for one in parts if one is not None]
+        if not known:
+            return None
+        number, name = (np.concatenate([getattr(one, column) for one in known]) for column in ("number", "name"))
+        return replace(known[0], number=number, name=name)
+
+    def name_of(self, row: int) -> str:
+        """Return the name of a row's segment, ``""`` for none."""
+        name = int(self.name[row])
+        return self.names[name] if name >= 0 else ""
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Parts):
+            return NotImplemented
+        own, others = (np.array([*one.names, ""], dtype=object)[one.name] for one in (self, other))
+        return np.array_equal(self.number, other.number) and np.array_equal(own, others)
+
+    __hash__ = None  # type: ignore[assignment] # arrays inside: equal by value, not hashable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Routes:
+    """Links by name, and the links of each row in columns.
+
+    Of a message that is a bundle of flows these are the links of the first flow, from source to target.
+    """
+
+    name: tuple[str, ...]
+    """Name of each link."""
+    rate_kbps: Int64s
+    """Capacity of each link in kB/s."""
+    ptr: Int32s
+    """Shape (rows + 1,): row ``r`` of the timeline went over ``link[ptr[r]:ptr[r + 1]]``; none for no message."""
+    link: Int32s
+    """Links, in order along each route."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rate_kbps", column(self.rate_kbps, np.int64))
+        for name in ("ptr", "link"):
+            object.__setattr__(self, name, column(getattr(self, name), np.int32))
+
+    def of_rows(self, rows: NDArray[np.integer]) -> Self:
+        """Return the routes of some rows, in their order; links keep their numbers."""
+        length = np.diff(self.ptr)[rows]
+        ptr = np.concatenate([[0], np.cumsum(length)])
+        first = np.repeat(self.ptr[:-1][rows] - ptr[:-1], length)
+        return replace(self, ptr=ptr, link=self.link[np.arange(int(ptr[-1])) + first])
+
+    def of_links(self, names: AbstractSet[str]) -> Self:
+        """Return the same routes among fewer links: those that one goes over, and ``names``; the order stays."""
+        kept = np.fromiter((name in names for name in self.name), dtype=bool, count=len(self.name))
+        kept[self.link] = True
+        number = np.cumsum(kept) - 1
+        return replace(
+            self,
+            name=tuple(self.name[link] for link in np.flatnonzero(kept).tolist()),
+            rate_kbps=self.rate_kbps[kept],
+            link=number[self.link],
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Routes):
+            return NotImplemented
+        return self.name == other.name and all(
+            np.array_equal(getattr(self, name), getattr(other, name)) for name in ("rate_kbps", "ptr", "link")
+        )
+
+    __hash__ = None  # type: ignore[assignment] # arrays inside: equal by value, not hashable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OnPath:
+    """The critical path's parts, one behind the other: together they are the step's window."""
+
+    row: Int32s
+    """Shape (parts,): the row of the timeline that each belongs to."""
+    part: Int8s
+    """Whether it is the slice or follows it: a place in :data:`PATH_PARTS`."""
+    start_ns: Int64s
+    """From when."""
+    end_ns: Int64s
+    """Until when, after its start."""
+
+    def __len__(self) -> int:
+        return int(self.row.size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Waits:
+    """Intervals in which ranks idled, by rank and time; columns of shape (waits,)."""
+
+    rank: Int32s
+    """The rank that idled."""
+    cause: Int8s
+    """Why: an :class:`IdleCause`."""
+    start_ns: Int64s
+    """From when."""
+    end_ns: Int64s
+    """Until when, after its start."""
+    row: Int32s
+    """The row of the timeline that ended it: message, producer or reduction; -1 where none is known."""
+    peer: Int32s
+    """The rank that it waited for; -1 where none is known, or it was its own."""
+
+    def __len__(self) -> int:
+        return int(self.rank.size)
+
+
+_Columns = TypeVar("_Columns", Waits, OnPath)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Why:
+    """Found in a whole step, so that a part of one still says what the whole was."""
+
+    waits: Waits
+    """Why ranks idled."""
+    path: OnPath
+    """The critical path."""
+
+    def of_ranks(self, ranks: Collection[int], rank_of_row: Int32s) -> Self:
+        """Return what concerns some ranks; rows keep their numbers."""
+        chosen = sorted(ranks)
+        return replace(
+            self, waits=take(self.waits, np.isin(self.waits.rank, chosen)),
+            path=take(self.path, np.isin(rank_of_row[self.path.row], chosen)),
+        )  # fmt: skip
+
+    def renumbered(self, number: Int32s) -> Self:
+        """Give rows new numbers, -1 for those that went, with which their part of the path goes."""
+        path = take(self.path, number[self.path.row] >= 0)
+        return replace(
+            self, waits=replace(self.waits, row=number[self.waits.row]), path=replace(path, row=number[path.row])
+        )
+
+    def within(self, start_ns: int, end_ns: int) -> Self:
+        """Return the waits that lie in a span, and the path."""
+        inside = (self.waits.start_ns >= start_ns) & (self.waits.end_ns <= end_ns)
+        return replace(self, waits=take(self.waits, inside))
+
+    def shifted(self, by_ns: int) -> Self:
+        """Return the same later."""
+        return replace(self, waits=shift(self.waits, by_ns), path=shift(self.path, by_ns))
+
+
+def take(columns: _Columns, chosen: NDArray[np.bool_]) -> _Columns:
+    """Return the chosen rows of columns."""
+    return replace(columns, **{name: getattr(columns, name)[chosen] for name in columns.__slots__})
+
+
+def shift(columns: _Columns, by_ns: int) -> _Columns:
+    """Return columns whose times are later by a duration."""
+    return replace(columns, start_ns=columns.start_ns + by_ns, end_ns=columns.end_ns + by_ns)
 
 
 LANE_COLUMNS = ("lane_rank", "lane_stream", "lane_peer", "lane_ptr")
@@ -156,3 +378,62 @@ class Timeline(Cells):
     def __repr__(self) -> str:
         span = int(self.end_ns.max()) if len(self) else 0
         return f"<Timeline {self.ranks} ranks, {self.lanes} lanes, {len(self)} slices, {span} ns>"
+
+
+def from_slices(slices: Iterable[Slice], placement: Placement) -> Timeline:
+    """Return the timeline of ``slices``, sorted into lanes; ``cause`` counts the rows as returned.
+
+    Raises:
+        ValueError: two slices of one lane overlap.
+    """
+    ordered = sorted(slices, key=lambda s: (*_lane(s), s.start_ns, s.end_ns))
+    lanes = [(key, len(list(group))) for key, group in groupby(ordered, key=_lane)]
+    columns: dict[str, Any] = {
+        name: np.array([_value(s, name) for s in ordered], dtype=np.int64) for name in ROW_COLUMNS
+    }
+    timeline = Timeline(
+        placement=placement,
+        lane_rank=np.array([rank for (rank, _, _), _ in lanes], dtype=np.int32),
+        lane_stream=np.array([stream for (_, stream, _), _ in lanes], dtype=np.int8),
+        lane_peer=np.array([peer for (_, _, peer), _ in lanes], dtype=np.int32),
+        lane_ptr=np.cumsum([0, *(count for _, count in lanes)]),
+        **columns,
+    )
+    for lane in range(timeline.lanes):
+        rows = slice(int(timeline.lane_ptr[lane]), int(timeline.lane_ptr[lane + 1]))
+        if (timeline.start_ns[rows][1:] < timeline.end_ns[rows][:-1]).any():
+            msg = f"slices of rank {timeline.lane_rank[lane]} overlap on one stream"
+            raise ValueError(msg)
+    return timeline
+
+
+def _lane(item: Slice) -> tuple[int, int, int]:
+    return item.rank, int(item.stream), item.peer
+
+
+def _value(item: Slice, name: str) -> int:
+    if name in {"kind", "stage", "microbatch", "span"}:
+        return int(getattr(item.action, name))
+    value = int(getattr(item, name))
+    if value < 0 and name == "enter_ns":
+        return item.start_ns
+    if value < 0 and name == "uncontended_ns":
+        return item.end_ns - item.start_ns
+    return value
+
+
+_MESSAGES = (Stream.COMM, Stream.SEND, Stream.RECV)
+
+
+def window(timeline: Timeline) -> tuple[int, int]:
+    """Return when the first slice starts and when the last ends.
+
+    A message opens no window: a measured one begins with its wait for a peer.
+    """
+    filled = np.flatnonzero(np.diff(timeline.lane_ptr) > 0)
+    if not filled.size:
+        return 0, 0
+    first, last = timeline.lane_ptr[filled], timeline.lane_ptr[filled + 1] - 1
+    opens = ~np.isin(timeline.lane_stream[filled], _MESSAGES)
+    starts = timeline.start_ns[first[opens] if opens.any() else first]
+    return int(starts.min()), int(timeline.end_ns[last].max())

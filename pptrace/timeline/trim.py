@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from pptrace.timeline.counter import Counter
-    from pptrace.timeline.routes import Routes
+    from pptrace.timeline.timeline import Counter, Routes
 
 __all__ = ["Selection", "parse_only", "trim"]
 

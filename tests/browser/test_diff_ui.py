@@ -8,9 +8,9 @@ import pytest
 from compared_steps import compared, one_step, side_of_step
 from recorded_side import recorded
 
-from pptrace.analysis.diff.step_diff import diff
-from pptrace.analysis.steps.times import performed
-from pptrace.present.diff.files import write_diff
+from pptrace.measured.computations import performed
+from pptrace.measured.diff import diff
+from pptrace.measured.diff_document import write_diff
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 from shown_steps import RANKS, step
 
-from pptrace.export import kineto, perfetto
-from pptrace.export.hops import Hops
+from pptrace.traces import kineto, perfetto
+from pptrace.traces.link_slices import Hops
 
 if TYPE_CHECKING:
-    from pptrace.timeline.routes import Routes
-    from pptrace.timeline.timeline import Timeline
+    from pptrace.timeline.timeline import Routes, Timeline
 
 pytestmark = pytest.mark.browser
 

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from shown_steps import RANKS, step
 
-from pptrace.export import perfetto
-from pptrace.viewer.server import Server
-from pptrace.viewer.site import PUBLIC_UI, Site
+from pptrace.cli.viewer import PUBLIC_UI, Server, Site
+from pptrace.traces import perfetto
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

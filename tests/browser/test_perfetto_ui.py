@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from shown_steps import STEPS, step
 
-from pptrace.export import kineto, perfetto
-from pptrace.export.hops import Hops
-from pptrace.model.kinds import Kind
+from pptrace.steps.kinds import Kind
 from pptrace.timeline.messages import messages
-from pptrace.timeline.phases import phases
+from pptrace.timeline.metrics import phases
+from pptrace.traces import kineto, perfetto
+from pptrace.traces.link_slices import Hops
 
 if TYPE_CHECKING:
     from pathlib import Path

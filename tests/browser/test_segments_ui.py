@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from paired_steps import paired_step
 
-from pptrace.export import kineto, perfetto
-from pptrace.timeline.counters import in_flight
+from pptrace.timeline.metrics import in_flight
+from pptrace.traces import kineto, perfetto
 
 pytestmark = pytest.mark.browser
 

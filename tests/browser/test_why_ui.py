@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from shown_steps import RANKS, step
 
-from pptrace.export import kineto, perfetto
-from pptrace.model.kinds import COMPUTE
-from pptrace.model.workload import Workload
+from pptrace.steps.kinds import COMPUTE
+from pptrace.steps.workload import Workload
+from pptrace.timeline.critical_path import why
 from pptrace.timeline.idle import IdleCause
 from pptrace.timeline.messages import messages
 from pptrace.timeline.metrics import measure
-from pptrace.timeline.why import why
+from pptrace.traces import kineto, perfetto
 
 if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline

@@ -133,7 +133,7 @@ def test_a_picture_that_cannot_be_written_says_why(pptrace: Pptrace) -> None:
 def test_every_schedule_of_a_list_is_completed(monkeypatch: pytest.MonkeyPatch) -> None:
     from click.shell_completion import BashComplete
 
-    from pptrace.cli import complete
+    from pptrace.cli import completers as complete
     from pptrace.cli.main import cli
 
     monkeypatch.setenv("PPTRACE_DISABLE_PLUGINS", "all")

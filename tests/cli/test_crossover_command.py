@@ -102,7 +102,7 @@ def test_ctrl_c_ends_it_in_one_line(pptrace: Pptrace, monkeypatch: pytest.Monkey
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pptrace.study.basis.Basis.run", stop)
+    monkeypatch.setattr("pptrace.search.basis.Basis.run", stop)
 
     answer = pptrace("crossover", "step.yaml", *PAIR, "--over", "microbatches")
 

@@ -19,11 +19,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pptrace.cli import open as open_module
+from pptrace.cli import viewer
+from pptrace.cli import viewer as server_module
 from pptrace.cli.open import command
+from pptrace.cli.viewer import Site
 from pptrace.errors import PptraceError, TraceError
-from pptrace.viewer import display
-from pptrace.viewer import server as server_module
-from pptrace.viewer.site import Site
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -315,4 +315,4 @@ def test_it_imports_nothing_heavy() -> None:
 def test_a_display_is_looked_for_where_one_is_needed(
     environment: dict[str, str], platform: str, *, expected: bool
 ) -> None:
-    assert display.has_display(environment, platform) is expected
+    assert viewer.has_display(environment, platform) is expected

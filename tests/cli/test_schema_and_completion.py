@@ -108,7 +108,7 @@ def test_files_are_completed_where_files_are_named() -> None:
 
 def test_a_broken_plugin_leaves_the_prompt_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     from pptrace.errors import PluginError
-    from pptrace.hooks.registry import Registry
+    from pptrace.plugins.registry import Registry
 
     def broken(**_: object) -> None:
         raise PluginError("broken")
@@ -167,7 +167,7 @@ def test_completing_a_name_imports_nothing_heavy(tmp_path: Path) -> None:
 
     assert answer.stdout.split() == ["plain,hockney"]
     imported = {line.rpartition("|")[2].strip() for line in answer.stderr.splitlines()}
-    assert "pptrace.hooks.registry" in imported
+    assert "pptrace.plugins.registry" in imported
     assert imported.isdisjoint(HEAVY)
 
 

@@ -238,7 +238,7 @@ def test_an_old_file_stays_when_a_new_one_cannot_be_written(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pptrace.export.kineto.write", full)
+    monkeypatch.setattr("pptrace.traces.kineto.write", full)
 
     assert "no space left" in pptrace("simulate", "step.yaml", "-o", "step.json").complaint
     assert (folder / "step.json").read_text() == "old"
@@ -249,7 +249,7 @@ def test_ctrl_c_is_clean(pptrace: Pptrace, folder: Path, monkeypatch: pytest.Mon
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pptrace.export.kineto.write", interrupted)
+    monkeypatch.setattr("pptrace.traces.kineto.write", interrupted)
 
     answer = pptrace("simulate", "step.yaml", "-o", "step.json")
 
@@ -262,7 +262,7 @@ def test_out_of_memory_is_one_line(pptrace: Pptrace, monkeypatch: pytest.MonkeyP
     def exhausted(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("pptrace.experiment.run.simulate_traffic", exhausted)
+    monkeypatch.setattr("pptrace.run.simulated_step.simulate_traffic", exhausted)
 
     assert "fewer ranks or microbatches" in pptrace("simulate", "step.yaml").complaint
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pptrace.experiment.sizes import ACTION_BYTES, RECEIVING_BYTES
-from pptrace.limits import memory
+from pptrace.config import limits
+from pptrace.run.preparation import ACTION_BYTES, RECEIVING_BYTES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +25,7 @@ def make(ranks, microbatches):
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "mine.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(memory, "_spare", lambda: 20 << 30)
+    monkeypatch.setattr(limits, "_spare", lambda: 20 << 30)
     return tmp_path
 
 
@@ -74,5 +74,5 @@ def test_the_limit_is_the_user_s(pptrace: Any, monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_the_machine_says_what_it_has_to_spare() -> None:
-    assert 1 << 20 < memory._available() < 1 << 50
-    assert 0 < memory.most_memory() < 1 << 50
+    assert 1 << 20 < limits._available() < 1 << 50
+    assert 0 < limits.most_memory() < 1 << 50

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from swept_folder import MICROBATCHES, MINE, calls, fill, names
 
-from pptrace.study.journal import Journal
+from pptrace.search.execution import Journal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,7 +137,7 @@ def test_results_of_another_configuration_are_refused_with_the_first_key(
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """Press Ctrl-C once so many points are finished."""
-    from pptrace.study import sweep as study
+    from pptrace.search import sweep as study
 
     whole = study.run_point
     left = iter(range(rows))

@@ -10,12 +10,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pptrace.present import svg
-from pptrace.present.document import Document, Line, Table
-from pptrace.present.page import page_of
-from pptrace.present.text import text_of
-from pptrace.printable import csv_text, csv_written, printable, shell_word
-from pptrace.study.results import write_table
+from pptrace.report import svg
+from pptrace.report.document import Document, Line, Table
+from pptrace.report.rendering import page_of, text_of
+from pptrace.sanitize import csv_text, csv_written, printable, shell_word
+from pptrace.search.result_table import write_table
 
 if TYPE_CHECKING:
     import pytest

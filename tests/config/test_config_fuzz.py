@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from pptrace.config.flags import FLAGS
-from pptrace.config.resolve import load
+from pptrace.config.resolution import load
 from pptrace.errors import ConfigError
 
 if TYPE_CHECKING:

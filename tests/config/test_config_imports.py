@@ -12,9 +12,9 @@ import pytest
     ("module", "absent"),
     [
         ("pptrace.config", ("numpy", "pydantic", "yaml")),
-        ("pptrace.config.quantity", ("numpy", "pydantic", "yaml")),
-        ("pptrace.config.resolve", ("numpy", "llvmlite")),
-        ("pptrace.config.schema", ("numpy", "llvmlite", "jsonschema")),
+        ("pptrace.config.quantities", ("numpy", "pydantic", "yaml")),
+        ("pptrace.config.resolution", ("numpy", "llvmlite")),
+        ("pptrace.config.json_schema", ("numpy", "llvmlite", "jsonschema")),
     ],
 )
 def test_a_module_is_imported_without(module: str, absent: tuple[str, ...]) -> None:

@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 from pydantic import BaseModel, TypeAdapter
 
 from pptrace.api import simulate
-from pptrace.builtin.networks import HockneyOptions
-from pptrace.builtin.segments import SegmentOptions
-from pptrace.builtin.table_costs import TableOptions
-from pptrace.builtin.unit_costs import UnitOptions
-from pptrace.config.choices import Choice
-from pptrace.config.experiment import Experiment
-from pptrace.schedule.policy import StreamPer
+from pptrace.config.choices import Choice, StreamPer
+from pptrace.config.schema import Experiment
+from pptrace.plugins.builtin_costs import SegmentOptions, TableOptions, UnitOptions
+from pptrace.plugins.builtin_networks import HockneyOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from pptrace.config.choices import Receive, StreamPer
-from pptrace.config.resolve import Resolved, load
+from pptrace.config.resolution import Resolved, load
 from pptrace.errors import ConfigError
 
 FULL = """\

@@ -8,10 +8,10 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 from pptrace.config.choices import PolicyName
-from pptrace.config.experiment import Experiment
-from pptrace.config.quantity import Duration, Rate, Size
-from pptrace.config.schema import json_schema
-from pptrace.config.yaml_file import parse_yaml
+from pptrace.config.json_schema import json_schema
+from pptrace.config.quantities import Duration, Rate, Size
+from pptrace.config.schema import Experiment
+from pptrace.config.yaml_document import parse_yaml
 
 
 class Tiers(BaseModel):

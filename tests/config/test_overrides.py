@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pptrace.config.arguments import Settings, SettingsBesideSchedule
 from pptrace.config.choices import PolicyName, Sharing
-from pptrace.config.experiment import Experiment
-from pptrace.config.flags import FLAGS, HEADLINES, SECTIONS
+from pptrace.config.flags import FLAGS, HEADLINES, SECTIONS, Settings, SettingsBesideSchedule
 from pptrace.config.overrides import Assignment, assignment, overlaid
 from pptrace.config.places import Place
-from pptrace.config.resolve import Resolved, load
+from pptrace.config.resolution import Resolved, load
+from pptrace.config.schema import Experiment
 from pptrace.errors import ConfigError
 
 if TYPE_CHECKING:

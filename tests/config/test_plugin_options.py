@@ -6,10 +6,10 @@ from typing import Annotated, Literal, Self
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from pptrace.config.options import merged, validate_options
 from pptrace.config.places import Place
-from pptrace.config.quantity import Duration, Flops, Rate, Size
-from pptrace.config.resolve import load
+from pptrace.config.quantities import Duration, Flops, Rate, Size
+from pptrace.config.resolution import load
+from pptrace.config.validation import merged, validate_options
 from pptrace.errors import ConfigError
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from pptrace.config import quantity as q
-from pptrace.config.quantity import Duration, Flops, Rate, Size
+from pptrace.config import quantities as q
+from pptrace.config.quantities import Duration, Flops, Rate, Size
 from pptrace.errors import ConfigError
 
 Parse = Callable[[object], int]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pptrace.config.places import Place
-from pptrace.config.yaml_file import parse_value, parse_yaml, read_yaml
+from pptrace.config.yaml_document import parse_value, parse_yaml, read_yaml
 from pptrace.errors import ConfigError
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pptrace.experiment.sizes import ACTION_BYTES, RECEIVING_BYTES
-from pptrace.hooks.call import MOST_OFFERS
-from pptrace.limits import keys, reading
+from pptrace.config import limits
+from pptrace.plugins.guards import MOST_OFFERS
+from pptrace.run.preparation import ACTION_BYTES, RECEIVING_BYTES
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/security.md").read_text("utf-8")
@@ -16,13 +16,13 @@ PAGE = (ROOT / "docs/security.md").read_text("utf-8")
 def test_every_limit_is_on_the_page() -> None:
     told = dict(re.findall(r"\| `(PPTRACE_\w+)` \| ([^|]+?) \|", PAGE))
 
-    assert set(told) == {keys.UNPACKED, keys.EVENTS, keys.MEMORY}
-    assert told[keys.UNPACKED] == f"{keys.most_unpacked() >> 30} GiB"
-    assert told[keys.EVENTS] == str(keys.most_events())
+    assert set(told) == {limits.UNPACKED, limits.EVENTS, limits.MEMORY}
+    assert told[limits.UNPACKED] == f"{limits.most_unpacked() >> 30} GiB"
+    assert told[limits.EVENTS] == str(limits.most_events())
 
 
 def test_the_page_has_the_numbers_of_the_code() -> None:
-    assert f"more than {reading.MOST_RATIO} times" in PAGE
+    assert f"more than {limits.MOST_RATIO} times" in PAGE
     assert f"at {ACTION_BYTES} bytes each" in PAGE
     assert f"or {RECEIVING_BYTES} where" in PAGE
     assert f"more than {MOST_OFFERS:,} offers" in PAGE

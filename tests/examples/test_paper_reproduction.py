@@ -12,7 +12,7 @@ from paper_phrases import PHRASES, VARIANTS, variant
 from recorded_study import FOLDER, LEVELS, TABLE_I, recorded
 
 from pptrace.api import sweep
-from pptrace.config.quantity import DURATION
+from pptrace.config.quantities import DURATION
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,7 +16,7 @@ from .stores import OTHER_JOURNAL
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pptrace.study.row import Row
+    from pptrace.run.figures import Row
 
 __all__ = [
     "PLAN",
@@ -181,10 +181,9 @@ def accuracy_journal(folder: Path) -> Path:
 
 def _journal(command: str, folder: Path) -> Path:
     """Run a command with ``-o out.csv``, and write half of its rows into a journal."""
-    from pptrace.study import sweep
-    from pptrace.study.accuracy import run as accuracy
-    from pptrace.study.journal import Journal, journal_path
-    from pptrace.study.plan import runner
+    from pptrace.search import runner, sweep
+    from pptrace.search.accuracy import runner as accuracy
+    from pptrace.search.execution import Journal, journal_path
 
     finished: list[Row] = []
 
@@ -205,7 +204,7 @@ def _journal(command: str, folder: Path) -> Path:
 
 def kernels(folder: Path) -> Path:
     """Write a step, and the compiled kernels that simulate it into a folder, which is what to change."""
-    from pptrace.kernel import always_compiled
+    from pptrace_kernel import always_compiled
 
     of_text("step.yaml", LARGE)(folder)
     os.environ["NUMBA_CACHE_DIR"] = str(folder / "kernels")

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from small_clusters import LeafSpine, Ports, cluster
 
 from pptrace.errors import PluginError
-from pptrace.network.check import check_links, check_paths
 from pptrace.network.cluster import Cluster
 from pptrace.network.contract import NO_ROUTE, UNLIMITED, Paths
-from pptrace.network.flat import Flat
+from pptrace.network.links import Flat, check_links, check_paths
 
 if TYPE_CHECKING:
     from pptrace.network.contract import Network

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pptrace.network.algorithms import Members, binary_tree, ring, trees
+from pptrace.network.collectives import Members, binary_tree, ring, trees
 
 
 @st.composite

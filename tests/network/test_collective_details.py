@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from small_clusters import Ports, cluster
 
-from pptrace.model.layout import Layout
-from pptrace.network import load, plans
+from pptrace.network import collectives
 from pptrace.network.collectives import CollectiveTime, LinkCollectives, _alike
-from pptrace.network.flat import Flat
+from pptrace.network.layout import Layout
+from pptrace.network.links import Flat
 
 if TYPE_CHECKING:
     import pytest
@@ -65,7 +65,7 @@ def test_latencies_are_those_of_the_hops_that_a_part_passes() -> None:
     inside, between = 2 + 2 * 3, 2 + 2 + 4 * 3 + 2 * 100
     alike = _alike(np.array([[0, 1, 2, 3]], dtype=np.int32), network)
 
-    once, twice = (plan.fixed_ns for plan in plans.ring_plans(network, alike, 1).values())
+    once, twice = (plan.fixed_ns for plan in collectives.ring_plans(network, alike, 1).values())
 
     assert once == 2 * between + inside
     assert twice == 3 * between + 3 * inside
@@ -114,7 +114,7 @@ class Uneven(Flat):
 def test_without_links_the_busiest_end_sends_or_receives_at_the_slowest_pair_s_rate() -> None:
     def byte_ns(src: list[int], dst: list[int]) -> Fraction:
         ends = (np.array(column, dtype=np.int32) for column in (src, dst))
-        return load.flows_at_once(Uneven(), *ends).byte_ns
+        return collectives.flows_at_once(Uneven(), *ends).byte_ns
 
     assert byte_ns([0, 0, 1], [1, 2, 2]) == 2 * 2000
     assert byte_ns([0, 1, 2, 3], [5, 5, 5, 4]) == 3 * 5000
@@ -128,6 +128,6 @@ def test_pairs_asked_for_a_few_at_once_give_the_same(monkeypatch: pytest.MonkeyP
         return [job.explain(name, "dp", 10**6) for name in ("all-reduce", "all-gather", "all-to-all")]
 
     at_once = times()
-    monkeypatch.setattr(load, "_AT_ONCE", 2)
+    monkeypatch.setattr(collectives, "_AT_ONCE", 2)
 
     assert times() == at_once

@@ -13,11 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_clusters import cluster
 
-from pptrace.model.layout import AXES, Layout
-from pptrace.network import plans
-from pptrace.network.algorithms import ring, trees
-from pptrace.network.collectives import LinkCollectives, _alike
+from pptrace.network import collectives
+from pptrace.network.collectives import LinkCollectives, _alike, ring, trees
 from pptrace.network.contract import Links, Network, Paths
+from pptrace.network.layout import AXES, Layout
 
 if TYPE_CHECKING:
     from pptrace.network.cluster import Cluster
@@ -116,12 +115,12 @@ def test_what_a_byte_takes_is_that_of_the_busiest_link_counted_flow_by_flow(
                     edges += [(group[child], group[parent]), (group[parent], group[child])]
     pairs = [(a, b) for group in groups.tolist() for a in group for b in group if a != b]
 
-    by_rounds = plans.ring_plans(network, alike, channels)
+    by_rounds = collectives.ring_plans(network, alike, channels)
 
     assert by_rounds[1].byte_ns == slowest(network, rings) * (size - 1) / (size * channels)
     assert by_rounds[2].byte_ns == 2 * by_rounds[1].byte_ns
-    assert plans.tree_plan(network, alike, channels).byte_ns == slowest(network, edges) / (2 * channels)
-    assert plans.pairwise_plan(network, groups).byte_ns == slowest(network, pairs) / size
+    assert collectives.tree_plan(network, alike, channels).byte_ns == slowest(network, edges) / (2 * channels)
+    assert collectives.pairwise_plan(network, groups).byte_ns == slowest(network, pairs) / size
 
 
 def slowest(network: Network, flows: list[tuple[int, int]]) -> Fraction:
@@ -149,7 +148,7 @@ def test_a_ring_takes_no_less_than_its_steps_played_one_by_one(
         return
     groups = np.sort(layout.groups(axis), axis=1)
     alike, members = _alike(groups, network), groups.shape[1]
-    plan = plans.ring_plans(network, alike, found.channels)[1]
+    plan = collectives.ring_plans(network, alike, found.channels)[1]
     carried = plan.byte_ns * size / (members - 1)
     for kind, of_kind in alike:
         for channel in range(found.channels):

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from small_clusters import Ports, cluster
 
 from pptrace.errors import ConfigError
-from pptrace.model.layout import Layout
-from pptrace.network import algorithms, plans
+from pptrace.network import collectives
 from pptrace.network.collectives import LinkCollectives
-from pptrace.network.flat import Flat
+from pptrace.network.layout import Layout
+from pptrace.network.links import Flat
 
 if TYPE_CHECKING:
     import numpy as np
@@ -244,5 +244,5 @@ def test_links_are_counted_once_for_each_axis_and_algorithm() -> None:
 
 
 def test_the_examples_in_the_documentation_are_right() -> None:
-    for module in (algorithms, plans):
+    for module in (collectives, collectives):
         assert doctest.testmod(module).failed == 0

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from small_clusters import cluster
 
 from pptrace.errors import ConfigError
-from pptrace.model.layout import AXES, Layout
-from pptrace.network.check import check_paths
+from pptrace.network.cluster import Hops, _scattered
 from pptrace.network.contract import UNLIMITED, Paths
-from pptrace.network.flat import Flat
-from pptrace.network.hops import Hops, _scattered
+from pptrace.network.layout import AXES, Layout
+from pptrace.network.links import Flat, check_paths
 
 
 @st.composite

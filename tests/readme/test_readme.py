@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pptrace.commands import COMMANDS
-from pptrace.schedule.policy import PolicyName
+from pptrace.config.choices import PolicyName
+from pptrace.plugins.command_names import COMMANDS
 
 if TYPE_CHECKING:
     from pathlib import Path

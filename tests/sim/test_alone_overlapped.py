@@ -9,16 +9,17 @@ from unittest.mock import patch
 import pytest
 from segment_costs import action_spans, costs, random_kinds
 
-from pptrace.model.kinds import SENDS, Kind, Stream
-from pptrace.model.segments import Segment
-from pptrace.model.workload import Workload
-from pptrace.network.flat import Flat
-from pptrace.schedule.policy import Policy, PolicyName
-from pptrace.schedule.table import Schedule
-from pptrace.sim import simulate as module
-from pptrace.sim.contention import Contention
-from pptrace.sim.lower import lower
-from pptrace.sim.simulate import simulate
+from pptrace.config.choices import PolicyName
+from pptrace.network.links import Flat
+from pptrace.sim import simulation as module
+from pptrace.sim.lowering import lower
+from pptrace.sim.rate_sharing import Contention
+from pptrace.sim.simulation import simulate
+from pptrace.steps.kinds import SENDS, Kind, Stream
+from pptrace.steps.message_calls import Policy
+from pptrace.steps.schedule import Schedule
+from pptrace.steps.segments import Segment
+from pptrace.steps.workload import Workload
 from pptrace.timeline.metrics import measure
 
 ROWS = [["0F0", "0F1", "0F2", "0B0", "0B1", "0B2"], ["1F0", "1F1", "1B0", "1F2", "1B1", "1B2"]]

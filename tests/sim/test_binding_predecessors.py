@@ -10,24 +10,22 @@ from hypothesis import strategies as st
 from small_networks import Wires
 from strategies import policies, valid_schedules, workloads
 
+from pptrace.config.choices import Sharing
 from pptrace.errors import DeadlockError
-from pptrace.model.workload import Workload
-from pptrace.network.flat import Flat
-from pptrace.schedule.table import Schedule
-from pptrace.sim.contention import Contention, Sharing
-from pptrace.sim.epilogue import with_epilogue
-from pptrace.sim.events import run_jobs
-from pptrace.sim.jobs import find_jobs
-from pptrace.sim.lower import lower
-from pptrace.sim.shared import shared_links
-from pptrace.sim.simulate import simulate
-from pptrace.sim.sweep import run_graph
+from pptrace.network.links import Flat
+from pptrace.sim.cross_rank import with_epilogue
+from pptrace.sim.engines import run_graph, run_jobs
+from pptrace.sim.lowering import lower
+from pptrace.sim.rate_sharing import Contention, find_jobs, shared_links
+from pptrace.sim.simulation import simulate
+from pptrace.steps.schedule import Schedule
+from pptrace.steps.workload import Workload
 
 if TYPE_CHECKING:
     from pptrace.network.contract import Network
-    from pptrace.schedule.policy import Policy
-    from pptrace.sim.graph import TaskGraph
-    from pptrace.sim.sweep import Ran
+    from pptrace.sim.engines import Ran
+    from pptrace.sim.task_graph import TaskGraph
+    from pptrace.steps.message_calls import Policy
 
 Step = tuple[Schedule, Workload, "Policy"]
 RATE_KBPS, LATENCY_NS = 1_000_000_000, 2

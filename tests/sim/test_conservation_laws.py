@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_steps import SimulatedStep, simulated_steps
 
-from pptrace.model.kinds import COMMUNICATION, Kind
-from pptrace.schedule.policy import PolicyName
+from pptrace.config.choices import PolicyName
+from pptrace.steps.kinds import COMMUNICATION, Kind
 from pptrace.timeline.memory import memory_counters
 from pptrace.timeline.metrics import measure
 

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pptrace.config.choices import PolicyName
 from pptrace.errors import ScheduleError
-from pptrace.model.placement import Placement
-from pptrace.model.workload import Workload
-from pptrace.schedule.policy import Policy, PolicyName
-from pptrace.schedule.table import Schedule
-from pptrace.sim.epilogue import with_epilogue
-from pptrace.sim.simulate import simulate
-from pptrace.timeline.metrics import IdleCause, measure
+from pptrace.sim.cross_rank import with_epilogue
+from pptrace.sim.simulation import simulate
+from pptrace.steps.message_calls import Policy
+from pptrace.steps.placement import Placement
+from pptrace.steps.schedule import Schedule
+from pptrace.steps.workload import Workload
+from pptrace.timeline.idle import IdleCause
+from pptrace.timeline.metrics import measure
 
 if TYPE_CHECKING:
     from pptrace.timeline.timeline import Slice, Timeline

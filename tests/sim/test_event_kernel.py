@@ -17,23 +17,24 @@ from interpreted import interpreted_kernels
 from small_networks import Switch, Wires
 from strategies import policies, valid_schedules, workloads
 
-from pptrace import kernel
+import pptrace_kernel
+from pptrace.config.choices import Sharing
 from pptrace.errors import DeadlockError, ScheduleError
-from pptrace.model.kinds import Kind
-from pptrace.model.workload import Workload
-from pptrace.network.flat import Flat
-from pptrace.schedule.table import Schedule
-from pptrace.sim import simulate as module
-from pptrace.sim.contention import Contention, Sharing
-from pptrace.sim.shared import shared_links
-from pptrace.sim.simulate import Simulated, simulate, simulate_traffic
-from pptrace.timeline.metrics import IdleCause, measure
+from pptrace.network.links import Flat
+from pptrace.sim import simulation as module
+from pptrace.sim.rate_sharing import Contention, shared_links
+from pptrace.sim.simulation import Simulated, simulate, simulate_traffic
+from pptrace.steps.kinds import Kind
+from pptrace.steps.schedule import Schedule
+from pptrace.steps.workload import Workload
+from pptrace.timeline.idle import IdleCause
+from pptrace.timeline.metrics import measure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pptrace.network.contract import Network
-    from pptrace.schedule.policy import Policy
+    from pptrace.steps.message_calls import Policy
     from pptrace.timeline.timeline import Timeline
 
 SHARINGS = (Sharing.FIFO, Sharing.MAX_MIN)
@@ -136,7 +137,7 @@ def test_compiled_and_interpreted_agree_bit_for_bit_with_contention(
 
     with interpreted_kernels():
         interpreted = outcome(schedule, workload, switch, policy, contention=contention)
-    with kernel.always_compiled():
+    with pptrace_kernel.always_compiled():
         compiled = outcome(schedule, workload, switch, policy, contention=contention)
 
     assert_same(interpreted, compiled)

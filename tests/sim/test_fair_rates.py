@@ -12,13 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracle_flows import Flow, fair_rates
 
-from pptrace.sim.contention import Contention, Sharing
-from pptrace.sim.events import Rates, run_jobs
-from pptrace.sim.jobs import FINER, Jobs
-from pptrace.sim.shared import SharedLinks
+from pptrace.config.choices import Sharing
+from pptrace.sim.engines import Rates, run_jobs
+from pptrace.sim.rate_sharing import FINER, Contention, Jobs, SharedLinks
 
 if TYPE_CHECKING:
-    from pptrace.sim.sweep import Ran
+    from pptrace.sim.engines import Ran
 
 
 @dataclass(frozen=True, kw_only=True)

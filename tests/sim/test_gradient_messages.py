@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from pptrace.errors import ScheduleError
-from pptrace.model.kinds import Kind
-from pptrace.model.workload import Workload
-from pptrace.network.flat import Flat
-from pptrace.schedule.table import Schedule
-from pptrace.sim.simulate import simulate
+from pptrace.network.links import Flat
+from pptrace.sim.simulation import simulate
+from pptrace.steps.kinds import Kind
+from pptrace.steps.schedule import Schedule
+from pptrace.steps.workload import Workload
 
 NETWORK = Flat(latency_ns=5, rate_kbps=10**6)
 """A byte takes a nanosecond."""

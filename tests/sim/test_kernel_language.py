@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pptrace import kernel
-from pptrace.kernel import compiled, machine
-from pptrace.kernel.memory import fetch
+import pptrace_kernel
+from pptrace_kernel import compiled, machine
+from pptrace_kernel.prefetch import fetch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -192,8 +192,8 @@ def test_a_kernel_without_source_is_interpreted() -> None:
     made: dict[str, Any] = {}
     exec("def put(out):\n    out[0] = 7\n", made)  # noqa: S102 - a function without a file
     out = np.zeros(1, dtype=np.int64)
-    with kernel.always_compiled():
-        kernel.run(made["put"], (), (out,), work=1)
+    with pptrace_kernel.always_compiled():
+        pptrace_kernel.run(made["put"], (), (out,), work=1)
 
     assert out.tolist() == [7]
     assert not compiled.can_be(made["put"])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from interpreted import interpreted_kernels
 
-from pptrace import kernel
+import pptrace_kernel
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,14 +61,14 @@ def weighed(*, read_only: bool = False) -> tuple[int, list[list[int]]]:
         column.flags.writeable = not read_only
     filled = Filled(np.zeros(7, dtype=np.int64), np.zeros(7, dtype=np.int8), 1)
     last = np.full(1, -1, dtype=np.int64)
-    end = kernel.run(weigh, (Given(columns[0], columns[1], 10), columns[2], 2), (filled, last), work=7)
+    end = pptrace_kernel.run(weigh, (Given(columns[0], columns[1], 10), columns[2], 2), (filled, last), work=7)
     return end, [filled.total.tolist(), filled.seen.tolist(), last.tolist()]
 
 
 def test_records_are_read_and_filled_alike_on_both_roads() -> None:
     with interpreted_kernels():
         interpreted = weighed()
-    with kernel.always_compiled():
+    with pptrace_kernel.always_compiled():
         compiled = weighed()
 
     assert interpreted == (7, [[0, 27, 0, 0, 207, 0, 0], [0, 1, 0, 0, 1, 0, 0], [4]])
@@ -76,14 +76,14 @@ def test_records_are_read_and_filled_alike_on_both_roads() -> None:
 
 
 def test_columns_that_may_and_may_not_be_written_or_lie_apart_compile_once() -> None:
-    from pptrace.kernel import compiled
+    from pptrace_kernel import compiled
 
     apart = np.arange(14, dtype=np.int64)[::2]
-    with kernel.always_compiled():
+    with pptrace_kernel.always_compiled():
         assert weighed(read_only=True) == weighed(read_only=False)
         known = len(compiled._entries)
         out = Filled(np.zeros(7, dtype=np.int64), np.zeros(7, dtype=np.int8), 0)
-        kernel.run(
+        pptrace_kernel.run(
             weigh, (Given(apart, np.ones(7, dtype=np.int32), 1), apart, 0), (out, np.zeros(1, np.int64)), work=7
         )
 
@@ -92,7 +92,7 @@ def test_columns_that_may_and_may_not_be_written_or_lie_apart_compile_once() -> 
 
 
 def test_another_constant_and_other_fields_are_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pptrace.kernel import compiled
+    from pptrace_kernel import compiled
 
     before = compiled._spelt(weigh)
     monkeypatch.setitem(weigh.__globals__, "STEP", 2)
@@ -103,8 +103,9 @@ def test_another_constant_and_other_fields_are_other_code(monkeypatch: pytest.Mo
 
 def test_compiling_says_so_once_and_kept_code_says_nothing(tmp_path: Path) -> None:
     code = (
-        "import numpy as np; from pptrace import kernel; from pptrace.kernel import compiled; compiled.SPREAD = 0;"
-        "from pptrace.timeline.kernels.following import follow_causes;"
+        "import numpy as np; import pptrace_kernel as kernel; from pptrace_kernel import compiled;"
+        "compiled.SPREAD = 0;"
+        "from pptrace.timeline.kernels.rows import follow_causes;"
         "cause, path = np.arange(4, dtype=np.int32) - 1, np.zeros(4, dtype=np.int32);"
         "kernel.run(follow_causes, (cause, 3), (path,), work=10**9); print(path.tolist())"
     )

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from interpreted import interpreted_kernels
 
-from pptrace import kernel
-from pptrace.model.workload import Workload
-from pptrace.network.flat import Flat
-from pptrace.schedule.issue_order import Receive
-from pptrace.schedule.policy import Policy, PolicyName
-from pptrace.schedule.table import Schedule
-from pptrace.schedule.validate import validate
-from pptrace.sim.simulate import simulate
+import pptrace_kernel
+from pptrace.config.choices import PolicyName, Receive
+from pptrace.network.links import Flat
+from pptrace.sim.simulation import simulate
+from pptrace.steps.message_calls import Policy
+from pptrace.steps.schedule import Schedule
+from pptrace.steps.validation import validate
+from pptrace.steps.workload import Workload
 from pptrace.timeline.messages import messages
 from pptrace.timeline.metrics import Metrics, measure
 
@@ -64,7 +64,7 @@ POLICIES = [Policy(name=name) for name in PolicyName] + [
 def test_both_roads_give_the_same_step(policy: Policy) -> None:
     with interpreted_kernels():
         interpreted, by_list = step(policy)
-    with kernel.always_compiled():
+    with pptrace_kernel.always_compiled():
         compiled, by_array = step(policy)
 
     assert interpreted.difference(compiled) == ""
@@ -79,8 +79,8 @@ def test_both_roads_give_the_same_step(policy: Policy) -> None:
 
 def test_a_small_step_never_loads_llvm() -> None:
     code = (
-        "import sys; from pptrace.schedule.table import Schedule; from pptrace.model.workload import Workload;"
-        "from pptrace.sim.simulate import simulate; from pptrace.timeline.metrics import measure;"
+        "import sys; from pptrace.steps.schedule import Schedule; from pptrace.steps.workload import Workload;"
+        "from pptrace.sim.simulation import simulate; from pptrace.timeline.metrics import measure;"
         "w = Workload.uniform(1, f_ns=1, b_ns=2);"
         "measure(simulate(Schedule.from_rows([['0F0', '0B0']]), w), w);"
         "sys.exit('llvmlite' in sys.modules)"
@@ -100,13 +100,13 @@ def test_compiled_code_runs_small_work_too_once_it_is_loaded(monkeypatch: pytest
 
     def doubled(count: int) -> list[int]:
         out = np.zeros(count, dtype=np.int64)
-        assert kernel.run(double, (np.arange(count),), (out,), work=count) == count
+        assert pptrace_kernel.run(double, (np.arange(count),), (out,), work=count) == count
         return out.tolist()
 
-    monkeypatch.setattr("pptrace.kernel.compiled.is_ready", lambda *_: True)
-    monkeypatch.setattr("pptrace.kernel.compiled.call", lambda function, arguments: function(*arguments))
+    monkeypatch.setattr("pptrace_kernel.compiled.is_ready", lambda *_: True)
+    monkeypatch.setattr("pptrace_kernel.compiled.call", lambda function, arguments: function(*arguments))
     before = doubled(3)
-    with kernel.always_compiled():
+    with pptrace_kernel.always_compiled():
         inside = doubled(3)
     after = doubled(3)
 
@@ -116,26 +116,26 @@ def test_compiled_code_runs_small_work_too_once_it_is_loaded(monkeypatch: pytest
 
 def test_long_columns_are_compiled_however_few_rows_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(kernel, "compiles", lambda work, **_: bool(asked.append(work)))
-    columns = [np.zeros(length, dtype=np.int64) for length in (3, 64 * kernel.COMPILE_FROM - 3)]
+    monkeypatch.setattr(pptrace_kernel, "compiles", lambda work, **_: bool(asked.append(work)))
+    columns = [np.zeros(length, dtype=np.int64) for length in (3, 64 * pptrace_kernel.COMPILE_FROM - 3)]
 
-    kernel.run(lambda *_: 0, [columns[0], 7], [columns[1]], work=3)
+    pptrace_kernel.run(lambda *_: 0, [columns[0], 7], [columns[1]], work=3)
 
-    assert asked == [kernel.COMPILE_FROM]
+    assert asked == [pptrace_kernel.COMPILE_FROM]
 
 
 def test_disabling_compilation_interprets_steps_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
 
-    assert not kernel.compiles(10**9, loaded=True)
-    with kernel.always_compiled():
-        assert not kernel.compiles(1)
+    assert not pptrace_kernel.compiles(10**9, loaded=True)
+    with pptrace_kernel.always_compiled():
+        assert not pptrace_kernel.compiles(1)
 
 
 WITHOUT_A_CACHE = """
 import numpy as np
-from pptrace import kernel
-from pptrace.builtin.executors import Processes
+import pptrace_kernel as kernel
+from pptrace.plugins.builtin_executors import Processes
 
 def double(values, out):
     for i in range(len(values)):

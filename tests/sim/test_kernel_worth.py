@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pptrace.kernel.worth import AS_LOADING, AS_ONE_BYTE, SPREAD, Account, is_worth
+from pptrace_kernel.threshold import AS_LOADING, AS_ONE_BYTE, SPREAD, Account, is_worth
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,11 +47,11 @@ def test_work_adds_up_kernel_by_kernel_and_what_is_ahead_counts_at_once() -> Non
 
 A_LOOP = """
 import hashlib, json, sys, numpy as np
-from pptrace import kernel
-from pptrace.timeline.kernels.following import follow_causes
+import pptrace_kernel as kernel
+from pptrace.timeline.kernels.rows import follow_causes
 
 kernel._account.spent = 1  # something was compiled
-kernel.worth.SPREAD = 1
+kernel.threshold.SPREAD = 1
 ROWS = int(sys.argv[1])
 
 def follow():

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from interpreted import interpreted_kernels
 
-from pptrace import kernel
-from pptrace.builtin.unit_costs import UnitOptions, unit
+import pptrace_kernel
 from pptrace.errors import ConfigError, PluginError, ScheduleError
-from pptrace.model.request import CostRequest
-from pptrace.model.workload import Workload
-from pptrace.network.flat import Flat
-from pptrace.schedule import shape
-from pptrace.schedule.table import Schedule
-from pptrace.sim.simulate import simulate
+from pptrace.network.links import Flat
+from pptrace.plugins.builtin_costs import UnitOptions, unit
+from pptrace.plugins.requests import CostRequest
+from pptrace.sim.simulation import simulate
+from pptrace.steps import validation
+from pptrace.steps.schedule import Schedule
+from pptrace.steps.workload import Workload
 from pptrace.timeline.metrics import measure
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ ROWS = [["0F0+4", "0B0+4"], ["1F0+4", "1B0+4"]]
 
 @pytest.fixture(params=["interpreted", "compiled"])
 def _road(request: pytest.FixtureRequest) -> Iterator[None]:
-    with kernel.always_compiled() if request.param == "compiled" else interpreted_kernels():
+    with pptrace_kernel.always_compiled() if request.param == "compiled" else interpreted_kernels():
         yield
 
 
@@ -113,7 +113,7 @@ def test_more_ranks_than_lanes_can_be_counted_for_are_refused() -> None:
 
 
 def test_more_stages_and_microbatches_than_can_be_indexed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shape, "MOST_ACTIONS", 1000)
+    monkeypatch.setattr(validation, "MOST_ACTIONS", 1000)
     rows = [["0F0+501", "0B0+501"], ["1F0+501", "1B0+501"]]
 
     with pytest.raises(ScheduleError, match="2 stages x 501 microbatches: at most 1000 are simulated"):

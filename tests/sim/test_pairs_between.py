@@ -9,13 +9,14 @@ import pytest
 from oracle_segments import Part, SegmentOracle
 from segment_costs import BLOCK_A, costs, mixed, segments_of, spans, steady
 
-from pptrace.model.kinds import Kind, Stream
-from pptrace.model.segments import Segment
-from pptrace.model.workload import Workload
-from pptrace.network.flat import Flat
-from pptrace.schedule.policy import Policy, PolicyName
-from pptrace.schedule.table import Schedule
-from pptrace.sim.simulate import simulate
+from pptrace.config.choices import PolicyName
+from pptrace.network.links import Flat
+from pptrace.sim.simulation import simulate
+from pptrace.steps.kinds import Kind, Stream
+from pptrace.steps.message_calls import Policy
+from pptrace.steps.schedule import Schedule
+from pptrace.steps.segments import Segment
+from pptrace.steps.workload import Workload
 from pptrace.timeline.actions import actions_in_parts
 from pptrace.timeline.metrics import measure
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from pptrace.config.choices import PolicyName
 from pptrace.errors import DeadlockError
-from pptrace.model.kinds import Kind, Stream
-from pptrace.model.segments import Segment
-from pptrace.model.workload import Workload
-from pptrace.schedule.policy import Policy, PolicyName
-from pptrace.schedule.table import Schedule
-from pptrace.sim.simulate import simulate
+from pptrace.sim.simulation import simulate
+from pptrace.steps.kinds import Kind, Stream
+from pptrace.steps.message_calls import Policy
+from pptrace.steps.schedule import Schedule
+from pptrace.steps.segments import Segment
+from pptrace.steps.workload import Workload
 
 AWAY = Stream.EXPERT_PARALLEL
 FORWARD = (

@@ -13,12 +13,13 @@ from oracle_orders import SENDS, Item, Step, as_actions, feeds, place_asap, plac
 from oracle_policies import Oracle
 from strategies import networks, valid_schedules, workloads
 
+from pptrace.config.choices import PolicyName, Receive, StreamPer
 from pptrace.errors import DeadlockError
-from pptrace.model.kinds import COMPUTE, Kind, Stream
-from pptrace.schedule.issue_order import Receive, with_messages
-from pptrace.schedule.policy import Policy, PolicyName, StreamPer
-from pptrace.schedule.table import Schedule
-from pptrace.sim.simulate import simulate
+from pptrace.sim.simulation import simulate
+from pptrace.steps.issue_order import with_messages
+from pptrace.steps.kinds import COMPUTE, Kind, Stream
+from pptrace.steps.message_calls import Policy
+from pptrace.steps.schedule import Schedule
 
 POLICIES = [
     Policy(name=PolicyName.ASYNC),

@@ -16,16 +16,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from pptrace.config.choices import PolicyName, Receive, StreamPer
 from pptrace.errors import DeadlockError
-from pptrace.model.kinds import Kind
-from pptrace.model.placement import Placement
-from pptrace.model.workload import Workload
-from pptrace.network.flat import Flat
-from pptrace.schedule.issue_order import Receive, with_messages
-from pptrace.schedule.policy import Policy, PolicyName, StreamPer
-from pptrace.schedule.table import Schedule
-from pptrace.schedule.validate import validate
-from pptrace.sim.simulate import simulate
+from pptrace.network.links import Flat
+from pptrace.sim.simulation import simulate
+from pptrace.steps.issue_order import with_messages
+from pptrace.steps.kinds import Kind
+from pptrace.steps.message_calls import Policy
+from pptrace.steps.placement import Placement
+from pptrace.steps.schedule import Schedule
+from pptrace.steps.validation import validate
+from pptrace.steps.workload import Workload
 
 if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline

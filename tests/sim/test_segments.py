@@ -13,21 +13,19 @@ from oracle_segments import Part, SegmentOracle
 from segment_costs import BLOCK_A, costs, mixed, random_kinds, spans
 from small_networks import Wires
 
+from pptrace.config.choices import PolicyName, Receive, Sharing, StreamPer
 from pptrace.errors import ScheduleError
-from pptrace.model.kinds import Kind, Stream
-from pptrace.model.placement import Placement
-from pptrace.model.segments import Segment
-from pptrace.model.workload import Workload
-from pptrace.network.flat import Flat, ideal
-from pptrace.schedule.issue_order import Receive
-from pptrace.schedule.policy import Policy, PolicyName, StreamPer
-from pptrace.schedule.table import Schedule
-from pptrace.sim import simulate as module
-from pptrace.sim.contention import Contention, Sharing
-from pptrace.sim.shared import shared_links
-from pptrace.sim.simulate import simulate
-from pptrace.timeline.actions import actions_in_parts
-from pptrace.timeline.folded import folded
+from pptrace.network.links import Flat, ideal
+from pptrace.sim import simulation as module
+from pptrace.sim.rate_sharing import Contention, shared_links
+from pptrace.sim.simulation import simulate
+from pptrace.steps.kinds import Kind, Stream
+from pptrace.steps.message_calls import Policy
+from pptrace.steps.placement import Placement
+from pptrace.steps.schedule import Schedule
+from pptrace.steps.segments import Segment
+from pptrace.steps.workload import Workload
+from pptrace.timeline.actions import actions_in_parts, folded
 from pptrace.timeline.metrics import measure
 
 PAIRS = [

@@ -12,9 +12,9 @@ from segment_costs import action_spans, segments_of
 from strategies import networks, policies, valid_schedules, workloads
 
 from pptrace.errors import DeadlockError
-from pptrace.model.kinds import Kind
-from pptrace.sim import segmented
-from pptrace.sim.simulate import simulate
+from pptrace.sim import overlapped_pairs
+from pptrace.sim.simulation import simulate
+from pptrace.steps.kinds import Kind
 
 
 @settings(max_examples=80)
@@ -30,7 +30,7 @@ def test_in_rows_of_segments_a_step_is_that_of_solid_actions(data: st.DataObject
 
     def spans(*, apart: bool) -> object:
         given_costs = costs if apart else replace(costs, segments={})
-        with patch.object(segmented, "_overlaps", return_value=True):
+        with patch.object(overlapped_pairs, "_overlaps", return_value=True):
             try:
                 return action_spans(simulate(schedule, given_costs, network, policy, **ends))
             except DeadlockError:

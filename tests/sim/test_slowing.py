@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pptrace.model.kinds import Kind
-from pptrace.model.workload import Workload
-from pptrace.network.flat import Flat
-from pptrace.schedule.policy import Policy, PolicyName
-from pptrace.schedule.table import Schedule
-from pptrace.sim.contention import Contention
-from pptrace.sim.simulate import simulate
+from pptrace.config.choices import PolicyName
+from pptrace.network.links import Flat
+from pptrace.sim.rate_sharing import Contention
+from pptrace.sim.simulation import simulate
+from pptrace.steps.kinds import Kind
+from pptrace.steps.message_calls import Policy
+from pptrace.steps.schedule import Schedule
+from pptrace.steps.workload import Workload
 
 OVERLAP = Schedule.from_rows([["0F0", "1F0", "1B0", "0B0"]])
 """While stage 0 computes its backward, stage 1's gradients are reduced."""

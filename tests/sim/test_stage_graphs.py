@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from strategies import networks, policies
 
 from pptrace.errors import DeadlockError
-from pptrace.model.action import Action
-from pptrace.model.kinds import Kind
-from pptrace.model.placement import Placement
-from pptrace.model.workload import Workload
-from pptrace.schedule.table import Schedule
-from pptrace.schedule.validate import validate
-from pptrace.sim.simulate import simulate
+from pptrace.sim.simulation import simulate
+from pptrace.steps.actions import Action
+from pptrace.steps.kinds import Kind
+from pptrace.steps.placement import Placement
+from pptrace.steps.schedule import Schedule
+from pptrace.steps.validation import validate
+from pptrace.steps.workload import Workload
 from pptrace.timeline.messages import messages
 from pptrace.timeline.metrics import measure
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.network.contract import Links, Paths
-from pptrace.testing.bisection import minimum_cut
+from pptrace.testing.networks import minimum_cut
 
 
 @st.composite

@@ -11,13 +11,13 @@ from breakable_network import RATE, Ports, changed, offer, ports
 from pydantic import BaseModel
 
 from pptrace.errors import ConfigError, PluginError
-from pptrace.hooks import builtin
-from pptrace.hooks.provider import Provided, Provider
 from pptrace.network.contract import NO_ROUTE, Paths
+from pptrace.plugins import builtin
+from pptrace.plugins.offers import Provided, Provider
 from pptrace.testing import assert_valid_network
 
 if TYPE_CHECKING:
-    from pptrace.model.request import NetworkRequest
+    from pptrace.plugins.requests import NetworkRequest
 
 SIZES = (2, 4, 5)
 

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from breakable_network import RATE, Change, Ports, between, changed, offer, spoilt
 
-from pptrace.hooks import builtin
 from pptrace.network.contract import NO_ROUTE, Links, Paths
+from pptrace.plugins import builtin
 from pptrace.testing import assert_valid_network
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pptrace.model.request import NetworkRequest
+    from pptrace.plugins.requests import NetworkRequest
 
 SIZES = (2, 4, 5)
 

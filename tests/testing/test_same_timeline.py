@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from pptrace.model.workload import Workload
-from pptrace.schedule.table import Schedule
-from pptrace.sim.simulate import simulate
+from pptrace.sim.simulation import simulate
+from pptrace.steps.schedule import Schedule
+from pptrace.steps.workload import Workload
 from pptrace.testing import assert_same_timeline
 
 SCHEDULE = Schedule.from_rows([["0F0", "0B0"], ["1F0", "1B0"]])

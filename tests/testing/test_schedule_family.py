@@ -14,14 +14,14 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 
 from pptrace.errors import ConfigError, ConstraintError, PluginError
-from pptrace.hooks.provider import Provided, Provider
 from pptrace.plugin import ScheduleOffer
-from pptrace.schedule.table import Schedule
+from pptrace.plugins.offers import Provided, Provider
+from pptrace.steps.schedule import Schedule
 from pptrace.testing import assert_schedule_family, assert_valid_schedule, grid
-from pptrace.testing.count import count
+from pptrace.testing.schedules import count
 
 if TYPE_CHECKING:
-    from pptrace.model.request import ScheduleRequest
+    from pptrace.plugins.requests import ScheduleRequest
 
 pytest_plugins = ["pptrace.testing.fixtures"]
 

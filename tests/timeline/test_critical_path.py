@@ -2,16 +2,15 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from pptrace.model.action import Action
-from pptrace.model.kinds import Kind, Stream
-from pptrace.model.placement import Placement
-from pptrace.model.workload import Workload
-from pptrace.network.flat import Flat
-from pptrace.schedule.table import Schedule
-from pptrace.sim.simulate import simulate
-from pptrace.timeline.build import from_slices
+from pptrace.network.links import Flat
+from pptrace.sim.simulation import simulate
+from pptrace.steps.actions import Action
+from pptrace.steps.kinds import Kind, Stream
+from pptrace.steps.placement import Placement
+from pptrace.steps.schedule import Schedule
+from pptrace.steps.workload import Workload
 from pptrace.timeline.critical_path import critical_path, on_path
-from pptrace.timeline.timeline import Slice
+from pptrace.timeline.timeline import Slice, from_slices
 
 ROWS = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]
 

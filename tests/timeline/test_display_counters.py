@@ -10,15 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pptrace.model.action import Action
-from pptrace.model.kinds import Kind, Stream
-from pptrace.model.placement import Placement
-from pptrace.timeline.build import from_slices
-from pptrace.timeline.counters import in_flight, link_use
-from pptrace.timeline.timeline import Slice, Timeline
+from pptrace.steps.actions import Action
+from pptrace.steps.kinds import Kind, Stream
+from pptrace.steps.placement import Placement
+from pptrace.timeline.metrics import in_flight, link_use
+from pptrace.timeline.timeline import Slice, Timeline, from_slices
 
 if TYPE_CHECKING:
-    from pptrace.timeline.counter import Counter
+    from pptrace.timeline.timeline import Counter
 
 
 def _slice(

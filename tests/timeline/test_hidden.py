@@ -9,11 +9,11 @@ import pytest
 from small_schedules import small_registry
 
 from pptrace.api import simulate
-from pptrace.model.kinds import COMPUTE, Kind
-from pptrace.timeline.hidden import hidden_ns
+from pptrace.steps.kinds import COMPUTE, Kind
+from pptrace.timeline.metrics import hidden_ns
 
 if TYPE_CHECKING:
-    from pptrace.experiment.run import Run
+    from pptrace.run.simulated_step import Run
 
 MS = 10**6
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pptrace.model.workload import Workload
-from pptrace.schedule.table import Schedule
-from pptrace.sim.simulate import simulate
+from pptrace.sim.simulation import simulate
+from pptrace.steps.schedule import Schedule
+from pptrace.steps.workload import Workload
 from pptrace.timeline.memory import measure_memory, memory_counters
 from pptrace.timeline.metrics import measure
 

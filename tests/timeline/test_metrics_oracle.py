@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from oracle_metrics import BUSY, MetricsOracle
 from simulated_steps import SimulatedStep, simulated_steps
 
+from pptrace.timeline.idle import IdleCause
 from pptrace.timeline.memory import memory_counters
-from pptrace.timeline.metrics import IdleCause, measure
+from pptrace.timeline.metrics import measure
 
 
 def assert_agreement(oracle: MetricsOracle) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pptrace.model.action import Action
-from pptrace.model.kinds import Kind, Stream
-from pptrace.model.placement import Placement
-from pptrace.timeline.build import from_slices
-from pptrace.timeline.phases import Phase, phases
-from pptrace.timeline.timeline import Slice, Timeline
+from pptrace.steps.actions import Action
+from pptrace.steps.kinds import Kind, Stream
+from pptrace.steps.placement import Placement
+from pptrace.timeline.metrics import Phase, phases
+from pptrace.timeline.timeline import Slice, Timeline, from_slices
 
 
 def _step(*rows: str) -> Timeline:

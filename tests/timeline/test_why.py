@@ -12,24 +12,20 @@ from hypothesis import HealthCheck, given, settings
 from segment_costs import random_kinds, steady
 from simulated_steps import SimulatedStep, simulated_steps
 
-from pptrace.analysis.steps.path import explained
-from pptrace.model.kinds import COMPUTE, Stream
-from pptrace.model.workload import Workload
-from pptrace.network.flat import Flat
-from pptrace.schedule.table import Schedule
-from pptrace.sim.simulate import simulate
+from pptrace.measured.waits import explained
+from pptrace.network.links import Flat
+from pptrace.sim.simulation import simulate
+from pptrace.steps.kinds import COMPUTE, Stream
+from pptrace.steps.schedule import Schedule
+from pptrace.steps.workload import Workload
 from pptrace.timeline.actions import group_times
-from pptrace.timeline.communication import communication_counters
-from pptrace.timeline.critical_path import PATH_PARTS, on_path
-from pptrace.timeline.hidden import hidden_ns
+from pptrace.timeline.critical_path import PATH_PARTS, on_path, why
 from pptrace.timeline.idle import COMMUNICATION, IdleCause, waits
-from pptrace.timeline.metrics import measure
+from pptrace.timeline.metrics import communication_counters, hidden_ns, measure
 from pptrace.timeline.trim import trim
-from pptrace.timeline.why import why
 
 if TYPE_CHECKING:
-    from pptrace.timeline.counter import Counter
-    from pptrace.timeline.timeline import Timeline
+    from pptrace.timeline.timeline import Counter, Timeline
 
 SLOWLY = settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]

@@ -7,19 +7,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pptrace.model.action import Action
-from pptrace.model.kinds import Kind, Stream
-from pptrace.model.placement import Placement
-from pptrace.model.workload import Workload
-from pptrace.network.flat import Flat
-from pptrace.schedule.policy import Policy, PolicyName
-from pptrace.schedule.table import Schedule
-from pptrace.sim.simulate import simulate
-from pptrace.timeline.build import from_slices
+from pptrace.config.choices import PolicyName
+from pptrace.network.links import Flat
+from pptrace.sim.simulation import simulate
+from pptrace.steps.actions import Action
+from pptrace.steps.kinds import Kind, Stream
+from pptrace.steps.message_calls import Policy
+from pptrace.steps.placement import Placement
+from pptrace.steps.schedule import Schedule
+from pptrace.steps.workload import Workload
+from pptrace.timeline.idle import IdleCause
 from pptrace.timeline.messages import messages
-from pptrace.timeline.metrics import IdleCause, Metrics, measure
-from pptrace.timeline.timeline import Slice
-from pptrace.timeline.window import window
+from pptrace.timeline.metrics import Metrics, measure
+from pptrace.timeline.timeline import Slice, from_slices, window
 
 NETWORK = Flat(rate_kbps=1_000_000)
 

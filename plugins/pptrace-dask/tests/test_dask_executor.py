@@ -15,8 +15,8 @@ from distributed import Client, LocalCluster
 
 import pptrace
 from pptrace.errors import ConfigError
-from pptrace.model.request import ExecutorRequest
-from pptrace_dask import cluster, versions
+from pptrace.plugins.requests import ExecutorRequest
+from pptrace_dask import cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -125,7 +125,7 @@ def test_a_server_of_something_else_is_no_scheduler() -> None:
 
 
 def test_other_versions_on_a_worker_are_named(scheduler: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = {**versions.installed(), "pptrace": "9.9", "pptrace-mine": "1.0"}
+    here = {**cluster.installed(), "pptrace": "9.9", "pptrace-mine": "1.0"}
     monkeypatch.setattr(cluster, "installed", lambda: here)
 
     with pytest.raises(

@@ -19,14 +19,14 @@ from oracle_frameworks import (
 )
 
 from pptrace import simulate as simulate_step
-from pptrace.hooks.build import build_policy, checked_options
-from pptrace.hooks.registry import Registry
-from pptrace.model.kinds import SENDS, Kind
-from pptrace.model.placement import Placement
-from pptrace.model.workload import Workload
 from pptrace.network.contract import Links, Paths
-from pptrace.schedule.table import Schedule
-from pptrace.sim.simulate import simulate
+from pptrace.plugins.construction import build_policy, checked_options
+from pptrace.plugins.registry import Registry
+from pptrace.sim.simulation import simulate
+from pptrace.steps.kinds import SENDS, Kind
+from pptrace.steps.placement import Placement
+from pptrace.steps.schedule import Schedule
+from pptrace.steps.workload import Workload
 
 if TYPE_CHECKING:
     from framework_calls import Program

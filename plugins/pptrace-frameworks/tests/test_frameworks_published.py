@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import pptrace
-from pptrace.analysis.steps.replay import Replayed, replay
-from pptrace.experiment.measured import read_measurement
-from pptrace.hooks.build import build_policy, checked_options
-from pptrace.hooks.registry import Registry
-from pptrace.schedule.issue_order import Receive
-from pptrace.schedule.policy import Policy, PolicyName, StreamPer
+from pptrace.config.choices import PolicyName, Receive, StreamPer
+from pptrace.measured.replay import Replayed, replay
+from pptrace.plugins.construction import build_policy, checked_options
+from pptrace.plugins.registry import Registry
+from pptrace.run.trace_files import read_measurement
+from pptrace.steps.message_calls import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pptrace.schedule.table import Schedule
+    from pptrace.steps.schedule import Schedule
 
 pytestmark = pytest.mark.needs_plugins
 ROOT = Path(__file__).parents[3]

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from strategies import valid_schedules, workloads
 
 from pptrace.errors import DeadlockError
-from pptrace.model.kinds import SENDS, Kind
-from pptrace.network.flat import Flat
+from pptrace.network.links import Flat
 from pptrace.plugin import MOST_TURNS, MessageCalls, MessageRequest, Policy, PolicyName
-from pptrace.sim.simulate import simulate
+from pptrace.sim.simulation import simulate
+from pptrace.steps.kinds import SENDS, Kind
 
 if TYPE_CHECKING:
-    from pptrace.model.workload import Workload
-    from pptrace.schedule.table import Schedule
+    from pptrace.steps.schedule import Schedule
+    from pptrace.steps.workload import Workload
 
 Span = tuple[int, int]
 TRANSFER_NS = 7

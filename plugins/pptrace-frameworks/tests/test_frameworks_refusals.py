@@ -12,8 +12,8 @@ import yaml
 
 import pptrace
 from pptrace.errors import ConfigError, PluginError
-from pptrace.hooks.registry import Registry
 from pptrace.plugin import MessageCalls, MessagePolicyOffer, MessageRequest, Policy, PolicyName, hookimpl
+from pptrace.plugins.registry import Registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,9 +10,9 @@ import pytest
 
 import pptrace
 from pptrace.errors import ConstraintError
-from pptrace.hooks.build import build_policy
-from pptrace.hooks.registry import Registry
 from pptrace.plugin import Schedule
+from pptrace.plugins.construction import build_policy
+from pptrace.plugins.registry import Registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable

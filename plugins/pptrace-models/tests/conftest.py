@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pptrace.model.request import CostRequest
+from pptrace.plugins.requests import CostRequest
 from pptrace_models.plugin import pptrace_devices
 from pptrace_models.roofline import build
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pptrace.model.workload import Workload
+    from pptrace.steps.workload import Workload
 
 CLASSIC = {
     "layers": 8,

@@ -8,22 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pptrace.model.request import CostRequest
-from pptrace_models import activations
-from pptrace_models.checked import checked
-from pptrace_models.shard import shard
-from pptrace_models.transformer import Transformer
+from pptrace.plugins.requests import CostRequest
+from pptrace_models import memory
+from pptrace_models.layer import shard
+from pptrace_models.transformer import Transformer, checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pptrace.model.workload import Workload
+    from pptrace.steps.workload import Workload
 
 
-def kept(values: dict[str, Any], *, moe: bool = False, **sizes: Any) -> activations.Kept:
+def kept(values: dict[str, Any], *, moe: bool = False, **sizes: Any) -> memory.Kept:
     model = checked(Transformer, values, "model")
     request = CostRequest(**{"ranks": 1, "stages": 1, "microbatches": 1, "sequence": 2048, **sizes})
-    return activations.layer_kept(model, shard(model, request), experts=moe)
+    return memory.layer_kept(model, shard(model, request), experts=moe)
 
 
 @given(

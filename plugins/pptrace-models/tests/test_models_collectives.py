@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pptrace_models.fabric import Fabric, group_fabric
+from pptrace_models.accelerator import Fabric, group_fabric
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pptrace.model.workload import Workload
+    from pptrace.steps.workload import Workload
 
 RATE = 360 * 10**9  # of an H100: 450 GB/s per direction, 0.8 of it reached
 
@@ -90,7 +90,7 @@ def test_recomputing_a_layer_repeats_its_collectives(costs: Callable[..., Worklo
 
 def test_a_group_wider_than_the_node_takes_the_network(devices: dict[str, Any]) -> None:
     from pptrace_models.accelerator import Accelerator
-    from pptrace_models.checked import checked
+    from pptrace_models.transformer import checked
 
     device = checked(Accelerator, devices["h100-sxm"], "device")
     network = {"rate_kbps": 50_000_000, "latency_ns": 5000}

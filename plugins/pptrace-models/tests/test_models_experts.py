@@ -12,18 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.plugin import ConfigError, ConstraintError, Kind
-from pptrace_models.attention import doubled_reach
-from pptrace_models.checked import checked
-from pptrace_models.fabric import Exchange
-from pptrace_models.flops import step_flops
-from pptrace_models.groups import _fewest_in_a_node
-from pptrace_models.models import MODELS
-from pptrace_models.transformer import Transformer
+from pptrace_models.accelerator import Exchange
+from pptrace_models.flops import doubled_reach, step_flops
+from pptrace_models.group_collectives import _fewest_in_a_node
+from pptrace_models.model_presets import MODELS
+from pptrace_models.transformer import Transformer, checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pptrace.model.workload import Workload
+    from pptrace.steps.workload import Workload
 
 PRESETS = {offer.name: offer.values for offer in MODELS}
 MOE = {"num_experts": 8, "top_k": 2, "expert_ffn": 512}

@@ -9,16 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pptrace.model.request import CostRequest
+from pptrace.plugins.requests import CostRequest
 from pptrace_models import flops
-from pptrace_models.checked import checked
-from pptrace_models.shard import shard
-from pptrace_models.transformer import Layer, Transformer
+from pptrace_models.layer import shard
+from pptrace_models.transformer import Layer, Transformer, checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pptrace.model.workload import Workload
+    from pptrace.steps.workload import Workload
 
 
 def layer_flops(values: dict[str, Any], *, moe: bool = False, **sizes: Any) -> list[int]:

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pptrace.config.resolve import load
-from pptrace.experiment.prepare import prepare
-from pptrace.experiment.run import run_prepared
-from pptrace.hooks.registry import Registry
-from pptrace.model.kinds import Kind
+from pptrace.config.resolution import load
 from pptrace.plugin import ConfigError
+from pptrace.plugins.registry import Registry
+from pptrace.run.preparation import prepare
+from pptrace.run.simulated_step import run_prepared
+from pptrace.steps.kinds import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pptrace.model.workload import Workload
+    from pptrace.steps.workload import Workload
 
 VISION = {"layers": 6, "hidden": 512, "heads": 8, "ffn": 2048, "tokens": 256, "items": 2, "merge": 4}
 PROJECTOR = 4 * 512 * 1024 + 1024 * 1024

@@ -9,15 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.plugin import ConfigError, ConstraintError
-from pptrace_models.checked import checked
-from pptrace_models.models import MODELS
+from pptrace_models.model_presets import MODELS
 from pptrace_models.stages import parse_layout, partition, stages_of
-from pptrace_models.transformer import Transformer
+from pptrace_models.transformer import Transformer, checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pptrace.model.workload import Workload
+    from pptrace.steps.workload import Workload
 
 PRESETS = {offer.name: offer.values for offer in MODELS}
 

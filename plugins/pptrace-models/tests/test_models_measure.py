@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from pptrace import simulate
 from pptrace.plugin import ConfigError
-from pptrace_models.measure.command import command
+from pptrace_models.measure_kernels import command
 
 BLACKWELL = Path(__file__).parents[4] / "shared" / "data" / "kernel-efficiency" / "b200_bf16_ceperm.json"
 STEP = """\

@@ -8,16 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pptrace.model.request import CostRequest
 from pptrace.plugin import ConfigError
-from pptrace_models.checked import checked
+from pptrace.plugins.requests import CostRequest
 from pptrace_models.roofline import build
-from pptrace_models.transformer import Transformer
+from pptrace_models.transformer import Transformer, checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pptrace.model.workload import Workload
+    from pptrace.steps.workload import Workload
 
 GIB = 2**30
 DEVICE = {"peak_bf16": 10**15, "memory": 80 * GIB, "memory_bandwidth": 10**12, "scale_up_bandwidth": 10**11}

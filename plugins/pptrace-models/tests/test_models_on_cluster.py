@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pptrace.model.layout import Layout
 from pptrace.network.collectives import LinkCollectives
-from pptrace.network.flat import Flat
+from pptrace.network.layout import Layout
+from pptrace.network.links import Flat
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pptrace.model.workload import Workload
+    from pptrace.steps.workload import Workload
 
 HIDDEN = 2048 * 1024 * 2
 """Bytes of a microbatch's activations between layers: tokens, width, bf16."""

@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pptrace_models.collectives import Passes
-from pptrace_models.overlapped import beside_products
-from pptrace_models.work import Operation, Product, Work
+from pptrace_models.layer import Operation, Product, Work
+from pptrace_models.layer_times import Passes, beside_products
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pptrace.model.workload import Workload
+    from pptrace.steps.workload import Workload
 
 ROWS = 4096
 

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from pptrace.config.options import validate_options
+from pptrace.config.validation import validate_options
 from pptrace_models.accelerator import Accelerator
-from pptrace_models.checked import checked
 from pptrace_models.plugin import pptrace_cost_models, pptrace_devices, pptrace_models
-from pptrace_models.transformer import Transformer
+from pptrace_models.transformer import Transformer, checked
 
 MODELS = {offer.name: offer for offer in pptrace_models()}
 DEVICES = {offer.name: offer for offer in pptrace_devices()}

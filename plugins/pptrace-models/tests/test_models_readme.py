@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pptrace_models.accelerator import Accelerator
-from pptrace_models.checked import checked
-from pptrace_models.devices import DEVICES
-from pptrace_models.encoder import Encoder
-from pptrace_models.models import MODELS
+from pptrace_models.device_presets import DEVICES
+from pptrace_models.model_presets import MODELS
 from pptrace_models.options import RooflineOptions
-from pptrace_models.transformer import Transformer
+from pptrace_models.transformer import Encoder, Transformer, checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

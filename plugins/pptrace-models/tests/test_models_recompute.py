@@ -9,7 +9,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pptrace.model.workload import Workload
+    from pptrace.steps.workload import Workload
 
 ROW = 2048 * 1024 * 2
 """A layer's input: sequence, width and two bytes."""

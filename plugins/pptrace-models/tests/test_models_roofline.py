@@ -9,17 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pptrace.model.request import CostRequest
-from pptrace_models.checked import checked
+from pptrace.plugins.requests import CostRequest
 from pptrace_models.plugin import pptrace_cost_models, pptrace_devices, pptrace_models
 from pptrace_models.roofline import build
 from pptrace_models.stages import partition
-from pptrace_models.transformer import Transformer
+from pptrace_models.transformer import Transformer, checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pptrace.model.workload import Workload
+    from pptrace.steps.workload import Workload
 
 MODELS = {offer.name: offer.values for offer in pptrace_models()}
 DEVICES = {offer.name: offer.values for offer in pptrace_devices()}

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.errors import ConfigError
-from pptrace.model.kinds import Kind, Stream
-from pptrace.model.request import CostRequest
+from pptrace.plugins.requests import CostRequest
+from pptrace.steps.kinds import Kind, Stream
 from pptrace_models.plugin import pptrace_devices
 from pptrace_models.roofline import build
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pptrace.model.workload import Workload
+    from pptrace.steps.workload import Workload
 
 DEVICE = next(offer.values for offer in pptrace_devices() if offer.name == "h100-sxm")
 DENSE = {"layers": 7, "hidden": 1024, "heads": 16, "kv_heads": 4, "ffn": 4096, "vocabulary": 32001}

@@ -15,13 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.plugin import ConfigError, Kind
-from pptrace_models.checked import checked
-from pptrace_models.extremes import expected_maximum
+from pptrace_models.group_collectives import expected_maximum
+from pptrace_models.kernel_times import Shaped, row_tiles, shaped_ns
+from pptrace_models.layer import Core, Product, Work
 from pptrace_models.plugin import pptrace_devices
-from pptrace_models.shapes import Shaped, row_tiles, shaped_ns
 from pptrace_models.stages import partition
-from pptrace_models.transformer import Transformer
-from pptrace_models.work import Core, Product, Work
+from pptrace_models.transformer import Transformer, checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable

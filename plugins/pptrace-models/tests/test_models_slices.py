@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import pptrace
-from pptrace.model.kinds import Kind
+from pptrace.steps.kinds import Kind
 
 
 def step(schedule: str, model: str = "llama3-8b", **more: Any) -> pptrace.Run:

@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pptrace.config.resolve import load
+from pptrace.config.resolution import load
 from pptrace.errors import PptraceError
-from pptrace.experiment.limit import limit_settings
-from pptrace.experiment.prepare import costs_alone, prepare
-from pptrace.experiment.run import run_prepared
-from pptrace.hooks.registry import Registry
+from pptrace.plugins.registry import Registry
+from pptrace.run.neighbourhood import limit_settings
+from pptrace.run.preparation import costs_alone, prepare
+from pptrace.run.simulated_step import run_prepared
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pptrace.experiment.run import Run
-    from pptrace.model.workload import Workload
+    from pptrace.run.simulated_step import Run
+    from pptrace.steps.workload import Workload
 
 RANKS = ("h100-sxm", "a100-sxm", "a100-sxm", "h200-sxm")
 PER_STAGE = ("f_ns", "b_ns", "i_ns", "w_ns", "i_collective_ns", "optimizer_ns", "reduce_ns", "offload_ns")

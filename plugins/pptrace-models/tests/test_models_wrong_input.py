@@ -12,7 +12,7 @@ from pptrace.errors import ConfigError, ConstraintError, CostError, PptraceError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pptrace.model.workload import Workload
+    from pptrace.steps.workload import Workload
 
 MODEL_ERRORS = [
     ({"layer": 8}, "model.layer: unknown key (did you mean 'layers'?"),

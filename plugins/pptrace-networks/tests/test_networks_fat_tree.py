@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pptrace.config.options import validate_options
-from pptrace.model.request import NetworkRequest
+from pptrace.config.validation import validate_options
 from pptrace.plugin import NetworkOffer
+from pptrace.plugins.requests import NetworkRequest
 from pptrace.testing import assert_valid_network
 from pptrace_networks.fat_tree import FatTree, fat_tree
 from pptrace_networks.fat_tree_options import FatTreeOptions

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.api import simulate
-from pptrace.config.options import validate_options
+from pptrace.config.validation import validate_options
 from pptrace.errors import ConfigError
-from pptrace.model.request import NetworkRequest
+from pptrace.plugins.requests import NetworkRequest
 from pptrace_networks.fat_tree import fat_tree
 from pptrace_networks.fat_tree_options import FatTreeOptions
 

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from pptrace.api import simulate as simulate_experiment
-from pptrace.config.options import validate_options
+from pptrace.config.choices import Sharing
+from pptrace.config.validation import validate_options
 from pptrace.errors import ConfigError, PluginError
-from pptrace.hooks.registry import Registry
-from pptrace.model.request import NetworkRequest, ScheduleRequest
-from pptrace.model.workload import Workload
-from pptrace.sim import simulate as module
-from pptrace.sim.contention import Contention, Sharing
-from pptrace.sim.shared import shared_links
-from pptrace.sim.simulate import simulate
+from pptrace.plugins.registry import Registry
+from pptrace.plugins.requests import NetworkRequest, ScheduleRequest
+from pptrace.sim import simulation as module
+from pptrace.sim.rate_sharing import Contention, shared_links
+from pptrace.sim.simulation import simulate
+from pptrace.steps.workload import Workload
 from pptrace_networks.plugin import pptrace_networks
 
 OFFERS = {offer.name: offer for offer in pptrace_networks()}

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pptrace.config.options import validate_options
+from pptrace.config.validation import validate_options
 from pptrace.errors import ConfigError
-from pptrace.experiment.cluster_view import view_cluster
-from pptrace.hooks.registry import Registry
-from pptrace.model.request import NetworkRequest
+from pptrace.plugins.registry import Registry
+from pptrace.plugins.requests import NetworkRequest
+from pptrace.run.cluster_traffic import view_cluster
 from pptrace.testing import assert_valid_network
-from pptrace_networks.figures import INFINIBAND_OVERHEAD_NS, PCIE_OVERHEAD_NS
 from pptrace_networks.plugin import pptrace_clusters, pptrace_networks
+from pptrace_networks.rates import INFINIBAND_OVERHEAD_NS, PCIE_OVERHEAD_NS
 
 OFFERS = {offer.name: offer for offer in pptrace_networks()}
 

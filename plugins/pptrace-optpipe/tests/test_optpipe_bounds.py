@@ -10,14 +10,12 @@ from hypothesis import strategies as st
 from toy_pipelines import effort, toy, v_shaped
 
 import pptrace
-from pptrace_optpipe.bounds import bound, latest
-from pptrace_optpipe.model import build
-from pptrace_optpipe.playing import play
+from pptrace_optpipe.bounds import bound, latest, optimum
+from pptrace_optpipe.model import build, run_solver, solve, solver_of
+from pptrace_optpipe.playback import play
 from pptrace_optpipe.problem import Op, Part, Problem
-from pptrace_optpipe.proving import optimum
 from pptrace_optpipe.search import search
-from pptrace_optpipe.solving import run_solver, solve, solver_of
-from pptrace_optpipe.starting import start
+from pptrace_optpipe.start_schedules import start
 
 if TYPE_CHECKING:
     from random import Random

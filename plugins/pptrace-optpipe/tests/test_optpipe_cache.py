@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 from toy_pipelines import effort, table
 
-from pptrace_optpipe.caching import VERSION, Cache, Entry, wrong_folder
+from pptrace_optpipe.cache import VERSION, Cache, Entry, wrong_folder
 from pptrace_optpipe.listing import serial_rows
-from pptrace_optpipe.optimising import cached_search
-from pptrace_optpipe.playing import play
+from pptrace_optpipe.playback import play
 from pptrace_optpipe.problem import Op, Part, Problem, Rows, coarsened
+from pptrace_optpipe.search import cached_search
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,10 +15,10 @@ from toy_pipelines import BRIEF, FIRST
 
 from pptrace.api import simulate
 from pptrace.errors import PptraceError
-from pptrace.hooks.registry import Registry
+from pptrace.plugins.registry import Registry
 from pptrace.testing import assert_schedule_family, grid
-from pptrace_optpipe import solving, starting
-from pptrace_optpipe.caching import Cache
+from pptrace_optpipe import model, start_schedules
+from pptrace_optpipe.cache import Cache
 from pptrace_optpipe.command import command
 from pptrace_optpipe.schedule import OFFER
 from pptrace_optpipe.setting import setting_of
@@ -174,8 +174,8 @@ def test_what_was_found_is_found_again_at_once_listed_and_forgotten(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = found("--memory", "17GiB", "--work", "1")
-    monkeypatch.setattr(starting, "started", lambda _: pytest.fail("searched again"))
-    monkeypatch.setattr(solving, "build", lambda *_, **__: pytest.fail("solved again"))
+    monkeypatch.setattr(start_schedules, "started", lambda _: pytest.fail("searched again"))
+    monkeypatch.setattr(model, "build", lambda *_, **__: pytest.fail("solved again"))
     again = found("--memory", "17GiB", "--work", "1")
 
     assert (again["step_ns"], again["bound_ns"]) == (first["step_ns"], first["bound_ns"])

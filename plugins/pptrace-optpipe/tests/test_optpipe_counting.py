@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_pipelines import effort, toy, v_shaped
 
-from pptrace_optpipe import counting
-from pptrace_optpipe.bounds import latest
-from pptrace_optpipe.counting import can_be_as_short, counted_bound
+from pptrace_optpipe import bounds
+from pptrace_optpipe.bounds import can_be_as_short, counted_bound, latest
+from pptrace_optpipe.model import Effort, solve
 from pptrace_optpipe.problem import Problem
-from pptrace_optpipe.solving import Effort, solve
-from pptrace_optpipe.starting import start
+from pptrace_optpipe.start_schedules import start
 
 if TYPE_CHECKING:
     from random import Random
@@ -81,7 +80,7 @@ def test_counts_show_what_one_moment_less_cannot_be(problem: Problem, length: in
 def test_a_bound_takes_no_longer_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that goes by a second each time it is read, and a solver that must not be asked."""
     problem, now = toy(2, 4, 2, copies=True), iter(range(1000))
-    monkeypatch.setattr(counting, "run_solver", lambda *_: pytest.fail("asked too late"))
+    monkeypatch.setattr(bounds, "run_solver", lambda *_: pytest.fail("asked too late"))
 
     found = counted_bound(problem, Effort(seconds=6, clock=lambda: float(next(now))), length=30, least=20)
 

@@ -9,9 +9,8 @@ import pytest
 from oracle_time_indexed import shortest
 from toy_pipelines import again, effort, toy
 
-from pptrace_optpipe.bounds import bound, latest, relaxed_bound
-from pptrace_optpipe.proving import optimum
-from pptrace_optpipe.solving import solve
+from pptrace_optpipe.bounds import bound, latest, optimum, relaxed_bound
+from pptrace_optpipe.model import solve
 
 if TYPE_CHECKING:
     from pptrace_optpipe.problem import Problem

@@ -10,18 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_pipelines import again, effort, table, toy
 
-from pptrace.model.kinds import COMPUTE, Kind
-from pptrace.model.workload import Workload
 from pptrace.plugin import Placement, measure, simulate
-from pptrace.schedule.text import parse_table
-from pptrace.schedule.write import table_text
-from pptrace_optpipe.ordering import rows_of
-from pptrace_optpipe.playing import play
+from pptrace.steps.kinds import COMPUTE, Kind
+from pptrace.steps.text_forms import parse_table, table_text
+from pptrace.steps.workload import Workload
+from pptrace_optpipe.bounds import optimum
+from pptrace_optpipe.memory_repair import repaired
+from pptrace_optpipe.playback import play, rows_of
 from pptrace_optpipe.problem import Problem
-from pptrace_optpipe.proving import optimum
-from pptrace_optpipe.repair import repaired
-from pptrace_optpipe.starting import start
-from pptrace_optpipe.tables import rows_of_table, table_of
+from pptrace_optpipe.setting import rows_of_table, table_of
+from pptrace_optpipe.start_schedules import start
 
 if TYPE_CHECKING:
     from collections.abc import Callable

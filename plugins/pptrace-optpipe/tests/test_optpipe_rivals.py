@@ -79,7 +79,7 @@ def test_in_place_only_those_with_the_chunks_that_are_written_are_rivals(written
 
 
 def test_one_that_cannot_be_beaten_is_what_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pptrace_optpipe.optimising.cached_search", lambda *_, **__: None)
+    monkeypatch.setattr("pptrace_optpipe.search.cached_search", lambda *_, **__: None)
 
     values = found("--memory", "30GiB", "--work", "0.3")
 
@@ -119,7 +119,7 @@ def test_none_is_shorter_in_place_either(monkeypatch: pytest.MonkeyPatch) -> Non
         simulate("step.yaml", schedule=name, sets=sets).metrics for name in ("gpipe", "1f1b", "zb-h1", "zb-h2")
     ]
     fit = [one.step_ns for one in made if max(one.memory.peak_bytes) <= 26 * GIB]
-    monkeypatch.setattr("pptrace_optpipe.optimising.cached_search", lambda *_, **__: None)
+    monkeypatch.setattr("pptrace_optpipe.search.cached_search", lambda *_, **__: None)
 
     found = simulate("step.yaml", schedule="optpipe", sets=sets).metrics
 

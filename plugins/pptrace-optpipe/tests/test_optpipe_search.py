@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 from pptrace_optpipe.bounds import bound
 from pptrace_optpipe.listing import Rule, list_rows, serial_rows
-from pptrace_optpipe.playing import play
+from pptrace_optpipe.playback import play
 from pptrace_optpipe.problem import NO_LIMIT, Problem, coarsened
 from pptrace_optpipe.search import Found, search
-from pptrace_optpipe.starting import start
+from pptrace_optpipe.start_schedules import start
 from pptrace_optpipe.windows import improved
 
 PROFILED = [

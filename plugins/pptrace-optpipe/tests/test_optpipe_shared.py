@@ -12,14 +12,13 @@ from click.testing import CliRunner
 from toy_pipelines import effort, table
 
 from pptrace.api import simulate as run
-from pptrace.model.workload import Workload
 from pptrace.plugin import Kind, Placement, measure, simulate
-from pptrace.schedule.text import parse_table
-from pptrace.schedule.write import table_text
+from pptrace.steps.text_forms import parse_table, table_text
+from pptrace.steps.workload import Workload
+from pptrace_optpipe.bounds import optimum
 from pptrace_optpipe.command import command
-from pptrace_optpipe.proving import optimum
 from pptrace_optpipe.search import search
-from pptrace_optpipe.tables import rows_of_table, table_of
+from pptrace_optpipe.setting import rows_of_table, table_of
 
 if TYPE_CHECKING:
     from pathlib import Path

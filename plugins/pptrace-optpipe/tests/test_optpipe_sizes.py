@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pptrace.errors import ConfigError
-from pptrace.hooks.registry import Registry
+from pptrace.plugins.registry import Registry
 from pptrace_optpipe.setting import setting_of
 
 

@@ -11,12 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_pipelines import effort, table, v_shaped
 
-from pptrace_optpipe.ordering import rows_of
-from pptrace_optpipe.periods import Pattern, least_period, pattern_of
-from pptrace_optpipe.playing import play
+from pptrace_optpipe.playback import play, rows_of
 from pptrace_optpipe.problem import NO_LIMIT, Op, Part, Problem
-from pptrace_optpipe.starting import fitted, start
-from pptrace_optpipe.steady import shortest_pattern, steady_rows
+from pptrace_optpipe.start_schedules import fitted, start
+from pptrace_optpipe.steady_state import Pattern, least_period, pattern_of, shortest_pattern, steady_rows
 
 if TYPE_CHECKING:
     from random import Random

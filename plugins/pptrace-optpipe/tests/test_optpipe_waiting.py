@@ -12,14 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_pipelines import table
 
-from pptrace.hooks.registry import Registry
 from pptrace.plugin import PptraceError
+from pptrace.plugins.registry import Registry
 from pptrace_optpipe.command import command
-from pptrace_optpipe.playing import play
+from pptrace_optpipe.playback import play
 from pptrace_optpipe.problem import ON_RANK, Op, Part
-from pptrace_optpipe.setting import setting_of
-from pptrace_optpipe.tables import table_of
-from pptrace_optpipe.waiting import in_order, with_waits
+from pptrace_optpipe.setting import setting_of, table_of
+from pptrace_optpipe.start_schedules import in_order, with_waits
 
 SHORT = """
 parallel: {pp: 4}

@@ -10,12 +10,11 @@ from click.testing import CliRunner
 from toy_pipelines import table
 
 from pptrace.api import simulate
-from pptrace.export.table_file import write_table
 from pptrace.plugin import Placement, Registry
-from pptrace_optpipe.command import command
+from pptrace.traces.table_file import write_table
+from pptrace_optpipe.command import Watch, command
 from pptrace_optpipe.listing import serial_rows
-from pptrace_optpipe.tables import table_of
-from pptrace_optpipe.watching import Watch
+from pptrace_optpipe.setting import table_of
 
 if TYPE_CHECKING:
     from pathlib import Path

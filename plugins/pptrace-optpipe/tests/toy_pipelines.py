@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pptrace_optpipe.model import Effort, limited
 from pptrace_optpipe.problem import Problem
-from pptrace_optpipe.solving import Effort, limited
 
 
 def toy(stages: int, microbatches: int, limit: float, *, copies: bool, **values: Any) -> Problem:

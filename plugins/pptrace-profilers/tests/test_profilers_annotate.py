@@ -12,7 +12,7 @@ from torch_stand_in import Tensor, loaded
 
 from pptrace.cli.main import cli
 from pptrace.plugin import OutputError, Registry
-from pptrace_profilers.annotate.command import command, module_for
+from pptrace_profilers.annotation import command, module_for
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from pptrace_profilers.recording.annotations import Annotations
+from pptrace_profilers.recording import Annotations
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -12,7 +12,7 @@ from archive_members import members
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
 from pptrace.api import diff
-from pptrace.export import perfetto
+from pptrace.traces import perfetto
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from pptrace.cli.explain import command
-from pptrace.model.action import Action
-from pptrace.model.kinds import Kind
+from pptrace.steps.actions import Action
+from pptrace.steps.kinds import Kind
 from pptrace.timeline.measurement import ImportRequest
 from pptrace_profilers import importers
-from pptrace_profilers.assembly.overlapped_pairs import TimesAlone
+from pptrace_profilers.timeline_assembly import TimesAlone
 
 if TYPE_CHECKING:
     from pathlib import Path

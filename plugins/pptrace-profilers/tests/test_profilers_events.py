@@ -10,8 +10,8 @@ import pytest
 
 from pptrace.errors import TraceError
 from pptrace.timeline.measurement import ImportRequest
-from pptrace_profilers.events import blocks
-from pptrace_profilers.events.table import Events, Keep, read_events
+from pptrace_profilers import events as blocks
+from pptrace_profilers.events import Events, Keep, read_events
 from pptrace_profilers.importers import measure_kineto
 
 if TYPE_CHECKING:

@@ -12,24 +12,24 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from pptrace.analysis.calibration.check import Checked, checked
-from pptrace.analysis.calibration.fit import Calibration, calibrate, of_all_ranks
-from pptrace.analysis.calibration.known_order import schedules_of
-from pptrace.analysis.explanation.what_if import what_if
-from pptrace.analysis.steps.replay import replay
-from pptrace.analysis.steps.times import Performed, performed
 from pptrace.api import simulate
 from pptrace.cli.main import cli
-from pptrace.experiment.measured import read_measurement
-from pptrace.hooks.offers import ScheduleOffer
-from pptrace.hooks.registry import Registry
-from pptrace.model.kinds import Kind
+from pptrace.measured.calibration import Calibration, calibrate, of_all_ranks
+from pptrace.measured.calibration_check import Checked, checked
+from pptrace.measured.calibration_document import calibrated_yaml
+from pptrace.measured.computations import Performed, performed
+from pptrace.measured.explanation import what_if
+from pptrace.measured.matching import schedules_of
+from pptrace.measured.replay import replay
 from pptrace.plugin import hookimpl
-from pptrace.present.calibration import calibrated_yaml
-from pptrace.schedule.write import table_text
+from pptrace.plugins.offers import ScheduleOffer
+from pptrace.plugins.registry import Registry
+from pptrace.run.trace_files import read_measurement
+from pptrace.steps.kinds import Kind
+from pptrace.steps.text_forms import table_text
 
 if TYPE_CHECKING:
-    from pptrace.model.request import ScheduleRequest
+    from pptrace.plugins.requests import ScheduleRequest
 
 ALONE = {"1f1b": (4, 0.06), "zbv": (8, 0.06), "looped_bfs": (8, 0.12), "interleaved1f1b": (8, 0.06)}
 """How many stages a run has, and how near a fit of one rank's file comes to it; in looped BFS that saw no host."""

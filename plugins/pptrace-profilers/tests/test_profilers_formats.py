@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pptrace.errors import TraceError
-from pptrace.model.kinds import COMMUNICATION, Kind
+from pptrace.steps.kinds import COMMUNICATION, Kind
 from pptrace.timeline.measurement import ImportRequest
 from pptrace_profilers import importers
 from pptrace_profilers.importers import measure_kineto

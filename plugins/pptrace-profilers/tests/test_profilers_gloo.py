@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from pptrace.model.kinds import Kind, Stream
-from pptrace.model.workload import Workload
+from pptrace.steps.kinds import Kind, Stream
+from pptrace.steps.workload import Workload
 from pptrace.timeline.measurement import ImportRequest, Measurement
 from pptrace.timeline.metrics import measure
 from pptrace_profilers.importers import measure_kineto

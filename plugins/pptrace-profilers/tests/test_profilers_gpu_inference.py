@@ -16,13 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pptrace
-from pptrace.model.kinds import Kind, Stream
-from pptrace.model.workload import Workload
-from pptrace.network.flat import Flat
-from pptrace.schedule.issue_order import with_messages
-from pptrace.schedule.policy import Policy, PolicyName, StreamPer
-from pptrace.sim.action_times import ActionTimes
-from pptrace.sim.simulate import simulate
+from pptrace.config.choices import PolicyName, StreamPer
+from pptrace.network.links import Flat
+from pptrace.sim.simulation import simulate
+from pptrace.sim.task_graph import ActionTimes
+from pptrace.steps.issue_order import with_messages
+from pptrace.steps.kinds import Kind, Stream
+from pptrace.steps.message_calls import Policy
+from pptrace.steps.workload import Workload
 from pptrace.timeline.measurement import ImportRequest
 from pptrace_profilers.importers import measure_kineto, measure_nsys
 

@@ -15,7 +15,7 @@ from hypothesis import assume, given
 from simulated_steps import simulated_steps
 
 from pptrace import simulate
-from pptrace.model.kinds import COMMUNICATION
+from pptrace.steps.kinds import COMMUNICATION
 from pptrace.timeline.measurement import ImportRequest, Measurement
 from pptrace.timeline.messages import messages
 from pptrace_profilers.importers import measure_kineto

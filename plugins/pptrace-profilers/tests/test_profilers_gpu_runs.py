@@ -16,18 +16,18 @@ from hypothesis import strategies as st
 from strategies import valid_schedules
 
 import pptrace
-from pptrace.analysis.diff.step_diff import diff
-from pptrace.analysis.steps.replay import replay
-from pptrace.config.choices import Receive
+from pptrace.config.choices import PolicyName, Receive, StreamPer
 from pptrace.errors import DeadlockError
-from pptrace.model.kinds import COMMUNICATION
-from pptrace.model.workload import Workload
-from pptrace.network.flat import Flat
-from pptrace.schedule.issue_order import with_messages
-from pptrace.schedule.policy import Policy, PolicyName, StreamPer
-from pptrace.sim.simulate import simulate
+from pptrace.measured.diff import diff
+from pptrace.measured.replay import replay
+from pptrace.network.links import Flat
+from pptrace.sim.simulation import simulate
+from pptrace.steps.issue_order import with_messages
+from pptrace.steps.kinds import COMMUNICATION
+from pptrace.steps.message_calls import Policy
+from pptrace.steps.workload import Workload
+from pptrace.timeline.idle import IdleCause
 from pptrace.timeline.measurement import ImportRequest, Measurement
-from pptrace.timeline.metrics import IdleCause
 from pptrace_profilers.importers import measure_kineto
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
     from hypothesis.strategies import DrawFn
 
-    from pptrace.model.columns import Int32s
     from pptrace.network.contract import Paths
-    from pptrace.schedule.issue_order import IssueOrder
-    from pptrace.schedule.table import Schedule
+    from pptrace.steps.columns import Int32s
+    from pptrace.steps.issue_order import IssueOrder
+    from pptrace.steps.schedule import Schedule
     from pptrace.timeline.timeline import Timeline
 
 ORDERED = [Policy(name=PolicyName.ORDERED, stream=stream) for stream in StreamPer]

@@ -12,7 +12,7 @@ import pytest
 from foreign_traces import rewritten
 from small_gpu_trace import AUTOGRAD, SmallGpuTrace
 
-from pptrace.model.kinds import Kind, Stream
+from pptrace.steps.kinds import Kind, Stream
 from pptrace.timeline.measurement import ImportRequest, Measurement
 from pptrace_profilers.importers import measure_kineto
 

@@ -1,4 +1,4 @@
-"""The plugin's packages stand in layers: each imports from those below it, and no module in a circle."""
+"""No module of the plugin imports itself by way of others, imports for type checking included."""
 
 from __future__ import annotations
 
@@ -9,17 +9,6 @@ from pathlib import Path
 import pptrace_profilers
 
 ROOT = Path(pptrace_profilers.__file__).parent
-LAYERS = (
-    {"events", "recording"},
-    {"rules", "inference"},
-    {"pytorch", "assembly"},
-    {"formats"},
-    {"importers", "annotate"},
-    {"plugin"},
-)
-"""From the bottom; packages of one layer do not know each other."""
-
-LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 
 
 def imports() -> dict[str, set[str]]:
@@ -37,39 +26,8 @@ def imported(path: Path) -> list[str]:
     return [name.removeprefix(f"{ROOT.name}.") for name in found]
 
 
-def package(module: str) -> str:
-    return module.split(".", maxsplit=1)[0]
-
-
-def test_every_module_belongs_to_a_layer() -> None:
-    assert {package(module) for module in imports()} == set(LEVEL)
-
-
-def test_imports_point_down() -> None:
-    upward = [
-        f"{module} imports {target}"
-        for module, targets in imports().items()
-        for target in targets
-        if package(module) != package(target) and LEVEL[package(target)] >= LEVEL[package(module)]
-    ]
-
-    assert upward == []
-
-
 def test_no_module_imports_in_a_circle() -> None:
     modules = imports()
 
     assert sum(map(len, modules.values())) > len(modules)
     TopologicalSorter(modules).prepare()
-
-
-def test_the_packages_say_what_they_are_and_the_plugin_in_which_order() -> None:
-    docstrings = {
-        path.parent: ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        for path in ROOT.rglob("__init__.py")
-    }
-    _, drawing = docstrings.pop(ROOT).split("::\n\n")
-
-    assert all(docstrings.values())
-    drawn = [set(line.strip().split("  ")[0].split()) for line in drawing.splitlines()]
-    assert drawn[::-1] == list(LAYERS)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pptrace.errors import TraceError
-from pptrace_profilers.formats.nsys import read_nsys
-from pptrace_profilers.rules.actions import BUILT_IN
+from pptrace_profilers.naming_rules import BUILT_IN
+from pptrace_profilers.nsys import read_nsys
 
 if TYPE_CHECKING:
     from pathlib import Path

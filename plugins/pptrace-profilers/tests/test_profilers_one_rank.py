@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 from gpu_run import GpuRun
 
-from pptrace.analysis.steps.times import performed
-from pptrace.model.workload import Workload
-from pptrace.network.flat import Flat
-from pptrace.schedule.policy import Policy, PolicyName
-from pptrace.schedule.table import Schedule
-from pptrace.sim.simulate import simulate
+from pptrace.config.choices import PolicyName
+from pptrace.measured.computations import performed
+from pptrace.network.links import Flat
+from pptrace.sim.simulation import simulate
+from pptrace.steps.message_calls import Policy
+from pptrace.steps.schedule import Schedule
+from pptrace.steps.workload import Workload
 from pptrace.timeline.measurement import ImportRequest
 from pptrace_profilers.importers import measure_kineto
 

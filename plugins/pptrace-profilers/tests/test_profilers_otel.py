@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from otel_lines import MS, WAYS, spans, written
 
-from pptrace.analysis.steps.replay import replay
 from pptrace.errors import TraceError
+from pptrace.measured.replay import replay
 from pptrace.timeline.measurement import ImportRequest, Measurement
-from pptrace_profilers.formats.recognition import is_chrome, is_inspector, is_kineto, is_otel
 from pptrace_profilers.importers import measure_otel
+from pptrace_profilers.recognition import is_chrome, is_inspector, is_kineto, is_otel
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,8 +9,8 @@ import pytest
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
 from pptrace.errors import TraceError
-from pptrace_profilers.formats.torch_perfetto import read_pftrace
-from pptrace_profilers.rules.actions import BUILT_IN
+from pptrace_profilers.naming_rules import BUILT_IN
+from pptrace_profilers.torch_perfetto import read_pftrace
 
 if TYPE_CHECKING:
     from pathlib import Path

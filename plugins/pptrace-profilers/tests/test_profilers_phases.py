@@ -14,11 +14,11 @@ from click.testing import CliRunner
 from small_gpu_trace import AUTOGRAD, SmallGpuTrace
 
 from pptrace.cli.main import cli
-from pptrace.model.kinds import Kind, Stream
+from pptrace.steps.kinds import Kind, Stream
 from pptrace.timeline.measurement import ImportRequest
-from pptrace_profilers.formats.kineto import read_kineto
 from pptrace_profilers.importers import measure_kineto
-from pptrace_profilers.rules.actions import BUILT_IN
+from pptrace_profilers.naming_rules import BUILT_IN
+from pptrace_profilers.pytorch_process import read_kineto
 
 LAYERS = 4
 PHASES = (

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from pptrace.plugin import Action, Kind
-from pptrace_profilers.assembly.pipeline_size import left_over, ranks_by_stages
-from pptrace_profilers.recording.recording import Execution, Recording
+from pptrace_profilers.pipelines import left_over, ranks_by_stages
+from pptrace_profilers.recording import Execution, Recording
 
 NAMES = {"dp": "data_parallel_group", "cp": "mesh_cp", "tp": "TENSOR_MODEL_PARALLEL_GROUP"}
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from pptrace.cli.main import cli
-from pptrace_profilers.rules.file import read_rules
+from pptrace_profilers.naming_rules import read_rules
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^    pptrace (.+)$", README, re.MULTILINE)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from pptrace.model.kinds import Kind, Stream
+from pptrace.steps.kinds import Kind, Stream
 from pptrace.timeline.measurement import ImportRequest, Measurement
-from pptrace_profilers.annotate.command import module_for
+from pptrace_profilers.annotation import module_for
 from pptrace_profilers.importers import measure_kineto
 
 if TYPE_CHECKING:

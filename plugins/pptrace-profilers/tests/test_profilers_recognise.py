@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pptrace.experiment.measured import head_of
-from pptrace.hooks.builtin import pptrace_importers as own_importers
-from pptrace_profilers.formats.recognition import is_chrome, is_inspector, is_kineto, is_nccl, is_nsys, is_pftrace
+from pptrace.plugins.builtin import pptrace_importers as own_importers
+from pptrace.run.trace_files import head_of
 from pptrace_profilers.plugin import pptrace_importers
+from pptrace_profilers.recognition import is_chrome, is_inspector, is_kineto, is_nccl, is_nsys, is_pftrace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,8 +39,8 @@ def test_each_format_is_recognised_by_its_importer_and_no_other(pipeline: Any, t
 
 @pytest.mark.parametrize("sort", ["perfetto", "kineto"])
 def test_traces_that_pptrace_wrote_are_left_to_its_own_importers(sort: str, pipeline: Any, tmp_path: Path) -> None:
-    from pptrace.export import kineto, perfetto
     from pptrace.timeline.measurement import ImportRequest
+    from pptrace.traces import kineto, perfetto
     from pptrace_profilers.importers import measure_kineto
 
     timeline = measure_kineto(pipeline.kineto(tmp_path), ImportRequest()).steps[0].timeline

@@ -11,15 +11,16 @@ from click.testing import CliRunner
 from gpu_run import GpuRun
 from small_gpu_trace import SmallGpuTrace
 
-from pptrace.analysis.stragglers.measured_job import job_of_replicas
-from pptrace.analysis.stragglers.what_if import find_stragglers
 from pptrace.cli.explain import command
+from pptrace.config.choices import PolicyName
 from pptrace.errors import ConfigError, TraceError
-from pptrace.model.workload import Workload
-from pptrace.network.flat import Flat
-from pptrace.schedule.policy import Policy, PolicyName
-from pptrace.schedule.table import Schedule
-from pptrace.sim.simulate import simulate
+from pptrace.measured.stragglers.simulation import job_of_replicas
+from pptrace.measured.stragglers.what_if import find_stragglers
+from pptrace.network.links import Flat
+from pptrace.sim.simulation import simulate
+from pptrace.steps.message_calls import Policy
+from pptrace.steps.schedule import Schedule
+from pptrace.steps.workload import Workload
 from pptrace.timeline.measurement import ImportRequest, Measurement
 from pptrace_profilers.importers import measure_kineto
 

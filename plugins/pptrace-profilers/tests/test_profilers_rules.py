@@ -10,16 +10,16 @@ import pytest
 
 from pptrace.errors import ConfigError
 from pptrace.timeline.measurement import ImportRequest
-from pptrace_profilers.formats.chrome import read_chrome
+from pptrace_profilers.chrome import read_chrome
 from pptrace_profilers.importers import measure_kineto, measure_nsys, measure_pftrace
-from pptrace_profilers.rules.file import NO_FILE, read_rules
+from pptrace_profilers.naming_rules import NO_FILE, read_rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from pptrace.timeline.measurement import Measurement
-    from pptrace_profilers.recording.recording import Recording
+    from pptrace_profilers.recording import Recording
 
     Measure = Callable[[Sequence[Path], ImportRequest], Measurement]
 

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from pptrace.errors import ConfigError
-from pptrace_profilers.formats.chrome import read_chrome
-from pptrace_profilers.rules import timed
-from pptrace_profilers.rules.file import read_rules
-from pptrace_profilers.rules.timed import TimedPattern
+from pptrace_profilers import naming_rules
+from pptrace_profilers.chrome import read_chrome
+from pptrace_profilers.naming_rules import TimedPattern, read_rules
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +32,7 @@ SLOW = {
 def test_a_pattern_that_backtracks_for_ever_is_named(
     rules: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timed, "MOST_S", 0.2)
+    monkeypatch.setattr(naming_rules, "MOST_S", 0.2)
     file, trace = tmp_path / "rules.yaml", tmp_path / "t.json"
     file.write_text(rules, encoding="utf-8")
     trace.write_text(json.dumps([{"ph": "X", "name": NAME, "ts": 0, "dur": 1, "pid": 1, "args": {"key": NAME}}]))
@@ -54,7 +53,7 @@ def pattern(text: str) -> TimedPattern:
 
 
 def test_all_texts_together_have_a_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timed, "MOST_IN_ALL_S", 0.0)
+    monkeypatch.setattr(naming_rules, "MOST_IN_ALL_S", 0.0)
 
     with pytest.raises(ConfigError, match="took more than 0 s"):
         pattern("a+").search("aaa")
@@ -79,7 +78,7 @@ def test_a_process_that_waits_for_its_turn_ends_no_pattern(monkeypatch: pytest.M
             time.sleep(0.1)
             return re.search("a", text)
 
-    monkeypatch.setattr(timed, "MOST_S", 0.02)
+    monkeypatch.setattr(naming_rules, "MOST_S", 0.02)
     found = TimedPattern(compiled=cast("re.Pattern[str]", Waiting()), error=ConfigError).search("ba")
 
     assert found

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pptrace.model.action import parse_action
-from pptrace_profilers.assembly.messages import Message, kernel_payloads
-from pptrace_profilers.assembly.steps import split_steps
-from pptrace_profilers.recording.recording import Execution, MessageEnd, Recording
+from pptrace.steps.actions import parse_action
+from pptrace_profilers.alignment import split_steps
+from pptrace_profilers.messages import Message, kernel_payloads
+from pptrace_profilers.recording import Execution, MessageEnd, Recording
 
 
 def ran(text: str, start: int, end: int) -> Execution:

@@ -11,7 +11,7 @@ from pyarrow import parquet
 from straggler_parquet import operations, write_job
 
 from pptrace.errors import TraceError
-from pptrace_profilers.formats.straggler_table import read_straggler_table
+from pptrace_profilers.straggler_tables import read_straggler_table
 
 if TYPE_CHECKING:
     from pathlib import Path

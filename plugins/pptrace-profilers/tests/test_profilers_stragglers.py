@@ -13,11 +13,11 @@ from click.testing import CliRunner
 from pyarrow import parquet
 from straggler_parquet import RANKS, operations, write_job
 
-from pptrace.analysis.steps.replay import replay
-from pptrace.analysis.stragglers.simulation import JobModel
-from pptrace.analysis.stragglers.what_if import Stragglers, find_stragglers
 from pptrace.cli.explain import command
 from pptrace.errors import ConfigError, TraceError
+from pptrace.measured.replay import replay
+from pptrace.measured.stragglers.simulation import JobModel
+from pptrace.measured.stragglers.what_if import Stragglers, find_stragglers
 from pptrace.timeline.measurement import ImportRequest, Measurement
 from pptrace_profilers.importers import measure_stragglers
 

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_gpu_trace import SmallGpuTrace
 
-from pptrace.present.explanation import operations_document
-from pptrace.present.text import text_of
-from pptrace.present.values import plain
+from pptrace.measured.explanation import operations_document
+from pptrace.report.rendering import plain, text_of
 from pptrace.timeline.measurement import ImportRequest, Occupied
 from pptrace_profilers.importers import measure_kineto
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pptrace.config import limits
 from pptrace.errors import ConfigError, TraceError
-from pptrace.limits import reading
 from pptrace.timeline.measurement import ImportRequest
+from pptrace_profilers import events as blocks
 from pptrace_profilers import importers
-from pptrace_profilers.events import blocks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,7 +72,7 @@ def test_a_file_that_is_no_trace_is_one_line(content: bytes, message: str, tmp_p
 def test_a_file_that_unfolds_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "rank0.json.gz"
     path.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * 6_000_000))
-    monkeypatch.setattr(reading, "RATIO_FROM", 1 << 20)
+    monkeypatch.setattr(limits, "RATIO_FROM", 1 << 20)
 
     with pytest.raises(TraceError, match="unfolds more than 100 times: unpack it first if it really is a trace"):
         measured(path)
@@ -91,7 +91,7 @@ def test_no_format_unfolds_without_end(
 ) -> None:
     path = tmp_path / "rank0.gz"
     path.write_bytes(gzip.compress((b"[" if unit == b"{}," else b"") + unit * count))
-    monkeypatch.setattr(reading, "RATIO_FROM", 1 << 17)
+    monkeypatch.setattr(limits, "RATIO_FROM", 1 << 17)
 
     with pytest.raises(TraceError, match="unfolds more than 100 times"):
         measure([path], ImportRequest())

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from pptrace_profilers.annotate.command import module_for
+from pptrace_profilers.annotation import module_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,12 +6,12 @@ from fractions import Fraction
 
 import pytest
 
-from pptrace.model.request import ScheduleRequest
-from pptrace.model.workload import Workload
-from pptrace.schedule.table import Schedule
-from pptrace.sim.simulate import simulate
+from pptrace.plugins.requests import ScheduleRequest
+from pptrace.sim.simulation import simulate
+from pptrace.steps.schedule import Schedule
+from pptrace.steps.workload import Workload
 from pptrace.testing import assert_schedule_family, grid
-from pptrace.testing.count import count
+from pptrace.testing.schedules import count
 from pptrace.timeline.metrics import measure
 from pptrace_schedules.plugin import pptrace_schedules
 

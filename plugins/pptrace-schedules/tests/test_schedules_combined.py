@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from pptrace.config.choices import PolicyName
 from pptrace.errors import ConstraintError
-from pptrace.model.request import ScheduleRequest
-from pptrace.model.workload import Workload
-from pptrace.schedule.policy import Policy, PolicyName
-from pptrace.schedule.table import Schedule
-from pptrace.sim.simulate import simulate
+from pptrace.plugins.requests import ScheduleRequest
+from pptrace.sim.simulation import simulate
+from pptrace.steps.message_calls import Policy
+from pptrace.steps.schedule import Schedule
+from pptrace.steps.workload import Workload
 from pptrace.testing import assert_schedule_family, grid
 from pptrace_schedules.combined_1f1b import OFFER
 

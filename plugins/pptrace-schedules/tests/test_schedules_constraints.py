@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from pptrace.errors import ConstraintError
-from pptrace.model.request import ScheduleRequest
+from pptrace.plugins.requests import ScheduleRequest
 from pptrace_schedules.plugin import pptrace_schedules
 
 OFFERS = {offer.name: offer for offer in pptrace_schedules()}
@@ -109,7 +109,7 @@ def test_an_offer_states_its_constraints_and_source(name: str) -> None:
 def test_finding_the_offers_and_their_closed_forms_needs_no_numpy() -> None:
     code = (
         "import sys; from pptrace_schedules.plugin import pptrace_schedules;"
-        "from pptrace.model.request import ScheduleRequest;"
+        "from pptrace.plugins.requests import ScheduleRequest;"
         "request = ScheduleRequest(ranks=4, microbatches=8, chunks=2);"
         "[(offer.bubble(request), offer.peak_activations and offer.peak_activations(request))"
         " for offer in pptrace_schedules()];"

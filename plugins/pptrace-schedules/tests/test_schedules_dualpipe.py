@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pptrace.model.request import ScheduleRequest
-from pptrace.schedule.policy import Policy, PolicyName, StreamPer
-from pptrace.schedule.table import Schedule
-from pptrace.sim.simulate import simulate
+from pptrace.config.choices import PolicyName, StreamPer
+from pptrace.plugins.requests import ScheduleRequest
+from pptrace.sim.simulation import simulate
+from pptrace.steps.message_calls import Policy
+from pptrace.steps.schedule import Schedule
 from pptrace.testing import assert_schedule_family, grid
 from pptrace_schedules.dualpipe import OFFER as DUALPIPE
 from pptrace_schedules.dualpipe_v import OFFER as DUALPIPE_V
@@ -180,7 +181,7 @@ def test_every_size_makes_a_table_with_the_stated_figures() -> None:
     ids=["async", "ordered-rank", "ordered-direction"],
 )
 def test_neither_ideal_nor_ordered_messages_deadlock(offer: Any, policy: Policy) -> None:
-    from pptrace.model.workload import Workload
+    from pptrace.steps.workload import Workload
 
     for ranks, microbatches in ((2, 4), (4, 12), (6, 12), (8, 22)):
         table = built(offer, ranks, microbatches)

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from pptrace.model.kinds import Kind, Stream
-from pptrace.model.request import ScheduleRequest
-from pptrace.model.segments import Segment
-from pptrace.model.workload import Workload
-from pptrace.sim.simulate import simulate
+from pptrace.plugins.requests import ScheduleRequest
+from pptrace.sim.simulation import simulate
+from pptrace.steps.kinds import Kind, Stream
+from pptrace.steps.segments import Segment
+from pptrace.steps.workload import Workload
 from pptrace.timeline.metrics import measure
 from pptrace_schedules.dualpipe import OFFER as DUALPIPE
 from pptrace_schedules.dualpipe_v import OFFER as DUALPIPE_V

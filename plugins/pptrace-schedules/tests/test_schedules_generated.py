@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 import pptrace
 from pptrace.errors import ConstraintError
-from pptrace.model.request import ScheduleRequest
-from pptrace.model.workload import Workload
-from pptrace.network.flat import Flat
-from pptrace.schedule.table import Schedule
-from pptrace.sim.simulate import simulate
+from pptrace.network.links import Flat
+from pptrace.plugins.requests import ScheduleRequest
+from pptrace.sim.simulation import simulate
+from pptrace.steps.schedule import Schedule
+from pptrace.steps.workload import Workload
 from pptrace.testing import assert_valid_schedule
 from pptrace.timeline.metrics import measure
 from pptrace_schedules.plugin import pptrace_schedules

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pptrace.api import simulate
-from pptrace.model.kinds import Kind
-from pptrace.model.request import ScheduleRequest
-from pptrace.model.workload import Workload
-from pptrace.network.flat import Flat
-from pptrace.schedule.table import Schedule
-from pptrace.sim.simulate import simulate as run
+from pptrace.network.links import Flat
+from pptrace.plugins.requests import ScheduleRequest
+from pptrace.sim.simulation import simulate as run
+from pptrace.steps.kinds import Kind
+from pptrace.steps.schedule import Schedule
+from pptrace.steps.workload import Workload
 from pptrace.testing import assert_valid_schedule
 from pptrace.timeline.metrics import measure
 from pptrace_schedules.plugin import pptrace_schedules

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pptrace.model.request import ScheduleRequest
-from pptrace.schedule.table import Schedule
+from pptrace.plugins.requests import ScheduleRequest
+from pptrace.steps.schedule import Schedule
 from pptrace_schedules.plugin import pptrace_schedules
 
 OFFERS = {offer.name: offer for offer in pptrace_schedules()}

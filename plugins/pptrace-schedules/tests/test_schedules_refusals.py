@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pptrace.errors import ConstraintError
-from pptrace.model.request import ScheduleRequest
+from pptrace.plugins.requests import ScheduleRequest
 from pptrace_schedules.plugin import pptrace_schedules
 
 OFFERS = {offer.name: offer for offer in pptrace_schedules()}

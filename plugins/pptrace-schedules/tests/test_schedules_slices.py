@@ -9,8 +9,8 @@ import pytest
 
 import pptrace
 from pptrace.errors import ConfigError
-from pptrace.model.kinds import Kind
-from pptrace.model.request import ScheduleRequest
+from pptrace.plugins.requests import ScheduleRequest
+from pptrace.steps.kinds import Kind
 from pptrace.testing import assert_schedule_family, grid
 from pptrace_schedules import seq_1f1b
 from pptrace_schedules.seq_1f1b import OFFER

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 import pptrace
-from pptrace.config.choices import Receive
-from pptrace.model.request import ScheduleRequest
-from pptrace.model.workload import Workload
-from pptrace.network.flat import Flat
-from pptrace.schedule.policy import Policy, PolicyName
-from pptrace.schedule.table import Schedule
-from pptrace.sim.simulate import simulate
+from pptrace.config.choices import PolicyName, Receive
+from pptrace.network.links import Flat
+from pptrace.plugins.requests import ScheduleRequest
+from pptrace.sim.simulation import simulate
+from pptrace.steps.message_calls import Policy
+from pptrace.steps.schedule import Schedule
+from pptrace.steps.workload import Workload
 from pptrace.testing import assert_valid_schedule
 from pptrace.timeline.metrics import Metrics, measure
 from pptrace_schedules.plugin import pptrace_schedules

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from pptrace.model.kinds import Kind, Stream
-from pptrace.model.request import ScheduleRequest
-from pptrace.model.workload import Workload
-from pptrace.schedule.table import Schedule
-from pptrace.schedule.validate import validate
-from pptrace.sim.simulate import simulate
+from pptrace.plugins.requests import ScheduleRequest
+from pptrace.sim.simulation import simulate
+from pptrace.steps.kinds import Kind, Stream
+from pptrace.steps.schedule import Schedule
+from pptrace.steps.validation import validate
+from pptrace.steps.workload import Workload
 from pptrace.timeline.metrics import Metrics, measure
 from pptrace_stp.schedule import OFFER
 

@@ -6,8 +6,8 @@ from typing import TypeAlias
 
 import pytest
 
-from pptrace.model.request import ScheduleRequest
-from pptrace.schedule.table import Schedule
+from pptrace.plugins.requests import ScheduleRequest
+from pptrace.steps.schedule import Schedule
 from pptrace.testing import assert_schedule_family, grid
 from pptrace_stp.schedule import OFFER
 

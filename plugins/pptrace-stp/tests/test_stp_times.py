@@ -8,14 +8,14 @@ from fractions import Fraction
 import pytest
 
 from pptrace.api import simulate as simulate_step
-from pptrace.hooks.registry import Registry
-from pptrace.model.kinds import Kind, Stream
-from pptrace.model.request import ScheduleRequest
-from pptrace.model.segments import Segment
-from pptrace.model.workload import Workload
-from pptrace.schedule.table import Schedule
-from pptrace.sim.contention import Contention
-from pptrace.sim.simulate import simulate
+from pptrace.plugins.registry import Registry
+from pptrace.plugins.requests import ScheduleRequest
+from pptrace.sim.rate_sharing import Contention
+from pptrace.sim.simulation import simulate
+from pptrace.steps.kinds import Kind, Stream
+from pptrace.steps.schedule import Schedule
+from pptrace.steps.segments import Segment
+from pptrace.steps.workload import Workload
 from pptrace.timeline.actions import actions_in_parts
 from pptrace.timeline.metrics import measure
 from pptrace_stp.schedule import OFFER

@@ -11,9 +11,8 @@ Columns are lists or arrays of integers, alike in use.
 
 from typing import Any, NamedTuple
 
-from pptrace.schedule.kernels.heap import OUTSIDE, Heap, lift, pop, push, sink
-from pptrace.sim.kernels.fair import AT_CAP, KEPT, Flows, Links, Places, refill
-from pptrace.sim.kernels.meeting import (
+from pptrace.sim.kernels.fairness import AT_CAP, KEPT, Flows, LinkCapacities, Places, refill
+from pptrace.sim.kernels.job_slots import (
     ENDED,
     Paths,
     Ranks,
@@ -26,8 +25,8 @@ from pptrace.sim.kernels.meeting import (
     meet,
     set_free,
 )
-from pptrace.sim.kernels.running import Graph, Tasks
-from pptrace.sim.kernels.settling import COMPUTATION, Ends, Jobs, Step, settle, start_all
+from pptrace.sim.kernels.sweep import COMPUTATION, Ends, Graph, Jobs, Step, Tasks, settle, start_all
+from pptrace.steps.kernels.heap import OUTSIDE, Heap, lift, pop, push, sink
 
 __all__ = ["WHOLE", "Log", "Rules", "run_events"]
 
@@ -59,7 +58,7 @@ class Log(NamedTuple):
 
 def run_events(
     graph: Graph, jobs: Jobs, paths: Paths, rules: Rules,
-    tasks: Tasks, ends: Ends, heap: Heap, running: Running, flows: Flows, places: Places, links: Links,
+    tasks: Tasks, ends: Ends, heap: Heap, running: Running, flows: Flows, places: Places, links: LinkCapacities,
     ranks: Ranks, log: Log,
 ) -> None:  # fmt: skip
     """Run every task; ``tasks.waiting`` is left above zero where stuck."""
@@ -139,7 +138,7 @@ def _retime(running: Running, flows: Flows, heap: Heap, slot: int, now: int) -> 
 
 
 def _aim(
-    jobs: Jobs, rules: Rules, running: Running, flows: Flows, places: Places, links: Links, ranks: Ranks,
+    jobs: Jobs, rules: Rules, running: Running, flows: Flows, places: Places, links: LinkCapacities, ranks: Ranks,
     heap: Heap, slows: int, now: int, changed: int,
 ) -> int:  # fmt: skip
     """Let the changed jobs have their caps, flows as far as it is their turn.
@@ -177,7 +176,7 @@ def _slowed(jobs: Jobs, rules: Rules, ranks: Ranks, job: int) -> int:
     return max(full * speed // WHOLE, 1) if beside > 0 else full
 
 
-def _queue(flows: Flows, places: Places, links: Links, slot: int) -> None:
+def _queue(flows: Flows, places: Places, links: LinkCapacities, slot: int) -> None:
     """Let a flow wait for the first of its links on which it is not the first."""
     flows.limit[slot] = AT_CAP
     first = slot * places.width

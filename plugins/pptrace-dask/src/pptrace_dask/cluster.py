@@ -11,7 +11,8 @@ import logging
 import sys
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
+from importlib import metadata
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from distributed import Client, LocalCluster, Security
@@ -19,7 +20,6 @@ from distributed.comm import connect as connect_to
 
 from pptrace.plugin import ConfigError
 from pptrace_dask.options import DaskOptions
-from pptrace_dask.versions import difference, installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import ExecutorRequest
 
-__all__ = ["Cluster", "connect", "run_there"]
+__all__ = ["Cluster", "connect", "difference", "installed", "run_there"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -154,3 +154,29 @@ def run_there(expected: Mapping[str, str], fn: Callable[..., R], *args: Any, **k
         message = f"a worker has other versions ({found}); install there what is installed here"
         raise RuntimeError(message)
     return fn(*args, **kwargs)
+
+
+_GROUP = "pptrace"
+"""The entry points of plugins."""
+_ALSO = ("pptrace", "numpy")
+"""Distributions whose version is compared though they are no plugins."""
+
+
+@cache
+def installed() -> Mapping[str, str]:
+    """Return the versions of Python, pptrace and all installed plugins, by name."""
+    found = {"python": f"{sys.version_info[0]}.{sys.version_info[1]}"}
+    plugins = {point.dist.name for point in metadata.entry_points(group=_GROUP) if point.dist is not None}
+    for name in sorted(plugins.union(_ALSO)):
+        found[name] = metadata.version(name)
+    return found
+
+
+def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str:
+    """Say in what another installation differs, or nothing.
+
+    >>> difference({"pptrace": "1.1", "mine": "2"}, {"pptrace": "1.0"})
+    'mine: none, here 2; pptrace: 1.0, here 1.1'
+    """
+    names = [name for name in sorted({*here, *there}) if here.get(name) != there.get(name)]
+    return "; ".join(f"{name}: {there.get(name, 'none')}, here {here.get(name, 'none')}" for name in names)

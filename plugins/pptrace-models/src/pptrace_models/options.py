@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, field_validator
 
 from pptrace.plugin import Duration, Size  # noqa: TC001 - pydantic reads them
-from pptrace_models.checked import Parameters
+from pptrace_models.transformer import Parameters
 
 if TYPE_CHECKING:
     from pptrace_models.stages import Stage

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import CommandOffer, CostModelOffer, DeviceOffer, ModelOffer, hookimpl
-from pptrace_models.devices import DEVICES
-from pptrace_models.models import MODELS
+from pptrace_models.device_presets import DEVICES
+from pptrace_models.model_presets import MODELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -55,7 +55,7 @@ def pptrace_commands() -> Iterable[CommandOffer]:
 
 
 def _measure_kernels() -> Command:
-    from pptrace_models.measure.command import command
+    from pptrace_models.measure_kernels import command
 
     return command
 

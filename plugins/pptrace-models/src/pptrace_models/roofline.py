@@ -1,4 +1,4 @@
-"""The ``roofline`` cost model: a workload from a transformer, a device and the parallel sizes."""
+"""The roofline cost model."""
 
 from __future__ import annotations
 
@@ -7,21 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pptrace.plugin import ConfigError, CostError, Workload
-from pptrace_models import activations, memory, timing
-from pptrace_models.checked import checked
+from pptrace.plugin import ConfigError, CostError, Workload, format_size
+from pptrace_models import layer_times, memory
+from pptrace_models.encoder_costs import tower_of
 from pptrace_models.flops import step_flops
-from pptrace_models.groups import groups_of
-from pptrace_models.held import Holding
-from pptrace_models.listing import PASSES, Listing
-from pptrace_models.notes import notes_of
+from pptrace_models.group_collectives import groups_of
+from pptrace_models.kernel_list import PASSES, Listing
+from pptrace_models.kernel_times import Devices, devices_of
+from pptrace_models.layer import Shard, shard
 from pptrace_models.options import RooflineOptions, gradient_bytes, stage_host_ns
-from pptrace_models.ranks import Devices, devices_of
 from pptrace_models.segments import Costing, stage_segments
-from pptrace_models.shard import Shard, shard
 from pptrace_models.stages import Stage, in_front, items_of, stages_of, summed
-from pptrace_models.tower import tower_of
-from pptrace_models.transformer import Transformer
+from pptrace_models.transformer import Transformer, checked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,11 +27,12 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import CostRequest, Kind, Segment
     from pptrace_models.accelerator import Accelerator
-    from pptrace_models.groups import Groups
-    from pptrace_models.tower import Tower
+    from pptrace_models.encoder_costs import Tower
+    from pptrace_models.group_collectives import Groups
+    from pptrace_models.memory import Kept
     from pptrace_models.transformer import Layer
 
-__all__ = ["build"]
+__all__ = ["Holding", "build", "notes_of"]
 
 _LARGEST = 2**62
 _NS = 10**9
@@ -180,20 +178,20 @@ class _Job:
         model, part, options = self.model, self.part, self.options
         grad = gradient_bytes(options)
 
-        def layer(kind: Layer) -> timing.Cost:
-            return timing.layer_cost(model, part, device, groups, kind, options)
+        def layer(kind: Layer) -> layer_times.Cost:
+            return layer_times.layer_cost(model, part, device, groups, kind, options)
 
         items = items_of(
             model, stages, layer=layer,
-            embedding=timing.embedding_cost(model, part, device, groups, grad),
-            prediction=timing.prediction_cost(model, part, device, grad),
-            head=timing.head_cost(model, part, device, groups, grad),
+            embedding=layer_times.embedding_cost(model, part, device, groups, grad),
+            prediction=layer_times.prediction_cost(model, part, device, grad),
+            head=layer_times.head_cost(model, part, device, groups, grad),
         )  # fmt: skip
         if self.tower:
             front = self.tower.costs(device, groups, options, grad)
             items = in_front(items, stages, *front)
         costs = [
-            summed(timing.Cost(), own).at_least(
+            summed(layer_times.Cost(), own).at_least(
                 stage_host_ns(options, stage), apart=bool(options.segments), frozen=model.frozen
             )
             for own, stage in zip(items, stages, strict=True)
@@ -219,24 +217,24 @@ class _Job:
             ],
         }
 
-    def kept(self) -> list[activations.Kept]:
+    def kept(self) -> list[memory.Kept]:
         """Return what each stage keeps of a microbatch."""
         model, part, stages = self.model, self.part, tuple(dict.fromkeys(self.stages))
 
-        def layer(kind: Layer) -> activations.Kept:
-            return activations.layer_kept(model, part, experts=kind.experts, again=kind.again)
+        def layer(kind: Layer) -> memory.Kept:
+            return memory.layer_kept(model, part, experts=kind.experts, again=kind.again)
 
         items = items_of(
-            model, stages, layer=layer, embedding=activations.embedding_kept(model, part),
-            prediction=activations.prediction_kept(model, part), head=activations.head_kept(model, part),
+            model, stages, layer=layer, embedding=memory.embedding_kept(model, part),
+            prediction=memory.prediction_kept(model, part), head=memory.head_kept(model, part),
         )  # fmt: skip
         if model.recompute_method == "uniform":
             for stage, own in zip(stages, items, strict=True):
                 layers = slice(int(stage.embedding), int(stage.embedding) + len(stage.layers))
-                own[layers] = activations.grouped(own[layers], model.recompute_num_layers or 1)
+                own[layers] = memory.grouped(own[layers], model.recompute_num_layers or 1)
         if self.tower:
             items = in_front(items, stages, *self.tower.kept())
-        once = {stage: summed(activations.Kept(), own) for stage, own in zip(stages, items, strict=True)}
+        once = {stage: summed(memory.Kept(), own) for stage, own in zip(stages, items, strict=True)}
         return [once[stage] for stage in self.stages]
 
     def passed(self) -> list[int]:
@@ -301,3 +299,148 @@ def _boundaries(request: CostRequest, passed: Sequence[int]) -> NDArray[np.int64
 def _check_range(values: Sequence[int]) -> None:
     if max(values) >= _LARGEST:
         raise CostError("a stage's time or memory passes 2**62 ns or bytes")
+
+
+_BUFFERED = 2
+"""Layers whose weights are there at once where each is gathered for itself: one computes, the next is gathered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """A job's stages on devices of any sort: what of the model each holds, and how its state is kept."""
+
+    model: Transformer
+    """The model."""
+    part: Shard
+    """A device's share of it."""
+    options: RooflineOptions
+    """How state is kept."""
+    request: CostRequest
+    """When weights are gathered and gradients reduced."""
+    stages: Sequence[Stage]
+    """The stages, in order."""
+    tower: Tower | None
+    """The encoder in front, where there is one."""
+
+    def columns(self, device: Accelerator, groups: Groups) -> dict[str, list[int]]:
+        """Return the columns of training state: bytes, and what reductions, gathers and updates take in ns.
+
+        Args:
+            device: what all stages are on.
+            groups: times of its collectives.
+        """
+        states_of = {stage: self._state(stage, device, groups) for stage in {*self.stages}}
+        states = [states_of[stage] for stage in self.stages]
+        return {
+            "weights_bytes": [state.weights for state in states],
+            "gradients_bytes": [state.gradients for state in states],
+            "optimizer_bytes": [state.optimizer for state in states],
+            "reduce_ns": [state.reduce_ns for state in states],
+            "optimizer_ns": [state.optimizer_ns for state in states],
+            "unshard_ns": [state.unshard_ns for state in states],
+            "gathered_bytes": [state.gathered for state in states],
+            "unreduced_bytes": [state.unreduced for state in states],
+        }
+
+    def held(self, stage: Stage) -> memory.Held:
+        """Return the parameters of a stage on one device."""
+        return summed(memory.Held(), self._items(stage))
+
+    def beyond_bytes(self, kept: Sequence[Kept]) -> int:
+        """Return the most that a backward has at once beyond what the forward kept and the buffers of gradients.
+
+        At its beginning that is a layer that is computed again. Towards its end, gradients that are still to be
+        added up have taken the place of the microbatch's activations. Tensors in place of gradients stay.
+
+        Args:
+            kept: what each stage keeps of a microbatch.
+        """
+        return max(self._beyond(stage, own) for stage, own in {*zip(self.stages, kept, strict=True)})
+
+    def _beyond(self, stage: Stage, kept: Kept) -> int:
+        pending = memory.pending_bytes(self.model, self.options, self.held(stage))
+        has_dummies = self.options.dummy_gradients and not self.model.frozen
+        dummies = memory.dummy_bytes(self.model, self.part, stage.layers) if has_dummies else 0
+        return kept.transient + max(0, pending - kept.activation) + dummies
+
+    def _state(self, stage: Stage, device: Accelerator, groups: Groups) -> memory.State:
+        items = self._items(stage)
+        held = summed(memory.Held(), items)
+        gathered, reduced = (
+            summed(memory.Held(), sorted(items, key=size)[-_BUFFERED:])
+            for size in (memory.Held.total, memory.Held.trained)
+        )
+        return memory.state(
+            self.model, self.part, device, self.options, groups, held,
+            gathered=gathered if self.request.reshard == "always" else held,
+            reduced=reduced if self.request.reduce_each else None,
+        )  # fmt: skip
+
+    def _items(self, stage: Stage) -> list[memory.Held]:
+        """Return the parameters of each item of a stage; modules of multi-token prediction embed tokens, too."""
+        model, part = self.model, self.part
+
+        def own(held: memory.Held) -> memory.Held:
+            return held.untrained() if model.frozen else held
+
+        def layer(kind: Layer) -> memory.Held:
+            return own(memory.layer_held(model, part, experts=kind.experts))
+
+        embedding = own(memory.embedding_held(model, part))
+        (items,) = items_of(
+            model, [stage], layer=layer, embedding=embedding, prediction=memory.prediction_held(model, part),
+            head=own(memory.head_held(model, part, with_embedding=stage.embedding)), heads=1,
+        )  # fmt: skip
+        copied = [embedding] if stage.mtp > 0 and not stage.embedding else []
+        if self.tower:
+            (items,) = in_front([items], [stage], *self.tower.held())
+        return [*items, *copied]
+
+
+def notes_of(
+    model: Transformer, devices: Devices, options: RooflineOptions, request: CostRequest
+) -> tuple[str, ...]:
+    """Return one sentence each."""
+    skipped = model.causal and model.flash_attention
+    memory_kept = f"{format_size(options.reserved)} reserved"
+    if options.fragmentation:
+        memory_kept += f" and {options.fragmentation:.1%} of what is allocated that the allocator holds besides"
+    notes = [
+        f"MFU counts forward and twice that, nothing computed again, against the dense {model.precision} peak"
+        + (", with causal attention halved." if model.causal else "."),
+        f"Times count {'half of the' if skipped else 'the whole'} attention core"
+        + (", whose masked half flash attention skips." if skipped else "."),
+        "Collectives of the rank's own group are exposed, in the forward and in the input-gradient backward.",
+        f"Memory holds {options.gradients} gradients, {_adam(options)} (ZeRO {options.zero}), {memory_kept}.",
+    ]
+    if options.kernels == "shapes":
+        notes.append(
+            "Each kernel takes what its shape says: tiles and waves of products, blocks of attention, bytes."
+        )
+    if not devices.are_alike:
+        notes.append("Ranks have unlike devices: stages take what they do on theirs, and MFU counts all peaks.")
+    if options.spread:
+        notes.append("Computation takes as long as on the slowest of the job's devices, in expectation.")
+    if model.again == {"core_attn"} and model.flash_attention:
+        notes.append("Selective recomputation frees nothing: flash attention keeps no score matrix.")
+    return (*notes, *_network_notes(devices, request))
+
+
+def _adam(options: RooflineOptions) -> str:
+    """Return the optimizer with the precisions of its main weights and moments, one where they are the same."""
+    kept = [options.main_params or "fp32", options.exp_avg or "fp32", options.exp_avg_sq or "fp32"]
+    return f"Adam in {kept[0] if len(set(kept)) == 1 else ', '.join(kept)}"
+
+
+def _network_notes(devices: Devices, request: CostRequest) -> list[str]:
+    if request.collectives is not None:
+        used = "Collectives and the reduction of gradients are timed on the cluster's links"
+        return [f"{used}; the device's scale-up figures and data_parallel are not used."]
+    notes = []
+    if request.dp > 1 and not request.data_parallel:
+        notes.append("The data-parallel network is not described: reducing gradients over it takes no time.")
+    wide = max(request.tp * request.cp, (request.etp or request.tp) * request.ep)
+    if wide > devices.scale_up_size:
+        place = "the data-parallel network" if request.data_parallel else "links taken to be as fast as the node's"
+        notes.append(f"Groups that span {wide} devices pass the node's {devices.scale_up_size} and use {place}.")
+    return notes

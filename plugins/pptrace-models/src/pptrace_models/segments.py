@@ -1,36 +1,34 @@
-"""Segments of a stage's actions: each layer's attention, its collective, its MLP or experts, and their collective.
+"""Segments of actions: computation and collectives apart.
 
 A layer is two halves, and a backward takes them in reverse: the part for the input, its collective, and beside
 that the part for the weights. With experts, tokens are dispatched before the second half and combined behind it;
 the router counts to the first. Norms and residual sums are half in each. With context parallelism, projecting
 queries, keys and values stands apart from the attention that waits for the gathered ones. What takes no time is
-left out. Durations sum to what :mod:`pptrace_models.timing` says.
+left out. Durations sum to what :mod:`pptrace_models.layer_times` says.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pptrace.plugin import Kind, Segment, Stream
-from pptrace_models import collectives, flops
-from pptrace_models.parts import Part, Passes, Unit, tensor_parallel
+from pptrace_models import flops, layer_times
+from pptrace_models.layer_times import again_ns, work_ns
 from pptrace_models.stages import in_front, items_of
-from pptrace_models.timing import again_ns, work_ns
 from pptrace_models.transformer import Layer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from pptrace_models.accelerator import Accelerator
-    from pptrace_models.groups import Groups
-    from pptrace_models.shard import Shard
+    from pptrace_models.encoder_costs import Tower
+    from pptrace_models.group_collectives import Groups
+    from pptrace_models.layer import Operation, Shard
     from pptrace_models.stages import Stage
-    from pptrace_models.tower import Tower
     from pptrace_models.transformer import Transformer
-    from pptrace_models.work import Operation
 
-__all__ = ["Costing", "is_attention", "stage_segments"]
+__all__ = ["Costing", "Part", "Passes", "Unit", "is_attention", "stage_segments", "tensor_parallel"]
 
 _SECOND_HALF = {"mlp", "mlp_act", "moe", "moe_act", "shared_experts"}
 _ATTENTION = {"attention projections", "attention core", "rotary embedding", "compression", "expansion", "router"}
@@ -134,7 +132,7 @@ def _chained(parts: Sequence[Part], *, delay_wgrad: bool = True) -> tuple[Segmen
 def _layer(costing: Costing, kind: Layer) -> Unit:
     model, shard = costing.model, costing.shard
     operations = flops.layer(model, shard, costing.grad, kind)
-    each = collectives.layer_collectives(model, shard, costing.groups, experts=kind.experts)
+    each = layer_times.layer_collectives(model, shard, costing.groups, experts=kind.experts)
     norms = costing.passes(one for one in operations if one.name == "norms and residuals")
     own = costing.passes(one for one in operations if one.name in _ATTENTION).plus(norms.share(1, 2))
     whole = costing.passes(operations)
@@ -144,7 +142,7 @@ def _layer(costing: Costing, kind: Layer) -> Unit:
         own = own.plus(Passes(*(wait * part // max(all_, 1) for wait, part, all_ in shares)))
     inner = whole.plus(waits).minus(own)
     name = "experts" if kind.experts else "mlp"
-    split = collectives.is_split(shard)
+    split = layer_times.is_split(shard)
     gather, reduce = tensor_parallel(each.gather_ns, each.reduce_ns, split=split)
     second_gather, second_reduce = tensor_parallel(each.second_gather_ns, each.second_reduce_ns, split=split)
     keys = Part("key-value-gather", each.keys_ns, Stream.CONTEXT_PARALLEL)
@@ -260,8 +258,8 @@ def _projections(costing: Costing, operations: Iterable[Operation]) -> Passes:
 
 def _embedding(costing: Costing) -> Unit:
     own = costing.passes([flops.embedding(costing.model, costing.shard, costing.grad)])
-    group = collectives.embedding_ns(costing.model, costing.shard, costing.groups)
-    split = collectives.is_split(costing.shard)
+    group = layer_times.embedding_ns(costing.model, costing.shard, costing.groups)
+    split = layer_times.is_split(costing.shard)
     gather, reduce = tensor_parallel(group.backward_ns, group.forward_ns, split=split)
     return Unit(
         forward=(Part("embedding", own.f), reduce),
@@ -272,10 +270,57 @@ def _embedding(costing: Costing) -> Unit:
 def _head(costing: Costing) -> Unit:
     model, shard = costing.model, costing.shard
     own = costing.passes(flops.head(model, shard, costing.grad))
-    group = collectives.head_ns(model, shard, costing.groups)
-    loss = collectives.loss_ns(shard, costing.groups)
-    gather, reduce = tensor_parallel(group.forward_ns - loss, group.backward_ns, split=collectives.is_split(shard))
+    group = layer_times.head_ns(model, shard, costing.groups)
+    loss = layer_times.loss_ns(shard, costing.groups)
+    gather, reduce = tensor_parallel(group.forward_ns - loss, group.backward_ns, split=layer_times.is_split(shard))
     return Unit(
         forward=(gather, Part("head", own.f), Part("loss", loss, Stream.TENSOR_PARALLEL)),
         backward=(Part("head-input", own.i), reduce, Part("head-weight", own.w, for_weights=True)),
+    )
+
+
+class Part(NamedTuple):
+    """A part of an action, before it has its place there."""
+
+    name: str
+    ns: int
+    stream: Stream = Stream.COMPUTE
+    for_weights: bool = False
+
+
+class Passes(NamedTuple):
+    """Times of a group of operations in the forward, for the input gradient and for the weight gradient."""
+
+    f: int = 0
+    i: int = 0
+    w: int = 0
+
+    def plus(self, other: Passes) -> Passes:
+        """Return these times and others together."""
+        return Passes(self.f + other.f, self.i + other.i, self.w + other.w)
+
+    def minus(self, other: Passes) -> Passes:
+        """Return these times without others."""
+        return Passes(self.f - other.f, self.i - other.i, self.w - other.w)
+
+    def share(self, part: int, whole: int) -> Passes:
+        """Return a part of the forward and of the input gradient, rounded down."""
+        return Passes(self.f * part // whole, self.i * part // whole)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """The parts of the forward and of the backward of a layer, the embedding or the LM head."""
+
+    forward: tuple[Part, ...] = ()
+    """In the forward."""
+    backward: tuple[Part, ...] = ()
+    """In the whole backward."""
+
+
+def tensor_parallel(gather_ns: int, reduce_ns: int, *, split: bool) -> tuple[Part, Part]:
+    """Return gathering and summing over the tensor-parallel group, in ns, with the names that they then have."""
+    return (
+        Part("all-gather", gather_ns, Stream.TENSOR_PARALLEL),
+        Part("reduce-scatter" if split else "all-reduce", reduce_ns, Stream.TENSOR_PARALLEL),
     )

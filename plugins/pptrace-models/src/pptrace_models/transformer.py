@@ -1,15 +1,171 @@
-"""A transformer's description: its shape, its precision and what it computes again."""
+"""Checked sizes of a transformer and its encoder."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NamedTuple, Self
+import ast
+import sys
+from functools import cache
+from inspect import cleandoc
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from pptrace_models.checked import Parameters, divisors_near
-from pptrace_models.encoder import Encoder  # noqa: TC001 - pydantic reads it
+from pptrace.plugin import ConfigError, nearest
 
-__all__ = ["NARROW", "PRECISION_BYTES", "Again", "Count", "Layer", "Precision", "Transformer", "Width", "kept"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+__all__ = [
+    "NARROW",
+    "PRECISION_BYTES",
+    "Again",
+    "Count",
+    "Encoder",
+    "Layer",
+    "Parameters",
+    "Precision",
+    "Transformer",
+    "Width",
+    "checked",
+    "divisors_near",
+    "kept",
+]
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+class Parameters(BaseModel):
+    """A frozen set of parameters: no key beyond those declared, each described by its docstring."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Describe the fields.
+
+        ``use_attribute_docstrings`` does the same, but asks for the file of every module that is loaded to find
+        the class: a tenth of the time that a small simulation takes.
+        """
+        described = _docstrings(cls.__module__).get(cls.__name__, {})
+        for name, field in cls.model_fields.items():
+            field.description = field.description or described.get(name)
+
+
+def checked(model: type[_Model], values: Mapping[str, Any], key: str) -> _Model:
+    """Return ``values`` as ``model``; None stands for the default, and quantities may be bare integers.
+
+    Raises:
+        ConfigError: the first key that is unknown, missing or wrong, as ``key.name``.
+    """
+    given = {name: value for name, value in values.items() if value is not None}
+    try:
+        return model.model_validate(given, context={"integers": True})
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+    place = ".".join([key, *(str(part) for part in first["loc"])])
+    message = first["msg"].removeprefix("Value error, ").replace("\n", " ")
+    field, colon, rest = message.partition(": ")
+    if colon and first["type"] == "value_error" and field.isidentifier():
+        raise ConfigError(rest, key=f"{place}.{field}")
+    if first["type"] == "extra_forbidden":
+        message = f"unknown key{nearest(str(first['loc'][-1]), model.model_fields)}"
+    elif first["type"] == "missing":
+        message = "missing; it has no default"
+    else:
+        message = f"{message[:1].lower()}{message[1:]}"
+        message += f", not {first['input']!r}" if message.startswith("input should") else ""
+    raise ConfigError(message, key=place)
+
+
+def divisors_near(size: int, *numbers: int) -> str:
+    """Return the common divisors of ``numbers`` on either side of ``size``.
+
+    >>> divisors_near(6, 64, 8)
+    '4 or 8'
+    """
+    common = _common_divisors(numbers)
+    below = [d for d in common if d <= size][-1:]
+    above = [d for d in common if d > size][:1]
+    return " or ".join(map(str, below + above))
+
+
+@cache
+def _docstrings(module: str) -> dict[str, dict[str, str]]:
+    """Return the docstrings of the fields of each class of a module; none where it has no source."""
+    file = getattr(sys.modules[module], "__file__", None)
+    if file is None or not Path(file).is_file():
+        return {}
+    classes = [node for node in ast.parse(Path(file).read_bytes()).body if isinstance(node, ast.ClassDef)]
+    return {node.name: dict(_described(node)) for node in classes}
+
+
+def _described(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    """Yield the fields of a class that a string stands behind, with that string."""
+    for field, behind in pairwise(node.body):
+        match field, behind:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                yield name, cleandoc(text)
+
+
+def _common_divisors(numbers: Iterable[int]) -> list[int]:
+    from math import gcd, isqrt
+
+    whole = gcd(*numbers)
+    low = [d for d in range(1, isqrt(whole) + 1) if whole % d == 0]
+    return sorted({*low, *(whole // d for d in low)})
+
+
+_Count = Annotated[int, Field(ge=1, le=100_000)]
+_Width = Annotated[int, Field(ge=1, le=10_000_000)]
+
+
+class Encoder(Parameters):
+    """Layers without a causal mask, each item's tokens to themselves, and a projector to the decoder's width."""
+
+    layers: _Count
+    """Layers."""
+    hidden: _Width
+    """Their width."""
+    heads: _Count
+    """Their heads."""
+    ffn: _Width
+    """Inner width of their MLP."""
+    gated: bool = False
+    """Whether that has three matrices or two."""
+    tokens: _Width
+    """Tokens of an item, such as the patches of an image, which attend to each other."""
+    items: _Count = 1
+    """Items in each of the decoder's sequences."""
+    merge: _Count = 1
+    """Neighbouring tokens that the projector makes one of."""
+    recompute: Literal["none", "full"] = "none"
+    """Whether the backward computes layers again."""
+    frozen: bool = False
+    """Whether its layers are not trained: they have no backward, no gradients or optimizer state, and keep
+    nothing."""
+    frozen_projector: bool = False
+    """Whether its projector is not trained; gradients pass it where the layers are."""
+    stages: Annotated[int, Field(ge=0, le=100_000)] = 0
+    """First stages that have the encoder and nothing else; with 0 it is on the decoder's first stage."""
+
+    @property
+    def passes_back(self) -> bool:
+        """Whether the projector has a backward: something in it or before it is trained."""
+        return not (self.frozen and self.frozen_projector)
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.hidden % self.heads:
+            near = divisors_near(self.heads, self.hidden)
+            raise ValueError(f"heads: {self.heads} do not divide hidden ({self.hidden}); nearest that do: {near}")
+        if self.tokens * self.items % self.merge:
+            raise ValueError(f"merge: {self.merge} does not divide tokens x items ({self.tokens * self.items})")
+        if self.stages > self.layers:
+            raise ValueError(f"stages: {self.stages} are more than layers ({self.layers})")
+        return self
+
 
 Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"]
 Again = Literal["core_attn", "mla_up_proj", "layernorm", "mlp", "mlp_act", "moe", "moe_act", "shared_experts"]

@@ -14,9 +14,7 @@ import numpy as np
 
 from pptrace.plugin import Links
 from pptrace_networks.fat_tree_options import FatTreeOptions, Shape, shape_of
-from pptrace_networks.figures import INFINIBAND
-from pptrace_networks.parameters import kbps
-from pptrace_networks.rows import ABSENT, hosts, walked
+from pptrace_networks.rates import ABSENT, INFINIBAND, hosts, kbps, walked
 
 if TYPE_CHECKING:
     from pptrace.plugin import Int32s, Int64s, NetworkRequest, Paths

@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from pptrace.plugin import ConfigError
-from pptrace_networks.figures import INFINIBAND, INFINIBAND_NIC_NS, INFINIBAND_OVERHEAD_NS, INFINIBAND_PAYLOAD
-from pptrace_networks.parameters import Bandwidth, Latency, Options, Share
+from pptrace_networks.rates import (
+    INFINIBAND,
+    INFINIBAND_NIC_NS,
+    INFINIBAND_OVERHEAD_NS,
+    INFINIBAND_PAYLOAD,
+    Bandwidth,
+    Latency,
+    Options,
+    Share,
+)
 
 if TYPE_CHECKING:
     from pptrace.plugin import Int64s, NetworkRequest

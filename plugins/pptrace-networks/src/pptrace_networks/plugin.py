@@ -40,25 +40,25 @@ def pptrace_clusters() -> Iterable[ClusterOffer]:
 
 
 def _nvlink(request: NetworkRequest) -> Network:
-    from pptrace_networks.nvlink import nvlink
+    from pptrace_networks.node_networks import nvlink
 
     return nvlink(request)
 
 
 def _nvlink_options() -> type[BaseModel]:
-    from pptrace_networks.nvlink import NvLinkOptions
+    from pptrace_networks.node_networks import NvLinkOptions
 
     return NvLinkOptions
 
 
 def _pcie(request: NetworkRequest) -> Network:
-    from pptrace_networks.pcie import pcie
+    from pptrace_networks.node_networks import pcie
 
     return pcie(request)
 
 
 def _pcie_options() -> type[BaseModel]:
-    from pptrace_networks.pcie import PcieOptions
+    from pptrace_networks.node_networks import PcieOptions
 
     return PcieOptions
 

@@ -9,21 +9,18 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import Placement, PptraceError, ScheduleError
-from pptrace_optpipe.optimising import optimise
-from pptrace_optpipe.playing import play
-from pptrace_optpipe.posing import again_of, check_room
-from pptrace_optpipe.problem import NO_LIMIT, Problem
-from pptrace_optpipe.rivals import Rival, is_as_much
-from pptrace_optpipe.setting import Simulated, alone
-from pptrace_optpipe.sharing import pairs, shared_of
-from pptrace_optpipe.tables import rows_of_table, table_of
+from pptrace_optpipe.playback import play
+from pptrace_optpipe.problem import NO_LIMIT, Problem, again_of, check_room, pairs, shared_of
+from pptrace_optpipe.search import optimise
+from pptrace_optpipe.setting import Simulated, alone, rows_of_table, table_of
+from pptrace_optpipe.start_schedules import Rival, is_as_much
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pptrace.plugin import PlayedTable, Schedule, ScheduleRequest, TableSimulator
-    from pptrace_optpipe.caching import Cache
-    from pptrace_optpipe.solving import Effort
+    from pptrace_optpipe.cache import Cache
+    from pptrace_optpipe.model import Effort
 
 __all__ = ["problem_asked", "searched_in_place"]
 

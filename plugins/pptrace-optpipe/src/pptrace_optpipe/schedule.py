@@ -39,9 +39,9 @@ def require_solver() -> None:
 def build(request: ScheduleRequest) -> Schedule:
     """Return the table."""
     require_solver()
-    from pptrace_optpipe.caching import Cache
+    from pptrace_optpipe.cache import Cache
     from pptrace_optpipe.in_place import searched_in_place
-    from pptrace_optpipe.solving import limited
+    from pptrace_optpipe.model import limited
 
     options = request.options
     effort = limited(

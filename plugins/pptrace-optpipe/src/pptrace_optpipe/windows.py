@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from ortools.sat.python import cp_model
 
-from pptrace_optpipe.model import neither
-from pptrace_optpipe.ordering import rows_of
+from pptrace_optpipe.model import neither, run_solver, solver_of
+from pptrace_optpipe.playback import rows_of
 from pptrace_optpipe.problem import NO_LIMIT, ON_RANK, Op, Part
-from pptrace_optpipe.solving import run_solver, solver_of
 
 if TYPE_CHECKING:
-    from pptrace_optpipe.playing import Played
+    from pptrace_optpipe.model import Effort
+    from pptrace_optpipe.playback import Played
     from pptrace_optpipe.problem import Problem, Rows
-    from pptrace_optpipe.solving import Effort
 
 __all__ = ["MOST_OPS", "improved"]
 

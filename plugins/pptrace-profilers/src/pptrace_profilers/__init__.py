@@ -1,11 +1,7 @@
-"""Importers of measured traces for pptrace.
+"""Importers of traces that frameworks and profilers record.
 
-The packages, each of which imports only from lines below its own::
-
-    plugin
-    importers annotate   a format's files become a measurement
-    formats              files become recordings
-    pytorch assembly
-    rules inference
-    events recording
+``importers`` and ``recognition`` choose the importer of a file. ``chrome``, ``torch_perfetto``, ``nsys``,
+``nccl_profiler``, ``nccl_inspector`` and ``megatron_spans`` read formats to ``events`` and ``recording``.
+``pytorch_process`` and the modules on inference find the actions of a profile without annotations.
+``timeline_assembly`` aligns the clocks of all ranks.
 """

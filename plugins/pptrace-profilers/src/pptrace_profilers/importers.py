@@ -6,17 +6,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import ImportRequest, TraceError
-from pptrace_profilers.assembly.measurement import measure_recordings
-from pptrace_profilers.formats.run_files import read_files
-from pptrace_profilers.rules.file import read_rules
+from pptrace_profilers.measurement import measure_recordings
+from pptrace_profilers.naming_rules import read_rules
+from pptrace_profilers.recording import read_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from pptrace.plugin import Measurement
-    from pptrace_profilers.recording.recording import Recording
-    from pptrace_profilers.rules.actions import Rules
+    from pptrace_profilers.naming_rules import Rules
+    from pptrace_profilers.recording import Recording
 
 __all__ = [
     "measure_chrome",
@@ -32,21 +32,21 @@ __all__ = [
 
 def measure_kineto(paths: Sequence[Path], request: ImportRequest) -> Measurement:
     """Read the files of PyTorch's profiler, one per process; raises what :func:`measure_chrome` does."""
-    from pptrace_profilers.formats.kineto import read_kineto
+    from pptrace_profilers.pytorch_process import read_kineto
 
     return _by_name(paths, request, "PyTorch's profiler", lambda path, rules: [read_kineto(path, rules)])
 
 
 def measure_pftrace(paths: Sequence[Path], request: ImportRequest) -> Measurement:
     """Read the Perfetto traces of PyTorch's profiler, one per process; raises what :func:`measure_chrome` does."""
-    from pptrace_profilers.formats.torch_perfetto import read_pftrace
+    from pptrace_profilers.torch_perfetto import read_pftrace
 
     return _by_name(paths, request, "PyTorch's profiler", lambda path, rules: [read_pftrace(path, rules)])
 
 
 def measure_nsys(paths: Sequence[Path], request: ImportRequest) -> Measurement:
     """Read databases of Nsight Systems, which hold a node's processes; raises what :func:`measure_chrome` does."""
-    from pptrace_profilers.formats.nsys import read_nsys
+    from pptrace_profilers.nsys import read_nsys
 
     return _by_name(paths, request, "Nsight Systems", read_nsys)
 
@@ -58,7 +58,7 @@ def measure_chrome(paths: Sequence[Path], request: ImportRequest) -> Measurement
         TraceError: no file can be read, or what they hold is no pipeline's.
         ConfigError: a rule, layout or replica that cannot be, or a rule not for these files.
     """
-    from pptrace_profilers.formats.chrome import read_chrome
+    from pptrace_profilers.chrome import read_chrome
 
     rules = read_rules(request.rules)
     return _measure(paths, request, lambda path: read_chrome(path, rules))
@@ -70,7 +70,7 @@ def measure_nccl(paths: Sequence[Path], request: ImportRequest) -> Measurement:
     Raises:
         TraceError: no file can be read, or two are of the same rank.
     """
-    from pptrace_profilers.formats.nccl_communicators import read_nccl
+    from pptrace_profilers.nccl_profiler import read_nccl
 
     recordings, notes = read_nccl(paths)
     return measure_recordings(recordings, request, notes)
@@ -82,7 +82,7 @@ def measure_inspector(paths: Sequence[Path], request: ImportRequest) -> Measurem
     Raises:
         TraceError: no file can be read, or two are of the same process.
     """
-    from pptrace_profilers.formats.nccl_inspector_run import read_inspector_run
+    from pptrace_profilers.nccl_inspector import read_inspector_run
 
     recordings, sizes, notes = read_inspector_run(paths)
     return replace(measure_recordings(recordings, request, notes), by_size=sizes)
@@ -95,7 +95,7 @@ def measure_otel(paths: Sequence[Path], request: ImportRequest) -> Measurement:
         TraceError: no file can be read, or what they hold is no pipeline's.
         ConfigError: a layout or replica that cannot be.
     """
-    from pptrace_profilers.formats.megatron_spans import read_megatron
+    from pptrace_profilers.megatron_spans import read_megatron
 
     recordings, layout, notes = read_megatron(paths)
     return measure_recordings(recordings, replace(request, layout=request.layout or layout), notes)
@@ -109,9 +109,8 @@ def measure_stragglers(paths: Sequence[Path], request: ImportRequest) -> Measure
         ConfigError: a replica that is not there.
         PptraceError: pyarrow is not installed.
     """
-    from pptrace_profilers.formats.straggler_job import job_of
-    from pptrace_profilers.formats.straggler_recordings import recordings_of, replica_of
-    from pptrace_profilers.formats.straggler_table import read_straggler_table
+    from pptrace_profilers.straggler_job import job_of
+    from pptrace_profilers.straggler_tables import read_straggler_table, recordings_of, replica_of
 
     if len(paths) > 1:
         raise TraceError("holds a whole job, as other files here do: name one of them", file=paths[0])

@@ -42,7 +42,7 @@ def pptrace_commands() -> Iterable[CommandOffer]:
 
 
 def _annotate() -> Command:
-    from pptrace_profilers.annotate.command import command
+    from pptrace_profilers.annotation import command
 
     return command
 
@@ -51,7 +51,7 @@ def _offer(name: str, summary: str, sort: str) -> ImporterOffer:
     """Offer a format by the names of its two functions, whose modules are imported on the first call."""
 
     def recognises(_: Path, head: bytes) -> bool:
-        from pptrace_profilers.formats import recognition
+        from pptrace_profilers import recognition
 
         recognised: bool = getattr(recognition, f"is_{sort}")(head)
         return recognised

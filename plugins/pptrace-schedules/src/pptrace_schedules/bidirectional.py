@@ -1,19 +1,33 @@
-"""Chimera's tables: basic units one after another, or all microbatches merged."""
+"""Orders of schedules with two directions."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.plugin import InFlight, Kind, Placement, Workload, backward_first, chain, list_schedule, simulate
+from pptrace.plugin import (
+    InFlight,
+    Kind,
+    Placement,
+    Schedule,
+    Workload,
+    backward_first,
+    chain,
+    list_schedule,
+    simulate,
+)
+from pptrace_schedules.row_patterns import Step, rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from pptrace.plugin import Actions, Int32s, Int64s, Schedule, ScheduleRequest
+    from pptrace.plugin import Actions, Int32s, Int64s, ScheduleRequest
+    from pptrace_schedules.row_patterns import Rows
 
-__all__ = ["in_basic_units", "merged"]
+__all__ = ["TURNS", "in_basic_units", "merged", "program", "table"]
 
 _SLOT = np.ones(1, dtype=np.int64)
 
@@ -97,3 +111,41 @@ def _times(request: ScheduleRequest) -> tuple[Int64s, Int64s]:
     forward, backward = (np.array(times, dtype=np.int64) for times in (request.f_ns or [1], request.b_ns or [2]))
     tick = max(int(min(forward.min(), backward.min())) // 1000, 1)
     return (forward + tick // 2) // tick, (backward + tick // 2) // tick
+
+
+TURNS: Mapping[tuple[Kind, ...], tuple[int, ...]] = MappingProxyType({(Kind.F, Kind.B): (0, 1, 1, 0, 1, 1)})
+"""Whose next computation a pair runs: attention F, experts I, experts W, experts F, attention I, attention W, and
+so on, so that each exchange of tokens has another member's computation beside it."""
+
+
+def program(depth: Int32s, size: int, microbatches: int) -> Rows:
+    """Return the rows of ranks ``depth`` ranks from an end, of ``size`` from an end to the middle.
+
+    Chunk 0 is what such a rank holds ``depth`` stages from the beginning, chunk 1 as many from the end; each runs
+    ``microbatches`` microbatches, ``2 * size`` of them or more.
+    """
+    ahead, behind = depth + 1, size - 1 - depth
+    turns, middle = microbatches - 2 * size + ahead, (behind == 0).astype(np.int32)
+    half, odd = ahead // 2, depth % 2
+    return rows_of(
+        [
+            Step(2 * behind, "F0"),
+            Step(ahead, "F0 F1"),
+            Step(behind, "I1 W F1"),
+            Step(middle, "F0 B1 F1&B0"),
+            Step(turns - middle, "F0&B1 F1&B0"),
+            Step(behind, "B1 F1&B0"),
+            Step(half, "B1 B0"),
+            Step(1 - odd, "B1 I0"),
+            Step(ahead - half - 1 + odd, "I1 I0"),
+            Step(behind, "W I0"),
+            Step(ahead, "W"),
+        ],
+        microbatches,
+    )
+
+
+def table(rows: Rows, placement: Placement, stage: Int32s, microbatch: Int32s) -> Schedule:
+    """Return the table of a program's rows; ``stage`` and ``microbatch`` have shape (actions,)."""
+    made = Schedule.from_columns(placement, rows.row_ptr, rows.kind, stage, microbatch, pair=rows.pair)
+    return replace(made, interleave=TURNS)

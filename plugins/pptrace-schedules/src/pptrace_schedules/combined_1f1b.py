@@ -47,8 +47,8 @@ def build(request: ScheduleRequest) -> Schedule:
 
     import numpy as np
 
-    from pptrace_schedules.alternate import one_forward_one_backward
-    from pptrace_schedules.dual import TURNS
+    from pptrace_schedules.bidirectional import TURNS
+    from pptrace_schedules.row_patterns import one_forward_one_backward
 
     ranks, chunks, size = request.ranks, request.chunks, _round_size(request)
     whole = request.microbatches // size * size
@@ -116,7 +116,7 @@ def peak_activations(request: ScheduleRequest) -> list[Fraction]:
 
 def options() -> type[BaseModel]:
     """Return the parameter model."""
-    from pptrace_schedules.combined_options import CombinedOptions
+    from pptrace_schedules.options import CombinedOptions
 
     return CombinedOptions
 

@@ -45,7 +45,7 @@ def build(request: ScheduleRequest) -> Schedule:
     import numpy as np
 
     from pptrace.plugin import Placement
-    from pptrace_schedules.dual import program, table
+    from pptrace_schedules.bidirectional import program, table
 
     ranks, microbatches = request.ranks, request.microbatches
     down = np.arange(ranks, dtype=np.int32)

@@ -39,7 +39,7 @@ def build(request: ScheduleRequest) -> Schedule:
     import numpy as np
 
     from pptrace.plugin import Placement
-    from pptrace_schedules.dual import program, table
+    from pptrace_schedules.bidirectional import program, table
 
     ranks, microbatches = request.ranks, request.microbatches
     rows = program(np.arange(ranks, dtype=np.int32), ranks, microbatches)

@@ -32,7 +32,7 @@ def build(request: ScheduleRequest) -> Schedule:
     """Return the table."""
     import numpy as np
 
-    from pptrace_schedules.alternate import one_forward_one_backward
+    from pptrace_schedules.row_patterns import one_forward_one_backward
 
     microbatch = np.arange(request.microbatches, dtype=np.int32)
     first_stage = np.zeros_like(microbatch)

@@ -37,7 +37,7 @@ def build(request: ScheduleRequest) -> Schedule:
     """Return the table."""
     import numpy as np
 
-    from pptrace_schedules.alternate import one_forward_one_backward
+    from pptrace_schedules.row_patterns import one_forward_one_backward
 
     chunks, round_size = request.chunks, request.microbatches // _rounds(request.microbatches, request.ranks)
     block, within = np.divmod(np.arange(chunks * request.microbatches, dtype=np.int32), round_size)

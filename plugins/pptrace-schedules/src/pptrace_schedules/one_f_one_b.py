@@ -28,7 +28,7 @@ def build(request: ScheduleRequest) -> Schedule:
     """Return the table."""
     import numpy as np
 
-    from pptrace_schedules.alternate import one_forward_one_backward
+    from pptrace_schedules.row_patterns import one_forward_one_backward
 
     warm_up = [min(request.microbatches, request.ranks - 1 - rank) for rank in range(request.ranks)]
     microbatch = np.arange(request.microbatches, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""The options of the schedules that take any."""
+"""Options of schedules."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["ChimeraOptions", "HanayoOptions"]
+__all__ = ["ChimeraOptions", "CombinedOptions", "HanayoOptions", "SeqOptions"]
 
 
 class ChimeraOptions(BaseModel):
@@ -32,4 +32,31 @@ class HanayoOptions(BaseModel):
 
     waves: Annotated[int, Field(ge=1, le=4096)] | None = Field(
         default=None, description="Waves, each of two chunks per rank; half of parallel.vp, or 2, unless given."
+    )
+
+
+class SeqOptions(BaseModel):
+    """Into how many slices a sequence is cut, and how unlike they are."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    slices: Annotated[int, Field(ge=1, le=4096)] = Field(
+        default=2, description="Slices of each microbatch's sequence, of as many tokens each."
+    )
+    attention: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        default=None,
+        description="Share of a pass's time that is causal attention's core, of which later slices have more: as "
+        "the model's costs say unless given, or 0 where they do not; with 0 all slices take as long.",
+    )
+
+
+class CombinedOptions(BaseModel):
+    """How many microbatches run through a chunk before the next."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    round: Annotated[int, Field(ge=1, le=2**20)] | None = Field(
+        default=None,
+        description="Microbatches that run through a chunk before the next one's turn; as many as ranks unless "
+        "given, and never fewer.",
     )

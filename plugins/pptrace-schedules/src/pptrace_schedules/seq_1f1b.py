@@ -41,7 +41,7 @@ def build(request: ScheduleRequest) -> Schedule:
     import numpy as np
 
     from pptrace.plugin import ScheduleRequest
-    from pptrace_schedules.alternate import one_forward_one_backward
+    from pptrace_schedules.row_patterns import one_forward_one_backward
 
     slices = parts(request)
     forward = np.arange(request.microbatches * slices, dtype=np.int32)
@@ -83,7 +83,7 @@ def peak_activations(request: ScheduleRequest) -> list[Fraction]:
 
 def options() -> type[BaseModel]:
     """Return the parameter model."""
-    from pptrace_schedules.slices import SeqOptions
+    from pptrace_schedules.options import SeqOptions
 
     return SeqOptions
 

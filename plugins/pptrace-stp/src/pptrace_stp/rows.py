@@ -1,4 +1,4 @@
-"""The rows of all ranks as columns: blocks, what is in them, and their microbatches."""
+"""Rows of the schedule and their copies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import Int8s, Int32s, Int64s
 
-__all__ = ["TURNS", "Rows", "rows_of"]
+__all__ = ["TURNS", "Rows", "copied", "rows_of"]
 
 _Block: TypeAlias = "tuple[tuple[Kind, int], ...]"
 """Kind and chunk of an action, or of both that overlap."""
@@ -119,3 +119,31 @@ def _numbered(rank: Int32s, sort: NDArray[np.int64], microbatches: int) -> Rows:
     due = kind == Kind.I
     chunk[weight], microbatch[weight] = chunk[due], microbatch[due]
     return Rows(np.repeat(rank, sizes), kind, chunk, microbatch, block)
+
+
+_ROUNDING = 1e-9
+"""Of shares such as 0.1, whose multiples are whole but for this."""
+
+
+def copied(rows: Rows, microbatches: int, warm_up: float, steady: float) -> NDArray[np.bool_]:
+    """Return which activations are on the host between forward and backward, shape (stages, microbatches).
+
+    Args:
+        rows: the rows of all ranks.
+        microbatches: how many there are.
+        warm_up: the share of those whose forwards come before a rank's first backward of chunk 0.
+        steady: the share of the others.
+    """
+    below = rows.chunk == 0
+    forward = np.flatnonzero(below & (rows.kind == Kind.F)).reshape(-1, microbatches)
+    backward = np.flatnonzero(below & ((rows.kind == Kind.B) | (rows.kind == Kind.I))).reshape(forward.shape)
+    early = rows.block[forward] < rows.block[backward[:, :1]]
+    chosen = _spread(early, warm_up) | _spread(~early, steady)
+    return np.concatenate([chosen, np.zeros_like(chosen)])
+
+
+def _spread(among: NDArray[np.bool_], share: float) -> NDArray[np.bool_]:
+    """Return which of some entries of each row are a share of them, spread evenly."""
+    due = np.floor(np.cumsum(among, axis=1) * share + _ROUNDING)
+    chosen: NDArray[np.bool_] = among & (np.diff(due, axis=1, prepend=0) > 0)
+    return chosen

@@ -62,8 +62,7 @@ def build(request: ScheduleRequest) -> Schedule:
     import numpy as np
 
     from pptrace.plugin import Placement, Schedule, with_copies
-    from pptrace_stp.copies import copied
-    from pptrace_stp.rows import TURNS, rows_of
+    from pptrace_stp.rows import TURNS, copied, rows_of
 
     ranks, microbatches = request.ranks, request.microbatches
     rows = rows_of(ranks, microbatches, lean=_is_lean(request))

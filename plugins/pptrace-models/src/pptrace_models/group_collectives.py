@@ -1,0 +1,210 @@
+"""Collectives of tensor, context and expert-parallel groups.
+
+``E[max of n] = n * integral of x phi(x) Phi(x)^(n-1) dx`` (David and Nagaraja, Order Statistics, section 3.1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import erf, exp, pi, sqrt
+from typing import TYPE_CHECKING, Protocol
+
+from pptrace_models.accelerator import data_parallel_fabric, exchange_fabric, group_fabric
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pptrace.plugin import CostRequest, GroupCollectives
+    from pptrace_models.accelerator import Accelerator, Exchange, Fabric
+    from pptrace_models.layer import Shard
+    from pptrace_models.options import RooflineOptions
+
+__all__ = ["ByFormula", "Groups", "OnLinks", "Skewed", "expected_maximum", "groups_of"]
+
+_ROUNDS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}
+"""How often a ring's gather is as long as each."""
+
+
+class Groups(Protocol):
+    """Times of collectives of every group of an axis at once."""
+
+    def ns(self, axis: str, size_bytes: int, *collectives: str) -> int:
+        """Return the time of ``collectives``, one after another, over ``tp``, ``cp`` or ``etp``."""
+        ...
+
+    def exchange_ns(self, exchange: Exchange) -> int:
+        """Return the time of an exchange between the devices of expert parallelism."""
+        ...
+
+    def replicas_ns(self, collective: str, count: int, element_bytes: int, *, experts: bool) -> int:
+        """Return the time of a collective over the replicas of ``count`` dense or experts' parameters."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByFormula:
+    """Rings on the device's scale-up links, and between replicas on the data-parallel network."""
+
+    device: Accelerator
+    """Its scale-up figures count."""
+    network: Mapping[str, int]
+    """The data-parallel network; empty where none is described."""
+    shard: Shard
+    """Sizes of the groups."""
+
+    deduplicated: bool = False
+    """Whether a token goes but once to a place that holds several of its experts."""
+
+    every_nic: bool = False
+    """Whether a group's devices in a node share their NICs."""
+
+    ranks: int = 1
+    """Pipeline ranks, whose replicas follow one another on the devices."""
+
+    def ns(self, axis: str, size_bytes: int, *collectives: str) -> int:
+        """Return the time of one ring with all of the collectives' rounds."""
+        devices = {"tp": self.shard.tp, "cp": self.shard.cp, "etp": self.shard.etp}[axis]
+        extent = self.shard.tp * devices if axis == "cp" else devices
+        fabric = group_fabric(self.device, self.network, extent)
+        return fabric.ring_ns(size_bytes, devices, sum(_ROUNDS[name] for name in collectives))
+
+    def exchange_ns(self, exchange: Exchange) -> int:
+        """Return the time of messages that leave at once: inside the node beside what goes over the network."""
+        shard = self.shard
+        if shard.ep == 1:
+            return 0
+        near = min(max(self.device.scale_up_size // shard.etp, 1), shard.ep) if self.network else shard.ep
+        nodes = -(-shard.ep // near)
+        inner = exchange_fabric(self.device)
+        if not self.deduplicated:
+            within, across = exchange.size_bytes * (near - 1), exchange.size_bytes * (nodes - 1)
+            time = inner.carry_ns(within, shard.ep)
+        else:
+            within, across = exchange.to_places_bytes(shard.ep), exchange.to_places_bytes(nodes) * (nodes - 1)
+            time = inner.carry_ns(within * (near - 1), near)
+        if nodes > 1:
+            time = max(time, data_parallel_fabric(self.network).carry_ns(across, nodes))
+        return time
+
+    def replicas_ns(self, collective: str, count: int, element_bytes: int, *, experts: bool) -> int:
+        """Return the time over context parallelism in the node, then of each device's share over the network."""
+        rounds, shard = _ROUNDS[collective], self.shard
+        apart = shard.ep * shard.etp if experts else shard.tp * shard.cp
+        outer = self._between(apart, shard.expert_replicas if experts else shard.replicas // shard.cp)
+        if experts:
+            return outer.ring_ns(count * element_bytes, shard.expert_replicas, rounds)
+        inner = group_fabric(self.device, self.network, shard.tp * shard.cp)
+        share = -(-count // shard.cp)
+        return inner.ring_ns(count * element_bytes, shard.cp, rounds) + outer.ring_ns(
+            share * element_bytes, shard.replicas // shard.cp, rounds
+        )
+
+    def _between(self, apart: int, replicas: int) -> Fabric:
+        """Return what lies between so many replicas that are so many devices apart."""
+        outer = data_parallel_fabric(self.network)
+        if not (self.every_nic and outer.rate):
+            return outer
+        places = max(self.device.scale_up_size // apart, 1)
+        near = _fewest_in_a_node(places, replicas, self.ranks)
+        inner = group_fabric(self.device, {}, min(places, replicas))
+        return inner if near == replicas else replace(outer, rate=min(near * outer.rate, inner.rate))
+
+
+def _fewest_in_a_node(places: int, replicas: int, groups: int) -> int:
+    """Return the fewest replicas that a node holds of any of so many groups, which follow one another.
+
+    A ring that passes a node with one of them has one NIC there: NCCL's ``init.cc`` takes the fewest channels that
+    any node of a communicator found. A group that does not fill whole nodes crosses from one into the next.
+    """
+    fewest = replicas
+    for group in range(min(groups, places)):
+        first = -group * replicas % places
+        last = (replicas - first) % places
+        fewest = min([fewest, *(held for held in (first, places, last) if held)])
+    return fewest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnLinks:
+    """What a cluster's links take: its own rates, latencies and efficiencies."""
+
+    collectives: GroupCollectives
+    """Times of one collective."""
+    shard: Shard
+    """Sizes of the groups."""
+
+    deduplicated: bool = False
+    """Whether a token goes but once to a place that holds several of its experts."""
+
+    def ns(self, axis: str, size_bytes: int, *collectives: str) -> int:
+        """Return the sum of the collectives' times."""
+        return sum(self.collectives.ns(name, axis, size_bytes) for name in collectives)
+
+    def exchange_ns(self, exchange: Exchange) -> int:
+        """Return the time of an all-to-all."""
+        size = exchange.to_places_bytes(self.shard.ep) if self.deduplicated else exchange.size_bytes
+        return self.collectives.ns("all-to-all", "ep", size) if self.shard.ep > 1 else 0
+
+    def replicas_ns(self, collective: str, count: int, element_bytes: int, *, experts: bool) -> int:
+        """Return the time over all replicas, ``dp x cp``, or of an expert's; no parameters take none."""
+        return self.collectives.ns(collective, "edp" if experts else "dp", count * element_bytes) if count else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skewed:
+    """Groups whose tensor-parallel collectives wait for the last of their devices."""
+
+    groups: Groups
+    """What they take without that."""
+    wait_ns: int
+    """What the last device is late, in expectation."""
+
+    def ns(self, axis: str, size_bytes: int, *collectives: str) -> int:
+        """Return the time with a wait for each collective."""
+        waits = len(collectives) * self.wait_ns if axis in {"tp", "etp"} else 0
+        return self.groups.ns(axis, size_bytes, *collectives) + waits
+
+    def exchange_ns(self, exchange: Exchange) -> int:
+        """Return the time of an exchange, which is the same."""
+        return self.groups.exchange_ns(exchange)
+
+    def replicas_ns(self, collective: str, count: int, element_bytes: int, *, experts: bool) -> int:
+        """Return the time over the replicas, which is the same."""
+        return self.groups.replicas_ns(collective, count, element_bytes, experts=experts)
+
+
+def groups_of(request: CostRequest, shard: Shard, device: Accelerator, options: RooflineOptions) -> Groups:
+    """Return the cluster's times where the request has them."""
+    once = options.dispatcher == "deduplicated"
+    groups: Groups = ByFormula(
+        device=device, network=request.data_parallel, shard=shard, deduplicated=once, every_nic=options.every_nic,
+        ranks=request.ranks,
+    )  # fmt: skip
+    if request.collectives is not None:
+        groups = OnLinks(collectives=request.collectives, shard=shard, deduplicated=once)
+    wait_ns = round(options.skew * expected_maximum(shard.tp))
+    return Skewed(groups=groups, wait_ns=wait_ns) if wait_ns else groups
+
+
+_REACH = 10.0
+_STEPS = 2_000
+
+
+@lru_cache(maxsize=256)
+def expected_maximum(count: int) -> float:
+    """Return the expected maximum of ``count`` independent standard normal numbers.
+
+    >>> round(expected_maximum(2), 4)  # 1 / sqrt(pi)
+    0.5642
+    >>> round(expected_maximum(1), 4)
+    0.0
+    """
+    width = 2 * _REACH / _STEPS
+    total = 0.0
+    for step in range(_STEPS + 1):
+        x = step * width - _REACH
+        below = 0.5 * (1 + erf(x / sqrt(2)))
+        weight = 1 if step in {0, _STEPS} else 4 if step % 2 else 2  # Simpson's rule
+        total += weight * x * exp(-x * x / 2) * below ** (count - 1)
+    return count * total * width / 3 / sqrt(2 * pi)

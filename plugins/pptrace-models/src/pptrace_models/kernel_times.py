@@ -1,0 +1,349 @@
+"""Times of kernels by their shapes.
+
+A matrix product is cut into tiles, and the device's multiprocessors take one each, wave after wave: the last wave
+is as long as a full one. A tile takes its share of what the device attains, and some depth more than its own to
+start and to end. Smaller tiles attain less, for they read more per operation; the library takes the best.
+NVIDIA, Matrix Multiplication Background User's Guide (2023), sections 2.1 (tiles), 2.2 (waves) and 3
+(alignment) describe it; the figures below are fitted to 183 products measured on an A100 PCIe (SimuMax,
+Apache-2.0), which they meet within 4.3 % on average.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil, erfc, sqrt
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from pydantic import ConfigDict
+
+from pptrace.plugin import ConfigError
+from pptrace_models.accelerator import Accelerator
+from pptrace_models.group_collectives import expected_maximum
+from pptrace_models.transformer import NARROW, checked, kept
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import Any
+
+    from pptrace.plugin import CostRequest
+    from pptrace_models.layer import Core, Product, Work
+    from pptrace_models.options import RooflineOptions
+    from pptrace_models.transformer import Precision
+
+__all__ = ["Devices", "KernelTable", "Shaped", "devices_of", "product_ns", "read_table", "row_tiles", "shaped_ns"]
+
+_KEY = "costs.kernel_table"
+_SIZES = re.compile(r"b=(\d+), m=(\d+), k=(\d+), n=(\d+)\b")
+_VALUES = re.compile(r"(\w+)=(\w+)")
+_ALIKE = 0.01
+_TERA = 1e12
+
+
+class KernelTable:
+    """Shares of the BF16 peak that products measured, by copies, rows, columns and depth."""
+
+    def __init__(self, products: Mapping[tuple[int, int, int, int], float]) -> None:
+        self._products = dict(products)
+
+    def share(self, copies: int, m: int, n: int, k: int) -> float | None:
+        """Return what a product or its transpose measured; None where neither did."""
+        return self._products.get((copies, m, n, k)) or self._products.get((copies, n, m, k))
+
+
+def read_table(file: str, device: Accelerator) -> KernelTable:
+    """Read a file such as SimuMax's ``system`` configurations: ``accelerator.op.matmul`` with shares by size.
+
+    ``group_matmul`` beside it has products of experts, by the pass that they are of. What ``measure-kernels``
+    measures says its device, too.
+
+    Raises:
+        ConfigError: a file that cannot be read or is none, or one of another device.
+    """
+    try:
+        content = json.loads(Path(file).read_text(encoding="utf-8"))
+        matmul, grouped = (content["accelerator"]["op"].get(name) or {} for name in ("matmul", "group_matmul"))
+        peak, entries = float(matmul["tflops"]), dict(matmul["accurate_efficient_factor"])
+        products = {_sizes(text): float(share) for text, share in entries.items()}
+        experts = dict(grouped.get("accurate_efficient_factor") or {})
+        found = {_grouped_sizes(text): float(share) for text, share in experts.items()}
+        products |= {sizes: share for sizes, share in found.items() if sizes is not None}
+        multiprocessors = dict(content.get("device") or {}).get("multiprocessors", device.multiprocessors)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}", key=_KEY) from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        message = f"{file} holds no accelerator.op.matmul with tflops and accurate_efficient_factor"
+        raise ConfigError(message, key=_KEY) from error
+    own = device.peak_bf16 / _TERA
+    if abs(peak / own - 1) > _ALIKE:
+        message = f"{file} is of another device: its peak is {peak:g} TFLOP/s, that of this one {own:g}"
+        raise ConfigError(message, key=_KEY)
+    if multiprocessors != device.multiprocessors:
+        message = f"{file} is of another device: it has {multiprocessors} multiprocessors, this one "
+        raise ConfigError(f"{message}{device.multiprocessors}", key=_KEY)
+    if not all(0 < share <= 1 for share in products.values()):
+        raise ConfigError(f"{file} has shares of the peak that are not between 0 and 1", key=_KEY)
+    return KernelTable(products)
+
+
+def _grouped_sizes(text: str) -> tuple[int, int, int, int] | None:
+    """Return copies, rows, columns and depth of a product of experts; None for one that adds nothing up.
+
+    Forward it is ``M x N x K``; backward ``M x K x N`` for the input, and ``K x N x M`` for the weights, whose
+    gradients are added to what is there.
+    """
+    values = dict(_VALUES.findall(text))
+    copies, m, n, k = (int(values[name]) for name in ("ng", "M", "N", "K"))
+    if values["stage"] == "fwd":
+        return copies, m, n, k
+    if values["stage"] == "bwd_grad_act":
+        return copies, m, k, n
+    return (copies, k, n, m) if values["accumulate"] == "True" else None
+
+
+def _sizes(text: str) -> tuple[int, int, int, int]:
+    match = _SIZES.match(text)
+    if not match:
+        raise ValueError(text)
+    copies, m, k, n = (int(size) for size in match.groups())
+    return copies, m, n, k
+
+
+_TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.96), (128, 64, 0.75), (64, 128, 0.75))
+"""Rows, columns, and the share of what the largest tile attains."""
+_DEPTH = 128
+"""Depth that starting and ending a tile costs beside its own."""
+_ALIGNED = 8
+"""Elements of two bytes that are read at once; other sizes take kernels that read them one by one."""
+_UNALIGNED = 0.5
+"""Share of the rate that sizes reach which are no multiple of that."""
+_APART = 0.5
+"""Share of its loads that a product of many experts' weights does not hide (120 measured, A100 PCIe and B200)."""
+_BLOCK = 128
+"""Queries that a block of flash attention holds."""
+_NARROW = 32
+"""Width by which narrow heads fall behind: a head of 128 is as good as any."""
+_WIDE = 128
+_NARROW_CORE = (1.36, 1.09)
+"""How many times as fast MXFP8 attention is, forward and backward: cuDNN's published training benchmarks on GB200
+and GB300, heads of 128 and of 192 and 128, sequences of 4096, on average."""
+_SCATTERED = 0.66
+"""What gathering and scattering rows attain of the rate of other memory-bound kernels (SimuMax, B200: 0.51 of
+8 TB/s forward and backward)."""
+_OPERAND_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "mxfp8": 33 / 32, "nvfp4": 9 / 16, "fp32": 4.0}
+"""Bytes that a factor's element takes: MXFP8 has a byte of scale for 32 elements, NVFP4 for 16."""
+_READ_BYTES = 2
+_SECOND_NS = 1e9
+_REACH = 4.0
+"""Standard deviations, times the root of two, that tokens of an expert lie from their mean at most."""
+
+
+class Shaped(Accelerator):
+    """A device whose kernels take what their shapes say, or what they measured."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    table: KernelTable | None = None
+    """Measured products; they go first."""
+    slowness: float = 1.0
+    """How many times as long as on the device that they were measured on."""
+
+    def slowed(self, times: float) -> Self:
+        """Return a device whose computation takes so many times as long."""
+        return super().slowed(times).model_copy(update={"slowness": self.slowness * times})
+
+
+def shaped_ns(work: Work, unit: str, precision: Precision, device: Shaped) -> int:
+    """Return the time of one group of kernels in one pass, rounded up; no work takes none.
+
+    Args:
+        work: what the group does.
+        unit: ``linear``, ``head``, ``attention`` or ``memory``.
+        precision: the model's.
+        device: what it runs on.
+    """
+    if not work.flops and not work.size_bytes and not work.beside_bytes:
+        return 0
+    if unit != "linear":
+        precision = kept(precision)
+    total = 0.0
+    for product in work.products:
+        total += product_ns(product, precision, device, padded=unit == "head")
+    if work.core is not None:
+        total += _core_ns(work.core, work.flops, device)
+    elif not work.products and work.size_bytes:
+        size = work.size_bytes / _SCATTERED if work.scattered else work.size_bytes
+        total += _memory_ns(size, work.kernels, device)
+    if work.beside_bytes:
+        total += _memory_ns(work.beside_bytes, work.kernels, device)
+    return -int(-total // 1)
+
+
+@lru_cache(maxsize=4096)
+def product_ns(product: Product, precision: Precision, device: Shaped, *, padded: bool) -> float:
+    """Return one product's time.
+
+    Args:
+        product: its sizes.
+        precision: what it multiplies in.
+        device: what it runs on.
+        padded: whether its sizes are aligned whatever they are, as a padded vocabulary is.
+    """
+    m, n, k = product.m, product.n, product.k
+    measured = device.table.share(product.copies, m, n, k) if device.table and precision == "bf16" else None
+    if measured:
+        return 2 * product.copies * m * n * k * _SECOND_NS * device.slowness / (device.peak(precision) * measured)
+    rate = device.peak(precision) * device.attainable(precision) / device.multiprocessors
+    waves_flops = min(
+        ceil(product.copies * row_tiles(product, rows) * -(-n // columns) / device.multiprocessors)
+        * rows * columns / share
+        for rows, columns, share in _TILES
+    )  # fmt: skip
+    compute = 2 * waves_flops * (k + _DEPTH) * _SECOND_NS / rate
+    if precision != "fp32" and not padded and (k % _ALIGNED or n % _ALIGNED):
+        compute /= _UNALIGNED
+    factor = _OPERAND_BYTES[precision]
+    moved = product.copies * (factor * (m * k + k * n) + product.result_bytes * m * n)
+    cast = 0.0
+    if precision in NARROW and product.cast:
+        # Read as it is, written, and written once more transposed.
+        cast = _memory_ns(round(product.copies * m * k * (_READ_BYTES + 2 * factor)), 1, device)
+    loads = moved * _SECOND_NS / _memory_rate(device)
+    kernel = max(compute + (_APART * loads if product.grouped else 0), loads)
+    return device.launch_latency + kernel + cast
+
+
+def row_tiles(product: Product, rows: int) -> float:
+    """Return how many tiles the rows of a copy take: in expectation, where their number is a mean.
+
+    Tokens choose experts independently, so an expert's are nearly normal with the variance of their mean:
+    ``E[ceil(X / rows)]`` is the sum over tiles of the chance that X reaches into them.
+
+    >>> row_tiles(Product(m=1024, n=8, k=8), 128), round(row_tiles(Product(m=1024, n=8, k=8, uneven=True), 128), 3)
+    (8, 8.5)
+    """
+    if not product.uneven:
+        return -(-product.m // rows)
+    mean, deviation = product.m, sqrt(2 * product.m)
+    surely = max(int((mean - _REACH * deviation) // rows), 0)
+    beyond = ceil((mean + _REACH * deviation) / rows)
+    return surely + sum(0.5 * erfc((tile * rows - mean) / deviation) for tile in range(surely, beyond))
+
+
+def _core_ns(core: Core, flops: int, device: Shaped) -> float:
+    blocks = core.heads * -(-core.queries // _BLOCK)
+    waves = -(-blocks // device.multiprocessors)
+    filled = blocks / (waves * device.multiprocessors)
+    wide = min(core.width / (core.width + _NARROW) * (1 + _NARROW / _WIDE), 1.0)
+    share = device.attention_attainable * filled * wide * (device.attention_backward if core.backward else 1.0)
+    share *= _NARROW_CORE[core.backward] if core.narrow else 1.0
+    # Half of the scores on the diagonal's blocks are computed and masked.
+    diagonal = 1 + _BLOCK / core.keys
+    return device.launch_latency + flops * diagonal * _SECOND_NS / (device.peak("bf16") * share)
+
+
+def _memory_ns(size_bytes: float, kernels: int, device: Shaped) -> float:
+    return kernels * device.launch_latency + size_bytes * _SECOND_NS / _memory_rate(device)
+
+
+def _memory_rate(device: Shaped) -> float:
+    return device.memory_bandwidth * device.memory_efficiency
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Devices:
+    """What ranks and stages run on."""
+
+    of_ranks: tuple[Accelerator, ...]
+    """Shape (ranks,): each pipeline rank's device."""
+    of_stages: tuple[Accelerator, ...]
+    """Shape (stages,): that of each stage's ranks."""
+
+    @property
+    def distinct(self) -> tuple[Accelerator, ...]:
+        """Each device of a stage once, in the order of stages."""
+        once = {id(device): device for device in self.of_stages}
+        return tuple(dict.fromkeys(once.values()))
+
+    @property
+    def memories(self) -> list[int]:
+        """Shape (ranks,): memory of each rank's device in bytes."""
+        return [device.memory for device in self.of_ranks]
+
+    @property
+    def scale_up_size(self) -> int:
+        """Devices that each node's links join, at least."""
+        return min(device.scale_up_size for device in self.of_ranks)
+
+    def peaks(self, precision: Precision) -> int:
+        """Return the sum of one device's dense peak of each rank, in FLOP/s.
+
+        Raises:
+            ConfigError: a rank's device has no peak for the precision.
+        """
+        total, alike = 0, self.are_alike
+        for rank, device in enumerate(self.of_ranks):
+            with _at_rank(rank, alike=alike):
+                total += device.peak(precision)
+        return total
+
+    @property
+    def are_alike(self) -> bool:
+        """Whether all ranks have the same device."""
+        return len({id(device): device for device in self.of_ranks}) == 1 or len({*self.of_ranks}) == 1
+
+
+def devices_of(request: CostRequest, options: RooflineOptions) -> Devices:
+    """Return the devices of a request, with kernels by shape and measured products where the options say so.
+
+    Raises:
+        ConfigError: parameters that are wrong, a table of measured products of another device, or a stage on ranks
+            whose devices differ.
+    """
+    given = request.rank_devices or (request.device,)
+    slowness = 1.0
+    if options.spread:
+        slowness += options.spread * expected_maximum(request.tp * request.cp * request.dp * request.ranks)
+    made: dict[tuple[tuple[str, Any], ...], Accelerator] = {}
+    for rank, values in enumerate(given):
+        if tuple(values.items()) not in made:
+            with _at_rank(rank, alike=len(given) == 1):
+                made[tuple(values.items())] = _device(values, options).slowed(slowness)
+    found = tuple(made[tuple(values.items())] for values in given)
+    ranks = found if request.rank_devices else found * request.ranks
+    holders = request.stage_ranks or tuple((stage % request.ranks,) for stage in range(request.stages))
+    for stage, own in enumerate(holders):
+        other = next((rank for rank in own[1:] if ranks[rank] != ranks[own[0]]), None)
+        if other is not None:
+            message = (
+                f"stage {stage} is on ranks {own[0]} and {other}, whose devices differ, and a stage has one cost: "
+                "give them the same device, or choose a schedule that has each stage on one rank"
+            )
+            raise ConfigError(message, key="device.ranks")
+    return Devices(of_ranks=ranks, of_stages=tuple(ranks[own[0]] for own in holders))
+
+
+def _device(values: Mapping[str, Any], options: RooflineOptions) -> Accelerator:
+    if options.kernels != "shapes":
+        if options.kernel_table:
+            raise ConfigError("measured products need kernels: shapes", key="costs.kernel_table")
+        return checked(Accelerator, values, "device")
+    device = checked(Shaped, values, "device")
+    if not options.kernel_table:
+        return device
+    return device.model_copy(update={"table": read_table(options.kernel_table, device)})
+
+
+@contextmanager
+def _at_rank(rank: int, *, alike: bool) -> Iterator[None]:
+    """Let errors about a rank's device name the rank where devices differ."""
+    try:
+        yield
+    except ConfigError as error:
+        if alike:
+            raise
+        raise ConfigError(f"rank {rank}: {error.message}", key=error.key) from error

@@ -1,0 +1,325 @@
+"""The work of a layer on one rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+from pptrace.plugin import ConfigError, ConstraintError
+from pptrace_models.transformer import divisors_near
+
+if TYPE_CHECKING:
+    from pptrace.plugin import CostRequest
+    from pptrace_models.transformer import Transformer
+
+__all__ = ["Core", "Linear", "Operation", "Product", "Shard", "Work", "linears", "shard"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """Sizes on one device of a rank's group."""
+
+    tokens: int
+    """Tokens of one microbatch on this device: its share of the sequences."""
+    split_tokens: int
+    """Tokens between tensor-parallel regions: fewer with sequence parallelism."""
+    sequence: int
+    """Tokens of a whole sequence."""
+    tp: int
+    """Tensor-parallel size."""
+    cp: int
+    """Context-parallel size."""
+    ep: int
+    """Expert-parallel size."""
+    etp: int
+    """Devices that an expert's matrices are split over."""
+    replicas: int
+    """Devices with the same dense weights: data times context parallel."""
+    expert_replicas: int
+    """Devices with the same experts."""
+    heads: int
+    """Query heads."""
+    query: int
+    """Width of the query heads."""
+    kv: int
+    """Width of the key heads."""
+    value: int
+    """Width of the value heads."""
+    output: int
+    """Width of what the heads put out."""
+    ffn: int
+    """Inner width of the MLP."""
+    expert_ffn: int
+    """Inner width of an expert."""
+    shared_ffn: int
+    """Inner width of the shared experts."""
+    routed: int
+    """Tokens that pass the experts held, those of the busiest device; each counts once per expert."""
+    sent: int
+    """Tokens that one device sends to experts; each counts once per expert."""
+    experts: int
+    """Experts held."""
+    vocabulary: int
+    """Rows of the embedding and of the LM head, rounded up."""
+
+
+def shard(model: Transformer, request: CostRequest) -> Shard:
+    """Split a layer over a rank's group.
+
+    Raises:
+        ConfigError: a size that is missing or below 1.
+        ConstraintError: sizes that do not divide, with the nearest that do.
+    """
+    _check_sizes(request)
+    _check_divisions(model, request)
+    tokens = request.micro * request.sequence // request.cp
+    kv_share = min(request.tp, model.kv_heads)
+    etp = request.etp or request.tp
+    split = tokens // request.tp if request.sequence_parallel else tokens
+    return Shard(
+        tokens=tokens,
+        split_tokens=split,
+        sequence=request.sequence,
+        tp=request.tp,
+        cp=request.cp,
+        ep=request.ep,
+        etp=etp,
+        replicas=request.dp * request.cp,
+        expert_replicas=max(request.dp * request.cp * request.tp // (request.ep * etp), 1),
+        heads=model.heads // request.tp,
+        query=model.query_width // request.tp,
+        kv=model.kv_width // kv_share,
+        value=model.value_width // kv_share,
+        output=model.output_width // request.tp,
+        ffn=model.ffn // request.tp,
+        expert_ffn=model.expert_ffn // etp,
+        shared_ffn=model.shared_ffn // request.tp,
+        # Each device routes its part of the tokens, and those that split an expert gather theirs.
+        routed=ceil(tokens * model.top_k * etp * model.load / request.tp),
+        sent=ceil(split * model.top_k * (model.capacity or 1)),
+        experts=model.num_experts // request.ep,
+        vocabulary=-(-model.vocabulary // request.tp),
+    )
+
+
+def _check_sizes(request: CostRequest) -> None:
+    sizes = {
+        "parallel.tp": request.tp,
+        "parallel.cp": request.cp,
+        "parallel.dp": request.dp,
+        "parallel.ep": request.ep,
+        "parallel.pp": request.ranks,
+        "batch.micro": request.micro,
+        "batch.sequence": request.sequence,
+    }
+    for key, size in sizes.items():
+        if size < 1:
+            raise ConfigError(f"must be at least 1, not {size}", key=key)
+    if request.stages < 1 or request.microbatches < 1:
+        raise ConfigError("roofline needs at least one stage and one microbatch", key="costs")
+
+
+def _check_divisions(model: Transformer, request: CostRequest) -> None:
+    tp, kv = request.tp, model.kv_heads
+    wide = {"heads": model.heads, "ffn": model.ffn}
+    if model.num_experts and not request.etp:
+        wide["expert_ffn"] = model.expert_ffn
+    if model.shared_ffn:
+        wide["shared_ffn"] = model.shared_ffn
+    for name, size in wide.items():
+        _divide("parallel.tp", tp, f"model.{name}", size, divisors_near(tp, *wide.values()))
+    if kv % tp and tp % kv:
+        message = f"{tp} neither divides model.kv_heads ({kv}) nor is a multiple of it"
+        raise ConstraintError(message, nearest=divisors_near(tp, *wide.values(), kv), key="parallel.tp")
+    if (model.query_width % tp) or model.kv_width % min(tp, kv):
+        message = f"{tp} does not split heads of {model.head_dim:g} into whole widths"
+        near = divisors_near(tp, model.query_width, model.kv_width, model.heads)
+        raise ConstraintError(message, nearest=near, key="parallel.tp")
+    _divide("parallel.cp", request.cp, "batch.sequence", request.sequence)
+    if request.sequence_parallel:
+        share = request.sequence // request.cp
+        _divide("parallel.tp", tp, "the tokens that sequence parallelism splits", request.micro * share)
+    _check_experts(model, request)
+
+
+def _check_experts(model: Transformer, request: CostRequest) -> None:
+    etp = request.etp or request.tp
+    for key, size in (("ep", request.ep), ("etp", request.etp)):
+        if size > 1 and not model.num_experts:
+            message = f"{size} splits experts, and the model has none (model.num_experts)"
+            raise ConstraintError(message, nearest="1", key=f"parallel.{key}")
+    if request.etp:
+        _divide("parallel.etp", etp, "model.expert_ffn", model.expert_ffn)
+    if request.ep == 1 and etp == request.tp:
+        return
+    whole, name = request.dp * request.cp, "parallel.dp x parallel.cp"
+    if etp != request.tp:
+        name = f"parallel.tp x {name}"
+        _divide("parallel.etp", etp, name, whole * request.tp)
+        whole = whole * request.tp // etp
+    near = divisors_near(request.ep, model.num_experts, whole)
+    _divide("parallel.ep", request.ep, "model.num_experts", model.num_experts, near)
+    _divide("parallel.ep", request.ep, name, whole, near)
+
+
+def _divide(key: str, size: int, name: str, whole: int, near: str = "") -> None:
+    if whole % size:
+        message = f"{size} does not divide {name} ({whole})"
+        raise ConstraintError(message, nearest=near or divisors_near(size, whole), key=key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear:
+    """One matrix on one device."""
+
+    group: str
+    """The operation that it belongs to."""
+    inputs: int
+    """Rows."""
+    outputs: int
+    """Columns."""
+    tokens: int
+    """Tokens that pass, over all copies."""
+    copies: int = 1
+    """Experts held."""
+    whole: bool = False
+    """Whether every tensor-parallel device holds all of it."""
+    normed: bool = False
+    """Whether a norm comes right before it."""
+
+    uneven: bool = False
+    """Whether its tokens are a mean over the copies."""
+    fused: bool = False
+    """Whether kernels before it, forward and backward, cast what it reads."""
+
+    @property
+    def weights(self) -> int:
+        """Weights on this device."""
+        return self.inputs * self.outputs * self.copies
+
+
+def linears(model: Transformer, shard: Shard, *, experts: bool) -> tuple[Linear, ...]:
+    """Return a layer's matrices on one device."""
+    h, tokens, wide = model.hidden, shard.tokens, model.matrices - 1
+    attention = _attention(model, shard)
+    if not experts:
+        up = Linear(group="mlp", inputs=h, outputs=wide * shard.ffn, tokens=tokens, normed=True)
+        return (*attention, up, Linear(group="mlp", inputs=shard.ffn, outputs=h, tokens=tokens))
+    width, copies, shared = shard.expert_ffn, shard.experts, shard.shared_ffn
+    visited = (
+        Linear(group="shared experts", inputs=h, outputs=wide * shared, tokens=tokens, normed=True),
+        Linear(group="shared experts", inputs=shared, outputs=h, tokens=tokens),
+    )
+    routed: dict[str, Any] = {
+        "group": "experts", "tokens": shard.routed, "copies": copies, "uneven": not model.capacity,
+    }  # fmt: skip
+    return (
+        *attention,
+        Linear(group="router", inputs=h, outputs=model.num_experts, tokens=shard.split_tokens, whole=True),
+        *(visited if shared else ()),
+        Linear(inputs=h, outputs=wide * width, **routed),
+        Linear(inputs=width, outputs=h, fused=model.fused_experts, **routed),
+    )
+
+
+def _attention(model: Transformer, shard: Shard) -> tuple[Linear, ...]:
+    """Return attention's matrices: for latent attention, those that compress are whole on every device."""
+    h, tokens = model.hidden, shard.tokens
+    out = Linear(group="attention projections", inputs=shard.output, outputs=h, tokens=tokens)
+    if not model.kv_rank:
+        widths = shard.query + shard.kv + shard.value
+        return (
+            Linear(group="attention projections", inputs=h, outputs=widths, tokens=tokens, normed=True), out,
+        )  # fmt: skip
+    narrow: dict[str, Any] = {"group": "compression", "inputs": h, "tokens": shard.split_tokens, "whole": True}
+    wide: dict[str, Any] = {"group": "expansion", "tokens": tokens, "normed": True}
+    keys = shard.heads * round(model.head_dim)
+    queries = Linear(group="attention projections", inputs=h, outputs=shard.query, tokens=tokens, normed=True)
+    if model.query_rank:
+        queries = Linear(inputs=model.query_rank, outputs=shard.query, **wide)
+        narrow["outputs"] = model.query_rank
+    return (
+        *((Linear(normed=True, **narrow),) if model.query_rank else ()),
+        Linear(**{**narrow, "outputs": model.kv_rank + model.rope_dim}, normed=True),
+        queries,
+        Linear(inputs=model.kv_rank, outputs=keys + shard.value, **wide),
+        out,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """A matrix product of m x k and k x n."""
+
+    m: int
+    """Rows of the result."""
+    n: int
+    """Its columns."""
+    k: int
+    """Depth: elements that each of the result's sums over."""
+    copies: int = 1
+    """Products alike that run as one kernel: experts, or heads."""
+    grouped: bool = False
+    """Whether these copies have a weight each, of experts: loading and computing follow one another."""
+    result_bytes: int = 2
+    """Bytes moved for an element of the result: written, or read and written where it is added to."""
+    cast: bool = False
+    """Whether the left factor is cast for this product where it is in fp8."""
+    uneven: bool = False
+    """Whether rows are a mean over the copies: each has as many as chance gives it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Core:
+    """A flash attention kernel."""
+
+    heads: int
+    """Heads times sequences."""
+    queries: int
+    """Tokens that ask, of each."""
+    keys: int
+    """Tokens that are asked."""
+    width: float
+    """Width of a head."""
+    backward: bool = False
+    """Whether it is the backward."""
+    narrow: bool = False
+    """Whether it multiplies in FP8."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a group of kernels does; no FLOPs and no bytes is no kernel."""
+
+    flops: int = 0
+    """Floating-point operations."""
+    size_bytes: int = 0
+    """Bytes to and from memory."""
+    products: tuple[Product, ...] = ()
+    """The matrix products among them, where there are any."""
+    core: Core | None = None
+    """The flash attention kernel, where it is one."""
+    beside_bytes: int = 0
+    """Of kernels beside the products: the part of ``size_bytes`` that is theirs; alone, of kernels that only
+    ``kernels: shapes`` counts."""
+    scattered: bool = False
+    """Whether rows are gathered or scattered one by one."""
+    kernels: int = 1
+    """Kernels that have no product."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """A group of kernels in each of the three passes."""
+
+    name: str
+    """What it computes."""
+    unit: str
+    """What bounds its FLOPs: ``linear``, ``head``, ``attention`` or ``memory``."""
+    forward: Work
+    """The forward's work."""
+    input_gradient: Work
+    """The work of the backward for the input gradient."""
+    weight_gradient: Work
+    """The work of the backward for the weight gradient."""

@@ -1,0 +1,442 @@
+"""Times of layers with their collectives.
+
+``t = max(F / (peak e_c) + L_c, V / (BW e_m) + L_m)`` (the roofline of the tabular abstraction paper, section 1.3),
+rounded up to a nanosecond per group and pass; I and W are separate, and B is their sum.
+
+Where a product reads what is gathered, or writes what is summed, both are cut into a piece per device: the piece
+that is there already is computed while the next one is on its way (Wang et al., Overlap Communication with
+Dependent Computation via Decomposition, ASPLOS 2023; Transformer Engine's ring exchange). A piece is a product of
+its own, with its own tiles and waves: together they take longer than the whole (Chang et al., Flux, 2024).
+A backward has collectives that no product depends on, too: the input is gathered again for the weight gradient
+beside the product of the input gradient, and that product's result is summed beside the product of the weight
+gradient (Korthikanti et al., 2022, and Transformer Engine's bulk overlap).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from fractions import Fraction
+from functools import cache
+from typing import TYPE_CHECKING
+
+from pptrace_models import flops
+from pptrace_models.accelerator import Exchange
+from pptrace_models.kernel_times import Shaped, shaped_ns
+from pptrace_models.layer import Work
+from pptrace_models.options import gradient_bytes
+from pptrace_models.transformer import kept
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from pptrace_models.accelerator import Accelerator
+    from pptrace_models.group_collectives import Groups
+    from pptrace_models.layer import Operation, Product, Shard
+    from pptrace_models.options import RooflineOptions
+    from pptrace_models.transformer import Layer, Precision, Transformer
+
+__all__ = [
+    "Cost",
+    "LayerCollectives",
+    "Passes",
+    "again_ns",
+    "again_of",
+    "again_share",
+    "beside_products",
+    "embedding_cost",
+    "embedding_ns",
+    "head_cost",
+    "head_ns",
+    "is_split",
+    "layer_collectives",
+    "layer_cost",
+    "layer_ns",
+    "loss_ns",
+    "operations_cost",
+    "prediction_cost",
+    "work_ns",
+]
+
+_ROW_BYTES = 4
+"""A row's maximum, sum and target logit are reduced in fp32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passes:
+    """Collective time of the forward and of the backward; the latter counts to I."""
+
+    forward_ns: int = 0
+    """Time in the forward."""
+    backward_ns: int = 0
+    """Time in the backward for the input gradient."""
+    again_ns: int = 0
+    """The part of ``forward_ns`` that modules which are computed again repeat."""
+    halves_ns: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
+    """Gathering and summing over the tensor-parallel group in either half of a layer, each way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCollectives:
+    """Time of each collective of a layer: attention's, those of the MLP or of experts, and those of keys."""
+
+    gather_ns: int
+    """Gathering the tokens that sequence parallelism splits; 0 without it."""
+    reduce_ns: int
+    """Summing over the tensor-parallel group: an all-reduce, or with sequence parallelism a reduce-scatter."""
+    second_gather_ns: int
+    """Gathering for the layer's second half: the MLP's tokens, or those of experts and of shared experts."""
+    second_reduce_ns: int
+    """Summing behind the second half."""
+    exchange_ns: int
+    """Tokens to their experts, or back; 0 without experts."""
+    keys_ns: int
+    """Gathering keys and values over the context-parallel group."""
+    key_gradients_ns: int
+    """Scattering their gradients."""
+
+
+def layer_collectives(model: Transformer, shard: Shard, groups: Groups, *, experts: bool) -> LayerCollectives:
+    """Return each collective of a layer: tensor, context and expert parallel."""
+    size = _hidden_bytes(model, shard)
+    gather, reduce = _tensor_ns(shard, groups, "tp", size)
+    second_gather, second_reduce = gather, reduce
+    exchange = 0
+    if experts:
+        second_gather, second_reduce = _experts_ns(model, shard, groups, (gather, reduce))
+        exchange = groups.exchange_ns(_exchange(model, shard))
+    keys_values = shard.cp * shard.tokens * (shard.kv + shard.value) * model.element_bytes
+    return LayerCollectives(
+        gather_ns=gather,
+        reduce_ns=reduce,
+        second_gather_ns=second_gather,
+        second_reduce_ns=second_reduce,
+        keys_ns=groups.ns("cp", keys_values, "all-gather"),
+        key_gradients_ns=groups.ns("cp", keys_values, "reduce-scatter"),
+        exchange_ns=exchange,
+    )
+
+
+def layer_ns(model: Transformer, shard: Shard, groups: Groups, *, experts: bool) -> Passes:
+    """Return a layer's collectives in sum."""
+    each = layer_collectives(model, shard, groups, experts=experts)
+    tensor = each.gather_ns + each.reduce_ns + each.second_gather_ns + each.second_reduce_ns
+    forward = tensor + 2 * each.exchange_ns + each.keys_ns
+    again = each.keys_ns * ("core_attn" in model.again)
+    if experts and "moe" in model.again:
+        again += each.second_gather_ns + each.second_reduce_ns + 2 * each.exchange_ns
+    if not experts and "mlp" in model.again:
+        again += each.second_gather_ns + each.second_reduce_ns
+    halves = ((each.gather_ns, each.reduce_ns), (each.second_gather_ns, each.second_reduce_ns))
+    return Passes(
+        forward_ns=forward, backward_ns=forward + each.key_gradients_ns, again_ns=again, halves_ns=halves
+    )
+
+
+def _tensor_ns(shard: Shard, groups: Groups, axis: str, size: int) -> tuple[int, int]:
+    """Return what gathering and summing take: with sequence parallelism both, without it one all-reduce."""
+    if is_split(shard):
+        gather = groups.ns(axis, size, "all-gather")
+        return gather, groups.ns(axis, size, "all-gather", "reduce-scatter") - gather
+    return 0, groups.ns(axis, size, "all-reduce")
+
+
+def _experts_ns(model: Transformer, shard: Shard, groups: Groups, whole: tuple[int, int]) -> tuple[int, int]:
+    """Return gathering and summing around experts: of the parts of each, and of the shared ones' tokens."""
+    if not is_split(shard):
+        return whole if shard.etp > 1 or shard.shared_ffn else (0, 0)
+    gather = reduce = 0
+    if shard.etp > 1:
+        size = shard.routed * model.hidden * model.element_bytes
+        gather, reduce = _tensor_ns(shard, groups, "tp" if shard.etp == shard.tp else "etp", size)
+    if shard.shared_ffn:
+        gather, reduce = gather + whole[0], reduce + whole[1]
+    return gather, reduce
+
+
+def _exchange(model: Transformer, shard: Shard) -> Exchange:
+    size = shard.sent * model.hidden * model.element_bytes
+    return Exchange(size_bytes=size, top_k=model.top_k, experts=model.num_experts)
+
+
+def embedding_ns(model: Transformer, shard: Shard, groups: Groups) -> Passes:
+    """Return the embedding's: the sum of the vocabulary's shares; half each way with sequence parallelism."""
+    size = _hidden_bytes(model, shard)
+    if not is_split(shard):
+        return Passes(forward_ns=groups.ns("tp", size, "all-reduce"))
+    return Passes(
+        forward_ns=groups.ns("tp", size, "reduce-scatter"), backward_ns=groups.ns("tp", size, "all-gather")
+    )
+
+
+def head_ns(model: Transformer, shard: Shard, groups: Groups) -> Passes:
+    """Return the LM head's: the loss's three sums over the vocabulary's shares, and those of its input."""
+    size = _hidden_bytes(model, shard)
+    loss = loss_ns(shard, groups)
+    if not is_split(shard):
+        return Passes(forward_ns=loss, backward_ns=groups.ns("tp", size, "all-reduce"))
+    return Passes(
+        forward_ns=loss + groups.ns("tp", size, "all-gather"), backward_ns=groups.ns("tp", size, "reduce-scatter")
+    )
+
+
+def loss_ns(shard: Shard, groups: Groups) -> int:
+    """Return what the loss's three sums over the vocabulary's shares take."""
+    return 3 * groups.ns("tp", shard.tokens * _ROW_BYTES, "all-reduce")
+
+
+def is_split(shard: Shard) -> bool:
+    """Return whether activations between tensor-parallel regions are split over the sequence."""
+    return shard.split_tokens != shard.tokens
+
+
+def _hidden_bytes(model: Transformer, shard: Shard) -> int:
+    return shard.tokens * model.hidden * model.element_bytes
+
+
+_SECOND_NS = 10**9
+_NORMS_OF_TEN = 4
+"""Of ten bytes that norms and residual sums move forward, those of norms."""
+_SHARED = ("shared experts", "shared activation function")
+_MODULES = {
+    "core_attn": ("attention core",),
+    "mla_up_proj": ("expansion", "rotary embedding"),
+    "layernorm": ("norms and residuals",),
+    "mlp": ("mlp", "activation function"),
+    "moe": ("router", "experts", "routing", "activation function", "clamp", "biases of experts", *_SHARED),
+    "mlp_act": ("activation function",),
+    "moe_act": ("activation function", "clamp"),
+    "shared_experts": _SHARED,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Nanoseconds of one microbatch, collectives included."""
+
+    f: int = 0
+    """Forward."""
+    i: int = 0
+    """Backward for the input gradient, with what it computes again."""
+    w: int = 0
+    """Backward for the weight gradient."""
+    f_collective: int = 0
+    """Collectives within ``f``."""
+    i_collective: int = 0
+    """Collectives within ``i``."""
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(**{name: getattr(self, name) + getattr(other, name) for name in _NAMES})
+
+    def at_least(self, host_ns: int, *, apart: bool = False, frozen: bool = False) -> Cost:
+        """Return this where the host takes so long to issue a forward, and twice that a whole backward.
+
+        Args:
+            host_ns: what the host takes for a forward.
+            apart: whether collectives run beside that, and computation alone is bound.
+            frozen: whether the backward has no weight gradients, so that the host takes as long as for a forward.
+        """
+        f, i = (self.f - self.f_collective, self.i - self.i_collective) if apart else (self.f, self.i)
+        if frozen:
+            return replace(self, f=self.f + max(0, host_ns - f), i=self.i + max(0, host_ns - i))
+        waits = max(0, 2 * host_ns - i - self.w)
+        more = {"f": self.f + max(0, host_ns - f), "i": self.i + waits // 2, "w": self.w + waits - waits // 2}
+        return replace(self, **more)
+
+    def times(self, count: int) -> Cost:
+        """Return this ``count`` times."""
+        return Cost(**{name: getattr(self, name) * count for name in _NAMES})
+
+
+_NAMES = tuple(field.name for field in fields(Cost))
+
+
+def work_ns(work: Work, unit: str, model: Transformer, device: Accelerator) -> int:
+    """Return the time of one group of kernels in one pass; no work takes none."""
+    if isinstance(device, Shaped):
+        return shaped_ns(work, unit, model.precision, device)
+    if not work.flops and not work.size_bytes:
+        return 0
+    memory_rate = device.memory_bandwidth * _exact(device.memory_efficiency)
+    return max(
+        device.launch_latency + _taken_ns(work.flops, _flops_rate(unit, model, device)),
+        device.memory_latency + _taken_ns(work.size_bytes, memory_rate),
+    )
+
+
+def _taken_ns(amount: int, rate: Fraction) -> int:
+    """Return what an amount takes at a rate per second, in whole nanoseconds, rounded up."""
+    return -(-amount * _SECOND_NS * rate.denominator // rate.numerator)
+
+
+@cache
+def _exact(share: float) -> Fraction:
+    """Return a share as it was written."""
+    return Fraction(str(share))
+
+
+def layer_cost(
+    model: Transformer, shard: Shard, device: Accelerator, groups: Groups, kind: Layer, options: RooflineOptions
+) -> Cost:
+    """Return a layer's time, with what its backward computes again."""
+    operations = flops.layer(model, shard, gradient_bytes(options), kind)
+    group = layer_ns(model, shard, groups, experts=kind.experts)
+    if options.overlap_tp:
+        group = beside_products(group, operations, shard.tp, lambda one: _product_ns(one, model, device))
+    cost = _cost(operations, group, model, device)
+    if kind.experts:
+        cost = cost.at_least(options.host, apart=bool(options.segments), frozen=model.frozen)
+    if model.recompute == "full":
+        if not kind.again:
+            return cost
+        return cost + Cost(i=cost.f, i_collective=cost.f_collective)
+    again = group.again_ns + again_ns(operations, model, device, kind)
+    return cost + Cost(i=again, i_collective=group.again_ns)
+
+
+def _product_ns(product: Product, model: Transformer, device: Accelerator) -> int:
+    """Return the time of one product of a layer's."""
+    m, n, k = product.m, product.n, product.k
+    moved = model.element_bytes * (m * k + k * n) + product.result_bytes * m * n
+    work = Work(
+        flops=2 * product.copies * m * n * k, size_bytes=product.copies * moved, products=(product,)
+    )  # fmt: skip
+    return work_ns(work, "linear", model, device)
+
+
+def again_ns(operations: Iterable[Operation], model: Transformer, device: Accelerator, kind: Layer) -> int:
+    """Return what the modules that the backward computes again take, their collectives left out."""
+    total = 0
+    for one in operations:
+        if again_of(one.name, experts=kind.experts) & model.again:
+            total += int(work_ns(one.forward, one.unit, model, device) * again_share(one.name))
+    return total
+
+
+def again_share(operation: str) -> float:
+    """Return which part of an operation is computed again with its module: of norms and residual sums, norms."""
+    return _NORMS_OF_TEN / 10 if operation == "norms and residuals" else 1.0
+
+
+def again_of(operation: str, *, experts: bool) -> frozenset[str]:
+    """Return which modules have an operation of a layer in them."""
+    inside = {name for name, operations in _MODULES.items() if operation in operations}
+    if experts:
+        return frozenset(inside - {"mlp", "mlp_act"})
+    return frozenset(inside & {"mlp", "mlp_act", "core_attn", "mla_up_proj", "layernorm"})
+
+
+def prediction_cost(model: Transformer, shard: Shard, device: Accelerator, grad: int) -> Cost:
+    """Return what a module of multi-token prediction takes beside its layer."""
+    return _cost(flops.prediction(model, shard, grad), Passes(), model, device)
+
+
+def embedding_cost(model: Transformer, shard: Shard, device: Accelerator, groups: Groups, grad: int) -> Cost:
+    """Return the embedding's time."""
+    group = embedding_ns(model, shard, groups)
+    return _cost([flops.embedding(model, shard, grad)], group, model, device)
+
+
+def head_cost(model: Transformer, shard: Shard, device: Accelerator, groups: Groups, grad: int) -> Cost:
+    """Return the time of final norm, LM head and loss."""
+    group = head_ns(model, shard, groups)
+    return _cost(flops.head(model, shard, grad), group, model, device)
+
+
+def operations_cost(
+    operations: Iterable[Operation], group: Passes, model: Transformer, device: Accelerator
+) -> Cost:
+    """Return the time of operations with their collectives."""
+    return _cost(operations, group, model, device)
+
+
+def _cost(
+    operations: Iterable[Operation],
+    group: Passes,
+    model: Transformer,
+    device: Accelerator,
+) -> Cost:
+    f, i, w = group.forward_ns, group.backward_ns, 0
+    for operation in operations:
+        f += work_ns(operation.forward, operation.unit, model, device)
+        i += work_ns(operation.input_gradient, operation.unit, model, device)
+        w += work_ns(operation.weight_gradient, operation.unit, model, device)
+    return Cost(f=f, i=i, w=w, f_collective=group.forward_ns, i_collective=group.backward_ns)
+
+
+def _flops_rate(unit: str, model: Transformer, device: Accelerator) -> Fraction:
+    precision: Precision = model.precision
+    if unit != "linear":
+        precision = kept(precision)
+    share = device.attention_efficiency if unit == "attention" else device.compute_efficiency
+    return device.peak(precision) * _exact(share)
+
+
+_HALVES = (("attention projections", "expansion"), ("mlp",))
+"""Operations of a layer's halves whose products are cut; the first ends with the one whose result is summed."""
+_TAKEN = 0.19
+"""What a collective takes of its time from the product beside it: 8.605 ms become 9.251 ms beside one of 3.364 ms
+(the overlap micro-benchmark of the STP paper, on A800)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Beside:
+    """Products of a half beside its collectives."""
+
+    devices: int
+    taken: Callable[[Product], int]
+
+    def ring(self, products: Sequence[Product], collective_ns: int) -> int:
+        """Return what is left of a collective in pieces; where pieces lose more than they hide, it stays whole."""
+        if not (products and collective_ns):
+            return collective_ns
+        piece = self._sum([replace(one, m=-(-one.m // self.devices)) for one in products])
+        step = collective_ns / (self.devices - 1)
+        together = piece + (self.devices - 1) * max(_slowed(piece, step), step)
+        return min(round(together) - self._sum(products), collective_ns)
+
+    def bulk(self, products: Sequence[Product], collective_ns: int) -> int:
+        """Return what is left of a collective beside products that do not depend on it."""
+        alone = self._sum(products)
+        return round(max(_slowed(alone, collective_ns), collective_ns)) - alone
+
+    def _sum(self, products: Sequence[Product]) -> int:
+        return sum(map(self.taken, products))
+
+
+def _slowed(product_ns: float, beside_ns: float) -> float:
+    return product_ns + _TAKEN * min(product_ns, beside_ns)
+
+
+def beside_products(
+    group: Passes, operations: Sequence[Operation], devices: int, taken: Callable[[Product], int]
+) -> Passes:
+    """Return a layer's collectives with what is left of those that run beside products.
+
+    Args:
+        group: the layer's collectives.
+        operations: the layer's operations.
+        devices: how many devices the tensor-parallel group has; 1 has none to hide.
+        taken: the time of one product in ns.
+    """
+    if devices == 1:
+        return group
+    beside, named = _Beside(devices=devices, taken=taken), {one.name: one for one in operations}
+    forward, backward = group.forward_ns, group.backward_ns
+    for (gather, reduce), names in zip(group.halves_ns, _HALVES, strict=True):
+        found = [named[name] for name in names if name in named]
+        if not found:
+            continue
+        through, summed = _split([one.forward.products for one in found])
+        back, back_summed = _split([one.input_gradient.products for one in found])
+        weights, _ = _split([one.weight_gradient.products for one in found])
+        forward += beside.ring(through, gather) + beside.ring(summed, reduce) - gather - reduce
+        backward += beside.ring(back_summed, gather) + beside.bulk(weights, reduce) - gather - reduce
+        if weights:
+            backward += beside.bulk(back, gather)
+    return replace(group, forward_ns=forward, backward_ns=backward)
+
+
+def _split(products: Sequence[Sequence[Product]]) -> tuple[list[Product], list[Product]]:
+    """Return the products behind the gathering, and the one before the sum: the first operation's last."""
+    first, *others = products
+    return [*first[:-1], *(one for products in others for one in products)], list(first[-1:])

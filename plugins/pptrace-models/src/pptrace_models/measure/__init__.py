@@ -1,1 +1,0 @@
-"""A script that measures matrix products, whose table the cost model reads."""

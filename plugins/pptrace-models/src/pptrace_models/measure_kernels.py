@@ -1,0 +1,65 @@
+"""``pptrace measure-kernels``: a script for the user's own GPU that measures a configuration's matrix products."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pptrace.plugin import Registry, load, prepare, print_or_write
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pptrace.plugin import KernelCost
+
+__all__ = ["command", "script_for"]
+
+_EXAMPLES = """\b
+pptrace measure-kernels llama.yaml -o measure_kernels.py
+on the GPU: python measure_kernels.py -o kernels.json
+pptrace simulate llama.yaml --set costs.kernels=shapes --set costs.kernel_table=kernels.json"""
+_PLACE = "MEASURED = {}"
+"""The line of the script that says what it measures."""
+_CHECKED = ("multiprocessors", "peak_bf16")
+"""What a table says of its device, beside the products."""
+
+
+@click.command("measure-kernels", epilog=_EXAMPLES)
+@click.argument("config", metavar="CONFIG")
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set a key of the configuration.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write it to this file.")
+def command(config: str, sets: tuple[str, ...], output: Path | None) -> None:
+    """Print a PyTorch script that measures the matrix products of CONFIG on a GPU.
+
+    It depends on PyTorch alone, and writes a table that costs.kernel_table takes.
+    """
+    resolved = load(Path(config), (*sets, "costs.name=roofline", "costs.kernels=shapes"), {})
+    prepared = prepare(resolved, Registry.load())
+    listed = prepared.workload.kernels
+    text = script_for(listed() if listed else (), _device(prepared.resolved.to_dict()))
+    print_or_write(text, output)
+
+
+def script_for(kernels: Iterable[KernelCost], device: dict[str, Any]) -> str:
+    """Return the script's text.
+
+    Args:
+        kernels: what a step's actions consist of; their matrix products are measured, each once.
+        device: peak and multiprocessors of the device that they are for.
+    """
+    products = sorted({one.product for one in kernels if one.product is not None})
+    about = {"device": device, "products": products}
+    script = resources.files("pptrace_models") / "measure_kernels.py.txt"
+    return script.read_text(encoding="utf-8").replace(_PLACE, f"MEASURED = json.loads({json.dumps(about)!r})", 1)
+
+
+def _device(configuration: dict[str, Any]) -> dict[str, Any]:
+    from pptrace_models.accelerator import Accelerator
+    from pptrace_models.transformer import checked
+
+    device = checked(Accelerator, {k: v for k, v in configuration["device"].items() if k != "preset"}, "device")
+    return {name: getattr(device, name) for name in _CHECKED}

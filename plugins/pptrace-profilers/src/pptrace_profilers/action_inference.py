@@ -1,0 +1,198 @@
+"""Inference of actions from a profile without annotations.
+
+Where ranks hold one stage, microbatches are in the order of their forwards. The confidence is the product of five
+shares, 1 for a pipeline of which everything fits:
+
+- *even*: the fewest forwards of a rank in a step, of the most;
+- *paired*: forwards that as many backwards go back through as through most of their rank (two are input and weight
+  gradient);
+- *alike*: forwards that consist of the same operations as most of their rank's;
+- *directed*: messages that leave for the next rank behind a forward, or for the one before behind a backward;
+- *counted*: messages to each neighbour, of the forwards.
+
+Where that is not so, or messages pass over a neighbour, ranks hold several stages, and the ways that messages take
+tell which forward is whose: where a host waited for them it says it (:mod:`~pptrace_profilers.message_chains`),
+and of GPUs' kernels one way fits all of them (:mod:`~pptrace_profilers.stage_inference`). Shares are then of
+what a way over all stages asks for. Below :data:`LEAST` nothing is guessed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.plugin import Action, Kind, TraceError
+from pptrace_profilers.gpu_spans import with_gpu_spans
+from pptrace_profilers.pass_runs import AUTOGRAD, LEAST, RankRuns, Verdict, autograd_runs, launch_runs, mean
+from pptrace_profilers.recording import NO_STAGE, Annotations, Execution
+from pptrace_profilers.stage_inference import from_ways_of_messages
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pptrace_profilers.pass_runs import Places, Run
+    from pptrace_profilers.recording import Recording
+
+__all__ = ["LEAST", "infer", "one_stage_each"]
+
+_HELP = "`pptrace annotate` prints a module that marks them"
+_AGAIN = "mark actions and record again: `pptrace annotate` prints a module for that"
+_MORE = "; autograd's operations tell more than launches do: record them, too (PyTorch: ProfilerActivity.CPU)"
+
+
+def infer(recordings: Sequence[Recording]) -> tuple[list[Recording], str]:
+    """Return recordings with actions, or as they were, and a sentence on what was inferred, or why nothing.
+
+    Args:
+        recordings: one per pipeline rank, in their order, with no action that computes.
+    """
+    source = AUTOGRAD
+    ranks = [RankRuns.of(recording, _from_autograd(recording)) for recording in recordings]
+    if not all(rank.forwards for rank in ranks):
+        source = "the threads of launches"
+        ranks = [RankRuns.of(one, launch_runs(one.operations, _posts(one))) for one in recordings]
+    if not all(rank.forwards for rank in ranks):
+        return list(recordings), ""
+    verdict, placed = one_stage_each(ranks, source), [_in_order(rank) for rank in ranks]
+    if verdict.objection and any(end.peer >= 0 for rank in ranks for end in rank.recording.ends):
+        found = from_ways_of_messages(ranks, source)
+        if found is not None:
+            verdict, ranks, placed, stages = found
+            source = f"{source} and the ways of messages, {stages} stages"
+    if verdict.objection:
+        more = "" if source.startswith(AUTOGRAD) else _MORE
+        return list(recordings), f"forwards and backwards are not inferred{verdict.objection}; {_AGAIN}{more}"
+    note = f"no annotation names an action: inferred from {source}, {verdict.text}; {_HELP}"
+    return [_with_actions(rank, places) for rank, places in zip(ranks, placed, strict=True)], note
+
+
+def _in_order(rank: RankRuns) -> Places:
+    """Return the places of a rank's forwards if it holds one stage, which its number is."""
+    places: Places = {}
+    begun: Counter[int] = Counter()
+    for run, step in zip(rank.runs, rank.steps, strict=True):
+        if run.forward and step >= 0:
+            places[run.forward_number] = (NO_STAGE, begun[step])
+            begun[step] += 1
+    return places
+
+
+def _from_autograd(recording: Recording) -> list[Run]:
+    try:
+        return autograd_runs(recording.path, _posts(recording))
+    except (TraceError, OSError):
+        return []
+
+
+def _posts(recording: Recording) -> list[int]:
+    return [end.host_ns for end in recording.ends]
+
+
+def _with_actions(rank: RankRuns, places: Places) -> Recording:
+    """Return a recording with its runs as actions; a GPU's kernels are those launched within them."""
+    executions = tuple(_executions(rank, places))
+    recording = replace(rank.recording, executions=executions, unattributed=())
+    operations = recording.operations
+    if operations is None:
+        return recording
+    annotations = Annotations(
+        start_ns=np.array([execution.start_ns for execution in executions]),
+        end_ns=np.array([execution.end_ns for execution in executions]),
+        thread=np.full(len(executions), -1, dtype=np.int32), row=np.zeros(len(executions), dtype=np.int64),
+    )  # fmt: skip
+    launched = operations.launch_ns
+    around = annotations.around(launched, np.zeros(launched.size, dtype=np.int32), np.zeros_like(launched))
+    action = np.where(launched >= 0, around, -1).astype(np.int32)
+    return with_gpu_spans(replace(recording, operations=replace(operations, action=action)))
+
+
+def _executions(rank: RankRuns, places: Places) -> Iterator[Execution]:
+    """Yield the runs of forwards that have a place, and of their backwards, as actions."""
+    returned: Counter[int] = Counter()
+    backwards = rank.backwards
+    for run in rank.runs:
+        if run.forward_number not in places:
+            continue
+        kind = Kind.F
+        if not run.forward:
+            split = backwards[run.forward_number] > 1
+            kind = (Kind.I, Kind.W)[min(returned[run.forward_number], 1)] if split else Kind.B
+            returned[run.forward_number] += 1
+        stage, microbatch = places[run.forward_number]
+        action = Action(kind=kind, stage=stage, microbatch=microbatch)
+        yield Execution(action=action, start_ns=run.start_ns, end_ns=run.end_ns)
+
+
+def one_stage_each(ranks: Sequence[RankRuns], source: str) -> Verdict:
+    """Return how sure it is that each rank is a stage."""
+    peers = [end.peer for rank in ranks for end in rank.recording.ends]
+    if peers and max(peers) < 0:
+        return Verdict(text="", objection=": no file of a rank that these exchange messages with is here")
+    if not peers:
+        return Verdict(text="", objection=": no message between these ranks tells a pipeline")
+    if any(_passes_over(rank.recording, number) for number, rank in enumerate(ranks)):
+        return Verdict(text="", objection=(
+            ": messages go to ranks that are no neighbours, so ranks hold several stages, and neither a host's "
+            "operations and waits nor a GPU's kernels say which action is of which stage"
+        ))  # fmt: skip
+    return Verdict.of(dict(_shares(ranks)), source)
+
+
+def _shares(ranks: Sequence[RankRuns]) -> Iterator[tuple[str, float]]:
+    """Yield each share that speaks for the inference, with what it is a share of."""
+    per_step = [
+        Counter(step for run, step in zip(rank.runs, rank.steps, strict=True) if run.forward and step >= 0)
+        for rank in ranks
+    ]
+    steps = set().union(*per_step)
+    counts = [count[step] for count in per_step for step in steps]
+    yield "of the forwards are on every rank", min(counts) / max(counts)
+    yield "of the forwards have their backwards", mean(fits for rank in ranks for fits in _paired(rank))
+    forms = [Counter(run.operations for run in rank.forwards) for rank in ranks]
+    alike = sum(form.most_common(1)[0][1] for form in forms) / sum(form.total() for form in forms)
+    yield "of the forwards are alike", alike
+    yield (
+        "of the messages leave behind what makes them",
+        mean(fits for number, rank in enumerate(ranks) for fits in _directed(rank, number)),
+    )
+    yield "of the messages to neighbours are there", mean(_counted(ranks))
+
+
+def _paired(rank: RankRuns) -> Iterator[bool]:
+    """Yield of each forward whether as many backwards go back through it as through most, one or two."""
+    backwards, usual = rank.backwards, rank.usual
+    for run in rank.forwards:
+        yield backwards[run.forward_number] == usual and usual in {1, 2}
+
+
+def _directed(rank: RankRuns, number: int) -> Iterator[bool]:
+    """Yield of each message that leaves whether it goes where the run before it would send it."""
+    starts = [run.start_ns for run in rank.runs]
+    for end in rank.recording.ends:
+        before = int(np.searchsorted(starts, end.host_ns, side="right")) - 1
+        if end.sends and end.peer >= 0 and before >= 0 and rank.steps[before] >= 0:
+            yield end.peer - number == (1 if rank.runs[before].forward else -1)
+
+
+def _counted(ranks: Sequence[RankRuns]) -> Iterator[float]:
+    """Yield of each rank and neighbour how near the number of its messages is to that of its forwards."""
+    for number, rank in enumerate(ranks):
+        made = len(rank.forwards)
+        for peer in (number - 1, number + 1):
+            if 0 <= peer < len(ranks):
+                ends = rank.recording.ends
+                sent = sum(
+                    end.sends and end.peer == peer and _in_a_step(rank.recording, end.host_ns) for end in ends
+                )
+                yield min(sent, made) / max(sent, made)
+
+
+def _passes_over(recording: Recording, number: int) -> bool:
+    return any(end.sends and end.peer >= 0 and abs(end.peer - number) != 1 for end in recording.ends)
+
+
+def _in_a_step(recording: Recording, at_ns: int) -> bool:
+    return not recording.windows or any(start <= at_ns <= end for _, start, end in recording.windows)

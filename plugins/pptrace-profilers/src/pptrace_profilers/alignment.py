@@ -1,0 +1,188 @@
+"""Alignment of clocks, and the steps of a recording.
+
+A message from a to b says that b's clock must be set forward at least by what it seems to arrive too early, one
+from b to a bounds the same from the other side. All such bounds together leave an interval for each rank's offset
+from rank 0's; its middle is taken, and half its length is how far off it may be. The result does not depend on how
+the clocks were set.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.plugin import Clock
+from pptrace_profilers.gpu_spans import window_around
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    from pptrace.plugin import Int64s
+    from pptrace_profilers.recording import Execution, MessageEnd, Recording
+
+    Step = tuple[Recording, ...]
+
+__all__ = ["align", "split_steps"]
+
+_UNBOUND = np.int64(2**62 - 1)
+"""Beyond any time since 1970, and no overflow in sums of two."""
+
+
+def align(ranks: int, transfers: Sequence[tuple[int, int, int, int]]) -> list[Clock]:
+    """Return each rank's clock.
+
+    Args:
+        ranks: how many there are.
+        transfers: per message, sender, receiver, when it was posted and when it was there, by their own clocks.
+
+    A rank that no messages tie to rank 0 in both directions keeps its clock, with no bound known (0 pairs).
+    """
+    # slack[a, b]: the most by which b's offset may exceed a's.
+    slack = np.full((ranks, ranks), _UNBOUND, dtype=np.int64)
+    np.fill_diagonal(slack, 0)
+    pairs = np.zeros(ranks, dtype=np.int64)
+    for source, target, posted, there in transfers:
+        # It is there no earlier than it was posted, whatever both clocks are set forward by.
+        slack[target, source] = min(slack[target, source], there - posted)
+        pairs[source] += 1
+        pairs[target] += 1
+    for middle in range(ranks):
+        slack = np.minimum(slack, np.minimum(slack[:, [middle]] + slack[[middle], :], _UNBOUND))
+    return [_clock(rank, slack, int(pairs[rank])) for rank in range(ranks)]
+
+
+def _clock(rank: int, slack: Int64s, pairs: int) -> Clock:
+    most, least = int(slack[0, rank]), -int(slack[rank, 0])
+    half = _UNBOUND // 2
+    if rank == 0 or most > half or least < -half:
+        return Clock(rank=rank, offset_ns=0, bound_ns=0, pairs=0)
+    return Clock(
+        rank=rank, offset_ns=(most + least) // 2, bound_ns=abs(most - least) // 2, pairs=pairs,
+        contradicted_ns=max(least - most, 0),
+    )  # fmt: skip
+
+
+_MOST_NAMED = 8
+"""Steps that are named one by one."""
+
+
+def split_steps(recordings: Sequence[Recording]) -> tuple[list[str], list[Step], list[str]]:
+    """Return the steps' labels, each step's part of every recording by when hosts began it, and what is left out.
+
+    Steps are those that the profiler marked on every rank; else an action's k-th time belongs to the k-th step,
+    and what has no microbatch to the step that runs at its time.
+    """
+    marked = [dict.fromkeys(label for label, _, _ in recording.windows) for recording in recordings]
+    labels = [label for label in marked[0] if all(label in other for other in marked)]
+    by_mark = bool(labels)
+    if by_mark:
+        numbers = [_by_mark(recording, labels) for recording in recordings]
+    else:
+        numbers = [_by_repetition(recording) for recording in recordings]
+        count = 1 + max(max(rank_numbers, default=-1) for rank_numbers in numbers)
+        labels = [f"step {number}" for number in range(count)]
+    steps = _filled(recordings, numbers, len(labels))
+    if not by_mark:
+        note = "no step is marked on every rank: an action's k-th time is taken for the k-th step's"
+        return labels, steps, [note] if any(marked) else []
+    left_out = list(_left_out(recordings, numbers, marked, labels))
+    return _each_once(labels, steps, left_out)
+
+
+def _filled(recordings: Sequence[Recording], numbers: Sequence[Sequence[int]], count: int) -> list[Step]:
+    """Return the steps of recordings, from the step of each of their actions and messages."""
+    return list(zip(*map(_parts, recordings, numbers, [count] * len(recordings)), strict=True))
+
+
+def _parts(recording: Recording, numbers: Sequence[int], count: int) -> list[Recording]:
+    """Return the part of a recording that belongs to each step."""
+    executions: list[list[Execution]] = [[] for _ in range(count)]
+    ends: list[list[MessageEnd]] = [[] for _ in range(count)]
+    for execution, step in zip(recording.executions, numbers, strict=False):
+        if step >= 0:
+            executions[step].append(execution)
+    for end, step in zip(recording.ends, numbers[len(recording.executions) :], strict=True):
+        if step >= 0:
+            ends[step].append(end)
+    return [
+        replace(recording, executions=tuple(executions[step]), ends=tuple(ends[step])) for step in range(count)
+    ]
+
+
+def _each_once(
+    labels: Sequence[str], steps: Sequence[Step], notes: list[str]
+) -> tuple[list[str], list[Step], list[str]]:
+    """Return steps in which no action comes twice: a mark may be around several runs of a schedule."""
+    names: list[str] = []
+    once: list[Step] = []
+    for label, step in zip(labels, steps, strict=True):
+        parts = [replace(part, ends=tuple(sorted(part.ends, key=lambda end: end.host_ns))) for part in step]
+        numbers = [_by_repetition(part) for part in parts]
+        times = 1 + max(0, *(max(number, default=0) for number in numbers))
+        once += _filled(parts, numbers, times)
+        names += [label] if times == 1 else [f"{label}, {number + 1} of {times}" for number in range(times)]
+        if times > 1:
+            notes.append(f"{label} holds actions {times} times: taken for {times} steps")
+    return names, once, notes
+
+
+def _left_out(
+    recordings: Sequence[Recording], numbers: Sequence[Sequence[int]], marked: Sequence[Collection[str]],
+    labels: Sequence[str],
+) -> Iterator[str]:  # fmt: skip
+    """Yield what marked steps and actions are in no step of all ranks."""
+    some = [label for label in dict.fromkeys(label for rank in marked for label in rank) if label not in labels]
+    if some:
+        yield f"{_listed(some)} not marked on every rank: left out"
+        return
+    for recording, number in zip(recordings, numbers, strict=True):
+        steps = zip(recording.executions, number, strict=False)
+        outside = [str(execution.action) for execution, step in steps if step < 0]
+        if outside:
+            count = "1 action is" if len(outside) == 1 else f"{len(outside):,} actions are"
+            yield f"{recording.path.name}: {count} outside of all steps, {outside[0]} first: left out"
+
+
+def _listed(labels: Sequence[str]) -> str:
+    others = f" and {len(labels) - _MOST_NAMED} others" if len(labels) > _MOST_NAMED else ""
+    return f"{', '.join(labels[:_MOST_NAMED])}{others} {'is' if len(labels) == 1 else 'are'}"
+
+
+def _by_mark(recording: Recording, labels: Sequence[str]) -> list[int]:
+    """Return the step of each action, then of each message, -1 for what is outside of all."""
+    windows = sorted(
+        (start, end, labels.index(label)) for label, start, end in recording.windows if label in labels
+    )
+    steps = np.array([*(number for _, _, number in windows), -1], dtype=np.int64)
+    begun = [*(one.start_ns for one in recording.executions), *(end.host_ns for end in recording.ends)]
+    numbers: list[int] = steps[window_around([window[:2] for window in windows], begun)].tolist()
+    return numbers
+
+
+def _by_repetition(recording: Recording) -> list[int]:
+    """Return the same by counting."""
+    times: dict[str, int] = defaultdict(int)
+    starts: list[int] = []
+    steps: list[int] = []
+    for execution in recording.executions:
+        if execution.action.microbatch < 0:
+            steps.append(max(len(starts) - 1, 0))
+            continue
+        name = str(execution.action)
+        steps.append(times[name])
+        times[name] += 1
+        if len(starts) < times[name]:
+            starts.append(execution.start_ns)
+    if not starts:
+        return [*steps, *[-1] * len(recording.ends)]
+    at = np.searchsorted(starts, [end.host_ns for end in recording.ends], side="right") - 1
+    ended = np.maximum.accumulate(np.array([one.end_ns for one in recording.executions], dtype=np.int64))
+    known = [end.end_ns if end.posted_ns < 0 else end.posted_ns for end in recording.ends]
+    needed = np.searchsorted(ended, known, side="right")
+    # What the host waits for, or launches, is needed by what ends next, which a step may begin with.
+    waits = np.array([not end.sends for end in recording.ends], dtype=bool)
+    later = np.array(steps, dtype=np.int64)[np.minimum(needed, len(steps) - 1)]
+    return [*steps, *np.where(waits, later, np.maximum(at, 0)).tolist()]

@@ -1,1 +1,0 @@
-"""Recordings of a pipeline's ranks become steps on one clock."""

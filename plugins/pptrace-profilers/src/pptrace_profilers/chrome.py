@@ -1,0 +1,193 @@
+"""Any Chrome JSON, read by a user's rules: complete events and begin-end pairs, of one process or of many.
+
+Source: the Trace Event Format: phases ``X``, ``B`` and ``E``, microseconds, ``process_name`` metadata.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pptrace.plugin import TraceError
+from pptrace_profilers.event_builder import PlainEvents, microseconds
+from pptrace_profilers.naming_rules import FILE_NAME
+from pptrace_profilers.recording import Execution, MessageEnd, Operations, Recording
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pptrace_profilers.naming_rules import Meaning, RulesFile
+
+__all__ = ["read_chrome"]
+
+_MOST_OPEN = 10_000
+"""Begins without an end, per thread: more are a file that never ends any."""
+
+
+def read_chrome(path: Path, rules: RulesFile) -> list[Recording]:
+    """Read one file.
+
+    Returns:
+        One recording per rank.
+
+    Raises:
+        TraceError: it cannot be read, no event has a time, or it holds several processes of unknown ranks.
+    """
+    contents = _Contents(path=path, rules=rules)
+    events = PlainEvents(path)
+    for event in events:
+        contents.take(event)
+    contents.bad += events.bad + sum(map(len, contents.open.values()))
+    if not contents.others and not contents.rows:
+        raise TraceError("holds no event with a start and an end", file=path)
+    return contents.recordings(cut=events.cut)
+
+
+@dataclass(slots=True)
+class _Row:
+    """An event that a rule tells."""
+
+    process: str
+    rank_text: str
+    meaning: Meaning
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(slots=True)
+class _Others:
+    """Events of one process that no rule tells: only their names and times are kept."""
+
+    name: array[int] = field(default_factory=lambda: array("q"))
+    start_ns: array[int] = field(default_factory=lambda: array("q"))
+    end_ns: array[int] = field(default_factory=lambda: array("q"))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Contents:
+    """What was read so far."""
+
+    path: Path
+    rules: RulesFile
+    rows: list[_Row] = field(default_factory=list)
+    others: dict[tuple[str, str], _Others] = field(default_factory=lambda: defaultdict(_Others))
+    names: dict[str, int] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+    open: dict[tuple[str, str], list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
+    bad: int = 0
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Take the next event of the file."""
+        phase = str(event.get("ph"))
+        if phase == "X":
+            self._complete(event, microseconds(event.get("ts")), microseconds(event.get("dur")))
+        elif phase == "M" and event.get("name") == "process_name":
+            self.labels[str(event.get("pid"))] = str(_arguments(event).get("name", ""))
+        elif phase in {"B", "E"}:
+            self._paired(event, begins=phase == "B")
+
+    def _paired(self, event: dict[str, Any], *, begins: bool) -> None:
+        around = self.open[str(event.get("pid")), str(event.get("tid"))]
+        if begins and len(around) < _MOST_OPEN:
+            around.append(event)
+        elif begins or not around:
+            self.bad += 1
+        else:
+            begun = around.pop()
+            start, end = microseconds(begun.get("ts")), microseconds(event.get("ts"))
+            both = {**begun, "args": {**_arguments(begun), **_arguments(event)}}
+            self._complete(both, start, end - start if start is not None and end is not None else None)
+
+    def _complete(self, event: dict[str, Any], start: int | None, length: int | None) -> None:
+        if start is None or length is None or length < 0:
+            self.bad += 1
+            return
+        name, args, process = str(event.get("name", "")), _arguments(event), str(event.get("pid"))
+        source = self.rules.rank.source if self.rules.rank is not None else "file"
+        rank_text = str(args.get(source.removeprefix("args."), "")) if source.startswith("args.") else ""
+        meaning = self.rules.rules.meaning(name, args)
+        if meaning is not None:
+            self.rows.append(_Row(process, rank_text, meaning, start, start + length))
+            return
+        others = self.others[process, rank_text]
+        others.name.append(self.names.setdefault(name, len(self.names)))
+        others.start_ns.append(start)
+        others.end_ns.append(start + length)
+
+    def recordings(self, *, cut: bool) -> list[Recording]:
+        """Return what each rank did."""
+        if self.rules.rank is None and len({row.process for row in self.rows}) > 1:
+            message = "holds several processes' actions: say by rank: in a rules file which rank each is"
+            raise TraceError(message, file=self.path)
+        rows: dict[int, list[_Row]] = defaultdict(list)
+        for row in self.rows:
+            rows[self._rank(row.process, row.rank_text)].append(row)
+        others: dict[int, list[_Others]] = defaultdict(list)
+        for (process, rank_text), events in self.others.items():
+            others[self._rank(process, rank_text)].append(events)
+        ranks = sorted(rows) or sorted(others)
+        nameless = len(rows.get(-1, ())) if len(ranks) > 1 else 0
+        notes = tuple(self._notes(nameless, cut=cut))
+        return [
+            self._recording(rank, rows.get(rank, []), others.get(rank, []), notes)
+            for rank in ranks
+            if rank >= 0 or len(ranks) == 1
+        ]
+
+    def _rank(self, process: str, rank_text: str) -> int:
+        texts = {"file": self.path.name, "pid": process, "process_name": self.labels.get(process, "")}
+        rule = self.rules.rank or FILE_NAME
+        return rule.read(texts.get(rule.source, rank_text))
+
+    def _notes(self, nameless: int, *, cut: bool) -> Iterator[str]:
+        if cut:
+            yield f"{self.path.name} ends in the middle: the events before that were read"
+        if self.bad:
+            yield f"{self.path.name}: {self.bad:,} events have no time, a negative one, or no end: left out"
+        if nameless:
+            yield f"{self.path.name}: {nameless:,} events name no rank: left out"
+        count = sum(len(others.name) for others in self.others.values())
+        if count and self.rows:
+            yield f"{self.path.name}: {count:,} of {count + len(self.rows):,} events match no rule"
+
+    def _recording(self, rank: int, rows: list[_Row], others: list[_Others], notes: tuple[str, ...]) -> Recording:
+        executions, ends = [], []
+        for row in sorted(rows, key=lambda row: (row.start_ns, -row.end_ns)):
+            meaning = row.meaning
+            if meaning.sends is not None:
+                ends.append(MessageEnd(
+                    sends=meaning.sends, peer=meaning.peer, start_ns=row.start_ns, end_ns=row.end_ns,
+                    size_bytes=meaning.size_bytes, action=meaning.action,
+                ))  # fmt: skip
+            elif meaning.action is not None:
+                executions.append(Execution(action=meaning.action, start_ns=row.start_ns, end_ns=row.end_ns))
+        return Recording(
+            path=self.path, rank=rank, world=0, executions=tuple(executions), ends=tuple(ends),
+            operations=None if executions else self._operations(others), origin_ns=0, notes=notes,
+        )  # fmt: skip
+
+    def _operations(self, others: list[_Others]) -> Operations | None:
+        """Return events that no rule tells, for summaries where there is no action at all."""
+        if not others:
+            return None
+        name, start, end = (
+            np.concatenate([np.array(getattr(events, key), dtype=np.int64) for events in others])
+            for key in ("name", "start_ns", "end_ns")
+        )
+        order = np.argsort(start, kind="stable")
+        unknown = np.full(name.size, -1)
+        return Operations(
+            name=name[order].astype(np.int32), names=tuple(self.names), stream=unknown, start_ns=start[order],
+            end_ns=end[order], launch_ns=unknown, action=unknown.astype(np.int32),
+            communicates=self.rules.rules.communicate(tuple(self.names))[name[order]],
+        )  # fmt: skip
+
+
+def _arguments(event: dict[str, Any]) -> dict[str, Any]:
+    args = event.get("args")
+    return args if isinstance(args, dict) else {}

@@ -1,1 +1,0 @@
-"""One module per format of file: what it holds, as recordings."""

@@ -1,0 +1,304 @@
+"""GPU spans of annotations.
+
+An operation belongs to the action that launched it. Computation makes the action's slice; a collective in it is
+the rank's own group's; a send or receive is an end of a message; a reduction or gathering over data-parallel
+replicas is an action of its own. Whatever is none of these is counted by name.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.plugin import COMMUNICATION, PASSES, SENDS, Action, Kind, Unattributed
+from pptrace_profilers.recording import Execution, GpuSpan, MessageEnd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+    from pptrace.plugin import Int64s
+    from pptrace_profilers.recording import Operations, Payload, Recording
+
+__all__ = ["compute_stream", "covered_ns", "totals", "uncovered_ns", "window_around", "with_gpu_spans"]
+
+_DATA = re.compile(r"(?:^|[_\W])(?:dp|ddp|fsdp|hsdp)(?:$|[_\W])|data", re.IGNORECASE)
+_GATHERS = re.compile(r"gather", re.IGNORECASE)
+_REDUCES = re.compile(r"reduce", re.IGNORECASE)
+_EARLIEST, _LATEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+
+
+class _Role(IntEnum):
+    """What an operation is to the action that launched it."""
+
+    NONE = 0
+    COMPUTES = 1
+    COLLECTIVE = 2
+    MESSAGE = 3
+    REPLICAS = 4
+
+
+def with_gpu_spans(recording: Recording) -> Recording:
+    """Return a recording whose actions have their time on the GPU, and whose messages are its kernels'."""
+    operations = recording.operations
+    if operations is None:
+        return recording
+    work = _Work.of(recording.executions, operations)
+    spans = work.spans()
+    executions = [
+        replace(execution, gpu=spans.get(number)) for number, execution in enumerate(recording.executions)
+    ]
+    reductions = work.reductions()
+    ends = sorted(work.ends(), key=lambda end: end.start_ns)
+    if reductions:
+        operations = replace(operations, action=_renumbered(operations, executions, reductions))
+    return replace(
+        recording,
+        executions=tuple(sorted([*executions, *reductions], key=lambda execution: execution.start_ns)),
+        ends=tuple(ends) or recording.ends,
+        operations=operations,
+        unattributed=(*recording.unattributed, *work.unattributed()),
+    )
+
+
+def _renumbered(
+    operations: Operations, executions: Sequence[Execution], added: Sequence[Execution]
+) -> NDArray[np.int32]:
+    """Return each operation's action where others came between them."""
+    starts = [execution.start_ns for execution in executions]
+    added_before = np.searchsorted(np.sort([execution.start_ns for execution in added]), starts, side="left")
+    position = np.append(np.arange(len(starts)) + added_before, -1).astype(np.int32)
+    renumbered: NDArray[np.int32] = position[operations.action]
+    return renumbered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """A recording's operations, each with its role."""
+
+    executions: tuple[Execution, ...]
+    operations: Operations
+    role: NDArray[np.int8]
+    compute_stream: int
+
+    @classmethod
+    def of(cls, executions: tuple[Execution, ...], operations: Operations) -> _Work:
+        kinds = np.array([int(execution.action.kind) for execution in executions] or [-1])
+        kind = np.where(operations.action >= 0, kinds[operations.action], -1)
+        unpaired = np.array([execution.pair < 0 for execution in executions] or [True])[operations.action]
+        moves = (kind >= 0) & COMMUNICATION.mask(kind) & unpaired
+        communicates = operations.communicates
+        role = np.where(kind < 0, _Role.NONE, np.where(communicates, _Role.COLLECTIVE, _Role.COMPUTES))
+        role = np.where(moves, np.where(communicates, _Role.MESSAGE, _Role.NONE), role).astype(np.int8)
+        passes = (kind < 0) | PASSES.mask(kind)
+        for position, payloads in operations.payloads.items():
+            if any(payload.is_message for payload in payloads):
+                role[position] = _Role.MESSAGE
+            elif passes[position] and any(_is_over_replicas(payload) for payload in payloads):
+                role[position] = _Role.REPLICAS
+        return cls(
+            executions=executions, operations=operations, role=role, compute_stream=compute_stream(operations)
+        )
+
+    def spans(self) -> dict[int, GpuSpan]:
+        """Return by action what its kernels did."""
+        operations = self.operations
+        parts = np.flatnonzero((self.role == _Role.COMPUTES) | (self.role == _Role.COLLECTIVE))
+        if not parts.size:
+            return {}
+        parts = parts[np.lexsort((operations.start_ns[parts], operations.action[parts]))]
+        action, first = np.unique(operations.action[parts].astype(np.int64), return_index=True)
+        group = np.repeat(np.arange(action.size), np.diff([*first, parts.size]))
+        begin, end = operations.start_ns[parts], operations.end_ns[parts]
+        bounds = self._bounding(parts, group, action.size)
+        low = np.minimum.reduceat(np.where(bounds, begin, _LATEST), first)
+        high = np.maximum.reduceat(np.where(bounds, end, _EARLIEST), first)
+        main = _any(group, bounds & (operations.stream[parts] == self.compute_stream), action.size)
+        high = self._with_collectives(action, low, high, np.maximum.reduceat(end, first), main)
+        begin, end = np.clip(begin, low[group], high[group]), np.clip(end, low[group], high[group])
+        order = np.lexsort((begin, group))
+        computing = order[(self.role[parts] == _Role.COMPUTES)[order]]
+        computed, busy = (
+            covered_ns(group[rows], begin[rows], end[rows], action.size) for rows in (computing, order)
+        )
+        launch = np.minimum.reduceat(np.where(bounds, operations.launch_ns[parts], _LATEST), first)
+        columns = (action, low, high, launch, high - low - busy, busy - computed, main)
+        return {
+            number: GpuSpan(
+                start_ns=start, end_ns=stop, launch_ns=launched, gap_ns=gap, collective_ns=collective,
+                computes=on_main,
+            )
+            for number, start, stop, launched, gap, collective, on_main in zip(
+                *(column.tolist() for column in columns), strict=True
+            )
+        }  # fmt: skip
+
+    def _bounding(self, parts: Int64s, group: Int64s, groups: int) -> NDArray[np.bool_]:
+        """Return which operations bound an action: on the compute stream, else those that compute, else all."""
+        carries = np.array([execution.action.kind in COMMUNICATION for execution in self.executions])[
+            self.operations.action[parts]
+        ]
+        computes = (self.role[parts] == _Role.COMPUTES) != carries  # a phase that carries is what it sends
+        main = computes & ~carries & (self.operations.stream[parts] == self.compute_stream)
+        has_main, has_any = (_any(group, rows, groups) for rows in (main, computes))
+        bounds: NDArray[np.bool_] = np.where(has_main[group], main, np.where(has_any[group], computes, True))
+        return bounds
+
+    def _with_collectives(
+        self, action: Int64s, low: Int64s, high: Int64s, last: Int64s, main: NDArray[np.bool_]
+    ) -> Int64s:
+        """Return the ends, with the collectives that the next action's computation waits for."""
+        passes = np.array([self.executions[number].action.kind in PASSES for number in action.tolist()]) & main
+        order = np.flatnonzero(passes)[np.argsort(low[passes], kind="stable")]
+        until = high.copy()
+        until[order] = np.append(low[order][1:], _LATEST)
+        extended: Int64s = np.maximum(high, np.minimum(last, until))
+        return extended
+
+    def ends(self) -> Iterator[MessageEnd]:
+        """Yield the ends of messages."""
+        for position in np.flatnonzero(self.role == _Role.MESSAGE).tolist():
+            number = int(self.operations.action[position])
+            around = self.executions[number].action if number >= 0 else None
+            payloads = [one for one in self.operations.payloads.get(position, ()) if one.is_message]
+            if not payloads and around is not None:
+                yield self._end(position, sends=around.kind in SENDS, action=around)
+            for payload in payloads:
+                sends = payload.operation == "send"
+                fits = around is not None and around.kind in COMMUNICATION and (around.kind in SENDS) == sends
+                action = payload.action or (around if fits else None)
+                yield self._end(position, sends=sends, action=action, payload=payload)
+
+    def _end(
+        self, position: int, *, sends: bool, action: Action | None, payload: Payload | None = None
+    ) -> MessageEnd:
+        operations = self.operations
+        return MessageEnd(
+            sends=sends, action=action, posted_ns=int(operations.launch_ns[position]),
+            peer=payload.peer if payload else -1, size_bytes=payload.size_bytes if payload else 0,
+            start_ns=int(operations.start_ns[position]), end_ns=int(operations.end_ns[position]),
+            stream=int(operations.stream[position]),
+        )  # fmt: skip
+
+    def reductions(self) -> list[Execution]:
+        """Return what runs over data-parallel replicas; its stage is the one last worked on."""
+        reductions = []
+        stages = [(one.start_ns, one.action.stage) for one in self.executions if one.action.kind in PASSES]
+        starts = [start for start, _ in stages]
+        for position in np.flatnonzero(self.role == _Role.REPLICAS).tolist():
+            launch = int(self.operations.launch_ns[position])
+            before = int(np.searchsorted(starts, launch, side="right")) - 1
+            if not stages or launch < 0:
+                self.role[position] = _Role.NONE
+                continue
+            (payload, *_) = self.operations.payloads[position]
+            kind = Kind.UNSHARD if _GATHERS.search(payload.operation) else Kind.REDUCE_GRAD
+            start, end = int(self.operations.start_ns[position]), int(self.operations.end_ns[position])
+            reductions.append(Execution(
+                action=Action(kind=kind, stage=stages[max(before, 0)][1]), start_ns=launch, end_ns=launch,
+                gpu=GpuSpan(start_ns=start, end_ns=end, launch_ns=launch, computes=False),
+            ))  # fmt: skip
+        return reductions
+
+    def unattributed(self) -> list[Unattributed]:
+        """Return what belongs to no action, by name."""
+        operations = self.operations
+        rows = np.flatnonzero(self.role == _Role.NONE)
+        names, count, total = totals(operations.name[rows], (operations.end_ns - operations.start_ns)[rows])
+        return [
+            Unattributed(rank=-1, what=operations.names[name], count=times, total_ns=time)
+            for name, times, time in zip(names.tolist(), count.tolist(), total.tolist(), strict=True)
+        ]
+
+
+def _any(group: Int64s, chosen: NDArray[np.bool_], groups: int) -> NDArray[np.bool_]:
+    """Return of each group whether any of it is chosen."""
+    some: NDArray[np.bool_] = np.bincount(group[chosen], minlength=groups) > 0
+    return some
+
+
+def compute_stream(operations: Operations) -> int:
+    """Return the stream that computes the longest."""
+    rows = np.flatnonzero(~operations.communicates)
+    streams, _, busy = totals(operations.stream[rows], (operations.end_ns - operations.start_ns)[rows])
+    return int(streams[int(np.argmax(busy))]) if streams.size else -1
+
+
+def _is_over_replicas(payload: Payload) -> bool:
+    operation = payload.operation
+    return bool(_DATA.search(payload.group) and (_GATHERS.search(operation) or _REDUCES.search(operation)))
+
+
+def covered_ns(group: Int64s, start_ns: Int64s, end_ns: Int64s, groups: int) -> Int64s:
+    """Return the length of each group's union, shape (groups,).
+
+    Args:
+        group: each interval's group, ascending.
+        start_ns: starts, ascending within a group.
+        end_ns: ends.
+        groups: how many groups there are.
+
+    >>> covered_ns(np.array([0, 0, 1]), np.array([0, 2, 5]), np.array([3, 4, 6]), 2).tolist()
+    [4, 1]
+    """
+    total = np.zeros(groups, dtype=np.int64)
+    if not group.size:
+        return total
+    zero = np.zeros(groups, dtype=np.int64)
+    first = np.flatnonzero(np.diff(group, prepend=-1))
+    zero[group[first]] = start_ns[first]
+    # One axis for all groups, each beyond the longest before it, so that one running maximum serves them all.
+    room = int((end_ns - zero[group]).max()) + 1
+    begin, end = start_ns - zero[group] + group * room, end_ns - zero[group] + group * room
+    reached = np.maximum.accumulate(end)
+    before = np.concatenate([begin[:1], reached[:-1]])
+    np.add.at(total, group, np.maximum(end - np.maximum(begin, before), 0))
+    return total
+
+
+def totals(key: NDArray[Any], amount: Int64s) -> tuple[NDArray[Any], Int64s, Int64s]:
+    """Return the keys, each once and ascending, how often each comes and its amount in sum.
+
+    >>> [column.tolist() for column in totals(np.array([7, 3, 7]), np.array([1, 2, 3]))]
+    [[3, 7], [1, 2], [2, 4]]
+    """
+    keys, group = np.unique(key, return_inverse=True)
+    total = np.zeros(keys.size, dtype=np.int64)
+    np.add.at(total, group, amount)
+    return keys, np.bincount(group, minlength=keys.size), total
+
+
+def uncovered_ns(span: tuple[int, int], others: Sequence[tuple[int, int]]) -> int:
+    """Return for how long nothing else ran within a span.
+
+    >>> uncovered_ns((0, 10), [(-2, 3), (2, 4), (8, 12)])
+    4
+    """
+    alone, reached = 0, span[0]
+    for start, end in sorted(others):
+        alone += max(min(start, span[1]) - reached, 0)
+        reached = max(reached, min(end, span[1]))
+    return alone + span[1] - reached
+
+
+def window_around(windows: Sequence[tuple[int, int]], at_ns: Sequence[int]) -> Int64s:
+    """Return the last window that starts before each instant where it ends behind it, else -1.
+
+    Args:
+        windows: starts and ends, by start.
+        at_ns: instants.
+
+    >>> window_around([(0, 4), (5, 9)], [0, 4, 7, 10]).tolist()
+    [0, 0, 1, -1]
+    """
+    starts, ends = np.array(windows, dtype=np.int64).reshape(-1, 2).T
+    instants = np.array(at_ns, dtype=np.int64)
+    around = np.searchsorted(starts, instants, side="right") - 1
+    inside: Int64s = np.where((around >= 0) & (instants <= ends[around]), around, -1)
+    return inside

@@ -1,1 +1,0 @@
-"""Forwards and backwards of recordings in which no annotation names an action."""

@@ -1,0 +1,194 @@
+"""Measured steps with their summaries."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.plugin import COMMUNICATION, COMPUTE, ConfigError, Measurement, Occupied, Replica, Summary, TraceError
+from pptrace_profilers.action_inference import infer
+from pptrace_profilers.alignment import align
+from pptrace_profilers.gpu_spans import covered_ns, totals
+from pptrace_profilers.pipelines import numbers_of, one_pipeline, whole_pipelines
+from pptrace_profilers.timeline_assembly import assemble
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from pptrace.plugin import ImportRequest
+    from pptrace_profilers.recording import Operations, Recording
+
+__all__ = ["measure_recordings", "without_actions"]
+
+
+def measure_recordings(
+    recordings: Sequence[Recording], request: ImportRequest, notes: Sequence[str] = ()
+) -> Measurement:
+    """Bring recordings of any profiler together; without any action there are summaries only.
+
+    Raises:
+        TraceError: they are no pipeline's.
+        ConfigError: a layout or replica that cannot be.
+    """
+    if request.every_replica:
+        return _with_replicas(recordings, request, notes)
+    pipeline, assumed = one_pipeline(recordings, request.layout, request.replica)
+    acts = any(one.action.kind not in COMMUNICATION for recording in pipeline for one in recording.executions)
+    inferred = ""
+    if not acts:
+        pipeline, inferred = infer(pipeline)
+        acts = any(recording.executions for recording in pipeline)
+    numbers, ranks = numbers_of(pipeline, recordings, request.layout)
+    try:
+        measurement = assemble(pipeline, numbers) if acts else without_actions(pipeline)
+    except TraceError as error:
+        if error.file:
+            raise
+        path = pipeline[0].path
+        raise TraceError(str(error), file=path if len(pipeline) == 1 else path.parent) from error
+    overlaps = [note for recording in pipeline for note in _overlaps(recording)]
+    inference = [inferred] if inferred else []
+    return replace(
+        measurement,
+        notes=(*notes, *assumed, *inference, *overlaps, *_memory(pipeline), *measurement.notes),
+        numbers=numbers,
+        ranks=ranks,
+    )
+
+
+def _with_replicas(recordings: Sequence[Recording], request: ImportRequest, notes: Sequence[str]) -> Measurement:
+    """Return the measurement of one pipeline with the steps of all; one that cannot be read is noted."""
+    asked = replace(request, every_replica=False)
+    measured = measure_recordings(recordings, asked, notes)
+    pipelines = whole_pipelines(recordings, request.layout)
+    if len(pipelines) == 1 or not measured.steps:
+        return measured
+    replicas, unread = [], []
+    for name, ranks in pipelines.items():
+        try:
+            steps = measure_recordings(recordings, replace(asked, replica=name)).steps
+        except (ConfigError, TraceError) as error:
+            unread.append(f"replica {name} is not compared: {error}")
+            continue
+        replicas.append(Replica(name=name, ranks=ranks, steps=steps))
+    return replace(measured, replicas=tuple(replicas), notes=(*measured.notes, *unread))
+
+
+def _memory(pipeline: Sequence[Recording]) -> Iterator[str]:
+    """Yield what was allocated at most on each rank's GPU, where that was recorded."""
+    allocated = [recording.allocated_bytes for recording in pipeline]
+    if any(allocated):
+        sizes = ", ".join(f"{size / 2**30:.1f}" for size in allocated)
+        yield f"most memory that PyTorch had allocated on the ranks' GPUs: {sizes} GiB"
+
+
+def _overlaps(recording: Recording) -> Iterator[str]:
+    """Yield how many computations of a rank's host begin before another one has ended."""
+    until, first, count = -(2**63), "", 0
+    for execution in recording.executions:
+        if execution.action.kind in COMPUTE and execution.gpu is None:
+            if until > execution.start_ns:
+                first = first or str(execution.action)
+                count += 1
+            until = max(until, execution.end_ns)
+    if count:
+        yield (
+            f"{recording.path.name}: {count:,} actions begin before another has ended, {first} first: "
+            "they are taken to begin where it ends"
+        )
+
+
+def without_actions(recordings: Sequence[Recording]) -> Measurement:
+    """Return a measurement of no steps.
+
+    Args:
+        recordings: one per pipeline rank, in their order; peers of their messages are pipeline ranks.
+
+    Raises:
+        TraceError: there is neither an operation nor a message.
+    """
+    summaries = [one for rank, recording in enumerate(recordings) for one in _of_rank(rank, recording)]
+    if not summaries:
+        message = "holds no action of a pipeline, no operation of a GPU and no message"
+        raise TraceError(message, file=recordings[0].path)
+    notes = dict.fromkeys(note for recording in recordings for note in recording.notes)
+    return Measurement(
+        steps=(),
+        clocks=tuple(align(len(recordings), list(_transfers(recordings)))),
+        summaries=tuple(summaries),
+        occupied=tuple(
+            _occupied(rank, recording.operations)
+            for rank, recording in enumerate(recordings)
+            if recording.operations is not None and recording.operations.name.size
+        ),
+        notes=(*notes, "no action of a pipeline was found: communication and computation are summed by name"),
+    )
+
+
+def _transfers(recordings: Sequence[Recording]) -> Iterator[tuple[int, int, int, int]]:
+    """Yield sender, receiver, when it was sent and when it was there, in order between two ranks.
+
+    Where one side has fewer, nobody knows which are missing: none of the two ranks' messages count.
+    """
+    for source, sender in enumerate(recordings):
+        for target, receiver in enumerate(recordings):
+            sent = [end.start_ns for end in sender.ends if end.sends and end.peer == target]
+            received = [end.end_ns for end in receiver.ends if not end.sends and end.peer == source]
+            if len(sent) == len(received):
+                yield from ((source, target, *times) for times in zip(sent, received, strict=True))
+
+
+def _of_rank(rank: int, recording: Recording) -> list[Summary]:
+    operations = recording.operations
+    summaries = [] if operations is None else _of_operations(rank, operations)
+    return sorted([*summaries, *_of_messages(rank, recording)], key=lambda one: (-one.total_ns, one.what))
+
+
+def _of_operations(rank: int, operations: Operations) -> list[Summary]:
+    sizes = np.zeros(operations.name.size, dtype=np.int64)
+    for position, payloads in operations.payloads.items():
+        sizes[position] = sum(payload.size_bytes for payload in payloads)
+    key = operations.name * 2 + operations.communicates
+    keys, count, total = totals(key, operations.end_ns - operations.start_ns)
+    columns = (keys, count, total, totals(key, sizes)[2])
+    return [
+        Summary(
+            rank=rank, what=operations.names[name // 2], communicates=bool(name % 2),
+            count=times, total_ns=time, size_bytes=size,
+        )
+        for name, times, time, size in zip(*(column.tolist() for column in columns), strict=True)
+    ]  # fmt: skip
+
+
+def _occupied(rank: int, operations: Operations) -> Occupied:
+    order = np.argsort(operations.start_ns, kind="stable")
+    start, end = operations.start_ns[order], operations.end_ns[order]
+    computes = ~operations.communicates[order]
+
+    def union(chosen: NDArray[np.bool_]) -> int:
+        return int(covered_ns(np.zeros(int(chosen.sum()), dtype=np.int64), start[chosen], end[chosen], 1)[0])
+
+    computing, busy = union(computes), union(np.ones_like(computes))
+    return Occupied(
+        rank=rank, computing_ns=computing, exposed_ns=busy - computing,
+        idle_ns=int(end.max() - start.min()) - busy,
+    )  # fmt: skip
+
+
+def _of_messages(rank: int, recording: Recording) -> Iterator[Summary]:
+    """Yield what the host's own messages amount to; those of GPU operations are counted as operations."""
+    operations = recording.operations
+    times = () if operations is None else (operations.start_ns.tolist(), operations.end_ns.tolist())
+    counted = set(zip(*times, strict=True))
+    for sends, what in ((True, "send"), (False, "receive")):
+        ends = [end for end in recording.ends if end.sends == sends and (end.start_ns, end.end_ns) not in counted]
+        if ends:
+            yield Summary(
+                rank=rank, what=what, communicates=True, count=len(ends),
+                total_ns=sum(end.end_ns - end.start_ns for end in ends),
+                size_bytes=sum(end.size_bytes for end in ends),
+            )  # fmt: skip

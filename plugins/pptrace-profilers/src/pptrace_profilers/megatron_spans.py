@@ -1,0 +1,336 @@
+"""Spans of Megatron-LM, exported by OpenTelemetry.
+
+Source: Megatron-LM, docs/user-guide/observability and the decorated functions (``forward_step``,
+``backward_step``, ``P2PCommunicator``). A span is around a call of the host. Microbatches are numbered by
+attributes where there are any, else in the order of their forwards and backwards, which plain 1F1B keeps. The
+calls of a pipeline's steady state, which send and receive at once, have no spans: they are taken to last from one
+computation to the next.
+
+Sources: opentelemetry-sdk's ``ReadableSpan.to_json`` (what its console exporter writes, NeMo Lens one span per
+line), the OTLP/JSON encoding (what the collector's file exporter writes), and the line that NeMo Lens' page on
+backends writes by an exporter of one's own. Lines of the program itself and of metrics may stand between.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from pptrace.plugin import Action, Kind, TraceError, Unattributed, check_events, message_kind, open_unpacked
+from pptrace_profilers.event_builder import whole
+from pptrace_profilers.gpu_spans import window_around
+from pptrace_profilers.recording import MOST_RANKS, NO_STAGE, Execution, MessageEnd, Recording, read_files
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+__all__ = ["Span", "SpanFile", "read_megatron", "read_spans"]
+
+_PREFIX = "megatron."
+_STEPS = ("megatron.train.iteration", "megatron.train_step")
+"""The step's span, as Megatron-LM's code and as its documentation name it."""
+_ACTIONS = {"megatron.microbatch.forward": Kind.F, "megatron.microbatch.backward": Kind.B}
+_MESSAGE = re.compile(r"megatron\.p2p\.(send|recv)_(forward|backward)")
+_OTHER_WORK = re.compile(r"megatron\.(?:grad_sync|activation|optimizer)")
+_NUMBERS = ("megatron.microbatch_id", "dl.microbatch_id")
+_IN_NAME = re.compile(r"rank[-_]?(\d+)", re.IGNORECASE)
+_GROUPS = "MEGATRON_OTEL_SPAN_GROUPS=step,microbatch,communication"
+
+
+def read_megatron(paths: Sequence[Path]) -> tuple[list[Recording], str, list[str]]:
+    """Read a job's files, each of one rank, of several, or of a part of the time.
+
+    Returns:
+        The recordings by rank, the job's layout where its spans say it (else none), and notes.
+
+    Raises:
+        TraceError: no file can be read, or they hold no span of a step or of a microbatch.
+    """
+    files, notes = read_files(paths, lambda path: read_spans(path, _PREFIX))
+    by_rank: dict[int, list[Span]] = defaultdict(list)
+    origin: dict[int, Path] = {}
+    for path, file in files.items():
+        if file.untimed:
+            notes.append(f"{path.name}: {file.untimed:,} spans have no time, or one that cannot be: left out")
+        for span in file.spans:
+            rank = _rank(span.resource, path)
+            by_rank[rank].append(span)
+            origin.setdefault(rank, path)
+    names = {span.name for spans in by_rank.values() for span in spans}
+    for wanted, what in ((_STEPS, "a step"), (_ACTIONS, "a microbatch")):
+        if names.isdisjoint(wanted):
+            raise TraceError(f"has no span of {what}: Megatron-LM writes them with {_GROUPS}", file=paths[0])
+    sizes = dict(_sizes(next(iter(by_rank.values()))[0].resource))
+    if not sizes and set(by_rank) == set(range(len(by_rank))):
+        sizes = dict.fromkeys(("pp", "world"), len(by_rank))
+    layout, world = _layout(sizes, by_rank), sizes.get("world", 0)
+    if not world:
+        notes.append("spans do not say how many ranks the job has: --layout pp=4 does, of a pipeline of four")
+    if len(by_rank) < world:
+        notes.append(
+            f"spans of {len(by_rank)} of {world} ranks: Megatron-LM writes those of its last rank alone unless "
+            "MEGATRON_OTEL_RANK_STRATEGY=all_ranks"
+        )
+    each = world // sizes.get("pp", 1)
+    recordings = [
+        _recording(origin[rank], rank, by_rank[rank], rank // each if layout else NO_STAGE, sizes.get("pp", 1))
+        for rank in sorted(by_rank)
+    ]
+    return recordings, layout, notes
+
+
+def _layout(sizes: Mapping[str, int], ranks: Collection[int]) -> str:
+    """Return a job's sizes where its spans say them; ranks count as Megatron-LM does, stages last."""
+    world, known = sizes.get("world", 0), {axis: sizes.get(axis, 1) for axis in ("pp", "tp", "dp")}
+    each = known["pp"] * known["tp"] * known["dp"]
+    if not world or world % each or not all(0 <= rank < world for rank in ranks):
+        return ""
+    return ",".join(f"{axis}={size}" for axis, size in {**known, "cp": world // each}.items())
+
+
+def _sizes(resource: Mapping[str, object]) -> Iterator[tuple[str, int]]:
+    for axis, name in (
+        ("pp", "dl.pipeline_parallel.size"), ("tp", "dl.tensor_parallel.size"), ("dp", "dl.data_parallel.size"),
+        ("world", "dl.world_size"),
+    ):  # fmt: skip
+        size = whole(resource.get(name), 0)
+        if 0 < size < MOST_RANKS:
+            yield axis, size
+
+
+def _rank(resource: Mapping[str, object], path: Path) -> int:
+    """Return a span's global rank, -1 where neither its process nor the file's name says."""
+    rank = whole(resource.get("dl.rank"), -1)
+    named = _IN_NAME.search(str(resource.get("service.instance.id", ""))) or _IN_NAME.search(path.name)
+    rank = rank if rank >= 0 else int(named[1]) if named else -1
+    return rank if rank < MOST_RANKS else -1
+
+
+def _recording(path: Path, rank: int, spans: Sequence[Span], stage: int, stages: int) -> Recording:
+    spans = sorted(spans, key=lambda one: (one.start_ns, -one.end_ns))
+    steps = [one for one in spans if one.name in _STEPS]
+    windows = tuple(
+        (f"step {whole(one.attributes.get('megatron.iteration'), number)}", one.start_ns, one.end_ns)
+        for number, one in enumerate(steps)
+    )
+    acting = [one for one in spans if one.name in _ACTIONS or _MESSAGE.fullmatch(one.name)]
+    around = [(start, end) for _, start, end in windows]
+    at = window_around(around, [one.start_ns for one in acting]).tolist() if around else [-1] * len(acting)
+    executions: list[Execution] = []
+    ends: list[MessageEnd] = []
+    for step in range(len(windows)):
+        own = [one for one, number in zip(acting, at, strict=True) if number == step]
+        found = _executions(own, stage)
+        executions += found
+        ends += _ends(own, found, stages) if stage != NO_STAGE else ()
+    outside = sum(number < 0 for number in at)
+    sums = Counter[str]()
+    for one in spans:
+        if _OTHER_WORK.match(one.name):
+            sums[one.name] += one.end_ns - one.start_ns
+    counts = Counter(one.name for one in spans)
+    return Recording(
+        path=path, rank=rank, world=whole(spans[0].resource.get("dl.world_size"), 0), windows=windows,
+        executions=tuple(executions), ends=tuple(ends),
+        notes=(f"rank {rank}: {outside:,} spans outside of all steps: left out",) if outside else (),
+        unattributed=tuple(
+            Unattributed(rank=max(rank, 0), what=name, count=counts[name], total_ns=total)
+            for name, total in sums.items()
+        ),
+    )  # fmt: skip
+
+
+def _executions(spans: Sequence[Span], stage: int) -> list[Execution]:
+    """Return a step's computations; those without a number are counted, forwards and backwards apart."""
+    counted: Counter[Kind] = Counter()
+    found = []
+    for span in spans:
+        kind = _ACTIONS.get(span.name)
+        if kind is None:
+            continue
+        said = next((whole(span.attributes[name], -1) for name in _NUMBERS if name in span.attributes), -1)
+        action = Action(kind=kind, stage=stage, microbatch=said if said >= 0 else counted[kind])
+        found.append(Execution(action=action, start_ns=span.start_ns, end_ns=span.end_ns))
+        counted[kind] += 1
+    return found
+
+
+def _ends(spans: Sequence[Span], executions: Sequence[Execution], stages: int) -> Iterator[MessageEnd]:
+    """Yield ends of messages: a receive feeds the next computation of its direction, a send follows the last."""
+    named = set()
+    for span in spans:
+        match = _MESSAGE.fullmatch(span.name)
+        if match is None:
+            continue
+        sends, kind = match[1] == "send", Kind.F if match[2] == "forward" else Kind.B
+        alike = [one for one in executions if one.action.kind is kind]
+        if sends:
+            fitting = [one for one in alike if one.end_ns <= span.start_ns][-1:]
+        else:
+            fitting = [one for one in alike if one.start_ns >= span.end_ns][:1]
+        for one in fitting:
+            named.add((sends, one.action))
+            yield _end(one.action, span.start_ns, span.end_ns, sends=sends)
+    for at, one in enumerate(executions):
+        before = executions[at - 1].end_ns if at else one.start_ns
+        after = executions[at + 1].start_ns if at + 1 < len(executions) else one.end_ns
+        ahead = 1 if one.action.kind is Kind.F else -1
+        if 0 <= one.action.stage - ahead < stages and (False, one.action) not in named:
+            yield _end(one.action, min(before, one.start_ns), one.start_ns, sends=False)
+        if 0 <= one.action.stage + ahead < stages and (True, one.action) not in named:
+            yield _end(one.action, one.end_ns, max(after, one.end_ns), sends=True)
+
+
+def _end(computed: Action, start_ns: int, end_ns: int, *, sends: bool) -> MessageEnd:
+    """Return the end of a message that feeds a computation, or that it leaves."""
+    kind = message_kind(sends=sends, forward=computed.kind is Kind.F)
+    return MessageEnd(
+        sends=sends, peer=-1, start_ns=start_ns, end_ns=end_ns, size_bytes=0, action=replace(computed, kind=kind)
+    )
+
+
+_LONGEST_LINE = 16 << 20
+_BATCH = 1 << 12
+"""Lines between two looks at how many there are."""
+_LATEST_NS = 2**62
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_DECODER = msgspec.json.Decoder(dict[str, Any])
+_VALUES = ("intValue", "stringValue", "doubleValue", "boolValue")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One span."""
+
+    name: str
+    """Its name."""
+    start_ns: int
+    """When it started, since the Unix epoch."""
+    end_ns: int
+    """When it ended."""
+    attributes: Mapping[str, Any]
+    """Its own attributes."""
+    resource: Mapping[str, Any]
+    """Those of its process; empty where the line does not say."""
+
+
+@dataclass(slots=True)
+class SpanFile:
+    """What a file holds."""
+
+    spans: list[Span]
+    """Spans whose names begin as wanted."""
+    untimed: int = 0
+    """Such spans without times, or with times that cannot be."""
+    others: int = 0
+    """Lines that are no JSON."""
+
+
+def read_spans(path: Path, prefix: str) -> SpanFile:
+    """Read the spans of a file whose names begin with ``prefix``.
+
+    Raises:
+        TraceError: it cannot be read, or holds more spans than may be held.
+    """
+    found = SpanFile([])
+    for text in _objects(path):
+        try:
+            record = _DECODER.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            found.others += 1
+            continue
+        for fields, resource in _spans(record):
+            if not str(fields.get("name", "")).startswith(prefix):
+                continue
+            span = _span(fields, resource)
+            if span is None:
+                found.untimed += 1
+                continue
+            found.spans.append(span)
+            check_events(len(found.spans), path)
+    return found
+
+
+def _objects(path: Path) -> Iterator[bytes]:
+    """Yield what may be an object: a line, or the lines from one that opens a brace to one that closes it."""
+    parts: list[bytes] = []
+    held = 0
+    with open_unpacked(path) as file:
+        for number in count(1):
+            line = file.readline(_LONGEST_LINE + 1)
+            if not line:
+                return
+            if number % _BATCH == 0:
+                file.expect(number, (b"\n",))
+            held += len(line)
+            if held > _LONGEST_LINE:
+                raise TraceError(f"has a line, or an object, of more than {_LONGEST_LINE >> 20} MiB", file=path)
+            if parts or line.rstrip() == b"{":
+                parts.append(line)
+                if not line.startswith(b"}"):
+                    continue
+                line = b"".join(parts)
+            if line.strip():
+                yield line
+            parts, held = [], 0
+
+
+def _spans(record: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Yield the spans of a line with the attributes of their process."""
+    if "resourceSpans" not in record:
+        resource = record.get("resource")
+        yield record, _mapping(resource.get("attributes") if isinstance(resource, dict) else None)
+        return
+    for process in _list(record["resourceSpans"]):
+        own = process.get("resource")
+        resource = _mapping(own.get("attributes") if isinstance(own, dict) else None)
+        for scope in _list(process.get("scopeSpans")):
+            yield from ((span, resource) for span in _list(scope.get("spans")))
+
+
+def _list(value: object) -> list[dict[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    """Return attributes, which OTLP writes as a list of keys and typed values."""
+    if isinstance(value, dict):
+        return value
+    return {str(one.get("key")): _plain(one.get("value")) for one in _list(value)}
+
+
+def _plain(value: object) -> Any:
+    if not isinstance(value, dict):
+        return None
+    return next((value[name] for name in _VALUES if name in value), None)
+
+
+def _span(fields: Mapping[str, Any], resource: Mapping[str, Any]) -> Span | None:
+    start = _time(fields, "start_time", "start_time_unix_nano", "startTimeUnixNano")
+    end = _time(fields, "end_time", "end_time_unix_nano", "endTimeUnixNano")
+    if not 0 < start <= end:
+        return None
+    return Span(
+        name=str(fields["name"]), start_ns=start, end_ns=end, attributes=_mapping(fields.get("attributes")),
+        resource=resource,
+    )  # fmt: skip
+
+
+def _time(fields: Mapping[str, Any], *names: str) -> int:
+    """Return nanoseconds since the epoch, 0 for what is no time."""
+    value = next((fields[name] for name in names if name in fields), None)
+    try:
+        if isinstance(value, str) and not value.isdecimal():
+            since = datetime.fromisoformat(value) - _EPOCH
+            return (since.days * 86_400 + since.seconds) * 10**9 + since.microseconds * 1_000
+        at = int(value) if isinstance(value, (int, str)) else 0
+    except (ValueError, TypeError):
+        return 0
+    return at if at < _LATEST_NS else 0

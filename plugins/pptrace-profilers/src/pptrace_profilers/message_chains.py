@@ -1,0 +1,383 @@
+"""Chains of messages between passes.
+
+A microbatch is a chain of forwards over all stages. A message links the forward that it leaves behind to the
+forward that waited for it; where a rank hands over to itself, its forwards that receive nothing follow, in order,
+those that send nothing. The place in its chain is a forward's stage, and chains are counted by when they begin.
+Gradients take the same ways back, and say how far that is right: they were linked by themselves.
+
+A host that waits for its messages says by that which action takes which. A GPU's kernels do not.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from pptrace_profilers.pass_runs import Run
+    from pptrace_profilers.recording import MessageEnd
+
+__all__ = [
+    "NOBODY",
+    "Chained",
+    "Input",
+    "Known",
+    "Messages",
+    "Part",
+    "alike",
+    "chained",
+    "messages_of",
+    "second_passes",
+]
+
+_Node = tuple[int, int]
+"""A forward: its rank, and its number there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one rank did in one step."""
+
+    runs: Sequence[Run]
+    """Its runs by time."""
+    ends: Sequence[MessageEnd]
+    """Its ends of messages by time; peers are numbers of ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chained:
+    """A step's forwards, put in their places."""
+
+    places: Mapping[_Node, tuple[int, int]]
+    """Stage and microbatch of each forward."""
+    shares: Mapping[str, tuple[int, int]]
+    """What speaks for it: of how many things how many fit, by what they are."""
+    route: tuple[int, ...]
+    """The rank of each stage."""
+
+
+@dataclass(slots=True)
+class _Links:
+    """Which run's output goes to which run."""
+
+    next_of: dict[_Node, _Node] = field(default_factory=dict)
+    """By forward, the one that its output went to."""
+    back_of: dict[_Node, _Node] = field(default_factory=dict)
+    """By forward, the one that its gradient went to."""
+    messages: int = 0
+    """Messages that are there, at either end."""
+    linked: int = 0
+    """Those of which both ends belong to runs of one direction."""
+
+
+def chained(parts: Sequence[Part]) -> Chained:
+    """Put one step's forwards in their places, one part per rank."""
+    links = _linked(parts)
+    forwards = _nodes(parts, links.next_of, forward=True)
+    chains = list(_chains(forwards, _with_own(links.next_of, forwards)))
+    routes = Counter(_route(chain) for chain in chains)
+    # Of routes that are as common the longest counts: what was cut short is none.
+    route = max(routes, key=lambda way: (routes[way] * len(way), len(way)), default=())
+    whole = [chain for chain in chains if _route(chain) == route]
+    places = {node: (stage, number) for number, chain in enumerate(whole) for stage, node in enumerate(chain)}
+    held = [route.count(rank) for rank in range(len(parts))]
+    return Chained(
+        places=places, route=route,
+        shares={
+            "of the messages lie between two actions": (2 * links.linked, links.messages),
+            "of the forwards pass through all stages": (len(places), sum(map(len, forwards.values()))),
+            "of the gradients go back as their forwards came": _returned(parts, links.back_of, whole),
+            "of the ranks hold as many stages as others": (held.count(max(held)), len(held)),
+            "of the forwards are like others of their stage": alike(parts, places),
+            "of the forwards begin in the order of microbatches": _ordered(parts, places, len(route)),
+        },
+    )  # fmt: skip
+
+
+def _route(chain: Sequence[_Node]) -> tuple[int, ...]:
+    """Return the ranks that a chain passes."""
+    return tuple(rank for rank, _ in chain)
+
+
+def _returned(
+    parts: Sequence[Part], back_of: Mapping[_Node, _Node], chains: Sequence[Sequence[_Node]]
+) -> tuple[int, int]:
+    """Return how many gradients go back to the forward before in their chain, of how many."""
+    with_own = _with_own(back_of, _nodes(parts, back_of, forward=False))
+    backwards = {
+        (rank, run.forward_number) for rank, part in enumerate(parts) for run in part.runs if not run.forward
+    }
+    links = [(a, b) for chain in chains for a, b in pairwise(chain) if b in backwards]
+    return sum(with_own.get(b) == a for a, b in links), max(len(links), 1)
+
+
+def _linked(parts: Sequence[Part]) -> _Links:
+    """Link runs by their messages: between two ranks those arrive in the order in which they left."""
+    links = _Links(messages=sum(len(part.ends) for part in parts))
+    second = [second_passes(part.runs) for part in parts]
+    taken: list[set[int]] = [set() for _ in parts]
+    made: list[set[int]] = [set() for _ in parts]
+    messages = [
+        (receive.end_ns, source, target, send, receive)
+        for source, part in enumerate(parts)
+        for target, other in enumerate(parts)
+        for send, receive in zip(
+            [end for end in part.ends if end.sends and end.peer == target],
+            [end for end in other.ends if not end.sends and end.peer == source],
+            strict=False,
+        )
+    ]
+    for _, source, target, send, receive in sorted(messages, key=lambda message: message[:3]):
+        taker = _taker(parts[target].runs, receive, taken[target] | second[target])
+        if taker < 0:
+            continue
+        run = parts[target].runs[taker]
+        maker = _maker(parts[source].runs, send, made[source] | second[source], forward=run.forward)
+        if maker < 0:
+            continue
+        taken[target].add(taker)
+        made[source].add(maker)
+        links.linked += 1
+        a, b = (source, parts[source].runs[maker].forward_number), (target, run.forward_number)
+        (links.next_of if run.forward else links.back_of)[a] = b
+    return links
+
+
+def second_passes(runs: Sequence[Run]) -> set[int]:
+    """Return which backwards are weight gradients: the second through the same forward, which take no message."""
+    seen: set[int] = set()
+    second = set()
+    for number, run in enumerate(runs):
+        if not run.forward:
+            if run.forward_number in seen:
+                second.add(number)
+            seen.add(run.forward_number)
+    return second
+
+
+def _taker(runs: Sequence[Run], receive: MessageEnd, others: set[int]) -> int:
+    """Return the first run behind a wait that has no message yet; -1 where there is none."""
+    first = int(np.searchsorted([run.start_ns for run in runs], receive.end_ns))
+    return next((number for number in range(first, len(runs)) if number not in others), -1)
+
+
+def _maker(runs: Sequence[Run], send: MessageEnd, others: set[int], *, forward: bool) -> int:
+    """Return the last run of a direction before a post whose output has not left; -1 where there is none."""
+    last = int(np.searchsorted([run.start_ns for run in runs], send.host_ns)) - 1
+    return next(
+        (number for number in range(last, -1, -1) if number not in others and runs[number].forward == forward), -1
+    )
+
+
+def _nodes(parts: Sequence[Part], next_of: Mapping[_Node, _Node], *, forward: bool) -> dict[int, list[_Timed]]:
+    """Return each rank's forwards, or first backwards, by time."""
+    has_input = set(next_of.values())
+    nodes: dict[int, list[_Timed]] = defaultdict(list)
+    for rank, part in enumerate(parts):
+        second = second_passes(part.runs)
+        for number, run in enumerate(part.runs):
+            if run.forward == forward and number not in second:
+                node = (rank, run.forward_number)
+                nodes[rank].append(_Timed(
+                    node=node, start_ns=run.start_ns, end_ns=run.end_ns,
+                    receives=node in has_input, sends=node in next_of,
+                ))  # fmt: skip
+    return nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Timed:
+    """A run of one direction, and whether messages came and left."""
+
+    node: _Node
+    start_ns: int
+    end_ns: int
+    receives: bool
+    sends: bool
+
+
+def _with_own(next_of: Mapping[_Node, _Node], nodes: Mapping[int, Sequence[_Timed]]) -> dict[_Node, _Node]:
+    """Add what ranks hand over to themselves: what sends nothing before what receives nothing, in order."""
+    links = dict(next_of)
+    for timed in nodes.values():
+        given = [one for one in timed if not one.sends and one.receives]
+        taken = [one for one in timed if not one.receives and one.sends]
+        pairs = list(zip(given, taken, strict=False))
+        if len(given) == len(taken) and all(a.end_ns <= b.start_ns for a, b in pairs):
+            links |= {a.node: b.node for a, b in pairs}
+    return links
+
+
+def _chains(nodes: Mapping[int, Sequence[_Timed]], next_of: Mapping[_Node, _Node]) -> Iterator[tuple[_Node, ...]]:
+    """Yield the chains by when they begin."""
+    later = set(next_of.values())
+    begins = sorted((one.start_ns, one.node) for timed in nodes.values() for one in timed if one.node not in later)
+    for _, begin in begins:
+        chain = [begin]
+        while chain[-1] in next_of:  # each node is in one link at most at either end: no circle is reached
+            chain.append(next_of[chain[-1]])
+        yield tuple(chain)
+
+
+def alike(parts: Sequence[Part], places: Mapping[_Node, tuple[int, int]]) -> tuple[int, int]:
+    """Return how many forwards consist of the same operations as most of their stage's, of how many."""
+    forms: dict[int, Counter[tuple[str, ...]]] = defaultdict(Counter)
+    for rank, part in enumerate(parts):
+        for run in part.runs:
+            place = places.get((rank, run.forward_number)) if run.forward else None
+            if place is not None:
+                forms[place[0]][run.operations] += 1
+    return sum(max(form.values()) for form in forms.values()), max(sum(form.total() for form in forms.values()), 1)
+
+
+def _ordered(parts: Sequence[Part], places: Mapping[_Node, tuple[int, int]], stages: int) -> tuple[int, int]:
+    """Return how many forwards begin behind that of the microbatch before on their stage, of how many."""
+    begun: list[list[int]] = [[] for _ in range(stages)]
+    for rank, part in enumerate(parts):
+        for run in part.runs:
+            if run.forward and (place := places.get((rank, run.forward_number))) is not None:
+                begun[place[0]].append(place[1])
+    count = sum(map(len, begun))
+    return count - sum(int((np.diff(stage) < 0).sum()) for stage in begun), max(count, 1)
+
+
+NOBODY = -1
+"""Stands for the peer of what sends nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What is known of an action whose stage is not."""
+
+    forward: bool
+    """Whether it goes forward."""
+    second: bool
+    """Whether it is a weight gradient by itself, which takes and sends nothing."""
+    start_ns: int
+    """When its work begins."""
+    pair: int
+    """Number on its rank of the forward that it goes back through; -1 where nobody knows, and for a forward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """A message as it arrives."""
+
+    maker: tuple[int, int]
+    """The rank of the action that made it, and its number there."""
+    there_ns: int
+    """When the kernel that brought it ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Messages:
+    """Who made which message, if microbatches take some way."""
+
+    sent_to: Sequence[Sequence[int]]
+    """By rank and action, the rank that its output went to; :data:`NOBODY` for none."""
+    inputs: Mapping[tuple[int, int, bool], Sequence[Input]]
+    """By target, source and whether they are activations, what arrives, in order."""
+    linked: int
+    """Messages of which both ends are there and an action made them."""
+
+
+def messages_of(
+    parts: Sequence[Part], known: Sequence[Sequence[Known]], route: Sequence[int], *, gradient_first: bool
+) -> Messages:
+    """Find the makers of a step's messages.
+
+    Args:
+        parts: what each rank did, by launch.
+        known: its actions.
+        route: the rank of each stage.
+        gradient_first: of a gradient and an activation that were posted together to one rank, which comes first.
+    """
+    sent_to: list[list[int]] = []
+    made: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for rank, part in enumerate(parts):
+        sends = sorted((end for end in part.ends if end.sends and end.peer >= 0), key=_host_ns)
+        makers = _makers(part, known[rank], sends, _Rules.of(route, rank, gradient_first=gradient_first))
+        peers = [NOBODY] * len(part.runs)
+        for send, maker in zip(sends, makers, strict=True):
+            made[rank, send.peer].append(maker)
+            if maker >= 0:
+                peers[maker] = send.peer
+        sent_to.append(peers)
+    inputs: dict[tuple[int, int, bool], list[Input]] = defaultdict(list)
+    linked = 0
+    for target, part in enumerate(parts):
+        for source in range(len(parts)):
+            receives = sorted((end for end in part.ends if not end.sends and end.peer == source), key=_host_ns)
+            for maker, receive in zip(made[source, target], receives, strict=False):
+                if maker >= 0:
+                    one = Input(maker=(source, maker), there_ns=receive.end_ns)
+                    inputs[target, source, known[source][maker].forward].append(one)
+                    linked += 1
+    return Messages(sent_to=sent_to, inputs=inputs, linked=linked)
+
+
+def _host_ns(end: MessageEnd) -> int:
+    return end.host_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rules:
+    """What the way says of one rank's messages, activations first."""
+
+    takers: tuple[frozenset[int], frozenset[int]]
+    """To which ranks they may go."""
+    always: tuple[bool, bool]
+    """Whether each action sends one: on the last stage no forward does, nor what a rank hands over to itself."""
+    gradient_first: bool
+    """Of both that were posted together to one rank, which comes first."""
+
+    @classmethod
+    def of(cls, route: Sequence[int], rank: int, *, gradient_first: bool) -> _Rules:
+        goes = [
+            [after[stage] for stage, at in enumerate(route) if at == rank]
+            for after in ((*route[1:], NOBODY), (NOBODY, *route[:-1]))
+        ]
+        forward, backward = (frozenset(ranks) - {rank, NOBODY} for ranks in goes)
+        return cls(
+            takers=(forward, backward), gradient_first=gradient_first,
+            always=(not {rank, NOBODY} & set(goes[0]), not {rank, NOBODY} & set(goes[1])),
+        )  # fmt: skip
+
+
+def _makers(part: Part, known: Sequence[Known], sends: Sequence[MessageEnd], rules: _Rules) -> list[int]:
+    """Return which action made each message that leaves, by launch; -1 for none."""
+    begun = np.searchsorted([run.start_ns for run in part.runs], [send.host_ns for send in sends], side="right")
+    makers = [-1] * len(sends)
+    taken: set[int] = set()
+    for last in np.unique(begun).tolist():
+        block = np.flatnonzero(begun == last).tolist()
+        ready = [number for number in _latest(known, last - 1) if number not in taken]
+        if len(block) > 1:
+            ready.sort(key=lambda number: known[number].forward == rules.gradient_first)
+        else:  # of two that may have made it that one which must have, else the later one
+            ready.sort(key=lambda number: (not rules.always[not known[number].forward], -number))
+        for place in block:
+            fitting = (one for one in ready if sends[place].peer in rules.takers[not known[one].forward])
+            maker = next(fitting, -1)
+            makers[place] = maker
+            if maker >= 0:
+                taken.add(maker)
+                ready.remove(maker)
+    return makers
+
+
+def _latest(known: Sequence[Known], last: int) -> list[int]:
+    """Return the last action up to one that may send, and the last one of the other direction."""
+    found: dict[bool, int] = {}
+    for number in range(last, -1, -1):
+        if not known[number].second:
+            found.setdefault(known[number].forward, number)
+        if len(found) == len((True, False)):
+            break
+    return list(found.values())

@@ -1,0 +1,245 @@
+"""Messages of a recording, and their microbatches."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pptrace.plugin import PASSES, SENDS, Kind, Pass, Unattributed
+from pptrace_profilers.recording import shifted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from pptrace.plugin import Action, Clock
+    from pptrace_profilers.recording import MessageEnd, Recording
+
+__all__ = ["Kernel", "Message", "kernel_of", "kernel_payloads", "match_ends", "name_messages", "shifted_message"]
+
+Kernel = tuple[int, int, int, int, int]
+"""A kernel that carries messages: its rank, stream, launch, start and end."""
+_Key = tuple[bool, int, int]
+"""Whether a message is an activation, the stage that sends it, and its first microbatch."""
+
+
+@dataclass(slots=True)
+class Message:
+    """A message; on one clock once :func:`shifted_message` has seen it."""
+
+    source: int
+    """The sending rank; -1 where nothing says."""
+    target: int
+    """The receiving rank; likewise."""
+    sent: MessageEnd | None
+    """The sender's end; None where it was not recorded."""
+    received: MessageEnd | None
+    """The receiver's end; likewise."""
+    forward: bool = True
+    """Whether it is an activation."""
+    stage: int = -1
+    """The stage that sends it; -1 where that is unknown."""
+    microbatch: int = -1
+    """The first microbatch."""
+    span: int = 1
+    """Microbatches."""
+
+    @property
+    def to_stage(self) -> int:
+        """Return the stage that it goes to."""
+        return self.stage + (1 if self.forward else -1)
+
+
+def match_ends(ranks: Sequence[Recording], unattributed: list[Unattributed]) -> list[Message]:
+    """Return a step's messages.
+
+    Ends that say the same action belong together, whatever their order. Of the others, those between two ranks
+    arrive in the order in which they left. An end alone is a message where it says its action, and counted.
+    """
+    messages, lone_sends, lone_receives = _by_action(ranks)
+    for source in range(len(ranks)):
+        for target in range(len(ranks)):
+            sent = [end for end in lone_sends[source] if end.peer == target]
+            received = [end for end in lone_receives[target] if end.peer == source]
+            for send, receive in zip(sent, received, strict=False):
+                messages.append(_named(Message(source=source, target=target, sent=send, received=receive)))
+                lone_sends[source].remove(send)
+                lone_receives[target].remove(receive)
+    for rank in range(len(ranks)):
+        for ends, what in ((lone_sends[rank], "sends to"), (lone_receives[rank], "receives from")):
+            messages += [_half(rank, end) for end in ends if end.action is not None]
+            unattributed += _lone(rank, what, ends)
+    return messages
+
+
+def _lone(rank: int, what: str, ends: Sequence[MessageEnd]) -> list[Unattributed]:
+    """Return ends without another one, by peer."""
+    by_peer: dict[int, list[int]] = defaultdict(list)
+    for end in ends:
+        by_peer[end.peer].append(end.end_ns - end.start_ns)
+    return [
+        Unattributed(
+            rank=rank, count=len(times), total_ns=sum(times),
+            what=f"{what} {f'rank {peer}' if peer >= 0 else 'a rank that nothing names'} without another end",
+        )
+        for peer, times in sorted(by_peer.items())
+    ]  # fmt: skip
+
+
+def _half(rank: int, end: MessageEnd) -> Message:
+    sends = end.sends
+    return _named(Message(
+        source=rank if sends else end.peer, target=end.peer if sends else rank,
+        sent=end if sends else None, received=None if sends else end,
+    ))  # fmt: skip
+
+
+def _by_action(ranks: Sequence[Recording]) -> tuple[list[Message], list[list[MessageEnd]], list[list[MessageEnd]]]:
+    """Return messages of which both ends say the action, and all other ends by rank."""
+    sent: dict[_Key, tuple[int, MessageEnd]] = {}
+    received: dict[_Key, tuple[int, MessageEnd]] = {}
+    lone: tuple[list[list[MessageEnd]], list[list[MessageEnd]]] = ([[] for _ in ranks], [[] for _ in ranks])
+    for number, rank in enumerate(ranks):
+        for end in rank.ends:
+            key, (named, unnamed) = _message_key(end.action), (sent, lone[0]) if end.sends else (received, lone[1])
+            if key is None:
+                unnamed[number].append(end)
+            elif key in named and named[key][0] == number:
+                named[key] = (number, _joined(named[key][1], end))
+            else:
+                named.setdefault(key, (number, end))
+    messages = []
+    for key in sent.keys() & received.keys():
+        (source, send), (target, receive) = sent[key], received[key]
+        messages.append(_named(Message(source=source, target=target, sent=send, received=receive)))
+    for key in sent.keys() ^ received.keys():
+        number, end = sent.get(key) or received[key]
+        (lone[0] if key in sent else lone[1])[number].append(end)
+    for ends in (*lone[0], *lone[1]):
+        ends.sort(key=lambda end: end.start_ns)
+    return sorted(messages, key=_begin), *lone
+
+
+def _message_key(action: Action | None) -> _Key | None:
+    if action is None:
+        return None
+    forward = action.kind.traits.direction is Pass.FORWARD
+    if action.kind in SENDS:
+        return forward, action.stage, action.microbatch
+    return forward, action.stage - (1 if forward else -1), action.microbatch
+
+
+def _joined(end: MessageEnd, part: MessageEnd) -> MessageEnd:
+    """Return the end of a message that goes in several parts, one per tensor."""
+    return replace(
+        end, start_ns=min(end.start_ns, part.start_ns), end_ns=max(end.end_ns, part.end_ns),
+        size_bytes=end.size_bytes + part.size_bytes,
+    )  # fmt: skip
+
+
+def _begin(message: Message) -> int:
+    end = message.sent or message.received
+    return end.start_ns if end is not None else 0
+
+
+def _named(message: Message) -> Message:
+    """Say what a message carries, from either end's annotation."""
+    for end in (message.sent, message.received):
+        key = _message_key(end.action) if end is not None else None
+        if key is not None and end is not None and end.action is not None:
+            message.forward, message.stage, message.microbatch = key
+            message.span = end.action.span
+            break
+    return message
+
+
+def kernel_of(rank: int, end: MessageEnd) -> Kernel | None:
+    """Return which kernel carries an end of a message; None where the host's own post was recorded."""
+    return None if end.posted_ns < 0 else (rank, end.stream, end.posted_ns, end.start_ns, end.end_ns)
+
+
+def kernel_payloads(messages: Iterable[Message]) -> Counter[Kernel | None]:
+    """Return how many ends of messages each kernel carries; 0 for None, which is no kernel."""
+    ends = ((rank, end) for one in messages for rank, end in ((one.source, one.sent), (one.target, one.received)))
+    count = Counter(kernel_of(rank, end) for rank, end in ends if end is not None)
+    del count[None]
+    return count
+
+
+def shifted_message(message: Message, clocks: Sequence[Clock]) -> Message:
+    """Return a message with both ends' times by rank 0's clock."""
+    sent, received = (
+        shifted(end, clocks[rank].offset_ns) if end is not None and rank >= 0 else end
+        for rank, end in ((message.source, message.sent), (message.target, message.received))
+    )
+    return replace(message, sent=sent, received=received)
+
+
+def name_messages(
+    ranks: Sequence[Recording], messages: Sequence[Message], unattributed: list[Unattributed]
+) -> None:
+    """Find out what messages without annotations carry, from the order of actions, and who the ends are.
+
+    A message is what its sender computed for a stage of its receiver, in that order. Where that may be of several
+    stages or directions, and there are more or fewer messages, nobody knows.
+    """
+    holders = _holders(ranks)
+    named = {(one.forward, one.stage, one.microbatch) for one in messages if one.stage >= 0}
+    unnamed: dict[tuple[int, int], list[Message]] = defaultdict(list)
+    for message in messages:
+        if message.stage >= 0:
+            if message.source < 0:
+                message.source = holders.get((message.stage, message.microbatch), message.source)
+            if message.target < 0:
+                message.target = holders.get((message.to_stage, message.microbatch), message.target)
+        else:
+            unnamed[message.source, message.target].append(message)
+    for (source, target), waiting in unnamed.items():
+        outputs = _outputs(ranks[source], target, holders) if source >= 0 else []
+        outputs = [action for action in outputs if _microbatch_key(action) not in named]
+        if len(waiting) != len(outputs) and len({_microbatch_key(action)[:2] for action in outputs}) > 1:
+            outputs = []
+        for message, action in zip(waiting, outputs, strict=False):
+            message.forward, message.stage, message.microbatch = _microbatch_key(action)
+            message.span = action.span
+        if len(waiting) > len(outputs):
+            unattributed.append(_nameless(source, target, waiting[len(outputs) :]))
+
+
+def _holders(ranks: Sequence[Recording]) -> dict[tuple[int, int], int]:
+    """Return which rank has a stage and microbatch."""
+    holders: dict[tuple[int, int], int] = {}
+    for number, rank in enumerate(ranks):
+        for action in _passes(rank):
+            for microbatch in range(action.microbatch, action.microbatch + action.span):
+                holders.setdefault((action.stage, microbatch), number)
+    return holders
+
+
+def _passes(rank: Recording) -> Iterator[Action]:
+    return (action for one in rank.executions for action in one.members if action.kind in PASSES)
+
+
+def _outputs(rank: Recording, target: int, holders: Mapping[tuple[int, int], int]) -> list[Action]:
+    """Return the actions of a rank whose activations or gradients another rank's stages take, in order."""
+    return [
+        action
+        for action in _passes(rank)
+        if action.kind is not Kind.W and holders.get((_taker(action), action.microbatch)) == target
+    ]
+
+
+def _taker(action: Action) -> int:
+    return action.stage + (1 if action.kind is Kind.F else -1)
+
+
+def _microbatch_key(action: Action) -> tuple[bool, int, int]:
+    return action.kind is Kind.F, action.stage, action.microbatch
+
+
+def _nameless(source: int, target: int, messages: Sequence[Message]) -> Unattributed:
+    ends = [message.received for message in messages if message.received is not None]
+    return Unattributed(
+        rank=source, what=f"messages to rank {target} that no annotation names", count=len(messages),
+        total_ns=sum(end.end_ns - end.start_ns for end in ends),
+    )  # fmt: skip

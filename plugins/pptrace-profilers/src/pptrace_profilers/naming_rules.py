@@ -1,0 +1,433 @@
+"""Rules that name the actions and the ranks of a recording.
+
+``re`` looks for signals every few thousand steps (``sre_lib.h``, ``MAYBE_CHECK_SIGNALS``), so a timer ends a
+search that runs away. The timer counts processor time, so that a busy machine ends no pattern. Only a process's
+main thread gets signals: elsewhere a pattern has no limit.
+
+Sources: PyTorch's ``_PipelineScheduleRuntime`` (``PP:`` and the action) and its ``ScheduleGPipe`` (``Forward 3``);
+kernels of NCCL before 2.9 (``ncclSendRecvKernel_``), before and since 2.19 (``ncclKernel_``, ``ncclDevKernel_``)
+and of its symmetric memory (``ncclSymkDevKernel_``), RCCL with MSCCL, DeepEP, NVSHMEM.
+
+Patterns are regular expressions of Python; those of names and arguments match the whole text, the others find a
+part. What they capture by name, or what stands beside them, says what an event is.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+import time
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from pptrace.plugin import (
+    COMMUNICATION,
+    PASSES,
+    PER_STAGE,
+    SENDS,
+    Action,
+    ConfigError,
+    Kind,
+    TableError,
+    message_kind,
+    parse_action,
+)
+from pptrace_profilers.recording import MOST_RANKS, NO_STAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+    from types import FrameType
+    from typing import NoReturn
+
+    from numpy.typing import NDArray
+
+    from pptrace.plugin import Place, Places
+    from pptrace_profilers.naming_schema import ActionModel
+    from pptrace_profilers.recording import Recording
+
+__all__ = [
+    "BUILT_IN",
+    "FILE_NAME",
+    "NO_FILE",
+    "Matcher",
+    "Meaning",
+    "RankRule",
+    "Rule",
+    "Rules",
+    "RulesFile",
+    "Stream",
+    "TimedPattern",
+    "read_rules",
+]
+
+Matcher: TypeAlias = "re.Pattern[str] | TimedPattern"
+"""A pattern of ours, or a user's."""
+MOST_S, MOST_IN_ALL_S = 1.0, 60.0
+"""Seconds of processor time that a pattern may take for one text, and for all texts of a run."""
+_SHOWN = 60
+
+
+class _TookTooLongError(Exception):
+    """The timer's."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TimedPattern:
+    """A compiled pattern that gives up after :data:`MOST_S`."""
+
+    compiled: re.Pattern[str]
+    """The pattern."""
+    error: Callable[[str], ConfigError]
+    """Makes the error that says where the pattern stands."""
+    spent_s: float = 0.0
+    """What all texts took so far."""
+
+    @property
+    def pattern(self) -> str:
+        """The pattern's text."""
+        return self.compiled.pattern
+
+    def fullmatch(self, text: str) -> re.Match[str] | None:
+        """Match a whole text.
+
+        Raises:
+            ConfigError: it takes too long.
+        """
+        return self._within(self.compiled.fullmatch, text)
+
+    def search(self, text: str) -> re.Match[str] | None:
+        """Find the pattern in a text; raises what :meth:`fullmatch` does."""
+        return self._within(self.compiled.search, text)
+
+    def _within(self, find: Callable[[str], re.Match[str] | None], text: str) -> re.Match[str] | None:
+        if threading.current_thread() is not threading.main_thread():
+            return find(text)
+        start, before = time.thread_time(), signal.signal(signal.SIGVTALRM, _give_up)
+        try:
+            signal.setitimer(signal.ITIMER_VIRTUAL, MOST_S)
+            try:
+                return find(text)
+            finally:
+                signal.setitimer(signal.ITIMER_VIRTUAL, 0)  # the signal may still come here
+        except _TookTooLongError:
+            raise self._refused(f"takes more than {MOST_S:g} s for {text:.{_SHOWN}}") from None
+        finally:
+            signal.signal(signal.SIGVTALRM, before)
+            self._count(time.thread_time() - start)
+
+    def _count(self, seconds: float) -> None:
+        self.spent_s += seconds
+        if self.spent_s > MOST_IN_ALL_S:
+            raise self._refused(f"took more than {MOST_IN_ALL_S:g} s")
+
+    def _refused(self, what: str) -> ConfigError:
+        return self.error(f"the pattern {self.pattern:.{_SHOWN}} {what}: write it without nested repeats")
+
+
+def _give_up(number: int, frame: FrameType | None) -> NoReturn:
+    del number, frame
+    raise _TookTooLongError
+
+
+_MOST_MICROBATCHES = 2**16
+_WORDS = {"forward": Kind.F, "fwd": Kind.F, "backward": Kind.B, "bwd": Kind.B}
+
+
+class Stream(Enum):
+    """Where an event runs."""
+
+    COMPUTE = "compute"
+    SEND = "send"
+    RECEIVE = "receive"
+    DATA_PARALLEL = "data-parallel"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meaning:
+    """What an event is."""
+
+    action: Action | None
+    """The action; None for a message of which only the ends are known."""
+    sends: bool | None = None
+    """Whether it is a message that leaves, or one that arrives; None for an action."""
+    peer: int = -1
+    """Global rank at the message's other end; -1 where nothing says."""
+    size_bytes: int = 0
+    """The message's size; 0 where nothing says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One way in which events are named; groups of its patterns count, and what stands beside them."""
+
+    pattern: Matcher
+    """Matches whole names; its groups are ``action`` in full, or ``kind``, ``stage``, ``microbatch`` and so on."""
+    args: Mapping[str, Matcher] = field(default_factory=dict)
+    """Patterns of whole arguments, by key."""
+    kind: Kind | None = None
+    """The kind, where no pattern has a group for it."""
+    stage: int | None = None
+    """The stage, likewise."""
+    microbatch: int | None = None
+    """The microbatch, likewise."""
+    peer: int | None = None
+    """Rank at the other end, likewise."""
+    stream: Stream = Stream.COMPUTE
+    """Where it runs."""
+
+    def meaning(self, name: str, args: Mapping[str, object]) -> Meaning | None:
+        """Return what an event is; None where the rule does not match, or what it captures is no number."""
+        groups = self._groups(name, args)
+        if groups is None:
+            return None
+        try:
+            stage = _number(groups, "stage", self.stage)
+            microbatch = _number(groups, "microbatch", self.microbatch)
+            peer, size = _number(groups, "peer", self.peer), _number(groups, "bytes", None, 2**62)
+            action = self._action(groups, stage, microbatch)
+        except ValueError:
+            return None
+        if action is None and self.stream is Stream.COMPUTE:
+            return None
+        sends = action.kind in SENDS if action is not None else self.stream is Stream.SEND
+        moves = action is None or action.kind in COMMUNICATION
+        return Meaning(
+            action=action, sends=sends if moves else None,
+            peer=-1 if peer is None else peer, size_bytes=size or 0,
+        )  # fmt: skip
+
+    def _groups(self, name: str, args: Mapping[str, object]) -> dict[str, str] | None:
+        """Return all groups that matched; None where the rule does not match."""
+        matches = [self.pattern.fullmatch(name)]
+        for key, pattern in self.args.items():
+            value = args.get(key)
+            matches.append(pattern.fullmatch(str(value)) if value is not None else None)
+        groups: dict[str, str] = {}
+        for match in matches:
+            if match is None:
+                return None
+            groups |= {key: value for key, value in match.groupdict().items() if value is not None}
+        return groups
+
+    def _action(self, groups: Mapping[str, str], stage: int | None, microbatch: int | None) -> Action | None:
+        if "action" in groups:
+            return _parsed(groups["action"])
+        kind = self.kind if self.kind is not None else _kind(groups.get("kind"))
+        if self.stream in {Stream.SEND, Stream.RECEIVE}:
+            if kind in PASSES:
+                kind = message_kind(sends=self.stream is Stream.SEND, forward=kind is Kind.F)
+            if stage is None or microbatch is None:
+                return None
+        elif self.stream is Stream.DATA_PARALLEL and kind is None:
+            kind = Kind.REDUCE_GRAD
+        if kind is None:
+            return None
+        number = -1 if kind in PER_STAGE else microbatch or 0
+        return Action(kind=kind, stage=NO_STAGE if stage is None else stage, microbatch=number)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """All rules of an import, the first that matches counts."""
+
+    actions: Sequence[Rule]
+    """How actions and messages are told."""
+    communication: Matcher
+    """Finds the names of kernels that communicate."""
+
+    def meaning(self, name: str, args: Mapping[str, object]) -> Meaning | None:
+        """Return what an event is; None where no rule matches."""
+        meanings = (rule.meaning(name, args) for rule in self.actions)
+        return next((meaning for meaning in meanings if meaning is not None), None)
+
+    def communicate(self, names: Sequence[str]) -> NDArray[np.bool_]:
+        """Return which names are those of kernels that communicate, shape (names,)."""
+        return np.array([bool(self.communication.search(name)) for name in names], dtype=bool)
+
+    def action(self, name: str) -> Action | None:
+        """Return the action that a name alone stands for."""
+        meanings = (rule.meaning(name, {}) for rule in self.actions)
+        return next((meaning.action for meaning in meanings if meaning is not None and meaning.action), None)
+
+
+BUILT_IN = Rules(
+    actions=(
+        Rule(pattern=re.compile(r"(?:PP:|compute:)(?P<action>.+)")),
+        Rule(pattern=re.compile(r"(?P<kind>Forward|Backward) (?P<microbatch>\d+)")),
+    ),
+    communication=re.compile(
+        r"^nccl\w*Kernel|^rccl|^msccl|::ep::|deep_ep|nvshmem|internode|intranode", re.IGNORECASE
+    ),
+)
+"""What is recognised without a rules file."""
+
+
+def _parsed(text: str) -> Action | None:
+    """Return the action that a text spells; None for none, or one of more microbatches than a step has."""
+    try:
+        action = parse_action(text)
+    except TableError:
+        return None
+    return None if any(one.span > _MOST_MICROBATCHES for one in (action, *action.sub_actions)) else action
+
+
+def _kind(text: str | None) -> Kind | None:
+    if text is None:
+        return None
+    return Kind[text.upper()] if text.upper() in Kind.__members__ else _WORDS.get(text.lower())
+
+
+def _number(groups: Mapping[str, str], key: str, default: int | None, most: int = 2**31) -> int | None:
+    """Return a captured number, else the rule's own.
+
+    Raises:
+        ValueError: what was captured is none, or too large.
+    """
+    text = groups.get(key)
+    if text is None:
+        return default
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(most)) else most
+    if number >= most:
+        raise ValueError(text)
+    return number
+
+
+_MOST_DIGITS = 19
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRule:
+    """Where global ranks are read."""
+
+    source: str = "file"
+    """``file``, ``pid``, ``process_name``, or ``args.`` and an argument's key."""
+    pattern: Matcher = re.compile(r"rank[_\-.]?(?P<rank>\d+)", re.IGNORECASE)
+    """Finds the rank in it."""
+
+    def read(self, text: str) -> int:
+        """Return the rank that a text says, -1 for none.
+
+        >>> RankRule().read("rank_3.json"), RankRule().read("trace.json")
+        (3, -1)
+        """
+        match = self.pattern.search(text)
+        digits = match["rank"] if match is not None else None
+        rank = int(digits) if digits and digits.isdecimal() and len(digits) <= _MOST_DIGITS else MOST_RANKS
+        return rank if rank < MOST_RANKS else -1
+
+
+FILE_NAME = RankRule()
+"""What is read without a rules file."""
+
+_EXAMPLE = r"actions: [{name: 'QQ:(?P<action>.+)'}]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RulesFile:
+    """All rules of an import."""
+
+    rules: Rules = BUILT_IN
+    """Those of events, the file's before the built-in ones; and communication."""
+    rank: RankRule | None = None
+    """Where ranks are read, if the file says."""
+    places: Places = field(default_factory=dict)
+    """Where each of its values is written."""
+
+    def by_name(self, profiler: str) -> Rules:
+        """Return the rules for a profiler whose files are read by the names of annotations alone.
+
+        Raises:
+            ConfigError: one asks for arguments, or for a rank that stands in no file's name; says which.
+        """
+        number = next((number for number, rule in enumerate(self.rules.actions) if rule.args), None)
+        if number is not None:
+            message = f"files of {profiler} are read by the names of annotations alone: say name, without args"
+            raise self._refused(f"actions[{number}].args", message)
+        if self.rank is not None and self.rank.source != "file":
+            message = (
+                f"files of {profiler} say their rank by themselves, or in their name: say from: file, or nothing"
+            )
+            raise self._refused("rank.from", message)
+        return self.rules
+
+    def ranked(self, recordings: Sequence[Recording]) -> Sequence[Recording]:
+        """Return what a file holds, with the rank that these rules read in its name if they do and it is one."""
+        rank = self.rank.read(recordings[0].path.name) if self.rank is not None and len(recordings) == 1 else -1
+        return [replace(recordings[0], rank=rank)] if rank >= 0 else recordings
+
+    def _refused(self, key: str, message: str) -> ConfigError:
+        place = self.places.get(key) or self.places.get(key.split(".", maxsplit=1)[0])
+        return _error_at(place, key, message)
+
+
+NO_FILE = RulesFile()
+"""The built-in rules alone."""
+
+
+def read_rules(path: Path | None) -> RulesFile:
+    """Read a file of rules; without one there are the built-in ones.
+
+    Raises:
+        ConfigError: it cannot be read, or a rule cannot be; says which, with its line.
+    """
+    if path is None:
+        return NO_FILE
+    from pptrace.plugin import read_yaml, validate_options
+    from pptrace_profilers.naming_schema import RulesModel
+
+    document = read_yaml(path, _EXAMPLE)
+    values = document.value if isinstance(document.value, dict) else {}
+    model = validate_options(RulesModel, values, positions=document.places, file=path)
+    return RulesFile(
+        rules=Rules(
+            actions=(
+                *(_rule(action, number, document.places) for number, action in enumerate(model.actions)),
+                *BUILT_IN.actions,
+            ),
+            communication=_either(model.communication, document.places),
+        ),
+        rank=RankRule(
+            source=model.rank.source, pattern=_timed(model.rank.pattern, "rank.pattern", document.places)
+        )
+        if model.rank
+        else None,
+        places=document.places,
+    )
+
+
+def _rule(model: ActionModel, number: int, places: Places) -> Rule:
+    key = f"actions[{number}]"
+    return Rule(
+        pattern=re.compile(".*", re.DOTALL) if model.name is None else _timed(model.name, f"{key}.name", places),
+        args={name: _timed(pattern, f"{key}.args.{name}", places) for name, pattern in model.args.items()},
+        kind=Kind[model.kind] if model.kind is not None else None,
+        stage=model.stage, microbatch=model.microbatch, peer=model.peer, stream=Stream(model.stream),
+    )  # fmt: skip
+
+
+def _timed(text: str, key: str, places: Places, flags: int = 0) -> TimedPattern:
+    """Return a user's pattern, with the error that says where it stands."""
+    place = places.get(key) or places.get(key.rpartition(".")[0]) or places.get(key.partition("[")[0])
+    return TimedPattern(compiled=re.compile(text, flags), error=lambda what: _error_at(place, key, what))
+
+
+def _either(patterns: Sequence[str], places: Places) -> Matcher:
+    """Return what finds any of some patterns, or the built-in one."""
+    if not patterns:
+        return BUILT_IN.communication
+    text = "|".join(f"(?:{pattern})" for pattern in (*patterns, BUILT_IN.communication.pattern))
+    try:
+        return _timed(text, "communication", places, re.IGNORECASE)
+    except re.error as error:
+        place = places.get("communication")
+        raise _error_at(place, "communication", f"the patterns do not go together: {error}") from None
+
+
+def _error_at(place: Place | None, key: str, message: str) -> ConfigError:
+    file, line = (place.source, place.line) if place is not None else ("", 0)
+    return ConfigError(message, key=key, file=file, line=line)

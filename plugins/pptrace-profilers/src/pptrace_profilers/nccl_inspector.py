@@ -1,0 +1,312 @@
+"""Dumps of the NCCL inspector.
+
+Source: NCCL's plugins/profiler/inspector (its README and the JSON that it writes): microseconds, bytes, and
+bandwidths in GB/s; a verbose line has the times at which it started and stopped, as ``gettimeofday`` counts.
+
+A rank's line counts from when its own kernel started, the wait for its peers included; of several ranks' lines of
+one operation the shortest has waited least. What a collective moves over each rank's link is what NCCL calls its
+bus traffic (nccl-tests, PERFORMANCE.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+import numpy as np
+
+from pptrace.plugin import BySize, TraceError, check_events, open_unpacked
+from pptrace_profilers.event_builder import microseconds, whole
+from pptrace_profilers.recording import MessageEnd, Operations, Payload, Recording, read_files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    Sizes: TypeAlias = dict[tuple[str, bool], list[tuple[int, int]]]
+
+__all__ = ["Transfer", "by_size", "read_inspector", "read_inspector_run"]
+
+_BATCH = 1 << 16
+_LONGEST_LINE = 16 << 20
+_FASTEST = 10**9
+"""GB/s from which on a bandwidth is none."""
+_DECODER = msgspec.json.Decoder(dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """One operation as one rank saw it."""
+
+    what: str
+    """``Send``, ``Recv``, or the collective's name."""
+    communicator: str
+    """Id of its communicator."""
+    communicator_name: str
+    """What its owner calls it, such as ``pp``; empty where nobody does."""
+    rank: int
+    """The rank within the communicator."""
+    ranks: int
+    """Ranks of the communicator."""
+    peer: int
+    """Rank at the other end; -1 for a collective."""
+    size_bytes: int
+    """Its message's size."""
+    exec_ns: int
+    """How long it took."""
+    bandwidth_kbps: int
+    """What was carried in that time, in kB/s (NCCL's "algorithm bandwidth")."""
+    start_ns: int
+    """When it started, since the Unix epoch; -1 where the line is not verbose."""
+    process: tuple[str, int]
+    """Host and process id."""
+    number: int = -1
+    """Its number among the collectives, or the messages, of its communicator; -1 where the line does not say."""
+    nodes: int = 0
+    """Nodes of the communicator; 0 where the line does not say."""
+    by_kernel: bool = True
+    """Whether its time is its kernel's, and not from the host's call on."""
+
+    @property
+    def is_message(self) -> bool:
+        """Return whether it is a message between two ranks, and no collective."""
+        return self.peer >= 0
+
+    @property
+    def sends(self) -> bool:
+        """Return whether it is a message that leaves."""
+        return self.what.lower().startswith("send")
+
+
+def read_inspector(path: Path) -> list[Transfer]:
+    """Read one process's lines; a last line that was not written to its end is left out.
+
+    Raises:
+        TraceError: it cannot be read, or a line is none of NCCL Inspector's.
+    """
+    transfers: list[Transfer] = []
+    broken = 0
+    for number, line in enumerate(_lines(path), 1):
+        if broken:
+            raise TraceError(f"line {broken} is no JSON object of NCCL Inspector's", file=path)
+        if not line.strip():
+            continue
+        try:
+            fields = _DECODER.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            broken = number
+            continue
+        if _is_other(fields):
+            continue
+        transfer = _transfer(fields)
+        if transfer is None:
+            message = f"line {number} says no operation with its rank, size and time, as NCCL Inspector writes it"
+            raise TraceError(message, file=path)
+        transfers.append(transfer)
+        if len(transfers) % _BATCH == 0:
+            check_events(len(transfers), path)
+    if not transfers:
+        raise TraceError("holds no operation of NCCL Inspector's", file=path)
+    return transfers
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    with open_unpacked(path) as file:
+        for number in count(1):
+            line = file.readline(_LONGEST_LINE)
+            if not line:
+                return
+            if len(line) == _LONGEST_LINE:
+                raise TraceError(f"a line is longer than {_LONGEST_LINE >> 20} MiB: not a trace", file=path)
+            if number % _BATCH == 0:
+                file.expect(number, (b"\n",))
+            yield line
+
+
+def _is_other(fields: Mapping[str, Any]) -> bool:
+    """Return whether a line is of another sort than operations, as newer versions write them too."""
+    return isinstance(fields.get("header"), dict) and not {"coll_perf", "p2p_perf"} & fields.keys()
+
+
+def _transfer(fields: Mapping[str, Any]) -> Transfer | None:
+    sort = next((sort for sort in ("coll", "p2p") if isinstance(fields.get(f"{sort}_perf"), dict)), None)
+    header, metadata = fields.get("header"), fields.get("metadata")
+    if sort is None or not isinstance(header, dict):
+        return None
+    metadata = metadata if isinstance(metadata, dict) else {}
+    perf = fields[f"{sort}_perf"]
+    length = microseconds(perf.get(f"{sort}_exec_time_us"))
+    size, rank = whole(perf.get(f"{sort}_msg_size_bytes"), -1), whole(header.get("rank"), -1)
+    if length is None or min(length, size, rank) < 0:
+        return None
+    times = perf.get("event_trace_ts")
+    start = microseconds(times.get(f"{sort}_start_ts")) if isinstance(times, dict) else None
+    return Transfer(
+        what=str(perf.get(sort, "")), communicator=str(header.get("id", "")),
+        communicator_name=str(header.get("comm_name", "")), rank=rank, ranks=whole(header.get("n_ranks"), 0),
+        peer=whole(perf.get("p2p_peer"), -1) if sort == "p2p" else -1, size_bytes=size, exec_ns=length,
+        bandwidth_kbps=_kbps(perf.get(f"{sort}_algobw_gbs"), size, length),
+        start_ns=start if start is not None and start > 0 else -1,
+        process=(str(metadata.get("hostname", "")), whole(metadata.get("pid"), -1)),
+        number=whole(perf.get(f"{sort}_sn"), -1), nodes=whole(header.get("nnodes"), 0),
+        by_kernel=perf.get(f"{sort}_timing_source") != "collective_cpu",
+    )  # fmt: skip
+
+
+def _kbps(gigabytes: object, size: int, length_ns: int) -> int:
+    """Return what the line says, else bytes over time."""
+    if isinstance(gigabytes, int | float) and math.isfinite(gigabytes) and 0 < gigabytes < _FASTEST:
+        return round(gigabytes * 1_000_000)
+    return size * 1_000_000 // length_ns if length_ns else 0
+
+
+def read_inspector_run(paths: Sequence[Path]) -> tuple[list[Recording], tuple[BySize, ...], list[str]]:
+    """Read a run's files, one per process; one that cannot be read is noted, and the others are used.
+
+    A process's global rank is its rank in the largest communicator.
+
+    Returns:
+        One recording per process, what operations of each sort took by size, and notes.
+
+    Raises:
+        TraceError: no file can be read, or two are of one process.
+    """
+    files, notes = read_files(paths, read_inspector)
+    largest = {path: max(lines, key=lambda line: (line.ranks, line.communicator)) for path, lines in files.items()}
+    global_ranks: dict[str, dict[int, int]] = defaultdict(dict)
+    for path, lines in files.items():
+        for line in lines:
+            global_ranks[line.communicator][line.rank] = largest[path].rank
+    transfers = [line for lines in files.values() for line in lines]
+    if any(line.start_ns < 0 for line in transfers):
+        notes.append("lines are not verbose: how long operations took is known, and not when they ran")
+    recordings = [_recording(path, lines, largest[path], global_ranks) for path, lines in files.items()]
+    sizes, size_notes = by_size(transfers)
+    return recordings, sizes, [*notes, *size_notes]
+
+
+def _recording(
+    path: Path, transfers: Sequence[Transfer], largest: Transfer, global_ranks: Mapping[str, Mapping[int, int]]
+) -> Recording:
+    ordered = sorted(transfers, key=_start)
+    ends = tuple(
+        MessageEnd(
+            sends=line.sends, start_ns=_start(line), end_ns=_start(line) + line.exec_ns,
+            size_bytes=line.size_bytes,
+            # Ends without a time say nothing of clocks, so they name nobody.
+            peer=global_ranks[line.communicator].get(line.peer, -1) if line.start_ns >= 0 else -1,
+        )
+        for line in ordered
+        if line.is_message
+    )  # fmt: skip
+    collectives = [
+        (_payload(line), _start(line), _start(line) + line.exec_ns, -1, -1)
+        for line in ordered
+        if not line.is_message
+    ]
+    return Recording(
+        path=path, rank=largest.rank, world=largest.ranks, ends=ends,
+        operations=Operations.of_collectives(collectives),
+    )  # fmt: skip
+
+
+def _payload(line: Transfer) -> Payload:
+    group = line.communicator_name or line.communicator
+    return Payload(operation=line.what, size_bytes=line.size_bytes, group=group)
+
+
+def _start(line: Transfer) -> int:
+    return max(line.start_ns, 0)
+
+
+_LARGEST = 2**62
+
+
+def by_size(transfers: Sequence[Transfer]) -> tuple[tuple[BySize, ...], list[str]]:
+    """Return sizes and times by sort, messages first, and notes on what is not among them or less sure."""
+    timed = [line for line in transfers if line.by_kernel and line.exec_ns > 0 and line.size_bytes > 0]
+    messages, lone = _messages([line for line in timed if line.is_message])
+    sizes = messages | _collectives([line for line in timed if not line.is_message])
+    notes = []
+    if len(timed) < len(transfers):
+        untimed = len(transfers) - len(timed)
+        notes.append(
+            f"{untimed:,} operations have no bytes, or no time of their kernel: no network is fitted to them"
+        )
+    if lone:
+        notes.append(f"{lone:,} lines of messages have no other end: they may have waited for it")
+    return tuple(
+        BySize(
+            what=what, messages=is_message,
+            size_bytes=np.array([size for size, _ in pairs], dtype=np.int64),
+            took_ns=np.array([took for _, took in pairs], dtype=np.int64),
+        )
+        for (what, is_message), pairs in sorted(sizes.items(), key=lambda item: (not item[0][1], item[0][0]))
+    ), notes  # fmt: skip
+
+
+def _messages(transfers: Iterable[Transfer]) -> tuple[Sizes, int]:
+    """Return messages by where their ends are, and how many lines have no other end.
+
+    The k-th send of a rank to a peer is that peer's k-th receive from it, where they are as many and as large.
+    """
+    ways: dict[tuple[str, int, int], tuple[list[Transfer], list[Transfer]]] = defaultdict(lambda: ([], []))
+    hosts: dict[tuple[str, int], str] = {}
+    for line in transfers:
+        hosts[line.communicator, line.rank] = line.process[0]
+        source, target = (line.rank, line.peer) if line.sends else (line.peer, line.rank)
+        ways[line.communicator, source, target][0 if line.sends else 1].append(line)
+    sizes: Sizes = defaultdict(list)
+    lone = 0
+    for (communicator, source, target), ends in ways.items():
+        sent, received = (sorted(lines, key=lambda line: line.number) for lines in ends)
+        sort = _between(hosts, communicator, source, target, (sent or received)[0].nodes), True
+        if [line.size_bytes for line in sent] == [line.size_bytes for line in received]:
+            pairs = zip(sent, received, strict=True)
+            sizes[sort] += [(line.size_bytes, min(line.exec_ns, other.exec_ns)) for line, other in pairs]
+        else:
+            lone += len(sent) + len(received)
+            sizes[sort] += [(line.size_bytes, line.exec_ns) for line in max(sent, received, key=len)]
+    return sizes, lone
+
+
+def _between(hosts: Mapping[tuple[str, int], str], communicator: str, source: int, target: int, nodes: int) -> str:
+    ends = [hosts.get((communicator, rank), "") for rank in (source, target)]
+    if nodes == 1 or (all(ends) and ends[0] == ends[1]):
+        return "messages inside a node"
+    return "messages between nodes" if all(ends) else "messages"
+
+
+def _collectives(transfers: Iterable[Transfer]) -> Sizes:
+    """Return collectives by name and ranks, what they move over a link and the shortest of their ranks' times."""
+    shortest: dict[tuple[str, str, int], Transfer] = {}
+    for place, line in enumerate(transfers):
+        number = line.number if line.number >= 0 else -2 - place
+        key = (line.communicator, line.what, number)
+        if key not in shortest or line.exec_ns < shortest[key].exec_ns:
+            shortest[key] = line
+    sizes: Sizes = defaultdict(list)
+    for line in shortest.values():
+        traffic = _bus_traffic(line)
+        if 0 < traffic < _LARGEST:
+            where = f" ({line.communicator_name})" if line.communicator_name else ""
+            sizes[f"{line.what} of {line.ranks} ranks{where}", False].append((traffic, line.exec_ns))
+    return sizes
+
+
+def _bus_traffic(line: Transfer) -> int:
+    """Return what goes over each rank's link; 0 for a collective of another name."""
+    others = line.ranks - 1
+    match line.what:
+        case "AllReduce":
+            return 2 * others * line.size_bytes // line.ranks if others > 0 else 0
+        case "AllGather" | "ReduceScatter":
+            return others * line.size_bytes if others > 0 else 0
+        case "Broadcast" | "Reduce":
+            return line.size_bytes
+        case _:
+            return 0

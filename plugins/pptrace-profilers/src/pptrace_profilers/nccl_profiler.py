@@ -1,0 +1,343 @@
+"""Traces of NCCL's profiler plugin.
+
+Source: NCCL's plugins/profiler/example (print_event.cc): events are nested by their order in the file, times are
+microseconds since the plugin started in each process, ``KernelCh`` has the GPU's own clock, and a time that was
+never set is 0, or -1. Older versions leave hexadecimal numbers and types without quotes. Collectives of copy
+engines (profiler v6, ``CE_COLL``) name no communicator, which is then the file's; what they synchronise and copy
+within is part of them.
+
+A process has one file per communicator; files of one folder with one process id are one process's. Its global rank
+is that in the communicator of all processes; where there is none, pipelines (communicators that carry sends and
+receives) are numbered one after another.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from pptrace.plugin import TraceError
+from pptrace_profilers.event_builder import PlainEvents, microseconds, whole
+from pptrace_profilers.recording import MessageEnd, Operations, Payload, Recording, read_files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+__all__ = ["CommunicatorFile", "NcclOperation", "read_communicator", "read_nccl"]
+
+_BARE = re.compile(rb'(":\s*)(0x[0-9a-fA-F]+|nccl\w+)')
+_NAME = re.compile(r"_(\d+)_(\d+)\.json(?:\.gz)?$")
+_CARRIES = frozenset({"COLL", "P2P", "CE_COLL"})
+_CATEGORIES = frozenset({*_CARRIES, "GROUP_API", "COLL_API", "P2P_API", "KERNEL_LAUNCH", "GROUP", "PROXY", "GPU"})
+_DEEPEST, _LARGEST = 64, 2**62
+ITEM_BYTES = {
+    "ncclInt8": 1, "ncclChar": 1, "ncclUint8": 1, "ncclInt32": 4, "ncclInt": 4, "ncclUint32": 4, "ncclInt64": 8,
+    "ncclUint64": 8, "ncclFloat16": 2, "ncclHalf": 2, "ncclFloat32": 4, "ncclFloat": 4, "ncclFloat64": 8,
+    "ncclDouble": 8, "ncclBfloat16": 2, "ncclFloat8e4m3": 1, "ncclFloat8e5m2": 1,
+}  # fmt: skip
+"""Bytes of an element by NCCL's name of its type (nccl.h)."""
+
+
+@dataclass(slots=True)
+class NcclOperation:
+    """A collective, a send or a receive."""
+
+    name: str
+    """``AllReduce``, ``Send`` and so on."""
+    communicator: str
+    """Hash of its communicator."""
+    posted_ns: int
+    """When the host enqueued it; -1 where that was never set."""
+    done_ns: int
+    """When the plugin saw its end; -1 likewise."""
+    peer: int
+    """Rank at the other end within the communicator; -1 for a collective."""
+    size_bytes: int
+    """Elements times their size; 0 where the type is unknown."""
+    stream: int
+    """The stream that the caller gave; -1 where that is not recorded."""
+    kernel_ns: list[tuple[int, int]] = field(default_factory=list)
+    """Per channel, start and end of the kernel as the host's clock saw them."""
+    clock_ns: list[tuple[int, int]] = field(default_factory=list)
+    """Likewise, as the GPU's clock did."""
+
+    def span(self) -> tuple[int, int] | None:
+        """Return start and end: the kernel's where it was seen, as long as the GPU says; None where neither is."""
+        start = min((begin for begin, _ in self.kernel_ns), default=self.posted_ns)
+        end = max((end for _, end in self.kernel_ns), default=self.done_ns)
+        if self.clock_ns and start >= 0:
+            first, last = min(begin for begin, _ in self.clock_ns), max(end for _, end in self.clock_ns)
+            return start, start + last - first
+        return (start, end) if 0 <= start <= end else None
+
+    def order(self) -> tuple[int, int]:
+        """Return its start and end, for sorting."""
+        return self.span() or (0, 0)
+
+
+@dataclass(slots=True)
+class CommunicatorFile:
+    """One rank of one communicator."""
+
+    path: Path
+    """The file."""
+    process: int
+    """Process id; -1 where no event says."""
+    ranks: dict[str, int]
+    """Its rank, by communicator."""
+    operations: list[NcclOperation]
+    """What it carried, by time of its start."""
+    untimed: int = 0
+    """Operations that have no time."""
+    cut: bool = False
+    """Whether the file ends in the middle of an event."""
+
+
+def read_communicator(path: Path) -> CommunicatorFile:
+    """Read one file.
+
+    Raises:
+        TraceError: it cannot be read, or is no such file.
+    """
+    events = PlainEvents(path, mend=lambda text: _BARE.sub(rb'\1"\2"', text))
+    ranks: dict[str, int] = {}
+    operations: list[NcclOperation] = []
+    process, known = -1, False
+    for event in _nested(events):
+        known = known or event.category in _CATEGORIES
+        process = whole(event.fields.get("pid"), process)
+        if event.category in _CARRIES:
+            operations.append(_operation(event, ranks))
+    if not known:
+        raise TraceError("holds no event of NCCL's profiler plugin", file=path)
+    named = _NAME.search(path.name)
+    if named is not None and not ranks:
+        ranks[named[1]] = whole(named[2], 0)
+    if len(ranks) == 1:
+        operations = [replace(one, communicator=one.communicator or next(iter(ranks))) for one in operations]
+    timed = sorted((one for one in operations if one.span() is not None), key=NcclOperation.order)
+    return CommunicatorFile(
+        path=path, process=process, ranks=ranks, operations=timed, untimed=len(operations) - len(timed),
+        cut=events.cut,
+    )  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Open:
+    """An event that began."""
+
+    fields: dict[str, Any]
+    category: str
+    around: _Open | None
+    """The event around it."""
+    end: object = None
+    kernels: list[_Open] = field(default_factory=list)
+    carrier: _Open | None = None
+    """The innermost collective or message: itself, or around it."""
+    call: _Open | None = None
+    """The innermost call of the host's: itself, or around it."""
+
+    def __post_init__(self) -> None:
+        if self.around is not None:
+            self.carrier, self.call = self.around.carrier, self.around.call
+        if self.carrier is not None and self.fields.get("name") == "KernelCh":
+            self.carrier.kernels.append(self)
+        if self.category in _CARRIES:
+            self.carrier = self
+        if self.category.endswith("_API"):
+            self.call = self
+
+    @property
+    def args(self) -> Mapping[str, Any]:
+        args = self.fields.get("args")
+        return args if isinstance(args, dict) else {}
+
+
+def _nested(events: PlainEvents) -> Iterator[_Open]:
+    """Yield each whole event; one that never ends is whole as it is.
+
+    Numbers tell nothing apart (every ``KernelCh`` is 0): an end is that of the innermost open event of its name.
+    """
+    opened: list[_Open] = []
+    places: dict[tuple[str, ...], list[int]] = {}
+    for event in events:
+        named = _named(event)
+        if event.get("ph") == "b" and len(opened) < _DEEPEST:
+            places.setdefault(named, []).append(len(opened))
+            opened.append(_Open(event, named[0], opened[-1] if opened else None))
+        elif event.get("ph") == "e" and places.get(named):
+            place = places[named][-1]
+            opened[place].end = event.get("ts")
+            for one in reversed(opened[place:]):
+                places[_named(one.fields)].pop()
+                yield one
+            del opened[place:]
+    yield from reversed(opened)
+
+
+def _named(event: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return category, name and process: what an event's end has in common with its beginning."""
+    return tuple(str(event.get(key)) for key in ("cat", "name", "pid"))
+
+
+def _operation(event: _Open, ranks: dict[str, int]) -> NcclOperation:
+    """Return a collective or message, and take note of its communicator's rank."""
+    args = event.args
+    communicator, rank = str(args.get("CommHash", "")), whole(args.get("Rank"), -1)
+    if communicator and rank >= 0:
+        ranks[communicator] = rank
+    call = event.call.args if event.call is not None else {}
+    kernel_ns = [(_at(kernel.fields.get("ts")), _at(kernel.end)) for kernel in event.kernels]
+    clock_ns = [
+        (whole(kernel.args.get("StartGpuClk"), 0), whole(kernel.args.get("StopGpuClk"), 0))
+        for kernel in event.kernels
+    ]
+    of_copies = whole(args.get("duration_gpu_us"), 0)
+    clock_ns += [(1, 1 + of_copies * 1_000)] if of_copies > 0 else []
+    return NcclOperation(
+        name=str(event.fields.get("name", "")), communicator=communicator,
+        posted_ns=_at(event.fields.get("ts")), done_ns=_at(event.end), peer=whole(args.get("Peer"), -1),
+        size_bytes=max(whole(args.get("Count", args.get("count")), 0), 0)
+        * ITEM_BYTES.get(str(args.get("Datatype", args.get("datatype"))), 0),
+        stream=_address(call.get("Stream")),
+        kernel_ns=[(start, end) for start, end in kernel_ns if 0 <= start <= end],
+        clock_ns=[(start, end) for start, end in clock_ns if 0 < start <= end],
+    )  # fmt: skip
+
+
+def _at(value: object) -> int:
+    """Return nanoseconds, -1 for a time that was never set."""
+    at = microseconds(value)
+    return at if at is not None and at > 0 else -1
+
+
+def _address(value: object) -> int:
+    try:
+        address = int(value, 16) if isinstance(value, str) else -1
+    except ValueError:
+        return -1
+    return address if address < _LARGEST else -1
+
+
+@dataclass(slots=True, kw_only=True)
+class _Process:
+    """All files of one process."""
+
+    files: list[CommunicatorFile] = field(default_factory=list)
+    ranks: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def operations(self) -> list[NcclOperation]:
+        return sorted((one for file in self.files for one in file.operations), key=NcclOperation.order)
+
+
+def read_nccl(paths: Sequence[Path]) -> tuple[list[Recording], list[str]]:
+    """Read the plugin's files of a run; one that cannot be read is noted, and the others are used.
+
+    Returns:
+        One recording per process, and notes.
+
+    Raises:
+        TraceError: no file can be read, or two are of one rank of one communicator.
+    """
+    files, notes = read_files(paths, read_communicator)
+    untimed = [file.untimed for file in files.values() if file.untimed]
+    if untimed:
+        notes.append(f"{sum(untimed):,} operations in {len(untimed)} files have no time: left out")
+    processes = _processes(list(files.values()))
+    members = _members(processes)
+    ranks, note = _numbered(processes, members)
+    peers = [one.peer for process in processes for one in process.operations if not note]
+    notes += [note] if note else []
+    groups = _pipelines(processes, members, ranks)
+    world = max(len(processes), max([*ranks, *peers]) + 1)
+    return [
+        _recording(process, rank, world, groups, members, ranks)
+        for process, rank in zip(processes, ranks, strict=True)
+    ], notes
+
+
+def _processes(files: Sequence[CommunicatorFile]) -> list[_Process]:
+    processes: dict[tuple[Path, int], _Process] = {}
+    for file in files:
+        process = processes.setdefault((file.path.parent, file.process), _Process())
+        twice = next((name for name in file.ranks if name in process.ranks), None)
+        if twice is not None:
+            other = next(each.path.name for each in process.files if twice in each.ranks)
+            message = (
+                f"is of process {file.process} and communicator {twice}, as {other} is: "
+                "leave one out, or give each host's files a folder of their own"
+            )
+            raise TraceError(message, file=file.path)
+        process.files.append(file)
+        process.ranks |= file.ranks
+    return list(processes.values())
+
+
+def _members(processes: Sequence[_Process]) -> dict[str, dict[int, int]]:
+    """Return by communicator the process of each of its ranks."""
+    members: dict[str, dict[int, int]] = {}
+    for number, process in enumerate(processes):
+        for communicator, rank in process.ranks.items():
+            by_rank = members.setdefault(communicator, {})
+            if rank in by_rank:
+                other = processes[by_rank[rank]].files[0].path.name
+                message = f"is of rank {rank} of communicator {communicator}, as {other} is: leave one out"
+                raise TraceError(message, file=process.files[0].path)
+            by_rank[rank] = number
+    return members
+
+
+def _numbered(processes: Sequence[_Process], members: Mapping[str, Mapping[int, int]]) -> tuple[list[int], str]:
+    """Return each process's global rank, and what was assumed."""
+    whole = sorted(name for name, by_rank in members.items() if len(by_rank) == len(processes))
+    if whole:
+        by_process = {process: rank for rank, process in members[whole[0]].items()}
+        return [by_process[number] for number in range(len(processes))], ""
+    order = [number for name in _with_messages(processes, members) for _, number in sorted(members[name].items())]
+    order = list(dict.fromkeys([*order, *range(len(processes))]))
+    ranks = {number: rank for rank, number in enumerate(order)}
+    note = f"no communicator has all {len(processes)} processes: global ranks are counted, pipeline by pipeline"
+    return [ranks[number] for number in range(len(processes))], note
+
+
+def _with_messages(processes: Sequence[_Process], members: Mapping[str, Mapping[int, int]]) -> list[str]:
+    used = {one.communicator for process in processes for one in process.operations if one.peer >= 0}
+    return sorted(used & members.keys(), key=lambda name: (sorted(members[name].values()), name))
+
+
+def _pipelines(
+    processes: Sequence[_Process], members: Mapping[str, Mapping[int, int]], ranks: Sequence[int]
+) -> dict[str, tuple[int, ...]]:
+    """Return the communicators that carry messages and of which every rank was recorded."""
+    return {
+        f"pp {name}": tuple(ranks[members[name][rank]] for rank in range(len(members[name])))
+        for name in _with_messages(processes, members)
+        if set(members[name]) == set(range(len(members[name]))) and len(members[name]) < len(processes)
+    }
+
+
+def _recording(
+    process: _Process, rank: int, world: int, groups: Mapping[str, tuple[int, ...]],
+    members: Mapping[str, Mapping[int, int]], ranks: Sequence[int],
+) -> Recording:  # fmt: skip
+    ends, collectives = [], []
+    for operation in process.operations:
+        name, size = operation.name, operation.size_bytes
+        start, end = operation.order()
+        if operation.peer < 0:
+            payload = Payload(operation=name, size_bytes=size, group=operation.communicator)
+            collectives.append((payload, start, end, operation.stream, operation.posted_ns))
+            continue
+        other = members.get(operation.communicator, {}).get(operation.peer, -1)
+        ends.append(MessageEnd(
+            sends=name.lower().startswith("send"), peer=ranks[other] if other >= 0 else -1,
+            start_ns=start, end_ns=end, size_bytes=size, posted_ns=operation.posted_ns,
+        ))  # fmt: skip
+    notes = [f"{file.path.name} ends in the middle of an event" for file in process.files if file.cut]
+    return Recording(
+        path=process.files[0].path, rank=rank, world=world, groups=groups, ends=tuple(ends),
+        operations=Operations.of_collectives(collectives), notes=tuple(notes),
+    )  # fmt: skip

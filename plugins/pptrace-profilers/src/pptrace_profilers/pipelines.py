@@ -1,0 +1,302 @@
+"""Pipelines of a recorded job, and their sizes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING
+
+from pptrace.plugin import AXES, ConfigError, Layout, TraceError
+from pptrace_profilers.recording import MOST_RANKS, NO_STAGE, pipeline_group
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from pptrace_profilers.recording import Recording
+
+__all__ = ["GROUPED", "left_over", "numbers_of", "one_pipeline", "ranks_by_stages", "stages_of", "whole_pipelines"]
+
+_SIZE = re.compile(r"([a-z]+)=(\d+)")
+_MOST_NAMED = 16
+"""Ranks that are named one by one."""
+_SORTS = ("slowest", "median")
+
+
+def one_pipeline(
+    recordings: Sequence[Recording], layout: str = "", replica: str = ""
+) -> tuple[list[Recording], tuple[str, ...]]:
+    """Return one pipeline's recordings, first stage first, and what was assumed.
+
+    Args:
+        recordings: one per process, in any order.
+        layout: sizes such as ``pp=4,tp=2,dp=8``, with the order of axes that :class:`Layout` has by default; empty
+            for the trace's own groups.
+        replica: ``dp=0,tp=0``, ``slowest`` or ``median``; the first unless given.
+
+    Raises:
+        TraceError: two recordings of one rank, or ranks that nobody knows.
+        ConfigError: a layout or replica that cannot be.
+    """
+    known = _by_rank(recordings)
+    pipelines, note = (_of_layout(known, layout), "") if layout else _of_groups(known)
+    complete = {place: ranks for place, ranks in pipelines.items() if all(rank in known for rank in ranks)}
+    there = complete or _fullest(pipelines, known)
+    chosen = _chosen(there, known, replica)
+    ranks = there[chosen]
+    notes = [note] if note else []
+    if missing := [rank for rank in pipelines[chosen] if rank not in known]:
+        notes.append(f"no file of rank {_listed(missing)}: the others are taken as they are")
+    if len(pipelines) > 1:
+        notes.append(f"replica {chosen or 'of rank 0'} of {len(pipelines)}: global ranks {_listed(ranks)}")
+    local = {rank: number for number, rank in enumerate(ranks)}
+    return [_local(known[rank], local) for rank in ranks], tuple(notes)
+
+
+def _fullest(pipelines: dict[str, tuple[int, ...]], known: dict[int, Recording]) -> dict[str, tuple[int, ...]]:
+    """Return the recorded ranks of the pipelines of which most were recorded."""
+    recorded = {place: tuple(rank for rank in ranks if rank in known) for place, ranks in pipelines.items()}
+    most = max(map(len, recorded.values()))
+    return {place: ranks for place, ranks in recorded.items() if len(ranks) == most}
+
+
+def whole_pipelines(recordings: Sequence[Recording], layout: str = "") -> dict[str, tuple[int, ...]]:
+    """Return the global ranks of each pipeline of which every rank was recorded, by its place.
+
+    Raises:
+        TraceError: two recordings of one rank, or ranks that nobody knows.
+        ConfigError: a layout that cannot be.
+    """
+    known = _by_rank(recordings)
+    pipelines = _of_layout(known, layout) if layout else _of_groups(known)[0]
+    return {place: ranks for place, ranks in pipelines.items() if all(rank in known for rank in ranks)}
+
+
+def numbers_of(
+    pipeline: Sequence[Recording], known: Sequence[Recording], layout: str = ""
+) -> tuple[tuple[int, ...], int]:
+    """Return the ranks' numbers where files of others are missing, none else, and how many ranks there are.
+
+    Where neither a layout nor groups nor stages say so, those are all ranks of the job.
+    """
+    ranks = tuple(max(one.rank, 0) for one in pipeline)
+    if layout or any(map(_members, known)):
+        recorded = _by_rank(known)
+        pipelines = _of_layout(recorded, layout) if layout else _of_groups(recorded)[0]
+        whole = next(its for its in pipelines.values() if ranks[0] in its)
+        return tuple(map(whole.index, ranks)) if len(ranks) < len(whole) else (), len(whole)
+    world = max((one.world for one in known), default=0)
+    if len(ranks) >= world or max(ranks) >= world:
+        return (), len(ranks)
+    size = ranks_by_stages(pipeline, world)
+    numbers = tuple(stages_of(one)[0] for one in pipeline) if size else ()
+    if numbers and all(a < b for a, b in pairwise(numbers)):
+        return numbers if len(numbers) < size else (), size
+    return ranks, world
+
+
+def _members(recording: Recording) -> tuple[int, ...]:
+    """Return the global ranks of a recording's pipeline as its groups say them, directly or by what they leave."""
+    rank = max(recording.rank, 0)
+    return pipeline_group(recording.groups, rank) or left_over(recording.groups, rank, recording.world)
+
+
+def _by_rank(recordings: Sequence[Recording]) -> dict[int, Recording]:
+    unknown = [one for one in recordings if one.rank < 0]
+    if unknown and len(recordings) > 1:
+        message = "does not say whose it is: name it rank0.json and so on"
+        raise TraceError(message, file=unknown[0].path)
+    known: dict[int, Recording] = {}
+    for recording in recordings:
+        rank, path = max(recording.rank, 0), recording.path
+        if rank in known:
+            raise TraceError(f"is of rank {rank}, as {_apart(known[rank].path, path)}", file=path)
+        known[rank] = recording
+    return dict(sorted(known.items()))
+
+
+def _apart(first: Path, second: Path) -> str:
+    """Say which file is of the same rank, and what to do."""
+    if first.parent == second.parent:
+        return f"{first.name} is: leave one out"
+    return f"{first.parent.name}/{first.name} is: give the folder of one run"
+
+
+def _of_groups(known: dict[int, Recording]) -> tuple[dict[str, tuple[int, ...]], str]:
+    groups = {_members(one) for one in known.values()} - {()}
+    if groups:
+        pipelines = sorted(groups)
+        places = [_place(known, ranks) for ranks in pipelines]
+        if len(set(places)) < len(places) or "" in places:
+            places = [f"of rank {min(ranks)}" for ranks in pipelines]
+        return dict(zip(places, pipelines, strict=True)), ""
+    world = max((one.world for one in known.values()), default=0) or len(known)
+    present = tuple(known)
+    # A file may say any number of ranks, so they are counted and never listed.
+    if len(present) == world or max(present) >= world:
+        return {"": present}, ""
+    counted = "" if present[-1] < len(present) else f", counted as ranks 0 to {len(present) - 1}"
+    return {"": present}, f"no file of rank {_missing(known, world)}: the others are taken as they are{counted}"
+
+
+def _place(known: dict[int, Recording], pipeline: Sequence[int]) -> str:
+    """Return where a pipeline is, ``dp=0,tp=1``, by its first rank's place in the groups of other axes."""
+    rank = next((rank for rank in pipeline if rank in known), -1)
+    parts = []
+    for axis, described in GROUPED.items():
+        groups = known[rank].groups.items()
+        ranks = next((ranks for name, ranks in groups if described.search(name) and rank in ranks), ())
+        if len(ranks) > 1:
+            parts.append(f"{axis}={ranks.index(rank)}")
+    return ",".join(parts)
+
+
+def _of_layout(known: dict[int, Recording], text: str) -> dict[str, tuple[int, ...]]:
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        match = _SIZE.fullmatch(part.strip())
+        if match is None or match[1] not in AXES or not int(match[2]):
+            raise ConfigError(f"{part!r} is no size: write such as pp=4,tp=2,dp=8", file="--layout")
+        sizes[match[1]] = int(match[2])
+    pp, dp, cp, ep, tp = (sizes.get(axis, 1) for axis in ("pp", "dp", "cp", "ep", "tp"))
+    layout = Layout(pp=pp, dp=dp, cp=cp, ep=ep, tp=tp)
+    if layout.gpus > MOST_RANKS:
+        raise ConfigError(f"{text} is {layout.gpus} ranks: more than {MOST_RANKS}", file="--layout")
+    if layout.gpus <= max(known):
+        message = f"{text} is {layout.gpus} ranks, and there is a file of rank {max(known)}"
+        raise ConfigError(message, file="--layout")
+    pipelines: dict[str, tuple[int, ...]] = {}
+    grid = layout.grid()
+    for dp in range(layout.dp):
+        for cp in range(layout.cp):
+            for tp in range(layout.tp):
+                sized = (("dp", dp, layout.dp), ("cp", cp, layout.cp), ("tp", tp, layout.tp))
+                place = ",".join(f"{axis}={at}" for axis, at, size in sized if size > 1)
+                pipelines[place] = tuple(int(rank) for rank in grid[:, dp, cp, tp])
+    return pipelines
+
+
+def _chosen(pipelines: dict[str, tuple[int, ...]], known: dict[int, Recording], replica: str) -> str:
+    if not replica or replica in pipelines:
+        return replica if replica in pipelines else next(iter(pipelines))
+    if replica in _SORTS:
+        # Clocks may differ by rank, so spans are those of single ranks.
+        spans = sorted((max(_span(known[rank]) for rank in ranks), place) for place, ranks in pipelines.items())
+        return spans[-1 if replica == "slowest" else (len(spans) - 1) // 2][1]
+    wanted = set(replica.replace(" ", "").split(","))
+    fitting = [place for place in pipelines if set(place.split(",")) - {""} <= wanted | _zeros(wanted, place)]
+    exact = [place for place in fitting if all(part in place.split(",") or part.endswith("=0") for part in wanted)]
+    if not exact:
+        known_text = "; ".join(pipelines) or "the only one"
+        raise ConfigError(
+            f"no such replica among those recorded: {known_text}, slowest, median", file=f"--replica {replica}"
+        )
+    return exact[0]
+
+
+def _zeros(wanted: set[str], place: str) -> set[str]:
+    """Return the parts of a place that are 0 and that nobody asked for otherwise."""
+    named = {part.split("=")[0] for part in wanted}
+    return {part for part in place.split(",") if part.endswith("=0") and part.split("=")[0] not in named}
+
+
+def _span(recording: Recording) -> int:
+    """Return how long a rank's actions, or else its operations, take."""
+    spans = [execution.gpu or execution for execution in recording.executions]
+    operations = recording.operations
+    if spans:
+        return max(span.end_ns for span in spans) - min(span.start_ns for span in spans)
+    if operations is not None and operations.start_ns.size:
+        return int(operations.end_ns.max()) - int(operations.start_ns.min())
+    return 0
+
+
+def _local(recording: Recording, local: dict[int, int]) -> Recording:
+    """Return a recording whose messages name pipeline ranks; those that leave the pipeline name none."""
+    ends = tuple(replace(end, peer=local.get(end.peer, -1)) for end in recording.ends)
+    return replace(recording, ends=ends)
+
+
+def _missing(known: dict[int, Recording], world: int) -> str:
+    """Return the first ranks that have no recording, and how many others."""
+    named = list(islice((rank for rank in range(world) if rank not in known), _MOST_NAMED))
+    left = world - len(known) - len(named)
+    return ", ".join(map(str, named)) + (f" and {left} others" if left else "")
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    others = f" and {len(ranks) - _MOST_NAMED} others" if len(ranks) > _MOST_NAMED else ""
+    return ", ".join(map(str, ranks[:_MOST_NAMED])) + others
+
+
+GROUPED = {
+    "dp": re.compile(r"(?:^|[_\W])dp(?:$|[_\W])|^data_parallel", re.IGNORECASE),
+    "cp": re.compile(r"(?:^|[_\W])cp(?:$|[_\W])|^context_parallel", re.IGNORECASE),
+    "tp": re.compile(r"(?:^|[_\W])tp(?:$|[_\W])|^tensor_model_parallel", re.IGNORECASE),
+}
+"""How groups of each axis are described, by PyTorch's device meshes and by Megatron-LM."""
+
+
+def left_over(groups: Mapping[str, tuple[int, ...]], rank: int, world: int) -> tuple[int, ...]:
+    """Return the ranks that a job's other axes leave for a rank's pipeline, first stage first; else none.
+
+    Ranks of a job are numbers whose digits are its axes, so a group's ranks lie equally far apart, and how far is
+    the product of all faster axes. One gap in those products is the pipeline's axis.
+
+    Args:
+        groups: the process groups of the rank, by description.
+        rank: the global rank.
+        world: ranks of the job.
+    """
+    strides = []
+    for described in GROUPED.values():
+        its = [ranks for name, ranks in groups.items() if described.search(name) and rank in ranks]
+        ranks = min(its, key=len, default=())  # Megatron-LM has data-parallel groups with and without context
+        if len(ranks) > 1:
+            strides.append((ranks[1] - ranks[0], len(ranks)))
+            if ranks != tuple(range(ranks[0], ranks[0] + len(ranks) * strides[-1][0], strides[-1][0] or 1)):
+                return ()
+    free, faster = [], 1
+    for stride, size in [*sorted(strides), (world, 1)] if strides else ():
+        if stride < faster or stride % faster:
+            return ()
+        if stride > faster:
+            free.append((faster, stride // faster))
+        faster = stride * size
+    if len(free) != 1:
+        return ()
+    ((stride, size),) = free
+    first = rank - rank // stride % size * stride
+    return tuple(range(first, first + size * stride, stride))
+
+
+def ranks_by_stages(pipeline: Sequence[Recording], world: int) -> int:
+    """Return how many ranks a pipeline has, by the stages that its recorded ranks hold; 0 where that is not sure.
+
+    A rank that holds several stages says how far apart they are: microbatches pass the ranks around, or there and
+    back. A rank's first stage is its number in the pipeline.
+    """
+    fitting: set[int] | None = None
+    for recording in pipeline:
+        held = stages_of(recording)
+        if len(held) <= 1 or held[0] == NO_STAGE:
+            return 0
+        sizes = {held[1] - held[0], (held[0] + held[1] + 1) // 2}
+        its = {size for size in sizes if size and world % size == 0 and held in _held(held[0], size, len(held))}
+        fitting = its if fitting is None else fitting & its
+    return next(iter(fitting)) if fitting and len(fitting) == 1 else 0
+
+
+def stages_of(recording: Recording) -> list[int]:
+    """Return the stages of a rank's actions, in order."""
+    return sorted({action.stage for execution in recording.executions for action in execution.members})
+
+
+def _held(number: int, ranks: int, chunks: int) -> tuple[list[int], list[int]]:
+    """Return the stages of a rank whose pipeline goes around, and of one that goes there and back."""
+    if number >= ranks:
+        return [], []
+    around = [chunk * ranks + number for chunk in range(chunks)]
+    back = [chunk * ranks + (ranks - 1 - number if chunk % 2 else number) for chunk in range(chunks)]
+    return around, back

@@ -1,1 +1,0 @@
-"""What one process recorded, in no profiler's own terms."""

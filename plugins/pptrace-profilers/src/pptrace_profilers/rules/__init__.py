@@ -1,1 +1,0 @@
-"""How names and arguments of events say actions, messages, communication and ranks."""

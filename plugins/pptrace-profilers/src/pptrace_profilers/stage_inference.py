@@ -1,0 +1,430 @@
+"""Inference of the stages of ranks that hold several.
+
+A GPU's kernels do not say which of them waited for which message. What they do say, taken together, is more:
+
+- what a rank sends leaves behind the action that made it (:mod:`~pptrace_profilers.message_chains`);
+- between two ranks messages of one direction are taken in the order in which they left;
+- an action begins behind the kernel that brought its message;
+- on a stage, forwards run in the order of microbatches;
+- a microbatch passes the ranks around and around, as interleaved schedules have it, or there and back, as V's and
+  waves do.
+
+Whatever fits all this is searched for (:mod:`~pptrace_profilers.stage_inference`). Where two ways fit, what they
+agree on is known.
+
+An action that can be in one place alone is put there, which says what its message is to the next. Only where that
+leads no further a choice is tried, the later stage first, for what has come is mostly taken before more is begun;
+it is taken back once an action has no place.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pptrace_profilers.message_chains import NOBODY, Known, Part, alike, chained, messages_of, second_passes
+from pptrace_profilers.pass_runs import AUTOGRAD, Verdict, mean, work_starts_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from pptrace_profilers.message_chains import Messages
+    from pptrace_profilers.pass_runs import Places, RankRuns
+
+    _Found = tuple[Verdict, list[RankRuns], list[Places], int]
+    """How sure it is, ranks with backwards of the right forwards, the place of each forward, how many stages."""
+
+__all__ = ["Placing", "Routed", "from_ways_of_messages", "routed"]
+
+
+def from_ways_of_messages(ranks: Sequence[RankRuns], source: str) -> _Found | None:
+    """Return what the ways of messages say; None where neither hosts' waits nor GPUs' kernels were recorded."""
+    on_gpu = [end.posted_ns >= 0 for rank in ranks for end in rank.recording.ends if end.peer >= 0]
+    if source == AUTOGRAD and not any(on_gpu):
+        return _from_chains(ranks)
+    return _from_routes(ranks, source) if all(on_gpu) else None
+
+
+class _Shares:
+    """What speaks for an inference, over all steps."""
+
+    def __init__(self) -> None:
+        self.fitting: Counter[str] = Counter()
+        self.counted: Counter[str] = Counter()
+        self.routes: list[tuple[int, ...]] = []
+        self.reason = ""
+
+    def add(self, shares: Mapping[str, tuple[int, int]], route: tuple[int, ...], reason: str = "") -> None:
+        """Add a step's, and why nothing fits it."""
+        self.routes.append(route)
+        self.reason = self.reason or reason
+        for what, (fit, count) in shares.items():
+            self.fitting[what] += fit
+            self.counted[what] += count
+
+    def verdict(self, ranks: Sequence[RankRuns], source: str) -> tuple[Verdict, int]:
+        """Return how sure it is, and how many stages there are."""
+        shares = {what: self.fitting[what] / self.counted[what] for what in self.counted}
+        route = Counter(self.routes).most_common(1)[0][0]
+        shares["of the steps have their stages in the same places"] = self.routes.count(route) / len(self.routes)
+        pairs = [rank.backwards[run.forward_number] in {1, 2} for rank in ranks for run in rank.forwards]
+        shares["of the forwards have one backward or two"] = mean(pairs)
+        source = f"{source} and the ways of messages"
+        if self.reason and not any(self.routes):
+            return Verdict(text="", objection=f" from {source}: {self.reason}"), 0
+        return Verdict.of(shares, source), len(route)
+
+
+def _steps(ranks: Sequence[RankRuns]) -> list[int]:
+    return sorted({step for rank in ranks for step in rank.steps} - {-1})
+
+
+def _from_chains(ranks: Sequence[RankRuns]) -> _Found:
+    """Return what hosts say that waited for their messages."""
+    placed: list[Places] = [{} for _ in ranks]
+    shares = _Shares()
+    for step in _steps(ranks):
+        found = chained([_part(rank, step) for rank in ranks])
+        shares.add(found.shares, found.route)
+        for (rank, forward), place in found.places.items():
+            placed[rank][forward] = place
+    return shares.verdict(ranks, AUTOGRAD)[0], list(ranks), placed, len(shares.routes[0])
+
+
+def _from_routes(ranks: Sequence[RankRuns], source: str) -> _Found:
+    """Return what GPUs' kernels say."""
+    placed: list[Places] = [{} for _ in ranks]
+    runs = [list(rank.runs) for rank in ranks]
+    shares = _Shares()
+    for step in _steps(ranks):
+        numbers = [[number for number, its in enumerate(rank.steps) if its == step] for rank in ranks]
+        starts = [work_starts_ns(rank.recording.operations, rank.runs) for rank in ranks]
+        found = routed(
+            [_part(rank, step) for rank in ranks],
+            [[start[number] for number in its] for start, its in zip(starts, numbers, strict=True)],
+            paired=source == AUTOGRAD,
+        )
+        shares.add(found.shares, found.route, found.reason)
+        of_place: dict[tuple[int, int, int], int] = {}
+        for (rank, number), place in found.places.items():  # by rank and time: a forward comes before its backward
+            run = runs[rank][numbers[rank][number]]
+            forward = of_place.setdefault((rank, *place), run.forward_number)
+            placed[rank][forward] = place
+            runs[rank][numbers[rank][number]] = replace(run, forward_number=forward)
+    paired = [replace(rank, runs=its) for rank, its in zip(ranks, runs, strict=True)]
+    verdict, stages = shares.verdict(paired, source)
+    return verdict, paired, placed, stages
+
+
+def _part(rank: RankRuns, step: int) -> Part:
+    runs = [run for run, its in zip(rank.runs, rank.steps, strict=True) if its == step]
+    windows = rank.recording.windows
+    start, end = windows[step][1:] if windows else (-(2**63), 2**63)
+    return Part(runs=runs, ends=[one for one in rank.recording.ends if start <= one.host_ns <= end])
+
+
+_MOST_CHUNKS = 8
+"""Stages per rank that are tried for ways there and back, whose messages do not say how many there are."""
+_TRIES = 100
+"""How many times as many actions as there are one search puts somewhere at most."""
+_NOTHING_FITS = (
+    "no order of stages fits its messages, neither one that passes all ranks around (interleaved) nor there and "
+    "back (V); messages are missing, or stages of one rank follow each other, as in waves, and send nothing that "
+    "tells them apart"
+)
+_SEARCHED = "of the search for what fits came to its end"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routed:
+    """A step's actions, put in their places."""
+
+    places: Mapping[tuple[int, int], tuple[int, int]]
+    """Stage and microbatch by rank and number of the action there; empty where nothing fits."""
+    shares: Mapping[str, tuple[int, int]]
+    """What speaks for it: of how many things how many fit, by what they are."""
+    route: tuple[int, ...]
+    """The rank of each stage; empty where nothing fits."""
+    reason: str = ""
+    """Why nothing fits; empty where something does, or the search was not brought to its end."""
+
+
+def routed(parts: Sequence[Part], starts_ns: Sequence[Sequence[int]], *, paired: bool) -> Routed:
+    """Put one step's actions in their places.
+
+    Args:
+        parts: what each rank did, by launch.
+        starts_ns: when the work of each of a rank's runs began on its GPU.
+        paired: whether backwards are known to go back through their ``forward_number``.
+    """
+    known = [_known(part, starts, paired=paired) for part, starts in zip(parts, starts_ns, strict=True)]
+    total = max(sum(map(len, known)), 1)
+    searches = list(_searches(parts, known))
+    found = [(search, places) for search in searches for places in search.solutions()]
+    whole = all(search.tries > 0 for search in searches)
+    if not found:
+        what = "of the actions have a place on a way through the ranks" if whole else _SEARCHED
+        return Routed(places={}, shares={what: (0, total)}, route=(), reason=_NOTHING_FITS if whole else "")
+    search, places = found[0]
+    ends = max(sum(len(part.ends) for part in parts), 1)
+    of_forwards = {
+        (rank, run.forward_number): places[rank, number]
+        for rank, part in enumerate(parts)
+        for number, run in enumerate(part.runs)
+        if run.forward
+    }
+    shares = {
+        "of the messages lie between two actions": (2 * search.messages.linked, ends),
+        "of the actions have one place alone": (_agreed([every for _, every in found]), total),
+        _SEARCHED: (int(whole), 1),
+        "of the forwards are like others of their stage": alike(parts, of_forwards),
+    }
+    if not paired:
+        what = "of the backwards that begin on the last stage follow one forward alone"
+        shares[what] = _turning(known[search.route[-1]], search.route, places)
+    return Routed(places=places, route=search.route, shares=shares)
+
+
+def _agreed(found: Sequence[Mapping[tuple[int, int], tuple[int, int]]]) -> int:
+    """Return how many actions have the same place in all that fits."""
+    return sum(all(other[node] == place for other in found) for node, place in found[0].items())
+
+
+def _turning(
+    known: Sequence[Known], route: Sequence[int], places: Mapping[tuple[int, int], tuple[int, int]]
+) -> tuple[int, int]:
+    """Return before how many of the last stage's backwards one forward of it had not gone back, of how many.
+
+    Which of several goes back first no message says.
+    """
+    ahead = alone = count = 0
+    for number, one in enumerate(known):
+        if places[route[-1], number][0] != len(route) - 1:
+            continue
+        alone += not one.forward and ahead == 1
+        count += not one.forward
+        ahead += 1 if one.forward else -1
+    return alone, max(count, 1)
+
+
+def _known(part: Part, starts_ns: Sequence[int], *, paired: bool) -> list[Known]:
+    second = second_passes(part.runs) if paired else set()
+    forwards = {run.forward_number: number for number, run in enumerate(part.runs) if run.forward}
+    return [
+        Known(
+            forward=run.forward, second=number in second, start_ns=start,
+            pair=forwards.get(run.forward_number, -1) if paired and not run.forward else -1,
+        )
+        for number, (run, start) in enumerate(zip(part.runs, starts_ns, strict=True))
+    ]  # fmt: skip
+
+
+def _searches(parts: Sequence[Part], known: Sequence[Sequence[Known]]) -> Iterator[Placing]:
+    """Yield the searches that there are: one for each way through the ranks, and for who made which message."""
+    tries = _TRIES * sum(map(len, known))
+    for route, microbatches in _routes(parts, known):
+        # Of gradient and activation that leave together for one rank, either may be named first.
+        first, second = (messages_of(parts, known, route, gradient_first=gradient) for gradient in (True, False))
+        for messages in (first,) if first == second else (first, second):
+            yield Placing(known, messages, route, microbatches, tries=tries)
+
+
+def _routes(parts: Sequence[Part], known: Sequence[Sequence[Known]]) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Yield the ranks of all stages, and how many microbatches pass them, for what forwards and messages can be.
+
+    With P ranks, M microbatches and v stages on each, a rank has vM forwards, and 2M(Pv - 1) messages go around;
+    there and back, v - 1 times a rank hands over to itself.
+    """
+    ranks, made = len(known), {sum(one.forward for one in rank) for rank in known}
+    if ranks == 1 or len(made) != 1:
+        return
+    (each,) = made
+    sent = sum(end.sends for part in parts for end in part.ends)
+    around = ranks * each - sent // 2
+    if around > 0 and each % around == 0 and each > around:
+        yield tuple(range(ranks)) * (each // around), around
+    if sent != 2 * each * (ranks - 1):
+        return
+    way = tuple(range(ranks))
+    for chunks in range(2, min(_MOST_CHUNKS, each) + 1):
+        if each % chunks == 0:
+            turns = (way[::-1] if chunk % 2 else way for chunk in range(chunks))
+            yield tuple(rank for turn in turns for rank in turn), each // chunks
+
+
+_ROUNDED_NS = 2_000
+"""By how much times of kernels may be off: older profilers write whole microseconds."""
+_Node = tuple[int, int]
+_Place = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """A place that an action may have."""
+
+    place: _Place
+    source: int
+    """The rank whose message it takes, its own for what that hands over; :data:`NOBODY` for none."""
+
+
+class Placing:
+    """One step's actions, to be put in their places."""
+
+    def __init__(
+        self, known: Sequence[Sequence[Known]], messages: Messages, route: tuple[int, ...], microbatches: int,
+        *, tries: int,
+    ) -> None:  # fmt: skip
+        """Begin with no action in a place.
+
+        Args:
+            known: by rank, actions by launch.
+            messages: what they sent and what arrived.
+            route: the rank of each stage.
+            microbatches: how many there are.
+            tries: after how many actions put somewhere it is given up.
+        """
+        self.known, self.messages, self.route, self.microbatches = known, messages, route, microbatches
+        self.tries = tries
+        self.stages = [[stage for stage, at in enumerate(route) if at == rank] for rank in range(len(known))]
+        self.returned = [_returned(rank) for rank in known]
+        self.at = [0] * len(known)
+        self.places: dict[_Node, _Place] = {}
+        self.begun: Counter[tuple[bool, int]] = Counter()
+        self.taken: Counter[tuple[int, int, bool]] = Counter()
+        self.handed: dict[tuple[int, bool], list[_Node]] = defaultdict(list)
+        self.trail: list[tuple[int, _Option]] = []
+
+    def solutions(self) -> Iterator[dict[_Node, _Place]]:
+        """Yield places of all actions, as many ways as there are."""
+        choices: list[tuple[int, int, list[_Option]]] = []
+        while self.tries > 0:
+            rank, options = self._advanced()
+            if rank < 0 and len(self.trail) == sum(map(len, self.known)):
+                yield dict(self.places)
+            if options:
+                choices.append((len(self.trail), rank, options))
+            while choices and not choices[-1][2]:
+                choices.pop()
+            if not choices:
+                return
+            length, rank, options = choices[-1]
+            while len(self.trail) > length:
+                self._undo()
+            self._put(rank, options.pop(0))
+
+    def _advanced(self) -> tuple[int, list[_Option]]:
+        """Put all actions where they must be; return a rank whose next one has a choice, and that; else -1."""
+        moved = True
+        while moved:
+            moved, rank_of_choice, choice = False, -1, []
+            for rank in range(len(self.known)):
+                while self.at[rank] < len(self.known[rank]) and self.tries > 0:
+                    options, waits = self._options(rank)
+                    if waits:
+                        break
+                    if len(options) != 1:
+                        if not options:
+                            return -1, []
+                        if rank_of_choice < 0:
+                            rank_of_choice, choice = rank, options
+                        break
+                    self._put(rank, options[0])
+                    moved = True
+        return rank_of_choice, choice
+
+    def _put(self, rank: int, option: _Option) -> None:
+        node = (rank, self.at[rank])
+        one = self.known[rank][node[1]]
+        self.tries -= 1
+        self.trail.append((rank, option))
+        self.places[node] = option.place
+        self.at[rank] += 1
+        if one.second:
+            return
+        self.begun[one.forward, option.place[0]] += 1
+        self.taken[rank, option.source, one.forward] += 1
+        if self._next_rank(option.place[0], forward=one.forward) == rank:
+            self.handed[rank, one.forward].append(node)
+
+    def _undo(self) -> None:
+        rank, option = self.trail.pop()
+        self.at[rank] -= 1
+        node = (rank, self.at[rank])
+        one = self.known[rank][node[1]]
+        del self.places[node]
+        if one.second:
+            return
+        self.begun[one.forward, option.place[0]] -= 1
+        self.taken[rank, option.source, one.forward] -= 1
+        if self._next_rank(option.place[0], forward=one.forward) == rank:
+            self.handed[rank, one.forward].pop()
+
+    def _next_rank(self, stage: int, *, forward: bool) -> int:
+        """Return the rank that an output goes to, :data:`NOBODY` at the end of the way."""
+        stage += 1 if forward else -1
+        return self.route[stage] if 0 <= stage < len(self.route) else NOBODY
+
+    def _options(self, rank: int) -> tuple[list[_Option], bool]:
+        """Return where a rank's next action may be, and whether that is open until another rank has gone on."""
+        number = self.at[rank]
+        one = self.known[rank][number]
+        if one.pair >= 0:
+            place = self.places.get((rank, one.pair))
+            if place is None:
+                return [], False
+            if one.second:
+                return [_Option(place, NOBODY)], False
+            option, waits = self._option(rank, place)
+            return [option] if option is not None else [], waits
+        found: list[_Option] = []
+        for stage in reversed(self.stages[rank]):
+            microbatch = self.begun[one.forward, stage]
+            if microbatch >= (self.microbatches if one.forward else self.begun[True, stage]):
+                continue
+            option, waits = self._option(rank, (stage, microbatch))
+            if waits:
+                return [], True
+            if option is not None:
+                found.append(option)
+        return found, False
+
+    def _option(self, rank: int, place: _Place) -> tuple[_Option | None, bool]:
+        """Return a place as a rank's next action can have it, None if it cannot; and whether that is open."""
+        number = self.at[rank]
+        one, (stage, microbatch) = self.known[rank][number], place
+        if not self._leaves(rank, number, stage):
+            return None, False
+        before = stage - 1 if one.forward else stage + 1
+        if not 0 <= before < len(self.route):
+            return _Option(place, NOBODY), False
+        source = self.route[before]
+        taken = self.taken[rank, source, one.forward]
+        if source == rank:
+            handed = self.handed[rank, one.forward]
+            fits = taken < len(handed) and self.places[handed[taken]] == (before, microbatch)
+            return (_Option(place, source) if fits else None), False
+        inputs = self.messages.inputs.get((rank, source, one.forward), ())
+        if taken >= len(inputs) or inputs[taken].there_ns > one.start_ns + _ROUNDED_NS:
+            return None, False
+        made = self.places.get(inputs[taken].maker)
+        if made is None:
+            return None, True
+        return (_Option(place, source) if made == (before, microbatch) else None), False
+
+    def _leaves(self, rank: int, number: int, stage: int) -> bool:
+        """Say whether what an action sent, and its backward if that is known, goes where a stage's output goes."""
+        ways = [(number, self.known[rank][number].forward)]
+        if number in self.returned[rank]:
+            ways.append((self.returned[rank][number], False))
+        for action, forward in ways:
+            goes = self._next_rank(stage, forward=forward)
+            if self.messages.sent_to[rank][action] != (NOBODY if goes == rank else goes):
+                return False
+        return True
+
+
+def _returned(known: Sequence[Known]) -> dict[int, int]:
+    """Return by forward the number of the first action that goes back through it."""
+    pairs = [(one.pair, number) for number, one in enumerate(known) if one.pair >= 0 and not one.second]
+    return dict(reversed(pairs))

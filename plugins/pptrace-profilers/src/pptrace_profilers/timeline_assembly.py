@@ -1,0 +1,542 @@
+"""Assembly of recordings to a timeline.
+
+A GPU's kernels say when a message was there whether or not anybody waited for it, so that nothing has to be
+guessed from waits, as it has where the host's own posts were recorded.
+
+A timeline counts them as ``collective_ns``, as it does of simulated pairs of actions in segments.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from itertools import accumulate
+from statistics import median
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.plugin import (
+    COMMUNICATION,
+    COPIES,
+    PASSES,
+    SENDS,
+    Action,
+    CellColumns,
+    Kind,
+    Measurement,
+    Pass,
+    ScheduleError,
+    Slice,
+    Source,
+    Step,
+    Stream,
+    TraceError,
+    Unattributed,
+    compute_rows,
+    from_slices,
+    infer_placement,
+    message_kind,
+    messages,
+)
+from pptrace_profilers.alignment import align, split_steps
+from pptrace_profilers.messages import kernel_of, kernel_payloads, match_ends, name_messages, shifted_message
+from pptrace_profilers.recording import NO_STAGE, shifted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pptrace.plugin import Clock, Int64s, Placement, Timeline
+    from pptrace_profilers.messages import Message
+    from pptrace_profilers.recording import Execution, MessageEnd, Recording
+
+    Row = tuple[Slice, int, int]
+    """A slice, and what belongs to it."""
+
+__all__ = [
+    "Arrivals",
+    "TimesAlone",
+    "arrival",
+    "arrivals_of",
+    "assemble",
+    "own_length",
+    "timeline_of",
+    "with_causes",
+    "with_group_waits",
+]
+
+_EMPTY_SHARE = 0.1
+_SKIPPED = (
+    "stage 0: input gradients are empty, as PyTorch skips them; each is one backward with its weight gradient"
+)
+_ENDING_NS = 20_000
+"""The most by which a kernel that sends ends later than its last byte is there."""
+_CONTRADICTED_NS = 50_000
+"""From how much on it is told that no one offset of a clock fits."""
+
+
+def assemble(recordings: Sequence[Recording], numbers: Sequence[int] = ()) -> Measurement:
+    """Return the measurement of a pipeline's recordings, one per pipeline rank in their order.
+
+    Args:
+        recordings: what the ranks did.
+        numbers: the ranks' places in the pipeline where others are missing; their own order unless given.
+
+    Raises:
+        TraceError: no step holds an action of a pipeline, or ranks hold the same stage and microbatch.
+    """
+    labels, rank_steps, left_out = split_steps(recordings)
+    unattributed = [
+        replace(work, rank=rank) for rank, recording in enumerate(recordings) for work in recording.unattributed
+    ]
+    matched = [match_ends(step, unattributed) for step in rank_steps]
+    clocks = align(len(recordings), list(_transfers([message for step in matched for message in step])))
+    notes = [*(note for one in recordings for note in one.notes), *left_out, *_contradictions(clocks)]
+    found = []
+    for label, ranks, step_messages in zip(labels, rank_steps, matched, strict=True):
+        if all(one.action.kind in COMMUNICATION for rank in ranks for one in rank.executions):
+            notes.append(f"{label} holds no action: left out")
+            continue
+        places = numbers or range(len(ranks))
+        parts = [_on_one_clock(*one) for one in zip(ranks, clocks, places, strict=True)]
+        _check_replicas(parts)
+        moves = [shifted_message(message, clocks) for message in step_messages]
+        name_messages(parts, moves, unattributed)
+        found.append((label, parts, moves))
+    # What a framework skips it skips in every step, however long one of them took.
+    skips = _skips_input_gradient([(part, arrivals_of(moves)) for _, parts, moves in found for part in parts])
+    notes += [_SKIPPED] if skips else []
+    steps = []
+    for label, parts, moves in found:
+        whole = [_with_whole_backward(part) for part in parts] if skips else parts
+        timeline, gap, begins = timeline_of(whole, moves)
+        covered = _covered(recordings, label)
+        steps.append(Step(label=label, timeline=timeline, gap_ns=gap, covered_ns=covered, begins_ns=begins))
+    if not steps:
+        raise TraceError("holds no action of a pipeline", file=recordings[0].path)
+    return Measurement(
+        steps=tuple(steps), clocks=tuple(clocks), unattributed=_summed(unattributed),
+        sources=_sources(recordings), notes=tuple(dict.fromkeys(notes)),
+    )  # fmt: skip
+
+
+def _contradictions(clocks: Sequence[Clock]) -> Iterator[str]:
+    contradicted = [clock for clock in clocks if clock.contradicted_ns > _CONTRADICTED_NS]
+    if contradicted:
+        ranks = ", ".join(str(clock.rank) for clock in contradicted)
+        worst = max(clock.contradicted_ns for clock in contradicted) / 1e6
+        yield (
+            f"clocks of ranks {ranks} contradict their messages by up to {worst:.3f} ms, however they are set: "
+            "they drift, or times are wrong, and what links take is known no better than that"
+        )
+
+
+def _sources(recordings: Sequence[Recording]) -> tuple[Source, ...]:
+    """Return the ranks' files, where viewers of traces open all of them."""
+    sources = [
+        Source(rank=rank, path=one.path, origin_ns=one.origin_ns, has_clock=one.has_clock)
+        for rank, one in enumerate(recordings)
+        if one.origin_ns is not None
+    ]
+    return tuple(sources) if len(sources) == len(recordings) else ()
+
+
+def _transfers(messages: Sequence[Message]) -> Iterator[tuple[int, int, int, int]]:
+    """Yield sender, receiver, and by their own clocks when a message had not yet left and when it was there.
+
+    A kernel that carries nothing else ends when its message has left, much later than it starts where it waits for
+    its peer. That is used where it is known both ways, for clocks are set to the middle of what both ways allow.
+    """
+    payloads = kernel_payloads(messages)
+    whole = [
+        (one.source, one.target, one.sent, one.received, payloads[kernel_of(one.source, one.sent)] == 1)
+        for one in messages
+        if one.sent is not None and one.received is not None
+    ]
+    ways = {(source, target) for source, target, _, _, alone in whole if alone}
+    for source, target, sent, received, alone in whole:
+        left = sent.start_ns
+        if alone and (target, source) in ways:
+            left = max(left, sent.end_ns - _ENDING_NS)
+        yield source, target, left, received.end_ns
+
+
+def _summed(unattributed: Sequence[Unattributed]) -> tuple[Unattributed, ...]:
+    """Return one entry per rank and name, the longest first."""
+    sums: dict[tuple[int, str], Unattributed] = {}
+    for work in unattributed:
+        known = sums.get((work.rank, work.what))
+        sums[work.rank, work.what] = (
+            replace(known, count=known.count + work.count, total_ns=known.total_ns + work.total_ns)
+            if known is not None
+            else work
+        )
+    return tuple(sorted(sums.values(), key=lambda work: (-work.total_ns, work.rank, work.what)))
+
+
+def _covered(recordings: Sequence[Recording], label: str) -> int:
+    """Return the longest of the ranges that the ranks' profilers wrote around a step."""
+    ranges = (end - start for recording in recordings for name, start, end in recording.windows if name == label)
+    return max(ranges, default=0)
+
+
+def _on_one_clock(part: Recording, clock: Clock, place: int) -> Recording:
+    """Return what a rank did, by rank 0's clock, with its place as its stage where names did not say one."""
+    executions = (_later(_staged(execution, place), clock.offset_ns) for execution in part.executions)
+    return replace(part, executions=tuple(executions))
+
+
+def _later(execution: Execution, by_ns: int) -> Execution:
+    gpu = execution.gpu
+    if gpu is not None:
+        gpu = shifted(gpu, by_ns, launch_ns=gpu.launch_ns + by_ns if gpu.launch_ns >= 0 else -1)
+    return shifted(execution, by_ns, gpu=gpu)
+
+
+def _staged(execution: Execution, place: int) -> Execution:
+    """Give an action without a stage the one of its rank."""
+    if execution.action.stage != NO_STAGE:
+        return execution
+    return replace(execution, action=replace(execution.action, stage=place))
+
+
+def _check_replicas(ranks: Sequence[Recording]) -> None:
+    """Refuse a stage that works on one microbatch on several ranks: those are of several pipelines."""
+    holders: dict[str, int] = {}
+    for number, rank in enumerate(ranks):
+        members = (member for execution in rank.executions for member in execution.members)
+        for action in (str(member) for member in members if member.kind in PASSES):
+            first = holders.setdefault(action, number)
+            if first != number:
+                a, b = ranks[first].rank, rank.rank
+                message = (
+                    f"{action} is of rank {a} and of rank {b}, so they are of two pipelines: "
+                    "say how the job is laid out, as --layout pp=2,dp=2"
+                )
+                raise TraceError(message, file=rank.path)
+
+
+def _skips_input_gradient(ranks: Sequence[tuple[Recording, Arrivals]]) -> bool:
+    """Return whether the first stage's input gradients are empty, so that its ``0W`` is the whole backward."""
+    inputs = [
+        (execution, arrivals)
+        for rank, arrivals in ranks
+        for execution in rank.executions
+        if execution.action.kind is Kind.I
+    ]
+    on_gpu = any(execution.gpu is not None for execution, _ in inputs)
+    lengths = [  # of a GPU's actions one without a kernel took no time
+        (one.action.stage, 0 if on_gpu and one.gpu is None else own_length(one, arrivals))
+        for one, arrivals in inputs
+    ]
+    first = [length for stage, length in lengths if stage == 0]
+    others = [length for stage, length in lengths if stage > 0]
+    return bool(first and others and np.median(first) <= _EMPTY_SHARE * np.median(others))
+
+
+def _with_whole_backward(rank: Recording) -> Recording:
+    """Make one backward of the first stage's input gradient and what follows it."""
+    executions = [
+        replace(one, action=replace(one.action, kind=Kind.B))
+        if one.action.stage == 0 and one.action.kind is Kind.W
+        else one
+        for one in rank.executions
+        if one.action.stage != 0 or one.action.kind is not Kind.I
+    ]
+    return replace(rank, executions=tuple(executions))
+
+
+def timeline_of(ranks: Sequence[Recording], messages: Sequence[Message]) -> tuple[Timeline, Int64s, int]:
+    """Return a step's timeline, from its first action on, the gaps inside its slices, and when it begins.
+
+    Raises:
+        TraceError: the actions are no pipeline's.
+    """
+    arrivals = arrivals_of(messages)
+    times = TimesAlone(ranks, arrivals)
+    actions = [one for number, rank in enumerate(ranks) for one in _actions(number, rank, arrivals, times)]
+    placement = _placement([action for action, _ in actions], len(ranks))
+    # A message of a microbatch that was nowhere computed has no place in the step.
+    moves = ((move, 0, done) for move, done in _moves(messages) if _is_within(move.action, placement))
+    slices = [*((action, gap, -1) for action, gap in actions), *moves]
+    slices.sort(key=lambda row: _place(row[0]))
+    slices = with_group_waits(slices)
+    zero = min(row.start_ns for row, _, _ in slices)
+    timeline = from_slices([_since(row, zero) for row, _, _ in slices], placement)
+    received = np.array([-1 if done < 0 else done - zero for _, _, done in slices], dtype=np.int64)
+    if (received >= 0).any():
+        timeline = with_causes(timeline, received)
+    return timeline, np.array([gap for _, gap, _ in slices], dtype=np.int64), zero
+
+
+def arrivals_of(messages: Sequence[Message]) -> dict[tuple[bool, int, int], int]:
+    """Return when each input was there: by whether it is an activation, its stage, and its first microbatch."""
+    return {
+        (message.forward, message.to_stage, message.microbatch): message.received.end_ns
+        for message in messages
+        if message.stage >= 0 and message.received is not None
+    }
+
+
+def _is_within(action: Action, placement: Placement) -> bool:
+    return action.microbatch + action.span <= placement.microbatches and action.stage < placement.stages
+
+
+def _place(row: Slice) -> tuple[int, int, int, int, int]:
+    """Return what a timeline's rows are sorted by, so that they stay as they are here."""
+    return row.rank, int(row.stream), row.peer, row.start_ns, row.end_ns
+
+
+def _actions(rank: int, step: Recording, arrivals: Arrivals, times: TimesAlone) -> Iterator[tuple[Slice, int]]:
+    """Yield a rank's computations without the waits for their inputs, and its own collectives, with their gaps."""
+    free: dict[Stream, int] = {}
+    pairs = 0
+    on_gpu = any(execution.gpu is not None for execution in step.executions)
+    for execution in sorted(step.executions, key=_begin):
+        if execution.action.kind in COMMUNICATION and execution.pair < 0:
+            continue
+        members, stream = execution.members, _stream(execution)
+        if on_gpu:
+            enter, begin, end = _on_gpu(execution, free.get(stream))
+        else:
+            enter, begin, end = _on_host(execution, free.get(stream, execution.start_ns), arrivals)
+        free[stream] = end
+        boundaries = times.boundaries(members, end - begin)
+        for number, member in enumerate(members):
+            first, last = begin + boundaries[number], begin + boundaries[number + 1]
+            gap, collective = _gap_and_collective(execution, number, len(members), last - first)
+            yield Slice(
+                rank=rank, stream=stream, action=member, start_ns=first, end_ns=last, enter_ns=min(enter, first),
+                pair=pairs if len(members) > 1 else execution.pair, collective_ns=collective,
+            ), gap  # fmt: skip
+        pairs += len(members) > 1
+
+
+def _begin(execution: Execution) -> int:
+    return execution.gpu.start_ns if execution.gpu is not None else execution.start_ns
+
+
+def _stream(execution: Execution) -> Stream:
+    """Return the stream of an action: the one that its kernels ran on, else the one that its kind stands for."""
+    kind, gpu = execution.action.kind, execution.gpu
+    if kind in COMMUNICATION and execution.pair >= 0:
+        return Stream.EXPERT_PARALLEL
+    computed = gpu is not None and gpu.computes and kind not in COMMUNICATION | COPIES
+    return Stream.COMPUTE if computed else kind.traits.stream
+
+
+def _on_host(execution: Execution, free: int, arrivals: Arrivals) -> tuple[int, int, int]:
+    """Return when an action was at the head of its stream, when it started and when it ended."""
+    # A pair's members run one after another, so only the first one's input holds up its start.
+    there = arrival(execution.members[0], arrivals, execution.start_ns)
+    begin = max(execution.start_ns, free, min(there, execution.end_ns))
+    return min(execution.start_ns, begin), begin, max(execution.end_ns, begin)
+
+
+def _on_gpu(execution: Execution, free: int | None) -> tuple[int, int, int]:
+    """Return the same of a GPU; an action without a kernel takes no time, where the host was or the stream is."""
+    gpu = execution.gpu
+    if gpu is None:
+        at = execution.start_ns if free is None else max(free, execution.start_ns)
+        return at, at, at
+    begin = gpu.start_ns if free is None else max(free, gpu.start_ns)
+    launch = gpu.launch_ns if gpu.launch_ns >= 0 else begin
+    return min(max(launch, free or launch), begin), begin, max(gpu.end_ns, begin)
+
+
+def _gap_and_collective(execution: Execution, number: int, members: int, length: int) -> tuple[int, int]:
+    """Return a member's share of an action's gaps and collectives, no more than fits into it."""
+    if execution.gpu is None or execution.action.kind in COMMUNICATION:
+        return 0, 0
+    gap, collective = (
+        whole * (number + 1) // members - whole * number // members
+        for whole in (execution.gpu.gap_ns, execution.gpu.collective_ns)
+    )
+    return min(gap, length), min(collective, length - min(gap, length))
+
+
+def _moves(messages: Sequence[Message]) -> Iterator[tuple[Slice, int]]:
+    """Yield the slices of each message on both ranks: from when both ends were there until it was.
+
+    With each comes when the kernel ended that received it, -1 where none did.
+    """
+    free: dict[tuple[int, int, bool], int] = {}
+    payloads = kernel_payloads(messages)
+    for message in sorted((one for one in messages if one.stage >= 0), key=_end):
+        sent, received = message.sent, message.received
+        batched = received is not None and payloads[kernel_of(message.target, received)] > 1
+        size = max(end.size_bytes for end in (sent, received) if end is not None)
+        ways = (message.source, message.target, sent, True), (message.target, message.source, received, False)
+        for rank, peer, end, sends in ways:
+            if end is None or rank < 0:
+                continue
+            start, stop = _times(end, sent, received, batched=batched)
+            stop = max(stop, free.get((rank, peer, sends), stop))
+            start = min(max(start, free.get((rank, peer, sends), start)), stop)
+            free[rank, peer, sends] = stop
+            yield Slice(
+                rank=rank, stream=Stream.SEND if sends else Stream.RECV, peer=peer, size_bytes=size,
+                start_ns=start, end_ns=stop, enter_ns=min(end.start_ns, start),
+                action=Action(
+                    kind=message_kind(sends=sends, forward=message.forward),
+                    stage=message.stage if sends else message.to_stage,
+                    microbatch=message.microbatch, span=message.span,
+                ),
+            ), -1 if sends or end.posted_ns < 0 else end.end_ns  # fmt: skip
+
+
+def _times(
+    end: MessageEnd, sent: MessageEnd | None, received: MessageEnd | None, *, batched: bool
+) -> tuple[int, int]:
+    """Return from when until when a message moves at one end.
+
+    One whose sender was done before the receiver began, or of which one end is known, moves at each end by that
+    end's own time. A kernel that carries several messages ends with the last of them, so that what it received was
+    there when its sender's kernel ended, if that was before.
+    """
+    if sent is None or received is None or (sent.posted_ns >= 0 and sent.end_ns < received.start_ns):
+        return end.start_ns, end.end_ns
+    start, stop = max(sent.start_ns, received.start_ns), received.end_ns
+    return start, min(stop, max(sent.end_ns, start)) if batched else stop
+
+
+def _end(message: Message) -> int:
+    end = message.received or message.sent
+    return end.end_ns if end is not None else 0
+
+
+def _placement(slices: Sequence[Slice], ranks: int) -> Placement:
+    rows = sorted(
+        (one for one in slices if one.stream is Stream.COMPUTE), key=lambda one: (one.rank, one.start_ns)
+    )
+    columns = [
+        np.array([getattr(row.action, name) for row in rows], dtype=np.int32)
+        for name in ("kind", "stage", "microbatch", "span")
+    ]
+    ptr = np.searchsorted([row.rank for row in rows], np.arange(ranks + 1))
+    try:
+        return infer_placement(ptr, CellColumns(columns[0], columns[1], columns[2], columns[3], None))
+    except ScheduleError as error:
+        raise TraceError(f"its actions are no pipeline's: {error}") from error
+
+
+def _since(row: Slice, zero: int) -> Slice:
+    """Return a slice by the time since the step's first action; what was launched before waits from then on."""
+    return shifted(row, -zero, enter_ns=max(row.enter_ns - zero, 0))
+
+
+_PROMPT_NS = 20_000
+"""Within which a computation starts when its input is there; what starts later waited for the host."""
+
+
+def with_causes(timeline: Timeline, received_ns: Int64s) -> Timeline:
+    """Return a step whose computations and messages say what released them, where that is known.
+
+    Args:
+        timeline: a step of GPUs.
+        received_ns: shape (slices,): for a message that was received, when its kernel ended; -1 for all else, and
+            where no kernel was recorded.
+    """
+    cause = np.full(len(timeline), -1, dtype=np.int32)
+    before = np.full(len(timeline), -1, dtype=np.int64)
+    for rows in compute_rows(timeline):
+        cause[rows[1:]] = rows[:-1]
+        before[rows[1:]] = timeline.end_ns[rows[:-1]]
+    moves = messages(timeline)
+    for ends in (moves.send, moves.recv):
+        cause[ends[ends >= 0]] = moves.producer[ends >= 0]
+    waits = moves.consumer >= 0
+    consumer, recv = moves.consumer[waits], moves.recv[waits]
+    there = np.where(recv >= 0, received_ns[recv], -1)
+    unknown = consumer[there < 0]
+    late = timeline.start_ns[consumer] > there + _PROMPT_NS
+    released = (there >= 0) & (there >= before[consumer]) & (~late | (before[consumer] < 0))
+    cause[consumer[released]] = recv[released]
+    cause[unknown] = -1
+    return replace(timeline, cause=cause)
+
+
+def with_group_waits(rows: Sequence[Row]) -> list[Row]:
+    """Return slices whose computations begin with their wait for the phase of an overlapped pair that feeds them.
+
+    Args:
+        rows: slices, of each stream by their time.
+    """
+    fed = {_fed_by(row.action): row for row, *_ in rows if row.stream is Stream.EXPERT_PARALLEL}
+    free: dict[int, int] = {}
+    found = []
+    for row, gap, received in rows:
+        if row.stream is not Stream.COMPUTE:
+            found.append((row, gap, received))
+            continue
+        fits = row.action.kind is not Kind.W and row.rank in free
+        brought = fed.get((row.action.kind is Kind.F, row.action.stage, row.action.microbatch)) if fits else None
+        waited = 0
+        if brought is not None:
+            waited = min(brought.end_ns, row.start_ns) - max(free[row.rank], brought.start_ns)
+        free[row.rank] = row.end_ns
+        found.append((_from(row, max(waited, 0)), gap, received))
+    return found
+
+
+def _from(row: Slice, earlier_ns: int) -> Slice:
+    begin = row.start_ns - earlier_ns
+    return replace(
+        row, start_ns=begin, enter_ns=min(row.enter_ns, begin), collective_ns=row.collective_ns + earlier_ns
+    )
+
+
+def _fed_by(action: Action) -> tuple[bool, int, int]:
+    """Return which computation takes what a phase carries: whether a forward, its stage and its microbatch."""
+    forward = action.kind.traits.direction is Pass.FORWARD
+    away = (1 if forward else -1) if action.kind in SENDS else 0
+    return forward, action.stage + away, action.microbatch
+
+
+Arrivals = dict[tuple[bool, int, int], int]
+"""When inputs were there: of forwards or of backwards, by stage and microbatch."""
+
+
+class TimesAlone:
+    """What actions take that run alone, by kind and stage."""
+
+    def __init__(self, ranks: Sequence[Recording], arrivals: Arrivals) -> None:
+        times: dict[tuple[Kind, int], list[int]] = defaultdict(list)
+        for rank in ranks:
+            for execution in rank.executions:
+                action = execution.action
+                if not action.sub_actions:
+                    times[action.kind, action.stage].append(own_length(execution, arrivals))
+        self._by_stage = {key: median(lengths) for key, lengths in times.items()}
+        for (kind, _), lengths in list(times.items()):
+            times[kind, -1] += lengths
+        self._by_kind = {kind: median(lengths) for (kind, stage), lengths in times.items() if stage < 0}
+
+    def boundaries(self, members: Sequence[Action], length_ns: int) -> list[int]:
+        """Return where each member begins and the last one ends; even parts where one never ran alone."""
+        times = [self._of(member.kind, member.stage) for member in members]
+        known = [time for time in times if time]
+        weights = known if len(known) == len(times) else [1.0] * len(members)
+        whole = sum(weights)
+        inner = [min(round(length_ns * reached / whole), length_ns) for reached in accumulate(weights[:-1])]
+        return [0, *inner, length_ns]
+
+    def _of(self, kind: Kind, stage: int) -> float | None:
+        time = self._by_stage.get((kind, stage), self._by_kind.get(kind))
+        if time is None and kind is Kind.B:
+            parts = [self._of(part, stage) for part in (Kind.I, Kind.W)]
+            return sum(part for part in parts if part) if all(parts) else None
+        return time
+
+
+def arrival(action: Action, arrivals: Arrivals, otherwise: int) -> int:
+    """Return when an action's input was there."""
+    return arrivals.get((action.kind is Kind.F, action.stage, action.microbatch), otherwise)
+
+
+def own_length(execution: Execution, arrivals: Arrivals) -> int:
+    """Return what an action took without the wait for its input."""
+    if execution.gpu is not None:
+        return execution.gpu.end_ns - execution.gpu.start_ns
+    there = arrival(execution.action, arrivals, execution.start_ns)
+    return execution.end_ns - min(max(execution.start_ns, there), execution.end_ns)

@@ -1,0 +1,227 @@
+"""PyTorch's profiler as a Perfetto trace (``.pftrace``): the slices that say what its Chrome JSON says.
+
+Sources: Kineto's PerfettoTraceBuilder.cpp (each event on a track of its own below its thread's, its arguments as
+one JSON text named ``metadata``, the file's metadata as instants named ``trace_metadata``), and PyTorch's
+torch/csrc/profiler/cupti/monitor_pftrace.cpp (arguments one by one; GPU work as slices on a stream's track, or as
+``GpuRenderStageEvent`` with its arguments as texts).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from pptrace.plugin import TraceError, check_packets, read_unpacked, read_varint
+from pptrace_profilers.event_builder import EventBuilder, whole
+from pptrace_profilers.events import Arguments
+from pptrace_profilers.pytorch_process import recording_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from pptrace_profilers.naming_rules import Rules
+    from pptrace_profilers.recording import Recording
+
+__all__ = ["read_pftrace"]
+
+_CALL = re.compile(r"(?:cuda|cu|hip)[A-Z]\w*")
+_PACKET_TAG, _LONGEST_VARINT = 0x0A, 10
+_MOST_OPEN, _MOST_ANCESTORS = 10_000, 8
+_BEGIN, _END, _INSTANT = 1, 2, 3
+
+
+def read_pftrace(path: Path, rules: Rules) -> Recording:
+    """Read one process's file.
+
+    Raises:
+        TraceError: it cannot be read, is no Perfetto trace, or holds no slice.
+    """
+    from google.protobuf.message import DecodeError
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
+
+    slices = _Slices(path)
+    raw = _unpacked(path)
+    for count, (start, stop) in enumerate(_packets(raw, path, slices), 1):
+        check_packets(count, raw, stop, path)
+        try:
+            slices.take(TracePacket.FromString(raw[start:stop]))
+        except DecodeError:
+            raise TraceError(f"is damaged: the packet at byte {start} is none", file=path) from None
+    return slices.recording(rules)
+
+
+def _unpacked(path: Path) -> bytes:
+    raw = read_unpacked(path)
+    if not raw:
+        raise TraceError("is empty", file=path)
+    return raw
+
+
+def _packets(raw: bytes, path: Path, slices: _Slices) -> Iterator[tuple[int, int]]:
+    """Yield where each packet of ``Trace`` starts and stops."""
+    at = 0
+    while at < len(raw):
+        if raw[at] != _PACKET_TAG:
+            raise TraceError(f"is no Perfetto trace: byte {at} starts no packet", file=path)
+        size, length = read_varint(raw[at + 1 : at + 1 + _LONGEST_VARINT], 0)
+        start = at + 1 + length
+        if not length or start + size > len(raw):
+            slices.cut = True
+            return
+        yield start, start + size
+        at = start + size
+
+
+class _Slices:
+    """Slices as their packets come; what is interned counts per packet sequence."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.cut = path, False
+        self.builder = EventBuilder()
+        self.top: dict[str, Any] = {}
+        self.parents: dict[int, int] = {}
+        self.threads: dict[int, tuple[int, int]] = {}
+        self.begun: dict[int, list[tuple[int, str, dict[str, Any]]]] = {}
+        self.names: dict[tuple[int, str, int], str] = {}
+
+    def take(self, packet: Any) -> None:
+        """Take the next packet."""
+        sequence = packet.trusted_packet_sequence_id
+        if packet.HasField("track_descriptor"):
+            self._describe(packet.track_descriptor)
+        if packet.HasField("interned_data"):
+            self._intern(sequence, packet.interned_data)
+        if packet.HasField("track_event"):
+            self._event(packet.timestamp, sequence, packet.track_event)
+        elif packet.HasField("gpu_render_stage_event"):
+            self._stage(packet.timestamp, sequence, packet.gpu_render_stage_event)
+
+    def recording(self, rules: Rules) -> Recording:
+        """Return what the process did."""
+        self.builder.bad += sum(map(len, self.begun.values()))
+        if not len(self.builder):
+            raise TraceError("holds no slice of PyTorch's profiler", file=self.path)
+        self.top.pop("baseTimeNanoseconds", None)  # packets' times are whole
+        recording = recording_of(self.builder.events(self.path, self.top, cut=self.cut), rules)
+        return replace(recording, has_clock=True)
+
+    def _describe(self, track: Any) -> None:
+        if track.parent_uuid:
+            self.parents[track.uuid] = track.parent_uuid
+        if track.HasField("thread"):
+            self.threads[track.uuid] = (track.thread.pid, track.thread.tid)
+
+    def _intern(self, sequence: int, data: Any) -> None:
+        for sort in ("event_names", "debug_annotation_names", "gpu_specifications"):
+            self.names |= {(sequence, sort, entry.iid): _text(entry.name) for entry in getattr(data, sort)}
+        for entry in data.debug_annotation_string_values:
+            self.names[sequence, "texts", entry.iid] = entry.str.decode("utf-8", errors="replace")
+
+    def _thread(self, track: int) -> tuple[int, int]:
+        """Return the process and thread of a track: its own, or its nearest ancestor's."""
+        ancestor = track
+        for _ in range(_MOST_ANCESTORS):
+            if ancestor in self.threads:
+                return self.threads[ancestor]
+            ancestor = self.parents.get(ancestor, 0)
+        return (-1, track % 2**62)
+
+    def _event(self, at_ns: int, sequence: int, event: Any) -> None:
+        opened = self.begun.setdefault(event.track_uuid, [])
+        if event.type == _END:
+            if opened:
+                start, name, fields = opened.pop()
+                self._slice(name, fields, self._thread(event.track_uuid), start, at_ns)
+            else:
+                self.builder.bad += 1
+            return
+        if event.type not in {_BEGIN, _INSTANT}:
+            return
+        name = _text(event.name) or self.names.get((sequence, "event_names", event.name_iid), "")
+        fields = dict(self._annotations(sequence, event.debug_annotations))
+        if event.type == _INSTANT:
+            self.top |= _parsed(fields) if name == "trace_metadata" else {}
+        elif len(opened) < _MOST_OPEN:
+            opened.append((at_ns, name, fields))
+
+    def _annotations(self, sequence: int, annotations: Any) -> Iterator[tuple[str, Any]]:
+        for annotation in annotations:
+            interned = self.names.get((sequence, "debug_annotation_names", annotation.name_iid), "")
+            name, value = _text(annotation.name) or interned, _value(annotation)
+            if annotation.HasField("string_value_iid"):
+                value = self.names.get((sequence, "texts", annotation.string_value_iid))
+            if name == "metadata" and isinstance(value, str):
+                # Kineto writes what stands between the braces.
+                values = _json("{" + value.strip().strip("{}") + "}")
+                yield from values.items() if isinstance(values, dict) else ()
+            else:
+                yield name, value
+
+    def _slice(self, name: str, fields: Mapping[str, Any], thread: tuple[int, int], start: int, end: int) -> None:
+        correlation = whole(fields.get("correlation", fields.get("correlation_id")), -1)
+        stream = whole(fields.get("stream"), -1)
+        if stream >= 0 and name != "" and "device" in fields:
+            category = "gpu_memcpy" if name.startswith("Memcpy") else "kernel"
+        else:
+            category = "cuda_runtime" if _CALL.fullmatch(name) and correlation >= 0 else "user_annotation"
+        self.builder.add(
+            name, category, thread, start, end,
+            correlation=correlation, arguments=_arguments(fields),
+            stream=stream if category != "user_annotation" else -1,
+        )  # fmt: skip
+
+    def _stage(self, at_ns: int, sequence: int, stage: Any) -> None:
+        fields = {_text(entry.name): _text(entry.value) for entry in stage.extra_data}
+        sort = self.names.get((sequence, "gpu_specifications", stage.stage_iid), "")
+        if sort == "Annotation":
+            return
+        interned = self.names.get((sequence, "event_names", stage.name_iid), "")
+        name = _text(stage.name) or interned or sort or "kernel"
+        stream = whole(fields.get("stream id", fields.get("stream")), stage.hw_queue_iid)
+        self.builder.add(
+            name, "kernel", (-2 - stage.gpu_id, stream), at_ns, at_ns + stage.duration,
+            correlation=whole(fields.get("correlation"), -1), stream=stream, arguments=_arguments(_parsed(fields)),
+        )  # fmt: skip
+
+
+def _text(value: str | bytes) -> str:
+    """Return text; what is not UTF-8 comes as bytes."""
+    return value if isinstance(value, str) else value.decode("utf-8", errors="replace")
+
+
+def _value(annotation: Any) -> Any:
+    which = annotation.WhichOneof("value")
+    if annotation.array_values:
+        return [_value(entry) for entry in annotation.array_values]
+    return (
+        getattr(annotation, which)
+        if which in {"string_value", "int_value", "uint_value", "double_value"}
+        else None
+    )
+
+
+def _parsed(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values whose texts are JSON as what they say."""
+    return {key: _json(value) if isinstance(value, str) else value for key, value in fields.items()}
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _arguments(fields: Mapping[str, Any]) -> Arguments | None:
+    """Return Kineto's arguments among some fields, where there are any that importers read."""
+    if not any(key in fields for key in ("Collective name", "Concrete Inputs", "Input Dims", "dtype")):
+        return None
+    try:
+        return msgspec.json.decode(json.dumps(fields), type=Arguments)
+    except (msgspec.DecodeError, TypeError, ValueError, RecursionError):
+        return None

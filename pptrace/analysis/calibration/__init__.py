@@ -1,1 +1,0 @@
-"""Costs and network as measured steps say they are, written as a configuration."""

@@ -1,1 +1,0 @@
-"""Networks and costs that the core itself offers."""

@@ -1,0 +1,148 @@
+"""Standard output, progress and safe display in the terminal."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import shutil
+import sys
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+import click
+
+from pptrace.errors import OutputError
+from pptrace.sanitize import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from pptrace.report.document import Document
+
+__all__ = ["echo_documents", "plain_streams", "raw", "status"]
+
+
+def echo_documents(documents: Document | Sequence[Document], *, as_json: bool) -> None:
+    """Print one document, or a list of several, as JSON or as text for the terminal's width."""
+    from pptrace.report.document import Document
+    from pptrace.report.rendering import json_of, text_of
+
+    if as_json:
+        click.echo(json_of(documents))
+        return
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    several = [documents] if isinstance(documents, Document) else documents
+    click.echo("\n\n".join(text_of(document, width) for document in several))
+
+
+@contextmanager
+def status(first: str) -> Iterator[Callable[[str], None] | None]:
+    """Show a line on the standard error while the block runs, and yield what changes it; None off a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+
+    from pptrace.sanitize import printable_line
+
+    with Console(file=raw(sys.stderr)).status(first) as shown:
+        yield lambda text: shown.update(escape(printable_line(text)))
+
+
+class _Printable:
+    """A stream of text in which control characters are spelt out."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.raw = stream
+
+    def write(self, text: str) -> int:
+        """Write text, and return how much of it there was."""
+        self.raw.write(printable(text))
+        return len(text)
+
+    def writelines(self, parts: Any) -> None:
+        """Write texts."""
+        for part in parts:
+            self.write(part)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.raw, name)
+
+
+class _StandardOutput(io.FileIO):
+    """The bytes of the standard output, which errors name."""
+
+    def write(self, content: Any, /) -> int:
+        """Write bytes, and return how many.
+
+        Raises:
+            BrokenPipeError: nobody reads them any more.
+            OutputError: they cannot be written for another reason.
+        """
+        try:
+            return super().write(content)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OutputError(f"standard output {_reason(error)}") from error
+
+
+def _reason(error: OSError) -> str:
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return "is full: free some space, or write elsewhere"
+    return f"cannot be written: {error.strerror}"
+
+
+@contextmanager
+def plain_streams() -> Iterator[None]:
+    """While the block runs, spell out control characters on the standard error, and on a terminal's output.
+
+    Output for a file or another program stays as it is, but for what has no UTF-8. It has a descriptor of its own:
+    what plugins, and programs that they start, write to descriptor 1 goes to the standard error.
+    """
+    before = sys.stdout, sys.__stdout__, sys.stderr
+    sys.stdout = sys.__stdout__ = results = _results(sys.stdout)  # type: ignore[misc,assignment] # for shutil
+    sys.stderr = cast("TextIO", _Printable(sys.stderr or io.StringIO()))
+    if results.isatty():
+        sys.stdout = cast("TextIO", _Printable(results))
+    try:
+        yield
+    finally:
+        sys.stdout, sys.__stdout__, sys.stderr = before  # type: ignore[misc] # as above
+        if results is not before[0]:
+            with suppress(OSError, OutputError):  # what cannot be written has been reported
+                results.close()
+
+
+def _results(stdout: TextIO | None) -> TextIO:
+    """Return a stream for results: Python's own standard output gets a duplicate of its descriptor.
+
+    Descriptor 1 stays the standard error's until the process ends, when C code flushes what it still holds.
+    """
+    if not isinstance(stdout, io.TextIOWrapper):
+        return stdout or io.StringIO()
+    if stdout is not sys.__stdout__:
+        stdout.reconfigure(errors="backslashreplace")
+        return stdout
+    _open_error_descriptor()
+    duplicate = _StandardOutput(os.dup(1), "w")
+    os.dup2(2, 1)
+    return io.TextIOWrapper(
+        duplicate if stdout.write_through else io.BufferedWriter(duplicate), stdout.encoding, "backslashreplace",
+        line_buffering=stdout.line_buffering, write_through=stdout.write_through,
+    )  # fmt: skip
+
+
+def _open_error_descriptor() -> None:
+    """Point descriptor 2 at nothing where it is closed, so that no file gets its number."""
+    try:
+        os.fstat(2)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
+def raw(stream: TextIO) -> TextIO:
+    """Return what lies under a stream, for those who draw: whatever they show, they make printable themselves."""
+    return stream.raw if isinstance(stream, _Printable) else stream

@@ -1,0 +1,486 @@
+"""The local server of traces."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import re
+import secrets
+import socket
+import sys
+import threading
+import time
+import webbrowser
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
+from typing import IO, TYPE_CHECKING
+from urllib.parse import quote, unquote, urlsplit
+
+from pptrace.errors import PptraceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+    from typing import Any
+
+    from _typeshed import WriteableBuffer
+
+__all__ = [
+    "HOST",
+    "PUBLIC_PORT",
+    "PUBLIC_UI",
+    "Delivery",
+    "Handler",
+    "Server",
+    "Site",
+    "byte_range",
+    "forward_command",
+    "has_display",
+    "open_browser",
+]
+
+_ONE_RANGE = re.compile(r"\s*bytes\s*=\s*(\d{0,18})\s*-\s*(\d{0,18})\s*", re.ASCII | re.IGNORECASE)
+
+
+def byte_range(header: str | None, size: int) -> tuple[int, int] | None:
+    """Return the first byte and the one after the last, or ``None`` for the whole file.
+
+    A header of another form, or of several ranges, stands for the whole file, as the standard allows.
+
+    Raises:
+        IndexError: the range lies outside the ``size`` bytes of the file.
+
+    >>> byte_range("bytes=2-4", 10), byte_range("bytes=-3", 10), byte_range("lines=1-2", 10)
+    ((2, 5), (7, 10), None)
+    """
+    match = _ONE_RANGE.fullmatch(header or "")
+    if match is None or not any(match.groups()):
+        return None
+    first, last = match.groups()
+    if first and last and int(first) > int(last):
+        return None
+    start = int(first) if first else max(0, size - int(last))
+    stop = min(size, int(last) + 1) if first and last else size
+    if start >= stop:
+        raise IndexError(f"bytes {start} to {stop} of {size}")
+    return start, stop
+
+
+class Delivery:
+    """Counts requests in progress and the parts of the trace sent; shared by all their threads.
+
+    >>> delivery = Delivery()
+    >>> delivery.sent(0, 4, size=10), delivery.complete
+    (None, False)
+    >>> delivery.sent(4, 10, size=10), delivery.complete
+    (None, True)
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._parts: set[tuple[int, int]] = set()
+        self._in_progress = 0
+        self._last = clock()
+        self.complete = False
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Count one request as in progress."""
+        with self._lock:
+            self._in_progress += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._in_progress -= 1
+                self._last = self._clock()
+
+    def sent(self, start: int, stop: int, *, size: int) -> None:
+        """Note that bytes ``start`` to ``stop`` of the trace's ``size`` went out."""
+        with self._lock:
+            self._parts.add((start, stop))
+            reached = 0
+            for first, after in sorted(self._parts):
+                reached = max(reached, after) if first <= reached else reached
+            self.complete = self.complete or reached >= size
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the last request ended; 0 while one is in progress."""
+        with self._lock:
+            return 0.0 if self._in_progress else self._clock() - self._last
+
+
+def has_display(environment: Mapping[str, str], platform: str = sys.platform) -> bool:
+    """Tell whether a browser started here would be seen by whoever typed the command.
+
+    >>> has_display({"DISPLAY": ":0"}, "linux"), has_display({}, "linux"), has_display({}, "darwin")
+    (True, False, True)
+    >>> has_display({"DISPLAY": "localhost:10.0", "SSH_CONNECTION": "10.0.0.2 50000 10.0.0.1 22"}, "linux")
+    False
+    """
+    if environment.get("SSH_CONNECTION"):
+        return False
+    needs_server = platform not in {"darwin", "win32", "cygwin"}
+    return not needs_server or any(environment.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+
+
+def forward_command(port: int) -> str:
+    """Return the command, for the machine with the browser, that leads its ``port`` to ours."""
+    return f"ssh -L {port}:{HOST}:{port} {socket.gethostname()}"
+
+
+def open_browser(address: str, otherwise: Callable[[], None]) -> None:
+    """Open ``address`` in a new tab, beside the caller; call ``otherwise`` where that fails."""
+
+    def attempt() -> None:
+        # a browser in text mode keeps its caller waiting, who has a trace to serve meanwhile
+        if not webbrowser.open_new_tab(address):
+            otherwise()
+
+    threading.Thread(target=attempt, daemon=True).start()
+
+
+_TICK_S = 0.1
+_QUIET_S = 1.0
+"""After the trace went out: time for a browser that asks twice."""
+_QUIET_UI_S = 10.0
+"""The same with an offline UI, which loads parts of itself when they are first needed."""
+_MOST_CONNECTIONS = 32
+"""Connections that are open at once, each with a thread; a browser opens six."""
+
+
+class Server(ThreadingHTTPServer):
+    """Serves one :class:`Site` on the loopback interface."""
+
+    timeout = _TICK_S
+    request_queue_size = 128
+    """Connections that may wait to be accepted: a UI asks for dozens of files at once."""
+
+    def __init__(self, site: Site, port: int) -> None:
+        """Listen on ``port``, or on any free one for 0.
+
+        Raises:
+            PptraceError: the port is taken or not ours to open.
+        """
+        self.site, self.delivery = site, Delivery()
+        self._slots = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+        try:
+            super().__init__((HOST, port), Handler)
+        except OSError as error:
+            raise PptraceError(_why_not(error, site, port)) from None
+        self.port: int = self.server_address[1]
+
+    def server_bind(self) -> None:
+        """Bind without looking the host's name up, which can take seconds off line."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = HOST, self.server_address[1]
+
+    def run(self, timeout_s: float) -> bool:
+        """Serve until the trace is fetched and all is quiet, or ``timeout_s`` pass without a request.
+
+        Returns:
+            Whether the trace was fetched.
+        """
+        quiet_s = _QUIET_S if self.site.ui is None else _QUIET_UI_S
+        while True:
+            self.handle_request()
+            idle_s = self.delivery.idle_s
+            if self.delivery.complete and idle_s >= quiet_s:
+                return True
+            if idle_s >= timeout_s:
+                return self.delivery.complete
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept a connection; beyond the most at once it waits in the system's queue.
+
+        Raises:
+            OSError: too many connections are open, or this one is gone.
+        """
+        if not self._slots.acquire(timeout=_TICK_S):
+            raise TimeoutError
+        try:
+            return super().get_request()
+        except OSError:
+            self._slots.release()
+            raise
+
+    def shutdown_request(self, request: socket.socket | tuple[bytes, socket.socket]) -> None:
+        """Close a connection, so that another one may be open."""
+        super().shutdown_request(request)
+        self._slots.release()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Let a browser hang up; any other error is a bug and shows its traceback."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]  # typeshed's private alias
+
+
+def _why_not(error: OSError, site: Site, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        what = f"port {port} is in use, perhaps by another pptrace open or trace_processor --httpd; end that one"
+    else:
+        what = f"port {port} cannot be opened: {error.strerror}"
+    if site.ui is None:
+        return f"{what} (the public UI fetches from no other port; with --ui DIR, --port takes any)"
+    return f"{what}, or choose another with --port (0 takes any free one)"
+
+
+_BINARY = "application/octet-stream"
+_TYPES = {
+    ".css": "text/css",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript",
+    ".json": "application/json",
+    ".png": "image/png",
+    ".svg": "image/svg+xml",
+    ".wasm": "application/wasm",
+    ".woff2": "font/woff2",
+}
+"""Content types of a UI's files; the system's own table may call a script plain text."""
+_METHODS = "GET, HEAD, OPTIONS"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection, which carries one request."""
+
+    server: Server
+    server_version = "pptrace"
+    sys_version = ""
+    timeout = 60
+    """Seconds that a client may leave its window full."""
+    request_timeout = 5
+    """Seconds from connecting to the end of the request's headers."""
+
+    def setup(self) -> None:
+        """Limit the time for the whole request: the timeout of a socket starts anew with each byte."""
+        super().setup()
+        self.rfile = io.BufferedReader(_Request(self.connection, self.request_timeout))
+
+    def do_GET(self) -> None:
+        """Send the trace, the part of it asked for, or a file of the UI."""
+        with self.server.delivery.request():
+            self._answer(with_body=True)
+
+    def do_HEAD(self) -> None:
+        """Send what ``GET`` would, without the body."""
+        with self.server.delivery.request():
+            self._answer(with_body=False)
+
+    def do_OPTIONS(self) -> None:
+        """Allow the browser's question before a request across origins."""
+        with self.server.delivery.request():
+            if self._file() is not None:
+                self._allow()
+
+    def end_headers(self) -> None:
+        """Add what every answer carries."""
+        if self.server.site.ui is None:
+            self.send_header("Access-Control-Allow-Origin", PUBLIC_UI)
+        self.send_header("Allow", _METHODS)
+        self.send_header("Cache-Control", "no-cache")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        super().end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Stay silent: the terminal shows what happened to the trace, not each request."""
+
+    def _file(self) -> Path | None:
+        """Return the file that the request names; where it may not have one, answer so and return ``None``."""
+        self.connection.settimeout(self.timeout)
+        site = self.server.site
+        try:
+            site.check_source(self.headers.get_all("Host", []), self.headers.get("Origin"))
+            file = site.find(self.path)
+        except (ValueError, PermissionError) as error:
+            forbidden = isinstance(error, PermissionError)
+            self.send_error(HTTPStatus.FORBIDDEN if forbidden else HTTPStatus.BAD_REQUEST, explain=str(error))
+            return None
+        if file is None:
+            self.send_error(HTTPStatus.NOT_FOUND)
+        return file
+
+    def _allow(self) -> None:
+        self.send_response(HTTPStatus.NO_CONTENT)
+        self.send_header("Access-Control-Allow-Methods", _METHODS)
+        self.send_header("Access-Control-Allow-Headers", "Range")
+        if self.headers.get("Access-Control-Request-Private-Network") == "true":
+            self.send_header("Access-Control-Allow-Private-Network", "true")
+        self.end_headers()
+
+    def _answer(self, *, with_body: bool) -> None:
+        path = self._file()
+        if path is None:
+            return
+        try:
+            file = path.open("rb")
+        except OSError:  # gone since the server started
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        with file:
+            self._send(path, file, with_body=with_body)
+
+    def _send(self, path: Path, file: IO[bytes], *, with_body: bool) -> None:
+        size = os.fstat(file.fileno()).st_size
+        try:
+            part = byte_range(self.headers.get("Range"), size)
+        except IndexError:
+            self._refuse_range(size)
+            return
+        start, stop = part or (0, size)
+        self._send_head(path, start, stop, size if part else None)
+        if with_body and self._send_body(file, start, stop - start) and path == self.server.site.trace:
+            self.server.delivery.sent(start, stop, size=size)
+
+    def _send_head(self, path: Path, start: int, stop: int, whole: int | None) -> None:
+        self.send_response(HTTPStatus.OK if whole is None else HTTPStatus.PARTIAL_CONTENT)
+        if whole is not None:
+            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{whole}")
+        # no Content-Encoding on a .gz: the UI is to have the bytes of the file
+        kind = _BINARY if path == self.server.site.trace else _TYPES.get(path.suffix, _BINARY)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(stop - start))
+        self.send_header("Accept-Ranges", "bytes")
+        self.end_headers()
+
+    def _send_body(self, file: IO[bytes], start: int, count: int) -> bool:
+        return count == 0 or self.connection.sendfile(file, start, count) == count
+
+    def _refuse_range(self, size: int) -> None:
+        self.send_response(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE)
+        self.send_header("Content-Range", f"bytes */{size}")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+
+class _Request(io.RawIOBase):
+    """What a client sends before its time is over."""
+
+    def __init__(self, connection: socket.socket, limit_s: float) -> None:
+        self._connection, self._end_s = connection, time.monotonic() + limit_s
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """Receive some bytes.
+
+        Raises:
+            TimeoutError: the time is over.
+        """
+        left_s = self._end_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left_s)
+        return self._connection.recv_into(buffer)
+
+
+PUBLIC_UI = "https://ui.perfetto.dev"
+HOST = "127.0.0.1"
+PUBLIC_PORT = 9001
+"""The only local port that the public UI's content security policy lets it fetch from."""
+_HOST_NAMES = (HOST, "localhost")
+_HOST_HEADER = re.compile(r"(\[[0-9a-f:.]+\]|[\w.~%!$&'()*+,;=-]+)(?::\d*)?", re.ASCII | re.IGNORECASE)
+"""Name and port of a ``Host`` header (RFC 9110, section 7.2)."""
+_COMMANDS = (
+    {"id": "dev.perfetto.PinTracksByRegex", "args": [r"^(critical path|rank (0*[0-9]|0*1[0-5]))( \(\d+\))?$"]},
+    {"id": "dev.perfetto.ExpandTracksByRegex", "args": [r"^rank 0+( \(\d+\))?$"]},
+)
+"""What the UI does first; viewers that do not know them skip them. Sixteen ranks leave room for what is below."""
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """One trace under one name, and perhaps an offline UI around it.
+
+    >>> from pathlib import Path
+    >>> site = Site(trace=Path("out/step 1&2.pftrace"), token="c5n0")
+    >>> site.page(9001)
+    'https://ui.perfetto.dev/#!/?url=http://127.0.0.1:9001/c5n0/step_1_2.pftrace'
+    """
+
+    trace: Path
+    """The trace file."""
+    arranged: bool = False
+    """Whether the UI is to pin the pipeline's tracks and open the first rank's, as traces of ours have them."""
+    view: tuple[int, int] | None = None
+    """What the UI shows first, from and to, in the trace's nanoseconds; all of it where ``None``."""
+    ui: Path | None = None
+    """The folder of an offline UI; the public one where ``None``."""
+    token: str = field(default_factory=secrets.token_urlsafe)
+    """The first part of every path that is served. Other users of this machine do not know it."""
+
+    @property
+    def name(self) -> str:
+        """The trace's path below the token: its name, in letters that no part of a URL escapes."""
+        name = _UNSAFE.sub("_", self.trace.name).strip(".") or "trace"
+        while self.ui is not None and (self.ui / name).exists():
+            name = f"trace-{name}"
+        return name
+
+    def page(self, port: int) -> str:
+        """Return the address at which the UI opens and fetches the trace from ``port``."""
+        served = f"http://{HOST}:{port}/{self.token}"
+        address = f"{served if self.ui else PUBLIC_UI}/#!/?url={served}/{self.name}"
+        if self.view is not None:
+            address += f"&visStart={self.view[0]}&visEnd={self.view[1]}"
+        if not self.arranged:
+            return address
+        return f"{address}&startupCommands={quote(json.dumps(_COMMANDS, separators=(',', ':')))}"
+
+    def find(self, target: str) -> Path | None:
+        """Return the file that a request's target names; ``None`` where there is no such file to serve.
+
+        Raises:
+            PermissionError: the target does not begin with the token.
+        """
+        try:
+            path = unquote(urlsplit(target).path, errors="strict")
+        except ValueError:
+            path = ""
+        token, _, name = path.removeprefix("/").partition("/")
+        if not secrets.compare_digest(token.encode(), self.token.encode()):
+            raise PermissionError("the address has no valid token")
+        if name == self.name:
+            return self.trace
+        return None if self.ui is None else _inside(self.ui, name or "index.html")
+
+    def check_source(self, hosts: Sequence[str], origin: str | None) -> None:
+        """Do nothing for a request that names this machine, and comes from a page of this UI or from no page.
+
+        Another host name belongs to a page that rebinds its own name to this machine. A page of another
+        origin must not even learn that the trace is there.
+
+        Args:
+            hosts: the values of all ``Host`` headers.
+            origin: the value of the ``Origin`` header.
+
+        Raises:
+            ValueError: there is not exactly one valid ``Host`` header.
+            PermissionError: the host or the origin is another one.
+        """
+        host = _HOST_HEADER.fullmatch(hosts[0]) if len(hosts) == 1 else None
+        if host is None:
+            raise ValueError("a request needs exactly one valid Host header")
+        ui = PUBLIC_UI if self.ui is None else f"http://{host[0]}"
+        if host[1].lower() not in _HOST_NAMES or origin not in {None, ui}:
+            raise PermissionError("the host or the origin is not that of the viewer")
+
+
+def _inside(folder: Path, path: str) -> Path | None:
+    parts = path.split("/")
+    if any(part in {"", ".", ".."} or "\\" in part or "\0" in part for part in parts):
+        return None
+    try:
+        root = folder.resolve()
+        found = root.joinpath(*parts).resolve()
+        return found if found.is_relative_to(root) and found.is_file() else None
+    except (OSError, RuntimeError):  # a name too long, links that go in a circle
+        return None

@@ -1,0 +1,360 @@
+"""Limits of input size and memory."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import stat
+import zlib
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pptrace.errors import ConfigError, TraceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from io import BufferedReader
+
+__all__ = [
+    "EVENTS",
+    "MEMORY",
+    "UNPACKED",
+    "UnpackedFile",
+    "check_events",
+    "check_packets",
+    "check_regular",
+    "gibibytes",
+    "is_named_pipe",
+    "memory_key",
+    "most_events",
+    "most_held",
+    "most_memory",
+    "most_parsed",
+    "most_unpacked",
+    "open_unpacked",
+    "read_unpacked",
+    "size_of",
+]
+
+MOST_RATIO, RATIO_FROM = 100, 32 << 20
+"""How far a file may unfold, and from which size on that is looked at; traces unfold 5 to 40 times."""
+EVENT_BYTES = 350
+"""Memory that an event takes while it is read, about."""
+_TWICE = 2
+"""What is kept of events is held twice while it is made an answer, at most."""
+_HELD = 4
+"""What is read whole takes this many times its bytes until it is columns."""
+_PARSED = 8
+"""Values of JSON take this many times the bytes of their text."""
+_PART = 1 << 20
+_WINDOW, _FRACTION = 1 << 18, 64
+"""How much of a file, in bytes and as a part of it, says what the rest will hold."""
+_GZIP = b"\x1f\x8b"
+
+
+class UnpackedFile:
+    """The bytes, one part after another."""
+
+    def __init__(self, path: Path, raw: BufferedReader) -> None:
+        """Take an open file, at its beginning."""
+        self._path, self._raw = path, raw
+        self._packed = raw.read(2) == _GZIP
+        raw.seek(0)
+        self._file = gzip.GzipFile(fileobj=raw) if self._packed else raw
+        self._most = most_unpacked()
+        self._whole = os.fstat(raw.fileno()).st_size
+        self._looked, self._before = 0, 0
+        self.size = 0
+        """Bytes that were read."""
+
+    def read(self, most: int = _PART, /) -> bytes:
+        """Return the next bytes, as many as asked or fewer; none at the end.
+
+        Raises:
+            TraceError: it unfolds without end, or is larger than may be.
+            OSError, EOFError, zlib.error: it cannot be read or unpacked, as :func:`open_unpacked` says.
+        """
+        return self._counted(self._file.read(most))
+
+    def readline(self, most: int) -> bytes:
+        """Return the next line, or its first bytes; raises what :meth:`read` does, before it is held whole."""
+        parts = []
+        while most and (part := self._counted(self._file.readline(min(most, _PART)))):
+            parts.append(part)
+            most -= len(part)
+            if part.endswith(b"\n"):
+                break
+        return b"".join(parts)
+
+    def expect(self, events: int, marks: Sequence[bytes]) -> None:
+        """Check that a trace may have as many events as were read, and as many as the rest of the file has.
+
+        Where the rest, were it like what was read last, had too many, its events are counted without being parsed.
+
+        Args:
+            events: how many were read, held or not.
+            marks: texts of which each event has one.
+
+        Raises:
+            TraceError: there are more than the limit.
+        """
+        most, at = most_events(), self._raw.tell()
+        if events > most:
+            raise _too_many(most, self._path)
+        window = at - self._looked
+        if self._looked == self._whole or window < max(_WINDOW, self._whole // _FRACTION):
+            return
+        rest = (events - self._before) * max(self._whole - at, 0) // window
+        self._looked, self._before = at, events
+        if events + rest > most:
+            self._looked = self._whole  # once is enough: what is counted is the whole file
+            self._count(marks, most)
+
+    def _count(self, marks: Sequence[bytes], most: int) -> None:
+        """Count a file's events; raises what :meth:`expect` does, and leaves damage to whoever reads it."""
+        found = 0
+        with suppress(EOFError, zlib.error, OSError), self._path.open("rb") as raw:
+            again = UnpackedFile(self._path, raw)
+            while part := again.read():
+                found += sum(map(part.count, marks))
+                if found > most:
+                    raise _too_many(most, self._path)
+
+    def _counted(self, part: bytes) -> bytes:
+        self.size += len(part)
+        if self._packed and self.size > max(RATIO_FROM, MOST_RATIO * self._raw.tell()):
+            message = f"unfolds more than {MOST_RATIO} times: unpack it first if it really is a trace"
+            raise TraceError(message, file=self._path)
+        if self.size > self._most:
+            message = f"is larger than {gibibytes(self._most)}, unpacked: set {UNPACKED} to allow more"
+            raise TraceError(message, file=self._path)
+        return part
+
+
+@contextmanager
+def open_unpacked(path: Path) -> Iterator[UnpackedFile]:
+    """Open a file, and close it.
+
+    Raises:
+        TraceError: it cannot be opened, read or unpacked.
+    """
+    check_regular(path)
+    try:
+        with path.open("rb") as raw:
+            yield UnpackedFile(path, raw)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise TraceError(f"cannot be unpacked: {error}", file=path) from None
+    except OSError as error:
+        raise TraceError(f"cannot be read: {error.strerror or error}", file=path) from None
+
+
+def read_unpacked(path: Path) -> bytes:
+    """Return all of a file.
+
+    Raises:
+        TraceError: as :func:`open_unpacked` says, or it is more than memory may hold.
+    """
+    parts, most = [], most_held()
+    with open_unpacked(path) as file:
+        while part := file.read(_PART):
+            parts.append(part)
+            if file.size > most:
+                message = f"is larger than {gibibytes(most)}, unpacked, and read whole: {memory_key()}"
+                raise TraceError(message, file=path)
+    return b"".join(parts)
+
+
+def most_held() -> int:
+    """Return how many bytes of one file may be held at once."""
+    return min(most_unpacked(), most_memory() // _HELD)
+
+
+def most_parsed() -> int:
+    """Return how many bytes of JSON may be parsed at once."""
+    return min(most_unpacked(), most_memory() // _HELD // _PARSED)
+
+
+def check_events(count: int, path: Path | str, held: int = 0) -> None:
+    """Check that a file's events may be so many, before they are held.
+
+    Args:
+        count: how many there are.
+        path: what to call the file.
+        held: bytes that names, arguments and what else is kept of them take, beside what each takes.
+
+    Raises:
+        TraceError: there are more than the limit, or than memory holds.
+    """
+    if count > most_events():
+        raise _too_many(most_events(), path)
+    needed = count * EVENT_BYTES + held * _TWICE
+    if needed > most_memory():
+        size = gibibytes(needed)
+        raise TraceError(f"holds more events than memory does ({size}): {memory_key()}", file=path)
+
+
+def _too_many(most: int, path: Path | str) -> TraceError:
+    return TraceError(f"holds more than {most:,} events: set {EVENTS} to allow more", file=path)
+
+
+def check_regular(path: Path) -> None:
+    """Check that a file is one, so that opening it does not wait for a writer.
+
+    Raises:
+        TraceError: it is a pipe or a device.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):  # whoever opens it says so
+        return
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise TraceError("is no regular file: save what it gives to one first", file=path)
+
+
+def is_named_pipe(path: Path) -> bool:
+    """Return whether opening a file would wait for a writer that may never come; a shell's own pipes have one."""
+    try:
+        named = stat.S_ISFIFO(path.stat().st_mode)
+    except (OSError, ValueError):
+        return False
+    return named and path.absolute().parts[1:2] not in {("dev",), ("proc",)}
+
+
+_FIRST = 1 << 16
+"""Packets that are read before the rest is looked at."""
+_MORE, _VALUE, _LONGEST = 0x80, 0x7F, 10
+
+
+def check_packets(count: int, raw: bytes, at: int, path: Path | str) -> None:
+    """Check that a trace may have as many packets as were read, and as many as it will have.
+
+    Whenever what was read doubled, and the rest, were it like that, had too many, their lengths are walked.
+
+    Args:
+        count: packets that were read.
+        raw: the whole trace.
+        at: where its next packet begins.
+        path: what to call it.
+
+    Raises:
+        TraceError: there are more than the limit, or than memory holds.
+    """
+    if count % _FIRST or not count:
+        return
+    check_events(count, path)
+    if not count & (count - 1) and count * len(raw) > most_events() * at:
+        check_events(count + _packets(raw, at, most_events() - count + 1), path)
+
+
+def _packets(raw: bytes, at: int, most: int) -> int:
+    """Return how many packets follow, at most so many: each has a byte for its tag, its length, and that many."""
+    count, end = 0, len(raw) - 1
+    while at < end and count < most:
+        size = raw[at + 1]
+        if size < _MORE:
+            at += 2 + size
+        else:
+            size, shift = size & _VALUE, 7
+            for place in range(at + 2, min(at + 1 + _LONGEST, end + 1)):
+                size |= (raw[place] & _VALUE) << shift
+                shift += 7
+                if raw[place] < _MORE:
+                    at = place + 1 + size
+                    break
+            else:
+                return count
+        count += 1
+    return count
+
+
+_FIFTHS = 4, 5
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def most_memory() -> int:
+    """Return the bytes of memory that may be taken: as the user says, else four fifths of what is to spare.
+
+    Raises:
+        ConfigError: :data:`~pptrace.config.limits.MEMORY` is no size.
+    """
+    asked = size_of(MEMORY)
+    return asked if asked is not None else _spare() * _FIFTHS[0] // _FIFTHS[1]
+
+
+def memory_key() -> str:
+    """Return how to allow more, as the end of a message."""
+    return f"set {MEMORY} to allow more"
+
+
+def gibibytes(size: int) -> str:
+    """Return a size for people.
+
+    >>> gibibytes(3 << 29), gibibytes(5 << 20)
+    ('1.5 GiB', '5 MiB')
+    """
+    return f"{size / (1 << 30):,.1f} GiB" if size >= 1 << 30 else f"{size >> 20:,} MiB"
+
+
+def _spare() -> int:
+    """Return the bytes that are available: to the machine, to the control group, to the process."""
+    found = [_available(), *_group()]
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        found += [] if limit == resource.RLIM_INFINITY else [limit]
+    return min(found)
+
+
+def _available() -> int:
+    with suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text("ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _group() -> list[int]:
+    with suppress(OSError, ValueError):
+        most = int((_CGROUP / "memory.max").read_text("ascii"))
+        return [max(most - int((_CGROUP / "memory.current").read_text("ascii")), most // 8)]
+    return []
+
+
+UNPACKED = "PPTRACE_MOST_UNPACKED"
+"""Bytes that one file may have, unpacked: 16 GiB unless set."""
+EVENTS = "PPTRACE_MOST_EVENTS"
+"""Events that one file may have: 20,000,000 unless set."""
+MEMORY = "PPTRACE_MOST_MEMORY"
+"""Bytes of memory that a step or a trace may take: four fifths of what the machine has to spare unless set."""
+
+_UNPACKED, _EVENTS = 16 << 30, 20_000_000
+_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+_SIZE = re.compile(r"\s*(\d{1,18})\s*([KMGT]IB|B|)\s*", re.IGNORECASE)
+
+
+def most_unpacked() -> int:
+    """Return the bytes that one file may have, unpacked; raises what :func:`size_of` does."""
+    return size_of(UNPACKED) or _UNPACKED
+
+
+def most_events() -> int:
+    """Return the events that one file may have; raises what :func:`size_of` does."""
+    return size_of(EVENTS) or _EVENTS
+
+
+def size_of(variable: str) -> int | None:
+    """Return the number that a variable holds, None where it is not set or empty.
+
+    Raises:
+        ConfigError: it is no number, or of no unit of KiB, MiB, GiB and TiB.
+    """
+    text = os.environ.get(variable, "")
+    if not text.strip():
+        return None
+    found = _SIZE.fullmatch(text)
+    if found is None or not int(found[1]):
+        raise ConfigError(f"is {text!r}: write a number, or a size such as 64 GiB", key=variable)
+    return int(found[1]) * _UNITS[found[2].upper()]

@@ -1,0 +1,256 @@
+"""Quantities are text with a unit, read exactly: sizes, rates per direction, durations, compute rates."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+from pptrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+    from pydantic_core.core_schema import CoreSchema, ValidationInfo
+
+__all__ = [
+    "BARE_NUMBER",
+    "DURATION",
+    "FLOPS",
+    "QUANTITY_ERRORS",
+    "RATE",
+    "SIZE",
+    "Dimension",
+    "Duration",
+    "Flops",
+    "Rate",
+    "Size",
+    "exact_duration",
+    "exact_flops",
+    "exact_rate",
+    "exact_size",
+    "format_duration",
+    "format_flops",
+    "format_rate",
+    "format_size",
+    "parse_duration_ns",
+    "parse_flops",
+    "parse_rate",
+    "parse_share",
+    "parse_size",
+]
+
+BARE_NUMBER = "bare_number"
+"""Pydantic's error type of a number without a unit, which only presets may hold."""
+
+QUANTITY_ERRORS = (BARE_NUMBER, "quantity")
+"""Pydantic's error types of what cannot be read as a quantity."""
+
+_NUMBER = r"([0-9]{1,24}(?:\.[0-9]{1,24})?(?:[eE][+-]?[0-9]{1,2})?)"
+_LARGEST = 2**62
+_THOUSANDS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
+_BYTES = {f"{prefix}B": scale for prefix, scale in _THOUSANDS.items()} | {
+    f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGTPE", 1)
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Dimension:
+    """One sort of quantity: its units, and how it is read and written.
+
+    In an annotation it makes pydantic read such text: ``memory: Annotated[int, SIZE]``, spelt ``Size``.
+    """
+
+    name: str
+    """As messages call it."""
+    units: Mapping[str, Fraction]
+    """Spelling of each unit that is read, and how many base units it is."""
+    written: Mapping[str, int]
+    """Units that exact text uses, smallest first, in base units."""
+    rounded_to: tuple[str, ...]
+    """Units that rounded text uses, smallest first."""
+    examples: tuple[str, ...]
+    """The forms that messages and editors show."""
+    step: int = 1000
+    """From which count of a unit on rounded text takes the next unit."""
+    positive: bool = False
+    """Whether zero is refused."""
+
+    def parse(self, text: object) -> int:
+        """Read text such as ``1.5 GB``; what falls between two base units is rounded to the nearest.
+
+        Raises:
+            ConfigError: no such text; zero where :attr:`positive`; out of range.
+        """
+        if not isinstance(text, str):
+            raise ConfigError(self._bare(text))
+        match = re.fullmatch(_NUMBER + r"\s*(\S*)", text.strip())
+        if match is None:
+            raise ConfigError(f"{_shown(text)} is no {self.name}; {self._forms()}")
+        number, unit = match.groups()
+        if not unit:
+            raise ConfigError(self._bare(number))
+        if unit not in self.units:
+            raise ConfigError(self._unknown(unit))
+        return self._whole(Fraction(number) * self.units[unit], text)
+
+    def exact(self, value: int) -> str:
+        """Write a number of base units without loss, in the largest unit that divides it.
+
+        >>> SIZE.exact(3 * 2**29)
+        '1536 MiB'
+        """
+        unit = next(unit for unit in reversed([*self.written]) if value % self.written[unit] == 0)
+        unit = unit if value else next(iter(self.written))
+        return f"{value // self.written[unit]} {unit}"
+
+    def rounded(self, value: int) -> str:
+        """Write a number of base units with three significant digits, for people."""
+        for unit in self.rounded_to:
+            digits = _three_digits(Decimal(abs(value)) / self.written[unit])
+            if digits < self.step:
+                break
+        return f"{'-' if value < 0 else ''}{digits:f} {unit}"
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic_core import core_schema
+
+        written = core_schema.plain_serializer_function_ser_schema(self.exact, when_used="json")
+        return core_schema.with_info_before_validator_function(
+            self._validated, core_schema.int_schema(), serialization=written
+        )
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        units = "|".join(re.escape(unit).replace(r"\ ", " ") for unit in self.units)
+        number = _NUMBER.replace("(?:", "(")
+        return {"type": "string", "pattern": f"^{number} *({units})$", "examples": list(self.examples)}
+
+    def _validated(self, value: object, info: ValidationInfo) -> int:
+        from pydantic_core import PydanticCustomError
+
+        bare = isinstance(value, int | float) and not isinstance(value, bool)
+        if bare and isinstance(value, int) and (info.context or {}).get("integers"):
+            return value
+        try:
+            return self.parse(value)
+        except ConfigError as error:
+            kind = QUANTITY_ERRORS[not bare]
+            raise PydanticCustomError(kind, "{reason}", {"reason": error.message}) from None
+
+    def _whole(self, exact: Fraction, text: str) -> int:
+        value = round(exact)
+        if self.positive and not exact:
+            raise ConfigError(f"{text!r}: a {self.name} of zero never ends; it must be above zero")
+        if exact and not value:
+            raise ConfigError(f"{text!r} is less than half of the smallest {self.name}, 1 {self._base}")
+        if value > _LARGEST:
+            raise ConfigError(f"{text!r} is too large; the largest {self.name} is {self.rounded(_LARGEST)}")
+        return value
+
+    def _unknown(self, unit: str) -> str:
+        close = [f"'{known}'" for known in self.units if known.casefold() == unit.casefold()]
+        guess = f" (did you mean {' or '.join(close)}?)" if close else ""
+        return f"unknown unit {_shown(unit)}{guess}; {self._forms()}"
+
+    def _bare(self, value: object) -> str:
+        if isinstance(value, int | float | str) and not isinstance(value, bool):
+            return f"{_shown(str(value)).strip(chr(39))} has no unit; {self._forms()}"
+        return f"must be a {self.name} in text; {self._forms()}"
+
+    def _forms(self) -> str:
+        return f"write a {self.name} as " + ", ".join(f"'{example}'" for example in self.examples)
+
+    @property
+    def _base(self) -> str:
+        return next(iter(self.written))
+
+
+def parse_share(value: object, key: str) -> float:
+    """Read a share such as ``2%`` or ``0.02``, or one that is a number already.
+
+    Raises:
+        ConfigError: no such share.
+
+    >>> parse_share("2%", "tolerance")
+    0.02
+    """
+    text = str(value).strip()
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if isinstance(value, bool) or not 0 <= share < float("inf"):
+        raise ConfigError(f"{text!r} is no share: write such as 2% or 0.02", key=key)
+    return share
+
+
+def _scaled(units: Mapping[str, int], *, per: int = 1) -> dict[str, Fraction]:
+    return {unit: Fraction(scale, per) for unit, scale in units.items()}
+
+
+def _three_digits(value: Decimal) -> Decimal:
+    places = max(0, 2 - value.adjusted()) if value else 0
+    digits = round(value, places)
+    return digits.normalize() if digits != digits.to_integral_value() else digits.quantize(Decimal(1))
+
+
+def _shown(text: str) -> str:
+    longest = 40
+    return repr(text if len(text) <= longest else text[:longest] + "…")
+
+
+_SECONDS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
+_BITS = {f"{prefix}{bit}": scale for prefix, scale in _THOUSANDS.items() for bit in ("b/s", "bit/s", "bps")}
+
+SIZE = Dimension(
+    name="size",
+    units=_scaled(_BYTES | {"KB": 1000}),
+    written=dict(sorted(_BYTES.items(), key=lambda unit: unit[1])),
+    rounded_to=("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"),
+    step=1024,
+    examples=("80 GiB", "64 MiB", "33.6 MB", "4096 B"),
+)
+RATE = Dimension(
+    name="rate",
+    units=_scaled({f"{unit}/s": scale for unit, scale in (_BYTES | {"KB": 1000}).items()}) | _scaled(_BITS, per=8),
+    written={f"{prefix}B/s": scale for prefix, scale in _THOUSANDS.items()},
+    rounded_to=tuple(f"{prefix}B/s" for prefix in _THOUSANDS),
+    examples=("50 GB/s", "400 Gb/s", "1.2 TB/s"),
+    positive=True,
+)
+DURATION = Dimension(
+    name="time",
+    units=_scaled(_SECONDS | {"\u00b5s": 10**3, "\u03bcs": 10**3}),
+    written=_SECONDS,
+    rounded_to=tuple(_SECONDS),
+    examples=("5 us", "12 ms", "500 ns", "1.5 s"),
+)
+FLOPS = Dimension(
+    name="compute rate",
+    units=_scaled({f"{p}{unit}": scale for p, scale in _THOUSANDS.items() for unit in ("FLOP/s", "FLOPS")}),
+    written={f"{prefix}FLOP/s": scale for prefix, scale in _THOUSANDS.items()},
+    rounded_to=tuple(f"{prefix}FLOP/s" for prefix in _THOUSANDS),
+    examples=("989 TFLOP/s", "1 PFLOP/s"),
+    positive=True,
+)
+
+Size: TypeAlias = Annotated[int, SIZE]
+"""Bytes, written as a size."""
+Rate: TypeAlias = Annotated[int, RATE]
+"""Bytes per second and direction, written as a rate; never zero."""
+Duration: TypeAlias = Annotated[int, DURATION]
+"""Nanoseconds, written as a time."""
+Flops: TypeAlias = Annotated[int, FLOPS]
+"""Floating-point operations per second, written as a compute rate; never zero."""
+
+parse_size, format_size, exact_size = SIZE.parse, SIZE.rounded, SIZE.exact
+"""``parse_size('64 KiB') == 65536``, ``format_size(123456) == '121 KiB'``, ``exact_size(65536) == '64 KiB'``."""
+parse_rate, format_rate, exact_rate = RATE.parse, RATE.rounded, RATE.exact
+"""``parse_rate('400 Gb/s') == 50 * 10**9``, in bytes per second."""
+parse_duration_ns, format_duration, exact_duration = DURATION.parse, DURATION.rounded, DURATION.exact
+"""``parse_duration_ns('1.5 ms') == 1_500_000``, ``format_duration(12_345_678) == '12.3 ms'``."""
+parse_flops, format_flops, exact_flops = FLOPS.parse, FLOPS.rounded, FLOPS.exact
+"""``parse_flops('1 PFLOP/s') == 10**15``."""

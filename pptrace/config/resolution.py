@@ -1,0 +1,373 @@
+"""Resolution of a configuration: file, overrides and derived sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from pathlib import Path, PurePath
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from pydantic import BaseModel
+
+from pptrace.config.choices import Reshard
+from pptrace.config.overrides import Assignment, assignments, overlaid, plain
+from pptrace.config.places import Place, Places, key_text, place_of, record
+from pptrace.config.schema import DEFAULT_COSTS, Experiment, PointToPoint, ScheduleChoice
+from pptrace.config.validation import merged, validate_options
+from pptrace.config.yaml_document import Document, read_yaml
+from pptrace.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from pptrace.config.schema import Batch
+
+__all__ = ["Config", "Resolved", "check_arguments", "derived", "document_of", "given_document", "load"]
+
+Model = TypeVar("Model", bound=BaseModel)
+
+_NO_FLAGS: Mapping[str, Any] = MappingProxyType({})
+_OPTIONS_APART = (ScheduleChoice, PointToPoint)
+"""Sections whose plugins' options stand under a key of their own."""
+
+_MAPPING = "config"
+"""The place of what a mapping says that stands for a file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """An experiment whose numbers are known, and the origin of each value."""
+
+    experiment: Experiment
+    """What was asked for, with defaults and derived numbers."""
+    positions: Places
+    """Where each key was written; what no user wrote is absent."""
+    origins: Mapping[str, str]
+    """Where values that no user wrote came from; what is absent here too is a default."""
+    file: str
+    """The configuration file as the user named it, or nothing."""
+    written: Document = field(default_factory=Document)
+    """All that the user wrote: the file with what was laid over it, before anything was filled in."""
+
+    def origin(self, key: str) -> str:
+        """Return where a key's value came from: ``step.yaml:3``, ``--pp``, ``preset NAME``, ``default``."""
+        if key in self.positions:
+            return str(self.positions[key])
+        if key in self.origins:
+            return self.origins[key]
+        return "default"
+
+    def error(self, key: str, message: str) -> ConfigError:
+        """Return an error about a key, located where the key, or the nearest above it, was written."""
+        place = place_of(key, self.positions) or Place(source=self.file)
+        return ConfigError(message, key=key, file=place.source, line=place.line, column=place.column)
+
+    def options(
+        self, key: str, model: type[Model], preset: Mapping[str, Any] = _NO_FLAGS
+    ) -> tuple[Resolved, Model]:
+        """Check what stands under ``key`` against a plugin's parameter model.
+
+        Args:
+            key: ``model``, ``device``, ``network`` or ``costs``, or ``schedule`` or ``p2p`` for their ``options``.
+            model: the parameter model.
+            preset: values under those that the user wrote; plain integers are bytes, bytes/s, ns or FLOP/s.
+
+        Returns:
+            This with every parameter filled in and its origin noted, and the checked parameters.
+
+        Raises:
+            ConfigError: a parameter that is unknown, missing or of another type.
+        """
+        section = getattr(self.experiment, key)
+        apart = isinstance(section, _OPTIONS_APART)
+        prefix = f"{key}.options" if apart else key
+        own = section.options if apart else section.values if section else {}
+        checked = validate_options(model, merged(preset, own), prefix, self.positions, file=self.file)
+        label = f"preset {getattr(section, 'preset', None)}"
+        origins = dict(self.origins) | {key_text(path, prefix): label for path, _ in _leaves(preset)}
+        filled = checked.model_dump(mode="json", by_alias=True)
+        return replace(self, experiment=self._with(key, filled), origins=origins), checked
+
+    def with_costs(self, name: str, origin: str) -> Resolved:
+        """Return this with the cost model that it has where the user named none."""
+        costs = self.experiment.costs.model_copy(update={"name": name})
+        return self.with_section("costs", costs, {"costs.name": origin})
+
+    def without_chunks(self) -> Resolved:
+        """Return this as if nobody had written ``parallel.vp``."""
+        parallel = self.experiment.parallel.model_copy(update={"vp": 1})
+        positions = {key: place for key, place in self.positions.items() if key != "parallel.vp"}
+        return replace(
+            self, experiment=self.experiment.model_copy(update={"parallel": parallel}), positions=positions
+        )
+
+    def again(self, sets: Sequence[str], flags: Mapping[str, Any]) -> Resolved:
+        """Return what the same configuration is with further settings behind all that was written.
+
+        Args:
+            sets: as for :func:`load`.
+            flags: as for :func:`load`.
+
+        Raises:
+            ConfigError: what cannot be used.
+        """
+        return load(self.written, sets, flags)
+
+    def explain(self) -> list[tuple[str, Any, str]]:
+        """Return every key, its value and its origin, in the order of the experiment."""
+        rows = [(key_text(path), value) for path, value in _leaves(self._dumped())]
+        return [(key, value, self.origin(key)) for key, value in rows]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain JSON that :func:`load` reads again; absolute paths keep their last part."""
+        plain: dict[str, Any] = _portable(self._dumped())
+        return plain
+
+    def part(
+        self, key: str, model: type[Model] | None, values: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Any], dict[str, Any]]:
+        """Check the values of a cluster's part against a network's parameter model.
+
+        Args:
+            key: ``cluster.node`` or ``cluster.fabric``.
+            model: the parameter model; None where it takes none.
+            values: a preset's values with the user's over them.
+
+        Returns:
+            The checked parameters as their model gives them, and as plain values.
+
+        Raises:
+            ConfigError: a parameter that is unknown, missing or of another type.
+        """
+        if model is None:
+            if values:
+                raise self.error(f"{key}.{next(iter(values))}", "this network takes no options: remove it")
+            return {}, {}
+        checked = validate_options(model, values, key, self.positions, file=self.file)
+        return dict(checked.model_dump()), checked.model_dump(mode="json", by_alias=True)
+
+    def with_section(self, key: str, section: BaseModel, origins: Mapping[str, str]) -> Resolved:
+        """Return this with a whole section in place of another, and the origins of its keys."""
+        experiment = self.experiment.model_copy(update={key: section})
+        return replace(self, experiment=experiment, origins={**self.origins, **origins})
+
+    def _dumped(self) -> dict[str, Any]:
+        # A file may say how rules run, and another policy be named over it.
+        experiment = self.experiment.model_copy(update={"p2p": self.experiment.p2p.taken})
+        dumped = experiment.model_dump(mode="json", by_alias=True, exclude_none=True)
+        if self.experiment.cluster is not None:
+            del dumped["network"]
+        return dumped
+
+    def _with(self, key: str, filled: dict[str, Any]) -> Experiment:
+        section = getattr(self.experiment, key)
+        if isinstance(section, _OPTIONS_APART):
+            section = section.model_copy(update={"options": filled})
+        elif section is not None:
+            section = type(section).model_validate({**filled, **section.model_dump(include=_own(section))})
+        return self.experiment.model_copy(update={key: section})
+
+
+def load(
+    file: Path | Mapping[str, Any] | Document | None,
+    sets: Sequence[str] = (),
+    flags: Mapping[str, Any] = _NO_FLAGS,
+    varied: Sequence[Assignment] = (),
+) -> Resolved:
+    """Read an experiment; flags win over ``sets``, both over the file.
+
+    Args:
+        file: a YAML file, its content, one that was read already, or None for the command line alone.
+        sets: ``key.path=value`` texts, whose values are YAML.
+        flags: values by flag name (:data:`~pptrace.config.flags.FLAGS`); None stands for absent.
+        varied: what a study sets, which wins over all else.
+
+    Raises:
+        ConfigError: what cannot be read or used, with its place and key.
+
+    >>> load(None, flags={"schedule": "1f1b", "pp": 8, "microbatches": 32}).experiment.network.name
+    'ideal'
+    """
+    document = document_of(file)
+    tree, positions = overlaid(document.value, document.places, [*assignments(sets, flags), *varied])
+    has_schedule = bool(tree.get("schedule"))
+    # Without one the rest is checked first, for the key may be there and misspelt.
+    complete = tree if has_schedule else {**tree, "schedule": {"name": "none"}}
+    experiment = validate_options(Experiment, complete, "", positions, file=document.source)
+    if not has_schedule:
+        message = "missing: write a schedule, such as --schedule 1f1b"
+        raise ConfigError(message, key="schedule", file=document.source)
+    written = Document(value=tree, places=positions, source=document.source)
+    bare = Resolved(experiment=experiment, positions=positions, origins={}, file=document.source, written=written)
+    experiment, origins = derived(experiment, bare.error)
+    return replace(bare, experiment=experiment, origins=origins)
+
+
+def document_of(source: Path | Mapping[str, Any] | Document | None) -> Document:
+    """Return what a file holds, or what stands for it.
+
+    Raises:
+        ConfigError: a file that cannot be read, or values that no file could hold.
+    """
+    if isinstance(source, Path):
+        return read_yaml(source)
+    if not isinstance(source, Mapping):
+        return source or Document()
+    places: dict[str, Place] = {}
+    value = plain(source, _MAPPING)
+    for key, below in value.items():
+        record(places, key_text((key,)), below, Place(source=_MAPPING))
+    return Document(value=value, places=places, source=_MAPPING)
+
+
+def _own(section: BaseModel) -> set[str]:
+    return set(type(section).model_fields)
+
+
+def _leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    if isinstance(value, Mapping):
+        for key, below in value.items():
+            yield from _leaves(below, (*path, key))
+    else:
+        yield path, value
+
+
+def _portable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _portable(below) for key, below in value.items()}
+    if isinstance(value, list):
+        return [_portable(below) for below in value]
+    is_path = isinstance(value, str) and value.startswith(("/", "~"))
+    return PurePath(value).name if is_path else value
+
+
+Complaint: TypeAlias = Callable[[str, str], ConfigError]
+"""Makes a located error from a key and a message."""
+
+_MOST = 2**31 - 1
+
+
+def derived(experiment: Experiment, error: Complaint) -> tuple[Experiment, Mapping[str, str]]:
+    """Fill what follows from other keys, and return with it the origin of each filled key.
+
+    Raises:
+        ConfigError: what ``error`` makes, for a missing key or numbers that cannot be.
+    """
+    _check_present(experiment, error)
+    batch, origins = _batch(experiment, error)
+    experiment = experiment.model_copy(update={"batch": batch})
+    if experiment.costs.name is None and experiment.model is None:
+        costs = experiment.costs.model_copy(update={"name": DEFAULT_COSTS})
+        experiment = experiment.model_copy(update={"costs": costs})
+    _check_counts(experiment, error)
+    _check_agreement(experiment, error)
+    return experiment, origins
+
+
+def _check_present(experiment: Experiment, error: Complaint) -> None:
+    is_table = experiment.schedule.kind == "table"
+    if experiment.parallel.pp is None and not is_table:
+        raise error("parallel.pp", "missing: write the pipeline ranks, such as --pp 8")
+    batch = experiment.batch
+    if batch.microbatches is None and batch.global_batch is None and not is_table:
+        raise error("batch", "missing: write batch.microbatches, such as --microbatches 32, or batch.global")
+    if experiment.model is None:
+        return
+    if batch.sequence is None and batch.lengths is None:
+        raise error("batch.sequence", "missing: a model needs the tokens in a sequence, such as --sequence 8192")
+    if experiment.costs.name is None and experiment.device is None and experiment.cluster is None:
+        raise error("device", "missing: a model's costs depend on it, write --device NAME or --costs unit")
+
+
+def _batch(experiment: Experiment, error: Complaint) -> tuple[Batch, dict[str, str]]:
+    batch, dp = experiment.batch, experiment.parallel.dp
+    step = dp * batch.micro
+    if batch.global_batch is None:
+        if batch.microbatches is None:
+            return batch, {}
+        total = batch.microbatches * step
+        return batch.model_copy(update={"global_batch": total}), {
+            "batch.global": "derived: microbatches x dp x micro"
+        }
+    if batch.global_batch % step:
+        raise error("batch.global", _not_divisible(batch.global_batch, dp, batch.micro))
+    microbatches = batch.global_batch // step
+    if batch.microbatches is not None and batch.microbatches != microbatches:
+        raise error("batch.microbatches", _disagreement(batch, dp))
+    if batch.microbatches is not None:
+        return batch, {}
+    return batch.model_copy(update={"microbatches": microbatches}), {
+        "batch.microbatches": "derived: global / (dp x micro)"
+    }
+
+
+def _not_divisible(total: int, dp: int, micro: int) -> str:
+    step = dp * micro
+    below = total // step * step
+    work = " or ".join(str(size) for size in (below, below + step) if size)
+    return f"{total} is no multiple of dp x micro = {dp} x {micro} = {step}; nearest that work: {work}"
+
+
+def _disagreement(batch: Batch, dp: int) -> str:
+    total = (batch.microbatches or 0) * dp * batch.micro
+    return (
+        f"{batch.microbatches} x dp {dp} x micro {batch.micro} make {total} sequences, "
+        f"but batch.global says {batch.global_batch}; leave one of them out"
+    )
+
+
+def _check_counts(experiment: Experiment, error: Complaint) -> None:
+    parallel = experiment.parallel
+    pp = parallel.pp or 1
+    processes = pp * parallel.tp * parallel.dp * parallel.cp
+    if processes > _MOST:
+        sizes = f"pp {pp} x tp {parallel.tp} x dp {parallel.dp} x cp {parallel.cp}"
+        raise error("parallel", f"{sizes} make {processes:,} processes; the most is {_MOST:,}")
+    microbatches = experiment.batch.known_microbatches
+    actions = 2 * pp * parallel.vp * microbatches
+    if actions > _MOST:
+        sizes = f"2 x pp {pp} x vp {parallel.vp} x microbatches {microbatches}"
+        raise error("batch.microbatches", f"{sizes} make {actions:,} actions; the most is {_MOST:,}")
+
+
+def _check_agreement(experiment: Experiment, error: Complaint) -> None:
+    """Refuse keys that other keys leave without a meaning."""
+    replica, replicas = experiment.batch.replica, experiment.parallel.dp
+    if replica is not None and replica >= replicas:
+        raise error("batch.replica", f"{replica}: the job has replicas 0 to {replicas - 1}")
+    reduction = experiment.data_parallel
+    if reduction.seed is not None and reduction.spread is None:
+        raise error("data_parallel.seed", "nothing is drawn: write data_parallel.spread, too, or remove the key")
+    if reduction.active_stages is not None and reduction.reshard not in {None, Reshard.NEVER}:
+        message = f"reshard: {reduction.reshard.value} frees weights itself: remove one of the two keys"
+        raise error("data_parallel.active_stages", message)
+
+
+Config: TypeAlias = str | Path | Mapping[str, Any]
+"""A YAML file, or the mapping that it would hold."""
+
+
+def given_document(config: Config | None) -> Document:
+    """Return what a configuration holds.
+
+    Raises:
+        ConfigError: no file's name and no mapping, or a file that cannot be read.
+    """
+    if config is None or isinstance(config, Mapping):
+        return document_of(config)
+    if not isinstance(config, str | PathLike):
+        raise ConfigError(f"must be a file's name or a mapping, not {config!r:.60}", key="config")
+    return document_of(Path(config))
+
+
+def check_arguments(values: Mapping[str, Any], known: Collection[str]) -> None:
+    """Refuse arguments that are no flags.
+
+    Raises:
+        ConfigError: the first such argument, with the nearest flag.
+    """
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        raise ConfigError(f"no such argument{nearest(unknown[0], known)}", key=unknown[0])

@@ -1,0 +1,324 @@
+"""Validation of values, with errors of one line."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from pptrace.config.flags import key_of
+from pptrace.config.places import KeyPath, Place, Places, key_text, place_of
+from pptrace.config.quantities import BARE_NUMBER, QUANTITY_ERRORS
+from pptrace.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pydantic.fields import FieldInfo
+    from pydantic_core import ErrorDetails
+
+__all__ = ["describe_validation_error", "fields_at", "key_path", "merged", "shown", "validate_options"]
+
+Model = TypeVar("Model", bound=BaseModel)
+
+_NOWHERE: Places = MappingProxyType({})
+
+
+def validate_options(
+    model: type[Model],
+    values: Mapping[str, Any],
+    key_prefix: str = "",
+    positions: Places = _NOWHERE,
+    *,
+    file: str | Path = "",
+) -> Model:
+    """Build ``model`` from plain values, with nothing converted but quantities in text.
+
+    A key that ``positions`` does not hold comes from a preset and may give a quantity as an integer, in
+    bytes, bytes/s, ns or FLOP/s.
+
+    Raises:
+        ConfigError: the first value that does not fit, an unknown key before all others.
+    """
+    text = _json(values, key_prefix, positions, file)
+    _check_known(model, values, key_prefix, positions, file)
+    try:
+        return model.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+        wrong = [one for one in errors if not _is_preset_integer(one, values, key_prefix, positions)]
+        if wrong:
+            raise describe_validation_error(wrong, model, values, key_prefix, positions, file) from None
+    try:
+        return model.model_validate_json(text, strict=True, context={"integers": True})
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+        raise describe_validation_error(errors, model, values, key_prefix, positions, file) from None
+
+
+def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``under`` with what ``over`` says in its place, mapping by mapping.
+
+    >>> merged({"a": {"x": 1, "y": 2}}, {"a": {"y": 3}})
+    {'a': {'x': 1, 'y': 3}}
+    """
+    both = dict(under)
+    for key, value in over.items():
+        below = both.get(key)
+        nested = isinstance(below, Mapping) and isinstance(value, Mapping)
+        both[key] = merged(below, value) if nested else value  # type: ignore[arg-type] # both are mappings
+    return both
+
+
+def _is_preset_integer(error: ErrorDetails, values: Mapping[str, Any], prefix: str, positions: Places) -> bool:
+    if error["type"] != BARE_NUMBER or not isinstance(error["input"], int):
+        return False
+    return key_text(key_path(error, values), prefix) not in positions
+
+
+def _check_known(
+    model: type[BaseModel], values: Mapping[str, Any], prefix: str, positions: Places, file: str | Path
+) -> None:
+    """Refuse keys that a model would pass over in silence, as pydantic's do unless told otherwise."""
+    if model.model_config.get("extra", "ignore") != "ignore":
+        return
+    known = fields_at(model, ())
+    unknown = next((key for key in values if key not in known), None)
+    if unknown is not None:
+        raise _error(f"unknown key{nearest(unknown, known)}", key_text((unknown,), prefix), positions, file)
+
+
+def _json(values: Mapping[str, Any], prefix: str, positions: Places, file: str | Path) -> str:
+    wrong = _not_json(values)
+    if wrong is not None:
+        path, message = wrong
+        raise _error(message, key_text(path, prefix), positions, file)
+    return json.dumps(values, allow_nan=False)
+
+
+def _not_json(value: object) -> tuple[tuple[str | int, ...], str] | None:
+    """Return the path of what JSON cannot hold, and why; None where there is nothing."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return (), "a number must be finite"
+    if isinstance(value, str) and not _is_unicode(value):
+        return (), f"{value!r} is not UTF-8 text"
+    below: Sequence[tuple[str | int, object]] = ()
+    if isinstance(value, Mapping):
+        below = list(value.items())
+    elif isinstance(value, list | tuple):
+        below = list(enumerate(value))
+    for key, one in below:
+        found = ((), "its name is not UTF-8 text") if not _is_unicode(str(key)) else _not_json(one)
+        if found is not None:
+            return (key, *found[0]), found[1]
+    return None
+
+
+def _is_unicode(text: str) -> bool:
+    """Return whether no byte of a file's or argument's name was kept as a lone surrogate."""
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _error(message: str, key: str, positions: Places, file: str | Path) -> ConfigError:
+    place = place_of(key, positions) or Place(source=str(file))
+    return ConfigError(message, key=key, file=place.source, line=place.line, column=place.column)
+
+
+_EXPECTED: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "int_type": lambda _: "a whole number",
+    "int_from_float": lambda _: "a whole number",
+    "int_parsing": lambda _: "a whole number",
+    "float_type": lambda _: "a number",
+    "float_parsing": lambda _: "a number",
+    "bool_type": lambda _: "true or false",
+    "bool_parsing": lambda _: "true or false",
+    "string_type": lambda _: "text",
+    "list_type": lambda _: "a list",
+    "tuple_type": lambda _: "a list",
+    "dict_type": lambda _: "a mapping",
+    "model_type": lambda _: "a mapping",
+    "none_required": lambda _: "empty",
+    "greater_than": lambda context: f"above {_bound(context['gt'])}",
+    "greater_than_equal": lambda context: f"at least {_bound(context['ge'])}",
+    "less_than": lambda context: f"below {_bound(context['lt'])}",
+    "less_than_equal": lambda context: f"at most {_bound(context['le'])}",
+    "multiple_of": lambda context: f"a multiple of {_bound(context['multiple_of'])}",
+    "string_too_short": lambda _: "a name",
+    "too_short": lambda _: "at least one value",
+}
+_FIRST = ("too_short", *QUANTITY_ERRORS)
+"""What goes before other errors of one value, which other forms of it would have."""
+_FORMS = frozenset({"model_type", "dict_type", "list_type"})
+"""What goes behind errors of other values: another form of the value may be the one that is meant."""
+_LONGEST = 60
+
+
+def describe_validation_error(
+    errors: Sequence[ErrorDetails],
+    model: type[BaseModel],
+    values: Mapping[str, Any],
+    key_prefix: str = "",
+    positions: Places | None = None,
+    file: str | Path = "",
+) -> ConfigError:
+    """Turn what pydantic found in ``values`` into the error that its user reads.
+
+    Args:
+        errors: what ``ValidationError.errors()`` gives.
+        model: what the values were checked against, for its known keys.
+        values: what was checked.
+        key_prefix: the key under which the values stand.
+        positions: where each key was written.
+        file: the file to name for a key that stands nowhere.
+    """
+    ordered = sorted(errors, key=lambda error: (error["type"] != "extra_forbidden", error["type"] in _FORMS))
+    first = key_path(ordered[0], values)
+    below = [(key_path(error, values), error) for error in ordered]
+    path = max((path for path, _ in below if path[: len(first)] == first), key=len)
+    found = [error for where, error in below if where == path]
+    message = _message(found, model, path)
+    field, _, rest = message.partition(": ")
+    if found[0]["type"] == "value_error" and field in fields_at(model, path):  # a model's own check of its fields
+        path, message = (*path, field), rest
+    place = place_of(key_text(path, key_prefix), positions or {}) or Place(source=str(file))
+    return ConfigError(
+        message,
+        key=key_text(path, key_prefix),
+        file=place.source,
+        line=place.line,
+        column=place.column,
+    )
+
+
+def key_path(error: ErrorDetails, values: object) -> KeyPath:
+    """Return the error's key path without the labels that pydantic adds for the branches of a union."""
+    path: list[str | int] = []
+    *above, last = error["loc"] or ("",)
+    for part in (*above, last):
+        if isinstance(values, Mapping) and (part in values or _is_missing_key(error, part)):
+            values = values.get(str(part))
+        elif isinstance(values, list | tuple) and isinstance(part, int) and part < len(values):
+            values = values[part]
+        else:
+            continue
+        path.append(part)
+    return tuple(path)
+
+
+def fields_at(model: type[BaseModel], path: Sequence[str | int]) -> dict[str, FieldInfo]:
+    """Return the fields of the model that stands at ``path`` inside ``model``, by the key users write."""
+    for part in path:
+        field = _fields(model).get(str(part)) if isinstance(part, str) else None
+        inner = _models_in(field.annotation) if field else []
+        if isinstance(part, str) and not inner:
+            return {}
+        model = inner[0] if inner else model
+    return _fields(model)
+
+
+def shown(value: object) -> str:
+    """Write a value as its user did, in brief."""
+    match value:
+        case None:
+            return "nothing"
+        case bool():
+            return str(value).lower()
+        case Mapping():
+            return "a mapping" if value else "an empty mapping"
+        case list() | tuple():
+            return "a list" if value else "an empty list"
+    text = repr(value)
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
+
+
+def _message(errors: Sequence[ErrorDetails], model: type[BaseModel], path: KeyPath) -> str:
+    error = next((one for kind in _FIRST for one in errors if one["type"] == kind), errors[0])
+    context = error.get("ctx", {})
+    match error["type"]:
+        case "extra_forbidden":
+            return f"unknown key{_instead(str(path[-1]), model, fields_at(model, path[:-1]))}"
+        case "missing":
+            field = fields_at(model, path[:-1]).get(str(path[-1]))
+            about = field.description if field else None
+            return f"missing: {_lower_first(about)}" if about else "missing; write it"
+        case "literal_error" | "enum":
+            return _unlisted(error["input"], context["expected"])
+        case "value_error" | "assertion_error":
+            return _one_line(str(context.get("error", error["msg"])))
+    expected = [_EXPECTED[one["type"]](one.get("ctx", {})) for one in errors if one["type"] in _EXPECTED]
+    if not expected or error["type"] in QUANTITY_ERRORS:
+        return _one_line(_lower_first(error["msg"]))
+    hint = _quotes(errors) or _named(error, model, path)
+    return f"must be {' or '.join(dict.fromkeys(expected))}, not {shown(error['input'])}{hint}"
+
+
+def _instead(name: str, model: type[BaseModel], known: Mapping[str, FieldInfo]) -> str:
+    """Return what an unknown key may stand for, as the end of a message."""
+    head, dot, below = name.partition(".")
+    if dot and head in known:
+        return f": dots are for --set; write {head}: {{{below}: ...}}"
+    before, colon, value = name.partition(":")
+    if colon and before in known:
+        return f": write a space behind the colon, {before}: {value}"
+    key = key_of(name)
+    if key != name and key.partition(".")[0] in _fields(model):
+        return f": write {key}"
+    return nearest(name, known) + ("; a plugin's options stand under options" if "options" in known else "")
+
+
+def _named(error: ErrorDetails, model: type[BaseModel], path: KeyPath) -> str:
+    """Return the long form of a name, where that stands in place of a section that has none but it."""
+    wants_section = error["type"] == "model_type" and isinstance(error["input"], str)
+    return f"; write {{name: {error['input']}}}" if wants_section and "name" in fields_at(model, path) else ""
+
+
+def _unlisted(value: object, expected: str) -> str:
+    known = [_as_written(part.strip(" '")) for part in expected.replace(" or ", ", ").split(",")]
+    if isinstance(value, str) and value in known:
+        return f"must be one of {', '.join(known)}, not {shown(value)}; remove the quotes"
+    if isinstance(value, str):
+        return f"unknown value {shown(value)}{nearest(value, known)}"
+    return f"must be one of {', '.join(known)}, not {shown(value)}"
+
+
+def _as_written(word: str) -> str:
+    """Return a word as YAML has it."""
+    return word.lower() if word in {"True", "False"} else word
+
+
+def _quotes(errors: Sequence[ErrorDetails]) -> str:
+    text = errors[0]["input"]
+    wants_number = any(error["type"].startswith(("int_", "float_")) for error in errors)
+    if not isinstance(text, str) or not wants_number:
+        return ""
+    return "; remove the quotes" if text.strip().lstrip("+-").replace(".", "", 1).isdigit() else ""
+
+
+def _bound(value: object) -> str:
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
+
+
+def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    return {field.alias or name: field for name, field in model.model_fields.items()}
+
+
+def _models_in(annotation: object) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models_in(part)]
+
+
+def _is_missing_key(error: ErrorDetails, part: object) -> bool:
+    return error["type"] == "missing" and part == error["loc"][-1]
+
+
+def _lower_first(text: str) -> str:
+    return text[:1].lower() + text[1:].rstrip(".")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,296 @@
+"""Calibration: costs and network figures fitted to a measured step.
+
+Computations and host gaps are fitted by their means: a step waits for its stalls as well, so that sums carry over
+to other orders and medians, which leave stalls out, come out short. A host's gap is seen only where its action
+waited for no message. Messages are fitted by medians, because a late one is mostly held by its host, which is in
+the gaps. Latency and bandwidth come from messages of several sizes, by the median slope between sizes (H. Theil,
+1950; P. K. Sen, 1968); from one size they cannot be told apart, and then only the whole time is said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.measured.computations import Transfers
+from pptrace.report.numbers import Figure, mean_of, median_of
+from pptrace.steps.kinds import PASSES, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from pptrace.measured.computations import Performed
+    from pptrace.steps.columns import Int64s
+    from pptrace.timeline.measurement import BySize
+
+__all__ = [
+    "Calibration",
+    "Fitted",
+    "LinkFit",
+    "SortFit",
+    "WayTime",
+    "calibrate",
+    "fit_link",
+    "fit_network",
+    "network_of",
+    "of_all_ranks",
+]
+
+_FEWEST, _FAR = 3, 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """One kind of action on one stage."""
+
+    kind: str
+    """The kind."""
+    stage: int
+    """The stage."""
+    count: int
+    """How many were measured."""
+    mean_ns: Figure
+    """Mean of their times."""
+    in_overlapped_pairs: bool
+    """Whether only members of overlapped pairs were measured, whose share of the pair is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkFit:
+    """Messages between ranks."""
+
+    count: int
+    """How many arrivals were seen."""
+    sizes: tuple[int, ...]
+    """Their sizes in bytes."""
+    median_ns: Figure
+    """Median of their times, both ends ready, until they were there."""
+    latency_ns: int | None
+    """Time of a message without bytes; None where one size alone was measured."""
+    bytes_per_s: float | None
+    """Rate; None likewise, or where larger messages are no slower."""
+    residual_ns: int
+    """Median of what the fit is off by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WayTime:
+    """Messages from one rank to another."""
+
+    source: int
+    """The sender."""
+    target: int
+    """The receiver."""
+    median_ns: int
+    """Median of their times."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """What measured steps say of costs and network."""
+
+    ranks: int
+    """Pipeline ranks."""
+    stages: int
+    """Stages."""
+    microbatches: int
+    """Microbatches."""
+    steps: int
+    """Steps that were pooled."""
+    fitted: tuple[Fitted, ...]
+    """Per stage and kind."""
+    overhead_ns: int
+    """Mean host gap before an action whose rank and inputs were ready."""
+    overhead_deviation_ns: int
+    """Standard deviation of those gaps."""
+    gaps: int
+    """Of how many actions it was seen."""
+    link: LinkFit | None
+    """Messages, where nodes are known those between nodes; None where no arrival was seen."""
+    node_ranks: int
+    """Consecutive ranks that share a node; 0 where nodes are not known."""
+    node_link: LinkFit | None
+    """Messages between ranks of one node; None where no arrival was seen, or nodes are not known."""
+    uneven: tuple[WayTime, ...]
+    """The fastest and the slowest way between ranks, where they are too far apart for one sort of link."""
+    boundary_bytes: int
+    """Size of a message between stages; 0 where unknown."""
+
+    def wire_ns(self, size_bytes: Int64s) -> Int64s:
+        """Return what messages of some sizes take from rank to rank; 0 where no arrival was seen."""
+        link = self.link or self.node_link
+        if link is None:
+            return np.zeros_like(size_bytes)
+        if link.latency_ns is None or link.bytes_per_s is None:
+            return np.full_like(size_bytes, link.median_ns.value)
+        took: Int64s = (link.latency_ns + size_bytes * (1e9 / link.bytes_per_s)).astype(np.int64)
+        return took
+
+    def of(self, kind: Kind, stage: int) -> Fitted | None:
+        """Return one kind on one stage; None where it was not measured."""
+        return next((one for one in self.fitted if (one.kind, one.stage) == (kind.name, stage)), None)
+
+
+def calibrate(steps: Sequence[Performed], node_ranks: int = 0) -> Calibration:
+    """Fit several steps of one pipeline, pooled.
+
+    Args:
+        steps: what was measured.
+        node_ranks: consecutive ranks that share a node, whose messages are then fitted apart; 0 if unknown.
+
+    Raises:
+        ValueError: no steps, or of different sizes.
+    """
+    sizes = {(one.placement.ranks, one.placement.stages, one.placement.microbatches) for one in steps}
+    if len(sizes) != 1:
+        msg = "steps of one size are fitted together"
+        raise ValueError(msg)
+    ((ranks, stages, microbatches),) = sizes
+    fits = (_fitted(steps, kind, stage) for stage in range(stages) for kind in sorted(PASSES))
+    gaps = np.concatenate([one.host_gaps_ns for one in steps])
+    sent = np.concatenate([one.transfers.size_bytes for one in steps])
+    seen = _seen(steps)
+    near = seen.source // node_ranks == seen.target // node_ranks if node_ranks else np.zeros(len(seen), bool)
+    return Calibration(
+        ranks=ranks, stages=stages, microbatches=microbatches, steps=len(steps),
+        fitted=tuple(one for one in fits if one is not None),
+        overhead_ns=round(float(gaps.mean())) if gaps.size else 0,
+        overhead_deviation_ns=round(float(gaps.std())) if gaps.size else 0, gaps=gaps.size,
+        link=_link(seen, ~near), node_ranks=node_ranks, node_link=_link(seen, near),
+        uneven=() if node_ranks else _uneven(seen),
+        boundary_bytes=int(np.median(sent[sent > 0])) if (sent > 0).any() else 0,
+    )  # fmt: skip
+
+
+def of_all_ranks(fit: Calibration, step: Performed, numbers: Sequence[int], ranks: int) -> Calibration:
+    """Return a fit of some ranks as one of the whole pipeline, where their stages say how many it has.
+
+    They do where each is where it would be if microbatches passed all ranks around, or there and back. Times of
+    stages that nobody recorded stay unknown.
+
+    Args:
+        fit: of the recorded ranks.
+        step: one of the steps it was made from.
+        numbers: each recorded rank's number in the pipeline.
+        ranks: how many the pipeline has.
+    """
+    held = [set(step.stage[step.rank == rank].tolist()) for rank in range(len(numbers))]
+    chunks = len(held[0])
+    around = [set(range(number, ranks * chunks, ranks)) for number in numbers]
+    back = [
+        {chunk * ranks + (ranks - 1 - number if chunk % 2 else number) for chunk in range(chunks)}
+        for number in numbers
+    ]
+    return replace(fit, ranks=ranks, stages=ranks * chunks) if held in (around, back) else fit
+
+
+def _fitted(steps: Sequence[Performed], kind: Kind, stage: int) -> Fitted | None:
+    masks = [(one.kind == kind) & (one.stage == stage) for one in steps]
+    alone = [one.duration_ns[mask & (one.pair < 0)] for one, mask in zip(steps, masks, strict=True)]
+    every = [one.duration_ns[mask] for one, mask in zip(steps, masks, strict=True)]
+    paired = not any(times.size for times in alone)
+    times = np.concatenate(every if paired else alone)
+    if not times.size:
+        return None
+    return Fitted(
+        kind=kind.name, stage=stage, count=times.size, mean_ns=mean_of(times), in_overlapped_pairs=paired
+    )
+
+
+def _seen(steps: Sequence[Performed]) -> Transfers:
+    """Return the messages of all steps whose arrival was seen."""
+    masks = [one.transfers.observed & (one.transfers.took_ns >= 0) for one in steps]
+    columns = {
+        field.name: [getattr(one.transfers, field.name)[mask] for one, mask in zip(steps, masks, strict=True)]
+        for field in fields(Transfers)
+    }
+    return Transfers(**{name: np.concatenate(parts) for name, parts in columns.items()})
+
+
+def _link(seen: Transfers, chosen: NDArray[np.bool_]) -> LinkFit | None:
+    return fit_link(seen.took_ns[chosen], seen.size_bytes[chosen]) if chosen.any() else None
+
+
+def _uneven(seen: Transfers) -> tuple[WayTime, ...]:
+    """Return the fastest and the slowest way, where quartiles and medians of one size are far apart."""
+    if not len(seen):
+        return ()
+    common = np.bincount(np.unique(seen.size_bytes, return_inverse=True)[1]).argmax()
+    of_size = seen.size_bytes == np.unique(seen.size_bytes)[common]
+    ways = sorted(set(zip(seen.source[of_size].tolist(), seen.target[of_size].tolist(), strict=True)))
+    times = {way: seen.took_ns[of_size & (seen.source == way[0]) & (seen.target == way[1])] for way in ways}
+    known = {way: each for way, each in times.items() if each.size >= _FEWEST}
+    if len(known) <= 1:
+        return ()
+    slow = max(known, key=lambda way: float(np.median(known[way])))
+    fast = min(known, key=lambda way: float(np.median(known[way])))
+    apart = np.percentile(known[slow], 25) > np.percentile(known[fast], 75)
+    if not apart or np.median(known[slow]) < _FAR * np.median(known[fast]):
+        return ()
+    return tuple(
+        WayTime(source=way[0], target=way[1], median_ns=int(np.median(known[way]))) for way in (fast, slow)
+    )
+
+
+def fit_link(took: Int64s, size: Int64s) -> LinkFit:
+    """Fit latency and bandwidth to messages' times and sizes, at least one."""
+    sizes = [int(each) for each in np.unique(size[size > 0]) if (size == each).sum() >= _FEWEST]
+    latency, rate, residual = _line(took, size, sizes)
+    return LinkFit(
+        count=took.size, sizes=tuple(np.unique(size).tolist()), median_ns=median_of(took), latency_ns=latency,
+        bytes_per_s=rate, residual_ns=residual,
+    )  # fmt: skip
+
+
+def _line(took: Int64s, size: Int64s, sizes: Sequence[int]) -> tuple[int | None, float | None, int]:
+    """Return latency, rate and residual of the median line through the sizes' medians."""
+    if len(sizes) <= 1:
+        return None, None, int(np.median(np.abs(took - np.median(took))))
+    middle = {each: float(np.median(took[size == each])) for each in sizes}
+    slopes = [(middle[b] - middle[a]) / (b - a) for a, b in combinations(sizes, 2)]
+    slope = float(np.median(slopes))
+    if slope <= 0:
+        return None, None, int(np.median(np.abs(took - np.median(took))))
+    known: NDArray[np.bool_] = np.isin(size, sizes)
+    latency = max(float(np.median(took[known] - slope * size[known])), 0.0)
+    residual = np.abs(took[known] - latency - slope * size[known])
+    return round(latency), 1e9 / slope, int(np.median(residual))
+
+
+_SLOWEST = 1000
+"""Bytes per second: a network's smallest rate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SortFit:
+    """Operations of one sort."""
+
+    what: str
+    """The sort."""
+    messages: bool
+    """Whether they are messages between two ranks, and no collectives."""
+    link: LinkFit
+    """What was fitted to them; of collectives the rate is that of a rank's link."""
+
+
+def fit_network(sorts: Sequence[BySize]) -> tuple[SortFit, ...]:
+    """Fit each sort by itself."""
+    return tuple(
+        SortFit(what=one.what, messages=one.messages, link=fit_link(one.took_ns, one.size_bytes))
+        for one in sorts
+        if one.took_ns.size
+    )
+
+
+def network_of(sorts: Sequence[SortFit]) -> SortFit | None:
+    """Return the sort that stands for the network; None where latency and rate of none are known.
+
+    The slowest messages count, else the slowest collective.
+    """
+    known = [one for one in sorts if (one.link.bytes_per_s or 0) >= _SLOWEST]
+    return min(known, key=lambda one: (not one.messages, one.link.bytes_per_s), default=None)

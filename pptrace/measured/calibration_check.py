@@ -1,0 +1,336 @@
+"""Checks of a calibration.
+
+What an action takes then depends on how many ranks a schedule keeps computing at once, so a mean does not carry
+over to schedules that keep another number of them. The logarithms of actions' times are set against how many ranks
+computed meanwhile, by least squares with a mean for each kind and stage.
+
+One step says how long it took, and not how long the next one will. But it holds many actions of each sort, whose
+times say what a next one might take: the bootstrap (B. Efron, 1979).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from pptrace.measured.computations import performed
+from pptrace.measured.replay import nearest_policy, run_order
+from pptrace.measured.waits import chain_of
+from pptrace.steps.kinds import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+    from pptrace.measured.calibration import Calibration
+    from pptrace.measured.computations import Performed
+    from pptrace.plugins.registry import Registry
+    from pptrace.steps.columns import Int64s
+    from pptrace.steps.message_calls import Policy
+
+__all__ = ["Checked", "Sharing", "checked", "drawn_spans_ns", "ranks_meanwhile", "sharing"]
+
+_ERRORS = 2
+"""How many standard errors below its slope is sure."""
+_CLEAR = 0.1
+"""By which share actions surely take longer, from few ranks computing to many, from which on it is said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """How what actions take grows with the ranks that compute meanwhile."""
+
+    few: float
+    """Ranks that computed during an action, that itself included, mean over its time: 5 % had fewer."""
+    many: float
+    """5 % had more."""
+    ratio: float
+    """How many times as long actions take while ``many`` ranks compute as while ``few`` do."""
+    at_most: float
+    """By which share longer the mean action would be if all ranks computed all the time."""
+
+
+def sharing(steps: Sequence[Performed]) -> Sharing | None:
+    """Return how actions slow each other down; None where they surely do not by a tenth, or ranks are missing.
+
+    Args:
+        steps: what was recorded, of one order, at least one.
+    """
+    if any(step.lacks_ranks for step in steps):
+        return None
+    found = _Actions.of(steps)
+    spread = float((found.ranks_apart**2).sum())
+    free = found.ranks.size - found.sorts - 1
+    if not spread or free < 1:
+        return None
+    slope = float((found.ranks_apart * found.times_apart).sum()) / spread
+    missed = found.times_apart - slope * found.ranks_apart
+    error = float(np.sqrt((missed**2).sum() / free / spread))
+    few, many = (float(each) for each in np.percentile(found.ranks, [5, 95]))
+    if (slope - _ERRORS * error) * (many - few) < math.log1p(_CLEAR):
+        return None
+    more = steps[0].placement.ranks - float(found.ranks.mean())
+    return Sharing(few=few, many=many, ratio=math.exp(slope * (many - few)), at_most=math.expm1(slope * more))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Actions:
+    ranks: NDArray[np.float64]
+    """Ranks that computed meanwhile."""
+    ranks_apart: NDArray[np.float64]
+    """That against the mean of its sort."""
+    times_apart: NDArray[np.float64]
+    """The logarithm of what it took, against the mean of its sort."""
+    sorts: int
+    """Kinds on stages."""
+
+    @classmethod
+    def of(cls, steps: Sequence[Performed]) -> Self:
+        """Return the actions of all steps that took any time."""
+        took = np.concatenate([step.duration_ns for step in steps]).astype(np.float64)
+        ranks = np.concatenate([ranks_meanwhile(step) for step in steps])
+        columns = np.concatenate([np.stack([step.kind, step.stage, step.pair >= 0]) for step in steps], axis=1)
+        lasted = (took > 0) & (ranks > 0)
+        took, ranks = took[lasted], ranks[lasted]
+        sort = np.unique(columns[:, lasted], axis=1, return_inverse=True)[1].reshape(-1)
+        count, times = np.bincount(sort), np.log(took)
+        return cls(
+            ranks=ranks, ranks_apart=ranks - (np.bincount(sort, ranks) / count)[sort],
+            times_apart=times - (np.bincount(sort, times) / count)[sort], sorts=count.size,
+        )  # fmt: skip
+
+
+def ranks_meanwhile(step: Performed) -> NDArray[np.float64]:
+    """Return how many ranks computed during each action, mean over its time; 0 where it took none."""
+    starts, ends = _busy(step)
+    times, place = np.unique(np.concatenate([starts, ends]), return_inverse=True)
+    change = np.concatenate([np.ones(starts.size), -np.ones(ends.size)])
+    level = np.cumsum(np.bincount(place.reshape(-1), change))
+    area = np.concatenate([[0.0], np.cumsum(level[:-1] * np.diff(times))])
+    lasted = step.end_ns - step.start_ns
+    within = np.interp(step.end_ns, times, area) - np.interp(step.start_ns, times, area)
+    return np.where(lasted > 0, within / np.maximum(lasted, 1), 0.0)
+
+
+def _busy(step: Performed) -> tuple[Int64s, Int64s]:
+    """Return from when to when ranks computed; overlapped actions of one rank are one such time."""
+    starts, ends = [], []
+    for rank in range(step.placement.ranks):
+        here = np.flatnonzero(step.rank == rank)
+        here = here[np.argsort(step.start_ns[here], kind="stable")]
+        start, reached = step.start_ns[here], np.maximum.accumulate(step.end_ns[here])
+        fresh = np.ones(here.size, dtype=np.bool_)
+        fresh[1:] = start[1:] > reached[:-1]
+        starts.append(start[fresh])
+        ends.append(reached[np.roll(fresh, -1)])
+    return np.concatenate(starts), np.concatenate(ends)
+
+
+_SURE = 0.9
+"""The share of steps that an interval is for."""
+_DOUBTFUL = 0.05
+"""From which error of its own step on a fit is warned of."""
+_MOST_PARTS = 6
+"""Computations of a rank for each microbatch: forward, input and weight gradient of two chunks."""
+_SEEN_SELDOM = 0.25
+"""From which share of actions down it is warned that what the host does between them was hardly seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """A fit, simulated."""
+
+    policy: str
+    """The message policy under which the steps' actions, with their own times, start nearest to when they did."""
+    step_ns: int
+    """How long the steps' pipelines took, mean."""
+    own_ns: int
+    """How long one takes that is simulated with the fit, in its own order."""
+    interval: float | None
+    """By which share predictions of other orders are off at most, nine times in ten; None where ranks are missing.
+
+    What a fit is unsure of it is unsure of once per action, and other orders have up to six in a row for each
+    microbatch: forward, input and weight gradient of two chunks. The sum of
+
+    - its own error, made in the actions of its own critical path, in as many as those;
+    - the host between actions: as much again as was seen, or as it varies by, or, for the share of actions that
+      waited so that nobody saw it, as messages were late beyond the median that is fitted;
+    - where ranks held one stage, what an action costs the host once more: what cutting stages adds was not seen;
+    - what steps vary by: what several of them did, or what nine in ten are within of which every action, gap and
+      message is drawn from those that were recorded, whichever is more; the fit varies, too, as a mean of them;
+    - where actions slow each other down (:mod:`pptrace.measured.calibration_check`), what they would all take
+      longer if every rank computed all the time.
+    """
+    sharing: Sharing | None
+    """How actions slow each other down; None where they do not, as far as one sees."""
+    warnings: tuple[str, ...]
+    """Why it cannot be trusted; empty where nothing says so."""
+
+    @property
+    def error(self) -> float:
+        """By which share that is longer."""
+        return self.own_ns / self.step_ns - 1 if self.step_ns else 0.0
+
+
+def checked(fit: Calibration, steps: Sequence[Performed], registry: Registry, *, measured: bool = True) -> Checked:
+    """Simulate a fit and say what it is worth.
+
+    Args:
+        fit: the fit.
+        steps: what it was made from, at least one.
+        registry: the plugins, whose message policies are tried.
+        measured: false for steps of a simulation's trace.
+    """
+    policy = nearest_policy(steps[0], registry, measured=measured).policy
+    again = [_simulated(fit, step, policy) for step in steps]
+    spans = [step.span_ns for step in steps]
+    step_ns, own_ns = round(float(np.mean(spans))), round(float(np.mean([step.span_ns for step in again])))
+    error = abs(own_ns / step_ns - 1) if step_ns else 0.0
+    shared = sharing(steps) if measured else None
+    interval = _interval(fit, steps, len(chain_of(again[0]).positions), abs(own_ns - step_ns), step_ns, policy)
+    if interval is not None and shared is not None:
+        interval += shared.at_most
+    return Checked(
+        policy=policy.label, step_ns=step_ns, own_ns=own_ns, interval=interval, sharing=shared,
+        warnings=tuple(_warnings(fit, steps, error, shared, measured=measured)),
+    )  # fmt: skip
+
+
+def _interval(
+    fit: Calibration, steps: Sequence[Performed], path: int, missed_ns: int, step_ns: int, policy: Policy
+) -> float | None:
+    """Return :attr:`Checked.interval`.
+
+    Args:
+        fit: the fit.
+        steps: what it was made from.
+        path: actions on the critical path of its own step.
+        missed_ns: what it missed of that.
+        step_ns: how long the steps took, mean.
+        policy: how their messages were issued.
+    """
+    if any(step.partial for step in steps) or not step_ns:
+        return None
+    host_ns = max(fit.overhead_ns, fit.overhead_deviation_ns, _late_ns(fit, steps))
+    cut_ns = fit.overhead_ns if fit.stages == fit.ranks else 0
+    actions = max(_MOST_PARTS * fit.microbatches, path, *(int(np.bincount(step.rank).max()) for step in steps))
+    return (actions * (missed_ns / max(path, 1) + host_ns + cut_ns) + _varies_ns(steps, policy)) / step_ns
+
+
+def _varies_ns(steps: Sequence[Performed], policy: Policy) -> float:
+    """Return by how much a fit of some steps and another step differ, as both vary."""
+    drawn = drawn_spans_ns(steps, policy)
+    one = float(np.quantile(np.abs(drawn - drawn.mean()), _SURE))
+    if len(steps) > 1:
+        one = max(one, float(np.std([step.span_ns for step in steps], ddof=1)))
+    return one * math.sqrt(1 + 1 / len(steps))
+
+
+def _late_ns(fit: Calibration, steps: Sequence[Performed]) -> float:
+    """Return by how much messages were later than the fit has it, in the mean, for actions whose host nobody saw.
+
+    A host that is late shows as a gap where its action waits for nothing. Where it waits, the host at the other
+    end shows as a message that took longer than they do.
+    """
+    moves = [(step.transfers, step.transfers.observed & (step.transfers.took_ns >= 0)) for step in steps]
+    late = np.concatenate([
+        (transfers.took_ns - fit.wire_ns(transfers.size_bytes))[seen] for transfers, seen in moves
+    ])  # fmt: skip
+    unseen = 1 - fit.gaps / max(sum(map(len, steps)), 1)
+    return unseen * max(float(late.mean()), 0.0) if late.size else 0.0
+
+
+def _with_fit(fit: Calibration, step: Performed) -> Performed:
+    """Return a step with the times that a fit says; waits for what nobody recorded stay."""
+    duration = step.duration_ns.copy()
+    for one in fit.fitted:
+        duration[(step.kind == Kind[one.kind]) & (step.stage == one.stage)] = round(one.mean_ns.value)
+    transfers = replace(step.transfers, took_ns=fit.wire_ns(step.transfers.size_bytes))
+    gap = np.where(step.outside, step.gap_ns, fit.overhead_ns)
+    return replace(step, duration_ns=duration, gap_ns=gap, transfers=transfers)
+
+
+def _simulated(fit: Calibration, step: Performed, policy: Policy) -> Performed:
+    times = _with_fit(fit, step).times(held=False)
+    return performed(run_order(step.order, times, policy, partial=step.partial))
+
+
+def _warnings(
+    fit: Calibration, steps: Sequence[Performed], error: float, shared: Sharing | None, *, measured: bool
+) -> Iterator[str]:
+    actions = sum(len(step) for step in steps)
+    if any(step.partial for step in steps):
+        yield (
+            f"ranks or actions are missing: the pipeline is taken to have {fit.stages} stages on {fit.ranks} "
+            "ranks (--layout pp=N says otherwise), and stages that nobody recorded take the mean of the others"
+        )
+    if error > _DOUBTFUL:
+        yield f"the fit gives its own step back only to {error:.1%}: what it says of other schedules is worth less"
+    if shared is not None:
+        yield (
+            f"actions take {shared.ratio:.1f} times as long while {shared.many:.1f} ranks compute as while "
+            f"{shared.few:.1f} do: they share processors, memory or power, and schedules that keep more or fewer "
+            "of them computing at once take longer or shorter than predicted"
+        )
+    if measured and fit.gaps < _SEEN_SELDOM * actions:
+        yield (
+            f"of {actions} actions {fit.gaps} waited for no message: what the host does between actions was "
+            "hardly seen, and schedules that wait less come out short"
+        )
+    if fit.link is None and fit.node_link is None and any(len(step.transfers) for step in steps):
+        yield "no message's arrival was seen: messages take no time here"
+
+
+_DRAWS = 20
+"""Steps that are drawn; two lie beyond what nine in ten are within."""
+
+
+def drawn_spans_ns(steps: Sequence[Performed], policy: Policy) -> Int64s:
+    """Return how long steps take whose times are drawn from those recorded, shape (draws,).
+
+    A computation takes what one of its kind on its stage took, alone or in an overlapped pair as it is itself; a
+    gap is one of those that the host was seen to leave, a message takes what one of its size was seen to take.
+
+    Args:
+        steps: what was recorded, whole steps of one order, at least one.
+        policy: how messages are issued.
+    """
+    random = np.random.default_rng(0)
+    first = steps[0]
+    sorts = _sorts([np.stack([one.kind, one.stage, one.pair >= 0]) for one in steps])
+    durations = np.concatenate([one.duration_ns for one in steps])
+    gaps = np.concatenate([one.host_gaps_ns for one in steps])
+    sizes = _sorts([one.transfers.size_bytes[None] for one in steps])
+    took = np.concatenate([one.transfers.took_ns for one in steps])
+    seen = np.concatenate([one.transfers.observed for one in steps]) & (took >= 0)
+    spans = []
+    for _ in range(_DRAWS):
+        step = replace(
+            first,
+            duration_ns=_drawn(durations, sorts, np.ones(durations.size, dtype=np.bool_), random)[: len(first)],
+            gap_ns=random.choice(gaps, len(first)) if gaps.size else np.zeros(len(first), dtype=np.int64),
+            transfers=replace(first.transfers, took_ns=_drawn(took, sizes, seen, random)[: len(first.transfers)]),
+        )
+        spans.append(performed(run_order(step.order, step.times(held=False), policy)).span_ns)
+    return np.array(spans, dtype=np.int64)
+
+
+def _sorts(columns: Sequence[NDArray[Any]]) -> Int64s:
+    """Return the number of each one's sort, over all steps."""
+    sorts: Int64s = np.unique(np.concatenate(columns, axis=1), axis=1, return_inverse=True)[1].reshape(-1)
+    return sorts
+
+
+def _drawn(values: Int64s, sorts: Int64s, known: NDArray[np.bool_], random: np.random.Generator) -> Int64s:
+    """Return for each value one that is known of its sort; itself where none is."""
+    drawn = values.copy()
+    for sort in np.unique(sorts):
+        pool = values[(sorts == sort) & known]
+        if pool.size:
+            drawn[sorts == sort] = random.choice(pool, int((sorts == sort).sum()))
+    return drawn

@@ -1,0 +1,277 @@
+"""A calibration as a document, and as a configuration that ``pptrace simulate`` takes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from statistics import mean
+from typing import TYPE_CHECKING
+
+from pptrace.config.quantities import format_duration, format_rate, format_size
+from pptrace.measured.calibration import network_of
+from pptrace.report.document import Document, Line, Section, Table
+from pptrace.report.numbers import ms
+from pptrace.sanitize import printable_line, shell_word
+from pptrace.steps.kinds import Kind
+from pptrace.steps.message_calls import Policy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pptrace.measured.calibration import Calibration, Fitted, LinkFit, SortFit, WayTime
+    from pptrace.measured.calibration_check import Checked
+    from pptrace.run.trace_files import Behind
+    from pptrace.steps.workload import Workload
+
+__all__ = ["calibrated_yaml", "calibration_document", "network_document", "network_yaml"]
+
+_NO_COSTS = (
+    "no action of a pipeline was recorded: what computations take is not known, the network alone is fitted"
+)
+_MOST_UNCERTAIN = 10
+"""The largest part that a configuration takes."""
+
+
+def calibrated_yaml(
+    fit: Calibration, source: str, schedules: Sequence[str] = (), check: Checked | None = None,
+    known: Behind | None = None,
+) -> str:  # fmt: skip
+    """Return the YAML text, which names the schedules that have the measured order, the first of them as its own.
+
+    What a step's length does not show of a simulation, its memory, its end and its messages' policy, is ``known``.
+
+    A backward that was measured whole on some stages and split on others is given whole, with the input gradient
+    where it was measured on all stages; else the simulator takes half of it.
+    """
+    steps = f"{fit.steps} steps" if fit.steps > 1 else "one step"
+    shown = printable_line(source)
+    lines = [
+        f"# Means of {steps} of {shown}: pptrace calibrate. Behind # is the spread, lower to upper quartile.",
+        *(f"# {line}" for line in (_about_check(check) if check else ())),
+        *_schedule(fit, source, schedules), "batch:", f"  microbatches: {fit.microbatches}",
+        "costs:", "  name: table", f"  slices: {fit.stages}  # stages of the measured schedule; others share them",
+    ]  # fmt: skip
+    lines += _times(fit)
+    if fit.overhead_ns:
+        lines.append(f"  overhead: {_exact(fit.overhead_ns)}  # mean host gap before an action")
+    if check and check.interval:
+        share = min(check.interval, _MOST_UNCERTAIN)
+        lines.append(f"  uncertainty: {share:.3f}  # of steps of other schedules; nearer ones are a tie")
+    if fit.boundary_bytes:
+        lines.append(f"  boundary: {fit.boundary_bytes} B")
+    lines += _kept(known.workload) if known is not None else []
+    policy = ["p2p:", f"  policy: {check.policy}"] if check and check.policy != Policy().label else []
+    if known is not None and known.p2p:
+        policy = [f"p2p: {json.dumps(known.p2p)}"]
+    return "\n".join([*lines, *_network(fit), *policy]) + "\n"
+
+
+_BYTES = {
+    "activation": "activation_bytes", "weight_activation": "weight_activation_bytes",
+    "checkpoint": "checkpoint_bytes", "weights": "weights_bytes", "gradients": "gradients_bytes",
+    "optimizer": "optimizer_bytes",
+}  # fmt: skip
+_TIMES = {"reduction": "reduce_ns", "update": "optimizer_ns"}
+"""Keys of costs, and a workload's columns of them."""
+
+
+def _kept(known: Workload) -> list[str]:
+    """Return memory, and what a step ends with, as a simulation had them; what is 0 is left out."""
+    lines = []
+    for unit, keys in (("B", _BYTES), ("ns", _TIMES)):
+        for key, column in keys.items():
+            values = getattr(known, column).tolist()
+            if any(values):
+                lines.append(f"  {key}: [{', '.join(f'{value} {unit}' for value in values)}]")
+    whole = {
+        "sync": f"{known.sync_ns} ns",
+        "reserved": f"{known.reserved_bytes} B",
+        "capacity": f"{known.capacity_bytes} B",
+    }
+    lines += [f"  {key}: {text}" for key, text in whole.items() if not text.startswith("0 ")]
+    return ["  # as the simulation had them", *lines] if lines else []
+
+
+def _schedule(fit: Calibration, source: str, schedules: Sequence[str]) -> list[str]:
+    chunks = fit.stages // fit.ranks
+    parallel = ["parallel:", f"  pp: {fit.ranks}"]
+    if not schedules:
+        word = printable_line(shell_word(source))
+        return [
+            "# The measured order is that of no installed schedule. Simulate another one, --schedule 1f1b, or",
+            f"# that order: pptrace convert {word} order.csv, then --schedule order.csv",
+            *parallel,
+        ]
+    others = f"  # the same order: {', '.join(schedules[1:])}" if len(schedules) > 1 else ""
+    return [f"schedule: {schedules[0]}{others}", *parallel, *([f"  vp: {chunks}"] if chunks > 1 else [])]
+
+
+def calibration_document(fit: Calibration, check: Checked, schedules: Sequence[str]) -> Document:
+    """Return the fit of costs and network, what it is worth, and the schedules that have the measured order."""
+    rows = tuple(
+        (
+            Kind[one.kind].word.replace(" ", "_"), str(one.stage), str(one.count),
+            format_duration(round(one.mean_ns.value)), format_duration(one.mean_ns.spread or 0),
+        )
+        for one in sorted(fit.fitted, key=lambda one: (Kind[one.kind], one.stage))
+    )  # fmt: skip
+    pairs = ", ".join(f"{one.stage}{one.kind}" for one in fit.fitted if one.in_overlapped_pairs)
+    lines = [
+        *([f"measured in overlapped pairs alone, whose time is shared out: {pairs}"] if pairs else []),
+        f"overhead of an action: {format_duration(fit.overhead_ns)}, seen before {fit.gaps} actions",
+        *_about_links(fit),
+    ]
+    known = [f"its order is that of {', '.join(schedules)}"] if schedules else []
+    worth = [*known, *_about_check(check)]
+    size = f"{fit.steps} step(s), {fit.ranks} ranks, {fit.stages} stages, {fit.microbatches} microbatches"
+    return Document(
+        title="calibration", lead=(Line(text=size),),
+        sections=(
+            Section(title="times", blocks=(Table(head=("", "stage", "count", "mean", "spread"), rows=rows),)),
+            Section(title="overhead and network", blocks=tuple(Line(text=line) for line in lines)),
+            Section(title="what it is worth", blocks=tuple(Line(text=line) for line in worth)),
+        ),
+        values={
+            **{one.name: getattr(fit, one.name) for one in fields(fit)}, "check": check, "schedules": schedules,
+        },
+    )  # fmt: skip
+
+
+def _about_check(check: Checked) -> list[str]:
+    return [
+        (
+            f"simulated with this fit, messages {check.policy}: {ms(check.own_ns)}, "
+            f"measured {ms(check.step_ns)} ({check.error:+.1%})"
+        ),
+        *(
+            [f"other schedules: about ±{check.interval:.1%}; those nearer to each other than that are a tie"]
+            if check.interval is not None
+            else []
+        ),
+        *(f"warning: {line}" for line in check.warnings),
+    ]
+
+
+def network_document(fits: Sequence[SortFit]) -> Document:
+    """Return the fit of a network alone."""
+    lines = [_NO_COSTS, *(line for one in fits for line in _about_sort(one))]
+    return Document(title="network", lead=tuple(Line(text=line) for line in lines), values={"network": fits})
+
+
+def network_yaml(fits: Sequence[SortFit], source: str) -> str:
+    """Return a configuration's text that holds a network alone; empty where none can be told."""
+    chosen = network_of(fits)
+    if chosen is None:
+        return ""
+    lines = [f"# Fitted to {source}: pptrace calibrate.", f"# {_NO_COSTS}"]
+    lines += [f"# {line}" for one in fits for line in _about_sort(one)]
+    bandwidth, latency = _wires(chosen.link)
+    lines += ["network:", "  name: hockney", f"{bandwidth}  # {chosen.what}"]
+    unknown = "  # what a message takes beside its bytes is not known from collectives"
+    return "\n".join([*lines, latency if chosen.messages else unknown]) + "\n"
+
+
+def _about_sort(one: SortFit) -> list[str]:
+    link = one.link
+    sizes = " to ".join(dict.fromkeys(format_size(size) for size in (link.sizes[0], link.sizes[-1])))
+    seen = f"{one.what}: {link.count:,} of {sizes}, median {format_duration(round(link.median_ns.value))}"
+    if link.bytes_per_s is None or link.latency_ns is None:
+        return [seen, f"  latency and bandwidth cannot be told apart from {_sizes_word(link)}"]
+    rate = f"{format_rate(round(link.bytes_per_s))}{'' if one.messages else ' on each link'}"
+    off = f"half are off by less than {format_duration(link.residual_ns)}"
+    return [seen, f"  {format_duration(link.latency_ns)} and {rate}; {off}"]
+
+
+def _sizes_word(link: LinkFit) -> str:
+    return "one size" if len(link.sizes) == 1 else "these sizes"
+
+
+def _times(fit: Calibration) -> list[str]:
+    forward = [fit.of(Kind.F, stage) for stage in range(fit.stages)]
+    whole, gradients = [], []
+    for stage in range(fit.stages):
+        b, i, w = (fit.of(kind, stage) for kind in (Kind.B, Kind.I, Kind.W))
+        both = _mean(i) + _mean(w) if i is not None and w is not None else None
+        whole.append(_mean(b) if b is not None else both)
+        gradients.append(i)
+    lines = [f"  forward: {_listed([_mean(one) if one else None for one in forward])}{_spreads(forward)}"]
+    lines.append(f"  backward: {_listed(whole)}")
+    measured = [one for one in gradients if one is not None]
+    if len(measured) == fit.stages:
+        lines.append(f"  input_gradient: {_listed([_mean(one) for one in measured])}{_spreads(measured)}")
+    elif measured:
+        shares = sorted(_mean(one) / time for one in measured if (time := whole[one.stage]))
+        share = shares[len(shares) // 2] if shares else 0.5
+        ratio = [round(time * share) if time else None for time in whole]
+        lines.append(
+            f"  input_gradient: {_listed(ratio)}  # {share:.1%} of the backward, as where it was measured"
+        )
+    else:
+        lines.append("  # input and weight gradients were not measured apart: half of the backward each")
+    return lines
+
+
+def _mean(fitted: Fitted) -> int:
+    return round(fitted.mean_ns.value)
+
+
+def _listed(times: Sequence[int | None]) -> str:
+    """Return times by stage; a stage that nobody recorded takes the mean of the others."""
+    known = [time for time in times if time is not None]
+    usual = round(mean(known)) if known else 0
+    return f"[{', '.join(_exact(usual if time is None else time) for time in times)}]"
+
+
+def _spreads(fitted: Sequence[Fitted | None]) -> str:
+    known = [format_duration(one.mean_ns.spread or 0) for one in fitted if one is not None]
+    return f"  # {', '.join(known)}" if known else ""
+
+
+def _exact(time_ns: int) -> str:
+    return f"{time_ns} ns"
+
+
+def _network(fit: Calibration) -> list[str]:
+    link = fit.link or fit.node_link
+    if link is None:
+        return ["# no message's arrival was seen: the network is left out"]
+    lines = [*(f"# {line}" for line in _about_links(fit)), "network:", "  name: hockney", *_wires(link)]
+    if fit.link is not None and fit.node_link is not None:
+        lines += ["  node:", f"    ranks: {fit.node_ranks}", *(f"  {line}" for line in _wires(fit.node_link))]
+    return lines
+
+
+def _wires(link: LinkFit) -> list[str]:
+    if link.bytes_per_s is None or link.latency_ns is None:
+        return ["  bandwidth: unlimited", f"  latency: {link.median_ns.value} ns"]
+    return [f"  bandwidth: {round(link.bytes_per_s)} B/s", f"  latency: {link.latency_ns} ns"]
+
+
+def _about_links(fit: Calibration) -> list[str]:
+    apart = bool(fit.node_ranks)
+    lines = _about(fit.link, " between nodes" if apart else "") + _about(fit.node_link, " within a node")
+    if fit.uneven:
+        fast, slow = fit.uneven
+        lines.append(
+            f"ways differ: {_way(fast)}, {_way(slow)}; if nodes are why, --node-ranks N fits each node's apart"
+        )
+    return lines
+
+
+def _way(way: WayTime) -> str:
+    return f"rank {way.source} to rank {way.target} {format_duration(way.median_ns)}"
+
+
+def _about(link: LinkFit | None, where: str) -> list[str]:
+    if link is None:
+        return []
+    sizes = ", ".join(format_size(size) for size in link.sizes)
+    seen = f"{link.count} messages of {sizes}{where}: median {format_duration(round(link.median_ns.value))}"
+    seen += f", spread {format_duration(link.median_ns.spread or 0)}"
+    if link.bytes_per_s is None or link.latency_ns is None:
+        return [
+            seen,
+            f"latency and bandwidth cannot be told apart from {_sizes_word(link)}: all of it counts as latency",
+        ]
+    fitted = f"latency {format_duration(link.latency_ns)}, {format_rate(round(link.bytes_per_s))}"
+    return [seen, f"{fitted}; half of the messages are off by less than {format_duration(link.residual_ns)}"]

@@ -1,0 +1,432 @@
+"""Computations of a step: durations, and the arrivals of their inputs.
+
+The times of a timeline are taken apart so that a replay of the same order gives the step again, and a replay with
+another's times says what those change: a computation's duration, the gap that the host left before it, the way of
+a message from when both ends were ready until it was there.
+
+A receiver that looks for a message says when that was there only if it still had to wait. What is there already
+costs it a call, 50 to 200 us on a host, which would count as the end of a long way if the message left long ago. A
+message was there at some moment between both ends being ready and the end of the wait. Where the receiver watched
+at least half of that time, the arrival more likely fell into what it watched, whatever messages take: it was seen.
+Else it was more likely there before. Then it took what others on its way took, and the wait was the host's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from pptrace.sim.task_graph import ActionTimes
+from pptrace.steps.actions import CELL, Cells
+from pptrace.steps.columns import Int32s, Int64s, difference, find
+from pptrace.steps.kinds import COMMUNICATION, RECEIVES, TOWARDS_NEXT, Kind, Pass, Stream, message_kind
+from pptrace.steps.schedule import Schedule
+from pptrace.timeline.actions import folded
+from pptrace.timeline.messages import compute_rows, messages
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from numpy.typing import NDArray
+
+    from pptrace.steps.actions import CellColumns
+    from pptrace.steps.placement import Placement
+    from pptrace.timeline.messages import Messages
+    from pptrace.timeline.timeline import Timeline
+
+__all__ = [
+    "Arrivals",
+    "Performed",
+    "Transfers",
+    "arrivals",
+    "needs_unrecorded",
+    "performed",
+    "released_by_messages",
+]
+
+_SENDER = np.array(
+    [
+        message_kind(sends=True, forward=kind.traits.direction is Pass.FORWARD) if kind in RECEIVES else kind
+        for kind in Kind
+    ],
+    dtype=np.int8,
+)
+"""By kind, that of the sender's side of a message; any other kind stays."""
+_EACH = ([Kind.F], [Kind.B, Kind.I])
+"""What every stage computes once for each microbatch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Transfers(Cells):
+    """One value per message, each the send of its stage."""
+
+    source: Int32s
+    """The sending rank."""
+    target: Int32s
+    """The receiving rank."""
+    size_bytes: Int64s
+    """Its size; 0 where unknown."""
+    took_ns: Int64s
+    """From when both ends were ready until it was there; -1 where unknown."""
+    held_ns: Int64s
+    """What else lay between its producer's end and its consumer's start for its sake: until both ends were ready,
+    and until whatever it shared its kernel with was there. 0 where that is not known."""
+    observed: NDArray[np.bool_]
+    """Whether its arrival was seen: its consumer waited for it, or a simulation knows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Performed(Cells):
+    """One value per computation, rank by rank, in the order in which they ran."""
+
+    placement: Placement
+    """Where each stage is."""
+    rank: Int32s
+    """The rank."""
+    row: Int64s
+    """Its row in the timeline; of two that are folded, the second's."""
+    start_ns: Int64s
+    """When it started."""
+    end_ns: Int64s
+    """When it ended."""
+    duration_ns: Int64s
+    """What it took; of two that are folded, both in sum."""
+    gap_ns: Int64s
+    """From when it could start, its rank free and its inputs there, to its start."""
+    collective_ns: Int64s
+    """The part of its duration in which it waited for its rank's own group."""
+    waited: NDArray[np.bool_]
+    """Whether it is known to have waited for a message, so that nobody saw what its host did meanwhile."""
+    outside: NDArray[np.bool_]
+    """Whether it waited for what nobody recorded, so that its gap is that wait, and not the host's."""
+    transfers: Transfers
+    """The messages between ranks."""
+
+    @property
+    def order(self) -> Schedule:
+        """The table of what was computed."""
+        ptr = np.searchsorted(self.rank, np.arange(self.placement.ranks + 1))
+        return Schedule.of_cells(self.placement, ptr, self.cells)
+
+    @property
+    def places(self) -> Int64s:
+        """The place of each among all kinds, stages and microbatches."""
+        stages, microbatches = self.placement.stages, self.placement.microbatches
+        places: Int64s = (self.kind.astype(np.int64) * stages + self.stage) * microbatches + self.microbatch
+        return places
+
+    @property
+    def span_ns(self) -> int:
+        """From the first one's start to the last one's end."""
+        return int(self.end_ns.max() - self.start_ns.min()) if len(self) else 0
+
+    def equals(self, other: Performed) -> bool:
+        """Return whether another step did the same at the same times, to the nanosecond, on the same ranks."""
+        columns = ("rank", *CELL, "start_ns", "end_ns", "duration_ns", "gap_ns")
+        of_messages = ("source", "target", "kind", "stage", "microbatch", "size_bytes", "took_ns")
+        return not (difference(self, other, columns) or difference(self.transfers, other.transfers, of_messages))
+
+    @property
+    def host_gap_ns(self) -> Int64s:
+        """The gaps that the host left; 0 where one is a wait for what nobody recorded."""
+        return np.where(self.outside, 0, self.gap_ns)
+
+    @property
+    def host_gaps_ns(self) -> Int64s:
+        """The gaps of actions that nothing but the host held up; those of ranks' first ones are none."""
+        follows = np.diff(self.rank, prepend=-1) == 0
+        gaps: Int64s = self.gap_ns[follows & ~self.waited & ~self.outside]
+        return gaps
+
+    @property
+    def partial(self) -> bool:
+        """Whether computations are missing: of ranks that nobody recorded, or of what one of them did."""
+        cells = self.placement.stages * self.placement.microbatches
+        forwards, backwards = (int(self.span[np.isin(self.kind, kinds)].sum()) for kinds in _EACH)
+        return bool(self.outside.any()) or not forwards == backwards == cells
+
+    @property
+    def lacks_ranks(self) -> bool:
+        """Whether ranks are missing whose recordings nobody has."""
+        return bool(np.setdiff1d(np.arange(self.placement.ranks), self.rank).size)
+
+    @property
+    def lacks_stages(self) -> bool:
+        """Whether nobody computed on some stage."""
+        return bool(np.setdiff1d(np.arange(self.placement.stages), self.stage).size)
+
+    def renumbered(self, numbers: Sequence[int], ranks: int) -> Self:
+        """Return this with other, ascending numbers for its ranks, of ``ranks`` in all."""
+        new = np.array(numbers, dtype=np.int32)
+        table = self.placement.stage_rank
+        placement = replace(self.placement, ranks=ranks, stage_rank=np.where(table >= 0, new[table], -1))
+        transfers = replace(self.transfers, source=new[self.transfers.source], target=new[self.transfers.target])
+        return replace(self, placement=placement, rank=new[self.rank], transfers=transfers)
+
+    def folded(self, stages: Collection[int]) -> Self:
+        """Return this with each input gradient of some stages made one backward with its weight gradient.
+
+        Only stages whose gradient goes nowhere can be folded: nothing then waits for the first of the two.
+        """
+        chosen = np.isin(self.stage, list(stages))
+        first, second = chosen & (self.kind == Kind.I), chosen & (self.kind == Kind.W)
+        earlier = dict(
+            zip(zip(self.stage[first], self.microbatch[first], strict=True), self.duration_ns[first], strict=True)
+        )
+        duration = self.duration_ns.copy()
+        for index in np.flatnonzero(second).tolist():
+            duration[index] += earlier.get((self.stage[index], self.microbatch[index]), 0)
+        kind = np.where(second, np.int8(Kind.B), self.kind)
+        columns = {name.name: getattr(self, name.name) for name in fields(self)}
+        columns |= {"kind": kind, "duration_ns": duration}
+        kept = {
+            name: values[~first] if isinstance(values, np.ndarray) else values for name, values in columns.items()
+        }
+        return type(self)(**kept)
+
+    def times(
+        self, *, durations: Self | None = None, transfers: Self | None = None, gaps: Self | None = None,
+        holds: Self | None = None, held: bool = True,
+    ) -> ActionTimes:  # fmt: skip
+        """Return times by action, each sort from another step where one is given; what it lacks stays ours.
+
+        Messages take what held them (``holds``) too, unless ``held`` is false.
+        """
+        sends = [
+            (_sends(step.transfers, self.placement), step.transfers, column)
+            for column, other in (("took_ns", transfers), ("held_ns", holds))
+            for step in (self, other)
+            if step is not None
+        ]
+        place = np.unique(np.concatenate([self.places, *(places for places, _, _ in sends)]))
+        duration, transfer = (np.full(place.size, -1, dtype=np.int64) for _ in range(2))
+        gap, hold = (np.zeros(place.size, dtype=np.int64) for _ in range(2))
+        for times, column, other in ((duration, "duration_ns", durations), (gap, "gap_ns", gaps)):
+            times[find(place, self.places)] = getattr(self, column)
+            if other is not None:
+                there = np.isin(other.places, self.places)
+                times[find(place, other.places[there])] = getattr(other, column)[there]
+        for places, moves, column in sends:
+            times, index = transfer if column == "took_ns" else hold, find(place, places)
+            times[index] = np.where(moves.took_ns >= 0, getattr(moves, column), times[index])
+        if held:
+            transfer = np.where(transfer >= 0, transfer + hold, transfer)
+        return ActionTimes(place=place, duration_ns=duration, gap_ns=gap, transfer_ns=transfer)
+
+
+def performed(timeline: Timeline, *, lacks_ranks: bool = False) -> Performed:
+    """Take a step's times apart; :mod:`pptrace.measured.computations` says when messages were there.
+
+    Actions in segments are taken whole.
+
+    Args:
+        timeline: the step.
+        lacks_ranks: whether ranks are missing from it whose recordings nobody has.
+    """
+    timeline = folded(timeline)
+    by_rank = compute_rows(timeline)
+    rows = np.concatenate(by_rank) if by_rank else np.zeros(0, dtype=np.int64)
+    before = np.zeros(len(timeline), dtype=np.int64)
+    for row in by_rank:
+        before[row[1:]] = timeline.end_ns[row[:-1]]
+    pairs = messages(timeline)
+    found = arrivals(timeline, pairs, before)
+    ready = before.copy()
+    np.maximum.at(ready, found.consumer, found.there_ns)
+    released, waited = released_by_messages(timeline), np.zeros(len(timeline), dtype=np.bool_)
+    released[pairs.consumer[(pairs.consumer >= 0) & (pairs.producer < 0)]] = False  # their waits are all there is
+    seen = found.observed & (released[found.consumer] | (timeline.cause[found.consumer] < 0))
+    waited[found.consumer[seen]] = True
+    first = np.concatenate([[0], np.cumsum([row.size for row in by_rank])[:-1]]).astype(np.int64)
+    gap = np.where(released, 0, np.maximum(timeline.start_ns - ready, 0))[rows]
+    cells = timeline.cells.taken(rows)
+    outside = needs_unrecorded(cells, timeline.placement, lacks_ranks=lacks_ranks)
+    first = first[first < rows.size]
+    since = timeline.start_ns[rows[first]] - min(timeline.start_ns[rows], default=0)
+    # What comes before a rank's first action is no gap between two, but may be a wait that nobody recorded.
+    gap[first] = np.where(outside[first], np.minimum(gap[first], since), 0)
+    return Performed(
+        **cells._asdict(), placement=timeline.placement, rank=timeline.rank_of_row()[rows],
+        row=rows, start_ns=timeline.start_ns[rows], end_ns=timeline.end_ns[rows],
+        duration_ns=(timeline.end_ns - timeline.start_ns)[rows], gap_ns=gap,
+        collective_ns=timeline.collective_ns[rows], waited=waited[rows],
+        outside=outside,
+        transfers=_transfers(timeline, found),
+    )  # fmt: skip
+
+
+def _sends(transfers: Transfers, placement: Placement) -> Int64s:
+    """Return the cell of each message's send; those of stages and microbatches that are not here, none."""
+    here = (transfers.stage < placement.stages) & (transfers.microbatch < placement.microbatches)
+    cells: Int64s = (
+        transfers.kind.astype(np.int64) * placement.stages + transfers.stage
+    ) * placement.microbatches + transfers.microbatch
+    return np.where(here, cells, 0)
+
+
+def _transfers(timeline: Timeline, found: Arrivals) -> Transfers:
+    cells, rank, size = timeline.cells.taken(found.row), timeline.rank_of_row(), timeline.size_bytes
+    received, ahead = RECEIVES.mask(cells.kind), TOWARDS_NEXT.mask(cells.kind)
+    cells = cells._replace(
+        kind=_SENDER[cells.kind], stage=cells.stage + np.where(received, np.where(ahead, 1, -1), 0)
+    )
+    return Transfers(
+        **cells._asdict(), source=rank[found.producer], target=rank[found.consumer],
+        size_bytes=np.maximum(size[found.row], np.where(found.send >= 0, size[found.send], 0)),
+        took_ns=found.took_ns, held_ns=found.held_ns, observed=found.observed,
+    )  # fmt: skip
+
+
+_MAKERS = ([Kind.F], [Kind.B, Kind.I])
+
+
+def needs_unrecorded(cells: CellColumns, placement: Placement, *, lacks_ranks: bool) -> NDArray[np.bool_]:
+    """Return which computations take an activation or a gradient from a computation that is not there.
+
+    Args:
+        cells: the computations.
+        placement: their stages.
+        lacks_ranks: whether ranks are missing; then there may be stages behind the last one that is known, too.
+    """
+    needs = np.zeros(cells.kind.size, dtype=np.bool_)
+    if not cells.kind.size:
+        return needs
+    away = np.stack([placement.edges, placement.edges[:, ::-1]])
+    for kinds, edges in zip(_MAKERS, away, strict=True):
+        rows = np.flatnonzero(np.isin(cells.kind, kinds) & (cells.microbatch >= 0))
+        needs[rows] = _lacks_maker(cells.taken(rows), placement, edges)
+    if lacks_ranks:
+        lasts = np.setdiff1d(np.arange(placement.stages), placement.edges[:, 0])
+        needs |= np.isin(cells.kind, _MAKERS[1]) & np.isin(cells.stage, lasts)
+    return needs
+
+
+def _lacks_maker(cells: CellColumns, placement: Placement, edges: Int32s) -> NDArray[np.bool_]:
+    """Return which computations of one pass lack one of those that their stage takes a result from.
+
+    Args:
+        cells: all computations of the pass; each is one of a stage from its first microbatch on.
+        placement: their stages.
+        edges: shape (edges, 2): the stage that makes a result, and the one that takes it.
+    """
+    width = placement.microbatches + 1
+    stage, microbatch = cells.stage.astype(np.int64), cells.microbatch.astype(np.int64)
+    first = stage * width + microbatch
+    starts, ends = np.sort(first), np.sort(np.minimum(first + cells.span, stage * width + width - 1))
+    cell, cell_of_row = np.unique(first, return_inverse=True)
+    by_taker = edges[np.argsort(edges[:, 1], kind="stable")].astype(np.int64)
+    begin, end = (np.searchsorted(by_taker[:, 1], cell // width, side=side) for side in ("left", "right"))
+    asking = np.repeat(np.arange(cell.size), end - begin)
+    maker = by_taker[np.arange(asking.size) + (end - np.cumsum(end - begin))[asking], 0]
+    needed = maker * width + cell[asking] % width
+    made = np.searchsorted(starts, needed, side="right") > np.searchsorted(ends, needed, side="right")
+    lacking = np.zeros(cell.size, dtype=np.bool_)
+    lacking[asking[~made & _exists(placement, maker, cell[asking] % width)]] = True
+    return lacking[cell_of_row]
+
+
+def _exists(placement: Placement, stage: Int64s, microbatch: Int64s) -> NDArray[np.bool_]:
+    """Return whether each microbatch's route has a stage; a stage that no route has is missing."""
+    nowhere: NDArray[np.bool_] = np.all(placement.stage_rank < 0, axis=0)
+    return nowhere[stage] | (placement.stage_rank[placement.microbatch_route[microbatch], stage] >= 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrivals:
+    """One value per message whose producer and consumer are known."""
+
+    producer: Int32s
+    """The row that made it."""
+    consumer: Int32s
+    """The row that needs it."""
+    row: Int32s
+    """Its own row, the receiver's where there is one."""
+    send: Int32s
+    """Its sender's row, -1 where there is none."""
+    took_ns: Int64s
+    """From when both ends were ready until it was there."""
+    held_ns: Int64s
+    """What else lay between its producer and its consumer for its sake."""
+    observed: NDArray[np.bool_]
+    """Whether its arrival was seen, or a simulation knows it."""
+    there_ns: Int64s
+    """When it was there."""
+
+
+def arrivals(timeline: Timeline, pairs: Messages, before: Int64s) -> Arrivals:
+    """Return when the messages of a step were there.
+
+    Args:
+        timeline: the step.
+        pairs: its messages.
+        before: per row, when the computation before it on its rank ended.
+    """
+    known = (pairs.producer >= 0) & (pairs.consumer >= 0)
+    producer, consumer, send, recv = (
+        column[known] for column in (pairs.producer, pairs.consumer, pairs.send, pairs.recv)
+    )
+    rows = np.where(recv >= 0, recv, send)
+    there = timeline.end_ns[rows] + timeline.lag_ns[rows]
+    # A simulation, and a GPU's recording, know what released each slice, and when both ends were ready.
+    caused = timeline.cause[consumer] >= 0
+    ready = np.where(caused, timeline.start_ns[rows], np.where(recv >= 0, timeline.enter_ns[rows], 0))
+    left = np.where(caused, timeline.end_ns[producer], _left_ns(timeline, producer, send))
+    ready = np.maximum(ready, left)
+    took = np.maximum(there - ready, 0)
+    held = np.where(caused, ready, left) - timeline.end_ns[producer]
+    joined = caused & released_by_messages(timeline)[consumer]
+    held[joined] += np.maximum(timeline.start_ns[consumer] - there, 0)[joined]
+    enter = timeline.enter_ns[consumer]
+    looked = np.maximum(before[consumer], np.where(enter < timeline.start_ns[consumer], enter, 0))
+    watched = there - looked
+    observed = caused | ((watched > 0) & (2 * watched >= took))
+    took = _told(took, observed, timeline.rank_of_row()[producer], timeline.rank_of_row()[consumer])
+    return Arrivals(
+        producer=producer, consumer=consumer, row=rows, send=send, took_ns=took, held_ns=held, observed=observed,
+        there_ns=np.where(observed, there, ready + took),
+    )  # fmt: skip
+
+
+def _left_ns(timeline: Timeline, producer: Int32s, send: Int32s) -> Int64s:
+    """Return when each message could leave: behind its producer, or behind the pair that a host ran as one.
+
+    The latter is so where the host sent it only then. A pair's time is shared between its actions: the end of the
+    first lies within, and counting from there would take the second for the message's way.
+    """
+    paired = timeline.pair >= 0
+    pair = np.where(paired, timeline.rank_of_row().astype(np.int64) * len(timeline) + timeline.pair, -1)
+    ends = timeline.end_ns.copy()
+    if paired.any():
+        numbers, place = np.unique(pair, return_inverse=True)
+        last = np.full(numbers.size, np.iinfo(np.int64).min)
+        np.maximum.at(last, place.reshape(-1), timeline.end_ns)
+        ends = np.where(paired, last[place.reshape(-1)], ends)
+    posted = np.where(send >= 0, timeline.enter_ns[send], 0)
+    own: Int64s = timeline.end_ns[producer]
+    return np.where(posted >= ends[producer], ends[producer], own)
+
+
+def _told(took: Int64s, observed: NDArray[np.bool_], source: Int32s, target: Int32s) -> Int64s:
+    """Return messages' times, those not seen no longer than the median on their way of what was seen.
+
+    Where nothing was seen on any way, no message took longer than the shortest time in which one was found there.
+    """
+    told = took.copy()
+    way = source.astype(np.int64) * (int(target.max(initial=0)) + 1) + target
+    for one in np.unique(way[~observed]):
+        same = way == one
+        seen = took[same & observed] if (same & observed).any() else took[observed]
+        usual = int(np.median(seen)) if seen.size else int(took[same].min())
+        unseen = same & ~observed
+        told[unseen] = np.minimum(took[unseen], usual)
+    return told
+
+
+def released_by_messages(timeline: Timeline) -> NDArray[np.bool_]:
+    """Return, per row, whether it is known that a message released it: its own, or one that came with that."""
+    beside = timeline.lane_stream[timeline.lane_of_row()] != Stream.COMPUTE
+    carries = COMMUNICATION.mask(timeline.kind) & beside
+    brought: NDArray[np.bool_] = np.append(carries, False)[timeline.cause]
+    return brought

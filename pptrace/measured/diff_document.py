@@ -1,0 +1,648 @@
+"""The document and the files of a diff."""
+
+from __future__ import annotations
+
+import math
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pptrace.config.quantities import format_rate, format_size, parse_share
+from pptrace.errors import OutputError
+from pptrace.files import compress, replace_file
+from pptrace.measured.diff import diff
+from pptrace.measured.diff_drawing import part_bars, strips, waterfall
+from pptrace.measured.replay import simulation_of
+from pptrace.measured.sides import measured_side, notes_on, side_of, simulated_side, steps_of
+from pptrace.measured.waits import BETWEEN
+from pptrace.report.document import Cell, Document, Line, Picture, Section, Table
+from pptrace.report.numbers import BARELY_NS, MARK, SIGMAS, Figure, change, ms, several_steps, share
+from pptrace.report.rendering import plain, text_of
+from pptrace.run.simulated_step import Run
+from pptrace.steps.kinds import Kind
+from pptrace.timeline.measurement import ImportRequest, Measurement
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from pptrace.measured.diff import StepDiff
+    from pptrace.measured.findings import Divergence, KindRow, Link, Way
+    from pptrace.measured.sides import Side
+    from pptrace.plugins.registry import Registry
+    from pptrace.report.document import Block
+    from pptrace.report.numbers import Sides
+
+__all__ = [
+    "Diff",
+    "blame",
+    "changes",
+    "check_targets",
+    "compare_steps",
+    "culprits",
+    "diff_document",
+    "divergence",
+    "divergence_words",
+    "groups",
+    "kinds",
+    "ladder_table",
+    "memory",
+    "memory_title",
+    "messages",
+    "order_share",
+    "orders",
+    "parts",
+    "paths",
+    "ratios",
+    "verdict",
+    "way_sizes",
+    "write_diff",
+]
+
+_NAMED = 4
+"""Kinds of stages that a verdict names."""
+
+
+def diff_document(findings: StepDiff, top: int = 10, notes: Iterable[str] = ()) -> Document:
+    """Return what tells two steps apart, little where nothing does; ``top`` bounds the actions that are listed."""
+    first, second = findings.steps
+    equal = not findings.step_ns.change.value and first.equals(second)
+    return Document(
+        title=f"{findings.names[0]} and {findings.names[1]}",
+        lead=tuple(_lead(findings)) + ((Line(text=_nothing(findings)),) if equal else ()),
+        sections=() if equal else tuple(_sections(findings, top)), notes=tuple(notes),
+        values=_values(findings, top, tuple(notes)),
+    )  # fmt: skip
+
+
+def verdict(findings: StepDiff) -> str:
+    """Return whether the steps are the same, and what makes them different where their lengths do not."""
+    if findings.same:
+        return f"the same, to {findings.tolerance:.1%}"
+    if abs(findings.change) > findings.tolerance:
+        quiet = findings.step_ns.change.deviation and findings.step_ns.change.is_noise
+        return f"different{', but no more than steps of one side do' if quiet else ''}"
+    reasons = (
+        [f"{len(findings.orders)} rank{'s' * (len(findings.orders) > 1)} in order"] if findings.orders else []
+    )
+    off = [
+        row
+        for row in findings.kinds.values()
+        if row.ratio is None or abs(row.ratio.value - 1) > findings.tolerance
+    ]
+    if off:
+        more = f" and {len(off) - _NAMED} more" if len(off) > _NAMED else ""
+        reasons.append(f"times of {', '.join(f'{row.stage}{row.kind}' for row in off[:_NAMED])}{more}")
+    if findings.unlike:
+        reasons.append("number of stages")
+    return f"different: {' and '.join(reasons)}"
+
+
+def _lead(findings: StepDiff) -> Iterator[Block]:
+    changes = "", f"{change(findings.step_ns.change)} ({findings.change:+.2%})"
+    yield Table(rows=tuple(zip(findings.names, map(ms, findings.step_ns), changes, strict=True)))
+    yield Line(text=verdict(findings), tone="same" if findings.same else "different")
+    if findings.ranks[0] != findings.ranks[1]:
+        yield Line(text=f"the first has {findings.ranks[0]} ranks, the second {findings.ranks[1]}")
+    for name, spans, pools in zip(findings.names, findings.spans_ns, findings.pools, strict=True):
+        if len(spans) > 1:
+            used = "; actions and messages are medians over all" if pools else ""
+            yield Line(text=f"{name}: {several_steps(spans)}{used}", tone="soft")
+    if findings.varies:
+        pooled = ", of medians over the steps where those are compared" if any(findings.pools) else ""
+        meaning = f"± is one standard deviation from step to step{pooled}; ~ is noise: within {SIGMAS} of them"
+        yield Line(text=meaning, tone="soft")
+    yield Line(text=_matched(findings), tone="soft")
+
+
+def _nothing(findings: StepDiff) -> str:
+    step = findings.steps[0]
+    return f"no difference: {len(step)} actions in the same order, {len(step.transfers)} messages, all times equal"
+
+
+def _matched(findings: StepDiff) -> str:
+    pairs = findings.matched
+    if findings.unlike:
+        return f"actions are not compared: {findings.unlike}"
+    parts = [
+        f"matched {len(pairs)} actions{f', {pairs.by_order} of them by order alone' if pairs.by_order else ''}"
+    ]
+    if pairs.only_first.size or pairs.only_second.size:
+        parts.append(f"{pairs.only_first.size} are in the first step only, {pairs.only_second.size} in the second")
+    if findings.folded:
+        parts.append(
+            f"stage {', '.join(map(str, findings.folded))}: input and weight gradient taken as one backward"
+        )
+    return "; ".join(parts)
+
+
+def _sections(findings: StepDiff, top: int) -> Iterator[Section]:
+    ladder = Picture(draw=lambda: waterfall(findings), instead=ladder_table(findings))
+    yield Section(
+        title="what changes it, one after another",
+        about="The first step is replayed with the second's durations, then its order, its transfers, its host "
+        "gaps. Together they are the whole difference.",
+        blocks=(ladder if findings.ladder else Line(text=f"no ladder: {findings.no_ladder}"),),
+    )
+    yield Section(
+        title="what the difference goes back to, since orders differ",
+        about="The first's order was run with the second's times and network: what the second step takes beyond "
+        "that is its order's, the rest that of times.",
+        blocks=order_share(findings), leads=3,
+    )  # fmt: skip
+    bars, keys = part_bars(findings)
+    yield Section(
+        title="parts of the step, mean over ranks", about="Each side's parts sum to its step.",
+        blocks=(Picture(draw=bars, keys=keys), parts(findings)),
+    )  # fmt: skip
+    yield Section(
+        title="communication in ranks' own groups, all ranks",
+        about="Collectives and exchanges of tokens, and the part of them beside which their rank computed.",
+        blocks=groups(findings),
+    )  # fmt: skip
+    yield Section(
+        title="time of an action, second over first, by stage",
+        about="Ratio of the medians by kind and stage: red is slower, green is faster.",
+        blocks=ratios(findings),
+    )
+    yield Section(title="times of actions by stage and kind", blocks=kinds(findings))
+    picture, left_out = strips(findings)
+    yield Section(
+        title="both steps by rank and time",
+        about="The first above, the second below, aligned where they start; numbers are microbatches, outlined "
+        f"actions are the critical path, and the red frame is the first difference.{left_out}",
+        blocks=(picture,),
+    )
+    yield Section(title="first difference", blocks=divergence(findings), leads=1)
+    yield Section(
+        title="slow or fast throughout, and what stands out", about=blame(findings),
+        blocks=culprits(findings), leads=2,
+    )  # fmt: skip
+    changed = f"actions that changed most, of {len(findings.changes)}" if findings.changes else "no action changed"
+    yield Section(title=changed, blocks=changes(findings, top))
+    yield Section(title="order differs", blocks=orders(findings))
+    yield Section(
+        title="messages between ranks", about="From when both ends were ready until it was there.",
+        blocks=messages(findings),
+    )  # fmt: skip
+    yield Section(title="critical path: computations, and what lies between", blocks=paths(findings))
+    yield Section(title=memory_title(findings), blocks=memory(findings))
+
+
+def _values(findings: StepDiff, top: int, notes: tuple[str, ...]) -> dict[str, Any]:
+    pairs = findings.matched
+    return {
+        "sides": findings.names,
+        "same": findings.same,
+        "tolerance": findings.tolerance,
+        "step_ns": findings.step_ns,
+        "change": findings.change,
+        "matched": {
+            "actions": len(pairs), "by_order": pairs.by_order,
+            "only_first": int(pairs.only_first.size), "only_second": int(pairs.only_second.size),
+            "folded_stages": findings.folded,
+        },
+        "ladder": findings.ladder,
+        "no_ladder": findings.no_ladder or None,
+        "order_and_times": findings.order_share,
+        "parts_ns": findings.parts_ns,
+        "groups_ns": findings.groups_ns,
+        "kinds": tuple(findings.kinds.values()),
+        "actions": findings.changes[:top],
+        "actions_changed": len(findings.changes),
+        "actions_within_noise": findings.noise,
+        "divergence": findings.divergence,
+        "culprits": findings.culprits,
+        "orders": findings.orders,
+        "messages": tuple(findings.ways.values()),
+        "critical_path_ns": findings.paths_ns,
+        "paths_differ": findings.paths_differ,
+        "memory": findings.memory,
+        "spans_ns": findings.spans_ns,
+        "medians_over_steps": findings.pools,
+        "notes": notes,
+    }  # fmt: skip
+
+
+_MOST = 32
+"""Kinds, ranks and ways that are listed one by one."""
+_FAINTEST_RANGE = math.log(1.1)
+"""How large the largest ratio is at least taken for."""
+_COMPARED = ("first", "second", "change")
+
+
+def ladder_table(findings: StepDiff) -> Table:
+    """Return what changes the step, one after another, and how long it is then."""
+    rows = tuple((one.name, change(one.change_ns), ms(one.reached_ns)) for one in findings.ladder)
+    return Table(rows=rows, unchanged=_places(_barely(one.change_ns.value) for one in findings.ladder))
+
+
+def _places(unchanged: Iterable[bool]) -> frozenset[int]:
+    return frozenset(place for place, same in enumerate(unchanged) if same)
+
+
+def _barely(time_ns: float) -> bool:
+    return abs(time_ns) < BARELY_NS
+
+
+def parts(findings: StepDiff) -> Table:
+    """Return the parts of both steps."""
+    return _compared(findings.parts_ns)
+
+
+def groups(findings: StepDiff) -> tuple[Block, ...]:
+    """Return communication within ranks' own groups, and what computation hid of it; nothing without any."""
+    return (_compared(findings.groups_ns),) if findings.groups_ns else ()
+
+
+def _compared(times: Mapping[str, Sides]) -> Table:
+    listed = {name: pair for name, pair in times.items() if any(one.value for one in pair) or name == BETWEEN}
+    rows = tuple((name, ms(pair.first), ms(pair.second), change(pair.change)) for name, pair in listed.items())
+    unchanged = _places(_barely(pair.change.value) for pair in listed.values())
+    return Table(head=("", *_COMPARED), rows=rows, unchanged=unchanged)
+
+
+def ratios(findings: StepDiff) -> tuple[Block, ...]:
+    """Return a map of the ratios of medians, a row per kind and a column per stage."""
+    if not findings.kinds:
+        return ()
+    stages = sorted({stage for _, stage in findings.kinds})
+    names = [kind.name for kind in Kind if any((kind.name, stage) in findings.kinds for stage in stages)]
+    known = [row.ratio.value for row in findings.kinds.values() if row.ratio is not None]
+    reach = max(_FAINTEST_RANGE, *(abs(math.log(ratio)) for ratio in known), 0)
+    rows = tuple((name, *(_ratio(findings.kinds.get((name, stage)), reach) for stage in stages)) for name in names)
+    alone = [f"{row.stage}{row.kind}" for row in findings.kinds.values() if not all(row.count)]
+    return (
+        Table(head=("", *map(str, stages)), rows=rows, splits=True),
+        *([Line(text=f"!: on one side only ({', '.join(alone)})")] if alone else []),
+    )
+
+
+def _ratio(row: KindRow | None, reach: float) -> str | Cell:
+    if row is None:
+        return "-"
+    title = (
+        f"{row.kind} of stage {row.stage}: {row.count[0]} and {row.count[1]} actions, "
+        f"median {ms(row.median_ns.first)} and {ms(row.median_ns.second)}"
+    )
+    if row.ratio is None:
+        return Cell(text="!", title=title)
+    return Cell(text=_ratio_text(row.ratio), title=title, shade=math.log(row.ratio.value) / reach)
+
+
+def _ratio_text(ratio: Figure) -> str:
+    if ratio.deviation is None:
+        return f"{ratio.value:.3f}"
+    beyond = Figure(ratio.value - 1, ratio.deviation)
+    return f"{ratio.value:.3f} ±{ratio.deviation:.3f}{MARK if ratio.deviation and beyond.is_noise else ''}"
+
+
+def kinds(findings: StepDiff) -> tuple[Block, ...]:
+    """Return how many actions of each kind and stage there are, medians and spread, what changed most first."""
+    ordered = sorted(findings.kinds.values(), key=lambda row: -abs(row.median_ns.change.value))
+    rows = [
+        (
+            f"{row.stage}{row.kind}", _counts(row.count), *map(ms, row.median_ns),
+            *(ms(median.spread or 0) for median in row.median_ns),
+        )
+        for row in ordered
+    ]  # fmt: skip
+    return _bounded(
+        ("", "how many", "median, first", "second", "spread, first", "second"),
+        rows,
+        "kinds, whose medians changed less",
+        unchanged=_places(_equals(row, findings.tolerance) for row in ordered),
+    )
+
+
+def _equals(row: KindRow, tolerance: float) -> bool:
+    return row.ratio is not None and abs(row.ratio.value - 1) <= tolerance
+
+
+def divergence(findings: StepDiff) -> tuple[Block, ...]:
+    """Return the first action that is off, and what released it."""
+    one = findings.divergence
+    if one is None:
+        return ()
+    links = ", ".join(map(_link, one.chain))
+    return (Line(text=divergence_words(one)), *([Line(text=f"released by {links}")] if links else []))
+
+
+def divergence_words(one: Divergence) -> str:
+    """Return where the steps begin to differ, in a sentence."""
+    late = "late" if one.late_ns.value > 0 else "early"
+    times = [
+        (one.own_ns, "its own time"),
+        (one.message_ns, f"its input's way from rank {one.source}"),
+        (one.idle_ns, "until it was begun"),
+        (one.released_ns, "from what released it"),
+    ]
+    why = ", ".join(f"{ms(time, sign=True)} {what}" for time, what in times if abs(time) >= BARELY_NS)
+    ends = f"ends {ms(Figure(abs(one.late_ns.value), one.late_ns.deviation))} {late}"
+    order = f"; it comes behind {one.behind[0]} there, behind {one.behind[1]} here" if any(one.behind) else ""
+    return f"at {ms(one.at_ns)}: rank {one.rank}, {one.action} {ends}{why and f': {why}'}{order}"
+
+
+def _link(link: Link) -> str:
+    late = "" if link.late_ns is None else f" {ms(link.late_ns, sign=True)}"
+    return f"rank {link.rank}: {link.action}{late}"
+
+
+def changes(findings: StepDiff, top: int) -> tuple[Block, ...]:
+    """Return the actions that changed most."""
+    noise = f"{findings.noise} more lie within the steps' own noise" if findings.noise else ""
+    rows = tuple(
+        (
+            f"rank {one.rank}",
+            str(one.action),
+            ms(one.at_ns),
+            ms(one.first_ns),
+            ms(one.second_ns),
+            change(one.change_ns),
+        )
+        for one in findings.changes[:top]
+        if abs(one.change_ns.value) > BARELY_NS or one is findings.changes[0]
+    )
+    table = Table(head=("", "", "starts at", *_COMPARED), rows=rows, words=2)
+    return (*([table] if rows else []), *([Line(text=noise, tone="soft")] if noise else []))
+
+
+def orders(findings: StepDiff) -> tuple[Block, ...]:
+    """Return where the ranks' orders differ."""
+    rows = [
+        (f"rank {one.rank}", one.first or "nothing", one.second or "nothing", str(one.position))
+        for one in findings.orders
+    ]
+    return _bounded(("", "first has", "second has", "behind so many actions"), rows, "ranks", words=3)
+
+
+def messages(findings: StepDiff) -> tuple[Block, ...]:
+    """Return messages by sender and receiver: all ways, or those whose medians changed most."""
+    most = sorted(findings.ways.values(), key=_way_change)[:_MOST]
+    head = ("", "how many", "size", "median, first", "rate", "second", "rate")
+    listed = sorted(most, key=lambda way: (way.source, way.target))
+    rows = [(f"{way.source} to {way.target}", _counts(way.count), way_sizes(way), *_times(way)) for way in listed]
+    rest = "ways, whose medians changed less"
+    unchanged = _places(_same_way(way, findings.tolerance) for way in listed)
+    return _bounded(head, rows, rest, all_of_them=len(findings.ways), unchanged=unchanged)
+
+
+def _same_way(way: Way, tolerance: float) -> bool:
+    first, second = way.median_ns
+    return first.known and second.known and abs(way.median_ns.change.value) <= tolerance * first.value
+
+
+def _way_change(way: Way) -> float:
+    return -abs(way.median_ns.change.value) if way.median_ns.change.known else 0.0
+
+
+def _times(way: Way) -> list[str]:
+    cells = []
+    for median, rate in zip(way.median_ns, way.bytes_per_s, strict=True):
+        cells += [ms(median) if median.known else "not seen", format_rate(round(rate)) if rate else ""]
+    return cells
+
+
+def way_sizes(way: Way) -> str:
+    """Return the mean size of a way's messages, of both sides where they differ."""
+    sizes = [size // max(count, 1) for size, count in zip(way.size_bytes, way.count, strict=True)]
+    known = dict.fromkeys(format_size(size) if size else "?" for size in sizes)
+    return "" if set(known) == {"?"} else ", ".join(known)
+
+
+def paths(findings: StepDiff) -> tuple[Block, ...]:
+    """Return what both critical paths consist of, and where they differ."""
+    one = findings.paths_differ
+    if one is None:
+        return (_compared(findings.paths_ns),)
+    before = f"{one.first or 'its beginning'} there, {one.second or 'its beginning'} here"
+    return (_compared(findings.paths_ns), Line(text=f"differs {one.common} computations before the end: {before}"))
+
+
+def memory_title(findings: StepDiff) -> str:
+    """Return what :func:`memory` lists."""
+    if not any(one.peak_bytes is not None for one in findings.memory):
+        return "microbatches whose activations are held, at most, by rank"
+    room = {int(size) for metrics in findings.metrics for size in metrics.memory.room_bytes} - {0}
+    devices = f" (a device has {format_size(room.pop())})" if len(room) == 1 else ""
+    return f"memory at its peak{devices}, by rank"
+
+
+def memory(findings: StepDiff) -> tuple[Block, ...]:
+    """Return a row per rank: bytes where both sides know them, else how many microbatches' activations."""
+    rows = []
+    for one in findings.memory:
+        if one.peak_bytes is not None:
+            first, second = one.peak_bytes
+            larger = f"{'+' if second >= first else '-'}{format_size(abs(second - first))}"
+            rows.append((f"rank {one.rank}", format_size(first), format_size(second), larger))
+        else:
+            first, second = one.activations
+            rows.append((f"rank {one.rank}", str(first), str(second), f"{second - first:+}"))
+    unchanged = _places(row[1] == row[2] for row in rows)
+    return _bounded(("", *_COMPARED), rows, "ranks", unchanged=unchanged)
+
+
+def _counts(count: tuple[int, int]) -> str:
+    return f"{count[0]}, {count[1]}"
+
+
+def _bounded(
+    head: tuple[str, ...],
+    rows: Sequence[tuple[str, ...]],
+    rest: str,
+    *,
+    words: int = 1,
+    all_of_them: int = 0,
+    unchanged: frozenset[int] = frozenset(),
+) -> tuple[Block, ...]:
+    """Return a table of as many rows as are listed, and how many are not; nothing for none."""
+    more = max(all_of_them, len(rows)) - min(len(rows), _MOST)
+    folded = frozenset(place for place in unchanged if place < _MOST)
+    listed = Table(head=head, rows=tuple(rows[:_MOST]), words=words, unchanged=folded)
+    return (*([listed] if rows else []), *([Line(text=f"and {more} further {rest}", tone="soft")] if more else []))
+
+
+def blame(findings: StepDiff) -> str:
+    """Return who is to blame, in a sentence; empty where nobody is."""
+    slow = [one for one in findings.culprits if one.total_ns > 0]
+    if not slow:
+        return ""
+    first = slow[0]
+    lead = "Of times, first to blame" if findings.order_share else "First to blame"
+    times = f"its times are {share(first.share, sign=True)}, " if first.share.value else ""
+    sort = first.sort if first.sort == "spikes" else f"a {first.sort}"
+    return f"{lead}, {sort}: {first.what}; {times}{ms(first.total_ns, sign=True)} in sum."
+
+
+def order_share(findings: StepDiff) -> tuple[Block, ...]:
+    """Return how much of the difference the order and how much the times make, the larger first."""
+    parts = findings.order_share
+    if parts is None:
+        return ()
+    ranks = f"{len(findings.orders)} rank{'s' if len(findings.orders) > 1 else ''}"
+    told = [
+        (f"the order of {ranks}, with the second's times and network", parts.order_ns),
+        ("times of actions and messages, in the first's order", parts.times_ns),
+    ]
+    told.sort(key=lambda one: -abs(one[1].value))
+    if abs(parts.rest_ns.value) >= BARELY_NS:
+        told.append(("neither: not explained by replays, before and behind the pipeline", parts.rest_ns))
+    whole = findings.step_ns.change.value
+    rows = tuple(
+        (name, change(part), "" if abs(whole) < BARELY_NS else f"{part.value / whole + 0.0:.1%}")
+        for name, part in told
+    )
+    return (Table(head=("", "changes the step by", "of the difference"), rows=rows),)
+
+
+def culprits(findings: StepDiff) -> tuple[Block, ...]:
+    """Return what is slow or fast throughout, and what stands out."""
+    if not findings.culprits:
+        return ()
+    rows = tuple(
+        (one.sort, one.what, share(one.share, sign=True) if one.share.value else "", ms(one.total_ns, sign=True))
+        for one in findings.culprits
+    )
+    return (Table(head=("", "", "its times", "in sum"), rows=rows, words=2),)
+
+
+@dataclass(frozen=True, repr=False)
+class Diff:
+    """Two steps and what tells them apart; prints as the command line does."""
+
+    findings: StepDiff
+    """Everything that tells the second from the first."""
+    sides: tuple[Side, Side]
+    """The sides."""
+    notes: tuple[str, ...]
+    """What is not known of them."""
+
+    @property
+    def same(self) -> bool:
+        """Whether the steps are equal to the tolerance."""
+        return self.findings.same
+
+    @property
+    def change(self) -> float:
+        """By which share the second step is longer."""
+        return self.findings.change
+
+    def document(self, top: int = 10) -> Document:
+        """Return everything as sections and tables; ``top`` bounds the actions that are listed."""
+        return diff_document(self.findings, top, self.notes)
+
+    def summary(self, top: int = 10) -> str:
+        """Return what the command line prints; ``top`` bounds the actions that are listed."""
+        return text_of(self.document(top))
+
+    def to_dict(self, top: int = 10) -> dict[str, Any]:
+        """Return everything as plain JSON values, times in nanoseconds."""
+        values: dict[str, Any] = plain(self.document(top))
+        return values
+
+    def save(self, *targets: str | Path, top: int = 10) -> list[Path]:
+        """Write a report (.html), both steps as one trace (.pftrace), or all traces in one archive (.tar).
+
+        Raises:
+            OutputError: a file cannot be written; none was changed then.
+        """
+        return write_diff(targets, self.findings, self.sides, self.notes, top)
+
+    __str__ = __repr__ = summary
+
+
+def compare_steps(
+    first: str | Path | Run | Measurement,
+    second: str | Path | Run | Measurement,
+    tolerance: float | str,
+    step: str,
+    request: ImportRequest,
+    registry: Registry,
+) -> Diff:
+    """Compare two steps; :func:`pptrace.api.diff` says what of.
+
+    Raises:
+        PptraceError: whatever cannot be read, in one line.
+    """
+    equal = parse_share(tolerance, "tolerance")
+    a, b = (
+        _side(source, which, registry, request)
+        for source, which in zip((first, second), steps_of(step), strict=True)
+    )
+    if not a.measured and not b.measured:
+        a, b = (replace(side, simulation=simulation_of(side, registry)) for side in (a, b))
+    return Diff(diff(a, b, equal), (a, b), tuple(notes_on((a, b), step, request)))
+
+
+def _side(source: str | Path | Run | Measurement, step: str, registry: Registry, request: ImportRequest) -> Side:
+    if isinstance(source, Run):
+        return simulated_side(source, "a simulation")
+    if isinstance(source, Measurement):
+        return measured_side(source, "a measurement", step)
+    return side_of(source, step, registry, request)
+
+
+_SUFFIXES = (".html", ".pftrace", ".pftrace.gz", ".tar")
+
+
+def check_targets(targets: Sequence[str | Path]) -> None:
+    """Check before anything is read that a diff can be written as these files.
+
+    Raises:
+        OutputError: a file has another suffix, or two are the same.
+    """
+    seen = set()
+    for target in targets:
+        if not str(target).lower().endswith(_SUFFIXES):
+            raise OutputError(f"no such format; a diff is written as {', '.join(_SUFFIXES)}", file=target)
+        place = os.path.realpath(target)
+        if place in seen:
+            raise OutputError("two outputs are this file; name each file once", file=target)
+        seen.add(place)
+
+
+def write_diff(
+    targets: Sequence[str | Path], findings: StepDiff, sides: Sequence[Side], notes: Sequence[str], top: int = 10
+) -> list[Path]:
+    """Write a diff in the formats that the suffixes say; where one fails, every old file stays.
+
+    Raises:
+        OutputError: a file cannot be written.
+    """
+    check_targets(targets)
+    paths = [Path(target) for target in targets]
+    with ExitStack() as pending:
+        for path in paths:
+            temporary = pending.enter_context(replace_file(path))
+            _write(path.name.lower(), temporary, findings, sides, notes, top)
+    return paths
+
+
+def _write(
+    name: str, path: Path, findings: StepDiff, sides: Sequence[Side], notes: Sequence[str], top: int
+) -> None:
+    if name.endswith(".html"):
+        from pptrace.report.rendering import page_of
+
+        path.write_text(
+            page_of(diff_document(findings, top, notes)), encoding="utf-8", errors="replace", newline="\n"
+        )
+        return
+    if name.endswith(".tar"):
+        from pptrace.measured.diff_scene import write_bundle
+
+        write_bundle(path, findings, sides)
+        return
+    from pptrace.measured.diff_scene import write_together
+
+    if not name.endswith(".gz"):
+        write_together(path, findings, sides)
+        return
+    plain = path.with_suffix(".plain")
+    try:
+        write_together(plain, findings, sides)
+        compress(plain, path)
+    finally:
+        plain.unlink(missing_ok=True)

@@ -1,0 +1,280 @@
+"""Drawings of a diff: strips, bars of parts, and a waterfall."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.report import svg
+from pptrace.report.document import Picture
+from pptrace.report.numbers import BARELY_NS, change, ms
+from pptrace.steps.kinds import PASSES, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from markupsafe import Markup
+
+    from pptrace.measured.computations import Performed
+    from pptrace.measured.diff import LadderStep, StepDiff
+    from pptrace.steps.columns import Int64s
+
+__all__ = ["part_bars", "strips", "waterfall"]
+
+_STRIP_WIDTH, _STRIP_LEFT, _STRIP_RIGHT, _TOP, _STRIP_BAR, _BETWEEN = 1020, 66, 12, 6, 15, 9
+_MOST = 3000
+"""Actions that are drawn; beyond, ranks are left out, then time."""
+_FEWEST_RANKS = 8
+_DIGIT = 5.9
+"""Width of a digit of a label."""
+_WIDEST = 6000
+"""How wide a picture gets so that its labels fit; viewers scroll it."""
+_TINTS = 4
+"""Steps of paler colours for a rank's later chunks."""
+_CLASSES = {kind: kind.name.lower() for kind in sorted(PASSES)}
+_MEANINGS = {**{name: kind.word for kind, name in _CLASSES.items()}, "x": "other"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shown:
+    """What is drawn of two steps."""
+
+    ranks: list[int]
+    """Which ranks."""
+    until_ns: int
+    """Up to when, from the steps' start."""
+    note: str
+    """What is left out."""
+    width: int
+    """Of the picture, so wide that microbatches' numbers fit into most actions."""
+
+
+def strips(findings: StepDiff) -> tuple[Picture, str]:
+    """Return the picture, and what is left out of it."""
+    begins = [int(step.start_ns.min()) if len(step) else 0 for step in findings.steps]
+    shown = _chosen(findings.steps, begins)
+    chunks = max(int(_chunks(step).max(initial=0)) for step in findings.steps)
+    classes = {_CLASSES.get(Kind(kind), "x") for step in findings.steps for kind in np.unique(step.kind).tolist()}
+    picture = Picture(
+        draw=lambda: _drawn(findings, shown, begins),
+        keys=(
+            ("one", "first"),
+            ("two", "second"),
+            *(key for key in _MEANINGS.items() if key[0] in classes),
+            *([(f"f k{_TINTS}", "paler: later chunks of a rank")] if chunks else []),
+        ),
+    )
+    return picture, shown.note
+
+
+def _drawn(findings: StepDiff, shown: _Shown, begins: Sequence[int]) -> Markup:
+    scale = (shown.width - _STRIP_LEFT - _STRIP_RIGHT) / max(shown.until_ns, 1)
+    tints = [_tints(step) for step in findings.steps]
+    rows = [
+        part
+        for place, rank in enumerate(shown.ranks)
+        for side in (0, 1)
+        for part in _row(findings, side, rank, _y(place, side), begins[side], shown.until_ns, scale, tints[side])
+    ]
+    bottom = _y(len(shown.ranks), 0)
+    marks = _divergence(findings, shown, scale)
+    axis = _axis(shown.until_ns, bottom, scale)
+    parts = (*axis, *rows, *marks)
+    return svg.drawing(shown.width, bottom + 26, "both steps by rank and time", *parts, least=shown.width)
+
+
+def _chunks(step: Performed) -> Int64s:
+    """Return which of its rank's stages each action is of, from 0."""
+    found = np.zeros(len(step), dtype=np.int64)
+    for rank in np.unique(step.rank).tolist():
+        own = step.rank == rank
+        found[own] = np.unique(step.stage[own], return_inverse=True)[1]
+    return found
+
+
+def _tints(step: Performed) -> Int64s:
+    """Return how pale each action's chunk is: the last is palest, the first has its full colour."""
+    chunk = _chunks(step)
+    return -(-chunk * _TINTS // max(int(chunk.max(initial=0)), 1))
+
+
+def _wide_enough(steps: Sequence[Performed], until_ns: int) -> int:
+    """Return a width at which the numbers of microbatches fit into nine in ten of the actions."""
+    known = [step.microbatch >= 0 for step in steps]
+    numbers = np.concatenate([step.microbatch[own] for step, own in zip(steps, known, strict=True)])
+    took = np.concatenate([(step.end_ns - step.start_ns)[own] for step, own in zip(steps, known, strict=True)])
+    if not numbers.size:
+        return _STRIP_WIDTH
+    digits = np.strings.str_len(numbers.astype(str))
+    per_ns = np.quantile((digits * _DIGIT + 1.5) / np.maximum(took, 1), 0.9)
+    return int(min(max(per_ns * until_ns + _STRIP_LEFT + _STRIP_RIGHT, _STRIP_WIDTH), _WIDEST))
+
+
+def _chosen(steps: Sequence[Performed], begins: Sequence[int]) -> _Shown:
+    """Return what fits: every rank if there are few actions, else some ranks, and of those the beginning."""
+    ranks = sorted({int(rank) for step in steps for rank in np.unique(step.rank)})
+    whole = max((step.span_ns for step in steps), default=0)
+    total = sum(map(len, steps))
+    if total <= _MOST:
+        return _Shown(ranks=ranks, until_ns=whole, note="", width=_wide_enough(steps, whole))
+    wanted = min(max(_MOST * len(ranks) // total, _FEWEST_RANKS), len(ranks))
+    places = np.linspace(0, len(ranks) - 1, wanted).round().astype(int)
+    kept = [ranks[place] for place in places]
+    ends = np.sort(
+        np.concatenate(
+            [step.end_ns[np.isin(step.rank, kept)] - begin for step, begin in zip(steps, begins, strict=True)]
+        )
+    )
+    until = whole if ends.size <= _MOST else int(ends[_MOST])
+    some = f"{wanted} of {len(ranks)} ranks" if wanted < len(ranks) else "all ranks"
+    cut = f", the first {ms(until)}" if until < whole else ""
+    note = f" Drawn: {some}{cut}; a .pftrace shows all {total:,} actions."
+    return _Shown(ranks=kept, until_ns=until, note=note, width=_wide_enough(steps, until))
+
+
+def _y(place: int, side: int) -> int:
+    return _TOP + place * (2 * _STRIP_BAR + _BETWEEN) + side * _STRIP_BAR
+
+
+def _row(
+    findings: StepDiff, side: int, rank: int, y: int, begin: int, until: int, scale: float, tints: Int64s
+) -> Iterator[Markup]:
+    step, path = findings.steps[side], frozenset(findings.chains[side].positions)
+    if side == 0:
+        yield svg.text(_STRIP_LEFT - 18, y + _STRIP_BAR + 4, f"rank {rank}", anchor="end")
+    yield svg.rectangle(_STRIP_LEFT - 12, y + 1, 5, _STRIP_BAR - 2, ("one", "two")[side])
+    yield svg.rectangle(_STRIP_LEFT, y + 1, until * scale, _STRIP_BAR - 2, "row")
+    for index in np.flatnonzero((step.rank == rank) & (step.start_ns - begin < until)).tolist():
+        start, end = int(step.start_ns[index]) - begin, min(int(step.end_ns[index]) - begin, until)
+        x, width = _STRIP_LEFT + start * scale, max((end - start) * scale - 0.5, 0.4)
+        kind, microbatch = Kind(int(step.kind[index])), int(step.microbatch[index])
+        title = f"{step.action(index)}, {ms(start)} to {ms(int(step.end_ns[index]) - begin)}"
+        class_ = _CLASSES.get(kind, "x") + (f" k{tints[index]}" if tints[index] else "")
+        yield svg.rectangle(x, y + 1, width, _STRIP_BAR - 2, f"{class_} path" if index in path else class_, title)
+        if microbatch >= 0 and len(str(microbatch)) * _DIGIT < width:
+            yield svg.text(x + width / 2, y + _STRIP_BAR - 4, str(microbatch), "on small", anchor="middle")
+
+
+def _divergence(findings: StepDiff, shown: _Shown, scale: float) -> list[Markup]:
+    one = findings.divergence
+    if one is None or one.rank not in shown.ranks or one.at_ns >= shown.until_ns:
+        return []
+    step = findings.steps[1]
+    begin = int(step.start_ns.min())
+    begun = np.flatnonzero((step.rank == one.rank) & (step.start_ns - begin == one.at_ns))
+    end = min(int(step.end_ns[begun[-1]]) - begin, shown.until_ns) if begun.size else one.at_ns
+    y = _y(shown.ranks.index(one.rank), 1)
+    width = max((end - one.at_ns) * scale, 3)
+    return [svg.rectangle(_STRIP_LEFT + one.at_ns * scale - 1, y, width + 2, _STRIP_BAR, "mark")]
+
+
+def _axis(until_ns: int, bottom: int, scale: float) -> Iterator[Markup]:
+    """Yield about ten marks at round times."""
+    tick = 10 ** max(len(str(until_ns // 10)) - 1, 0)
+    tick = next(tick * by for by in (1, 2, 5, 10) if until_ns / (tick * by) <= 10)  # noqa: PLR2004 - about ten
+    for at in range(0, until_ns + 1, tick):
+        x = _STRIP_LEFT + at * scale
+        yield svg.line(x, _TOP, x, bottom, "rule")
+        yield svg.text(x, bottom + 14, f"{at / 1e6:,g}", "soft small", anchor="middle")
+    yield svg.text(_STRIP_LEFT - 18, bottom + 14, "ms", "soft small", anchor="end")
+
+
+_PARTS_WIDTH, _PARTS_LEFT, _PARTS_RIGHT, _PARTS_ROW, _PARTS_BAR, _COLOURS = 1020, 90, 100, 34, 24, 10
+_NARROWEST = 60
+"""Width from which a part is named in its bar."""
+
+
+def part_bars(findings: StepDiff) -> tuple[Callable[[], Markup], tuple[tuple[str, str], ...]]:
+    """Return what draws the bars, and each part's colour: the same in every report, whichever others there are."""
+    colour = {
+        name: f"p{at % _COLOURS}"
+        for at, (name, pair) in enumerate(findings.parts_ns.items())
+        if any(one.value for one in pair)
+    }
+
+    def drawn() -> Markup:
+        scale = (_PARTS_WIDTH - _PARTS_LEFT - _PARTS_RIGHT) / max(*(one.value for one in findings.step_ns), 1)
+        bars = [part for side in (0, 1) for part in _part_bar(findings, side, colour, scale)]
+        return svg.drawing(_PARTS_WIDTH, 2 * _PARTS_ROW, "parts", *bars)
+
+    return drawn, tuple((class_, name) for name, class_ in colour.items())
+
+
+def _part_bar(findings: StepDiff, side: int, colour: dict[str, str], scale: float) -> Iterator[Markup]:
+    y, x = side * _PARTS_ROW, float(_PARTS_LEFT)
+    yield svg.text(_PARTS_LEFT - 10, y + 17, ("first", "second")[side], anchor="end")
+    for name, class_ in colour.items():
+        length = findings.parts_ns[name][side]
+        width = length.value * scale
+        if width > 0:
+            yield svg.rectangle(x, y, width, _PARTS_BAR, class_, f"{name}: {ms(length.value)}")
+            if width >= _NARROWEST and len(name) * 7 < width:
+                yield svg.text(x + width / 2, y + 17, name, "on small", anchor="middle")
+        x += width
+    yield svg.text(x + 8, y + 17, ms(findings.step_ns[side].value), "soft")
+
+
+_WATERFALL_WIDTH, _WATERFALL_LEFT, _WATERFALL_RIGHT, _WATERFALL_ROW, _WATERFALL_BAR = 1020, 230, 190, 26, 16
+_BARELY = 1.5
+"""The width of a bar that changes nothing."""
+
+
+def waterfall(findings: StepDiff) -> Markup:
+    """Return the drawing; its scale begins near the shorter length, since changes are small against a step."""
+    first_ns, second_ns = (side.value for side in findings.step_ns)
+    changing = [one for one in findings.ladder if abs(one.change_ns.value) >= BARELY_NS] or findings.ladder
+    lengths = [first_ns, *(one.reached_ns for one in changing)]
+    low, high = min(lengths), max(lengths)
+    margin = max((high - low) // 6, high // 1000, 1)
+    low, high = max(low - 2 * margin, 0), high + margin
+    scale = (_WATERFALL_WIDTH - _WATERFALL_LEFT - _WATERFALL_RIGHT) / (high - low)
+    ends = [_WATERFALL_LEFT + (length - low) * scale for length in lengths]
+    rows = len(changing) + 2
+    bars = [
+        part
+        for row, (one, start, end) in enumerate(zip(changing, ends, ends[1:], strict=False), 1)
+        for part in _waterfall_bar(row, one, start, end)
+    ]
+    same = [one.name for one in findings.ladder if one not in changing]
+    begin = "0" if low == 0 else f"the scale begins at {ms(low)}"
+    unmoved = f"; nothing moves with: {', '.join(same)}" if same else ""
+    return svg.drawing(
+        _WATERFALL_WIDTH, _WATERFALL_ROW * rows + 22, "ladder",
+        *_whole(0, "first step", first_ns, "one", ends[0]), *bars,
+        _connector(ends[-1], rows - 1),
+        *_whole(rows - 1, "second step", second_ns, "two", _WATERFALL_LEFT + (second_ns - low) * scale),
+        svg.text(_WATERFALL_LEFT, _WATERFALL_ROW * rows + 18, f"{begin}{unmoved}", "soft small"),
+    )  # fmt: skip
+
+
+def _waterfall_bar(row: int, one: LadderStep, start: float, end: float) -> Iterator[Markup]:
+    y, longer = row * _WATERFALL_ROW, one.change_ns.value
+    class_ = "longer" if longer > 0 else "shorter" if longer < 0 else "x"
+    width = max(abs(end - start), _BARELY)
+    yield _connector(start, row)
+    yield svg.text(_WATERFALL_LEFT - 10, y + 16, one.name, anchor="end")
+    yield svg.rectangle(
+        min(start, end), y + 4, width, _WATERFALL_BAR, class_, f"{one.name}: {change(one.change_ns)}"
+    )
+    yield svg.text(max(start, end) + 8, y + 16, change(one.change_ns))
+    yield _length_label(y, one.reached_ns)
+
+
+def _whole(row: int, name: str, length_ns: float, class_: str, end: float) -> Iterator[Markup]:
+    y = row * _WATERFALL_ROW
+    yield svg.text(_WATERFALL_LEFT - 10, y + 16, name, "label strong", anchor="end")
+    yield svg.rectangle(
+        _WATERFALL_LEFT, y + 4, end - _WATERFALL_LEFT, _WATERFALL_BAR, class_, f"{name}: {ms(length_ns)}"
+    )
+    yield _length_label(y, length_ns)
+
+
+def _length_label(y: int, length_ns: float) -> Markup:
+    return svg.text(_WATERFALL_WIDTH - 4, y + 16, ms(length_ns), "soft", anchor="end")
+
+
+def _connector(x: float, row: int) -> Markup:
+    """Return the line from the end of the bar above to where a row's bar begins."""
+    return svg.line(x, (row - 1) * _WATERFALL_ROW + 4, x, row * _WATERFALL_ROW + _WATERFALL_BAR + 4, "dash")

@@ -1,0 +1,533 @@
+"""Explanation of a step: the costs of what it waits for."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from statistics import mean, stdev
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.config.quantities import format_rate, format_size
+from pptrace.errors import OutputError, ScheduleError
+from pptrace.files import replace_file
+from pptrace.measured.computations import performed
+from pptrace.measured.replay import again_ns, nearest_policy, run_order, simulation_of
+from pptrace.measured.sides import parts_of
+from pptrace.measured.waits import BETWEEN, chain_of
+from pptrace.report.document import Document, Line, Section, Table
+from pptrace.report.numbers import Figure, ms, several_steps, share
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from pptrace.measured.computations import Performed
+    from pptrace.measured.replay import Replayed
+    from pptrace.measured.sides import Side
+    from pptrace.measured.stragglers.what_if import Stragglers
+    from pptrace.plugins.registry import Registry
+    from pptrace.report.document import Block
+    from pptrace.timeline.measurement import Job, Measurement, Summary
+
+__all__ = [
+    "TO_SEE_ACTIONS",
+    "UNRECORDED",
+    "Explanation",
+    "RankBusy",
+    "Total",
+    "WhatIf",
+    "brief",
+    "busy_by_rank",
+    "by_name",
+    "by_rank",
+    "check_explained",
+    "explain",
+    "explanation_document",
+    "operations_document",
+    "replay_document",
+    "runs_again",
+    "save_explained",
+    "total_of",
+    "what_if",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankBusy:
+    """What one rank computed."""
+
+    rank: int
+    """The rank."""
+    busy_ns: Figure
+    """Its computations."""
+    share: Figure
+    """By how much that is more than the median rank's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """Lengths of a pipeline's step, from its first computation to its last."""
+
+    replayed_ns: Figure
+    """As it was, replayed; the others are against this."""
+    free_communication_ns: Figure
+    """With every message there at once, and no wait for a rank's own groups."""
+    no_host_gaps_ns: Figure
+    """With no host gaps."""
+    no_bubble_ns: Figure
+    """With nothing to wait for: the most that any rank computes."""
+    repaired_ns: Figure
+    """With the slowest rank as fast as the median one."""
+    slowest: RankBusy
+    """That rank."""
+
+
+def what_if(step: Performed, again: Callable[[Performed], int] | None = None) -> WhatIf:
+    """Replay a step without one thing after another.
+
+    Args:
+        step: the step.
+        again: runs it with other durations and gaps and returns its length, its messages held up by whatever holds
+            them then; unless given, each is held for as long as it was.
+
+    Raises:
+        ScheduleError: its order is no pipeline's.
+    """
+    ranks = busy_by_rank(step)
+    slowest = max(ranks, key=lambda one: (one.busy_ns.value, -one.rank))
+    longer = 1 + max(slowest.share.value, 0.0)
+    repaired = np.where(step.rank == slowest.rank, (step.duration_ns / longer).astype(np.int64), step.duration_ns)
+    nothing = np.zeros_like(step.transfers.took_ns)
+    at_once = replace(step.transfers, took_ns=nothing, held_ns=nothing)
+    alone = step.duration_ns - step.collective_ns
+    length = again or _held
+    return WhatIf(
+        replayed_ns=Figure(length(step)),
+        free_communication_ns=Figure(_held(replace(step, transfers=at_once, duration_ns=alone))),
+        no_host_gaps_ns=Figure(length(replace(step, gap_ns=step.gap_ns - step.host_gap_ns))),
+        no_bubble_ns=slowest.busy_ns,
+        repaired_ns=Figure(length(replace(step, duration_ns=repaired))), slowest=slowest,
+    )  # fmt: skip
+
+
+def busy_by_rank(step: Performed) -> tuple[RankBusy, ...]:
+    """Return what each rank computed, against the median."""
+    busy = np.bincount(step.rank, weights=step.duration_ns, minlength=step.placement.ranks).astype(np.int64)
+    middle = float(np.median(busy)) or 1.0
+    return tuple(
+        RankBusy(rank=rank, busy_ns=Figure(time), share=Figure(time / middle - 1))
+        for rank, time in enumerate(busy.tolist())
+    )
+
+
+def _held(step: Performed) -> int:
+    return performed(run_order(step.order, step.times(), partial=step.partial)).span_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Of one step; :func:`pptrace.report.numbers.varied` says of its figures how they vary over several."""
+
+    step: str
+    """As the profiler numbers it."""
+    step_ns: Figure
+    """Its length."""
+    bubble: Figure
+    """Idle time over ranks times length."""
+    parts_ns: Mapping[str, Figure]
+    """By part, mean over ranks; they sum to the length."""
+    idle_by_cause_ns: Mapping[str, Figure]
+    """Idle time of all ranks by cause."""
+    exposed_communication_ns: Figure
+    """Communication of all ranks that nothing hid."""
+    groups_ns: Mapping[str, Figure]
+    """Communication of all ranks within their own groups, by group, beside computation or not."""
+    hidden_ns: Mapping[str, Figure]
+    """The part of each that ran while its rank computed."""
+    unrecorded_ns: Figure
+    """Waits of all ranks for what nobody recorded."""
+    critical_path_ns: Mapping[str, Figure]
+    """The chain that the end waited for, by kind, and what lies between."""
+    ranks: tuple[RankBusy, ...]
+    """What each rank computed."""
+    idle_ns: tuple[Figure, ...]
+    """What each rank waited."""
+    what_if: WhatIf | None
+    """Its length without one thing after another; None where it cannot be replayed."""
+    no_what_if: str
+    """Why not."""
+
+
+def explain(side: Side, registry: Registry | None = None) -> Explanation:
+    """Explain a side's step; of the plugins given, message policies are tried where messages were held up."""
+    metrics, step = side.metrics, side.performed
+    groups = [one for one in metrics.groups if one.stream.is_group]
+    without, why = None, ""
+    try:
+        without = what_if(step, None if registry is None else runs_again(side, registry))
+    except ScheduleError as error:
+        why = str(error)
+    return Explanation(
+        step=side.steps[side.chosen].label, step_ns=Figure(metrics.step_ns), bubble=Figure(float(metrics.bubble)),
+        parts_ns=_figures(parts_of(side)), idle_by_cause_ns=_figures(metrics.idle_by_cause_ns),
+        exposed_communication_ns=Figure(int(metrics.exposed_ns.sum())),
+        groups_ns=_figures({one.name: int(one.total_ns.sum()) for one in groups}),
+        hidden_ns=_figures({one.name: int(one.hidden_ns.sum()) for one in groups}),
+        unrecorded_ns=Figure(int((step.gap_ns - step.host_gap_ns).sum())),
+        critical_path_ns=_figures(chain_of(step).by_kind_ns), ranks=busy_by_rank(step),
+        idle_ns=tuple(map(Figure, metrics.idle_ns.sum(axis=1).tolist())), what_if=without, no_what_if=why,
+    )  # fmt: skip
+
+
+def _figures(times: Mapping[str, int]) -> Mapping[str, Figure]:
+    return {name: Figure(time) for name, time in times.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Total:
+    """Operations in sum."""
+
+    count: int
+    """How many."""
+    total_ns: int
+    """Their time."""
+    size_bytes: int
+    """What they moved; 0 where unknown."""
+
+
+def total_of(operations: Iterable[Summary | Total]) -> Total:
+    """Return the sum of operations."""
+    listed = list(operations)
+    names = [field.name for field in fields(Total)]
+    return Total(**{name: sum(getattr(one, name) for one in listed) for name in names})
+
+
+def by_rank(operations: Sequence[Summary]) -> dict[int, dict[str, Total]]:
+    """Return each rank's communication and computation."""
+    return {
+        rank: {
+            name: total_of(one for one in operations if one.rank == rank and one.communicates == communicates)
+            for name, communicates in (("communication", True), ("computation", False))
+        }
+        for rank in sorted({one.rank for one in operations})
+    }
+
+
+def by_name(operations: Sequence[Summary]) -> dict[str, Total]:
+    """Return operations of all ranks by name, the longest in sum first."""
+    named: dict[str, list[Summary]] = {}
+    for one in operations:
+        named.setdefault(one.what, []).append(one)
+    totals = {what: total_of(members) for what, members in named.items()}
+    return dict(sorted(totals.items(), key=lambda item: (-item[1].total_ns, item[0])))
+
+
+_GIVES_BACK = 0.01
+"""By which share of a step its actions may be off under a policy that is said to have held its messages."""
+
+
+def runs_again(side: Side, registry: Registry) -> Callable[[Performed], int] | None:
+    """Return what runs a side's step with other durations and gaps, and says how long that takes.
+
+    What was simulated is simulated again, its own policy, network and contention included, if need be from the
+    configuration that its trace holds. Another trace runs under the policy that is nearest to it. None where
+    messages were held and no policy gives them back: they then stay held for as long as they were.
+    """
+    step, simulation = side.performed, simulation_of(side, registry)
+    if simulation is not None:
+        return lambda changed: again_ns(simulation, changed.times())
+    if step.partial or side.run is not None:
+        return None
+    found = nearest_policy(step, registry, measured=side.measured, any_order=side.measured)
+    if step.transfers.held_ns.any() and found.off_ns > _GIVES_BACK * step.span_ns:
+        return None
+    return lambda changed: performed(run_order(changed.order, changed.times(held=False), found.policy)).span_ns
+
+
+TO_SEE_ACTIONS = (
+    "to see a pipeline's actions, mark them where they run (pptrace annotate prints a module for that), or say in "
+    "a file how the annotations that are there name them (--rules FILE)"
+)
+"""What to do about traces without actions."""
+UNRECORDED = "waits for what nobody recorded, {} on all ranks, stay as long as they were"
+"""What is said of replays of some ranks alone."""
+
+
+def explanation_document(
+    name: str, one: Explanation, lengths_ns: Sequence[int], measurement: Measurement | None = None
+) -> Document:
+    """Return where a step's time went.
+
+    Args:
+        name: where the step comes from.
+        one: the step; its figures have deviations where there are several.
+        lengths_ns: how long all of them are.
+        measurement: what else was recorded; None of a simulation.
+    """
+    unattributed = measurement.unattributed if measurement is not None else ()
+    lost = (
+        f"rank {work.rank}: {work.count} {work.what} belong to no action, {ms(work.total_ns)}"
+        for work in unattributed
+    )
+    notes = measurement.notes if measurement is not None else ()
+    return Document(
+        title=f"{name}, {one.step}", lead=tuple(_lead(name, one, lengths_ns)),
+        sections=(
+            Section(title="parts of the step, mean over ranks", blocks=_parts(one)),
+            Section(title="ranks", blocks=(_ranks(one),)),
+            Section(title="critical path: computations, and what lies between", blocks=(_path(one),)),
+            Section(title="the pipeline would take, from its first computation to its last", blocks=_without(one)),
+            Section(title="what belongs to no action", blocks=tuple(Line(text=line) for line in lost)),
+        ),
+        values={
+            **{field.name: getattr(one, field.name) for field in fields(one)},
+            "lengths_ns": lengths_ns, "unattributed": unattributed, "notes": notes,
+        },
+    )  # fmt: skip
+
+
+def _lead(name: str, one: Explanation, lengths_ns: Sequence[int]) -> list[Block]:
+    lines = [f"{name}, {one.step}: step {ms(one.step_ns)}, bubble {share(one.bubble, 2)}"]
+    if len(lengths_ns) > 1:
+        lines.append(f"{several_steps(lengths_ns)}; ± is one standard deviation from step to step")
+    return [Line(text=line) for line in lines]
+
+
+def _parts(one: Explanation) -> tuple[Block, ...]:
+    whole = max(sum(time.value for time in one.parts_ns.values()), 1)
+    rows = tuple(
+        (part, ms(time), f"{time.value / whole:.1%}") for part, time in one.parts_ns.items() if time.value
+    )
+    exposed, ranks = one.exposed_communication_ns, len(one.ranks)
+    mean = Figure(exposed.value / ranks, None if exposed.deviation is None else exposed.deviation / ranks)
+    hidden = f"communication that nothing hid: {ms(mean)} ({mean.value / max(one.step_ns.value, 1):.1%})"
+    groups = (
+        f"{name}: {ms(time)} on all ranks, of it {ms(one.hidden_ns[name])} hidden by computation "
+        f"({one.hidden_ns[name].value / max(time.value, 1):.1%})"
+        for name, time in one.groups_ns.items()
+    )
+    return Table(rows=rows), Line(text=hidden), *(Line(text=line) for line in groups)
+
+
+def _ranks(one: Explanation) -> Table:
+    rows = tuple(
+        (f"rank {rank.rank}", ms(rank.busy_ns), ms(idle), f"{rank.share.value:+.1%}")
+        for rank, idle in zip(one.ranks, one.idle_ns, strict=True)
+    )
+    return Table(head=("", "computing", "idle", "against the median"), rows=rows)
+
+
+def _path(one: Explanation) -> Table:
+    path = one.critical_path_ns.items()
+    return Table(rows=tuple((kind, ms(time)) for kind, time in path if time.value or kind == BETWEEN))
+
+
+def _without(one: Explanation) -> tuple[Block, ...]:
+    without = one.what_if
+    if without is None:
+        return (Line(text=f"it is not known what less, for it cannot be replayed: {one.no_what_if}"),)
+    rows = [("as it was, replayed", ms(without.replayed_ns), "")]
+    for text, length in (
+        ("with free communication", without.free_communication_ns),
+        ("without host gaps", without.no_host_gaps_ns),
+        (f"with rank {without.slowest.rank} repaired, the slowest", without.repaired_ns),
+        ("without any bubble", without.no_bubble_ns),
+    ):
+        rows.append((text, ms(length), f"{length.value / max(without.replayed_ns.value, 1) - 1:+.1%}"))
+    kept = UNRECORDED.format(ms(one.unrecorded_ns))
+    return Table(rows=tuple(rows)), *((Line(text=kept),) if one.unrecorded_ns.value else ())
+
+
+def operations_document(measurement: Measurement, name: str, top: int = 10) -> Document:
+    """Return a table by rank, one by name, and what to do; ``top`` bounds the names of each sort."""
+    operations = measurement.summaries
+    ranks = by_rank(operations)
+    clocks = (
+        f"clock of rank {clock.rank}: set by {clock.offset_ns / 1e6:+.3f} (±{clock.bound_ns / 1e6:.3f}) ms"
+        for clock in measurement.clocks
+        if clock.pairs
+    )
+    return Document(
+        title=name, lead=(Line(text=f"{name}: no action of a pipeline was found; its operations, times in sum"),),
+        sections=(
+            Section(title="by rank", blocks=(_by_rank(ranks),)),
+            Section(title="each GPU from its first operation to its last", blocks=_occupied(measurement)),
+            *(
+                Section(title=f"{title}, all ranks", blocks=_by_name(operations, top, communicates=communicates))
+                for communicates, title in ((True, "communication"), (False, "computation"))
+            ),
+            Section(title="to go on", blocks=tuple(Line(text=line) for line in (*clocks, TO_SEE_ACTIONS))),
+        ),
+        values={
+            "step": None,
+            "ranks": [{"rank": rank, **totals} for rank, totals in ranks.items()],
+            "occupied": measurement.occupied,
+            "summaries": operations,
+            "clocks": measurement.clocks,
+            "unattributed": measurement.unattributed,
+            "notes": [*measurement.notes, TO_SEE_ACTIONS],
+        },
+    )  # fmt: skip
+
+
+def brief(name: str) -> str:
+    """Return a kernel's name without its parameters.
+
+    >>> brief("void at::native::(anonymous namespace)::fill<int, (kind)2>(int*, long)")
+    'at::native::fill<int, (kind)2>'
+    """
+    plain = name.removeprefix("void ").replace("(anonymous namespace)::", "")
+    depth = 0
+    for at, letter in enumerate(plain):
+        depth += (letter == "<") - (letter == ">")
+        if letter == "(" and not depth:
+            return plain[:at] or plain
+    return plain
+
+
+def _by_rank(ranks: dict[int, dict[str, Total]]) -> Table:
+    rows = []
+    for rank, totals in ranks.items():
+        sent, computed = totals["communication"], totals["computation"]
+        size = _size(sent.size_bytes)
+        counts = f"{sent.count:,}", f"{computed.count:,}"
+        rows.append((f"rank {rank}", ms(sent.total_ns), counts[0], size, ms(computed.total_ns), counts[1]))
+    return Table(head=("", "communication", "operations", "bytes", "computation", "operations"), rows=tuple(rows))
+
+
+def _occupied(measurement: Measurement) -> tuple[Block, ...]:
+    rows = []
+    for gpu in measurement.occupied:
+        parts = (gpu.computing_ns, gpu.exposed_ns, gpu.idle_ns)
+        whole = sum(parts)
+        shares = (f"{ms(part)} {part / max(whole, 1):6.1%}" for part in parts)
+        rows.append((f"rank {gpu.rank}", ms(whole), *shares))
+    table = Table(head=("", "in all", "computing", "exposed communication", "idle"), rows=tuple(rows))
+    return (table,) if rows else ()
+
+
+def _by_name(operations: Sequence[Summary], top: int, *, communicates: bool) -> tuple[Block, ...]:
+    """Return a row per name, the longest in sum first, and one of the rest; sizes and rates where any is known."""
+    totals = by_name([one for one in operations if one.communicates == communicates])
+    listed = {brief(what): total for what, total in list(totals.items())[:top]}
+    rest = list(totals.values())[top:]
+    if rest:
+        listed[f"{len(rest)} further names"] = total_of(rest)
+    columns = 6 if any(total.size_bytes for total in totals.values()) else 4
+    rows = tuple(_operation(name, total)[:columns] for name, total in listed.items())
+    head = ("", "how many", "in sum", "each", "bytes", "a second")
+    return (Table(head=head[:columns], rows=rows),) if rows else ()
+
+
+def _operation(name: str, total: Total) -> tuple[str, ...]:
+    size, time = total.size_bytes, total.total_ns
+    rate = format_rate(round(size * 1e9 / time)) if size and time else ""
+    return name, f"{total.count:,}", ms(time), ms(time / max(total.count, 1)), _size(size), rate
+
+
+def _size(size_bytes: int) -> str:
+    return format_size(size_bytes) if size_bytes else ""
+
+
+_PAGE = ".html"
+_PICTURES = (".png", ".svg", ".pdf")
+_TRACES = (".pftrace", ".pftrace.gz", ".json", ".json.gz")
+
+
+def check_explained(targets: Sequence[str]) -> None:
+    """Check before anything is read that an explanation can be written as these files.
+
+    Raises:
+        OutputError: a file has another suffix, or two are the same.
+        PptraceError: matplotlib is not installed, which pictures need.
+    """
+    places = [os.path.realpath(target) for target in targets]
+    for target, place in zip(targets, places, strict=True):
+        known = (_PAGE, *_PICTURES, *_TRACES)
+        if not target.lower().endswith(known):
+            raise OutputError(f"no such format; an explanation is written as {', '.join(known)}", file=target)
+        if places.count(place) > 1:
+            raise OutputError("two outputs are this file; name each file once", file=target)
+        if target.lower().endswith(_PICTURES):
+            from pptrace.report.charts import check_picture
+
+            check_picture(Path(target))
+
+
+def save_explained(
+    targets: Sequence[str], documents: Sequence[Document], side: Side | None, job: Job | None,
+    found: Stragglers | None,
+) -> list[Path]:  # fmt: skip
+    """Write what was explained in the formats that the suffixes say.
+
+    Args:
+        targets: the files.
+        documents: the explained steps; a page shows the first.
+        side: where they come from; None where no action was found.
+        job: all replicas; None where there is one.
+        found: what they lose; None likewise.
+
+    Raises:
+        OutputError: a file cannot be written, or needs replicas where there is one.
+    """
+    for target in targets:
+        name = target.lower()
+        if name.endswith(_PAGE):
+            _save_page(Path(target), documents[0])
+        elif job is None or side is None or found is None:
+            raise OutputError("needs a job of several replicas, which these steps are not of", file=target)
+        elif name.endswith(_PICTURES):
+            from pptrace.measured.stragglers.document import write_heat
+
+            write_heat(Path(target), found)
+        else:
+            _save_trace(target, side, job)
+    return [Path(target) for target in targets]
+
+
+def _save_page(path: Path, document: Document) -> None:
+    from pptrace.report.rendering import page_of
+
+    with replace_file(path) as temporary:
+        temporary.write_text(page_of(document), encoding="utf-8", errors="replace", newline="\n")
+
+
+def _save_trace(target: str, side: Side, job: Job) -> None:
+    from pptrace.measured.stragglers.what_if import ideal_timeline
+    from pptrace.plugins.registry import Registry
+    from pptrace.run.saving import save
+
+    exporters = {name: provided.offer for name, provided in Registry.load().exporters.items()}
+    save(ideal_timeline(job, side.timeline.placement), [target], exporters, {})
+
+
+def replay_document(replays: Mapping[str, Replayed]) -> Document:
+    """Return a line per step, and one over all."""
+    shares = [one.explained for one in replays.values()]
+    lines = [
+        f"{label}: measured {ms(one.step.span_ns)}{_of_step(one)}, replayed {ms(one.replayed_ns)}: "
+        f"{one.explained:.2%} explained"
+        for label, one in replays.items()
+    ]
+    waits = max(int((one.step.gap_ns - one.step.host_gap_ns).sum()) for one in replays.values())
+    if waits:
+        lines.append(UNRECORDED.format(f"at most {ms(waits)}"))
+    if len(shares) > 1:
+        lines.append(f"{len(shares)} steps: {mean(shares):.2%} ±{stdev(shares):.2%} explained")
+    return Document(
+        title="replays", lead=tuple(Line(text=line) for line in lines),
+        values=[
+            {
+                "step": label, "step_ns": one.step_ns, "measured_ns": one.step.span_ns,
+                "replayed_ns": one.replayed_ns, "explained": one.explained,
+            }
+            for label, one in replays.items()
+        ],
+    )  # fmt: skip
+
+
+def _of_step(one: Replayed) -> str:
+    """Say of which step the computations are, where more belongs to it."""
+    return f" from the first computation to the last, of a step of {ms(one.step_ns)}" if one.has_more else ""

@@ -1,0 +1,153 @@
+"""Equal computations of two steps, and known schedules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pydantic import ValidationError
+
+from pptrace.errors import PptraceError
+from pptrace.measured.computations import performed
+from pptrace.plugins.construction import build_schedule
+from pptrace.plugins.requests import ScheduleRequest
+from pptrace.sim.simulation import simulate
+from pptrace.steps.kinds import Kind
+from pptrace.steps.workload import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pptrace.measured.computations import Performed
+    from pptrace.plugins.registry import Registry
+    from pptrace.steps.columns import Int64s
+    from pptrace.steps.schedule import Schedule
+
+__all__ = ["Matched", "first_difference", "folded_alike", "match", "same_stages", "schedules_of"]
+
+_MOST_RANKS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matched:
+    """Pairs of computations, in the order of the second step's time."""
+
+    first: Int64s
+    """Positions in the first step."""
+    second: Int64s
+    """Positions in the second."""
+    by_order: int
+    """How many of the pairs were found by order alone, for their microbatches are numbered apart."""
+    only_first: Int64s
+    """Positions of what the second step lacks."""
+    only_second: Int64s
+    """Positions of what the first step lacks."""
+
+    def __len__(self) -> int:
+        return int(self.first.size)
+
+
+def folded_alike(a: Performed, b: Performed) -> tuple[Performed, Performed, tuple[int, ...]]:
+    """Return both steps with first stages folded where one of them splits their backward and the other does not.
+
+    PyTorch skips the input gradient of the first stage, so a measured one has a whole backward there.
+    """
+    firsts = set(range(a.placement.stages)) - set(a.placement.edges[:, 1].tolist())
+    folded = tuple(sorted(firsts & (_split_stages(a) ^ _split_stages(b))))
+    if not folded:
+        return a, b, ()
+    return a.folded(folded), b.folded(folded), folded
+
+
+def same_stages(a: Performed, b: Performed) -> bool:
+    """Return whether stages are the same parts of the model; one step may lack some whose ranks are missing."""
+    less, more = sorted((a, b), key=lambda one: one.placement.stages)
+    return less.placement.stages == more.placement.stages or less.lacks_ranks
+
+
+def first_difference(first: Sequence[str], second: Sequence[str]) -> int | None:
+    """Return how many names two sequences share at their beginning; None where they are the same.
+
+    >>> first_difference(["0F0", "0F1"], ["0F0", "0B0"]), first_difference(["0F0"], ["0F0"])
+    (1, None)
+    """
+    pairs = enumerate(zip_longest(first, second))
+    return next((at for at, (one, other) in pairs if one != other), None)
+
+
+def match(a: Performed, b: Performed) -> Matched:
+    """Pair the computations of two steps; none where the model is cut into other numbers of stages."""
+    if not same_stages(a, b):
+        none = np.zeros(0, dtype=np.int64)
+        return Matched(
+            first=none, second=none, by_order=0, only_first=np.arange(len(a)), only_second=np.arange(len(b))
+        )
+    stages = max(a.placement.stages, b.placement.stages)
+    microbatches = max(a.placement.microbatches, b.placement.microbatches)
+    cells = _keys(a, stages, microbatches), _keys(b, stages, microbatches)
+    _, first, second = np.intersect1d(cells[0], cells[1], assume_unique=True, return_indices=True)
+    rest = [np.setdiff1d(np.arange(len(one)), paired) for one, paired in ((a, first), (b, second))]
+    by_order = np.array(_in_order(a, b, rest), dtype=np.int64).reshape(-1, 2)
+    pairs = np.concatenate([np.stack([first, second], axis=1), by_order])
+    pairs = pairs[np.lexsort((b.rank[pairs[:, 1]], b.start_ns[pairs[:, 1]]))]
+    return Matched(
+        first=pairs[:, 0], second=pairs[:, 1], by_order=len(by_order),
+        only_first=np.setdiff1d(rest[0], by_order[:, 0]), only_second=np.setdiff1d(rest[1], by_order[:, 1]),
+    )  # fmt: skip
+
+
+def _split_stages(step: Performed) -> set[int]:
+    return set(step.stage[step.kind == Kind.I].tolist())
+
+
+def _keys(step: Performed, stages: int, microbatches: int) -> Int64s:
+    cell = (step.kind.astype(np.int64) * stages + step.stage) * microbatches + step.microbatch
+    keys: Int64s = cell * _MOST_RANKS + step.rank
+    return keys
+
+
+def _in_order(a: Performed, b: Performed, rest: list[Int64s]) -> list[tuple[int, int]]:
+    """Pair what is left of each rank, stage and kind in order."""
+    groups: dict[tuple[int, int, int], list[list[int]]] = {}
+    for side, (step, left) in enumerate(zip((a, b), rest, strict=True)):
+        for index in left.tolist():
+            key = (int(step.rank[index]), int(step.stage[index]), int(step.kind[index]))
+            groups.setdefault(key, [[], []])[side].append(index)
+    return [pair for ours, theirs in groups.values() for pair in zip(ours, theirs, strict=False)]
+
+
+def schedules_of(step: Performed, registry: Registry) -> tuple[str, ...]:
+    """Return the names of all schedules that order its computations so with no option set, without a search."""
+    placement = step.placement
+    chunks, uneven = divmod(placement.stages, placement.ranks)
+    names: list[str] = []
+    if uneven or step.partial:
+        return ()
+    for name, provided in registry.schedules.items():
+        parameters = provided.offer.options
+        if provided.offer.searches:
+            continue
+        try:
+            request = ScheduleRequest(
+                ranks=placement.ranks, microbatches=placement.microbatches, chunks=chunks,
+                options=parameters()().model_dump() if parameters else {},
+            )  # fmt: skip
+            same = _same_order(step, build_schedule(provided, request))
+        except (PptraceError, ValidationError):  # it takes no such sizes, or must be given an option
+            continue
+        if same:
+            names.append(name)
+    return tuple(names)
+
+
+def _same_order(step: Performed, table: Schedule) -> bool:
+    if table.stages != step.placement.stages:
+        return False
+    costs = Workload.uniform(table.stages, edges=len(table.placement.edges), f_ns=1000, b_ns=2000)
+    a, b, _ = folded_alike(step, performed(simulate(table, costs)))
+    return all(
+        np.array_equal(getattr(a, column), getattr(b, column))
+        for column in ("rank", "kind", "stage", "microbatch")
+    )

@@ -1,0 +1,202 @@
+"""Replay of measured durations, and the message policy that is nearest to a measured step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from pptrace.config.choices import PolicyName
+from pptrace.errors import DeadlockError, PptraceError, ScheduleError
+from pptrace.measured.computations import Performed, performed
+from pptrace.plugins.construction import build_policy, checked_options
+from pptrace.run.trace_files import prepared_behind
+from pptrace.sim.simulation import simulate
+from pptrace.steps.message_calls import Policy
+from pptrace.steps.schedule import Schedule
+from pptrace.steps.workload import Workload
+from pptrace.timeline.timeline import window
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pptrace.measured.sides import Side
+    from pptrace.plugins.offers import MessagePolicyOffer, Provided
+    from pptrace.plugins.registry import Registry
+    from pptrace.run.inputs import Prepared
+    from pptrace.sim.task_graph import ActionTimes
+    from pptrace.timeline.timeline import Timeline
+
+__all__ = ["Nearest", "Replayed", "again_ns", "nearest_policy", "replay", "run_order", "simulation_of"]
+
+_MOST_NAMED = 4
+"""Actions of a circle that are named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """A step and its replay."""
+
+    step: Performed
+    """The step, taken apart."""
+    timeline: Timeline
+    """The replay."""
+    replayed_ns: int
+    """From its first computation to its last."""
+    step_ns: int
+    """Length of the whole step, with the messages before the first computation and behind the last."""
+
+    @property
+    def has_more(self) -> bool:
+        """Whether the step has more than what lies between its first computation and its last."""
+        return self.step_ns != self.step.span_ns
+
+    @property
+    def explained(self) -> float:
+        """The replay's length as a share of the step's."""
+        return self.replayed_ns / self.step.span_ns if self.step.span_ns else 1.0
+
+
+def replay(
+    timeline: Timeline, policy: Callable[[Schedule], Policy] | None = None, *, lacks_ranks: bool = False
+) -> Replayed:
+    """Replay a step with its own order, durations, transfers and host gaps.
+
+    Where computations are missing, waits for them are kept as long as they were.
+
+    Args:
+        timeline: the step.
+        policy: how the messages of an order are issued. Unless given none waits for another, and each is held for
+            as long as it was; a policy says itself what holds them.
+        lacks_ranks: whether ranks are missing whose recordings nobody has.
+
+    Raises:
+        ScheduleError: its order is no pipeline's, for an action comes before what it needs.
+        ConstraintError: the policy cannot place the messages of its order.
+    """
+    step = performed(timeline, lacks_ranks=lacks_ranks)
+    chosen = None if policy is None else policy(step.order)
+    again = run_order(step.order, step.times(held=chosen is None), chosen, partial=step.partial)
+    opened, closed = window(timeline)
+    return Replayed(step=step, timeline=again, replayed_ns=performed(again).span_ns, step_ns=int(closed - opened))
+
+
+def run_order(
+    order: Schedule, times: ActionTimes, policy: Policy | None = None, *, partial: bool = False
+) -> Timeline:
+    """Simulate an order with every time given, its messages as a policy issues them; ``async`` by default.
+
+    Where actions are missing (``partial``), nothing waits for them.
+
+    Raises:
+        ScheduleError: its actions wait for each other, whatever holds messages: they did not happen together.
+        DeadlockError: they do so under this policy.
+    """
+    costs = Workload.uniform(order.stages, edges=len(order.placement.edges), f_ns=0, b_ns=0)
+    policy = policy or Policy()
+    try:
+        return simulate(order, costs, policy=policy, times=times, partial=partial)
+    except DeadlockError as error:
+        if policy.name is not PolicyName.ASYNC:
+            raise
+        circle = ", ".join(error.cycle[:_MOST_NAMED])
+        message = "a step's actions cannot have happened together, for some wait for each other"
+        raise ScheduleError(f"{message} ({circle} and others): are all files of one run?") from error
+
+
+def simulation_of(side: Side, registry: Registry) -> Prepared | None:
+    """Return what a side was simulated on, if need be from the configuration that its trace holds.
+
+    None where it was recorded, its actions are in segments, or that with its own times does not give it back.
+    """
+    if side.measured or side.timeline.parts is not None:
+        return None
+    prepared = side.run.prepared if side.run is not None else prepared_behind(side.timeline, registry)
+    if prepared is None:
+        return None
+    step = side.performed
+    try:
+        return prepared if again_ns(prepared, step.times()) == step.span_ns else None
+    except PptraceError:
+        return None
+
+
+def again_ns(prepared: Prepared, times: ActionTimes) -> int:
+    """Return how long a step takes from its first computation to its last, with these durations.
+
+    What messages take and what lies between computations is for its network and policy to say.
+
+    Raises:
+        PptraceError: the policy cannot place the messages of its order, or costs are not for it.
+    """
+    unsaid = np.full_like(times.transfer_ns, -1)
+    timeline = simulate(
+        prepared.schedule, prepared.workload, prepared.network, prepared.policy, contention=prepared.contention,
+        times=replace(times, transfer_ns=unsaid, gap_ns=np.zeros_like(times.gap_ns)),
+    )  # fmt: skip
+    return performed(timeline).span_ns
+
+
+_AS_NEAR = 0.001
+"""Which share of a step two policies are told apart by."""
+_V_SHAPED = Schedule.from_rows([
+    ["0F0", "0F1", "3F0", "3I0", "3F1", "3I1", "3W0", "3W1", "0B0", "0B1"],
+    ["1F0", "2F0", "1F1", "2F1", "2I0", "1I0", "2I1", "1I1", "2W0", "2W1", "1W0", "1W1"],
+])  # fmt: skip
+"""An order of chunks in a V, with split backwards."""
+_LOOPED = Schedule.from_rows([
+    ["0F0", "0F1", "2F0", "2F1", "0F2", "2B0", "0F3", "2B1", "2F2", "0B0",
+     "2F3", "0B1", "2B2", "2B3", "0B2", "0B3"],
+    ["1F0", "1F1", "3F0", "3B0", "3F1", "3B1", "1F2", "1B0", "1F3", "1B1",
+     "3F2", "3B2", "3F3", "3B3", "1B2", "1B3"],
+])  # fmt: skip
+"""Interleaved 1F1B, in which a rank's messages cross: a policy that has each wait for the last can deadlock."""
+
+
+class Nearest(NamedTuple):
+    """A policy, and how near it is."""
+
+    policy: Policy
+    off_ns: int
+    """By how much actions start too early or too late, mean."""
+
+
+def nearest_policy(step: Performed, registry: Registry, *, measured: bool, any_order: bool = True) -> Nearest:
+    """Return the policy under which a step's actions, with their own times, start nearest to when they did.
+
+    Of policies that are as near, to a thousandth of the step: a framework's where one ran, for it knows what that
+    does with other orders; else ``async``.
+
+    Args:
+        step: the step.
+        registry: the plugins, whose policies are tried.
+        measured: whether the step was recorded, and not simulated.
+        any_order: whether only policies count that can take every order, for a fit is to say what others take.
+    """
+    tried = {
+        name: _off(step, provided, any_order=any_order) for name, provided in registry.message_policies.items()
+    }
+    known = [found for found in tried.values() if found is not None]
+    if step.partial or not known:
+        return Nearest(Policy(), 0)
+    least = min(one.off_ns for one in known) + _AS_NEAR * step.span_ns
+    near = [one for one in known if one.off_ns <= least]
+    rules, usual = {name.value for name in PolicyName}, Policy().label
+    return min(near, key=lambda one: ((one.policy.label in rules) == measured, one.policy.label != usual))
+
+
+def _off(step: Performed, provided: Provided[MessagePolicyOffer], *, any_order: bool) -> Nearest | None:
+    """Return by how many nanoseconds actions are off in the mean; None for a policy that cannot take its order."""
+    try:
+        options = checked_options(provided, {}, "p2p.options")
+        if any_order:
+            for other in (_V_SHAPED, _LOOPED):
+                policy = build_policy(provided, other, options)
+                simulate(other, Workload.uniform(4, edges=3, f_ns=1, b_ns=1), policy=policy)
+        policy = build_policy(provided, step.order, options)
+        again = performed(run_order(step.order, step.times(held=False), policy))
+    except PptraceError:
+        return None
+    off = (again.start_ns - again.start_ns.min()) - (step.start_ns - step.start_ns.min())
+    return Nearest(policy, round(float(np.abs(off).mean())))

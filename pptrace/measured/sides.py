@@ -1,0 +1,363 @@
+"""One side of a diff: its sources, medians and parts.
+
+Where an action starts and ends is as in the step of median length: medians of starts and ends would be a step that
+never ran, and differences of such medians are no times of actions.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.config.resolution import load
+from pptrace.errors import ConfigError, TraceError
+from pptrace.measured.computations import performed
+from pptrace.run.simulated_step import simulate
+from pptrace.run.trace_files import read_measurement
+from pptrace.steps.kinds import Stream
+from pptrace.steps.workload import Workload
+from pptrace.timeline.metrics import measure
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from pptrace.measured.computations import Performed, Transfers
+    from pptrace.plugins.registry import Registry
+    from pptrace.run.inputs import Prepared
+    from pptrace.run.simulated_step import Run
+    from pptrace.steps.columns import Int64s
+    from pptrace.timeline.measurement import ImportRequest, Measurement, Step
+    from pptrace.timeline.metrics import Metrics
+    from pptrace.timeline.timeline import Timeline
+
+__all__ = [
+    "Side",
+    "idle_options",
+    "measured_side",
+    "median_step",
+    "no_actions",
+    "notes_of",
+    "notes_on",
+    "over_steps",
+    "parts_of",
+    "planned_side",
+    "share_of_deviation",
+    "side_of",
+    "simulated_side",
+    "steps_of",
+]
+
+_NO_ACTIONS = (
+    "holds no action of a pipeline that is recognised; if its annotations have names of their own, say which in a "
+    "file: --rules FILE; pptrace annotate prints what makes them, pptrace explain what else is in it"
+)
+"""What a trace without actions is refused with."""
+_TOLD = 4
+"""Notes of it that are repeated there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One side."""
+
+    name: str
+    """As the user named it."""
+    measured: bool
+    """Whether it was recorded, and not simulated."""
+    steps: tuple[Step, ...]
+    """Its steps, one where it is simulated; of recorded ones, those that lack no action that another has."""
+    chosen: int
+    """The step that is compared."""
+    workload: Workload
+    """What it costs, for memory; all zero where that is unknown."""
+    measurement: Measurement | None = None
+    """Everything that was recorded."""
+    run: Run | None = None
+    """The simulation."""
+    simulation: Prepared | None = None
+    """What gives the step again, its waits included, where it was simulated; None where that is not known."""
+    incomplete: tuple[str, ...] = ()
+    """What is to be said of each recorded step that is left out."""
+    pools: bool = False
+    """Whether actions and messages take the median of their times in all steps, and not the chosen one's."""
+
+    @property
+    def timeline(self) -> Timeline:
+        """The step that is compared."""
+        return self.steps[self.chosen].timeline
+
+    @property
+    def performed(self) -> Performed:
+        """Its computations."""
+        if not self.pools:
+            return performed(self.timeline, lacks_ranks=bool(self.numbers))
+        every = self.every
+        return median_step(every.pop(self.chosen), every)
+
+    @property
+    def every(self) -> list[Performed]:
+        """The computations of each of its steps, with its own times."""
+        return [performed(step.timeline, lacks_ranks=bool(self.numbers)) for step in self.steps]
+
+    @property
+    def spans_ns(self) -> tuple[int, ...]:
+        """Lengths of the pipeline in all of its steps."""
+        return tuple(step.span_ns for step in self.every)
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The ranks' numbers where recordings of others are missing; empty where none are."""
+        return () if self.measurement is None else self.measurement.numbers
+
+    @property
+    def metrics(self) -> Metrics:
+        """What it amounts to."""
+        return measure(self.timeline, self.workload)
+
+
+def no_actions(measurement: Measurement) -> str:
+    """Return what a trace without actions is refused with: what to do, and what was noted of it."""
+    noted = "; ".join(measurement.notes[-_TOLD:])
+    return f"{_NO_ACTIONS} (noted: {noted})" if noted else _NO_ACTIONS
+
+
+def simulated_side(run: Run, name: str) -> Side:
+    """Return a simulated side."""
+    from pptrace.timeline.measurement import Step
+
+    step = Step(label="simulated", timeline=run.timeline, gap_ns=np.zeros(len(run.timeline), dtype=np.int64))
+    return Side(name=name, measured=False, steps=(step,), chosen=0, workload=run.prepared.workload, run=run)
+
+
+def measured_side(measurement: Measurement, name: str, step: str = "median", *, measured: bool = True) -> Side:
+    """Return a side of recorded steps; those that lack actions are left out unless one is asked for.
+
+    Args:
+        measurement: what was recorded.
+        name: what to call it.
+        step: a step's number, ``median`` for the one of median length, or ``all`` for that one with every action's
+            and message's time the median over all steps.
+        measured: false for a trace that pptrace wrote of a simulation.
+
+    Raises:
+        ConfigError: no such step, or no step at all.
+    """
+    if not measurement.steps:
+        raise ConfigError(no_actions(measurement), file=name)
+    every = [performed(one.timeline) for one in measurement.steps]
+    most = max(len(one) for one in every)
+    whole = [number for number, one in enumerate(every) if len(one) == most]
+    if step in {"median", "all"}:
+        lengths = [every[number].span_ns for number in whole]
+        chosen = whole[int(np.argsort(lengths, kind="stable")[(len(lengths) - 1) // 2])]
+    else:
+        chosen = _numbered(measurement, step)
+    kept = whole if chosen in whole else [chosen]
+    placement = measurement.steps[chosen].timeline.placement
+    return Side(
+        name=name,
+        measured=measured,
+        steps=tuple(measurement.steps[number] for number in kept),
+        chosen=kept.index(chosen),
+        workload=Workload.uniform(placement.stages, edges=len(placement.edges), f_ns=0, b_ns=0),
+        measurement=measurement,
+        incomplete=tuple(
+            f"{measurement.steps[number].label} has {len(one)} of {most} actions"
+            f"{': left out' if number not in kept else ''}"
+            for number, one in enumerate(every)
+            if len(one) < most
+        ),
+        pools=step == "all" and len(kept) > 1,
+    )
+
+
+def _numbered(measurement: Measurement, step: str) -> int:
+    """Return the number that a step is asked for by."""
+    steps = measurement.steps
+    if step.isdecimal() and int(step) < len(steps):
+        return int(step)
+    known = f"0 ({steps[0].label})" + (f" to {len(steps) - 1} ({steps[-1].label})" if len(steps) > 1 else "")
+    raise ConfigError(f"no step {step}: there are {known}, and median, and all", file=f"--step {step}")
+
+
+_CONFIGURATIONS, _TABLES = frozenset({".yaml", ".yml"}), frozenset({".csv", ".txt"})
+_NAMED = 5
+"""Sorts of unattributed work that are named one by one."""
+
+
+def planned_side(source: str | Path, registry: Registry) -> Side | None:
+    """Return the side that a configuration or a table is, simulated; None for what is neither.
+
+    Raises:
+        PptraceError: it cannot be read, or simulated.
+    """
+    path, text = Path(source), str(source)
+    if path.suffix.lower() in _CONFIGURATIONS:
+        return simulated_side(simulate(load(path), registry), text)
+    if path.suffix.lower() in _TABLES:
+        return simulated_side(simulate(load(None, (), {"schedule": text}), registry), text)
+    return None
+
+
+def side_of(source: str | Path, step: str, registry: Registry, request: ImportRequest) -> Side:
+    """Return the side that a path stands for.
+
+    Args:
+        source: a configuration (.yaml), a table (.csv, .txt), a trace, or a folder of traces of one run.
+        step: which recorded step: its number, ``median`` or ``all``.
+        registry: the plugins.
+        request: how measured traces are read.
+
+    Raises:
+        PptraceError: it cannot be read, or holds no step.
+    """
+    planned = planned_side(source, registry)
+    if planned is not None:
+        return planned
+    if not Path(source).exists():
+        raise TraceError("there is no such file or folder", file=source)
+    measurement, measured = read_measurement([Path(source)], registry, request)
+    return measured_side(measurement, str(source), step, measured=measured)
+
+
+def steps_of(step: str) -> tuple[str, str]:
+    """Return what ``--step`` says of the first side and of the second: ``1,3``, or one word for both."""
+    first, comma, second = (word.strip() for word in step.partition(","))
+    return first or "median", (second or "median") if comma else first or "median"
+
+
+def notes_on(sides: Sequence[Side], step: str, request: ImportRequest) -> list[str]:
+    """Return what is not known of the sides, and what asks for something that the sides cannot answer."""
+    lines = list(dict.fromkeys(note for side in sides for note in notes_of(side)))
+    recorded = [side for side in sides if side.measured]
+    if recorded:
+        planned = [side for side in sides if side.run is not None and Path(side.name).suffix.lower() in _TABLES]
+        return [*lines, *(_UNIT_COSTS.format(table=one.name, run=recorded[0].name) for one in planned)]
+    idle = idle_options(step, request)
+    return [*lines, f"{idle}: neither side is a measurement"] if idle else lines
+
+
+def idle_options(step: str, request: ImportRequest) -> str:
+    """Return that what is asked of recordings does nothing; empty where nothing is."""
+    asked = {"--step": step not in {"", "median"}, "--layout": request.layout, "--replica": request.replica}
+    asked["--rules"] = request.rules is not None
+    idle = [name for name, given in asked.items() if given]
+    return f"{', '.join(idle)} {'does' if len(idle) == 1 else 'do'} nothing" if idle else ""
+
+
+_UNIT_COSTS = (
+    "{table} has unit costs (a forward is 1 ms, messages take no time): its order can be compared with {run}, its "
+    "times cannot. For those, pptrace calibrate {run} -o costs.yaml, add the line `schedule: {table}` to "
+    "costs.yaml, and name costs.yaml here"
+)
+"""What is said of a table beside a measurement."""
+
+
+def notes_of(side: Side) -> list[str]:
+    """Return what is not known of a side: its notes, clocks, and what belongs to no action."""
+    measurement = side.measurement
+    if measurement is None:
+        return []
+    lines = [*measurement.notes, *(f"{side.name}: {step}" for step in side.incomplete)]
+    clocks = [clock for clock in measurement.clocks if clock.pairs]
+    if clocks:
+        offsets = ", ".join(f"{clock.offset_ns / 1e6:+.3f} (±{clock.bound_ns / 1e6:.3f})" for clock in clocks)
+        ranks = ", ".join(str(clock.rank) for clock in clocks)
+        lines.append(f"{side.name}: clocks of ranks {ranks} set by {offsets} ms")
+    lines += [
+        f"{side.name}: rank {one.rank}: {one.count} {one.what} belong to no action ({one.total_ns / 1e6:.3f} ms)"
+        for one in measurement.unattributed[:_NAMED]
+    ]
+    more = len(measurement.unattributed) - _NAMED
+    return [*lines, f"{side.name}: {more} further sorts belong to no action"] if more > 0 else lines
+
+
+def median_step(step: Performed, others: Sequence[Performed]) -> Performed:
+    """Return a step with the medians over it and others of durations, gaps, and ways of messages."""
+    if not others:
+        return step
+    durations, gaps = (_medians(over_steps(step, others, name)) for name in ("duration_ns", "gap_ns"))
+    return replace(step, duration_ns=durations, gap_ns=gaps, transfers=_transfers(step.transfers, others))
+
+
+def over_steps(step: Performed, others: Sequence[Performed], name: str) -> NDArray[np.float64]:
+    """Return a column's values of each action of a step in that and other steps.
+
+    Returns:
+        Shape (1 + others, actions): from the start of each step's pipeline where they are times of day; NaN
+        where a step lacks an action. Steps of other sizes are left out.
+    """
+    sizes = (step.placement.stages, step.placement.microbatches)
+    alike = [other for other in others if (other.placement.stages, other.placement.microbatches) == sizes]
+    return np.stack([_column(step, step, name), *(_column(step, other, name) for other in alike)])
+
+
+def share_of_deviation(steps: int) -> float:
+    """Return by which factor a median over steps varies less than one step: (pi / 2n) ** 0.5, for normal times."""
+    return min(math.sqrt(math.pi / (2 * steps)), 1.0)
+
+
+def _column(step: Performed, other: Performed, name: str) -> NDArray[np.float64]:
+    values: NDArray[np.float64] = getattr(other, name).astype(np.float64)
+    if name in {"start_ns", "end_ns"} and len(other):
+        values = values - other.start_ns.min()
+    if other is step:
+        return values
+    at = {int(cell): index for index, cell in enumerate(other.places)}
+    places = np.array([at.get(int(cell), -1) for cell in step.places], dtype=np.int64)
+    if not len(other):
+        return np.full(len(step), np.nan)
+    matching: NDArray[np.float64] = np.where(places >= 0, values[places], np.nan)
+    return matching
+
+
+def _medians(values: NDArray[np.float64]) -> Int64s:
+    medians: Int64s = np.nanmedian(values, axis=0).astype(np.int64)
+    return medians
+
+
+def _transfers(transfers: Transfers, others: Sequence[Performed]) -> Transfers:
+    """Return messages with the median of their times where their arrival was seen, else of all."""
+    seen: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+    unseen: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+    for one in (transfers, *(other.transfers for other in others)):
+        columns = (one.kind, one.stage, one.microbatch, one.took_ns, one.held_ns, one.observed)
+        for kind, stage, microbatch, took, held, observed in zip(
+            *(column.tolist() for column in columns), strict=True
+        ):
+            if took >= 0:
+                (seen if observed else unseen).setdefault((kind, stage, microbatch), []).append((took, held))
+    keys = list(zip(transfers.kind.tolist(), transfers.stage.tolist(), transfers.microbatch.tolist(), strict=True))
+    middle = [np.median(seen.get(key) or unseen.get(key) or [(-1, 0)], axis=0).astype(np.int64) for key in keys]
+    times = np.array(middle, dtype=np.int64).reshape(-1, 2)
+    observed = np.array([key in seen for key in keys], dtype=np.bool_)
+    return replace(transfers, took_ns=times[:, 0], held_ns=times[:, 1], observed=observed)
+
+
+def parts_of(side: Side) -> dict[str, int]:
+    """Return nanoseconds by part, each the mean over ranks; together they are the step.
+
+    ``launch`` is time inside an action in which the device waited for the host.
+    """
+    metrics, step = side.metrics, side.steps[side.chosen]
+    ranks = metrics.ranks
+    compute = np.isin(step.timeline.lane_of_row(), np.flatnonzero(step.timeline.lane_stream == Stream.COMPUTE))
+    launch = int(step.gap_ns[compute].sum())
+    collective = int(metrics.collective_ns.sum())
+    whole = {
+        "compute": int(metrics.busy_ns.sum()) - collective - launch,
+        "launch": launch, "own collectives": collective,
+        **metrics.idle_by_cause_ns,
+    }  # fmt: skip
+    totals = list(accumulate(whole.values(), initial=0))
+    return {
+        name: after // ranks - before // ranks
+        for name, (before, after) in zip(whole, pairwise(totals), strict=True)
+    }

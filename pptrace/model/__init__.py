@@ -1,1 +1,0 @@
-"""The vocabulary: actions, placement, workload, requests."""

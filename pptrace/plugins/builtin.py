@@ -1,0 +1,192 @@
+"""The core's own plugin: what has no content of its own, offered through the hooks that others use."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pptrace.config.choices import PolicyName
+from pptrace.plugins.markers import hookimpl
+from pptrace.plugins.offers import (
+    CostModelOffer,
+    ExecutorOffer,
+    ExporterOffer,
+    ImporterOffer,
+    MessagePolicyOffer,
+    NetworkOffer,
+)
+from pptrace.report import step_drawing
+from pptrace.traces import kineto, perfetto
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from concurrent.futures import Executor
+
+    from pydantic import BaseModel
+
+    from pptrace.network.contract import Network
+    from pptrace.plugins.requests import CostRequest, ExecutorRequest, NetworkRequest
+    from pptrace.steps.message_calls import Policy
+    from pptrace.steps.schedule import Schedule
+    from pptrace.steps.workload import Workload
+
+__all__ = [
+    "pptrace_cost_models",
+    "pptrace_executors",
+    "pptrace_exporters",
+    "pptrace_importers",
+    "pptrace_message_policies",
+    "pptrace_networks",
+]
+
+
+@hookimpl
+def pptrace_networks() -> Iterable[NetworkOffer]:
+    """Offer the networks in which messages never meet."""
+    yield NetworkOffer(
+        name="hockney",
+        summary="Every pair of ranks alone: overhead + bytes / bandwidth + latency.",
+        build=_hockney,
+        options=_hockney_options,
+    )
+    yield NetworkOffer(name="ideal", summary="Messages take no time.", build=_ideal)
+
+
+@hookimpl
+def pptrace_message_policies() -> Iterable[MessagePolicyOffer]:
+    """Offer the ways to issue messages that are no framework's; their settings stand in the section itself."""
+    for word in PolicyName:
+        summary = f"{word.means[:1].upper()}{word.means[1:]}."
+        yield MessagePolicyOffer(name=word.value, summary=summary, build=partial(_policy, word))
+
+
+@hookimpl
+def pptrace_cost_models() -> Iterable[CostModelOffer]:
+    """Offer costs that need no model of anything."""
+    yield CostModelOffer(
+        name="unit",
+        summary="Abstract units of time: forward 1, backward 2 unless said otherwise.",
+        build=_unit,
+        options=_unit_options,
+    )
+    yield CostModelOffer(
+        name="table",
+        summary="Times and bytes per stage, as written or as calibrated.",
+        build=_table,
+        options=_table_options,
+    )
+
+
+@hookimpl
+def pptrace_executors() -> Iterable[ExecutorOffer]:
+    """Offer this machine's processes, and this process alone."""
+    yield ExecutorOffer(name="processes", summary="Processes on this machine, one per core.", build=_processes)
+    yield ExecutorOffer(
+        name="serial", summary="This process, one point after another.", build=_serial, in_process=True
+    )
+
+
+@hookimpl
+def pptrace_exporters() -> Iterable[ExporterOffer]:
+    """Offer the writers of both trace formats."""
+    yield ExporterOffer(
+        name="perfetto",
+        summary="Perfetto protobuf with typed fields, for ui.perfetto.dev.",
+        suffixes=(".pftrace",),
+        write=perfetto.write,
+        takes_rank=True,
+    )
+    yield ExporterOffer(
+        name="kineto",
+        summary="Chrome JSON as PyTorch's profiler writes it, for any trace viewer.",
+        suffixes=(".json",),
+        write=kineto.write,
+        takes_rank=True,
+    )
+    for suffix, write in (
+        (".svg", step_drawing.write_svg),
+        (".png", step_drawing.write_png),
+        (".pdf", step_drawing.write_pdf),
+    ):
+        summary = f"A picture of the step in time, {suffix[1:].upper()}: why each rank waits, the critical path."
+        yield ExporterOffer(name=suffix[1:], summary=summary, suffixes=(suffix,), write=write)
+
+
+@hookimpl
+def pptrace_importers() -> Iterable[ImporterOffer]:
+    """Offer the readers of our own files."""
+    yield ImporterOffer(
+        name="perfetto",
+        summary="Perfetto traces that pptrace wrote.",
+        recognises=perfetto.recognises,
+        read=perfetto.read,
+    )
+    yield ImporterOffer(
+        name="kineto",
+        summary="Chrome JSON traces that pptrace wrote.",
+        recognises=kineto.recognises,
+        read=kineto.read,
+    )
+
+
+def _hockney(request: NetworkRequest) -> Network:
+    from pptrace.plugins.builtin_networks import hockney
+
+    return hockney(request)
+
+
+def _hockney_options() -> type[BaseModel]:
+    from pptrace.plugins.builtin_networks import HockneyOptions
+
+    return HockneyOptions
+
+
+def _ideal(request: NetworkRequest) -> Network:
+    from pptrace.network.links import ideal
+
+    del request
+    return ideal()
+
+
+def _unit(request: CostRequest) -> Workload:
+    from pptrace.plugins.builtin_costs import unit
+
+    return unit(request)
+
+
+def _unit_options() -> type[BaseModel]:
+    from pptrace.plugins.builtin_costs import UnitOptions
+
+    return UnitOptions
+
+
+def _table(request: CostRequest) -> Workload:
+    from pptrace.plugins.builtin_costs import table
+
+    return table(request)
+
+
+def _table_options() -> type[BaseModel]:
+    from pptrace.plugins.builtin_costs import TableOptions
+
+    return TableOptions
+
+
+def _processes(request: ExecutorRequest) -> Executor:
+    from pptrace.plugins.builtin_executors import Processes
+
+    return Processes(request.workers)
+
+
+def _serial(request: ExecutorRequest) -> Executor:
+    from pptrace.plugins.builtin_executors import Serial
+
+    del request
+    return Serial()
+
+
+def _policy(name: PolicyName, schedule: Schedule, options: Mapping[str, Any]) -> Policy:
+    from pptrace.steps.message_calls import Policy
+
+    del schedule, options
+    return Policy(name=name)

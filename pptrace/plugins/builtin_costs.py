@@ -1,0 +1,508 @@
+"""Unit costs and costs from a table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+
+import numpy as np
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
+
+from pptrace.config.quantities import Duration, Size, exact_size
+from pptrace.errors import ConfigError
+from pptrace.steps.kinds import BACKWARD, Kind, Stream
+from pptrace.steps.segments import Segment, check_segments, problem_of, results_of
+from pptrace.steps.workload import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from pptrace.plugins.requests import CostRequest
+    from pptrace.steps.columns import Int32s, Int64s
+
+__all__ = [
+    "KindSegments",
+    "SegmentOptions",
+    "TableOptions",
+    "UnitOptions",
+    "lengthened",
+    "segments_of",
+    "table",
+    "unit",
+]
+
+_LONGEST_NS = 2**62
+
+_Bytes = Annotated[Size, Field(ge=0)]
+_Units = Annotated[int, Field(ge=0, le=1_000_000)]
+
+
+class UnitOptions(BaseModel):
+    """Costs in abstract units of time, of a rank's part of the model; its chunks share them equally."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    forward: _Units = Field(default=1, description="Units of a forward through a rank's part of the model.")
+    backward: _Units = Field(default=2, description="Units of a full backward.")
+    input_gradient: _Units = Field(default=1, description="Units of a backward for the input gradient alone.")
+    weight_gradient: _Units = Field(default=1, description="Units of a backward for the weight gradient alone.")
+    unit: Annotated[Duration, Field(ge=1)] = Field(
+        default=1_000_000, description="How long a unit is in traces, and beside messages."
+    )
+    boundary: _Bytes = Field(default=0, description="Bytes of a message between stages.")
+    activation: _Bytes = Field(
+        default=0, description="Bytes that a forward leaves on its rank's part of the model."
+    )
+
+
+def unit(request: CostRequest) -> Workload:
+    """Build costs in abstract units, divided by the chunks of a rank.
+
+    A unit that the chunks do not divide is lengthened, by less than a nanosecond for each of them.
+
+    Raises:
+        ConfigError: a unit is so long that a time in nanoseconds cannot be counted.
+    """
+    options = request.options
+    share = Fraction(request.ranks, max(request.stages, request.ranks))
+    length = -(-int(options["unit"]) // share.denominator) * share.denominator
+    most = max(options[key] for key in ("forward", "backward", "input_gradient", "weight_gradient"))
+    if length * most >= _LONGEST_NS:
+        raise ConfigError(
+            "a pass would take more than 2**62 ns (146 years): choose a shorter unit", key="costs.unit"
+        )
+    return Workload.uniform(
+        request.stages,
+        edges=len(request.edges) or -1,
+        f_ns=int(length * options["forward"] * share),
+        b_ns=int(length * options["backward"] * share),
+        i_ns=int(length * options["input_gradient"] * share),
+        w_ns=int(length * options["weight_gradient"] * share),
+        recompute_ns=[int(length * options["forward"] * share)],
+        boundary_bytes=options["boundary"],
+        activation_bytes=int(options["activation"] * share),
+        unit_time_ns=length,
+        tokens=request.global_batch * request.sequence,
+    )
+
+
+_STREAMS = {
+    "compute": Stream.COMPUTE,
+    "tensor-parallel": Stream.TENSOR_PARALLEL,
+    "expert-parallel": Stream.EXPERT_PARALLEL,
+    "context-parallel": Stream.CONTEXT_PARALLEL,
+}
+
+
+class _Brief(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, whole: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        """Return every key for programs, and for files those that somebody wrote."""
+        values: dict[str, Any] = whole(self)
+        return {
+            key: value for key, value in values.items() if info.mode == "python" or key in self.model_fields_set
+        }
+
+
+class SegmentOptions(_Brief):
+    """One part of an action."""
+
+    name: str = Field(min_length=1, description="What it is called in traces.", examples=["attention"])
+    time: Annotated[Duration, Field(ge=0)] = Field(default=0, description="What it takes alone.")
+    stream: Literal["compute", "tensor-parallel", "expert-parallel", "context-parallel"] = Field(
+        default="compute",
+        description="Where it runs: compute, or tensor-parallel, expert-parallel or context-parallel, whose "
+        "communication may be under way while another action computes.",
+    )
+    needs: list[Annotated[int, Field(ge=0)]] | None = Field(
+        default=None,
+        description="Places, counted from 0, of the earlier segments of its action that it waits for; the one "
+        "before it unless given.",
+    )
+    result: bool = Field(
+        default=False,
+        description="Whether at its end the action's message may leave; where no segment says so, that takes all "
+        "that no other one needs.",
+    )
+    size: Annotated[Size, Field(ge=0)] = Field(default=0, description="Bytes that it moves, where known.")
+    link: str | None = Field(
+        default=None,
+        min_length=1,
+        description="A link of the network that its bytes go over and share; they say what it takes, not time.",
+    )
+    takes: Annotated[Size, Field(ge=0)] | None = Field(
+        default=None,
+        description="Activations that it holds from its start; where no segment says any, a forward's first holds "
+        "all of them.",
+    )
+    frees: Annotated[Size, Field(ge=0)] | None = Field(
+        default=None,
+        description="Activations that it frees at its end; where no segment says any, a backward's last frees "
+        "all of them.",
+    )
+
+
+_OfOne: TypeAlias = Annotated[list[SegmentOptions], Field(min_length=1)]
+_Segments: TypeAlias = _OfOne | Annotated[list[_OfOne], Field(min_length=1)] | None
+
+
+class KindSegments(_Brief):
+    """The segments of each kind of action: one list for all stages alike, or a list of them per stage."""
+
+    F: _Segments = Field(
+        default=None, description="Segments of a forward, in place of forward: a list for all stages, or one each."
+    )
+    B: _Segments = Field(default=None, description="Segments of a full backward, in place of backward.")
+    I: _Segments = Field(  # noqa: E741 - PyTorch's name
+        default=None, description="Segments of a backward for the input gradient, in place of input_gradient."
+    )
+    W: _Segments = Field(
+        default=None, description="Segments of a backward for the weight gradient, in place of weight_gradient."
+    )
+    RECOMPUTE: _Segments = Field(
+        default=None, description="Segments of a forward computed again, in place of recompute."
+    )
+
+
+def segments_of(
+    given: Mapping[str, Any], stages: int, slices: int, what: str
+) -> dict[Kind, list[tuple[Segment, ...]]]:
+    """Return the segments of each stage's actions, by kind.
+
+    Args:
+        given: what the user writes, as :class:`KindSegments` dumps it.
+        stages: how many stages there are.
+        slices: how many slices the lists are for.
+        what: what slices are called.
+
+    Raises:
+        ConfigError: a list for another number of slices, or segments that no action can consist of.
+    """
+    found = {}
+    for name, written in given.items():
+        if written is not None:
+            kind, key = Kind[name], f"costs.segments.{name}"
+            found[kind] = _spread(_per_slice(written, slices, what, key), stages, last_first=kind in BACKWARD)
+    return found
+
+
+def lengthened(segments: Sequence[Segment], more_ns: int) -> tuple[Segment, ...]:
+    """Return segments whose first computation takes longer."""
+    place = next(place for place, segment in enumerate(segments) if segment.is_computation)
+    longer = replace(segments[place], duration_ns=segments[place].duration_ns + more_ns)
+    return (*segments[:place], longer, *segments[place + 1 :])
+
+
+def _per_slice(written: Sequence[Any], slices: int, what: str, key: str) -> list[tuple[Segment, ...]]:
+    if isinstance(written[0], dict):
+        return [_read(written, key)] * slices
+    if len(written) != slices:
+        raise ConfigError(
+            f"{len(written)} lists for {slices} {what}: write one each, or a single one for all", key=key
+        )
+    return [_read(one, f"{key}[{place}]") for place, one in enumerate(written)]
+
+
+def _read(written: Sequence[Mapping[str, Any]], key: str) -> tuple[Segment, ...]:
+    segments = tuple(_segment(one) for one in written)
+    for place, segment in enumerate(segments):
+        problem = problem_of(segment, place).replace("size_bytes", "size")
+        if None not in {written[place]["takes"], written[place]["frees"]}:
+            problem = "both takes and frees: it does one of them"
+        if problem:
+            raise ConfigError(f"segment {segment.name} {problem}", key=f"{key}[{place}]")
+    try:
+        check_segments(segments, key.rpartition(".")[2])
+    except ValueError as error:
+        raise ConfigError(str(error).partition(": ")[2], key=key) from None
+    return segments
+
+
+def _segment(written: Mapping[str, Any]) -> Segment:
+    takes, frees = written["takes"], written["frees"]
+    return Segment(
+        name=written["name"], duration_ns=0 if written["link"] else written["time"],
+        stream=_STREAMS[written["stream"]], needs=None if written["needs"] is None else tuple(written["needs"]),
+        result=written["result"], size_bytes=written["size"], link=written["link"] or "",
+        activation_bytes=None if takes is frees is None else (takes or 0) - (frees or 0),
+    )  # fmt: skip
+
+
+def _spread(slices: Sequence[tuple[Segment, ...]], stages: int, *, last_first: bool) -> list[tuple[Segment, ...]]:
+    """Return what is on each stage: some slices one after the other, or a part of one."""
+    count = len(slices)
+    if count <= stages:
+        share = Fraction(count, stages)
+        return [tuple(one.scaled(share) for one in slices[stage * count // stages]) for stage in range(stages)]
+    each = count // stages
+    parts = [slices[first : first + each] for first in range(0, count, each)]
+    return [_joined(reversed(part) if last_first else part) for part in parts]
+
+
+def _joined(slices: Iterable[tuple[Segment, ...]]) -> tuple[Segment, ...]:
+    """Return one action of several slices, each of which needs the result of the one before."""
+    found: list[Segment] = []
+    for segments in slices:
+        begin = len(found)
+        before = tuple(place for place in results_of(found)) if found else ()
+        found = [replace(one, result=False) for one in found]
+        found += [
+            replace(one, needs=tuple(begin + need for need in one.needs_of(place)) if place else before or None)
+            for place, one in enumerate(segments)
+        ]
+    return tuple(found)
+
+
+_Time = Annotated[Duration, Field(ge=0)]
+_Times = _Time | Annotated[list[_Time], Field(min_length=1)]
+_Sizes = _Bytes | Annotated[list[_Bytes], Field(min_length=1)]
+
+
+class TableOptions(BaseModel):
+    """Times and bytes per stage: one value for all stages, or a list with one each."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    slices: Annotated[int, Field(ge=1, le=2**16)] | None = Field(
+        default=None,
+        description="Equal slices of the model that the figures are for; one per stage unless given. With 8, "
+        "each of 32 stages takes a quarter of them (times rounded down), each of 4 two. Messages stay whole.",
+    )
+    microbatches: Annotated[int, Field(ge=1, le=2**28)] | None = Field(
+        default=None,
+        description="Microbatches of the batch that the figures are for; this step's unless given. With 8, each "
+        "of 32 takes a quarter of the times, messages and activations (rounded down).",
+    )
+    lengths: list[Annotated[float, Field(gt=0, le=1_000_000)]] | None = Field(
+        default=None,
+        min_length=1,
+        description="Relative lengths of the microbatches, one each, as of packed sequences; all 1 unless given. "
+        "One of length 2.5 takes two and a half times the times, messages and activations (rounded down).",
+    )
+    forward: _Times | None = Field(
+        default=None, description="Forward of one microbatch; the sum of its segments where those are given."
+    )
+    backward: _Times | None = Field(
+        default=None, description="Full backward; the sum of both gradients' unless given."
+    )
+    input_gradient: _Times | None = Field(
+        default=None, description="Backward for the input gradient alone; half the backward unless given."
+    )
+    weight_gradient: _Times | None = Field(
+        default=None, description="Backward for the weight gradient alone; what is left of the backward."
+    )
+    overhead: _Time = Field(
+        default=0, description="What every computation takes besides, however many slices it has."
+    )
+    uncertainty: Annotated[float, Field(ge=0, le=10)] | None = Field(
+        default=None,
+        description="By which part steps may be shorter or longer than simulated, as `pptrace calibrate` states: "
+        "0.06 is 6 %. `pptrace compare` then says which schedules are a tie.",
+    )
+    boundary: _Bytes | list[_Bytes] = Field(
+        default=0, description="Bytes of a message from each stage to the next."
+    )
+    activation: _Sizes = Field(default=0, description="Bytes that a forward leaves.")
+    weight_activation: _Sizes = Field(
+        default=0, description="The part of them that the weight gradient needs after the input gradient."
+    )
+    checkpoint: _Sizes = Field(
+        default=0,
+        description="The part of them that stays where a forward is computed again by an action of its own.",
+    )
+    weights: _Sizes = Field(default=0, description="Weights.")
+    gradients: _Sizes = Field(default=0, description="Gradient buffers.")
+    optimizer: _Sizes = Field(default=0, description="Optimizer state.")
+    reduction: _Times = Field(default=0, description="Reduction of gradients over replicas.")
+    update: _Times = Field(default=0, description="Optimizer update.")
+    gather: _Times | None = Field(default=None, description="Gathering of sharded weights; none unless given.")
+    gathered: _Sizes | None = Field(
+        default=None,
+        description="What gathered weights take until they are freed, beside weights; none unless given.",
+    )
+    unreduced: _Sizes | None = Field(
+        default=None, description="Whole gradients until they are reduced, beside gradients; none unless given."
+    )
+    sync: _Time = Field(
+        default=0, description="What all ranks do together when gradients are whole; idle, as a reduction."
+    )
+    offload: _Times = Field(default=0, description="Copy of activations to host memory.")
+    reload: _Times = Field(default=0, description="Copy of activations back.")
+    recompute: _Times | None = Field(
+        default=None, description="Forward computed again by an action of its own; as the forward unless given."
+    )
+    segments: KindSegments | None = Field(
+        default=None, description="What actions consist of, by kind; one segment of computation unless given."
+    )
+    alone: Literal["in-order", "overlapped"] = Field(
+        default="in-order",
+        description="What segments of an action outside pairs do. in-order: they follow one another; overlapped: "
+        "it computes beside its own communication what does not need that (with Megatron-LM tensor-parallel's).",
+    )
+    reserved: _Bytes = Field(default=0, description="Memory per rank that no action accounts for.")
+    capacity: _Sizes = Field(default=0, description="Memory of a device, or each's; 0 B: unknown.")
+
+
+def table(request: CostRequest) -> Workload:
+    """Build costs from values per stage.
+
+    Raises:
+        ConfigError: a list has not one value per stage or slice (per boundary for ``boundary``, per microbatch for
+            ``lengths``), slices and stages do not divide one another, a time is missing, a part passes its whole,
+            or segments cannot be.
+    """
+    options, stages = request.options, request.stages
+    slices = options["slices"] or stages
+    if slices % stages and stages % slices:
+        raise ConfigError(
+            f"{slices} slices and {stages} stages do not divide one another: choose sizes that do",
+            key="costs.slices",
+        )
+    what = "slices" if options["slices"] else "stages"
+
+    def spread(key: str) -> Any:
+        values = _given(options, key, slices, what)
+        if slices > stages:
+            return values.reshape(stages, -1).sum(axis=1)
+        return np.repeat(values, stages // slices) // (stages // slices)
+
+    if options["alone"] == "overlapped" and options["segments"] is None:
+        raise ConfigError("overlapped needs segments: write costs.segments, too", key="costs.alone")
+    segments = segments_of(options["segments"] or {}, stages, slices, what)
+    workload = _of_one(request, _times(options, spread, segments), spread).segmented(
+        segments, overlapped=options["alone"] == "overlapped"
+    )
+    share = Fraction(options["microbatches"] or request.microbatches, request.microbatches)
+    classes, used = _lengths(options["lengths"], request.microbatches)
+    try:
+        alike, *others = (_longer(workload.scaled(share * length), options["overhead"]) for length in classes)
+    except OverflowError:
+        message = "a microbatch would pass 2**63 ns (292 years) or bytes: choose shorter ones"
+        raise ConfigError(message, key="costs.lengths" if used.size else "costs.microbatches") from None
+    return replace(alike, classes=tuple(others), microbatch_class=used)
+
+
+def _of_one(request: CostRequest, times: dict[str, Any], spread: Callable[[str], Any]) -> Workload:
+    """Return the costs of one microbatch of the batch that the figures are for, its actions in one piece."""
+    options, zero = request.options, np.zeros(request.stages, dtype=np.int64)
+    room = _given(options, "capacity", request.ranks, "ranks")
+    keys = {
+        "activation_bytes": "activation", "weight_activation_bytes": "weight_activation",
+        "checkpoint_bytes": "checkpoint",
+        "weights_bytes": "weights", "gradients_bytes": "gradients", "optimizer_bytes": "optimizer",
+        "reduce_ns": "reduction", "optimizer_ns": "update", "offload_ns": "offload", "reload_ns": "reload",
+        "unshard_ns": "gather", "gathered_bytes": "gathered", "unreduced_bytes": "unreduced",
+    }  # fmt: skip
+    columns = {column: spread(key) for column, key in keys.items()}
+    for key in ("weight_activation", "checkpoint"):
+        _check_part(key, columns[f"{key}_bytes"], columns["activation_bytes"])
+    return Workload(
+        **times, f_collective_ns=zero, b_collective_ns=zero, i_collective_ns=zero, w_collective_ns=zero,
+        boundary_bytes=_given(options, "boundary", _edges(request), "boundaries"),
+        **columns,
+        sync_ns=options["sync"], reserved_bytes=options["reserved"], capacity_bytes=int(room.min()),
+        tokens=request.global_batch * request.sequence, rank_capacity_bytes=room if np.ptp(room) else room[:0],
+    )  # fmt: skip
+
+
+def _check_part(key: str, part_bytes: Int64s, whole_bytes: Int64s) -> None:
+    stage = int(np.argmax(part_bytes - whole_bytes))
+    part, whole = int(part_bytes[stage]), int(whole_bytes[stage])
+    if part > whole:
+        of = f"more than costs.activation, {exact_size(whole)}" if whole else "and no costs.activation"
+        raise ConfigError(f"{exact_size(part)} on stage {stage}, {of}, of which it is a part", key=f"costs.{key}")
+
+
+def _given(options: Any, key: str, count: int, what: str) -> Any:
+    value = 0 if options[key] is None else options[key]
+    if isinstance(value, list) and len(value) != count:
+        raise ConfigError(
+            f"{len(value)} values for {count} {what}: write one each, or a single value for all",
+            key=f"costs.{key}",
+        )
+    return np.broadcast_to(np.asarray(value, dtype=np.int64), (count,))
+
+
+def _lengths(lengths: Sequence[float] | None, units: int) -> tuple[list[Fraction], Int32s]:
+    """Return the lengths that microbatches have, 1 first, and which of them each has.
+
+    Raises:
+        ConfigError: a list for another number of microbatches.
+    """
+    if lengths is None:
+        return [Fraction(1)], np.zeros(0, dtype=np.int32)
+    if len(lengths) != units:
+        raise ConfigError(f"{len(lengths)} values for {units} microbatches: write one each", key="costs.lengths")
+    exact = [Fraction(str(length)) for length in lengths]
+    classes = list(dict.fromkeys([Fraction(1), *exact]))
+    place = {length: number for number, length in enumerate(classes)}
+    return classes, np.array([place[length] for length in exact], dtype=np.int32)
+
+
+def _longer(workload: Workload, more: int) -> Workload:
+    """Return costs in which every computation takes ``more`` nanoseconds besides."""
+    times = {name: getattr(workload, name) + more for name in ("f_ns", "b_ns", "i_ns", "w_ns", "recompute_ns")}
+    parts = {kind: [lengthened(one, more) for one in own] for kind, own in workload.segments.items()}
+    return replace(workload, segments={}, **times).segmented(parts)
+
+
+def _times(options: Any, spread: Callable[[str], Any], segments: dict[Kind, Any]) -> dict[str, Any]:
+    """Return how long each computation is, those of segments as long as their parts.
+
+    Raises:
+        ConfigError: a time that is missing, given twice, or longer than the whole of which it is a part.
+    """
+    keys = {
+        "forward": Kind.F, "backward": Kind.B, "input_gradient": Kind.I, "weight_gradient": Kind.W,
+        "recompute": Kind.RECOMPUTE,
+    }  # fmt: skip
+    times: dict[str, Any] = {}
+    for key, kind in keys.items():
+        if kind in segments and options[key] is not None:
+            raise ConfigError(f"costs.segments.{kind.name} say what it takes: remove the key", key=f"costs.{key}")
+        if kind in segments:
+            times[key] = np.array([sum(one.duration_ns for one in own) for own in segments[kind]], dtype=np.int64)
+        elif options[key] is not None:
+            times[key] = spread(key)
+    if "forward" not in times:
+        raise ConfigError("missing: write the forward's time, or its segments", key="costs.forward")
+    again = times.get("recompute", times["forward"])
+    return {"f_ns": times["forward"], "recompute_ns": again, **_backward(times)}
+
+
+def _backward(times: dict[str, Any]) -> dict[str, Any]:
+    whole = times.get("backward")
+    by_input, by_weight = times.get("input_gradient"), times.get("weight_gradient")
+    if whole is not None:
+        if by_input is None:
+            by_input = whole // 2 if by_weight is None else _left(whole, by_weight, "weight_gradient")
+        if by_weight is None:
+            by_weight = _left(whole, by_input, "input_gradient")
+        return {"b_ns": whole, "i_ns": by_input, "w_ns": by_weight}
+    if by_input is None or by_weight is None:
+        raise ConfigError(
+            "missing: write the backward's time, or input_gradient and weight_gradient", key="costs.backward"
+        )
+    return {"b_ns": by_input + by_weight, "i_ns": by_input, "w_ns": by_weight}
+
+
+def _left(whole: Int64s, part: Int64s, key: str) -> Int64s:
+    """Return what is left of the backward beside one of its parts."""
+    left: Int64s = whole - part
+    if left.min() < 0:
+        raise ConfigError("takes longer than the whole backward", key=f"costs.{key}")
+    return left
+
+
+def _edges(request: CostRequest) -> int:
+    return len(request.edges) if request.edges else max(request.stages - 1, 0)

@@ -1,0 +1,220 @@
+"""Build what an offer promises and check that it is that: a schedule, a network, a workload."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any, cast
+
+from pptrace.errors import ConfigError, ConstraintError, PluginError, TableError
+from pptrace.plugins.guards import call_plugin, plugin_code, plugin_error
+
+if TYPE_CHECKING:
+    from pptrace.network.contract import Network
+    from pptrace.plugins.offers import (
+        CostModelOffer,
+        MessagePolicyOffer,
+        NetworkOffer,
+        Provided,
+        Provider,
+        ScheduleOffer,
+    )
+    from pptrace.plugins.requests import CostRequest, NetworkRequest, ScheduleRequest
+    from pptrace.steps.actions import Action
+    from pptrace.steps.message_calls import MessageRequest, Plan, Policy
+    from pptrace.steps.schedule import Schedule
+    from pptrace.steps.workload import Workload
+
+__all__ = ["build_network", "build_policy", "build_schedule", "build_workload", "checked_options"]
+
+_MOST_CELLS, _CELLS_PER_ACTION = 1_000_000, 64
+"""Cells of a row, and per stage and microbatch: all kinds of actions, messages and copies are fewer."""
+_BETWEEN = re.compile(r"[\s,]+")
+
+
+def build_schedule(provided: Provided[ScheduleOffer], request: ScheduleRequest) -> Schedule:
+    """Return the table that a schedule makes of ``request``; its actions are not validated yet.
+
+    A row may be a list of actions, a list of their text, or one text of actions with blanks between.
+
+    Raises:
+        ConstraintError: the schedule cannot take these sizes.
+        PluginError: it raised, or what it returned is no table of this many ranks and microbatches.
+    """
+    from pptrace.steps.schedule import Schedule
+
+    offer, provider = provided.offer, provided.provider
+    if offer.check is not None:
+        call_plugin(provider, offer.check, request)
+    with plugin_code(provider, offer.build):
+        built = offer.build(request)
+        rows = None if isinstance(built, Schedule) else _rows(provider, offer, built, request)
+    table = built if isinstance(built, Schedule) else _table(provider, offer, rows or [])
+    if table.ranks != request.ranks:
+        message = f"has {table.ranks} ranks where {request.ranks} were asked for"
+        raise plugin_error(provider, f"the table of schedule {offer.name!r} {message}")
+    parts = call_plugin(provider, offer.parts, request) if offer.parts else 1
+    if table.microbatches != request.microbatches * parts:
+        cut = f" of {parts} parts" if parts > 1 else ""
+        message = f"has {table.microbatches} microbatches where {request.microbatches}{cut} were asked for"
+        raise plugin_error(provider, f"the table of schedule {offer.name!r} {message}")
+    if table.has_pairs and not offer.has_pairs:
+        message = f"schedule {offer.name!r} has overlapped pairs: its offer needs has_pairs=True"
+        raise plugin_error(provider, message)
+    return table
+
+
+def build_network(provided: Provided[NetworkOffer], request: NetworkRequest) -> Network:
+    """Return the network that an offer builds, whose paths are checked whenever they are asked for.
+
+    Raises:
+        PluginError: it raised, or returned something without links and paths.
+    """
+    offer, provider = provided.offer, provided.provider
+    from pptrace.network.links import check_links
+    from pptrace.plugins.guarded_network import GuardedNetwork
+
+    network = call_plugin(provider, offer.build, request)
+    has_links = hasattr(network, "links") or hasattr(type(network), "links")  # a property may raise
+    if not callable(getattr(network, "paths", None)) or not has_links:
+        message = f"returned {_told(network)}, expected an object with links and paths(src, dst)"
+        raise plugin_error(provider, f"network {offer.name!r} {message}")
+    guarded = GuardedNetwork(provider=provider, name=offer.name, network=network)
+    try:
+        check_links(guarded.links)
+    except PluginError as error:
+        raise error if error.plugin else plugin_error(provider, f"network {offer.name!r}: {error}") from error
+    return guarded
+
+
+def build_policy(provided: Provided[MessagePolicyOffer], schedule: Schedule, options: Mapping[str, Any]) -> Policy:
+    """Return how an offer issues the messages of a table; its program runs on the plugin's behalf.
+
+    Raises:
+        ConstraintError: it cannot place this table's messages, or the options are not for this table.
+        PluginError: it raised, or returned no policy.
+        ScheduleError: it cannot place them, and no policy could: the table is wrong in itself.
+    """
+    from pptrace.steps.message_calls import Policy
+    from pptrace.steps.validation import validate
+
+    offer, provider = provided.offer, provided.provider
+    try:
+        policy: object = call_plugin(provider, offer.build, schedule, options)
+    except ConstraintError:
+        validate(schedule)
+        raise
+    if not isinstance(policy, Policy):
+        raise plugin_error(provider, f"message policy {offer.name!r} returned {_told(policy)}, expected a Policy")
+    program = policy.program
+    if program is not None and schedule.has_communication:
+        raise ConstraintError(
+            f"{offer.name} places messages itself, and the table has messages of its own: use ordered or blocking",
+            key="p2p.policy",
+        )
+    if program is None:
+        return replace(policy, title=offer.name)
+    own = program
+
+    def guarded(request: MessageRequest) -> Plan:
+        from pptrace.steps.message_calls import checked_calls
+
+        calls = call_plugin(provider, own, request)
+        try:
+            return checked_calls(request, calls, offer.name)
+        except PluginError as error:
+            raise plugin_error(provider, str(error)) from error
+
+    return replace(policy, program=guarded, title=offer.name)
+
+
+def build_workload(provided: Provided[CostModelOffer], request: CostRequest) -> Workload:
+    """Return the workload that a cost model makes of ``request``.
+
+    Raises:
+        PluginError: it raised, or returned no workload of this many stages.
+    """
+    from pptrace.steps.workload import Workload
+
+    offer, provider = provided.offer, provided.provider
+    workload: object = call_plugin(provider, offer.build, request)
+    if not isinstance(workload, Workload):
+        raise plugin_error(provider, f"cost model {offer.name!r} returned {_told(workload)}, expected a Workload")
+    if workload.stages != request.stages:
+        message = f"returned costs of {workload.stages} stages where {request.stages} were asked for"
+        raise plugin_error(provider, f"cost model {offer.name!r} {message}")
+    if workload.microbatch_class.size not in {0, request.microbatches}:
+        found = workload.microbatch_class.size
+        message = f"returned classes of {found} microbatches where there are {request.microbatches}"
+        raise plugin_error(provider, f"cost model {offer.name!r} {message}")
+    return workload
+
+
+def checked_options(provided: Provided[Any], given: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return the options of an offer, checked and with its defaults filled in.
+
+    Args:
+        provided: the offer; one without a parameter model takes no options.
+        given: what the user says.
+        key: what to call it in errors.
+
+    Raises:
+        ConfigError: an option that is unknown, missing or of another type.
+    """
+    from pptrace.config.validation import validate_options
+
+    offer = provided.offer
+    if offer.options is not None:
+        return dict(validate_options(offer.options(), dict(given), key).model_dump())
+    if given:
+        raise ConfigError(f"{offer.name} takes no options: remove it", key=f"{key}.{next(iter(given))}")
+    return {}
+
+
+def _rows(
+    provider: Provider, offer: ScheduleOffer, built: object, request: ScheduleRequest
+) -> list[list[str | Action | None]]:
+    from pptrace.steps.actions import Action
+
+    if not isinstance(built, Iterable) or isinstance(built, str):
+        message = f"returned {_told(built)}, expected a Schedule or one row of actions per rank"
+        raise plugin_error(provider, f"schedule {offer.name!r} {message}")
+    rows: list[list[str | Action | None]] = []
+    most = max(_MOST_CELLS, _CELLS_PER_ACTION * request.stages * request.microbatches)
+    for rank, row in enumerate(built):
+        if rank == request.ranks:
+            message = f"returned more rows than the {rank} ranks that were asked for"
+            raise plugin_error(provider, f"schedule {offer.name!r} {message}")
+        if not isinstance(row, Iterable):
+            message = f"returned {_told(row)} as the row of rank {rank}, expected a list of actions"
+            raise plugin_error(provider, f"schedule {offer.name!r} {message}")
+        cells = (
+            [cell for cell in _BETWEEN.split(row) if cell] if isinstance(row, str) else list(islice(row, most + 1))
+        )
+        if len(cells) > most:
+            message = f"returned more than {most:,} actions of rank {rank}: does it ever end?"
+            raise plugin_error(provider, f"schedule {offer.name!r} {message}")
+        for position, cell in enumerate(cells):
+            if cell is not None and not isinstance(cell, str | Action):
+                message = f"returned {_told(cell)} as action {position} of rank {rank}, expected text such as 0F3"
+                raise plugin_error(provider, f"schedule {offer.name!r} {message}")
+        rows.append(cast("list[str | Action | None]", cells))
+    return rows
+
+
+def _table(provider: Provider, offer: ScheduleOffer, rows: list[list[str | Action | None]]) -> Schedule:
+    from pptrace.steps.schedule import Schedule
+
+    try:
+        return Schedule.from_rows(rows)
+    except TableError as error:
+        message = f"the table of schedule {offer.name!r} cannot be read: {error}"
+        raise plugin_error(provider, message) from error
+
+
+def _told(value: object) -> str:
+    text = " ".join(repr(value).split())
+    short = f"{text[:57]}…" if len(text) > 60 else text  # noqa: PLR2004 - a line of a terminal holds it
+    return f"{short} ({type(value).__name__})"

@@ -1,0 +1,188 @@
+"""Discovery of plugins by their entry points."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from itertools import islice
+from typing import TYPE_CHECKING, TextIO
+
+from pptrace.errors import nearest
+from pptrace.plugins.guards import MOST_OFFERS, interruption, one_line, plugin_output
+from pptrace.plugins.hookspecs import SORTS
+from pptrace.plugins.markers import PROJECT
+from pptrace.plugins.offers import Failure, Provider
+from pptrace.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from pluggy import HookImpl, PluginManager, Result
+
+__all__ = ["ALL", "Found", "core_provider", "find_entry_points", "misfit", "trace_calls"]
+
+ALL = "all"
+"""Stands for every entry point where plugins are disabled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What the entry points of the group ``pptrace`` gave."""
+
+    plugins: tuple[tuple[Provider, object], ...]
+    """Plugins that could be imported, in the order of distribution and name."""
+    failures: tuple[Failure, ...]
+    """Plugins that could not."""
+    disabled: tuple[Provider, ...]
+    """Plugins that were not tried, as asked."""
+    unknown: tuple[str, ...]
+    """Names that were to be disabled and that no plugin has."""
+
+
+def find_entry_points(disable: Collection[str]) -> Found:
+    """Import every plugin whose name or distribution is not in ``disable``."""
+    plugins: list[tuple[Provider, object]] = []
+    failures: list[Failure] = []
+    disabled: list[Provider] = []
+    used: set[str] = {ALL}
+    for provider, entry_point in sorted(_entry_points(), key=lambda pair: (pair[0].distribution, pair[0].name)):
+        names = {provider.name, provider.distribution}
+        used |= names
+        if ALL in disable or not names.isdisjoint(disable):
+            disabled.append(provider)
+            continue
+        if isinstance(entry_point, str):
+            failures.append(Failure(provider=provider, reason=entry_point))
+            continue
+        try:
+            with plugin_output():
+                plugins.append((provider, entry_point.load()))
+        except interruption():
+            raise
+        except BaseException as error:  # noqa: BLE001 - others' code may raise anything
+            failures.append(Failure(provider=provider, reason=one_line(error)))
+    return Found(
+        plugins=tuple(plugins),
+        failures=tuple(failures),
+        disabled=tuple(disabled),
+        unknown=tuple(sorted(set(disable) - used)),
+    )
+
+
+def core_provider() -> Provider:
+    """Return the provider that stands for the core itself."""
+    return Provider(name="builtin", distribution=PROJECT, version=__version__)
+
+
+def _entry_points() -> Iterator[tuple[Provider, metadata.EntryPoint | str]]:
+    """Yield each plugin with its entry point, or with what is wrong with that.
+
+    ``metadata.entry_points`` fails where one line of anything that is installed is malformed.
+    """
+    seen = set()
+    for distribution in metadata.distributions():
+        try:
+            lines = _lines_of_group(distribution.read_text("entry_points.txt") or "")
+        except UnicodeDecodeError:
+            name, version = _identity(distribution)
+            yield Provider(name=name, distribution=name, version=version), "its entry_points.txt is not UTF-8 text"
+            continue
+        if not lines:
+            continue
+        name, version = _identity(distribution)
+        if name and name in seen:  # Python imports from the first on its path
+            continue
+        seen.add(name)
+        for line in lines:
+            entry = line.partition("=")[0].strip()
+            yield Provider(name=entry, distribution=name, version=version), _entry_point(line)
+
+
+def _lines_of_group(text: str) -> list[str]:
+    lines, section = [], ""
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith("["):
+            section = line
+        elif section == f"[{PROJECT}]" and line and not line.startswith("#"):
+            lines.append(line)
+    return lines
+
+
+def _identity(distribution: metadata.Distribution) -> tuple[str, str]:
+    """Return name and version, empty where the metadata does not hold them."""
+    try:
+        described = distribution.metadata  # name and version each parse it anew
+    except (UnicodeDecodeError, FileNotFoundError):
+        return "", ""
+    name, version = (described.get_all(key, [""])[0] for key in ("Name", "Version"))
+    return name, version
+
+
+def _entry_point(line: str) -> metadata.EntryPoint | str:
+    name, _, value = (part.strip() for part in line.partition("="))
+    if name and metadata.EntryPoint.pattern.match(value):
+        return metadata.EntryPoint(name, value, PROJECT)
+    return f"its entry point {line!r} is not NAME = MODULE"
+
+
+_MARK = f"{PROJECT}_impl"
+_PREFIX = f"{PROJECT}_"
+
+
+def misfit(plugin: object) -> str:
+    """Return what keeps ``plugin`` from being used, one sentence, or ``""``."""
+    known = {sort.hook for sort in SORTS}
+    hooks = 0
+    for name in dir(plugin):
+        function = getattr(plugin, name, None)
+        if not inspect.isroutine(function):
+            continue
+        mark = getattr(function, _MARK, None)
+        hook = (mark and mark.get("specname")) or name
+        if mark and hook not in known:
+            return f"hook {hook!r} does not exist{nearest(hook, known)}"
+        if not mark and name.startswith(_PREFIX) and name in known:
+            return f"{name} is not marked; write @hookimpl above it"
+        if mark and inspect.signature(function).parameters:
+            return f"{name} takes no arguments, and this one declares {inspect.signature(function)}"
+        if mark and (inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)):
+            return f"{name} is async, and nothing awaits it: write it without async"
+        hooks += bool(mark)
+    if hooks:
+        return ""
+    return f"it implements no hook{nearest('', known)}"
+
+
+def trace_calls(manager: PluginManager, stream: TextIO) -> None:
+    """Print one line per hook call of ``manager`` to ``stream``: the hook, the plugin and its offers."""
+
+    def before(hook: str, impls: Sequence[HookImpl], arguments: Mapping[str, object]) -> None:
+        """Print nothing: the line tells call and result together."""
+
+    def after(
+        outcome: Result[list[object]], hook: str, impls: Sequence[HookImpl], arguments: Mapping[str, object]
+    ) -> None:
+        del arguments
+        plugins = ", ".join(impl.plugin_name for impl in impls)
+        print(f"pptrace: {hook}() of {plugins} -> {_told(outcome)}", file=stream)
+
+    manager.add_hookcall_monitoring(before, after)
+
+
+def _told(outcome: Result[list[object]]) -> str:
+    """Say what a call gave; a generator is run for that and its list put in its place."""
+    if outcome.exception is not None:
+        return one_line(outcome.exception)
+    try:
+        results = [
+            list(islice(item, MOST_OFFERS + 1)) if isinstance(item, Iterator) else item
+            for item in outcome.get_result()
+        ]
+    except Exception as error:  # noqa: BLE001 - a plugin's generator may raise anything
+        outcome.force_exception(error)
+        return one_line(error)
+    outcome.force_result(results)
+    offers = [offer for item in results for offer in (item if isinstance(item, list | tuple) else [item])]
+    return ", ".join(str(getattr(offer, "name", repr(offer))) for offer in offers) or "nothing"

@@ -1,0 +1,170 @@
+"""Take a schedule from a Python file, without packaging: ``--schedule ./mine.py:make``."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import types
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pptrace.config.limits import is_named_pipe
+from pptrace.errors import PluginError, nearest
+from pptrace.plugins.guards import guarded, plugin_code
+from pptrace.plugins.offers import Provided, Provider, ScheduleOffer
+from pptrace.plugins.requests import ScheduleRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pydantic import BaseModel
+
+__all__ = ["is_file_reference", "schedule_from_file"]
+
+_FIELDS = frozenset({*(field.name for field in fields(ScheduleRequest)), "microbatches", "stages"})
+_NAMED = frozenset(
+    {
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.KEYWORD_ONLY,
+    }
+)
+_RANKS_AND_MICROBATCHES = 2
+
+
+def is_file_reference(text: str) -> bool:
+    """Return whether ``text`` names a function in a Python file.
+
+    >>> is_file_reference("./mine.py:make"), is_file_reference("1f1b")
+    (True, False)
+    """
+    file, colon, _ = text.rpartition(":")
+    return text.endswith(".py") or (bool(colon) and file.endswith(".py"))
+
+
+def schedule_from_file(reference: str, folder: Path | None = None) -> Provided[ScheduleOffer]:
+    """Return the schedule that a function in a file makes, as if a plugin offered it.
+
+    The function gets the :class:`~pptrace.plugins.requests.ScheduleRequest`; or, where it takes them,
+    the fields of one that its parameters name; or the ranks and microbatches, where it takes two others.
+    Its further parameters with a default are the schedule's options.
+
+    Args:
+        reference: ``FILE.py:FUNCTION``.
+        folder: where relative files are looked for; the current directory by default.
+
+    Raises:
+        PluginError: the file or function is missing, cannot be run or cannot be called so.
+    """
+    file, _, name = reference.rpartition(":")
+    if not file.endswith(".py") or not name:
+        message = f"expected FILE.py:FUNCTION, such as {reference.rstrip(':')}:make"
+        raise PluginError(f"{reference}: {message}", plugin=reference)
+    provider = Provider(name=reference)
+    module = _run(provider, file, (folder or Path()) / file)
+    function = getattr(module, name, None)
+    if function is None:
+        functions = [
+            k for k, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__
+        ]
+        raise _error(provider, f"{file} has no function {name!r}{nearest(name, functions)}")
+    if not callable(function):
+        raise _error(provider, f"{name} in {file} is a {type(function).__name__}, not a function")
+    signature = _signature(provider, function, name)
+    offer = ScheduleOffer(
+        name=Path(file).stem.lower().replace("_", "-"),
+        summary=(inspect.getdoc(function) or f"{name} of {file}").partition("\n")[0],
+        build=functools.update_wrapper(functools.partial(signature.build), function),
+        options=signature.model if signature.options else None,
+        has_pairs=True,  # or not: nothing says so before there is a table
+    )
+    return Provided(offer=guarded(provider, offer, "schedule"), provider=provider)
+
+
+def _run(provider: Provider, file: str, path: Path) -> types.ModuleType:
+    if is_named_pipe(path):
+        raise _error(provider, f"cannot read {file}: is a pipe")
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise _error(provider, f"cannot read {file}: {error.strerror}") from error
+    try:
+        code = compile(source, str(path), "exec")
+    except SyntaxError as error:
+        raise _error(provider, f"{file}:{error.lineno or 1}: {error.msg}") from error
+    except ValueError as error:
+        raise _error(provider, f"{file}: {error}") from error
+    module = types.ModuleType(f"{path.stem}@{path.resolve()}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # dataclasses look their module up here
+    with plugin_code(provider, module, name=file):
+        exec(code, module.__dict__)  # noqa: S102 - the user asked for this file to be run
+    return module
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Signature:
+    """What a function takes: the request or parts of it, and options, which are its other parameters."""
+
+    function: Callable[..., Any]
+    """The function."""
+    parts: tuple[str, ...] | None
+    """Fields of the request that go to parameters of their names; None where parameters have other names."""
+    leading: int
+    """Parameters of other names: 1 takes the request, 2 take ranks and microbatches."""
+    options: tuple[inspect.Parameter, ...]
+    """Parameters with a default that are no part of the request."""
+
+    def build(self, request: ScheduleRequest) -> Any:
+        """Call the function."""
+        chosen = {each.name: request.options.get(each.name, each.default) for each in self.options}
+        if self.parts is not None:
+            return self.function(**{part: getattr(request, part) for part in self.parts}, **chosen)
+        if self.leading == _RANKS_AND_MICROBATCHES:
+            return self.function(request.ranks, request.microbatches, **chosen)
+        return self.function(request, **chosen)
+
+    def model(self) -> type[BaseModel]:
+        """Return the parameter model of the options."""
+        from pydantic import ConfigDict, create_model
+
+        fields: dict[str, Any] = {each.name: (_type(each), each.default) for each in self.options}
+        config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+        made: type[BaseModel] = create_model(
+            "Options", __config__=config, __module__=self.function.__module__, **fields
+        )
+        made.model_rebuild()
+        return made
+
+
+def _signature(provider: Provider, function: Callable[..., Any], name: str) -> _Signature:
+    with plugin_code(provider, function):
+        signature = inspect.signature(function)
+    parameters = [p for p in signature.parameters.values() if p.kind in _NAMED]
+    needed = [p.name for p in parameters if p.default is p.empty]
+    parts = tuple(p.name for p in parameters if p.name in _FIELDS and p.kind is not p.POSITIONAL_ONLY)
+    by_name = bool(parts) and set(needed) <= set(parts)
+    leading = 0 if by_name else len(needed) or min(len(parameters), 1)
+    if not by_name and leading not in {1, _RANKS_AND_MICROBATCHES}:
+        known = ", ".join(sorted(_FIELDS))
+        message = f"may take (request), (ranks, microbatches) or any of {known}, and options with a default"
+        raise _error(provider, f"{name} of {provider.name} takes {signature}, and {message}")
+    options = tuple(
+        p
+        for p in parameters[leading:]
+        if not (by_name and p.name in parts) and p.kind is not p.POSITIONAL_ONLY and not p.name.startswith("_")
+    )
+    return _Signature(function=function, parts=parts if by_name else None, leading=leading, options=options)
+
+
+def _type(parameter: inspect.Parameter) -> Any:
+    """Return what an option may be: as annotated, or else of its default's type."""
+    if parameter.annotation is not parameter.empty:
+        return parameter.annotation
+    return type(parameter.default) if isinstance(parameter.default, bool | int | float | str) else Any
+
+
+def _error(provider: Provider, message: str) -> PluginError:
+    return PluginError(message, plugin=provider.name)

@@ -1,0 +1,252 @@
+"""Checks of what plugins return and raise."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from numbers import Rational
+from types import CoroutineType, ModuleType
+from typing import TYPE_CHECKING, Any, BinaryIO, ParamSpec, TextIO, TypeVar, cast
+
+from pptrace.errors import PluginError, PptraceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType, TracebackType
+    from typing import NoReturn
+
+    from pptrace.plugins.offers import AnyOffer, Provider
+
+__all__ = [
+    "MOST_OFFERS",
+    "UserInterrupt",
+    "call_plugin",
+    "guarded",
+    "interrupt",
+    "interruption",
+    "one_line",
+    "plugin_code",
+    "plugin_error",
+    "plugin_output",
+]
+
+Offer = TypeVar("Offer", bound="AnyOffer")
+
+_FILES = frozenset({"write", "recognises", "read"})
+"""Callables that touch the user's files: a full disk is no fault of the plugin."""
+
+
+def guarded(provider: Provider, offer: Offer, noun: str) -> Offer:
+    """Return ``offer`` with each callable raising as :func:`~pptrace.plugins.guards.plugin_code` says.
+
+    What an option model, a closed form or a reader returns is checked as well, and that a writer wrote; ``build``
+    of each sort has its own check in :mod:`pptrace.plugins.construction`.
+    """
+    guards = {
+        field.name: _guard(provider, f"{field.name} of {noun} {offer.name!r}", field.name, function)
+        for field in fields(offer)  # type: ignore[arg-type] # every offer is a dataclass
+        if callable(function := getattr(offer, field.name))
+    }
+    return replace(offer, **guards)  # type: ignore[type-var] # as above
+
+
+def _guard(provider: Provider, title: str, field: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    passing = (OSError,) if field in _FILES else ()
+    expected, holds = _RETURNS.get(field, ("", None))
+
+    @functools.wraps(function)
+    def guard(*args: Any, **kwargs: Any) -> Any:
+        with plugin_code(provider, function, name=title, passing=passing):
+            value = function(*args, **kwargs)
+        if isinstance(value, CoroutineType):
+            raise plugin_error(provider, f"{title} is async, and nothing awaits it: write it without async")
+        if holds is not None and not holds(value):
+            raise plugin_error(provider, f"{title} returned {value!r:.60}, expected {expected}")
+        if field == "write" and not args[1].exists():
+            raise plugin_error(provider, f"{title} wrote no file")
+        return value
+
+    return guard
+
+
+def _is_model(value: object) -> bool:
+    return isinstance(value, type) and hasattr(value, "model_validate")
+
+
+def _is_fractions(value: object) -> bool:
+    return value is None or (isinstance(value, Sequence) and all(isinstance(item, Rational) for item in value))
+
+
+def _is_timeline(value: object) -> bool:
+    from pptrace.timeline.timeline import Timeline
+
+    return isinstance(value, Timeline)
+
+
+def _is_command(value: object) -> bool:
+    from click import Command
+
+    return isinstance(value, Command)
+
+
+_MODEL = ("a pydantic model class", _is_model)
+_COUNT = ("a whole number from 1", lambda value: isinstance(value, int) and value >= 1)
+_RETURNS: dict[str, tuple[str, Callable[[object], bool]]] = {
+    "options": _MODEL,
+    "model": _MODEL,
+    "device": _MODEL,
+    "bubble": ("a Fraction", lambda value: value is None or isinstance(value, Rational)),
+    "peak_activations": ("one Fraction per rank", _is_fractions),
+    "chunks": _COUNT,
+    "parts": _COUNT,
+    "part_times": ("one Fraction per part", lambda value: value is not None and _is_fractions(value)),
+    "read": ("a Timeline", _is_timeline),
+    "load": ("a click command", _is_command),
+}
+"""What a callable of each name has to return."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_LONGEST = 300
+MOST_OFFERS = 10_000
+"""Offers of one hook of one plugin: more come from one that never ends."""
+
+
+def call_plugin(provider: Provider, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Return what ``function``, a callable of an offer, returns; raises as :func:`plugin_code` does."""
+    with plugin_code(provider, function):
+        return function(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def plugin_code(
+    provider: Provider, function: object, *, name: str = "", passing: tuple[type[Exception], ...] = ()
+) -> Iterator[None]:
+    """Run a block on behalf of ``function``, a plugin's function or module.
+
+    Args:
+        provider: the plugin.
+        function: what runs; tells the plugin's own frames from others'.
+        name: what a message calls it, its own name by default.
+        passing: exceptions that are not the plugin's fault and pass as they are.
+
+    Raises:
+        PptraceError: as the plugin raised it, where it is one of ours.
+        PluginError: the plugin raised anything else; names plugin, distribution, exception, file and line.
+    """
+    ours: tuple[type[BaseException], ...] = (PptraceError, MemoryError, interruption(), *passing)
+    try:
+        with plugin_output():
+            yield
+    except ours:
+        raise
+    except BaseException as error:  # a plugin may raise anything, and sys.exit() is no answer
+        place = _place(error.__traceback__, _package(function))
+        name = name or getattr(function, "__qualname__", type(function).__name__)
+        where = f" at {place}" if place else ""
+        raise plugin_error(provider, f"{name} raised {one_line(error)}{where}") from error
+
+
+@contextlib.contextmanager
+def plugin_output() -> Iterator[None]:
+    """Send what a block prints to the standard error, and keep it from closing the standard output."""
+    before = sys.stdout, sys.__stdout__
+    binary = cast("BinaryIO", _StandardError())
+    printed: TextIO = io.TextIOWrapper(binary, "utf-8", "backslashreplace", write_through=True)
+    sys.stdout = sys.__stdout__ = printed  # type: ignore[misc,assignment] # a plugin may write to either
+    try:
+        yield
+    finally:
+        sys.stdout, sys.__stdout__ = before  # type: ignore[misc] # as above
+        _reopen_descriptor()
+
+
+class UserInterrupt(KeyboardInterrupt):
+    """The user's Ctrl-C, or a SIGTERM; its argument is the signal's number."""
+
+
+def interrupt(signal_number: int, frame: FrameType | None) -> NoReturn:
+    """Handle SIGINT or SIGTERM: raise a type of KeyboardInterrupt that no plugin raises, with the signal's number.
+
+    A second SIGTERM ends the process at once.
+    """
+    del frame
+    if signal_number == signal.SIGTERM:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    raise UserInterrupt(signal_number)
+
+
+def interruption() -> type[KeyboardInterrupt]:
+    """Return the type of the user's Ctrl-C: any KeyboardInterrupt unless :func:`interrupt` handles SIGINT."""
+    by_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return KeyboardInterrupt if by_default else UserInterrupt
+
+
+def plugin_error(provider: Provider, message: str) -> PluginError:
+    """Return the error of a plugin that fails or returns nonsense."""
+    return PluginError(f"{provider}: {message}", plugin=provider.name, distribution=provider.distribution)
+
+
+def one_line(error: BaseException) -> str:
+    r"""Return an exception's type and text as one line.
+
+    >>> one_line(ValueError("first\n  second"))
+    'ValueError: first second'
+    """
+    text = " ".join(str(error).split())
+    if len(text) > _LONGEST:
+        text = f"{text[:_LONGEST]}…"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+class _StandardError(io.RawIOBase):
+    """Bytes for the standard error, which stays open when this is closed."""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        octets = bytes(data)
+        if sys.stderr is not None:
+            sys.stderr.write(octets.decode(errors="backslashreplace"))
+        return len(octets)
+
+    def fileno(self) -> int:
+        return sys.stderr.fileno()
+
+
+def _reopen_descriptor() -> None:
+    """Point descriptor 1 at the standard error where it is closed: else the next open file gets its number."""
+    try:
+        os.fstat(1)
+    except OSError:
+        with contextlib.suppress(OSError):  # the standard error is closed too
+            os.dup2(2, 1)
+
+
+def _package(function: object) -> str:
+    if isinstance(function, ModuleType):
+        return function.__name__.partition(".")[0]
+    module = getattr(function, "__module__", None) or type(function).__module__
+    return str(module).partition(".")[0]
+
+
+def _place(trace: TracebackType | None, package: str) -> str:
+    """Return ``file:line`` of the innermost frame in the plugin's own package, else of the innermost."""
+    own = last = ""
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        module = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+        if code.co_filename != __file__:
+            last = f"{code.co_filename}:{trace.tb_lineno}"
+            if module == package and package not in sys.stdlib_module_names:
+                own = last
+        trace = trace.tb_next
+    return own or last

@@ -1,0 +1,315 @@
+"""Offers of plugins, and the plugins that made them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from concurrent.futures import Executor
+    from fractions import Fraction
+    from pathlib import Path
+
+    from click import Command
+    from pydantic import BaseModel
+
+    from pptrace.network.contract import Network
+    from pptrace.plugins.requests import CostRequest, ExecutorRequest, NetworkRequest, ScheduleRequest
+    from pptrace.steps.actions import Action
+    from pptrace.steps.message_calls import Policy
+    from pptrace.steps.schedule import Schedule
+    from pptrace.steps.workload import Workload
+    from pptrace.timeline.measurement import ImportRequest, Measurement
+    from pptrace.timeline.timeline import Timeline
+
+__all__ = [
+    "API",
+    "AnyOffer",
+    "ClusterOffer",
+    "CommandOffer",
+    "CostModelOffer",
+    "DeviceOffer",
+    "ExecutorOffer",
+    "ExporterOffer",
+    "Failure",
+    "ImporterOffer",
+    "MessagePolicyOffer",
+    "ModelOffer",
+    "NetworkOffer",
+    "Offered",
+    "Provided",
+    "Provider",
+    "ScheduleOffer",
+]
+
+API = 1
+"""The plugin interface's version; an offer with another one is refused."""
+
+Rows: TypeAlias = "Sequence[Sequence[str | Action | None]]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleOffer:
+    """A pipeline schedule."""
+
+    name: str
+    """As users type it: lower case, words joined by hyphens, the paper's name."""
+    summary: str
+    """One line."""
+    build: Callable[[ScheduleRequest], Schedule | Rows]
+    """Returns the table: a :class:`~pptrace.steps.schedule.Schedule`, or per rank a list of actions."""
+    options: Callable[[], type[BaseModel]] | None = None
+    """Returns the parameter model of its options; called on first use."""
+    check: Callable[[ScheduleRequest], None] | None = None
+    """Raises :class:`~pptrace.errors.ConstraintError` for sizes that it cannot take."""
+    bubble: Callable[[ScheduleRequest], Fraction | None] | None = None
+    """Closed form of idle over ranks times length, where backward takes twice forward; None where unknown."""
+    bubble_is_exact: bool = True
+    """Whether tables have this very bubble; false for a paper's formula that they only come near."""
+    peak_activations: Callable[[ScheduleRequest], Sequence[Fraction] | None] | None = None
+    """Closed form, per rank, of the most activations held, in one stage's of one microbatch; None likewise."""
+    parts: Callable[[ScheduleRequest], int] | None = None
+    """Into how many parts it cuts each microbatch, of as many bytes each; 1 unless given."""
+    part_times: Callable[[ScheduleRequest], Sequence[Fraction]] | None = None
+    """The share of a microbatch's time that each of its parts takes, in their order; all alike unless given."""
+    chunks: Callable[[ScheduleRequest], int] | None = None
+    """How many chunks per rank it makes where nobody wrote any; those of the request unless given."""
+    has_pairs: bool = False
+    """Whether its tables may have overlapped pairs, which hide communication where costs have segments. Plans and
+    ``compare --memory`` read it before there is a table."""
+    searches: bool = False
+    """Whether its table is searched for, which takes as long as one lets it: not tried where all others are."""
+    constraints: str = ""
+    """The sizes that it takes, one sentence."""
+    source: str = ""
+    """The paper or code that describes it."""
+    api: int = API
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkOffer:
+    """A network model."""
+
+    name: str
+    summary: str
+    build: Callable[[NetworkRequest], Network]
+    options: Callable[[], type[BaseModel]] | None = None
+    api: int = API
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessagePolicyOffer:
+    """How messages between pipeline ranks are issued: what ``p2p.policy`` may say."""
+
+    name: str
+    summary: str
+    build: Callable[[Schedule, Mapping[str, Any]], Policy]
+    """Returns the policy for a table, given the checked options: one of the core's, or one with a program that
+    places every message. Raises :class:`~pptrace.errors.ConstraintError` for a table whose messages it cannot
+    place, or options that this table cannot have."""
+    options: Callable[[], type[BaseModel]] | None = None
+    source: str = ""
+    """The code or paper that describes it."""
+    api: int = API
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostModelOffer:
+    """A model of what a step's actions cost."""
+
+    name: str
+    summary: str
+    build: Callable[[CostRequest], Workload]
+    options: Callable[[], type[BaseModel]] | None = None
+    model: Callable[[], type[BaseModel]] | None = None
+    """Returns the parameter model of ``CostRequest.model``; None where it reads no model."""
+    device: Callable[[], type[BaseModel]] | None = None
+    """Returns the parameter model of ``CostRequest.device``; None where it reads no device."""
+    api: int = API
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOffer:
+    """A preset of a model: the values that a user would otherwise write under ``model:``."""
+
+    name: str
+    summary: str
+    values: Mapping[str, Any]
+    source: str = ""
+    api: int = API
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceOffer:
+    """A preset of a device: the values that a user would otherwise write under ``device:``."""
+
+    name: str
+    summary: str
+    values: Mapping[str, Any]
+    source: str = ""
+    api: int = API
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOffer:
+    """A preset of a cluster: the values that a user would otherwise write under ``cluster:``."""
+
+    name: str
+    summary: str
+    values: Mapping[str, Any]
+    """``node`` and ``fabric`` (each a network's name and options), ``gpus`` and ``nics`` per node, ``nodes``."""
+    device: str | Mapping[str, Any] = ""
+    """The device in it: a preset's name or a device's values; for configurations that name none."""
+    source: str = ""
+    api: int = API
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorOffer:
+    """Where the points of a sweep run."""
+
+    name: str
+    summary: str
+    build: Callable[[ExecutorRequest], Executor]
+    """Returns an executor with so many workers, anew after one broke; ``shutdown(wait=False)`` ends it at once."""
+    options: Callable[[], type[BaseModel]] | None = None
+    in_process: bool = False
+    """Whether calls run in this process; else functions, arguments and results have to be pickled."""
+    api: int = API
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExporterOffer:
+    """A trace format that pptrace writes."""
+
+    name: str
+    summary: str
+    suffixes: tuple[str, ...]
+    """File name endings that choose it, such as ``.pftrace``; ``.gz`` behind one is handled outside."""
+    write: Callable[[Timeline, Path, Mapping[str, Any]], None]
+    """Writes the timeline to a path (a temporary name; the caller renames it)."""
+    takes_rank: bool = False
+    """Whether ``write`` takes an option ``rank`` and writes that rank alone; else timelines are trimmed for it."""
+    api: int = API
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImporterOffer:
+    """A trace format that pptrace reads."""
+
+    name: str
+    summary: str
+    recognises: Callable[[Path, bytes], bool]
+    """Whether a file is of this format, from its path and first 4096 (decompressed) bytes."""
+    read: Callable[[Sequence[Path]], Timeline]
+    """Reads files that belong together into one timeline."""
+    measure: Callable[[Sequence[Path], ImportRequest], Measurement] | None = None
+    """Reads a run's files into all its steps, with what is not known of them; None for our own traces."""
+    api: int = API
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandOffer:
+    """A command of ``pptrace``."""
+
+    name: str
+    summary: str
+    """What ``pptrace --help`` says of it."""
+    load: Callable[[], Command]
+    """Returns the click command; called when it runs, so that its module is imported no earlier."""
+    api: int = API
+
+
+class AnyOffer(Protocol):
+    """What every offer has."""
+
+    @property
+    def name(self) -> str:
+        """As users type it."""
+        ...
+
+    @property
+    def summary(self) -> str:
+        """One line."""
+        ...
+
+    @property
+    def api(self) -> int:
+        """The version of the plugin interface that it was written for."""
+        ...
+
+
+Offer_co = TypeVar("Offer_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provider:
+    """A plugin, named as its entry point is, with the distribution that installed it.
+
+    >>> print(Provider(name="mine", distribution="pptrace-mine", version="1.0"))
+    plugin 'mine' (pptrace-mine 1.0)
+    """
+
+    name: str
+    """The entry point's name, or ``./mine.py:make`` for a schedule from a file."""
+    distribution: str = ""
+    """The distribution's name; empty for what no distribution installed."""
+    version: str = ""
+    """The distribution's version; empty where unknown."""
+
+    def __str__(self) -> str:
+        if not self.distribution:
+            return f"plugin '{self.name}'"
+        return f"plugin '{self.name}' ({f'{self.distribution} {self.version}'.strip()})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A plugin that was left out, and why."""
+
+    provider: Provider
+    """The plugin."""
+    reason: str
+    """What went wrong, one line."""
+
+    def __str__(self) -> str:
+        return f"{self.provider}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provided(Generic[Offer_co]):
+    """An offer and its provider."""
+
+    offer: Offer_co
+    """What is offered."""
+    provider: Provider
+    """Who offers it."""
+
+    @property
+    def plugin(self) -> str:
+        """The plugin's name."""
+        return self.provider.name
+
+    @property
+    def distribution(self) -> str:
+        """The distribution's name."""
+        return self.provider.distribution
+
+    @property
+    def version(self) -> str:
+        """The distribution's version."""
+        return self.provider.version
+
+
+class Offered(dict[str, Provided[Offer_co]]):
+    """All offers of one sort by name; a name that is not among them is looked for elsewhere, or an error."""
+
+    def __init__(
+        self, known: Mapping[str, Provided[Offer_co]], missing: Callable[[str], Provided[Offer_co]]
+    ) -> None:
+        super().__init__(known)
+        self._missing = missing
+
+    def __missing__(self, name: str) -> Provided[Offer_co]:
+        return self._missing(name)

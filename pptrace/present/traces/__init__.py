@@ -1,1 +1,0 @@
-"""Both steps of a diff as traces: one that holds both, or an archive of all files."""

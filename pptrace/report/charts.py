@@ -1,0 +1,92 @@
+"""Charts of studies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pptrace.errors import OutputError, PptraceError
+from pptrace.files import replace_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+__all__ = ["CYCLE", "INK", "MUTED", "check_picture", "save_picture", "write_picture"]
+
+INK, MUTED = "#1b1f24", "#8c959f"
+"""Of text, and of what stands behind."""
+
+CYCLE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#7f7f7f", "#000000")
+"""Colours that readers with any colour vision tell apart: Okabe and Ito, Color Universal Design (2008),
+https://jfly.uni-koeln.de/color/, with a grey in place of the yellow that white paper swallows."""
+
+_METADATA = {
+    ".png": {"Software": None},
+    ".svg": {"Date": None, "Creator": None},
+    ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
+"""What would name a time or a version, by suffix."""
+
+_SETTINGS: dict[Any, Any] = {
+    "svg.hashsalt": "pptrace",  # ids in SVG are random without one
+    "svg.fonttype": "none",
+    "font.family": "DejaVu Sans",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+
+
+def check_picture(path: Path) -> None:
+    """Refuse a file name that is no picture's, and a matplotlib that is not there.
+
+    Raises:
+        OutputError: another suffix than .png, .svg or .pdf.
+        PptraceError: matplotlib is not installed.
+    """
+    if path.suffix.lower() not in _METADATA:
+        raise OutputError(f"a picture ends in {', '.join(_METADATA)}", file=path)
+    _check_library(f"{path}: ")
+
+
+def write_picture(path: Path, size: tuple[float, float], draw: Callable[[Any], None]) -> None:
+    """Write what ``draw`` puts on a figure; the same drawing gives the same bytes.
+
+    Args:
+        path: a .png, .svg or .pdf file.
+        size: width and height in inches.
+        draw: gets a :class:`matplotlib.figure.Figure`.
+
+    Raises:
+        OutputError: another suffix, or a file that cannot be written.
+        PptraceError: matplotlib is not installed.
+    """
+    check_picture(path)
+    with replace_file(path) as temporary:
+        save_picture(temporary, path.suffix.lower(), size, draw)
+
+
+def save_picture(path: Path, suffix: str, size: tuple[float, float], draw: Callable[[Any], None]) -> None:
+    """Save what ``draw`` puts on a figure in a suffix's format, whatever the file is called.
+
+    Raises:
+        PptraceError: matplotlib is not installed.
+        OSError: the file cannot be written.
+    """
+    _check_library()
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context():
+        mpl.rcdefaults()  # a picture does not depend on the user's settings
+        mpl.rcParams.update(_SETTINGS)
+        figure = Figure(figsize=size, layout="constrained")
+        draw(figure)
+        figure.savefig(path, format=suffix[1:], dpi=150, metadata=_METADATA[suffix])
+
+
+def _check_library(where: str = "") -> None:
+    try:
+        import matplotlib as mpl  # noqa: F401 - whether it is there
+    except ImportError as error:
+        message = f"{where}pictures need matplotlib: pip install matplotlib (or 'pptrace[plot]')"
+        raise PptraceError(message) from error

@@ -1,0 +1,183 @@
+"""Documents as text, JSON and HTML."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from io import StringIO
+from pathlib import Path
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any
+
+from pptrace.report.document import Document, Line, Picture
+from pptrace.report.numbers import MARK, Figure
+from pptrace.sanitize import printable, printable_line
+from pptrace.steps.actions import Action
+from pptrace.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from rich.console import RenderableType
+
+    from pptrace.report.document import Block, Table
+
+__all__ = ["json_of", "page_of", "plain", "text_of"]
+
+_GAP = 2
+_NARROWEST = 20
+"""Letters that a column of words has at least."""
+_USUAL = 120
+"""Columns that a table which splits may take where no terminal says."""
+
+
+def text_of(document: Document, width: int | None = None) -> str:
+    """Return a document's text for a terminal of ``width`` columns; for a file, of lines as long as they are."""
+    lines = [*_blocks(document.lead, width, indent=0), ""]
+    for section in document.sections:
+        if inner := list(_blocks(section.blocks, width, indent=_GAP)):
+            lines += [printable_line(section.title), *inner, ""]
+    return "\n".join(
+        [
+            *lines[:-1],
+            *(line for note in document.notes for line in _wrapped(printable_line(f"note: {note}"), width)),
+        ]
+    )
+
+
+def _blocks(blocks: Iterable[Block], width: int | None, indent: int) -> Iterator[str]:
+    inner = None if width is None else max(width - indent, 1)
+    for block in blocks:
+        shown = block.instead if isinstance(block, Picture) else block
+        if isinstance(shown, Line):
+            lines = _wrapped(printable_line(shown.text), inner)
+        else:
+            lines = [] if shown is None else _table(shown, inner)
+        yield from (f"{'':{indent}}{line}".rstrip() for line in lines)
+
+
+def _wrapped(text: str, width: int | None) -> list[str]:
+    if width is None or len(text) <= width:
+        return [text]
+    return wrap(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def _table(table: Table, width: int | None) -> list[str]:
+    rows = [tuple(printable_line(str(cell)) for cell in row) for row in (table.head, *table.rows) if row]
+    columns = list(zip(*rows, strict=True))
+    parts = _parts(columns, width or _USUAL) if table.splits else [columns]
+    return [line for part in parts for line in _aligned(part, table.words, width)]
+
+
+def _parts(columns: Sequence[Sequence[str]], width: int) -> Iterator[Sequence[Sequence[str]]]:
+    """Yield as many columns as fit, each time behind the first."""
+    part = [columns[0]]
+    for column in columns[1:]:
+        if len(part) > 1 and sum(map(_width_of, (*part, column))) > width + _GAP:
+            yield part
+            part = [columns[0]]
+        part.append(column)
+    yield part
+
+
+def _width_of(column: Sequence[str]) -> int:
+    return max(map(len, column)) + _GAP
+
+
+def _aligned(columns: Sequence[Sequence[str]], words: int, width: int | None) -> list[str]:
+    """Return aligned lines: words to the left, folded where they do not fit, and marks behind their figures."""
+    from rich.console import Console
+    from rich.table import Table as Grid
+
+    grid = Grid.grid(padding=(0, _GAP, 0, 0))
+    for at in range(len(columns)):
+        grid.add_column(justify="left" if at < words else "right", no_wrap=at >= words, overflow="fold")
+    for row in zip(*(_cells(column) for column in columns), strict=True):
+        grid.add_row(*row)
+    console = Console(file=StringIO(), width=1 << 16, color_system=None, legacy_windows=False)
+    natural = console.measure(grid).maximum
+    if width is not None and natural > width:
+        spare = sum(max(_width_of(column) - _GAP - _NARROWEST, 0) for column in columns[:words])
+        natural = max(width, natural - spare)
+    lines = console.render_lines(grid, console.options.update_width(natural), pad=False)
+    return ["".join(segment.text for segment in line).rstrip() for line in lines]
+
+
+def _cells(column: Sequence[str]) -> Iterator[RenderableType]:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    marked = any(cell.endswith(MARK) for cell in column)
+    for cell in column:
+        behind = len(MARK) if marked and not cell.endswith(MARK) else 0
+        yield Padding(Text(cell), (0, behind, 0, 0)) if behind else Text(cell)
+
+
+_BESIDE = ("deviation", "spread")
+
+
+def json_of(documents: Document | Sequence[Document]) -> str:
+    """Return a document's values, or a list of several's."""
+    return json.dumps(plain(documents), indent=2)
+
+
+def plain(value: Any) -> Any:
+    """Return what JSON has for a value or for a document's; what is not known is null."""
+    if isinstance(value, Document):
+        return _named(value.values.items()) if isinstance(value.values, Mapping) else plain(value.values)
+    if isinstance(value, Figure):
+        value = value.value
+    if isinstance(value, Action):
+        return str(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return _named((field.name, getattr(value, field.name)) for field in fields(value))
+    if isinstance(value, Mapping):
+        return {key: plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(part) for part in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _named(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return values by name, with what is known of the figures in each beside it."""
+    named: dict[str, Any] = {}
+    for name, value in items:
+        named[name] = plain(value)
+        for beside in _BESIDE:
+            if _any(known := _beside(value, beside)):
+                named[f"{name}_{beside}"] = known
+    return named
+
+
+def _beside(value: Any, name: str) -> Any:
+    """Return a value of one form with each figure's deviation or spread; None where it holds no figures."""
+    if isinstance(value, Figure):
+        return getattr(value, name)
+    if isinstance(value, Mapping):
+        return {key: _beside(part, name) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_beside(part, name) for part in value]
+    return None
+
+
+def _any(known: Any) -> bool:
+    parts = known.values() if isinstance(known, dict) else known if isinstance(known, list) else None
+    return known is not None if parts is None else any(map(_any, parts))
+
+
+def page_of(document: Document) -> str:
+    """Return a document's page, with its pictures."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    templates = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
+        keep_trailing_newline=True, finalize=_finalized,
+    )  # fmt: skip
+    return templates.get_template("page.html").render(document=document, version=__version__)
+
+
+def _finalized(value: object) -> object:
+    """Return what stands in the page for a value: text that is no markup loses its control characters."""
+    return printable(value) if type(value) is str else value

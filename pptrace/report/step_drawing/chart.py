@@ -1,0 +1,242 @@
+"""What a picture of a step shows: bars of each rank's lane, in time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.config.quantities import format_duration
+from pptrace.steps.kinds import COMPUTE, COPIES, KINDS, Kind, Stream
+from pptrace.timeline.actions import in_group
+from pptrace.timeline.critical_path import why
+from pptrace.timeline.idle import IdleCause
+from pptrace.timeline.timeline import window
+from pptrace.traces.scene import NAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from pptrace.steps.columns import Int32s, Int64s
+    from pptrace.timeline.timeline import Timeline, Waits
+
+__all__ = ["CAUSE_COLOURS", "PATH", "SMALLEST", "Bar", "Chart", "Level", "chart_of"]
+
+CAUSE_COLOURS = {
+    IdleCause.FILL: "#e4e7eb", IdleCause.DRAIN: "#d4d9df", IdleCause.TRANSFER: "#8f7fd0",
+    IdleCause.CONTENTION: "#d0485f", IdleCause.HEAD_OF_LINE: "#e08a3c", IdleCause.PEER_COMPUTE: "#f3dd8a",
+    IdleCause.REDUCTION: "#b98a9c", IdleCause.SLOWER_REPLICA: "#7d5a2e",
+}  # fmt: skip
+"""Colours of waits, told from those of work by their hue, and from one another by lightness too."""
+
+PATH = "#102030"
+"""The colour of the critical path."""
+
+_GROUP = "#6f8a94"
+"""Of communication within a rank's groups."""
+
+_MOST_BARS = 6_000
+"""Beyond, a lane is drawn as what goes on at each of :data:`_COLUMNS` instants."""
+_COLUMNS = 1_600
+_DARKER = 0.84
+"""Of what a colour is, on every other chunk."""
+_TICKS = 8
+
+SMALLEST = 0.55
+"""To which share of their size labels shrink to fit into bars; smaller ones are left out."""
+
+
+class Level:
+    """Where in its lane a bar stands."""
+
+    WORK, WAIT, BESIDE, PATH = range(4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """One bar."""
+
+    rank: int
+    """Its lane."""
+    level: int
+    """Its place there, a :class:`Level`."""
+    start_ns: int
+    """When it begins."""
+    end_ns: int
+    """When it ends, after that."""
+    colour: str
+    """Its filling."""
+    label: str = ""
+    """What stands in it, where there is room."""
+    title: str = ""
+    """What a pointer that rests on it is told; empty where bars are too many for that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """A step, ready to be drawn."""
+
+    ranks: tuple[int, ...]
+    """The lanes, from above."""
+    start_ns: int
+    """The window's start."""
+    end_ns: int
+    """The window's end."""
+    bars: tuple[Bar, ...]
+    """By lane and level, then time."""
+    legend: tuple[tuple[str, str], ...]
+    """Meanings and their colours."""
+    sampled: bool
+    """Whether actions are too many to have a bar each."""
+
+    @property
+    def letters(self) -> dict[str, int]:
+        """How long the longest label of each colour is: bars of one sort have labels alike, or none."""
+        found: dict[str, int] = {}
+        for bar in self.bars:
+            if bar.label:
+                found[bar.colour] = max(found.get(bar.colour, 0), len(bar.label))
+        return found
+
+    @property
+    def ticks(self) -> tuple[tuple[int, str], ...]:
+        """Times for an axis, from the window's start, at round numbers."""
+        span = max(self.end_ns - self.start_ns, 1)
+        steps = (factor * 10**power for power in count() for factor in (1, 2, 5))
+        step = next(step for step in steps if span <= step * _TICKS)
+        return tuple((self.start_ns + at, format_duration(at)) for at in range(0, span + 1, step))
+
+
+def chart_of(timeline: Timeline) -> Chart:
+    """Lay out a step: computations, waits, what runs beside on the rank's groups, and the critical path."""
+    found = timeline.why or why(timeline)
+    rank, opened = timeline.rank_of_row(), _shown(timeline, found.waits)
+    stream = np.repeat(timeline.lane_stream, np.diff(timeline.lane_ptr))
+    work = np.flatnonzero((stream == Stream.COMPUTE) & COMPUTE.mask(timeline.kind))
+    beside = np.flatnonzero(in_group(timeline) | (stream == Stream.DATA_PARALLEL) | COPIES.mask(timeline.kind))
+    named = _Named(timeline)
+    drawn = found.path.part == 0
+    layers = [
+        _Layer(Level.WAIT, found.waits.rank, found.waits.start_ns, found.waits.end_ns,
+               [CAUSE_COLOURS[IdleCause(cause)] for cause in range(len(IdleCause))], found.waits.cause,
+               lambda at: ("", _wait_title(IdleCause(int(found.waits.cause[at])), int(found.waits.peer[at])))),
+        _Layer(Level.WORK, rank[work], timeline.start_ns[work], timeline.end_ns[work], named.colours,
+               named.colour[work], lambda at: named.of_row(int(work[at]))),
+        _Layer(Level.BESIDE, rank[beside], timeline.start_ns[beside], timeline.end_ns[beside], [_GROUP],
+               np.zeros(beside.size, dtype=np.int32), lambda at: ("", named.of_row(int(beside[at]))[1])),
+        _Layer(Level.PATH, rank[found.path.row[drawn]], found.path.start_ns[drawn], found.path.end_ns[drawn],
+               [PATH], np.zeros(int(drawn.sum()), dtype=np.int32), lambda _: ("", "critical path")),
+    ]  # fmt: skip
+    sampled = sum(layer.rank.size for layer in layers) > _MOST_BARS
+    bars = [bar for layer in layers for bar in (layer.sampled(*opened) if sampled else layer.bars())]
+    return Chart(
+        ranks=tuple(np.unique(timeline.lane_rank).tolist()), start_ns=opened[0], end_ns=opened[1],
+        bars=tuple(sorted(bars, key=lambda bar: (bar.rank, bar.level, bar.start_ns))),
+        legend=_legend(timeline, work, found.waits.cause, has_groups=bool(beside.size),
+                       has_chunks=bool((named.colour[work] % 2).any())),
+        sampled=sampled,
+    )  # fmt: skip
+
+
+def _shown(timeline: Timeline, waits: Waits) -> tuple[int, int]:
+    """Return the window, with the waits of a step that was trimmed."""
+    start, end = window(timeline)
+    if not len(waits):
+        return start, end
+    return min(start, int(waits.start_ns.min())), max(end, int(waits.end_ns.max()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """Bars of one level, in columns, each lane's in the order of time."""
+
+    level: int
+    rank: Int32s
+    start_ns: Int64s
+    end_ns: Int64s
+    colours: Sequence[str]
+    colour: NDArray[np.integer]
+    """Which of the colours each has."""
+    named: Callable[[int], tuple[str, str]]
+    """Returns the label and the title of one."""
+
+    def bars(self) -> Iterator[Bar]:
+        """Yield each that has a length."""
+        for at in np.flatnonzero(self.end_ns > self.start_ns).tolist():
+            label, title = self.named(at)
+            yield Bar(
+                rank=int(self.rank[at]), level=self.level, start_ns=int(self.start_ns[at]),
+                end_ns=int(self.end_ns[at]), colour=self.colours[int(self.colour[at])], label=label, title=title,
+            )  # fmt: skip
+
+    def sampled(self, opened_ns: int, closed_ns: int) -> Iterator[Bar]:
+        """Yield what goes on at the middle of each column of the window; columns alike are one bar."""
+        edges = np.linspace(opened_ns, closed_ns, _COLUMNS + 1).astype(np.int64)
+        middle = (edges[:-1] + edges[1:]) // 2
+        for rank in np.unique(self.rank).tolist():
+            own = np.flatnonzero(self.rank == rank)
+            own = own[np.argsort(self.start_ns[own], kind="stable")]
+            before = np.searchsorted(self.start_ns[own], middle, side="right") - 1
+            running = (before >= 0) & (self.end_ns[own][before] > middle)
+            shown = np.where(running, self.colour[own][before].astype(np.int64), -1)
+            changes = np.flatnonzero(np.diff(shown, prepend=-2, append=-2))
+            for first, stop in zip(changes[:-1].tolist(), changes[1:].tolist(), strict=True):
+                if shown[first] >= 0:
+                    colour = self.colours[int(shown[first])]
+                    start, end = int(edges[first]), int(edges[stop])
+                    yield Bar(rank=rank, level=self.level, start_ns=start, end_ns=end, colour=colour)
+
+
+class _Named:
+    """Colours, labels and titles of a timeline's rows."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        placement = timeline.placement
+        microbatch = np.clip(timeline.microbatch, 0, None)
+        route = placement.microbatch_route[np.minimum(microbatch, max(placement.microbatches - 1, 0))]
+        chunk = np.zeros((placement.stage_rank.shape[0], placement.stages), dtype=np.int64)
+        for one, ranks in enumerate(placement.stage_rank.tolist()):
+            for stage, rank in enumerate(ranks):
+                chunk[one, stage] = ranks[:stage].count(rank)
+        self.colours = [
+            shade for kind in KINDS for way in range(2) for odd in range(2)
+            for shade in [_shade(kind.traits.colour[way], dark=bool(odd))]
+        ]  # fmt: skip
+        odd = chunk[route, timeline.stage] % 2
+        self.colour = timeline.kind.astype(np.int64) * 4 + np.minimum(route, 1) * 2 + odd
+
+    def of_row(self, row: int) -> tuple[str, str]:
+        """Return what stands in a row's bar, and what it is with its times."""
+        timeline = self._timeline
+        action = timeline.action(row)
+        part = timeline.parts
+        behind = f" {part.names[part.name[row]]}" if part is not None and part.name[row] >= 0 else ""
+        label = str(action.microbatch) if action.microbatch >= 0 else NAMES[action.kind][:2]
+        took = format_duration(int(timeline.end_ns[row] - timeline.start_ns[row]))
+        return label, f"{action}{behind}: {took} from {format_duration(int(timeline.start_ns[row]))}"
+
+
+def _wait_title(cause: IdleCause, peer: int) -> str:
+    return f"waits: {cause.word}" + (f", for rank {peer}" if peer >= 0 else "")
+
+
+def _shade(colour: str, *, dark: bool) -> str:
+    if not dark:
+        return colour
+    return "#" + "".join(f"{round(int(colour[at : at + 2], 16) * _DARKER):02x}" for at in (1, 3, 5))
+
+
+def _legend(
+    timeline: Timeline, work: Int64s, causes: NDArray[np.integer], *, has_groups: bool, has_chunks: bool
+) -> tuple[tuple[str, str], ...]:
+    kinds = [Kind(kind) for kind in np.unique(timeline.kind[work]).tolist()]
+    entries = [(kind.traits.meaning or kind.name.lower(), kind.traits.colour[0]) for kind in kinds]
+    entries += [("darker: every other chunk", _shade(KINDS[Kind.F].colour[0], dark=True))] if has_chunks else []
+    entries += [(IdleCause(cause).word, CAUSE_COLOURS[IdleCause(cause)]) for cause in np.unique(causes).tolist()]
+    entries += [("collectives and copies", _GROUP)] if has_groups else []
+    return (*entries, ("critical path", PATH))

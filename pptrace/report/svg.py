@@ -1,0 +1,88 @@
+"""SVG and HTML elements; whatever is not markup already is escaped."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup, escape
+
+from pptrace.sanitize import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["document", "drawing", "element", "line", "lines", "number", "rectangle", "text"]
+
+_EMPTY = frozenset({"line", "path", "rect"})
+
+
+def element(name: str, /, *children: str, **attributes: str | float) -> Markup:
+    """Return an element; ``class_`` is the attribute ``class``, ``text_anchor`` is ``text-anchor``.
+
+    >>> element("b", "a < b", class_="key")
+    Markup('<b class="key">a &lt; b</b>')
+    """
+    given = "".join(f' {_name(key)}="{escape(_value(value))}"' for key, value in attributes.items())
+    if name in _EMPTY and not children:
+        return Markup(f"<{name}{given}/>")  # noqa: S704 - escaped above
+    return Markup(f"<{name}{given}>{Markup().join(map(_child, children))}</{name}>")  # noqa: S704 - as above
+
+
+def number(value: float) -> str:
+    """Return a coordinate with two digits behind the point, and none that are 0.
+
+    >>> number(12.5), number(3.0), number(-0.001)
+    ('12.5', '3', '0')
+    """
+    shown = f"{value:.2f}".rstrip("0").rstrip(".")
+    return "0" if shown == "-0" else shown
+
+
+def drawing(width: float, height: float, label: str, *children: str, least: float = 0) -> Markup:
+    """Return a drawing that scales with the page, though to no less than ``least`` pixels of width."""
+    style = {"style": f"min-width:{number(least)}px"} if least else {}
+    box = f"0 0 {number(width)} {number(height)}"
+    return element("svg", *children, viewBox=box, role="img", aria_label=label, **style)
+
+
+def lines(parts: Iterable[str]) -> Markup:
+    """Return elements with each on a line of its own, between the tags of what holds them."""
+    return Markup("\n").join(["", *parts, ""])
+
+
+def document(width: float, height: float, ink: str, *parts: str) -> str:
+    """Return the text of a file that holds a drawing on white; ``ink`` is its texts' colour."""
+    ground = element("rect", width="100%", height="100%", fill="#ffffff")
+    whole = element(
+        "svg", lines([ground, *parts]), xmlns="http://www.w3.org/2000/svg", width=width, height=height,
+        font_family="Helvetica, Arial, sans-serif", font_size=12, fill=ink,
+    )  # fmt: skip
+    return f"{whole}\n"
+
+
+def rectangle(x: float, y: float, width: float, height: float, class_: str, title: str = "") -> Markup:
+    """Return a rectangle; its title shows where the pointer rests on it."""
+    shown = element("rect", x=x, y=y, width=width, height=height, class_=class_)
+    return element("g", element("title", title), shown) if title else shown
+
+
+def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
+    """Return a line."""
+    return element("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=class_)
+
+
+def text(x: float, y: float, shown: str, class_: str = "label", anchor: str = "start") -> Markup:
+    """Return a text."""
+    return element("text", shown, x=x, y=y, class_=class_, text_anchor=anchor)
+
+
+def _name(key: str) -> str:
+    return key if key == "viewBox" else key.rstrip("_").replace("_", "-")
+
+
+def _child(child: str) -> str:
+    return child if isinstance(child, Markup) else printable(child)
+
+
+def _value(value: str | float) -> str:
+    return printable(value) if isinstance(value, str) else number(value)

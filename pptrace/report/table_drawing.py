@@ -1,0 +1,801 @@
+"""Drawings of tables in SVG and in the terminal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import count, product
+from textwrap import wrap
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.config.choices import PolicyName
+from pptrace.errors import DeadlockError, ScheduleError
+from pptrace.network.links import Flat, ideal
+from pptrace.report.svg import document, element, lines
+from pptrace.sim.simulation import simulate
+from pptrace.steps.kinds import (
+    COMMUNICATION,
+    COMPUTE,
+    COPIES,
+    KINDS,
+    STAGE_ENDS,
+    TABLE,
+    Kind,
+    KindSet,
+    Role,
+    Stream,
+)
+from pptrace.steps.message_calls import Policy
+from pptrace.steps.schedule import graph_of
+from pptrace.steps.segments import Segment
+from pptrace.steps.validation import validate
+from pptrace.steps.workload import Workload
+from pptrace.timeline.actions import folded
+from pptrace.timeline.metrics import measure
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from fractions import Fraction
+
+    from markupsafe import Markup
+    from numpy.typing import NDArray
+    from rich.text import Text
+
+    from pptrace.steps.actions import Action
+    from pptrace.steps.placement import Placement
+    from pptrace.steps.schedule import Schedule
+    from pptrace.timeline.timeline import Timeline
+
+__all__ = [
+    "INK",
+    "MARK",
+    "Cell",
+    "Drawing",
+    "SlotsOfKind",
+    "Together",
+    "Window",
+    "basic_colour",
+    "colour",
+    "copy_lines",
+    "cropped",
+    "draw",
+    "full_label",
+    "legend",
+    "note",
+    "pairs_of",
+    "picture_label",
+    "place_leniently",
+    "plain_lines",
+    "rich_lines",
+    "short_label",
+    "svg_text",
+    "window",
+    "windows",
+]
+
+_DRAWN = KindSet(COMPUTE - STAGE_ENDS)
+"""Kinds that take time in the idealised table."""
+
+_ROWS = (Stream.COMPUTE, Stream.COPY_OUT, Stream.COPY_IN)
+"""Streams that a rank's row shows."""
+
+_PER_SLOT = Flat(rate_kbps=1_000_000)
+"""A network on which a message of one byte takes one slot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotsOfKind:
+    """Slots that each kind of action takes."""
+
+    forward: int = Kind.F.traits.slots
+    """A forward."""
+    backward: int = Kind.B.traits.slots
+    """A full backward."""
+    input_gradient: int = Kind.I.traits.slots
+    """A backward for the input gradient alone."""
+    weight_gradient: int = Kind.W.traits.slots
+    """A backward for the weight gradient alone."""
+
+    def of(self, kind: Kind) -> int:
+        """Return the slots of a kind."""
+        slots: Mapping[Kind, int] = {
+            Kind.F: self.forward,
+            Kind.B: self.backward,
+            Kind.I: self.input_gradient,
+            Kind.W: self.weight_gradient,
+        }
+        return slots.get(kind, kind.traits.slots)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One action in the picture."""
+
+    rank: int
+    """Its row."""
+    start: int
+    """Its first slot."""
+    length: int
+    """Its slots."""
+    action: Action
+    """What it is."""
+    route: int
+    """Its microbatch's route."""
+    marked: bool = False
+    """Whether something is wrong with it."""
+    chunk: int = 0
+    """How many stages of its route its rank has before it."""
+    pair: int = -1
+    """Number of its overlapped pair on its rank, -1 outside."""
+
+    @property
+    def copies(self) -> bool:
+        """Whether it is a thin bar along its row's edge, of one slot: a copy of activations, where it starts."""
+        return self.action.kind in COPIES and not self.marked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """A schedule's table, ready to be drawn."""
+
+    ranks: int
+    """Rows."""
+    length: int
+    """Slots up to the end of the last action."""
+    cells: tuple[Cell, ...]
+    """Actions by rank, then by slot."""
+    chunks: int
+    """Most stages that a rank holds: above one, labels tell the stage."""
+    bubble: Fraction | None
+    """Idle share of the table where messages take no time; None where it is not valid."""
+    step_slots: int = 0
+    """Slots of the table where messages take no time; ``length`` has the drawn messages' slots as well."""
+    error: ScheduleError | None = None
+    """What is wrong with the schedule."""
+    first: int = 0
+    """The number of the first slot, where those before it were cut off."""
+    orders: Mapping[tuple[Kind, ...], tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    """By the kinds of an overlapped pair's members, whose next computation comes, over and over."""
+
+    @property
+    def lacking(self) -> tuple[int, str]:
+        """The rank that lacks an action, and which; a rank of -1 where none does."""
+        if self.error is None or self.error.position >= 0 or not self.error.missing:
+            return -1, ""
+        return self.error.rank, self.error.missing
+
+
+def draw(schedule: Schedule, slots: SlotsOfKind | None = None, *, messages: bool = False) -> Drawing:
+    """Place a schedule's actions in slots.
+
+    An invalid schedule is drawn too, as far as it goes, with the offending cells marked.
+
+    Args:
+        schedule: the table.
+        slots: slots per kind.
+        messages: whether sends and receives take a slot each on their rank's row, as in PyTorch's
+            step simulator.
+    """
+    slots = slots or SlotsOfKind()
+    try:
+        validate(schedule)
+        return _simulated(schedule, slots, messages=messages)
+    except ScheduleError as error:
+        return _as_far_as_it_goes(schedule, slots, error, messages=messages)
+
+
+def cropped(drawing: Drawing, first: int, last: int) -> Drawing:
+    """Return the slots from ``first`` up to ``last``, without that; a cell that is cut is in no pair."""
+    cells = []
+    for cell in drawing.cells:
+        low, high = max(cell.start, first), min(cell.start + cell.length, last)
+        if low < high:
+            pair = cell.pair if high - low == cell.length else -1
+            cells.append(replace(cell, start=low - first, length=high - low, pair=pair))
+    length = min(last, drawing.length) - first
+    return replace(drawing, cells=tuple(cells), length=length, first=drawing.first + first)
+
+
+def _simulated(schedule: Schedule, slots: SlotsOfKind, *, messages: bool) -> Drawing:
+    edges = int(schedule.placement.edges.shape[0])
+    costs = {f"{kind.traits.cost}_ns": slots.of(kind) for kind in _DRAWN if kind.traits.cost}
+    others = {
+        kind: [(Segment(name=kind.name, duration_ns=slots.of(kind)),)] * schedule.stages
+        for kind in _DRAWN if not kind.traits.cost
+    }  # fmt: skip
+    workload = Workload.uniform(schedule.stages, edges=edges, boundary_bytes=1, **costs)
+    workload = workload.segmented(others) if others else workload
+    timeline = simulate(schedule, workload, ideal())
+    metrics = measure(timeline, workload)
+    if messages:
+        timeline = simulate(schedule, workload, _PER_SLOT, Policy(name=PolicyName.BLOCKING))
+    return Drawing(
+        ranks=schedule.ranks,
+        length=int(timeline.end_ns.max(initial=0)),
+        cells=tuple(_compute_cells(schedule, folded(timeline), messages=messages)),
+        chunks=_chunks(schedule),
+        bubble=metrics.bubble,
+        step_slots=metrics.end_ns,
+        orders=schedule.interleave,
+    )
+
+
+def _compute_cells(schedule: Schedule, timeline: Timeline, *, messages: bool) -> Iterator[Cell]:
+    chunk = _chunk_of(schedule.placement)
+    for lane in np.flatnonzero(np.isin(timeline.lane_stream, _ROWS)).tolist():
+        rank, here = int(timeline.lane_rank[lane]), slice(*timeline.lane_ptr[lane : lane + 2].tolist())
+        for row in range(here.start, here.stop):
+            action = timeline.action(row)
+            if messages or action.kind not in COMMUNICATION:
+                start, end = int(timeline.start_ns[row]), int(timeline.end_ns[row])
+                length = 1 if action.kind in COPIES else end - start
+                yield _cell(schedule, chunk, rank, start, length, action, pair=int(timeline.pair[row]))
+
+
+def _as_far_as_it_goes(schedule: Schedule, slots: SlotsOfKind, error: ScheduleError, *, messages: bool) -> Drawing:
+    named = set(error.cycle) if isinstance(error, DeadlockError) else set[str]()
+    rows: list[tuple[int, Action, int, bool]] = []
+    chunk = _chunk_of(schedule.placement)
+    for rank in range(schedule.ranks):
+        for row in range(int(schedule.row_ptr[rank]), int(schedule.row_ptr[rank + 1])):
+            action = schedule.action(row)
+            marked = row == error.position or f"rank {rank}: {action}" in named
+            drawn = marked or action.kind in _DRAWN or (messages and action.kind in COMMUNICATION)
+            rows.append((rank, action, slots.of(action.kind) * action.span if drawn else 0, marked))
+    at_fault = {at for at, (_, _, _, marked) in enumerate(rows) if marked}
+    start = place_leniently(schedule, [length for _, _, length, _ in rows], at_fault)
+    cells = [
+        _cell(schedule, chunk, rank, at, length, action, pair=pair, marked=marked)
+        for at, pair, (rank, action, length, marked) in zip(start, schedule.pair.tolist(), rows, strict=True)
+        if length
+    ]
+    return Drawing(
+        ranks=schedule.ranks,
+        length=max((cell.start + cell.length for cell in cells), default=0),
+        cells=tuple(cells),
+        chunks=_chunks(schedule),
+        bubble=None,
+        orders=schedule.interleave,
+        error=error,
+    )
+
+
+def _cell(
+    schedule: Schedule,
+    chunk: NDArray[np.int64],
+    rank: int,
+    start: int,
+    length: int,
+    action: Action,
+    *,
+    pair: int,
+    marked: bool = False,
+) -> Cell:
+    placement = schedule.placement
+    known = 0 <= action.microbatch < placement.microbatches
+    route = int(placement.microbatch_route[action.microbatch]) if known else 0
+    own = int(chunk[route, action.stage]) if 0 <= action.stage < placement.stages else 0
+    return Cell(
+        rank=rank, start=start, length=length, action=action, route=route, marked=marked, chunk=own, pair=pair
+    )
+
+
+def _chunk_of(placement: Placement) -> NDArray[np.int64]:
+    """Return how many stages of a route the rank of each has before it, shape (routes, stages)."""
+    before = np.zeros(placement.stage_rank.shape, dtype=np.int64)
+    for route, ranks in enumerate(placement.stage_rank):
+        seen = np.zeros(placement.ranks, dtype=np.int64)
+        for stage, rank in enumerate(ranks):
+            before[route, stage] = seen[rank]
+            seen[rank] += rank >= 0
+    return before
+
+
+def _chunks(schedule: Schedule) -> int:
+    return max((len(schedule.placement.stages_of(rank)) for rank in range(schedule.ranks)), default=1)
+
+
+_FORWARD = 0
+
+
+def place_leniently(schedule: Schedule, length: Sequence[int], at_fault: Collection[int] = ()) -> list[int]:
+    """Return the start of every action, each rank's in the order of its row.
+
+    An action waits for what it needs from the neighbouring stages, where the table has it. Where all
+    ranks wait for each other, one goes on without: the lowest, or that of an action ``at_fault``.
+    """
+    feeds = _Feeds(schedule)
+    ends: dict[tuple[int, int, int], int] = {}
+    head, stop = schedule.row_ptr[:-1].tolist(), schedule.row_ptr[1:].tolist()
+    free = [0] * schedule.ranks
+    start = [0] * len(schedule)
+    forced = -1
+    while any(low < high for low, high in zip(head, stop, strict=True)):
+        moved = False
+        for rank in range(schedule.ranks):
+            while head[rank] < stop[rank]:
+                row = head[rank]
+                needs = [ends.get(need, -1) for need in feeds.needs(row)]
+                if -1 in needs and forced != rank:
+                    break
+                forced, moved = -1, True
+                start[row] = max([free[rank], *needs])
+                free[rank] = start[row] + length[row]
+                for made in feeds.makes(row):
+                    ends.setdefault(made, free[rank])
+                head[rank] += 1
+        if not moved:
+            stuck = [rank for rank in range(schedule.ranks) if head[rank] < stop[rank]]
+            forced = next((rank for rank in stuck if head[rank] in at_fault), stuck[0])
+    return start
+
+
+class _Feeds:
+    """What each action of a table makes and needs, as (0 forward or 1 gradient, stage, microbatch)."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._near = graph_of(schedule.placement)
+        self._stages = schedule.stages
+        self._rows = [
+            (int(TABLE.feeds[kind]), stage, range(microbatch, microbatch + span))
+            for kind, stage, microbatch, span in zip(
+                *(values.tolist() for values in schedule.cells[:4]), strict=True
+            )
+        ]
+        self._made = {made for row in range(len(schedule)) for made in self.makes(row)}
+
+    def makes(self, row: int) -> list[tuple[int, int, int]]:
+        way, stage, microbatches = self._rows[row]
+        return [] if way < 0 else [(way, stage, microbatch) for microbatch in microbatches]
+
+    def needs(self, row: int) -> list[tuple[int, int, int]]:
+        way, stage, microbatches = self._rows[row]
+        if way < 0 or not 0 <= stage < self._stages:
+            return []
+        near = self._near
+        ptr, others = (near.pred_ptr, near.pred) if way == _FORWARD else (near.succ_ptr, near.succ)
+        stages = others[ptr[stage] : ptr[stage + 1]].tolist()
+        needed = [(way, other, microbatch) for other in stages for microbatch in microbatches]
+        return [need for need in needed if need in self._made]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Together:
+    """An overlapped pair in the picture."""
+
+    members: tuple[Cell, ...]
+    """Its cells, in order: the first is drawn uppermost."""
+    turns: tuple[tuple[tuple[float, float], ...], ...]
+    """By member, when it computes: from which slot on, and for how many."""
+
+    @property
+    def start(self) -> int:
+        """Its first slot."""
+        return min(cell.start for cell in self.members)
+
+    @property
+    def length(self) -> int:
+        """Its slots, gaps included."""
+        return max(cell.start + cell.length for cell in self.members) - self.start
+
+
+def pairs_of(drawing: Drawing) -> list[Together]:
+    """Return the pairs of which two members or more are in the picture, and none is wrong."""
+    found: dict[tuple[int, int], list[Cell]] = {}
+    for cell in drawing.cells:
+        if cell.pair >= 0:
+            found.setdefault((cell.rank, cell.pair), []).append(cell)
+    return [
+        Together(members=tuple(cells), turns=_turns(cells, drawing.orders))
+        for cells in found.values()
+        if len(cells) > 1 and not any(cell.marked for cell in cells)
+    ]
+
+
+def note(drawing: Drawing, mark: str = "framed") -> str:
+    """Return what a reader is to know of pairs and how they are marked; nothing where there are none."""
+    kinds = {tuple(cell.action.kind for cell in pair.members) for pair in pairs_of(drawing)}
+    if not kinds:
+        return ""
+    orders = []
+    for pair in sorted(kinds.intersection(drawing.orders)):
+        turns = " ".join(pair[member].name for member in drawing.orders[pair])
+        orders.append(f"{'&'.join(kind.name for kind in pair)} computes by turns {turns}")
+    return "; ".join([f"overlapped pairs are {mark}", *orders])
+
+
+def _turns(
+    cells: Iterable[Cell], orders: Mapping[tuple[Kind, ...], tuple[int, ...]]
+) -> tuple[tuple[tuple[float, float], ...], ...]:
+    """Return when each member computes: by turns where an order is known and nothing waits in between."""
+    members = list(cells)
+    order = orders.get(tuple(cell.action.kind for cell in members), ())
+    start = min(cell.start for cell in members)
+    whole = sum(cell.length for cell in members)
+    gaps = max(cell.start + cell.length for cell in members) - start != whole
+    if gaps or set(order) != set(range(len(members))):
+        return tuple(((float(cell.start), float(cell.length)),) for cell in members)
+    parts = [members[member].length / order.count(member) for member in range(len(members))]
+    found: list[list[tuple[float, float]]] = [[] for _ in members]
+    at = float(start)
+    for member in order:
+        found[member].append((at, parts[member]))
+        at += parts[member]
+    return tuple(map(tuple, found))
+
+
+INK = "#102030"
+"""Letters on a cell."""
+
+MARK = "#c81e1e"
+"""Around a cell that is wrong."""
+
+_LONGEST = 2
+"""Letters of a kind's name that a label takes."""
+
+_SENT, _RECEIVED = "\N{RIGHTWARDS ARROW}", "\N{LEFTWARDS ARROW}"
+
+
+_DARKER = 0.84
+"""Of what a colour is, on every other chunk."""
+
+
+def colour(cell: Cell) -> str:
+    """Return a cell's colour: by kind, by direction where there are more routes, and darker on odd chunks."""
+    basic = cell.action.kind.traits.colour[min(cell.route, 1)]
+    if cell.chunk % 2 == 0:
+        return basic
+    return "#" + "".join(f"{round(int(basic[at : at + 2], 16) * _DARKER):02x}" for at in (1, 3, 5))
+
+
+def basic_colour(cell: Cell) -> str:
+    """Return a cell's colour on a terminal of sixteen colours."""
+    return cell.action.kind.traits.terminal_colour[min(cell.route, 1)]
+
+
+def short_label(cell: Cell) -> str:
+    """Return the microbatch's number, or the kind of an action that has none."""
+    action = cell.action
+    if action.microbatch < 0:
+        return action.kind.name[:2]
+    last = f"-{action.microbatch + action.span - 1}" if action.span > 1 else ""
+    return f"{action.microbatch}{last}"
+
+
+def picture_label(cell: Cell, chunks: int) -> str:
+    """Return the microbatch, with the stage in front where a rank holds several; messages have an arrow."""
+    stage = f"{cell.action.stage}:" if chunks > 1 else ""
+    return f"{_arrow(cell.action.kind, _SENT, _RECEIVED)}{stage}{short_label(cell)}"
+
+
+def legend(cells: Iterable[Cell]) -> dict[str, str]:
+    """Return the colour of each meaning that a picture has, in a fixed order; those of one colour together."""
+    found = {(cell.action.kind, min(cell.route, 1), cell.chunk % 2): colour(cell) for cell in cells}
+    meanings: dict[tuple[str, str], list[str]] = {}
+    for odd, route, (kind, traits) in product(range(2), range(2), KINDS.items()):
+        if traits.meaning and (kind, route, odd) in found:
+            other = ", other way" if traits.colour[route] != traits.colour[0] else ""
+            which = other + (", odd chunk" if odd else "")
+            meanings.setdefault((found[kind, route, odd], which), []).append(traits.meaning)
+    return {" or ".join(dict.fromkeys(names)) + which: fill for (fill, which), names in meanings.items()}
+
+
+def _arrow(kind: Kind, sent: str, received: str) -> str:
+    return {Role.SEND: sent, Role.RECEIVE: received}.get(kind.traits.role, "")
+
+
+def full_label(cell: Cell, chunks: int) -> str:
+    """Return kind and microbatch, with the stage in front where a rank holds several.
+
+    Messages have an arrow: ``>3`` is sent, ``<3`` received. Of a long name stands the first letter: ``R3``.
+    """
+    action = cell.action
+    name = action.kind.name if len(action.kind.name) <= _LONGEST else action.kind.name[0]
+    kind = _arrow(action.kind, ">", "<") or (name if action.microbatch >= 0 else "")
+    stage = f"{action.stage}" if chunks > 1 else ""
+    return f"{stage}{kind}{short_label(cell)}"
+
+
+_SLOT, _ROW, _LEFT, _TOP, _RIGHT = 26, 26, 64, 34, 16
+_WIDEST = 6000
+"""Pixels that slots are narrowed to fit, as far as they can be."""
+
+_NARROWEST = 480
+"""Pixels that the title and a legend's line may take."""
+
+_LETTER = 7
+"""Pixels of a letter."""
+
+_LETTER_OF_NOTES = 6.5
+"""Pixels of a letter of a sentence, which has narrow ones and spaces."""
+
+_LETTERS = 12
+"""The document's size of letters."""
+
+_THIN = 4
+"""Pixels of a copy's bar."""
+
+_PALE = "#6b7480"
+
+_SMALLEST = 6
+"""Letters below this size are left out; the tooltip tells the action."""
+
+_MOST_BOXES = 10_000
+"""Cells that have a box and a tooltip of their own, some 200 bytes; beyond, a cell is a few bytes of a band."""
+
+
+def svg_text(drawing: Drawing, title: str) -> str:
+    """Return the drawing as an SVG document; every cell's full action is its tooltip, unless they are too many."""
+    slot = min(max(_WIDEST // max(drawing.length, 1), 2), _SLOT)
+    width = max(_LEFT + drawing.length * slot + _RIGHT, _NARROWEST)
+    banded = len(drawing.cells) > _MOST_BOXES
+    body = [*_rows(drawing, slot), *(_bands(drawing, slot) if banded else [])]
+    below = _TOP + drawing.ranks * _ROW + 24
+    body += _axis(drawing, slot, below - 12)
+    # Marked cells last, so that their frames lie on top.
+    pairs = [] if banded else pairs_of(drawing)
+    paired = {cell for pair in pairs for cell in pair.members}
+    boxes = sorted(drawing.cells, key=lambda cell: cell.marked)
+    body += [_box(c, drawing, slot) for c in boxes if c.marked or not (banded or c.copies or c in paired)]
+    body += [part for pair in pairs for part in _together(pair, drawing, slot)]
+    body += [] if banded else [_bar(cell, slot) for cell in drawing.cells if cell.copies]
+    keys, below = _legend(legend(drawing.cells), width, below)
+    said = _too_many(drawing) if banded else note(drawing)
+    notes = [(line, _PALE) for line in wrap(said, int((width - _LEFT) / _LETTER_OF_NOTES))]
+    if drawing.error is not None:
+        notes += [(line, MARK) for line in wrap(str(drawing.error), (width - _LEFT) // _LETTER)]
+    body += keys
+    body += [
+        element("text", note, x=_LEFT, y=below + 12 + 16 * at, fill=fill) for at, (note, fill) in enumerate(notes)
+    ]
+    heading = element("text", title, x=_LEFT, y=20, font_size=14, font_weight="bold")
+    return document(width, below + 6 + 16 * len(notes), INK, heading, *body)
+
+
+def _too_many(drawing: Drawing) -> str:
+    return f"{len(drawing.cells):,} actions are too many to name here: draw some with --slots FIRST:LAST"
+
+
+def _rows(drawing: Drawing, slot: int) -> Iterator[Markup]:
+    """Yield each rank's name and the empty slots behind its cells."""
+    for rank in range(drawing.ranks):
+        y = _TOP + rank * _ROW
+        lacks = {"fill": MARK, "font_weight": "bold"} if rank == drawing.lacking[0] else {}
+        yield element("text", f"rank {rank}", x=_LEFT - 8, y=y + 17, text_anchor="end", **lacks)
+        yield element("rect", x=_LEFT, y=y + 1, width=drawing.length * slot, height=_ROW - 2, fill="#f2f3f5")
+
+
+def _axis(drawing: Drawing, slot: int, y: int) -> Iterator[Markup]:
+    """Yield the numbers of some slots, at their left edges."""
+    step = next(step for base in count() for step in (10**base, 5 * 10**base) if step * slot >= 5 * _LETTER)
+    for at in range(-drawing.first % step, drawing.length + 1, step):
+        yield element(
+            "text", str(drawing.first + at), x=_LEFT + at * slot, y=y, font_size=10, fill=_PALE,
+            text_anchor="middle",
+        )  # fmt: skip
+
+
+def _box(cell: Cell, drawing: Drawing, slot: int) -> Markup:
+    x, y, width = _LEFT + cell.start * slot, _TOP + cell.rank * _ROW, cell.length * slot
+    frame = {"stroke": MARK, "stroke_width": "3"} if cell.marked else {"stroke": "#ffffff"}
+    box = element("rect", x=x, y=y + 1, width=width, height=_ROW - 2, fill=colour(cell), **frame)
+    text = picture_label(cell, drawing.chunks)
+    parts = [element("title", str(cell.action)), box]
+    letters = min(_LETTERS, width * _LETTERS // (len(text) * _LETTER))
+    if letters >= _SMALLEST:
+        size = {} if letters == _LETTERS else {"font_size": letters}
+        parts.append(element("text", text, x=x + width / 2, y=y + 17, text_anchor="middle", **size))
+    return element("g", *parts)
+
+
+def _bar(cell: Cell, slot: int) -> Markup:
+    """Return a copy of activations, over what is computed meanwhile."""
+    top = 1 if cell.action.kind is Kind.RELOAD else _ROW - 1 - _THIN
+    x, y, width = _LEFT + cell.start * slot + 1, _TOP + cell.rank * _ROW + top, cell.length * slot - 2
+    bar = element("rect", x=x, y=y, width=max(width, 1), height=_THIN, fill=colour(cell))
+    return element("g", element("title", str(cell.action)), bar)
+
+
+def _together(pair: Together, drawing: Drawing, slot: int) -> Iterator[Markup]:
+    """Yield a pair: a band per member, pale while the other computes, its label, and a frame around all."""
+    top = _TOP + pair.members[0].rank * _ROW + 1
+    left, width, height = _LEFT + pair.start * slot, pair.length * slot, (_ROW - 2) / len(pair.members)
+    for place, (cell, turns) in enumerate(zip(pair.members, pair.turns, strict=True)):
+        y, fill, text = top + place * height, colour(cell), picture_label(cell, drawing.chunks)
+        white = element("rect", x=left, y=y, width=width, height=height, fill="#ffffff")
+        pale = element("rect", x=left, y=y, width=width, height=height, fill=fill, fill_opacity="0.4")
+        parts = [element("title", str(cell.action)), white, pale]
+        parts += [
+            element("rect", x=_LEFT + start * slot, y=y, width=length * slot, height=height, fill=fill)
+            for start, length in turns
+        ]
+        letters = min(height - 2, width * _LETTERS / (len(text) * _LETTER))
+        if letters >= _SMALLEST:
+            middle, base = left + width / 2, y + height / 2 + letters * 0.36
+            size = round(letters, 1)
+            parts.append(element("text", text, x=middle, y=base, text_anchor="middle", font_size=size))
+        yield element("g", *parts)
+    yield element("rect", x=left, y=top, width=width, height=_ROW - 2, fill="none", stroke=INK, stroke_width="1.4")
+
+
+def _bands(drawing: Drawing, slot: int) -> Iterator[Markup]:
+    """Yield a thick dashed line per rank and colour; coordinates inside are slots."""
+    bands: dict[tuple[int, str], list[Cell]] = {}
+    for cell in drawing.cells:
+        if cell.copies:
+            continue
+        bands.setdefault((cell.rank, colour(cell)), []).append(cell)
+    paths = [
+        element(
+            "path", transform=f"translate({_LEFT} {_TOP + rank * _ROW + _ROW // 2})scale({slot} 1)", stroke=fill,
+            d=_dashes(cells),
+        )
+        for (rank, fill), cells in sorted(bands.items())
+    ]  # fmt: skip
+    yield element("g", lines(paths), fill="none", stroke_width=_ROW - 2, shape_rendering="crispEdges")
+
+
+def _dashes(cells: Iterable[Cell]) -> str:
+    """Return cells as the dashes of a path, neighbours as one dash."""
+    parts, at, drawn = ["M0 0"], 0, 0
+    for cell in sorted(cells, key=lambda cell: cell.start):
+        if cell.start > at:
+            parts.append(f"h{drawn}m{cell.start - at} 0" if drawn else f"m{cell.start - at} 0")
+            at, drawn = cell.start, 0
+        drawn += cell.start + cell.length - at
+        at = cell.start + cell.length
+    return "".join([*parts, f"h{drawn}"])
+
+
+def _legend(entries: dict[str, str], width: int, y: int) -> tuple[list[Markup], int]:
+    """Return the legend's lines from ``y`` on, and where they end."""
+    keys: list[Markup] = []
+    x = _LEFT
+    for meaning, fill in entries.items():
+        wide = 34 + _LETTER * len(meaning)
+        if x > _LEFT and x + wide > width:
+            x, y = _LEFT, y + 20
+        keys.append(element("rect", x=x, y=y, width=14, height=14, fill=fill))
+        keys.append(element("text", meaning, x=x + 19, y=y + 12))
+        x += wide
+    return keys, y + 20
+
+
+_MARGIN = 8
+"""Columns before the first slot: ``rank 12 ``."""
+
+_COPIES = {Kind.OFFLOAD: "  out", Kind.RELOAD: "  in"}
+"""Copies of activations that have a line of their own below their rank's, and what stands before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """The part of a table that is shown."""
+
+    first: int
+    """First slot."""
+    last: int
+    """Behind the last slot."""
+    slot: int
+    """Columns of a slot."""
+    hidden: int
+    """Slots of the table that are not shown."""
+
+
+def window(drawing: Drawing, width: int, first: int = 0, last: int | None = None) -> Window:
+    """Return what fits ``width`` columns of the slots from ``first`` up to ``last``."""
+    slot = 1 + max(
+        (-(-len(full_label(c, drawing.chunks)) // max(c.length, 1)) for c in drawing.cells),
+        default=1,
+    )
+    end = drawing.length if last is None else min(last, drawing.length)
+    end = max(min(end, first + max((width - _MARGIN) // slot, 1)), first)
+    return Window(first=first, last=end, slot=slot, hidden=drawing.length - (end - first))
+
+
+def windows(drawing: Drawing, width: int, first: int, last: int, most_lines: int) -> list[Window]:
+    """Return the windows below each other that show the slots from ``first``, as many as the lines allow.
+
+    ``hidden`` of each counts what neither it nor those before it show.
+    """
+    seen: list[Window] = []
+    hidden = drawing.length
+    lines = drawing.ranks + 1 + len({(cell.rank, cell.action.kind) for cell in drawing.cells if cell.copies})
+    while not seen or (seen[-1].last < last and (len(seen) + 1) * lines <= most_lines):
+        part = window(drawing, width, seen[-1].last if seen else first, last)
+        hidden -= part.last - part.first
+        seen.append(replace(part, hidden=hidden))
+    return seen
+
+
+def plain_lines(drawing: Drawing, seen: Window) -> list[str]:
+    """Return a line per rank; idle slots are dots, a cell that goes on is filled with ``=``.
+
+    A ``&`` stands between the members of an overlapped pair.
+    What is wrong stands in brackets; a rank that lacks an action has a ``!``.
+    """
+    return [_row_text(drawing, rank, row, seen) for rank, row in enumerate(_by_rank(drawing, seen))]
+
+
+def rich_lines(drawing: Drawing, seen: Window, *, basic: bool = False) -> list[Text]:
+    """Return a line per rank, cells on their kind's colour; ``basic`` for terminals of sixteen colours."""
+    from rich.text import Text
+
+    lines = []
+    wrong = f"bold white on {'red' if basic else MARK}"
+    for rank, row in enumerate(_by_rank(drawing, seen)):
+        line = Text()
+        line.append(_margin(drawing, rank), "bold red" if rank == drawing.lacking[0] else "")
+        at = seen.first
+        joined = -1
+        for cell in row:
+            start, end = max(cell.start, seen.first), min(cell.start + cell.length, seen.last)
+            line.append(" " * ((start - at) * seen.slot))
+            if joined >= 0 and joined == cell.pair:
+                line.right_crop(1)
+                line.append("&", "bold")
+            joined = cell.pair
+            width = (end - start) * seen.slot
+            style = f"black on {basic_colour(cell)}" if basic else f"{INK} on {colour(cell)}"
+            name = full_label(cell, drawing.chunks)
+            line.append(f"{name:^{width - 1}}"[: width - 1], wrong if cell.marked else style)
+            line.append(" ")
+            at = end
+        lines.append(line)
+    return lines
+
+
+def copy_lines(drawing: Drawing, seen: Window) -> list[list[str]]:
+    """Return each rank's lines of copies, out to the host and in again, each copy where it starts.
+
+    A rank that copies nothing that way has no such line; ``+`` stands where more copies start in one slot.
+    """
+    lines: list[list[str]] = [[] for _ in range(drawing.ranks)]
+    for kind, name in _COPIES.items():
+        started: dict[int, dict[int, list[str]]] = {}
+        for cell in drawing.cells:
+            if cell.copies and cell.action.kind is kind:
+                label = picture_label(cell, drawing.chunks)
+                started.setdefault(cell.rank, {}).setdefault(cell.start, []).append(label)
+        for rank, slots in started.items():
+            line = name.ljust(_MARGIN)
+            for slot in range(seen.first, seen.last):
+                here = slots.get(slot, ["."])
+                line += (here[0] + "+" * (len(here) > 1)).ljust(seen.slot)
+            lines[rank].append(line.rstrip())
+    return lines
+
+
+def _row_text(drawing: Drawing, rank: int, row: list[Cell], seen: Window) -> str:
+    margin = _margin(drawing, rank)
+    line = list(margin + f"{'.':<{seen.slot}}" * (seen.last - seen.first))
+    joined = -1
+    for cell in row:
+        start, end = max(cell.start, seen.first), min(cell.start + cell.length, seen.last)
+        low, high = (len(margin) + (slot - seen.first) * seen.slot for slot in (start, end))
+        name = full_label(cell, drawing.chunks)[: high - low - 1]
+        line[low:high] = f"{name:=<{high - low - 1}} "
+        if joined >= 0 and joined == cell.pair:
+            line[low - 1] = "&"
+        joined = cell.pair
+        if cell.marked:
+            line[low - 1], line[low + len(name)] = ("|" if line[low - 1] == "]" else "["), "]"
+    return "".join(line).rstrip()
+
+
+def _by_rank(drawing: Drawing, seen: Window) -> list[list[Cell]]:
+    """Return each rank's cells that a window shows."""
+    rows: list[list[Cell]] = [[] for _ in range(drawing.ranks)]
+    for cell in drawing.cells:
+        if cell.copies:
+            continue
+        if cell.start < seen.last and cell.start + cell.length > seen.first:
+            rows[cell.rank].append(cell)
+    return rows
+
+
+def _margin(drawing: Drawing, rank: int) -> str:
+    lacks = "!" if rank == drawing.lacking[0] else ""
+    return f"rank {rank}{lacks}".ljust(_MARGIN)

@@ -1,0 +1,327 @@
+"""Advice: changes of a configuration that shorten its step.
+
+Candidates are many and a simulation is not free, so closed forms put them in order (:mod:`estimate`), and the
+first few are simulated as the user would simulate them. What is advised is the shortest simulated step that fits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from pptrace.config.choices import Sharing
+from pptrace.config.quantities import format_size
+from pptrace.errors import PptraceError
+from pptrace.run.estimates import estimate
+from pptrace.run.neighbourhood import (
+    DIVISION,
+    Advice,
+    Change,
+    Reach,
+    Tried,
+    change_of,
+    chunks_of,
+    policies,
+    room_makers,
+    schedules_of,
+    sizes_of,
+)
+from pptrace.run.overheads import contention_of
+from pptrace.run.preparation import costs_alone
+from pptrace.run.summary import time_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from pptrace.config.schema import Parallel
+    from pptrace.plugins.offers import Provided, ScheduleOffer
+    from pptrace.run.costs import Costs
+    from pptrace.run.estimates import Estimate
+    from pptrace.run.neighbourhood import Sizes
+    from pptrace.run.simulated_step import Run
+
+__all__ = ["advice_lines", "advice_rows", "advise"]
+
+_WORTH = 0.005
+"""The part of a step below which nothing is worth a change."""
+
+_OVER_HALF = 0.5
+"""The part of the device's memory from which more pipeline ranks are tried."""
+
+_ALIKE = 1.01
+"""How far the computation of two steps may differ that do the same work."""
+
+
+_SIZES = frozenset({"parallel.pp", "parallel.dp", "parallel.vp"})
+"""What the number of actions goes by, beside the size of microbatches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Effort:
+    """How much may be spent on advice."""
+
+    weighed: int
+    """Costs that are built for estimates."""
+    simulated: int
+    """Candidates that are simulated."""
+    actions: int
+    """Actions of these in sum; one in a step whose messages share links counts for three."""
+    of_own: float
+    """The same as a part of the step's own, where that is more."""
+
+
+_QUICK = _Effort(weighed=24, simulated=3, actions=3_200, of_own=0.25)
+"""Some tenths of a second: the summary waits for it."""
+
+_DEEP = _Effort(weighed=400, simulated=32, actions=2_000_000, of_own=32)
+
+_SHARED = 3
+
+
+def advise(run: Run, *, deep: bool = False) -> Advice:
+    """Return the best of a bounded number of other configurations, each simulated.
+
+    All have the processes and the global batch of the run's own.
+
+    Args:
+        run: the simulated step.
+        deep: whether to try many, which may take minutes, or the few likeliest.
+    """
+    return _Search(run, _DEEP if deep else _QUICK, deep=deep).advice()
+
+
+class _Search:
+    """The candidates of one run."""
+
+    def __init__(self, run: Run, effort: _Effort, *, deep: bool) -> None:
+        self.run, self.effort, self.deep = run, effort, deep
+        self.own = run.prepared.resolved.experiment
+        self.fits = run.metrics.over_capacity is None
+        self.left = max(effort.actions, int(effort.of_own * len(run.prepared.schedule)))
+        self.weight = _SHARED if contention_of(run).links is not Sharing.NONE else 1
+        self.tried: dict[str, Tried] = {}
+        self.offers: dict[str, Provided[ScheduleOffer]] = {}
+        self.estimated = 0
+        self.weighed = 0
+
+    def advice(self) -> Advice:
+        """Estimate, simulate the likeliest, and leave out what the best one does not need."""
+        if self.run.metrics.step_ns:
+            for change in self._likeliest():
+                if len(self.tried) < self.effort.simulated:
+                    self._simulated(change)
+            self._simplified()
+        return Advice(best=self._best(), tried=tuple(self.tried.values()), estimated=self.estimated)
+
+    def _likeliest(self) -> list[Change]:
+        """Return the candidates in the order of their estimates, each with the switches that only help."""
+        issued = dict(next(iter(policies(self.run)), {}))
+        found = sorted(self._estimates(), key=lambda one: (not one[1].fits, one[1].step_ns))
+        self.estimated = len(found)
+        own = next((at for at, (change, _) in enumerate(found) if "schedule.name" not in change.settings), 0)
+        ordered = [*found[own : own + 1], *found[:own], *found[own + 1 :]]
+        changes = [
+            change.with_settings(issued | self._overlap(guess.reduction_ns, guess.step_ns))
+            for change, guess in ordered
+            if guess.fits or not self.fits
+        ]
+        alone = [
+            issued | self._overlap(int(self.run.metrics.reduction_ns.max(initial=0)), self.run.metrics.step_ns)
+        ]
+        changes[1:1] = [Change(settings=helps) for helps in alone if helps not in ({}, issued)]
+        changes[1:1] = [Change(settings=issued)] if issued else []
+        return [change for change in changes if change.settings]
+
+    def _overlap(self, reduction_ns: int, step_ns: int) -> dict[str, Any]:
+        """Return what reduces gradients while the pipeline drains, where that could save something."""
+        worth = reduction_ns > _WORTH * step_ns and not self.own.data_parallel.overlaps
+        return {"data_parallel.overlap": True} if worth else {}
+
+    def _estimates(self) -> Iterator[tuple[Change, Estimate]]:
+        """Yield candidates with more and more room, until some of each size fit."""
+        schedules = [name for name in schedules_of(self.run) if self._offers(name)]
+        pending = list(sizes_of(self.own, self._reach())) if schedules else []
+        for switches in room_makers(self.run.prepared.resolved, self.run.registry) if self.own.model else [{}]:
+            tight = []
+            for sizes in pending:
+                found = list(self._of_sizes(sizes, switches, schedules))
+                yield from found
+                own = [guess for change, guess in found if "schedule.name" not in change.settings]
+                if not any(guess.fits for guess in own or [guess for _, guess in found]):
+                    tight.append(sizes)
+            pending = tight
+
+    def _offers(self, name: str) -> bool:
+        """Look a schedule up; one whose plugin fails is not tried."""
+        try:
+            self.offers[name] = self.run.registry.schedules[name]
+        except PptraceError:
+            return False
+        return True
+
+    def _of_sizes(
+        self, sizes: Sizes, switches: dict[str, Any], schedules: Sequence[str]
+    ) -> Iterator[tuple[Change, Estimate]]:
+        """Yield every schedule with every number of chunks; those that cannot run are left out."""
+        same = change_of(self.run, sizes, self._chunks(), "", switches)
+        costs: Costs | None = None
+        microbatches = sizes.microbatches(self.own.batch.global_batch or 0)
+        for chunks in chunks_of(self.own, self._chunks(), sizes.pp, deep=self.deep):
+            if self.weighed >= self.effort.weighed:
+                return
+            self.weighed += 1
+            try:
+                costs = costs or costs_alone(
+                    self.run.prepared.resolved.again(same.sets, same.flags), self.run.registry
+                )
+                stages = sizes.pp * chunks
+                workload = costs.workload(stages, tuple((stage, stage + 1) for stage in range(stages - 1)))
+            except PptraceError:
+                continue
+            for name in schedules:
+                provided = self.offers[name]
+                own = self.run.prepared.request.options if name == schedules[0] else None
+                guess = estimate(
+                    provided,
+                    workload,
+                    sizes.pp,
+                    microbatches,
+                    own,
+                    self.own.schedule.offload,
+                    self.own.schedule.recompute,
+                )
+                if guess is not None:
+                    yield change_of(self.run, sizes, chunks, name, switches), guess
+
+    def _chunks(self) -> int:
+        return self.run.prepared.schedule.stages // self.run.prepared.schedule.ranks
+
+    def _reach(self) -> Reach:
+        """Return how far sizes go: everywhere, or where the step's time and memory point.
+
+        A larger tensor-parallel group is tried on a cluster only: a flat network does not say whom it joins.
+        """
+        metrics = self.run.metrics
+        wider = (2.0,) if self.run.prepared.job is not None else ()
+        if self.deep:
+            return Reach(pp=(1, 0.5, 2, 0.25, 4, 0.125, 8), tp=(1, 0.5, 0.25, 0.125, *wider), micro=(1, 2, 0.5, 4))
+        peak, room = metrics.memory.fullest_bytes, metrics.memory.fullest_room_bytes
+        collective = int(metrics.collective_ns.sum()) > _WORTH * metrics.ranks * metrics.step_ns
+        fuller = room and peak > _OVER_HALF * room
+        return Reach(
+            pp=(0.5, 1, 2) if fuller else (0.5, 1),
+            tp=(*((0.5,) if collective and self.fits else ()), 1, *(wider if not self.fits else ())),
+            micro=(1,) if self.fits else (Fraction(1, self.own.batch.micro), 0.5, 1),
+        )
+
+    def _simulated(self, change: Change) -> Tried | None:
+        """Simulate a candidate as its arguments say; None where it is too large, or is another job."""
+        if change.arguments in self.tried:
+            return self.tried[change.arguments]
+        if self._actions_of(change.settings) > self.left:
+            return None
+        try:
+            resolved = self.run.prepared.resolved.again(change.sets, change.flags)
+            if not self._is_same_job(resolved.experiment):
+                return None
+            actions = self._actions(resolved.experiment.parallel, resolved.experiment.batch.microbatches)
+            if actions > self.left:
+                return None
+            self.left -= actions
+            other = self.run.under(resolved)
+            if self.own.model is None and not _alike(self.run, other):
+                return None
+            tried = Tried.of(change, other)
+        except PptraceError as error:
+            tried = Tried.refused(change, error)
+        self.tried[change.arguments] = tried
+        return tried
+
+    def _actions(self, parallel: Parallel, microbatches: int | None) -> int:
+        return 2 * (parallel.pp or 1) * parallel.vp * (microbatches or 0) * self.weight
+
+    def _actions_of(self, settings: Mapping[str, Any]) -> int:
+        """Return how many actions a change's step has, as far as its settings say: 0 where they do not."""
+        sizes = {key: value for key, value in settings.items() if key in _SIZES}
+        parallel = self.own.parallel.model_copy(
+            update={key.removeprefix("parallel."): value for key, value in sizes.items()}
+        )
+        micro = settings.get("batch.micro", self.own.batch.micro)
+        microbatches, rest = divmod(self.own.batch.global_batch or 0, parallel.dp * micro)
+        return 0 if rest else self._actions(parallel, microbatches)
+
+    def _is_same_job(self, other: Any) -> bool:
+        """Whether a configuration has the processes and the batch of the run's own."""
+        one, two = self.own.parallel, other.parallel
+        processes = [(side.pp or 1) * side.tp * side.dp * side.cp for side in (one, two)]
+        return processes[0] == processes[1] and self.own.batch.global_batch in {None, other.batch.global_batch}
+
+    def _best(self) -> Tried | None:
+        """Return the shortest step that fits, if it is worth a change; equal ones go by fewer settings."""
+        most = int(self.run.metrics.step_ns * (1 - _WORTH)) if self.fits else None
+        able = [
+            (one.step_ns, len(one.change.settings), at, one)
+            for at, one in enumerate(self.tried.values())
+            if one.step_ns is not None and one.fits and (most is None or one.step_ns <= most)
+        ]
+        return min(able)[3] if able else None
+
+    def _simplified(self) -> None:
+        """Try the best one without each of its switches, as long as it gets no longer."""
+        best = self._best()
+        for key in list(best.change.settings) if best else ():
+            if best is None or key in DIVISION:
+                continue
+            fewer = best.change.without(frozenset({key}))
+            if fewer.settings and (tried := self._simulated(fewer)) is not None and _as_good(tried, best):
+                best = tried
+
+
+def _as_good(one: Tried, other: Tried) -> bool:
+    return one.fits and one.step_ns is not None and one.step_ns <= (other.step_ns or 0)
+
+
+def _alike(one: Run, other: Run) -> bool:
+    """Whether two steps compute the same: costs of single stages say nothing of other numbers of stages."""
+    work = [
+        run.prepared.schedule.microbatches * int((run.prepared.workload.f_ns + run.prepared.workload.b_ns).sum())
+        for run in (one, other)
+    ]
+    return max(work) <= _ALIKE * min(work)
+
+
+def advice_lines(run: Run) -> list[str]:
+    """Return the configuration's own step and all others simulated, the shortest first, with their arguments."""
+    advice = run.advice
+    ran = _ran(run)
+    rows = [("step", "peak", "pptrace simulate ..."), *advice_rows(run)]
+    widths = [max(len(row[column]) for row in rows) for column in range(2)]
+    lines = [f"{row[0]:>{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]}" for row in rows]
+    lines += [f"cannot run: {one.change.arguments}: {one.reason}" for one in advice.tried if one.step_ns is None]
+    over = [] if all(one.fits for one in ran) else ["!: more than the device has"]
+    return [
+        *lines,
+        *over,
+        f"simulated {len(ran)} of {advice.estimated} candidates, the likeliest by their estimates",
+    ]
+
+
+def advice_rows(run: Run) -> list[tuple[str, str, str]]:
+    """Return step, peak memory and arguments of the configuration and of each other one, the shortest first."""
+    metrics = run.metrics
+    own = _cells(run, metrics.step_ns, metrics.memory.fullest_bytes, fits=metrics.over_capacity is None)
+    return [(*own, "as it is"), *(_row(run, one) for one in _ran(run))]
+
+
+def _ran(run: Run) -> list[Tried]:
+    return sorted((one for one in run.advice.tried if one.step_ns is not None), key=lambda one: one.step_ns or 0)
+
+
+def _row(run: Run, tried: Tried) -> tuple[str, str, str]:
+    return (*_cells(run, tried.step_ns or 0, tried.peak_bytes, fits=tried.fits), tried.change.arguments)
+
+
+def _cells(run: Run, step_ns: int, peak_bytes: int, *, fits: bool) -> tuple[str, str]:
+    peak = format_size(peak_bytes) if peak_bytes else "-"
+    return time_text(run, step_ns), f"{peak}{'' if fits else ' !'}"

@@ -1,0 +1,220 @@
+"""What a cluster offers between two GPUs, alone and under a pipeline's own traffic."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pptrace.config.resolution import load
+from pptrace.errors import ConfigError
+from pptrace.network.cluster import Hops
+from pptrace.network.contract import NO_ROUTE, Paths
+from pptrace.network.layout import Layout
+from pptrace.run.cluster import on_cluster
+from pptrace.run.inputs import Assembly
+from pptrace.sim.engines import steady_rates
+from pptrace.steps.text_forms import load_table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from pptrace.config.resolution import Resolved
+    from pptrace.plugins.registry import Registry
+    from pptrace.run.inputs import OnCluster
+    from pptrace.steps.columns import Int64s
+
+__all__ = ["Between", "ClusterView", "LinkGroup", "view_cluster"]
+
+_NUMBER = re.compile(r"[0-9]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkGroup:
+    """Links whose names differ in numbers only."""
+
+    pattern: str
+    """Their names, ``*`` for each number."""
+    links: tuple[int, ...]
+    """The links."""
+    rate_kbps: tuple[int, ...]
+    """Their capacities, each once."""
+    latency_ns: tuple[int, ...]
+    """Their latencies, each once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Between:
+    """One way between two GPUs."""
+
+    source: int
+    """The sending GPU."""
+    target: int
+    """The receiving GPU."""
+    links: tuple[int, ...]
+    """Links along the (first) way."""
+    ways: int
+    """Ways that messages take in turn."""
+    overhead_ns: int
+    """Launch overhead of a message."""
+    latency_ns: int
+    """Wire latency."""
+    alone_kbps: int
+    """What a message alone gets; 0 for no limit."""
+    shared_kbps: int
+    """What it gets while every hop of the pipeline is under way, both directions, all replicas."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterView:
+    """A cluster and what a pipeline on it loads."""
+
+    job: OnCluster
+    """The cluster, and the pipeline's place on it."""
+    name: str
+    """The preset or file."""
+    parts: tuple[str, str]
+    """The networks inside a node and between nodes; empty for none."""
+    groups: tuple[LinkGroup, ...]
+    """The links in groups."""
+    load: tuple[float, ...]
+    """How full each link is while every hop of the pipeline is under way."""
+    between: Between | None = None
+    """What lies between two GPUs, where asked."""
+
+
+def view_cluster(
+    cluster: str | Path,
+    registry: Registry,
+    sets: Sequence[str] = (),
+    flags: Mapping[str, Any] | None = None,
+    between: tuple[int, int] | None = None,
+) -> ClusterView:
+    """Build a cluster, a preset's or a configuration file's, and look at it.
+
+    Args:
+        cluster: a preset such as ``dgx-h100x4``, or a YAML file with a ``cluster``.
+        registry: the plugins.
+        sets: ``key.path=value`` texts.
+        flags: ``pp``, ``tp`` and so on; a pipeline over all nodes, or all GPUs of one, unless given.
+        between: two GPUs.
+
+    Raises:
+        ConfigError: what cannot be used; GPUs that are not there or that no route joins.
+        PluginError: a preset or network that nobody offers.
+    """
+    given = {key: value for key, value in (flags or {}).items() if value is not None}
+    file = cluster if not isinstance(cluster, str) else None
+    if file is None:
+        given = {"pp": 1, **given, "cluster": cluster}
+    sized = file is not None or ("pp" in (flags or {}) and (flags or {})["pp"] is not None)
+    stand_in = {"schedule": "none", "microbatches": 1} if file is None else {}
+    resolved = load(file, sets, {**stand_in, **given})
+    section = resolved.experiment.cluster
+    if section is None:
+        raise ConfigError("missing: the file describes no cluster", key="cluster", file=file or "")
+    resolved = _with_ranks(resolved.with_section("cluster", section.model_copy(update={"spare": True}), {}))
+    work, job = on_cluster(Assembly(resolved=resolved, registry=registry))
+    if not sized:
+        job = _over_all(job)
+    section = work.experiment.cluster
+    parts = tuple(part.name or "" if (part := getattr(section, key)) else "" for key in ("node", "fabric"))
+    hops, rates = _pipeline(job)
+    view = ClusterView(
+        job=job, name=str(cluster), parts=(parts[0], parts[1] if job.cluster.nodes > 1 else ""),
+        groups=_groups(job), load=tuple(_load(job, hops, rates).tolist()),
+    )  # fmt: skip
+    return replace(view, between=_between(job, hops, *between)) if between is not None else view
+
+
+def _with_ranks(resolved: Resolved) -> Resolved:
+    """Take the pipeline ranks from a table file where the configuration leaves them to it."""
+    experiment = resolved.experiment
+    if experiment.parallel.pp is not None:
+        return resolved
+    ranks = load_table(Path(experiment.schedule.name)).schedule.ranks
+    return resolved.with_section("parallel", experiment.parallel.model_copy(update={"pp": ranks}), {})
+
+
+def _over_all(job: OnCluster) -> OnCluster:
+    """Put a stage on each node, tensor-parallel inside, or on each GPU of a single node."""
+    cluster = job.cluster
+    several = cluster.nodes > 1
+    layout = Layout(pp=cluster.nodes, tp=cluster.gpus) if several else Layout(pp=cluster.gpus)
+    return replace(job, layout=layout, hops=Hops(network=cluster, layout=layout))
+
+
+def _pipeline(job: OnCluster) -> tuple[Paths, Int64s]:
+    """Return every hop between neighbours, both directions, and its rate while all are under way."""
+    low = np.arange(job.layout.pp - 1, dtype=np.int32)
+    hops = job.hops.paths(np.concatenate([low, low + 1]), np.concatenate([low + 1, low]))
+    return hops, steady_rates(hops, job.cluster.links)
+
+
+def _load(job: OnCluster, hops: Paths, rates: Int64s) -> NDArray[np.float64]:
+    links = job.cluster.links
+    first = np.arange(0, len(hops), hops.ways)
+    on_first = np.zeros(len(hops), dtype=bool)
+    on_first[first] = True
+    row = np.repeat(np.arange(len(hops)), np.diff(hops.link_ptr))
+    kept = on_first[row]
+    used = np.bincount(
+        hops.link[kept],
+        weights=rates[row[kept] // hops.ways] * hops.weight[kept].astype(float),
+        minlength=len(links),
+    )
+    return used / np.maximum(links.rate_kbps, 1)
+
+
+def _groups(job: OnCluster) -> tuple[LinkGroup, ...]:
+    links = job.cluster.links
+    found: dict[str, list[int]] = {}
+    for link, name in enumerate(links.name):
+        found.setdefault(_NUMBER.sub("*", name), []).append(link)
+    return tuple(
+        LinkGroup(
+            pattern=pattern,
+            links=tuple(same),
+            rate_kbps=tuple(np.unique(links.rate_kbps[same]).tolist()),
+            latency_ns=tuple(np.unique(links.latency_ns[same]).tolist()),
+        )
+        for pattern, same in found.items()
+    )
+
+
+def _between(job: OnCluster, hops: Paths, source: int, target: int) -> Between:
+    gpus = job.cluster.endpoints
+    for gpu in (source, target):
+        if not 0 <= gpu < gpus:
+            raise ConfigError(f"GPU {gpu} is not there: the cluster has {gpus}, counted from 0", file="--between")
+    own = job.cluster.paths(np.array([source], dtype=np.int32), np.array([target], dtype=np.int32))
+    if int(own.rate_kbps[0]) == NO_ROUTE:
+        message = f"no route from GPU {source} to GPU {target}: give the cluster a fabric"
+        raise ConfigError(message, file="--between")
+    both = Paths(
+        overhead_ns=np.append(hops.overhead_ns[:: hops.ways], own.overhead_ns[0]),
+        latency_ns=np.append(hops.latency_ns[:: hops.ways], own.latency_ns[0]),
+        rate_kbps=np.append(hops.rate_kbps[:: hops.ways], own.rate_kbps[0]),
+        **_first_ways([hops, own]),
+    )
+    return Between(
+        source=source, target=target, links=tuple(own.link[: own.link_ptr[1]].tolist()), ways=own.ways,
+        overhead_ns=int(own.overhead_ns[0]), latency_ns=int(own.latency_ns[0]), alone_kbps=int(own.rate_kbps[0]),
+        shared_kbps=int(steady_rates(both, job.cluster.links)[-1]),
+    )  # fmt: skip
+
+
+def _first_ways(parts: Sequence[Paths]) -> dict[str, Any]:
+    """Return the links of the first way of each pair of several paths, one behind another."""
+    rows = [(part, row) for part in parts for row in range(0, len(part), part.ways)]
+    spans = [(part, slice(int(part.link_ptr[row]), int(part.link_ptr[row + 1]))) for part, row in rows]
+    return {
+        "link_ptr": np.cumsum([0, *(span.stop - span.start for _, span in spans)]),
+        "link": np.concatenate([part.link[span] for part, span in spans]),
+        "weight": np.concatenate([part.weight[span] for part, span in spans]),
+    }

@@ -1,0 +1,106 @@
+"""A step with its costs altered: other speeds of computation and communication, even stages, times that vary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pptrace.run.heterogeneous_replicas import changed
+from pptrace.run.speeds import PASSES, slowed, slowed_segments, times
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pptrace.network.contract import Links, Network, Paths
+    from pptrace.run.inputs import Prepared
+    from pptrace.steps.columns import Int32s
+    from pptrace.steps.segments import Segment
+    from pptrace.steps.workload import Workload
+
+__all__ = ["at_speeds", "evened", "jittered"]
+
+_EVENED = tuple(f"{name}{part}_ns" for name in PASSES for part in ("", "_collective"))
+_CLASSES = 8
+"""Sorts of microbatches whose times vary."""
+
+
+def at_speeds(prepared: Prepared, compute: float = 1, communication: float = 1) -> Prepared:
+    """Return a step whose computation, and whose communication, is so many times as fast.
+
+    Communication is messages, collectives, reductions and copies to the host, their latencies included.
+    """
+    network: Network = prepared.network if communication == 1 else _Faster(prepared.network, communication)
+    return changed(prepared, lambda costs: slowed(costs, 1 / compute, 1 / communication), network=network)
+
+
+def evened(workload: Workload) -> Workload:
+    """Return costs in which every stage computes the mean of all; of segments, each has its share of it."""
+    means: dict[str, Any] = {
+        name: np.full(workload.stages, round(float(getattr(workload, name).mean())), dtype=np.int64)
+        for name in _EVENED
+    }
+    classes = tuple(evened(one) for one in workload.classes)
+    if not workload.segments:
+        return replace(workload, classes=classes, **means)
+    parts = {kind: _evened_segments(stages) for kind, stages in workload.segments.items()}
+    return replace(workload, segments={}, classes=classes, **means).segmented(parts)
+
+
+def _evened_segments(stages: Sequence[tuple[Segment, ...]]) -> list[tuple[Segment, ...]]:
+    """Return each stage's segments so long that all stages compute, and communicate, alike if at all."""
+    totals_ns = np.array([
+        [sum(one.duration_ns for one in segments if one.is_computation is computes) for computes in (True, False)]
+        for segments in stages
+    ], dtype=np.float64)  # fmt: skip
+    some = totals_ns > 0
+    means_ns = totals_ns.sum(axis=0) / np.maximum(some.sum(axis=0), 1)
+    factors = np.where(some, means_ns / np.where(some, totals_ns, 1), 1)
+    return [slowed_segments(segments, *own) for segments, own in zip(stages, factors.tolist(), strict=True)]
+
+
+def jittered(prepared: Prepared, seed: int, spread: float) -> Prepared:
+    """Return a step whose computations vary by stage and microbatch, normally and with a mean of 1.
+
+    Args:
+        prepared: the step.
+        seed: what the times are drawn from; the same seed gives the same times.
+        spread: their standard deviation, as a share.
+    """
+    workload, microbatches = prepared.workload, prepared.schedule.microbatches
+    if workload.classes:
+        return prepared
+    drawn = np.random.default_rng(seed)
+    factors = np.clip(drawn.normal(1, spread, (_CLASSES, workload.stages)), 0.5, 2)
+    classes = tuple(slowed(workload, one, 1) for one in factors)
+    numbers = drawn.integers(1, _CLASSES + 1, microbatches).astype(np.int32)
+    return replace(prepared, workload=replace(workload, classes=classes, microbatch_class=numbers))
+
+
+@dataclass(frozen=True, slots=True)
+class _Faster:
+    """A network on which everything takes its part of the time."""
+
+    network: Network
+    factor: float
+
+    @property
+    def links(self) -> Links:
+        """The same links with more capacity."""
+        links = self.network.links
+        return replace(
+            links, rate_kbps=times(links.rate_kbps, self.factor),
+            flow_rate_kbps=times(links.flow_rate_kbps, self.factor),
+            latency_ns=times(links.latency_ns, 1 / self.factor),
+            overhead_ns=times(links.overhead_ns, 1 / self.factor),
+        )  # fmt: skip
+
+    def paths(self, src: Int32s, dst: Int32s) -> Paths:
+        """Return the same paths, faster; those without a limit or a route stay."""
+        paths = self.network.paths(src, dst)
+        rate = np.where(paths.rate_kbps > 0, times(paths.rate_kbps, self.factor), paths.rate_kbps)
+        return replace(
+            paths, rate_kbps=rate, latency_ns=times(paths.latency_ns, 1 / self.factor),
+            overhead_ns=times(paths.overhead_ns, 1 / self.factor),
+        )  # fmt: skip

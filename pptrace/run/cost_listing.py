@@ -1,0 +1,179 @@
+"""What a cost model found, as a document, and as a configuration whose costs are a table to be edited."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pptrace.config.quantities import format_duration, format_size
+from pptrace.report.document import Document, Line, Section, Table
+from pptrace.steps.kinds import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from pptrace.steps.segments import Segment
+    from pptrace.steps.workload import KernelCost, Workload
+
+__all__ = ["costs_document", "costs_yaml"]
+
+_TIMES = {
+    "forward": "f_ns", "backward": "b_ns", "input_gradient": "i_ns", "weight_gradient": "w_ns",
+    "recompute": "recompute_ns", "reduction": "reduce_ns", "update": "optimizer_ns",
+    "offload": "offload_ns", "reload": "reload_ns",
+}  # fmt: skip
+_INSIDE = {"forward": "f_collective_ns", "backward": "b_collective_ns"}
+_SIZES = {
+    "activation": "activation_bytes", "weight_activation": "weight_activation_bytes",
+    "checkpoint": "checkpoint_bytes", "weights": "weights_bytes", "gradients": "gradients_bytes",
+    "optimizer": "optimizer_bytes", "boundary": "boundary_bytes",
+}  # fmt: skip
+"""Keys of ``costs: table`` and the columns that they are."""
+_KERNEL_HEAD = ("stage", "", "segment", "kernel", "times", "takes", "operations", "moves")
+_SEGMENTED = {Kind.F: "forward", Kind.B: "backward", Kind.I: "input_gradient", Kind.W: "weight_gradient"}
+"""Kinds of actions whose segments stand in place of a key."""
+
+
+def costs_document(workload: Workload) -> Document:
+    """Return times, bytes, segments and kernels of each stage's actions, of one microbatch."""
+    columns = {**_TIMES, **{f"{key}, communicating": column for key, column in _INSIDE.items()}, **_SIZES}
+    known: dict[str, Any] = {key: _column(workload, column) for key, column in columns.items()}
+    shown = {key: values for key, values in known.items() if any(values)}
+    times = {key: values for key, values in shown.items() if key not in _SIZES}
+    sizes = {key: values for key, values in shown.items() if key in _SIZES}
+    parts = [
+        (
+            kind.word, str(stage), one.name, one.stream.name.lower().replace("_", "-"),
+            format_duration(one.duration_ns),
+        )
+        for kind, own in workload.segments.items() for stage, segments in enumerate(own) for one in segments
+    ]  # fmt: skip
+    sections = [
+        Section(title="times", blocks=(_by_stage(times, format_duration, workload.stages),)),
+        Section(title="bytes", blocks=(_by_stage(sizes, format_size, workload.stages),)),
+    ]
+    if parts:
+        head = ("", "stage", "segment", "stream", "takes")
+        sections.append(Section(title="segments", blocks=(Table(head=head, rows=tuple(parts)),)))
+    if workload.kernels is not None:
+        listed = _kernels(workload.kernels())
+        known["kernels"] = [dict(zip(_KERNEL_HEAD, row, strict=True)) for row in listed]
+        sections.append(Section(title="kernels", blocks=(Table(head=_KERNEL_HEAD, rows=listed),)))
+    rest = [
+        f"{format_size(workload.reserved_bytes)} reserved on each rank",
+        _capacity(workload),
+        f"{workload.model_flops:.4g} floating-point operations in the step" if workload.model_flops else "",
+    ]
+    notes = [Line(text=text) for text in (*filter(None, rest), *workload.notes)]
+    return Document(
+        title="costs", lead=(Line(text=f"{workload.stages} stages; times and activations are a microbatch's"),),
+        sections=(*sections, Section(title="how they are counted", blocks=tuple(notes))), values=known,
+    )  # fmt: skip
+
+
+def _capacity(workload: Workload) -> str:
+    if workload.rank_capacity_bytes.size:
+        sizes = sorted({*workload.rank_capacity_bytes.tolist()})
+        return f"{' or '.join(map(format_size, sizes))} on its device, by rank"
+    return f"{format_size(workload.capacity_bytes)} on its device" if workload.capacity_bytes else ""
+
+
+def _kernels(listed: Sequence[KernelCost]) -> tuple[tuple[str, ...], ...]:
+    """Return one row a kernel of stages that are alike and follow one another."""
+    by_stage: dict[int, list[tuple[str, ...]]] = {}
+    for one in listed:
+        product = one.product
+        sizes = "" if product is None else f" {product[0]} x " * (product[0] > 1) or " "
+        name = one.name if product is None else f"{one.name}{sizes}{product[1]} x {product[2]} x {product[3]}"
+        by_stage.setdefault(one.stage, []).append((
+            one.kind.word, one.part, name, str(one.times), format_duration(one.duration_ns),
+            f"{one.flops / 1e9:.6g} GFLOP" if one.flops else "",
+            format_size(one.size_bytes) if one.size_bytes else "",
+        ))  # fmt: skip
+    rows: list[tuple[str, ...]] = []
+    stages = sorted(by_stage)
+    first = 0
+    for place in range(1, len(stages) + 1):
+        if place == len(stages) or by_stage[stages[place]] != by_stage[stages[first]]:
+            rows += [(_name(stages[first], stages[place - 1]), *row) for row in by_stage[stages[first]]]
+            first = place
+    return tuple(rows)
+
+
+def _name(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first} to {last}"
+
+
+def costs_yaml(workload: Workload, configuration: Mapping[str, Any]) -> str:
+    """Return a configuration's text in which ``costs: table`` stands for its model, device and costs."""
+    import yaml
+
+    table: dict[str, Any] = {"name": "table"}
+    for keys, unit in ((_TIMES, "ns"), (_SIZES, "B")):
+        for key, column in keys.items():
+            values = _column(workload, column)
+            if any(values) or key in {"forward", "backward"}:
+                table[key] = [f"{value}{unit}" for value in values]
+    each = [f"{size}B" for size in workload.rank_capacity_bytes.tolist()]
+    table |= {"reserved": f"{workload.reserved_bytes}B", "capacity": each or f"{workload.capacity_bytes}B"}
+    kept = {key: value for key, value in configuration.items() if key not in {"model", "device", "costs"}}
+    policy = kept.get("p2p", {})
+    if policy.get("options"):
+        # A framework's program takes its own switches alone, and none that is not set.
+        switches = {key: value for key, value in policy["options"].items() if value is not None}
+        kept["p2p"] = {"policy": policy["policy"], "options": switches}
+    head = "# Times and bytes of each stage, found by pptrace costs: edit them, and simulate this file.\n"
+    if workload.segments:
+        head += "# Actions are made of their segments, which say what they take.\n"
+        table |= _segments(workload)
+        for kind in workload.segments:
+            table.pop(_SEGMENTED.get(kind, "recompute"), None)
+    return head + yaml.safe_dump({**kept, "costs": table}, sort_keys=False, width=115, default_flow_style=None)
+
+
+def _segments(workload: Workload) -> dict[str, Any]:
+    """Return the keys of a table that say what its actions are made of: one list where stages are alike."""
+    written: dict[str, Any] = {}
+    for kind, own in workload.segments.items():
+        lists = [[_segment(one) for one in segments] for segments in own]
+        written[kind.name] = lists[0] if all(one == lists[0] for one in lists) else lists
+    return {"segments": written, **({"alone": "overlapped"} if workload.overlapped else {})}
+
+
+def _segment(segment: Segment) -> dict[str, Any]:
+    values: dict[str, Any] = {"name": segment.name, "time": f"{segment.duration_ns}ns"}
+    if not segment.is_computation:
+        values["stream"] = segment.stream.name.lower().replace("_", "-")
+    if segment.needs is not None:
+        values["needs"] = list(segment.needs)
+    if segment.result:
+        values["result"] = True
+    if segment.size_bytes:
+        values["size"] = f"{segment.size_bytes}B"
+    if segment.link:
+        values["link"] = segment.link
+    if segment.activation_bytes is not None:
+        key = "takes" if segment.activation_bytes >= 0 else "frees"
+        values[key] = f"{abs(segment.activation_bytes)}B"
+    return values
+
+
+def _column(workload: Workload, name: str) -> list[int]:
+    return [int(value) for value in getattr(workload, name)]
+
+
+def _by_stage(columns: Mapping[str, list[int]], written: Callable[[int], str], stages: int) -> Table:
+    """Return one row for stages that are alike, one after the other."""
+    rows: list[tuple[str, ...]] = []
+    first = 0
+    for stage in range(1, stages + 1):
+        if stage == stages or _row(columns, stage) != _row(columns, first):
+            name = _name(first, stage - 1)
+            cells = [written(value) if value is not None else "" for value in _row(columns, first)]
+            rows.append((name, *cells))
+            first = stage
+    return Table(head=("stage", *columns), rows=tuple(rows))
+
+
+def _row(columns: Mapping[str, list[int]], stage: int) -> list[int | None]:
+    """Return a stage's values; a boundary behind the last stage is none."""
+    return [values[stage] if stage < len(values) else None for values in columns.values()]

@@ -1,0 +1,285 @@
+"""Figures of a step as rows of tables, and their levels.
+
+Source: Barley et al., A Tabular Schedule Abstraction for Communication-Aware Evaluation of Pipeline-Parallel LLM
+Training (2026), which shows that rankings change between the three.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from pptrace.plugins.construction import build_schedule
+from pptrace.plugins.guards import call_plugin
+from pptrace.sim.simulation import simulate
+from pptrace.steps.workload import Workload
+from pptrace.timeline.actions import actions_in_parts
+from pptrace.timeline.idle import IdleCause
+from pptrace.timeline.link_use import busiest_links, delays
+from pptrace.timeline.metrics import measure
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+    from pptrace.config.schema import Experiment
+    from pptrace.run.simulated_step import Run
+    from pptrace.steps.schedule import Schedule
+    from pptrace.timeline.metrics import Metrics
+    from pptrace.timeline.timeline import Timeline
+
+__all__ = [
+    "FIGURES",
+    "Cell",
+    "Levels",
+    "Row",
+    "at_levels",
+    "document",
+    "figures_of",
+    "gpus_of",
+    "member_rows",
+    "metrics_row",
+    "rank_rows",
+]
+
+_MOST = 64
+"""Links, and pairs that a link held up, that are listed."""
+
+
+def document(run: Run) -> dict[str, Any]:
+    """Return everything measured, with times in ns and sizes in bytes, and where it comes from."""
+    metrics, path = run.metrics, run.metrics.path
+    over = metrics.over_capacity
+    return {
+        "step_ns": metrics.step_ns,
+        "pace_ns": metrics.pace_ns,
+        "unit_time_ns": run.prepared.workload.unit_time_ns or None,
+        "bubble": float(metrics.bubble),
+        "tokens_per_s": metrics.tokens_per_s,
+        "mfu": metrics.mfu,
+        "busy_ns": int(metrics.busy_ns.sum()),
+        "idle_ns": int(metrics.idle_ns.sum()),
+        "idle_by_cause_ns": metrics.idle_by_cause_ns,
+        "exposed_communication_ns": int(metrics.exposed_ns.sum()),
+        "communication": _communication(metrics),
+        "reduction_ns": int(metrics.reduction_ns.max(initial=0)),
+        "peak_memory_bytes": metrics.memory.fullest_bytes,
+        "device_memory_bytes": metrics.memory.fullest_room_bytes or None,
+        "over_memory": {"rank": over[0], "at_ns": over[1], "bytes": over[2]} if over else None,
+        "critical_path": {
+            "by_kind_ns": dict(path.by_kind_ns),
+            "by_stage_ns": {str(stage): time for stage, time in path.by_stage_ns.items()},
+            "slowest_stage": path.slowest_stage,
+            "slices": int(path.rows.size),
+        },
+        "ranks": rank_rows(run),
+        "links": _links(run),
+        "contention": _contention(run),
+        "formula": _closed_forms(run),
+        "lever": asdict(run.lever),
+        "advice": run.advice.to_dict(),
+        "notes": list(metrics.notes),
+        "provenance": run.provenance,
+    }
+
+
+def rank_rows(run: Run) -> list[dict[str, Any]]:
+    """Return one row per rank."""
+    metrics, memory = run.metrics, run.metrics.memory
+    names = [cause.name.lower() for cause in IdleCause]
+    rows = []
+    for rank in range(metrics.ranks):
+        row: dict[str, Any] = {
+            "rank": rank,
+            "stages": run.prepared.schedule.placement.stages_of(rank),
+            "busy_ns": int(metrics.busy_ns[rank]),
+            "idle_ns": int(metrics.idle_ns[rank].sum()),
+        }
+        row |= {f"idle_{name}_ns": int(metrics.idle_ns[rank, i]) for i, name in enumerate(names)}
+        row |= {
+            "exposed_communication_ns": int(metrics.exposed_ns[rank]),
+            "collective_ns": int(metrics.collective_ns[rank]),
+            "reduction_ns": int(metrics.reduction_ns[rank]),
+            "peak_memory_bytes": int(memory.peak_bytes[rank]),
+            "peak_at_ns": int(memory.peak_at_ns[rank]),
+            "static_bytes": int(memory.static_bytes[rank]),
+            "weights_bytes": int(memory.weights_bytes[rank]),
+            "gradients_bytes": int(memory.gradients_bytes[rank]),
+            "optimizer_bytes": int(memory.optimizer_bytes[rank]),
+            "buffer_bytes": int(memory.buffer_bytes[rank]),
+            "reserved_bytes": int(memory.reserved_bytes[rank]),
+            "peak_activation_bytes": int(memory.peak_activation_bytes[rank]),
+            "peak_activations": int(memory.peak_activations[rank]),
+        }
+        if memory.devices_differ:
+            row["device_memory_bytes"] = int(memory.room_bytes[rank])
+        rows.append(row)
+    return rows
+
+
+def member_rows(timeline: Timeline) -> list[dict[str, Any]]:
+    """Return each action in segments with its own start, end, and what of it computed, was hidden, was exposed."""
+    actions = actions_in_parts(timeline)
+    names = ("rank", "start_ns", "end_ns", "busy_ns", "hidden_ns", "exposed_ns")
+    columns = [getattr(actions, name).tolist() for name in names]
+    return [
+        {
+            "action": str(actions.action(row)),
+            "pair": int(actions.pair[row]),
+            **dict(zip(names, values, strict=True)),
+        }
+        for row, values in enumerate(zip(*columns, strict=True))
+    ]
+
+
+def _communication(metrics: Metrics) -> dict[str, dict[str, float]]:
+    """Return, by group, how long its ranks communicated in sum and how much of it computation hid.
+
+    Where no action is in segments, what is inside actions is one entry, of which nothing is hidden.
+    """
+    found: dict[str, dict[str, float]] = {
+        group.name: {
+            "total_ns": int(group.total_ns.sum()),
+            "hidden_ns": int(group.hidden_ns.sum()),
+            "hidden": group.hidden,
+        }
+        for group in metrics.groups
+    }
+    if not any(group.stream.is_group for group in metrics.groups) and metrics.collective_ns.any():
+        found["inside-actions"] = {"total_ns": int(metrics.collective_ns.sum()), "hidden_ns": 0, "hidden": 0.0}
+    return found
+
+
+def _links(run: Run) -> list[dict[str, Any]] | None:
+    """Return the busiest links with their figures; links used alike are one entry."""
+    if run.traffic is None:
+        return None
+    return [
+        {
+            "link": use.names[0],
+            "alike": list(use.names[1:]),
+            "bytes_per_s": use.rate_kbps * 1000,
+            "bytes": use.size_bytes,
+            "utilisation": use.utilisation,
+            "delay_ns": use.delay_ns,
+            "from_ns": use.from_ns if use.delay_ns else None,
+            "until_ns": use.until_ns if use.delay_ns else None,
+            "hops": [list(hop) for hop in use.hops],
+        }
+        for use in busiest_links(run.timeline, run.traffic, run.metrics.step_ns)[:_MOST]
+    ]
+
+
+def _contention(run: Run) -> list[dict[str, Any]] | None:
+    """Return whom which link held up, and for how long in sum."""
+    if run.traffic is None:
+        return None
+    return [
+        {"source": one.source, "target": one.target, "link": one.link, "delay_ns": one.delay_ns}
+        for one in delays(run.timeline, run.traffic)[:_MOST]
+    ]
+
+
+def _closed_forms(run: Run) -> dict[str, Any] | None:
+    """Return the schedule's own formulas, where it offers any."""
+    choice = run.prepared.resolved.experiment.schedule
+    if choice.kind == "table":
+        return None
+    offer, request = run.registry.schedules[choice.name].offer, run.prepared.request
+    bubble = offer.bubble(request) if offer.bubble else None
+    peaks = offer.peak_activations(request) if offer.peak_activations else None
+    if bubble is None and peaks is None:
+        return None
+    return {
+        "bubble": None if bubble is None else float(bubble),
+        "peak_activations": None if peaks is None else [float(peak) for peak in peaks],
+    }
+
+
+Cell: TypeAlias = "int | float | str | None"
+Row: TypeAlias = "dict[str, Cell]"
+
+
+FIGURES = (
+    "step_ns", "formula_bubble", "table_bubble", "idle",
+    *(f"idle_{cause.word.replace('-', '_')}" for cause in IdleCause),
+    "exposed_communication_ns", "tokens_per_s", "gpus", "tokens_per_s_per_gpu", "mfu", "peak_memory_bytes",
+    "device_memory_bytes", "fits", "peak_activation_bytes", "peak_activations",
+)  # fmt: skip
+"""The columns of :func:`metrics_row`."""
+
+
+def metrics_row(levels: Levels) -> Row:
+    """Return a run's figures: times in ns, sizes in bytes, shares as fractions of 1; None where unknown."""
+    figures = figures_of(levels.run)
+    formula = None if levels.formula is None else float(levels.formula)
+    before = {"step_ns": figures.pop("step_ns"), "formula_bubble": formula, "table_bubble": float(levels.table)}
+    return {**before, **figures}
+
+
+def figures_of(run: Run) -> Row:
+    """Return the figures of a simulated step alone, as :func:`metrics_row` has them."""
+    metrics = run.metrics
+    whole = metrics.ranks * metrics.step_ns
+    gpus = gpus_of(run.prepared.resolved.experiment)
+    return {
+        "step_ns": metrics.step_ns,
+        "idle": float(metrics.bubble),
+        **{
+            f"idle_{cause.replace('-', '_')}": time / whole if whole else 0.0
+            for cause, time in metrics.idle_by_cause_ns.items()
+        },
+        "exposed_communication_ns": int(metrics.exposed_ns.sum()),
+        "tokens_per_s": metrics.tokens_per_s,
+        "gpus": gpus,
+        "tokens_per_s_per_gpu": None if metrics.tokens_per_s is None else metrics.tokens_per_s / gpus,
+        "mfu": metrics.mfu,
+        "peak_memory_bytes": metrics.memory.fullest_bytes,
+        "device_memory_bytes": metrics.memory.fullest_room_bytes or None,
+        "fits": metrics.over_capacity is None,
+        "peak_activation_bytes": int(metrics.memory.peak_activation_bytes.max(initial=0)),
+        "peak_activations": int(metrics.memory.peak_activations.max(initial=0)),
+    }
+
+
+def gpus_of(experiment: Experiment) -> int:
+    """Return the GPUs of a job: pp x tp x dp x cp."""
+    parallel = experiment.parallel
+    return (parallel.pp or 1) * parallel.tp * parallel.dp * parallel.cp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Levels:
+    """One schedule's bubble at each level; the simulated one is ``run.metrics.bubble``."""
+
+    run: Run
+    """The simulated step."""
+    formula: Fraction | None
+    """The schedule's closed form; None where it offers none for these sizes."""
+    table: Fraction
+    """Idle over ranks times length, with a forward of 1, a backward of 2 and messages that take no time."""
+
+
+def at_levels(run: Run) -> Levels:
+    """Return a simulated step's schedule at all three levels.
+
+    The table is the one that the schedule makes where it knows no times, so that it is not bent towards the costs.
+    """
+    choice = run.prepared.resolved.experiment.schedule
+    if choice.kind == "table":
+        return Levels(run=run, formula=None, table=_bubble(run.prepared.schedule))
+    provided = run.registry.schedules[choice.name]
+    request = replace(
+        run.prepared.request, f_ns=(), b_ns=(), i_ns=(), w_ns=(), transfer_ns=0, activation_bytes=(),
+        memory_limit_bytes=0, weight_activation_bytes=(), stage_bytes=(), device_bytes=0, rank_bytes=(),
+    )  # fmt: skip
+    bubble = provided.offer.bubble
+    return Levels(
+        run=run,
+        formula=call_plugin(provided.provider, bubble, request) if bubble else None,
+        table=_bubble(build_schedule(provided, request)),
+    )
+
+
+def _bubble(schedule: Schedule) -> Fraction:
+    workload = Workload.uniform(schedule.stages, edges=len(schedule.placement.edges), f_ns=1, i_ns=1, w_ns=1)
+    return measure(simulate(schedule, workload), workload).bubble

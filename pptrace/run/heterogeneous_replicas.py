@@ -1,0 +1,152 @@
+"""Replicas of a job that differ, by the lengths of their microbatches or the speeds of their devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pptrace.config.choices import Reshard
+from pptrace.config.quantities import format_duration, format_size
+from pptrace.run.inputs import Differing, kinds_of
+from pptrace.sim.simulation import simulate
+from pptrace.steps.kinds import WEIGHT_GRADIENTS, Kind
+from pptrace.timeline.memory import measure_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pptrace.run.inputs import Prepared
+    from pptrace.steps.columns import Int64s
+    from pptrace.steps.placement import Placement
+    from pptrace.steps.workload import Workload
+
+__all__ = ["Unlike", "changed", "of_the_last_replica", "unlike_replicas"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unlike:
+    """The replicas of a step that differ, each simulated alone."""
+
+    kind_of: Int64s
+    """Which of the following each replica is, shape (replicas,)."""
+    first: Int64s
+    """The first replica of each kind, shape (kinds,)."""
+    ready_ns: Int64s
+    """When each stage's gradients are whole, shape (kinds, stages)."""
+    peak_bytes: Int64s
+    """The most memory of each rank, shape (kinds, ranks)."""
+
+    @property
+    def slowest(self) -> int:
+        """Return the kind that computes longest."""
+        return int(np.argmax(self.ready_ns.max(axis=1)))
+
+    def workload_of(self, differing: Differing, kind: int, placement: Placement) -> Workload:
+        """Return a step's costs in replicas of one kind, whose reductions wait for all others."""
+        others = np.delete(self.ready_ns, kind, axis=0).max(axis=0)
+        return replace(differing.costs_of(int(self.first[kind]), placement), released_ns=others)
+
+
+def changed(prepared: Prepared, costs: Callable[[Workload], Workload] | None = None, **parts: Any) -> Prepared:
+    """Return a step with other costs or parts, such as ``network``; replicas that differ have them all.
+
+    Args:
+        prepared: the step.
+        costs: returns the costs changed; as they are unless given.
+        parts: fields of it.
+
+    Raises:
+        ConfigError: as for :func:`of_the_last_replica`.
+    """
+    differing = prepared.differing
+    if costs is not None and differing is not None:
+        parts["differing"] = replace(differing, costs=costs(differing.costs))
+    elif costs is not None:
+        parts["workload"] = costs(prepared.workload)
+    return of_the_last_replica(replace(prepared, **parts))
+
+
+def of_the_last_replica(prepared: Prepared) -> Prepared:
+    """Return the step of the replica that computes longest, or of ``batch.replica``; its reductions wait for all.
+
+    Reductions and meetings are the same moments for all replicas, so its step ends when theirs do. A step that is
+    of a replica already is simulated anew, as what it costs may have changed.
+
+    Args:
+        prepared: a step whose costs have a class for each length; steps whose replicas are alike stay as they are.
+
+    Raises:
+        ConfigError: replicas that are not alike would meet within the step, or their microbatches are cut.
+    """
+    differing = prepared.differing
+    if differing is None:
+        return prepared
+    asked = prepared.resolved.experiment.batch.replica
+    placement = prepared.schedule.placement
+    if differing.kinds == 1:
+        return replace(prepared, workload=differing.costs_of(0, placement))
+    unlike = unlike_replicas(prepared, differing)
+    shown = unlike.slowest if asked is None else int(unlike.kind_of[asked])
+    number = int(unlike.first[shown]) if asked is None else asked
+    workload = unlike.workload_of(differing, shown, placement)
+    return replace(prepared, workload=replace(workload, notes=(*workload.notes, _note(unlike, shown, number))))
+
+
+def unlike_replicas(prepared: Prepared, differing: Differing) -> Unlike:
+    """Simulate each replica that is like no other, alone.
+
+    Args:
+        prepared: the step.
+        differing: its replicas.
+
+    Raises:
+        ConfigError: replicas that are not alike would meet within the step, or their microbatches are cut.
+    """
+    _check_unlike(prepared, differing)
+    first, kind_of = kinds_of(differing.lengths, differing.speeds)
+    zero = np.zeros(prepared.workload.stages, dtype=np.int64)
+    ready = np.zeros((len(first), zero.size), dtype=np.int64)
+    peaks = np.zeros((len(first), prepared.schedule.ranks), dtype=np.int64)
+    for own, peak, replica in zip(ready, peaks, first.tolist(), strict=True):
+        costs = differing.costs_of(replica, prepared.schedule.placement)
+        costs = replace(costs, reduce_ns=zero, optimizer_ns=zero, sync_ns=0, released_ns=zero[:0])
+        timeline = simulate(
+            prepared.schedule, costs, prepared.network, prepared.policy, contention=prepared.contention
+        )
+        rows = np.flatnonzero(WEIGHT_GRADIENTS.mask(timeline.kind))
+        np.maximum.at(own, timeline.stage[rows], timeline.end_ns[rows])
+        peak[:] = measure_memory(timeline, costs).peak_bytes
+    return Unlike(kind_of=kind_of, first=first, ready_ns=ready, peak_bytes=peaks)
+
+
+def _note(unlike: Unlike, shown: int, number: int) -> str:
+    ends, peaks = unlike.ready_ns.max(axis=1), unlike.peak_bytes
+    longest, least = format_duration(int(ends.max())), format_duration(int(ends.min()))
+    says = f"Of {len(unlike.kind_of)} replicas this is number {number}, which computes"
+    if shown == unlike.slowest:
+        note = f"{says} longest: {longest}, the fastest {least}."
+    else:
+        slowest = unlike.first[unlike.slowest]
+        note = f"{says} {format_duration(int(ends[shown]))}; number {slowest} computes longest: {longest}."
+    fullest, rank = (int(place) for place in np.unravel_index(peaks.argmax(), peaks.shape))
+    if peaks[fullest].max() > peaks[shown].max():
+        more = format_size(int(peaks[fullest, rank]))
+        note += f" Number {unlike.first[fullest]} needs the most memory: {more} on rank {rank}."
+    return note
+
+
+def _check_unlike(prepared: Prepared, differing: Differing) -> None:
+    resolved, table = prepared.resolved, prepared.schedule
+    asked = resolved.experiment.data_parallel
+    if asked.reduce_each:
+        raise resolved.error("data_parallel.reduce_each", "replicas that differ reduce once: remove the key")
+    if (table.kind == Kind.RESHARD).any() and asked.reshard not in {None, Reshard.NEVER}:
+        message = "replicas that differ gather weights once: remove the key"
+        raise resolved.error("data_parallel.reshard", message)
+    if differing.lengths is not None and table.microbatches != resolved.experiment.batch.known_microbatches:
+        name = resolved.experiment.schedule.name
+        raise resolved.error(
+            "batch.lengths", f"{name} cuts microbatches into parts: give all replicas the same lengths"
+        )

@@ -1,0 +1,160 @@
+"""What the page of a run shows: figures, the step in time, where each rank's time and memory went, what may help.
+
+The page opens from disk, fetches nothing and runs no script; bars tell what they are where the pointer rests.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from pptrace.config.quantities import format_rate, format_size
+from pptrace.report.step_drawing.chart import CAUSE_COLOURS, chart_of
+from pptrace.report.step_drawing.svg import chart_svg
+from pptrace.run.advice import advice_rows
+from pptrace.run.overheads import overheads
+from pptrace.run.summary import job_text, schedule_text, setting_text, time_text
+from pptrace.sanitize import printable
+from pptrace.timeline.idle import IdleCause
+from pptrace.timeline.link_use import busiest_links
+from pptrace.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from pptrace.run.simulated_step import Run
+    from pptrace.timeline.timeline import Timeline
+
+__all__ = ["run_page"]
+
+_MOST_LINKS = 12
+_BUSY, _OWN = ("computes", "#9cc3f0"), ("own group communicates", "#6f8a94")
+"""Parts of a rank's busy time: name, colour."""
+_MEMORY = (
+    ("weights", "weights_bytes", "#6f9fd8"), ("gradients", "gradients_bytes", "#8b7fc7"),
+    ("optimizer", "optimizer_bytes", "#b48ac0"), ("buffers", "buffer_bytes", "#b9c0c8"),
+    ("reserved", "reserved_bytes", "#98a1ab"), ("activations", "peak_activation_bytes", "#e3a34f"),
+)  # fmt: skip
+"""Parts of a rank's memory at its peak: name, column, colour."""
+
+
+class _Share(NamedTuple):
+    """A part of a bar."""
+
+    name: str
+    percent: float
+    text: str
+    colour: str
+
+
+class _Lane(NamedTuple):
+    """A rank's bar."""
+
+    rank: int
+    shares: list[_Share]
+    total: str
+
+
+def run_page(run: Run, timeline: Timeline) -> str:
+    """Return the page of a run, whose step is drawn from ``timeline``: its own, or a part of it."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    templates = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
+        keep_trailing_newline=True, finalize=lambda value: printable(value) if type(value) is str else value,
+    )  # fmt: skip
+    chart, spent, memory = chart_of(timeline), list(_time(run)), list(_memory(run))
+    return templates.get_template("page.html").render(
+        title=f"{job_text(run)}: {schedule_text(run)}",
+        setting=f"{run.prepared.batch_text}, {setting_text(run)}",
+        figures=list(_figures(run)),
+        chart=Markup(chart_svg(chart)),  # noqa: S704 - made of escaped elements
+        sampled=chart.sampled,
+        spent=spent,
+        spent_keys=_shown(spent, [_BUSY, _OWN, *((cause.word, CAUSE_COLOURS[cause]) for cause in IdleCause)]),
+        memory=memory,
+        memory_keys=_shown(memory, [(name, colour) for name, _, colour in _MEMORY]),
+        capacity=_capacity(run),
+        links=list(_links(run)),
+        overheads=[(name, f"{part:.1%}") for name, part in overheads(run) if part >= _BARELY],
+        advice=advice_rows(run),
+        estimated=run.advice.estimated,
+        notes=list(run.metrics.notes),
+        configuration=[(key, str(value), origin) for key, value, origin in run.prepared.resolved.explain()],
+        version=__version__,
+    )
+
+
+_BARELY = 0.0005
+"""A share that is shown as 0.0 %."""
+
+
+def _figures(run: Run) -> Iterator[tuple[str, str]]:
+    metrics = run.metrics
+    yield "step", time_text(run, metrics.step_ns)
+    if metrics.tokens_per_s:
+        yield "tokens/s", f"{metrics.tokens_per_s:,.0f}"
+    if metrics.mfu:
+        yield "MFU", f"{metrics.mfu:.1%}"
+    yield "bubble", f"{float(metrics.bubble):.1%}"
+    peak = metrics.memory.fullest_bytes
+    if peak:
+        yield "peak memory", format_size(peak) + (" !" if metrics.over_capacity else "")
+    yield "largest overhead", str(run.lever)
+
+
+def _shown(lanes: Iterable[_Lane], keys: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the keys of what some lane has a bar of."""
+    names = {share.name for lane in lanes for share in lane.shares}
+    return [(name, colour) for name, colour in keys if name in names]
+
+
+def _time(run: Run) -> Iterator[_Lane]:
+    """Yield where each rank's time went."""
+    metrics = run.metrics
+    step = max(metrics.step_ns, 1)
+    for rank in range(metrics.ranks):
+        own = int(metrics.collective_ns[rank])
+        parts = [(_BUSY, int(metrics.busy_ns[rank]) - own), (_OWN, own)]
+        parts += [((c.word, CAUSE_COLOURS[c]), int(metrics.idle_ns[rank, c])) for c in IdleCause]
+        shares = [
+            _Share(name, 100 * took / step, f"{name}: {time_text(run, took)}, {took / step:.1%}", colour)
+            for (name, colour), took in parts
+            if took
+        ]
+        yield _Lane(rank, shares, f"{int(metrics.busy_ns[rank]) / step:.1%} busy")
+
+
+def _memory(run: Run) -> Iterator[_Lane]:
+    """Yield what each rank holds at its peak; nothing where the costs know no memory."""
+    memory = run.metrics.memory
+    most = max(int(memory.peak_bytes.max(initial=0)), int(memory.room_bytes.max(initial=0)), 1)
+    for rank in range(run.metrics.ranks if memory.peak_bytes.any() else 0):
+        held = [(name, int(getattr(memory, column)[rank]), colour) for name, column, colour in _MEMORY]
+        shares = [
+            _Share(name, 100 * size / most, f"{name}: {format_size(size)}", colour)
+            for name, size, colour in held
+            if size
+        ]
+        of = f" of {format_size(int(memory.room_bytes[rank]))}" if memory.devices_differ else ""
+        yield _Lane(rank, shares, format_size(int(memory.peak_bytes[rank])) + of)
+
+
+def _capacity(run: Run) -> tuple[float, str] | None:
+    """Return where devices' memory ends on the bars, in percent, and its size; None where it is not one known."""
+    memory = run.metrics.memory
+    if not memory.capacity_bytes or memory.devices_differ:
+        return None
+    most = max(int(memory.peak_bytes.max(initial=0)), memory.capacity_bytes, 1)
+    return 100 * memory.capacity_bytes / most, format_size(memory.capacity_bytes)
+
+
+def _links(run: Run) -> Iterator[tuple[str, str, str, str, str]]:
+    """Yield the fullest links: name, capacity, use, bytes, delay."""
+    used = [] if run.traffic is None else busiest_links(run.timeline, run.traffic, run.metrics.step_ns)
+    for use in used[:_MOST_LINKS]:
+        name = f"{use.names[0]} and {len(use.names) - 1} alike" if len(use.names) > 1 else use.names[0]
+        delay = time_text(run, use.delay_ns) if use.delay_ns else "-"
+        rate = format_rate(use.rate_kbps * 1000)
+        yield name, rate, f"{use.utilisation:.1%}", format_size(use.size_bytes), delay

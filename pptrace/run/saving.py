@@ -1,0 +1,108 @@
+"""Export of timelines to the files that a user names."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pptrace.errors import OutputError
+from pptrace.files import compress, make_folders, replace_file
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pptrace.plugins.offers import ExporterOffer
+    from pptrace.timeline.timeline import Timeline
+
+__all__ = ["RANK", "exporter_for", "save"]
+
+RANK = "{rank}"
+"""Stands for the rank in the name of a file."""
+
+_GZ = ".gz"
+
+
+def save(
+    timeline: Timeline, targets: Sequence[str], exporters: Mapping[str, ExporterOffer], options: Mapping[str, Any]
+) -> list[Path]:
+    """Write a timeline in the formats that the targets' suffixes name, ``.gz`` behind it for compressed.
+
+    ``{rank}`` in a name stands for one file per rank, whose folder is made where it is missing. All
+    files are written before the first takes its place, so that a failure leaves every old one.
+
+    Returns:
+        The files, target by target and in rank order.
+
+    Raises:
+        OutputError: no format has a target's suffix, two targets are one file, or a file cannot be written.
+    """
+    offers = [exporter_for(target, exporters) for target in targets]
+    written: list[Path] = []
+    with ExitStack() as pending:
+        for target, offer in zip(targets, offers, strict=True):
+            for rank in _ranks(timeline, target):
+                path = Path(target if rank is None else target.replace(RANK, str(rank)))
+                if os.path.realpath(path) in map(os.path.realpath, written):
+                    raise OutputError("two outputs are this file; name each file once", file=path)
+                if rank is not None:
+                    pending.enter_context(make_folders(path))
+                temporary = pending.enter_context(replace_file(path))
+                _write(timeline, rank, temporary, offer, options, packed=target.endswith(_GZ))
+                written.append(path)
+    return written
+
+
+def _ranks(timeline: Timeline, target: str) -> Sequence[int | None]:
+    """Return the ranks that have a file each, or None for one file of all."""
+    if RANK not in target:
+        return [None]
+    ranks = sorted(set(timeline.lane_rank.tolist()))
+    if not ranks:
+        raise OutputError("the timeline holds no slices, so there is no rank to write", file=target)
+    return ranks
+
+
+def exporter_for(target: str, exporters: Mapping[str, ExporterOffer]) -> ExporterOffer:
+    """Return the format that a file name chooses, by the longest suffix that fits.
+
+    Raises:
+        OutputError: none does; the known suffixes are named.
+    """
+    name = Path(target).name.lower().removesuffix(_GZ)
+    fitting = [
+        (len(suffix), offer) for offer in exporters.values() for suffix in offer.suffixes if name.endswith(suffix)
+    ]
+    if not fitting:
+        known = sorted({suffix for offer in exporters.values() for suffix in offer.suffixes})
+        raise OutputError(
+            f"no format has this suffix; known: {', '.join(known) or 'none'}, each also with {_GZ}", file=target
+        )
+    return max(fitting, key=lambda fit: fit[0])[1]
+
+
+def _write(
+    timeline: Timeline,
+    rank: int | None,
+    path: Path,
+    offer: ExporterOffer,
+    options: Mapping[str, Any],
+    *,
+    packed: bool,
+) -> None:
+    if rank is not None and offer.takes_rank:
+        options = {**options, "rank": rank}
+    elif rank is not None:
+        from pptrace.timeline.trim import trim
+
+        timeline = trim(timeline, [rank], None)
+    if not packed:
+        offer.write(timeline, path, options)
+        return
+    plain = path.with_suffix(".plain")
+    try:
+        offer.write(timeline, plain, options)
+        compress(plain, path)
+    finally:
+        plain.unlink(missing_ok=True)

@@ -1,0 +1,292 @@
+"""A run in at most 25 lines, those that are wider than the terminal folded; nothing is cut."""
+
+from __future__ import annotations
+
+import shutil
+from textwrap import wrap
+from typing import TYPE_CHECKING
+
+from pptrace.config.choices import PolicyName, StreamPer, Validation
+from pptrace.config.quantities import format_duration, format_size
+from pptrace.sanitize import shell_word
+from pptrace.timeline.idle import IdleCause
+from pptrace.timeline.link_use import busiest_links
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from pptrace.config.schema import Device
+    from pptrace.run.neighbourhood import Tried
+    from pptrace.run.simulated_step import Run
+    from pptrace.timeline.link_use import LinkUse
+
+__all__ = [
+    "devices_text",
+    "job_text",
+    "options_text",
+    "schedule_text",
+    "setting_text",
+    "summary_lines",
+    "time_text",
+]
+
+WIDTH = 80
+"""Columns at which lines are folded where there is no terminal."""
+
+LINES = 25
+"""Lines that a terminal shows at once."""
+
+ALL_RANKS = 16
+"""Up to here every rank has a line; beyond, the first, middle, last and worst."""
+
+_SHOWN = 3
+"""Pairs of ranks that are named for a link."""
+
+_COLUMNS = ("fill", "drain", "xfer", "cont", "HoL", "peer", "dp", "slow")
+
+
+def summary_lines(run: Run, written: Sequence[Path] = ()) -> list[str]:
+    """Return the summary's lines; the last names the next command, given the traces ``written``.
+
+    Where all would be too many lines, blank ones go first, then the data-parallel one, then those about links.
+    """
+    width = shutil.get_terminal_size((WIDTH, LINES)).columns
+    head = [*_headline(run), *_notes(run), _figures(run)]
+    parts = [
+        head, [""], _where_time_goes(run, width), _communication(run), _busiest(run), [""], _ranks(run),
+        _warning(run), _last(run, written, width),
+    ]  # fmt: skip
+    parts = [[part for line in lines for part in _folded(line, width)] for lines in parts]
+    for dropped in ([], [1, 5], [1, 3, 5], [1, 3, 4, 5]):
+        lines = [line for index, part in enumerate(parts) if index not in dropped for line in part]
+        if len(lines) <= LINES:
+            break
+    return lines
+
+
+def _folded(line: str, width: int) -> list[str]:
+    """Return a line as lines that fit, if it can be broken between words."""
+    line = line.rstrip()
+    if len(line) <= width:
+        return [line]
+    return wrap(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def time_text(run: Run, time_ns: float) -> str:
+    """Return a time as people read it: in units where the costs are units.
+
+    A simulated time is a whole number of nanoseconds; per-rank means need not be.
+    """
+    unit = run.prepared.workload.unit_time_ns
+    if unit:
+        return f"{time_ns / unit:.12g} units"
+    return format_duration(round(time_ns))
+
+
+def job_text(run: Run) -> str:
+    """Return what is trained on what: model and device, or the costs that stand for them."""
+    experiment = run.prepared.resolved.experiment
+    costs = f"{experiment.costs.name} costs"
+    model = (experiment.model.preset or "a model of one's own") if experiment.model else costs
+    return f"{model} on {devices_text(experiment.device)}" if experiment.device else model
+
+
+def devices_text(device: Device) -> str:
+    """Return what ranks run on, each sort once."""
+    own = [one if isinstance(one, str) else one.get("preset") for one in (device.ranks or {}).values()]
+    names = dict.fromkeys([device.preset, *(name for name in own if name)])
+    text = " and ".join(name or "its device" for name in names)
+    return f"{text}, unlike by rank" if device.ranks and len(names) == 1 else text
+
+
+def schedule_text(run: Run) -> str:
+    """Return the schedule with the options that it ran with, its own defaults included."""
+    options = options_text(run)
+    return f"{run.prepared.resolved.experiment.schedule.name}{f' ({options})' if options else ''}"
+
+
+def options_text(run: Run) -> str:
+    """Return the options that a schedule ran with; nothing where it has none."""
+    options = run.prepared.resolved.experiment.schedule.options
+    return ", ".join(f"{key} {value}" for key, value in options.items() if value is not None)
+
+
+def setting_text(run: Run, *, chunks: int = 1) -> str:
+    """Return how the job is divided and what its messages take; ``chunks`` per rank are named from two on."""
+    experiment = run.prepared.resolved.experiment
+    sizes = [f"pp {run.prepared.schedule.ranks}"]
+    sizes += [f"vp {chunks}"] if chunks > 1 else []
+    sizes += [f"{k} {v}" for k in ("tp", "cp", "dp", "ep") if (v := getattr(experiment.parallel, k)) > 1]
+    p2p = experiment.p2p
+    policy = p2p.policy
+    if policy == PolicyName.ORDERED.value and p2p.stream is not StreamPer.DIRECTION:
+        policy += f" per {p2p.stream.value}"
+    return f"{', '.join(sizes)}; {_network(run)}, p2p {policy}"
+
+
+def _headline(run: Run) -> list[str]:
+    schedule = run.prepared.schedule
+    return [
+        f"{job_text(run)}: {schedule_text(run)}, {run.prepared.batch_text}",
+        setting_text(run, chunks=schedule.stages // schedule.ranks),
+    ]
+
+
+def _notes(run: Run) -> list[str]:
+    reduction = run.prepared.resolved.experiment.data_parallel
+    slow = bool(reduction.speeds or reduction.spread)
+    of_replicas = [note for note in run.prepared.workload.notes if slow and note.startswith("Of ")]
+    return [f"note: {note}" for note in (*run.prepared.notes, *of_replicas)]
+
+
+def _network(run: Run) -> str:
+    experiment, job = run.prepared.resolved.experiment, run.prepared.job
+    if job is None or experiment.cluster is None:
+        return f"network {experiment.network.name}"
+    name = (experiment.cluster.preset or "of one's own").removesuffix(f"x{job.cluster.nodes}")
+    nodes = f"{job.cluster.nodes} nodes" if job.cluster.nodes > 1 else "1 node"
+    return f"cluster {name}, {nodes} of {job.cluster.gpus}"
+
+
+def _figures(run: Run) -> str:
+    metrics = run.metrics
+    parts = [f"step {time_text(run, metrics.step_ns)}"]
+    if run.prepared.resolved.experiment.data_parallel.validation is Validation.AFTER:
+        parts.append(f"one every {time_text(run, metrics.pace_ns)}")
+    if metrics.tokens_per_s:
+        parts.append(f"{metrics.tokens_per_s:,.0f} tokens/s")
+    if metrics.mfu:
+        parts.append(f"MFU {metrics.mfu:.1%}")
+    parts.append(f"bubble {float(metrics.bubble):.2%}")
+    memory = metrics.memory
+    peak = memory.fullest_bytes
+    if peak:
+        of = f" of {format_size(memory.fullest_room_bytes)}" if memory.capacity_bytes else ""
+        parts.append(f"peak {format_size(peak)}{of}")
+    return "  ".join(parts)
+
+
+def _where_time_goes(run: Run, width: int) -> list[str]:
+    metrics = run.metrics
+    whole = metrics.ranks * metrics.step_ns or 1
+    idle = [(name, f"{time / whole:.1%}") for name, time in metrics.idle_by_cause_ns.items()]
+    causes = [f"{name} {share}" for name, share in idle if share != "0.0%"]
+    return [*_wrapped("idle by cause  ", causes or ["none"], width), _path(run, width)]
+
+
+def _path(run: Run, width: int) -> str:
+    """Return the kinds on the path, as many as one line has room for."""
+    path, step = run.metrics.path, run.metrics.step_ns or 1
+    most = ""
+    if path.slowest_stage >= 0 and run.prepared.schedule.stages > 1:
+        most = f"; most in stage {path.slowest_stage} ({path.by_stage_ns[path.slowest_stage] / step:.1%})"
+    line = "critical path  "
+    for kind, time in path.by_kind_ns.items():
+        part = f"{'' if line.endswith('  ') else ', '}{kind} {time / step:.1%}"
+        if time * 2000 >= step and len(line + part + most) <= width:
+            line += part
+    return line + most
+
+
+def _communication(run: Run) -> list[str]:
+    """Return what the groups inside actions hide, and what the reduction of gradients exposes."""
+    groups = [group for group in run.metrics.groups if group.stream.is_group]
+    hidden = ", ".join(f"{group.name} {group.hidden:.1%}" for group in groups)
+    return [*([f"hidden         {hidden}"] if hidden else []), *_reduction(run)]
+
+
+def _reduction(run: Run) -> list[str]:
+    metrics = run.metrics
+    if not metrics.reduction_ns.any():
+        return []
+    took = time_text(run, int(metrics.reduction_ns.max()))
+    exposed = time_text(run, int(metrics.idle_ns[:, IdleCause.REDUCTION].max()))
+    return [f"data parallel  reduction {took}, of which exposed {exposed}"]
+
+
+def _busiest(run: Run) -> list[str]:
+    """Return the fullest link, and the one that held messages up most."""
+    if run.traffic is None:
+        return []
+    used = busiest_links(run.timeline, run.traffic, run.metrics.step_ns)
+    if not used:
+        return []
+    lines = [f"busiest link   {_link(used[0])}, {used[0].utilisation:.1%} full{_hops(used[0])}"]
+    worst = max(used, key=lambda use: use.delay_ns)
+    if worst.delay_ns:
+        lines.append(f"contention     {_link(worst)} held messages up by {time_text(run, worst.delay_ns)} in sum")
+    return lines
+
+
+def _link(use: LinkUse) -> str:
+    return f"{use.names[0]} and {len(use.names) - 1} alike" if len(use.names) > 1 else use.names[0]
+
+
+def _hops(use: LinkUse) -> str:
+    shown = ", ".join(f"{source}>{target}" for source, target in use.hops[:_SHOWN])
+    return f" (ranks {shown}{', …' if len(use.hops) > _SHOWN else ''})"
+
+
+def _wrapped(title: str, parts: list[str], width: int, between: str = ", ") -> list[str]:
+    lines = [title]
+    for part in parts:
+        joined = f"{lines[-1]}{'' if lines[-1].endswith('  ') else between}{part}"
+        if len(joined) > width and lines[-1] != title:
+            lines[-1] += between.rstrip()
+            joined = " " * len(title) + part
+            lines.append(joined)
+        else:
+            lines[-1] = joined
+    return lines
+
+
+def _ranks(run: Run) -> list[str]:
+    metrics = run.metrics
+    shown = list(range(metrics.ranks))
+    if metrics.ranks > ALL_RANKS:
+        worst = int(metrics.idle_ns.sum(axis=1).argmax())
+        shown = sorted({0, metrics.ranks // 2, metrics.ranks - 1, worst})
+    present = [cause for cause in IdleCause if metrics.idle_ns[:, cause].any()]
+    header = "rank   busy   idle" + "".join(f"{_COLUMNS[cause]:>6}" for cause in present) + " exposed"
+    lines = [header + (f"{'peak':>10}" if metrics.memory.peak_bytes.any() else "")]
+    step = metrics.step_ns or 1
+    for rank in shown:
+        idle = metrics.idle_ns[rank]
+        row = f"{rank:4d}{metrics.busy_ns[rank] / step:7.1%}{idle.sum() / step:7.1%}"
+        row += "".join(f"{idle[cause] / step:6.1%}" if idle[cause] else f"{'-':>6}" for cause in present)
+        row += f"{metrics.exposed_ns[rank] / step:8.1%}"
+        if metrics.memory.peak_bytes.any():
+            row += f"{format_size(int(metrics.memory.peak_bytes[rank])):>10}"
+        lines.append(row)
+    if len(shown) < metrics.ranks:
+        lines.append(f"     (first, middle, last and worst of {metrics.ranks} ranks)")
+    return lines
+
+
+def _warning(run: Run) -> list[str]:
+    over = run.metrics.over_capacity
+    if over is None:
+        return []
+    rank, at, size = over
+    return [f"warning: rank {rank} is {format_size(size)} over its memory at {time_text(run, at)}"]
+
+
+def _last(run: Run, written: Sequence[Path], width: int) -> list[str]:
+    traces = [path for path in written if path.name.lower().removesuffix(".gz").endswith((".pftrace", ".json"))]
+    lever = f"lever: {run.lever}"
+    following = f"next: pptrace open {shell_word(str(traces[0]))}" if traces else "next: add -o step.pftrace"
+    best = run.advice.best
+    if best is not None:
+        arguments = best.change.arguments.split(" --")
+        told = _wrapped("  ", [arguments[0], *(f"--{one}" for one in arguments[1:])], width, between=" ")
+        return [f"{lever}; {_advice(run, best)}", *told, following]
+    joined = f"{lever}; {following}"
+    return [joined] if len(joined) <= width else [lever, following]
+
+
+def _advice(run: Run, tried: Tried) -> str:
+    """Return what a configuration that was simulated comes to, beside the run's own."""
+    own = "" if run.metrics.over_capacity else f" in place of {time_text(run, run.metrics.step_ns)}"
+    peak = f", peak {format_size(tried.peak_bytes)}" if tried.peak_bytes else ""
+    return f"simulated {time_text(run, tried.step_ns or 0)}{own}{peak}, with"

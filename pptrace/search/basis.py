@@ -1,0 +1,197 @@
+"""The common configuration of a study, its entries and its refusals."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pptrace.config.flags import ARGUMENTS, key_of
+from pptrace.config.overrides import Assignment, assignment
+from pptrace.config.places import Place
+from pptrace.config.resolution import load
+from pptrace.errors import ConfigError, ConstraintError, PluginError
+from pptrace.plugins.from_file import is_file_reference
+from pptrace.run.inputs import Assembly, placed
+from pptrace.run.simulated_step import simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pptrace.config.resolution import Resolved
+    from pptrace.config.yaml_document import Document
+    from pptrace.errors import PptraceError
+    from pptrace.plugins.offers import ScheduleOffer
+    from pptrace.plugins.registry import Registry
+    from pptrace.run.simulated_step import Run
+
+__all__ = ["Basis", "Entry", "parse_entries", "short_reason", "split_outside"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Basis:
+    """What the runs of a study share."""
+
+    file: Path | Document | None
+    """The configuration, or what was read of it; None for flags alone."""
+    sets: tuple[str, ...]
+    """``key.path=value`` texts."""
+    flags: Mapping[str, Any]
+    """Values by flag name, without ``schedule``."""
+    registry: Registry
+    """The plugins."""
+
+    def resolve(self, entry: Entry, varied: Sequence[Assignment] = ()) -> Resolved:
+        """Return the configuration of one run."""
+        return load(self.file, self.sets, self.flags, [*varied, *entry.varied])
+
+    def find(self, entry: Entry) -> ScheduleOffer | None:
+        """Return the schedule that an entry names; None for a table file, which is only read.
+
+        Raises:
+            PptraceError: nothing has this name, or the file cannot be used.
+        """
+        if entry.is_table:
+            from pptrace.steps.text_forms import load_table
+
+            load_table(Path(entry.name))
+            return None
+        try:
+            return self.registry.schedules[entry.name].offer
+        except PluginError as error:
+            if error.plugin and not is_file_reference(error.plugin):
+                raise
+            message = f"{entry.source}: {error}"
+            raise PluginError(message, plugin=error.plugin, distribution=error.distribution) from error
+
+    def check(self, entry: Entry, resolved: Resolved) -> None:
+        """Refuse, before anything runs, what no sizes could mend: unknown names, options that are none.
+
+        Raises:
+            PptraceError: what cannot be used, where it was written.
+        """
+        offer = self.find(entry)
+        if offer is not None:
+            Assembly(resolved=resolved, registry=self.registry).options("schedule", offer.options)
+        with placed(resolved, "p2p"):
+            _ = self.registry.message_policies[resolved.experiment.p2p.policy]
+
+    def run(self, entry: Entry, varied: Sequence[Assignment] = ()) -> Run:
+        """Simulate one step.
+
+        The chunks per rank that the configuration says are for schedules that take them: one that does not
+        makes its own, or has one, unless its entry sets them.
+
+        Raises:
+            PptraceError: what the schedule or the simulation refuses.
+        """
+        return simulate(self.resolve(entry, varied), self.registry, loose=not entry.sets("parallel.vp"))
+
+
+_SETTING = re.compile(r"\s*([A-Za-z_][\w.\[\]-]*)\s*=(.*)", re.DOTALL)
+_OPENING, _CLOSING = "[{(", "]})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A schedule, and what it alone is run with."""
+
+    label: str
+    """As the user wrote it."""
+    name: str
+    """The schedule's own name."""
+    settings: tuple[tuple[str, str], ...]
+    """Keys with their values as YAML, sorted."""
+    varied: tuple[Assignment, ...]
+    """The same, ready to be laid over a configuration."""
+    source: str = ""
+    """The part of the command line that it is in, for errors."""
+
+    @property
+    def is_table(self) -> bool:
+        """Whether it is a table in a file."""
+        return self.name.lower().endswith((".csv", ".txt"))
+
+    def sets(self, key: str) -> bool:
+        """Return whether the entry itself sets a key, such as ``parallel.vp``."""
+        return any(".".join(map(str, one.path)) == key for one in self.varied)
+
+
+def parse_entries(texts: Sequence[str], option: str) -> tuple[Entry, ...]:
+    """Read schedules, separated by commas, each with settings behind colons.
+
+    A setting is a flag of the command line (``vp=2``), a key path as for ``--set`` (``p2p.policy=ordered``), or
+    else an option of the schedule's own (``waves=2``).
+
+    Args:
+        texts: what the user wrote, in any number of parts.
+        option: what to call it in errors, such as ``--schedules``.
+
+    Raises:
+        ConfigError: nothing there, a setting that cannot be read, or the same entry twice.
+    """
+    words = [word.strip() for text in texts for word in split_outside(text, ",")]
+    entries = tuple(_entry(word, option) for word in words)
+    for index, entry in enumerate(entries):
+        if any((entry.name, entry.settings) == (other.name, other.settings) for other in entries[:index]):
+            raise ConfigError(f"{entry.label} is there twice: name each schedule once", file=option)
+    return entries
+
+
+def split_outside(text: str, separator: str) -> list[str]:
+    """Split at a separator that stands outside brackets.
+
+    >>> split_outside("a,b:x=[1,2],c", ",")
+    ['a', 'b:x=[1,2]', 'c']
+    """
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in _OPENING) - (character in _CLOSING)
+        if character == separator and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
+def _entry(word: str, option: str) -> Entry:
+    parts = split_outside(word, ":")
+    first = next((index for index, part in enumerate(parts) if index and _SETTING.fullmatch(part)), len(parts))
+    name = ":".join(parts[:first]).strip()
+    if not name:
+        raise ConfigError("a schedule has no name: write them as gpipe,1f1b", file=option)
+    source = f"{option} {word}"
+    settings = tuple(sorted(_setting(part, source) for part in parts[first:]))
+    keys = [key for key, _ in settings]
+    twice = next((key for key in keys if keys.count(key) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"sets {twice} twice", file=source)
+    named = Assignment(path=("schedule", "name"), value=name, place=Place(source=source))
+    varied = (named, *(assignment(*setting, source) for setting in settings))
+    return Entry(label=word, name=name, source=source, settings=settings, varied=varied)
+
+
+def _setting(text: str, source: str) -> tuple[str, str]:
+    """Return a setting's key as ``--set`` takes it, and its value."""
+    match = _SETTING.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"{text!r} is no setting: write key=value, such as vp=2", file=source)
+    key, value = match[1], match[2].strip()
+    if key in {"schedule", "schedule.name"}:
+        raise ConfigError("an entry names its schedule at its beginning", file=source)
+    if not value:
+        raise ConfigError(f"{key} has no value: write {key}=VALUE", file=source)
+    if key in ARGUMENTS:
+        return key_of(key), value
+    return (key if "." in key else f"schedule.options.{key}"), value
+
+
+def short_reason(error: PptraceError) -> str:
+    """Return an error's line without the place in a configuration."""
+    short: PptraceError = error
+    if isinstance(error, ConstraintError):
+        short = ConstraintError(error.reason, nearest=error.nearest, key=error.key)
+    elif isinstance(error, ConfigError):
+        short = ConfigError(error.message, key=error.key)
+    return " ".join(str(short).split())

@@ -1,0 +1,359 @@
+"""Executors of points, and the journal of finished points."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import warnings
+from collections import deque
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, wait
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from pptrace.config.yaml_document import parse_value
+from pptrace.errors import ConfigError, OutputError
+from pptrace.plugins.construction import checked_options
+from pptrace.plugins.guards import call_plugin, one_line, plugin_error
+from pptrace.plugins.requests import ExecutorRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+    from concurrent.futures import Future
+    from types import TracebackType
+
+    from pptrace.plugins.offers import ExecutorOffer, Provided
+    from pptrace.plugins.registry import Registry
+    from pptrace.run.figures import Row
+
+__all__ = ["ExecutorChoice", "Journal", "Kept", "choose", "journal_path", "run_all"]
+
+Item = TypeVar("Item")
+
+_DIED = "the process that ran it died; where it needs more memory than there is, take fewer --workers"
+
+
+class Kept:
+    """One executor for several runs, as a context: it starts at once, and anew where it broke or was left."""
+
+    def __init__(self, start: Callable[[], Executor]) -> None:
+        """Take what makes an executor."""
+        self._start = start
+        self._executor: Executor | None = None
+
+    def __enter__(self) -> Self:
+        """Start the executor, so that one that cannot be reached says so before there is work for it."""
+        self._executor = self._start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End it; at once after an error."""
+        self._end(wait=error is None)
+
+    def begin(self) -> Executor:
+        """Return the executor for one run."""
+        if self._executor is None:
+            self._executor = self._start()
+        return self._executor
+
+    def end(self, *, wait: bool, alive: bool) -> None:
+        """End a run: the executor stays for the next one, unless it broke or work is left behind."""
+        if not (wait and alive):
+            self._end(wait=wait)
+
+    def _end(self, *, wait: bool) -> None:
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.shutdown(wait=wait, cancel_futures=True)
+
+
+class _Fresh(Kept):
+    """An executor for each run."""
+
+    def end(self, *, wait: bool, alive: bool) -> None:
+        del alive
+        self._end(wait=wait)
+
+
+def run_all(
+    items: Iterable[Item], call: Callable[[Item], Row], start: Callable[[], Executor] | Kept, *, ahead: int
+) -> Iterator[tuple[Item, Row]]:
+    """Yield each item with its row as soon as it is finished, in whatever order.
+
+    Whoever is at work when an executor breaks is tried again, one at a time, each on an executor of its own: so
+    the one that breaks it is known, and gets a row that says so.
+
+    Args:
+        items: what is run, the first ones first.
+        call: makes the row of an item; has to be picklable where the executor pickles.
+        start: makes an executor, or keeps one.
+        ahead: how many calls are handed over before one is finished.
+    """
+    waiting = deque(items)
+    kept = start if isinstance(start, Kept) else _Fresh(start)
+    while waiting:
+        suspects = yield from _until_broken(waiting, call, kept, ahead)
+        for suspect in suspects:
+            if (yield from _until_broken(deque([suspect]), call, kept, 1)):
+                yield suspect, {"error": _DIED}
+
+
+def _until_broken(
+    waiting: deque[Item], call: Callable[[Item], Row], kept: Kept, ahead: int
+) -> Generator[tuple[Item, Row], None, list[Item]]:
+    """Take items from ``waiting`` and yield their rows; return those that were at work when the executor broke."""
+    executor = kept.begin()
+    running: dict[Future[Row], Item] = {}
+    broken: list[Item] = []
+    finished = False
+    try:
+        while (waiting or running) and not broken:
+            if waiting and len(running) < ahead:
+                item = waiting.popleft()
+                try:
+                    running[executor.submit(call, item)] = item
+                except BrokenExecutor:
+                    broken.append(item)
+            full = not waiting or len(running) >= ahead
+            for future in _done(running, block=full and not broken):
+                item = running.pop(future)
+                try:
+                    row = future.result()
+                except BrokenExecutor:
+                    broken.append(item)
+                except Exception as error:  # noqa: BLE001 - one call that fails costs no other
+                    yield item, {"error": one_line(error)}
+                else:
+                    yield item, row
+        finished = True
+    finally:
+        kept.end(wait=finished, alive=not broken)
+    return [*broken, *running.values()]
+
+
+def _done(running: dict[Future[Row], Item], *, block: bool) -> list[Future[Row]]:
+    done = [future for future in running if future.done()]
+    if done or not block or not running:
+        return done
+    wait(running, return_when=FIRST_COMPLETED)
+    return [future for future in running if future.done()]
+
+
+_KEY = "executor"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorChoice:
+    """What the points of a sweep run on."""
+
+    provided: Provided[ExecutorOffer]
+    """The offer, and whose it is."""
+    request: ExecutorRequest
+    """What each executor is built from."""
+
+    @property
+    def in_process(self) -> bool:
+        """Whether points run in this process."""
+        return self.provided.offer.in_process
+
+    def check_registry(self, *, shared: bool) -> None:
+        """Refuse a registry of the caller's own where other processes would not have it.
+
+        Raises:
+            ConfigError: they would not.
+        """
+        if shared and not self.in_process:
+            message = "runs in other processes, which load plugins anew: take serial, or no registry"
+            raise ConfigError(f"{self.provided.offer.name} {message}", key=_KEY)
+
+    def start(self) -> Executor:
+        """Return an executor.
+
+        Raises:
+            PluginError: the plugin raised, or returned no executor.
+        """
+        provider, offer = self.provided.provider, self.provided.offer
+        built: object = call_plugin(provider, offer.build, self.request)
+        if not isinstance(built, Executor):
+            message = f"returned {built!r:.60}, expected a concurrent.futures.Executor"
+            raise plugin_error(provider, f"executor {offer.name!r} {message}")
+        return built
+
+
+def choose(choice: str | Mapping[str, Any], registry: Registry, workers: int) -> ExecutorChoice:
+    """Return the executor that a user names, its options checked.
+
+    Args:
+        choice: ``NAME``, ``NAME:key=value:key=value``, or a mapping with ``name`` and options.
+        registry: the plugins.
+        workers: how many points run at once.
+
+    Raises:
+        PluginError: no plugin offers it.
+        ConfigError: an option that it does not take.
+    """
+    name, given = _read(choice) if isinstance(choice, str) else _name_and_options(choice)
+    provided = registry.executors[name]
+    options = checked_options(provided, given, _KEY)
+    return ExecutorChoice(provided=provided, request=ExecutorRequest(workers=workers, options=options))
+
+
+def _read(text: str) -> tuple[str, dict[str, Any]]:
+    """Return name and options; what has no equals sign belongs to the value before it, as in an address."""
+    name, *parts = text.split(":")
+    settings: list[str] = []
+    for part in parts:
+        if "=" in part:
+            settings.append(part)
+        elif settings:
+            settings[-1] += f":{part}"
+        else:
+            raise ConfigError(f"{part!r} is no option: write {name}:key=value", key=_KEY)
+    pairs = (setting.partition("=") for setting in settings)
+    return name, {key.strip(): parse_value(value, f"--executor {text}") for key, _, value in pairs}
+
+
+def _name_and_options(choice: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    if not isinstance(choice.get("name"), str):
+        raise ConfigError("missing: name the executor, such as processes", key=f"{_KEY}.name")
+    return choice["name"], {key: value for key, value in choice.items() if key != "name"}
+
+
+_ROWS = "CREATE TABLE finished (content BLOB, digest BLOB)"
+_FRESH = "CREATE TABLE fresh (unused)"
+"""Marks the journal of a fresh sweep."""
+_OUTSIDE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
+"""SQLite's errors that have other causes than a damaged database."""
+
+
+def journal_path(output: str | Path) -> Path:
+    """Return where the journal of a sweep with this first output is.
+
+    >>> str(journal_path("out/results.csv"))
+    'out/results.csv.journal'
+    """
+    return Path(f"{output}.journal")
+
+
+class Journal:
+    """An open journal; no other process can open it at the same time.
+
+    A row whose checksum differs is dropped, and so is content that is no row. A database that is damaged as a
+    whole is replaced, with a warning.
+    """
+
+    rows: list[Row]
+    """The rows that earlier starts of the sweep finished."""
+    fresh: bool
+    """Whether the sweep replaces the tables that were there, so that their rows do not count."""
+
+    def __init__(self, path: Path, *, fresh: bool = False) -> None:
+        """Open a journal, or create it.
+
+        Args:
+            path: the database.
+            fresh: whether the rows in it and in the tables do not count.
+
+        Raises:
+            OutputError: another process has it open, or it cannot be read or written.
+        """
+        self.path = path
+        try:
+            path.open("ab").close()  # the system's reason says more than SQLite's
+            try:
+                self._open(fresh=fresh)
+            except sqlite3.Error as error:
+                if _code(error) in _OUTSIDE:
+                    raise
+                message = f"{path}: is damaged and replaced: its rows run again"
+                warnings.warn(message, RuntimeWarning, stacklevel=2)
+                path.unlink()
+                self._open(fresh=fresh)
+        except (sqlite3.Error, OSError) as error:
+            raise self._failed(error) from error
+        self._is_empty = not self.rows
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the journal and keep it, since the tables may fail to be written; one without rows is removed."""
+        self._database.close()
+        if self._is_empty:
+            self.path.unlink(missing_ok=True)
+
+    def append(self, row: Row) -> None:
+        """Write a row in a transaction of its own.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        content = _content(row)
+        try:
+            self._database.execute("INSERT INTO finished VALUES (?, ?)", (content, _digest(content)))
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
+        self._is_empty = False
+
+    def _open(self, *, fresh: bool) -> None:
+        self._database = sqlite3.connect(self.path, timeout=0, isolation_level=None)
+        try:
+            self._read(fresh=fresh)
+        except BaseException:
+            self._database.close()
+            raise
+
+    def _read(self, *, fresh: bool) -> None:
+        """Take the database for this process alone, check its structure and read its rows."""
+        execute = self._database.execute
+        execute("PRAGMA locking_mode = EXCLUSIVE")
+        execute("PRAGMA journal_mode = WAL")
+        execute("PRAGMA synchronous = NORMAL")
+        tables = {sql for (sql,) in execute("SELECT sql FROM sqlite_master")}
+        if not tables <= {_ROWS, _FRESH} or execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
+            raise sqlite3.DatabaseError
+        if _ROWS not in tables:
+            execute(_ROWS)
+        if fresh:
+            execute("DELETE FROM finished")
+        if fresh and _FRESH not in tables:
+            execute(_FRESH)
+        self.fresh = fresh or _FRESH in tables
+        entries = execute("SELECT CAST(content AS BLOB), CAST(digest AS BLOB) FROM finished")
+        found = (_row(content) for content, digest in entries if _digest(content or b"") == digest)
+        self.rows = [row for row in found if row is not None]
+
+    def _failed(self, error: sqlite3.Error | OSError) -> OutputError:
+        if isinstance(error, sqlite3.Error) and _code(error) == sqlite3.SQLITE_BUSY:
+            return OutputError(
+                "another sweep is writing here: wait for it, or name another file with -o", file=self.path
+            )
+        return OutputError(f"cannot be written: {getattr(error, 'strerror', '') or error}", file=self.path)
+
+
+def _row(content: bytes) -> Row | None:
+    """Return the row that :meth:`Journal.append` wrote as this content; None where it wrote no such content."""
+    try:
+        row = json.loads(content)
+        _content(row)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("point"), str) else None
+
+
+def _content(row: Row) -> bytes:
+    return json.dumps(row, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _digest(content: bytes) -> bytes:
+    return sha256(content).digest()
+
+
+def _code(error: sqlite3.Error) -> int:
+    """Return SQLite's primary error code; errors that Python's module finds itself have none."""
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF

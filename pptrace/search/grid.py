@@ -1,0 +1,325 @@
+"""Grids of points, and the replicas that a number of GPUs gives."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from itertools import combinations, product
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pptrace.config.overrides import Assignment, assignment, assignments, overlaid
+from pptrace.config.places import Place, key_text
+from pptrace.config.resolution import document_of, load
+from pptrace.config.schema import Experiment, ScheduleChoice
+from pptrace.config.validation import validate_options
+from pptrace.errors import ConfigError
+from pptrace.search.basis import Entry
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pptrace.config.places import KeyPath
+    from pptrace.config.yaml_document import Document
+    from pptrace.run.figures import Row
+    from pptrace.search.axes import Axis, Value
+
+__all__ = ["REPLICAS", "Base", "Grid", "Point", "check_replicas", "grid_of", "replicas_of"]
+
+_MOST_POINTS = 1_000_000
+_SCHEDULE: KeyPath = ("schedule", "name")
+_GLOBAL: KeyPath = ("batch", "global")
+_MICROBATCHES: KeyPath = ("batch", "microbatches")
+_OF_TABLES: tuple[KeyPath, ...] = (("parallel", "pp"), ("parallel", "vp"), _MICROBATCHES, _GLOBAL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """What all points have in common; the file was read once, so that a change to it meanwhile changes nothing."""
+
+    document: Document
+    """The configuration file's content."""
+    sets: tuple[str, ...]
+    """``key.path=value`` texts."""
+    flags: Mapping[str, Any]
+    """Values by flag name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One combination of the axes' values."""
+
+    values: tuple[Value, ...]
+    """One of each axis."""
+    identity: str
+    """Tells it from all others, of other configurations too; behind a hyphen what tells its schedule's file."""
+    actions: int
+    """About how many actions its table has; 0 where a table file knows."""
+    beside: tuple[Assignment, ...] = ()
+    """What it sets beside its values: the replicas that make up a number of GPUs."""
+    refused: str = ""
+    """Why it is not run; empty where it is."""
+
+    @property
+    def entry(self) -> Entry:
+        """Return what it lays over the base."""
+        varied = (*(one for value in self.values for one in value.varied), *self.beside)
+        return Entry(label="--over", name="", settings=(), varied=varied)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """All points of a sweep."""
+
+    base: Base
+    """What they have in common."""
+    axes: tuple[Axis, ...]
+    """The outermost first: it changes most slowly from point to point."""
+    points: tuple[Point, ...]
+    """In grid order."""
+    configuration: str
+    """Tells the base and the swept keys from all others; values of axes leave it as it is."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Return the axes' keys."""
+        return tuple(axis.key for axis in self.axes)
+
+    def cells(self) -> list[Row]:
+        """Return the points' values by key."""
+        return [
+            {key: value.cell for key, value in zip(self.keys, point.values, strict=True)} for point in self.points
+        ]
+
+
+def grid_of(
+    file: Path | Document | None,
+    sets: Sequence[str],
+    flags: Mapping[str, Any],
+    axes: Sequence[Axis],
+    gpus: int | None = None,
+) -> Grid:
+    """Return the points of a sweep.
+
+    Args:
+        file: the configuration.
+        sets: ``key.path=value`` texts.
+        flags: values by flag name.
+        axes: what is swept.
+        gpus: as many each point has: its replicas follow; those of the configuration unless given.
+
+    Raises:
+        ConfigError: no axis, axes that contradict each other or the command line, a value that its key cannot
+            have, two values that make the same step, or a configuration that no point makes usable.
+    """
+    given = {name: value for name, value in flags.items() if value is not None}
+    document = document_of(file)
+    base = Base(document=document, sets=tuple(sets), flags=given)
+    own = assignments(base.sets, base.flags)
+    _check(axes, own)
+    digests: dict[str, str] = {}
+    if gpus is not None:
+        check_replicas(gpus, own, axes)
+    points = tuple(_point(base, own, values, digests, gpus) for values in product(*(axis.values for axis in axes)))
+    _check_apart(axes, points)
+    tree, _ = overlaid(document.value, document.places, own)
+    _check_tables(tree, axes)
+    _check_values(base, own, axes)
+    _check_some_point(base, points)
+    return Grid(
+        base=base,
+        axes=tuple(axes),
+        points=points,
+        configuration=_digest([*_without(tree, axes), *([gpus] if gpus else [])]),
+    )
+
+
+def _check(axes: Sequence[Axis], own: Sequence[Assignment]) -> None:
+    if not axes:
+        raise ConfigError("missing: say what to sweep, such as --over microbatches=8,16,32", file="--over")
+    count = prod(len(axis.values) for axis in axes)
+    if count > _MOST_POINTS:
+        raise ConfigError(f"{count:,} points; the most is {_MOST_POINTS:,}: name fewer values", file="--over")
+    for first, second in combinations(axes, 2):
+        _check_pair(first, second)
+    for axis in axes:
+        for one in own:
+            _check_against(axis, one)
+
+
+def _check_pair(first: Axis, second: Axis) -> None:
+    source = f"--over {second.key}"
+    both = sorted(map(key_text, first.paths & second.paths))
+    if both:
+        key = "" if both == [first.key] else f" ({both[0]})"
+        message = f"--over {first.key} sets it too{key}: write all values behind one --over"
+        raise ConfigError(message, file=source)
+    if {_GLOBAL, _MICROBATCHES} <= first.paths | second.paths:
+        message = f"it follows from {first.key}, which is swept too: leave one of them out"
+        raise ConfigError(message, file=source)
+    if any(_above(path, below) for path in second.paths for below in first.paths):
+        message = f"replaces all of it, {first.key} too: write --over {second.key} before --over {first.key}"
+        raise ConfigError(message, file=source)
+
+
+def _check_against(axis: Axis, one: Assignment) -> None:
+    """Refuse what the command line says of a key that is swept, or of one that a swept key replaces."""
+    follows = {one.path} | ({_GLOBAL, _MICROBATCHES} if one.path in {_GLOBAL, _MICROBATCHES} else set())
+    if axis.own_paths & follows or any(_above(path, one.path) for path in axis.own_paths):
+        raise ConfigError(f"it is swept by --over {axis.key}: leave one of them out", file=one.place.source)
+
+
+def _above(path: KeyPath, below: KeyPath) -> bool:
+    return len(path) < len(below) and below[: len(path)] == path
+
+
+def _check_tables(tree: Mapping[str, Any], axes: Sequence[Axis]) -> None:
+    names = [one.value for axis in axes for value in axis.values for one in value.varied if one.path == _SCHEDULE]
+    tables = [name for name in names or [_name(tree)] if name and _kind(name) == "table"]
+    for axis in axes if tables else ():
+        if axis.paths & set(_OF_TABLES):
+            message = f"{tables[0]} is a table, which has its own: sweep it by a schedule that makes its table"
+            raise ConfigError(message, file=f"--over {axis.key}")
+
+
+def _check_apart(axes: Sequence[Axis], points: Sequence[Point]) -> None:
+    """Refuse values that are written unlike and make the same step."""
+    seen: dict[str, Point] = {}
+    for point in points:
+        same = seen.setdefault(point.identity, point)
+        for axis, one, other in zip(axes, same.values, point.values, strict=True):
+            if one is not other:
+                message = f"{one.text} and {other.text} make the same step: leave one of them out"
+                raise ConfigError(message, file=f"--over {axis.key}")
+
+
+def _check_values(base: Base, own: Sequence[Assignment], axes: Sequence[Axis]) -> None:
+    """Refuse a value that its key cannot have, whatever the other axes say."""
+    usual = [axis.values[0] for axis in axes]
+    for index, axis in enumerate(axes):
+        for value in axis.values:
+            chosen = [*usual[:index], value, *usual[index + 1 :]]
+            tree, places = overlaid(base.document.value, base.document.places, [*own, *_varied(chosen)])
+            complete = tree if tree.get("schedule") else {**tree, "schedule": {"name": "none"}}
+            validate_options(Experiment, complete, "", places, file=base.document.source)
+
+
+def _check_some_point(base: Base, points: Sequence[Point]) -> None:
+    """Refuse a configuration that no point makes usable, with what is wrong with the first."""
+    first: ConfigError | None = None
+    for point in points:
+        if point.refused:
+            first = first or ConfigError(point.refused, file="--gpus")
+            continue
+        try:
+            load(base.document, base.sets, base.flags, point.entry.varied)
+        except ConfigError as error:
+            first = first or error
+        else:
+            return
+    if first is not None:
+        raise first
+
+
+def _point(
+    base: Base, own: Sequence[Assignment], values: tuple[Value, ...], digests: dict[str, str], gpus: int | None
+) -> Point:
+    tree, places = overlaid(base.document.value, base.document.places, [*own, *_varied(values)])
+    beside: tuple[Assignment, ...] = ()
+    refused = ""
+    if gpus is not None:
+        dp, refused = replicas_of(tree, gpus)
+        beside = (Assignment(path=REPLICAS, value=dp, place=Place(source="--gpus")),)
+        tree, _ = overlaid(tree, places, beside)
+    name = _name(tree)
+    if name not in digests:
+        digests[name] = _file_digest(name)
+    identity = "-".join(filter(None, [_digest(tree), digests[name]]))
+    return Point(values=values, identity=identity, actions=_actions(tree), beside=beside, refused=refused)
+
+
+def _varied(values: Sequence[Value]) -> list[Assignment]:
+    return [one for value in values for one in value.varied]
+
+
+def _without(tree: dict[str, Any], axes: Sequence[Axis]) -> list[Any]:
+    """Return a base with the keys that are swept taken out, and these keys."""
+    swept = [path for axis in axes for path in (axis.paths if axis.is_coupled else [_path(axis.key)])]
+    for *above, last in sorted(swept, key=str):
+        below: Any = tree
+        for part in above:
+            below = below.get(part) if isinstance(below, dict) else None
+        if isinstance(below, dict):
+            below.pop(last, None)
+    kept = {section: said for section, said in tree.items() if said != {}}
+    return [kept, sorted(axis.key for axis in axes), _file_digest(_name(kept))]
+
+
+def _path(key: str) -> KeyPath:
+    return assignment(key, "name", "").path
+
+
+def _name(tree: Mapping[str, Any]) -> str:
+    schedule = tree.get("schedule")
+    return str(schedule.get("name") or "") if isinstance(schedule, dict) else ""
+
+
+def _kind(name: str) -> str:
+    return ScheduleChoice(name=name).kind
+
+
+def _file_digest(name: str) -> str:
+    """Return a digest of the file that a schedule comes from; nothing for a plugin's."""
+    kind = _kind(name) if name else "plugin"
+    file = Path(name.rpartition(":")[0] if kind == "python" else name)
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:8] if kind != "plugin" and file.is_file() else ""
+
+
+def _actions(tree: Mapping[str, Any]) -> int:
+    def of(section: str, key: str) -> int:
+        value = (tree.get(section) or {}).get(key)
+        return value if isinstance(value, int) and value > 0 else 1
+
+    microbatches = of("batch", "microbatches")
+    if microbatches == 1:
+        microbatches = max(of("batch", "global") // (of("parallel", "dp") * of("batch", "micro")), 1)
+    return 2 * of("parallel", "pp") * of("parallel", "vp") * microbatches
+
+
+def _digest(value: object) -> str:
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+REPLICAS: KeyPath = ("parallel", "dp")
+"""The key that says them."""
+
+
+def check_replicas(gpus: int, own: Sequence[Assignment], axes: Sequence[Axis]) -> None:
+    """Refuse a number of GPUs that is none, and replicas that are said beside it.
+
+    Raises:
+        ConfigError: which, and where it is said.
+    """
+    if gpus < 1:
+        raise ConfigError(f"{gpus} is no number of GPUs: write 1 or more", file="--gpus")
+    for path, source in [(one.path, str(one.place.source)) for one in own] + [
+        (path, f"--over {axis.key}") for axis in axes for path in axis.paths
+    ]:
+        if path == REPLICAS:
+            raise ConfigError("it follows from --gpus: leave one of them out", file=source)
+
+
+def replicas_of(tree: Mapping[str, Any], gpus: int) -> tuple[int, str]:
+    """Return the replicas that make up a number of GPUs; why there are none, instead."""
+    parallel = tree.get("parallel") or {}
+    sizes = {name: parallel.get(name) or 1 for name in ("pp", "tp", "cp")}
+    if not all(isinstance(size, int) for size in sizes.values()):
+        return 1, ""
+    dp, rest = divmod(gpus, prod(sizes.values()))
+    if dp and not rest:
+        return dp, ""
+    told = " x ".join(f"{name} {size}" for name, size in sizes.items())
+    return 1, f"{told} is a replica of {prod(sizes.values())} GPUs, which do not make {gpus}"

@@ -1,0 +1,296 @@
+"""Launch arguments of Megatron-LM and torchtitan.
+
+Source: Megatron-LM as of 22 August 2026, ``megatron/training/arguments.py`` with what it refuses, and the
+dataclasses whose fields it makes arguments of (``megatron/core/model_parallel_config.py``,
+``megatron/core/transformer/transformer_config.py``, ``megatron/training/config``). ``titan_arguments.py`` beside
+this has torchtitan's.
+
+Source: torchtitan as of 21 August 2026: ``torchtitan/config/configs.py``, ``torchtitan/trainer.py``,
+``torchtitan/distributed/pipeline_parallel.py``, ``parallel_dims.py``, ``fsdp.py`` and
+``activation_checkpoint.py`` beside it; schedules of ``torch.distributed.pipelining`` 2.13.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pptrace.config.choices import Reshard
+
+if TYPE_CHECKING:
+    from pptrace.config.schema import Experiment
+
+__all__ = [
+    "Arguments",
+    "megatron_arguments",
+    "titan_split",
+    "told",
+    "torchtitan_arguments",
+    "values_of",
+    "without_modifiers",
+]
+
+_ENDS = ("loss", "embedding")
+"""What takes the place of a layer where a stage or two are more than layers."""
+_KEPT = ("main-params", "exp-avg", "exp-avg-sq")
+"""State of the optimizer whose type Megatron-LM takes."""
+_MEGATRON_SHARDS = {1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
+"""What Megatron-FSDP calls ZeRO's stages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """What to start a framework with."""
+
+    words: tuple[str, ...]
+    """The arguments."""
+    without: tuple[str, ...]
+    """What of the configuration the framework has no argument for."""
+
+    @property
+    def text(self) -> str:
+        """The arguments as a shell takes them."""
+        return shlex.join(self.words)
+
+
+def megatron_arguments(experiment: Experiment, chunks: int) -> Arguments:
+    """Return a configuration as Megatron-LM takes it.
+
+    Args:
+        experiment: the configuration, the cost model's options filled in.
+        chunks: per rank.
+    """
+    parallel, batch = experiment.parallel, experiment.batch
+    model, costs = values_of(experiment.model), values_of(experiment.costs)
+    values: dict[str, Any] = {
+        "tensor-model-parallel-size": parallel.tp, "pipeline-model-parallel-size": parallel.pp,
+        "context-parallel-size": parallel.cp, "expert-model-parallel-size": parallel.ep,
+        **({"expert-tensor-parallel-size": parallel.etp} if parallel.etp else {}),
+        "micro-batch-size": batch.micro, "global-batch-size": batch.global_batch, "seq-length": batch.sequence,
+    }  # fmt: skip
+    words, without = told(values), without_modifiers(experiment)
+    layout = model.get("layout") or _layout(model.get("layers_per_stage"), int(model.get("mtp") or 0))
+    if (parallel.pp or 1) == 1 < chunks:
+        pass
+    elif layout:
+        words += ["--pipeline-model-parallel-layout", layout]
+    else:
+        words += told({"num-virtual-stages-per-pipeline-rank": chunks}) if chunks > 1 else []
+        ends, missing = _uneven(int(model.get("layers") or 0), (parallel.pp or 1) * chunks)
+        words, without = [*words, *ends], [*without, *missing]
+    words += ["--sequence-parallel"] if parallel.sequence_parallel and parallel.tp > 1 else []
+    zero = int(costs.get("zero") or 0)
+    words += ["--use-distributed-optimizer"] if zero else []
+    kept = {name: costs.get(name.replace("-", "_")) for name in _KEPT}
+    if any(kept.values()):
+        types = {f"{name}-dtype": kind for name, kind in kept.items() if kind not in {None, "remainder"}}
+        words += ["--use-precision-aware-optimizer", *told(types)]
+    if zero > 1:
+        words += ["--use-megatron-fsdp", "--data-parallel-sharding-strategy", _MEGATRON_SHARDS[zero]]
+        words += ["--ckpt-format", "fsdp_dtensor"]
+        without.append("CUDA_DEVICE_MAX_CONNECTIONS: unset it, or above 1")
+    words += ["--overlap-grad-reduce"] if experiment.data_parallel.overlap else []
+    if chunks > 1 and experiment.p2p.options.get("overlap_p2p_comm") is False:
+        words += ["--no-overlap-p2p-communication"]
+    if chunks > 1 and experiment.p2p.options.get("overlap_p2p_comm_warmup_flush"):
+        words += ["--overlap-p2p-communication-warmup-flush"]
+    words += _recompute(model)
+    if "mlp_act" in (model.get("recompute_modules") or []):
+        without.append("recompute_modules: mlp_act")
+    found, missing = _schedule(experiment, chunks, model, costs)
+    return Arguments(words=(*words, *found), without=(*missing, *without))
+
+
+def _schedule(
+    experiment: Experiment, chunks: int, model: dict[str, Any], costs: dict[str, Any]
+) -> tuple[list[str], list[str]]:
+    """Return what asks for the schedule, and what of it Megatron-LM refuses."""
+    name, parallel = experiment.schedule.name, experiment.parallel
+    ranks, microbatches = parallel.pp or 1, experiment.batch.known_microbatches
+    if ranks == 1 and chunks > 1:
+        return [], [f"{chunks} chunks on one rank: it has them from two ranks on"]
+    words, missing = [], []
+    if name == "combined-1f1b":
+        if (parallel.ep or 1) == 1:
+            return [], ["schedule combined-1f1b: it asks for ep above 1"]
+        if model.get("recompute") == "full":
+            return [], ["schedule combined-1f1b: it asks for recompute other than full"]
+        words += ["--overlap-moe-expert-parallel-comm"]
+        words += ["--delay-wgrad-compute"] if costs.get("delay_wgrad", True) else []
+    elif name != ("interleaved-1f1b" if chunks > 1 else "1f1b"):
+        return [], [f"schedule {name}"]
+    if chunks > 1:
+        size = microbatches // max(microbatches // ranks, 1)
+        if size < ranks:
+            missing.append(f"{microbatches} microbatches: it asks for {ranks} or more")
+        elif size > ranks:
+            words += told({"microbatch-group-size-per-virtual-pipeline-stage": size})
+    return words, missing
+
+
+def told(values: dict[str, Any]) -> list[str]:
+    """Return values by name as words of a command line."""
+    return [word for name, value in values.items() for word in (f"--{name}", str(value))]
+
+
+def values_of(choice: Any) -> dict[str, Any]:
+    """Return a section's values; none where there is no such section."""
+    return choice.values if choice else {}
+
+
+def _recompute(model: dict[str, Any]) -> list[str]:
+    recompute = model.get("recompute")
+    if recompute == "full":
+        method, layers = model.get("recompute_method") or "uniform", model.get("recompute_num_layers") or 1
+        return told({"recompute-granularity": "full", "recompute-method": method, "recompute-num-layers": layers})
+    if recompute == "selective":
+        asked = model.get("recompute_modules") or []
+        modules = [one for one in asked if one != "mlp_act"]
+        if asked and not modules:
+            return []
+        return ["--recompute-granularity", "selective", *(["--recompute-modules", *modules] if modules else [])]
+    return []
+
+
+def _layout(split: list[int] | None, mtp: int) -> str | None:
+    """Return layers per stage as Megatron-LM writes a layout: E, layers as t, modules of prediction as m, L."""
+    if not split:
+        return None
+    stages = [f"t*{count}" if count > 1 else "t" * count for count in split]
+    stages[0] = "E" + stages[0]
+    stages[-1] += "m" * mtp + "L"
+    return "|".join(stages)
+
+
+def _uneven(layers: int, stages: int) -> tuple[list[str], list[str]]:
+    """Return what gives the head, and the embedding, a stage in place of a layer, or that none says the split."""
+    if stages > 1 and 0 < stages - layers <= len(_ENDS):
+        return [f"--account-for-{end}-in-pipeline-split" for end in _ENDS[: stages - layers]], []
+    told_apart = f"an even split of {layers} layers on {stages} stages: --pipeline-model-parallel-layout says it"
+    return [], [told_apart] if layers % stages else []
+
+
+def without_modifiers(experiment: Experiment) -> list[str]:
+    """Return what no framework has an argument for: a schedule's options, copies, forwards computed again."""
+    choice = experiment.schedule
+    found = [f"schedule options {choice.options}"] if any(choice.options.values()) else []
+    return [
+        *found,
+        *(["schedule.offload"] if choice.offload else []),
+        *(["schedule.recompute"] if choice.recompute else []),
+    ]
+
+
+_ONE = {"1f1b": "1F1B", "gpipe": "GPipe"}
+_LOOPED = {
+    "interleaved-1f1b": "Interleaved1F1B", "looped-bfs": "LoopedBFS", "interleaved-zb": "InterleavedZeroBubble",
+}  # fmt: skip
+_V = {"zb-v": "ZBVZeroBubble", "dualpipe-v": "DualPipeV"}
+_SCHEDULES = _ONE | _LOOPED | _V
+"""Names by which torchtitan finds schedules: those with one stage on a rank, with more, and with two in a V."""
+_LAYERS_APART = "layers per stage: module_fqns_per_model_part in its configuration"
+
+
+def torchtitan_arguments(experiment: Experiment, chunks: int) -> Arguments:
+    """Return a configuration as torchtitan takes it.
+
+    Args:
+        experiment: the configuration, the cost model's options filled in.
+        chunks: per rank.
+    """
+    parallel, batch = experiment.parallel, experiment.batch
+    model = values_of(experiment.model)
+    micro, sequence, ranks = batch.micro or 1, batch.sequence or 0, parallel.pp or 1
+    sharding, without = _sharding(experiment)
+    values: dict[str, Any] = {
+        "parallelism.tensor_parallel_degree": parallel.tp,
+        "parallelism.pipeline_parallel_degree": ranks,
+        "parallelism.context_parallel_degree": parallel.cp,
+        "parallelism.expert_parallel_degree": parallel.ep,
+        **sharding,
+        "parallelism.pipeline_parallel_schedule": _SCHEDULES.get(
+            experiment.schedule.name, "1F1B" if chunks == 1 else "Interleaved1F1B"
+        ),
+        "parallelism.num_pp_microbatches": batch.known_microbatches,
+        "training.num_tokens_per_microbatch_per_dp_rank": micro * sequence,
+        "training.num_tokens_per_train_step": (batch.global_batch or 0) * sequence,
+        "training.max_context_length": sequence,
+    }
+    if ranks > 1:
+        split = _stages(model, ranks, chunks)
+        values |= split
+        without = [*_refused(experiment, chunks), *([] if split else [_LAYERS_APART]), *without]
+    words = told(values)
+    if parallel.tp > 1 and not parallel.sequence_parallel:
+        words.append("--parallelism.no-enable_sequence_parallel")
+    recompute = str(model.get("recompute") or "none")
+    if recompute == "selective":
+        without.append("recompute selective: it keeps products, too, and computes all else again")
+    elif model.get("recompute_method"):
+        without.append("recompute_method: every layer is computed again")
+    # A word that chooses among configurations stands behind all flags.
+    words.append(f"activation-checkpoint:{recompute}")
+    return Arguments(words=tuple(words), without=(*without, *without_modifiers(experiment)))
+
+
+def titan_split(layers: int, stages: int, first: int, last: int) -> list[int] | None:
+    """Return torchtitan's layers per stage for ends that count as some layers; none where it refuses them."""
+    even, more = divmod(layers + first + last, stages)
+    if not even or first > even or last > even:
+        return None
+    found = [even + (stage < more) for stage in range(stages)]
+    found[0] -= first
+    found[-1] -= last
+    return found
+
+
+def _sharding(experiment: Experiment) -> tuple[dict[str, Any], list[str]]:
+    """Return how weights are kept, and what FSDP does else than the configuration."""
+    parallel, zero = experiment.parallel, int(values_of(experiment.costs).get("zero") or 0)
+    degree = "parallelism.data_parallel_{}_degree"
+    if not zero:
+        alone = (parallel.tp or 1) * (parallel.cp or 1) % (parallel.ep or 1)
+        why = f"expert parallelism of weights that are not sharded: ep {parallel.ep} does not divide tp x cp"
+        return {degree.format("replicate"): parallel.dp, degree.format("shard"): 1}, [why] * bool(alone)
+    reshard = experiment.data_parallel.reshard or Reshard.NEVER
+    again = zero == max(_SHARDS) and reshard is not Reshard.NEVER
+    words = {
+        degree.format("replicate"): 1, degree.format("shard"): parallel.dp,
+        "parallelism.fsdp_reshard_after_forward": "always" if again else "never",
+    }  # fmt: skip
+    return words, [f"zero {zero}: FSDP shards {_SHARDS[zero]}, too"] * bool(_SHARDS[zero])
+
+
+_SHARDS = {1: "gradients and weights", 2: "weights", 3: ""}
+"""What FSDP shards beyond each of ZeRO's stages; it keeps gathered weights through a step where asked to."""
+
+
+def _refused(experiment: Experiment, chunks: int) -> list[str]:
+    name = experiment.schedule.name
+    if name not in _SCHEDULES:
+        return [f"schedule {name}"]
+    if name in _LOOPED and chunks == 1:
+        return [f"schedule {name} with one stage on a rank: it asks for two or more"]
+    return []
+
+
+def _stages(model: dict[str, Any], ranks: int, chunks: int) -> dict[str, Any]:
+    """Return what splits the layers as the configuration does; nothing where no arguments do."""
+    stages, layers = ranks * chunks, int(model.get("layers") or 0)
+    split = model.get("layers_per_stage") or ([layers // stages] * stages if not layers % stages else None)
+    if not split or model.get("layout"):
+        return {}
+    name, most = "parallelism.pipeline_parallel_{}", max(split) + 1
+    for first in range(most):
+        for last in range(most):
+            total = sum(split) + first + last
+            each = -(-total // stages)
+            # It counts the stages by layers on each, rounded up.
+            counted = chunks == 1 or -(-total // each) == stages
+            if counted and titan_split(sum(split), stages, first, last) == list(split):
+                return {
+                    name.format("first_stage_less_layers"): first, name.format("last_stage_less_layers"): last,
+                    **({name.format("layers_per_stage"): each} if chunks > 1 else {}),
+                }  # fmt: skip
+    return {}

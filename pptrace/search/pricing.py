@@ -1,0 +1,344 @@
+"""Costs of each layout, and the split of layers over stages."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pptrace.config.places import key_text
+from pptrace.errors import PptraceError
+from pptrace.run.neighbourhood import NO_COPY_TIMES, copies_take_time
+from pptrace.run.preparation import costs_alone, priced
+from pptrace.run.schedule_request import times
+from pptrace.search.basis import short_reason
+from pptrace.search.bounds import Bound, bound_of, least_fits, least_memory, least_work_ns
+from pptrace.search.problem import setting
+from pptrace.search.space import OPTIONS, RECOMPUTE
+from pptrace.search.table_cache import Shapes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pptrace.config.overrides import Assignment
+    from pptrace.config.resolution import Resolved
+    from pptrace.network.contract import Network
+    from pptrace.run.costs import Costs
+    from pptrace.search.basis import Entry
+    from pptrace.search.problem import Ground
+    from pptrace.search.space import Layout
+    from pptrace.search.table_cache import Shape
+    from pptrace.steps.workload import Workload
+
+__all__ = ["LAYERS", "Group", "Origin", "Priced", "Pricing", "balanced_split", "own_split"]
+
+LAYERS = "model.layers_per_stage"
+_OF_COSTS = (RECOMPUTE, *OPTIONS, "costs.zero", LAYERS)
+"""Settings that a step knows by its costs alone."""
+_KEPT = 96
+"""Layouts whose costs are kept at once; candidates of one layout follow each other."""
+_COLUMNS = (
+    "f_ns", "b_ns", "i_ns", "w_ns", "f_collective_ns", "b_collective_ns", "i_collective_ns", "w_collective_ns",
+    "boundary_bytes", "activation_bytes", "weight_activation_bytes", "weights_bytes", "gradients_bytes",
+    "optimizer_bytes", "reduce_ns", "optimizer_ns", "offload_ns", "reload_ns", "recompute_ns", "unshard_ns",
+    "offload_bytes", "checkpoint_bytes", "microbatch_class", "gathered_bytes", "unreduced_bytes",
+    "boundary_gradient_bytes",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A layout with settings: all candidates that differ by schedule, chunks and split alone."""
+
+    number: int
+    """Its place in the order of the space."""
+    layout: Layout
+    varied: tuple[Assignment, ...]
+    """What it sets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What a candidate's bound is made of."""
+
+    group: Group
+    """Its layout."""
+    entry: int
+    """The place of its schedule among those of the space."""
+    chunks: int | None
+    """Chunks per rank; None for as many as the schedule makes."""
+    split: Any
+    """How the layers are split: ``even``, ``balanced``, or layers per stage."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Priced:
+    """What a candidate's own table and costs say."""
+
+    chunks: int | None = None
+    """Chunks per rank; None where the table cannot be made."""
+    layers: list[int] | None = None
+    """Layers per stage that it sets; None for the model's own split."""
+    is_even: bool = False
+    """Whether a balanced split is the even one."""
+    reason: str = ""
+    """Why it cannot run."""
+    sameness: Any = None
+    """What two configurations with the same step have alike."""
+    bound: Bound | None = None
+    """What its step and memory are not below; None where another of the same step was asked for before."""
+
+
+class Pricing:
+    """Bounds, one after another; it keeps tables and costs that others share."""
+
+    def __init__(self, ground: Ground, entries: Sequence[Entry], layers: int) -> None:
+        """Read the options of all schedules.
+
+        Args:
+            ground: what all configurations have in common.
+            entries: the schedules.
+            layers: of the model.
+
+        Raises:
+            PptraceError: an option that a schedule cannot take, or a schedule that nobody offers.
+        """
+        self.ground, self.entries, self.layers = ground, entries, layers
+        self.shapes = Shapes(ground, entries)
+        self._groups: OrderedDict[int, _Weighed] = OrderedDict()
+        self._seen: set[Any] = set()
+
+    def least(self, group: Group, *, has_pairs: bool = False) -> Bound:
+        """Return what all of a group compute and keep at least, whatever their tables.
+
+        What all stages compute together is taken not to depend on their number.
+
+        Args:
+            group: the layout with its settings.
+            has_pairs: whether their schedules have overlapped pairs.
+
+        Raises:
+            PptraceError: costs that it cannot have.
+        """
+        layout = group.layout
+        workload = self._weighed(group).workload(layout.pp, None, has_pairs=has_pairs)
+        return Bound(
+            step_ns=least_work_ns(workload, layout.pp, layout.microbatches),
+            peak_bytes=least_memory(workload, layout.pp),
+            fits=least_fits(workload, layout.pp),
+        )
+
+    def priced(self, origin: Origin) -> Priced:
+        """Return what a candidate's own table and costs say."""
+        found = Priced()
+        try:
+            self._price(found, origin)
+        except PptraceError as error:
+            found.reason = short_reason(error)
+        return found
+
+    def _price(self, found: Priced, origin: Origin) -> None:
+        group, entry = origin.group, self.entries[origin.entry]
+        layout, work = group.layout, self._weighed(group)
+        shape = self.shapes.of(entry, layout, origin.chunks)
+        stages = layout.pp * shape.chunks
+        found.chunks = shape.chunks
+        layers = work.split(origin.split, stages, self.layers)
+        if layers is None and origin.split == "balanced":
+            found.is_even = True
+            return
+        found.layers = layers
+        own = (setting(LAYERS, layers),) if layers is not None else ()
+        settings = _chunks_set(origin)
+        resolved = self.ground.resolved((*group.varied, *entry.varied, *settings, *own))
+        has_pairs = self.has_pairs(entry) if shape.table is None else shape.table.has_pairs
+        workload = work.workload(stages, layers, self.ground, has_pairs=has_pairs)
+        if resolved.experiment.schedule.offload is not None and not copies_take_time(workload):
+            raise resolved.error("schedule.offload", NO_COPY_TIMES)
+        if shape.table is None:
+            shape = self.shapes.timed(entry, shape, times(workload, work.network, layout.pp))
+        self.shapes.check_policy(resolved, shape)
+        found.sameness = _sameness(work, entry, shape, workload)
+        if found.sameness not in self._seen:
+            self._seen.add(found.sameness)
+            provided = self.ground.registry.schedules[entry.name]
+            found.bound = bound_of(shape, workload, resolved.experiment, provided)
+
+    def has_pairs(self, entry: Entry) -> bool:
+        """Return whether a schedule's tables may have overlapped pairs."""
+        return self.ground.registry.schedules[entry.name].offer.has_pairs
+
+    def overlaps(self, group: Group, entry: Entry) -> bool:
+        """Return whether a schedule's overlapped pairs hide communication on a layout.
+
+        Raises:
+            PptraceError: costs that it cannot have.
+        """
+        if not self.has_pairs(entry):
+            return False
+        return bool(self._weighed(group).workload(group.layout.pp, None, has_pairs=True).segments)
+
+    def forget(self, sameness: Any) -> None:
+        """Give a bound again where the same step is asked for once more."""
+        self._seen.discard(sameness)
+
+    def _weighed(self, group: Group) -> _Weighed:
+        found = self._groups.get(group.number)
+        if found is None:
+            resolved = self.ground.resolved(group.varied)
+            costs, network = priced(resolved, self.ground.registry)
+            found = self._groups[group.number] = _Weighed(group.layout, group.varied, resolved, costs, network)
+            if len(self._groups) > _KEPT:
+                self._groups.popitem(last=False)
+        self._groups.move_to_end(group.number)
+        return found
+
+
+class _Weighed:
+    """One layout with its costs."""
+
+    def __init__(
+        self, layout: Layout, varied: tuple[Assignment, ...], resolved: Resolved, costs: Costs, network: Network
+    ) -> None:
+        self.layout, self.varied = layout, varied
+        self.resolved, self.costs, self.network = resolved, costs, network
+        self._workloads: dict[Any, Workload] = {}
+        self._splits: dict[int, list[int] | None] = {}
+
+    def workload(
+        self, stages: int, layers: list[int] | None, ground: Ground | None = None, *, has_pairs: bool = False
+    ) -> Workload:
+        """Return what so many stages cost.
+
+        Raises:
+            PptraceError: stages or layers that the model cannot have.
+        """
+        key = (stages, tuple(layers or ()), has_pairs)
+        if key not in self._workloads:
+            costs = self.costs
+            if layers is not None and ground is not None:
+                costs = costs_alone(ground.resolved((*self.varied, setting(LAYERS, layers))), ground.registry)
+            chain = tuple((stage, stage + 1) for stage in range(stages - 1))
+            self._workloads[key] = costs.workload(stages, chain, has_pairs=has_pairs)
+        return self._workloads[key]
+
+    def split(self, split: Any, stages: int, layers: int) -> list[int] | None:
+        """Return the layers of each stage; None for the model's own, even split."""
+        if isinstance(split, list):
+            return split
+        if split == "even":
+            return None
+        if stages not in self._splits:
+            self._splits[stages] = balanced_split(self.costs, stages, layers)
+        return self._splits[stages]
+
+
+def _sameness(work: _Weighed, entry: Entry, shape: Shape, workload: Workload) -> Any:
+    """Return what two configurations with the same step have alike."""
+    others = [(key_text(one.path), repr(one.value)) for one in work.varied]
+    own = [(key_text(one.path), repr(one.value)) for one in entry.varied]
+    beside = sorted(one for one in own if one[0] != "schedule.name" and not one[0].startswith("schedule.options."))
+    known = sorted(one for one in others if one[0] not in _OF_COSTS)
+    return shape.digest, _digest(workload), str(known), str(beside)
+
+
+def _chunks_set(origin: Origin) -> tuple[Assignment, ...]:
+    many = origin.chunks is not None and origin.chunks > 1
+    return (setting("parallel.vp", origin.chunks),) if many else ()
+
+
+def _digest(workload: Workload) -> str:
+    found = hashlib.sha256()
+    for one in (workload, *workload.classes):
+        for name in _COLUMNS:
+            found.update(getattr(one, name).tobytes())
+            found.update(b"|")
+    found.update(repr((workload.reserved_bytes, workload.sync_ns, workload.segments)).encode())
+    return found.hexdigest()[:16]
+
+
+_LAYERS = "layers_per_stage"
+_THREE = 3
+_TOLD_BY = ("weights_bytes", "activation_bytes", "f_ns", "b_ns")
+"""What tells one split from another."""
+
+
+def balanced_split(costs: Costs, stages: int, layers: int) -> list[int] | None:
+    """Return the layers of each stage by which the slowest takes least; None where that is the even split.
+
+    Layers are taken to cost alike, as much as one in the middle of the model; the costs of the ends are what the
+    first and the last stage take beyond their layers. Layer after layer goes to the stage that then takes least,
+    which is the best that there is for such costs.
+
+    Args:
+        costs: a configuration's costs.
+        stages: into how many the model is cut.
+        layers: how many it has.
+    """
+    if stages < _THREE or layers < stages:
+        return None
+    base, more = divmod(layers, stages)
+    even = [base + (0 < stage <= more) for stage in range(stages)]
+    if more > stages - 2:
+        even[0], even[-1] = base + 1, base + (more == stages)
+        even[1:-1] = [base + 1] * (stages - 2)
+    even[1] += layers - sum(even)
+    try:
+        workload = _with_split(costs, even)
+    except PptraceError:
+        return None
+    took = (workload.f_ns + workload.b_ns).tolist()
+    each = took[1] / even[1]
+    totals = [max(time - each * count, 0.0) for time, count in zip(took, even, strict=True)]
+    split = [0] * stages
+    for _ in range(layers):
+        least = min(range(stages), key=lambda stage: (totals[stage], -stage))
+        totals[least] += each
+        split[least] += 1
+    return None if max(totals) >= max(took) else split
+
+
+def own_split(costs: Costs, stages: int, layers: int) -> list[int] | None:
+    """Return the layers of each stage where a model is cut as evenly as it goes; None where its costs do not tell.
+
+    Stages between the ends that keep more weights than others have one layer more; the ends share what is left.
+    A split is the model's own only where it costs on every stage what the model costs without one.
+
+    Args:
+        costs: a configuration's costs, which say no layers per stage.
+        stages: into how many the model is cut.
+        layers: how many it has.
+    """
+    base = layers // stages
+    own = costs.workload(stages, _chain(stages))
+    kept = own.weights_bytes[1:-1]
+    least = int(kept.min(initial=kept.max(initial=0)))
+    more = (kept - least) * 2 * max(base, 1) > least
+    for low, up in product((base, base + 1), (0, 1)):
+        between = (low + more).tolist()
+        left = layers - sum(between)
+        first = (left + up) // 2
+        if left >= 0 and _costs_as(costs, [first, *between, left - first], own):
+            return [first, *between, left - first]
+    return None
+
+
+def _costs_as(costs: Costs, split: list[int], own: Workload) -> bool:
+    try:
+        found = _with_split(costs, split)
+    except PptraceError:
+        return False
+    return all(np.array_equal(getattr(found, name), getattr(own, name)) for name in _TOLD_BY)
+
+
+def _chain(stages: int) -> tuple[tuple[int, int], ...]:
+    return tuple((stage, stage + 1) for stage in range(stages - 1))
+
+
+def _with_split(costs: Costs, split: list[int]) -> Workload:
+    model = {**costs.request.model, _LAYERS: split}
+    return replace(costs, request=replace(costs.request, model=model)).workload(len(split), _chain(len(split)))

@@ -1,0 +1,186 @@
+"""Ranks, ties and substitute message policies.
+
+A framework's policy places the messages of the schedules that the framework runs. A comparison that leaves all
+others out answers nothing, so these run under a rule of the core's that takes any table, and their rows say so.
+What the user said for all schedules, by a flag or a setting over the file, is kept.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from pptrace.config.choices import PolicyName
+from pptrace.config.overrides import assignment
+from pptrace.errors import ConstraintError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from pptrace.run.simulated_step import Run
+    from pptrace.search.basis import Basis, Entry
+
+__all__ = [
+    "ANY_TABLE",
+    "POLICY",
+    "Ranks",
+    "groups_within",
+    "listed",
+    "moves",
+    "other_messages",
+    "policy_text",
+    "ranked",
+    "run_anyhow",
+    "slower_text",
+    "stand_in_notes",
+    "uncertainty_of",
+]
+
+Ranks: TypeAlias = "tuple[int | None, ...]"
+"""A rank for each, from 1; None for what takes no part."""
+
+
+def ranked(values: Sequence[Any]) -> Ranks:
+    """Return the rank of each value, the smallest first; equal values share a rank, None has none.
+
+    Values are compared exactly, as fractions or integers.
+
+    >>> ranked([3, 1, None, 3, 7])
+    (2, 1, None, 2, 4)
+    """
+    return tuple(
+        None if value is None else 1 + sum(other < value for other in values if other is not None)
+        for value in values
+    )
+
+
+def moves(before: Ranks, after: Ranks) -> tuple[int, ...]:
+    """Return how many places each won (lost, where negative), among those that take part in both rankings.
+
+    >>> moves((1, 2, None), (2, 1, 3))
+    (-1, 1, 0)
+    >>> moves((None, 1, 2), (1, 2, 3))
+    (0, 0, 0)
+    """
+    both = [old is not None and new is not None for old, new in zip(before, after, strict=True)]
+    old, new = (
+        ranked([rank if shared else None for rank, shared in zip(ranks, both, strict=True)])
+        for ranks in (before, after)
+    )
+    return tuple((was or 0) - (now or 0) for was, now in zip(old, new, strict=True))
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as a sentence has them.
+
+    >>> listed(["a", "b", "c"]), listed(["a"])
+    ('a, b and c', 'a')
+    """
+    return " and ".join([*([", ".join(names[:-1])] if names[1:] else []), names[-1]])
+
+
+def groups_within(values: Sequence[tuple[int, str]], share: float) -> tuple[tuple[str, ...], ...]:
+    """Return the largest groups of names whose values are all nearer to each other than a share of the least.
+
+    Args:
+        values: values and names, ascending.
+        share: the most by which the last of a group may be beyond its first.
+
+    >>> groups_within([(100, "a"), (104, "b"), (108, "c"), (150, "d")], 0.05)
+    (('a', 'b'), ('b', 'c'))
+    """
+    groups: list[tuple[str, ...]] = []
+    reached = 0
+    for first, (least, _) in enumerate(values):
+        end = first + sum(value <= least * (1 + share) for value, _ in values[first:])
+        if end > max(reached, first + 1):
+            groups.append(tuple(name for _, name in values[first:end]))
+        reached = max(reached, end)
+    return tuple(groups)
+
+
+def uncertainty_of(runs: Iterable[Run]) -> float:
+    """Return by which share steps may be off, as their costs say (``costs.uncertainty``); 0 where none says."""
+    known = [(run.prepared.resolved.to_dict().get("costs") or {}).get("uncertainty") for run in runs]
+    return max((float(share) for share in known if share is not None), default=0.0)
+
+
+POLICY, _OPTIONS = "p2p.policy", "p2p.options."
+ANY_TABLE: Mapping[str, Any] = {POLICY: PolicyName.ORDERED.value}
+"""The policy of schedules that no one framework runs: NCCL's semantics, operation by operation."""
+
+
+def other_messages(basis: Basis, entry: Entry, error: Exception | None) -> dict[str, Any]:
+    """Return settings of ``p2p`` under which a table may run that was refused.
+
+    There are none where no policy refused it, or the user chose that policy for all. A switch that the table
+    cannot have is left to its default, a policy that cannot place its messages gives way.
+    """
+    if not isinstance(error, ConstraintError) or not error.key.startswith("p2p.") or _is_chosen(basis, entry):
+        return {}
+    return {error.key: None} if error.key.startswith(_OPTIONS) else dict(ANY_TABLE)
+
+
+def run_anyhow(basis: Basis, entry: Entry) -> tuple[Run, Mapping[str, Any]]:
+    """Run a schedule, where needed with settings under which its messages can be placed; return these too.
+
+    Raises:
+        PptraceError: what else stops it.
+    """
+    messages: dict[str, Any] = {}
+    while True:
+        try:
+            varied = [assignment(key, value or "", "p2p") for key, value in messages.items()]
+            return basis.run(entry, varied), messages
+        except ConstraintError as error:
+            more = other_messages(basis, entry, error)
+            if more.keys() <= messages.keys():
+                raise
+            messages |= more
+
+
+def _is_chosen(basis: Basis, entry: Entry) -> bool:
+    """Whether how messages are issued was said over the configuration: for all schedules, or by the entry."""
+    keys = [text.partition("=")[0].strip() for text in basis.sets]
+    keys += [".".join(map(str, one.path)) for one in entry.varied]
+    return basis.flags.get("p2p") is not None or any(key == "p2p" or key.startswith("p2p.") for key in keys)
+
+
+def policy_text(run: Run) -> str:
+    """Return the name of the policy that a step ran under."""
+    return str(run.prepared.resolved.experiment.p2p.policy)
+
+
+def stand_in_notes(ran: Iterable[tuple[str, Mapping[str, Any], Run]]) -> list[str]:
+    """Return lines that say which schedules issue their messages in another way than the configuration's.
+
+    Args:
+        ran: schedules, the settings by which each differs, and its step.
+    """
+    others: dict[str, list[str]] = {}
+    notes = []
+    for label, messages, run in ran:
+        if POLICY in messages:
+            others.setdefault(policy_text(run), []).append(label)
+        elif messages:
+            notes.append(f"{label} ran without {', '.join(messages)}, which it cannot have")
+    return notes + [
+        f"{listed(labels)}: p2p {policy} here, for the configuration's cannot place their messages; "
+        f"--p2p {policy} compares all under it"
+        for policy, labels in others.items()
+    ]
+
+
+_COARSE = 0.1
+"""The part of a step from which a difference is written without decimals."""
+
+
+def slower_text(step_ns: int, least_ns: int) -> str:
+    """Return by how much a step is longer than the shortest.
+
+    >>> slower_text(103, 100), slower_text(300, 100), slower_text(100, 100)
+    ('+3.00%', '+200%', '-')
+    """
+    if step_ns == least_ns or not least_ns:
+        return "-"
+    more = step_ns / least_ns - 1
+    return f"+{more:.2%}" if more < _COARSE else f"+{more:.0%}"

@@ -1,0 +1,318 @@
+"""The space of a plan: divisions of GPUs, sizes and settings.
+
+What the user does not name takes the values that practitioners vary: sizes that divide the model and the GPUs,
+tensor and context parallelism inside a node, microbatches of up to eight sequences, all recomputation and ZeRO
+that the cost model knows, layers split evenly and by cost, and every installed schedule that says its bubble.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from pptrace.config.places import key_text
+from pptrace.errors import ConfigError
+from pptrace.run.neighbourhood import WIDELY, literals
+from pptrace.search.basis import Entry, parse_entries
+from pptrace.search.problem import gpus_text, setting
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from pptrace.config.overrides import Assignment
+    from pptrace.search.axes import Axis
+    from pptrace.search.problem import Ground, Question
+
+__all__ = ["OPTIONS", "PLAIN", "RECOMPUTE", "Layout", "Space", "agreeing"]
+
+RECOMPUTE = "model.recompute"
+OPTIONS: dict[str, tuple[str, Any]] = {
+    "model.recompute_modules": ("selective", []), "model.recompute_method": ("full", None),
+    "model.recompute_num_layers": ("full", None),
+}  # fmt: skip
+"""Options of one kind of recomputation, and what they are under any other."""
+
+
+def agreeing(settings: Sequence[Assignment], model: Mapping[str, Any]) -> tuple[Assignment, ...]:
+    """Return settings without those of other recomputation than theirs.
+
+    Args:
+        settings: what a configuration sets.
+        model: the model as it is written; what it says of other recomputation is taken away, too.
+    """
+    words = [one.value for one in settings if key_text(one.path) == RECOMPUTE]
+    if not words:
+        return tuple(settings)
+    others = {key: empty for key, (word, empty) in OPTIONS.items() if word != words[-1]}
+    kept = tuple(one for one in settings if key_text(one.path) not in others)
+    own = [key for key in others if model.get(key.partition(".")[2])]
+    return (*kept, *(setting(key, others[key]) for key in own))
+
+
+PLAIN = "1f1b"
+"""The schedule that stands for all where there is no pipeline."""
+_MOST = 1_000_000
+"""Configurations that are considered."""
+_MICRO = (1, 2, 4, 8)
+_CHUNKS = range(1, 9)
+_POWERS = (1, 2, 4, 8)
+"""Chunks per rank that are asked for where stages cannot all be alike."""
+_ENDS = 2
+"""Embedding and head, which may have a stage in place of a layer."""
+_LONG, _LONGER = 8_192, 16_384
+"""Tokens in a sequence from which two devices, and all of a node, are tried for context parallelism."""
+_MOST_STAGES = 64
+"""Pipeline ranks up to which sizes vary by themselves."""
+_LAYERS = "model.layers_per_stage"
+_COPIED = "schedule.offload.ratio"
+_EVEN, _BALANCED = "even", "balanced"
+_NEAREST = ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp")
+"""Orders of the axes on a cluster: replicas, or pipeline neighbours, inside a node."""
+_SWITCHES = (RECOMPUTE, "costs.zero")
+_OWN = (
+    "parallel.pp", "parallel.tp", "parallel.cp", "parallel.ep", "parallel.dp", "parallel.vp", "batch.micro",
+    "batch.global", "schedule.name", _LAYERS,
+)  # fmt: skip
+"""Keys with a place of their own in a layout; all others are combined with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """A division of GPUs with a batch."""
+
+    gpus: int
+    pp: int
+    tp: int
+    cp: int
+    ep: int
+    dp: int
+    micro: int
+    sequences: int
+    """The global batch."""
+
+    @property
+    def microbatches(self) -> int:
+        """Return how many one pipeline runs in a step; 0 where they do not divide the batch."""
+        count, rest = divmod(self.sequences, self.dp * self.micro)
+        return 0 if rest else count
+
+
+class Space:
+    """All that a plan considers."""
+
+    def __init__(self, ground: Ground, question: Question) -> None:
+        """Take the values that the user named, and others where none are named.
+
+        Raises:
+            ConfigError: values that are no sizes, no batch, or a space of nothing or of too many.
+        """
+        self.ground, self.question = ground, question
+        self.layers = int(ground.facts.get("layers") or 0)
+        self.counts = self._counts()
+        self.sizes = {name: self._sizes(name) for name in ("pp", "tp", "cp", "ep", "dp", "vp")}
+        self.micro = self._numbers("batch.micro") or _MICRO
+        self.sequences = self._numbers("batch.global") or ((ground.sequences,) if ground.sequences else ())
+        if not self.sequences:
+            raise ConfigError("missing: write the sequences in a step, such as --global 1024", key="batch.global")
+        self.splits = self._splits()
+        self.entries = self._entries()
+        self.others = self._others()
+        self._check_size()
+
+    def layouts(self) -> Iterator[Layout]:
+        """Yield every division of the GPUs, with every batch."""
+        sizes = [self.sizes[name] for name in ("pp", "tp", "cp", "ep")]
+        for gpus, (pp, tp, cp, ep) in product(self.counts, product(*sizes)):
+            dp, rest = divmod(gpus, pp * tp * cp)
+            if rest or (self.sizes["dp"] and dp not in self.sizes["dp"]) or not dp:
+                continue
+            for sequences, micro in product(self.sequences, self.micro):
+                yield Layout(gpus=gpus, pp=pp, tp=tp, cp=cp, ep=ep, dp=dp, micro=micro, sequences=sequences)
+
+    def settings_of(self, layout: Layout) -> list[tuple[Assignment, ...]]:
+        """Return what a layout sets, once for each combination of all other settings."""
+        values = {f"parallel.{name}": getattr(layout, name) for name in ("pp", "tp", "cp", "ep", "dp")}
+        values |= {"batch.micro": layout.micro, "batch.global": layout.sequences}
+        written = "sequence_parallel" in (self.ground.document.value or {}).get("parallel", {})
+        if layout.tp == 1 or not written:
+            values["parallel.sequence_parallel"] = layout.tp > 1
+        own = tuple(setting(key, value) for key, value in values.items())
+        return [(*own, *parts) for parts in self.combined]
+
+    @cached_property
+    def combined(self) -> list[tuple[Assignment, ...]]:
+        """All other settings, combined, without what only other recomputation has."""
+        written = (self.ground.document.value or {}).get("model")
+        model = written if isinstance(written, dict) else {}
+        found: dict[str, tuple[Assignment, ...]] = {}
+        for parts in product(*self.others):
+            settings = tuple(one for part in parts for one in part)
+            kept = agreeing(settings, model)
+            found.setdefault(repr([(one.path, one.value) for one in kept]), kept)
+        return list(found.values())
+
+    def chunks_of(self, pp: int) -> tuple[int, ...]:
+        """Return the chunks per rank that schedules are asked for: those named, or all that divide the layers.
+
+        Where layers do not divide even by the pipeline's ranks, as 61 and 126 never do, powers of two.
+        """
+        if self.sizes["vp"]:
+            return self.sizes["vp"]
+        return tuple(chunks for chunks in _CHUNKS if chunks == 1 or (pp > 1 and self._divides(pp, chunks)))
+
+    def is_plain_alone(self, entry: Entry) -> bool:
+        """Whether a schedule is 1F1B in other words on one rank, and that is there, with nothing to hide."""
+        if PLAIN not in {one.label for one in self.entries} or entry.label != entry.name or entry.name == PLAIN:
+            return False
+        costs = (self.ground.document.value or {}).get("costs") or {}
+        return not costs.get("segments") and "costs.segments" not in self.ground.axes
+
+    def _divides(self, pp: int, chunks: int) -> bool:
+        if self.layers % pp == 0:
+            return self.layers % (pp * chunks) == 0 and self.layers >= pp * chunks
+        return chunks in _POWERS and pp * chunks <= self.layers + _ENDS
+
+    @cached_property
+    def heading(self) -> str:
+        """What varies, in one line."""
+        parts = {name: values for name, values in self.sizes.items() if values}
+        parts |= {"micro": self.micro, "global": self.sequences}
+        named = [f"{name} {_listed(values)}" for name, values in parts.items() if len(values) > 1]
+        count = len(self.entries)
+        return f"{', '.join(named) or 'sizes are fixed'}; {count} schedule{'s' * (count > 1)}"
+
+    def _counts(self) -> tuple[int, ...]:
+        most = self.question.gpus
+        if self.question.objective != "gpus":
+            return (most,)
+        return tuple(count for count in range(1, most + 1) if most % count == 0)
+
+    def _numbers(self, key: str) -> tuple[int, ...]:
+        axis = self.ground.axes.get(key)
+        values = [value.varied[0].value for value in axis.values] if axis else []
+        for value in values:
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(f"{value!r} is no size: write whole numbers from 1", file=f"--vary {key}")
+        return tuple(values)
+
+    def _sizes(self, name: str) -> tuple[int, ...]:
+        named = self._numbers(f"parallel.{name}")
+        if named or name in {"dp", "vp"}:
+            return named
+        most, facts, node = self.question.gpus, self.ground.facts, self.ground.node_gpus
+        divisors = [size for size in range(1, most + 1) if most % size == 0]
+        if name == "pp":
+            return tuple(size for size in divisors if size <= min(self.layers or most, _MOST_STAGES))
+        if name == "tp":
+            return tuple(size for size in divisors if size <= node and int(facts.get("heads") or size) % size == 0)
+        if name == "cp":
+            tokens = self.ground.sequence
+            most = node if tokens >= _LONGER else min(2, node) if tokens >= _LONG else 1
+            return tuple(size for size in divisors if size <= most)
+        experts = int(facts.get("num_experts") or 0)
+        return tuple(size for size in divisors if experts and experts % size == 0 and size <= most) or (1,)
+
+    def _splits(self) -> tuple[Any, ...]:
+        axis = self.ground.axes.get(_LAYERS)
+        if axis is None:
+            return (_EVEN, _BALANCED) if _LAYERS.partition(".")[2] in self.ground.model_keys else (_EVEN,)
+        splits = tuple(value.varied[0].value for value in axis.values)
+        for split in splits:
+            if not isinstance(split, list) and split not in {_EVEN, _BALANCED}:
+                raise ConfigError(f"{split!r} is no split: write even, balanced or a list", file="--vary layers")
+        return splits
+
+    def _entries(self) -> tuple[Entry, ...]:
+        """Return the schedules: those named, or every installed one that says its bubble, one's own first."""
+        axis = self.ground.axes.get("schedule.name")
+        offers, own = self.ground.registry.schedules, self.ground.schedule
+        named = [value.text for value in axis.values] if axis else []
+        if named == ["all"]:
+            return tuple(entry for name in sorted(offers) for entry in self._worded(name))
+        if named:
+            return tuple(
+                Entry(
+                    label=one.text, name=str(one.varied[0].value), settings=(), varied=one.varied, source="--vary"
+                )
+                for one in (axis.values if axis else ())
+            )
+        said = [
+            name
+            for name in sorted(offers)
+            if name != own and offers[name].offer.bubble is not None and offers[name].offer.part_times is None
+        ]
+        return parse_entries([*([own] if own else []), *said], "plan")
+
+    def _worded(self, name: str) -> tuple[Entry, ...]:
+        """Return a schedule with its defaults, and with each word that one of its options takes."""
+        model = self.ground.registry.schedules[name].offer.options
+        words = literals(model()) if model else {}
+        texts = [f"{name}:{option}={word}" for option, values in words.items() for word in values]
+        return parse_entries([name, *texts], "plan")
+
+    def _others(self) -> list[list[tuple[Assignment, ...]]]:
+        """Return the values of all other keys, an axis each."""
+        axes = self.ground.axes
+        for axis in axes.values():
+            _check_beside(axis)
+        found = [
+            [tuple(map(_whole, value.varied)) for value in axis.values]
+            for key, axis in axes.items()
+            if key not in _OWN
+        ]
+        for key in _SWITCHES:
+            words = self._words(key) if key not in axes else ()
+            values = [value for value in words if value in WIDELY.get(key, words)]
+            found += [[(setting(key, value),) for value in values]] if len(values) > 1 else []
+        if self.ground.on_cluster and "parallel.order" not in axes:
+            found.append([(setting("parallel.order", order),) for order in _NEAREST])
+        return found
+
+    def _words(self, key: str) -> tuple[Any, ...]:
+        """Return the words that a switch takes; none where the cost model has no such option."""
+        offer = self.ground.registry.cost_models[self.ground.costs_name].offer
+        section, _, name = key.partition(".")
+        model = offer.options if section == "costs" else offer.model
+        return literals(model()).get(name, ()) if model is not None else ()
+
+    def _check_size(self) -> None:
+        sizes = {
+            "GPU counts": len(self.counts),
+            **{name: len(self.sizes[name]) for name in ("pp", "tp", "cp", "ep")},
+            "vp": max((len(self.chunks_of(pp)) for pp in self.sizes["pp"]), default=1),
+            "micro": len(self.micro), "global": len(self.sequences), "layers": len(self.splits),
+            "schedules": len(self.entries), "others": prod(map(len, self.others)),
+        }  # fmt: skip
+        count = prod(sizes.values())
+        if not count or next(self.layouts(), None) is None:
+            least = min((prod(one) for one in product(*(self.sizes[n] for n in ("pp", "tp", "cp")))), default=0)
+            job = self.question.gpus
+            if least > job:
+                message = f"a replica of the sizes named needs {gpus_text(least)}, and the job has {job:,}"
+                raise ConfigError(message, file="--gpus")
+            message = f"no pp x tp x cp x dp of the sizes named makes {gpus_text(job)}: name others"
+            raise ConfigError(message, file="--vary")
+        if count > _MOST:
+            told = ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+            message = f"{count:,} configurations ({told}); the most is {_MOST:,}: name fewer values, as micro=1,2"
+            raise ConfigError(message, file="--vary")
+
+
+def _check_beside(axis: Axis) -> None:
+    """Refuse coupled keys that are sizes of the layout."""
+    both = sorted({key_text(path) for path in axis.paths} & set(_OWN))
+    if both and axis.is_coupled:
+        message = f"{both[0]} has values of its own in a plan; pptrace sweep --gpus takes whole layouts"
+        raise ConfigError(message, file=f"--vary {axis.key}")
+
+
+def _whole(one: Assignment) -> Assignment:
+    """Return an assignment; one that takes a copied share away takes all of ``schedule.offload`` away."""
+    return setting("schedule.offload", None) if key_text(one.path) == _COPIED and not one.value else one
+
+
+def _listed(values: Sequence[int]) -> str:
+    return f"{min(values)}..{max(values)}"

@@ -1,0 +1,427 @@
+"""Sweeps over axes, and their document."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pptrace.config.places import key_text
+from pptrace.config.quantities import DURATION, SIZE
+from pptrace.errors import OutputError, PptraceError
+from pptrace.files import replace_file
+from pptrace.report.charts import check_picture
+from pptrace.report.numbers import told_apart
+from pptrace.run.preparation import prepare
+from pptrace.search.basis import Basis
+from pptrace.search.execution import ExecutorChoice, Journal, choose, journal_path, run_all
+from pptrace.search.result_table import ADVICE, TABLES, check_table, columns_of, read_table, write_table
+from pptrace.search.runner import inputs_of, run_point
+from pptrace.search.sweep_charts import Picture, save_picture
+from pptrace.version import __version__
+from pptrace_kernel import COMPILE_FROM
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from pptrace.config.resolution import Resolved
+    from pptrace.plugins.registry import Registry
+    from pptrace.run.figures import Cell, Row
+    from pptrace.search.grid import Base, Grid, Point
+
+__all__ = [
+    "Sweep",
+    "check_outputs",
+    "cores",
+    "earlier_rows",
+    "end_journals",
+    "failures_text",
+    "rows_text",
+    "sweep",
+]
+
+_AHEAD = 4
+"""Calls per worker that are handed over before one is finished, so that none waits for this process."""
+
+_SIMULATED = 2
+"""How often a point's table is simulated at least: with its costs, and for its bubble without messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """The table of a sweep."""
+
+    over: tuple[str, ...]
+    """The swept keys, which are the first columns."""
+    rows: tuple[Row, ...]
+    """One per point in grid order, each with every column; what a row has not is None."""
+    others: tuple[Row, ...] = ()
+    """Rows of the same configuration that were finished before, with values that were not asked for now."""
+
+    @property
+    def failed(self) -> tuple[Row, ...]:
+        """Return the rows of points that have no figures; ``error`` says why."""
+        return tuple(row for row in self.rows if row["error"])
+
+    def save(
+        self, *targets: str | Path, plot: str = "lines", x: str | None = None, y: str | Sequence[str] = "step_ns"
+    ) -> list[Path]:
+        """Write tables (.csv, .parquet), then pictures (.png, .svg, .pdf).
+
+        Args:
+            targets: files; the suffix says what.
+            plot: ``lines``, ``winners`` or ``difference``.
+            x: the key along the horizontal axis; the first with numbers by default.
+            y: the figure that is drawn, or several of one unit.
+
+        Raises:
+            OutputError: a file that cannot be written.
+            PptraceError: pictures that these axes do not give, or a package that is missing.
+        """
+        paths = [Path(target) for target in targets]
+        check_outputs(paths)
+        picture = Picture(plot=plot, x=x, y=(y,) if isinstance(y, str) else tuple(y))
+        with ExitStack() as pending:
+            for path in paths:
+                if path.suffix.lower() in TABLES:
+                    temporary = pending.enter_context(replace_file(path))
+                    rows = [*self.rows, *self.others]
+                    write_table(path, temporary, list(rows[0]), rows)
+        for path in paths:
+            if path.suffix.lower() not in TABLES:
+                save_picture(self.over, self.rows, picture, path)
+        return paths
+
+
+def check_outputs(paths: Sequence[Path]) -> None:
+    """Refuse, before anything runs, files that could not be written in the end.
+
+    Raises:
+        OutputError: two are one file, a folder that is missing, or a suffix that is neither table nor picture.
+        PptraceError: a package that is missing.
+    """
+    for index, path in enumerate(paths):
+        if os.path.realpath(path) in map(os.path.realpath, paths[:index]):
+            raise OutputError("two outputs are this file; name each file once", file=path)
+        if path.suffix.lower() in TABLES:
+            check_table(path)
+        elif path.suffix.lower() in {".png", ".svg", ".pdf"}:
+            check_picture(path)
+        else:
+            known = ".csv or .parquet for tables, .png, .svg or .pdf for pictures"
+            raise OutputError(f"no such format; write {known}", file=path)
+        _check_writable(path)
+
+
+def sweep(
+    grid: Grid,
+    registry: Registry,
+    *,
+    executor: str | Mapping[str, Any] = "processes",
+    workers: int = 0,
+    outputs: Sequence[Path] = (),
+    fresh: bool = False,
+    shares_registry: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Sweep:
+    """Run the points of a grid that no earlier start has finished.
+
+    Args:
+        grid: the points.
+        registry: the plugins.
+        executor: the name of an executor that a plugin offers, with options as :func:`choose` reads them.
+        workers: how many points run at once; 0 for as many as this machine has cores.
+        outputs: the files that the sweep is for. Finished rows in them are taken over, and each new one is noted
+            in the journal beside the first; who writes the files then ends it with :func:`end_journals`.
+        fresh: take over no finished row.
+        shares_registry: whether ``registry`` is one of the caller's own making, which other processes do not have.
+        progress: told how many points are finished, and of how many.
+
+    Raises:
+        OutputError: an output is no sweep's, or one of another configuration, or the journal cannot be written.
+        PluginError: no plugin offers the executor.
+        ConfigError: a registry of the caller's own with an executor that would not have it, or one of its options.
+    """
+    chosen = choose(executor, registry, workers or cores())
+    chosen.check_registry(shared=shares_registry)
+    rows = {} if fresh else earlier_rows(grid, registry, outputs)
+    missing = [point for point in grid.points if point.identity not in rows]
+    done = len(grid.points) - len(missing)
+    report = progress or _no_progress
+    report(done, len(grid.points))
+    with Journal(journal_path(outputs[0]), fresh=fresh) if outputs and missing else nullcontext() as journal:
+        for point, found in _run(grid, missing, registry, chosen):
+            row = rows[point.identity] = _labelled(grid, point, found)
+            if journal is not None and not row.get("error"):
+                journal.append(row)
+            done += 1
+            report(done, len(grid.points))
+    own = [rows.pop(point.identity) for point in grid.points]
+    tidied = _rows_of_all_columns(grid.keys, [*own, *rows.values()])
+    return Sweep(over=grid.keys, rows=tuple(tidied[: len(own)]), others=tuple(tidied[len(own) :]))
+
+
+def end_journals(outputs: Sequence[Path]) -> None:
+    """Remove the journals beside outputs that are written."""
+    for path in map(journal_path, outputs):
+        path.unlink(missing_ok=True)
+
+
+def _run(
+    grid: Grid, points: Sequence[Point], registry: Registry, chosen: ExecutorChoice
+) -> Iterator[tuple[Point, Row]]:
+    """Yield points with their rows as they finish; large ones begin first, so that no worker is left with one."""
+    rows = _SIMULATED * sum(point.actions for point in points)
+    own = registry if chosen.in_process else None
+    call = partial(_call, grid.base, registry=own, rows=rows)
+    waiting = sorted(points, key=lambda point: -point.actions)
+    if rows >= COMPILE_FROM and not chosen.in_process:
+        smallest = waiting.pop()  # loads or compiles once, for all workers, before they start
+        yield smallest, _call(grid.base, smallest, registry=registry, rows=rows)
+    yield from run_all(waiting, call, chosen.start, ahead=_AHEAD * chosen.request.workers)
+
+
+def _call(base: Base, point: Point, *, registry: Registry | None, rows: int) -> Row:
+    if point.refused:
+        return {"error": point.refused, "pptrace": __version__}
+    return run_point(base, point.entry, registry, rows=rows)
+
+
+def _labelled(grid: Grid, point: Point, row: Row) -> Row:
+    cells = {key: row.get(key, value.cell) for key, value in zip(grid.keys, point.values, strict=True)}
+    which: Row = {"configuration": grid.configuration, "point": point.identity, "over": ", ".join(grid.keys)}
+    return cells | row | {"pptrace": __version__} | which
+
+
+def _rows_of_all_columns(axes: Sequence[str], rows: Sequence[Row]) -> list[Row]:
+    """Return rows that all have all columns; a column of integers and other numbers is one of floats."""
+    columns = columns_of(axes, rows)
+    kinds = {column: {type(row.get(column)) for row in rows} - {type(None)} for column in columns}
+    mixed = {column for column, found in kinds.items() if found == {int, float}}
+    over: Row = {"over": ", ".join(axes)}
+
+    def cell(row: Row, column: str) -> Cell:
+        value = row.get(column)
+        return float(value) if column in mixed and isinstance(value, int) else value
+
+    return [{column: cell(row | over, column) for column in columns} for row in rows]
+
+
+class _WritingTried(Exception):  # noqa: N818 - no error: it undoes what was written to see whether it can be
+    pass
+
+
+def _check_writable(path: Path) -> None:
+    with suppress(_WritingTried), replace_file(path) as temporary:
+        temporary.touch()
+        raise _WritingTried
+
+
+def _no_progress(done: int, total: int) -> None:
+    del done, total
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+_DERIVED = ("derived", "table ", "schedule ", "cluster")
+"""How origins of values begin that follow from other keys, swept ones among them."""
+_WORDS = "its keys are written in other words"
+
+
+def earlier_rows(grid: Grid, registry: Registry, outputs: Sequence[Path]) -> dict[str, Row]:
+    """Return finished rows by their point, from the tables among a sweep's outputs and from journals beside them.
+
+    Rows of failed points are left out, so that these are tried again.
+
+    Raises:
+        OutputError: a file is no sweep's, or one of another configuration or of other versions.
+    """
+    rows: dict[Path, list[Row]] = {}
+    fresh = False
+    for path in map(journal_path, outputs):
+        if path.exists():
+            with Journal(path) as journal:
+                rows[path] = journal.rows
+                fresh |= journal.fresh
+    if not fresh:
+        tables = [path for path in outputs if path.suffix.lower() in TABLES and path.exists()]
+        rows = {path: read_table(path) for path in tables} | rows
+    found: dict[str, Row] = {}
+    for path, there in rows.items():
+        found |= _checked(grid, registry, path, there)
+    return found
+
+
+def _checked(grid: Grid, registry: Registry, path: Path, rows: Sequence[Row]) -> dict[str, Row]:
+    versions = {provider.distribution: provider.version for provider in registry.providers}
+    by_cells = {_cells(point): point for point in grid.points}
+    found: dict[str, Row] = {}
+    for row in rows:
+        point = by_cells.get(tuple(str(row.get(key)) for key in grid.keys))
+        if not row.get("configuration"):
+            raise OutputError(f"is the journal of another command: {ADVICE}", file=path)
+        if row["configuration"] != grid.configuration:
+            raise _foreign(path, _difference(grid, registry, row, point))
+        _check_versions(path, row, versions)
+        if row.get("error"):
+            continue
+        if point is not None and point.identity != row["point"]:
+            reason = _changed(grid, registry, row, point)
+            if reason:
+                raise _foreign(path, reason)
+            row = row | {"point": point.identity}  # noqa: PLW2901 - the same point in other words
+        found[str(row["point"])] = row
+    return found
+
+
+def _check_versions(path: Path, row: Row, versions: Mapping[str, str]) -> None:
+    if row.get("pptrace") != __version__:
+        raise _foreign(path, f"it is from pptrace {row.get('pptrace')}, and this is {__version__}")
+    for plugin in filter(None, str(row.get("plugins") or "").split(", ")):
+        name, _, version = plugin.partition(" ")
+        if versions.get(name) != version:
+            now = f"this is {versions[name]}" if name in versions else f"{name} takes no part now"
+            raise _foreign(path, f"it is from {plugin}, and {now}")
+
+
+def _file_of(identity: object) -> str:
+    return str(identity).partition("-")[2]
+
+
+def _foreign(path: Path, reason: str) -> OutputError:
+    return OutputError(f"is from another configuration: {reason}; {ADVICE}", file=path)
+
+
+def _difference(grid: Grid, registry: Registry, row: Row, point: Point | None) -> str:
+    """Say in what a row's configuration differs from this one's; ``point`` has the same values, if any has."""
+    then, now = sorted(str(row.get("over") or "").split(", ")), sorted(grid.keys)
+    if then != now:
+        return f"it was swept over {', '.join(then)}, and this is over {', '.join(now)}"
+    if point is not None:
+        return _changed(grid, registry, row, point) or _WORDS
+    swept = {key_text(path) for axis in grid.axes for path in axis.paths}
+    resolved = _resolved(grid, registry, grid.points[0])
+    constant = [key for key in inputs_of(resolved) if not resolved.origin(key).startswith(_DERIVED)]
+    return _first(row, resolved, [key for key in constant if key not in swept]) or _WORDS
+
+
+def _changed(grid: Grid, registry: Registry, row: Row, point: Point) -> str:
+    """Say in what a row differs from a point with the same values; nothing where it does not."""
+    resolved = _resolved(grid, registry, point)
+    changed = _first(row, resolved, list(inputs_of(resolved)))
+    if not changed and _file_of(row["point"]) != _file_of(point.identity):
+        return f"{row.get('schedule.name')} was another file then"
+    return changed
+
+
+def _first(row: Row, resolved: Resolved, keys: Sequence[str]) -> str:
+    values = inputs_of(resolved)
+    differing = next((key for key in keys if str(row.get(key)) != str(values[key])), None)
+    return f"{differing} was {_shown(row.get(differing))} and is {_shown(values[differing])}" if differing else ""
+
+
+def _resolved(grid: Grid, registry: Registry, point: Point) -> Resolved:
+    base = grid.base
+    basis = Basis(file=base.document, sets=base.sets, flags=base.flags, registry=registry)
+    resolved = basis.resolve(point.entry)
+    try:
+        return prepare(resolved, registry, loose=not point.entry.sets("parallel.vp")).resolved
+    except PptraceError:
+        return resolved
+
+
+def _cells(point: Point) -> tuple[str, ...]:
+    return tuple(str(value.cell) for value in point.values)
+
+
+def _shown(value: object) -> str:
+    return "absent" if value is None else str(value)
+
+
+_FIGURES = {
+    "step_ns": "step",
+    "formula_bubble": "formula",
+    "table_bubble": "table",
+    "idle": "idle",
+    "peak_memory_bytes": "memory",
+}
+"""Columns that are printed, with their headings."""
+
+_OF_MODELS = {"tokens_per_s_per_gpu": "tok/s/GPU", "mfu": "MFU"}
+"""Columns that are printed where a model gives them."""
+
+_MOST_ROWS = 100
+_MOST_MESSAGES = 20
+_LONGEST = 60
+
+
+def rows_text(sweep: Sweep) -> str:
+    """Return a line per point: its axes, and the figures that studies are about."""
+    shown = {key: told_apart([str(row[key]) for row in sweep.rows], _LONGEST) for key in sweep.over}
+    figures = _figures(sweep)
+    rows = [[*sweep.over, *figures.values()]]
+    for row in sweep.rows[:_MOST_ROWS]:
+        own = [_brief(str(row["error"]))] if row["error"] else [_figure(row, key) for key in figures]
+        rows.append([*(shown[key][str(row[key])] for key in sweep.over), *own])
+    left = len(sweep.over)
+    whole = [row for row in rows if len(row) > left + 1]
+    widths = [max(len(row[column]) for row in whole) for column in range(len(rows[0]))]
+    widths[:left] = [max(len(row[column]) for row in rows) for column in range(left)]
+    lines = [_line(row, widths, left) for row in rows]
+    more = len(sweep.rows) - _MOST_ROWS
+    return "\n".join(lines + [f"and {more:,} more: write them with -o results.csv"] * (more > 0))
+
+
+def _figures(sweep: Sweep) -> dict[str, str]:
+    """Return the columns with their headings: GPUs where they differ, rates where they are known."""
+    differ = len({row.get("gpus") for row in sweep.rows if not row["error"]}) > 1
+    known = {key for row in sweep.rows for key in _OF_MODELS if row.get(key) is not None}
+    return (
+        ({"gpus": "GPUs"} if differ else {})
+        | _FIGURES
+        | {key: name for key, name in _OF_MODELS.items() if key in known}
+    )
+
+
+def failures_text(sweep: Sweep) -> str:
+    """Return what went wrong, each message once with the points that it is about; nothing where nothing did."""
+    groups: dict[str, list[Row]] = {}
+    for row in sweep.failed:
+        groups.setdefault(str(row["error"]), []).append(row)
+    lines = [f"{len(sweep.failed):,} of {len(sweep.rows):,} points failed:"] * bool(groups)
+    for message, rows in list(groups.items())[:_MOST_MESSAGES]:
+        first = " ".join(f"{key}={rows[0][key]}" for key in sweep.over)
+        others = f" and {len(rows) - 1:,} more" if len(rows) > 1 else ""
+        lines.append(f"  {first}{others}: {message}")
+    more = len(groups) - _MOST_MESSAGES
+    lines += [f"  and {more:,} more messages, in the column error"] * (more > 0)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _figure(row: Row, key: str) -> str:
+    value: Cell = row.get(key)
+    if not isinstance(value, int | float):
+        return "-"
+    if key in {"gpus", "tokens_per_s_per_gpu"}:
+        return f"{value:,.0f}"
+    if key.endswith("_ns"):
+        return DURATION.rounded(int(value))
+    if key.endswith("_bytes"):
+        return f"{SIZE.rounded(int(value))}{' !' if row.get('fits') is False else ''}"
+    return f"{100 * value:.2f}%"
+
+
+def _line(row: Sequence[str], widths: Sequence[int], left: int) -> str:
+    cells = [cell.ljust(width) if place < left else cell.rjust(width)
+             for place, (cell, width) in enumerate(zip(row, widths, strict=False))]  # fmt: skip
+    return "  ".join(cells).rstrip()
+
+
+def _brief(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

@@ -1,0 +1,398 @@
+"""What single changes and failed workers do to a step.
+
+Replicas that no microbatch leaves or joins keep their order. The others start a backward before a forward, and
+hold as many activations as before.
+
+Source: Gandhi et al., ReCycle: Resilient Training of Large DNNs using Pipeline Adaptation, SOSP 2024, section 3:
+a failed worker's forwards and backwards are re-routed to its peers, which hold the same weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pptrace.config.choices import Sharing
+from pptrace.config.quantities import format_duration
+from pptrace.errors import ConfigError, DeadlockError, PptraceError, ScheduleError
+from pptrace.network.links import ideal
+from pptrace.run.cost_changes import at_speeds, evened
+from pptrace.run.heterogeneous_replicas import changed
+from pptrace.run.neighbourhood import value_of
+from pptrace.run.simulated_step import run_prepared
+from pptrace.run.summary import job_text, schedule_text, setting_text, time_text
+from pptrace.run.table_changes import with_sharding
+from pptrace.search.basis import short_reason
+from pptrace.sim.rate_sharing import Contention
+from pptrace.sim.simulation import simulate
+from pptrace.steps.kinds import COPIES, Kind
+from pptrace.steps.list_scheduler import InFlight, backward_first, list_schedule
+from pptrace.steps.placement import Placement
+from pptrace.steps.schedule import Schedule
+from pptrace.timeline.metrics import measure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pptrace.config.resolution import Resolved
+    from pptrace.run.inputs import Prepared
+    from pptrace.run.simulated_step import Run
+    from pptrace.steps.columns import Int32s, Int64s
+    from pptrace.steps.list_scheduler import Actions
+
+__all__ = ["WhatIf", "WhatIfs", "rerouted", "step_without", "whatif", "whatif_lines"]
+
+_FREE = 1e9
+"""Communication that is so many times as fast takes no time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """One change."""
+
+    name: str
+    """What changes."""
+    step_ns: int | None
+    """The step with it, for as many sequences; None where it cannot be simulated."""
+    saved_ns: int = 0
+    """By how much it is shorter; below zero where it is longer."""
+    note: str = ""
+    """Why there is no step, or what else to know."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIfs:
+    """A step and what each change would bring."""
+
+    run: Run
+    """The step."""
+    rows: tuple[WhatIf, ...]
+    """The changes; the first says what the largest lever is."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain JSON values, times in ns."""
+        step = self.run.metrics.step_ns
+        rows = [
+            {"change": row.name, "step_ns": row.step_ns, "saved_ns": row.saved_ns,
+             "saved": row.saved_ns / step if step else 0.0, "note": row.note or None}
+            for row in self.rows
+        ]  # fmt: skip
+        return {"step_ns": step, "lever": str(self.run.lever), "changes": rows, "provenance": self.run.provenance}
+
+    def summary(self) -> str:
+        """Return the lines that the command line prints."""
+        return "\n".join(whatif_lines(self))
+
+    def __str__(self) -> str:
+        return self.summary()
+
+
+def whatif(run: Run, *, lost: int = 0) -> WhatIfs:
+    """Simulate a step again with one thing changed at a time.
+
+    - Twice the bandwidth: all communication takes half its time, latencies included. Free network: none.
+    - Half the bubble: twice as many microbatches of half the work each.
+    - Even stages: each computes the mean of all.
+    - No stragglers: devices of one speed, where the costs say that they differ (``spread``, ``skew``).
+    - One more microbatch: the step for as many sequences as before, of a batch that is one larger.
+    - Workers lost: their microbatches go to the replicas of their stages (Gandhi et al., ReCycle, SOSP 2024).
+
+    Args:
+        run: the simulated step.
+        lost: workers that fail; none unless given.
+
+    Raises:
+        ConfigError: more workers lost than leave a replica of each stage.
+    """
+    step = run.metrics.step_ns
+    changes: list[tuple[str, Callable[[Run], int | None]]] = [
+        ("bandwidth x2", _faster),
+        ("free network", _free),
+        ("half the bubble", _half_bubble),
+        ("even stages", _even),
+        ("no stragglers", _no_stragglers),
+        ("one more microbatch", _one_more),
+    ]
+    rows = [WhatIf(name=f"largest lever: {run.lever}", step_ns=step)]
+    rows += [_row(name, change, run) for name, change in changes]
+    if lost:
+        rows.append(
+            _row(f"{lost} worker{'s' * (lost > 1)} lost, re-routed", lambda own: step_without(own, lost), run)
+        )
+    return WhatIfs(run=run, rows=tuple(rows))
+
+
+def _row(name: str, change: Callable[[Run], int | None], run: Run) -> WhatIf:
+    try:
+        step = change(run)
+    except PptraceError as error:
+        return WhatIf(name=name, step_ns=None, note=short_reason(error))
+    if step is None:
+        return WhatIf(name=name, step_ns=None, note="nothing to change")
+    return WhatIf(name=name, step_ns=step, saved_ns=run.metrics.step_ns - step)
+
+
+def _faster(run: Run) -> int | None:
+    return run_prepared(at_speeds(run.prepared, communication=2), run.registry).metrics.step_ns
+
+
+def _free(run: Run) -> int | None:
+    free = at_speeds(run.prepared, communication=_FREE)
+    free = changed(free, network=ideal(), contention=Contention(links=Sharing.NONE))
+    return run_prepared(free, run.registry).metrics.step_ns
+
+
+def _half_bubble(run: Run) -> int | None:
+    """Return the step of twice as many microbatches, each of half the work."""
+    if run.prepared.schedule.ranks == 1 or run.prepared.table is not None:
+        return None
+    batch = run.prepared.resolved.experiment.batch
+    twice = run.under(_with_microbatches(run.prepared.resolved, 2 * batch.known_microbatches))
+    halved = changed(twice.prepared, lambda costs: costs.scaled(Fraction(1, 2)))
+    return run_prepared(halved, run.registry).metrics.step_ns
+
+
+def _even(run: Run) -> int | None:
+    differing = run.prepared.differing
+    workload = run.prepared.workload if differing is None else differing.costs
+    even = evened(workload)
+    if (even.f_ns == workload.f_ns).all() and (even.b_ns == workload.b_ns).all():
+        return None
+    return run_prepared(changed(run.prepared, evened), run.registry).metrics.step_ns
+
+
+def _no_stragglers(run: Run) -> int | None:
+    resolved = run.prepared.resolved
+    slow = [key for key in ("costs.spread", "costs.skew") if _positive(value_of(resolved, key))]
+    sets = [f"{key}=0{' ns' * (key == 'costs.skew')}" for key in slow]
+    reduction = resolved.experiment.data_parallel
+    sets += ["data_parallel.speeds="] * bool(reduction.speeds)
+    sets += ["data_parallel.spread=0"] * bool(reduction.spread)
+    return run.under(resolved.again(sets, {})).metrics.step_ns if sets else None
+
+
+def _positive(value: object) -> bool:
+    return str(value).split(" ")[0] not in {"None", "0", "0.0"}
+
+
+def _one_more(run: Run) -> int | None:
+    if run.prepared.table is not None:
+        return None
+    count = run.prepared.resolved.experiment.batch.known_microbatches
+    more = run.under(_with_microbatches(run.prepared.resolved, count + 1))
+    return round(Fraction(more.metrics.step_ns * count, count + 1))
+
+
+def _with_microbatches(resolved: Resolved, count: int) -> Resolved:
+    experiment = resolved.experiment
+    total = count * experiment.parallel.dp * experiment.batch.micro
+    written: Sequence[str] = [key for key in ("batch.microbatches", "batch.global") if key in resolved.positions]
+    values = {"batch.microbatches": count, "batch.global": total}
+    return resolved.again([f"{key}={values[key]}" for key in written], {})
+
+
+def whatif_lines(found: WhatIfs) -> list[str]:
+    """Return the step, and a line per change: the step with it, and what it saves."""
+    run = found.run
+    rows = [("what if", "step", "saves"), *(_cells(found, row) for row in found.rows)]
+    widths = [max(len(row[at]) for row in rows) for at in range(2)]
+    lines = [f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]}" for row in rows]
+    chunks = run.prepared.schedule.stages // run.prepared.schedule.ranks
+    heading = f"{job_text(run)}: {schedule_text(run)}, {run.prepared.schedule.microbatches} microbatches"
+    return [heading, setting_text(run, chunks=chunks), "", *lines]
+
+
+def _cells(found: WhatIfs, row: WhatIf) -> tuple[str, str, str]:
+    if row.step_ns is None:
+        return row.name, "-", row.note
+    step = found.run.metrics.step_ns
+    if row is found.rows[0]:
+        return row.name, time_text(found.run, step), "-"
+    share = row.saved_ns / step if step else 0.0
+    saved = f"{share:.1%}" if round(share, 3) else "nothing"
+    return row.name, time_text(found.run, row.step_ns), saved
+
+
+_MOST_ACTIONS = 400_000
+_FILE = "--lost"
+_PASSES = (Kind.F, Kind.B, Kind.I, Kind.W)
+_GATHERS = (Kind.UNSHARD, Kind.RESHARD)
+
+
+def step_without(run: Run, lost: int) -> int:
+    """Return the step of all replicas of a pipeline, some of whose workers are lost; without a loss the run's own.
+
+    Workers are lost from the last rank of the first replica on, replica by replica. A worker is a pipeline rank
+    with all of its GPUs. On a cluster each replica's ranks are its own GPUs, whose messages share links as they
+    come.
+
+    Args:
+        run: the step before; of one pipeline.
+        lost: how many workers fail.
+
+    Raises:
+        ConfigError: a rank without a replica left, a step that is not re-routed here, or a policy of messages
+            under which re-routed microbatches deadlock.
+    """
+    _check(run.prepared)
+    undisturbed, before = _step(run, 0), run.metrics.step_ns
+    if undisturbed != before:
+        steps = f"{format_duration(undisturbed)} for {format_duration(before)}"
+        key = "network" if run.prepared.job is None else "cluster"
+        message = (
+            f"replicas that meet on links take another step without any loss, {steps}: take a hockney network"
+        )
+        raise run.prepared.resolved.error(key, message)
+    try:
+        return _step(run, lost)
+    except DeadlockError:
+        resolved = run.prepared.resolved
+        message = f"re-routed microbatches deadlock under {resolved.experiment.p2p.policy}: take async"
+        raise resolved.error("p2p.policy", message) from None
+
+
+def _check(prepared: Prepared) -> None:
+    """Refuse steps that are not re-routed here, by the setting that makes them so.
+
+    Raises:
+        ConfigError: one of those.
+    """
+    resolved, table, replicas = prepared.resolved, prepared.schedule, prepared.resolved.experiment.parallel.dp
+    placement = table.placement
+    if placement.routes > 1 or not placement.is_chain or table.microbatches != prepared.request.microbatches:
+        raise ConfigError("microbatches are re-routed where all take one way, not parts or several", file=_FILE)
+    if len(table) * replicas > _MOST_ACTIONS:
+        count = len(table) * replicas
+        raise ConfigError(f"{count:,} actions of all replicas; the most is {_MOST_ACTIONS:,}", file=_FILE)
+    others = ~np.isin(table.kind, (*_PASSES, *_GATHERS)) | (table.span > 1) | bool(table.waits)
+    for key, found, what in (
+        ("schedule.offload", COPIES.mask(table.kind), "copies to the host"),
+        ("schedule.recompute", table.kind == Kind.RECOMPUTE, "forwards computed again by actions of their own"),
+        ("data_parallel.reduce_each", table.kind == Kind.REDUCE_GRAD, "reductions behind each backward"),
+        ("schedule", table.pair >= 0, "overlapped pairs"),
+        ("schedule", others, "a table's own messages, waits and actions of several microbatches"),
+    ):
+        if found.any():
+            raise resolved.error(key, f"{what} are not re-routed")
+    if prepared.job is None and len(prepared.network.links):
+        message = "its links are between the ranks of one pipeline: take a hockney network, or describe a cluster"
+        raise resolved.error("network", message)
+    if prepared.policy.program is not None:
+        message = f"{prepared.policy.title} has no order for re-routed microbatches: take async"
+        raise resolved.error("p2p.policy", message)
+    if prepared.differing is not None and prepared.differing.kinds > 1:
+        key = "data_parallel" if prepared.differing.lengths is None else "batch.lengths"
+        raise resolved.error(key, "replicas that differ are not re-routed: make them alike")
+
+
+def _step(run: Run, lost: int) -> int:
+    """Return the step of all replicas without some workers."""
+    prepared = run.prepared
+    table, experiment, workload = prepared.schedule, prepared.resolved.experiment, prepared.workload
+    replicas = experiment.parallel.dp
+    placement = rerouted(table.placement.stage_rank[0], table.ranks, replicas, table.microbatches, lost)
+    workload = replace(workload, microbatch_class=np.repeat(workload.microbatch_class, replicas))
+    order = _order(prepared, placement, np.tile(run.metrics.memory.peak_activations, replicas))
+    network = prepared.network if prepared.job is None else replace(prepared.job.hops, apart=True)
+    timeline = simulate(
+        with_sharding(prepared.resolved, order, workload), workload, network, prepared.policy,
+        contention=prepared.contention, overlap_reduction=experiment.data_parallel.overlaps, stage_replicas=False,
+    )  # fmt: skip
+    return measure(timeline, workload).step_ns
+
+
+def _order(prepared: Prepared, placement: Placement, held: Int64s) -> Schedule:
+    """Return the order of all replicas' workers; new where microbatches are re-routed.
+
+    Args:
+        prepared: the step of one pipeline.
+        placement: where the stages of all replicas' microbatches are.
+        held: shape (workers,): the most activations that a worker may hold.
+    """
+    table = prepared.schedule
+    own = table.selected(np.flatnonzero(np.isin(table.kind, _PASSES)))
+    replicas = placement.microbatches // own.microbatches
+    replica = np.repeat(np.arange(replicas), len(own))
+    worker = np.tile(own.rank_of_row(), replicas) + replica * own.ranks
+    microbatch = np.tile(own.microbatch, replicas) * replicas + replica
+    columns = np.stack([worker, np.tile(own.kind, replicas), np.tile(own.stage, replicas), microbatch])
+    reached = _reached(placement, own.ranks, replicas)
+    if reached.size:
+        new = _new_order(prepared, placement, held)
+        planned = np.stack([new.rank_of_row(), new.kind, new.stage, new.microbatch])
+        columns = np.hstack([
+            columns[:, ~np.isin(replica, reached)],
+            planned[:, np.isin(planned[0] // own.ranks, reached)],
+        ])  # fmt: skip
+    worker, *cells = columns[:, np.argsort(columns[0], kind="stable")]
+    row_ptr = np.cumsum([0, *np.bincount(worker, minlength=placement.ranks)])
+    return Schedule.from_columns(placement, row_ptr, *cells)
+
+
+def _reached(placement: Placement, ranks: int, replicas: int) -> Int64s:
+    """Return the replicas that re-routed microbatches leave or join."""
+    where = placement.stage_rank[placement.microbatch_route] // ranks
+    own = np.arange(placement.microbatches) % replicas
+    away = (where != own[:, None]).any(axis=1)
+    return np.union1d(where[away], own[away])
+
+
+def _new_order(prepared: Prepared, placement: Placement, held: Int64s) -> Schedule:
+    """Return an order in which workers start what is ready; with more room where any would wait for ever."""
+    is_split = bool((prepared.schedule.kind == Kind.W).any())
+    kinds = (Kind.F, Kind.I, Kind.W) if is_split else (Kind.F, Kind.B)
+    durations = {kind: prepared.workload.duration_ns(kind) for kind in kinds}
+    priority = _weights_last if is_split else backward_first
+    try:
+        return list_schedule(placement, durations, priority=priority, in_flight=InFlight(rank=held))
+    except ScheduleError:
+        return list_schedule(placement, durations, priority=priority)
+
+
+def _weights_last(actions: Actions) -> Sequence[Int64s | Int32s]:
+    """Choose a weight gradient, which nobody waits for, only where nothing else is ready."""
+    return [(actions.kind == Kind.W).astype(np.int32), *backward_first(actions)]
+
+
+def rerouted(stage_rank: Int32s, ranks: int, replicas: int, microbatches: int, lost: int) -> Placement:
+    """Return where the stages of all replicas' microbatches are; rank ``r`` of replica ``d`` is ``d ranks + r``.
+
+    Args:
+        stage_rank: shape (stages,), the rank of each stage in one pipeline.
+        ranks: of one pipeline.
+        replicas: pipelines.
+        microbatches: of one pipeline.
+        lost: workers that fail.
+
+    Raises:
+        ConfigError: a rank that no replica is left of.
+    """
+    by_rank = [(replica, rank) for replica in range(replicas) for rank in reversed(range(ranks))]
+    gone = set(by_rank[:lost])
+    left = {rank: [one for one in range(replicas) if (one, rank) not in gone] for rank in range(ranks)}
+    if len(gone) < lost or not all(left.values()):
+        most = ranks * (replicas - 1)
+        without = f"{lost} worker{'s' * (lost > 1)} lost: a stage is left without a replica"
+        bear = (
+            f"{replicas} replicas bear at most {most}" if most else "there is one replica alone: raise parallel.dp"
+        )
+        raise ConfigError(f"{without}; {bear}", file=_FILE)
+    turn = dict.fromkeys(range(ranks), 0)
+    ways = np.zeros((replicas * microbatches, stage_rank.size), dtype=np.int32)
+    for number in range(replicas * microbatches):
+        replica = number % replicas
+        where = dict.fromkeys(range(ranks), replica)
+        for rank in range(ranks):
+            if (replica, rank) in gone:
+                where[rank] = left[rank][turn[rank] % len(left[rank])]
+                turn[rank] += 1
+        ways[number] = [where[int(rank)] * ranks + int(rank) for rank in stage_rank]
+    routes, route = np.unique(ways, axis=0, return_inverse=True)
+    chain = np.stack([np.arange(stage_rank.size - 1), np.arange(1, stage_rank.size)], axis=1)
+    return Placement(
+        ranks=replicas * ranks, stage_rank=routes, microbatch_route=route.reshape(-1).astype(np.int32),
+        edges=chain.astype(np.int32),
+    )  # fmt: skip

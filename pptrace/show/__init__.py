@@ -1,1 +1,0 @@
-"""Draw schedules: the idealised table in the terminal, as SVG and as PNG."""

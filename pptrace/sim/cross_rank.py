@@ -1,0 +1,300 @@
+"""Dependencies that cross ranks: reductions, the end of the step, and calls."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from pptrace.sim.kernels.edges import OUTLASTED, tell_calls
+from pptrace.sim.streams import Pairs, of_all
+from pptrace.steps.action_insertion import inserted_of_stages
+from pptrace.steps.actions import group_starts
+from pptrace.steps.columns import passing
+from pptrace.steps.kinds import BACKWARD, COMPUTE, RECEIVES, STAGE_ENDS, TABLE, Kind, KindSet, Stream
+from pptrace_kernel import run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from pptrace.sim.streams import Lanes, TaskColumns
+    from pptrace.steps.actions import CellColumns
+    from pptrace.steps.columns import Int8s, Int32s, Int64s
+    from pptrace.steps.issue_order import Issue, IssueOrder
+    from pptrace.steps.placement import Placement
+    from pptrace.steps.schedule import Schedule
+    from pptrace.steps.workload import Workload
+
+__all__ = ["Calling", "Needs", "calling", "needs_of", "with_epilogue", "with_further"]
+
+_COMPUTED = [Stream.COMPUTE, *(stream for stream in Stream if stream.is_group)]
+"""Streams of actions and of their segments."""
+_PASSES = COMPUTE.mask(np.arange(len(Kind)))
+_MEETINGS = KindSet({Kind.SYNC})
+_ENDS = KindSet({Kind.SYNC, Kind.REDUCE_GRAD})
+
+
+class Needs(NamedTuple):
+    """What waits for other ranks and replicas."""
+
+    edges: list[Pairs]
+    tasks: int
+    """The step's tasks, with those through which ranks and replicas meet."""
+    released_ns: Int64s
+    """Times of the last of these tasks, one per stage; none where no replica is waited for."""
+
+
+def needs_of(
+    schedule: Schedule,
+    released_ns: Int64s,
+    cells: CellColumns,
+    lanes: Lanes,
+    tasks: int,
+    *,
+    barrier: bool,
+    stage_replicas: bool,
+) -> Needs:
+    """Return what the rows of a schedule wait for beside streams and messages, behind so many tasks.
+
+    Args:
+        schedule: the table.
+        released_ns: when other replicas have computed each stage's gradients.
+        cells: the rows, lane by lane.
+        lanes: where each lane is.
+        tasks: rows, and what else has a task of its own.
+        barrier: whether reductions wait until all is computed.
+        stage_replicas: whether they wait for all ranks that hold their stage.
+    """
+    hub = _behind_all_ranks(cells, lanes, tasks, barrier=barrier)
+    holders = _behind_holders(cells, lanes, schedule.placement) if stage_replicas and not barrier else None
+    further = _further_waits(cells, schedule.waits, schedule.placement.microbatches)
+    tasks += hub is not None
+    others = _behind_others(cells, released_ns, tasks, barrier=barrier)
+    edges = [found for found in (hub, holders, further, others) if found is not None]
+    released = released_ns if others is not None else released_ns[:0]
+    return Needs(edges, tasks + released.size, released)
+
+
+def with_further(task: TaskColumns, needs: Needs) -> TaskColumns:
+    """Return the columns of all tasks: what is waited through takes no time but for that of other replicas."""
+    task = task._replace(
+        duration_ns=of_all(task.duration_ns, needs.tasks), lag_ns=of_all(task.lag_ns, needs.tasks)
+    )
+    if needs.released_ns.size:
+        task.duration_ns[-needs.released_ns.size :] = needs.released_ns
+    return task
+
+
+def _behind_all_ranks(cells: CellColumns, lanes: Lanes, hub: int, *, barrier: bool) -> Pairs | None:
+    """Return the edges by which ranks meet, through a task ``hub``; with ``barrier``, reductions wait too."""
+    behind = np.flatnonzero((_ENDS if barrier else _MEETINGS).mask(cells.kind)).astype(np.int32)
+    if not behind.size:
+        return None
+    before = _last_computations(lanes, cells.kind)
+    return Pairs(
+        np.concatenate([before, np.full(behind.size, hub, dtype=np.int32)]),
+        np.concatenate([np.full(before.size, hub, dtype=np.int32), behind]),
+    )
+
+
+def _last_computations(lanes: Lanes, kind: Int8s) -> Int32s:
+    """Return each rank's last row of the pipeline on its compute stream, and on those of segments."""
+    last: list[int] = []
+    for lane in np.flatnonzero(np.isin(lanes.lane_stream, _COMPUTED)).tolist():
+        low, high = int(lanes.lane_ptr[lane]), int(lanes.lane_ptr[lane + 1])
+        segments = lanes.lane_stream[lane] != Stream.COMPUTE
+        while high > low and (kind[high - 1] == Kind.OPTIMIZER or (segments and not _PASSES[kind[high - 1]])):
+            high -= 1
+        if high > low:
+            last.append(high - 1)
+    return np.array(last, dtype=np.int32)
+
+
+def _behind_holders(cells: CellColumns, lanes: Lanes, placement: Placement) -> Pairs | None:
+    """Return edges to reductions of a stage from the last backward of it on the other ranks that hold it."""
+    kind, stage = cells.kind, cells.stage
+    reductions = np.flatnonzero(kind == Kind.REDUCE_GRAD)
+    reductions = reductions[placement.copies().sum(axis=0)[stage[reductions]] > 1]
+    if not reductions.size:
+        return None
+    lane = np.repeat(np.arange(lanes.lane_rank.size), np.diff(lanes.lane_ptr))
+    backward = np.flatnonzero(BACKWARD.mask(kind))
+    last = np.full((lanes.lane_rank.size, placement.stages), -1, dtype=np.int64)
+    np.maximum.at(last.ravel(), lane[backward] * placement.stages + stage[backward], backward)
+    which, other = np.nonzero(last.T[stage[reductions]] >= 0)
+    away = lanes.lane_rank[other] != lanes.lane_rank[lane[reductions[which]]]
+    which, other = which[away], other[away]
+    return Pairs(last[other, stage[reductions[which]]].astype(np.int32), reductions[which].astype(np.int32))
+
+
+def _behind_others(cells: CellColumns, released_ns: Int64s, first: int, *, barrier: bool) -> Pairs | None:
+    """Return the edges by which reductions and meetings wait for other replicas, through a task for each stage.
+
+    Args:
+        cells: the rows.
+        released_ns: when the others have computed each stage's gradients.
+        first: the task of the first stage.
+        barrier: whether reductions wait until all is computed.
+    """
+    if not released_ns.any():
+        return None
+    rows = np.flatnonzero(_ENDS.mask(cells.kind)).astype(np.int32)
+    all_computed = barrier | (cells.kind[rows] == Kind.SYNC)
+    stage = np.where(all_computed, int(np.argmax(released_ns)), cells.stage[rows])
+    return Pairs((first + stage).astype(np.int32), rows)
+
+
+def _further_waits(cells: CellColumns, waits: Sequence[Int32s], microbatches: int) -> Pairs | None:
+    """Return the edges that :attr:`Schedule.waits` asks for; of what waits, the first row does."""
+    if not waits:
+        return None
+    stages = int(cells.stage.max(initial=0)) + 1
+
+    def number(kind: Int32s, stage: Int32s, microbatch: Int32s) -> NDArray[np.int64]:
+        return (kind.astype(np.int64) * stages + stage) * microbatches + microbatch
+
+    asked = np.concatenate(waits)
+    kinds = np.unique(asked[:, [0, 3]])
+    rows = np.flatnonzero(np.isin(cells.kind, kinds) & (cells.microbatch >= 0)).astype(np.int32)
+    own = number(cells.kind[rows], cells.stage[rows], cells.microbatch[rows])
+    order = np.argsort(own, kind="stable")
+    rows, own = rows[order], own[order]
+    before = np.searchsorted(own, number(*asked[:, :3].T), side="right") - 1
+    return Pairs(rows[before], rows[np.searchsorted(own, number(*asked[:, 3:].T))])
+
+
+_LATE = (Kind.SYNC, Kind.OPTIMIZER)
+"""What comes behind all reductions of its rank, in this order."""
+
+
+def with_epilogue(schedule: Schedule, workload: Workload, *, overlap: bool) -> Schedule:
+    """Add the reductions, meetings and optimizer updates that take time and that the table does not place itself.
+
+    With ``overlap``, a stage's reduction is issued right behind its last backward on the rank. Else all
+    reductions, the table's own among them, are at the row's end. There each rank meets the others once, before
+    its updates.
+    """
+    takes = {kind: workload.duration_ns(kind) > 0 for kind in (Kind.REDUCE_GRAD, *_LATE)}
+    if overlap and not any(stages.any() for stages in takes.values()):
+        return schedule
+    own = {kind: _held(schedule, kind) for kind in STAGE_ENDS}
+    table = schedule if overlap else schedule.selected(np.flatnonzero(~STAGE_ENDS.mask(schedule.kind)))
+    last = _last_backward(table)
+    ends = table.row_ptr[1:, None]
+    added = []
+    for kind in (Kind.REDUCE_GRAD, *_LATE):
+        wanted = (last >= 0) & takes[kind]
+        if kind is Kind.SYNC:
+            wanted[:, 1:] &= ~np.logical_or.accumulate(wanted, axis=1)[:, :-1]
+        elif table is schedule:
+            wanted &= ~own[kind]
+        else:
+            wanted |= own[kind]
+        early = overlap and kind is Kind.REDUCE_GRAD
+        at = _behind(table, last) if early else np.broadcast_to(ends, last.shape)
+        rank, stage = np.nonzero(wanted)
+        added.append(np.stack([at[rank, stage], rank, np.full(rank.size, kind), stage]))
+    return inserted_of_stages(table, np.concatenate(added, axis=1))
+
+
+def _held(schedule: Schedule, kind: Kind) -> NDArray[np.bool_]:
+    """Return which ranks have an action of a kind for which stages, shape (ranks, stages)."""
+    held = np.zeros((schedule.ranks, schedule.stages), dtype=bool)
+    rows = np.flatnonzero(schedule.kind == kind)
+    held[schedule.rank_of_row()[rows], schedule.stage[rows]] = True
+    return held
+
+
+def _last_backward(schedule: Schedule) -> NDArray[np.int64]:
+    """Return the position of each rank's last backward of each stage, -1 where there is none."""
+    last = np.full((schedule.ranks, schedule.stages), -1, dtype=np.int64)
+    backward = np.flatnonzero(BACKWARD.mask(schedule.kind))
+    last[schedule.rank_of_row()[backward], schedule.stage[backward]] = backward
+    return last
+
+
+def _behind(schedule: Schedule, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the positions behind some rows, or behind the overlapped pairs that they belong to."""
+    starts = group_starts(schedule.pair, schedule.row_ptr)
+    return np.append(starts, len(schedule))[np.searchsorted(starts, rows, side="right")]
+
+
+_NONE = np.zeros(0, dtype=np.int32)
+
+
+class _Calls(NamedTuple):
+    """The calls of an issue order; see :class:`pptrace.steps.message_calls.Issue`."""
+
+    of_row: Int32s
+    before: Int32s
+    communicator: Int32s
+    waited: Int32s
+    further: Int8s
+    awaited: Int32s
+    row: Int32s
+    earlier: Int32s
+    later: Int32s
+
+
+class _Known(NamedTuple):
+    """One value per call."""
+
+    waited: Int32s
+    """The first computation that waits for it, -1 for none but those that need its messages."""
+    flags: Int8s
+    """What the kernels say of it."""
+
+
+class Calling(NamedTuple):
+    """A program's calls; nothing where there is none."""
+
+    calls: _Calls = _Calls(
+        of_row=_NONE, before=_NONE, communicator=_NONE, waited=_NONE, further=_NONE.astype(np.int8),
+        awaited=_NONE, row=_NONE, earlier=_NONE, later=_NONE,
+    )  # fmt: skip
+    known: _Known = _Known(_NONE, np.zeros(0, dtype=np.int8))
+    tasks: int = 0
+    """Tasks that begin and end calls."""
+    edges: int = 0
+    """A bound of the edges of calls."""
+
+
+def calling(issued: IssueOrder, place: Int32s, fork: Int32s) -> Calling:
+    """Return what the kernels need of an issue order's calls.
+
+    Args:
+        issued: the issue order.
+        place: of each issued row.
+        fork: of each place, the computation before it.
+    """
+    if issued.calls is None:
+        return Calling()
+    own = issued.calls
+    calls = _Calls(
+        own.of_row, own.before, own.communicator, own.waited, own.further, own.awaited, own.row,
+        own.earlier, own.later,
+    )  # fmt: skip
+    known = _Known(*passing(len(own), np.int32, np.int8))
+    known.waited[:], known.flags[:] = -1, 0
+    tasks = run(
+        tell_calls,
+        (issued.row_ptr, issued.cells, TABLE, calls, place, fork),
+        known,
+        work=len(issued),
+    )
+    return Calling(calls, known, tasks, tasks + _most_edges(issued, own, known.flags))
+
+
+def _most_edges(issued: IssueOrder, calls: Issue, flags: Int8s) -> int:
+    """Return a bound of the edges of calls, but for those of their own tasks' beginnings and ends.
+
+    Each end of a message waits for its rank's computation and is waited for; a send may follow another one.
+    """
+    messages, consumers = int(calls.sent.sum()), 0
+    if calls.further.any():
+        several = issued.span.max(initial=1) > 1
+        consumers = int(issued.span[RECEIVES.mask(issued.kind)].sum()) if several else messages
+    outlasted = int(np.count_nonzero(flags & OUTLASTED))
+    return 5 * messages + consumers + outlasted + calls.row.size + calls.later.size

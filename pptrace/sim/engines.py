@@ -1,0 +1,222 @@
+"""The two engines: a sweep in topological order, and events where links are shared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
+
+from pptrace.config.choices import Sharing
+from pptrace.network.contract import UNLIMITED
+from pptrace.sim.kernels import events
+from pptrace.sim.kernels import job_slots as job_slots_kernels
+from pptrace.sim.kernels import sweep as sweep_kernels
+from pptrace.sim.kernels.fairness import Flows, LinkCapacities, Places
+from pptrace.sim.rate_sharing import FINER, Contention, Jobs, shared_links
+from pptrace.steps.columns import passing, together
+from pptrace.steps.kernels.heap import OUTSIDE, Heap
+from pptrace_kernel import run
+
+if TYPE_CHECKING:
+    from pptrace.network.contract import Links, Paths
+    from pptrace.sim.rate_sharing import SharedLinks
+    from pptrace.sim.task_graph import TaskGraph
+    from pptrace.steps.columns import Int32s, Int64s
+
+__all__ = ["Ran", "Rates", "graph_record", "new_tasks", "run_graph", "run_jobs", "steady_rates"]
+
+_EFFORT = 20
+"""Rows of a sweep that one flow costs about as much as."""
+
+_CHANGES = 24
+"""Changes of rate per flow for which there is room at first; memory that is not written is not taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Every change of a flow's rate, in order of time; a rate holds until the flow's next one, or its end."""
+
+    task: Int32s
+    """The flow's task, which is its row."""
+    at_ns: Int64s
+    """When the rate changed."""
+    rate: Int64s
+    """The rate of each of its members from then on, in 64ths of a kB/s; 0 while it waits for a link."""
+    limit: Int32s
+    """The link that set it, -1 where it went as fast as alone (or as work beside it let it)."""
+
+
+def run_jobs(graph: TaskGraph, jobs: Jobs, shared: SharedLinks, contention: Contention) -> tuple[Ran, Rates]:
+    """Run the event kernel; return what the sweep returns, and the flows' rates."""
+    room = _CHANGES * jobs.flows + 1
+    ran, log = _run(graph, jobs, shared, contention, room)
+    changes = int(log.counts[1])
+    if changes > room:
+        ran, log = _run(graph, jobs, shared, contention, changes)
+    number = np.append(shared.number, -1).astype(np.int32)
+    return ran, Rates(
+        task=jobs.task[log.job[:changes]],
+        at_ns=log.at[:changes],
+        rate=log.rate[:changes],
+        limit=number[log.limit[:changes]],
+    )
+
+
+def _run(
+    graph: TaskGraph, jobs: Jobs, shared: SharedLinks, contention: Contention, room: int
+) -> tuple[Ran, events.Log]:
+    tasks, count, ranks = graph.tasks, len(jobs), graph.placement.ranks
+    progress = new_tasks(tasks)
+    ends = sweep_kernels.Ends(_filled(tasks, of=np.int64), _filled(tasks, of=np.int64))
+    log = events.Log(
+        _filled(room), _filled(room, of=np.int64), _filled(room, of=np.int64), _filled(room), np.zeros(2, np.int64)
+    )
+    sides = 2 * count if contention.slows else 1
+    busy = job_slots_kernels.Ranks(
+        _filled(ranks, -1), _filled(sides), _filled(sides), _filled(ranks), _filled(ranks)
+    )
+    paths = job_slots_kernels.Paths(shared.ptr, shared.link, shared.weight)
+    run(
+        events.run_events,
+        (graph_record(graph), _job_record(jobs, tasks), paths, _rules(contention)),
+        (
+            progress, ends, _heap(count), _running(count), _flows(count), _places(count, shared.width),
+            _links(shared), busy, log,
+        ),
+        work=tasks + _EFFORT * count,
+    )  # fmt: skip
+    return Ran(progress.start, ends.end, progress.cause, progress.waiting, int(log.counts[0])), log
+
+
+def _job_record(jobs: Jobs, tasks: int) -> sweep_kernels.Jobs:
+    of_task = np.full(tasks, -1, dtype=np.int32)
+    of_task[jobs.task] = np.arange(len(jobs))
+    return sweep_kernels.Jobs(
+        of_task=of_task, task=jobs.task, volume=jobs.volume, full_rate=jobs.full_rate, overhead=jobs.overhead_ns,
+        path=jobs.path, sort=jobs.sort, rank=jobs.rank, peer=jobs.peer,
+    )  # fmt: skip
+
+
+def _rules(contention: Contention) -> events.Rules:
+    return events.Rules(
+        first_come=int(contention.links is Sharing.FIFO),
+        slow_compute=contention.compute_permille,
+        slow_communication=contention.communication_permille,
+    )
+
+
+def _heap(count: int) -> Heap:
+    return Heap(
+        item=_filled(count), place=_filled(count, OUTSIDE), time=_filled(count, of=np.int64), size=_filled(1)
+    )
+
+
+def _running(count: int) -> job_slots_kernels.Running:
+    return job_slots_kernels.Running(
+        slot=_filled(count, -1), due=_filled(count, of=np.int64), job=_filled(count),
+        remaining=_filled(count, of=np.int64), since=_filled(count, of=np.int64), unused=_filled(count),
+        used=_filled(3),
+    )  # fmt: skip
+
+
+def _flows(count: int) -> Flows:
+    return Flows(
+        links=_filled(count), cap=_filled(count, of=np.int64), rate=_filled(count, of=np.int64),
+        fair=_filled(count, of=np.int64), limit=_filled(count), free=_filled(count),
+        mark=_filled(count, of=np.int8),
+    )  # fmt: skip
+
+
+def _places(count: int, width: int) -> Places:
+    link, weight, flow, after, before = (_filled(count * width) for _ in range(5))
+    return Places(link=link, weight=weight, flow=flow, after=after, before=before, width=width)
+
+
+def _links(shared: SharedLinks) -> LinkCapacities:
+    count = shared.rate_kbps.size
+    load, members, room, wanted, share = (_filled(count, of=np.int64) for _ in range(5))
+    return LinkCapacities(
+        capacity=shared.rate_kbps * FINER, head=_filled(count, -1), tail=_filled(count, -1),
+        load=load, members=members, room=room, wanted=wanted, share=share,
+        touched=_filled(count), mark=_filled(count, of=np.int8),
+    )  # fmt: skip
+
+
+def _filled(size: int, value: int = 0, of: type[np.integer] = np.int32) -> np.ndarray:
+    # Zeros take no memory until they are written.
+    return np.full(size or 1, value, dtype=of) if value else np.zeros(size or 1, dtype=of)
+
+
+class Ran(NamedTuple):
+    """What a kernel found of each task, and how many ran."""
+
+    start_ns: Int64s
+    end_ns: Int64s
+    cause: Int32s
+    """The task whose end (or start) released it, -1 for none."""
+    waiting: Int32s
+    """What it still waits for: above zero where stuck."""
+    done: int
+
+
+def run_graph(graph: TaskGraph) -> Ran:
+    """Run the sweep."""
+    tasks = new_tasks(graph.tasks)
+    rendezvous = int((graph.next_peer >= 0).any())
+    done = run(sweep_kernels.sweep, (graph_record(graph), rendezvous), (tasks,), work=graph.tasks)
+    return Ran(tasks.start, tasks.start + graph.duration_ns, tasks.cause, tasks.waiting, done)
+
+
+def graph_record(graph: TaskGraph) -> sweep_kernels.Graph:
+    """Return the columns of a task graph that kernels run."""
+    return sweep_kernels.Graph(
+        duration=graph.duration_ns, lag=graph.lag_ns, following=graph.next, following_peer=graph.next_peer,
+        edge_ptr=graph.edge_ptr, edge=graph.edge, twin=graph.twin, rows=graph.rows,
+    )  # fmt: skip
+
+
+def new_tasks(count: int) -> sweep_kernels.Tasks:
+    """Return tasks of which none has begun."""
+    waiting, ready = passing(count, np.int32, np.int32)
+    start, cause = together(count, np.int64, np.int32)
+    waiting[:] = start[:] = 0
+    cause[:] = -1
+    return sweep_kernels.Tasks(waiting=waiting, start=start, cause=cause, ready=ready)
+
+
+class _Together:
+    """Tasks that wait for nothing, in the columns of a task graph."""
+
+    def __init__(self, tasks: int) -> None:
+        self.tasks = self.rows = tasks
+        self.duration_ns = self.lag_ns = np.zeros(tasks, dtype=np.int64)
+        self.next = self.next_peer = self.twin = np.full(tasks, -1, dtype=np.int32)
+        self.edge_ptr, self.edge = np.zeros(tasks + 1, dtype=np.int32), np.zeros(0, dtype=np.int32)
+        self.placement = self
+        self.ranks = 1
+
+
+def steady_rates(paths: Paths, links: Links) -> Int64s:
+    """Return the max-min fair rate in kB/s of one message on the first way of each pair, all at once.
+
+    A pair that nothing limits gets 0.
+    """
+    first = np.arange(0, len(paths), paths.ways, dtype=np.int32)
+    alone = paths.rate_kbps[first]
+    shared = shared_links(paths, links, Sharing.MAX_MIN, prune=False)
+    moving = np.flatnonzero((alone != UNLIMITED) & (np.diff(shared.ptr)[first] > 0))
+    count = moving.size
+    rates = alone.copy()
+    if not count:
+        return rates
+    none = np.zeros(count, dtype=np.int64)
+    jobs = Jobs(
+        task=np.arange(count, dtype=np.int32), volume=none + 2**60, full_rate=alone[moving] * FINER,
+        overhead_ns=none, path=first[moving], sort=none.astype(np.int8), rank=none.astype(np.int32),
+        peer=none.astype(np.int32),
+    )  # fmt: skip
+    _, changes = run_jobs(cast("Any", _Together(count)), jobs, shared, Contention())
+    at_first = changes.at_ns == 0
+    rates[moving[changes.task[at_first]]] = changes.rate[at_first] // FINER
+    return rates

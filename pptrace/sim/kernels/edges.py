@@ -1,0 +1,403 @@
+"""Kernels that link rows by their dependencies and calls.
+
+Columns are lists or arrays of integers, alike in use, hence without annotations. ``cells`` are
+:class:`~pptrace.steps.actions.CellColumns`, ``graph`` is a :class:`~pptrace.steps.schedule.StageGraph`,
+``kinds`` the :class:`~pptrace.steps.kinds.KindTable`, ``parts`` are
+:class:`~pptrace.sim.streams.PartColumns`; the other records are in :mod:`pptrace.sim.streams`.
+
+Columns are lists or arrays of integers, alike in use, hence without annotations. A call with one end of a message
+is that message's task. One with several begins with a task of its own only where more than its rank's computation
+holds it up, and ends with one only where another call waits for it.
+"""
+
+from __future__ import annotations
+
+from pptrace.sim.kernels.placement import (
+    AHEAD,
+    COMPUTE_STREAM,
+    COMPUTES,
+    FORWARD,
+    FREES,
+    GATHERS,
+    LINE,
+    NO_RECEIVE,
+    ON_COMPUTE,
+    RECEIVES,
+    RENDEZVOUS,
+    SENDS,
+)
+from pptrace_kernel.prefetch import fetch
+
+__all__ = [
+    "LAUNCHED",
+    "OUTLASTED",
+    "chain_behind",
+    "chain_tasks",
+    "join_batches",
+    "link_calls",
+    "link_consumers",
+    "link_rows",
+    "sort_edges",
+    "tell_calls",
+]
+
+
+def link_rows(
+    row_ptr, cells, edge, graph, kinds, parts, lanes, rules, place, found, task,
+    twin, awaited_stage, awaited_microbatch, batch_next, pairs, problem,
+):  # fmt: skip
+    """List every edge between tasks that no stream or call implies; return how many.
+
+    ``problem[0]`` becomes 1 + the row that needs a result which its own rank computes later; nobody looks for one
+    where no rank holds neighbours, or where rows are segments, whose lanes differ.
+    """
+    n = 0
+    kind, role, fork, in_parts = cells.kind, kinds.role, task.fork, len(parts.stream) > 0
+    looks = graph.nearby and not in_parts
+    for rank in range(graph.ranks):
+        for i in range(len(awaited_stage)):
+            awaited_stage[i] = -1
+        launched = -1
+        for row in range(row_ptr[rank], row_ptr[rank + 1]):
+            k = kind[row]
+            at = place[row]
+            if role[k] == SENDS or role[k] == RECEIVES:
+                if rules.called:
+                    continue
+                if rules.batched:
+                    launch = rules.rows + 2 * lanes.group[row]
+                    if launch != launched:
+                        n = _launch(launch, launched, fork[at], rules.rows, batch_next, pairs, n)
+                        launched = launch
+                n = _link_message(row, at, cells, edge, graph, kinds, lanes, rules, found, task, twin, pairs, n)
+                continue
+            if len(awaited_stage) > 0 and (not in_parts or parts.number[row] < 1):  # of segments, the first waits
+                n = _link_own(row, at, cells, graph, kinds, awaited_stage, awaited_microbatch, pairs, n)
+            if role[k] != COMPUTES or (in_parts and parts.stream[row] > COMPUTE_STREAM):
+                if fork[at] >= 0:
+                    n = _pair(pairs, n, fork[at], at)
+            elif looks and kinds.feeds[k] >= 0 and _is_early(row, at, rank, cells, graph, kinds, found):
+                problem[0] = row + 1
+                return n
+    return n
+
+
+def _pair(pairs, n, source, target):
+    """Write one edge; return the number of edges."""
+    pairs.source[n] = source
+    pairs.target[n] = target
+    return n + 1
+
+
+def _link_own(row, at, cells, graph, kinds, awaited_stage, awaited_microbatch, pairs, n):
+    """List the edges from what a row waits for on its rank's other streams, and note what others wait for."""
+    k, s = cells.kind[row], cells.stage[row]
+    for w in range(kinds.wait_ptr[k], kinds.wait_ptr[k + 1]):
+        before = kinds.wait[w]
+        if kinds.result[before] < 0:
+            source = awaited_stage[before * graph.stages + s]
+            awaited_stage[before * graph.stages + s] = -1
+            if source >= 0:
+                n = _pair(pairs, n, source, at)
+        elif len(awaited_microbatch) > 0:
+            base = (kinds.result[before] * graph.stages + s) * graph.microbatches
+            for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
+                if awaited_microbatch[base + u] >= 0:
+                    n = _pair(pairs, n, awaited_microbatch[base + u], at)
+    if k == FREES:
+        _free(s, graph.stages, len(kinds.role), awaited_stage)
+    if kinds.awaited[k] == 1:
+        if kinds.result[k] < 0:
+            slot = k * graph.stages + s
+            if k == GATHERS:
+                slot = _gather(s, graph.stages, len(kinds.role), awaited_stage)
+            awaited_stage[slot] = at
+        else:
+            base = (kinds.result[k] * graph.stages + s) * graph.microbatches
+            for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
+                awaited_microbatch[base + u] = at
+    return n
+
+
+def _gather(s, stages, kinds, awaited_stage):
+    """Return where a gather is noted: for the passes that follow, or, of a stage that is gathered, for later."""
+    gathered = (kinds + 1) * stages + s
+    if awaited_stage[gathered] >= 0:
+        return kinds * stages + s
+    awaited_stage[gathered] = 1
+    return GATHERS * stages + s
+
+
+def _free(s, stages, kinds, awaited_stage):
+    """Let passes wait for the gather that was noted for behind the stage's being freed, if there is one."""
+    later = kinds * stages + s
+    if awaited_stage[later] >= 0:
+        awaited_stage[GATHERS * stages + s] = awaited_stage[later]
+        awaited_stage[later] = -1
+    else:
+        awaited_stage[(kinds + 1) * stages + s] = -1
+
+
+def _is_early(row, at, rank, cells, graph, kinds, found):
+    """Whether an action needs what its own rank computes later."""
+    way, s = kinds.feeds[cells.kind[row]], cells.stage[row]
+    ptr = graph.pred_ptr if way == 0 else graph.succ_ptr
+    others = graph.pred if way == 0 else graph.succ
+    for e in range(ptr[s], ptr[s + 1]):
+        base = (way * graph.stages + others[e]) * graph.microbatches
+        for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
+            held = graph.stage_rank[graph.microbatch_route[u] * graph.stages + others[e]]
+            if held == rank and found.made_at[base + u] > at:
+                return True
+    return False
+
+
+def _launch(launch, launched, fork, rows, batch_next, pairs, n):
+    """Begin a batch behind the one before and what its rank computed; its join follows its launch."""
+    if launched >= 0:
+        batch_next[launched + 1 - rows] = launch
+    batch_next[launch - rows] = launch + 1
+    return _pair(pairs, n, fork, launch) if fork >= 0 else n
+
+
+def _link_message(row, at, cells, edge, graph, kinds, lanes, rules, found, task, twin, pairs, n):
+    """List the edges of one end of a message."""
+    k = cells.kind[row]
+    sends = kinds.role[k] == SENDS
+    rendezvous = rules.receive == RENDEZVOUS and (rules.batched or task.size_bytes[at] > rules.eager_bytes)
+    fork = task.fork[at]
+    if not sends:
+        # The receiver's side: its own task unless a rendezvous runs both.
+        if rules.receive == RENDEZVOUS and not rendezvous:
+            if fork >= 0:
+                n = _pair(pairs, n, fork, at)
+            n = link_consumers(row, at, -1, cells, edge, graph, kinds, found, pairs, n)
+        return n
+    if rules.mode != ON_COMPUTE and not rules.batched and fork >= 0:
+        n = _pair(pairs, n, fork, at)
+    backward = 0 if kinds.direction[k] == FORWARD else graph.edges
+    index = (backward + edge[row]) * graph.microbatches + cells.microbatch[row]
+    if rules.receive != NO_RECEIVE and not rendezvous:
+        return _pair(pairs, n, at, -1 - found.recv_at[index])
+    if rules.batched:
+        n = _pair(pairs, n, rules.rows + 2 * lanes.group[row], at)
+        n = _pair(pairs, n, at, rules.rows + 2 * lanes.group[row] + 1)
+    else:
+        n = link_consumers(row, at, -1, cells, edge, graph, kinds, found, pairs, n)
+    if rendezvous:
+        other = found.recv_at[index]
+        twin[other] = at
+        if not rules.batched and task.fork[other] >= 0:
+            n = _pair(pairs, n, task.fork[other], at)
+    return n
+
+
+def link_consumers(row, source, known, cells, edge, graph, kinds, found, pairs, n):
+    """List the edges from a message to what computes with it, but for one that is ``known`` to wait for it."""
+    forward = kinds.direction[cells.kind[row]] == FORWARD
+    to = graph.edge_to[edge[row]] if forward else graph.edge_from[edge[row]]
+    base = ((0 if forward else graph.stages) + to) * graph.microbatches
+    last = -1
+    for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
+        consumer = found.made_at[base + u]
+        if consumer != last and consumer != known:
+            n = _pair(pairs, n, source, consumer)
+        last = consumer
+    return n
+
+
+def join_batches(row_ptr, cells, edge, graph, kinds, lanes, rules, place, found, twin, n, pairs):
+    """List the edges by which batches receive, behind ``n`` others; return how many there are."""
+    for rank in range(graph.ranks):
+        for row in range(row_ptr[rank], row_ptr[rank + 1]):
+            if kinds.role[cells.kind[row]] != RECEIVES:
+                continue
+            at = twin[place[row]]
+            launch = rules.rows + 2 * lanes.group[row]
+            n = _pair(pairs, n, launch, at)
+            n = _pair(pairs, n, at, launch + 1)
+            n = link_consumers(row, launch + 1, -1, cells, edge, graph, kinds, found, pairs, n)
+    return n
+
+
+def chain_tasks(lane_first, lane_end, twin, one_sided, following, following_peer):
+    """Chain each lane's tasks; a receiver's side chains its twin unless ``one_sided``."""
+    for lane in range(len(lane_first)):
+        for row in range(lane_first[lane], lane_end[lane] - 1):
+            behind = twin[row + 1] if twin[row + 1] >= 0 else row + 1
+            if twin[row] < 0:
+                chain_behind(row, behind, True, following, following_peer)
+            elif not one_sided:
+                chain_behind(twin[row], behind, False, following, following_peer)
+
+
+def chain_behind(task, behind, sends, following, following_peer):
+    """Let a task follow another on its sender's side or its receiver's; once, where both say the same."""
+    if sends:
+        following[task] = behind
+        if following_peer[task] == behind:
+            following_peer[task] = -1
+    elif following[task] != behind:
+        following_peer[task] = behind
+
+
+def sort_edges(source, target, edges, ptr, sorted_target):
+    """Group ``edges`` edges by source; ``ptr`` comes zeroed with one entry more than tasks."""
+    for i in range(edges):
+        ptr[source[i] + 1] += 1
+    for t in range(len(ptr) - 1):
+        ptr[t + 1] += ptr[t]
+    for i in range(edges):
+        at = ptr[source[i]]
+        sorted_target[at] = target[i]
+        ptr[source[i]] = at + 1
+    for t in range(len(ptr) - 1, 0, -1):
+        ptr[t] = ptr[t - 1]
+    ptr[0] = 0
+
+
+LAUNCHED, JOINED = 1, 2
+"""A call whose beginning, or end, is a task of its own."""
+
+SEVERAL = 4
+"""A call with several ends of messages."""
+
+FOLLOWS = 8
+"""A call whose communicator alone holds it behind the call before: no computation waits for that in between."""
+
+OF_RECEIVER = 16
+"""A call that is one message's receiver's side alone."""
+
+OUTLASTED = 32
+"""A call of one send that another one follows: who waits for that one may wait for no other."""
+
+
+def tell_calls(row_ptr, cells, kinds, calls, place, fork, waited, flags):
+    """Find what each call is, and which need tasks of their own; return how many tasks.
+
+    ``waited``, which comes as -1, becomes the first computation that waits for each call; ``flags`` come zeroed.
+    """
+    for i in range(len(calls.row)):
+        flags[calls.awaited[i]] |= JOINED
+    for i in range(len(calls.later)):
+        flags[calls.later[i]] |= LAUNCHED
+        flags[calls.earlier[i]] |= JOINED
+    for rank in range(len(row_ptr) - 1):
+        opened = -1
+        for row in range(row_ptr[rank], row_ptr[rank + 1]):
+            call = calls.of_row[row]
+            if call < 0:
+                continue
+            if call == opened:
+                flags[call] |= SEVERAL
+            else:
+                opened = call
+                if calls.waited[call] >= 0:
+                    waited[call] = place[calls.waited[call]]
+                before = calls.before[call]
+                if before >= 0 and (waited[before] < 0 or waited[before] > fork[place[row]]):
+                    flags[call] |= FOLLOWS | LAUNCHED
+                    flags[before] |= JOINED | OUTLASTED
+                if kinds.role[cells.kind[row]] != SENDS:
+                    flags[call] |= OF_RECEIVER
+    tasks = 0
+    for call in range(len(flags)):
+        own = flags[call]
+        if own & (SEVERAL | OF_RECEIVER):
+            own &= ~OUTLASTED
+        own = own & ~OF_RECEIVER if own & SEVERAL else own & ~(LAUNCHED | JOINED)
+        flags[call] = own
+        tasks += (own & LAUNCHED) + (own & JOINED) // JOINED
+    return tasks
+
+
+def link_calls(
+    row_ptr, cells, edge, graph, kinds, lanes, rules, place, found, task, twin, calls, known, n,
+    first, last, sent, following, following_peer, pairs,
+):  # fmt: skip
+    """List the edges of calls behind ``n`` others, and chain each communicator's; return how many edges there are.
+
+    ``first`` and ``last`` become each call's first and last task. ``sent`` is scratch per rank.
+    """
+    extra = rules.rows
+    for rank in range(graph.ranks):
+        for peer in range(graph.ranks):
+            sent[peer] = -1
+        opened = -1
+        for row in range(row_ptr[rank], row_ptr[rank + 1]):
+            call = calls.of_row[row]
+            if call < 0:
+                continue
+            at = place[row]
+            if at % LINE == 0:
+                fetch(at + AHEAD, twin, task.fork, task.duration_ns, following)
+            sends = kinds.role[cells.kind[row]] == SENDS
+            message, held = at if sends else twin[at], task.fork[at]
+            if call != opened:
+                opened = call
+                flags = known.flags[call]
+                first[call] = last[call] = message
+                if flags & LAUNCHED:
+                    first[call] = extra
+                    extra += 1
+                if flags & JOINED:
+                    last[call] = extra
+                    extra += 1
+                n = _begin(call, held, calls, known, task, first, last, following, following_peer, pairs, n)
+            if sends:
+                n = _in_line(calls.communicator[call], at, lanes.peer[row], sent, pairs, n)
+            n = _end(call, message, held, known, first, last, pairs, n)
+            if not sends and calls.further[call]:
+                over = last[call] if known.flags[call] & JOINED else message
+                n = link_consumers(row, over, known.waited[call], cells, edge, graph, kinds, found, pairs, n)
+    for i in range(len(calls.row)):
+        if place[calls.row[i]] != known.waited[calls.awaited[i]]:
+            n = _pair(pairs, n, last[calls.awaited[i]], place[calls.row[i]])
+    for i in range(len(calls.later)):
+        n = _pair(pairs, n, last[calls.earlier[i]], first[calls.later[i]])
+    return n
+
+
+def _begin(call, held, calls, known, task, first, last, following, following_peer, pairs, n):
+    """Begin a call behind what its rank computed and the call before it on its communicator; let its rank wait."""
+    flags, before = known.flags[call], calls.before[call]
+    if flags & LAUNCHED and held >= 0:
+        n = _pair(pairs, n, held, first[call])
+    if flags & FOLLOWS:
+        sends = not known.flags[before] & OF_RECEIVER
+        chain_behind(last[before], first[call], sends, following, following_peer)
+        if known.flags[before] & OUTLASTED and not _is_outlasted(before, call, known, task, first, last):
+            n = _pair(pairs, n, last[before], known.waited[before])
+    if flags & JOINED and known.waited[call] >= 0:
+        n = _pair(pairs, n, last[call], known.waited[call])
+    return n
+
+
+def _is_outlasted(before, call, known, task, first, last):
+    """Whether nothing waits for a call, or what does waits longer for the next one on its communicator."""
+    if known.waited[before] < 0:
+        return True
+    if known.flags[call] & SEVERAL or known.waited[call] != known.waited[before]:
+        return False
+    message = first[call]
+    return task.duration_ns[message] + task.lag_ns[message] > task.lag_ns[last[before]]
+
+
+def _in_line(communicator, message, peer, sent, pairs, n):
+    """Let messages from one rank to another follow one another where no communicator says so."""
+    if sent[peer] >= 0 and sent[peer] != communicator:
+        n = _pair(pairs, n, message - 1, message)
+    sent[peer] = communicator
+    return n
+
+
+def _end(call, message, held, known, first, last, pairs, n):
+    """List the edges of one end of a message, but for those from a message to what computes with it."""
+    flags, waited = known.flags[call], known.waited[call]
+    if flags & LAUNCHED:
+        n = _pair(pairs, n, first[call], message)
+    elif held >= 0:
+        n = _pair(pairs, n, held, message)
+    if flags & JOINED:
+        return _pair(pairs, n, message, last[call])
+    return _pair(pairs, n, message, waited) if waited >= 0 and not flags & OUTLASTED else n

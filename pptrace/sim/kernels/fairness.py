@@ -1,0 +1,250 @@
+"""Max-min fair rates of flows that share links, refilled only where something changed.
+
+A flow of rate r takes weight x r of each of its links. Rates are max-min fair where every flow is at its
+own cap, or has a bottleneck: a full link on which no flow has a higher rate (Bertsekas and Gallager, Data
+Networks, 6.5.2). Called by kernels; columns are lists or arrays of integers, alike in use.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+__all__ = ["AT_CAP", "FREE", "KEPT", "Flows", "LinkCapacities", "Places", "refill"]
+
+AT_CAP = -1
+"""The limit of a flow that no link holds back."""
+
+KEPT, FREE, FILLED, FREED = 0, 1, 2, 3
+"""Marks of a flow: it keeps its rate; has none yet; has a new one; has just been found to need one."""
+
+UNTOUCHED, OURS, MIXED = 0, 1, 2
+"""Marks of a link: no flow on it changes; all do; some do."""
+
+_HIGHEST = 1 << 62
+
+
+class Flows(NamedTuple):
+    """What moves now, and at which rate."""
+
+    links: Any
+    """How many links it goes over: those of its first so many places."""
+    cap: Any
+    """The rate that it cannot pass."""
+    rate: Any
+    """The rate at which it moves."""
+    fair: Any
+    """The rate that it should have."""
+    limit: Any
+    """The link that sets its rate, or :data:`AT_CAP`."""
+    free: Any
+    """Flows that are to have new rates, the first so many as the functions say."""
+    mark: Any
+    """:data:`KEPT` for all flows but those."""
+
+
+class Places(NamedTuple):
+    """Flows on links: flow ``f`` has the places from ``width * f`` on, which are chained along each link."""
+
+    link: Any
+    weight: Any
+    """How many times the flow's rate it takes there."""
+    flow: Any
+    after: Any
+    """The next place on the link, -1 at its end."""
+    before: Any
+    width: int
+
+
+class LinkCapacities(NamedTuple):
+    """Links, what moves on them, and what is reckoned while rates are filled."""
+
+    capacity: Any
+    head: Any
+    """The first place on it, -1 for none."""
+    tail: Any
+    load: Any
+    """What its flows take, all but the free ones."""
+    members: Any
+    """The weights of all its flows together."""
+    room: Any
+    """What is left of the capacity."""
+    wanted: Any
+    """The weights of its flows that have no rate yet."""
+    share: Any
+    """What each of those would have of it."""
+    touched: Any
+    """Links of free flows, the first so many as the functions say."""
+    mark: Any
+    """:data:`UNTOUCHED` for all links but those."""
+
+
+def refill(flows: Flows, places: Places, links: LinkCapacities, count: int) -> int:
+    """Give the first ``count`` free flows their fair rates; return how many needed one in the end.
+
+    All others keep theirs at first. Where that leaves one without its bottleneck, or above a flow that now
+    has one, it is freed too, and the filling starts again.
+    """
+    done = touched = 0
+    while done < count:
+        touched = _take_back(flows, places, links, done, count, touched)
+        done = count
+        _fill(flows, places, links, count, touched)
+        count = _widen(flows, places, links, count, touched)
+    for i in range(touched):
+        links.mark[links.touched[i]] = UNTOUCHED
+    for i in range(count):
+        flow = flows.free[i]
+        flows.mark[flow] = KEPT
+        first = flow * places.width
+        for at in range(first, first + flows.links[flow]):
+            links.load[places.link[at]] += places.weight[at] * flows.fair[flow]
+    return count
+
+
+def _take_back(flows: Flows, places: Places, links: LinkCapacities, first: int, count: int, touched: int) -> int:
+    """Take what free flows have off their links, and touch those; return how many are touched."""
+    for i in range(first, count):
+        flow = flows.free[i]
+        start = flow * places.width
+        for at in range(start, start + flows.links[flow]):
+            link = places.link[at]
+            links.load[link] -= places.weight[at] * flows.rate[flow]
+            if links.mark[link] == UNTOUCHED:
+                links.mark[link] = OURS
+                links.touched[touched] = link
+                touched += 1
+    return touched
+
+
+def _fill(flows: Flows, places: Places, links: LinkCapacities, count: int, touched: int) -> None:
+    """Fill what the other flows leave: all rates rise together, each until its cap or a full link."""
+    lowest_cap = _start_over(flows, places, links, count, touched)
+    left = count
+    while left > 0:
+        touched, level = _lowest_share(links, touched)
+        if lowest_cap <= level:
+            # A flow at its cap takes no more than its share, so all caps up to the level go at once.
+            lowest_cap = _HIGHEST
+            for i in range(count):
+                flow = flows.free[i]
+                if flows.mark[flow] == FREE:
+                    if flows.cap[flow] <= level:
+                        _take(flows, places, links, flow, flows.cap[flow], AT_CAP)
+                        left -= 1
+                    else:
+                        lowest_cap = min(lowest_cap, flows.cap[flow])
+            continue
+        for i in range(touched):
+            full = links.touched[i]
+            if links.wanted[full] > 0 and links.share[full] <= level:
+                left -= _take_link(flows, places, links, full, level)
+
+
+def _start_over(flows: Flows, places: Places, links: LinkCapacities, count: int, touched: int) -> int:
+    """Leave the first ``count`` free flows without a rate; return the lowest of their caps."""
+    lowest_cap = _HIGHEST
+    wanted, mark = links.wanted, links.mark
+    for i in range(touched):
+        wanted[links.touched[i]] = 0
+    for i in range(count):
+        flow = flows.free[i]
+        flows.mark[flow] = FREE
+        lowest_cap = min(lowest_cap, flows.cap[flow])
+        start = flow * places.width
+        for at in range(start, start + flows.links[flow]):
+            wanted[places.link[at]] += places.weight[at]
+    for i in range(touched):
+        link = links.touched[i]
+        mark[link] = MIXED if wanted[link] < links.members[link] else OURS
+        room = links.capacity[link] - links.load[link]
+        links.room[link] = room
+        if wanted[link] > 0:
+            links.share[link] = room // wanted[link]
+    return lowest_cap
+
+
+def _lowest_share(links: LinkCapacities, open_links: int) -> tuple[int, int]:
+    """Return how many of the open links still are, these moved to the front, and the lowest share of them."""
+    touched, wanted, share = links.touched, links.wanted, links.share
+    level = _HIGHEST
+    i = 0
+    while i < open_links:
+        link = touched[i]
+        if wanted[link] > 0:
+            level = min(level, share[link])
+            i += 1
+        else:
+            open_links -= 1
+            touched[i] = touched[open_links]
+            touched[open_links] = link
+    return open_links, max(level, 1)  # a flow of rate 0 would never end
+
+
+def _take_link(flows: Flows, places: Places, links: LinkCapacities, full: int, level: int) -> int:
+    """Give all flows of a full link that have none yet the rate ``level``; return how many."""
+    taken = 0
+    at = links.head[full]
+    while at >= 0:
+        flow = places.flow[at]
+        if flows.mark[flow] == FREE:
+            _take(flows, places, links, flow, level, full)
+            taken += 1
+        at = places.after[at]
+    return taken
+
+
+def _take(flows: Flows, places: Places, links: LinkCapacities, flow: int, level: int, limit: int) -> None:
+    """Give a flow its rate, and take that from its links."""
+    flows.mark[flow] = FILLED
+    flows.fair[flow] = level
+    flows.limit[flow] = limit
+    start = flow * places.width
+    for at in range(start, start + flows.links[flow]):
+        link, weight = places.link[at], places.weight[at]
+        left = links.wanted[link] - weight
+        room = links.room[link] - weight * level
+        links.wanted[link] = left
+        links.room[link] = room
+        if left > 0:
+            links.share[link] = room // left
+
+
+def _widen(flows: Flows, places: Places, links: LinkCapacities, count: int, touched: int) -> int:
+    """Free the flows whose rates can no longer stand; return the new count.
+
+    A flow above one that the same link limits, or limited by a link that has room or a faster flow. One unit
+    either way is rounding.
+    """
+    for i in range(touched):
+        link = links.touched[i]
+        if links.mark[link] == MIXED:
+            count = _widen_link(flows, places, links, link, count)
+    return count
+
+
+def _widen_link(flows: Flows, places: Places, links: LinkCapacities, link: int, count: int) -> int:
+    """Free the flows on a link that can no longer stand; return the new count."""
+    rate, limit, mark = flows.rate, flows.limit, flows.mark
+    held, lowest, highest = 0, _HIGHEST, 0
+    at = links.head[link]
+    while at >= 0:
+        flow = places.flow[at]
+        if limit[flow] == link:
+            held += places.weight[at]
+        if mark[flow] == FILLED:
+            highest = max(highest, flows.fair[flow])
+            if limit[flow] == link:
+                lowest = min(lowest, flows.fair[flow])
+        at = places.after[at]
+    at = links.head[link]
+    while at >= 0:
+        flow = places.flow[at]
+        if mark[flow] == KEPT:
+            above = rate[flow] > lowest + 1
+            below = limit[flow] == link and (highest > rate[flow] + 1 or links.room[link] >= held)
+            if above or below:
+                mark[flow] = FREED
+                flows.free[count] = flow
+                count += 1
+        at = places.after[at]
+    return count

@@ -1,0 +1,200 @@
+"""Where jobs are while they run: in slots, on the links of their paths, and on their ranks.
+
+Called by the event kernel; columns are lists or arrays of integers, alike in use.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from pptrace.sim.kernels.fairness import AT_CAP, FREE, KEPT, Flows, LinkCapacities, Places
+from pptrace.sim.kernels.sweep import COMPUTATION, Jobs
+
+__all__ = [
+    "ENDED",
+    "Paths",
+    "Ranks",
+    "Running",
+    "arrive",
+    "enter_links",
+    "free_limited",
+    "leave",
+    "leave_links",
+    "meet",
+    "set_free",
+]
+
+ENDED = -2
+"""The limit of a job that has ended."""
+
+
+class Paths(NamedTuple):
+    """The links of path ``p`` are ``link[ptr[p]:ptr[p + 1]]``."""
+
+    ptr: Any
+    link: Any
+    weight: Any
+
+
+class Running(NamedTuple):
+    """Jobs that run have slots, of which there are few, so that what is looked at often lies close together.
+
+    A slot is the number of its flow in :class:`~pptrace.sim.kernels.fairness.Flows`, whose caps, rates and limits
+    serve all jobs.
+    """
+
+    slot: Any
+    """Per job its slot, -1 before it arrives."""
+    due: Any
+    """Per job, when its next event is; its time in the heap may be earlier, and never is later."""
+    job: Any
+    """Per slot its job."""
+    remaining: Any
+    since: Any
+    """When ``remaining`` was so much."""
+    unused: Any
+    """Slots of jobs that have ended."""
+    used: Any
+    """Three values: slots ever used, how many of those are unused, and since before this instant."""
+
+
+class Ranks(NamedTuple):
+    """Jobs on ranks: slot ``s`` has the places ``2 * s`` on its rank and ``2 * s + 1`` on its peer."""
+
+    head: Any
+    after: Any
+    before: Any
+    computing: Any
+    communicating: Any
+
+
+def arrive(jobs: Jobs, running: Running, flows: Flows, job: int, now: int) -> int:
+    """Give a job a slot, which is returned."""
+    unused, used = running.unused, running.used
+    if used[2] > 0:
+        used[2] -= 1
+        used[1] -= 1
+        slot = unused[used[2]]
+        unused[used[2]] = unused[used[1]]
+    else:
+        slot = used[0]
+        used[0] += 1
+    running.slot[job] = slot
+    running.job[slot] = job
+    running.remaining[slot] = jobs.volume[job]
+    running.since[slot] = now
+    flows.cap[slot] = jobs.full_rate[job]
+    flows.rate[slot] = 0
+    flows.limit[slot] = AT_CAP
+    return slot
+
+
+def leave(running: Running, flows: Flows, slot: int) -> None:
+    """Give up a slot."""
+    flows.limit[slot] = ENDED
+    running.unused[running.used[1]] = slot
+    running.used[1] += 1
+
+
+def enter_links(paths: Paths, flows: Flows, places: Places, links: LinkCapacities, path: int, slot: int) -> None:
+    """Put a flow last on the links of its path; what has no path is on none."""
+    first = at = slot * places.width
+    if path >= 0:
+        for entry in range(paths.ptr[path], paths.ptr[path + 1]):
+            link, weight = paths.link[entry], paths.weight[entry]
+            places.link[at] = link
+            places.weight[at] = weight
+            places.flow[at] = slot
+            links.members[link] += weight
+            last = links.tail[link]
+            places.before[at] = last
+            places.after[at] = -1
+            if last >= 0:
+                places.after[last] = at
+            else:
+                links.head[link] = at
+            links.tail[link] = at
+            at += 1
+    flows.links[slot] = at - first
+
+
+def leave_links(flows: Flows, places: Places, links: LinkCapacities, slot: int) -> None:
+    """Take a flow off its links."""
+    first = slot * places.width
+    for at in range(first, first + flows.links[slot]):
+        link, weight = places.link[at], places.weight[at]
+        links.members[link] -= weight
+        links.load[link] -= weight * flows.rate[slot]
+        before, after = places.before[at], places.after[at]
+        if before >= 0:
+            places.after[before] = after
+        else:
+            links.head[link] = after
+        if after >= 0:
+            places.before[after] = before
+        else:
+            links.tail[link] = before
+
+
+def set_free(flows: Flows, slot: int, count: int) -> int:
+    """List a job among the ``count`` whose rates change, once; return how many those are."""
+    if flows.mark[slot] != KEPT:
+        return count
+    flows.mark[slot] = FREE
+    flows.free[count] = slot
+    return count + 1
+
+
+def free_limited(flows: Flows, places: Places, links: LinkCapacities, slot: int, count: int) -> int:
+    """List the flows that the links of a flow limit; return how many are listed."""
+    flow, after, limit = places.flow, places.after, flows.limit
+    first = slot * places.width
+    for own in range(first, first + flows.links[slot]):
+        link = places.link[own]
+        at = links.head[link]
+        while at >= 0:
+            if limit[flow[at]] == link:
+                count = set_free(flows, flow[at], count)
+            at = after[at]
+    return count
+
+
+def meet(jobs: Jobs, running: Running, ranks: Ranks, flows: Flows, slot: int, arrives: int, count: int) -> int:
+    """Put a job on its ranks, or take it off, and list all that is there; return how many are listed."""
+    job = running.job[slot]
+    for side in range(2):
+        rank = jobs.rank[job] if side == 0 else jobs.peer[job]
+        if rank < 0:
+            continue
+        if arrives:
+            _stand_first(ranks, rank, 2 * slot + side)
+        else:
+            _stand_off(ranks, rank, 2 * slot + side)
+        busy = ranks.computing if jobs.sort[job] == COMPUTATION else ranks.communicating
+        busy[rank] += 1 if arrives else -1
+        at = ranks.head[rank]
+        while at >= 0:
+            count = set_free(flows, at >> 1, count)
+            at = ranks.after[at]
+    return count
+
+
+def _stand_first(ranks: Ranks, rank: int, at: int) -> None:
+    """Chain a place on a rank."""
+    first = ranks.head[rank]
+    ranks.before[at] = -1
+    ranks.after[at] = first
+    if first >= 0:
+        ranks.before[first] = at
+    ranks.head[rank] = at
+
+
+def _stand_off(ranks: Ranks, rank: int, at: int) -> None:
+    """Unchain a place on a rank."""
+    before, after = ranks.before[at], ranks.after[at]
+    if before >= 0:
+        ranks.after[before] = after
+    else:
+        ranks.head[rank] = after
+    if after >= 0:
+        ranks.before[after] = before

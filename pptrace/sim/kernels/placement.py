@@ -1,0 +1,258 @@
+"""Kernels that place rows on streams.
+
+Columns are lists or arrays of integers, alike in use, hence without annotations. ``cells`` are
+:class:`~pptrace.steps.actions.CellColumns`, ``graph`` is a :class:`~pptrace.steps.schedule.StageGraph`,
+``kinds`` the :class:`~pptrace.steps.kinds.KindTable`, ``parts`` are
+:class:`~pptrace.sim.streams.PartColumns`; the other records are in :mod:`pptrace.sim.streams`.
+"""
+
+from __future__ import annotations
+
+from pptrace.steps.kinds import Kind, Pass, Role, Stream
+from pptrace_kernel.prefetch import fetch
+
+__all__ = [
+    "AHEAD",
+    "BYTE",
+    "COMPUTES",
+    "COMPUTE_STREAM",
+    "FORWARD",
+    "FREES",
+    "GATHERS",
+    "LINE",
+    "NO_RECEIVE",
+    "ON_COMPUTE",
+    "OWN_TASK",
+    "PER_DIRECTION",
+    "PER_PAIR",
+    "PER_RANK",
+    "RECEIVES",
+    "RENDEZVOUS",
+    "SENDS",
+    "key_lanes",
+    "place_rows",
+]
+
+NO_FORK = -2
+NOWHERE = -1
+MIX_FIRST, MIX_SECOND, MODULUS = 48271, 69621, 2147483647
+"""Two steps of a Lehmer generator spread messages over equal ways, alike on both sides."""
+
+
+def _other_stage(k, edge, graph, kinds):
+    """Return the stage at a message's other end."""
+    down = (kinds.role[k] == SENDS) == (kinds.direction[k] == FORWARD)
+    return graph.edge_to[edge] if down else graph.edge_from[edge]
+
+
+def key_lanes(row_ptr, cells, edge, graph, kinds, parts, mode, lanes, count, sends_to):
+    """Count each lane's rows, and give each message its peer and its group of neighbours; return the groups.
+
+    Keys order lanes by (rank, stream, peer): per rank one compute lane, one communication lane, one per
+    peer, one per peer and direction each way, and one for each further stream.
+    """
+    ranks, stages = graph.ranks, graph.stages
+    stage_rank, microbatch_route = graph.stage_rank, graph.microbatch_route
+    kind, microbatch, role = cells.kind, cells.microbatch, kinds.role
+    peer, group, width = lanes.peer, lanes.group, lanes.width
+    in_groups = len(group) > 0
+    groups = 0
+    for rank in range(ranks):
+        open_group = False
+        for row in range(row_ptr[rank], row_ptr[rank + 1]):
+            k = kind[row]
+            peer[row] = -1
+            if in_groups:
+                group[row] = -1
+            if role[k] == SENDS or role[k] == RECEIVES:
+                route = microbatch_route[microbatch[row]]
+                other = stage_rank[route * stages + _other_stage(k, edge[row], graph, kinds)]
+                peer[row] = other
+                if role[k] == SENDS:
+                    sends_to[rank * ranks + other] = 1
+                if not open_group:
+                    groups += 1
+                    open_group = True
+                if in_groups:
+                    group[row] = groups - 1
+            else:
+                open_group = False
+            count[rank * width + _lane(row, k, peer[row], ranks, kinds, parts, mode, lanes)] += 1
+    return groups
+
+
+def _lane(row, k, other, ranks, kinds, parts, mode, lanes):
+    """Return the lane of a row, counted from its rank's first."""
+    if other < 0:
+        in_parts = len(parts.stream) > 0 and parts.stream[row] >= 0
+        return lanes.of_stream[parts.stream[row] if in_parts else kinds.stream[k]]
+    sends = kinds.role[k] == SENDS
+    if mode == PER_DIRECTION:
+        return 2 + (ranks if sends else 2 * ranks) + other
+    if mode == PER_PAIR:
+        return 2 + other
+    return 1 if mode == PER_RANK else 0
+
+
+def place_rows(
+    row_ptr, cells, edge, graph, kinds, parts, lanes, costs, routes, rules, cursor, place, found, out, task, twin
+):
+    """Move each row to its lane with its bytes, duration, lag and fork, and note where it went.
+
+    ``task``'s columns of bytes, lags and collectives come zeroed. Of calls, ``twin`` (-1 before) becomes the
+    sender's side that each receiver's side meets.
+    """
+    kind, stage, microbatch, span, pair = cells.kind, cells.stage, cells.microbatch, cells.span, cells.pair
+    out_kind, out_stage, out_microbatch = out.kind, out.stage, out.microbatch
+    out_span, out_pair = out.span, out.pair
+    role, in_parts = kinds.role, len(parts.stream) > 0
+    for rank in range(graph.ranks):
+        compute = -1
+        behind = -1  # the last row on the compute stream, be it a message
+        for row in range(row_ptr[rank], row_ptr[rank + 1]):
+            k = kind[row]
+            key = rank * lanes.width + _lane(row, k, lanes.peer[row], graph.ranks, kinds, parts, rules.mode, lanes)
+            at = cursor[key]
+            cursor[key] = at + 1
+            place[row] = at
+            if at % LINE == 0:
+                _fetch_ahead(at, out, task)
+            out_kind[at] = k
+            out_stage[at] = stage[row]
+            out_microbatch[at] = microbatch[row]
+            out_span[at] = span[row]
+            out_pair[at] = pair[row]
+            task.fork[at] = compute
+            if in_parts and parts.release[row] != -1:
+                task.fork[at] = -1 if parts.release[row] == NO_FORK else place[parts.release[row]]
+            if role[k] == SENDS or role[k] == RECEIVES:
+                _place_message(
+                    row, rank, at, cells, edge, graph, kinds, lanes, costs, routes, rules, found, task, twin
+                )
+                if rules.mode == ON_COMPUTE:
+                    behind = at
+            elif in_parts and parts.stream[row] >= 0:
+                _place_part(row, at, parts, routes, task)
+                if parts.number[row] == 0:
+                    _note(row, at, cells, graph, kinds, found)
+                if parts.stream[row] == COMPUTE_STREAM:
+                    compute = behind = at
+                    task.fork[at] = -1
+                elif parts.release[row] == -1:
+                    task.fork[at] = behind
+            else:
+                _place_action(row, at, cells, graph, costs, task)
+                if role[k] == COMPUTES:
+                    compute = behind = at
+                    task.fork[at] = -1
+                    _note(row, at, cells, graph, kinds, found)
+
+
+def _fetch_ahead(at, out, task):
+    """Have near what comes on a lane two lines of memory later: meanwhile other lanes go on."""
+    fetch(
+        at + AHEAD, task.size_bytes, task.duration_ns, task.lag_ns, task.fork, task.path,
+        out.kind, out.stage, out.microbatch, out.span, out.pair,
+    )  # fmt: skip
+
+
+def _place_message(row, rank, at, cells, edge, graph, kinds, lanes, costs, routes, rules, found, task, twin):
+    """Give one end of a message its path, bytes, duration and lag."""
+    k, u, n, e = cells.kind[row], cells.microbatch[row], cells.span[row], edge[row]
+    sends = kinds.role[k] == SENDS
+    other = lanes.peer[row]
+    path = routes.pair_of[rank * graph.ranks + other] if sends else routes.pair_of[other * graph.ranks + rank]
+    way = (0 if kinds.direction[k] == FORWARD else graph.edges) + e
+    index = way * graph.microbatches + u
+    if routes.ways > 1:
+        path += (index + 1) * MIX_FIRST % MODULUS * MIX_SECOND % MODULUS % routes.ways
+    carried = costs.boundary_bytes[way] * n
+    if costs.classes > 1:
+        carried = 0
+        for i in range(u, u + n):
+            carried += costs.boundary_bytes[costs.class_of[i] * 2 * graph.edges + way]
+    took = routes.overhead_ns[path]
+    if routes.rate_kbps[path] > 0:
+        took += (carried * BYTE + routes.rate_kbps[path] - 1) // routes.rate_kbps[path]
+    own = rules.receive == OWN_TASK or (rules.receive == RENDEZVOUS and carried <= rules.eager_bytes)
+    task.size_bytes[at] = carried
+    task.path[at] = path
+    task.duration_ns[at] = took + routes.latency_ns[path] if own and not sends else took
+    if not own:
+        task.lag_ns[at] = routes.latency_ns[path]
+    if rules.called:
+        _meet(index, at, sends, found, twin)
+    elif not sends:
+        for i in range(n):
+            found.recv_at[index + i] = at
+
+
+def _meet(index, at, sends, found, twin):
+    """Let the second side of a message that is placed find the first, a sender's as -2 - its place."""
+    other = found.recv_at[index]
+    if other == NOWHERE:
+        found.recv_at[index] = NOWHERE - 1 - at if sends else at
+    elif sends:
+        twin[other] = at
+    else:
+        twin[at] = NOWHERE - 1 - other
+
+
+def _place_action(row, at, cells, graph, costs, task):
+    """Give a whole action its duration."""
+    cost = cells.kind[row] * graph.stages + cells.stage[row]
+    n = cells.span[row]
+    task.path[at] = -1
+    if costs.classes == 1 or cells.microbatch[row] < 0:
+        task.duration_ns[at] = costs.duration_ns[cost] * n
+        if costs.collective_ns[cost] > 0:
+            task.collective_ns[at] = costs.collective_ns[cost] * n
+        return
+    task.duration_ns[at] = 0
+    for u in range(cells.microbatch[row], cells.microbatch[row] + n):
+        here = costs.class_of[u] * costs.width + cost
+        task.duration_ns[at] += costs.duration_ns[here]
+        task.collective_ns[at] += costs.collective_ns[here]
+
+
+def _place_part(row, at, parts, routes, task):
+    """Give a segment its duration, and its path where its bytes go over a link."""
+    task.size_bytes[at] = parts.size_bytes[row]
+    task.duration_ns[at] = parts.duration_ns[row]
+    task.path[at] = -1
+    if parts.path[row] >= 0:
+        path = routes.first_link + parts.path[row] * routes.ways
+        task.path[at] = path
+        task.lag_ns[at] = routes.latency_ns[path]
+        task.duration_ns[at] -= routes.latency_ns[path]
+
+
+def _note(row, at, cells, graph, kinds, found):
+    """Note where a stage makes what other stages need."""
+    way = kinds.feeds[cells.kind[row]]
+    if way >= 0:
+        base = (way * graph.stages + cells.stage[row]) * graph.microbatches
+        for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
+            found.made_at[base + u] = at
+
+
+LINE = 8
+"""Values of the widest columns that share a line of the processor's caches."""
+
+AHEAD = 2 * LINE
+"""How many places ahead a lane's columns are brought near: memory takes as long as a few tasks."""
+
+BYTE = 1_000_000
+"""Volume is counted in millionths of a byte, so that a rate in kB/s is so many of them per ns."""
+
+# Where a message's two sides are: on the compute stream, on a stream per peer and direction, on the
+# rank's one communication stream, or on one per peer.
+ON_COMPUTE, PER_DIRECTION, PER_RANK, PER_PAIR = 0, 1, 2, 3
+
+# What a receiver's side is: nothing, a task of its own, or the sender's (a rendezvous).
+NO_RECEIVE, OWN_TASK, RENDEZVOUS = 0, 1, 2
+
+COMPUTES, SENDS, RECEIVES = int(Role.COMPUTE), int(Role.SEND), int(Role.RECEIVE)
+FORWARD = int(Pass.FORWARD)
+COMPUTE_STREAM = int(Stream.COMPUTE)
+GATHERS, FREES = int(Kind.UNSHARD), int(Kind.RESHARD)

@@ -1,0 +1,285 @@
+"""Kernels of the sweep over tasks in topological order.
+
+Columns are lists or arrays of integers, alike in use.
+
+Called by the event kernel; columns are lists or arrays of integers, alike in use.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from pptrace.sim.kernels.placement import AHEAD, LINE
+from pptrace.steps.kernels.heap import Heap, push
+from pptrace_kernel.prefetch import fetch
+
+__all__ = [
+    "COMMUNICATION",
+    "COMPUTATION",
+    "FLOW",
+    "Ends",
+    "Graph",
+    "Jobs",
+    "Step",
+    "Tasks",
+    "count_waits",
+    "enter_times",
+    "may_begin",
+    "reach",
+    "settle",
+    "start_all",
+    "sweep",
+]
+
+
+class Graph(NamedTuple):
+    """Tasks, and what they wait for; see :class:`pptrace.sim.task_graph.TaskGraph`."""
+
+    duration: Any
+    lag: Any
+    following: Any
+    following_peer: Any
+    edge_ptr: Any
+    edge: Any
+    """A task that waits for the end (plus lag); ``-1 - task`` for one that waits for the start."""
+    twin: Any
+    rows: int
+
+
+class Tasks(NamedTuple):
+    """How far each task is."""
+
+    waiting: Any
+    """What it still waits for: left above zero where stuck."""
+    start: Any
+    cause: Any
+    """The predecessor that released it, the lowest on a tie; -1 for none."""
+    ready: Any
+    """A stack of tasks whose ends are known, and what follows from them is not."""
+
+
+def reach(tasks: Tasks, task: int, time: int, by: int) -> bool:
+    """Note that a predecessor lets a task start at a time; return whether it was the last one."""
+    waiting, start, cause = tasks.waiting, tasks.start, tasks.cause
+    if time > start[task] or cause[task] < 0:
+        start[task] = time
+        cause[task] = by
+    elif time == start[task] and by < cause[task]:
+        cause[task] = by
+    left = waiting[task] - 1
+    waiting[task] = left
+    return left == 0
+
+
+def may_begin(graph: Graph, tasks: Tasks, task: int) -> bool:
+    """Whether a task waits for nothing, and is one."""
+    return tasks.waiting[task] == 0 and (task >= graph.rows or graph.twin[task] < 0)
+
+
+def sweep(graph: Graph, rendezvous: int, tasks: Tasks) -> int:
+    """Run every task as soon as all that it waits for has happened; return the tasks run.
+
+    Nothing is shared, so the order of the walk does not matter and no clock is kept.
+    """
+    duration, lag, following, following_peer = graph.duration, graph.lag, graph.following, graph.following_peer
+    edge_ptr, edge = graph.edge_ptr, graph.edge
+    start, ready = tasks.start, tasks.ready
+    count_waits(graph, tasks.waiting, rendezvous)
+    top = _first_ready(graph, tasks)
+    done = 0
+    while top > 0:
+        top -= 1
+        task = ready[top]
+        done += 1
+        if task % LINE == 0:
+            _fetch_ahead(graph, tasks, task)
+        begun = start[task]
+        ended = begun + duration[task]
+        arrived = ended + lag[task]
+        for i in range(edge_ptr[task], edge_ptr[task + 1]):
+            other = edge[i]
+            when = arrived
+            if other < 0:
+                other = -1 - other
+                when = begun
+            if reach(tasks, other, when, task):
+                ready[top] = other
+                top += 1
+        other = following_peer[task] if rendezvous else -1
+        if other >= 0 and reach(tasks, other, ended, task):
+            ready[top] = other
+            top += 1
+        other = following[task]
+        if other >= 0 and reach(tasks, other, ended, task):
+            ready[top] = other
+            top += 1
+    return done
+
+
+def _fetch_ahead(graph: Graph, tasks: Tasks, task: int) -> None:
+    """Have near what comes on a task's lane two lines of memory later: meanwhile many other lanes go on."""
+    fetch(
+        task + AHEAD, tasks.start, tasks.waiting, tasks.cause,
+        graph.duration, graph.lag, graph.following, graph.edge_ptr,
+    )  # fmt: skip
+    fetch(graph.edge_ptr[task] + 2 * AHEAD, graph.edge)
+
+
+def count_waits(graph: Graph, waiting: Any, rendezvous: int) -> None:
+    """Count what each task waits for."""
+    following, following_peer, edge = graph.following, graph.following_peer, graph.edge
+    tasks = len(following)
+    for task in range(tasks):
+        if following[task] >= 0:
+            waiting[following[task]] += 1
+        if rendezvous and following_peer[task] >= 0:
+            waiting[following_peer[task]] += 1
+    for i in range(graph.edge_ptr[tasks]):
+        task = edge[i]
+        waiting[task if task >= 0 else -1 - task] += 1
+
+
+def _first_ready(graph: Graph, tasks: Tasks) -> int:
+    """Put the tasks that wait for nothing on the stack; return its size."""
+    top = 0
+    for task in range(len(graph.duration) - 1, -1, -1):
+        if may_begin(graph, tasks, task):
+            tasks.ready[top] = task
+            top += 1
+    return top
+
+
+def enter_times(lane_ptr, fork, twin, start, end, cause, enter):
+    """Note when each row was launched: the row before it on its lane and its fork were done.
+
+    Before that, each receiver's side of a rendezvous is given when its sender's side ran; ``twin`` is empty where
+    there is none. Returns whether any row starts before the one that it follows on its lane.
+    """
+    disordered = 0
+    meets = len(twin) > 0
+    for lane in range(len(lane_ptr) - 1):
+        free = before = 0
+        for row in range(lane_ptr[lane], lane_ptr[lane + 1]):
+            if meets and twin[row] >= 0:
+                other = twin[row]
+                start[row] = start[other]
+                end[row] = end[other]
+                cause[row] = cause[other]
+            launched = free
+            if fork[row] >= 0:
+                launched = max(launched, end[fork[row]])
+            enter[row] = min(launched, start[row])
+            if start[row] < before:
+                disordered = 1
+            before = start[row]
+            free = end[row]
+    return disordered
+
+
+FLOW, COMPUTATION, COMMUNICATION = 0, 1, 2
+"""Sorts of jobs."""
+
+
+class Jobs(NamedTuple):
+    """Tasks whose speed depends on what else runs; see :class:`pptrace.sim.rate_sharing.Jobs`."""
+
+    of_task: Any
+    """Per task its job, -1 for none."""
+    task: Any
+    volume: Any
+    full_rate: Any
+    overhead: Any
+    path: Any
+    sort: Any
+    rank: Any
+    peer: Any
+
+
+class Ends(NamedTuple):
+    """When tasks end."""
+
+    end: Any
+    least: Any
+    """The earliest possible: a receive ends after its send."""
+
+
+class Step(NamedTuple):
+    """What is looked at when tasks begin and end."""
+
+    graph: Graph
+    jobs: Jobs
+    tasks: Tasks
+    ends: Ends
+    heap: Heap
+    due: Any
+    counts: Any
+
+
+def start_all(step: Step) -> None:
+    """Start every task that waits for nothing, and what follows from it."""
+    graph, tasks = step.graph, step.tasks
+    count_waits(graph, tasks.waiting, 1)
+    for i in range(graph.edge_ptr[len(graph.duration)]):
+        if graph.edge[i] < 0:
+            tasks.waiting[-1 - graph.edge[i]] += (
+                1  # such a task waits for the other's start, and its own end for its end
+            )
+    for task in range(len(graph.duration)):
+        # What starts first is told from what was released by its cause: those have one.
+        if tasks.cause[task] < 0 and may_begin(graph, tasks, task):
+            settle(step, _begin(step, task, 0))
+
+
+def _begin(step: Step, task: int, top: int) -> int:
+    """Start a task that waits for nothing more: a job joins the heap, another task ends ahead of time.
+
+    Returns the size of the stack.
+    """
+    graph, tasks = step.graph, step.tasks
+    job, start = step.jobs.of_task[task], tasks.start[task]
+    if job < 0:
+        step.ends.end[task] = max(start + graph.duration[task], step.ends.least[task])
+        tasks.ready[top] = task
+        return top + 1
+    for i in range(graph.edge_ptr[task], graph.edge_ptr[task + 1]):
+        if graph.edge[i] < 0:
+            reach(tasks, -1 - graph.edge[i], start, task)
+    step.due[job] = start + step.jobs.overhead[job]
+    push(step.heap, job, step.due[job])
+    return top
+
+
+def settle(step: Step, top: int) -> None:
+    """Tell all that follows from the ``top`` tasks on the stack, whose ends are known."""
+    graph, tasks = step.graph, step.tasks
+    while top > 0:
+        top -= 1
+        task = tasks.ready[top]
+        step.counts[0] += 1
+        ended = step.ends.end[task]
+        for i in range(graph.edge_ptr[task], graph.edge_ptr[task + 1] + 2):
+            if i == graph.edge_ptr[task + 1]:
+                other = graph.following[task]
+                freed = other >= 0 and reach(tasks, other, ended, task)
+            elif i > graph.edge_ptr[task + 1]:
+                other = graph.following_peer[task]
+                freed = other >= 0 and reach(tasks, other, ended, task)
+            elif graph.edge[i] >= 0:
+                other = graph.edge[i]
+                freed = reach(tasks, other, ended + graph.lag[task], task)
+            else:
+                other = -1 - graph.edge[i]
+                freed = _follow_sender(step, task, other)
+            if freed:
+                top = _begin(step, other, top)
+
+
+def _follow_sender(step: Step, sender: int, receiver: int) -> bool:
+    """Let a receive begin where its send began, if that was no job, and end no earlier; return whether it may."""
+    duration, tasks, ends = step.graph.duration, step.tasks, step.ends
+    if step.jobs.of_task[sender] < 0:
+        reach(tasks, receiver, tasks.start[sender], sender)
+    over = ends.end[sender] + duration[receiver] - duration[sender]
+    ends.least[receiver] = max(ends.least[receiver], over)
+    tasks.waiting[receiver] -= 1
+    return tasks.waiting[receiver] == 0

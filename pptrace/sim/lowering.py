@@ -1,0 +1,459 @@
+"""Lowering of an issue order to a task graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from pptrace.config.choices import PolicyName
+from pptrace.network.links import check_links, check_paths, check_reachable
+from pptrace.sim.cross_rank import Calling, calling, needs_of, with_further
+from pptrace.sim.kernels import edges as edges_kernels
+from pptrace.sim.kernels import placement as codes
+from pptrace.sim.kernels import placement as placement_kernels
+from pptrace.sim.kernels.edges import LAUNCHED, link_calls
+from pptrace.sim.overlapped_pairs import Expansion, in_segments, is_early
+from pptrace.sim.streams import (
+    CostColumns,
+    Found,
+    Lanes,
+    Linked,
+    Pairs,
+    PartColumns,
+    RouteColumns,
+    Rules,
+    TaskColumns,
+    assign_lanes,
+    behind_sends,
+    chained,
+    check_total,
+    sorted_edges,
+    unchained,
+)
+from pptrace.sim.task_graph import TaskGraph
+from pptrace.steps.actions import CellColumns
+from pptrace.steps.columns import passing, together, unset
+from pptrace.steps.dependencies import explain_deadlock
+from pptrace.steps.issue_order import with_messages, with_sends
+from pptrace.steps.kinds import COMMUNICATION, COMPUTE, COPIES, GRADIENTS, TABLE, Kind, KindSet, present
+from pptrace.steps.message_calls import in_calls
+from pptrace.steps.schedule import StageGraph, graph_of
+from pptrace.steps.workload import Workload
+from pptrace.timeline.timeline import LANE_COLUMNS
+from pptrace_kernel import run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from pptrace.network.contract import Network, Paths
+    from pptrace.sim.task_graph import ActionTimes
+    from pptrace.steps.columns import Int32s
+    from pptrace.steps.issue_order import IssueOrder
+    from pptrace.steps.message_calls import Policy
+    from pptrace.steps.schedule import Schedule
+
+__all__ = ["Between", "between", "cost_columns", "issue", "lower", "waiting"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Between:
+    """Pairs of ranks with messages, what lies between them, and the paths of bytes over single links behind."""
+
+    source: Int32s
+    target: Int32s
+    paths: Paths
+    columns: RouteColumns
+
+
+def between(ranks: int, lanes: Lanes, network: Network, links: Sequence[str]) -> Between:
+    """Ask the network about every pair of ranks with a message; put paths over single ``links`` behind."""
+    pairs = np.flatnonzero(lanes.sends_to)
+    source, target = (pairs // ranks).astype(np.int32), (pairs % ranks).astype(np.int32)
+    paths = network.paths(source, target)
+    check_links(network.links)
+    check_paths(paths, pairs.size, len(network.links))
+    check_reachable(paths, source, target)
+    first_path = np.zeros(ranks * ranks, dtype=np.int32)
+    first_path[pairs] = np.arange(pairs.size) * paths.ways
+    if links:
+        paths = paths.with_links(network.links, [network.links.name.index(name) for name in links])
+        nobody = np.full(len(links), -1, dtype=np.int32)
+        source, target = np.concatenate([source, nobody]), np.concatenate([target, nobody])
+    known = paths.overhead_ns.size > 0
+    none = np.zeros(1, dtype=np.int64)
+    columns = (paths.overhead_ns, paths.latency_ns, paths.rate_kbps) if known else (none, none, none)
+    routes = RouteColumns(first_path, pairs.size * paths.ways, paths.ways, *columns)
+    return Between(source=source, target=target, paths=paths, columns=routes)
+
+
+_RECEIVE = {
+    PolicyName.BLOCKING: codes.OWN_TASK,
+    PolicyName.ORDERED: codes.RENDEZVOUS,
+    PolicyName.BATCHED: codes.RENDEZVOUS,
+}
+
+
+_IN_CALLS = KindSet(COMPUTE | COMMUNICATION)  # what has no edges but those of calls, where there are any
+
+
+class _Rows(NamedTuple):
+    """Where the issued rows went, and their columns there."""
+
+    place: Int32s
+    found: Found
+    cells: CellColumns
+    task: TaskColumns
+    twin: Int32s  # by place, the sender's side that a receiver's side meets, else -1; but of calls, not known yet
+
+
+def lower(
+    schedule: Schedule,
+    workload: Workload,
+    network: Network,
+    policy: Policy,
+    *,
+    barrier: bool = False,
+    stage_replicas: bool = False,
+    slows: bool = False,
+    times: ActionTimes | None = None,
+    made_at: Int32s | None = None,
+) -> TaskGraph:
+    """Return the task graph of a schedule that has been validated, as have its costs.
+
+    With ``barrier``, no gradient is reduced before every rank has computed its last one; with ``stage_replicas``,
+    none before all ranks that hold its stage have. Ranks meet when all have computed. With ``slows``, computation
+    and communication that run beside each other do so in rows of their own. ``made_at``: see :func:`issue`.
+
+    Raises:
+        DeadlockError: a rank needs what it computes later itself, or no order of messages exists.
+        ScheduleError: the times could pass 2**62 ns.
+        PluginError: the network's answer cannot be used.
+    """
+    issued = issue(schedule, policy, made_at)
+    graph = graph_of(issued.placement)
+    expansion = Expansion()
+    if times is None:
+        whole = issued
+        issued, expansion = in_segments(issued, workload, policy, schedule.interleave, slows=slows)
+        if expansion.names and is_early(whole):
+            raise explain_deadlock(schedule)
+        del whole
+    lanes = assign_lanes(issued, policy, expansion.columns, graph, one_copy_stream=workload.one_copy_stream)
+    rules = _rules(issued, lanes, policy)
+    lowering_of = _Lowering(
+        issued, expansion, graph, lanes, between(graph.ranks, lanes, network, expansion.links), rules
+    )
+    placed = lowering_of.place(workload)
+    if times is not None:
+        times.laid_over(placed.cells, placed.task, issued.placement)
+    check_total(schedule.ranks, placed.task.duration_ns, placed.task.lag_ns)
+    called = calling(issued, placed.place, placed.task.fork)
+    needs = needs_of(
+        schedule, workload.released_ns, placed.cells, lanes, lowering_of.tasks + called.tasks,
+        barrier=barrier, stage_replicas=stage_replicas,
+    )  # fmt: skip
+    linked = lowering_of.link(placed, called, needs.edges, needs.tasks)
+    if linked is None:
+        raise explain_deadlock(schedule)
+    if times is not None:
+        times.shared(placed.task, linked.twin)
+    edges = linked.edges
+    if schedule.recompute_waits:
+        edges = waiting(edges, placed.cells, placed.found.made_at, graph.stages)
+    parts, found = expansion.placed(placed.place), lowering_of.between
+    ends, cells, task = {name: getattr(lanes, name) for name in LANE_COLUMNS}, placed.cells, placed.task
+    del issued, expansion, lanes, lowering_of, placed  # which take as much memory as the graph
+    task = with_further(task, needs)
+    following, following_peer = chained(ends, linked, needs.tasks, rules)
+    if parts is not None and policy.blocks:
+        edges = behind_sends(edges, task, following_peer)
+    ptr, edge = sorted_edges(edges, needs.tasks)
+    return TaskGraph(
+        placement=schedule.placement, paths=found.paths, source=found.source, target=found.target,
+        twin=linked.twin, next=following, next_peer=following_peer, edge_ptr=ptr, edge=edge, parts=parts,
+        **ends, **cells._asdict(), **task._asdict(),
+    )  # fmt: skip
+
+
+def _rules(issued: IssueOrder, lanes: Lanes, policy: Policy) -> Rules:
+    """Return what a policy means to the kernels."""
+    return Rules(
+        mode=lanes.mode, receive=_RECEIVE.get(policy.name, codes.NO_RECEIVE),
+        batched=int(policy.name is PolicyName.BATCHED and issued.calls is None), eager_bytes=policy.largest_eager,
+        rows=len(issued), called=int(issued.calls is not None),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Lowering:
+    """What the kernels are told of one step."""
+
+    issued: IssueOrder
+    expansion: Expansion
+    graph: StageGraph
+    lanes: Lanes
+    between: Between
+    rules: Rules
+
+    @property
+    def tasks(self) -> int:
+        """Rows, and the launches and joins of batches."""
+        return len(self.issued) + (2 * self.lanes.groups if self.rules.batched else 0)
+
+    def place(self, workload: Workload) -> _Rows:
+        """Give every row its place on its lane, and its costs."""
+        rows, graph = len(self.issued), self.graph
+        messages = 2 * graph.edges * graph.microbatches if self.rules.receive else 0
+        found = Found(made_at=unset(2 * graph.stages * graph.microbatches), recv_at=unset(messages))
+        out = CellColumns(*together(rows, *(values.dtype.type for values in self.issued.cells)))
+        (place,), (path, fork) = passing(rows, np.int32), passing(rows, np.int32, np.int32)
+        duration, lag, size, collective = together(self.tasks + 1, *[np.int64] * 4)
+        # What has no row takes no time: batches, and the task behind which ranks meet.
+        for values in (duration[rows:], lag, size, collective):
+            values[:] = 0
+        task = TaskColumns(
+            size_bytes=size[:rows], path=path, fork=fork, collective_ns=collective[:rows], duration_ns=duration,
+            lag_ns=lag,
+        )  # fmt: skip
+        placed = _Rows(place, found, out, task, unset(rows))
+        run(
+            placement_kernels.place_rows,
+            (
+                self.issued.row_ptr, self.issued.cells, self.issued.edge, graph, TABLE, self.expansion.columns,
+                self.lanes.columns, cost_columns(workload, graph), self.between.columns, self.rules,
+            ),
+            (self.lanes.first.copy(), *placed),
+            work=rows,
+        )  # fmt: skip
+        return placed
+
+    def link(self, placed: _Rows, called: Calling, needs: Sequence[Pairs], tasks: int) -> Linked | None:
+        """Collect what waits for what, ``needs`` too, among so many tasks.
+
+        Returns:
+            None where a rank needs what it computes later.
+        """
+        issued, rows, graph, rules, twin = self.issued, len(self.issued), self.graph, self.rules, placed.twin
+        batch_next = np.full(2 * self.lanes.groups if rules.batched else 0, -1, dtype=np.int32)
+        kinds = present(issued.kind)
+        bound = _most_edges(issued, kinds, self.expansion.columns, rules) + called.edges
+        bound += sum(more.source.size for more in needs) + self.expansion.needs[0].size
+        pairs = Pairs(*passing(bound, np.int32, np.int32))  # not all of which is touched
+        told = (
+            issued.row_ptr, issued.cells, issued.edge, graph, TABLE, self.expansion.columns, self.lanes.columns,
+            rules, placed.place, placed.found, placed.task,
+        )  # fmt: skip
+        edges = self._link_rows(told, kinds, twin, batch_next, pairs)
+        if edges < 0:
+            return None
+        known = (*told[:5], *told[6:10])
+        if rules.batched:
+            edges = run(edges_kernels.join_batches, (*known, twin, edges), (pairs,), work=rows)
+        chains, first = None, None
+        if rules.called:
+            edges, chains, first = self._link_calls((*known, placed.task, twin), called, edges, pairs, tasks)
+        for more in (*needs, self._inside(placed.place, twin, called, first)):
+            for side, added in zip(pairs, more, strict=True):
+                side[edges : edges + added.size] = added
+            edges += more.source.size
+        return Linked(twin, batch_next, Pairs(*(side[:edges] for side in pairs)), chains)
+
+    def _link_rows(
+        self, told: tuple[Any, ...], kinds: NDArray[np.intp], twin: Int32s, batch_next: Int32s, pairs: Pairs
+    ) -> int:
+        """Write the edges that neither streams nor calls imply of rows of some kinds.
+
+        Returns:
+            How many there are; -1 where a rank needs what it computes later.
+        """
+        issued, graph = self.issued, self.graph
+        awaited = kinds[TABLE.awaited[kinds] == 1]
+        alone = (COMPUTE.mask(kinds) | COMMUNICATION.mask(kinds)).all() and not self.expansion.names
+        if self.rules.called and alone and not awaited.size and not graph.nearby:
+            return 0
+        results = int(TABLE.result[awaited].max(initial=-1)) + 1
+        problem = np.zeros(1, dtype=np.int64)
+        edges = run(
+            edges_kernels.link_rows,
+            told,
+            (
+                twin, np.empty((len(TABLE.role) + 2) * graph.stages if awaited.size else 0, dtype=np.int32),
+                np.full(results * graph.stages * graph.microbatches, -1, dtype=np.int32),
+                batch_next, pairs, problem,
+            ),
+            work=len(issued),
+        )  # fmt: skip
+        return -1 if problem[0] else edges
+
+    def _link_calls(
+        self, known: tuple[Any, ...], called: Calling, edges: int, pairs: Pairs, tasks: int
+    ) -> tuple[int, tuple[Int32s, Int32s], Int32s]:
+        """Add the edges of calls behind ``edges`` others.
+
+        Returns:
+            How many there are, what chains the calls, and each call's first task.
+        """
+        following, following_peer = unchained(tasks)
+        first, last = passing(called.known.flags.size, np.int32, np.int32)
+        edges = run(
+            link_calls,
+            (*known, called.calls, called.known, edges),
+            (
+                first, last, np.empty(self.graph.ranks, dtype=np.int32), following, following_peer, pairs,
+            ),
+            work=len(self.issued),
+        )  # fmt: skip
+        return edges, (following, following_peer), first
+
+    def _inside(self, place: Int32s, twin: Int32s, called: Calling, first: Int32s | None) -> Pairs:
+        """Return the edges of actions in parts; ``first`` are the first tasks of a program's calls."""
+        before, behind = self.expansion.needs
+        at = place[behind]
+        task, launch = np.where(twin[at] < 0, at, twin[at]), np.full(at.size, -1, dtype=np.int32)
+        message = np.flatnonzero(COMMUNICATION.mask(self.issued.kind[behind]))
+        if self.issued.calls is not None and first is not None:
+            call = self.issued.calls.of_row[behind[message]]
+            launch[message] = np.where(called.known.flags[call] & LAUNCHED, first[call], -1)
+        elif self.rules.batched:
+            launch[message] = self.rules.rows + 2 * self.lanes.columns.group[behind[message]]
+        return Pairs(place[before], np.where(launch < 0, task, launch))
+
+
+def _most_edges(issued: IssueOrder, kinds: NDArray[np.intp], parts: PartColumns, rules: Rules) -> int:
+    """Return a bound of the edges that neither streams nor calls imply: forks, twins and consumers of each row."""
+    apart = _IN_CALLS if rules.called else COMPUTE
+    without = sum(int(np.count_nonzero(np.equal(issued.kind, one))) for one in kinds.tolist() if one in apart)
+    rows = len(issued) - without + int(np.count_nonzero(parts.stream > codes.COMPUTE_STREAM))
+    widest = int(issued.span.max(initial=1))
+    microbatches = rows if widest == 1 else int(issued.span[~apart.mask(issued.kind)].sum())
+    return 2 * rows + 2 * microbatches + (2 * rows if rules.batched else 0)
+
+
+def cost_columns(workload: Workload, graph: StageGraph) -> CostColumns:
+    """Return what actions cost, by class, kind and stage, flat."""
+    classes = (workload, *workload.classes)
+    by_kind = [
+        [np.concatenate([per(one, kind) for kind in Kind]) for one in classes]
+        for per in (Workload.duration_ns, Workload.collective_ns)
+    ]
+    return CostColumns(
+        classes=len(classes), width=len(Kind) * graph.stages,
+        class_of=workload.microbatch_class if len(classes) > 1 else np.zeros(0, dtype=np.int32),
+        duration_ns=np.concatenate(by_kind[0]), collective_ns=np.concatenate(by_kind[1]),
+        boundary_bytes=np.concatenate([one.edge_bytes.ravel() for one in classes]),
+    )  # fmt: skip
+
+
+_AGAIN = KindSet({Kind.RECOMPUTE})
+_BESIDE = KindSet({Kind.UNSHARD, Kind.RESHARD, *COPIES})
+
+
+def issue(schedule: Schedule, policy: Policy, made_at: Int32s | None = None) -> IssueOrder:
+    """Put messages in their places: none between a forward computed again and what follows it, where that matters.
+
+    Where such forwards wait for gradients, or a program issues messages as if they were not there, they are put
+    behind the messages; so are copies, and gathers and reductions within a row, which are beside all messages: a
+    row has its messages where it would have them without these. Where results are made may be known:
+    ``made_at``, of each activation, then of each gradient.
+
+    Raises:
+        ScheduleError: no order of messages lets every action run.
+    """
+    beside = _beside_messages(schedule)
+    if beside.size:
+        kept = np.setdiff1d(np.arange(len(schedule)), beside)
+        issued = issue(schedule.selected(kept), policy)
+        computed = np.searchsorted(kept[COMPUTE.mask(schedule.kind[kept])], beside)
+        return _put_back(issued, schedule.cells.taken(beside), computed, waits=False)
+    again = np.flatnonzero(_AGAIN.mask(schedule.kind))
+    waits = schedule.recompute_waits
+    if not again.size or not (waits or policy.program is not None):
+        return _with_messages(schedule, policy, made_at)
+    others = np.flatnonzero(~_AGAIN.mask(schedule.kind))
+    issued = _with_messages(schedule.selected(others), policy)
+    behind = np.searchsorted(others[COMPUTE.mask(schedule.kind[others])], again)
+    return _put_back(issued, schedule.cells.taken(again), behind, waits=waits)
+
+
+def _beside_messages(schedule: Schedule) -> NDArray[np.int64]:
+    """Return copies, gathers, and reductions of single microbatches, where a computation of their rank follows."""
+    kind = schedule.kind
+    reduces = np.equal(kind, int(Kind.REDUCE_GRAD))  # a member itself would widen the column
+    reduced = np.flatnonzero(reduces)
+    cells = _ranks_of(schedule, reduced) * schedule.stages + schedule.stage[reduced]
+    each = bool((np.diff(np.sort(cells)) == 0).any())  # without np.unique, which imports masked arrays
+    there = _BESIDE.mask(kind) | (reduces & each)
+    if schedule.has_communication or not there.any():
+        return np.zeros(0, dtype=np.int64)
+    computed = np.append(np.flatnonzero(COMPUTE.mask(kind)), len(schedule))
+    rows = np.flatnonzero(there)
+    behind = computed[np.searchsorted(computed, rows)]
+    ends = schedule.row_ptr[1:][_ranks_of(schedule, rows)]
+    return np.asarray(rows[behind < ends])
+
+
+def _ranks_of(schedule: Schedule, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the ranks of some actions."""
+    return np.searchsorted(schedule.row_ptr, rows, side="right") - 1
+
+
+def _with_messages(schedule: Schedule, policy: Policy, made_at: Int32s | None = None) -> IssueOrder:
+    if policy.program is not None:
+        return in_calls(schedule, policy.program, policy.label, made_at)
+    return with_messages(schedule, policy.placing) if policy.has_receives else with_sends(schedule)
+
+
+def _put_back(issued: IssueOrder, again: CellColumns, behind: NDArray[np.integer], *, waits: bool) -> IssueOrder:
+    """Put forwards that are computed again each before the computation that is the ``behind``-th of all."""
+    at = np.flatnonzero(COMPUTE.mask(issued.kind))[behind]
+    place = at + np.arange(at.size)
+    row = np.insert(np.arange(len(issued)), at, at)
+    cells, edge = issued.cells.taken(row), issued.edge[row]
+    for column, values in zip(cells, again, strict=True):
+        column[place] = values
+    edge[place] = -1
+    begin = np.flatnonzero(~np.isin(np.arange(row.size), place))
+    if waits:  # what a backward waits for, so does its forward
+        begin[_backwards(issued, again)] = place
+    rank = np.searchsorted(issued.row_ptr, at, side="right") - 1
+    shift = np.cumsum([0, *np.bincount(rank, minlength=issued.row_ptr.size - 1)])
+    calls = None if issued.calls is None else issued.calls.with_rows(row, begin)
+    return replace(issued, row_ptr=issued.row_ptr + shift, edge=edge, calls=calls, **cells._asdict())
+
+
+def _backwards(issued: IssueOrder, again: CellColumns) -> NDArray[np.int64]:
+    """Return the row of the backward of each forward that is computed again."""
+    width = issued.placement.microbatches
+    backward = np.flatnonzero(GRADIENTS.mask(issued.kind))
+    row_of = np.full(issued.placement.stages * width, -1, dtype=np.int64)
+    for offset in range(int(issued.span[backward].max(initial=0))):
+        rows = backward[issued.span[backward] > offset]
+        row_of[issued.stage[rows] * width + issued.microbatch[rows] + offset] = rows
+    found: NDArray[np.int64] = row_of[again.stage * width + again.microbatch]
+    return found
+
+
+def waiting(edges: Pairs, cells: CellColumns, made_at: Int32s, stages: int) -> Pairs:
+    """Return edges with those from what backwards wait for to the forwards computed again before them.
+
+    Args:
+        edges: all that no stream implies.
+        cells: what each task is, by its place.
+        made_at: where each stage makes each microbatch's activation, then its gradient.
+        stages: how many stages there are.
+    """
+    microbatches = made_at.size // (2 * stages)
+    again = np.flatnonzero(_AGAIN.mask(cells.kind))[::-1]  # of several segments, the first is written last
+    first = np.full(max(int(made_at.max(initial=-1)), int(edges.target.max(initial=-1))) + 1, -1, dtype=np.int32)
+    made = made_at.reshape(2, stages, microbatches)[1]
+    for offset in range(int(cells.span[again].max(initial=0))):
+        rows = again[cells.span[again] > offset]
+        first[made[cells.stage[rows], cells.microbatch[rows] + offset]] = rows
+    there = edges.target >= 0
+    behind = np.where(there, first[np.where(there, edges.target, 0)], -1)
+    more = np.flatnonzero(behind >= 0)
+    return Pairs(np.concatenate([edges.source, edges.source[more]]), np.concatenate([edges.target, behind[more]]))

@@ -1,0 +1,490 @@
+"""Order of the segments of overlapped pairs, and their dependencies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import cycle
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from pptrace.config.choices import PolicyName
+from pptrace.errors import ScheduleError
+from pptrace.sim.streams import PartColumns
+from pptrace.steps.actions import group_starts
+from pptrace.steps.kinds import COMMUNICATION, COMPUTE, SENDS, TABLE, Kind, Stream
+from pptrace.steps.segments import Segment, results_of
+from pptrace.timeline.timeline import Parts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from pptrace.steps.columns import Int32s
+    from pptrace.steps.issue_order import IssueOrder
+    from pptrace.steps.message_calls import Policy
+    from pptrace.steps.placement import Placement
+    from pptrace.steps.workload import Workload
+
+__all__ = [
+    "STREAM",
+    "WHOLE",
+    "Expansion",
+    "Paired",
+    "Placed",
+    "alone",
+    "alone_overlapped",
+    "behind_results",
+    "in_segments",
+    "is_early",
+    "paired",
+]
+
+
+class Placed(NamedTuple):
+    """One segment in the order in which a rank issues it."""
+
+    member: int
+    """Which of the pair's actions it belongs to."""
+    number: int
+    """Its place in that action."""
+    release: int
+    """The computation behind which it is issued, as a place in the order; else :data:`ROW` or :data:`STREAM`."""
+
+
+ROW, STREAM = -1, -2
+"""Issued behind whatever its row computed before, or behind nothing but what its stream and its needs say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paired:
+    """The segments of one or more actions in the order of issue."""
+
+    order: tuple[Placed, ...]
+    """The segments: those of each stream follow one another in this order."""
+    needs: tuple[tuple[int, int], ...]
+    """Places in the order of which the first is waited for by the second, where their stream does not say so."""
+    results: tuple[tuple[int, ...], ...]
+    """By action, the places of the segments behind which its result is there."""
+
+
+def alone(segments: Sequence[Segment]) -> Paired:
+    """Return an action by itself: each segment follows the one before, whatever it needs."""
+    places = range(len(segments))
+    computed = [max((i for i in places[:at] if segments[i].is_computation), default=STREAM) for at in places]
+    release = [ROW if segments[i].is_computation or not i else computed[i] for i in places]
+    return Paired(
+        order=tuple(Placed(0, place, release[place]) for place in places),
+        needs=tuple((i - 1, i) for i in places[1:] if segments[i].stream is not segments[i - 1].stream),
+        results=((len(segments) - 1,),),
+    )
+
+
+def alone_overlapped(segments: Sequence[Segment]) -> Paired:
+    """Return an action by itself that computes beside its own communication; its result is there when all is."""
+    rows = paired((segments,))
+    last = {segments[one.number].stream: place for place, one in enumerate(rows.order)}
+    return replace(rows, results=(tuple(sorted(last.values())),))
+
+
+def paired(members: Sequence[Sequence[Segment]], interleave: Sequence[int] = ()) -> Paired:
+    """Return the order of several actions' segments.
+
+    Computations of one action keep their order, and ``interleave`` says whose next one comes, over and over;
+    without it, whichever can start first with nothing else beside. Communication is issued as soon as what it
+    needs has been, and so in the order of its producers.
+    """
+    turns = _turns(members, interleave) if interleave else _first_ready(members)
+    order: list[Placed] = []
+    place: dict[tuple[int, int], int] = {}
+    _issue_communication(members, order, place)
+    for member in turns:
+        number = _next_computation(members[member], member, place)
+        place[member, number] = len(order)
+        order.append(Placed(member, number, ROW))
+        _issue_communication(members, order, place)
+    needs = [
+        (place[member, need], at)
+        for (member, number), at in sorted(place.items(), key=lambda item: item[1])
+        for need in members[member][number].needs_of(number)
+        if members[member][need].stream is not members[member][number].stream
+    ]
+    results = tuple(
+        tuple(place[member, number] for number in results_of(segments)) for member, segments in enumerate(members)
+    )
+    return Paired(order=tuple(order), needs=tuple(needs), results=results)
+
+
+def _next_computation(segments: Sequence[Segment], member: int, place: dict[tuple[int, int], int]) -> int:
+    return next(i for i, one in enumerate(segments) if one.is_computation and (member, i) not in place)
+
+
+def _issue_communication(
+    members: Sequence[Sequence[Segment]], order: list[Placed], place: dict[tuple[int, int], int]
+) -> None:
+    """Issue all communication whose needs have been, the first member's first, until no more is."""
+    while True:
+        ready = [
+            (member, number)
+            for member, segments in enumerate(members)
+            for number, segment in enumerate(segments)
+            if not segment.is_computation and (member, number) not in place
+            and all((member, need) in place for need in segment.needs_of(number))
+        ]  # fmt: skip
+        if not ready:
+            return
+        member, number = ready[0]
+        needs = [place[member, need] for need in members[member][number].needs_of(number)]
+        computed = [at for at in needs if members[order[at].member][order[at].number].is_computation]
+        place[member, number] = len(order)
+        order.append(Placed(member, number, max(computed, default=STREAM if number else ROW)))
+
+
+def _turns(members: Sequence[Sequence[Segment]], interleave: Sequence[int]) -> list[int]:
+    left = [sum(segment.is_computation for segment in segments) for segments in members]
+    turns: list[int] = []
+    for member in cycle(interleave):
+        if not any(left[named] for named in interleave):
+            break
+        if left[member]:
+            left[member] -= 1
+            turns.append(member)
+    return turns + [member for member, count in enumerate(left) for _ in range(count)]
+
+
+def _first_ready(members: Sequence[Sequence[Segment]]) -> list[int]:
+    """Return whose computation comes next where streams run what is ready first, the first member on a tie."""
+    end: dict[tuple[int, int], int] = {}
+    free: dict[Stream, int] = {}
+    turns: list[int] = []
+
+    def ready(member: int, number: int) -> int:
+        return max((end[member, need] for need in members[member][number].needs_of(number)), default=0)
+
+    def run(member: int, number: int) -> None:
+        segment = members[member][number]
+        begin = max(ready(member, number), free.get(segment.stream, 0))
+        end[member, number] = free[segment.stream] = begin + segment.duration_ns
+
+    while len(end) < sum(map(len, members)):
+        waiting = [
+            (member, number)
+            for member, segments in enumerate(members)
+            for number, segment in enumerate(segments)
+            if (member, number) not in end
+            and all((member, need) in end for need in segment.needs_of(number))
+            and all((member, i) in end for i in range(number) if segments[i].stream is segment.stream)
+        ]
+        communication = [one for one in waiting if not members[one[0]][one[1]].is_computation]
+        chosen = min(communication or waiting, key=lambda one: (ready(*one), one))
+        if not communication:
+            turns.append(chosen[0])
+        run(*chosen)
+    return turns
+
+
+_NONE = np.zeros(0, dtype=np.int32)
+WHOLE = PartColumns(_NONE, _NONE, np.zeros(0, dtype=np.int64), _NONE, _NONE, np.zeros(0, dtype=np.int64))
+"""Nothing in parts."""
+
+
+class Expansion(NamedTuple):
+    """Actions in parts: the rows of an issue order that are segments."""
+
+    columns: PartColumns = WHOLE
+    """One value per row."""
+    name: Int32s = _NONE
+    """Which of :attr:`names` each row's segment has, -1 for none."""
+    names: tuple[str, ...] = ()
+    """Names of segments."""
+    links: tuple[str, ...] = ()
+    """The link of each path that segments' bytes go over: one path per link, rank and stream."""
+    needs: tuple[Int32s, Int32s] = (_NONE, _NONE)
+    """Rows of which the first is waited for by the second, where no stream says so."""
+
+    def placed(self, place: Int32s) -> Parts | None:
+        """Return which segments the rows are once they have their places; None where nothing is in parts."""
+        if not self.names:
+            return None
+        number, name = np.empty_like(self.name), np.empty_like(self.name)
+        number[place], name[place] = self.columns.number, self.name
+        return Parts(number=number, name=name, names=self.names)
+
+
+class _Group(NamedTuple):
+    """Actions or pairs that are alike, and the rows that stand for each of them."""
+
+    start: NDArray[np.int64]
+    size: int
+    rows: Paired | None
+    members: tuple[tuple[Segment, ...], ...]
+
+
+def in_segments(
+    issued: IssueOrder,
+    workload: Workload,
+    policy: Policy,
+    interleave: Mapping[tuple[Kind, ...], tuple[int, ...]],
+    *,
+    slows: bool = False,
+) -> tuple[IssueOrder, Expansion]:
+    """Return the issue order with every action that has segments in parts, and what the parts are.
+
+    A table without overlapped pairs stays as it is, where an action's segments only follow one another, or do not
+    slow each other (``slows``).
+
+    Raises:
+        ScheduleError: an order of segments that names members which a pair does not have.
+    """
+    if not workload.segments or not _overlaps(issued, workload, slows=slows):
+        return issued, Expansion()
+    issued = issued.with_whole_pairs()
+    groups = [_group(issued, workload, interleave, start, size) for start, size in _alike(issued, workload)]
+    return _expanded(issued, policy, groups)
+
+
+def _overlaps(issued: IssueOrder, workload: Workload, *, slows: bool) -> bool:
+    return (workload.overlapped and slows) or bool((issued.pair >= 0).any())
+
+
+def _alike(issued: IssueOrder, workload: Workload) -> Iterator[tuple[NDArray[np.int64], int]]:
+    """Yield the rows with which actions, messages and pairs begin, the alike together, and the rows of each."""
+    first = group_starts(issued.pair, issued.row_ptr)
+    size = np.diff(first, append=len(issued))
+    used = workload.microbatch_class
+    code = issued.kind.astype(np.int64) * issued.placement.stages + issued.stage
+    code = code * (int(issued.span.max(initial=1)) + 1) + issued.span
+    if used.size:
+        code = code * (len(workload.classes) + 1) + np.where(issued.microbatch < 0, 0, used[issued.microbatch])
+    key = np.zeros(first.size, dtype=np.int64)
+    for member in range(int(size.max(initial=0))):
+        own = np.where(member < size, code[np.minimum(first + member, len(issued) - 1)] + 1, 0)
+        key = np.unique(np.unique(key, return_inverse=True)[1] * (int(code.max(initial=0)) + 2) + own,
+                        return_inverse=True)[1]  # fmt: skip
+    order = np.argsort(key, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(key[order])) + 1):
+        yield first[rows], int(size[rows[0]])
+
+
+def _group(
+    issued: IssueOrder,
+    workload: Workload,
+    interleave: Mapping[tuple[Kind, ...], tuple[int, ...]],
+    start: NDArray[np.int64],
+    size: int,
+) -> _Group:
+    """Return the rows that stand for an action or pair; a message, and an action without segments, stays whole."""
+    rows = range(int(start[0]), int(start[0]) + size)
+    kinds = tuple(Kind(int(issued.kind[row])) for row in rows)
+    given = [_segments_of(issued, workload, row) for row in rows]
+    if not any(given):
+        return _Group(start, size, None, ())
+    members = tuple(
+        found or (Segment(name=kind.name, duration_ns=_whole_ns(issued, workload, row)),)
+        for row, kind, found in zip(rows, kinds, given, strict=True)
+    )
+    turns = interleave.get(kinds, ())
+    if any(not 0 <= turn < size for turn in turns):
+        raise ScheduleError(
+            f"the order of segments of {' with '.join(kind.name for kind in kinds)} names member "
+            f"{next(turn for turn in turns if not 0 <= turn < size)}: they are 0 to {size - 1}"
+        )
+    if size > 1:
+        return _Group(start, size, paired(members, turns), members)
+    return _Group(start, size, alone_overlapped(members[0]) if workload.overlapped else alone(members[0]), members)
+
+
+def _costs(issued: IssueOrder, workload: Workload, row: int) -> Workload:
+    microbatch, used = int(issued.microbatch[row]), workload.microbatch_class
+    return workload.of_class(int(used[microbatch]) if used.size and microbatch >= 0 else 0)
+
+
+def _whole_ns(issued: IssueOrder, workload: Workload, row: int) -> int:
+    durations = _costs(issued, workload, row).duration_ns(Kind(int(issued.kind[row])))
+    return int(durations[issued.stage[row]]) * int(issued.span[row])
+
+
+def _segments_of(issued: IssueOrder, workload: Workload, row: int) -> tuple[Segment, ...]:
+    kind = Kind(int(issued.kind[row]))
+    by_stage = _costs(issued, workload, row).segments.get(kind)
+    if by_stage is None or kind not in COMPUTE:  # what runs on another stream stays whole there
+        return ()
+    span = int(issued.span[row])
+    return tuple(
+        replace(one, duration_ns=one.duration_ns * span, size_bytes=one.size_bytes * span)
+        for one in by_stage[int(issued.stage[row])]
+    )
+
+
+def _expanded(issued: IssueOrder, policy: Policy, groups: Sequence[_Group]) -> tuple[IssueOrder, Expansion]:
+    length = np.ones(len(issued), dtype=np.int64)
+    for group in groups:
+        if group.rows is not None:
+            length[group.start[:, None] + np.arange(group.size)] = 0
+            length[group.start] = len(group.rows.order)
+    at = np.concatenate([[0], np.cumsum(length)])
+    source = np.repeat(np.arange(len(issued)), length)
+    results = np.full((_most_results(groups), len(issued)), -1, dtype=np.int64)
+    begin = at[:-1].copy()
+    columns = _unfilled(source.size)
+    name, names, links = np.full(source.size, -1, dtype=np.int32), dict[str, int](), dict[str, int]()
+    needs: list[NDArray[np.int64]] = []
+    for start, _, rows, members in groups:
+        if rows is None:
+            continue
+        place = at[start][:, None] + np.arange(len(rows.order))
+        segments = [members[one.member][one.number] for one in rows.order]
+        source[place] = start[:, None] + [one.member for one in rows.order]
+        name[place] = [names.setdefault(one.name, len(names)) for one in segments]
+        columns.number[place] = [one.number for one in rows.order]
+        columns.stream[place] = [int(one.stream) for one in segments]
+        columns.duration_ns[place] = [one.duration_ns for one in segments]
+        columns.path[place] = [links.setdefault(one.link, len(links)) if one.link else -1 for one in segments]
+        columns.size_bytes[place] = [one.size_bytes for one in segments]
+        columns.release[place] = _released(rows, at[start])
+        for member, places in enumerate(rows.results):
+            begin[start + member] = at[start] + rows.order.index(
+                next(one for one in rows.order if one[:2] == (member, 0))
+            )
+            results[: len(places), start + member] = at[start] + np.array(places)[:, None]
+        needs += [np.stack([at[start] + before, at[start] + behind]) for before, behind in rows.needs]
+    calls = None if issued.calls is None else issued.calls.with_rows(source, begin)
+    whole = replace(
+        issued, row_ptr=at[issued.row_ptr], edge=issued.edge[source], calls=calls,
+        **issued.cells.taken(source)._asdict(),
+    )  # fmt: skip
+    paths = _paths_over_links(whole, columns, list(links))
+    needs += behind_results(issued, columns, begin, results, policy)
+    both = np.concatenate(needs, axis=1).astype(np.int32)
+    return whole, Expansion(columns=columns, name=name, names=tuple(names), links=paths, needs=(both[0], both[1]))
+
+
+def _most_results(groups: Sequence[_Group]) -> int:
+    return max((len(places) for group in groups if group.rows for places in group.rows.results), default=1)
+
+
+def _paths_over_links(whole: IssueOrder, columns: PartColumns, links: Sequence[str]) -> tuple[str, ...]:
+    """Number the paths over single links, in place; what one rank sends on one stream follows one another."""
+    rows = np.flatnonzero(columns.path >= 0)
+    rank = np.searchsorted(whole.row_ptr, rows, side="right") - 1
+    key = (columns.path[rows].astype(np.int64) * whole.placement.ranks + rank) * len(Stream) + columns.stream[rows]
+    distinct, columns.path[rows] = np.unique(key, return_inverse=True)
+    return tuple(links[one] for one in (distinct // (whole.placement.ranks * len(Stream))).tolist())
+
+
+def _unfilled(rows: int) -> PartColumns:
+    none, some = np.full(rows, -1, dtype=np.int32), np.zeros(rows, dtype=np.int64)
+    return PartColumns(none, none.copy(), some, none.copy(), none.copy(), some.copy())
+
+
+def _released(rows: Paired, start: NDArray[np.int64]) -> NDArray[np.int64]:
+    release = np.array([one.release for one in rows.order])
+    return np.where(release < 0, release, start[:, None] + release)
+
+
+_KEEPS_MESSAGES = {PolicyName.ASYNC, PolicyName.ORDERED}
+"""Policies under which a message leaves when its own member of a pair is done, not when the whole pair is."""
+
+
+def is_early(issued: IssueOrder) -> bool:
+    """Return whether an action needs a result that its own rank computes later in its row."""
+    cell, rows, cells = _cells(issued)
+    made = np.full(2 * cells, -1, dtype=np.int64)
+    made[cell] = rows
+    before, behind = (made[side] for side in _on_own_rank(issued.placement))
+    return bool(((before > behind) & (behind >= 0)).any())
+
+
+def behind_results(
+    issued: IssueOrder,
+    columns: PartColumns,
+    begin: NDArray[np.int64],
+    results: NDArray[np.int64],
+    policy: Policy,
+) -> list[NDArray[np.int64]]:
+    """Return what waits for an action's results where those are communication; let a pair's messages leave early.
+
+    That is its message, what its own rank makes of it, and behind an action alone whatever its rank issues next.
+    """
+    placement = issued.placement
+    stages, microbatches = placement.stages, placement.microbatches
+    cell, rows, cells = _cells(issued)
+    begins, makers = np.full(2 * cells, -1, dtype=np.int64), np.full(2 * cells, -1, dtype=np.int64)
+    begins[cell], makers[cell] = begin[rows], rows
+    before, behind = _on_own_rank(placement)
+    computed = _last(issued, COMPUTE.mask(issued.kind))
+    sends = np.flatnonzero(SENDS.mask(issued.kind))
+    sent = ((issued.kind[sends] == Kind.SEND_B) * stages + issued.stage[sends]) * microbatches
+    sent += issued.microbatch[sends]
+    maker = makers[sent]
+    if policy.name in _KEEPS_MESSAGES:
+        early = (issued.pair[maker] >= 0) & (issued.pair[maker] == issued.pair[computed[sends]])
+        _release(columns, results[:, maker[early]], begin[sends[early]])
+    alone, later = _behind_alone(issued, results, policy, computed)
+    found = []
+    for result in results:
+        ends = np.where(makers < 0, -1, result[makers])
+        source = np.concatenate([ends[before], ends[sent], result[alone]])
+        target = np.concatenate([begins[behind], begin[sends], begin[later]])
+        kept = (source >= 0) & (target >= 0)
+        kept &= columns.stream[source] != Stream.COMPUTE  # whose order says so
+        found.append(np.stack([source, target])[:, kept])
+    return found
+
+
+def _cells(issued: IssueOrder) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """Return the results that forwards and backwards make, by place, who makes each, and how many each way has."""
+    stages, microbatches = issued.placement.stages, issued.placement.microbatches
+    way = TABLE.feeds[issued.kind].astype(np.int64)
+    rows = np.flatnonzero((way >= 0) & (issued.microbatch >= 0))
+    rows = np.repeat(rows, issued.span[rows])
+    ahead = np.arange(rows.size) - np.searchsorted(rows, rows)
+    cell = (way[rows] * stages + issued.stage[rows]) * microbatches + issued.microbatch[rows] + ahead
+    return cell, rows, stages * microbatches
+
+
+def _release(columns: PartColumns, results: NDArray[np.int64], sends: NDArray[np.int64]) -> None:
+    """Let messages leave behind the computations that their results follow, not behind the whole pair."""
+    computes = (results >= 0) & (columns.stream[results] == Stream.COMPUTE)
+    last = np.where(computes, results, STREAM).max(axis=0)
+    own = (results >= 0).any(axis=0)
+    columns.release[sends[own]] = last[own]
+
+
+def _on_own_rank(placement: Placement) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the results of which the first is needed, on the same rank, for the second."""
+    stages, microbatches = placement.stages, placement.microbatches
+    held, microbatch = placement.stage_rank[placement.microbatch_route], np.arange(microbatches)
+    cells = np.arange(stages * microbatches)
+    before, behind = [cells], [stages * microbatches + cells]
+    for low, high in placement.edges.tolist():
+        here = microbatch[held[:, low] == held[:, high]]
+        before += [low * microbatches + here, (stages + high) * microbatches + here]
+        behind += [high * microbatches + here, (stages + low) * microbatches + here]
+    return np.concatenate(before), np.concatenate(behind)
+
+
+def _behind_alone(
+    issued: IssueOrder, results: NDArray[np.int64], policy: Policy, computed: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return actions alone, and the rows that its rank issues behind each on any stream.
+
+    What holds the compute stream comes behind whatever held it before, all else behind what was computed before.
+    Each member of a pair comes behind what the whole pair comes behind.
+    """
+    follows = COMPUTE.mask(issued.kind) | (COMMUNICATION.mask(issued.kind) & policy.blocks)
+    last = np.where(follows, _last(issued, follows), computed)
+    starts = group_starts(issued.pair, issued.row_ptr)
+    last = np.repeat(last[starts], np.diff(starts, append=len(issued)))
+    single = (results[0] >= 0) & (issued.pair < 0)
+    later = np.flatnonzero((last >= 0) & single[last])
+    return last[later], later
+
+
+def _last(issued: IssueOrder, rows: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return the last of some rows before each row of its rank, -1 where there is none."""
+    last = np.full(len(issued), -1, dtype=np.int64)
+    last[1:] = np.maximum.accumulate(np.where(rows, np.arange(len(issued)), -1))[:-1]
+    first = np.repeat(issued.row_ptr[:-1], np.diff(issued.row_ptr))
+    return np.where(last < first, -1, last)

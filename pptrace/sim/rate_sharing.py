@@ -1,0 +1,220 @@
+"""Transfers that share links, and their rates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.config.choices import Sharing
+from pptrace.errors import CostError
+from pptrace.network.contract import UNLIMITED
+from pptrace.sim.kernels.events import WHOLE
+from pptrace.sim.kernels.placement import BYTE
+from pptrace.sim.kernels.sweep import COMMUNICATION, COMPUTATION, FLOW
+from pptrace.steps.kinds import COMPUTE, SENDS, Kind, Role, Stream
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from pptrace.network.contract import Links, Paths
+    from pptrace.sim.task_graph import TaskGraph
+    from pptrace.steps.columns import Int8s, Int32s, Int64s
+
+__all__ = ["FINER", "Contention", "Jobs", "SharedLinks", "Sharing", "find_jobs", "shared_links"]
+
+FINER = 64
+"""Rates of flows count in 64ths of a kB/s, so that a share rounded down is right within 1 ppm from 50 MB/s on."""
+
+_LARGEST = 2**62
+_COLLECTIVES = np.array([kind.traits.role is Role.COLLECTIVE for kind in Kind])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jobs:
+    """One row per job, in the order of their tasks."""
+
+    task: Int32s
+    """The task that each job is."""
+    volume: Int64s
+    """A flow's 64ths of a millionth of a byte; else thousandths of a nanosecond."""
+    full_rate: Int64s
+    """The speed with nothing beside: a flow's in 64ths of a kB/s, else 1000."""
+    overhead_ns: Int64s
+    """Launch overhead before a flow's bytes."""
+    path: Int32s
+    """A flow's path, else -1."""
+    sort: Int8s
+    """0 for a flow, 1 for a computation, 2 for another communication."""
+    rank: Int32s
+    """The rank that it runs on."""
+    peer: Int32s
+    """The rank at a message's other end, else -1."""
+
+    def __len__(self) -> int:
+        return int(self.task.size)
+
+    @property
+    def flows(self) -> int:
+        """Number of flows."""
+        return int(np.count_nonzero(self.sort == FLOW))
+
+
+def find_jobs(graph: TaskGraph, shared: SharedLinks, contention: Contention) -> Jobs:
+    """Return the jobs of a task graph; none where it can run without a clock.
+
+    Raises:
+        CostError: a message too large to be counted.
+    """
+    rows, paths = graph.rows, graph.paths
+    sort = np.full(rows, -1, dtype=np.int8)
+    of_group = _in_groups(graph)
+    moves = (graph.path >= 0) & (SENDS.mask(graph.kind) | of_group) & (graph.duration_ns[:rows] > 0)
+    meets = np.zeros(rows, dtype=bool)
+    meets[moves] = np.diff(shared.ptr)[graph.path[moves]] > 0
+    sort[meets & (graph.size_bytes > 0)] = FLOW
+    if contention.slows:
+        runs = (sort < 0) & (graph.duration_ns[:rows] > 0) & (graph.twin < 0)
+        sort[runs & COMPUTE.mask(graph.kind) & ~of_group] = COMPUTATION
+        sort[runs & (moves | of_group | _COLLECTIVES[graph.kind])] = COMMUNICATION
+    task = np.flatnonzero(sort >= 0).astype(np.int32)
+    sort, path = sort[task], graph.path[task]
+    flow = sort == FLOW
+    own = np.where(flow, path, 0)
+    rate = paths.rate_kbps[own] if len(paths) else np.zeros(task.size, dtype=np.int64)
+    rate = np.where(rate == UNLIMITED, _LARGEST // BYTE, rate)
+    largest = int(graph.size_bytes[task[flow]].max(initial=0))
+    if largest * BYTE * FINER >= _LARGEST:
+        raise CostError(f"a message of {largest} bytes is too large for shared links")
+    return Jobs(
+        task=task,
+        volume=np.where(flow, graph.size_bytes[task] * (BYTE * FINER), graph.duration_ns[task] * WHOLE),
+        full_rate=np.where(flow, rate * FINER, WHOLE),
+        overhead_ns=np.where(flow, paths.overhead_ns[own] if len(paths) else 0, 0).astype(np.int64),
+        path=np.where(flow, path, -1).astype(np.int32),
+        sort=sort,
+        rank=np.repeat(graph.lane_rank, np.diff(graph.lane_ptr))[task],
+        peer=_peers(graph, task),
+    )
+
+
+def _in_groups(graph: TaskGraph) -> NDArray[np.bool_]:
+    """Return which rows are segments of communication."""
+    lane = np.array([Stream(stream).is_group for stream in graph.lane_stream.tolist()], dtype=bool)
+    return np.repeat(lane, np.diff(graph.lane_ptr))
+
+
+def _peers(graph: TaskGraph, task: Int32s) -> Int32s:
+    path = graph.path[task]
+    message = path >= 0
+    peer = np.full(task.size, -1, dtype=np.int32)
+    peer[message] = graph.target[path[message] // graph.paths.ways]
+    return peer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedLinks:
+    """The links that the event kernel keeps account of, renumbered."""
+
+    number: Int32s
+    """The network's link that each one is."""
+    rate_kbps: Int64s
+    """Capacity of each."""
+    ptr: Int32s
+    """Shape (paths + 1,): the kept links of each path are ``link[ptr[p]:ptr[p + 1]]``."""
+    link: Int32s
+    """Kept links along the paths."""
+    weight: Int32s
+    """Flows of a message on each of them."""
+
+    @property
+    def width(self) -> int:
+        """The most kept links of a path, at least 1."""
+        return max(int(np.diff(self.ptr).max(initial=0)), 1)
+
+
+def shared_links(paths: Paths, links: Links, sharing: Sharing, *, prune: bool = True) -> SharedLinks:
+    """Return the links on which messages of several pairs can meet and have less for it.
+
+    Messages of one ordered pair follow one another, so a link that serves one pair is never shared, and where all
+    pairs' rates together do not fill a link, max-min sharing never takes from them there. Of links that the same
+    messages use alike, the tightest decides. What is left out changes no result; ``prune=False`` keeps everything.
+    """
+    path = np.repeat(np.arange(len(paths)), np.diff(paths.link_ptr))
+    link, weight = paths.link.astype(np.int64), paths.weight.astype(np.int64)
+    kept = np.zeros(len(links), dtype=bool)
+    if sharing is not Sharing.NONE:
+        kept[link] = True
+        if prune:
+            kept &= _meeting(paths, links, path, link, weight, by_rate=sharing is Sharing.MAX_MIN)
+            kept &= _tightest(links, path, link, weight, kept)
+    number = np.flatnonzero(kept).astype(np.int32)
+    renumbered = np.cumsum(kept) - 1
+    entry = np.flatnonzero(kept[link])
+    count = np.bincount(path[entry], minlength=len(paths))
+    return SharedLinks(
+        number=number,
+        rate_kbps=links.rate_kbps[number],
+        ptr=np.concatenate([[0], np.cumsum(count)]).astype(np.int32),
+        link=renumbered[link[entry]].astype(np.int32),
+        weight=paths.weight[entry],
+    )
+
+
+def _meeting(
+    paths: Paths, links: Links, path: Int64s, link: Int64s, weight: Int64s, *, by_rate: bool
+) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Return which links several pairs use and, ``by_rate``, can fill."""
+    key, entry = np.unique(path // paths.ways * len(links) + link, return_inverse=True)
+    user = key % max(len(links), 1)
+    several = np.bincount(user, minlength=len(links)) > 1
+    if not by_rate:
+        return several
+    rate = paths.rate_kbps[path]
+    demand = np.zeros(key.size, dtype=np.float64)
+    np.maximum.at(demand, entry, np.where(rate == UNLIMITED, np.inf, rate * weight.astype(np.float64)))
+    total = np.bincount(user, weights=demand, minlength=len(links))
+    return several & (total > links.rate_kbps)
+
+
+def _tightest(
+    links: Links, path: Int64s, link: Int64s, weight: Int64s, kept: np.ndarray[tuple[int], np.dtype[np.bool_]]
+) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Return ``kept`` without the links that a tighter one, used by the same messages alike, stands for."""
+    order = np.lexsort((path, link))
+    order = order[kept[link[order]]]
+    used = np.stack([path[order], weight[order]], axis=1)
+    number, first = np.unique(link[order], return_index=True)
+    best: dict[bytes, int] = {}
+    for one, users in zip(number.tolist(), np.split(used, first)[1:], strict=True):
+        alike = users.tobytes()
+        if alike not in best or links.rate_kbps[one] < links.rate_kbps[best[alike]]:
+            best[alike] = one
+    chosen = np.zeros(len(links), dtype=bool)
+    chosen[list(best.values())] = True
+    return chosen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contention:
+    """What is shared, and how much computation and communication on one rank slow each other.
+
+    The benchmark of Qi et al., Synergistic Tensor and Pipeline Parallelism (2025), section 3.5, is met by
+    828 and 896.
+
+    >>> Contention().links.value
+    'max-min'
+    """
+
+    links: Sharing = Sharing.MAX_MIN
+    """What flows that meet on a link do."""
+    compute_permille: int = 1000
+    """Speed of computation while its rank communicates, in thousandths."""
+    communication_permille: int = 1000
+    """Speed of communication while one of its ranks computes, in thousandths; of what it could have, alone."""
+
+    @property
+    def slows(self) -> bool:
+        """Whether computation and communication slow each other."""
+        return self.compute_permille != 1000 or self.communication_permille != 1000  # noqa: PLR2004 - the whole

@@ -1,0 +1,314 @@
+"""Simulation of a table with costs, a network and a message policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.config.choices import PolicyName, Receive
+from pptrace.errors import DeadlockError, ScheduleError
+from pptrace.network.contract import Paths, transfer_ns
+from pptrace.network.links import ideal
+from pptrace.sim.cross_rank import with_epilogue
+from pptrace.sim.engines import run_graph, run_jobs
+from pptrace.sim.kernels import sweep as sweep_kernels
+from pptrace.sim.lowering import lower
+from pptrace.sim.rate_sharing import FINER, Contention, find_jobs, shared_links
+from pptrace.sim.streams import check_costs
+from pptrace.steps.columns import together
+from pptrace.steps.dependencies import cycle_text
+from pptrace.steps.kinds import SENDS, WEIGHT_GRADIENTS
+from pptrace.steps.message_calls import Policy
+from pptrace.steps.validation import validate, validate_partial, validate_structure
+from pptrace.timeline.idle import WHOLE_KEY
+from pptrace.timeline.link_use import Traffic
+from pptrace.timeline.timeline import ROW_COLUMNS, Timeline
+from pptrace_kernel import run
+
+if TYPE_CHECKING:
+    from pptrace.network.contract import Links, Network
+    from pptrace.sim.engines import Ran, Rates
+    from pptrace.sim.task_graph import ActionTimes, TaskGraph
+    from pptrace.steps.columns import Int32s, Int64s
+    from pptrace.steps.schedule import Schedule
+    from pptrace.steps.segments import Segment
+    from pptrace.steps.workload import Workload
+
+__all__ = ["Simulated", "explain_stuck", "simulate", "simulate_traffic", "timed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """A simulated step with what its messages did on the links."""
+
+    timeline: Timeline
+    """Every slice."""
+    traffic: Traffic | None
+    """Which links the messages used and how fast; None where the network has no links."""
+
+
+def simulate(
+    schedule: Schedule,
+    workload: Workload,
+    network: Network | None = None,
+    policy: Policy | None = None,
+    *,
+    contention: Contention | None = None,
+    overlap_reduction: bool = True,
+    stage_replicas: bool = False,
+    times: ActionTimes | None = None,
+    partial: bool = False,
+) -> Timeline:
+    """Simulate ``schedule`` and return its timeline.
+
+    Args:
+        schedule: the table; it is validated first.
+        workload: what the actions cost.
+        network: what lies between the ranks; ideal by default.
+        policy: how messages are issued; ``async`` by default.
+        contention: what messages that meet do, and what computation and communication do to each other;
+            by default messages share links max-min fairly, and nothing slows computation.
+        overlap_reduction: whether a stage's gradients are reduced over its replicas as soon as they
+            are whole, or only when every rank has finished.
+        stage_replicas: whether ranks that hold the same stage reduce its gradients between them.
+        times: of single actions, in place of the workload's and the network's.
+        partial: whether actions may be missing, of ranks that nobody recorded; what they leave is there at once.
+
+    Raises:
+        ScheduleError: the schedule breaks a law of tables, or the costs are not for it.
+        DeadlockError: the schedule deadlocks, or does so under this policy.
+        PluginError: the network's answer cannot be used.
+    """
+    return simulate_traffic(
+        schedule, workload, network, policy,
+        contention=contention, overlap_reduction=overlap_reduction, stage_replicas=stage_replicas, times=times,
+        partial=partial,
+    ).timeline  # fmt: skip
+
+
+def simulate_traffic(
+    schedule: Schedule,
+    workload: Workload,
+    network: Network | None = None,
+    policy: Policy | None = None,
+    *,
+    contention: Contention | None = None,
+    overlap_reduction: bool = True,
+    stage_replicas: bool = False,
+    times: ActionTimes | None = None,
+    partial: bool = False,
+) -> Simulated:
+    """Simulate as :func:`simulate` does, and keep what the messages did on the links."""
+    policy, network = policy or Policy(), network or ideal()
+    contention = contention or Contention()
+    # Streams find every deadlock but a pair's with itself: there its members follow one another.
+    made_at = None
+    if partial:
+        validate_partial(schedule)
+    elif (schedule.pair >= 0).any():
+        validate(schedule)
+    else:
+        made_at = validate_structure(schedule).passed_on
+    workload = timed(workload, network.links)
+    check_costs(schedule, workload)
+    whole = with_epilogue(schedule, workload, overlap=overlap_reduction)
+    graph = lower(
+        whole, workload, network, policy, barrier=not overlap_reduction, stage_replicas=stage_replicas,
+        slows=contention.slows, times=times, made_at=made_at if whole is schedule else None,
+    )  # fmt: skip
+    links = network.links
+    ran, rates = _run(graph, links, contention)
+    ghosts = int(np.count_nonzero(graph.twin >= 0))
+    if ran.done < graph.tasks - ghosts:
+        raise explain_stuck(whole, workload, network, policy, graph, ran.waiting)
+    timeline, in_order = _timeline(graph, ran, has_twins=ghosts > 0)
+    if workload.released_ns.any():
+        timeline = replace(timeline, provenance={WHOLE_KEY: _whole(timeline, overlap=overlap_reduction)})
+    order = None if in_order else np.lexsort((timeline.end_ns, timeline.start_ns, timeline.lane_of_row()))
+    return Simulated(
+        timeline=timeline if order is None else _reordered(timeline, order),
+        traffic=_traffic(graph, links, rates, order) if len(links) else None,
+    )
+
+
+def _run(graph: TaskGraph, links: Links, contention: Contention) -> tuple[Ran, Rates | None]:
+    """Run the event kernel where anything is shared or slowed, else the sweep."""
+    if not contention.slows and not len(links):
+        return run_graph(graph), None
+    shared = shared_links(graph.paths, links, contention.links)
+    jobs = find_jobs(graph, shared, contention)
+    if not len(jobs):
+        return run_graph(graph), None
+    return run_jobs(graph, jobs, shared, contention)
+
+
+def _timeline(graph: TaskGraph, ran: Ran, *, has_twins: bool) -> tuple[Timeline, bool]:
+    """Return the timeline, its rows in the order of the graph, and whether that is the order of time.
+
+    A batch puts rows in the order of launches, which may be another.
+    """
+    rows = graph.rows
+    duration, lag = graph.duration_ns[:rows], graph.lag_ns[:rows]
+    start, end, cause = ran.start_ns[:rows], ran.end_ns[:rows], _row_causes(graph, ran.cause)
+    (enter,) = together(rows, np.int64)
+    twin = graph.twin if has_twins else graph.twin[:0]
+    changed = (start, end, cause, enter)
+    in_order = run(sweep_kernels.enter_times, (graph.lane_ptr, graph.fork, twin), changed, work=rows) == 0
+    timeline = Timeline(
+        placement=graph.placement, lane_rank=graph.lane_rank, lane_stream=graph.lane_stream,
+        lane_peer=graph.lane_peer, lane_ptr=graph.lane_ptr, **graph.cells._asdict(),
+        enter_ns=enter, start_ns=start, end_ns=end, lag_ns=lag, uncontended_ns=duration,
+        collective_ns=graph.collective_ns, size_bytes=graph.size_bytes, cause=cause, parts=graph.parts,
+    )  # fmt: skip
+    return timeline, in_order or (graph.tasks == rows and not has_twins)
+
+
+def _whole(timeline: Timeline, *, overlap: bool) -> list[int]:
+    """Return when the gradients of each stage were whole and, unless reductions overlap, those of all."""
+    whole = np.zeros(timeline.placement.stages, dtype=np.int64)
+    rows = np.flatnonzero(WEIGHT_GRADIENTS.mask(timeline.kind))
+    np.maximum.at(whole, timeline.stage[rows], timeline.end_ns[rows])
+    found: list[int] = (whole if overlap else np.full_like(whole, whole.max())).tolist()
+    return found
+
+
+def _reordered(timeline: Timeline, order: Int64s) -> Timeline:
+    renamed = _renamed(order)
+    columns = {name: getattr(timeline, name)[order] for name in ROW_COLUMNS}
+    columns["cause"] = renamed[columns["cause"]]
+    parts = None if timeline.parts is None else timeline.parts.of_rows(order)
+    return replace(timeline, parts=parts, **columns)
+
+
+def _renamed(order: Int64s) -> Int32s:
+    """Return each row's new number, and -1 for -1."""
+    renamed = np.empty(order.size + 1, dtype=np.int32)
+    renamed[order] = np.arange(order.size)
+    renamed[-1] = -1
+    return renamed
+
+
+def _traffic(graph: TaskGraph, links: Links, rates: Rates | None, order: Int64s | None) -> Traffic:
+    path = np.where(SENDS.mask(graph.kind), graph.path, -1).astype(np.int32)
+    if order is not None:
+        path = path[order]
+    if rates is None:
+        none = np.zeros(0, dtype=np.int64)
+        row, at, rate, limit = none.astype(np.int32), none, none, none.astype(np.int32)
+    else:
+        row, at, rate, limit = rates.task, rates.at_ns, rates.rate // FINER, rates.limit
+        if order is not None:
+            row = _renamed(order)[row]
+        by_row = np.argsort(row, kind="stable")
+        row, at, rate, limit = row[by_row], at[by_row], rate[by_row], limit[by_row]
+    return Traffic(
+        links=links, paths=graph.paths, source=graph.source, target=graph.target, path=path,
+        row=row, at_ns=at, rate_kbps=rate, limit=limit,
+    )  # fmt: skip
+
+
+def _row_causes(graph: TaskGraph, cause: Int32s) -> Int32s:
+    """Replace causes that are no rows (launches, joins, barriers) by the row that caused those."""
+    rows = graph.rows
+    own = cause[:rows]
+    while graph.tasks > rows and (own >= rows).any():
+        outside = own >= rows
+        own[outside] = cause[own[outside]]
+    return own
+
+
+_SHOWN = 8
+
+
+def timed(workload: Workload, links: Links) -> Workload:
+    """Return the costs with what bytes over links take alone, latency included.
+
+    Raises:
+        ScheduleError: the network has no link of that name.
+    """
+
+    def over(segment: Segment) -> Segment:
+        if not segment.link:
+            return segment
+        if segment.link not in links.name:
+            known = f"known: {', '.join(links.name[:_SHOWN])}" if len(links) else "it has none"
+            raise ScheduleError(
+                f"segment {segment.name} goes over link {segment.link!r}, which the network lacks; {known}"
+            )
+        link = links.name.index(segment.link)
+        path = Paths.along(links, [0, 1], [link])
+        took = transfer_ns(np.array([segment.size_bytes]), path.overhead_ns, path.rate_kbps)
+        return replace(segment, duration_ns=int(took[0] + path.latency_ns[0]))
+
+    if not any(one.link for stages in workload.segments.values() for own in stages for one in own):
+        return workload
+    segments = {kind: [tuple(map(over, own)) for own in stages] for kind, stages in workload.segments.items()}
+    whole = replace(workload, segments={}, classes=tuple(timed(one, links) for one in workload.classes))
+    return whole.segmented(segments)
+
+
+def explain_stuck(
+    schedule: Schedule, workload: Workload, network: Network, policy: Policy, graph: TaskGraph, waiting: Int32s
+) -> DeadlockError:
+    """Return the error for a graph of which some tasks never ran; ``waiting`` is above zero for those."""
+    cycle = [name for task in _cycle(graph, waiting) if (name := _name(graph, task))]
+    remedy = "; change the order on one of these ranks"
+    if policy.name is PolicyName.ORDERED and not policy.title:  # a plugin's policy takes no eager size
+        remedy = _eager_remedy(schedule, workload, network, policy, graph)
+    elif policy.name is PolicyName.BATCHED and policy.program is None and policy.placing is Receive.DEFERRED:
+        remedy += ", or receive earlier: --set p2p.receive=asap"
+    elif policy.name is not PolicyName.ASYNC:
+        remedy += ", or try p2p async"
+    return DeadlockError(
+        f"the schedule deadlocks under p2p policy {policy.label}: {cycle_text(cycle)}{remedy}",
+        cycle=cycle,
+        policy=policy.label,
+    )
+
+
+def _cycle(graph: TaskGraph, waiting: Int32s) -> list[int]:
+    """Return tasks of which each waits for the next, and the last for the first."""
+    tasks = np.arange(graph.tasks, dtype=np.int64)
+    by_edge = np.repeat(tasks, np.diff(graph.edge_ptr))
+    target = np.concatenate([graph.next, graph.next_peer, np.where(graph.edge < 0, ~graph.edge, graph.edge)])
+    source = np.concatenate([tasks, tasks, by_edge])
+    stuck = (target >= 0) & (waiting[target] > 0) & (waiting[source] > 0)
+    needs = np.full(graph.tasks, -1, dtype=np.int64)
+    needs[target[stuck]] = source[stuck]
+    task = int(np.flatnonzero(waiting > 0)[0])
+    seen: dict[int, int] = {}
+    chain: list[int] = []
+    while task not in seen:
+        seen[task] = len(chain)
+        chain.append(task)
+        task = int(needs[task])
+    return chain[seen[task] :]
+
+
+def _name(graph: TaskGraph, task: int) -> str:
+    if task >= graph.rows:
+        return ""
+    both = np.flatnonzero(graph.twin == task)
+    return " with ".join(_row_name(graph, row) for row in [task, *both.tolist()])
+
+
+def _row_name(graph: TaskGraph, row: int) -> str:
+    lane = int(np.searchsorted(graph.lane_ptr, row, side="right")) - 1
+    return f"rank {graph.lane_rank[lane]}: {graph.action(row)}"
+
+
+def _eager_remedy(
+    schedule: Schedule, workload: Workload, network: Network, policy: Policy, graph: TaskGraph
+) -> str:
+    from pptrace.sim.engines import run_graph
+    from pptrace.sim.lowering import lower
+
+    for size in np.unique(graph.size_bytes[graph.path >= 0]).tolist():
+        if size <= policy.eager_bytes:
+            continue
+        again = lower(schedule, workload, network, replace(policy, eager_bytes=size))
+        if run_graph(again).done == again.tasks - again.ghosts().size:
+            return f"; messages up to {size} B eager let it run: --set p2p.eager='{size} B'"
+    return "; no eager size lets it run: reorder the receives (p2p.receive: asap) or use another policy"

@@ -1,0 +1,413 @@
+"""Streams of the rows of a table, and limits of their times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from pptrace.config.choices import PolicyName, StreamPer
+from pptrace.errors import CostError, ScheduleError
+from pptrace.sim.kernels import edges as edges_kernels
+from pptrace.sim.kernels import placement as placement_kernels
+from pptrace.sim.kernels.placement import BYTE
+from pptrace.steps.columns import passing, unset
+from pptrace.steps.kinds import COMMUNICATION, TABLE, Kind, Stream, present
+from pptrace_kernel import run
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from pptrace.steps.columns import Int8s, Int32s, Int64s
+    from pptrace.steps.issue_order import IssueOrder
+    from pptrace.steps.message_calls import Policy
+    from pptrace.steps.schedule import Schedule, StageGraph
+    from pptrace.steps.workload import Workload
+
+__all__ = [
+    "MOST_RANKS",
+    "CostColumns",
+    "Found",
+    "LaneColumns",
+    "Lanes",
+    "Linked",
+    "Pairs",
+    "PartColumns",
+    "RouteColumns",
+    "Rules",
+    "TaskColumns",
+    "assign_lanes",
+    "behind_sends",
+    "chained",
+    "check_costs",
+    "check_total",
+    "of_all",
+    "sorted_edges",
+    "unchained",
+]
+
+
+class LaneColumns(NamedTuple):
+    """Where each issued row goes."""
+
+    peer: Int32s
+    """Each message's other rank, -1 for other rows."""
+    group: Int32s
+    """Each message's group of neighbours in its row, -1 for other rows; empty where nobody asks for it."""
+    of_stream: Int32s
+    """The lane of each stream of which a rank has one, counted from the rank's first."""
+    width: int
+    """Lanes that a rank may have: a lane's key is its rank times that and its own number."""
+
+
+class CostColumns(NamedTuple):
+    """What actions cost, by microbatch class, kind and stage, flat."""
+
+    classes: int
+    """Number of classes of microbatches."""
+    width: int
+    """Kinds times stages: values of one class."""
+    class_of: Int32s
+    """Shape (microbatches,): each microbatch's class; empty where there is one class."""
+    duration_ns: Int64s
+    """Duration of one microbatch."""
+    collective_ns: Int64s
+    """The part in which the rank's own group communicates."""
+    boundary_bytes: Int64s
+    """Bytes of one microbatch over each edge, by class, direction (forward first) and edge."""
+
+
+class RouteColumns(NamedTuple):
+    """What lies between ranks."""
+
+    pair_of: Int32s
+    """Shape (ranks x ranks,): the first path from one rank to another."""
+    first_link: int
+    """The first path over a single link, which segments name by their place among them."""
+    ways: int
+    """Paths of one pair, and of one link."""
+    overhead_ns: Int64s
+    """Launch overhead of each path."""
+    latency_ns: Int64s
+    """Wire latency of each path."""
+    rate_kbps: Int64s
+    """Rate of each path; 0 where bytes take no time."""
+
+
+class Rules(NamedTuple):
+    """A point-to-point policy."""
+
+    mode: int
+    """Where a message's two sides are."""
+    receive: int
+    """What a receiver's side is."""
+    batched: int
+    """Whether neighbouring messages are launched and waited for together."""
+    eager_bytes: int
+    """The largest message that does not wait for its receiver, -1 for none."""
+    rows: int
+    """Issued rows; a batch's launch and join are tasks behind them."""
+    called: int = 0
+    """Whether a program's calls say what waits for messages."""
+
+
+class Found(NamedTuple):
+    """Rows that others are linked to, by where they are in the model."""
+
+    made_at: Int32s
+    """Shape (2 x stages x microbatches,): where a forward's result is made, then a gradient's; first segments."""
+    recv_at: Int32s
+    """Shape (2 x edges x microbatches,): each message's receiver's side; empty where there is none."""
+
+
+class TaskColumns(NamedTuple):
+    """What each row takes, by its place on its lane; placing leaves alone what is zero in most rows."""
+
+    size_bytes: Int64s
+    path: Int32s
+    fork: Int32s
+    collective_ns: Int64s
+    duration_ns: Int64s
+    lag_ns: Int64s
+
+
+class PartColumns(NamedTuple):
+    """What kernels need of segments, one value per issued row; empty columns where no action is in parts."""
+
+    number: Int32s
+    """Place of the segment in its action; -1 for a row that is a whole action or a message."""
+    stream: Int32s
+    """Where it runs; -1 as above."""
+    duration_ns: Int64s
+    """What it takes."""
+    release: Int32s
+    """The row of the computation behind which it is issued; -1 for the one before it in its row, -2 for none."""
+    path: Int32s
+    """Which path of the expansion's links its bytes go over, -1 for none."""
+    size_bytes: Int64s
+    """Bytes that it moves."""
+
+
+class Pairs(NamedTuple):
+    """Edges: the second waits for the first; for its start alone where it is below zero."""
+
+    source: Int32s
+    target: Int32s
+
+
+_STREAMS = {
+    StreamPer.RANK: placement_kernels.PER_RANK,
+    StreamPer.PAIR: placement_kernels.PER_PAIR,
+    StreamPer.DIRECTION: placement_kernels.PER_DIRECTION,
+}
+
+
+_BEHIND_PEERS = (
+    Stream.COPY_OUT, Stream.COPY_IN, Stream.DATA_PARALLEL,
+    Stream.TENSOR_PARALLEL, Stream.EXPERT_PARALLEL, Stream.CONTEXT_PARALLEL,
+)  # fmt: skip
+"""Streams of which a rank has one, in the order of lanes behind those of peers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lanes:
+    """The lanes of an issue order, and each row's."""
+
+    mode: int
+    """Where a message's two sides are (see the kernels)."""
+    columns: LaneColumns
+    """Each row's lane."""
+    groups: int
+    """Number of groups of neighbouring messages."""
+    sends_to: NDArray[np.bool_]
+    """Shape (ranks x ranks,): whether one rank sends to another."""
+    first: Int32s
+    """First task row of each lane key."""
+    lane_rank: Int32s
+    """As the timeline's, like the three below."""
+    lane_stream: Int8s
+    lane_peer: Int32s
+    lane_ptr: Int32s
+
+
+def assign_lanes(
+    issued: IssueOrder, policy: Policy, parts: PartColumns, graph: StageGraph, *, one_copy_stream: bool = False
+) -> Lanes:
+    """Give every row its lane; every rank has a compute lane, and other lanes as needed.
+
+    With ``one_copy_stream``, copies back from the host are on the lane of those out.
+    """
+    ranks, mode = graph.ranks, _mode(policy)
+    lane_of_stream = np.zeros(len(Stream), dtype=np.int32)
+    lane_of_stream[list(_BEHIND_PEERS)] = 2 + 3 * ranks + np.arange(len(_BEHIND_PEERS))
+    if one_copy_stream:
+        lane_of_stream[Stream.COPY_IN] = lane_of_stream[Stream.COPY_OUT]
+    width = 2 + 3 * ranks + len(_BEHIND_PEERS)
+    if issued.calls is not None and not parts.stream.size and mode == placement_kernels.PER_DIRECTION:
+        columns = LaneColumns(issued.calls.peer, unset(0), lane_of_stream, width)
+        groups, count, sends_to = 0, _count_calls(issued, issued.calls.sent, columns), issued.calls.sent > 0
+    else:
+        columns, groups, count, sends_to = _keyed(issued, policy, parts, graph, lane_of_stream, width)
+    occupied = count > 0
+    occupied[::width] = True
+    used = np.flatnonzero(occupied)
+    lane_ptr = np.concatenate([[0], np.cumsum(count[used])]).astype(np.int32)
+    first = np.zeros(count.size, dtype=np.int32)
+    first[used] = lane_ptr[:-1]
+    stream, peer_of_offset = _streams(ranks)
+    return Lanes(
+        mode=mode, columns=columns, groups=groups, sends_to=sends_to, first=first,
+        lane_rank=(used // width).astype(np.int32), lane_stream=stream[used % width],
+        lane_peer=peer_of_offset[used % width], lane_ptr=lane_ptr,
+    )  # fmt: skip
+
+
+def _keyed(
+    issued: IssueOrder, policy: Policy, parts: PartColumns, graph: StageGraph, lane_of_stream: Int32s, width: int
+) -> tuple[LaneColumns, int, Int32s, NDArray[np.bool_]]:
+    """Return each row's lane, the groups of neighbouring messages, rows of each key, and who sends to whom."""
+    rows, ranks = len(issued), graph.ranks
+    grouped = policy.name is PolicyName.BATCHED and issued.calls is None
+    (peer,), group = passing(rows, np.int32), unset(rows if grouped else 0)
+    columns = LaneColumns(peer, group, lane_of_stream, width)
+    count, sends_to = np.zeros(ranks * width, dtype=np.int32), np.zeros(ranks * ranks, dtype=np.int8)
+    groups = run(
+        placement_kernels.key_lanes,
+        (issued.row_ptr, issued.cells, issued.edge, graph, TABLE, parts, _mode(policy)),
+        (columns, count, sends_to),
+        work=rows,
+    )
+    return columns, groups, count, sends_to.astype(bool)
+
+
+def _count_calls(issued: IssueOrder, sent: Int32s, lanes: LaneColumns) -> Int32s:
+    """Return the rows of each lane key of a program's calls, of whose messages it is known who sends to whom."""
+    ranks = issued.row_ptr.size - 1
+    count, between = np.zeros((ranks, lanes.width), dtype=np.int32), sent.reshape(ranks, ranks)
+    first = 2 + ranks
+    count[:, first : first + ranks], count[:, first + ranks : first + 2 * ranks] = between, between.T
+    kinds = present(issued.kind)
+    lane = lanes.of_stream[TABLE.stream]
+    for kind in kinds[~COMMUNICATION.mask(kinds) & (lane[kinds] != lane[Kind.F])].tolist():
+        rows = np.flatnonzero(np.equal(issued.kind, kind))
+        ends = np.searchsorted(rows, issued.row_ptr)
+        count[:, lane[kind]] += np.diff(ends).astype(np.int32)
+    count[:, lane[Kind.F]] = np.diff(issued.row_ptr) - count.sum(axis=1)  # all else computes
+    return count.ravel()
+
+
+def _mode(policy: Policy) -> int:
+    if policy.name is PolicyName.ORDERED:
+        return _STREAMS[policy.stream]
+    return placement_kernels.ON_COMPUTE if policy.blocks else placement_kernels.PER_DIRECTION
+
+
+def _streams(ranks: int) -> tuple[Int8s, Int32s]:
+    """Return the stream and the peer of each lane key's offset within its rank."""
+    peers = np.arange(ranks, dtype=np.int32)
+    none, behind = np.full(1, -1, dtype=np.int32), np.full(len(_BEHIND_PEERS), -1, dtype=np.int32)
+    stream = np.repeat(
+        [Stream.COMPUTE, Stream.COMM, Stream.COMM, Stream.SEND, Stream.RECV, *_BEHIND_PEERS],
+        [1, 1, ranks, ranks, ranks, *(1 for _ in _BEHIND_PEERS)],
+    ).astype(np.int8)
+    return stream, np.concatenate([none, none, peers, peers, peers, behind])
+
+
+class Linked(NamedTuple):
+    """What waits for what."""
+
+    twin: Int32s
+    """Each row's twin."""
+    batch_next: Int32s
+    """The chain of batches."""
+    edges: Pairs
+    """Those that no stream implies."""
+    chains: tuple[Int32s, Int32s] | None
+    """Per task the call behind it on its communicator, and behind a receiver's; None without calls."""
+
+
+def of_all(values: Int64s, tasks: int) -> Int64s:
+    """Return the values of all tasks: zero for those behind the rows, more of which calls may have."""
+    more = np.zeros(max(0, tasks - values.size), dtype=np.int64)
+    return np.concatenate([values, more]) if more.size else values[:tasks]
+
+
+def unchained(tasks: int) -> tuple[Int32s, Int32s]:
+    """Return columns that say that nothing follows any of so many tasks."""
+    following, following_peer = passing(tasks, np.int32, np.int32)
+    following[:] = following_peer[:] = -1
+    return following, following_peer
+
+
+def chained(
+    lanes: Mapping[str, NDArray[np.integer]], linked: Linked, tasks: int, rules: Rules
+) -> tuple[Int32s, Int32s]:
+    """Return the task behind each on its stream, and behind a rendezvous on the receiver's; -1 for none."""
+    following, following_peer = unchained(tasks) if linked.chains is None else linked.chains
+    first, end = lanes["lane_ptr"][:-1], lanes["lane_ptr"][1:]
+    if linked.chains is not None:  # communicators, not lanes, say which message follows which
+        others = ~np.isin(lanes["lane_stream"], (Stream.SEND, Stream.RECV))
+        first, end = first[others], end[others]
+    run(
+        edges_kernels.chain_tasks,
+        (first, end, linked.twin, rules.batched),
+        (following, following_peer),
+        work=rules.rows,
+    )
+    following[rules.rows : rules.rows + linked.batch_next.size] = linked.batch_next
+    return following, following_peer
+
+
+def behind_sends(edges: Pairs, task: TaskColumns, following_peer: Int32s) -> Pairs:
+    """Chain what is issued behind a message that held its compute stream; return the edges without those.
+
+    An edge from a message is as late as its arrival elsewhere; its own rank goes on when it has left.
+    """
+    rows = task.fork.size
+    own = (edges.target >= 0) & (edges.target < rows) & (edges.source < rows)
+    own[own] = (task.fork[edges.target[own]] == edges.source[own]) & (task.lag_ns[edges.source[own]] > 0)
+    sends, first = np.unique(edges.source[own], return_index=True)
+    following_peer[sends] = edges.target[own][first]
+    kept = np.ones(own.size, dtype=bool)
+    kept[np.flatnonzero(own)[first]] = False
+    return Pairs(edges.source[kept], edges.target[kept])
+
+
+def sorted_edges(edges: Pairs, tasks: int) -> tuple[Int32s, Int32s]:
+    """Return where each task's edges begin, and what they lead to."""
+    count = edges.source.size
+    ptr, edge = passing(max(tasks + 1, count), np.int32, np.int32)
+    ptr, edge = ptr[: tasks + 1], edge[:count]
+    ptr[:] = 0
+    run(edges_kernels.sort_edges, (*edges, count), (ptr, edge), work=tasks)
+    return ptr, edge
+
+
+LARGEST = 2**62
+"""Sums of times and of sizes stay below this, so that no integer overflows."""
+
+MOST_RANKS = 4096
+"""Lanes are counted for each pair of ranks."""
+
+
+def check_costs(schedule: Schedule, workload: Workload) -> None:
+    """Check that the costs are this schedule's, and that what they add up to can be counted.
+
+    Raises:
+        ScheduleError: too many ranks, other stages or boundaries.
+        CostError: a cost below zero or too large.
+    """
+    if schedule.ranks > MOST_RANKS:
+        raise ScheduleError(f"{schedule.ranks} pipeline ranks: at most {MOST_RANKS} are simulated")
+    if workload.stages != schedule.stages:
+        raise ScheduleError(f"the costs are for {workload.stages} stages, the schedule has {schedule.stages}")
+    boundaries = schedule.placement.edges.shape[0]
+    if workload.boundary_bytes.size != boundaries:
+        raise ScheduleError(
+            f"the costs know {workload.boundary_bytes.size} boundaries between stages, "
+            f"the schedule has {boundaries}"
+        )
+    widest = int(schedule.span.max(initial=1))
+    for field in fields(workload):
+        values = getattr(workload, field.name)
+        if isinstance(values, np.ndarray) and values.size:
+            _check_column(field.name, values, widest)
+    message = int(workload.edge_bytes.max(initial=0)) * widest
+    if message * BYTE >= LARGEST:
+        raise CostError(f"a message of {message} bytes is too large")
+    if _most_bytes(schedule, workload) >= LARGEST:
+        raise CostError("a rank's memory could pass 2**62 bytes (4 EiB)")
+
+
+def check_total(ranks: int, *columns: Int64s) -> None:
+    """Check that all ranks' times in one window can be added.
+
+    Raises:
+        CostError: they could pass 2**62 ns.
+    """
+    if sum(int(column.max(initial=0)) * column.size for column in columns) * ranks < LARGEST:
+        return  # most often, and sooner known
+    total = sum(float(column.sum(dtype=np.float64)) for column in columns)
+    if total * ranks >= LARGEST:
+        raise CostError(f"the step's times on {ranks} ranks sum to more than 2**62 ns (146 years)")
+
+
+def _check_column(name: str, values: Int64s, widest: int) -> None:
+    low, high = int(np.argmin(values)), int(np.argmax(values))
+    if int(values[low]) >= 0 and int(values[high]) * widest < LARGEST:
+        return
+    row, fault = (low, "below zero") if values[low] < 0 else (high, "too large")
+    of = "boundary" if name.startswith("boundary") else "rank" if name.startswith("rank") else "stage"
+    raise CostError(f"{name} of {of} {row} is {fault} ({values[row]})")
+
+
+def _most_bytes(schedule: Schedule, workload: Workload) -> int:
+    """Return a bound of what a rank holds if it holds all stages of all microbatches."""
+    placement = schedule.placement
+    columns = (workload.weights_bytes, workload.gradients_bytes, workload.optimizer_bytes)
+    static = sum(sum(map(int, column)) for column in columns) + workload.reserved_bytes
+    buffers = 4 * placement.routes * sum(map(int, workload.boundary_bytes))
+    return static + buffers + placement.microbatches * sum(map(int, workload.activation_bytes))

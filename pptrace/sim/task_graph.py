@@ -1,0 +1,143 @@
+"""The graph of tasks, and the duration of each action."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.steps.actions import Cells
+from pptrace.steps.columns import Int64s, column, find
+from pptrace.steps.kinds import SENDS
+
+if TYPE_CHECKING:
+    from pptrace.network.contract import Paths
+    from pptrace.sim.streams import TaskColumns
+    from pptrace.steps.actions import CellColumns
+    from pptrace.steps.columns import Int8s, Int32s
+    from pptrace.steps.placement import Placement
+    from pptrace.timeline.timeline import Parts
+
+__all__ = ["ActionTimes", "TaskGraph"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TaskGraph(Cells):
+    """Tasks and what they wait for.
+
+    The first ``rows`` tasks are the slices of the timeline to be, in its order: by lane, and within a
+    lane in issue order. Further tasks (a batch's launch and join, a barrier) have no slice. A row whose
+    ``twin`` is set is the receiver's side of a rendezvous and no task: it runs when its twin runs.
+    """
+
+    placement: Placement
+    """Where each stage of each microbatch's route is."""
+    paths: Paths
+    """What lies between the pairs of ranks that exchange messages."""
+    source: Int32s
+    """The sending rank of each of those pairs."""
+    target: Int32s
+    """The receiving rank."""
+    lane_rank: Int32s
+    """Rank of each lane; lanes are sorted by (rank, stream, peer)."""
+    lane_stream: Int8s
+    """:class:`~pptrace.timeline.timeline.Stream` of each lane."""
+    lane_peer: Int32s
+    """Peer of a lane that serves one only, else -1."""
+    lane_ptr: Int32s
+    """Shape (lanes + 1,): rows of each lane."""
+    size_bytes: Int64s
+    """Bytes of each row's message."""
+    path: Int32s
+    """Index into ``paths`` of each row's message, -1 for none."""
+    fork: Int32s
+    """For rows off the compute stream, the compute row issued before them; -1 for none."""
+    twin: Int32s
+    """The sender's row of a rendezvous for the receiver's row, else -1."""
+    collective_ns: Int64s
+    """Part of each row's duration in which the rank's own group communicates."""
+    duration_ns: Int64s
+    """Uncontended duration of each task (all columns from here on have one entry per task)."""
+    lag_ns: Int64s
+    """Wire latency on the task's edges."""
+    next: Int32s
+    """The task behind it on its stream, -1 for none; no lag."""
+    next_peer: Int32s
+    """The task behind a rendezvous on the receiver's stream, -1 for none and for that of ``next``; no lag."""
+    edge_ptr: Int32s
+    """Shape (tasks + 1,): edges of each task."""
+    edge: Int32s
+    """Task that waits for this one's end plus lag; ``~task`` waits for its start only."""
+    parts: Parts | None = None
+    """Which rows are segments of actions; None where every row is a whole action or a message."""
+
+    def __post_init__(self) -> None:
+        """Take the columns as the kernels filled them."""
+
+    @property
+    def rows(self) -> int:
+        """Number of timeline rows."""
+        return int(self.kind.size)
+
+    @property
+    def tasks(self) -> int:
+        """Number of tasks, ghosts of a rendezvous included."""
+        return int(self.duration_ns.size)
+
+    def ghosts(self) -> Int32s:
+        """Return the rows that are no tasks."""
+        return np.flatnonzero(self.twin >= 0).astype(np.int32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionTimes:
+    """Nanoseconds per action, one value for each named action; the workload or the network gives all other times.
+
+    An action of several microbatches stands at its first.
+    """
+
+    place: Int64s
+    """Each action's place among all kinds, stages and microbatches, in that order; ascending, each once."""
+    duration_ns: Int64s
+    """Time on the rank's compute stream; -1 where the workload gives it."""
+    gap_ns: Int64s
+    """Time before it in which its rank's stream waits for the host; 0 for none."""
+    transfer_ns: Int64s
+    """At ``SEND_F`` and ``SEND_B`` of the sending stage: from both ends being ready until the data are there; -1
+    where the network gives it."""
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            object.__setattr__(self, one.name, column(getattr(self, one.name), np.int64))
+
+    def laid_over(self, cells: CellColumns, task: TaskColumns, placement: Placement) -> None:
+        """Write these times into the rows that they are for, in place.
+
+        Args:
+            cells: what the rows are.
+            task: what they take.
+            placement: the stages and microbatches that cells count.
+        """
+        rows = np.flatnonzero((cells.microbatch >= 0) & (cells.stage >= 0))
+        kind, stage, microbatch = (values[rows].astype(np.int64) for values in cells[:3])
+        index = find(self.place, (kind * placement.stages + stage) * placement.microbatches + microbatch)
+        rows, index, kind = rows[index >= 0], index[index >= 0], kind[index >= 0]
+        known = self.duration_ns[index] >= 0
+        task.duration_ns[rows[known]] = self.duration_ns[index[known]]
+        task.duration_ns[rows] += self.gap_ns[index]
+        sent = SENDS.mask(kind) & (self.transfer_ns[index] >= 0)
+        task.duration_ns[rows[sent]] = 0
+        task.lag_ns[rows[sent]] = self.transfer_ns[index[sent]]
+
+    @staticmethod
+    def shared(task: TaskColumns, twin: Int32s) -> None:
+        """Give each receiver's side of a rendezvous, in place, what its sender's side takes.
+
+        Args:
+            task: what rows take.
+            twin: the sender's side of each receiver's side, -1 for other rows.
+        """
+        received = np.flatnonzero(twin >= 0)
+        for values in (task.duration_ns, task.lag_ns):
+            values[received] = values[twin[received]]

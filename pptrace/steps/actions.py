@@ -1,0 +1,362 @@
+"""Actions, their columns, and their text form.
+
+The text grammar is PyTorch's (``torch.distributed.pipelining.schedules._Action``) as a superset::
+
+    action := stage kind [microbatch ["+" span]]      0F3   2B7   1SEND_F0   2F6+2   1UNSHARD
+            | "(" action {";" action} ")OVERLAP_F_B"           (0F3;7B1)OVERLAP_F_B
+            | action "@" action                                0F3@0OFFLOAD1
+
+An action behind ``@`` is one whose end the action waits for, beside what it needs anyway. ``SEND_F`` names the
+sender's stage and ``RECV_F`` the receiver's; likewise ``SEND_B`` and ``RECV_B``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from pptrace.errors import TableError
+from pptrace.steps.columns import Int8s, Int32s, column
+from pptrace.steps.kinds import PER_STAGE, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+__all__ = [
+    "CELL",
+    "Action",
+    "CellColumns",
+    "Cells",
+    "Form",
+    "cell_columns",
+    "cells_of",
+    "group_starts",
+    "overlapped",
+    "parse_action",
+    "parse_row",
+    "waits_of",
+]
+
+_KIND_NAMES = sorted((kind.name for kind in Kind), key=len, reverse=True)
+_ACTION = re.compile(rf"([0-9]+)({'|'.join(_KIND_NAMES)})(?:([0-9]+)(?:\+([0-9]+))?)?")
+_PAIR = re.compile(r"\(([^()]*)\)(\w*)")
+_LARGEST = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """One cell of a schedule table.
+
+    >>> str(Action(kind=Kind.F, stage=2, microbatch=6, span=2))
+    '2F6+2'
+    """
+
+    kind: Kind
+    """What it does; for an overlapped pair, its first sub-action's kind."""
+    stage: int
+    """Global stage index, from 0."""
+    microbatch: int = -1
+    """First microbatch, from 0; -1 for an action that belongs to no microbatch."""
+    span: int = 1
+    """Number of microbatches."""
+    sub_actions: tuple[Action, ...] = ()
+    """An overlapped pair's members, empty for any other action."""
+    after: tuple[Action, ...] = ()
+    """Actions, of one microbatch or the first of several, whose ends it waits for beside what it needs anyway."""
+
+    def __str__(self) -> str:
+        if self.sub_actions:
+            return f"({';'.join(map(str, self.sub_actions))})OVERLAP_F_B"
+        microbatch = "" if self.microbatch < 0 else str(self.microbatch)
+        span = f"+{self.span}" if self.span > 1 else ""
+        return f"{self.stage}{self.kind.name}{microbatch}{span}{''.join(f'@{one}' for one in self.after)}"
+
+
+def parse_action(text: str) -> Action:
+    """Read one action, the whole text and nothing more.
+
+    >>> parse_action("1SEND_F0")
+    Action(kind=<Kind.SEND_F: 4>, stage=1, microbatch=0, span=1, sub_actions=(), after=())
+    >>> [str(a) for a in parse_action("(0F3;7B1)OVERLAP_F_B").sub_actions]
+    ['0F3', '7B1']
+
+    Raises:
+        TableError: the text is no action; the message says what is allowed.
+    """
+    text = text.strip()
+    if text.startswith("("):
+        return _parse_pair(text)
+    if "@" in text:
+        return _parse_waiting(text)
+    match = _ACTION.fullmatch(text)
+    if match is None:
+        raise TableError(
+            f"not an action; expected stage, kind and microbatch such as 0F3, 2B7, 1SEND_F0, 2F6+2, "
+            f"1UNSHARD, 0F3@0OFFLOAD1 or (0F3;7B1)OVERLAP_F_B, with a kind of {', '.join(k.name for k in Kind)}",
+            cell=text,
+        )
+    kind = Kind[match[2]]
+    if kind in PER_STAGE:
+        if match[3] is not None:
+            raise TableError(f"{kind.name} belongs to a stage and takes no microbatch", cell=text)
+        return Action(kind=kind, stage=_number(match[1], text))
+    if match[3] is None:
+        raise TableError(f"{kind.name} needs a microbatch, such as {match[1]}{kind.name}0", cell=text)
+    span = _number(match[4] or "1", text)
+    if span < 1:
+        raise TableError("a span is at least 1", cell=text)
+    return Action(kind=kind, stage=_number(match[1], text), microbatch=_number(match[3], text), span=span)
+
+
+def _parse_pair(text: str) -> Action:
+    match = _PAIR.fullmatch(text)
+    if match is None or match[2] != "OVERLAP_F_B":
+        raise TableError("an overlapped pair is written (0F3;7B1)OVERLAP_F_B, and pairs do not nest", cell=text)
+    members = tuple(parse_action(part) for part in match[1].split(";") if part.strip())
+    if not members:
+        raise TableError("an overlapped pair needs at least one action", cell=text)
+    return overlapped(members)
+
+
+def _parse_waiting(text: str) -> Action:
+    action, *after = (parse_action(part) for part in text.split("@"))
+    if action.microbatch < 0 or any(one.sub_actions or one.microbatch < 0 or one.span > 1 for one in after):
+        raise TableError(
+            "what waits and what it waits for have microbatches, the latter one: 0F3@0OFFLOAD1", cell=text
+        )
+    return replace(action, after=tuple(after))
+
+
+def overlapped(members: tuple[Action, ...]) -> Action:
+    """Return an overlapped pair of these members.
+
+    >>> str(overlapped((parse_action("0F3"), parse_action("7B1"))))
+    '(0F3;7B1)OVERLAP_F_B'
+    """
+    first = members[0]
+    return Action(
+        kind=first.kind, stage=first.stage, microbatch=first.microbatch, span=first.span, sub_actions=members
+    )
+
+
+_MOST_CHARACTERS = 20
+
+
+def _number(digits: str, text: str) -> int:
+    if len(digits) > len(str(_LARGEST)) or int(digits) > _LARGEST:
+        short = digits if len(digits) <= _MOST_CHARACTERS else f"{digits[:_MOST_CHARACTERS]}..."
+        raise TableError(f"{short} is too large; the largest number is {_LARGEST}", cell=text)
+    return int(digits)
+
+
+_DTYPES: dict[Any, type[np.integer[Any]]] = {"Int8s": np.int8, "Int32s": np.int32, "Int64s": np.int64}
+
+
+class CellColumns(NamedTuple):
+    """The columns of :class:`Cells` alone, arrays or lists: what kernels take and readers fill."""
+
+    kind: Any
+    stage: Any
+    microbatch: Any
+    span: Any
+    pair: Any
+
+    def taken(self, rows: NDArray[np.integer]) -> CellColumns:
+        """Return some rows, in their order."""
+        return CellColumns(*(values[rows] for values in self))
+
+
+CELL = CellColumns._fields
+"""Names of the columns that say what an action is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Cells:
+    """What each action is, in columns of one value per action.
+
+    Whatever holds actions in columns is a subclass with further columns. The annotation of a column (``Int8s``,
+    ``Int32s``, ``Int64s``) is its dtype.
+    """
+
+    kind: Int8s
+    """:class:`~pptrace.steps.kinds.Kind` of each action."""
+    stage: Int32s
+    """Global stage: the sender's for ``SEND_*``, the receiver's for ``RECV_*``."""
+    microbatch: Int32s
+    """First microbatch, -1 for an action that belongs to none."""
+    span: Int32s
+    """Number of microbatches."""
+    pair: Int32s
+    """Neighbours of a rank that share a number from 0 are an overlapped pair; -1 for an action alone."""
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            if one.type in _DTYPES:
+                object.__setattr__(self, one.name, column(getattr(self, one.name), _DTYPES[one.type]))
+
+    def __len__(self) -> int:
+        return int(self.kind.size)
+
+    @property
+    def cells(self) -> CellColumns:
+        """The columns that say what each action is."""
+        return CellColumns(self.kind, self.stage, self.microbatch, self.span, self.pair)
+
+    def action(self, index: int) -> Action:
+        """Return one action; a member of an overlapped pair stands alone."""
+        kind = Kind(int(self.kind[index]))
+        return Action(
+            kind=kind,
+            stage=int(self.stage[index]),
+            microbatch=-1 if kind in PER_STAGE else int(self.microbatch[index]),
+            span=int(self.span[index]),
+        )
+
+
+def group_starts(pair: Int32s, row_ptr: Int32s) -> NDArray[np.int64]:
+    """Return the positions at which overlapped pairs and actions outside pairs start.
+
+    Args:
+        pair: as in :class:`Cells`.
+        row_ptr: shape (ranks + 1,), the first position of each rank.
+    """
+    starts = np.ones(pair.size, dtype=bool)
+    starts[1:] = (pair[1:] < 0) | (pair[1:] != pair[:-1])
+    starts[row_ptr[row_ptr < pair.size]] = True
+    return np.flatnonzero(starts)
+
+
+def cell_columns(actions: Iterable[Action]) -> CellColumns:
+    """Return the columns of some actions, as lists; the members of an overlapped pair follow one another.
+
+    >>> cell_columns([Action(kind=Kind.F, stage=2, microbatch=6)])
+    CellColumns(kind=[0], stage=[2], microbatch=[6], span=[1], pair=[-1])
+    """
+    found = CellColumns([], [], [], [], [])
+    pairs = 0
+    for action in actions:
+        for member in action.sub_actions or (action,):
+            values = (
+                int(member.kind),
+                member.stage,
+                member.microbatch,
+                member.span,
+                pairs if action.sub_actions else -1,
+            )
+            for values_so_far, value in zip(found, values, strict=True):
+                values_so_far.append(value)
+        pairs += bool(action.sub_actions)
+    return found
+
+
+def waits_of(actions: Iterable[Action]) -> Int32s:
+    """Return what actions wait for by name: kind, stage and first microbatch of that, then those of what waits.
+
+    >>> from pptrace.steps.actions import parse_action
+    >>> waits_of([parse_action("0F3@0OFFLOAD1")]).tolist()
+    [[11, 0, 1, 0, 0, 3]]
+    """
+    told = [
+        (int(one.kind), one.stage, one.microbatch, int(member.kind), member.stage, member.microbatch)
+        for action in actions
+        for member in action.sub_actions or (action,)
+        for one in member.after
+    ]
+    return np.array(told, dtype=np.int32).reshape(-1, 6)
+
+
+class Form(Enum):
+    """How the cells of a row are separated."""
+
+    CSV = "csv"
+    """By commas; a cell between two commas with nothing in it is idle."""
+    TEXT = "text"
+    """By blanks; ``-`` is idle."""
+
+
+_MICROBATCH_KINDS = "|".join(sorted((k.name for k in Kind if k not in PER_STAGE), key=len, reverse=True))
+_STAGE_KINDS = "|".join(sorted((k.name for k in PER_STAGE), key=len, reverse=True))
+_KIND_CODES = {kind.name: int(kind) for kind in Kind}
+_PLAIN = rf"[0-9]{{1,9}}(?:(?:{_MICROBATCH_KINDS})[0-9]{{1,9}}(?:\+[1-9][0-9]{{0,8}})?|(?:{_STAGE_KINDS}))"
+_CELL = rf"(?:{_PLAIN}|\({_PLAIN}(?:;{_PLAIN})*\)OVERLAP_F_B)"
+_ROW = {
+    Form.CSV: re.compile(rf"(?:[ \t]*{_CELL}?[ \t]*,)*+[ \t]*{_CELL}?[ \t]*"),
+    Form.TEXT: re.compile(rf"[ \t]*(?:{_CELL}[ \t]+)*+{_CELL}?"),
+}
+_TOKEN = re.compile(rf"(\()?([0-9]+)({_MICROBATCH_KINDS}|{_STAGE_KINDS})([0-9]*)(?:\+([0-9]+))?(\))?")
+_NO_WAITS = waits_of([])
+_TEXT_CELL = re.compile(r"\([^()]*\)\S*|\S+")
+
+
+def parse_row(line: str, form: Form) -> tuple[CellColumns, Int32s]:
+    """Read one row and what its actions wait for, as :func:`waits_of` has it; its overlapped pairs count from 0.
+
+    >>> parse_row("0F0,,(0F1;1B0)OVERLAP_F_B", Form.CSV)[0].pair
+    [-1, 0, 0]
+
+    Raises:
+        TableError: a cell is no action (its column is named).
+    """
+    if _ROW[form].fullmatch(line) is None:
+        actions = [_parse_at(cell, column) for column, cell in cells_of(line, form)]
+        return cell_columns(actions), waits_of(actions)
+    found = _TOKEN.findall(line)
+    if not found:
+        return cell_columns([]), _NO_WAITS
+    opens, stages, kinds, microbatches, spans, closes = zip(*found, strict=True)
+    cells = CellColumns(
+        kind=[_KIND_CODES[kind] for kind in kinds],
+        stage=[int(stage) for stage in stages],
+        microbatch=[int(microbatch) if microbatch else -1 for microbatch in microbatches],
+        span=[int(span) if span else 1 for span in spans],
+        pair=_pairs(opens, closes) if "(" in line else [-1] * len(kinds),
+    )
+    return cells, _NO_WAITS
+
+
+def cells_of(line: str, form: Form) -> list[tuple[int, str]]:
+    """Return the cells of a row that are not idle, each with its column, counted from 1.
+
+    >>> cells_of('0F0, ,"0F1"', Form.CSV)
+    [(1, '0F0'), (3, '0F1')]
+
+    """
+    if form is Form.TEXT:
+        cells = _TEXT_CELL.findall(line)
+        return [(column, cell) for column, cell in enumerate(cells, 1) if cell != "-"]
+    # No action has a comma or a quote in it, so a quoted cell is its inside.
+    cells = [_unquoted(cell.strip()) for cell in line.split(",")]
+    return [(column, cell) for column, cell in enumerate(cells, 1) if cell]
+
+
+def _unquoted(cell: str) -> str:
+    return cell[1:-1].strip() if len(cell) > 1 and cell[0] == cell[-1] == '"' else cell
+
+
+def _pairs(opens: Iterable[str], closes: Iterable[str]) -> list[int]:
+    pair: list[int] = []
+    number, inside = -1, False
+    for opening, closing in zip(opens, closes, strict=True):
+        if opening:
+            number, inside = number + 1, True
+        pair.append(number if inside else -1)
+        inside = inside and not closing
+    return pair
+
+
+def _parse_at(cell: str, column: int) -> Action:
+    try:
+        return parse_action(cell)
+    except TableError as error:
+        short = cell if len(cell) <= _MOST_CELL_CHARACTERS else f"{cell[:_MOST_CELL_CHARACTERS]}..."
+        hint = "; separate cells by commas" if ";" in cell and "(" not in cell else ""
+        raise TableError(error.message + hint, column=column, cell=short) from None
+
+
+_MOST_CELL_CHARACTERS = 60

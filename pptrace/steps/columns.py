@@ -1,0 +1,137 @@
+"""Columns are one-dimensional, contiguous, read-only arrays whose dtype the class states."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pptrace.steps.reuse import borrowed, lasting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from numpy.typing import ArrayLike
+
+__all__ = [
+    "Int8s",
+    "Int32s",
+    "Int64s",
+    "column",
+    "difference",
+    "distinct_rows",
+    "find",
+    "passing",
+    "together",
+    "unset",
+]
+
+Int8s: TypeAlias = NDArray[np.int8]
+Int32s: TypeAlias = NDArray[np.int32]
+Int64s: TypeAlias = NDArray[np.int64]
+
+_LINE = 64
+"""Bytes of a line of the processor's caches, at which each column begins."""
+
+
+def column(values: ArrayLike, dtype: type[np.integer[Any]]) -> NDArray[Any]:
+    """Return ``values`` as a contiguous read-only array, copied only where it must be.
+
+    Raises:
+        ValueError: a value does not fit ``dtype`` or is no integer.
+    """
+    array = np.asarray(values)
+    if array.dtype != dtype:
+        if array.size and not np.issubdtype(array.dtype, np.integer):
+            msg = f"a column of {np.dtype(dtype)} cannot hold {array.dtype} values"
+            raise ValueError(msg)
+        bounds = np.iinfo(dtype)
+        if array.size and (array.min() < bounds.min or array.max() > bounds.max):
+            msg = f"a value is out of the range of {np.dtype(dtype)}"
+            raise ValueError(msg)
+        array = array.astype(dtype)
+    if not array.ndim:
+        msg = "a column is an array, not a single value"
+        raise ValueError(msg)
+    array = np.ascontiguousarray(array)
+    if array.flags.writeable:
+        array = array.view()
+        array.flags.writeable = False
+    return array
+
+
+def together(rows: int, *dtypes: type[np.integer[Any]]) -> list[NDArray[Any]]:
+    """Return columns to be filled, in one piece of memory: a large one gets the system's large pages, once.
+
+    >>> [column.dtype.name for column in together(3, np.int8, np.int32)]
+    ['int8', 'int32']
+    """
+    return _laid_out(lasting, rows, dtypes)
+
+
+def passing(rows: int, *dtypes: type[np.integer[Any]]) -> list[NDArray[Any]]:
+    """Return columns as :func:`together` does that last no longer than one simulation: see :mod:`reuse`."""
+    return _laid_out(borrowed, rows, dtypes)
+
+
+def unset(rows: int) -> Int32s:
+    """Return a column of -1 that lasts no longer than one simulation, or than its metrics."""
+    (values,) = passing(rows, np.int32)
+    values[:] = -1
+    return values
+
+
+def _laid_out(
+    memory_of: Callable[[int], NDArray[np.uint8]], rows: int, dtypes: Iterable[type[np.integer[Any]]]
+) -> list[NDArray[Any]]:
+    widths = [rows * np.dtype(dtype).itemsize for dtype in dtypes]
+    starts = list(accumulate((-(-width // _LINE) * _LINE for width in widths), initial=0))
+    memory = memory_of(starts[-1])
+    return [
+        memory[start : start + width].view(dtype)
+        for start, width, dtype in zip(starts, widths, dtypes, strict=False)
+    ]
+
+
+def distinct_rows(table: Int32s) -> tuple[NDArray[np.intp], Int32s]:
+    """Return where each distinct row of a table first occurs, ascending, and each row's index among those.
+
+    Rows are compared as bytes: numpy's own comparison makes a field of every column.
+
+    >>> distinct_rows(np.array([[5, 1], [2, 3], [5, 1]], dtype=np.int32))
+    (array([0, 1]), array([0, 1, 0], dtype=int32))
+    """
+    whole = np.ascontiguousarray(table).view(f"V{table.shape[1] * table.itemsize}")[:, 0]
+    _, first, number = np.unique(whole, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    index = np.empty(order.size, dtype=np.int32)
+    index[order] = np.arange(order.size)
+    return first[order], index[number]
+
+
+def find(keys: Int64s, wanted: Int64s) -> Int64s:
+    """Return the index of each wanted value among ascending keys, -1 where it is none of them.
+
+    Of equal keys the last counts.
+
+    >>> find(np.array([2, 5, 5, 9]), np.array([5, 3, 9, 0])).tolist()
+    [2, -1, 3, -1]
+    """
+    index = np.searchsorted(keys, wanted, side="right") - 1
+    return np.where(np.append(keys, -1)[index] == wanted, index, -1) if keys.size else np.full_like(wanted, -1)
+
+
+def difference(first: object, second: object, names: tuple[str, ...]) -> str:
+    """Say where two column tables first differ: the column, the row and both values; else ``""``."""
+    for name in names:
+        one, other = np.asarray(getattr(first, name)), np.asarray(getattr(second, name))
+        if one.shape != other.shape:
+            return f"column {name}: {one.shape} values against {other.shape}"
+        rows = np.flatnonzero((one != other).ravel())
+        if rows.size:
+            row = int(rows[0])
+            values = f"{one.ravel()[row]} against {other.ravel()[row]}"
+            return f"column {name}, row {row}: {values} ({rows.size} rows differ)"
+    return ""

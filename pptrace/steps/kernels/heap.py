@@ -1,0 +1,89 @@
+"""A binary heap of items by (time, item) that knows each item's place.
+
+Called by kernels; columns are lists or arrays of integers, alike in use.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+__all__ = ["OUTSIDE", "Heap", "lift", "pop", "push", "sink"]
+
+OUTSIDE = -1
+"""The place of an item that is not in the heap."""
+
+
+class Heap(NamedTuple):
+    """Items, the earliest first; of those of one time, the lowest."""
+
+    item: Any
+    """The items, first ``size[0]`` of them in the order of a heap."""
+    place: Any
+    """Per item, where it stands in ``item``, else :data:`OUTSIDE`."""
+    time: Any
+    """Per item, the time by which it is ordered."""
+    size: Any
+    """One value: how many items there are."""
+
+
+def push(heap: Heap, item: int, time: int) -> None:
+    """Add an item."""
+    at = heap.size[0]
+    heap.time[item] = time
+    heap.item[at] = item
+    heap.size[0] = at + 1
+    lift(heap, at)
+
+
+def pop(heap: Heap) -> int:
+    """Take the first item off and return it."""
+    first: int = heap.item[0]
+    last = heap.size[0] - 1
+    heap.place[first] = OUTSIDE
+    heap.size[0] = last
+    if last > 0:
+        heap.item[0] = heap.item[last]
+        sink(heap, 0)
+    return first
+
+
+def lift(heap: Heap, at: int) -> None:
+    """Move the item at a place towards the top as far as it belongs."""
+    items, place, times = heap.item, heap.place, heap.time
+    item = items[at]
+    time = times[item]
+    while at > 0:
+        above = (at - 1) >> 1
+        other = items[above]
+        if times[other] < time or (times[other] == time and other < item):
+            break
+        items[at] = other
+        place[other] = at
+        at = above
+    items[at] = item
+    place[item] = at
+
+
+def sink(heap: Heap, at: int) -> None:
+    """Move the item at a place away from the top as far as it belongs."""
+    items, place, times, sizes = heap.item, heap.place, heap.time, heap.size
+    size = sizes[0]
+    item = items[at]
+    time = times[item]
+    while True:
+        below = 2 * at + 1
+        if below >= size:
+            break
+        other = items[below]
+        if below + 1 < size:
+            right = items[below + 1]
+            if times[right] < times[other] or (times[right] == times[other] and right < other):
+                below += 1
+                other = right
+        if time < times[other] or (time == times[other] and item < other):
+            break
+        items[at] = other
+        place[other] = at
+        at = below
+    items[at] = item
+    place[item] = at

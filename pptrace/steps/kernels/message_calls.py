@@ -1,0 +1,249 @@
+"""Kernels that list a table's messages and issue them in calls.
+
+Columns are lists or arrays of integers, alike in use, hence without annotations. ``cells`` are
+:class:`~pptrace.steps.actions.CellColumns`, ``graph`` is a :class:`~pptrace.steps.schedule.StageGraph`,
+``kinds`` the :class:`~pptrace.steps.kinds.KindTable`; the other records are in :mod:`pptrace.steps.message_calls`.
+Each of M messages has two ends: its sender's has its own number, its receiver's M more. A moment is a slot, the
+place before a row (its position plus its rank), times :data:`TURNS`, plus a turn.
+"""
+
+from __future__ import annotations
+
+from pptrace.steps.kinds import Kind, Role
+
+__all__ = [
+    "NEVER",
+    "TURNS",
+    "find_results",
+    "find_wrong",
+    "issue_ends",
+    "list_messages",
+    "sort_ends",
+    "wait_for_calls",
+]
+
+TURNS = 16
+"""Turns of a slot: calls that may be launched there one after another."""
+
+NEVER = -1
+"""The moment of a wait that there is not."""
+
+SEND = (int(Kind.SEND_F), int(Kind.SEND_B))
+RECEIVE = (int(Kind.RECV_F), int(Kind.RECV_B))
+"""Both ends of a message, by what it carries."""
+
+COMPUTES = int(Role.COMPUTE)
+
+
+def find_results(cells, graph, kinds, made_at):
+    """Note where each result that other stages need is made; ``made_at`` comes as -1."""
+    for row in range(len(cells.kind)):
+        way = kinds.feeds[cells.kind[row]]
+        if way >= 0:
+            base = (way * graph.stages + cells.stage[row]) * graph.microbatches
+            for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
+                made_at[base + u] = row
+
+
+def list_messages(row_ptr, cells, graph, kinds, made_at, sent, out):
+    """List the messages by producer; return how many there are.
+
+    ``sent``, which comes zeroed, counts the messages from each rank to each.
+    """
+    n = 0
+    for rank in range(graph.ranks):
+        for row in range(row_ptr[rank], row_ptr[rank + 1]):
+            way = kinds.feeds[cells.kind[row]]
+            if way >= 0:
+                n = _list_of(row, rank, way, cells, graph, made_at, sent, out, n)
+    return n
+
+
+def _list_of(row, rank, way, cells, graph, made_at, sent, out, n):
+    """List the messages that carry one action's result."""
+    s, u = cells.stage[row], cells.microbatch[row]
+    ptr = graph.succ_ptr if way == 0 else graph.pred_ptr
+    others = graph.succ if way == 0 else graph.pred
+    edges = graph.succ_edge if way == 0 else graph.pred_edge
+    for e in range(ptr[s], ptr[s + 1]):
+        peer = graph.stage_rank[graph.microbatch_route[u] * graph.stages + others[e]]
+        if peer != rank and peer >= 0:
+            out.producer[n] = row
+            out.consumer[n] = made_at[(way * graph.stages + others[e]) * graph.microbatches + u]
+            out.source[n] = rank
+            out.target[n] = peer
+            out.edge[n] = edges[e]
+            out.way[n] = way
+            sent[rank * graph.ranks + peer] += 1
+            n += 1
+    return n
+
+
+def find_wrong(row_ptr, messages, plan):
+    """Return 1 + the first end that is issued, or else waited for, where it cannot be, 0 where there is none."""
+    count, found = len(messages.producer), 0
+    for m in range(count):
+        source, target, send, receive = messages.source[m], messages.target[m], plan.send[m], plan.receive[m]
+        # Behind a rank's last slot.
+        behind, behind_target = row_ptr[source + 1] + source + 1, row_ptr[target + 1] + target + 1
+        wrong = 0
+        if send < (messages.producer[m] + source + 1) * TURNS or send >= behind * TURNS:
+            wrong = 1 + m
+        elif not (row_ptr[target] + target) * TURNS <= receive < (messages.consumer[m] + target + 1) * TURNS:
+            wrong = 1 + count + m
+        elif _is_wrong_wait(plan.send_waited[m], send, behind):
+            wrong = 1 + 2 * count + m
+        elif _is_wrong_wait(plan.receive_waited[m], receive, behind_target):
+            wrong = 1 + 3 * count + m
+        if wrong > 0 and (found == 0 or wrong < found):
+            found = wrong
+    return found
+
+
+def _is_wrong_wait(waited, launched, behind):
+    """Whether a wait is before what it waits for, or in a slot ``behind`` its rank's or later."""
+    return waited != NEVER and (waited < launched or waited >= behind * TURNS)
+
+
+def _put(moment, end, communicator, communicators, first, order, key):
+    """Put an end behind those of its slot so far, with its place there: ends of one key are one call."""
+    slot = moment // TURNS
+    at = first[slot]
+    first[slot] = at + 1
+    order[at] = end
+    key[at] = moment % TURNS * communicators + communicator
+
+
+def sort_ends(plan, communicators, first, order, key):
+    """Order ends by slot, then by key; ``first`` comes zeroed with one entry more than slots."""
+    send, receive, communicator = plan.send, plan.receive, plan.communicator
+    count = len(send)
+    for m in range(count):
+        first[send[m] // TURNS + 1] += 1
+        first[receive[m] // TURNS + 1] += 1
+    for s in range(len(first) - 1):
+        first[s + 1] += first[s]
+    for m in range(count):
+        _put(send[m], m, communicator[m] if communicators > 1 else 0, communicators, first, order, key)
+    for m in range(count):
+        own = communicator[m] if communicators > 1 else 0
+        _put(receive[m], count + m, own, communicators, first, order, key)
+    for s in range(len(first) - 1, 0, -1):
+        first[s] = first[s - 1]
+    first[0] = 0
+    for s in range(len(first) - 1):
+        for i in range(first[s] + 1, first[s + 1]):
+            end, own, at = order[i], key[i], i
+            while at > first[s] and key[at - 1] > own:
+                order[at] = order[at - 1]
+                key[at] = key[at - 1]
+                at -= 1
+            order[at] = end
+            key[at] = own
+
+
+def issue_ends(
+    row_ptr, cells, messages, communicators, first, order, key,
+    out, edge, peer, call, at, of_end, before, over, last,
+):  # fmt: skip
+    """Copy each rank's rows with the messages of a slot before the row behind it; return the number of calls.
+
+    Ends of one slot and key are one call; ``communicators`` is a power of two. ``at`` becomes each row's new
+    position, ``of_end`` each end's call, ``over`` the communicator of each call and ``before`` the one before it
+    there; ``peer`` the other rank of each message, and -1 elsewhere; ``last`` is scratch.
+    """
+    calls, n = 0, 0
+    for rank in range(len(row_ptr) - 1):
+        for c in range(communicators):
+            last[c] = -1
+        for row in range(row_ptr[rank], row_ptr[rank + 1] + 1):
+            slot = row + rank
+            for i in range(first[slot], first[slot + 1]):
+                if i == first[slot] or key[i - 1] != key[i]:
+                    over[calls] = key[i] & (communicators - 1)
+                    before[calls] = last[over[calls]]
+                    last[over[calls]] = calls
+                    calls += 1
+                of_end[order[i]] = calls - 1
+                call[n] = calls - 1
+                _write(order[i], cells, messages, out, edge, peer, n)
+                n += 1
+            if row < row_ptr[rank + 1]:
+                at[row] = n
+                call[n] = peer[n] = edge[n] = -1
+                out.kind[n] = cells.kind[row]
+                out.stage[n] = cells.stage[row]
+                out.microbatch[n] = cells.microbatch[row]
+                out.span[n] = cells.span[row]
+                out.pair[n] = cells.pair[row]
+                n += 1
+    return calls
+
+
+def _write(end, cells, messages, out, edge, peer, n):
+    """Write one end of a message."""
+    count = len(messages.producer)
+    sends = end < count
+    m = end if sends else end - count
+    row, way = messages.producer[m], messages.way[m]
+    out.kind[n] = SEND[way] if sends else RECEIVE[way]
+    out.stage[n] = cells.stage[row if sends else messages.consumer[m]]
+    out.microbatch[n] = cells.microbatch[row]
+    out.span[n] = cells.span[row]
+    out.pair[n] = -1
+    edge[n] = messages.edge[m]
+    peer[n] = messages.target[m] if sends else messages.source[m]
+
+
+def _needed(m, messages):
+    """Return when at the latest a message's receiver waits: before what needs it."""
+    return (messages.consumer[m] + messages.target[m]) * TURNS + TURNS - 1
+
+
+def wait_for_calls(
+    row_ptr, cells, kinds, messages, plan, communicators, first, order, key, of_end, at, wide,
+    waiting, further, rows, calls, counted,
+):  # fmt: skip
+    """List which further rows and calls wait for which calls, of calls as many as there is room for; count both.
+
+    The first computation behind the moment of a wait waits, and what is issued before it at a later turn.
+    ``waiting``, which comes as -1, becomes the first row that waits for each call, and ``further``, which comes
+    zeroed, whether others may: all needs of messages with several consumers, which there are if ``wide``. Rows
+    are told by where they are ``at`` in the issue order.
+    """
+    send_waited, receive_waited = plan.send_waited, plan.receive_waited
+    role, kind = kinds.role, cells.kind
+    n, m, count = 0, 0, len(send_waited)
+    for end in range(2 * count):
+        if end < count:
+            waited, rank = send_waited[end], messages.source[end]
+            if waited < 0:
+                continue
+        else:
+            waited, needed = receive_waited[end - count], _needed(end - count, messages)
+            rank = messages.target[end - count]
+            waited = needed if waited < 0 else min(waited, needed)
+        awaited, slot = of_end[end], waited // TURNS
+        row, last = slot - rank, row_ptr[rank + 1]
+        while row < last and role[kind[row]] != COMPUTES:
+            row += 1
+        if end >= count and (wide or row != messages.consumer[end - count]):
+            further[awaited] = 1
+        if row < last and waiting[awaited] != at[row]:
+            if waiting[awaited] >= 0:
+                further[awaited] = 1
+                rows.source[n] = awaited
+                rows.target[n] = max(waiting[awaited], at[row])
+                n += 1
+            waiting[awaited] = at[row] if waiting[awaited] < 0 else min(waiting[awaited], at[row])
+        launched, behind, i = -1, (waited % TURNS + 1) * communicators, first[slot + 1] - 1
+        while i >= first[slot] and key[i] >= behind:  # seldom
+            later = of_end[order[i]]
+            if later != launched:
+                launched = later
+                if m < len(calls.source):
+                    calls.source[m] = awaited
+                    calls.target[m] = later
+                m += 1
+            i -= 1
+    counted[0], counted[1] = n, m

@@ -1,0 +1,222 @@
+"""Kernels over schedule tables: index the actions, count messages, insert sends, defer receives.
+
+Columns are lists or arrays of integers, alike in use, hence without annotations. ``cells`` are
+:class:`~pptrace.steps.actions.CellColumns`, ``graph`` is a :class:`~pptrace.steps.schedule.StageGraph`,
+``kinds`` the :class:`~pptrace.steps.kinds.KindTable`. An action *feeds* the forwards of the next stages (0),
+the backwards of the stages before (1), or neither (-1).
+"""
+
+from __future__ import annotations
+
+from pptrace.steps.kinds import Kind, Role
+
+__all__ = [
+    "RECEIVE",
+    "SEND",
+    "copy_action",
+    "count_messages",
+    "defer_receives",
+    "edges_fed",
+    "end_of_pair",
+    "index_actions",
+    "insert_sends",
+    "receiver",
+    "write_end",
+]
+
+OUT_OF_STAGES, OUT_OF_MICROBATCHES, TWICE, MISPLACED = 1, 2, 3, 4
+"""What may be wrong with an action."""
+
+SEND = (int(Kind.SEND_F), int(Kind.SEND_B))
+RECEIVE = (int(Kind.RECV_F), int(Kind.RECV_B))
+"""Both ends of a message, by what it feeds."""
+
+RECEIVES = int(Role.RECEIVE)
+
+
+def index_actions(row_ptr, cells, graph, kinds, flat, problem):
+    """Fill ``flat`` with positions by result, stage and microbatch; ``problem`` with code, row and other."""
+    size = graph.stages * graph.microbatches
+    results = len(flat) // size if size > 0 else 0
+    kind, stage = cells.kind, cells.stage
+    result, second = kinds.result, kinds.second_result
+    for rank in range(graph.ranks):
+        for row in range(row_ptr[rank], row_ptr[rank + 1]):
+            s = stage[row]
+            k = kind[row]
+            if s < 0 or s >= graph.stages:
+                problem[0], problem[1] = OUT_OF_STAGES, row
+                return
+            if result[k] < 0:
+                if not _holds(graph, rank, s):
+                    problem[0], problem[1], problem[2] = MISPLACED, row, graph.stage_rank[s]
+                    return
+                continue
+            if not _index(row, rank, result[k], cells, graph, flat, problem):
+                return
+            if 0 <= second[k] < results and not _index(row, rank, second[k], cells, graph, flat, problem):
+                return
+
+
+def _holds(graph, rank, stage):
+    held = False
+    for route in range(graph.routes):
+        held = held or graph.stage_rank[route * graph.stages + stage] == rank
+    return held
+
+
+def _index(row, rank, result, cells, graph, flat, problem):
+    """Note where a result of each of an action's microbatches is made; return whether that can be."""
+    stages, microbatches = graph.stages, graph.microbatches
+    stage_rank, microbatch_route = graph.stage_rank, graph.microbatch_route
+    s = cells.stage[row]
+    first = cells.microbatch[row]
+    if first < 0 or first + cells.span[row] > microbatches:
+        problem[0], problem[1] = OUT_OF_MICROBATCHES, row
+        return False
+    for u in range(first, first + cells.span[row]):
+        place = stage_rank[microbatch_route[u] * stages + s]
+        if place != rank:
+            problem[0], problem[1], problem[2] = MISPLACED, row, place
+            return False
+        at = (result * stages + s) * microbatches + u
+        if flat[at] >= 0:
+            problem[0], problem[1], problem[2] = TWICE, row, flat[at]
+            return False
+        flat[at] = row
+    return True
+
+
+def edges_fed(graph, way, stage):
+    """Return the range of a stage's edges to what it feeds."""
+    ptr = graph.succ_ptr if way == 0 else graph.pred_ptr
+    return ptr[stage], ptr[stage + 1]
+
+
+def receiver(graph, way, edge, stage, microbatch, rank):
+    """Return the rank to which an edge of :func:`edges_fed` sends a microbatch's result, -1 for its own rank."""
+    other = graph.succ[edge] if way == 0 else graph.pred[edge]
+    peer = graph.stage_rank[graph.microbatch_route[microbatch] * graph.stages + other]
+    return -1 if peer == rank else peer
+
+
+def count_messages(row_ptr, cells, graph, kinds, sent, received):
+    """Count the messages that each rank sends and receives."""
+    kind, stage, microbatch, feeds = cells.kind, cells.stage, cells.microbatch, kinds.feeds
+    for rank in range(graph.ranks):
+        for row in range(row_ptr[rank], row_ptr[rank + 1]):
+            way = feeds[kind[row]]
+            if way < 0:
+                continue
+            low, high = edges_fed(graph, way, stage[row])
+            for e in range(low, high):
+                peer = receiver(graph, way, e, stage[row], microbatch[row], rank)
+                if peer >= 0:
+                    sent[rank] += 1
+                    received[peer] += 1
+
+
+def copy_action(cells, row, out, out_edge, at):
+    """Copy an action."""
+    out.kind[at] = cells.kind[row]
+    out.stage[at] = cells.stage[row]
+    out.microbatch[at] = cells.microbatch[row]
+    out.span[at] = cells.span[row]
+    out.pair[at] = cells.pair[row]
+    out_edge[at] = -1
+
+
+def write_end(cells, row, graph, way, edge, kind, stage, out, out_edge, at):
+    """Write one end of the message that carries an action's result over an edge."""
+    out.kind[at] = kind
+    out.stage[at] = stage
+    out.microbatch[at] = cells.microbatch[row]
+    out.span[at] = cells.span[row]
+    out.pair[at] = -1
+    out_edge[at] = graph.succ_edge[edge] if way == 0 else graph.pred_edge[edge]
+
+
+def end_of_pair(pair, first, last):
+    """Return the position behind an action, or behind the overlapped pair that begins there."""
+    end = first + 1
+    if pair[first] >= 0:
+        while end < last and pair[end] == pair[first]:
+            end += 1
+    return end
+
+
+def insert_sends(row_ptr, cells, graph, kinds, out_ptr, out, out_edge):
+    """Copy the rows with each SEND right behind its producer."""
+    at = 0
+    kind, stage, microbatch, feeds = cells.kind, cells.stage, cells.microbatch, kinds.feeds
+    for rank in range(graph.ranks):
+        out_ptr[rank] = at
+        for row in range(row_ptr[rank], row_ptr[rank + 1]):
+            copy_action(cells, row, out, out_edge, at)
+            at += 1
+            way = feeds[kind[row]]
+            if way < 0:
+                continue
+            low, high = edges_fed(graph, way, stage[row])
+            for e in range(low, high):
+                if receiver(graph, way, e, stage[row], microbatch[row], rank) >= 0:
+                    write_end(cells, row, graph, way, e, SEND[way], stage[row], out, out_edge, at)
+                    at += 1
+    out_ptr[graph.ranks] = at
+
+
+def defer_receives(row_ptr, cells, edge, graph, kinds, pending, order):
+    """Order each row anew with every RECV right before its consumer, a pair's in its members' order.
+
+    A rank below its peer receives from it before it sends to it. ``order`` lists the old positions;
+    ``pending`` is scratch of the longest row's length. Returns the RECVs that nothing consumes.
+    """
+    at = 0
+    orphans = 0
+    for rank in range(graph.ranks):
+        waiting = 0
+        for row in range(row_ptr[rank], row_ptr[rank + 1]):
+            k = cells.kind[row]
+            if kinds.role[k] == RECEIVES:
+                pending[waiting] = row
+                waiting += 1
+                continue
+            peer = -1
+            if k == SEND[0] or k == SEND[1]:
+                other = graph.edge_to[edge[row]] if k == SEND[0] else graph.edge_from[edge[row]]
+                peer = graph.stage_rank[graph.microbatch_route[cells.microbatch[row]] * graph.stages + other]
+            end = row + 1 if peer >= 0 else end_of_pair(cells.pair, row, row_ptr[rank + 1])
+            if rank < peer or kinds.feeds[k] >= 0 or end > row + 1:
+                for m in range(row, end):
+                    before = waiting
+                    waiting = _flush(m, peer, cells, edge, graph, kinds, pending, waiting, order, at)
+                    at += before - waiting
+            order[at] = row
+            at += 1
+        for i in range(waiting):
+            order[at] = pending[i]
+            at += 1
+        orphans += waiting
+    return orphans
+
+
+def _flush(member, peer, cells, edge, graph, kinds, pending, waiting, order, at):
+    """Put the pending RECVs that come before an action into the order; return how many are left."""
+    kind, first, span = cells.kind, cells.microbatch, cells.span
+    way = kinds.feeds[kind[member]]
+    kept = 0
+    for i in range(waiting):
+        r = pending[i]
+        flush = False
+        if peer >= 0:
+            source = graph.edge_from[edge[r]] if kind[r] == RECEIVE[0] else graph.edge_to[edge[r]]
+            flush = graph.stage_rank[graph.microbatch_route[first[r]] * graph.stages + source] == peer
+        elif way >= 0 and cells.stage[r] == cells.stage[member] and kind[r] == RECEIVE[way]:
+            flush = first[r] < first[member] + span[member] and first[member] < first[r] + span[r]
+        if flush:
+            order[at] = r
+            at += 1
+        else:
+            pending[kept] = r
+            kept += 1
+    return kept

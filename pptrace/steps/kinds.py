@@ -1,0 +1,439 @@
+"""Kinds of actions, their roles and streams, and their codes in kernels.
+
+Whatever asks "is this a send, a backward, computation" asks this table. A new kind is one more row of it, and a
+member of :class:`Kind`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from pptrace.steps.columns import Int8s
+
+__all__ = [
+    "BACKWARD",
+    "COMMUNICATION",
+    "COMPUTE",
+    "COPIES",
+    "GRADIENTS",
+    "KINDS",
+    "ORDER",
+    "PASSES",
+    "PER_STAGE",
+    "RECEIVES",
+    "SENDS",
+    "STAGE_ENDS",
+    "TABLE",
+    "TOWARDS_NEXT",
+    "WEIGHT_GRADIENTS",
+    "Kind",
+    "KindSet",
+    "KindTable",
+    "Pass",
+    "Result",
+    "Role",
+    "Stream",
+    "Traits",
+    "kind_table",
+    "message_kind",
+    "present",
+]
+
+
+class Stream(IntEnum):
+    """What a lane is: an in-order queue of a rank."""
+
+    COMPUTE = 0
+    """Kernels of the model."""
+    COMM = 1
+    """The rank's communication with any peer, or with ``lane_peer``."""
+    SEND = 2
+    """Messages to one peer."""
+    RECV = 3
+    """Messages from one peer."""
+    COPY_OUT = 4
+    """Offloads to host memory."""
+    COPY_IN = 5
+    """Reloads from host memory."""
+    DATA_PARALLEL = 6
+    """Collectives over the rank's data-parallel replicas."""
+    TENSOR_PARALLEL = 7
+    """Collectives of the rank's tensor-parallel group, where actions consist of segments."""
+    EXPERT_PARALLEL = 8
+    """Those of its expert-parallel group: dispatch and combine."""
+    CONTEXT_PARALLEL = 9
+    """Those of its context-parallel group."""
+
+    @property
+    def is_group(self) -> bool:
+        """Whether it is one of the rank's own groups', whose communication is inside actions."""
+        return self >= Stream.TENSOR_PARALLEL
+
+
+class Role(IntEnum):
+    """What an action does for its rank."""
+
+    COMPUTE = 0
+    """It keeps the compute stream busy."""
+    SEND = 1
+    """It is the sender's side of a message between ranks."""
+    RECEIVE = 2
+    """It is the receiver's side."""
+    COPY = 3
+    """It moves data between the device and its host."""
+    COLLECTIVE = 4
+    """It communicates, or ends communication, with the stage's data-parallel replicas."""
+
+
+class Pass(IntEnum):
+    """Which way through the model an action belongs to."""
+
+    NEITHER = 0
+    FORWARD = 1
+    BACKWARD = 2
+
+
+class Result(IntEnum):
+    """What an action of a microbatch leaves, at most once per stage and microbatch; all below MADE are named."""
+
+    ACTIVATION = 0
+    GRADIENT = 1
+    WEIGHT_GRADIENT = 2
+    SENT_ACTIVATION = 3
+    RECEIVED_ACTIVATION = 4
+    SENT_GRADIENT = 5
+    RECEIVED_GRADIENT = 6
+    OFFLOADED = 7
+    RELOADED = 8
+    RECOMPUTED = 9
+
+
+class Kind(IntEnum):
+    """What an action does."""
+
+    F = 0
+    """Forward."""
+    B = 1
+    """Full backward: input and weight gradient."""
+    I = 2  # noqa: E741 - PyTorch's name
+    """Backward for the input gradient."""
+    W = 3
+    """Backward for the weight gradient."""
+    SEND_F = 4
+    """Send an activation to the next stage."""
+    RECV_F = 5
+    """Receive an activation from the previous stage."""
+    SEND_B = 6
+    """Send an input gradient to the previous stage."""
+    RECV_B = 7
+    """Receive an output gradient from the next stage."""
+    UNSHARD = 8
+    """Gather a stage's sharded weights."""
+    RESHARD = 9
+    """Free a stage's gathered weights."""
+    REDUCE_GRAD = 10
+    """Reduce a stage's gradients over its data-parallel replicas."""
+    OFFLOAD = 11
+    """Copy an activation to host memory."""
+    RELOAD = 12
+    """Copy an activation back from host memory."""
+    RECOMPUTE = 13
+    """Compute an activation again."""
+    OPTIMIZER = 14
+    """Update a stage's weights."""
+    SYNC = 15
+    """Meet all ranks once gradients are whole, to reduce their norm."""
+
+    @property
+    def traits(self) -> Traits:
+        """Its row of the table."""
+        return KINDS[self]
+
+    @property
+    def word(self) -> str:
+        """What a legend calls it beside its name, such as ``input gradient``."""
+        return self.traits.meaning.removeprefix(f"{self.name} ")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """One kind's row."""
+
+    role: Role
+    """What it does for its rank."""
+    stream: Stream
+    """Where it runs; of a message, the stream that its policy may split by peer and direction."""
+    results: tuple[Result, ...] = ()
+    """What it leaves of its stage and microbatch; empty for a kind that belongs to a stage alone."""
+    direction: Pass = Pass.NEITHER
+    """Which way through the model it belongs to."""
+    per_stage: bool = False
+    """Whether it belongs to a stage and to no microbatch."""
+    waits_for: tuple[str, ...] = ()
+    """Kinds on other streams of its rank, of its stage (and microbatch), whose end it waits for."""
+    ends_stage: bool = False
+    """Whether it follows the stage's last backward on its rank, once."""
+    activation: int = 0
+    """How often it takes (or, below zero, frees) the bytes that a forward leaves."""
+    weight_activation: int = 0
+    """The same of the part of them that a weight gradient needs."""
+    copied: int = 0
+    """How often it takes (or, below zero, frees) the bytes that a copy to host memory moves."""
+    recomputed: int = 0
+    """How often it takes the bytes that a forward leaves out where it is computed again."""
+    slots: int = 1
+    """Columns that it takes in the idealised table."""
+    cost: str = ""
+    """The workload's column of its duration; a kind without one takes no time."""
+    colour: tuple[str, ...] = ("#c9cdd4", "#c9cdd4")
+    """In pictures, on the first and on every other route."""
+    terminal_colour: tuple[str, ...] = ("white", "white")
+    """As above, on a terminal of sixteen colours."""
+    trace_colour: str = "grey"
+    """A reserved colour name of chrome://tracing."""
+    meaning: str = ""
+    """What a legend calls it; empty for what pictures leave out."""
+
+
+_F, _B = Pass.FORWARD, Pass.BACKWARD
+_GREEN, _BLUE = ("#8fd19e", "#ef9a94"), ("#9cc3f0", "#f5bd7a")
+_ACTIVATIONS, _GRADIENTS = ("#dbe5f0", "#dbe5f0"), ("#dce9df", "#dce9df")
+_SENT_AND_RECEIVED = "\N{RIGHTWARDS ARROW} \N{LEFTWARDS ARROW}"
+_GATHERED = ("UNSHARD",)
+
+KINDS: dict[Kind, Traits] = {
+    Kind.F: Traits(
+        role=Role.COMPUTE, stream=Stream.COMPUTE, results=(Result.ACTIVATION,), direction=_F, waits_for=_GATHERED,
+        activation=1, cost="f", colour=_BLUE, terminal_colour=("blue", "yellow"),
+        trace_colour="thread_state_runnable", meaning="F forward",
+    ),
+    Kind.B: Traits(
+        role=Role.COMPUTE, stream=Stream.COMPUTE, results=(Result.GRADIENT, Result.WEIGHT_GRADIENT), direction=_B,
+        waits_for=(*_GATHERED, "RELOAD"), activation=-1, slots=2, cost="b", colour=_GREEN,
+        terminal_colour=("green", "red"), trace_colour="thread_state_running", meaning="B backward",
+    ),
+    Kind.I: Traits(
+        role=Role.COMPUTE, stream=Stream.COMPUTE, results=(Result.GRADIENT,), direction=_B,
+        waits_for=(*_GATHERED, "RELOAD"), activation=-1, weight_activation=1, cost="i", colour=_GREEN,
+        terminal_colour=("green", "red"), trace_colour="rail_animation", meaning="I input gradient",
+    ),
+    Kind.W: Traits(
+        role=Role.COMPUTE, stream=Stream.COMPUTE, results=(Result.WEIGHT_GRADIENT,), direction=_B,
+        waits_for=_GATHERED, weight_activation=-1, cost="w", colour=("#cdebc3", "#f7cfc6"),
+        terminal_colour=("cyan", "magenta"), trace_colour="rail_idle", meaning="W weight gradient",
+    ),
+    Kind.SEND_F: Traits(
+        role=Role.SEND, stream=Stream.COMM, results=(Result.SENT_ACTIVATION,), direction=_F, colour=_ACTIVATIONS,
+        trace_colour="thread_state_iowait", meaning=f"{_SENT_AND_RECEIVED} activations sent, received",
+    ),
+    Kind.RECV_F: Traits(
+        role=Role.RECEIVE, stream=Stream.COMM, results=(Result.RECEIVED_ACTIVATION,), direction=_F,
+        colour=_ACTIVATIONS, trace_colour="thread_state_iowait",
+        meaning=f"{_SENT_AND_RECEIVED} activations sent, received",
+    ),
+    Kind.SEND_B: Traits(
+        role=Role.SEND, stream=Stream.COMM, results=(Result.SENT_GRADIENT,), direction=_B, colour=_GRADIENTS,
+        trace_colour="rail_response", meaning=f"{_SENT_AND_RECEIVED} gradients sent, received",
+    ),
+    Kind.RECV_B: Traits(
+        role=Role.RECEIVE, stream=Stream.COMM, results=(Result.RECEIVED_GRADIENT,), direction=_B,
+        colour=_GRADIENTS, trace_colour="rail_response",
+        meaning=f"{_SENT_AND_RECEIVED} gradients sent, received",
+    ),
+    Kind.UNSHARD: Traits(
+        role=Role.COLLECTIVE, stream=Stream.DATA_PARALLEL, per_stage=True, cost="unshard", trace_colour="olive",
+    ),
+    Kind.RESHARD: Traits(role=Role.COLLECTIVE, stream=Stream.DATA_PARALLEL, per_stage=True),
+    Kind.REDUCE_GRAD: Traits(
+        role=Role.COLLECTIVE, stream=Stream.DATA_PARALLEL, per_stage=True, ends_stage=True, cost="reduce",
+        trace_colour="startup",
+    ),
+    Kind.OFFLOAD: Traits(
+        role=Role.COPY, stream=Stream.COPY_OUT, results=(Result.OFFLOADED,), copied=-1, cost="offload",
+        colour=("#5b6b7f", "#5b6b7f"), meaning="offload to the host",
+    ),
+    Kind.RELOAD: Traits(
+        role=Role.COPY, stream=Stream.COPY_IN, results=(Result.RELOADED,), waits_for=("OFFLOAD",), copied=1,
+        cost="reload", colour=("#b8860b", "#b8860b"), meaning="reload",
+    ),
+    Kind.RECOMPUTE: Traits(
+        role=Role.COMPUTE, stream=Stream.COMPUTE, results=(Result.RECOMPUTED,), waits_for=_GATHERED,
+        recomputed=1, cost="recompute", colour=("#d5c6ee", "#d5c6ee"), trace_colour="rail_load",
+        meaning="recompute",
+    ),
+    Kind.OPTIMIZER: Traits(
+        role=Role.COMPUTE, stream=Stream.COMPUTE, per_stage=True, ends_stage=True,
+        waits_for=(*_GATHERED, "REDUCE_GRAD", "SYNC"), cost="optimizer", trace_colour="generic_work",
+    ),
+    Kind.SYNC: Traits(
+        role=Role.COLLECTIVE, stream=Stream.DATA_PARALLEL, per_stage=True, cost="sync", trace_colour="startup",
+    ),
+}  # fmt: skip
+"""One row per kind, in the order of their numbers."""
+
+ORDER = (
+    (Result.ACTIVATION, Result.GRADIENT),
+    (Result.GRADIENT, Result.WEIGHT_GRADIENT),
+    (Result.ACTIVATION, Result.OFFLOADED),
+    (Result.OFFLOADED, Result.RELOADED),
+    (Result.RELOADED, Result.GRADIENT),
+    (Result.ACTIVATION, Result.RECOMPUTED),
+    (Result.RECOMPUTED, Result.GRADIENT),
+    (Result.ACTIVATION, Result.SENT_ACTIVATION),
+    (Result.GRADIENT, Result.SENT_GRADIENT),
+    (Result.RECEIVED_ACTIVATION, Result.ACTIVATION),
+    (Result.RECEIVED_GRADIENT, Result.GRADIENT),
+)
+"""Results of which the first comes before the second in a rank's row, where both are there."""
+
+
+class KindSet(frozenset[Kind]):
+    """Kinds that have something in common.
+
+    >>> SENDS.mask(np.array([0, 4, 6, 7], dtype=np.int8)).tolist()
+    [False, True, True, False]
+    """
+
+    def mask(self, kind: NDArray[np.integer]) -> NDArray[np.bool_]:
+        """Return which entries of a column of kinds are among them."""
+        found, same = np.zeros(kind.shape, dtype=bool), np.empty(kind.shape, dtype=bool)
+        for member in self:
+            np.equal(kind, int(member), out=same)  # numpy would widen the whole column to compare it with a member
+            found |= same
+        return found
+
+
+def present(kind: NDArray[np.integer]) -> NDArray[np.intp]:
+    """Return the kinds in a column, in the order of their numbers."""
+    same, found, left = np.empty(kind.shape, dtype=bool), [], kind.size
+    for one in range(len(KINDS)):
+        count = int(np.count_nonzero(np.equal(kind, one, out=same))) if left else 0
+        left -= count
+        if count:
+            found.append(one)
+    return np.array(found, dtype=np.intp)
+
+
+def _kinds(has: Callable[[Traits], bool]) -> KindSet:
+    return KindSet(kind for kind, traits in KINDS.items() if has(traits))
+
+
+COMPUTE = _kinds(lambda kind: kind.role is Role.COMPUTE)
+"""Kinds that keep the compute stream busy."""
+
+SENDS = _kinds(lambda kind: kind.role is Role.SEND)
+"""The sender's sides of messages between ranks."""
+
+RECEIVES = _kinds(lambda kind: kind.role is Role.RECEIVE)
+"""The receiver's sides."""
+
+COMMUNICATION = KindSet(SENDS | RECEIVES)
+"""Kinds that move a microbatch between ranks."""
+
+COPIES = _kinds(lambda kind: kind.role is Role.COPY)
+"""Kinds that move activations between the device and its host."""
+
+PER_STAGE = _kinds(lambda kind: kind.per_stage)
+"""Kinds that belong to a stage and to no microbatch."""
+
+BACKWARD = _kinds(lambda kind: kind.role is Role.COMPUTE and kind.direction is Pass.BACKWARD)
+"""Backwards, whole or a part."""
+
+PASSES = _kinds(lambda kind: kind.role is Role.COMPUTE and kind.direction is not Pass.NEITHER)
+"""Forwards and backwards."""
+
+GRADIENTS = _kinds(lambda kind: Result.GRADIENT in kind.results)
+"""Backwards whose result the stage before needs."""
+
+WEIGHT_GRADIENTS = _kinds(lambda kind: Result.WEIGHT_GRADIENT in kind.results)
+"""Backwards after which nothing of a microbatch is left on its stage."""
+
+TOWARDS_NEXT = KindSet(
+    kind for kind in COMMUNICATION if (kind in SENDS) == (kind.traits.direction is Pass.FORWARD)
+)
+"""Ends of messages whose other end is on the next stage, not on the one before."""
+
+STAGE_ENDS = _kinds(lambda kind: kind.ends_stage)
+"""What follows a stage's last backward, in the order of their numbers."""
+
+
+def message_kind(*, sends: bool, forward: bool) -> Kind:
+    """Return the kind of one end of a message.
+
+    >>> message_kind(sends=True, forward=False).name
+    'SEND_B'
+    """
+    way = Pass.FORWARD if forward else Pass.BACKWARD
+    return next(kind for kind in sorted(SENDS if sends else RECEIVES) if kind.traits.direction is way)
+
+
+if list(KINDS) != list(Kind):
+    msg = "the table of kinds has one row per kind, in the order of their numbers"
+    raise AssertionError(msg)
+
+
+class KindTable(NamedTuple):
+    """The table as kernels read it: columns of one value per kind, in the order of their numbers."""
+
+    role: Int8s
+    """:class:`Role`."""
+    stream: Int8s
+    """:class:`Stream`."""
+    direction: Int8s
+    """:class:`Pass`."""
+    result: Int8s
+    """The result that it leaves, -1 for a kind that belongs to a stage alone."""
+    second_result: Int8s
+    """Another one, -1 for none."""
+    feeds: Int8s
+    """0 where other stages' forwards need its result, 1 where their backwards do, else -1."""
+    wait_ptr: Int8s
+    """Shape (kinds + 1,): the kinds that it waits for are ``wait[wait_ptr[k]:wait_ptr[k + 1]]``."""
+    wait: Int8s
+    """Those kinds."""
+    awaited: Int8s
+    """Whether any kind waits for it."""
+    activation: Int8s
+    """:attr:`Traits.activation`."""
+    weight_activation: Int8s
+    """:attr:`Traits.weight_activation`."""
+    copied: Int8s
+    """:attr:`Traits.copied`."""
+    recomputed: Int8s
+    """:attr:`Traits.recomputed`."""
+
+
+def kind_table() -> KindTable:
+    """Return the table in columns; a kind of a microbatch without a named result has one of its own."""
+    rows = list(KINDS.values())
+    own = iter(range(len(Result), len(Result) + len(rows)))
+    result = [-1 if row.per_stage else int(row.results[0]) if row.results else next(own) for row in rows]
+    second = [int(row.results[1]) if len(row.results) > 1 else -1 for row in rows]
+    computes = [row.role is Role.COMPUTE for row in rows]
+    fed = {Result.ACTIVATION: 0, Result.GRADIENT: 1}
+    feeds = [
+        fed.get(row.results[0], -1) if does and row.results else -1
+        for does, row in zip(computes, rows, strict=True)
+    ]
+    wait = [[int(Kind[name]) for name in row.waits_for] for row in rows]
+    awaited = {kind for kinds in wait for kind in kinds}
+    columns = (
+        [row.role for row in rows], [row.stream for row in rows], [row.direction for row in rows], result, second,
+        feeds, np.cumsum([0, *map(len, wait)]), [kind for kinds in wait for kind in kinds],
+        [kind in awaited for kind in range(len(rows))], [row.activation for row in rows],
+        [row.weight_activation for row in rows], [row.copied for row in rows], [row.recomputed for row in rows],
+    )  # fmt: skip
+    return KindTable(*(np.array(column, dtype=np.int8) for column in columns))
+
+
+TABLE = kind_table()
+"""The table, made once."""

@@ -1,0 +1,542 @@
+"""List scheduling under limits of microbatches in flight.
+
+Many schedules are best said as a rule and not as an order: "a backward if there is one, else the forward of the
+deepest stage". :func:`list_schedule` plays such a rule, in slots or in real durations, and returns the table. No
+rank waits while one of its actions may run. At one instant, ends come before starts; an action that takes no time
+ends after the starts that it is among. What is still equal goes by kind, stage and microbatch, so that the same
+input gives the same table.
+
+Backwards go by microbatch and forwards by stage, so of what one stage does of one kind, the earlier microbatch is
+always preferred. It also is ready first, for its stage got the microbatches in turn as well. So what waits need
+not be kept in queues, nor actions be numbered: see :mod:`pptrace.steps.kernels.list_scheduling`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from pptrace.config.limits import gibibytes, memory_key, most_memory
+from pptrace.errors import ScheduleError
+from pptrace.steps.actions import CellColumns, Cells
+from pptrace.steps.kernels.heap import OUTSIDE, Heap
+from pptrace.steps.kernels.list_scheduling import (
+    Playing,
+    Progress,
+    Queues,
+    Rooms,
+    Sequences,
+    Work,
+    Written,
+    list_actions,
+    list_in_turn,
+)
+from pptrace.steps.kinds import Kind
+from pptrace.steps.schedule import Schedule
+from pptrace_kernel import run
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from pptrace.steps.columns import Int8s, Int32s, Int64s
+    from pptrace.steps.placement import Placement
+
+__all__ = [
+    "MOST_SEQUENCES",
+    "Actions",
+    "InFlight",
+    "Link",
+    "Priority",
+    "backward_first",
+    "links_of",
+    "list_schedule",
+    "queues_of",
+    "rank_room",
+    "room_of",
+    "rooms_of",
+    "rows_in_turn",
+    "stage_room",
+]
+
+_WHOLE = (Kind.F, Kind.B)
+_SPLIT = (Kind.F, Kind.I, Kind.W)
+_LONGEST = 2**62
+_MANY, _ACTION_BYTES = 10_000_000, 20
+"""Actions from which the machine's memory is looked at, and what the columns of one take at least."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Actions(Cells):
+    """What there is to do, in columns of one value per action."""
+
+    rank: Int32s
+    """The rank that holds the stage for the microbatch."""
+    route: Int32s
+    """The microbatch's route."""
+
+
+Priority: TypeAlias = Callable[[Actions], "Sequence[Int64s | Int32s]"]
+"""Returns columns by which a rank chooses, the most important first; in each, the lowest value goes first."""
+
+
+def backward_first(actions: Actions) -> Sequence[Int64s | Int32s]:
+    """Choose a backward before a forward: of backwards the earliest microbatch, of forwards the deepest stage."""
+    forward = actions.kind == Kind.F
+    return [
+        forward.astype(np.int32),
+        np.where(forward, -actions.stage, actions.microbatch),
+        actions.microbatch,
+        actions.stage,
+    ]
+
+
+def list_schedule(
+    placement: Placement,
+    durations: Mapping[Kind, object],
+    *,
+    priority: Priority = backward_first,
+    in_flight: InFlight | None = None,
+    spans: Mapping[Kind, int] | None = None,
+    transfer: int = 0,
+) -> Schedule:
+    """Return the table that a rule gives.
+
+    Args:
+        placement: the stages' ranks; every route visits every stage.
+        durations: time of one action for F and B, or F, I and W: one value, or one per stage. All 1 for slots.
+        priority: what a rank prefers.
+        in_flight: how many microbatches may be in flight; none is bounded unless given.
+        spans: microbatches of one action by kind, 1 unless given; a route's microbatches come in blocks that wide.
+        transfer: time from one rank to another.
+
+    Raises:
+        ScheduleError: the bounds in flight leave an action waiting for ever, or times add up to 2**62 and more.
+        ValueError: kinds other than those, times that are no integers from 0, microbatches that do not fill the
+            spans, or a route that skips a stage.
+
+    >>> from pptrace.steps.placement import Placement
+    >>> list_schedule(Placement.looped(ranks=2, microbatches=2), {Kind.F: 1, Kind.B: 2}).rows()
+    [['0F0', '0F1', '0B0', '0B1'], ['1F0', '1B0', '1F1', '1B1']]
+    """
+    kinds = _SPLIT if Kind.I in durations else _WHOLE
+    if set(durations) != set(kinds):
+        msg = "durations are of F and B, or of F, I and W"
+        raise ValueError(msg)
+    spans = _spans(kinds, spans or {})
+    times = _times(placement, spans, durations, transfer)
+    if (placement.stage_rank < 0).any():
+        msg = "every route visits every stage"
+        raise ValueError(msg)
+    left, links = room_of(placement, in_flight or InFlight()), links_of(placement, kinds)
+    if priority is backward_first and not transfer and max(spans.values()) == 1:
+        rows = rows_in_turn(placement, times, links, left)
+        if rows is not None:
+            return Schedule.of_cells(placement, *rows)
+    actions = _actions(placement, spans)
+    duration = np.concatenate([
+        np.repeat(of_stages, placement.microbatches // spans[kind]) for kind, of_stages in times.items()
+    ])  # fmt: skip
+    source, target = _edges(placement, spans, links)
+    lag = np.zeros(source.size if transfer else 0, dtype=np.int64)
+    if transfer:
+        lag[actions.rank[source] != actions.rank[target]] = transfer
+    row_ptr = np.cumsum([0, *np.bincount(actions.rank, minlength=placement.ranks)])
+    order = _played(placement, actions, duration, (source, target, lag), row_ptr, priority, left)
+    return Schedule.of_cells(placement, row_ptr, actions.cells.taken(order))
+
+
+def _spans(kinds: Sequence[Kind], spans: Mapping[Kind, int]) -> dict[Kind, int]:
+    """Return the microbatches of one action of each kind."""
+    if set(spans) - set(kinds) or any(span < 1 for span in spans.values()):
+        msg = f"spans are from 1, of {', '.join(kind.name for kind in kinds)}"
+        raise ValueError(msg)
+    return {kind: spans.get(kind, 1) for kind in kinds}
+
+
+def _times(
+    placement: Placement, spans: Mapping[Kind, int], durations: Mapping[Kind, object], transfer: int
+) -> dict[Kind, Int64s]:
+    """Return the times of each kind's actions, per stage."""
+    found: dict[Kind, Int64s] = {}
+    total, actions = 0.0, 0
+    for kind, span in spans.items():
+        times = np.asarray(durations[kind])
+        if not np.issubdtype(times.dtype, np.integer) or (times < 0).any() or transfer < 0:
+            msg = f"times of {kind.name} and of transfers are integers from 0"
+            raise ValueError(msg)
+        found[kind] = np.broadcast_to(times, (placement.stages,)).astype(np.int64)
+        blocks = placement.microbatches // span
+        total += blocks * float(found[kind].sum(dtype=np.float64))
+        actions += blocks * placement.stages
+    if actions >= _MANY and actions * _ACTION_BYTES > most_memory():
+        size = gibibytes(actions * _ACTION_BYTES)
+        raise ScheduleError(f"{actions:,} actions would take {size} of memory: take fewer, or {memory_key()}")
+    if total + actions * transfer >= _LONGEST:
+        raise ScheduleError("times add up to 2**62 or more: give them in a larger unit")
+    return found
+
+
+def _actions(placement: Placement, spans: Mapping[Kind, int]) -> Actions:
+    """Return every action: kind by kind, stage by stage, in the order of microbatches."""
+    stages, microbatches = placement.stages, placement.microbatches
+    firsts = {kind: np.arange(0, microbatches, span, dtype=np.int32) for kind, span in spans.items()}
+    count = stages * sum(first.size for first in firsts.values())
+    stage, microbatch, width, rank, route = (np.empty(count, dtype=np.int32) for _ in range(5))
+    kinds, done = np.empty(count, dtype=np.int8), 0
+    for kind, span in spans.items():
+        first = firsts[kind]
+        routes = placement.microbatch_route[first]
+        if microbatches % span or any(
+            not np.array_equal(routes, placement.microbatch_route[first + i]) for i in range(1, span)
+        ):
+            msg = f"{microbatches} microbatches do not fill blocks of {span} {kind.name} that each take one route"
+            raise ValueError(msg)
+        own = slice(done, done + stages * first.size)
+        kinds[own], width[own] = kind, span
+        for column, values in (
+            (stage, np.arange(stages)[:, None]), (microbatch, first), (route, routes),
+            (rank, placement.stage_rank.T[:, routes]),
+        ):  # fmt: skip
+            column[own].reshape(stages, first.size)[:] = values
+        done = own.stop
+    return Actions(
+        kind=kinds, stage=stage, microbatch=microbatch, span=width, pair=np.full(count, -1, dtype=np.int32),
+        rank=rank, route=route,
+    )  # fmt: skip
+
+
+def _edges(placement: Placement, spans: Mapping[Kind, int], links: Sequence[Link]) -> tuple[Int64s, Int64s]:
+    """Return which action enables which."""
+    stages, microbatches = placement.stages, placement.microbatches
+    blocks = {kind: microbatches // span for kind, span in spans.items()}
+    first = dict(zip(spans, np.cumsum([0, *(stages * n for n in blocks.values())]), strict=False))
+    sides = [
+        np.concatenate(
+            [[first[kind] + stage * blocks[kind], np.full(stage.size, spans[kind])] for kind, stage in side],
+            axis=1,
+        )
+        for side in zip(*(((one, at), (other, to)) for one, at, other, to in links), strict=True)
+    ]
+    order = np.argsort(sides[0][0], kind="stable")
+    microbatch = np.arange(microbatches)
+    alone = max(spans.values()) == 1
+    source, target = (
+        (start[order, None] + (microbatch if alone else microbatch // span[order, None])).ravel()
+        for start, span in sides
+    )
+    if alone and (np.diff(sides[0][0][order]) > 0).all():
+        return source, target  # in order already: each stage's actions enable one other's
+    actions = max(int(sum(stages * n for n in blocks.values())), 1)
+    both = np.sort(source * actions + target, kind="stable")  # a few runs that are sorted
+    if not alone:
+        both = both[np.append([True], both[1:] != both[:-1])]
+    source = both // actions
+    return source, both - source * actions
+
+
+def _played(
+    placement: Placement,
+    actions: Actions,
+    duration: Int64s,
+    edges: tuple[Int64s, Int64s, Int64s],
+    row_ptr: Int64s,
+    priority: Priority,
+    left: Int64s,
+) -> Int64s:
+    """Return all actions, rank by rank in the order of their starts."""
+    count, (source, target, lag) = len(actions), edges
+    key = _one_key([*priority(actions), actions.kind, actions.stage, actions.microbatch])
+    rooms = rooms_of(placement, actions, left)
+    queue, queues, taking = queues_of(placement, actions, rooms)
+    last = actions.kind == (Kind.W if (actions.kind == Kind.W).any() else Kind.B)
+    narrow = np.int32 if max(count, target.size) < np.iinfo(np.int32).max else np.int64
+    late = count if lag.size else 0
+    needs = np.bincount(target, minlength=count).astype(narrow)
+    playing, events = _initial_playing(needs, left, row_ptr, queues.rank.size, late)
+    after_ptr = np.zeros(count + 1, dtype=narrow)
+    np.cumsum(np.bincount(source, minlength=count), out=after_ptr[1:])
+    begun = run(
+        list_actions,
+        (
+            Work(
+                duration=duration, after_ptr=after_ptr, after=target.astype(narrow), lag=lag,
+                queue=queue.astype(narrow), key=key,
+            ),
+            Rooms(
+                microbatches=actions.span,
+                returned=np.where(last[: len(rooms), None], rooms, -1).astype(narrow).ravel(),
+                taken=taking.ravel(),
+            ),
+            queues,
+        ),
+        (playing, events),
+        work=count,
+    )  # fmt: skip
+    if begun < count:
+        waits = playing.needs == 0
+        for first, end in zip(row_ptr[:-1], playing.next, strict=True):
+            waits[playing.order[first:end]] = False
+        raise _stuck(actions, np.flatnonzero(waits))
+    order: Int64s = playing.order
+    return order
+
+
+def _initial_playing(
+    needs: NDArray[Any], left: Int64s, row_ptr: Int64s, queues: int, late: int
+) -> tuple[Playing, Heap]:
+    """Return where each rank is before its first action; ``late`` actions may begin after what they need."""
+    zeros, ranks = partial(np.zeros, dtype=np.int64), row_ptr.size - 1
+    playing = Playing(
+        needs=needs, left=left, doing=np.full(ranks, -1, dtype=np.int64), fill=zeros(queues), ready=zeros(late),
+        shelf=np.zeros_like(needs), dirty=zeros(ranks), stack=zeros(ranks), order=np.zeros_like(needs),
+        next=row_ptr[:-1].copy(),
+    )  # fmt: skip
+    most = ranks + late
+    return playing, Heap(item=zeros(most), place=np.full(most, OUTSIDE), time=zeros(most), size=zeros(1))
+
+
+def _one_key(columns: Sequence[Int64s | Int32s | Int8s]) -> Int64s:
+    """Return one value per row that orders rows as several columns do, of which the first counts most."""
+    key = np.zeros(columns[0].size, dtype=np.int64)
+    largest = 0
+    for column in columns:
+        low, high = (int(value) for value in (column.min(initial=0), column.max(initial=0)))
+        width = high - low + 1
+        largest = largest * width + width - 1
+        if largest >= _LONGEST:
+            key[np.lexsort(columns[::-1])] = np.arange(key.size)
+            return key
+        key *= width
+        key += column
+        key -= low
+    return key
+
+
+def _stuck(actions: Actions, enabled: Int64s) -> ScheduleError:
+    """Return the error of actions that nothing but room is missing for, naming the deepest stage's first."""
+    if enabled.size == 0:
+        return ScheduleError("the stages' graph has a cycle: no action on it can ever start")
+    at = int(enabled[np.lexsort((actions.microbatch[enabled], -actions.stage[enabled]))[0]])
+    rank, action = int(actions.rank[at]), actions.action(at)
+    message = f"rank {rank}: {action} can never start: too few microbatches may be in flight; allow more"
+    return ScheduleError(message, rank=rank, action=str(action))
+
+
+Link: TypeAlias = "tuple[Kind, Int32s, Kind, Int32s]"
+"""Kinds and stages of which the n-th action of the first enables the n-th of the second."""
+
+MOST_SEQUENCES = 256
+"""Sequences of a rank beyond which queues are quicker: each choice looks at all of them."""
+
+
+def rows_in_turn(
+    placement: Placement,
+    times: Mapping[Kind, Int64s],
+    links: Sequence[Link],
+    left: Int64s,
+) -> tuple[Int64s, CellColumns] | None:
+    """Return where each rank's row begins, and the actions; None where some wait for ever or stages are many.
+
+    Args:
+        placement: every route visits every stage.
+        times: per kind and stage, of F and B, or of F, I and W.
+        links: what enables what, as :func:`links_of` says.
+        left: what rooms in flight hold, each route's stages and then ranks; -1 for no bound.
+    """
+    given, actions = _sequences(placement, times, links, left)
+    ranks = placement.ranks
+    if (np.diff(given.of_rank) > MOST_SEQUENCES).any():
+        return None
+    row_ptr = np.concatenate([[0], np.cumsum(np.bincount(given.rank, given.count, ranks).astype(np.int64))])
+    written = Written(
+        kind=np.empty(actions, dtype=np.int8), stage=np.empty(actions, dtype=np.int32),
+        microbatch=np.empty(actions, dtype=np.int32),
+    )  # fmt: skip
+    begun = run(list_in_turn, (given,), (*_initial_progress(given, row_ptr, left), written), work=actions)
+    if begun < actions:
+        return None
+    alone, single = np.ones(actions, dtype=np.int32), np.full(actions, -1, dtype=np.int32)
+    return row_ptr, CellColumns(*written, span=alone, pair=single)
+
+
+def links_of(placement: Placement, kinds: Sequence[Kind]) -> list[Link]:
+    """Return which stages enable which: forwards along the stages, gradients back, weights behind inputs."""
+    low, high = placement.edges[:, 0], placement.edges[:, 1]
+    every = np.arange(placement.stages, dtype=np.int32)
+    ends = np.setdiff1d(every, low)
+    gradient = Kind.I if Kind.I in kinds else Kind.B
+    links: list[Link] = [
+        (Kind.F, low, Kind.F, high), (gradient, high, gradient, low), (Kind.F, ends, gradient, ends),
+    ]  # fmt: skip
+    if Kind.W in kinds:
+        links.append((Kind.I, every, Kind.W, every))
+    return links
+
+
+def _sequences(
+    placement: Placement,
+    times: Mapping[Kind, Int64s],
+    links: Sequence[Link],
+    left: Int64s,
+) -> tuple[Sequences, int]:
+    """Return the sequences, numbered kind by kind, route by route and stage by stage, then sorted by rank."""
+    kinds, stages, routes = list(times), placement.stages, placement.routes
+    width = routes * stages
+    number = np.arange(len(kinds) * width)
+    kind, route, stage = number // width, number // stages % routes, number % stages
+    rank = placement.stage_rank[route, stage].astype(np.int64)
+    order = np.argsort(rank, kind="stable")
+    moved = np.empty_like(order)
+    moved[order] = number
+    held = np.bincount(placement.microbatch_route, minlength=routes)
+    source, target = (
+        np.concatenate([
+            (kinds.index(one) * width + np.arange(routes)[:, None] * stages + at).ravel() for one, at in side
+        ])
+        for side in zip(*(((one, at), (other, to)) for one, at, other, to in links), strict=True)
+    )  # fmt: skip
+    last = Kind.W if Kind.W in times else Kind.B
+    kind_of = np.array(kinds)[kind]
+    origin, step = _places(kind_of, kind, stage, placement, len(kinds))
+    rooms = np.stack([stage_room(placement, route, stage), rank_room(placement, rank)], axis=1)
+    rooms = np.where(left[rooms] < 0, -1, rooms)
+    way = np.where(kind_of == Kind.F, 1, np.where(kind_of == last, -1, 0)) * (rooms >= 0).any(axis=1)
+    before_ptr, before = _csr(moved[target], moved[source], number.size)
+    after_ptr, after = _csr(moved[source], moved[target], number.size)
+    sequences = Sequences(
+        rank=rank[order], of_rank=np.searchsorted(rank[order], np.arange(placement.ranks + 1)),
+        kind=kind_of[order], stage=stage[order],
+        duration=np.stack([times[one] for one in kinds])[kind, stage][order],
+        count=held[route][order], first=(np.cumsum(held) - held)[route][order],
+        turns=np.argsort(placement.microbatch_route, kind="stable"), origin=origin[order], step=step[order],
+        before_ptr=before_ptr, before=before, after_ptr=after_ptr, after=after,
+        room=rooms[order].ravel(), way=way[order],
+    )  # fmt: skip
+    return sequences, len(kinds) * stages * placement.microbatches
+
+
+def _places(
+    kind_of: Int64s, kind: Int64s, stage: Int64s, placement: Placement, kinds: int
+) -> tuple[Int64s, Int64s]:
+    """Return per sequence where its microbatch 0 stands in its rank's choice, and how far one is from the next.
+
+    The order of :func:`~pptrace.steps.list_scheduler.backward_first`: backwards by microbatch, stage and kind,
+    then forwards by stage, the deepest first, and microbatch.
+    """
+    stages, microbatches = placement.stages, placement.microbatches
+    forward, each = kind_of == Kind.F, stages * kinds
+    behind = each * microbatches
+    return (
+        np.where(forward, behind + (stages - 1 - stage) * microbatches, stage * kinds + kind),
+        np.where(forward, 1, each),
+    )
+
+
+def _csr(key: Int64s, values: Int64s, size: int) -> tuple[Int64s, Int64s]:
+    """Return values grouped by key, with where each key's begin."""
+    return np.concatenate([[0], np.cumsum(np.bincount(key, minlength=size))]), values[
+        np.argsort(key, kind="stable")
+    ]
+
+
+def _initial_progress(given: Sequences, row_ptr: Int64s, left: Int64s) -> tuple[Progress, Heap]:
+    """Return how far everything is before the first action."""
+    ranks, size = row_ptr.size - 1, given.rank.size
+    zeros = np.zeros(size, dtype=np.int64)
+    free = np.diff(given.before_ptr) == 0
+    head = zeros.copy()
+    some = given.count > 0
+    head[some] = given.origin[some] + given.step[some] * given.turns[given.first[some]]
+    progress = Progress(
+        begun=zeros.copy(), ended=zeros.copy(), ready=np.where(free, given.count, 0), head=head, left=left.copy(),
+        doing=np.full(ranks, -1, dtype=np.int64), dirty=np.zeros(ranks, dtype=np.int64),
+        stack=np.zeros(ranks, dtype=np.int64), next=row_ptr[:-1].copy(),
+    )  # fmt: skip
+    events = Heap(
+        item=np.zeros(ranks, dtype=np.int64), place=np.full(ranks, OUTSIDE), time=np.zeros(ranks, dtype=np.int64),
+        size=np.zeros(1, dtype=np.int64),
+    )  # fmt: skip
+    return progress, events
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InFlight:
+    """The most microbatches between a forward's start and its backward's end (of ``W``, where it is split)."""
+
+    stage: object = None
+    """Shape (routes, stages): on each stage of each route; None for no bound, -1 for none there."""
+    rank: object = None
+    """Shape (ranks,): over all stages that a rank holds; None and -1 likewise."""
+
+
+def room_of(placement: Placement, in_flight: InFlight) -> Int64s:
+    """Return what each room holds: every stage of each route, then every rank; -1 for no bound."""
+    return np.concatenate([
+        _room(in_flight.stage, (placement.routes, placement.stages)), _room(in_flight.rank, (placement.ranks,)),
+    ])  # fmt: skip
+
+
+def stage_room(placement: Placement, route: Int64s | Int32s, stage: Int64s | Int32s) -> Int64s:
+    """Return the numbers of stages' rooms."""
+    number: Int64s = route.astype(np.int64) * placement.stages + stage
+    return number
+
+
+def rank_room(placement: Placement, rank: Int64s | Int32s) -> Int64s:
+    """Return the numbers of ranks' rooms."""
+    number: Int64s = placement.routes * placement.stages + rank.astype(np.int64)
+    return number
+
+
+def rooms_of(placement: Placement, actions: Actions, left: Int64s) -> Int64s:
+    """Return every action's two rooms, its stage's and its rank's; -1 where unbounded.
+
+    Where nothing is bounded, no action has any.
+    """
+    if (left < 0).all():
+        return np.full((0, 2), -1, dtype=np.int64)
+    # By the number that a room would have: its own, or -1 where nothing is bounded.
+    of = np.where(left < 0, -1, np.arange(left.size))
+    rooms = np.empty((len(actions), 2), dtype=np.int64)
+    rooms[:, 0] = of[stage_room(placement, actions.route, actions.stage)]
+    rooms[:, 1] = of[rank_room(placement, actions.rank)]
+    return rooms
+
+
+def queues_of(placement: Placement, actions: Actions, rooms: Int64s) -> tuple[Int64s, Queues, Int64s]:
+    """Return every action's queue, the queues, and the rooms that are taken from each.
+
+    There is one for each stage of each route that a rank holds, for what takes room there, and one for all else.
+    """
+    ranks = placement.ranks
+    slot = actions.rank.astype(np.int64)
+    if len(rooms):
+        waits_for_room = (actions.kind == Kind.F) & ((rooms[:, 0] >= 0) | (rooms[:, 1] >= 0))
+        slot = np.where(waits_for_room, ranks + stage_room(placement, actions.route, actions.stage), slot)
+    slot_rank = np.concatenate([np.arange(ranks), placement.stage_rank.ravel()])
+    held = np.bincount(slot, minlength=slot_rank.size)
+    sample, queue = np.empty((2, slot_rank.size), dtype=np.int64)
+    used = np.argsort(slot_rank, kind="stable")
+    used = used[held[used] > 0]
+    queue[used] = np.arange(used.size)
+    sample[slot] = np.arange(slot.size)  # any will do: all that take room from one queue take the same
+    taken = np.full((used.size, 2), -1, dtype=np.int64)
+    takes = used >= ranks
+    taken[takes] = rooms[sample[used[takes]]]
+    queues = Queues(
+        rank=slot_rank[used], ptr=np.cumsum([0, *held[used]]),
+        of_rank=np.searchsorted(slot_rank[used], np.arange(ranks + 1)),
+    )  # fmt: skip
+    return queue[slot], queues, taken
+
+
+def _room(bound: object, shape: tuple[int, ...]) -> Int64s:
+    """Return how much room there is, flat; -1 for no bound."""
+    room: Int64s = (
+        np.broadcast_to(np.asarray(-1 if bound is None else bound, dtype=np.int64), shape).ravel().copy()
+    )
+    return room

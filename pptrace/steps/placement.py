@@ -1,0 +1,220 @@
+"""Placement of stages on ranks, given by a schedule or inferred from its table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from pptrace.errors import ScheduleError
+from pptrace.steps.columns import Int32s, column, difference, distinct_rows
+from pptrace.steps.kinds import Kind
+
+if TYPE_CHECKING:
+    from pptrace.steps.actions import CellColumns
+    from pptrace.steps.columns import Int64s
+
+__all__ = ["Placement", "chain", "infer_placement"]
+
+_MOST_NEIGHBOURS = 1024
+"""Stages that one stage may feed, and stages that may feed it: messages of a stage are matched one by one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Placement:
+    """Routes of stages over ranks, and the route that each microbatch takes.
+
+    >>> Placement.looped(ranks=2, microbatches=4, chunks=2).stage_rank.tolist()
+    [[0, 1, 0, 1]]
+    >>> Placement.v_shaped(ranks=2, microbatches=4).stage_rank.tolist()
+    [[0, 1, 1, 0]]
+    """
+
+    ranks: int
+    """Number of pipeline ranks."""
+    stage_rank: Int32s
+    """Shape (routes, stages): the rank that holds a stage on a route, -1 where the route skips it."""
+    microbatch_route: Int32s
+    """Shape (microbatches,): each microbatch's route."""
+    edges: Int32s
+    """Shape (edges, 2): the stages' graph as (from, to), forward; by default the chain of all stages."""
+
+    def __post_init__(self) -> None:
+        for name in ("stage_rank", "microbatch_route", "edges"):
+            object.__setattr__(self, name, column(getattr(self, name), np.int32))
+        if self.edges.size == 0:
+            object.__setattr__(self, "edges", column(np.empty((0, 2)).astype(np.int32), np.int32))
+
+    @classmethod
+    def of_stages(cls, stage_rank: object, microbatches: int, ranks: int = 0) -> Self:
+        """Place all microbatches on one route, or each on its own row of ``stage_rank``'s routes in turn."""
+        table = np.atleast_2d(np.asarray(stage_rank, dtype=np.int32))
+        routes, stages = table.shape
+        return cls(
+            ranks=ranks or int(table.max()) + 1,
+            stage_rank=table,
+            microbatch_route=np.arange(microbatches, dtype=np.int32) % routes,
+            edges=chain(stages),
+        )
+
+    @classmethod
+    def looped(cls, ranks: int, microbatches: int, chunks: int = 1) -> Self:
+        """Place stage ``s`` on rank ``s mod ranks``: one chunk a rank, or interleaved chunks."""
+        return cls.of_stages(np.arange(ranks * chunks) % ranks, microbatches, ranks)
+
+    @classmethod
+    def v_shaped(cls, ranks: int, microbatches: int, chunks: int = 2) -> Self:
+        """Place stages down the ranks, then up, and so on: V for two chunks, waves for more."""
+        down = np.arange(ranks)
+        turns = [down if chunk % 2 == 0 else down[::-1] for chunk in range(chunks)]
+        return cls.of_stages(np.concatenate(turns), microbatches, ranks)
+
+    @property
+    def stages(self) -> int:
+        """Number of stages."""
+        return int(self.stage_rank.shape[1])
+
+    @property
+    def microbatches(self) -> int:
+        """Number of microbatches in the batch."""
+        return int(self.microbatch_route.size)
+
+    @property
+    def routes(self) -> int:
+        """Number of routes."""
+        return int(self.stage_rank.shape[0])
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether stage ``s`` feeds stage ``s + 1`` and nothing else."""
+        return bool(np.array_equal(self.edges, chain(self.stages)))
+
+    @property
+    def edge_fault(self) -> str:
+        """What is wrong with the placement's edges, in a few words that continue "its"; empty where nothing is."""
+        if self.edges.size and (self.edges.min() < 0 or self.edges.max() >= self.stages):
+            return f"edges name stages beyond its {self.stages}"
+        number = np.sort(self.edges[:, 0].astype(np.int64) * self.stages + self.edges[:, 1])
+        twice = number[1:][number[1:] == number[:-1]]
+        if twice.size:
+            return f"edge from stage {twice[0] // self.stages} to stage {twice[0] % self.stages} is there twice"
+        for side, verb in enumerate(("feeds", "is fed by")):
+            count = np.bincount(self.edges[:, side])
+            if count.max(initial=0) > _MOST_NEIGHBOURS:
+                most = int(np.argmax(count))
+                return f"stage {most} {verb} {count[most]:,} stages: at most {_MOST_NEIGHBOURS:,} are possible"
+        return ""
+
+    def rank_of(self, stage: int, microbatch: int) -> int:
+        """Return the rank that holds ``stage`` for ``microbatch``; a microbatch of -1 reads the first route."""
+        route = int(self.microbatch_route[microbatch]) if 0 <= microbatch < self.microbatches else 0
+        return int(self.stage_rank[route, stage])
+
+    def stages_of(self, rank: int) -> list[int]:
+        """Return the stages that ``rank`` holds on any route, in order."""
+        return sorted({int(stage) for stage in np.nonzero(self.stage_rank == rank)[1]})
+
+    def copies(self) -> Int32s:
+        """Return, per rank and stage, 1 where the rank holds the stage: shape (ranks, stages)."""
+        held = np.zeros((self.ranks, self.stages), dtype=np.int32)
+        route, stage = np.nonzero(self.stage_rank >= 0)
+        held[self.stage_rank[route, stage], stage] = 1
+        return held
+
+    def holders(self) -> tuple[tuple[int, ...], ...]:
+        """Return the ranks that hold each stage on any route, in order.
+
+        >>> Placement.v_shaped(ranks=2, microbatches=4).holders()
+        ((0,), (1,), (1,), (0,))
+        """
+        return tuple(tuple(np.flatnonzero(own).tolist()) for own in self.copies().T)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Placement):
+            return NotImplemented
+        return self.ranks == other.ranks and not difference(
+            self, other, ("stage_rank", "microbatch_route", "edges")
+        )
+
+    __hash__ = None  # type: ignore[assignment] # arrays inside: equal by value, not hashable
+
+
+def chain(stages: int) -> Int32s:
+    """Return the edges of a chain of stages, shape (stages - 1, 2)."""
+    first = np.arange(max(stages - 1, 0), dtype=np.int32)
+    return np.stack([first, first + 1], axis=1).astype(np.int32)
+
+
+_ROOM = 1 << 20
+_PER_ACTION = 64
+"""A table may name this many stages times microbatches, and this many more per action."""
+
+
+def infer_placement(row_ptr: Int32s | Int64s, cells: CellColumns) -> Placement:
+    """Return the placement that a table's own rows imply, its stages a chain.
+
+    A microbatch's stage is on the rank of its first action (of the lowest rank, where ranks disagree:
+    validation then names the misplaced one). Microbatches with equal ranks share a route.
+
+    Raises:
+        ScheduleError: a stage or microbatch is far beyond what so many actions can fill.
+    """
+    stage, microbatch, span = cells.stage, cells.microbatch, cells.span
+    ranks = int(row_ptr.size - 1)
+    rank = np.repeat(np.arange(ranks, dtype=np.int32), np.diff(row_ptr))
+    placed = (microbatch >= 0) & (stage >= 0) & (span >= 1)
+    last = microbatch.astype(np.int64) + span
+    stages = int(stage.max(initial=-1)) + 1
+    microbatches = int(last[placed].max(initial=0))
+    room = _ROOM + _PER_ACTION * int(stage.size)
+    if stages * max(microbatches, 1) > room or int(span[placed].sum(dtype=np.int64)) > room:
+        raise _out_of_range(rank, cells, last)
+    rows = np.flatnonzero(placed)
+    rows = np.repeat(rows, span[rows])
+    first = np.flatnonzero(np.diff(rows, prepend=-1))
+    microbatches_of = microbatch[rows] + np.arange(rows.size) - np.repeat(first, np.diff(first, append=rows.size))
+    held = _lowest(microbatches * stages, microbatches_of * stages + stage[rows], rank[rows]).reshape(
+        microbatches, stages
+    )
+    staged = np.flatnonzero(stage >= 0)
+    default = _lowest(stages, stage[staged], rank[staged])
+    held = np.where(held < 0, default[None, :], held)
+    routes, microbatch_route = _routes(held)
+    return Placement(
+        ranks=ranks,
+        stage_rank=routes if microbatches else default[None, :],
+        microbatch_route=microbatch_route,
+        edges=chain(stages),
+    )
+
+
+def _lowest(size: int, cell: Int32s | Int64s, rank: Int32s) -> Int32s:
+    """Return the lowest rank that is given for each of ``size`` cells, -1 where none is."""
+    none = np.iinfo(np.int32).max
+    lowest = np.full(size, none, dtype=np.int32)
+    np.minimum.at(lowest, cell, rank)
+    return np.where(lowest == none, np.int32(-1), lowest)
+
+
+def _routes(held: Int32s) -> tuple[Int32s, Int32s]:
+    """Return the distinct rows, in the order of their first microbatch, and each microbatch's."""
+    if not held.size:
+        return held[:1], np.zeros(len(held), dtype=np.int32)
+    first, route = distinct_rows(held)
+    return held[first], route
+
+
+def _out_of_range(rank: Int32s, cells: CellColumns, last: Int64s) -> ScheduleError:
+    kind, stage, microbatch = cells.kind, cells.stage, cells.microbatch
+    far = int(np.argmax(last)) if int(last.max()) > int(stage.max()) else int(np.argmax(stage))
+    number = "" if microbatch[far] < 0 else str(int(microbatch[far]))
+    beyond = int(last[far] - microbatch[far])
+    action = f"{int(stage[far])}{Kind(int(kind[far])).name}{number}{f'+{beyond}' if beyond > 1 else ''}"
+    return ScheduleError(
+        f"rank {int(rank[far])}: {action} is out of range: a table of {stage.size} actions cannot fill "
+        f"that many stages and microbatches, which are numbered from 0 without gaps",
+        rank=int(rank[far]),
+        position=far,
+        action=action,
+    )

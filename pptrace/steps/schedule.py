@@ -1,0 +1,340 @@
+"""The schedule table, positions of its actions, and the graph of its stages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+import numpy as np
+
+from pptrace.steps.actions import (
+    CELL,
+    Action,
+    CellColumns,
+    Cells,
+    cell_columns,
+    overlapped,
+    parse_action,
+    waits_of,
+)
+from pptrace.steps.columns import Int32s, difference
+from pptrace.steps.kernels.tables import index_actions
+from pptrace.steps.kinds import COMMUNICATION, TABLE, Kind, Result, present
+from pptrace.steps.placement import infer_placement
+from pptrace_kernel import run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from pptrace.steps.columns import Int8s
+    from pptrace.steps.placement import Placement
+
+__all__ = ["ABSENT", "Positions", "Problem", "Schedule", "StageGraph", "graph_of", "index_schedule"]
+
+_COLUMNS = ("row_ptr", *CELL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Schedule(Cells):
+    """Per rank an ordered list of actions; rows follow each other rank by rank.
+
+    >>> table = Schedule.from_rows([["0F0", "0B0"], ["1F0", "1B0"]])
+    >>> [str(action) for action in table[1]]
+    ['1F0', '1B0']
+    """
+
+    placement: Placement
+    """Where each stage of each microbatch's route is."""
+    row_ptr: Int32s
+    """Shape (ranks + 1,): rank ``r`` holds the actions ``row_ptr[r]:row_ptr[r + 1]``."""
+    interleave: Mapping[tuple[Kind, ...], tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    """By the kinds of an overlapped pair's members, the order of their segments on the compute stream: which
+    member's next segment comes, over and over. Pairs of other kinds take the segment that is ready first."""
+    recompute_waits: bool = False
+    """Whether computing a forward again waits for what its backward waits for, as where a framework does it inside
+    of the backward; else it starts when its rank gets there."""
+    waits: tuple[Int32s, ...] = ()
+    """What starts only when something else has ended that neither a stream nor a message says, such as copies that
+    share a stream: arrays of shape (waits, 6), kind, stage and first microbatch of what is waited for, then those
+    of what waits. In text, ``0F3@0OFFLOAD1``."""
+
+    @classmethod
+    def from_columns(
+        cls,
+        placement: Placement,
+        row_ptr: ArrayLike,
+        kind: ArrayLike,
+        stage: ArrayLike,
+        microbatch: ArrayLike,
+        *,
+        span: ArrayLike | None = None,
+        pair: ArrayLike | None = None,
+    ) -> Self:
+        """Build a schedule from columns; every span is 1 and nothing overlaps unless given."""
+        count = np.asarray(kind).size
+        cells = CellColumns(
+            kind=np.asarray(kind),
+            stage=np.asarray(stage),
+            microbatch=np.asarray(microbatch),
+            span=np.ones(count, dtype=np.int32) if span is None else np.asarray(span),
+            pair=np.full(count, -1, dtype=np.int32) if pair is None else np.asarray(pair),
+        )
+        return cls.of_cells(placement, row_ptr, cells)
+
+    @classmethod
+    def of_cells(cls, placement: Placement, row_ptr: ArrayLike, cells: CellColumns) -> Self:
+        """Build a schedule from the columns of its actions."""
+        return cls(placement=placement, row_ptr=np.asarray(row_ptr), **cells._asdict())
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[Iterable[str | Action | None]], placement: Placement | None = None) -> Self:
+        """Build a schedule from one list of actions (or their text) per rank; ``None`` and ``""`` are idle cells.
+
+        Without a placement, stages are where their actions are, and the stages form a chain.
+
+        Raises:
+            TableError: a text is no action (its row and column are named).
+        """
+        actions, ptr = list[Action](), [0]
+        for rank, row in enumerate(rows):
+            count = 0
+            for position, cell in enumerate(row):
+                if cell is None or (isinstance(cell, str) and not cell.strip()):
+                    continue
+                actions.append(cell if isinstance(cell, Action) else _parse_at(cell, rank, position))
+                count += len(actions[-1].sub_actions) or 1
+            ptr.append(ptr[-1] + count)
+        cells = CellColumns(*(np.array(values, dtype=np.int32) for values in cell_columns(actions)))
+        made = cls.of_cells(placement or infer_placement(np.asarray(ptr), cells), ptr, cells)
+        waits = waits_of(actions)
+        return replace(made, waits=(waits,)) if waits.size else made
+
+    def awaited(self) -> dict[tuple[int, int, int], tuple[Action, ...]]:
+        """Return what actions wait for by name, by kind, stage and first microbatch of what waits."""
+        found: dict[tuple[int, int, int], tuple[Action, ...]] = {}
+        for before, stage, microbatch, *after in (one for waits in self.waits for one in waits.tolist()):
+            one = Action(kind=Kind(before), stage=stage, microbatch=microbatch)
+            key = (after[0], after[1], after[2])
+            found[key] = (*found.get(key, ()), one)
+        return found
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return int(self.row_ptr.size - 1)
+
+    @property
+    def stages(self) -> int:
+        """Number of stages."""
+        return self.placement.stages
+
+    @property
+    def microbatches(self) -> int:
+        """Number of microbatches."""
+        return self.placement.microbatches
+
+    @property
+    def has_communication(self) -> bool:
+        """Whether the table places its own sends and receives."""
+        return bool(COMMUNICATION.mask(self.kind).any())
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether the table has overlapped pairs."""
+        return bool((self.pair >= 0).any())
+
+    def __getitem__(self, rank: int) -> list[Action]:
+        """Return one rank's actions in order, each overlapped pair as one action."""
+        if not 0 <= rank < self.ranks:
+            msg = f"rank {rank} of {self.ranks}"
+            raise IndexError(msg)
+        row: list[Action] = []
+        pair, awaited = -1, self.awaited()
+        for index in range(int(self.row_ptr[rank]), int(self.row_ptr[rank + 1])):
+            action = self.action(index)
+            if awaited:
+                action = replace(action, after=awaited.get((action.kind, action.stage, action.microbatch), ()))
+            same = int(self.pair[index])
+            if same < 0:
+                row.append(action)
+            else:
+                members = (*row.pop().sub_actions, action) if same == pair else (action,)
+                row.append(overlapped(members))
+            pair = same
+        return row
+
+    def rank_at(self, index: int) -> int:
+        """Return the rank whose row holds a position of the columns."""
+        return int(np.searchsorted(self.row_ptr, index, side="right")) - 1
+
+    def rank_of_row(self) -> NDArray[np.int64]:
+        """Return each action's rank, shape (actions,)."""
+        return np.repeat(np.arange(self.ranks), np.diff(self.row_ptr))
+
+    def selected(self, rows: NDArray[np.integer]) -> Self:
+        """Return some actions alone, in their order."""
+        return replace(
+            self, row_ptr=np.searchsorted(rows, self.row_ptr).astype(np.int32), **self.cells.taken(rows)._asdict()
+        )
+
+    def rows(self) -> list[list[str]]:
+        """Return every rank's actions as text."""
+        return [[str(action) for action in self[rank]] for rank in range(self.ranks)]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Schedule):
+            return NotImplemented
+        return self.placement == other.placement and self.rows() == other.rows()
+
+    __hash__ = None  # type: ignore[assignment] # arrays inside: equal by value, not hashable
+
+    def difference(self, other: Schedule) -> str:
+        """Say where two schedules first differ, or ``""``."""
+        return difference(self, other, _COLUMNS)
+
+    def __repr__(self) -> str:
+        size = f"{self.ranks} ranks, {self.stages} stages, {self.microbatches} microbatches"
+        return f"<Schedule {size}, {len(self)} actions>"
+
+
+def _parse_at(cell: str, rank: int, position: int) -> Action:
+    from pptrace.errors import TableError
+
+    try:
+        return parse_action(cell)
+    except TableError as error:
+        raise TableError(error.message, rank=rank, position=position, cell=cell) from None
+
+
+ABSENT = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """The first action that cannot be placed in the index."""
+
+    code: int
+    """What is wrong, as the kernel numbers it."""
+    row: int
+    """The action's position in the schedule's columns."""
+    other: int
+    """The earlier action that it repeats, or the rank on which it should be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Positions:
+    """Positions of actions in a schedule's columns."""
+
+    results: int
+    """Results that the schedule's kinds leave, up to the last: 2 (F, B), 3 (also I, W), or more."""
+    flat: Int32s
+    """Shape (results x stages x microbatches,): position or ``ABSENT``."""
+    stages: int
+    """Number of stages."""
+    microbatches: int
+    """Number of microbatches."""
+    problem: Problem | None
+    """The first problem met, or None."""
+
+    @property
+    def passed_on(self) -> Int32s:
+        """Positions of what stages pass on: activations, then gradients, each flat by stage and microbatch."""
+        return self.flat[: (Result.GRADIENT + 1) * self.stages * self.microbatches]
+
+    def of(self, result: int) -> Int32s:
+        """Return one result's positions, shape (stages, microbatches); all absent for one that no kind leaves."""
+        size = self.stages * self.microbatches
+        if result >= self.results:
+            return np.full((self.stages, self.microbatches), ABSENT, dtype=np.int32)
+        return self.flat[result * size : (result + 1) * size].reshape(self.stages, self.microbatches)
+
+
+def index_schedule(schedule: Schedule) -> Positions:
+    """Index every microbatch's actions; stop at the first that is out of range, twice or misplaced."""
+    placement = schedule.placement
+    results = _results_of(schedule.kind)
+    flat = np.full(results * placement.stages * placement.microbatches, ABSENT, dtype=np.int32)
+    problem = np.zeros(3, dtype=np.int64)
+    run(
+        index_actions,
+        (
+            schedule.row_ptr, schedule.cells, graph_of(placement), TABLE
+        ),
+        (flat, problem),
+        work=len(schedule),
+    )  # fmt: skip
+    code, row, other = (int(value) for value in problem)
+    found = Problem(code=code, row=row, other=other) if code else None
+    return Positions(
+        results=results, flat=flat, stages=placement.stages, microbatches=placement.microbatches, problem=found
+    )
+
+
+def _results_of(kind: Int8s) -> int:
+    kinds = present(kind)
+    # A full backward's second result is indexed only beside others.
+    split = kinds[(TABLE.result[kinds] == Result.GRADIENT) & (TABLE.second_result[kinds] < 0)].size
+    least = 1 + (Result.WEIGHT_GRADIENT if split else Result.GRADIENT)
+    return max(least, 1 + int(TABLE.result[kinds].max(initial=-1)))
+
+
+class StageGraph(NamedTuple):
+    """A placement, with the successors and predecessors of every stage as CSR."""
+
+    ranks: int
+    """Number of ranks."""
+    stages: int
+    """Number of stages."""
+    microbatches: int
+    """Number of microbatches."""
+    routes: int
+    """Number of routes."""
+    edges: int
+    """Number of edges."""
+    nearby: int
+    """Whether any rank holds both ends of an edge."""
+    stage_rank: Int32s
+    """Shape (routes x stages,): the rank of each stage on each route, -1 where the route skips it."""
+    microbatch_route: Int32s
+    """Shape (microbatches,): each microbatch's route."""
+    edge_from: Int32s
+    """Shape (edges,): the stage that an edge comes from."""
+    edge_to: Int32s
+    """Shape (edges,): the stage that it goes to."""
+    succ_ptr: Int32s
+    """Shape (stages + 1,)."""
+    succ: Int32s
+    """Stages that a stage feeds."""
+    succ_edge: Int32s
+    """Index of the edge to each successor."""
+    pred_ptr: Int32s
+    """Shape (stages + 1,)."""
+    pred: Int32s
+    """Stages that feed a stage."""
+    pred_edge: Int32s
+    """Index of the edge from each predecessor."""
+
+
+def graph_of(placement: Placement) -> StageGraph:
+    """Return a placement's graph of stages."""
+    edge_from, edge_to = (np.ascontiguousarray(side) for side in placement.edges.T)
+    succ_ptr, succ_edge = _grouped(edge_from, placement.stages)
+    pred_ptr, pred_edge = _grouped(edge_to, placement.stages)
+    nearby = (placement.stage_rank[:, edge_from] == placement.stage_rank[:, edge_to]).any()
+    return StageGraph(
+        ranks=placement.ranks, stages=placement.stages, microbatches=placement.microbatches,
+        routes=placement.routes,
+        edges=edge_from.size, nearby=int(nearby), stage_rank=placement.stage_rank.ravel(),
+        microbatch_route=placement.microbatch_route,
+        edge_from=edge_from, edge_to=edge_to, succ_ptr=succ_ptr, succ=edge_to[succ_edge], succ_edge=succ_edge,
+        pred_ptr=pred_ptr, pred=edge_from[pred_edge], pred_edge=pred_edge,
+    )  # fmt: skip
+
+
+def _grouped(key: Int32s, stages: int) -> tuple[Int32s, Int32s]:
+    order = np.argsort(key, kind="stable").astype(np.int32)
+    counts = np.bincount(key, minlength=stages)
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32), order

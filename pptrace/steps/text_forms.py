@@ -1,0 +1,249 @@
+"""Schedule tables as CSV and text.
+
+A row of CSV is a rank and a cell an action; an empty cell is an idle step, which a table does not keep.
+Text has blanks between its cells; its empty lines and those that begin with ``#`` are skipped.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from enum import Enum
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.config.choices import Receive
+from pptrace.config.limits import is_named_pipe
+from pptrace.errors import ScheduleError, TableError
+from pptrace.steps.actions import CellColumns, Form, cells_of, parse_row
+from pptrace.steps.issue_order import with_messages
+from pptrace.steps.kinds import COMMUNICATION, PER_STAGE, Kind, KindSet
+from pptrace.steps.placement import infer_placement
+from pptrace.steps.schedule import Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Dialect", "Source", "TableFile", "in_dialect", "load_table", "parse_table", "read_table", "table_text"]
+
+_LARGEST = 1 << 30
+"""Bytes; some 100 million actions."""
+
+_ENDS = re.compile(r"\r\n|\n|\r")
+_FORMS = {".csv": Form.CSV, ".txt": Form.TEXT}
+
+
+def read_table(path: Path | str) -> Schedule:
+    """Read a table: as its suffix says (``.csv``, ``.txt``), else CSV where there are commas.
+
+    Raises:
+        TableError: the file cannot be read, or a cell is no action (row, column, cell).
+    """
+    return load_table(path).schedule
+
+
+def load_table(path: Path | str) -> TableFile:
+    """Read a table and keep its rows, for errors; raises as :func:`read_table`."""
+    path = Path(path)
+    return parse_table(_text(path), path, _FORMS.get(path.suffix.lower()))
+
+
+def parse_table(text: str, file: Path | str = "", form: Form | None = None) -> TableFile:
+    r"""Read the text of a table, as CSV where there is a comma unless ``form`` says what it is.
+
+    >>> parse_table("0F0,,0B0\n1F0,1B0\n").schedule.rows()
+    [['0F0', '0B0'], ['1F0', '1B0']]
+
+    Raises:
+        TableError: a cell is no action, or a row is blank.
+    """
+    lines = _ENDS.split(text)
+    form = form or (Form.CSV if "," in text else Form.TEXT)
+    numbers = _rank_lines(lines, form, str(file))
+    rows, waits = [], []
+    for number in numbers:
+        try:
+            cells, asked = parse_row(lines[number - 1], form)
+            rows.append(cells)
+            waits.append(asked)
+        except TableError as error:
+            raise TableError(error.message, file=file, row=number, column=error.column, cell=error.cell) from None
+    source = Source(
+        file=str(file), form=form, lines=tuple(lines[number - 1] for number in numbers), numbers=tuple(numbers)
+    )
+    schedule, told = _schedule(rows, source), np.concatenate(waits)
+    return TableFile(schedule=replace(schedule, waits=(told,)) if told.size else schedule, source=source)
+
+
+def _text(path: Path) -> str:
+    try:
+        if is_named_pipe(path):
+            raise TableError("is a pipe: save what it gives to a file first", file=path)
+        if path.exists() and not (path.is_file() or path.is_fifo()):
+            raise TableError("not a file: name a table (.csv or .txt)", file=path)
+        if path.is_file() and path.stat().st_size > _LARGEST:
+            raise TableError("larger than 1 GiB: no schedule table is", file=path)
+        raw = path.read_bytes()
+    except OSError as error:
+        raise TableError(f"cannot be read: {(error.strerror or str(error)).lower()}", file=path) from None
+    except ValueError:
+        raise TableError("cannot be read: no file has such a name", file=repr(str(path))) from None
+    if b"\0" in raw:
+        raise TableError("not a text file: expected one row of actions per rank", file=path)
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        row = raw.count(b"\n", 0, error.start) + 1
+        raise TableError(
+            f"not UTF-8 (byte 0x{raw[error.start]:02x}): save it as UTF-8", file=path, row=row
+        ) from None
+
+
+def _rank_lines(lines: list[str], form: Form, file: str) -> list[int]:
+    """Return the numbers of the lines that are ranks."""
+    written = [number for number, line in enumerate(lines, 1) if line.strip()]
+    if form is Form.TEXT:
+        written = [number for number in written if not lines[number - 1].lstrip().startswith("#")]
+    if not written:
+        raise TableError("no actions: write one row of actions per rank, such as 0F0,0B0", file=file)
+    if form is Form.CSV and written[-1] > len(written):
+        blank = next(row for row, number in enumerate(written, 1) if row != number)
+        message = 'the row is blank, and each row is a rank: remove it, or write "" for a rank without actions'
+        raise TableError(message, file=file, row=blank)
+    return written
+
+
+def _schedule(rows: list[CellColumns], source: Source) -> Schedule:
+    ptr = np.cumsum([0, *(len(row.kind) for row in rows)], dtype=np.int64)
+    cells = CellColumns(
+        *(np.fromiter(chain.from_iterable(column), np.int32) for column in zip(*rows, strict=True))
+    )
+    try:
+        placement = infer_placement(ptr, cells)
+    except ScheduleError as error:
+        raise source.locate(error, ptr.tolist()) from None
+    pairs = np.array([max(row.pair, default=-1) + 1 for row in rows])
+    before = np.repeat(np.cumsum(pairs) - pairs, np.diff(ptr))
+    return Schedule.of_cells(
+        placement, ptr, cells._replace(pair=np.where(cells.pair < 0, -1, cells.pair + before))
+    )
+
+
+_NAMES = [kind.name for kind in Kind]
+_INSERTED = KindSet({*COMMUNICATION, Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD})
+"""What PyTorch puts into a compute-only table itself, and refuses to find in one."""
+
+
+class Dialect(Enum):
+    """What a table holds."""
+
+    COMPUTE = "compute"
+    """Computation alone: PyTorch's ``compute_only``."""
+    COMMS = "comms"
+    """Computation and messages: PyTorch's ``compute_comms``."""
+
+
+def table_text(schedule: Schedule, form: Form = Form.CSV) -> str:
+    r"""Return a schedule as text, a line per rank; a rank without actions is one idle cell.
+
+    >>> from pptrace.steps.schedule import Schedule
+    >>> table_text(Schedule.from_rows([["0F0", "0B0"], ["1F0", "1B0"]]))
+    '0F0,0B0\n1F0,1B0\n'
+    """
+    separator, idle = (",", '""') if form is Form.CSV else (" ", "-")
+    cells, pair = _cells(schedule), schedule.pair.tolist()
+    rows = [cells[low:high] for low, high in pairwise(schedule.row_ptr.tolist())]
+    if (schedule.pair >= 0).any():
+        bounds = pairwise(schedule.row_ptr.tolist())
+        rows = [_joined(row, pair[low:high]) for row, (low, high) in zip(rows, bounds, strict=True)]
+    return "".join(f"{separator.join(row) or idle}\n" for row in rows)
+
+
+def in_dialect(schedule: Schedule, dialect: Dialect, receive: Receive = Receive.ASAP) -> Schedule:
+    """Return a schedule with what a dialect holds: messages removed, or put in place unless they are.
+
+    The compute dialect keeps neither messages nor what else PyTorch inserts by itself
+    (``UNSHARD``, ``RESHARD``, ``REDUCE_GRAD``).
+
+    Raises:
+        ScheduleError: messages are to be placed, and no order of them lets every action run.
+    """
+    if dialect is Dialect.COMPUTE:
+        return schedule.selected(np.flatnonzero(~_INSERTED.mask(schedule.kind)))
+    if schedule.has_communication:
+        return schedule
+    issued = with_messages(schedule, receive)
+    return replace(schedule, row_ptr=issued.row_ptr, **issued.cells._asdict())
+
+
+def _cells(schedule: Schedule) -> list[str]:
+    """Return every action's text, overlapped pairs taken apart."""
+    kinds, stages, microbatches = schedule.kind.tolist(), schedule.stage.tolist(), schedule.microbatch.tolist()
+    cells = [f"{s}{_NAMES[k]}{u}" for k, s, u in zip(kinds, stages, microbatches, strict=True)]
+    for row in np.flatnonzero((schedule.span > 1) | PER_STAGE.mask(schedule.kind)).tolist():
+        cells[row] = str(schedule.action(row))
+    awaited = schedule.awaited()
+    for row, own in enumerate(zip(kinds, stages, microbatches, strict=True)) if awaited else ():
+        cells[row] += "".join(f"@{one}" for one in awaited.get(own, ()))
+    return cells
+
+
+def _joined(cells: list[str], pair: list[int]) -> list[str]:
+    """Return the cells of a row, neighbours of one overlapped pair as one."""
+    row: list[str] = []
+    members: list[str] = []
+    for position, cell in enumerate(cells):
+        number = pair[position]
+        if number < 0:
+            row.append(cell)
+            continue
+        members.append(cell)
+        if position + 1 == len(cells) or pair[position + 1] != number:
+            row.append(f"({';'.join(members)})OVERLAP_F_B")
+            members = []
+    return row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """The rows of a file, one per rank."""
+
+    file: str
+    """As the user named it."""
+    form: Form
+    """How the rows are written."""
+    lines: tuple[str, ...]
+    """The row of each rank."""
+    numbers: tuple[int, ...]
+    """Each row's line in the file, counted from 1."""
+
+    def locate(self, error: ScheduleError, row_ptr: Sequence[int]) -> TableError:
+        """Return a schedule's error as that of a cell: the schedule's rows begin at ``row_ptr``."""
+        if not 0 <= error.rank < len(self.lines):
+            return TableError(error.message, file=self.file)
+        row = self.numbers[error.rank]
+        left = error.position - int(row_ptr[error.rank])
+        if left < 0:
+            return TableError(error.message, file=self.file, row=row)
+        for column, cell in cells_of(self.lines[error.rank], self.form):
+            left -= cell.count(";") + 1
+            if left < 0:
+                return TableError(error.message, file=self.file, row=row, column=column, cell=cell)
+        return TableError(error.message, file=self.file, row=row)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableFile:
+    """A schedule and the rows that it was read from."""
+
+    schedule: Schedule
+    """What the rows say."""
+    source: Source
+    """The rows."""
+
+    def locate(self, error: ScheduleError) -> TableError:
+        """Return what is wrong with the schedule as what is wrong with a cell of the file."""
+        return self.source.locate(error, self.schedule.row_ptr.tolist())

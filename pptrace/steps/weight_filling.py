@@ -1,0 +1,141 @@
+"""Weight gradients in the gaps: a table of forwards and input gradients becomes one of whole backwards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.errors import ScheduleError
+from pptrace.steps.kernels.heap import OUTSIDE, Heap
+from pptrace.steps.kernels.weight_filling import Filling, Given, Placed, Rules, Stages, fill_gaps
+from pptrace.steps.kinds import Kind
+from pptrace.steps.schedule import Schedule
+from pptrace_kernel import run
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pptrace.steps.columns import Int64s
+
+__all__ = ["Filled", "fill_weights"]
+
+_NO_LIMIT = 2**62
+_LONGEST = 2**59
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Filled:
+    """A table with its weight gradients, and when each rank runs it; messages meet nobody."""
+
+    schedule: Schedule
+    """The table."""
+    start: Int64s
+    """Shape (ranks,): when a rank's first action starts."""
+    end: Int64s
+    """Shape (ranks,): when its last one ends."""
+
+    @property
+    def length(self) -> int:
+        """From the first start to the last end."""
+        return int(self.end.max(initial=0))
+
+    @property
+    def longest(self) -> int:
+        """The longest time from a rank's start to its end: steps follow one another at this pace."""
+        return int((self.end - self.start).max(initial=0))
+
+
+def fill_weights(
+    table: Schedule,
+    durations: Mapping[Kind, object],
+    *,
+    transfer: int = 0,
+    taken: object = 0,
+    kept: object = 0,
+    room: object = None,
+    missing: int = 0,
+    patience: int = -1,
+) -> Filled:
+    """Return a table with a weight gradient for every input gradient, in the order of these on each rank.
+
+    A weight gradient runs where its rank waits long enough for what comes next, where a forward needs the memory
+    that it frees, or behind all else.
+
+    Args:
+        table: F and I of every stage and microbatch, on one route of stages that are a chain. One that has W
+            already keeps its order, and is only timed.
+        durations: time of one action for F, I and W: one value, or one per stage.
+        transfer: time from one rank to another.
+        taken: bytes that a forward takes: one value, or one per stage.
+        kept: bytes of them that stay from the input gradient until the weight gradient; likewise.
+        room: bytes that a rank has for them: one value, or one per rank; None for no limit.
+        missing: eighths of a weight gradient that a gap may lack for it.
+        patience: for how long a rank may idle in all before it runs one in any gap; -1 for as long
+            as any other has so far.
+
+    Raises:
+        ScheduleError: the order deadlocks, a rank's memory does not hold it, or times add up to 2**59 and more.
+
+    >>> table = Schedule.from_rows([["0F0", "0F1", "0I0", "0I1"], ["1F0", "1I0", "1F1", "1I1"]])
+    >>> fill_weights(table, {Kind.F: 1, Kind.I: 1, Kind.W: 1}).schedule.rows()
+    [['0F0', '0F1', '0I0', '0W0', '0I1', '0W1'], ['1F0', '1I0', '1F1', '1I1', '1W0', '1W1']]
+    """
+    stages, ranks, count = table.stages, table.ranks, len(table)
+    cost = {kind: _wide(durations[kind], stages) for kind in (Kind.F, Kind.I, Kind.W)}
+    if float(sum(map(np.sum, cost.values()))) * table.microbatches + count * transfer >= _LONGEST:
+        raise ScheduleError("times add up to 2**59 or more: give them in a larger unit")
+    row_ptr = table.row_ptr.astype(np.int64)
+    filling, heap = _start(table)
+    missing_weights = int(not (table.kind == Kind.W).any())
+    whole_ptr = row_ptr + missing_weights * (row_ptr // 2)
+    kind, stage, microbatch = (np.zeros(int(whole_ptr[-1]), dtype=np.int32) for _ in range(3))
+    placed = Placed(kind, stage, microbatch, np.zeros(ranks, dtype=np.int64))
+    full = run(
+        fill_gaps,
+        (
+            Given(row_ptr, table.kind, table.stage, table.microbatch),
+            Stages(
+                table.placement.stage_rank[0].astype(np.int64), cost[Kind.F], cost[Kind.I], cost[Kind.W],
+                _wide(taken, stages), _wide(kept, stages),
+            ),
+            _wide(_NO_LIMIT if room is None else room, ranks),
+            Rules(missing_weights=missing_weights, transfer=transfer, missing=missing, patience=patience),
+        ),
+        (filling, placed, heap),
+        work=count,
+    )  # fmt: skip
+    _check(table, full, filling)
+    schedule = Schedule.from_columns(table.placement, whole_ptr, kind.astype(np.int8), stage, microbatch)
+    return Filled(schedule=schedule, start=np.maximum(filling.first, 0), end=filling.free)
+
+
+def _start(table: Schedule) -> tuple[Filling, Heap]:
+    """Return how far it is before anything runs."""
+    zeros, ranks = partial(np.zeros, dtype=np.int64), table.ranks
+    first_row = table.row_ptr[:-1].astype(np.int64)
+    ready = np.full(2 * table.stages * table.microbatches, -1, dtype=np.int64)
+    ready[: table.microbatches] = 0
+    filling = Filling(
+        ready=ready, at=first_row, due=first_row.copy(), owed=zeros(ranks), held=zeros(ranks), idle=zeros(ranks),
+        first=np.full(ranks, -1, dtype=np.int64), free=zeros(ranks),
+    )  # fmt: skip
+    return filling, Heap(item=zeros(ranks), place=np.full(ranks, OUTSIDE), time=zeros(ranks), size=zeros(1))
+
+
+def _wide(values: object, size: int) -> Int64s:
+    wide: Int64s = np.ascontiguousarray(np.broadcast_to(np.asarray(values, dtype=np.int64), (size,)))
+    return wide
+
+
+def _check(table: Schedule, full: int, filling: Filling) -> None:
+    """Refuse an order that could not run to its end."""
+    late = np.flatnonzero(filling.at < table.row_ptr[1:])
+    if full < 0 and not late.size:
+        return
+    rank = full if full >= 0 else int(late[0])
+    action = str(table.action(int(filling.at[rank])))
+    why = "its memory holds no more: allow more" if full >= 0 else "what it needs comes later: change the order"
+    raise ScheduleError(f"rank {rank}: {action} can never start: {why}", rank=rank, action=action)

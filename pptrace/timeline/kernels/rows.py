@@ -1,0 +1,160 @@
+"""Kernels that index rows, follow causes and sum memory.
+
+Columns are lists or arrays of integers, alike in use, hence without annotations. ``cells`` are
+:class:`~pptrace.steps.actions.CellColumns`, ``graph`` is a :class:`~pptrace.steps.schedule.StageGraph`,
+``kinds`` the :class:`~pptrace.steps.kinds.KindTable`. What a stage *makes* are its forwards' results (0),
+which the stages behind need, and its backwards' (1), which the stages before do.
+
+Columns are lists or arrays of integers, alike in use, hence without annotations. ``cells`` are
+:class:`~pptrace.steps.actions.CellColumns`, ``graph`` is a :class:`~pptrace.steps.schedule.StageGraph`,
+``kinds`` the :class:`~pptrace.steps.kinds.KindTable`. What a stage *makes* are its forwards' results (0),
+which the stages behind need, and its backwards' (1), which the stages before do.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from pptrace.steps.kinds import Pass, Result, Role
+
+__all__ = ["Index", "follow_causes", "follow_memory", "index_rows"]
+
+SENDS, RECEIVES = int(Role.SEND), int(Role.RECEIVE)
+FORWARD = int(Pass.FORWARD)
+SEVERAL = -2
+"""A receive that may be of several messages."""
+
+
+class Index(NamedTuple):
+    """Rows by where they are in the model, -1 for none."""
+
+    made: Any
+    """Shape (2 x stages x microbatches,): forwards, then the backwards whose result other stages need."""
+    send: Any
+    """Shape (2 x edges x microbatches,): the sender's row of each message, forward edges first."""
+    recv: Any
+    """The receiver's."""
+
+
+def index_rows(lane_ptr, lane_rank, lane_peer, cells, start, size, graph, kinds, index):
+    """Note the row of each stage and microbatch's forward and gradient, and of each edge's messages.
+
+    A receive does not say from which stage it is. Where it may be from several, a second pass gives it
+    the message of its size that was sent first.
+    """
+    feeds, role = kinds.feeds, kinds.role
+    unsure = False
+    for lane in range(len(lane_ptr) - 1):
+        for row in range(lane_ptr[lane], lane_ptr[lane + 1]):
+            k = cells.kind[row]
+            if feeds[k] >= 0:
+                base = (feeds[k] * graph.stages + cells.stage[row]) * graph.microbatches
+                for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
+                    index.made[base + u] = row
+            elif role[k] == SENDS or role[k] == RECEIVES:
+                found = _find_message(row, lane_rank[lane], lane_peer[lane], cells, graph, kinds, index)
+                unsure = unsure or found == SEVERAL
+                _index_message(row, found, cells, kinds, index)
+    if not unsure:
+        return
+    for lane in range(len(lane_ptr) - 1):
+        for row in range(lane_ptr[lane], lane_ptr[lane + 1]):
+            if role[cells.kind[row]] == RECEIVES:
+                found = _first_sent(row, lane_rank[lane], lane_peer[lane], cells, start, size, graph, kinds, index)
+                _index_message(row, found, cells, kinds, index)
+
+
+def _index_message(row, found, cells, kinds, index):
+    """Note a message's row from a place on."""
+    if found < 0:
+        return
+    sends = kinds.role[cells.kind[row]] == SENDS
+    for at in range(found, found + cells.span[row]):
+        if sends:
+            index.send[at] = row
+        elif index.recv[at] < 0:
+            index.recv[at] = row
+
+
+def _find_message(row, rank, peer, cells, graph, kinds, index):
+    """Return the place of a send, or of a receive that can be of one message only; -1 for none."""
+    k, s, u = cells.kind[row], cells.stage[row], cells.microbatch[row]
+    sends = kinds.role[k] == SENDS
+    forward = kinds.direction[k] == FORWARD
+    down = sends == forward
+    ptr = graph.succ_ptr if down else graph.pred_ptr
+    found = -1
+    for e in range(ptr[s], ptr[s + 1]):
+        other = graph.stage_rank[
+            graph.microbatch_route[u] * graph.stages + (graph.succ[e] if down else graph.pred[e])
+        ]
+        if other < 0 or other == rank or (peer >= 0 and other != peer):
+            continue
+        edge = graph.succ_edge[e] if down else graph.pred_edge[e]
+        at = ((0 if forward else graph.edges) + edge) * graph.microbatches + u
+        if not sends:
+            if found >= 0:
+                return SEVERAL
+            found = at
+        elif found < 0 and index.send[at] < 0:
+            found = at
+    return found
+
+
+def _first_sent(row, rank, peer, cells, start, size, graph, kinds, index):
+    """Return the place of a receive: of the messages of its size, the one that was sent first; -1 for none."""
+    s, u = cells.stage[row], cells.microbatch[row]
+    send = index.send
+    forward = kinds.direction[cells.kind[row]] == FORWARD
+    ptr = graph.pred_ptr if forward else graph.succ_ptr
+    found = -1
+    for e in range(ptr[s], ptr[s + 1]):
+        other = graph.stage_rank[
+            graph.microbatch_route[u] * graph.stages + (graph.pred[e] if forward else graph.succ[e])
+        ]
+        if other < 0 or other == rank or (peer >= 0 and other != peer):
+            continue
+        edge = graph.pred_edge[e] if forward else graph.edges + graph.succ_edge[e]
+        at = edge * graph.microbatches + u
+        if index.recv[at] >= 0 or send[at] < 0 or size[send[at]] != size[row]:
+            continue
+        if found < 0 or start[send[at]] < start[send[found]]:
+            found = at
+    return found
+
+
+ACTIVATION, WEIGHT_GRADIENT = int(Result.ACTIVATION), int(Result.WEIGHT_GRADIENT)
+
+
+def follow_memory(compute_lane, lane_ptr, cells, start, kept, kept_weight, kinds, peak, peak_at, held_most):
+    """Follow each rank's activations: bytes held, when they peak, and the most microbatches held at once.
+
+    Where a kind takes what a weight gradient needs, full recomputation builds it there, so memory may rise.
+    """
+    for rank in range(len(compute_lane)):
+        lane = compute_lane[rank]
+        low, high = (lane_ptr[lane], lane_ptr[lane + 1]) if lane >= 0 else (0, 0)
+        held = 0
+        count = 0
+        for row in range(low, high):
+            k, s, n = cells.kind[row], cells.stage[row], cells.span[row]
+            held += (kinds.activation[k] * kept[s] + kinds.weight_activation[k] * kept_weight[s]) * n
+            if held > peak[rank]:
+                peak[rank] = held
+                peak_at[rank] = start[row]
+            if kinds.result[k] == ACTIVATION:
+                count += n
+                held_most[rank] = max(held_most[rank], count)
+            elif kinds.result[k] == WEIGHT_GRADIENT or kinds.second_result[k] == WEIGHT_GRADIENT:
+                count -= n
+
+
+def follow_causes(cause, last, path):
+    """Walk back from ``last`` along the causes; return how many rows the path holds, last first."""
+    found = 0
+    row = last
+    while row >= 0 and found < len(path):
+        path[found] = row
+        found += 1
+        row = cause[row]
+    return found

@@ -1,0 +1,110 @@
+"""The words of Kineto's dialect: what PyTorch's profiler calls the work of a pipeline's streams."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pptrace.steps.kinds import KINDS, Stream
+from pptrace.traces.scene import CARRIES, CATEGORY, NAMES, RECEIVES
+
+__all__ = ["COLORS", "WORDS", "Word", "collective", "group_word"]
+
+_LISTED_RANKS = 30
+"""PyTorch cuts its list of a group's ranks here."""
+_SEND, _ALL_REDUCE = "SendRecv", "AllReduce_Sum_f32_RING_LL"
+_COLLECTIVES = {"UNSHARD": "AllGather_RING_LL", "REDUCE_GRAD": _ALL_REDUCE, "SYNC": _ALL_REDUCE}
+"""NCCL's kernels of kinds that have one."""
+_COPIES = {
+    Stream.COPY_OUT: "Memcpy DtoH (Device -> Pinned)",
+    Stream.COPY_IN: "Memcpy HtoD (Pinned -> Device)",
+}
+"""CUDA's names of what runs on the streams that copy."""
+_SEGMENTS = {
+    "allreduce": ("allreduce", _ALL_REDUCE),
+    "allgather": ("allgather", "AllGather_RING_LL"),
+    "reducescatter": ("reduce_scatter", "ReduceScatter_Sum_f32_RING_LL"),
+    "alltoall": ("all_to_allv", _SEND),
+    "dispatch": ("all_to_allv", _SEND),
+    "combine": ("all_to_allv", _SEND),
+}
+"""PyTorch's name and NCCL's kernel of collectives inside actions, by the letters that their names hold."""
+_GROUPS = {
+    Stream.TENSOR_PARALLEL: ("mesh_tp", "allreduce"),
+    Stream.EXPERT_PARALLEL: ("mesh_ep", "alltoall"),
+    Stream.CONTEXT_PARALLEL: ("mesh_cp", "alltoall"),
+}
+"""PyTorch's name of each group, and its collective where a segment's name tells none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Word:
+    """How the profiler shows one kind of action."""
+
+    name: str
+    """The kernel's name; of a kind that is numbered, without its microbatch."""
+    category: str = "kernel"
+    """Its ``cat``."""
+    launch: str = "cudaLaunchKernel"
+    """The runtime call that launches it."""
+    facts: str = ""
+    """What it has among its arguments beyond the usual."""
+
+
+def _word(name: str, category: str, stream: Stream) -> Word:
+    """Return the profiler's words for a kind, which goes by its own name where the profiler has none."""
+    if category == "copy":
+        return Word(name=_COPIES.get(stream, name), category="gpu_memcpy", launch="cudaMemcpyAsync")
+    kernel = _SEND if category == "communication" else _COLLECTIVES.get(name)
+    if kernel is None:
+        return Word(name=name)
+    return Word(name=f"ncclDevKernel_{kernel}", launch="cudaLaunchKernelExC")
+
+
+WORDS = tuple(map(_word, NAMES, CATEGORY, (traits.stream for traits in KINDS.values())))
+"""One per kind, in the kinds' order."""
+
+COLORS = (
+    "thread_state_running",
+    "rail_response",
+    "rail_animation",
+    "rail_idle",
+    "rail_load",
+    "startup",
+    "thread_state_runnable",
+    "thread_state_iowait",
+    "generic_work",
+    "olive",
+)
+"""Colours that microbatches take in turn."""
+
+
+def group_word(stream: Stream, segment: str) -> Word:
+    """Return the profiler's words for a collective inside an action.
+
+    >>> group_word(Stream.TENSOR_PARALLEL, "all-reduce").name, group_word(Stream.EXPERT_PARALLEL, "dispatch").name
+    ('ncclDevKernel_AllReduce_Sum_f32_RING_LL', 'ncclDevKernel_SendRecv')
+    """
+    letters = "".join(filter(str.isalpha, segment.lower()))
+    group, usual = _GROUPS[stream]
+    name, kernel = next((words for known, words in _SEGMENTS.items() if known in letters), _SEGMENTS[usual])
+    facts = f',"Collective name":"{name}","Process Group Description":"{group}"'
+    return Word(name=f"ncclDevKernel_{kernel}", launch="cudaLaunchKernelExC", facts=facts)
+
+
+def collective(kind: int, *, size_bytes: int, peer: int, ranks: int) -> bytes:
+    """Return the arguments that PyTorch adds to the kernel of a send or receive, nothing for another kind.
+
+    >>> collective(NAMES.index("SEND_F"), size_bytes=8, peer=1, ranks=2)[:52]
+    b',"Collective name":"send","In msg nelems":8,"Out msg'
+    """
+    if not CARRIES[kind]:
+        return b""
+    name, key = ("recv", "Src Rank") if RECEIVES[kind] else ("send", "Dst Rank")
+    listed = ", ".join(map(str, range(min(ranks, _LISTED_RANKS))))
+    group = f"[{listed}{', ...' if ranks > _LISTED_RANKS else ''}]"
+    with_peer = f',"{key}":{peer}' if peer >= 0 else ""
+    return (
+        f',"Collective name":"{name}","In msg nelems":{size_bytes},"Out msg nelems":{size_bytes},'
+        f'"Group size":{ranks},"dtype":"Byte","Process Group Name":"1","Process Group Description":"mesh_pp",'
+        f'"Process Group Ranks":"{group}"{with_peer}'
+    ).encode()

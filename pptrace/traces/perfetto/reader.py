@@ -1,0 +1,451 @@
+"""Reader of pptrace's own Perfetto traces."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pptrace.config.limits import check_events, check_packets, gibibytes, memory_key, most_parsed, read_unpacked
+from pptrace.errors import TraceError
+from pptrace.timeline.timeline import LANE_COLUMNS, ROW_COLUMNS, Counter, Parts, Routes, Timeline
+from pptrace.traces.damage import DAMAGE, checked_timeline, named_damage
+from pptrace.traces.link_slices import routed
+from pptrace.traces.perfetto.descriptors import (
+    FIELD_NUMBERS,
+    FORMAT_KEY,
+    MESSAGE,
+    PACKAGE,
+    PROVENANCE_KEY,
+    STEP_KEY,
+    VERSION,
+    descriptor_set,
+    layout_of,
+    placement_of,
+    renamed,
+)
+from pptrace.traces.perfetto.wire import BEGIN, COUNTER, END
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from pptrace.steps.columns import Int32s, Int64s
+    from pptrace.traces.perfetto.wire import Layout
+
+__all__ = ["Events", "Part", "joined", "read", "scan"]
+
+_PACKET_TAG = 0x0A
+_LONGEST_VARINT = 10
+_MORE = 0x80
+_OF_LINKS = "transfer"
+"""The field that tells a slice on a link from its message's."""
+_TRUNCATED = "is truncated; write it again"
+
+
+@dataclass(slots=True)
+class Events:
+    """What a file holds, in the order of the file."""
+
+    step: Mapping[str, Any] = field(default_factory=dict)
+    """The attribute :data:`~pptrace.traces.perfetto.descriptors.STEP_KEY`."""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    """The attribute :data:`~pptrace.traces.perfetto.descriptors.PROVENANCE_KEY`."""
+    begins: list[dict[str, Int64s]] = field(default_factory=list)
+    """Slice begins: ``position``, ``track``, ``start`` and the typed fields that any of them has."""
+    hops: list[dict[str, Int64s]] = field(default_factory=list)
+    """Begins of slices on links: ``link``, ``transfer`` and ``hop``."""
+    ends: list[dict[str, Int64s]] = field(default_factory=list)
+    """Slice ends: ``position``, ``track`` and ``end``."""
+    points: list[dict[str, Int64s]] = field(default_factory=list)
+    """Counter values: ``track``, ``at`` and ``value``."""
+    single: dict[int, list[dict[str, int]]] = field(default_factory=lambda: {BEGIN: [], END: [], COUNTER: []})
+    """Events from packets that are not of a run, by type."""
+
+
+def scan(raw: bytes, file: str) -> Events:
+    """Return the events of one file.
+
+    Raises:
+        TraceError: the file is no trace, ends too early, or is not pptrace's.
+    """
+    events = Events()
+    at, length = 0, len(raw)
+    runs: list[Any] = []
+    count = 0
+    while at < length:
+        check_packets(count, raw, at, file)
+        count += 1
+        if runs:
+            taken = _take_runs(raw, at, runs, events, file)
+            runs = []
+            at += taken
+            continue
+        start, stop = _packet(raw, at, file)
+        known = bool(events.step)
+        _add_packet(raw[start:stop], at, events, file)
+        if events.step and not known:
+            runs = list(events.step["runs"])
+        at = stop
+    if not events.step:
+        raise TraceError("is no trace that pptrace wrote, or a truncated one", file=file)
+    begins = events.single[BEGIN]
+    for rows, found in (
+        ([row for row in begins if _OF_LINKS not in row], events.begins),
+        ([row for row in begins if _OF_LINKS in row], events.hops),
+        (events.single[END], events.ends),
+        (events.single[COUNTER], events.points),
+    ):
+        if rows:
+            names = {name for row in rows for name in row}
+            found.append({n: np.array([row.get(n, -1) for row in rows], dtype=np.int64) for n in sorted(names)})
+    return events
+
+
+def _take_runs(raw: bytes, at: int, runs: list[Any], events: Events, file: str) -> int:
+    """Decode the runs at a place of the file; return the bytes that were theirs."""
+    taken = 0
+    for run in runs:
+        layout, records = layout_of(run["parts"]), run["records"]
+        size = records * layout.size
+        check_events(records, file)
+        if at + taken + size > len(raw):
+            return taken
+        columns = _decode(raw, at + taken, layout, records)
+        if columns is None:
+            return taken
+        columns["position"] = at + taken + np.arange(records, dtype=np.int64) * layout.size
+        if "segment" in run:
+            columns["segment"] = np.full(records, run["segment"], dtype=np.int64)
+        _sort_in(columns, events)
+        taken += size
+    return taken
+
+
+def _decode(raw: bytes, at: int, layout: Layout, records: int) -> dict[str, Int64s] | None:
+    matrix = np.frombuffer(raw, dtype=np.uint8, count=records * layout.size, offset=at).reshape(
+        records, layout.size
+    )
+    chunks = []
+    for start in range(0, records, layout.chunk_rows):
+        columns = layout.decode(matrix[start : start + layout.chunk_rows])
+        if columns is None:
+            return None
+        chunks.append(columns)
+    names = [cell.name for _, cell in layout.cells]
+    return {name: np.concatenate([c[name] for c in chunks] or [np.zeros(0, dtype=np.int64)]) for name in names}
+
+
+def _sort_in(columns: dict[str, Int64s], events: Events) -> None:
+    if "value" in columns:
+        events.points.append(columns)
+    if _OF_LINKS in columns:
+        events.hops.append(columns)
+    elif "start" in columns:
+        events.begins.append(columns)
+    if "end" in columns:
+        same = {name: columns[name] for name in ("position", "track", "end")}
+        events.ends.append(same | ({"position": same["position"] + 1} if "start" in columns else {}))
+
+
+def _packet(raw: bytes, at: int, file: str) -> tuple[int, int]:
+    """Return where the packet at a place of the file starts and stops."""
+    if raw[at] != _PACKET_TAG:
+        raise TraceError(f"is no Perfetto trace: byte {at} starts no packet", file=file)
+    size = shift = 0
+    for place in range(at + 1, min(at + 1 + _LONGEST_VARINT, len(raw))):
+        size |= (raw[place] & 0x7F) << shift
+        shift += 7
+        if not raw[place] & _MORE:
+            if place + 1 + size > len(raw):
+                break
+            return place + 1, place + 1 + size
+    raise TraceError(_TRUNCATED, file=file)
+
+
+def _add_packet(body: bytes, at: int, events: Events, file: str) -> None:
+    from google.protobuf.message import DecodeError
+
+    packet_class, _ = _messages()
+    try:
+        packet = packet_class.FromString(body)
+    except DecodeError:
+        raise TraceError(f"is no Perfetto trace: the packet at byte {at} cannot be decoded", file=file) from None
+    if packet.HasField("trace_attributes"):
+        _add_attributes(packet, events, file)
+    elif packet.HasField("track_event") and packet.track_event.type in events.single:
+        events.single[packet.track_event.type].append(_event(packet, at, events.step.get("segments", ())))
+
+
+def _add_attributes(packet: Any, events: Events, file: str) -> None:
+    for attribute in packet.trace_attributes.attribute:
+        if attribute.key == FORMAT_KEY and attribute.long_value > VERSION:
+            raise TraceError(f"has format {attribute.long_value}; this pptrace reads up to {VERSION}", file=file)
+        if len(attribute.string_value) > most_parsed():
+            message = f"describes its slices in more than {gibibytes(most_parsed())}: {memory_key()}"
+            raise TraceError(message, file=file)
+        if attribute.key == PROVENANCE_KEY:
+            events.provenance = json.loads(attribute.string_value)
+        elif attribute.key == STEP_KEY:
+            events.step = renamed(json.loads(attribute.string_value))
+
+
+def _event(packet: Any, at: int, segments: Sequence[str]) -> dict[str, int]:
+    """Return one event's values; a segment's name is its place among all of them."""
+    event = packet.track_event
+    row = {"position": at, "track": event.track_uuid}
+    if event.type == COUNTER:
+        return row | {"at": packet.timestamp, "value": event.counter_value}
+    if event.type == END:
+        return row | {"end": packet.timestamp}
+    fields = ((name, extension) for name, extension in _messages()[1].items() if event.HasExtension(extension))
+    found = {name: event.Extensions[extension] for name, extension in fields}
+    if "segment" in found:
+        found["segment"] = segments.index(found["segment"])
+    return row | {"start": packet.timestamp} | found
+
+
+@cache
+def _messages() -> tuple[Any, Mapping[str, Any]]:
+    """Return Perfetto's TracePacket and the typed fields, in a pool of their own."""
+    from google.protobuf.descriptor_pool import DescriptorPool
+    from google.protobuf.message_factory import GetMessageClass
+    from perfetto.protos.perfetto.trace import perfetto_trace_pb2
+
+    pool = DescriptorPool()
+    pool.AddSerializedFile(perfetto_trace_pb2.DESCRIPTOR.serialized_pb)
+    pool.AddSerializedFile(descriptor_set().file[0].SerializeToString())
+    packet_class = GetMessageClass(pool.FindMessageTypeByName("perfetto.protos.TracePacket"))
+    scope = pool.FindMessageTypeByName(f"{PACKAGE}.{MESSAGE}").extensions_by_name
+    return packet_class, {name: scope[name] for name in FIELD_NUMBERS}
+
+
+_FIELDS = {
+    "kind": "kind",
+    "stage": "stage",
+    "microbatch": "microbatch",
+    "span": "span",
+    "enter_ns": "enter_ns",
+    "lag_ns": "lag_ns",
+    "uncontended_ns": "uncontended_ns",
+    "collective_ns": "collective_ns",
+    "bytes": "size_bytes",
+    "cause": "cause",
+    "pair": "pair",
+}
+"""The timeline's column of each typed field."""
+_DEFAULTS = {"span": 1, "lag_ns": 0, "collective_ns": 0, "bytes": 0}
+"""What an absent field stands for, where that is the same for all rows and not -1."""
+
+
+def read(paths: Sequence[Path]) -> Timeline:
+    """Return the timeline that was written to ``paths``, one file for all ranks or one per rank.
+
+    Raises:
+        TraceError: a file is missing, truncated, not pptrace's or does not belong with the others.
+    """
+    parts = [_read_one(path) for path in paths]
+    with named_damage(paths):
+        return checked_timeline(joined(parts), paths[0])
+
+
+def _read_one(path: Path) -> Part:
+    raw = read_unpacked(path)
+    try:
+        events = scan(raw, str(path))
+        return Part(path=path, timeline=_timeline(events, str(path)), first_row=events.step["first_row"])
+    except DAMAGE as error:
+        raise TraceError(f"is damaged ({' '.join(str(error).split())}); write it again", file=path) from None
+
+
+def _timeline(events: Events, file: str) -> Timeline:
+    rank, stream, peer = (np.array(part, dtype=np.int32) for part in events.step["lanes"][:3])
+    tracks = np.array(events.step["lanes"][3], dtype=np.int64)
+    names = ("position", "track", "start", "row", *_FIELDS, "segment", "segment_number")
+    begin = {name: _joined(events.begins, name) for name in names}
+    end = {name: _joined(events.ends, name) for name in ("position", "track", "end")}
+    start, end_ns, order = _matched(begin, end, tracks, file)
+    row = begin["row"][order] - events.step["first_row"]
+    if row.size != events.step["slices"] or not np.array_equal(np.sort(row), np.arange(row.size)):
+        raise TraceError(f"holds {row.size} of its {events.step['slices']} slices; write it again", file=file)
+    columns: dict[str, Any] = {"start_ns": np.empty_like(start), "end_ns": np.empty_like(start)}
+    columns["start_ns"][row], columns["end_ns"][row] = start, end_ns
+    for name, column in _FIELDS.items():
+        columns[column] = np.empty_like(start)
+        columns[column][row] = begin[name][order]
+    _fill(columns)
+    sizes = np.bincount(_lanes(begin["track"][order], tracks), minlength=tracks.size)
+    return Timeline(
+        placement=placement_of(events.step),
+        lane_rank=rank,
+        lane_stream=stream.astype(np.int8),
+        lane_peer=peer,
+        lane_ptr=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32),
+        **columns,
+        counters=_counters(events, file),
+        routes=_read_routes(events, file),
+        parts=_parts(events, begin, order, row),
+        provenance=events.provenance,
+    )
+
+
+def _lanes(track: Int64s, tracks: Int64s) -> Int64s:
+    """Return the lane of each track, -1 for a track that is no lane's."""
+    order = np.argsort(tracks)
+    place = np.minimum(np.searchsorted(tracks[order], track), max(tracks.size - 1, 0))
+    if not tracks.size:
+        return np.full_like(track, -1)
+    return np.where(tracks[order][place] == track, order[place], -1)
+
+
+def _matched(
+    begin: dict[str, Int64s], end: dict[str, Int64s], tracks: Int64s, file: str
+) -> tuple[Int64s, Int64s, Int64s]:
+    """Pair begins and ends as a trace processor does; return starts, ends and the begins' places."""
+    lane = _lanes(np.concatenate([begin["track"], end["track"]]), tracks)
+    time = np.concatenate([begin["start"], end["end"]])
+    position = np.concatenate([begin["position"], end["position"]])
+    ours = np.flatnonzero(lane >= 0)
+    order = ours[np.lexsort((position[ours], time[ours], lane[ours]))]
+    first, second = order[0::2], order[1::2]
+    begins = begin["track"].size
+    if (
+        first.size != second.size
+        or (first >= begins).any()
+        or (second < begins).any()
+        or (lane[first] != lane[second]).any()
+    ):
+        raise TraceError("has slices that overlap or never end; write it again", file=file)
+    return time[first], time[second], first
+
+
+def _fill(columns: dict[str, Any]) -> None:
+    """Replace absent values by what they stand for."""
+    for name, default in _DEFAULTS.items():
+        column = columns[_FIELDS[name]]
+        column[column < 0] = default
+    for column, default in (
+        (columns["enter_ns"], columns["start_ns"]),
+        (columns["uncontended_ns"], columns["end_ns"] - columns["start_ns"]),
+    ):
+        absent = column < 0
+        column[absent] = default[absent]
+
+
+def _counters(events: Events, file: str) -> tuple[Counter, ...]:
+    track, at_ns, value = (_joined(events.points, name) for name in ("track", "at", "value"))
+    order = np.argsort(track, kind="stable")
+    track, at_ns, value = track[order], at_ns[order], value[order]
+    found = []
+    for rank, name, unit, uuid, points in events.step["counters"]:
+        part = slice(np.searchsorted(track, uuid), np.searchsorted(track, uuid, side="right"))
+        if at_ns[part].size != points:
+            raise TraceError(f"holds {at_ns[part].size} of {points} values of {name}; write it again", file=file)
+        found.append(Counter(rank=rank, name=name, unit=unit, at_ns=at_ns[part], value=value[part]))
+    return tuple(found)
+
+
+def _read_routes(events: Events, file: str) -> Routes | None:
+    """Return the routes that slices on links spell out, hop by hop."""
+    if "routes" not in events.step:
+        return None
+    name, rate_kbps, hops = events.step["routes"]
+    link, row, place = (_joined(events.hops, key) for key in ("link", "transfer", "hop"))
+    found = routed(events.step["slices"], row - events.step["first_row"], place, link)
+    if found is None or link.size != hops or not np.isin(link, np.arange(len(name))).all():
+        raise TraceError(f"holds {link.size} of its {hops} slices on links; write it again", file=file)
+    return Routes(name=tuple(name), rate_kbps=np.array(rate_kbps, dtype=np.int64), ptr=found[0], link=found[1])
+
+
+def _parts(events: Events, begin: Mapping[str, Int64s], order: Int64s, row: Int64s) -> Parts | None:
+    """Return which rows are segments; None where the step has none."""
+    if "segments" not in events.step:
+        return None
+    number, name = np.empty((2, row.size), dtype=np.int32)
+    number[row], name[row] = begin["segment_number"][order], begin["segment"][order]
+    return Parts(number=number, name=name, names=tuple(events.step["segments"]))
+
+
+def _joined(parts: list[dict[str, Int64s]], name: str) -> Int64s:
+    """Concatenate a column of all parts, -1 for a part that lacks it."""
+    arrays = [part[name] if name in part else np.full(part["track"].size, -1) for part in parts]
+    return np.concatenate(arrays) if arrays else np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one file holds."""
+
+    path: Path
+    """The file."""
+    timeline: Timeline
+    """Its lanes, rows and counters; causes count the rows of all files."""
+    first_row: int
+    """The number of its first row among those of all files."""
+
+    @property
+    def ranks(self) -> Int32s:
+        """Its ranks, in order."""
+        return np.unique(self.timeline.lane_rank)
+
+
+def joined(parts: Sequence[Part]) -> Timeline:
+    """Return the timeline of files that were written together; a cause that is in none of them becomes -1.
+
+    Raises:
+        TraceError: there is no file, or one is not of the same run as the first, or repeats a rank.
+    """
+    if not parts:
+        raise TraceError("no trace file was given")
+    first = parts[0]
+    for part in parts:
+        if _run(part.timeline) != _run(first.timeline):
+            raise TraceError(f"is not of the same run as {first.path}; read them apart", file=part.path)
+    ordered = sorted((part for part in parts if part.ranks.size), key=lambda part: int(part.ranks[0])) or [first]
+    for before, after in pairwise(ordered):
+        rows = before.first_row + len(before.timeline)
+        if before.ranks[-1] >= after.ranks[0] or rows > after.first_row:
+            raise TraceError(f"was not written beside {before.path}; read them apart", file=after.path)
+    return _concatenated(ordered)
+
+
+def _concatenated(parts: Sequence[Part]) -> Timeline:
+    timelines = [part.timeline for part in parts]
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(timeline, name) for timeline in timelines])
+        for name in (*LANE_COLUMNS[:3], *ROW_COLUMNS)
+    }
+    sizes = np.concatenate([np.diff(timeline.lane_ptr) for timeline in timelines])
+    columns["lane_ptr"] = np.concatenate([[0], np.cumsum(sizes)])
+    rows = np.concatenate([part.first_row + np.arange(len(part.timeline)) for part in parts])
+    columns["cause"] = _places(rows, columns["cause"])
+    counters = tuple(counter for timeline in timelines for counter in timeline.counters)
+    segments = Parts.joined([timeline.parts for timeline in timelines])
+    return replace(timelines[0], counters=counters, routes=_merge_routes(timelines), parts=segments, **columns)
+
+
+def _run(timeline: Timeline) -> tuple[Any, ...]:
+    """Return what files of one run have in common."""
+    routes = timeline.routes
+    links = routes and (routes.name, routes.rate_kbps.tolist())
+    segments = timeline.parts and timeline.parts.names
+    return timeline.placement, timeline.provenance, links, segments
+
+
+def _merge_routes(timelines: Sequence[Timeline]) -> Routes | None:
+    known = [timeline.routes for timeline in timelines if timeline.routes is not None]
+    if not known:
+        return None
+    length = np.concatenate([np.diff(routes.ptr) for routes in known])
+    link = np.concatenate([routes.link for routes in known])
+    return replace(known[0], ptr=np.concatenate([[0], np.cumsum(length)]), link=link)
+
+
+def _places(rows: Int64s, wanted: Int32s) -> Int64s:
+    """Return where each wanted row is among the ascending ones, -1 where it is not."""
+    place = np.minimum(np.searchsorted(rows, wanted), max(rows.size - 1, 0))
+    return np.where(rows[place] == wanted, place, -1) if rows.size else place

@@ -1,0 +1,303 @@
+"""The protobuf encoding of records of fixed width.
+
+A decoder accepts a varint that is longer than it must be, and keeps the last of a field that comes
+twice. So every value is padded to the width of its cell, an absent one is overwritten by a second
+copy of the event's ``type``, and all records of a layout have one length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from pptrace.steps.columns import Int32s, Int64s
+
+__all__ = ["BEGIN", "COUNTER", "END", "SEQUENCE", "Cell", "Layout", "Part", "Run", "cell_size", "packet", "varint"]
+
+_PIECES = {2: ("<u2",), 4: ("<u4",), 8: ("<u8",), 10: ("<u8", "<u2"), 12: ("<u8", "<u4")}
+_LOW = 0x007F007F007F007F
+_STEPS = (
+    (28, 0x00FFFFFFF0000000, 0x000000000FFFFFFF, 4),
+    (14, 0x0FFFC0000FFFC000, 0x00003FFF00003FFF, 2),
+    (7, 0x3F803F803F803F80, _LOW, 1),
+)
+_LARGEST_TABLE = 1 << 12
+"""Values below this are looked up where as many come at once: that is quicker than computing them."""
+_FULL = 8
+"""Bytes of a varint in one machine word: 56 bits of the value."""
+_LONGEST_FILLER = 11
+_EVENT_TYPE = 9
+"""TrackEvent.type, whose second copy fills the place of an absent value."""
+
+
+def varint(value: int, width: int = 0) -> bytes:
+    """Return a varint, padded to ``width`` bytes.
+
+    >>> varint(300).hex(), varint(1, 3).hex()
+    ('ac02', '818000')
+    """
+    groups = [value >> shift & 0x7F for shift in range(0, max(value.bit_length(), 1, 7 * width), 7)]
+    return bytes([group | 0x80 for group in groups[:-1]] + groups[-1:])
+
+
+def cell_size(tag_bytes: int, largest: int) -> int:
+    """Return the size of the smallest cell whose values reach ``largest``."""
+    bits = min(largest.bit_length(), 63)
+    return next(size for size in (4, 8, 10 if tag_bytes == 1 else 12) if bits <= 7 * (size - tag_bytes))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One field of a record: its tag and a value that every record pads to the same size.
+
+    Where a record may lack it, -1 stands for an absent value; only a varint of ten bytes, a cell of 12
+    with a tag of two, holds other values below zero.
+    """
+
+    name: str
+    """The column that fills it."""
+    number: int
+    """The field's number."""
+    size: int
+    """Bytes of tag and value: 2, 4, 8, 10 or 12."""
+    fixed: bool = False
+    """Whether the value is a fixed64 and no varint."""
+    optional: bool = False
+    """Whether a record may lack it."""
+    event: int = 1
+    """TrackEvent.Type of the record, to overwrite an absent value with."""
+
+    @cached_property
+    def tag(self) -> bytes:
+        """The field's number and wire type."""
+        return varint(self.number << 3 | (1 if self.fixed else 0))
+
+    @property
+    def pieces(self) -> tuple[str, ...]:
+        """The machine words that make up the cell."""
+        return ("<u2", "<u8") if self.fixed else _PIECES[self.size]
+
+    @cached_property
+    def filler(self) -> tuple[int, ...]:
+        """The words of an absent value."""
+        parts = (self.size,) if self.size <= _LONGEST_FILLER else (4, self.size - 4)
+        raw = b"".join(varint(_EVENT_TYPE << 3) + varint(self.event, part - 1) for part in parts)
+        words, at = [], 0
+        for piece in self.pieces:
+            width = np.dtype(piece).itemsize
+            words.append(int.from_bytes(raw[at : at + width], "little"))
+            at += width
+        return tuple(words)
+
+    def encode(self, values: NDArray[np.integer[Any]]) -> list[NDArray[np.unsignedinteger]]:
+        """Return the words of each record's cell."""
+        largest = int(values.max(initial=0))
+        entries = (1 << largest.bit_length()) + 1
+        if len(self.pieces) == 1 and entries <= min(values.size, _LARGEST_TABLE):
+            return [_table(self, entries).take(values, mode="wrap")]
+        return self.computed(values, largest)
+
+    def computed(self, values: NDArray[np.integer[Any]], largest: int) -> list[NDArray[np.uint64]]:
+        """Return the words of each record's cell, none of whose values is above ``largest``."""
+        raw = values.astype(np.uint64)
+        tag = np.uint64(int.from_bytes(self.tag, "little"))
+        words = [np.full_like(raw, tag), raw] if self.fixed else self._varints(raw, tag, largest)
+        absent = values < 0
+        if self.optional and absent.any():
+            words = [np.where(absent, np.uint64(f), w) for f, w in zip(self.filler, words, strict=True)]
+        return words
+
+    def decode(self, words: list[NDArray[np.uint64]]) -> NDArray[np.int64] | None:
+        """Return the values, -1 for an absent one; None where the words are not this cell's."""
+        values: NDArray[np.int64] = (words[1] if self.fixed else self._values(words)).astype(np.int64)
+        if self.optional:
+            absent = np.logical_and.reduce([w == np.uint64(f) for f, w in zip(self.filler, words, strict=True)])
+            values[absent] = -1
+        back = self.encode(values)
+        same = all(np.array_equal(one, other) for one, other in zip(back, words, strict=True))
+        return values if same else None
+
+    def _varints(self, raw: NDArray[np.uint64], tag: np.uint64, largest: int) -> list[NDArray[np.uint64]]:
+        width = self.size - len(self.tag)
+        shift = np.uint64(8 * len(self.tag))
+        inner = min(width, _FULL)
+        more = 0x8080808080808080 >> 8 * (_FULL - inner)
+        if width == inner:
+            more &= ~(0x80 << 8 * (inner - 1))
+        word = raw if width == inner else raw & np.uint64(2**56 - 1)
+        _spread(word, largest.bit_length() if width == inner else 7 * _FULL)
+        word |= np.uint64(more)
+        if len(self.pieces) == 1:
+            word <<= shift
+            word |= tag
+            return [word]
+        low = (word << shift) | tag
+        high = word >> (np.uint64(64) - shift)
+        return [low, high | (self._above(raw) << shift)]
+
+    def _above(self, raw: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Return the bytes of a varint behind its first eight: one, or two where a sign may follow."""
+        ninth = raw >> np.uint64(56)
+        if self.size - len(self.tag) == _FULL + 1:
+            return ninth
+        return (ninth & np.uint64(0x7F)) | np.uint64(0x80) | ((raw >> np.uint64(63)) << np.uint64(8))
+
+    def _values(self, words: list[NDArray[np.uint64]]) -> NDArray[np.uint64]:
+        shift = np.uint64(8 * len(self.tag))
+        word = words[0] >> shift
+        if len(words) == 1:
+            return _gather(word)
+        word = word | (words[1] << (np.uint64(64) - shift))
+        above = words[1] >> shift
+        sign: NDArray[np.uint64] = (above >> np.uint64(8)) << np.uint64(63)
+        ninth: NDArray[np.uint64] = (above & np.uint64(0x7F)) << np.uint64(56)
+        return _gather(word) | ninth | sign
+
+
+@cache
+def _table(cell: Cell, entries: int) -> NDArray[np.unsignedinteger]:
+    """Return the words of the values from 0, and in the last place, which is -1's, those of an absent one."""
+    values = np.arange(entries)
+    values[-1] = -1 if cell.optional else 0
+    words = cell.computed(values, entries)[0]
+    return words.astype(cell.pieces[0])
+
+
+def _spread(word: NDArray[np.uint64], bits: int) -> None:
+    """Move each 7 bits of values that have so many to a byte of their own."""
+    for reach, high, low, by in _STEPS:
+        if bits > reach:
+            upper = word & np.uint64(high)
+            upper <<= np.uint64(by)
+            word &= np.uint64(low)
+            word |= upper
+
+
+def _gather(word: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Undo :func:`_spread`, dropping the continuation bits."""
+    word = word & np.uint64(0x7F7F7F7F7F7F7F7F)
+    for _, high, low, by in reversed(_STEPS):
+        word = ((word >> np.uint64(by)) & np.uint64(high)) | (word & np.uint64(low))
+    return word
+
+
+BEGIN, END, COUNTER = 1, 2, 4
+"""TrackEvent.Type."""
+
+SEQUENCE = 1
+"""The packet sequence that a trace has."""
+
+_PACKET, _TRACK_EVENT, _TYPE, _SEQUENCE_ID, _SEQUENCE_FLAGS = 1, 11, 9, 10, 13
+_NEEDS_INCREMENTAL_STATE = 2
+_BYTES_PER_CHUNK = 1 << 21
+
+Part: TypeAlias = bytes | Cell
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A record of constant bytes and cells; every record has the same size."""
+
+    parts: tuple[Part, ...]
+    """In the order of the bytes."""
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes of a record."""
+        return sum(map(_size, self.parts))
+
+    @property
+    def chunk_rows(self) -> int:
+        """Records that are encoded at once: as many as the processor's cache holds."""
+        return max(1, _BYTES_PER_CHUNK // self.size)
+
+    @cached_property
+    def cells(self) -> tuple[tuple[int, Cell], ...]:
+        """Each cell with its offset."""
+        offsets = accumulate(map(_size, self.parts), initial=0)
+        return tuple((at, part) for at, part in zip(offsets, self.parts, strict=False) if isinstance(part, Cell))
+
+    @cached_property
+    def template(self) -> NDArray[np.uint8]:
+        """A record whose cells are empty."""
+        raw = b"".join(part if isinstance(part, bytes) else bytes(part.size) for part in self.parts)
+        return np.frombuffer(raw, dtype=np.uint8)
+
+    def blank(self, rows: int) -> NDArray[np.uint8]:
+        """Return records whose cells are empty, shape (rows, size)."""
+        return np.tile(self.template, (rows, 1))
+
+    def encode(self, columns: Mapping[str, NDArray[np.integer[Any]]], records: NDArray[np.uint8]) -> None:
+        """Fill the cells of ``records``, shape (rows, size)."""
+        for offset, cell in self.cells:
+            for view, words in zip(_views(records, offset, cell), cell.encode(columns[cell.name]), strict=True):
+                view[:] = words
+
+    def decode(self, records: NDArray[np.uint8]) -> dict[str, Int64s] | None:
+        """Return the columns of ``records``; None where they are not of this layout."""
+        constant = records.copy()
+        columns: dict[str, Int64s] = {}
+        for offset, cell in self.cells:
+            constant[:, offset : offset + cell.size] = 0
+            words = [view.astype(np.uint64) for view in _views(records, offset, cell)]
+            values = cell.decode(words)
+            if values is None:
+                return None
+            columns[cell.name] = values
+        return columns if (constant == self.template).all() else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Records of one layout that follow each other."""
+
+    place: int
+    """Where it stands among the runs of a file: those of lower places come first."""
+    layout: Layout
+    """What each is made of."""
+    rows: Int32s
+    """The slice of each."""
+    values: Callable[[Layout, Int32s], Mapping[str, NDArray[np.integer[Any]]]]
+    """Returns the values of the layout's cells for some of the rows."""
+    segment: int = -1
+    """Which of the names of segments all of them have, which stands among the constant bytes; -1 for none."""
+
+
+def packet(event: int, when: Cell, parts: Sequence[Part], *, interned: bool = False) -> list[Part]:
+    """Return the parts of a packet of one track event."""
+    body: list[Part] = [varint(_TYPE << 3) + varint(event), *parts]
+    length = sum(map(_size, body))
+    flags = varint(_SEQUENCE_FLAGS << 3) + varint(_NEEDS_INCREMENTAL_STATE) if interned else b""
+    head: list[Part] = [
+        varint(_SEQUENCE_ID << 3) + varint(SEQUENCE) + flags,
+        when,
+        varint(_TRACK_EVENT << 3 | 2) + varint(length),
+    ]
+    whole = sum(map(_size, head)) + length
+    return [varint(_PACKET << 3 | 2) + varint(whole), *head, *body]
+
+
+def _views(records: NDArray[np.uint8], offset: int, cell: Cell) -> list[NDArray[np.unsignedinteger]]:
+    views = []
+    for piece in cell.pieces:
+        width = np.dtype(piece).itemsize
+        views.append(
+            np.ndarray(
+                len(records), dtype=piece, buffer=records.data, offset=offset, strides=(records.strides[0],)
+            )
+        )
+        offset += width
+    return views
+
+
+def _size(part: Part) -> int:
+    return part.size if isinstance(part, Cell) else len(part)

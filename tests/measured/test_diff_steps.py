@@ -1,0 +1,215 @@
+"""A diff of simulated steps: what was changed is what is found, and the ladder and parts sum to the difference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from compared_steps import slower_way, stretched
+from paired_steps import paired_step
+
+from pptrace.config.choices import PolicyName
+from pptrace.measured.computations import performed
+from pptrace.measured.diff import diff
+from pptrace.measured.matching import folded_alike
+from pptrace.measured.replay import replay
+from pptrace.measured.sides import Side, simulated_side
+from pptrace.network.links import Flat
+from pptrace.sim.simulation import simulate
+from pptrace.steps.kinds import Kind
+from pptrace.steps.message_calls import Policy
+from pptrace.steps.schedule import Schedule
+from pptrace.steps.workload import Workload
+from pptrace.timeline.measurement import Step
+
+if TYPE_CHECKING:
+    from pptrace.timeline.timeline import Timeline
+
+MS = 1_000_000
+ROWS = [
+    ["0F0", "0F1", "0F2", "0B0", "0F3", "0B1", "0B2", "0B3"],
+    ["1F0", "1F1", "1B0", "1F2", "1B1", "1F3", "1B2", "1B3"],
+    ["2F0", "2B0", "2F1", "2B1", "2F2", "2B2", "2F3", "2B3"],
+]
+SPLIT = [
+    ["0F0", "0F1", "0I0", "0W0", "0I1", "0W1"],
+    ["1F0", "1I0", "1F1", "1I1", "1W0", "1W1"],
+]
+
+
+def step(
+    rows: list[list[str]] = ROWS,
+    *,
+    slow: dict[int, float] | None = None,
+    rate: int = 1_000_000,
+    policy: str = "async",
+) -> Timeline:
+    stages = len(rows)
+    factor = np.array([(slow or {}).get(stage, 1) for stage in range(stages)])
+    workload = Workload.uniform(
+        stages, f_ns=(10 * MS * factor).astype(np.int64), b_ns=(20 * MS * factor).astype(np.int64),
+        boundary_bytes=1_000_000,
+    )  # fmt: skip
+    network = Flat(rate_kbps=rate, latency_ns=50_000)
+    return simulate(Schedule.from_rows(rows), workload, network, Policy(name=PolicyName(policy)))
+
+
+def side(timeline: Timeline, name: str = "step") -> Side:
+    stages = timeline.placement.stages
+    steps = (Step(label=name, timeline=timeline, gap_ns=np.zeros(len(timeline), dtype=np.int64)),)
+    workload = Workload.uniform(stages, f_ns=0, b_ns=0)
+    return Side(name=name, measured=False, steps=steps, chosen=0, workload=workload)
+
+
+@pytest.mark.parametrize("policy", ["async", "sender-blocking", "ordered", "blocking"])
+@pytest.mark.parametrize("rows", [ROWS, SPLIT])
+def test_a_simulated_step_is_its_own_replay(rows: list[list[str]], policy: str) -> None:
+    again = replay(step(rows, policy=policy))
+
+    assert again.replayed_ns == again.step.span_ns
+
+
+def test_a_step_does_not_differ_from_itself() -> None:
+    found = diff(side(step()), side(step()))
+
+    assert found.same
+    assert found.change == 0
+    assert found.changes == found.orders == found.culprits == ()
+    assert found.divergence is None
+    assert [one.change_ns.value for one in found.ladder] == [0] * 7
+
+
+def test_three_milliseconds_on_one_action_are_ranked_first_and_where_it_parts() -> None:
+    found = diff(side(step()), side(stretched(step(), "1F2", 3 * MS)))
+
+    assert (str(found.changes[0].action), found.changes[0].change_ns.value) == ("1F2", 3 * MS)
+    assert len(found.changes) == 1
+    assert found.divergence is not None
+    assert (found.divergence.rank, str(found.divergence.action)) == (1, "1F2")
+    assert found.divergence.own_ns == 3 * MS
+    assert found.ladder[0].name == "durations"
+    assert found.ladder[0].change_ns.value == found.step_ns.change.value
+
+
+def test_actions_are_listed_by_how_much_they_changed_either_way_and_of_two_alike_the_longer_one_first() -> None:
+    second = step()
+    for action, by_ms in (("1F2", 3), ("2F0", -5), ("0B1", 5), ("0F1", -1)):
+        second = stretched(second, action, by_ms * MS)
+
+    found = diff(side(step()), side(second))
+
+    listed = [(str(one.action), one.change_ns.value) for one in found.changes]
+    assert listed == [("0B1", 5 * MS), ("2F0", -5 * MS), ("1F2", 3 * MS), ("0F1", -1 * MS)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "sort"),
+    [
+        ({"slow": {1: 1.5}}, "durations"),
+        ({"rate": 20_000}, "transfers"),
+        ({"policy": "sender-blocking"}, "host gaps"),
+    ],
+)
+def test_the_ladder_and_parts_sum_to_the_difference(changed: dict[str, Any], sort: str) -> None:
+    found = diff(side(step()), side(step(**changed)))
+    first, second = (one.value for one in found.step_ns)
+
+    assert first != second
+    assert sum(one.change_ns.value for one in found.ladder) == second - first
+    assert [sum(pair[at].value for pair in found.parts_ns.values()) for at in (0, 1)] == [first, second]
+    largest = max(found.ladder, key=lambda one: abs(one.change_ns.value))
+    assert largest.name == sort
+
+
+def test_another_order_is_found_and_priced() -> None:
+    other = [ROWS[0], ROWS[1], ["2F0", "2F1", "2B0", "2B1", "2F2", "2B2", "2F3", "2B3"]]
+
+    found = diff(side(step()), side(step(other)))
+
+    (order,) = found.orders
+    assert (order.rank, order.position, order.first, order.second) == (2, 1, "2B0", "2F1")
+    assert not found.same
+    priced = next(one for one in found.ladder if one.name == "order")
+    assert priced.change_ns.value == found.step_ns.change.value
+
+
+def test_a_slow_stage_is_blamed_with_its_rank() -> None:
+    (culprit,) = diff(side(step()), side(step(slow={1: 1.25}))).culprits
+
+    assert culprit.sort == "slow rank"
+    assert "rank 1" in culprit.what
+    assert culprit.share.value == pytest.approx(0.25)
+    assert culprit.total_ns == 4 * 30 * MS // 4
+
+
+def test_what_all_ranks_have_in_common_is_drift() -> None:
+    (culprit,) = diff(side(step()), side(step(slow={0: 1.1, 1: 1.1, 2: 1.1}))).culprits
+
+    assert (culprit.sort, round(culprit.share.value, 3)) == ("drift", 0.1)
+
+
+def test_a_slower_path_is_that_link() -> None:
+    found = diff(side(step()), side(slower_way(step(), 1, 2, 4)))
+
+    assert [(one.sort, one.what) for one in found.culprits] == [("slow link", "rank 1 to rank 2")]
+
+
+def test_a_backward_in_one_is_an_input_and_a_weight_gradient_in_the_other() -> None:
+    folded = [["0F0", "0F1", "0B0", "0B1"], SPLIT[1]]
+
+    a, b, stages = folded_alike(performed(step(SPLIT)), performed(step(folded)))
+
+    assert stages == (0,)
+    assert a.order.rows() == b.order.rows()
+    assert a.duration_ns[a.kind == Kind.B].tolist() == b.duration_ns[b.kind == Kind.B].tolist()
+    assert diff(side(step(SPLIT)), side(step(folded))).folded == (0,)
+
+
+def test_steps_of_other_sizes_have_no_ladder_and_say_why() -> None:
+    found = diff(side(step(ROWS)), side(step(SPLIT)))
+
+    assert found.ladder == ()
+    assert found.no_ladder == (
+        "the steps have 3 ranks, 3 stages, 4 microbatches and 2 ranks, 2 stages, 2 microbatches"
+    )
+
+
+def test_changes_within_the_steps_own_noise_are_left_out() -> None:
+    base = step()
+    steps = tuple(
+        Step(label=str(n), timeline=stretched(base, "2F3", n * MS), gap_ns=np.zeros(0, dtype=np.int64))
+        for n in range(5)
+    )
+    steps = tuple(replace(one, gap_ns=np.zeros(len(one.timeline), dtype=np.int64)) for one in steps)
+    noisy = Side(name="noisy", measured=True, steps=steps, chosen=2, workload=Workload.uniform(3, f_ns=0, b_ns=0))
+
+    found = diff(side(base), noisy)
+
+    assert found.changes == ()
+    assert found.noise == 1
+
+
+def test_a_run_is_a_side(tmp_path: Any) -> None:
+    from pptrace.api import simulate as simulate_experiment
+
+    table = tmp_path / "table.csv"
+    table.write_text("0F0,0B0\n1F0,1B0\n", encoding="utf-8")
+    run = simulate_experiment(schedule=str(table))
+
+    assert diff(simulated_side(run, "a"), simulated_side(run, "b")).same
+
+
+def test_a_diff_tells_how_much_of_collectives_computation_hid() -> None:
+    """Two pairs hide four all-reduces of 2 ms each; alone, actions wait for theirs."""
+    pairs = paired_step()
+
+    found = diff(side(pairs), side(paired_step((Kind.F, 1, 1))))
+
+    assert {name: (one.first.value, one.second.value) for name, one in found.groups_ns.items()} == {
+        "tensor-parallel": (48 * MS, 48 * MS), "tensor-parallel, hidden": (16 * MS, 16 * MS),
+    }  # fmt: skip
+    lost = diff(side(pairs), side(step())).groups_ns["tensor-parallel, hidden"]
+    assert (lost.first.value, lost.second.value) == (16 * MS, 0)
+    assert not diff(side(step()), side(step())).groups_ns

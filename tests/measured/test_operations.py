@@ -1,0 +1,60 @@
+"""What is told of a measurement without any action: sums by rank and name, and what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from pptrace.measured.explanation import TO_SEE_ACTIONS, brief, operations_document
+from pptrace.report.rendering import plain, text_of
+from pptrace.timeline.measurement import Clock, Measurement, Summary
+
+KERNEL = "void at::native::(anonymous namespace)::add<float, (kind)2>(float*, long)"
+
+
+def summary(rank: int, what: str, count: int, total_ns: int, size_bytes: int = 0) -> Summary:
+    return Summary(
+        rank=rank, what=what, communicates=what.startswith("nccl"), count=count, total_ns=total_ns,
+        size_bytes=size_bytes,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def measurement() -> Measurement:
+    summaries = [summary(rank, "ncclDevKernel_SendRecv(int)", 2, 4_000_000, 8_000_000) for rank in (0, 1)]
+    summaries += [summary(rank, KERNEL, 10, 10_000_000 * (rank + 1)) for rank in (0, 1)]
+    summaries += [summary(1, f"gemm_{size}", 1, 1_000_000) for size in range(3)]
+    clocks = (Clock(rank=0, offset_ns=0, bound_ns=0), Clock(rank=1, offset_ns=-1_000_000, bound_ns=2_000, pairs=4))
+    return Measurement(steps=(), summaries=tuple(summaries), clocks=clocks, notes=("cut",))
+
+
+def test_ranks_and_names_are_summed_and_what_to_do_is_said(measurement: Measurement) -> None:
+    text = text_of(operations_document(measurement, "run"))
+
+    assert "rank 0       4.000 ms           2  7.63 MiB    10.000 ms          10" in text
+    assert "ncclDevKernel_SendRecv         4  8.000 ms  2.000 ms  15.3 MiB    2 GB/s" in text
+    assert "at::native::add<float, (kind)2>        20  30.000 ms  1.500 ms" in text
+    assert "clock of rank 1: set by -1.000 (±0.002) ms" in text
+    assert text.endswith(TO_SEE_ACTIONS)
+
+
+def test_names_beyond_the_top_are_one_row_that_nothing_is_missing_from(measurement: Measurement) -> None:
+    lines = text_of(operations_document(measurement, "run", top=2)).splitlines()
+
+    (rest,) = [line.split() for line in lines if "further names" in line]
+    assert rest == ["2", "further", "names", "2", "2.000", "ms", "1.000", "ms"]
+
+
+def test_the_sums_of_ranks_are_those_of_their_names(measurement: Measurement) -> None:
+    document = plain(operations_document(measurement, "run"))
+
+    assert document["step"] is None
+    for rank in document["ranks"]:
+        own = [one for one in document["summaries"] if one["rank"] == rank["rank"]]
+        for key in ("count", "total_ns", "size_bytes"):
+            assert rank["communication"][key] + rank["computation"][key] == sum(one[key] for one in own)
+    assert document["notes"] == ["cut", TO_SEE_ACTIONS]
+
+
+@pytest.mark.parametrize("name", ["a" * 900, "f<(a)1>", "(x)"])
+def test_a_name_without_parameters_stays(name: str) -> None:
+    assert brief(name) == name

@@ -1,0 +1,150 @@
+"""A document's text fits the terminal and is never cut, its values are plain, its page shows what text shows."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+from markupsafe import Markup
+
+from pptrace.measured import explanation, matching
+from pptrace.report import numbers, svg
+from pptrace.report.document import Cell, Document, Line, Picture, Section, Table
+from pptrace.report.numbers import Figure, Sides
+from pptrace.report.rendering import json_of, page_of, plain, text_of
+from pptrace.steps.actions import Action
+from pptrace.steps.kinds import Kind
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+NAMES = (
+    "ncclDevKernel_AllReduce_Sum_bf16_RING_LL",
+    "at::native::vectorized_elementwise_kernel<4, add<float> >" * 4,
+)
+WIDE = Table(head=("", "how many", "in sum"), rows=tuple((name, "12", "1.000 ms") for name in NAMES))
+STAGES = Table(
+    head=("", *map(str, range(40))), rows=(("F", *(Cell(text=f"1.{at:03}") for at in range(40))),), splits=True
+)
+SENTENCE = (
+    "peak 131 GiB of 80 GiB is more than any device of this cluster has, so that some of it must go elsewhere"
+)
+
+
+def document(*blocks: Line | Table | Picture) -> Document:
+    return Document(title="a", lead=(Line(text=SENTENCE),), sections=(Section(title="one", blocks=blocks),))
+
+
+@pytest.mark.parametrize("width", [45, 60, 100, 250, 1000])
+def test_lines_fit_the_terminal_and_nothing_is_cut(width: int) -> None:
+    lines = text_of(document(WIDE), width).splitlines()
+
+    assert max(map(len, lines)) <= width
+    together = "".join("".join(line.split()) for line in lines)
+    assert "".join(SENTENCE.split()) in together
+    assert sum(line.count("1.000 ms") for line in lines) == 2
+    shown = "".join(
+        line.split("  ")[1].replace(" ", "") for line in lines if line.startswith("  ") and line[2] != " "
+    )
+    for name in NAMES:
+        assert name.replace(" ", "") in shown
+
+
+def test_without_a_terminal_lines_are_as_long_as_they_are() -> None:
+    lines = text_of(document(WIDE)).splitlines()
+
+    assert lines[0] == SENTENCE
+    assert lines[-1] == f"  {NAMES[1]}        12  1.000 ms"
+
+
+@pytest.mark.parametrize(("width", "tables"), [(None, 3), (60, 5), (2000, 1)])
+def test_columns_that_do_not_fit_stand_below_the_others(width: int | None, tables: int) -> None:
+    lines = text_of(document(STAGES), width).split("one\n")[1].splitlines()
+
+    assert len(lines) == 2 * tables
+    assert [cell for line in lines[1::2] for cell in line.split()[1:]] == [f"1.{at:03}" for at in range(40)]
+    assert max(map(len, lines)) <= (width or 122)
+
+
+def test_a_table_that_cannot_be_narrower_keeps_its_figures() -> None:
+    figures = Table(rows=(("rank 0", *("123,456.789 ±0.001 ms",) * 4),))
+
+    assert text_of(document(figures), 30).splitlines()[-1].count("123,456.789 ±0.001 ms") == 4
+
+
+def test_marks_stand_behind_their_column() -> None:
+    rows = (("a", "+1.000 ms ~", "1"), ("b", "+20.000 ms", "2"))
+
+    assert text_of(document(Table(rows=rows))).splitlines()[-2:] == [
+        "  a   +1.000 ms ~  1",
+        "  b  +20.000 ms    2",
+    ]
+
+
+def test_text_shows_a_table_for_a_picture_and_leaves_out_what_is_only_drawn() -> None:
+    drawn = Picture(draw=lambda: Markup("<svg></svg>"))
+    both = Picture(draw=drawn.draw, keys=(("f", "forward"),), instead=Table(rows=(("compute", "1 ms"),)))
+    text, page = text_of(document(both)), page_of(document(both))
+
+    assert text.splitlines()[2:] == ["one", "  compute  1 ms"]
+    assert "one" not in text_of(document(drawn)).split()[-1:]
+    assert "<svg></svg>" in page
+    assert '<i class="key f"></i>forward' in page
+    assert page.index('class="wide pictured"') < page.index(
+        "compute"
+    )  # for narrow screens, which hide the drawing
+
+
+def test_a_shade_is_red_for_more_and_green_for_less() -> None:
+    page = page_of(document(Table(rows=(("F", Cell(text="2", shade=1.0), Cell(text="0.5", shade=-0.5)),))))
+
+    assert "rgba(196,71,61,0.720)" in page
+    assert "rgba(47,143,91,0.360)" in page
+
+
+@dataclass(frozen=True)
+class Row:
+    action: Action
+    took_ns: Figure
+    both_ns: Sides
+    unseen_ns: Figure
+
+
+def test_values_have_what_is_known_of_a_figure_beside_it() -> None:
+    row = Row(
+        action=Action(kind=Kind.F, stage=1, microbatch=2), took_ns=Figure(5, 1.5, 3),
+        both_ns=Sides(Figure(1), Figure(2, 0.5)), unseen_ns=Figure(math.nan),
+    )  # fmt: skip
+    expected = {
+        "action": "1F2", "took_ns": 5, "took_ns_deviation": 1.5, "took_ns_spread": 3, "both_ns": [1, 2],
+        "both_ns_deviation": [None, 0.5], "unseen_ns": None,
+    }  # fmt: skip
+
+    one = Document(title="a", lead=(), values={"rows": (row,), "parts_ns": {"idle": Figure(1, 2.0)}})
+
+    assert plain(row) == expected
+    assert plain(one) == {"rows": [expected], "parts_ns": {"idle": 1}, "parts_ns_deviation": {"idle": 2.0}}
+    assert json.loads(json_of(one)) == plain(one)
+    assert json.loads(json_of([one, one])) == [plain(one)] * 2
+
+
+def test_elements_escape_what_is_no_markup() -> None:
+    drawn = svg.drawing(10, 2.5, "a < b", svg.rectangle(0, 1.999, 3, 0.5, "row", "1 < 2"), svg.text(1, 2, "<b>"))
+
+    assert drawn == (
+        '<svg viewBox="0 0 10 2.5" role="img" aria-label="a &lt; b"><g><title>1 &lt; 2</title>'
+        '<rect x="0" y="2" width="3" height="0.5" class="row"/></g>'
+        '<text x="1" y="2" class="label" text-anchor="start">&lt;b&gt;</text></svg>'
+    )
+
+
+@pytest.mark.parametrize("module", [explanation, numbers, matching, svg])
+def test_examples_in_docstrings_say_what_comes_out(module: ModuleType) -> None:
+    result = doctest.testmod(module)
+
+    assert result.attempted > 0
+    assert result.failed == 0

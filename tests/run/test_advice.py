@@ -1,0 +1,213 @@
+"""Advice is what was simulated: its arguments give its step, with as many GPUs and the same batch."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+from small_schedules import small_registry
+
+from pptrace.api import simulate
+from pptrace.cli.main import cli
+from pptrace.config.choices import PolicyName
+from pptrace.errors import ConfigError
+from pptrace.plugins.markers import hookimpl
+from pptrace.plugins.registry import Registry
+from pptrace.run import advice as advising
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pptrace.plugins.offers import ScheduleOffer
+
+LLAMA = Path(__file__).parents[2] / "examples" / "llama3-70b.yaml"
+SMALL = ["--model", "llama3-8b", "--device", "h100-sxm", "--sequence", "4096"]
+CASES = {
+    "units": ["--schedule", "1f1b", "--pp", "4", "--microbatches", "8"],
+    "collectives": [*SMALL, "--schedule", "1f1b", "--pp", "2", "--tp", "8", "--dp", "2", "--global", "32"],
+    "microbatches": [
+        *SMALL, "--schedule", "1f1b", "--pp", "4", "--tp", "4", "--dp", "2", "--microbatches", "16",
+        "--p2p", "ordered",
+        "--network", "{name: hockney, bandwidth: 50 GB/s}",
+    ],
+    "over memory": [*SMALL, "--schedule", "gpipe", "--pp", "2", "--tp", "2", "--micro", "4", "--global", "64"],
+    "cluster": [
+        "--model", "llama3-8b", "--sequence", "4096", "--schedule", "1f1b", "--pp", "2", "--tp", "8",
+        "--global", "16",
+        "--cluster", "dgx-h100x2",
+    ],
+    "options": ["--schedule", "hanayo", "--pp", "4", "--microbatches", "8", "--set", "schedule.options.waves=2",
+                "--p2p", "ordered", "--set", "p2p.stream=rank"],
+    "recomputing": [
+        *SMALL, "--schedule", "1f1b", "--pp", "2", "--tp", "4", "--global", "32", "--set", "model.recompute=full",
+    ],
+}  # fmt: skip
+NOBODYS = ("network", "cluster", "contention", "device", "data_parallel.bandwidth", "data_parallel.latency")
+"""What no one can switch on."""
+
+
+def printed(arguments: list[str]) -> Any:
+    result = CliRunner().invoke(cli, ["simulate", *arguments, "--json"], catch_exceptions=False)
+    return json.loads(result.output)
+
+
+def job(told: Any) -> tuple[int, int]:
+    configuration = told["provenance"]["configuration"]
+    parallel = configuration["parallel"]
+    return parallel["pp"] * parallel["tp"] * parallel["dp"] * parallel["cp"], configuration["batch"]["global"]
+
+
+@pytest.mark.needs_plugins
+@pytest.mark.parametrize("name", CASES)
+def test_who_follows_advice_gets_the_printed_step_of_the_same_job(name: str) -> None:
+    told = printed(CASES[name])
+    ran = [one for one in told["advice"]["tried"] if one["step_ns"] is not None]
+
+    assert ran
+    for tried in ran:
+        followed = printed([*CASES[name], *shlex.split(tried["arguments"])])
+        assert followed["step_ns"] == tried["step_ns"]
+        assert followed["peak_memory_bytes"] == tried["peak_memory_bytes"]
+        assert (followed["over_memory"] is None) == tried["fits"]
+        assert job(followed) == job(told)
+
+
+@pytest.mark.needs_plugins
+@pytest.mark.parametrize("name", CASES)
+def test_advice_is_never_worse_and_names_nothing_that_nobody_can_switch_on(name: str) -> None:
+    told = printed(CASES[name])
+    best, fits = told["advice"]["best"], told["over_memory"] is None
+
+    for tried in told["advice"]["tried"]:
+        assert not [key for key in tried["settings"] if key.startswith(NOBODYS)]
+        assert tried["settings"].get("p2p.policy") != PolicyName.ASYNC.value
+    if best is not None:
+        assert best["fits"]
+        assert best in told["advice"]["tried"]
+        assert not fits or best["step_ns"] < told["step_ns"]
+    better = [
+        one for one in told["advice"]["tried"]
+        if one["fits"] and (not fits or one["step_ns"] <= told["step_ns"] * 0.995)
+    ]  # fmt: skip
+    assert (best is None) == (not better)
+    assert best is None or best["step_ns"] == min(one["step_ns"] for one in better)
+
+
+@pytest.mark.needs_plugins
+def test_the_same_step_gets_the_same_advice() -> None:
+    first, second = (simulate(LLAMA, microbatches=32) for _ in range(2))
+
+    assert json.dumps(first.advice.to_dict()) == json.dumps(second.advice.to_dict())
+
+
+@pytest.mark.needs_plugins
+def test_the_example_gets_a_shorter_step_that_fits() -> None:
+    run = simulate(LLAMA)
+    best = run.advice.best
+
+    assert best is not None
+    assert best.fits
+    assert best.step_ns is not None
+    assert best.step_ns < 0.85 * run.metrics.step_ns
+    assert {"parallel.tp": 4, "parallel.dp": 16, "costs.zero": 1}.items() <= best.change.settings.items()
+    assert "--pp 4 --tp 4 --dp 16 --vp 5" in run.summary()
+    assert run.metrics.step_ns == simulate(LLAMA).metrics.step_ns
+
+
+@pytest.mark.needs_plugins
+def test_whoever_follows_it_arrives_at_a_step_without_advice() -> None:
+    arguments, steps = CASES["collectives"], []
+    for _ in range(6):
+        told = printed(arguments)
+        steps.append(told["step_ns"])
+        if told["advice"]["best"] is None:
+            break
+        arguments = [*arguments, *shlex.split(told["advice"]["best"]["arguments"])]
+
+    assert told["advice"]["best"] is None
+    assert len(steps) > 1
+    assert all(after < before for before, after in pairwise(steps))
+
+
+@pytest.mark.needs_plugins
+def test_a_deep_search_is_at_least_as_good_and_prints_all_that_it_tried() -> None:
+    arguments = ["simulate", *CASES["collectives"]]
+    quick = printed(CASES["collectives"])["advice"]
+    deep = json.loads(CliRunner().invoke(cli, [*arguments, "--advise", "--json"]).output)["advice"]
+    text = CliRunner().invoke(cli, [*arguments, "--advise"]).output
+
+    assert len(deep["tried"]) > len(quick["tried"])
+    assert deep["best"]["step_ns"] <= quick["best"]["step_ns"]
+    assert all(one["arguments"] in text for one in deep["tried"])
+
+
+@pytest.mark.needs_plugins
+def test_a_step_that_does_not_fit_is_told_what_does() -> None:
+    told = printed(CASES["over memory"])
+
+    assert told["over_memory"] is not None
+    assert told["advice"]["best"]["fits"]
+
+
+def test_a_table_of_ones_own_runs_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n", encoding="utf-8")
+
+    assert simulate(schedule=str(path)).advice.tried == ()
+
+
+@pytest.mark.needs_plugins
+def test_costs_of_stages_say_nothing_of_other_numbers_of_stages() -> None:
+    costs = {"name": "table", "forward": "1 ms", "backward": "2 ms"}
+    whole = simulate(schedule="1f1b", pp=4, microbatches=8, costs=costs)
+    cut = simulate(schedule="1f1b", pp=4, microbatches=8, costs=costs | {"slices": 4})
+
+    assert all("parallel.vp" not in one.change.settings or one.change.settings["parallel.vp"] == 1
+               for one in whole.advice.tried)  # fmt: skip
+    assert cut.advice.best is not None
+    assert cut.advice.best.change.settings["parallel.vp"] > 1
+
+
+@pytest.mark.needs_plugins
+def test_no_more_is_simulated_than_the_effort_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    little = advising._Effort(weighed=24, simulated=3, actions=0, of_own=0.0)
+    monkeypatch.setattr(advising, "_QUICK", little)
+
+    assert simulate(schedule="1f1b", pp=4, microbatches=8).advice.tried == ()
+
+
+@pytest.mark.needs_plugins
+def test_a_candidate_that_cannot_run_is_said_and_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pptrace.run import simulated_step as running
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ConfigError("no")
+
+    run = simulate(schedule="1f1b", pp=4, microbatches=8)
+    monkeypatch.setattr(running, "simulate", refuse)
+
+    assert run.advice.best is None
+    assert {one.reason for one in run.advice.tried} == {"no"}
+
+
+def test_a_schedule_that_fails_when_it_is_asked_costs_no_one_their_advice() -> None:
+    def broken(_: object) -> Any:
+        raise RuntimeError("broken")
+
+    class Failing:
+        @hookimpl
+        def pptrace_schedules(self) -> Iterable[ScheduleOffer]:
+            offers = small_registry().schedules
+            yield offers["eager"].offer
+            yield replace(offers["lumped"].offer, name="failing", bubble=broken)
+            yield replace(offers["lumped"].offer, options=broken)
+
+    registry = Registry.load(entry_points=False, plugins={"failing": Failing()})
+
+    assert simulate(schedule="eager", pp=2, microbatches=4, registry=registry).advice.best is None

@@ -1,0 +1,75 @@
+"""The page of a run: its figures are the summary's, it stands alone, and names cannot break it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from small_schedules import small_registry
+
+from pptrace.api import simulate
+from pptrace.errors import PptraceError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pptrace.run.simulated_step import Run
+
+
+def stepped() -> Run:
+    costs = {"name": "table", "forward": "3 ms", "backward": "6 ms", "boundary": "1 MB", "activation": "1 GiB"}
+    return simulate(
+        schedule="eager", pp=4, microbatches=6, costs=costs, registry=small_registry(),
+        network={"name": "hockney", "bandwidth": "1 GB/s"},
+    )  # fmt: skip
+
+
+def test_it_has_the_summary_s_figures_and_every_rank(tmp_path: Path) -> None:
+    run = stepped()
+
+    (path,) = run.save(tmp_path / "report.html")
+
+    text = path.read_text()
+    assert f"<strong>{float(run.metrics.bubble):.1%}</strong>" in text
+    for rank in range(4):
+        assert f'<div class="name">rank {rank}</div>' in text
+    assert "peer-compute" in text
+    assert "schedule.<wbr/>name" in text
+
+
+def test_bars_of_time_fill_the_step(tmp_path: Path) -> None:
+    text = stepped().save(tmp_path / "report.html")[0].read_text()
+
+    spent = text.split("Where each rank")[1].split("</section>")[0]
+    bars = re.findall(r'<div class="bar">(.*?)</div>', spent, re.DOTALL)
+    assert len(bars) == 4
+    for bar in bars:
+        assert sum(map(float, re.findall(r"width:([0-9.]+)%", bar))) == pytest.approx(100, abs=0.01)
+
+
+def test_the_keys_of_colours_are_those_of_what_is_drawn(tmp_path: Path) -> None:
+    text = stepped().save(tmp_path / "report.html")[0].read_text()
+
+    spent, memory = (
+        text.split(title)[1].split("</section>")[0] for title in ("Where each rank", "Memory at each rank")
+    )
+    assert "computes" in spent
+    assert "own group communicates" not in spent
+    assert "activations" in memory
+    assert "optimizer" not in memory
+
+
+def test_it_fetches_nothing_runs_nothing_and_has_the_same_bytes(tmp_path: Path) -> None:
+    one, two = (stepped().save(tmp_path / name)[0].read_bytes() for name in ("a.html", "b.html"))
+
+    assert one == two
+    assert b"default-src 'none'" in one
+    assert not re.search(rb"<script|https?://(?!www\.w3\.org)|\bsrc=|@import", one)
+
+
+def test_a_folder_that_is_not_there_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(PptraceError, match="the folder does not exist"):
+        stepped().save(tmp_path / "step.svg", tmp_path / "no" / "report.html")
+
+    assert list(tmp_path.iterdir()) == []

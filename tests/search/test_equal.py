@@ -1,0 +1,286 @@
+"""Schedules on equal memory: what is printed can be followed, fits, and is never worse than the configuration."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shlex
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from pptrace.api import compare, simulate
+from pptrace.cli.main import cli
+from pptrace.config.quantities import parse_size
+from pptrace.errors import PptraceError
+from pptrace.run import settings_search
+from pptrace.run.neighbourhood import VARIED
+from pptrace.sanitize import csv_text
+
+LLAMA = str(Path(__file__).parents[2] / "examples" / "llama3-70b.yaml")
+SMALL = ["--model", "llama3-8b", "--device", "h100-sxm", "--sequence", "4096", "--p2p", "ordered"]
+NETWORK = ["--network", "{name: hockney, bandwidth: 50 GB/s}"]
+CASES = {
+    "tight": (
+        [*SMALL, *NETWORK, "--pp", "4", "--tp", "2", "--dp", "2", "--microbatches", "8"],
+        "1f1b,interleaved-1f1b,zb-h1,v-half,gpipe", "24 GiB",
+    ),
+    "wide": (
+        [*SMALL, "--pp", "2", "--tp", "4", "--global", "16", "--micro", "2", "--set", "model.recompute=full"],
+        "1f1b,zb-v,hanayo:waves=1,interleaved-1f1b:vp=4", "76GiB",
+    ),
+    "cluster": (
+        ["--model", "llama3-8b", "--sequence", "4096", "--pp", "2", "--tp", "8", "--global", "8", "--cluster",
+         "dgx-h100x2", "--vp", "2", "--schedules", "looped-bfs"],
+        "1f1b,zb-v:shorten=step", "20 GiB",
+    ),
+    "costs": (
+        ["--pp", "4", "--microbatches", "8", "--costs", json.dumps({
+            "name": "table", "forward": "1 ms", "backward": "2 ms", "activation": "1 GiB", "weights": "2 GiB",
+            "weight_activation": "512 MiB", "slices": 8,
+        })],
+        "gpipe,1f1b,interleaved-1f1b,zb-h1,v-min", "13 GiB",
+    ),
+}  # fmt: skip
+
+TRIED: dict[str, Any] = {
+    "model": "llama3-8b", "device": "h100-sxm", "sequence": 4096, "pp": 4, "tp": 2, "dp": 2, "p2p": "ordered",
+    "global": 16,
+}  # fmt: skip
+
+
+def printed(*arguments: str) -> Any:
+    return json.loads(CliRunner().invoke(cli, [*arguments, "--json"], catch_exceptions=False).output)
+
+
+@cache
+def told(name: str) -> tuple[list[str], Any]:
+    step, schedules, limit = CASES[name]
+    step = [word for word in step if word not in {"--schedules", "looped-bfs"}]
+    return step, printed("compare", *step, "--schedules", schedules, "--memory", limit)
+
+
+def job(answer: Any) -> list[int]:
+    configuration = answer["provenance"]["configuration"]
+    return [*(configuration["parallel"][key] for key in ("pp", "tp", "dp")), configuration["batch"]["global"]]
+
+
+@pytest.mark.needs_plugins
+@pytest.mark.parametrize("name", CASES)
+def test_who_follows_the_printed_arguments_gets_the_printed_step_of_the_same_job(name: str) -> None:
+    step, answer = told(name)
+    fitting = [row for row in answer["rows"] if row["refused"] is None]
+
+    assert fitting
+    jobs = set()
+    for row in fitting:
+        followed = printed("simulate", *step, *shlex.split(row["arguments"]))
+        assert followed["step_ns"] == row["step_ns"]
+        assert followed["peak_memory_bytes"] == row["peak_memory_bytes"] <= answer["memory_limit_bytes"]
+        assert followed["over_memory"] is None
+        jobs.add(tuple(job(followed)))
+    assert len(jobs) == 1
+
+
+@pytest.mark.needs_plugins
+@pytest.mark.parametrize("name", CASES)
+def test_no_schedule_is_worse_than_the_configuration_runs_it(name: str) -> None:
+    _, answer = told(name)
+
+    for row in answer["rows"]:
+        own, tried = row["as_configured"], row["tried"]
+        assert tried[0] == own
+        fitting = [one["step_ns"] for one in tried if one["fits"]]
+        assert (row["refused"] is None) == bool(fitting)
+        if own["fits"]:
+            assert row["step_ns"] <= own["step_ns"]
+        if fitting:
+            assert row["step_ns"] == min(fitting)
+
+
+@pytest.mark.needs_plugins
+def test_the_own_form_is_what_simulate_says_of_the_configuration() -> None:
+    step, answer = told("tight")
+
+    refused = []
+    for row in answer["rows"]:
+        own = row["as_configured"]
+        arguments = ["simulate", *step, "--schedule", row["schedule"], "--set", "device.memory=24 GiB", "--json"]
+        result = CliRunner().invoke(cli, arguments)
+        if own["refused"]:
+            refused.append(row["schedule"])
+            assert isinstance(result.exception, PptraceError)
+            continue
+        simulated = json.loads(result.output)
+        assert simulated["step_ns"] == own["step_ns"]
+        assert (simulated["over_memory"] is None) == own["fits"]
+    assert refused == ["interleaved-1f1b", "zb-h1", "v-half"]
+
+
+@cache
+def all_forms(schedule: str, chunks: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Return step and peak memory of every combination that can run."""
+    found = []
+    for vp, micro, recompute in product(chunks, (1, 2, 4), ("none", "selective", "full")):
+        try:
+            run = simulate(schedule=schedule, vp=vp, micro=micro, sets=[f"model.recompute={recompute}"], **TRIED)
+        except PptraceError:
+            continue
+        found.append((run.metrics.step_ns, int(run.metrics.memory.peak_bytes.max())))
+    return found
+
+
+@pytest.mark.needs_plugins
+@pytest.mark.parametrize("limit", ["20 GiB", "30 GiB", "60 GiB"])
+@pytest.mark.parametrize(
+    ("schedule", "chunks"), [("1f1b", (1,)), ("interleaved-1f1b", (2, 4, 8)), ("gpipe", (1,))]
+)
+def test_the_best_form_is_the_best_of_all(limit: str, schedule: str, chunks: tuple[int, ...]) -> None:
+    """Estimates only put forms in order: what all combinations simulated one by one give is not better."""
+    steps = [step for step, peak in all_forms(schedule, chunks) if peak <= parse_size(limit)]
+
+    if not steps:
+        with pytest.raises(PptraceError, match="no schedule fits"):
+            compare(schedules=schedule, memory=limit, vary="vp,micro,recompute", **TRIED)
+        return
+    (row,) = compare(schedules=schedule, memory=limit, vary="vp,micro,recompute", **TRIED).table()
+    assert row["step_ns"] == min(steps)
+
+
+@pytest.mark.needs_plugins
+def test_text_json_and_csv_say_the_same_each_time() -> None:
+    step, schedules, limit = CASES["tight"]
+    arguments = ["compare", *step, "--schedules", schedules, "--memory", limit]
+    text, again, as_csv = (
+        CliRunner().invoke(cli, [*arguments, *more], catch_exceptions=False).output for more in ([], [], ["--csv"])
+    )
+    rows = printed(*arguments)["rows"]
+    cells = list(csv.DictReader(io.StringIO(as_csv)))
+
+    assert text == again
+    assert [row["schedule"] for row in rows] == schedules.split(",")
+    for row, cell in zip(rows, cells, strict=True):
+        assert {key: "" if row[key] is None else str(row[key]) for key in cell} == {
+            key: csv_text(text) for key, text in cell.items()
+        }
+        assert row["arguments"] is None or f"  {row['arguments']}\n" in text
+        if row["refused"]:
+            continue
+        assert row["left_bytes"] == parse_size(limit) - row["peak_memory_bytes"]
+        parts = ("weights", "gradients", "optimizer", "buffer", "reserved", "activation")
+        assert sum(row[f"{part}_bytes"] for part in parts) == row["peak_memory_bytes"]
+
+
+@pytest.mark.needs_plugins
+def test_what_a_schedule_sets_itself_is_kept_and_only_what_was_named_differs() -> None:
+    step, _, limit = CASES["tight"]
+    kept = "interleaved-1f1b:vp=2,zb-h1:order=fixed,1f1b:model.recompute=full"
+    for row in printed("compare", *step, "--schedules", kept, "--memory", limit)["rows"]:
+        for one in row["tried"]:
+            settings = one["settings"]
+            assert "schedule.options.order" not in settings
+            assert row["schedule"] != "interleaved-1f1b:vp=2" or settings.get("parallel.vp", 2) == 2
+            assert not row["schedule"].startswith("1f1b") or "model.recompute" not in settings
+
+    both = "zb-h1,zb-h1:merge=true"
+    merged = printed("compare", *step, "--schedules", both, "--memory", "60 GiB", "--vary", "options")
+    values = [{one["settings"].get("schedule.options.merge") for one in row["tried"]} for row in merged["rows"]]
+    assert values == [{None, True}, {None}]
+    named = printed("compare", *step, "--schedules", "1f1b", "--memory", limit, "--vary", "zero,recompute")
+    keys = {key for one in named["rows"][0]["tried"] for key in one["settings"]}
+    assert keys == {"parallel.vp", "costs.zero", "model.recompute"}
+    assert list(named["varied"]) == ["recompute", "zero"]
+
+
+@pytest.mark.needs_plugins
+def test_no_more_is_simulated_than_the_effort_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings_search, "_ESTIMATED", 2)
+    monkeypatch.setattr(settings_search, "_SMALLEST", 1)
+    monkeypatch.setattr(settings_search, "_OTHERS", 1)
+
+    comparison = compare(LLAMA, schedules="zb-h1,interleaved-1f1b", memory="60GiB", microbatches=16, p2p="ordered")
+
+    assert [len(row.forms.tried) <= 1 + 2 + 1 for row in comparison.rows if row.forms] == [True, True]
+
+
+@pytest.mark.needs_plugins
+def test_options_are_found_that_let_a_schedule_run_at_all() -> None:
+    vary = "vp,micro,recompute,options"
+    (row,) = compare(LLAMA, schedules="stp", memory="48 GiB", vary=vary, microbatches=16, p2p="ordered").rows
+    arguments = ["simulate", LLAMA, "--microbatches", "16", "--p2p", "ordered", *shlex.split(row.arguments)]
+
+    assert "stp's warm-up on 8 ranks takes 23 microbatches or more, not 16" in row.reason
+    assert row.settings["schedule.options.warm_up"] == "lean"
+    assert row.settings["model.recompute"] == "full"
+    assert printed(*arguments)["step_ns"] == row.forms.best.step_ns
+
+
+def test_page_and_help_name_every_setting_that_may_differ(root: Path) -> None:
+    page = (root / "docs" / "compare.md").read_text(encoding="utf-8")
+    (vary,) = (one for one in cli.get_command(None, "compare").params if one.name == "vary")
+    usual, more = ([one.name for one in VARIED if one.on_request == asked] for asked in (False, True))
+
+    assert f"forms differ: {', '.join(usual)} unless given; {', '.join(more)} too." in vary.help
+    for one in VARIED:
+        rows = [line for line in page.splitlines() if line.startswith(f"| `{one.name}` |")]
+        assert [row.endswith("| no |") for row in rows] == [one.on_request]
+
+
+@pytest.mark.needs_plugins
+@pytest.mark.parametrize(("schedule", "memory"), [("zb-h1", "3900MiB"), ("v-min", "3800MiB")])
+def test_a_schedule_is_no_slower_than_with_one_of_its_options_fixed(schedule: str, memory: str) -> None:
+    """The fixed order fits if forwards are computed again; the other is slow in little room, or cannot be made."""
+    costs = {
+        "name": "table", "forward": "10 ms", "input_gradient": "9 ms", "weight_gradient": "8 ms",
+        "activation": "1 GiB", "weight_activation": "512 MiB", "checkpoint": "64 MiB", "offload": "3 ms",
+        "reload": "3 ms", "weights": "1 GiB",
+    }  # fmt: skip
+    rows = compare(
+        {"parallel": {"pp": 4}, "batch": {"microbatches": 12}, "costs": costs},
+        schedules=f"{schedule},{schedule}:order=fixed", memory=memory,
+    ).rows  # fmt: skip
+
+    free, fixed = (row.forms.best for row in rows)
+    assert fixed is not None
+    assert fixed.fits
+    assert free is not None
+    assert free.fits
+    assert free.step_ns <= fixed.step_ns
+
+
+COPYING = ["--schedules", "1f1b,gpipe", "--pp", "4", "--microbatches", "8", "--memory", "3GiB"]
+FIGURES = {"name": "table", "forward": "10 ms", "backward": "20 ms", "activation": "1 GiB", "recompute": "10 ms"}
+
+
+@pytest.mark.needs_plugins
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"offload": "1 ms"}, {"reload": "1 ms"}, {"offload": "1 ms", "reload": ["1 ms", "1 ms", "1 ms", "0 ms"]}],
+)
+def test_activations_are_not_copied_to_the_host_in_no_time(more: dict[str, Any]) -> None:
+    arguments = ["compare", *COPYING, "--costs", json.dumps({**FIGURES, **more})]
+
+    told = printed(*arguments)
+    text = CliRunner().invoke(cli, arguments, catch_exceptions=False).output
+
+    assert not any("offload" in one["arguments"] for row in told["rows"] for one in row["tried"])
+    assert told["without_copy_times"] == ["1f1b", "gpipe"]
+    assert "offload left out: the costs have no time for copies: give device.host_bandwidth" in text
+
+
+@pytest.mark.needs_plugins
+def test_activations_are_copied_to_the_host_where_costs_have_times() -> None:
+    costs = json.dumps({**FIGURES, "offload": "9 ms", "reload": "9 ms"})
+
+    told = printed("compare", *COPYING, "--costs", costs)
+    kept = printed("compare", *COPYING, "--costs", costs, "--vary", "recompute-actions")
+    text = CliRunner().invoke(cli, ["compare", *COPYING, "--costs", costs], catch_exceptions=False).output
+
+    assert any("offload" in one["arguments"] for row in told["rows"] for one in row["tried"])
+    assert told["without_copy_times"] == kept["without_copy_times"] == []
+    assert "left out" not in text

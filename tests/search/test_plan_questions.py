@@ -1,0 +1,366 @@
+"""What cannot be planned is one line that says what to do; what can be asked has the answer's form."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import pptrace
+from pptrace.cli.plan import command
+from pptrace.cli.simulate import command as simulate
+from pptrace.config.quantities import format_size
+from pptrace.errors import PptraceError
+from pptrace.plugins.registry import Registry
+from pptrace.report.numbers import told_apart
+from pptrace.search import best_first
+
+DOCS = Path(__file__).parents[2] / "docs" / "plan.md"
+NAME = re.compile(r"`([a-z0-9_-]+)`")
+pytestmark = pytest.mark.needs_plugins
+
+MODEL = {"layers": 8, "hidden": 1024, "heads": 8, "ffn": 4096, "vocabulary": 32000}
+STEP = {"model": MODEL, "device": "a100-sxm", "batch": {"global": 8, "sequence": 1024}}
+MANY = list(range(1, 800))
+FEW = {
+    "schedule": ["1f1b", "interleaved-1f1b"],
+    "recompute": ["none"],
+    "zero": [1],
+    "micro": [1],
+    "layers": ["even"],
+}
+
+
+@pytest.fixture(scope="module")
+def registry() -> Registry:
+    return Registry.load()
+
+
+def planned(registry: Registry, **changed: Any) -> Any:
+    given = {"config": STEP, "gpus": 4, "vary": FEW, "executor": "serial", "robust": False, "registry": registry}
+    return pptrace.plan(**{**given, **changed})
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ({"gpus": 0}, "--gpus: 0 is no number of GPUs: write 1 or more"),
+        ({"top": 0}, "--top: 0 is nothing"),
+        ({"objective": "tokns"}, r"--objective: 'tokns' is no objective \(did you mean 'tokens'"),
+        ({"objective": "fast"}, r"--objective: 'fast' is no objective \(.*known: gpus, mfu, step, tokens\)"),
+        ({"gpus": 1, "vary": {"pp": [2]}}, "a replica of the sizes named needs 2 GPUs, and the job has 1"),
+        ({"executor": "dusk"}, "no installed plugin offers an executor named 'dusk'"),
+        ({"memory": "2.2GiB"}, r"--memory: none of \d+ configurations fits: .* GiB would do \(.*\); give"),
+        ({"gpus": 2, "vary": {"pp": [2], "tp": [2]}}, "--gpus: .* needs 4 GPUs, and the job has 2"),
+        ({"gpus": 7, "vary": {"pp": [2]}}, "--vary: no pp x tp x cp x dp of the sizes named makes 7 GPUs"),
+        ({"vary": {"micro": MANY, "global": MANY}}, r"--vary: [0-9,]+ configur.*micro 799, global 799.*fewer"),
+        ({"vary": {"pp": ["two"]}}, "--vary parallel.pp: 'two' is no size"),
+        ({"config": {**STEP, "plan": {"foo": [1]}}}, r"^plan foo: no such key"),
+        ({"config": {**STEP, "plan": {"pp": []}}}, r"^plan pp: has no value"),
+        ({"config": {**STEP, "plan": {"pp": 3}}}, r"^plan pp: write a list of values, not 3"),
+        ({"vary": {"layers": ["odd"]}}, "--vary layers: 'odd' is no split: write even, balanced or a list"),
+        ({"vary": {"layout": [{"pp": 2, "tp": 2}]}}, "parallel.pp has values of its own in a plan"),
+        ({"vary": {"pp": [1, 2]}, "pp": 2}, "parallel.pp: it varies, too: leave one of them out"),
+        ({"schedule": "gpipe,1f1b", "vary": {"pp": [2]}}, "gpipe,1f1b are several, .*--vary schedule=gpipe,1f1b"),
+        ({"vary": {"schedule": ["gpipe,1f1b"]}}, "gpipe,1f1b are several schedules, where each value is one"),
+        ({"config": {"device": "a100-sxm"}}, "model: missing: a plan divides a model over GPUs"),
+        ({"config": {**STEP, "batch": {"sequence": 1024}}}, "batch.global: missing"),
+        ({"global": "64,128"}, "batch.global: 64,128 is no whole number from 1; .*: --vary global=64,128"),
+        ({"config": {**STEP, "batch": {"global": 0}}}, "batch.global: 0 is no whole number from 1"),
+        ({"microbatches": 4}, "batch.microbatches: they follow from the global batch and each layout"),
+        ({"config": {**STEP, "cluster": "dgx-a100x2"}, "gpus": 8}, "cluster.preset: .*2 nodes of 8 GPUs are 16"),
+        ({"outputs": ["best.txt"]}, "best.txt: no such format; write .yaml"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_planned_is_one_line(registry: Registry, changed: dict[str, Any], line: str) -> None:
+    with pytest.raises(pptrace.PptraceError, match=line) as raised:
+        planned(registry, **changed)
+
+    assert "\n" not in str(raised.value)
+
+
+def test_tables_that_do_not_fit_into_memory_are_not_made(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PPTRACE_MOST_MEMORY", "1000")
+
+    with pytest.raises(PptraceError, match=r"configurations can run: .* actions on 2 ranks would take about"):
+        planned(registry, vary={**FEW, "pp": [2]})
+
+
+def test_steps_too_long_to_be_one_of_many_are_refused_and_progress_names_large_ones(registry: Registry) -> None:
+    said: list[str] = []
+    asked = {"vary": {**FEW, "schedule": ["1f1b"], "pp": [2], "tp": [2], "micro": [1]}, "progress": said.append}
+
+    with pytest.raises(PptraceError, match=r"36,000,000 actions in a step, and the most in a plan is 16,777,216"):
+        planned(registry, **asked, **{"global": 9_000_000})
+
+    found = planned(registry, **asked, **{"global": 300_000})
+    assert any("now 1f1b, pp 2 tp 2 micro 1 of 300,000 microbatches" in text for text in said)
+    assert found.best.layout.microbatches == 300_000
+
+
+def test_a_configuration_says_what_varies_and_the_command_line_what_is_fixed(registry: Registry) -> None:
+    config = {**STEP, "plan": {**FEW, "tp": [1], "schedule": ["1f1b"]}}
+
+    found = planned(registry, config=config, vary=["micro=1,2"], pp=2)
+
+    assert {one.schedule for one in found.found.candidates} == {"1f1b"}
+    assert {(one.layout.pp, one.layout.tp) for one in found.found.candidates} == {(2, 1)}
+    assert {one.layout.micro for one in found.found.candidates} == {1, 2}
+    assert "plan" not in found.configuration
+
+
+def test_the_command_prints_what_it_found_and_keeps_finished_rows(tmp_path: Path) -> None:
+    (tmp_path / "step.yaml").write_text(
+        json.dumps({**STEP, "plan": {**FEW, "schedule": ["1f1b", "gpipe"], "pp": [2], "tp": [1]}})
+    )
+    told = ["--gpus", "4", "--top", "2", "--executor", "serial"]
+
+    result = CliRunner().invoke(
+        command, [str(tmp_path / "step.yaml"), *told, "--json", "-o", str(tmp_path / "p.svg")]
+    )
+
+    answer = json.loads(result.stdout)
+    assert [place["place"] for place in answer["places"]] == [1, 2]
+    assert sum(answer["counts"].values()) == 2 * answer["counts"]["considered"]
+    assert {trial["machine"].split(" ")[0] for trial in answer["robustness"]["trials"]} == {
+        "bandwidth", "efficiency", "jitter",
+    }  # fmt: skip
+    assert {path.name for path in tmp_path.iterdir()} == {"step.yaml", "p.svg"}
+
+
+def test_a_plan_goes_on_where_it_was(registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pptrace.search import runner
+
+    ran: list[Any] = []
+    simulate = runner.run_candidate
+
+    def counted(*args: Any) -> Any:
+        ran.append(args)
+        if len(ran) == 4:
+            raise KeyboardInterrupt
+        return simulate(*args)
+
+    monkeypatch.setattr(runner, "run_candidate", counted)
+    with pytest.raises(KeyboardInterrupt):
+        planned(registry, outputs=[tmp_path / "best.yaml"])
+    assert [path.name for path in tmp_path.iterdir()] == ["best.yaml.journal"]
+    whole = planned(registry)
+    alone = len(ran) - 4
+    resumed = planned(registry, outputs=[tmp_path / "best.yaml"])
+
+    assert resumed.to_dict() == whole.to_dict()
+    assert len(ran) - 4 - alone == alone - 3
+    assert [path.name for path in tmp_path.iterdir()] == ["best.yaml"]
+
+
+def test_places_that_a_simulation_does_not_tell_apart_are_named(registry: Registry) -> None:
+    found = planned(registry, vary={**FEW, "schedule": ["gpipe", "1f1b"], "pp": [2, 4], "tp": [1]})
+
+    worths = [one.worth[-1] for one in found.ranked]
+    near = sum(100 * worth <= 102 * worths[0] for worth in worths)
+    assert 1 < near < len(worths)
+    assert found.tied == found.ranked[:near]
+    assert [one.schedule for one in found.tied] == ["1f1b", "gpipe"]  # as fast, and the first keeps less
+    told = found.to_dict()
+    assert told["tied"] == {"margin": 0.02, "places": near}
+    assert [one["tied"] for one in told["places"]] == [at < near for at in range(len(worths))]
+    assert f"#{near} are within 2 %, nearer than a simulation tells apart: measure these" in str(found)
+
+
+def test_the_heading_says_a_free_network_and_one_gpu_and_tables_need_no_guard(
+    registry: Registry, tmp_path: Path
+) -> None:
+    one = planned(registry, gpus=1, outputs=[tmp_path / "points.csv"])
+    network = {"name": "hockney", "bandwidth": "25 GB/s"}
+    two = planned(registry, gpus=2, config={**STEP, "network": network})
+
+    assert str(one).startswith("a model of one's own on 1 GPU (a100-sxm, a free network): most tokens")
+    assert str(two).startswith("a model of one's own on 2 GPUs (a100-sxm): most tokens")
+    with (tmp_path / "points.csv").open(encoding="utf-8", newline="") as file:
+        commands = [row["command"] for row in csv.DictReader(file)]
+    assert {command.split(" --")[0] for command in commands} == {"pptrace simulate CONFIG"}
+    assert commands[one.best.number].endswith(f" CONFIG {one.best.arguments}")
+
+
+def test_the_page_on_plans_names_every_key_of_the_json(registry: Registry) -> None:
+    page = DOCS.read_text(encoding="utf-8").partition("## What `--json` has")[2].partition("\n## ")[0]
+    whole, place = (
+        [name for row in table.splitlines() if row.startswith("| `") for name in NAME.findall(row.split("|")[1])]
+        for table in page.split("| key of a place | |")
+    )
+
+    vary = {**FEW, "schedule": ["gpipe", "1f1b"], "pp": [2, 4], "tp": [1]}
+    told = planned(registry, vary=vary, robust=True).to_dict()
+
+    assert sorted(whole) == sorted(told)
+    assert [sorted(one) for one in told["places"]] == [sorted(place)] * len(told["places"])
+    within = {name for key in ("counts", "tied", "robustness") for name in told[key]}
+    within |= {*told["robustness"]["trials"][0], *told["arguments"], *told["arguments"]["torchtitan"]}
+    within |= {*told["places"][0]["differences_ns"]}
+    assert within <= set(NAME.findall(page))
+
+
+def test_fewer_gpus_are_no_tie(registry: Registry) -> None:
+    found = planned(registry, objective="gpus", vary={**FEW, "schedule": ["1f1b"], "tp": [1, 2]}, exhaustive=True)
+
+    assert {one.layout.gpus for one in found.tied} == {found.best.layout.gpus}
+    assert len({one.layout.gpus for one in found.ranked}) > 1
+
+
+def test_names_are_cut_only_where_they_stay_apart() -> None:
+    names = ["interleaved-1f1b:vp=2", "interleaved-1f1b:vp=4", "1f1b", "a" * 30 + "x" + "a" * 30]
+
+    shown = told_apart(names, 12)
+
+    assert len(set(shown.values())) == len(names)
+    assert shown["1f1b"] == "1f1b"
+    assert told_apart(["aaaaabaaaaa", "aaaaacaaaaa"], 6) == {name: name for name in ["aaaaabaaaaa", "aaaaacaaaaa"]}
+
+
+def test_no_copies_are_a_share_of_nothing(registry: Registry) -> None:
+    config = {**STEP, "device": {"preset": "a100-sxm", "host_bandwidth": "25 GB/s"}}
+    vary = {**FEW, "offload": [0, 0.5], "schedule": ["1f1b"], "tp": [1]}
+
+    found = planned(registry, config=config, vary=vary, pp=2, exhaustive=True)
+
+    ratios = [(found.ground.resolved(one.varied).experiment.schedule.offload) for one in found.found.candidates]
+    assert [ratio and ratio.ratio for ratio in ratios] == [None, 0.5]
+
+
+def test_the_smallest_memory_that_would_do_is_the_smallest(registry: Registry) -> None:
+    """What computes again what others keep needs the least, and is neither the first nor the fastest."""
+    vary = {**FEW, "recompute": ["none", "selective", "full"], "micro": [1, 2]}
+    every = planned(registry, vary=vary, exhaustive=True, memory="80GiB").found.candidates
+    least = min(one.row["peak_memory_bytes"] for one in every if one.fits)
+
+    with pytest.raises(PptraceError, match=r"would do") as raised:
+        planned(registry, vary=vary, memory="100MiB")
+    assert format_size(least) in str(raised.value)
+
+
+def test_the_memory_that_would_do_is_not_said_to_be_the_least_where_not_all_is_bounded(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vary = {**FEW, "recompute": ["none", "selective", "full"], "micro": [1, 2]}
+    monkeypatch.setattr(best_first, "_LEAST", 1)
+    monkeypatch.setattr(best_first, "_FURTHER", 1)
+
+    with pytest.raises(PptraceError, match=r"GiB would do, and less may \("):
+        planned(registry, vary=vary, memory="100MiB")
+
+
+def test_printed_arguments_leave_out_the_cost_model_that_is_the_default(registry: Registry) -> None:
+    assert "--costs" not in shlex.split(planned(registry).best.arguments)
+    assert "roofline" not in planned(registry, config={**STEP, "costs": "roofline"}).best.arguments
+
+
+def test_the_flags_with_the_printed_arguments_simulate_to_the_figures_of_the_plan() -> None:
+    model = "{layers: 8, hidden: 512, heads: 8, ffn: 1024, vocabulary: 1000}"
+    flags = ["--set", f"model={model}", "--device", "a100-sxm", "--sequence", "1024"]
+    vary = ["--vary", "schedule=1f1b,interleaved-1f1b", "--vary", "micro=1", "--vary", "recompute=full,none"]
+    asked = ["--gpus", "4", "--global", "8", "--no-robustness", "--executor", "serial", "--top", "2", "--json"]
+
+    places = json.loads(CliRunner().invoke(command, [*flags, *vary, *asked]).stdout)["places"]
+
+    assert len(places) == 2
+    for place in places:
+        run = CliRunner().invoke(simulate, [*flags, *shlex.split(place["arguments"]), "--json"])
+        told = json.loads(run.stdout)
+        assert told["step_ns"] == place["step_ns"]
+        assert told["peak_memory_bytes"] == place["peak_memory_bytes"]
+
+
+def test_layers_that_ranks_do_not_divide_get_chunks_in_powers_of_two(registry: Registry) -> None:
+    model = {**MODEL, "layers": 13}
+    found = planned(registry, config={**STEP, "model": model}, vary={**FEW, "pp": [2], "layers": ["even"]})
+
+    assert {one.chunks for one in found.found.candidates if one.schedule == "interleaved-1f1b"} >= {2, 4}
+
+
+def by_schedule(plan: Any) -> dict[str, list[tuple[int, int, str]]]:
+    found: dict[str, list[tuple[int, int, str]]] = {}
+    for row in plan.table():
+        found.setdefault(row["schedule"], []).append((row["pp"], row["vp"], row["fate"]))
+    return found
+
+
+def test_chunks_that_are_named_are_for_the_schedules_that_take_them(registry: Registry) -> None:
+    schedules = ["1f1b", "gpipe", "interleaved-1f1b", "zb-v"]
+    vary = {**FEW, "pp": [1, 4], "tp": [1], "vp": [2, 4], "schedule": schedules}
+
+    plan = planned(registry, vary=vary)
+
+    assert by_schedule(plan) == {
+        "1f1b": [(1, 1, "simulated"), (4, 1, "simulated")],
+        "gpipe": [(1, 1, "covered"), (4, 1, "simulated")],
+        "interleaved-1f1b": [(1, 1, "covered"), (4, 2, "simulated"), (4, 4, "refused")],
+        "zb-v": [(1, 1, "covered"), (4, 2, "simulated")],
+    }
+    assert plan.counts()["equal"] == 0
+    assert plan.counts()["covered"] == 3
+    assert "vp            2, 4 where a schedule takes it; 1f1b and gpipe with their own chunks" in str(plan)
+
+
+def test_a_schedule_without_the_only_chunks_that_are_named_makes_its_own(registry: Registry) -> None:
+    vary = {**FEW, "pp": [2], "tp": [1], "vp": [4], "schedule": ["interleaved-1f1b", "zb-v"]}
+
+    plan = planned(registry, vary=vary)
+
+    assert by_schedule(plan) == {"interleaved-1f1b": [(2, 4, "simulated")], "zb-v": [(2, 2, "simulated")]}
+    assert "vp            4 where a schedule takes it; zb-v with their own chunks" in str(plan)
+
+
+@pytest.mark.parametrize("other", ["1f1b:p2p=batched", "1f1b:schedule.recompute.early=true"])
+def test_a_schedule_with_settings_of_its_own_is_not_equal_to_the_one_without(
+    registry: Registry, other: str
+) -> None:
+    own = {**STEP, "network": {"name": "hockney", "bandwidth": "5 GB/s"}}
+    vary = {**FEW, "pp": [4], "tp": [1], "schedule": ["1f1b", other]}
+
+    plan = planned(registry, config=own, vary=vary)
+
+    assert [(row["schedule"], row["fate"]) for row in plan.table()] == [
+        ("1f1b", "simulated"),
+        (other, "simulated"),
+    ]
+    assert len({row["step_ns"] for row in plan.table()}) == 2
+
+
+def test_a_plan_copies_activations_to_the_host_only_where_that_takes_time(registry: Registry) -> None:
+    vary = {**FEW, "pp": [4], "tp": [1], "schedule": ["1f1b"], "offload": [0, 1]}
+
+    free = planned(registry, vary=vary)
+    timed = planned(
+        registry, config={**STEP, "device": {"preset": "a100-sxm", "host_bandwidth": "64 GB/s"}}, vary=vary
+    )
+
+    assert [row["fate"] for row in free.table()] == ["simulated", "refused"]
+    assert "the costs have no time for copies: give device.host_bandwidth" in free.table()[1]["reason"]
+    assert [row["fate"] for row in timed.table()] == ["simulated", "simulated"]
+
+
+@pytest.mark.parametrize(("experts", "fate"), [(8, "simulated"), (0, "covered")])
+def test_a_schedule_with_pairs_is_tried_on_one_rank_where_it_hides_communication(
+    registry: Registry, experts: int, fate: str
+) -> None:
+    """On one rank, combined-1f1b is 1F1B but for the exchanges that it hides."""
+    mixture = {"num_experts": experts, "top_k": 2, "expert_ffn": 1024} if experts else {}
+    sizes = {"pp": [1], "tp": [1], "cp": [1], "ep": [8 if experts else 1], "micro": [1], "zero": [0]}
+
+    plan = planned(
+        registry, config={**STEP, "model": {**MODEL, **mixture}}, gpus=8, top=2, exhaustive=True,
+        vary={**FEW, **sizes, "schedule": ["1f1b", "combined-1f1b"]}, **{"global": 64},
+    )  # fmt: skip
+
+    assert {one.schedule: one.fate.value for one in plan.found.candidates} == {
+        "1f1b": "simulated", "combined-1f1b": fate
+    }  # fmt: skip
+    assert plan.ranked[0].schedule == ("combined-1f1b" if experts else "1f1b")

@@ -1,0 +1,243 @@
+"""A plan's bounds are below every simulated step, and its first places are those of simulating everything."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pptrace
+from pptrace.config.resolution import load
+from pptrace.plugins.construction import build_schedule, checked_options
+from pptrace.plugins.registry import Registry
+from pptrace.plugins.requests import ScheduleRequest
+from pptrace.search import best_first, filtering
+from pptrace.search.bounds import bound_of
+from pptrace.search.candidate import Fate
+from pptrace.search.plan import differences_ns
+from pptrace.search.table_cache import Shape
+from pptrace.sim.simulation import simulate
+from pptrace.steps.workload import Workload
+from pptrace.timeline.metrics import measure
+
+if TYPE_CHECKING:
+    from pptrace.search.candidate import Candidate
+
+pytestmark = pytest.mark.needs_plugins
+
+MODEL = {"layers": 8, "hidden": 1024, "heads": 8, "ffn": 4096, "vocabulary": 32000}
+SCHEDULES = [
+    "1f1b", "gpipe", "interleaved-1f1b", "zb-h1", "zb-v", "chimera", "hanayo", "seq-1f1b",
+    "dualpipe", "dualpipe-v", "combined-1f1b",
+]  # fmt: skip
+
+
+def planned(own: Registry, **changed: Any) -> Any:
+    given_ = {
+        "config": {"model": MODEL, "device": "a100-sxm", "network": {"name": "hockney", "bandwidth": "25 GB/s"}},
+        "vary": {"schedule": ["1f1b", "interleaved-1f1b"], "zero": [1]}, "gpus": 4, "global": 16,
+        "sequence": 2048, "executor": "serial", "registry": own, "robust": False,
+    }  # fmt: skip
+    return pptrace.plan(**{**given_, **changed})
+
+
+kept = filtering.Ahead.of
+ELSEWHERE = {"executor": "processes", "workers": 2, "registry": None}
+
+
+def failing(ask: Any) -> Any:
+    raise RuntimeError(ask.token)
+
+
+@pytest.fixture(scope="module")
+def registry() -> Registry:
+    return Registry.load()
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> dict[str, Any]:
+    model = MODEL | {
+        "layers": draw(st.sampled_from([4, 6])),
+        "vocabulary": draw(st.sampled_from([1000, 128_000])),
+        "recompute": draw(st.sampled_from(["none", "full"])),
+    }
+    config = {
+        "model": model, "device": draw(st.sampled_from(["a100-sxm", "h100-sxm"])),
+        "network": {
+            "name": "hockney", "bandwidth": draw(st.sampled_from(["1 GB/s", "100 GB/s"])), "latency": "5 us"
+        },
+        "p2p": draw(st.sampled_from(["async", "ordered"])),
+        "costs": {"name": "roofline", "segments": draw(st.sampled_from([None, True, False]))},
+        "data_parallel": {"overlap": draw(st.booleans())},
+    }  # fmt: skip
+    return {
+        "config": config, "gpus": draw(st.sampled_from([2, 4])), "global": draw(st.sampled_from([4, 8])),
+        "memory": draw(st.sampled_from([None, "2.8GiB", "3.6GiB"])), "top": draw(st.integers(1, 3)),
+        "objective": draw(st.sampled_from(["tokens", "step", "mfu", "gpus"])),
+        "vary": {
+            "micro": [1], "recompute": [model["recompute"]],
+            "tp": [1, 2], "vp": [1, 2], "zero": [draw(st.integers(0, 1))],
+            "schedule": draw(st.lists(st.sampled_from(SCHEDULES), min_size=2, max_size=2, unique=True)),
+        },
+    }  # fmt: skip
+
+
+def answer(registry: Registry, problem: dict[str, Any], **changed: Any) -> Any:
+    try:
+        return planned(registry, **problem, **changed)
+    except pptrace.PptraceError:
+        return None
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(problem=problems())
+def test_bounds_hold_and_the_first_places_are_those_of_simulating_everything(
+    registry: Registry, problem: dict[str, Any]
+) -> None:
+    bounded, everything = answer(registry, problem), answer(registry, problem, exhaustive=True)
+
+    assert (bounded is None) == (everything is None)
+    if bounded is None or everything is None:
+        return
+    ran = [one for one in everything.found.candidates if one.fate is Fate.SIMULATED]
+    assert [one.name for one in ran if one.bound.step_ns > one.row["step_ns"]] == []
+    assert [one.name for one in ran if one.bound.peak_bytes > one.row["peak_memory_bytes"]] == []
+    assert [_told(one) for one in bounded.ranked] == [_told(one) for one in everything.ranked]
+    assert bounded.counts()["considered"] == everything.counts()["considered"]
+
+
+def _told(one: Candidate) -> Any:
+    return one.number, one.worth, [twin.number for twin in one.twins]
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_settings_that_leave_the_step_equal_share_a_place(registry: Registry, zero: int) -> None:
+    """Inside one node it is all the same in which order the axes lie."""
+    config = {"model": MODEL, "cluster": {"preset": "dgx-h100", "nodes": 1}}
+    vary = {"schedule": ["1f1b", "gpipe"], "zero": [zero], "micro": [1], "recompute": ["none"]}
+
+    bounded, everything = (
+        planned(registry, config=config, gpus=8, vary=vary, top=4, exhaustive=whole) for whole in (False, True)
+    )
+
+    assert [_told(one) for one in bounded.ranked] == [_told(one) for one in everything.ranked]
+    assert all(one.number < min(twin.number for twin in one.twins) for one in bounded.ranked)
+    keys = [(one.layout, one.schedule, one.row["step_ns"], one.row["peak_memory_bytes"]) for one in bounded.ranked]
+    assert len(set(keys)) == 4
+    for one in bounded.ranked:
+        for twin in one.twins:
+            assert {key for key in one.settings if one.settings[key] != twin.settings[key]} == {"parallel.order"}
+            assert twin.row["step_ns"] == one.row["step_ns"]
+    assert "equal         as long, in as much memory: #1, #2, #3, #4 with order tp-cp-ep-pp-dp" in str(bounded)
+    told = bounded.to_dict()["places"]
+    assert [one["twins"][0]["settings"]["parallel.order"] for one in told] == ["tp-cp-ep-pp-dp"] * 4
+
+
+def test_an_early_answer_is_of_what_fits_and_changes_no_place(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The early attempt takes place in the middle of weighing; what is likeliest is over the memory there."""
+    asked = {"memory": "3.4GiB", "vary": {"schedule": ["1f1b"], "zero": [1], "micro": [1]}, "top": 4}
+    late, said = planned(registry, **asked), []
+    monkeypatch.setattr(best_first, "_EARLY", (9,))
+    monkeypatch.setattr(best_first, "_PEEKS", (24, 96, 1))
+
+    early = planned(registry, **asked, progress=said.append)
+
+    first = next(text for text in said if "best so far" in text)
+    assert int(first.split(" ")[0].replace(",", "")) < early.counts()["considered"]
+    assert [_told(one) for one in early.ranked] == [_told(one) for one in late.ranked]
+    assert [one.number for one in early.found.candidates] == list(range(early.counts()["considered"]))
+    assert len(late.ranked) > 1
+    assert [one.name for one in early.found.candidates] == [one.name for one in late.found.candidates]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 12, 224])
+def test_layouts_are_weighed_once_each_and_scattered(count: int) -> None:
+    order = best_first.scattered(count)
+
+    assert sorted(order) == list(range(count))
+    early = sorted(order[: count // 4])
+    assert max((right - left for left, right in pairwise([0, *early, count - 1])), default=0) <= 8 or count < 12
+
+
+def test_bounds_made_on_other_processes_give_the_same_plan(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filtering, "_LEAST", 1)
+    monkeypatch.setattr(best_first, "_PEEKS", (2,))
+    monkeypatch.setattr(filtering, "_CHUNK", 3)
+    asked = {
+        "vary": {"schedule": ["1f1b", "interleaved-1f1b", "zb-h1"], "micro": [1], "zero": [0, 1]}, "top": 3,
+    }  # fmt: skip
+    alone = planned(registry, **asked)
+    bounded = []
+    monkeypatch.setattr(filtering.Ahead, "of", lambda self, one: bounded.append(one) or kept(self, one))
+
+    several = planned(registry, **asked, **ELSEWHERE)
+
+    assert several.table() == alone.table()
+    assert len(bounded) > 10
+
+
+def test_bounds_whose_worker_dies_are_made_here(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filtering, "_LEAST", 1)
+    monkeypatch.setattr(best_first, "_PEEKS", (2,))
+    monkeypatch.setattr(filtering, "_priced", failing)
+    asked = {"vary": {"schedule": ["1f1b", "zb-h1"], "micro": [1], "tp": [1], "recompute": ["none"]}}
+
+    found = planned(registry, **asked, **ELSEWHERE)
+
+    assert found.table() == planned(registry, **asked).table()
+
+
+def test_the_bound_of_a_chain_is_its_step_where_messages_take_no_time(registry: Registry) -> None:
+    for name, chunks in (("gpipe", 1), ("1f1b", 1), ("interleaved-1f1b", 2), ("zb-h1", 1)):
+        provided = registry.schedules[name]
+        request = ScheduleRequest(
+            ranks=4, microbatches=8, chunks=chunks, options=checked_options(provided, {}, "")
+        )
+        table = build_schedule(provided, request)
+        workload = Workload.uniform(
+            table.stages, f_ns=100, i_ns=100, w_ns=100, activation_bytes=7, weights_bytes=5
+        )
+        experiment = load(None, flags={"schedule": name, "pp": 4, "microbatches": 8}).experiment
+
+        bound = bound_of(
+            Shape(request=request, table=table, digest="", chunks=chunks), workload, experiment, provided
+        )
+
+        metrics = measure(simulate(table, workload), workload)
+        assert (bound.step_ns, bound.peak_bytes) == (metrics.step_ns, metrics.memory.peak_bytes.max()), name
+
+
+def test_the_parts_of_the_reasons_sum_to_the_difference(registry: Registry) -> None:
+    first, *others = planned(registry, top=5).ranked
+
+    for other in others:
+        longer = other.row["step_ns"] - first.row["step_ns"]
+        assert sum(differences_ns(first, other).values()) == pytest.approx(longer, abs=5)
+
+
+def test_the_best_configuration_simulates_as_it_stands(registry: Registry, tmp_path: Any) -> None:
+    found = planned(registry, outputs=[tmp_path / "best.yaml", tmp_path / "all.csv"], memory="4GiB")
+
+    run = pptrace.simulate(tmp_path / "best.yaml", registry=registry)
+    assert run.metrics.step_ns == found.best.row["step_ns"]
+    assert run.metrics.over_capacity is None
+    rows = (tmp_path / "all.csv").read_text().splitlines()
+    assert len(rows) == 1 + found.counts()["considered"]
+    assert {path.name for path in tmp_path.iterdir()} == {"best.yaml", "all.csv"}
+
+
+def test_as_few_gpus_as_fit_come_first(registry: Registry) -> None:
+    found = planned(registry, objective="gpus", memory="4GiB", gpus=8)
+
+    fewer = planned(registry, gpus=found.best.layout.gpus, memory="4GiB")
+    assert fewer.best.row["step_ns"] == found.best.row["step_ns"]
+    if found.best.layout.gpus > 1:
+        with pytest.raises(pptrace.PptraceError, match="would do"):
+            planned(registry, gpus=found.best.layout.gpus // 2, memory="4GiB")

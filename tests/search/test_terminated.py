@@ -1,0 +1,105 @@
+"""SIGTERM ends studies on processes: workers end too, and the same command then gives the same bytes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pptrace.search.execution import Journal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SCHEDULES = """
+import multiprocessing
+import time
+from pathlib import Path
+
+
+def held(ranks, microbatches):
+    if microbatches < 6 and Path("hold").exists() and multiprocessing.parent_process() is not None:
+        Path("held").touch()
+        while Path("hold").exists():
+            time.sleep(0.01)
+    return early(ranks, microbatches)
+
+
+def early(ranks, microbatches):
+    return [[f"{r}{kind}{u}" for kind in "FB" for u in range(microbatches)] for r in range(ranks)]
+"""
+"""In a worker, ``held`` with few microbatches takes until somebody removes a file."""
+COSTS = """\
+parallel: {pp: 2}
+costs: {name: table, forward: 10 ms, backward: 20 ms}
+"""
+MODEL = """\
+model: {layers: 4, hidden: 1024, heads: 8, ffn: 4096, vocabulary: 32000}
+device: a100-sxm
+network: {name: hockney, bandwidth: 25 GB/s}
+"""
+COMMANDS = {
+    "sweep": "costs.yaml --schedule ./schedules.py:held --over microbatches=2..40+2 -o out.csv",
+    "crossover": "costs.yaml --between ./schedules.py:held,./schedules.py:early:pp=4 --over microbatches=1..64",
+    "plan": "model.yaml --gpus 4 --global 16 --sequence 512 --tp 1 --micro 1 --vary zero=1 --exhaustive "
+    "--vary schedule=./schedules.py:held,./schedules.py:early -o out.yaml",
+}
+NAMES = ["sweep", "crossover", pytest.param("plan", marks=pytest.mark.needs_plugins)]
+
+
+def fill(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name, text in {"schedules.py": SCHEDULES, "costs.yaml": COSTS, "model.yaml": MODEL}.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+def started(name: str, folder: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", "from pptrace.cli.main import main; main()", name, *COMMANDS[name].split()]
+    return subprocess.Popen(
+        [*command, "--workers", "2"], cwd=folder, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def finished(name: str, folder: Path) -> tuple[str, dict[str, bytes]]:
+    """Run a command to its end, and return what it prints and the files in its folder."""
+    with started(name, folder) as running:
+        printed, errors = running.communicate()
+    assert running.returncode == 0, errors
+    return printed, {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "held"}
+
+
+@pytest.mark.parametrize("to_group", [False, True], ids=["process", "group"])
+@pytest.mark.parametrize("name", NAMES)
+def test_sigterm_ends_a_study_and_its_workers(name: str, tmp_path: Path, *, to_group: bool) -> None:
+    folder, whole = fill(tmp_path / "ended"), fill(tmp_path / "whole")
+    (folder / "hold").touch()
+    with started(name, folder) as running:
+        while running.poll() is None and not (folder / "held").exists():
+            time.sleep(0.01)
+        if to_group:  # as a terminal or a batch system does
+            os.killpg(running.pid, signal.SIGTERM)
+        else:
+            running.send_signal(signal.SIGTERM)
+        printed, errors = running.communicate(timeout=60)  # which lasts while a worker holds the streams
+
+    assert (running.returncode, printed) == (143, ""), errors
+    assert errors.splitlines()[-1] == "pptrace: terminated"
+    assert "Traceback" not in errors
+    assert kept_rows(folder) > 0 or name == "crossover"
+    (folder / "hold").unlink()
+    assert finished(name, folder) == finished(name, whole)
+
+
+def kept_rows(folder: Path) -> int:
+    """Return how many rows the only journal has; 0 where there is none."""
+    for path in folder.glob("*.journal"):
+        with Journal(path) as journal:
+            return len(journal.rows)
+    return 0
