@@ -58,6 +58,7 @@ def fill_weights(
     room: object = None,
     missing: int = 0,
     patience: int = -1,
+    waits: Mapping[Kind, object] | None = None,
 ) -> Filled:
     """Return a table with a weight gradient for every input gradient, in the order of these on each rank.
 
@@ -75,6 +76,7 @@ def fill_weights(
         missing: eighths of a weight gradient that a gap may lack for it.
         patience: for how long a rank may idle in all before it runs one in any gap; -1 for as long
             as any other has so far.
+        waits: for F and I, whether ``patience`` counts before them (0) or not (1): one value, or one per stage.
 
     Raises:
         ScheduleError: the order deadlocks, a rank's memory does not hold it, or times add up to 2**59 and more.
@@ -100,6 +102,7 @@ def fill_weights(
             Stages(
                 table.placement.stage_rank[0].astype(np.int64), cost[Kind.F], cost[Kind.I], cost[Kind.W],
                 _wide(taken, stages), _wide(kept, stages),
+                *(_wide((waits or {}).get(kind, 0), stages) for kind in (Kind.F, Kind.I)),
             ),
             _wide(_NO_LIMIT if room is None else room, ranks),
             Rules(missing_weights=missing_weights, transfer=transfer, missing=missing, patience=patience),

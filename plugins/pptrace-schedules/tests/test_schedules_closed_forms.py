@@ -44,6 +44,28 @@ def test_closed_forms_hold_for_every_size_that_the_schedule_takes(name: str) -> 
     assert_schedule_family(OFFERS[name], sizes=sizes, growth=False)
 
 
+@pytest.mark.parametrize("name", ["zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "interleaved-zb"])
+def test_closed_forms_of_fixed_orders_hold_for_every_size(name: str) -> None:
+    sizes = grid(
+        ranks=(1, 2, 3, 4, 5, 8), microbatches=(1, 2, 3, 5, 8, 9, 16), chunks=(1, 2), options={"order": "fixed"}
+    )
+
+    assert_schedule_family(OFFERS[name], sizes=sizes, growth=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "microbatches", "slots"), [("v-half", 2, 4, 25), ("v-min", 3, 6, 41), ("zb-v", 8, 8, 55)]
+)
+def test_orders_for_equal_times_are_generated_by_default(
+    name: str, ranks: int, microbatches: int, slots: int
+) -> None:
+    chunks = 2
+    made = count(table(name, ranks, microbatches, chunks))
+
+    assert 1 - made.bubble == Fraction(3 * chunks * microbatches, slots)
+    assert stated_bubble(name, ranks, microbatches, chunks) == made.bubble
+
+
 @pytest.mark.parametrize("name", OFFERS)
 def test_generation_grows_as_the_table_does(name: str) -> None:
     chunks = 2 if name in {"interleaved-1f1b", "combined-1f1b", "interleaved-zb", "zb-v", "v-half", "v-min"} else 1

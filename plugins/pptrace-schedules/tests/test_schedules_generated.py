@@ -98,6 +98,49 @@ def test_profiled_cases_idle_no_longer_than_with_the_zero_bubble_generator(case:
     assert made.memory.peak_activation_bytes.max() <= 2 * chunks
 
 
+AS_MANY = {
+    ("1.5B", 4): 217_569, ("1.5B", 8): 449_700, ("1.5B", 16): 917_844, ("6.2B", 4): 364_091, ("6.2B", 8): 749_771,
+    ("14.6B", 4): 142_185, ("14.6B", 8): 293_207, ("14.6B", 16): 595_955, ("28.3B", 4): 131_427,
+    ("28.3B", 8): 271_278, ("28.3B", 16): 549_950,
+}  # fmt: skip
+"""Longest times of a rank for ZB-V with as many microbatches as ranks, likewise in microseconds."""
+
+
+@pytest.mark.parametrize(("case", "ranks"), AS_MANY)
+def test_as_many_microbatches_as_ranks_idle_no_longer_than_with_the_zb_v_generator(case: str, ranks: int) -> None:
+    *times, transfer = PROFILED[case][2:]
+    asked = request("zb-v", ranks, ranks, times, transfer)
+
+    made = run(built(asked, "zb-v"), asked)
+
+    assert made.pace_ns <= AS_MANY[case, ranks]
+    assert made.memory.peak_activation_bytes.max() <= 4 * ranks
+
+
+@given(
+    name=st.sampled_from(sorted(CHUNKS)), ranks=st.integers(1, 6), microbatches=st.integers(1, 14),
+    times=st.lists(st.integers(1, 40), min_size=36, max_size=36), transfer=st.integers(0, 20),
+)  # fmt: skip
+def test_the_default_is_never_slower_than_the_fixed_order(
+    name: str, ranks: int, microbatches: int, times: list[int], transfer: int
+) -> None:
+    if name == "interleaved-zb":
+        microbatches = ranks * (1 + microbatches // ranks)
+    stages = ranks * CHUNKS[name]
+    f, i, w = (tuple(times[12 * k : 12 * k + stages]) for k in range(3))
+    asked = ScheduleRequest(
+        ranks=ranks, microbatches=microbatches, chunks=CHUNKS[name], f_ns=f, i_ns=i, w_ns=w, b_ns=w,
+        transfer_ns=transfer, activation_bytes=(1,) * stages, weight_activation_bytes=(1,) * stages,
+    )  # fmt: skip
+    for shorten in ("rank", "step"):
+        made, fixed = (
+            run(built(replace(asked, options={"shorten": shorten, **order}), name), asked)
+            for order in ({}, {"order": "fixed"})
+        )
+
+        assert (made.pace_ns <= fixed.pace_ns) if shorten == "rank" else (made.step_ns <= fixed.step_ns)
+
+
 @pytest.mark.parametrize("name", CHUNKS)
 @pytest.mark.parametrize("case", ["1.5B", "6.2B", "14.6B"])
 def test_a_generated_table_is_never_slower_than_the_fixed_one(name: str, case: str) -> None:

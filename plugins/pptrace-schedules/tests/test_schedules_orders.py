@@ -22,9 +22,19 @@ TWO_CHUNKS = dict.fromkeys(
 WIDE = json.loads((Path(__file__).parent / "fixtures" / "wide.json").read_text(encoding="utf-8"))
 TABLES = sorted((Path(__file__).parent / "fixtures").glob("*.csv"))
 
+SPLIT = {"zb-h1", "zb-v", "interleaved-zb"}
+"""Schedules whose fixed orders are PyTorch's."""
+
 
 def built(name: str, *, ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
-    schedule = OFFERS[name].build(ScheduleRequest(ranks=ranks, microbatches=microbatches, chunks=chunks))
+    schedule = OFFERS[name].build(
+        ScheduleRequest(
+            ranks=ranks,
+            microbatches=microbatches,
+            chunks=chunks,
+            options={"order": "fixed"} if name in SPLIT else {},
+        )
+    )
     assert isinstance(schedule, Schedule)
     return schedule
 

@@ -26,7 +26,10 @@ SPLIT = [name for name in CHUNKS if name != "1f1b"]
 
 def table(name: str, ranks: int, microbatches: int, chunks: int = 0) -> Schedule:
     chunks = chunks or CHUNKS[name]
-    schedule = OFFERS[name].build(ScheduleRequest(ranks=ranks, microbatches=microbatches, chunks=chunks))
+    request = ScheduleRequest(
+        ranks=ranks, microbatches=microbatches, chunks=chunks, options={"order": "fixed"} if name in SPLIT else {}
+    )
+    schedule = OFFERS[name].build(request)
     assert isinstance(schedule, Schedule)
     return schedule
 

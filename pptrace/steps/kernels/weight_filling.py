@@ -36,6 +36,10 @@ class Stages(NamedTuple):
     """Bytes that a forward takes."""
     kept: Any
     """Bytes of them that stay from the input gradient until the weight gradient."""
+    forward_waits: Any
+    """1 where only a gap that is long enough takes a weight gradient before a forward, whatever its rank idles."""
+    gradient_waits: Any
+    """The same before an input gradient."""
 
 
 class Rules(NamedTuple):
@@ -131,12 +135,14 @@ def _make_way(
 ) -> int:
     """Run weight gradients before a rank's next action where memory lacks or time is left; return 1 if it fits."""
     row = filling.at[rank]
-    needs = stages.taken[given.stage[row]] if given.kind[row] == F else 0
+    stage = given.stage[row]
+    needs = stages.taken[stage] if given.kind[row] == F else 0
+    waits = stages.forward_waits[stage] if given.kind[row] == F else stages.gradient_waits[stage]
     while filling.owed[rank] > 0:
         gap = due - filling.free[rank]
         took = stages.weight_gradient[_owed(given, filling, rank)]
         fits = gap > 0 and 8 * gap + rules.missing * took >= 8 * took
-        tired = gap > 0 and filling.idle[rank] + gap > patience
+        tired = waits == 0 and gap > 0 and filling.idle[rank] + gap > patience
         if filling.held[rank] + needs <= room[rank] and not fits and not tired:
             break
         _weigh(given, stages, rules, filling, placed, rank)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import ScheduleRequest
 
-__all__ = ["bubble_of", "options"]
+__all__ = ["bubble_of", "is_fixed", "options", "v_idle"]
 
 
 def bubble_of(request: ScheduleRequest, chunks: int, extra: int) -> Fraction | None:
@@ -22,6 +22,19 @@ def bubble_of(request: ScheduleRequest, chunks: int, extra: int) -> Fraction | N
         return None
     work = 3 * chunks * request.microbatches
     return Fraction(extra, work + extra)
+
+
+def is_fixed(request: ScheduleRequest) -> bool:
+    """Return whether the order is the fixed one."""
+    return request.options.get("order") == "fixed"
+
+
+def v_idle(ranks: int, microbatches: int) -> int:
+    """Return how long a rank of a V idles at least from the first start to the last end, where memory suffices.
+
+    An action takes 1. Few microbatches wait for their own way down the ranks and back.
+    """
+    return max(ranks - 1, 3 * ranks - 1 - 2 * microbatches, 4 * ranks - 1 - 4 * microbatches)
 
 
 def options() -> type[BaseModel]:

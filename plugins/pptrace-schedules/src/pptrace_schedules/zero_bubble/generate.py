@@ -17,7 +17,7 @@ from pptrace_schedules.zero_bubble.merge import Merging, merged
 from pptrace_schedules.zero_bubble.room import room_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pptrace.plugin import Actions, Filled, Int32s, Int64s, Placement, Schedule, ScheduleRequest
     from pptrace_schedules.zero_bubble.room import Room
@@ -26,6 +26,9 @@ __all__ = ["Times", "built", "without_weights"]
 
 _WORK = 400_000
 """Actions to place before no further order is tried."""
+
+_REFINED = 2
+"""The shortest orders of few microbatches, which are filled by further rules."""
 
 _MISSING = (0, 2, 4)
 """Eighths of a weight gradient that a gap may lack."""
@@ -56,7 +59,7 @@ class Times:
         whole = np.array(request.b_ns, dtype=np.int64) if request.b_ns else gradient + weight
         return cls(
             forward=forward, input_gradient=gradient, weight_gradient=weight, backward=whole,
-            transfer=request.transfer_ns, room=room_for(request, placement, most),
+            transfer=request.transfer_ns if request.f_ns else 0, room=room_for(request, placement, most),
         )  # fmt: skip
 
     @property
@@ -68,7 +71,10 @@ class Times:
 def built(
     request: ScheduleRequest, fixed: Schedule, most: int, orders: Callable[[Times], Iterator[Schedule]]
 ) -> Schedule:
-    """Return the fixed form, or where times are known the best table for them; backwards merged if so asked.
+    """Return the best table for the times, or the fixed form if so asked; backwards merged likewise.
+
+    Orders are tried until ``_WORK`` actions are placed, the fixed one first, so the table is never longer than it
+    where its memory is there. Tables of 400,000 actions and more try the fixed order and one other.
 
     Args:
         request: the sizes, costs, memory and options.
@@ -79,8 +85,8 @@ def built(
     Raises:
         ConstraintError: a rank has no memory for one microbatch.
     """
-    order, merge = request.options.get("order", "auto"), bool(request.options.get("merge"))
-    if order == "fixed" or (order == "auto" and not request.f_ns):
+    merge = bool(request.options.get("merge"))
+    if request.options.get("order") == "fixed":
         return merged(fixed) if merge else fixed
     times = Times.of(request, fixed.placement, most)
     by_step = request.options.get("shorten") == "step"
@@ -114,29 +120,52 @@ def without_weights(table: Schedule) -> Schedule:
 
 
 def _filled(times: Times, fixed: Schedule, orders: Callable[[Times], Iterator[Schedule]]) -> Iterator[Filled]:
-    """Fill one order after another, and last of all one that every memory holds."""
+    """Fill one order after another, then one that every memory holds; the best of few microbatches once more."""
+    shortest: dict[int, tuple[tuple[int, int], Schedule]] = {}
     spent, some = 0, False
-    for order in (fixed, *orders(times)):
+    for number, order in enumerate((fixed, *orders(times))):
         for missing in _MISSING:
             if some and spent >= _WORK:
                 return
             spent += len(order)
             try:
-                yield _fill(times, order, missing)
+                filled = _fill(times, order, missing)
             except ScheduleError:
                 break
+            yield filled
             some = True
             if (order.kind == Kind.W).any():  # it is only timed
                 break
+            key = (filled.longest, filled.length)
+            shortest[number] = min(shortest.get(number, (key, order)), (key, order), key=lambda entry: entry[0])
     if not some or spent < _WORK:
-        yield _fill(times, _bounded(times, fixed.placement), 0)
+        order = _bounded(times, fixed.placement)
+        yield (filled := _fill(times, order, 0))
+        shortest[-1] = (filled.longest, filled.length), order
+    if fixed.microbatches < 2 * fixed.ranks:
+        best = sorted(shortest.values(), key=lambda entry: entry[0])[:_REFINED]
+        yield from _patient(times, [order for _, order in best], _WORK - spent)
 
 
-def _fill(times: Times, order: Schedule, missing: int) -> Filled:
+def _patient(times: Times, orders: Sequence[Schedule], work: int) -> Iterator[Filled]:
+    """Fill orders of two chunks again: ranks keep weight gradients, and wait, before a microbatch turns back.
+
+    Without a steady state, gaps on the way to the first stage cost nothing where another rank idles longer.
+    """
+    for order in orders:
+        late = (np.arange(order.stages) >= order.ranks).astype(np.int64)
+        for waits in ({Kind.I: late}, {Kind.I: late, Kind.F: 1}) if late.any() else ():
+            work -= len(order)
+            if work < 0:
+                return
+            yield _fill(times, order, 0, waits)
+
+
+def _fill(times: Times, order: Schedule, missing: int, waits: Mapping[Kind, object] | None = None) -> Filled:
     room = times.room
     return fill_weights(
         order, times.durations, transfer=times.transfer, taken=room.taken, kept=room.kept, room=room.rank,
-        missing=missing,
+        missing=missing, waits=waits,
     )  # fmt: skip
 
 

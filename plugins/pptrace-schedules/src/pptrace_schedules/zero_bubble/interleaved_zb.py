@@ -13,7 +13,7 @@ forward, input and weight gradient of 1 each, so with v chunks the bubble is a v
 wait longer for their way back. Peak activations of every rank, each a chunk's:
 min(v m, (v - 1) g + p).
 
-For real times the order is generated, in this much memory.
+The order is generated unless ``order`` is ``fixed``, in this much memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from pptrace.plugin import ConstraintError, ScheduleOffer
 from pptrace_schedules.interleaved_1f1b import check_rounds
-from pptrace_schedules.zero_bubble.closed_forms import bubble_of, options
+from pptrace_schedules.zero_bubble.closed_forms import bubble_of, is_fixed, options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,8 +84,13 @@ def bubble(request: ScheduleRequest) -> Fraction | None:
     return bubble_of(request, request.chunks, request.ranks - 1)
 
 
-def peak_activations(request: ScheduleRequest) -> list[Fraction]:
-    """Return the chunks' activations of which each rank holds anything."""
+def peak_activations(request: ScheduleRequest) -> list[Fraction] | None:
+    """Return the chunks' activations of which each rank holds anything; None for rounds of more than the ranks.
+
+    Generated orders of such rounds may hold fewer.
+    """
+    if _round(request) > request.ranks and not is_fixed(request):
+        return None
     return [Fraction(_most(request))] * request.ranks
 
 

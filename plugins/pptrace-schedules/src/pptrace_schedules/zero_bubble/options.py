@@ -16,10 +16,10 @@ class ZeroBubbleOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    order: Literal["auto", "fixed", "generated"] = Field(
-        default="auto",
-        description="fixed: the order for equal times. generated: one made for the costs, the messages' time and "
-        "the memory. auto: generated where the costs are real times, else fixed.",
+    order: Literal["generated", "fixed"] = Field(
+        default="generated",
+        description="generated: an order made for the costs, the messages' time and the memory, for equal times "
+        "where no costs are known. fixed: the order for equal times as its paper prints it.",
     )
     shorten: Literal["rank", "step"] = Field(
         default="rank",

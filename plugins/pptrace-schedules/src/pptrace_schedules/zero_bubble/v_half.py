@@ -15,7 +15,9 @@ Length: 6 m + 3 (p - 1) for even p and 6 m + 3 p - 4 for odd, in times of a chun
 gradient of 1 each; 1F1B idles 6 (p - 1). Up to about p / 2 microbatches take 4 p - 5 less 2 for each more than one
 (even p: two). Peak activations of every rank, each a chunk's: 2 floor(p / 2) + 2, where 1F1B holds 2 p.
 
-For real times the order is generated, in this much memory.
+The order is generated unless ``order`` is ``fixed``, in this much memory. For equal times and m > p > 2 it takes
+6 m + 3 p - 7 for even p and 6 m + 3 p - 4 for odd; where two ranks or m <= floor(p / 2) + 1 leave memory to spare,
+as long as ZB-V.
 """
 
 from __future__ import annotations
@@ -23,13 +25,16 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from pptrace_schedules.zero_bubble.closed_forms import bubble_of
+from pptrace_schedules.zero_bubble.closed_forms import bubble_of, is_fixed, v_idle
 from pptrace_schedules.zero_bubble.two_chunks import half_peak, v_offer
 
 if TYPE_CHECKING:
     from pptrace.plugin import Schedule, ScheduleRequest
 
 __all__ = ["OFFER"]
+
+_SMALL = 2
+"""Ranks whose memory holds the order of ZB-V."""
 
 
 def build(request: ScheduleRequest) -> Schedule:
@@ -42,18 +47,28 @@ def build(request: ScheduleRequest) -> Schedule:
 
 
 def bubble(request: ScheduleRequest) -> Fraction | None:
-    """Return idle over ranks times length."""
+    """Return idle over ranks times length; None from where memory binds to as many microbatches as ranks."""
     ranks, microbatches = request.ranks, request.microbatches
+    if is_fixed(request):
+        return bubble_of(request, 2, _fixed_idle(ranks, microbatches))
+    if ranks <= _SMALL or 2 * microbatches <= half_peak(ranks):
+        return bubble_of(request, 2, v_idle(ranks, microbatches))
+    if microbatches <= ranks:
+        return None
+    return bubble_of(request, 2, 3 * ranks - (4 if ranks % 2 else 7))
+
+
+def _fixed_idle(ranks: int, microbatches: int) -> int:
     if ranks == 1:
-        return bubble_of(request, 2, 0)
+        return 0
     even = ranks % 2 == 0
     few = 4 * ranks - 5 - 2 * max(0, microbatches - 1 - even)
-    return bubble_of(request, 2, max(3 * ranks - 3 - (not even), few))
+    return max(3 * ranks - 3 - (not even), few)
 
 
 def peak_activations(request: ScheduleRequest) -> list[Fraction] | None:
     """Return the chunks' activations of which each rank holds anything; None for few microbatches."""
-    if request.microbatches < 2 * request.ranks:
+    if request.microbatches <= (2 * request.ranks - 1 if is_fixed(request) else request.ranks):
         return None
     return [Fraction(half_peak(request.ranks))] * request.ranks
 

@@ -15,15 +15,17 @@ Length: 6 m + 4 p - 5, and 2 more where 3 divides p and m > 1, in times of a chu
 gradient of 1 each; 1F1B idles 6 (p - 1). Where the times differ, a further bubble grows with m. Peak activations
 of any rank, each a chunk's: at most 2 floor((p + 1) / 3) + 2, where 1F1B holds 2 p.
 
-For real times the order is generated, in this much memory.
+The order is generated unless ``order`` is ``fixed``, in this much memory. For equal times and m > p > 2 it takes
+6 m + 4 p - 5, and 2 less where 3 divides p; for p = 3 and 5, where V-Half holds as much, 6 m + 3 p - 4. Where two
+ranks or m <= floor((p + 1) / 3) + 1 leave memory to spare, it takes as long as ZB-V.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pptrace_schedules.zero_bubble.closed_forms import bubble_of
-from pptrace_schedules.zero_bubble.two_chunks import min_peak, v_offer
+from pptrace_schedules.zero_bubble.closed_forms import bubble_of, is_fixed, v_idle
+from pptrace_schedules.zero_bubble.two_chunks import half_peak, min_peak, v_offer
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
     from pptrace.plugin import Schedule, ScheduleRequest
 
 __all__ = ["OFFER"]
+
+_SMALL = 2
+"""Ranks whose memory holds the order of ZB-V."""
 
 
 def build(request: ScheduleRequest) -> Schedule:
@@ -43,12 +48,18 @@ def build(request: ScheduleRequest) -> Schedule:
 
 
 def bubble(request: ScheduleRequest) -> Fraction | None:
-    """Return idle over ranks times length."""
+    """Return idle over ranks times length; None from where memory binds to as many microbatches as ranks."""
     ranks, microbatches = request.ranks, request.microbatches
-    if ranks == 1:
-        return bubble_of(request, 2, 0)
-    shifted = ranks % 3 == 0 and microbatches > 1
-    return bubble_of(request, 2, 4 * ranks - 5 + 2 * shifted)
+    if is_fixed(request):
+        shifted = ranks % 3 == 0 and microbatches > 1
+        return bubble_of(request, 2, 4 * ranks - 5 + 2 * shifted if ranks > 1 else 0)
+    if ranks <= _SMALL or 2 * microbatches <= min_peak(ranks):
+        return bubble_of(request, 2, v_idle(ranks, microbatches))
+    if microbatches <= ranks:
+        return None
+    if min_peak(ranks) == half_peak(ranks):
+        return bubble_of(request, 2, 3 * ranks - 4)
+    return bubble_of(request, 2, 4 * ranks - (5 if ranks % 3 else 7))
 
 
 OFFER = v_offer(

@@ -14,8 +14,8 @@ Length: 3 m + p - 1 for m >= p in times of a forward, of an input and of a weigh
 Memory of rank r: (p - r) M_F + r M_W at most, where a forward leaves M_F and an input gradient M_W of it; as many
 activations as 1F1B's first rank on every rank, min(m, p), where both weigh the same.
 
-For real times the order is generated: as many forwards first as fit before the first input gradient, within p
-microbatches' memory.
+The order is generated unless ``order`` is ``fixed``: as many forwards first as fit before the
+first input gradient, within p microbatches' memory.
 """
 
 from __future__ import annotations

@@ -10,12 +10,14 @@ Order of rank r = 0 … p - 1, with w = min(m, 2 (p - 1 - r))::
 Rank r starts at r and ends at 3 m + r, for m >= 2 p - 1 in times of a forward, of an input and of a weight
 gradient of 1 each: no bubble on any rank, where steps follow one another without a barrier
 (``data_parallel.validation: after``). From the first start to the last end it is 3 m + p - 1, for fewer
-microbatches 3 m + max(p - 1, 2 p - 2 - floor(m / 2)). In general a rank idles for (p - 1) (T_F + T_I - 2 T_W).
+microbatches
+3 m + max(p - 1, 2 p - 2 - floor(m / 2)), and generated 3 m + max(p - 1, 2 p - 1 - m). In general a
+rank idles for (p - 1) (T_F + T_I - 2 T_W).
 
 Memory of rank r: (2 (p - r) - 1) M_F + 2 r M_W at most, where a forward leaves M_F and an input gradient M_W of
 it: twice 1F1B's. min(m, 2 p - 1) activations on every rank where both weigh the same.
 
-For real times the order is generated, within 2 p microbatches' memory.
+The order is generated unless ``order`` is ``fixed``, within 2 p microbatches' memory.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from pptrace.plugin import ScheduleOffer
 from pptrace_schedules.one_chunk import check_one_chunk
-from pptrace_schedules.zero_bubble.closed_forms import bubble_of, options
+from pptrace_schedules.zero_bubble.closed_forms import bubble_of, is_fixed, options
 
 if TYPE_CHECKING:
     from pptrace.plugin import Schedule, ScheduleRequest
@@ -52,7 +54,8 @@ def check(request: ScheduleRequest) -> None:
 def bubble(request: ScheduleRequest) -> Fraction | None:
     """Return idle over ranks times length, waits before the first and behind the last action too."""
     ranks = request.ranks
-    return bubble_of(request, 1, max(ranks - 1, 2 * ranks - 2 - request.microbatches // 2))
+    few = 2 * ranks - 2 - request.microbatches // 2 if is_fixed(request) else 2 * ranks - 1 - request.microbatches
+    return bubble_of(request, 1, max(ranks - 1, few))
 
 
 def peak_activations(request: ScheduleRequest) -> list[Fraction]:

@@ -13,9 +13,10 @@ for m >= 2 p - 1. Fewer microbatches take the order of 2 p - 1, without those th
 Rank r starts at r and ends at 6 m + r, in times of a chunk's forward, input and weight gradient of 1 each: no
 bubble on any rank, where steps follow one another without a barrier (``data_parallel.validation: after``).
 From the first start to the last end it is 6 m + p - 1, for fewer microbatches 6 m + max(p - 1, 4 (p - 1) - 2
-(m - 1)). Peak activations of every rank, each a chunk's: 2 p, 1F1B's.
+(m - 1)). Peak activations of every rank, each a chunk's: 2 p, 1F1B's, for m >= 2 p - 1.
 
-Where the times differ there is a bubble, and the order is generated, in this much memory.
+The order is generated unless ``order`` is ``fixed``, in this much memory. For equal times it takes
+6 m + max(p - 1, 3 p - 1 - 2 m, 4 p - 1 - 4 m), and every rank holds 2 min(m, p).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from pptrace_schedules.zero_bubble.closed_forms import bubble_of
+from pptrace_schedules.zero_bubble.closed_forms import bubble_of, is_fixed, v_idle
 from pptrace_schedules.zero_bubble.two_chunks import v_offer
 
 if TYPE_CHECKING:
@@ -58,14 +59,16 @@ def _fixed(ranks: int, microbatches: int) -> Schedule:
 def bubble(request: ScheduleRequest) -> Fraction | None:
     """Return idle over ranks times length, waits before the first and behind the last action too."""
     ranks, microbatches = request.ranks, request.microbatches
-    return bubble_of(request, 2, max(ranks - 1, 4 * (ranks - 1) - 2 * (microbatches - 1)))
+    if is_fixed(request):
+        return bubble_of(request, 2, max(ranks - 1, 4 * (ranks - 1) - 2 * (microbatches - 1)))
+    return bubble_of(request, 2, v_idle(ranks, microbatches))
 
 
 def peak_activations(request: ScheduleRequest) -> list[Fraction] | None:
-    """Return the chunks' activations of which each rank holds anything; None for few microbatches."""
-    if request.microbatches < 2 * request.ranks - 1:
+    """Return the chunks' activations of which each rank holds anything; None for few in fixed order."""
+    if is_fixed(request) and request.microbatches < 2 * request.ranks - 1:
         return None
-    return [Fraction(2 * request.ranks)] * request.ranks
+    return [Fraction(2 * min(request.microbatches, request.ranks))] * request.ranks
 
 
 OFFER = v_offer(
