@@ -84,17 +84,13 @@ def in_searches(folder: Path, random: Random) -> None:
 
 def in_journal(file: Path, random: Random) -> None:
     """Change bytes or rows of a journal, or put another file in its place or beside it."""
-    change = random.randrange(8)
+    change = random.randrange(9)
     if change < 2:
         file.write_bytes(in_bytes(file.read_bytes(), random))
     elif change < 4:
         in_database(file, random)
-    elif change == 4:
-        with closing(sqlite3.connect(file)) as database:
-            content = random.choice(_ROWS).encode()
-            row = (content, hashlib.sha256(content).digest())
-            database.execute("UPDATE finished SET content = ?, digest = ? WHERE rowid = 1", row)
-            database.commit()
+    elif change in {4, 8}:
+        _change_row(file, random)
     elif change == 5:
         lines = b'{"pptrace-sweep":1}\n{"point":"x"}\n'
         file.write_bytes(random.choice([b"", b"\n", lines, b"SQLite format 3\0" * 9, random.randbytes(5000)]))
@@ -102,6 +98,20 @@ def in_journal(file: Path, random: Random) -> None:
         shutil.copy(file.with_name(OTHER_JOURNAL), file)
     else:
         _leave_beside(file, random)
+
+
+def _change_row(file: Path, random: Random) -> None:
+    """Change values of a row under its old checksum, or put other content there with the right checksum."""
+    with closing(sqlite3.connect(file)) as database:
+        row, content, digest = random.choice(database.execute("SELECT rowid, * FROM finished").fetchall())
+        if random.random() < 0.6:
+            content = in_json(content, random)
+        else:
+            content = random.choice(_ROWS).encode()
+            digest = hashlib.sha256(content).digest()
+        changed = (content, digest, row)
+        database.execute("UPDATE finished SET content = ?, digest = ? WHERE rowid = ?", changed)
+        database.commit()
 
 
 def _leave_beside(file: Path, random: Random) -> None:
