@@ -366,14 +366,16 @@ def rows_in_turn(
 def links_of(placement: Placement, kinds: Sequence[Kind]) -> list[Link]:
     """Return which stages enable which: forwards along the stages, gradients back, weights behind inputs."""
     low, high = placement.edges[:, 0], placement.edges[:, 1]
-    every = np.arange(placement.stages, dtype=np.int32)
-    ends = np.setdiff1d(every, low)
+    is_end = np.ones(placement.stages, dtype=np.bool_)
+    is_end[low] = False
+    ends = np.flatnonzero(is_end).astype(np.int32)
     gradient = Kind.I if Kind.I in kinds else Kind.B
     links: list[Link] = [
         (Kind.F, low, Kind.F, high), (gradient, high, gradient, low), (Kind.F, ends, gradient, ends),
     ]  # fmt: skip
     if Kind.W in kinds:
-        links.append((Kind.I, every, Kind.W, every))
+        stages = np.arange(placement.stages, dtype=np.int32)
+        links.append((Kind.I, stages, Kind.W, stages))
     return links
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pptrace.errors import ConstraintError
-from pptrace.model.request import ScheduleRequest
-from pptrace.testing.count import count
+from pptrace.plugins.requests import ScheduleRequest
+from pptrace.testing.schedules import count
 from pptrace_schedules.plugin import pptrace_schedules
 
 OFFERS = {offer.name: offer for offer in pptrace_schedules()}
@@ -29,7 +29,8 @@ def value(text: str, sizes: dict[str, int]) -> Fraction:
     text = re.sub(r"(?<![a-z])vm(?![a-z])", "v*m", text)
     text = re.sub(r"(?<=[0-9)])\s?(?=[pmvg(]|min|floor)|(?<=3)(?=v)", "*", text)
     names = {name: Fraction(size) for name, size in sizes.items()}
-    return eval(text, {"min": min, "floor": math.floor, **names})  # type: ignore[no-any-return] # noqa: S307
+    result: Fraction = eval(text, {"min": min, "floor": math.floor, **names})  # noqa: S307 - a formula of our own page
+    return result
 
 
 def stated(cell: str, sizes: dict[str, int]) -> Fraction | None:
