@@ -34,13 +34,13 @@ _REDRAW_S = 0.1
 @click.argument("steps", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="STEPS")
 @click.option(
     "--rules", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
-    shell_complete=completers.files("yaml", "yml"),
+    shell_complete=completers.files,
     help="What the rows leave unsaid; that of known published sources by default.",
 )  # fmt: skip
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set a key of every row's configuration.")
 @click.option(
     "-o", "--output", "outputs", multiple=True, metavar="FILE", type=click.Path(path_type=Path),
-    shell_complete=completers.files("csv", "png", "svg", "pdf"),
+    shell_complete=completers.files,
     help="Write the rows (.csv) or a scatter (.png, .svg, .pdf); may be repeated.",
 )  # fmt: skip
 @click.option(

@@ -26,11 +26,11 @@ pptrace simulate costs.yaml --schedule interleaved-1f1b --vp 2"""
 
 @click.command("calibrate", epilog=_EXAMPLES)
 @click.argument(
-    "traces", nargs=-1, required=True, type=click.Path(path_type=Path), shell_complete=completers.files()
+    "traces", nargs=-1, required=True, type=click.Path(path_type=Path), shell_complete=completers.files
 )
 @measured_options
 @click.option(
-    "-o", "--output", multiple=True, callback=one_output, metavar="FILE", shell_complete=completers.files(),
+    "-o", "--output", multiple=True, callback=one_output, metavar="FILE", shell_complete=completers.files,
     help="Write a configuration: .yaml.",
 )  # fmt: skip
 @click.option(

@@ -25,7 +25,7 @@ pptrace compare llama.yaml --schedules 1f1b,hanayo,hanayo:waves=2 -o compare.svg
 
 
 @click.command("compare", epilog=_EXAMPLES)
-@click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=completers.files("yaml", "yml"))
+@click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=completers.files)
 @click.option(
     "--schedules", multiple=True, required=True, metavar="NAME,...",
     shell_complete=completers.listed_offers("schedules"),
@@ -34,7 +34,7 @@ pptrace compare llama.yaml --schedules 1f1b,hanayo,hanayo:waves=2 -o compare.svg
 @experiment_flags(without=["schedule"])
 @click.option(
     "-o", "--output", "outputs", multiple=True, metavar="FILE",
-    shell_complete=completers.files("png", "svg", "pdf"),
+    shell_complete=completers.files,
     help="Draw it: .png, .svg or .pdf; may be repeated.",
 )  # fmt: skip
 @click.option(

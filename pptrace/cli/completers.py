@@ -1,4 +1,4 @@
-"""What the shell completes: names that plugins offer, words, and files by their suffix."""
+"""Shell completion of words, of names that plugins offer, and of files."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
     from click import Context, Parameter
 
-    Completer: TypeAlias = Callable[[Context, Parameter, str], list[CompletionItem[str]]]
+    Items: TypeAlias = list[CompletionItem[str]]
+    Completer: TypeAlias = Callable[[Context, Parameter, str], Items]
 
 __all__ = ["files", "listed_offers", "offers", "words"]
 
 
-def files(*suffixes: str) -> Completer:
-    """Return a completer of files with one of the suffixes, or of all files."""
-    item = CompletionItem(" ".join(suffixes), "suffixes") if suffixes else CompletionItem("", "file")
-    return lambda *_: [item]
+def files(_context: Context, _parameter: Parameter, start: str) -> Items:
+    """Return the item with which click makes the shell complete a file name."""
+    return [CompletionItem(start, "file")]
 
 
 def words(*known: str) -> Completer:
@@ -28,41 +28,42 @@ def words(*known: str) -> Completer:
     return lambda _context, _parameter, start: [CompletionItem(word) for word in known if word.startswith(start)]
 
 
-def offers(sort: str, *suffixes: str) -> Completer:
-    """Return a completer of what plugins offer, and of files with one of the suffixes.
+def offers(kind: str, *, or_file: bool = False) -> Completer:
+    """Return a completer of names that plugins offer.
 
     Args:
-        sort: the registry's attribute, such as ``schedules``.
-        suffixes: of files that may stand where a name does.
+        kind: the registry's attribute, such as ``schedules``.
+        or_file: whether the value can also be a file. Its item comes first, because click's script for bash drops
+            all items before it; bash then completes file names where no name matches.
     """
 
-    def complete(_context: Context, _parameter: Parameter, start: str) -> list[CompletionItem[str]]:
+    def complete(context: Context, parameter: Parameter, start: str) -> Items:
         from pptrace.errors import PptraceError
         from pptrace.plugins.registry import Registry
 
         try:
-            known = getattr(Registry.load(warn=lambda _: None), sort)
-        except PptraceError:  # a prompt is no place to say what is wrong with a plugin
+            known = getattr(Registry.load(warn=lambda _: None), kind)
+        except PptraceError:  # completion shows no errors of plugins
             known = {}
-        items = [
+        names = [
             CompletionItem(name, help=known[name].offer.summary)
             for name in sorted(known)
             if name.startswith(start)
         ]
-        return items + [CompletionItem(" ".join(suffixes), "suffixes")] * bool(suffixes)
+        return (files(context, parameter, start) if or_file else []) + names
 
     return complete
 
 
-def listed_offers(sort: str) -> Completer:
-    """Return a completer of what plugins offer, in a list separated by commas."""
-    one = offers(sort)
+def listed_offers(kind: str) -> Completer:
+    """Return a completer of names that plugins offer, in a list separated by commas."""
+    complete_name = offers(kind)
 
-    def complete(context: Context, parameter: Parameter, start: str) -> list[CompletionItem[str]]:
+    def complete(context: Context, parameter: Parameter, start: str) -> Items:
         before, comma, last = start.rpartition(",")
         return [
             CompletionItem(f"{before}{comma}{item.value}", help=item.help)
-            for item in one(context, parameter, last)
+            for item in complete_name(context, parameter, last)
         ]
 
     return complete

@@ -38,7 +38,7 @@ Exporters: TypeAlias = "dict[str, ExporterOffer]"
 
 @click.command("convert", epilog=_EXAMPLES)
 @click.argument("sources", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.argument("target", shell_complete=completers.files())
+@click.argument("target", shell_complete=completers.files)
 @click.option(
     "--messages", type=click.Choice([*Receive.words(), "none"]),
     help="Tables: put messages in place, receives as soon as sent or right before their use; or take them out.",

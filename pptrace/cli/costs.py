@@ -21,10 +21,10 @@ pptrace simulate costs.yaml"""
 
 
 @click.command("costs", epilog=_EXAMPLES)
-@click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=completers.files("yaml", "yml"))
+@click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=completers.files)
 @experiment_flags()
 @click.option(
-    "-o", "--output", multiple=True, callback=one_output, metavar="FILE", shell_complete=completers.files(),
+    "-o", "--output", multiple=True, callback=one_output, metavar="FILE", shell_complete=completers.files,
     help="Write a configuration with these costs as a table: .yaml.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

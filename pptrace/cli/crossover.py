@@ -37,7 +37,7 @@ class _Part(click.ParamType):  # type: ignore[type-arg] # generic in the stubs, 
 
 
 @click.command("crossover", epilog=_EXAMPLES)
-@click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=completers.files("yaml", "yml"))
+@click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=completers.files)
 @click.option(
     "--between", multiple=True, required=True, metavar="A,B", shell_complete=completers.listed_offers("schedules"),
     help="Two schedules, with settings as for compare.",

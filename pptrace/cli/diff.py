@@ -46,8 +46,8 @@ class _Share(click.ParamType):  # type: ignore[type-arg] # generic in the stubs,
 
 
 @click.command("diff", epilog=_EXAMPLES)
-@click.argument("first", shell_complete=completers.files())
-@click.argument("second", shell_complete=completers.files())
+@click.argument("first", shell_complete=completers.files)
+@click.argument("second", shell_complete=completers.files)
 @click.option("--tolerance", type=_Share(), default="2%", show_default=True, help="Which share counts as equal.")
 @click.option(
     "--fail-over", type=_Share(), help="Gate: fail only where the second step is longer by more than this."
@@ -59,7 +59,7 @@ class _Share(click.ParamType):  # type: ignore[type-arg] # generic in the stubs,
 @measured_options
 @click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="Actions that are listed.")
 @click.option(
-    "-o", "--output", "outputs", multiple=True, metavar="FILE", shell_complete=completers.files(),
+    "-o", "--output", "outputs", multiple=True, metavar="FILE", shell_complete=completers.files,
     help="Write a report (.html), both steps as one trace (.pftrace), or all files for the viewer (.tar).",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -28,13 +28,11 @@ pptrace explain job.parquet -o stragglers.html -o heat.png -o ideal.pftrace"""
 
 
 @click.command("explain", epilog=_EXAMPLES)
-@click.argument(
-    "steps", nargs=-1, required=True, type=click.Path(path_type=Path), shell_complete=completers.files()
-)
+@click.argument("steps", nargs=-1, required=True, type=click.Path(path_type=Path), shell_complete=completers.files)
 @measured_options
 @click.option("--step", default="median", show_default=True, help="Which step: a number, median or all.")
 @click.option(
-    "-o", "--output", "outputs", multiple=True, metavar="FILE", shell_complete=completers.files(),
+    "-o", "--output", "outputs", multiple=True, metavar="FILE", shell_complete=completers.files,
     help="Write a page (.html); of a job's replicas a heat map (.png, .svg, .pdf) or the ideal step (.pftrace).",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

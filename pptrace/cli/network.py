@@ -40,7 +40,7 @@ class _Pair(click.ParamType):  # type: ignore[type-arg] # generic in the stubs, 
 @click.option("--between", type=_Pair(), help="Show the route and the capacity between two GPUs.")
 @experiment_flags("pp", "tp", "dp", "cp")
 @click.option(
-    "-o", "--output", multiple=True, callback=one_output, metavar="FILE", shell_complete=completers.files("svg"),
+    "-o", "--output", multiple=True, callback=one_output, metavar="FILE", shell_complete=completers.files,
     help="Draw the cluster: an .svg file.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -74,7 +74,7 @@ def flag_option(name: str, parameter: str = "") -> Callable[[Function], Function
         parameter: the name under which it arrives; one for :func:`given_flags` unless given.
     """
     flag = FLAGS[name]
-    completed = completers.offers(flag.offers, *flag.suffixes) if flag.offers else None
+    completed = completers.offers(flag.offers, or_file=flag.takes_file) if flag.offers else None
     if flag.choices is not None and not flag.offers:
         completed = completers.words(*flag.choices.words())
     return click.option(

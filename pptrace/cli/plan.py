@@ -28,7 +28,7 @@ pptrace plan --model llama3-70b --cluster dgx-h100 --sequence 8192 --global 512 
 
 
 @click.command("plan", epilog=_EXAMPLES)
-@click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=completers.files("yaml", "yml"))
+@click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=completers.files)
 @click.option("--gpus", type=int, required=True, metavar="N", help="GPUs that the job has.")
 @click.option("--memory", metavar="SIZE", help="What a rank may hold, such as 76GiB; the device's unless given.")
 @click.option(
@@ -48,7 +48,7 @@ pptrace plan --model llama3-70b --cluster dgx-h100 --sequence 8192 --global 512 
 @experiment_flags()
 @click.option(
     "-o", "--output", "outputs", multiple=True, metavar="FILE",
-    shell_complete=completers.files("yaml", "csv", "parquet", "png", "svg", "pdf"),
+    shell_complete=completers.files,
     help="Write the best (.yaml), all points (.csv, .parquet) or a picture (.png, .svg, .pdf); may be repeated.",
 )  # fmt: skip
 @click.option(

@@ -29,7 +29,7 @@ pptrace replay run/ --p2p torch --p2p-option receive=deferred"""
 
 @click.command("replay", epilog=_EXAMPLES)
 @click.argument(
-    "traces", nargs=-1, required=True, type=click.Path(path_type=Path), shell_complete=completers.files()
+    "traces", nargs=-1, required=True, type=click.Path(path_type=Path), shell_complete=completers.files
 )
 @measured_options
 @click.option(
@@ -44,7 +44,7 @@ pptrace replay run/ --p2p torch --p2p-option receive=deferred"""
     help="An option of that policy, as under p2p.options; may be repeated.",
 )
 @click.option(
-    "-o", "--output", multiple=True, callback=one_output, metavar="FILE", shell_complete=completers.files(),
+    "-o", "--output", multiple=True, callback=one_output, metavar="FILE", shell_complete=completers.files,
     help="Write the (first) replay.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -28,7 +28,7 @@ pptrace show interleaved-1f1b --pp 4 --vp 2 --microbatches 8 -o table.svg
 pptrace show table.csv
 pptrace show ./mine.py:make --pp 4 --microbatches 8 --messages"""
 
-_SCHEDULES = completers.offers(FLAGS["schedule"].offers, *FLAGS["schedule"].suffixes)
+_SCHEDULES = completers.offers(FLAGS["schedule"].offers, or_file=True)
 _SLOTS = click.IntRange(1, 1000)
 _NARROWEST = 20
 _MOST_RANKS = 64

@@ -26,10 +26,10 @@ pptrace simulate llama.yaml --set network.bandwidth='200 Gb/s' --json"""
 
 
 @click.command("simulate", epilog=_EXAMPLES)
-@click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=completers.files("yaml", "yml"))
+@click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=completers.files)
 @experiment_flags()
 @click.option(
-    "-o", "--output", "outputs", multiple=True, metavar="FILE", shell_complete=completers.files(),
+    "-o", "--output", "outputs", multiple=True, metavar="FILE", shell_complete=completers.files,
     help="Write a trace: .pftrace or .json, with .gz for compressed; {rank} for one file per rank. "
     "Or a picture of the step, .svg, .png or .pdf; or a page, .html.",
 )  # fmt: skip

@@ -33,7 +33,7 @@ _REDRAW_S = 0.1
 
 
 @click.command("sweep", epilog=_EXAMPLES)
-@click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=completers.files("yaml", "yml"))
+@click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=completers.files)
 @click.option(
     "--over", "over", multiple=True, required=True, metavar="KEY=VALUE,...",
     help="An axis: a flag's name or a key, with its values; 8..64*2 doubles, 8..64+8 adds. May be repeated.",
@@ -42,7 +42,7 @@ _REDRAW_S = 0.1
 @experiment_flags()
 @click.option(
     "-o", "--output", "outputs", multiple=True, metavar="FILE",
-    shell_complete=completers.files("csv", "parquet", "png", "svg", "pdf"),
+    shell_complete=completers.files,
     help="Write a table (.csv, .parquet) or a picture (.png, .svg, .pdf); may be repeated.",
 )  # fmt: skip
 @click.option(

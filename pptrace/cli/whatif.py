@@ -19,7 +19,7 @@ pptrace whatif llama.yaml --lost 2 --json
 
 
 @click.command("whatif", epilog=_EXAMPLES)
-@click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=completers.files("yaml", "yml"))
+@click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=completers.files)
 @experiment_flags()
 @click.option(
     "--lost", type=click.IntRange(0), default=0, metavar="N",

@@ -29,8 +29,8 @@ class Flag:
     """The words that it takes, where these are a closed set."""
     offers: str = ""
     """The sort of offers whose names it takes, as the registry calls it."""
-    suffixes: tuple[str, ...] = ()
-    """Of files that may be named instead."""
+    takes_file: bool = False
+    """Whether its value can also be the name of a file."""
 
     @property
     def help(self) -> str:
@@ -46,7 +46,7 @@ class Flag:
 FLAGS: Mapping[str, Flag] = {
     "schedule": Flag(
         "schedule", "The schedule: a plugin's, FILE.py:FUNCTION, or a table file (.csv or .txt).",
-        headline="name", offers="schedules", suffixes=("py", "csv", "txt"),
+        headline="name", offers="schedules", takes_file=True,
     ),
     "pp": Flag("parallel.pp", "Pipeline ranks; a table file knows its own."),
     "tp": Flag("parallel.tp", "Tensor-parallel size."),

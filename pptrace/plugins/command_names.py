@@ -25,6 +25,5 @@ COMMANDS = {
     "plugins": "List plugins, what they offer, and what failed to load.",
     "new-plugin": "Write a schedule or network plugin to start from.",
     "schema": "Print the JSON Schema of configuration files.",
-    "completion": "Print the shell completion script.",
 }
 """Each is the ``command`` of a module of its own in ``pptrace.cli``."""
