@@ -30,4 +30,6 @@ def test_the_page_has_the_numbers_of_the_code() -> None:
 
 def test_the_page_is_found() -> None:
     assert "docs/security.md" in (ROOT / "README.md").read_text("utf-8")
+    assert "(docs/security.md)" in (ROOT / "SECURITY.md").read_text("utf-8")
+    assert "(../SECURITY.md)" in PAGE
     assert "(security.md)" in (ROOT / "docs/stability.md").read_text("utf-8")
