@@ -27,7 +27,7 @@ def swept(workers: int, executor: str, results: Path, cache: str | None = None) 
     """Return seconds of wall time, and of all processes' time, of a sweep from start to table."""
     words = [word for axis in OVER for word in ("--over", axis)]
     where = ["--executor", executor, "--workers", str(workers), "--fresh", "-o", str(results)]
-    environment = {**os.environ, **({"NUMBA_CACHE_DIR": cache} if cache else {})}
+    environment = {**os.environ, **({"PPTRACE_KERNEL_CACHE": cache} if cache else {})}
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run([*RUN, "sweep", str(STEP), *SET, *words, *where], check=True, env=environment)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

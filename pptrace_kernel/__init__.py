@@ -1,9 +1,6 @@
-"""Run a kernel: interpreted on lists where little is to do, compiled on arrays where much is.
+"""Kernels: functions over integer columns that run interpreted on lists or compiled on arrays.
 
-A kernel is a plain function over integer columns: inputs first, then the columns that it fills. Columns
-that belong together come as a record, a ``NamedTuple`` of columns and integers. A kernel loops explicitly over
-integers, calls nothing but ``len``, ``range``, ``min``, ``max``, ``abs`` and functions of its own kind, allocates
-nothing, and so gives the same bits on both roads.
+``README.md`` describes the language of kernels, how a kernel runs, and the cache.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from pptrace_kernel.threshold import AS_LOADING, Account
+from pptrace_kernel.threshold import LOAD_ROWS, CompileBudget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -29,89 +26,96 @@ if TYPE_CHECKING:
 
 __all__ = ["COMPILE_FROM", "always_compiled", "compiles", "many_runs", "run", "run_kernel"]
 
-COMPILE_FROM = AS_LOADING
-"""Rows of work from which loading compiled code is quicker than interpreting; see :mod:`worth` for making it."""
+COMPILE_FROM = LOAD_ROWS
+"""Rows from which loading compiled code from the cache is faster than interpreting."""
 
 _VALUES_PER_ROW = 64
-"""Values of columns that take at least as long to become a list, and a column again, as a row to interpret."""
+"""Values of columns whose conversion to a list and back takes as long as interpreting one row."""
 
-_ahead = ContextVar("ahead", default=0)
+_expected_rows = ContextVar("expected_rows", default=0)
 _loaded: set[Callable[..., Any]] = set()
-"""Kernels whose compiled code is in this process: from then on it is quicker than interpreting, at any size."""
+"""Kernels whose compiled code is in this process; it is faster than interpreting for any number of rows."""
 
-_account = Account()
+_budget = CompileBudget()
 
 
 @contextmanager
 def many_runs(rows: int) -> Iterator[None]:
-    """Load compiled code in this block, however small the work: ``rows`` of each kernel are to come."""
-    before = _ahead.set(rows)
+    """Decide in this block as if each kernel had ``rows`` of work, also for runs with less."""
+    before = _expected_rows.set(rows)
     try:
         yield
     finally:
-        _ahead.reset(before)
+        _expected_rows.reset(before)
 
 
 def always_compiled() -> AbstractContextManager[None]:
-    """Run every kernel compiled in this block, however small its work."""
+    """Run every kernel compiled in this block."""
     return many_runs(sys.maxsize)
 
 
 def compiles(work: int, *, loaded: bool = False) -> bool:
-    """Whether ``work`` rows are run compiled where code is at hand; ``NUMBA_DISABLE_JIT=1`` interprets all."""
-    pays = loaded or max(work, _ahead.get()) >= COMPILE_FROM
-    return pays and os.environ.get("NUMBA_DISABLE_JIT", "0") in {"", "0"}
+    """Whether ``work`` rows run compiled if the code is in the cache. ``PPTRACE_INTERPRET=1`` interprets all."""
+    pays = loaded or max(work, _expected_rows.get()) >= COMPILE_FROM
+    return pays and os.environ.get("PPTRACE_INTERPRET", "0") in {"", "0"}
 
 
 def run(kernel: Callable[..., Any], inputs: Sequence[Argument], outputs: Sequence[Argument], *, work: int) -> int:
-    """Run ``kernel(*inputs, *outputs)`` and return its result, 0 where it returns none.
+    """Run ``kernel(*inputs, *outputs)`` and return its result, or 0 if it returns none.
 
-    Inputs and outputs are one-dimensional arrays, integers, and records (named tuples) of those. The kernel
-    fills the outputs' arrays, each initialised by the caller. ``work`` is the number of rows, which decides
-    the road, with those that this process interpreted before. Columns that are far longer count as rows too.
+    Args:
+        kernel: a function in the language of kernels.
+        inputs: one-dimensional arrays, integers, and records (named tuples) of those.
+        outputs: the same; the caller initialises the arrays, and the kernel fills them.
+        work: the number of rows. It decides, with the rows that this process interpreted before, whether the
+            kernel is compiled. Columns that are far longer than that count as rows too.
 
     Raises:
-        TypeError: the kernel is compiled, and does what kernels may not.
+        TypeError: the kernel is compiled, and is not in the language of kernels.
     """
-    work = max(work, _values((*inputs, *outputs)) // _VALUES_PER_ROW)
-    rows = _account.rows(kernel, work, ahead=_ahead.get())
+    work = max(work, _count_values((*inputs, *outputs)) // _VALUES_PER_ROW)
+    rows = _budget.rows(kernel, work, ahead=_expected_rows.get())
     if compiles(rows, loaded=kernel in _loaded):
         from pptrace_kernel import compiled
 
-        arguments = [*(_each(np.ascontiguousarray, value) for value in inputs), *outputs]
-        if compiled.is_ready(kernel, arguments) or _pays(kernel, rows):
+        arguments = [*(_map_arrays(np.ascontiguousarray, value) for value in inputs), *outputs]
+        if compiled.is_ready(kernel, arguments) or _should_compile(kernel, rows):
             _loaded.add(kernel)
             return compiled.call(kernel, arguments)
-    _account.interpreted[kernel] += work
-    filled = [_each(np.ndarray.tolist, value) for value in outputs]
-    result = kernel(*(_each(np.ndarray.tolist, value) for value in inputs), *filled)
+    _budget.interpreted[kernel] += work
+    filled = [_map_arrays(np.ndarray.tolist, value) for value in outputs]
+    result = kernel(*(_map_arrays(np.ndarray.tolist, value) for value in inputs), *filled)
     for output, values in zip(outputs, filled, strict=True):
-        _each(_write_back, output, values)
+        _map_arrays(_write_back, output, values)
     return int(result or 0)
 
 
 run_kernel = run
-"""What plugins call it."""
+"""The name of :func:`run` in a namespace of several packages."""
 
 
-def _pays(kernel: Callable[..., Any], rows: int) -> bool:
+def _should_compile(kernel: Callable[..., Any], rows: int) -> bool:
     from pptrace_kernel import compiled
 
-    return compiles(rows) and compiled.can_be(kernel) and _account.compiles(rows, compiled.size(kernel))
+    return compiles(rows) and compiled.has_source(kernel) and _budget.take(rows, compiled.bytecode_size(kernel))
 
 
-def _values(arguments: Sequence[Argument]) -> int:
-    """Return how many values columns have."""
+def _count_values(arguments: Sequence[Argument]) -> int:
+    """Return the number of values in all columns."""
     return sum(
-        value.size if isinstance(value, np.ndarray) else _values(value) if isinstance(value, tuple) else 0
-        for value in arguments
+        argument.size
+        if isinstance(argument, np.ndarray)
+        else _count_values(argument)
+        if isinstance(argument, tuple)
+        else 0
+        for argument in arguments
     )
 
 
-def _each(function: Callable[..., Any], value: Argument, *others: Any) -> Any:
-    """Apply a function to an array or to each of a record; leave integers alone."""
+def _map_arrays(function: Callable[..., Any], value: Argument, *others: Any) -> Any:
+    """Apply a function to an array or to each array of a record. Return integers unchanged."""
     if isinstance(value, tuple):
-        return value._make(_each(function, *columns) for columns in zip(value, *others, strict=True))  # type: ignore[attr-defined] # a named tuple
+        return value._make(_map_arrays(function, *columns) for columns in zip(value, *others, strict=True))  # type: ignore[attr-defined] # a named tuple
     return function(value, *others) if isinstance(value, np.ndarray) else value
 
 

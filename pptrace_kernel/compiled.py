@@ -1,27 +1,39 @@
-"""Compile a kernel once for each layout of its arguments, keep the code, and call it."""
+"""Compilation of kernels with LLVM, and the cache of compiled code.
+
+A kernel is compiled once for each layout of its arguments. The layout of a column is its dtype, that of an integer
+None, and that of a record its class and the layouts of its fields.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import os
 import sys
 import warnings
+from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from threading import Lock
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import llvmlite
+import llvmlite.binding as llvm
 import numpy as np
 
-from pptrace_kernel import expressions, llvm_text, machine, translation
-from pptrace_kernel.threshold import SPREAD
+from pptrace_kernel import translation
+from pptrace_kernel.llvm_text import Column, Integer, Record
+from pptrace_kernel.threshold import BYTES_PER_PROCESS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    Layout: TypeAlias = tuple[Any, ...]
-    """Of each argument: a column's dtype, None for an integer, a record's class and the layout of its fields."""
+    from pptrace_kernel.llvm_text import Kind
 
-__all__ = ["call", "can_be", "is_ready", "size"]
+    Layout: TypeAlias = tuple[Any, ...]
+
+__all__ = ["bytecode_size", "call", "has_source", "is_ready", "read_cache", "write_cache"]
 
 
 def call(kernel: Callable[..., Any], arguments: Sequence[Any]) -> int:
@@ -31,24 +43,68 @@ def call(kernel: Callable[..., Any], arguments: Sequence[Any]) -> int:
         TypeError: the kernel is not in the language of kernels.
     """
     words = np.array([word for value in arguments for word in _words(value)], dtype=np.int64)
-    return _entry(kernel, tuple(map(_layout, arguments)))(words.ctypes.data)
+    return _entry_point(kernel, tuple(map(_layout, arguments)))(words.ctypes.data)
 
 
 def is_ready(kernel: Callable[..., Any], arguments: Sequence[Any]) -> bool:
-    """Whether a kernel's code for such arguments is in this process; code on the disk is loaded."""
+    """Whether a kernel need not be compiled for such arguments; loads its code from the cache if it is there."""
     layout = tuple(map(_layout, arguments))
-    return (kernel, layout) in _entries or _load(kernel, layout, machine.kept(_name(kernel, layout)))
+    if (kernel, layout) in _entry_points:
+        return True
+    code = read_cache(_file_name(kernel, layout))
+    if code is not None:
+        _entry_points[kernel, layout] = _load(code)
+    return code is not None
 
 
-def can_be(kernel: Callable[..., Any]) -> bool:
-    """Whether a kernel's source is at hand, which is what is compiled."""
-    return translation.source_of(kernel) is not None
+def has_source(kernel: Callable[..., Any]) -> bool:
+    """Whether the source of a kernel is available, which compilation needs."""
+    return translation.definition_of(kernel) is not None
 
 
 @cache
-def size(kernel: Callable[..., Any]) -> int:
-    """Return the bytes of bytecode that compiling a kernel compiles, its parts among them."""
-    return sum(len(function.__code__.co_code) for function in _reached(kernel))
+def bytecode_size(kernel: Callable[..., Any]) -> int:
+    """Return the bytes of bytecode of a kernel and the functions that it calls, a measure of its compile time."""
+    return sum(len(function.__code__.co_code) for function in _called_functions(kernel))
+
+
+def read_cache(name: str) -> bytes | None:
+    """Return the object file with a name; None if the cache has none, or a damaged one."""
+    try:
+        content = (_cache_folder() / name).read_bytes()
+    except OSError:
+        return None
+    code = content[_DIGEST_BYTES:]
+    return code if content == _with_digest(name, code) else None
+
+
+def write_cache(name: str, code: bytes) -> None:
+    """Write an object file to the cache.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    folder = _cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f"{name}.{os.getpid()}"
+    try:
+        part.write_bytes(_with_digest(name, code))
+        part.replace(folder / name)
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def _with_digest(name: str, code: bytes) -> bytes:
+    return sha256(name.encode() + code).digest() + code
+
+
+def _cache_folder() -> Path:
+    configured = os.environ.get("PPTRACE_KERNEL_CACHE", "")
+    if configured:
+        return Path(configured)
+    caches = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(caches) if caches else Path.home() / ".cache") / "pptrace"
 
 
 def _layout(value: Any) -> Any:
@@ -68,109 +124,146 @@ def _words(value: Any) -> Iterator[int]:
         yield value
 
 
-def _entry(kernel: Callable[..., Any], layout: Layout) -> Callable[[int], int]:
-    """Return the function that takes a kernel's arguments as words, loaded or compiled."""
-    found = _entries.get((kernel, layout))
-    if found is not None:
-        return found
-    name = _name(kernel, layout)
-    code = machine.kept(name)
-    if code is None:
-        _made.append(size(kernel))
-        if sum(_made) > SPREAD:
-            _say_so()
-        code = machine.built(translation.translated(kernel, list(map(_kind, layout))))
-        try:
-            machine.keep(name, code)
-        except OSError:
-            _warn_of_no_cache()
-    _load(kernel, layout, code)
-    return _entries[kernel, layout]
-
-
-def _load(kernel: Callable[..., Any], layout: Layout, code: machine.Code | None) -> bool:
-    if code is not None:
-        _entries[kernel, layout] = machine.loaded(code, translation.ENTRY)
-    return code is not None
-
-
-@cache
-def _name(kernel: Callable[..., Any], layout: Layout) -> str:
-    """Return under which name a kernel's code is kept: it tells all that the code is made of."""
-    made_of = f"{_spelt(kernel)} {_described(layout)} {_made_by()}"
-    return f"{kernel.__name__}_{sha256(made_of.encode()).hexdigest()[:32]}.o"
-
-
-@cache
-def _made_by() -> str:
-    texts = (Path(str(module.__file__)).read_bytes() for module in (expressions, machine, translation, llvm_text))
-    return f"{machine.HERE} {sha256(b''.join(texts)).hexdigest()}"
-
-
-def _named(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the functions and constants of modules that a function names."""
-    named = function.__globals__
-    return {name: named[name] for name in function.__code__.co_names if name in named}
-
-
-def _spelt(kernel: Callable[..., Any]) -> str:
-    told = []
-    for function in _reached(kernel):
-        code, named = function.__code__, _named(function).items()
-        constants = (f"{name} {value}" for name, value in named if not isinstance(value, FunctionType))
-        told += [code.co_code.hex(), f"{code.co_consts} {code.co_names} {code.co_varnames}", *constants]
-    return " ".join(told)
-
-
-def _reached(kernel: Callable[..., Any]) -> list[Callable[..., Any]]:
-    """Return a kernel and all functions that it is made of, each once."""
-    reached = [kernel]
-    for function in reached:
-        parts = (value for value in _named(function).values() if isinstance(value, FunctionType))
-        reached += [part for part in parts if part not in reached]
-    return reached
-
-
-def _described(layout: Any) -> str:
-    if isinstance(layout, tuple):
-        return f"({' '.join(_described(value) for value in layout)})"
-    return f"{layout.__name__} {getattr(layout, '_fields', '')}" if isinstance(layout, type) else str(layout)
-
-
-def _kind(layout: Any) -> llvm_text.Kind:
+def _kind(layout: Any) -> Kind:
     if layout is None:
-        return llvm_text.Integer()
+        return Integer()
     if isinstance(layout, tuple):
         fields = zip(layout[0]._fields, map(_kind, layout[1:]), strict=True)
-        return llvm_text.Record(layout[0].__name__, tuple(fields))
+        return Record(layout[0].__name__, tuple(fields))
     if layout.kind not in "iub" or not layout.isnative:
         message = f"a kernel's columns hold integers, not {layout}"
         raise TypeError(message)
-    return llvm_text.Column(layout.name)
+    return Column(layout.name)
+
+
+def _entry_point(kernel: Callable[..., Any], layout: Layout) -> Callable[[int], int]:
+    """Return the compiled function, which takes the address of the arguments' words."""
+    entry_point = _entry_points.get((kernel, layout))
+    if entry_point is not None:
+        return entry_point
+    name = _file_name(kernel, layout)
+    code = read_cache(name)
+    if code is None:
+        _compiled_sizes.append(bytecode_size(kernel))
+        if sum(_compiled_sizes) > BYTES_PER_PROCESS:
+            _report_compilation()
+        code = _compile(translation.translate(kernel, list(map(_kind, layout))))
+        try:
+            write_cache(name, code)
+        except OSError:
+            _warn_of_no_cache()
+    _entry_points[kernel, layout] = _load(code)
+    return _entry_points[kernel, layout]
 
 
 @cache
-def _say_so() -> None:
+def _target_machine() -> Any:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    target = llvm.Target.from_default_triple()
+    return target.create_target_machine(cpu=_CPU, features=_FEATURES, opt=_OPTIMIZATION_LEVEL, jit=True)
+
+
+def _compile(text: str) -> bytes:
+    """Return the object file of an LLVM module."""
+    with _llvm_lock:
+        module = llvm.parse_assembly(text)
+        machine = _target_machine()
+        module.triple, module.data_layout = machine.triple, str(machine.target_data)
+        tuning = llvm.create_pipeline_tuning_options(speed_level=_OPTIMIZATION_LEVEL)
+        # Loop bodies are long and rarely uniform, so vectorizing or unrolling them costs time and gains none.
+        tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_unrolling = False
+        builder = llvm.create_pass_builder(machine, tuning)
+        builder.getModulePassManager().run(module, builder)
+        code: bytes = machine.emit_object(module)
+        return code
+
+
+def _load(code: bytes) -> Callable[[int], int]:
+    """Return the entry point of an object file."""
+    with _llvm_lock:
+        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target_machine())
+        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        engine.finalize_object()
+        address = engine.get_function_address(translation.ENTRY)
+        function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(address)
+        _engines.append(engine)
+    return function
+
+
+@cache
+def _file_name(kernel: Callable[..., Any], layout: Layout) -> str:
+    """Return the name of an object file, with a digest of everything that the code depends on."""
+    inputs = f"{_describe_source(kernel)} {_describe_layout(layout)} {_describe_compiler()}"
+    return f"{kernel.__name__}_{sha256(inputs.encode()).hexdigest()[:32]}.o"
+
+
+@cache
+def _describe_compiler() -> str:
+    sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    return f"{llvmlite.__version__} {_CPU} {_FEATURES} {sha256(sources).hexdigest()}"
+
+
+def _describe_source(kernel: Callable[..., Any]) -> str:
+    parts = []
+    for function in _called_functions(kernel):
+        code, names = function.__code__, _referenced_globals(function).items()
+        constants = (f"{name} {value}" for name, value in names if not isinstance(value, FunctionType))
+        parts += [code.co_code.hex(), f"{code.co_consts} {code.co_names} {code.co_varnames}", *constants]
+    return " ".join(parts)
+
+
+def _describe_layout(layout: Any) -> str:
+    if isinstance(layout, tuple):
+        return f"({' '.join(_describe_layout(value) for value in layout)})"
+    return f"{layout.__name__} {getattr(layout, '_fields', '')}" if isinstance(layout, type) else str(layout)
+
+
+def _called_functions(kernel: Callable[..., Any]) -> list[Callable[..., Any]]:
+    """Return a kernel and all functions that it calls, directly or not, each once."""
+    functions = [kernel]
+    for function in functions:
+        callees = (value for value in _referenced_globals(function).values() if isinstance(value, FunctionType))
+        functions += [callee for callee in callees if callee not in functions]
+    return functions
+
+
+def _referenced_globals(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the globals that a function refers to: functions and constants of modules."""
+    module_globals = function.__globals__
+    return {name: module_globals[name] for name in function.__code__.co_names if name in module_globals}
+
+
+@cache
+def _report_compilation() -> None:
     sys.stderr.write("compiling the simulator for this machine: later runs are quicker\n")
     sys.stderr.flush()
 
 
 @cache
 def _warn_of_no_cache() -> None:
-    """Warn once in a process; its workers leave that to it."""
+    """Warn once in the main process; worker processes do not repeat the warning."""
     from multiprocessing import parent_process
 
     if parent_process() is None:
         warnings.warn(_NO_CACHE, RuntimeWarning, stacklevel=5)
 
 
-_entries: dict[tuple[Callable[..., Any], Layout], Callable[[int], int]] = {}
-"""What is in this process."""
-
-_made: list[int] = []
-"""Bytes of bytecode of what this process compiled; what takes a moment is not mentioned."""
-
+_CPU, _FEATURES = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+_OPTIMIZATION_LEVEL = 2
+_DIGEST_BYTES = sha256().digest_size
 _NO_CACHE = (
     "compiled code cannot be kept, so every run compiles again: "
-    "make the folder in NUMBA_CACHE_DIR (or ~/.cache) writable"
+    "make the folder in PPTRACE_KERNEL_CACHE (or ~/.cache) writable"
 )
+
+_entry_points: dict[tuple[Callable[..., Any], Layout], Callable[[int], int]] = {}
+"""Compiled code that is loaded in this process."""
+
+_compiled_sizes: list[int] = []
+"""Bytes of bytecode of each kernel that this process compiled, to report only compilations that take long."""
+
+_engines: list[Any] = []
+"""LLVM's engines, which own the memory of loaded code."""
+
+_llvm_lock = Lock()

@@ -1,9 +1,8 @@
-"""LLVM values and blocks as text.
+"""Values and basic blocks as LLVM assembly text.
 
-An integer is one word of the machine, whatever the width of the column that it comes from. A column is an address
-and a length. A record that a kernel is given is the address of the words of its fields, one after the other: cheap
-to pass, and nothing writes to them while a kernel runs. A tuple, or a record that a kernel makes, is the parts of
-its items.
+An integer has 64 bits, also if it was read from a narrower column. A column is an address and a length.
+A record argument is the address of consecutive words that hold its fields, which kernels do not change.
+A tuple, or a record that a kernel makes, consists of the parts of its items.
 """
 
 from __future__ import annotations
@@ -15,26 +14,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 __all__ = [
-    "FETCH",
-    "NOTHING",
+    "NO_RESULT",
+    "PREFETCH_DECLARATION",
     "Column",
     "Integer",
     "Kind",
     "Record",
-    "Several",
+    "Tuple",
     "Value",
     "Writer",
     "items_of",
-    "of_result",
-    "parts_of",
-    "several",
-    "words_of",
+    "llvm_types",
+    "result_type",
+    "tuple_of",
+    "word_count",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Integer:
-    """A whole number, or a truth value."""
+    """An integer or a truth value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,192 +41,195 @@ class Column:
     """A column of integers."""
 
     dtype: str
-    """As numpy names it: ``int32``."""
+    """The name of the numpy dtype, such as ``int32``."""
 
     @property
     def element(self) -> str:
-        """LLVM's type of what it holds."""
+        """LLVM's type of an element."""
         return "i8" if self.dtype == "bool" else f"i{self.dtype.removeprefix('u').removeprefix('int')}"
 
     @property
     def signed(self) -> bool:
-        """Whether what it holds may be below zero."""
+        """Whether elements can be negative."""
         return self.dtype.startswith("int")
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A named tuple that a kernel is given."""
+    """A named tuple that is an argument of the kernel."""
 
-    of: str
-    """Its class."""
+    name: str
+    """The name of its class."""
     fields: tuple[tuple[str, Kind], ...]
-    """Its fields' names and kinds."""
+    """The name and kind of each field."""
 
     def field(self, name: str) -> tuple[int, Kind] | None:
-        """Return after how many words a field begins, and its kind."""
-        at = 0
-        for one, kind in self.fields:
-            if one == name:
-                return at, kind
-            at += words_of(kind)
+        """Return the offset of a field in words, and its kind."""
+        offset = 0
+        for field_name, kind in self.fields:
+            if field_name == name:
+                return offset, kind
+            offset += word_count(kind)
         return None
 
 
 @dataclass(frozen=True, slots=True)
-class Several:
-    """A tuple, or a named one that a kernel makes."""
+class Tuple:
+    """A tuple, or a named tuple that a kernel makes."""
 
     items: tuple[Kind, ...]
-    """Their kinds."""
+    """The kind of each item."""
     names: tuple[str, ...] = ()
-    """Their names, where they have names."""
+    """The names of the items of a named tuple."""
 
 
-Kind: TypeAlias = Integer | Column | Record | Several
+Kind: TypeAlias = Integer | Column | Record | Tuple
 
-NOTHING = Several(())
-"""What a function without a result returns."""
+NO_RESULT = Tuple(())
+"""The result of a function that returns none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value in a function: what it is, and what LLVM's text calls its parts."""
+    """A value in a function: its kind, and the LLVM names or constants of its parts."""
 
     kind: Kind
     parts: tuple[str, ...]
 
 
 def items_of(value: Value) -> list[Value]:
-    """Return a tuple's items."""
-    items, at = [], 0
-    for kind in value.kind.items if isinstance(value.kind, Several) else ():
-        count = len(parts_of(kind))
-        items.append(Value(kind, value.parts[at : at + count]))
-        at += count
+    """Return the items of a tuple."""
+    items, start = [], 0
+    for kind in value.kind.items if isinstance(value.kind, Tuple) else ():
+        end = start + len(llvm_types(kind))
+        items.append(Value(kind, value.parts[start:end]))
+        start = end
     return items
 
 
-def several(values: Iterable[Value], names: tuple[str, ...] = ()) -> Value:
+def tuple_of(values: Iterable[Value], names: tuple[str, ...] = ()) -> Value:
     """Return a tuple of values."""
-    listed = list(values)
-    kinds = Several(tuple(value.kind for value in listed), names)
-    return Value(kinds, tuple(part for value in listed for part in value.parts))
+    items = list(values)
+    kind = Tuple(tuple(item.kind for item in items), names)
+    return Value(kind, tuple(part for item in items for part in item.parts))
 
 
-def parts_of(kind: Kind) -> tuple[str, ...]:
-    """Return LLVM's types of a value's parts."""
-    if isinstance(kind, Several):
-        return tuple(part for item in kind.items for part in parts_of(item))
+def llvm_types(kind: Kind) -> tuple[str, ...]:
+    """Return LLVM's type of each part of a value."""
+    if isinstance(kind, Tuple):
+        return tuple(part for item in kind.items for part in llvm_types(item))
     if isinstance(kind, Column):
         return ("ptr", "i64")
     return ("ptr",) if isinstance(kind, Record) else ("i64",)
 
 
-def of_result(kind: Kind) -> str:
-    """Return LLVM's type of what a function returns."""
-    parts = parts_of(kind)
-    if len(parts) == 1:
-        return parts[0]
-    return f"{{{', '.join(parts)}}}" if parts else "void"
+def result_type(kind: Kind) -> str:
+    """Return LLVM's type of a function's result."""
+    types = llvm_types(kind)
+    if len(types) == 1:
+        return types[0]
+    return f"{{{', '.join(types)}}}" if types else "void"
 
 
-def words_of(kind: Kind) -> int:
-    """Return how many words an argument takes: an address and a length, or a number; a record as its fields."""
+def word_count(kind: Kind) -> int:
+    """Return the words of an argument: two for a column, one for an integer, a sum for a record."""
     if isinstance(kind, Record):
-        return sum(words_of(field) for _, field in kind.fields)
+        return sum(word_count(field) for _, field in kind.fields)
     return 2 if isinstance(kind, Column) else 1
 
 
-FETCH = "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)"
-"""What brings an address near the processor: to be written, to be kept in all caches, and data, by its numbers."""
+PREFETCH_DECLARATION = "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)"
 
 
 class Writer:
-    """One function's text."""
+    """The text of one function."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self.slots: list[str] = []
-        """Lines that make room for variables."""
-        self.ended = False
-        """Whether the last line leaves its block."""
+        self.allocations: list[str] = []
+        """Lines that allocate the stack slots of variables."""
+        self.terminated = False
+        """Whether the last line ends its basic block."""
         self._count = 0
 
-    def line(self, text: str, *, ends: bool = False) -> None:
-        """Write a line; what follows one that leaves its block is in a block that nobody enters."""
-        if self.ended:
-            self.begin(self.label())
+    def line(self, text: str, *, terminator: bool = False) -> None:
+        """Append a line. A line after a terminator starts an unreachable block."""
+        if self.terminated:
+            self.begin_block(self.new_label())
         self.lines.append(f"  {text}")
-        self.ended = ends
+        self.terminated = terminator
 
     def emit(self, text: str) -> str:
-        """Write a line that has a result, and return its name."""
+        """Append a line that has a result, and return the name of the result."""
         self._count += 1
         name = f"%v{self._count}"
         self.line(f"{name} = {text}")
         return name
 
-    def label(self) -> str:
-        """Return a new block's name."""
+    def new_label(self) -> str:
+        """Return an unused label."""
         self._count += 1
         return f"b{self._count}"
 
-    def begin(self, label: str) -> None:
-        """Begin a block; the one before goes on with it unless it was left."""
-        if not self.ended:
+    def begin_block(self, label: str) -> None:
+        """Begin a block. The block before it continues there unless it has a terminator."""
+        if not self.terminated:
             self.lines.append(f"  br label %{label}")
         self.lines.append(f"{label}:")
-        self.ended = False
+        self.terminated = False
 
-    def go(self, label: str) -> None:
-        """Go on in another block, unless this one was left."""
-        if not self.ended:
-            self.line(f"br label %{label}", ends=True)
+    def branch(self, label: str) -> None:
+        """Branch to a block unless the current block has a terminator."""
+        if not self.terminated:
+            self.line(f"br label %{label}", terminator=True)
 
-    def slot(self, kind: Kind) -> tuple[str, ...]:
-        """Make room for a value; LLVM makes registers of it."""
-        made = []
-        for part in parts_of(kind):
+    def branch_if(self, condition: str, yes: str, no: str) -> None:
+        """Branch to one of two blocks by an ``i1``."""
+        self.line(f"br i1 {condition}, label %{yes}, label %{no}", terminator=True)
+
+    def allocate(self, kind: Kind) -> tuple[str, ...]:
+        """Allocate a stack slot for each part of a value. LLVM promotes the slots to registers."""
+        slots = []
+        for part_type in llvm_types(kind):
             self._count += 1
-            made.append(f"%s{self._count}")
-            self.slots.append(f"  {made[-1]} = alloca {part}")
-        return tuple(made)
+            slots.append(f"%s{self._count}")
+            self.allocations.append(f"  {slots[-1]} = alloca {part_type}")
+        return tuple(slots)
 
-    def keep(self, value: Value, slots: Sequence[str]) -> None:
-        """Store a value where there is room for it."""
-        for part, one, slot in zip(parts_of(value.kind), value.parts, slots, strict=True):
-            self.line(f"store {part} {one}, ptr {slot}")
+    def store(self, value: Value, slots: Sequence[str]) -> None:
+        """Store a value in its stack slots."""
+        for part_type, part, slot in zip(llvm_types(value.kind), value.parts, slots, strict=True):
+            self.line(f"store {part_type} {part}, ptr {slot}")
 
-    def kept(self, kind: Kind, slots: Sequence[str]) -> Value:
-        """Return a value that was stored."""
-        pairs = zip(parts_of(kind), slots, strict=True)
-        return Value(kind, tuple(self.emit(f"load {part}, ptr {slot}") for part, slot in pairs))
+    def load(self, kind: Kind, slots: Sequence[str]) -> Value:
+        """Return the value in stack slots."""
+        pairs = zip(llvm_types(kind), slots, strict=True)
+        return Value(kind, tuple(self.emit(f"load {part_type}, ptr {slot}") for part_type, slot in pairs))
 
-    def read(self, column: Column, address: str) -> Value:
-        """Return what a column holds as a word."""
-        found = self.emit(f"load {column.element}, ptr {address}")
+    def load_element(self, column: Column, address: str) -> Value:
+        """Return an element of a column, extended to 64 bits."""
+        element = self.emit(f"load {column.element}, ptr {address}")
         if column.element != "i64":
-            found = self.emit(f"{'sext' if column.signed else 'zext'} {column.element} {found} to i64")
-        return Value(Integer(), (found,))
+            element = self.emit(f"{'sext' if column.signed else 'zext'} {column.element} {element} to i64")
+        return Value(Integer(), (element,))
 
-    def fetch(self, column: Column, first: str, index: str) -> None:
-        """Have a column's place brought near."""
+    def prefetch(self, column: Column, first: str, index: str) -> None:
+        """Prefetch an element of a column for writing, into all levels of the data cache."""
         address = self.emit(f"getelementptr {column.element}, ptr {first}, i64 {index}")
         self.line(f"call void @llvm.prefetch.p0(ptr {address}, i32 1, i32 3, i32 1)")
 
-    def of_words(self, words: str, kind: Kind, at: int) -> Value:
-        """Make a value of the words from a place on."""
+    def load_argument(self, words: str, kind: Kind, offset: int) -> Value:
+        """Return the value whose words begin at an offset."""
         if isinstance(kind, Record):
-            return Value(kind, (self.emit(f"getelementptr i64, ptr {words}, i64 {at}"),))
+            return Value(kind, (self.emit(f"getelementptr i64, ptr {words}, i64 {offset}"),))
         parts = []
-        for number, part in enumerate(parts_of(kind)):
-            address = self.emit(f"getelementptr i64, ptr {words}, i64 {at + number}")
-            # Nothing writes to the words while a kernel runs, so one load serves a whole loop.
-            parts.append(self.emit(f"load {part}, ptr {address}, !invariant.load !0"))
+        for number, part_type in enumerate(llvm_types(kind)):
+            address = self.emit(f"getelementptr i64, ptr {words}, i64 {offset + number}")
+            # The words do not change while a kernel runs, so LLVM can move the load out of loops.
+            parts.append(self.emit(f"load {part_type}, ptr {address}, !invariant.load !0"))
         return Value(kind, tuple(parts))
 
-    def passed(self, values: Sequence[Value]) -> str:
-        """Return arguments as a call names them."""
-        pairs = (pair for value in values for pair in zip(parts_of(value.kind), value.parts, strict=True))
-        return ", ".join(f"{part} {one}" for part, one in pairs)
+    def call_arguments(self, values: Sequence[Value]) -> str:
+        """Return values as the arguments of a call."""
+        pairs = (pair for value in values for pair in zip(llvm_types(value.kind), value.parts, strict=True))
+        return ", ".join(f"{part_type} {part}" for part_type, part in pairs)

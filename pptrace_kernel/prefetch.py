@@ -1,4 +1,4 @@
-"""What a kernel says of memory that it is about to use."""
+"""Prefetching of columns."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ __all__ = ["fetch"]
 
 
 def fetch(index: int, *columns: Any) -> None:
-    """Have a place of some columns brought near the processor; it need not be in them.
+    """Prefetch an element of columns. The index can be outside of them.
 
-    Compiled, these are instructions that wait for nothing: worth it where a kernel goes on in one of many places,
-    of which the processor foresees a few. Interpreted, it does nothing.
+    A compiled kernel executes prefetch instructions, which do not wait for memory. They pay off where the next
+    access is one of several that the kernel can compute in advance. An interpreted kernel does nothing.
     """

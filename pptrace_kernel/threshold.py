@@ -1,4 +1,4 @@
-"""Whether compiled code is worth its making: how much of each kernel there is to do, against how long it takes."""
+"""The decision whether to compile a kernel: rows of work against compile time."""
 
 from __future__ import annotations
 
@@ -9,49 +9,49 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["AS_LOADING", "AS_ONE_BYTE", "SPREAD", "Account", "is_worth"]
+__all__ = ["BYTES_PER_PROCESS", "LOAD_ROWS", "ROWS_PER_BYTE", "CompileBudget", "should_compile"]
 
-AS_LOADING = 4_000
-"""Rows from which a step takes longer to interpret, in its dozen kernels, than LLVM and their code to load."""
+LOAD_ROWS = 4_000
+"""Rows from which interpreting about a dozen kernels takes longer than loading LLVM and compiled code."""
 
-AS_ONE_BYTE = 30
-"""Rows for each byte of a kernel's bytecode: 0.03 ms to compile, and a row takes about a microsecond."""
+ROWS_PER_BYTE = 30
+"""Rows interpreted, at 1 µs each, in the time that a byte of bytecode takes to compile: 0.03 ms."""
+
+BYTES_PER_PROCESS = 4_000
+"""Bytes of bytecode that each process compiles for later processes, in about 0.12 s."""
 
 
-SPREAD = 4_000
-"""Bytes of bytecode that a process compiles for the benefit of later ones: 0.12 s."""
-
-
-def is_worth(rows: int, size: int, spent: int) -> bool:
+def should_compile(rows: int, size: int, compiled_bytes: int) -> bool:
     """Whether to compile a kernel now.
 
-    It is worth it where that takes no longer than interpreting so many rows. Else a process compiles for a moment,
-    so that later ones find ever more on the disk and none waits for all of it.
+    A kernel is compiled if interpreting its rows takes longer. In addition, each process compiles some kernels for
+    later processes: the cache fills over several runs, and no run waits until all kernels are compiled.
 
     Args:
-        rows: what there is to do, and what was interpreted already for want of compiled code: who compiles once
-            that is as much waits at most twice as long as one who had known.
+        rows: the kernel's rows of this run and of earlier interpreted runs in this process. The total time is at
+            most twice that of a program that knows its work in advance.
         size: bytes of the kernel's bytecode.
-        spent: bytes of bytecode that this process compiled.
+        compiled_bytes: bytes of bytecode that this process compiled.
     """
-    return rows >= AS_ONE_BYTE * size or spent == 0 or spent + size <= SPREAD
+    pays = rows >= ROWS_PER_BYTE * size
+    return pays or compiled_bytes == 0 or compiled_bytes + size <= BYTES_PER_PROCESS
 
 
 @dataclass(slots=True)
-class Account:
-    """What a process has compiled, and interpreted for want of compiled code."""
+class CompileBudget:
+    """The kernels that this process compiled and interpreted."""
 
-    spent: int = 0
-    """Bytes of bytecode."""
+    compiled_bytes: int = 0
+    """Bytes of bytecode that were compiled."""
     interpreted: Counter[Callable[..., Any]] = field(default_factory=Counter)
-    """Rows of each kernel."""
+    """Interpreted rows of each kernel."""
 
     def rows(self, kernel: Callable[..., Any], work: int, *, ahead: int = 0) -> int:
-        """Return what counts for a kernel: rows until now and ``work``, or those ahead where these are more."""
+        """Return interpreted rows plus ``work``, or the rows that are expected if these are more."""
         return max(self.interpreted[kernel] + work, ahead)
 
-    def compiles(self, rows: int, size: int) -> bool:
-        """Decide, and remember."""
-        worth = is_worth(rows, size, self.spent)
-        self.spent += size * worth
-        return worth
+    def take(self, rows: int, size: int) -> bool:
+        """Decide whether to compile a kernel; add its size to the budget if so."""
+        compiles = should_compile(rows, size, self.compiled_bytes)
+        self.compiled_bytes += size * compiles
+        return compiles

@@ -64,7 +64,9 @@ class Shell:
     def run(self, script: str, folder: Path) -> str:
         """Run a bash script and return what it printed; a command that fails ends it."""
         kept = {
-            key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PPTRACE", "COV"))
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("PYTHON", "PPTRACE", "COV")) or key == "PPTRACE_KERNEL_CACHE"
         }
         environment = {**kept, "PATH": f"{self.programs}:{kept['PATH']}"}
         command = ["bash", "-euo", "pipefail", "-c", script]

@@ -44,7 +44,9 @@ DIFFERENCES = 12
 WIDTH = 300
 """Lines of a difference that are shown of each file, and characters of each."""
 ENVIRONMENT = {"COLUMNS": "100", "LINES": "40", "LC_ALL": "C.UTF-8", "PPTRACE_MOST_MEMORY": str(8 << 30)}
-FORGOTTEN = re.compile("PPTRACE_|PYTHON(?!HASHSEED|PATH)|COV|DISPLAY|WAYLAND_|SSH_|NO_COLOR|FORCE_COLOR|TERM")
+FORGOTTEN = re.compile(
+    "PPTRACE_(?!KERNEL_CACHE)|PYTHON(?!HASHSEED|PATH)|COV|DISPLAY|WAYLAND_|SSH_|NO_COLOR|FORCE_COLOR|TERM"
+)
 """Variables of this environment that could change what commands print."""
 NOISE = {
     r"^compiling the simulator for this machine.*\n": "",  # whether something ran before

@@ -1,4 +1,4 @@
-"""The interpreted road of kernels, also where an earlier test has loaded their compiled code."""
+"""Interpretation of kernels, also if an earlier test loaded their compiled code."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ if TYPE_CHECKING:
 @contextmanager
 def interpreted_kernels() -> Iterator[None]:
     """Interpret every kernel in the block."""
-    with patch.dict(os.environ, {"NUMBA_DISABLE_JIT": "1"}):
+    with patch.dict(os.environ, {"PPTRACE_INTERPRET": "1"}):
         yield

@@ -122,9 +122,9 @@ def apart(work: Callable[[], object]) -> str:
 
 def warm(arguments: list[str], folder: Path) -> None:
     """Run a command once in this process, so that later ones find its modules loaded, and no kernel compiled."""
-    os.environ["NUMBA_DISABLE_JIT"] = "1"
+    os.environ["PPTRACE_INTERPRET"] = "1"
     complete(shlex.join(arguments), folder)
-    del os.environ["NUMBA_DISABLE_JIT"]
+    del os.environ["PPTRACE_INTERPRET"]
 
 
 def run(arguments: list[str], folder: Path, environment: Mapping[str, str] = MappingProxyType({})) -> str:

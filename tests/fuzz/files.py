@@ -207,7 +207,7 @@ def kernels(folder: Path) -> Path:
     from pptrace_kernel import always_compiled
 
     of_text("step.yaml", LARGE)(folder)
-    os.environ["NUMBA_CACHE_DIR"] = str(folder / "kernels")
+    os.environ["PPTRACE_KERNEL_CACHE"] = str(folder / "kernels")
     with always_compiled():
         complete("simulate step.yaml --json", folder)
     return folder / "kernels"

@@ -141,7 +141,7 @@ FORMATS = {
     ),
     "kernels": Format(
         write=files.kernels, change="cache", commands=("simulate step.yaml --json",), result=printed, warm=False,
-        environment={"NUMBA_CACHE_DIR": "kernels"},
+        environment={"PPTRACE_KERNEL_CACHE": "kernels"},
     ),
     "searches": Format(
         write=files.searches, change="searches", result=optimum,

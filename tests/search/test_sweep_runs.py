@@ -104,9 +104,9 @@ def test_workers_that_start_anew_give_the_same_rows(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_sweep_that_loads_compiled_code_gives_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
+    monkeypatch.setenv("PPTRACE_INTERPRET", "1")
     sweep(outputs=["interpreted.csv"])
-    monkeypatch.delenv("NUMBA_DISABLE_JIT")
+    monkeypatch.delenv("PPTRACE_INTERPRET")
     monkeypatch.setattr("pptrace.search.sweep.COMPILE_FROM", 0)
     sweep(outputs=["compiled.csv"], executor="processes", workers=2)
 

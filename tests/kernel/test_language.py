@@ -1,4 +1,4 @@
-"""Compiled, a kernel's source means what Python means by it; what means nothing is refused with its line."""
+"""A compiled kernel computes what Python computes. Code outside of the language is refused with its line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pptrace_kernel
-from pptrace_kernel import compiled, machine
+from pptrace_kernel import compiled
 from pptrace_kernel.prefetch import fetch
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ DAMAGE: dict[str, Callable[[bytes, bytes], bytes]] = {
     "a flipped bit": lambda content, _: content[:-1] + bytes([content[-1] ^ 1]),
     "the code of another kernel": lambda _, other: other,
 }
-"""What a file may hold in place of its content, from that and another file's."""
+"""Damaged content of a file, made of its content and that of another file."""
 
 
 class Both(NamedTuple):
@@ -111,17 +111,19 @@ def _put(whole: Nested, place: int) -> int:
     return len(whole.inner.column)
 
 
-def called(function: Callable[..., Any], *words: int) -> tuple[list[int], list[int]]:
+def call(function: Callable[..., Any], *words: int) -> tuple[list[int], list[int]]:
     by_list, by_array = [0] * 10, np.zeros(10, dtype=np.int64)
     function(*words, by_list)
     compiled.call(function, [*words, by_array])
     return list(map(int, by_list)), by_array.tolist()
 
 
-@pytest.mark.parametrize("function", [arithmetic, flow, near, records], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("function", [arithmetic, flow, near, records], ids=lambda function: function.__name__)
 @given(a=WORDS, b=WORDS, c=WORDS)
-def test_compiled_means_what_python_means(function: Callable[..., Any], a: int, b: int, c: int) -> None:
-    by_list, by_array = called(function, a, b, c)
+def test_a_compiled_kernel_computes_what_python_computes(
+    function: Callable[..., Any], a: int, b: int, c: int
+) -> None:
+    by_list, by_array = call(function, a, b, c)
 
     assert by_array == by_list
 
@@ -152,12 +154,12 @@ def no_loop_over_columns(a: int, out: Any) -> None:
         out[a] = value
 
 
-def no_place_of_a_number(a: int, out: Any) -> None:
+def no_element_of_an_integer(a: int, out: Any) -> None:
     out[0] = a
     fetch(a, out[0])
 
 
-def no_two_sorts(a: int, out: Any) -> None:
+def no_two_kinds(a: int, out: Any) -> None:
     a = out
     out[0] = len(a)
 
@@ -171,52 +173,52 @@ def no_text(a: int, out: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "told"),
+    ("function", "message"),
     [
         (no_list, "the expression \\[a\\]"),
         (no_power, "the operator Pow"),
         (no_loop_over_columns, "a loop that is not over range"),
-        (no_place_of_a_number, "fetch takes an index and columns"),
-        (no_two_sorts, "a with values of two sorts"),
+        (no_element_of_an_integer, "fetch takes an index and columns"),
+        (no_two_kinds, "a with values of two kinds"),
         (no_recursion, "may not call themselves"),
         (no_text, "'a' is no integer"),
     ],
 )
-def test_what_is_not_in_the_language_is_refused_with_its_place(function: Callable[..., Any], told: str) -> None:
-    where = "no_recursion" if function is no_recursion else r"test_kernel_language.py:\d+: "
-    with pytest.raises(TypeError, match=f"{where}.*{told}"):
+def test_code_outside_of_the_language_is_refused_with_its_line(function: Callable[..., Any], message: str) -> None:
+    where = "no_recursion" if function is no_recursion else r"test_language.py:\d+: "
+    with pytest.raises(TypeError, match=f"{where}.*{message}"):
         compiled.call(function, [1, np.zeros(3, dtype=np.int64)])
 
 
 def test_a_kernel_without_source_is_interpreted() -> None:
-    made: dict[str, Any] = {}
-    exec("def put(out):\n    out[0] = 7\n", made)  # noqa: S102 - a function without a file
+    names: dict[str, Any] = {}
+    exec("def put(out):\n    out[0] = 7\n", names)  # noqa: S102 - a function without a file
     out = np.zeros(1, dtype=np.int64)
     with pptrace_kernel.always_compiled():
-        pptrace_kernel.run(made["put"], (), (out,), work=1)
+        pptrace_kernel.run(names["put"], (), (out,), work=1)
 
     assert out.tolist() == [7]
-    assert not compiled.can_be(made["put"])
+    assert not compiled.has_source(names["put"])
 
 
-def test_code_is_kept_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    machine.keep("some.o", b"code")
+def test_the_cache_returns_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PPTRACE_KERNEL_CACHE", str(tmp_path))
+    compiled.write_cache("some.o", b"code")
 
-    assert (machine.kept("some.o"), machine.kept("other.o")) == (b"code", None)
+    assert (compiled.read_cache("some.o"), compiled.read_cache("other.o")) == (b"code", None)
     assert [path.name for path in tmp_path.iterdir()] == ["some.o"]
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_file_of_code_is_not_there(
+def test_the_cache_ignores_a_damaged_file(
     damage: Callable[[bytes, bytes], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("PPTRACE_KERNEL_CACHE", str(tmp_path))
     some, other = tmp_path / "some.o", tmp_path / "other.o"
     for file in (some, other):
-        machine.keep(file.name, b"code of " + file.name.encode())
+        compiled.write_cache(file.name, b"code of " + file.name.encode())
 
     some.write_bytes(damage(some.read_bytes(), other.read_bytes()))
 
-    assert machine.kept("some.o") is None
-    assert machine.kept("other.o") == b"code of other.o"
+    assert compiled.read_cache("some.o") is None
+    assert compiled.read_cache("other.o") == b"code of other.o"

@@ -1,0 +1,86 @@
+"""Steps are equal with interpreted and with compiled kernels."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from interpreted import interpreted_kernels
+
+import pptrace_kernel
+from pptrace.network.links import Flat
+from pptrace.sim.simulation import simulate
+from pptrace.steps.issue_order import Receive
+from pptrace.steps.message_calls import Policy, PolicyName
+from pptrace.steps.schedule import Schedule
+from pptrace.steps.validation import validate
+from pptrace.steps.workload import Workload
+from pptrace.timeline.messages import messages
+from pptrace.timeline.metrics import Metrics, measure
+
+if TYPE_CHECKING:
+    from pptrace.timeline.timeline import Timeline
+
+RANKS, MICROBATCHES = 4, 6
+
+
+def one_f_one_b() -> Schedule:
+    rows = []
+    for rank in range(RANKS):
+        warm = RANKS - 1 - rank
+        row = [f"{rank}F{microbatch}" for microbatch in range(warm)]
+        for microbatch in range(MICROBATCHES - warm):
+            row += [f"{rank}F{microbatch + warm}", f"{rank}I{microbatch}", f"{rank}W{microbatch}"]
+        rows.append(row + [f"{rank}B{microbatch}" for microbatch in range(MICROBATCHES - warm, MICROBATCHES)])
+    return Schedule.from_rows(rows)
+
+
+def step(policy: Policy) -> tuple[Timeline, Metrics]:
+    workload = Workload.uniform(
+        RANKS, f_ns=[10, 12, 9, 14], i_ns=11, w_ns=[7, 9, 8, 5], boundary_bytes=1000, activation_bytes=64,
+        weight_activation_bytes=16, reduce_ns=5, optimizer_ns=3, b_collective_ns=2,
+    )  # fmt: skip
+    network = Flat(rate_kbps=333_000_000, latency_ns=2, overhead_ns=1)
+    schedule = one_f_one_b()
+    validate(schedule)
+    timeline = simulate(schedule, workload, network, policy)
+    return timeline, measure(timeline, workload)
+
+
+POLICIES = [Policy(name=name) for name in PolicyName] + [
+    Policy(name=PolicyName.BLOCKING, receive=Receive.DEFERRED),
+    Policy(name=PolicyName.ORDERED, receive=Receive.DEFERRED, eager_bytes=1000),
+]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: f"{p.name.value}-{p.placing.value}-{p.eager_bytes}")
+def test_interpreted_and_compiled_kernels_give_the_same_step(policy: Policy) -> None:
+    with interpreted_kernels():
+        interpreted, by_list = step(policy)
+    with pptrace_kernel.always_compiled():
+        compiled, by_array = step(policy)
+
+    assert interpreted.difference(compiled) == ""
+    for field in fields(Metrics):
+        one, other = getattr(by_list, field.name), getattr(by_array, field.name)
+        if isinstance(one, np.ndarray):
+            assert np.array_equal(one, other), field.name
+    assert by_list.path.by_kind_ns == by_array.path.by_kind_ns
+    for name in ("send", "recv", "producer", "consumer"):
+        assert np.array_equal(getattr(messages(interpreted), name), getattr(messages(compiled), name))
+
+
+def test_a_small_step_never_loads_llvm() -> None:
+    code = (
+        "import sys; from pptrace.steps.schedule import Schedule; from pptrace.steps.workload import Workload;"
+        "from pptrace.sim.simulation import simulate; from pptrace.timeline.metrics import measure;"
+        "w = Workload.uniform(1, f_ns=1, b_ns=2);"
+        "measure(simulate(Schedule.from_rows([['0F0', '0B0']]), w), w);"
+        "sys.exit('llvmlite' in sys.modules)"
+    )
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
