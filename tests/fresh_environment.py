@@ -28,7 +28,11 @@ class Environment:
         self._run(sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", *here, *arguments, cwd=cwd)
 
     def _run(self, *command: str, cwd: Path) -> str:
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PPTRACE"))}
+        kept = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("PYTHON", "PPTRACE")) or key == "PPTRACE_KERNEL_CACHE"
+        }
         result = subprocess.run(command, cwd=cwd, env=kept, capture_output=True, text=True, check=False)
         assert result.returncode == 0, f"{command} gave {result.returncode}:\n{result.stdout}\n{result.stderr}"
         return result.stdout
