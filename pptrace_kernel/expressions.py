@@ -1,4 +1,4 @@
-"""Translation of expressions to LLVM assembly; :mod:`pptrace_kernel.translation` describes the language."""
+"""Translation of expressions to LLVM assembly; ``README.md`` describes the language."""
 
 from __future__ import annotations
 
