@@ -15,11 +15,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pptrace.search.accuracy.records import cases_of, read_rows, read_rules
-from pptrace.search.accuracy.runner import run_cases
+from pptrace_accuracy.records import build_cases, read_rows, read_rules
+from pptrace_accuracy.runner import run_cases
 
 if TYPE_CHECKING:
-    from pptrace.search.accuracy.records import Case
+    from pptrace_accuracy.records import Case
 
 SAME = ("source", "model", "layers", "hidden", "gpu", "n_gpus", "precision", "seq")
 """Columns that all configurations of a group have in common."""
@@ -46,7 +46,7 @@ def main() -> None:
     asked = parser.parse_args()
     cases = [
         case
-        for case in cases_of(read_rows(asked.steps), read_rules(None))
+        for case in build_cases(read_rows(asked.steps), read_rules(None))
         if fnmatchcase(case.row.get("source", ""), asked.source)
     ]
     groups: dict[tuple[str, ...], list[tuple[float, float, tuple[str, ...]]]] = defaultdict(list)

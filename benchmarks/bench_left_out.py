@@ -16,8 +16,8 @@ from pathlib import Path
 from statistics import fmean, quantiles
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pptrace.search.accuracy.records import Rule, Rules, cases_of, read_rows, read_rules
-from pptrace.search.accuracy.runner import run_cases
+from pptrace_accuracy.records import Rule, build_cases, read_rows, read_rules
+from pptrace_accuracy.runner import run_cases
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,8 +94,8 @@ def _of(rows: Rows, pattern: str) -> Rows:
 
 
 def _errors(rows: Rows, rules: Sequence[dict[str, Any]]) -> list[tuple[str, float]]:
-    own = Rules(rules=(*read_rules().rules, *(Rule.model_validate(rule) for rule in rules)))
-    found = run_cases(cases_of(list(rows), own), executor="serial")
+    own = [*read_rules(), *(Rule.model_validate(rule) for rule in rules)]
+    found = run_cases(build_cases(rows, own), executor="serial")
     return [(str(row["kind"]), float(row["error_pct"])) for row in found if row["error_pct"] is not None]
 
 

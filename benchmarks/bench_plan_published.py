@@ -22,16 +22,16 @@ from typing import TYPE_CHECKING, Any
 from pptrace.config.resolution import given_document
 from pptrace.errors import PptraceError
 from pptrace.plugins.registry import Registry
-from pptrace.search.accuracy.records import cases_of, read_rows, read_rules
 from pptrace.search.plan import differences_ns
 from pptrace.search.planner import answer
 from pptrace.search.problem import Question
+from pptrace_accuracy.records import build_cases, read_rows, read_rules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pptrace.search.accuracy.records import Case
     from pptrace.search.candidate import Candidate
+    from pptrace_accuracy.records import Case
 
 Division = tuple[int, ...]
 """pp, vp, tp, cp and the sequences in a microbatch."""
@@ -251,7 +251,7 @@ def main() -> None:
     options = parser.parse_args()
     registry = Registry.load()
     rows = [(line, row) for line, row in read_rows(options.steps) if fnmatchcase(row["source"], options.source)]
-    cases = cases_of([(line, {**row, "step_s": "1"}) for line, row in rows], read_rules())
+    cases = build_cases([(line, {**row, "step_s": "1"}) for line, row in rows], read_rules())
     chosen = [int(text) for text in options.rows.split(",")] if options.rows else range(1, len(cases) + 1)
     among = near = 0
     for case in (cases[at - 1] for at in chosen):

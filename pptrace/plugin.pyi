@@ -15,6 +15,7 @@ from pptrace.config.quantities import Size as Size
 from pptrace.config.quantities import format_size as format_size
 from pptrace.config.resolution import load as load
 from pptrace.config.validation import validate_options as validate_options
+from pptrace.config.yaml_document import parse_value as parse_value
 from pptrace.config.yaml_document import read_yaml as read_yaml
 from pptrace.errors import ConfigError as ConfigError
 from pptrace.errors import ConstraintError as ConstraintError
@@ -61,6 +62,9 @@ from pptrace.report.charts import write_picture as write_picture
 from pptrace.run.inputs import Prepared as Prepared
 from pptrace.run.preparation import check_size as check_size
 from pptrace.run.preparation import prepare as prepare
+from pptrace.run.simulated_step import Run as Run
+from pptrace.sanitize import csv_of as csv_of
+from pptrace.search.batch import simulate_many as simulate_many
 from pptrace.sim.simulation import simulate as simulate
 from pptrace.steps.action_insertion import with_copies as with_copies
 from pptrace.steps.action_insertion import with_recompute as with_recompute

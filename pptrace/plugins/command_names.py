@@ -16,7 +16,6 @@ COMMANDS = {
     "explain": "Say where the time of a step went, and what would shorten it.",
     "calibrate": "Fit costs and network to measured traces.",
     "sweep": "Simulate a grid of steps in parallel: a tidy table, and pictures.",
-    "accuracy": "Simulate measured steps from a table, and say how far off the simulation is.",
     "show": "Draw a schedule's idealised table.",
     "validate": "Check a schedule table in a file.",
     "open": "Open a trace in the Perfetto UI.",

@@ -42,7 +42,7 @@ DISABLE = "PPTRACE_DISABLE_PLUGINS"
 TRACE = "PPTRACE_TRACE_HOOKS"
 """Environment variable: 1 prints every hook call."""
 
-_OWN = ("pptrace-stp",)
+_OWN = ("pptrace-accuracy", "pptrace-stp")
 """Distributions of pptrace's own that are no sort's source."""
 
 _NONE: Mapping[str, object] = MappingProxyType({})

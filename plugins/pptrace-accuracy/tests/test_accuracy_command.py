@@ -4,26 +4,38 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import pytest
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from pptrace.cli.main import main
 
-    from conftest import Answer
+OWN = Path(__file__).parents[3] / "examples" / "published-steps" / "own.csv"
 
-    Pptrace = Callable[..., Answer]
 
-pytestmark = pytest.mark.usefixtures("plugins")
-OWN = Path(__file__).parents[2] / "examples" / "published-steps" / "own.csv"
+class Answer(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Pptrace = Callable[..., Answer]
 
 
 @pytest.fixture
-def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the plugins of this repository take part: presets are theirs."""
-    monkeypatch.delenv("PPTRACE_DISABLE_PLUGINS", raising=False)
+def pptrace(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Pptrace:
+    """Return a function that runs ``pptrace``: its exit code, output and errors."""
+
+    def run(*arguments: str) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["pptrace", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        return Answer(int(stop.value.code or 0), *capsys.readouterr())
+
+    return run
 
 
 def test_the_command_prints_and_writes_its_rows_and_ends_its_journal(pptrace: Pptrace, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""``pptrace accuracy``: measured steps beside simulated ones."""
+"""``pptrace accuracy``: errors of simulated steps against a table of measured steps."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import json
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import CompletionItem
 
-from pptrace.cli import completers
-from pptrace.sanitize import csv_of
+from pptrace.plugin import ConfigError, OutputError, Registry, check_picture, csv_of, parse_value, replace_file
+from pptrace_accuracy.figures import accuracy_text, compute_figures, save_scatter
+from pptrace_accuracy.records import build_cases, read_rows, read_rules
+from pptrace_accuracy.runner import run_cases
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    from pptrace.run.figures import Row
+    from typing import Any
 
 __all__ = ["command"]
 
@@ -30,22 +33,28 @@ _PICTURES = (".png", ".svg", ".pdf")
 _REDRAW_S = 0.1
 
 
+def _complete_executor(
+    _context: click.Context, _parameter: click.Parameter, start: str
+) -> list[CompletionItem[str]]:
+    executors = Registry.load(warn=lambda _: None).executors
+    names = [name for name in sorted(executors) if name.startswith(start)]
+    return [CompletionItem(name, help=executors[name].offer.summary) for name in names]
+
+
 @click.command("accuracy", epilog=_EXAMPLES)
 @click.argument("steps", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="STEPS")
 @click.option(
     "--rules", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
-    shell_complete=completers.files,
     help="What the rows leave unsaid; that of known published sources by default.",
 )  # fmt: skip
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set a key of every row's configuration.")
 @click.option(
     "-o", "--output", "outputs", multiple=True, metavar="FILE", type=click.Path(path_type=Path),
-    shell_complete=completers.files,
     help="Write the rows (.csv) or a scatter (.png, .svg, .pdf); may be repeated.",
 )  # fmt: skip
 @click.option(
     "--executor", default="processes", show_default=True, metavar="NAME[:KEY=VALUE]",
-    shell_complete=completers.offers("executors"), help="What the rows run on.",
+    shell_complete=_complete_executor, help="What the rows run on.",
 )  # fmt: skip
 @click.option("--workers", type=click.IntRange(1), metavar="N", help="Rows that run at once; one per core.")
 @click.option("--fresh", is_flag=True, help="Simulate every row anew, also those that an interrupted run kept.")
@@ -70,23 +79,19 @@ def command(
     model.heads, sets that key.
     Exits with 1 where no row could be simulated.
     """
-    from pptrace.search.accuracy.figures import accuracy_text, figures_dict, figures_of
-    from pptrace.search.accuracy.records import cases_of, read_rows, read_rules
-    from pptrace.search.accuracy.runner import run_cases
-
-    _check(outputs)
+    _check_outputs(outputs)
     if as_json and as_csv:
         raise click.UsageError("--json and --csv exclude each other")
-    cases = cases_of(read_rows(steps), read_rules(rules), _over(sets))
+    cases = build_cases(read_rows(steps), read_rules(rules), _overrides(sets))
     tables = [path for path in outputs if path.suffix.lower() == ".csv"]
     with _progress() as progress:
         rows = run_cases(
-            cases, executor=executor, workers=workers or 0, output=tables[0] if tables else None, fresh=fresh,
-            progress=progress,
+            cases, executor=executor, workers=workers or 0, journal=_journal(tables[0]) if tables else None,
+            fresh=fresh, progress=progress,
         )  # fmt: skip
-    figures = figures_of(cases, rows)
+    figures = compute_figures(cases, rows)
     if as_json:
-        click.echo(json.dumps({**figures_dict(figures), "rows": rows}, indent=2, ensure_ascii=False))
+        click.echo(json.dumps({**asdict(figures), "rows": rows}, indent=2, ensure_ascii=False))
     elif as_csv:
         click.echo(csv_of(rows), nl=False)
     else:
@@ -95,23 +100,17 @@ def command(
     return 0 if any(row["error_pct"] is not None for row in rows) else 1
 
 
-def _over(sets: Sequence[str]) -> dict[str, object]:
-    from pptrace.config.yaml_document import parse_value
-    from pptrace.errors import ConfigError
-
-    over: dict[str, object] = {}
+def _overrides(sets: Sequence[str]) -> dict[str, object]:
+    overrides: dict[str, object] = {}
     for text in sets:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"write --set KEY=VALUE, not {text!r}", key="--set")
-        over[key.strip()] = parse_value(value, f"--set {text}")
-    return over
+        overrides[key.strip()] = parse_value(value, f"--set {text}")
+    return overrides
 
 
-def _check(outputs: Sequence[Path]) -> None:
-    from pptrace.errors import OutputError
-    from pptrace.report.charts import check_picture
-
+def _check_outputs(outputs: Sequence[Path]) -> None:
     for path in outputs:
         if path.suffix.lower() in _PICTURES:
             check_picture(path)
@@ -121,16 +120,16 @@ def _check(outputs: Sequence[Path]) -> None:
             )
 
 
-def _save(rows: Sequence[Row], outputs: Sequence[Path]) -> None:
-    from pptrace.files import replace_file
-    from pptrace.search.accuracy.figures import save_scatter
-    from pptrace.search.execution import journal_path
+def _journal(table: Path) -> Path:
+    return Path(f"{table}.journal")
 
+
+def _save(rows: Sequence[dict[str, Any]], outputs: Sequence[Path]) -> None:
     for path in outputs:
         if path.suffix.lower() == ".csv":
             with replace_file(path) as temporary:
                 temporary.write_text(csv_of(rows), encoding="utf-8")
-            journal_path(path).unlink(missing_ok=True)
+            _journal(path).unlink(missing_ok=True)
         else:
             save_scatter(rows, path)
         sys.stderr.write(f"wrote {path}\n")
@@ -138,17 +137,17 @@ def _save(rows: Sequence[Row], outputs: Sequence[Path]) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int], None] | None]:
-    """Say on a terminal how many rows are finished; None where nobody looks."""
+    """Yield a function that shows the number of finished rows; None if the standard error is no terminal."""
     if not sys.stderr.isatty():
         yield None
         return
-    told_s = 0.0
+    drawn_s = 0.0
 
-    def show(done: int, total: int) -> None:
-        nonlocal told_s
-        if time.monotonic() - told_s > _REDRAW_S or done == total:
-            told_s = time.monotonic()
-            sys.stderr.write(f"\r{done} of {total} rows" + ("\n" if done == total else ""))
+    def show(finished: int, total: int) -> None:
+        nonlocal drawn_s
+        if time.monotonic() - drawn_s > _REDRAW_S or finished == total:
+            drawn_s = time.monotonic()
+            sys.stderr.write(f"\r{finished} of {total} rows" + ("\n" if finished == total else ""))
             sys.stderr.flush()
 
     yield show

@@ -9,9 +9,9 @@ import pytest
 
 import pptrace
 from pptrace.errors import ConfigError, TableError
-from pptrace.search.accuracy.figures import figures_of
-from pptrace.search.accuracy.records import NEEDED, Case, Rules, cases_of, read_rows, read_rules
-from pptrace.search.accuracy.runner import run_cases
+from pptrace_accuracy.figures import compute_figures
+from pptrace_accuracy.records import NEEDED, Case, build_cases, read_rows, read_rules
+from pptrace_accuracy.runner import run_cases
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -26,7 +26,7 @@ ROW = {
 
 def case(**changes: str) -> Case:
     row = {**ROW, **changes}
-    return cases_of([(2, row)], read_rules())[0]
+    return build_cases([(2, row)], read_rules())[0]
 
 
 def written(path: Path, *rows: dict[str, str]) -> Path:
@@ -53,7 +53,6 @@ def test_a_step_follows_from_the_rate_of_tokens() -> None:
     assert case(step_s="", tok_s_gpu="4096").measured_s == 32 * 4096 / (4096 * 16)
 
 
-@pytest.mark.needs_plugins
 def test_a_step_follows_from_model_flops_where_no_time_is_printed() -> None:
     timed = run_cases([case()], executor="serial")[0]
     flops = case(step_s="", tflops_gpu="400")
@@ -64,11 +63,10 @@ def test_a_step_follows_from_model_flops_where_no_time_is_printed() -> None:
     assert rated["measured_s"] * 400e12 * 16 == pytest.approx(6 * 32 * 4096 * 8.03e9, rel=0.2)
 
 
-@pytest.mark.needs_plugins
 def test_a_row_without_a_time_is_compared_by_its_memory() -> None:
     one = case(step_s="", mem_gib="20")
     rows = run_cases([one], executor="serial")
-    figures = figures_of([one], rows)
+    figures = compute_figures([one], rows)
 
     assert (one.measured_s, one.measured_flops, one.skipped) == (0, 0, "")
     assert (rows[0]["measured_s"], rows[0]["error_pct"]) == (None, None)
@@ -102,7 +100,6 @@ def test_a_row_that_cannot_be_simulated_says_which_column(changes: dict[str, str
     assert reason in found.skipped
 
 
-@pytest.mark.needs_plugins
 def test_a_preset_that_nobody_offers_is_why_a_row_is_skipped() -> None:
     one = case(**{"model.preset": "nobody-s"})
 
@@ -112,7 +109,6 @@ def test_a_preset_that_nobody_offers_is_why_a_row_is_skipped() -> None:
     assert row["error_pct"] is None
 
 
-@pytest.mark.needs_plugins
 def test_a_row_simulates_what_the_same_configuration_does() -> None:
     one = case(mem_gib="12.5 first / 20 last stage")
 
@@ -144,7 +140,7 @@ rules:
         "notes": "with heads 16, no",
     }
 
-    found, unread = cases_of([(2, row), (3, {**row, "notes": ""})], read_rules(file))
+    found, unread = build_cases([(2, row), (3, {**row, "notes": ""})], read_rules(file))
 
     assert found.settings["model"]["heads"] == 16
     assert found.settings["model"]["ffn"] == 2048
@@ -197,7 +193,7 @@ def steps(*given: tuple[dict[str, Any], float, float]) -> tuple[list[Case], list
 
 
 def test_errors_are_those_of_their_definition() -> None:
-    figures = figures_of(*steps(({}, 10, 11), ({}, 10, 8)))
+    figures = compute_figures(*steps(({}, 10, 11), ({}, 10, 8)))
 
     (source,) = figures.sources
     assert (source.rows, source.skipped) == (2, 0)
@@ -207,7 +203,7 @@ def test_errors_are_those_of_their_definition() -> None:
 
 
 def test_the_chosen_microbatch_costs_what_it_measures_over_the_best() -> None:
-    figures = figures_of(
+    figures = compute_figures(
         *steps(
             ({"batch": {"micro": 1}}, 14.0, 9.0),
             ({"batch": {"micro": 2}}, 10.0, 9.5),
@@ -224,7 +220,7 @@ def test_the_chosen_microbatch_costs_what_it_measures_over_the_best() -> None:
 
 
 def test_scale_compares_the_fewest_devices_with_the_most() -> None:
-    figures = figures_of(
+    figures = compute_figures(
         *steps(
             ({"parallel": {"dp": 4}, "batch": {"global": 32}}, 10.5, 10.2),
             ({}, 10.0, 10.0),
@@ -238,34 +234,30 @@ def test_scale_compares_the_fewest_devices_with_the_most() -> None:
     assert scale.simulated == pytest.approx(2)
 
 
-@pytest.mark.needs_plugins
 def test_finished_rows_are_taken_over_after_an_interruption(tmp_path: Path) -> None:
-    output = tmp_path / "errors.csv"
-    cases = cases_of([(2, ROW), (3, {**ROW, "seq": "2048"})], read_rules())
-    first = run_cases(cases[:1], executor="serial", output=output)
-    told: list[tuple[int, int]] = []
+    journal = tmp_path / "errors.csv.journal"
+    cases = build_cases([(2, ROW), (3, {**ROW, "seq": "2048"})], read_rules())
+    first = run_cases(cases[:1], executor="serial", journal=journal)
+    counts: list[tuple[int, int]] = []
 
-    rows = run_cases(
-        cases, executor="serial", output=output, progress=lambda done, total: told.append((done, total))
-    )
+    rows = run_cases(cases, executor="serial", journal=journal, progress=lambda *count: counts.append(count))
 
-    assert told[0] == (1, 2)
-    assert told[-1] == (2, 2)
+    assert counts == [(1, 2), (2, 2)]
     assert rows[0] == first[0]
-    assert (tmp_path / "errors.csv.journal").exists()
+    assert journal.exists()
 
 
 def test_rules_for_published_sources_can_be_read() -> None:
     rules = read_rules()
 
-    assert isinstance(rules, Rules)
-    assert all(rule.where for rule in rules.rules)
+    assert rules
+    assert all(rule.where for rule in rules)
 
 
 def test_rules_for_published_sources_hold_no_fitted_constant_of_a_model_or_a_row() -> None:
     fitted = {"attainable", "spread", "skew", "host", "imbalance"}
     given = {(key, "0 ms") for key in ("costs.host", "costs.host_action")}
-    for rule in sorted(read_rules().rules, key=lambda rule: not set(rule.where) <= {"source", "gpu", "precision"}):
+    for rule in sorted(read_rules(), key=lambda rule: not set(rule.where) <= {"source", "gpu", "precision"}):
         found = {(key, value) for key, value in _leaves(rule.set) if any(name in key for name in fitted)}
         if set(rule.where) <= {"source", "gpu", "precision"}:
             given |= found

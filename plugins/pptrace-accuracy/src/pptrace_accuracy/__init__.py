@@ -1,0 +1,1 @@
+"""Errors of simulated steps against measured steps."""

@@ -1,0 +1,364 @@
+"""Measured steps, and the rules that turn them into configurations."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import Counter
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from pptrace.plugin import ConfigError, TableError, parse_value, read_yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["NEEDED", "Case", "Rule", "build_cases", "read_rows", "read_rules"]
+
+NEEDED = ("source", "model", "gpu", "n_gpus", "precision", "pp", "gbs", "seq")
+"""Columns that a table needs. Their cells may be blank where rules or configuration keys give the value."""
+_TERA = 1e12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One measured step and its configuration."""
+
+    line: int
+    """Line of the table, counted from 1."""
+    row: Mapping[str, str]
+    """Its columns, with those that rules add."""
+    measured_s: float
+    """The measured step in seconds; 0 where the row gives none."""
+    measured_flops: float = 0.0
+    """Model FLOP/s of the whole job, where the row gives FLOP/s per device and no time; else 0."""
+    settings: Mapping[str, Any]
+    """The configuration; empty where the row is skipped."""
+    skipped: str = ""
+    """Why it is not simulated."""
+
+
+def read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
+    """Return the rows of a table of measured steps, each with its line.
+
+    Raises:
+        TableError: a file that cannot be read, has a column twice, or lacks a needed one.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            columns = [name.strip() for name in reader.fieldnames or ()]
+            reader.fieldnames = columns
+            rows = [
+                (reader.line_num, {str(key): value or "" for key, value in row.items() if key is not None})
+                for row in reader
+            ]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise TableError(f"cannot be read: {reason}", file=path) from error
+    duplicates = [name for name, count in Counter(columns).items() if name and count > 1]
+    if duplicates:
+        raise TableError(f"has the column {duplicates[0]} twice: keep one", file=path)
+    missing = [name for name in NEEDED if name not in columns]
+    if missing:
+        raise TableError(f"lacks the column {missing[0]}; needed are {', '.join(NEEDED)}", file=path)
+    if not rows:
+        raise TableError("has no rows", file=path)
+    return rows
+
+
+def build_cases(
+    rows: Sequence[tuple[int, dict[str, str]]], rules: Sequence[Rule], overrides: Mapping[str, Any] | None = None
+) -> list[Case]:
+    """Return the configuration of each row; a row without one has the reason.
+
+    Args:
+        rows: lines and columns.
+        rules: rules in their order; a later one overrides an earlier one.
+        overrides: configuration keys that override those of every row.
+    """
+    return [_case(line, dict(row), rules, overrides or {}) for line, row in rows]
+
+
+def _case(line: int, row: dict[str, str], rules: Sequence[Rule], overrides: Mapping[str, Any]) -> Case:
+    try:
+        settings = _settings(row, rules, overrides)
+        measured_s, measured_flops = _measured(row)
+    except ConfigError as error:
+        return Case(line=line, row=row, measured_s=0.0, settings={}, skipped=str(error))
+    return Case(line=line, row=row, measured_s=measured_s, measured_flops=measured_flops, settings=settings)
+
+
+def _settings(row: dict[str, str], rules: Sequence[Rule], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    matching = _apply_columns(row, rules)
+    settings = _settings_of_columns(row)
+    keys = {key: parse_value(text, "column") for key, text in row.items() if "." in key and text.strip()}
+    for values in (*(rule.values(row) for rule in matching), keys, overrides):
+        for key, value in values.items():
+            _merge(settings, key.split("."), value)
+    if not {"preset", "heads"} & set(settings.get("model", {})):
+        raise _unknown("model", row)
+    if not settings.get("device"):
+        raise _unknown("gpu", row)
+    return settings
+
+
+def _apply_columns(row: dict[str, str], rules: Sequence[Rule]) -> list[Rule]:
+    """Write the columns that matching rules give into the row, and return these rules."""
+    matching = []
+    for rule in rules:
+        if rule.matches(row):
+            row.update(rule.extracted_columns(row))
+            matching.append(rule)
+    for rule in matching:
+        if rule.skip:
+            raise ConfigError(rule.skip)
+        for column in rule.needs:
+            if not row.get(column, "").strip():
+                raise ConfigError(f"column {column} is blank")
+    return matching
+
+
+def _unknown(column: str, row: Mapping[str, str]) -> ConfigError:
+    return ConfigError(f"no preset is known for {column} {row.get(column, '')!r}; a rule may name one")
+
+
+_SHORT = {"model": "preset", "device": "preset", "cluster": "preset", "p2p": "policy"}
+"""The key that a section's short form stands for; ``name`` in other sections."""
+
+
+def _merge(settings: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    """Set the value of a key path; a mapping is merged with the mapping that is there."""
+    section = settings
+    for key in path[:-1]:
+        inner = section.get(key)
+        if not isinstance(inner, dict):
+            inner = {} if inner is None else {_SHORT.get(key, "name"): inner}
+        section[key] = inner
+        section = inner
+    current = section.get(path[-1])
+    if isinstance(current, dict) and isinstance(value, dict):
+        for key, inner in value.items():
+            _merge(current, [key], inner)
+    else:
+        section[path[-1]] = value
+
+
+def _measured(row: Mapping[str, str]) -> tuple[float, float]:
+    """Return the step in seconds, or the model FLOP/s that give it, and 0 for the other.
+
+    Both are 0 for a row that gives memory alone.
+    """
+    step, devices = _number(row, "step_s"), _number(row, "n_gpus")
+    if step:
+        return step, 0.0
+    rate = _number(row, "tok_s_gpu")
+    if rate and devices:
+        return _number(row, "gbs") * _number(row, "seq") / (rate * devices), 0.0
+    flops = _number(row, "tflops_gpu")
+    if flops and devices:
+        return 0.0, flops * devices * _TERA
+    if re.search(r"\d", row.get("mem_gib", "")):
+        return 0.0, 0.0
+    raise ConfigError("neither step_s nor tok_s_gpu nor tflops_gpu is given")
+
+
+_PLACEHOLDER = re.compile(r"\{\s*(?P<factor>\d+)?\s*\*?\s*(?P<column>[a-z_]\w*)\s*\}")
+
+
+class Rule(BaseModel):
+    """Columns and configuration keys for the rows that match."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    where: dict[str, str] = {}
+    """By column, a pattern with ``*`` and ``?``. Case is ignored; hyphen and underscore are equal."""
+    unless: dict[str, str] = {}
+    """By column, a pattern; the rule does not apply to a row that matches any."""
+    read: dict[str, str] = {}
+    """By column, a regular expression whose named groups become columns."""
+    columns: dict[str, str] = {}
+    """Columns and their texts, which override the row's."""
+    needs: list[str] = []
+    """Columns without which a row is skipped."""
+    set: dict[str, Any] = {}
+    """Configuration keys with their values; ``{hidden}`` is that column's value, ``{4*hidden}`` four times it."""
+    skip: str = ""
+    """Why matching rows are not simulated."""
+    because: str = ""
+    """The source of the rule, for readers."""
+
+    def matches(self, row: Mapping[str, str]) -> bool:
+        """Return whether the rule applies to a row."""
+        return all(_matches(row, column, text) for column, text in self.where.items()) and not any(
+            _matches(row, column, text) for column, text in self.unless.items()
+        )
+
+    def extracted_columns(self, row: Mapping[str, str]) -> dict[str, str]:
+        """Return the columns that the rule gives, or reads out of others."""
+        extracted = dict(self.columns)
+        for column, pattern in self.read.items():
+            match = re.search(pattern, row.get(column, ""))
+            extracted.update({name: text for name, text in (match.groupdict() if match else {}).items() if text})
+        return extracted
+
+    def values(self, row: Mapping[str, str]) -> dict[str, Any]:
+        """Return the configuration keys of the rule, with the row's values for placeholders."""
+        return {key: _substitute(value, row) for key, value in self.set.items()}
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    rules: list[Rule]
+
+
+def read_rules(path: Path | None = None) -> list[Rule]:
+    """Return the rules of a file; those for published sources by default.
+
+    Raises:
+        ConfigError: a file that cannot be read, or an invalid rule.
+    """
+    file = path or Path(__file__).with_name("published.yaml")
+    data = read_yaml(file).value
+    try:
+        rules = _Document.model_validate(data).rules
+        for rule in rules:
+            for pattern in rule.read.values():
+                re.compile(pattern)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"{first['msg'][:1].lower()}{first['msg'][1:]}", key=key, file=file) from error
+    except re.error as error:
+        raise ConfigError(
+            f"{error.pattern!r} is no regular expression: {error}", key="rules", file=file
+        ) from error
+    return rules
+
+
+def _matches(row: Mapping[str, str], column: str, pattern: str) -> bool:
+    return fnmatchcase(_normalized(row.get(column, "")), _normalized(pattern))
+
+
+def _normalized(text: str) -> str:
+    return text.strip().lower().replace("_", "-")
+
+
+def _substitute(value: Any, row: Mapping[str, str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _substitute(inner, row) for key, inner in value.items()}
+    match = _PLACEHOLDER.fullmatch(value.strip()) if isinstance(value, str) else None
+    if not match:
+        return value
+    text = row.get(match["column"], "")
+    if not text.strip().isdigit():
+        raise ConfigError(f"{value} needs a whole number in column {match['column']}", key="rules")
+    return int(match["factor"] or 1) * int(text)
+
+
+_BLANK = {"", "?", "n/a", "na", "-"}
+_PRECISIONS = {
+    "bf16": "bf16", "fp16": "fp16", "bf16/fp16": "bf16", "fp8": "fp8", "fp8-cs": "fp8", "fp8-ds": "fp8",
+    "mxfp8": "mxfp8", "fp8-mx": "mxfp8", "nvfp4": "nvfp4", "fp32": "fp32",
+}  # fmt: skip
+_SCHEDULES = {"zbv": "zb-v", "zbv-formatted": "zb-v", "zb1p": "zb-h1"}
+
+
+def _settings_of_columns(row: Mapping[str, str]) -> dict[str, Any]:
+    """Return the configuration that a row's columns give, without presets of model and device.
+
+    Raises:
+        ConfigError: a needed column is blank, or a column has an impossible value.
+    """
+    parallel = _parallel(row)
+    model: dict[str, Any] = {
+        column: _whole_number(row, column) for column in ("layers", "hidden") if _number(row, column)
+    }
+    precision = _first_value(row, "precision").lower()
+    if precision not in _PRECISIONS:
+        raise ConfigError(f"column precision holds {precision!r}; known are {', '.join(_PRECISIONS)}")
+    model["precision"] = _PRECISIONS[precision]
+    model["recompute"] = _recompute(row)
+    settings: dict[str, Any] = {
+        "model": model,
+        "parallel": parallel,
+        "batch": {
+            "global": _needed_number(row, "gbs"),
+            "micro": _needed_number(row, "mbs"),
+            "sequence": _needed_number(row, "seq"),
+        },
+        "schedule": {"name": _schedule(row, parallel["vp"])},
+    }
+    zero = row.get("zero", "").strip()
+    if zero.isdigit():
+        settings["costs"] = {"zero": min(int(zero), 1)}
+    return settings
+
+
+def _parallel(row: Mapping[str, str]) -> dict[str, Any]:
+    sizes = {axis: _whole_number(row, axis) if _number(row, axis) else 1 for axis in ("tp", "cp", "ep", "vp")}
+    pp, devices = _needed_number(row, "pp"), _needed_number(row, "n_gpus")
+    replicas, remainder = divmod(devices, sizes["tp"] * sizes["cp"] * pp)
+    if remainder or not replicas:
+        raise ConfigError(f"tp x cp x pp does not divide n_gpus ({devices})")
+    if _number(row, "dp") and _whole_number(row, "dp") != replicas:
+        raise ConfigError(f"column dp holds {row['dp']}, but n_gpus / (tp x cp x pp) is {replicas}")
+    return {"pp": pp, "dp": replicas, "sequence_parallel": sizes["tp"] > 1, **sizes}
+
+
+def _schedule(row: Mapping[str, str], chunks: int) -> str:
+    text = row.get("schedule", "").strip().lower()
+    if not text or text.startswith(("1f1b", "interleaved")):
+        return "interleaved-1f1b" if chunks > 1 else "1f1b"
+    return _SCHEDULES.get(text, text)
+
+
+def _recompute(row: Mapping[str, str]) -> str:
+    text = row.get("recompute", "").strip().lower()
+    known = re.match(r"full|selective|none", text)
+    if known:
+        return known[0]
+    if text in _BLANK:
+        return "none"
+    raise ConfigError(f"column recompute holds {text!r}; known are none, selective and full")
+
+
+def _first_value(row: Mapping[str, str], column: str) -> str:
+    """Return a cell without its part in parentheses, which some sources print for a second precision."""
+    return row.get(column, "").partition(" (")[0].strip()
+
+
+def _number(row: Mapping[str, str], column: str) -> float:
+    """Return the first number of a cell; 0 for a blank one.
+
+    Raises:
+        ConfigError: the cell holds no positive number.
+    """
+    text = _first_value(row, column)
+    if text.lower() in _BLANK:
+        return 0.0
+    try:
+        value = float(text)
+    except ValueError:
+        raise ConfigError(f"column {column} holds {text!r}, which is no number") from None
+    if not 0 < value < float("inf"):
+        raise ConfigError(f"column {column} holds {text!r}: a positive number is needed")
+    return value
+
+
+def _needed_number(row: Mapping[str, str], column: str) -> int:
+    if not _number(row, column):
+        raise ConfigError(f"column {column} is blank")
+    return _whole_number(row, column)
+
+
+def _whole_number(row: Mapping[str, str], column: str) -> int:
+    value = _number(row, column)
+    if not value.is_integer():
+        raise ConfigError(f"column {column} holds {row[column]!r}: a whole number is needed")
+    return int(value)
