@@ -29,6 +29,8 @@ from pptrace.errors import TableError as TableError
 from pptrace.errors import TraceError as TraceError
 from pptrace.errors import nearest as nearest
 from pptrace.files import replace_file as replace_file
+from pptrace.measured.computations import Performed as Performed
+from pptrace.measured.computations import performed as performed
 from pptrace.network.contract import NO_ROUTE as NO_ROUTE
 from pptrace.network.contract import UNLIMITED as UNLIMITED
 from pptrace.network.contract import Links as Links
@@ -43,6 +45,8 @@ from pptrace.plugins.offers import CommandOffer as CommandOffer
 from pptrace.plugins.offers import CostModelOffer as CostModelOffer
 from pptrace.plugins.offers import DeviceOffer as DeviceOffer
 from pptrace.plugins.offers import ExecutorOffer as ExecutorOffer
+from pptrace.plugins.offers import ExplanationOffer as ExplanationOffer
+from pptrace.plugins.offers import ExplanationPart as ExplanationPart
 from pptrace.plugins.offers import ExporterOffer as ExporterOffer
 from pptrace.plugins.offers import ImporterOffer as ImporterOffer
 from pptrace.plugins.offers import MessagePolicyOffer as MessagePolicyOffer
@@ -59,6 +63,10 @@ from pptrace.plugins.requests import ScheduleRequest as ScheduleRequest
 from pptrace.plugins.requests import TableSimulator as TableSimulator
 from pptrace.report.charts import check_picture as check_picture
 from pptrace.report.charts import write_picture as write_picture
+from pptrace.report.document import Cell as Cell
+from pptrace.report.document import Line as Line
+from pptrace.report.document import Section as Section
+from pptrace.report.document import Table as Table
 from pptrace.run.inputs import Prepared as Prepared
 from pptrace.run.preparation import check_size as check_size
 from pptrace.run.preparation import prepare as prepare
@@ -109,8 +117,6 @@ from pptrace.steps.workload import Workload as Workload
 from pptrace.timeline.measurement import BySize as BySize
 from pptrace.timeline.measurement import Clock as Clock
 from pptrace.timeline.measurement import ImportRequest as ImportRequest
-from pptrace.timeline.measurement import Job as Job
-from pptrace.timeline.measurement import JobOperation as JobOperation
 from pptrace.timeline.measurement import Measurement as Measurement
 from pptrace.timeline.measurement import Occupied as Occupied
 from pptrace.timeline.measurement import Replica as Replica

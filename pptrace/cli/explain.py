@@ -15,8 +15,9 @@ from pptrace.sanitize import printable_line
 
 if TYPE_CHECKING:
     from pptrace.measured.sides import Side
+    from pptrace.plugins.registry import Registry
     from pptrace.report.document import Document
-    from pptrace.timeline.measurement import ImportRequest, Job, Measurement
+    from pptrace.timeline.measurement import ImportRequest
 
 __all__ = ["command"]
 
@@ -44,55 +45,46 @@ def command(
     STEPS is a configuration, a table, traces, or a folder of them. Of a job's replicas: who slows it, where, why,
     and what that costs. Where traces hold no action of a pipeline: communication and computation by rank and name.
     """
-    from pptrace.measured.explanation import check_explained, operations_document, save_explained
+    from pptrace.measured.explanation import (
+        analyse,
+        check_explained,
+        operations_document,
+        save_explained,
+        with_analyses,
+    )
     from pptrace.measured.sides import measured_side
+    from pptrace.plugins.registry import Registry, more_of
 
     check_explained(outputs)
-    side, name = _planned(steps, request, step), str(steps[0])
-    job = None
+    registry = Registry.load()
+    side, name = _planned(steps, request, step, registry), str(steps[0])
+    parts, notes = {}, []
     if side is None:
         measurement, measured = read(steps, replace(request, every_replica=True), without_actions=True)
         if measurement.steps:
-            side, job = measured_side(measurement, name, step, measured=measured), _job(measurement)
+            side = measured_side(measurement, name, step, measured=measured)
+            parts = analyse(measurement, side.steps[side.chosen], registry)
+            notes = [note for part in parts.values() for note in part.notes]
+            if len(measurement.replicas) > 1 and not registry.explanations:
+                notes = [f"replicas are not compared{more_of(type(registry).explanations, registry)}"]
         else:
             documents = [operations_document(measurement, name)]
+    for note in (*notes, *(side.incomplete if side is not None else ())):
+        click.echo(printable_line(f"note: {note}"), err=True)
     if side is not None:
-        for incomplete in side.incomplete:
-            click.echo(printable_line(f"note: {incomplete}"), err=True)
-        documents = _explained(side, step)
-    found = None
-    if job is not None:
-        from pptrace.measured.stragglers.document import with_stragglers
-        from pptrace.measured.stragglers.what_if import find_stragglers
-
-        found = find_stragglers(job)
-        documents[0] = with_stragglers(documents[0], found)
-    paths = save_explained(outputs, documents, side, job, found)
+        documents = _explained(side, step, registry)
+        documents[0] = with_analyses(documents[0], parts)
+    paths = save_explained(outputs, documents[0], parts.values(), registry)
     echo_documents(documents if step == "all" else documents[0], as_json=as_json)
     for path in paths:
         click.echo(f"wrote {printable_line(str(path))}", err=True)
 
 
-def _job(measurement: Measurement) -> Job | None:
-    """Return all replicas of a measurement; None where there is one, or they cannot be compared, which is said."""
-    from pptrace.errors import ScheduleError
-    from pptrace.measured.stragglers.simulation import job_of_replicas
-
-    if measurement.job is not None or len(measurement.replicas) <= 1:
-        return measurement.job
-    try:
-        return job_of_replicas(measurement.replicas)
-    except ScheduleError as error:
-        click.echo(printable_line(f"note: replicas are not compared: {error}"), err=True)
-        return None
-
-
-def _planned(steps: tuple[Path, ...], request: ImportRequest, step: str) -> Side | None:
+def _planned(steps: tuple[Path, ...], request: ImportRequest, step: str, registry: Registry) -> Side | None:
     """Return the step of a configuration or a table, simulated; None for traces."""
     from pptrace.measured.sides import idle_options, planned_side
-    from pptrace.plugins.registry import Registry
 
-    side = planned_side(steps[0], Registry.load())
+    side = planned_side(steps[0], registry)
     if side is None:
         return None
     if len(steps) > 1:
@@ -103,12 +95,10 @@ def _planned(steps: tuple[Path, ...], request: ImportRequest, step: str) -> Side
     return side
 
 
-def _explained(side: Side, step: str) -> list[Document]:
+def _explained(side: Side, step: str, registry: Registry) -> list[Document]:
     from pptrace.measured.explanation import explain, explanation_document
-    from pptrace.plugins.registry import Registry
     from pptrace.report.numbers import with_deviations
 
-    registry = Registry.load()
     every = [explain(replace(side, chosen=at, pools=False), registry) for at in range(len(side.steps))]
     lengths = [round(one.step_ns.value) for one in every]
     return [

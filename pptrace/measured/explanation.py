@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import mean, stdev
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,19 +17,22 @@ from pptrace.measured.computations import performed
 from pptrace.measured.replay import again_ns, nearest_policy, run_order, simulation_of
 from pptrace.measured.sides import parts_of
 from pptrace.measured.waits import BETWEEN, chain_of
+from pptrace.plugins.guards import call_plugin
+from pptrace.plugins.registry import more_of
 from pptrace.report.document import Document, Line, Section, Table
 from pptrace.report.numbers import Figure, ms, several_steps, share
+from pptrace.run.saving import save
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from pptrace.measured.computations import Performed
     from pptrace.measured.replay import Replayed
     from pptrace.measured.sides import Side
-    from pptrace.measured.stragglers.what_if import Stragglers
+    from pptrace.plugins.offers import ExplanationPart, Provider
     from pptrace.plugins.registry import Registry
     from pptrace.report.document import Block
-    from pptrace.timeline.measurement import Job, Measurement, Summary
+    from pptrace.timeline.measurement import Measurement, Step, Summary
 
 __all__ = [
     "TO_SEE_ACTIONS",
@@ -38,6 +41,7 @@ __all__ = [
     "RankBusy",
     "Total",
     "WhatIf",
+    "analyse",
     "brief",
     "busy_by_rank",
     "by_name",
@@ -51,6 +55,7 @@ __all__ = [
     "save_explained",
     "total_of",
     "what_if",
+    "with_analyses",
 ]
 
 
@@ -456,34 +461,63 @@ def check_explained(targets: Sequence[str]) -> None:
             check_picture(Path(target))
 
 
+def analyse(measurement: Measurement, step: Step, registry: Registry) -> dict[str, ExplanationPart]:
+    """Return what plugins add to the explanation of a step, by the name of their analysis."""
+    parts = {}
+    for name, provided in registry.explanations.items():
+        part = provided.offer.explain(measurement, step)
+        if part is not None:
+            parts[name] = _guarded(provided.provider, part)
+    return parts
+
+
+def _guarded(provider: Provider, part: ExplanationPart) -> ExplanationPart:
+    """Return a part whose functions name the plugin where they fail."""
+    write, make = part.write_picture, part.timeline
+    return replace(
+        part,
+        write_picture=write and (lambda path: call_plugin(provider, write, path)),
+        timeline=make and (lambda: call_plugin(provider, make)),
+    )
+
+
+def with_analyses(document: Document, parts: Mapping[str, ExplanationPart]) -> Document:
+    """Return an explained step's document with the sections and values of analyses."""
+    sections = [section for part in parts.values() for section in part.sections]
+    values: Any = document.values
+    added = {name: part.values for name, part in parts.items() if part.values is not None}
+    return replace(document, sections=(*sections, *document.sections), values={**values, **added})
+
+
 def save_explained(
-    targets: Sequence[str], documents: Sequence[Document], side: Side | None, job: Job | None,
-    found: Stragglers | None,
-) -> list[Path]:  # fmt: skip
-    """Write what was explained in the formats that the suffixes say.
+    targets: Sequence[str], document: Document, parts: Collection[ExplanationPart], registry: Registry
+) -> list[Path]:
+    """Write an explanation in the formats that the suffixes name.
 
     Args:
         targets: the files.
-        documents: the explained steps; a page shows the first.
-        side: where they come from; None where no action was found.
-        job: all replicas; None where there is one.
-        found: what they lose; None likewise.
+        document: the explained step, for a page.
+        parts: what analyses add; the first picture and the first timeline are written.
+        registry: the plugins.
 
     Raises:
-        OutputError: a file cannot be written, or needs replicas where there is one.
+        OutputError: a file cannot be written, or no analysis has what it shows.
     """
+    write_picture = next((part.write_picture for part in parts if part.write_picture), None)
+    timeline = next((part.timeline for part in parts if part.timeline), None)
     for target in targets:
         name = target.lower()
         if name.endswith(_PAGE):
-            _save_page(Path(target), documents[0])
-        elif job is None or side is None or found is None:
-            raise OutputError("needs a job of several replicas, which these steps are not of", file=target)
-        elif name.endswith(_PICTURES):
-            from pptrace.measured.stragglers.document import write_heat
-
-            write_heat(Path(target), found)
+            _save_page(Path(target), document)
+        elif name.endswith(_PICTURES) and write_picture is not None:
+            write_picture(Path(target))
+        elif name.endswith(_TRACES) and timeline is not None:
+            exporters = {name: provided.offer for name, provided in registry.exporters.items()}
+            save(timeline(), [target], exporters, {})
         else:
-            _save_trace(target, side, job)
+            more = more_of(type(registry).explanations, registry)
+            message = f"needs a job of several replicas, which these steps are not of{more}"
+            raise OutputError(message, file=target)
     return [Path(target) for target in targets]
 
 
@@ -492,15 +526,6 @@ def _save_page(path: Path, document: Document) -> None:
 
     with replace_file(path) as temporary:
         temporary.write_text(page_of(document), encoding="utf-8", errors="replace", newline="\n")
-
-
-def _save_trace(target: str, side: Side, job: Job) -> None:
-    from pptrace.measured.stragglers.what_if import ideal_timeline
-    from pptrace.plugins.registry import Registry
-    from pptrace.run.saving import save
-
-    exporters = {name: provided.offer for name, provided in Registry.load().exporters.items()}
-    save(ideal_timeline(job, side.timeline.placement), [target], exporters, {})
 
 
 def replay_document(replays: Mapping[str, Replayed]) -> Document:

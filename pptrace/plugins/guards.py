@@ -89,6 +89,12 @@ def _is_timeline(value: object) -> bool:
     return isinstance(value, Timeline)
 
 
+def _is_explanation(value: object) -> bool:
+    from pptrace.plugins.offers import ExplanationPart
+
+    return value is None or isinstance(value, ExplanationPart)
+
+
 def _is_command(value: object) -> bool:
     from click import Command
 
@@ -107,6 +113,7 @@ _RETURNS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "parts": _COUNT,
     "part_times": ("one Fraction per part", lambda value: value is not None and _is_fractions(value)),
     "read": ("a Timeline", _is_timeline),
+    "explain": ("an ExplanationPart or None", _is_explanation),
     "load": ("a click command", _is_command),
 }
 """What a callable of each name has to return."""

@@ -179,6 +179,7 @@ class Sorts:
     executors = Sort(hook="pptrace_executors", offer=offers.ExecutorOffer)
     exporters = Sort(hook="pptrace_exporters", offer=offers.ExporterOffer, fault=exporter_fault)
     importers = Sort(hook="pptrace_importers", offer=offers.ImporterOffer, source="pptrace-profilers")
+    explanations = Sort(hook="pptrace_explanations", offer=offers.ExplanationOffer, source="pptrace-stragglers")
     commands = Sort(
         hook="pptrace_commands", offer=offers.CommandOffer, source="pptrace-profilers", fault=command_fault
     )

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
     from pptrace.network.contract import Network
     from pptrace.plugins.requests import CostRequest, ExecutorRequest, NetworkRequest, ScheduleRequest
+    from pptrace.report.document import Section
     from pptrace.steps.actions import Action
     from pptrace.steps.message_calls import Policy
     from pptrace.steps.schedule import Schedule
     from pptrace.steps.workload import Workload
-    from pptrace.timeline.measurement import ImportRequest, Measurement
+    from pptrace.timeline.measurement import ImportRequest, Measurement, Step
     from pptrace.timeline.timeline import Timeline
 
 __all__ = [
@@ -31,6 +32,8 @@ __all__ = [
     "CostModelOffer",
     "DeviceOffer",
     "ExecutorOffer",
+    "ExplanationOffer",
+    "ExplanationPart",
     "ExporterOffer",
     "Failure",
     "ImporterOffer",
@@ -206,6 +209,33 @@ class ImporterOffer:
     """Reads files that belong together into one timeline."""
     measure: Callable[[Sequence[Path], ImportRequest], Measurement] | None = None
     """Reads a run's files into all its steps, with what is not known of them; None for our own traces."""
+    api: int = API
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplanationPart:
+    """What an analysis adds to the explanation of a measured step."""
+
+    sections: tuple[Section, ...] = ()
+    """Sections before those of the step."""
+    values: object = None
+    """Values for ``--json``, under the name of the offer; None for no entry."""
+    write_picture: Callable[[Path], None] | None = None
+    """Writes a picture (.png, .svg, .pdf); None where there is none."""
+    timeline: Callable[[], Timeline] | None = None
+    """Returns the step that ``-o`` writes as a trace; None where there is none."""
+    notes: tuple[str, ...] = ()
+    """What could not be analysed; each is a line on the standard error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplanationOffer:
+    """An analysis of measured runs for ``pptrace explain``."""
+
+    name: str
+    summary: str
+    explain: Callable[[Measurement, Step], ExplanationPart | None]
+    """Analyses a run, of which one step is explained; returns None for a run that it does not apply to."""
     api: int = API
 
 

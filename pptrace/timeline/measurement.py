@@ -10,20 +10,14 @@ import numpy as np
 from pptrace.steps.columns import Int64s, column
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
-    from pptrace.steps.actions import Action
     from pptrace.timeline.timeline import Timeline
 
 __all__ = [
     "BySize",
     "Clock",
     "ImportRequest",
-    "Job",
-    "JobOperation",
     "Measurement",
     "Occupied",
     "Replica",
@@ -32,59 +26,6 @@ __all__ = [
     "Summary",
     "Unattributed",
 ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobOperation:
-    """One operation of a pipeline's step, which every replica runs in every step."""
-
-    sort: str
-    """Its type, such as ``forward-compute``; operations of one type should take the same time."""
-    rank: int
-    """The rank of the pipeline that runs it."""
-    after: tuple[int, ...] = ()
-    """Positions of operations whose ends it waits for."""
-    communicates: bool = False
-    """Whether the network, and not its rank, says what it takes."""
-    account: str = ""
-    """What its time is booked on, as both ends of a message are on one; its type unless given."""
-    action: Action | None = None
-    """What it is in a pipeline's table; None for what none has."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Job:
-    """What all replicas did; times have the shape (operations, replicas, steps) and any origin of each step."""
-
-    operations: tuple[JobOperation, ...]
-    """The operations of one replica."""
-    meetings: tuple[tuple[int, ...], ...]
-    """Positions of operations that move nothing before all of them have started; no operation is in two."""
-    everywhere: frozenset[int]
-    """Those of these operations that also wait for themselves in all other replicas."""
-    workers: NDArray[np.int64]
-    """Shape (replicas, ranks): the global rank at each place."""
-    replicas: tuple[str, ...]
-    """Names of the replicas, such as ``dp=3``."""
-    steps: tuple[str, ...]
-    """Names of the steps."""
-    start_ns: NDArray[np.int64]
-    """When each operation started."""
-    end_ns: NDArray[np.int64]
-    """When each ended."""
-
-    @property
-    def ranks(self) -> int:
-        """Ranks of one pipeline."""
-        return int(self.workers.shape[1])
-
-    def positions(self, *, rank: int | None = None, account: str | None = None) -> Sequence[int]:
-        """Return the operations of a rank, or of an account."""
-        return [
-            at
-            for at, one in enumerate(self.operations)
-            if rank in {None, one.rank} and account in {None, one.account or one.sort}
-        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,8 +189,8 @@ class Measurement:
     """Operations of a profiler that records communication alone; a network can be fitted to them."""
     replicas: tuple[Replica, ...] = ()
     """All pipelines, where they were wanted and there are several; the steps above are those of one."""
-    job: Job | None = None
-    """The same where the source says more of them than timelines hold."""
+    job: object | None = None
+    """All pipelines in a record of the importer's own plugin, for its analysis; None without one."""
     sources: tuple[Source, ...] = ()
     """The ranks' files that viewers of traces open, in the ranks' order; none where they open none."""
     notes: tuple[str, ...] = field(default=())

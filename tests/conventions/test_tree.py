@@ -115,7 +115,10 @@ def test_every_plugin_declares_what_it_imports(plugin: Path) -> None:
             elif isinstance(node, ast.Import):
                 imports |= {name.name.split(".")[0] for name in node.names}
     extras = (each for extra in project(plugin).get("optional-dependencies", {}).values() for each in extra)
-    declared = {re.split(r"[^\w-]", each)[0].lower() for each in (*project(plugin)["dependencies"], *extras)}
+    declared = {
+        re.split(r"[^\w-]", each)[0].lower().replace("-", "_")
+        for each in (*project(plugin)["dependencies"], *extras)
+    }
     declared |= {"google"} if "protobuf" in declared else set()
 
     assert imports - sys.stdlib_module_names - {plugin.name.replace("-", "_")} <= declared

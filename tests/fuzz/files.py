@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "plugins/pptrace-profilers/tests"))
+sys.path[:0] = [str(ROOT / f"plugins/pptrace-{name}/tests") for name in ("profilers", "stragglers")]
 _SIZES = "b=1, m=4096, k=4096, n=4096, layout=TN, accumulate=False, out_dtype=bf16"
 _EXPERTS = "ng=8, M=4096, N=4096, K=4096, dtype=bf16, stage=fwd"
 

@@ -176,7 +176,7 @@ def test_several_names_in_place_of_one_are_told_as_such() -> None:
 def test_every_sort_of_name_can_be_unknown(sort: Sort[Any]) -> None:
     registry = Registry.load(entry_points=False)
 
-    article = "an" if sort.noun in {"executor", "exporter", "importer"} else "a"
+    article = "an" if sort.noun in {"executor", "explanation", "exporter", "importer"} else "a"
     with pytest.raises(PluginError, match=f"offers {article} {sort.noun} named 'no-such-name'"):
         _ = registry.offered(sort)["no-such-name"]
 

@@ -5,17 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
-from click.testing import CliRunner
 from gpu_run import GpuRun
 from small_gpu_trace import SmallGpuTrace
 
-from pptrace.cli.explain import command
 from pptrace.config.choices import PolicyName
 from pptrace.errors import ConfigError, TraceError
-from pptrace.measured.stragglers.simulation import job_of_replicas
-from pptrace.measured.stragglers.what_if import find_stragglers
 from pptrace.network.links import Flat
 from pptrace.sim.simulation import simulate
 from pptrace.steps.message_calls import Policy
@@ -284,16 +279,3 @@ def test_every_replica_is_read_where_they_are_compared(layout: str, tmp_path: Pa
     measured = measure_kineto(paths, ImportRequest(layout=layout, every_replica=True))
 
     assert [one.ranks for one in measured.replicas] == [(0, 4), (1, 5), (2, 6), (3, 7)]
-    found = find_stragglers(job_of_replicas(measured.replicas))
-    slowdowns = [one.slowdown for one in found.by_replica.values()]
-    assert np.argsort(slowdowns)[-2:].tolist() == np.argsort(SLOW)[-2:].tolist()
-    assert found.replayed_ns == pytest.approx(int(stepped(max(SLOW)).end_ns.max()), rel=0.02)
-
-
-def test_explain_compares_replicas(tmp_path: Path) -> None:
-    paths = job(tmp_path, MESH, others=False)
-
-    result = CliRunner().invoke(command, [*map(str, paths), "--json"])
-
-    values = json.loads(result.stdout)["stragglers"]
-    assert (values["slowest"][0]["replica"], values["steps"]) == ("dp=0,tp=1", ["step 0"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pptrace.plugin import ImportRequest, TraceError
+from pptrace.plugin import TraceError
 from pptrace_profilers.measurement import measure_recordings
 from pptrace_profilers.naming_rules import read_rules
 from pptrace_profilers.recording import read_files
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from pptrace.plugin import Measurement
+    from pptrace.plugin import ImportRequest, Measurement
     from pptrace_profilers.naming_rules import Rules
     from pptrace_profilers.recording import Recording
 
@@ -26,7 +26,6 @@ __all__ = [
     "measure_nsys",
     "measure_otel",
     "measure_pftrace",
-    "measure_stragglers",
 ]
 
 
@@ -99,28 +98,6 @@ def measure_otel(paths: Sequence[Path], request: ImportRequest) -> Measurement:
 
     recordings, layout, notes = read_megatron(paths)
     return measure_recordings(recordings, replace(request, layout=request.layout or layout), notes)
-
-
-def measure_stragglers(paths: Sequence[Path], request: ImportRequest) -> Measurement:
-    """Read a parquet of StragglerAnalysis: one replica's steps, and all replicas as a job.
-
-    Raises:
-        TraceError: it cannot be read, several are given, or what it holds is no pipeline's.
-        ConfigError: a replica that is not there.
-        PptraceError: pyarrow is not installed.
-    """
-    from pptrace_profilers.straggler_job import job_of
-    from pptrace_profilers.straggler_tables import read_straggler_table, recordings_of, replica_of
-
-    if len(paths) > 1:
-        raise TraceError("holds a whole job, as other files here do: name one of them", file=paths[0])
-    table = read_straggler_table(paths[0])
-    job = job_of(table)
-    replica = replica_of(job, request.replica)
-    recordings = recordings_of(table, job, replica)
-    chosen = [f"replica {job.replicas[replica]} of {len(job.replicas)}"] if len(job.replicas) > 1 else []
-    measured = measure_recordings(recordings, ImportRequest(), [*table.notes, *chosen])
-    return replace(measured, job=job)
 
 
 def _by_name(

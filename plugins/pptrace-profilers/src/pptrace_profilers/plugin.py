@@ -24,8 +24,6 @@ def pptrace_importers() -> Iterable[ImporterOffer]:
     yield _offer("nccl-profiler", "Files of NCCL's example profiler plugin.", "nccl")
     yield _offer("nccl-inspector", "Lines of NCCL Inspector.", "inspector")
     yield _offer("nsys", "SQLite exports of Nsight Systems.", "nsys")
-    yield _offer("straggler-analysis", "Parquet of a job's operations, as ByteDance's StragglerAnalysis has it.",
-                 "stragglers")  # fmt: skip
     yield _offer("opentelemetry", "Spans of Megatron-LM (NeMo Lens): JSON lines, or OTLP's.", "otel")
     yield _offer("pytorch-perfetto", "Perfetto traces of PyTorch's profiler.", "pftrace")
     yield _offer("chrome", "Any Chrome JSON, by --rules.", "chrome")

@@ -14,7 +14,6 @@ __all__ = [
     "is_nsys",
     "is_otel",
     "is_pftrace",
-    "is_stragglers",
 ]
 
 _OURS = re.compile(rb'\s*\{\s*"pptraceFormat"')
@@ -34,7 +33,6 @@ _INSPECTOR = re.compile(rb'\{\s*"header"\s*:\s*\{')
 _OTLP = re.compile(rb'(?m)^\s*\{\s*"resource(?:Spans|Metrics|_metrics)"\s*:')
 _SPAN = re.compile(rb'(?m)^\s*\{\s*"name"\s*:')
 _TRACE = re.compile(rb'"(?:trace_id|traceId)"\s*:\s*"(?:0x)?[0-9a-f]{32}"')
-_PARQUET = b"PAR1"
 _NSYS = b"SQLite format 3\x00"
 _PACKET_FIELDS = frozenset({1, 2, 3, 6, 8, 10, 11, 12, 13, 33, 35, 36, 41, 42, 58, 59, 60, 79, 89, 126})
 """Fields with which packets of traces begin (perfetto's trace_packet.proto)."""
@@ -84,11 +82,6 @@ def is_pftrace(head: bytes) -> bool:
         return False
     tag, _ = read_varint(head, packet)
     return tag >> 3 in _PACKET_FIELDS or head[1:2] == b"\x00"
-
-
-def is_stragglers(head: bytes) -> bool:
-    """Say whether a file is parquet; its columns are looked at when it is read."""
-    return head.startswith(_PARQUET)
 
 
 def _is_text(head: bytes) -> bool:

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from pptrace.errors import ScheduleError
 from pptrace.measured.computations import performed
 from pptrace.measured.replay import run_order
-from pptrace.measured.stragglers.simulation import JobModel, job_of_replicas
-from pptrace.measured.stragglers.what_if import find_stragglers, ideal_timeline, ideal_times
-from pptrace.timeline.measurement import Job, JobOperation, Replica, Step
+from pptrace.timeline.measurement import Replica, Step
+from pptrace_stragglers.replicas import build_job
+from pptrace_stragglers.simulation import Job, JobOperation, JobSimulation
+from pptrace_stragglers.what_if import find_stragglers, ideal_durations, ideal_timeline
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,9 +31,10 @@ def chain(took: Sequence[Sequence[int]], *, meets: bool = True) -> Job:
     """Return a job whose only rank computes and then meets the other replicas; ``took`` is by replica and step."""
     computed = np.array([took], dtype=np.int64)
     end = np.concatenate([computed, np.broadcast_to(computed.max(axis=1, keepdims=True) + 1, computed.shape)])
-    operations = JobOperation(sort="compute", rank=0), JobOperation(sort="reduce", rank=0, after=(0,))
+    operations = JobOperation(type="compute", rank=0), JobOperation(type="reduce", rank=0, dependencies=(0,))
     return Job(
-        operations=operations, meetings=((1,),) if meets else (), everywhere=frozenset({1} if meets else ()),
+        operations=operations, rendezvous=((1,),) if meets else (),
+        across_replicas=frozenset({1} if meets else ()),
         workers=np.arange(len(took))[:, None], replicas=tuple(map(str, range(len(took)))),
         steps=tuple(map(str, range(len(took[0])))), start_ns=np.concatenate([computed * 0, computed]), end_ns=end,
     )  # fmt: skip
@@ -46,7 +48,7 @@ def step(timeline: Timeline, label: str = "step 0", begins_ns: int = 0) -> Step:
 
 def job(*replicas: Sequence[Timeline]) -> Job:
     """Return a job of simulated replicas, each of as many steps; replica k's ranks are 10 k and up."""
-    return job_of_replicas([
+    return build_job([
         Replica(
             name=f"dp={at}", ranks=tuple(range(10 * at, 10 * at + 3)),
             steps=tuple(step(one, f"step {number}") for number, one in enumerate(steps)),
@@ -90,29 +92,32 @@ def test_replicas_that_do_not_meet_are_as_slow_each() -> None:
 
 @given(st.lists(st.lists(st.integers(1, 10**9), min_size=3, max_size=3), min_size=1, max_size=5))
 def test_a_job_that_was_simulated_takes_what_it_was_given(took: list[list[int]]) -> None:
-    model = JobModel(chain(took))
+    model = JobSimulation(chain(took))
 
-    start, end = model.run(model.measured())
+    start, end = model.run(model.measured_ns())
 
     assert (start == model.job.start_ns).all()
     assert (end == model.job.end_ns).all()
 
 
 @given(st.lists(st.lists(st.integers(1, 10**9), min_size=2, max_size=2), min_size=1, max_size=5))
-def test_ideal_times_keep_the_sum_of_computations_and_lose_all_differences(took: list[list[int]]) -> None:
-    model = JobModel(chain(took))
+def test_ideal_durations_keep_the_sum_of_computations_and_lose_all_differences(took: list[list[int]]) -> None:
+    model = JobSimulation(chain(took))
 
-    measured = model.measured()
-    ideal = ideal_times(model.job, measured)
+    measured = model.measured_ns()
+    ideal = ideal_durations(model.job, measured)
 
     assert ideal[0].sum() == pytest.approx(measured[0].sum())
     assert ideal[0].std() == pytest.approx(0, abs=1e-6 * ideal[0].max())
 
 
 def test_operations_that_wait_in_a_circle_are_refused() -> None:
-    operations = JobOperation(sort="a", rank=0, after=(1,)), JobOperation(sort="b", rank=0, after=(0,))
+    operations = (
+        JobOperation(type="a", rank=0, dependencies=(1,)),
+        JobOperation(type="b", rank=0, dependencies=(0,)),
+    )
     with pytest.raises(ScheduleError, match="in a circle"):
-        JobModel(replace(chain([[1]]), operations=operations))
+        JobSimulation(replace(chain([[1]]), operations=operations))
 
 
 def test_a_job_without_a_straggler_loses_nothing() -> None:
@@ -194,6 +199,6 @@ def test_replicas_whose_clocks_differ_are_as_long_as_each() -> None:
         for at, one in enumerate(timelines)
     ]
 
-    found = find_stragglers(job_of_replicas(late))
+    found = find_stragglers(build_job(late))
 
     assert found.step_ns == max(int(one.end_ns.max()) for one in timelines)

@@ -11,7 +11,7 @@ from pyarrow import parquet
 from straggler_parquet import operations, write_job
 
 from pptrace.errors import TraceError
-from pptrace_profilers.straggler_tables import read_straggler_table
+from pptrace_stragglers.table import read_job_table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,4 +23,4 @@ def test_rows_that_take_next_to_nothing_are_refused(tmp_path: Path) -> None:
     parquet.write_table(table.take(pa.array(np.zeros(1_000_000, dtype=np.int64))), path)
 
     with pytest.raises(TraceError, match="unfolds more than 100 times"):
-        read_straggler_table(path)
+        read_job_table(path)

@@ -16,10 +16,10 @@ from straggler_parquet import RANKS, operations, write_job
 from pptrace.cli.explain import command
 from pptrace.errors import ConfigError, TraceError
 from pptrace.measured.replay import replay
-from pptrace.measured.stragglers.simulation import JobModel
-from pptrace.measured.stragglers.what_if import Stragglers, find_stragglers
 from pptrace.timeline.measurement import ImportRequest, Measurement
-from pptrace_profilers.importers import measure_stragglers
+from pptrace_stragglers.measurement import measure_job
+from pptrace_stragglers.simulation import Job, JobSimulation
+from pptrace_stragglers.what_if import Stragglers, find_stragglers
 
 PUBLISHED = Path(os.environ.get("PPTRACE_TRACES", "/nonexistent")) / "straggler-osdi25"
 COMPUTE = ("forward-compute", "backward-compute")
@@ -43,21 +43,21 @@ def lengths(replica: int, step: int, way: str, rank: int, microbatch: int) -> fl
 
 
 def measured(path: Path, **request: Any) -> Measurement:
-    return measure_stragglers([path], ImportRequest(**request))
+    return measure_job([path], ImportRequest(**request))
 
 
 def stragglers(path: Path) -> Stragglers:
     job = measured(path).job
-    assert job is not None
+    assert isinstance(job, Job)
     return find_stragglers(job)
 
 
 def test_a_step_in_which_nothing_else_waits_is_simulated_as_it_was(tmp_path: Path) -> None:
     job = measured(write_job(tmp_path / "job.parquet", operations(lengths, replicas=4))).job
-    assert job is not None
-    model = JobModel(job)
+    assert isinstance(job, Job)
+    model = JobSimulation(job)
 
-    _, end = model.run(model.measured())
+    _, end = model.run(model.measured_ns())
 
     assert end == pytest.approx(job.end_ns, abs=100)
 
@@ -194,9 +194,9 @@ def test_published_jobs_lose_what_their_authors_found(name: str) -> None:
         assert (mine.removed, mine.added) == pytest.approx((told["rem"], told["add"]), abs=1e-4)
 
 
-def spans(model: JobModel, times: np.ndarray) -> np.ndarray:
+def spans(model: JobSimulation, times: np.ndarray) -> np.ndarray:
     """Return from the first computation to the last of each replica and step, where nothing else takes time."""
-    computing = [at for at, one in enumerate(model.job.operations) if one.sort in COMPUTE]
+    computing = [at for at, one in enumerate(model.job.operations) if one.type in COMPUTE]
     alone = np.zeros_like(times)
     alone[computing] = times[computing]
     start, end = model.run(alone)
@@ -209,14 +209,14 @@ def spans(model: JobModel, times: np.ndarray) -> np.ndarray:
 def test_the_spread_of_lengths_costs_what_it_does(name: str, replayed: float, alike: float) -> None:
     """Each pipeline alone, with free messages: as it was, and with its stage and pass's median over the job."""
     job = measured(PUBLISHED / f"trace-{name}.parquet").job
-    assert job is not None
-    model = JobModel(job)
-    computing = [at for at, one in enumerate(job.operations) if one.sort in COMPUTE]
+    assert isinstance(job, Job)
+    model = JobSimulation(job)
+    computing = [at for at, one in enumerate(job.operations) if one.type in COMPUTE]
     took = (job.end_ns - job.start_ns).astype(np.float64)
     span = job.end_ns[computing].max(axis=0) - job.start_ns[computing].min(axis=0)
     medians = took.copy()
-    for key in {(job.operations[at].sort, job.operations[at].rank) for at in computing}:
-        members = [at for at in computing if (job.operations[at].sort, job.operations[at].rank) == key]
+    for key in {(job.operations[at].type, job.operations[at].rank) for at in computing}:
+        members = [at for at in computing if (job.operations[at].type, job.operations[at].rank) == key]
         medians[members] = np.median(took[members])
 
     assert (spans(model, took) / span - 1).mean() == pytest.approx(replayed, abs=0.001)

@@ -1,0 +1,1 @@
+"""Costs of a job's slow operations, workers and stages."""

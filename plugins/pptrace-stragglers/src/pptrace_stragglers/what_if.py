@@ -1,0 +1,339 @@
+"""Costs of slow operations, ranks and workers.
+
+Source: "Understanding Stragglers in Large Model Training Using What-if Analysis" (OSDI 2025). In the ideal step,
+every operation has the mean duration of its type, or the median if it communicates. A slowdown is the length of a
+step over that of the ideal step (equation 1). The slowdown of some operations is that of the ideal step with the
+measured durations of these operations (2, 4). The slowdown of a worker is the lesser of its replica's and its
+rank's. The step with ideal durations of some operations gives the share of the loss that they cause: M_W for the
+slowest workers (5), M_S for the last stage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.plugin import BACKWARD, COMMUNICATION, COMPUTE, RECEIVES, SENDS, Kind, Slice, Stream, from_slices
+from pptrace_stragglers.simulation import JobSimulation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from pptrace.plugin import Placement, Timeline
+    from pptrace_stragglers.simulation import Job, Times
+
+__all__ = [
+    "CAUSES",
+    "Effect",
+    "Removed",
+    "Stragglers",
+    "Worker",
+    "correlate_passes",
+    "equalize_lengths",
+    "find_stragglers",
+    "ideal_durations",
+    "ideal_timeline",
+]
+
+_SLOWEST_PERCENT = 3
+"""Share of the workers that count as the slowest, rounded up."""
+_CAUSE_SHARE = 0.5
+"""Minimum share of the loss that a cause explains."""
+_LENGTHS_CORRELATION = 0.9
+"""Minimum correlation of forwards with backwards where lengths of sequences are the cause."""
+_NO_LOSS = 1.005
+"""Maximum slowdown of a job without a cause."""
+
+CAUSES = ("none", "workers", "last-stage", "lengths", "mixed")
+"""Causes of a slowdown: none, some workers, the last stage, lengths of sequences, or several."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """Slowdown by some operations."""
+
+    slowdown: float
+    """The ideal step with the measured durations of these operations, over the ideal step; mean over steps."""
+    by_step: tuple[float, ...]
+    """The same of each step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removed:
+    """The step with ideal durations of some operations, and the ideal step with their measured durations."""
+
+    without_ns: float
+    """Length of the step with ideal durations of these operations."""
+    alone_ns: float
+    """Length of the ideal step with measured durations of these operations."""
+    removed: float
+    """By how much the first is shorter than the step, as a share of the loss."""
+    added: float
+    """By how much the second is longer than the ideal step, as a share of the loss."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """One of the slowest workers."""
+
+    replica: str
+    """Its replica."""
+    rank: int
+    """Its rank in the pipeline."""
+    worker: int
+    """Its global rank."""
+    slowdown: float
+    """Its slowdown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stragglers:
+    """A job's stragglers; lengths are means over its steps."""
+
+    cause: str
+    """One of :data:`CAUSES`."""
+    step_ns: float
+    """Length of a recorded step."""
+    replayed_ns: float
+    """Length of the simulated step, without the host's gaps between operations."""
+    ideal_ns: float
+    """Length of the ideal step."""
+    slowdown: float
+    """The simulated step over the ideal one."""
+    steps: tuple[str, ...]
+    """Names of the steps."""
+    by_step: tuple[float, ...]
+    """The slowdown of each."""
+    by_type: Mapping[str, Effect]
+    """Slowdown by type of operation, the largest first; both ends of messages have one type."""
+    by_replica: Mapping[str, Effect]
+    """Slowdown by replica."""
+    by_rank: tuple[Effect, ...]
+    """Slowdown by rank of the pipeline, in all replicas."""
+    heat: NDArray[np.float64]
+    """Slowdown of each worker, shape (replicas, ranks)."""
+    slowest: tuple[Worker, ...]
+    """The slowest workers, the slowest first."""
+    slowest_workers: Removed
+    """Their cost; ``removed`` is M_W."""
+    last_stage: Removed
+    """The cost of the pipeline's last rank; ``removed`` is M_S."""
+    lengths: Removed
+    """The cost of different amounts of work in microbatches."""
+    correlation: float
+    """Correlation of microbatches' forwards with their backwards: near 1 where sequences differ in length, NaN
+    where nothing varies."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """Measured and ideal durations, and the lengths of the steps that they give."""
+
+    simulation: JobSimulation
+    measured: Times
+    ideal: Times
+    steps_ns: Times
+    ideal_ns: Times
+
+    def effect(self, chosen: NDArray[np.bool_]) -> Effect:
+        alone = self.simulation.steps_ns(np.where(chosen, self.measured, self.ideal))
+        return Effect(
+            slowdown=float(alone.mean() / self.ideal_ns.mean()), by_step=tuple((alone / self.ideal_ns).tolist())
+        )
+
+    def removed(self, chosen: NDArray[np.bool_], repaired: Times | None = None) -> Removed:
+        """Return the change by operations with ideal durations, or with the given ones."""
+        better = self.ideal if repaired is None else repaired
+        without = float(self.simulation.steps_ns(np.where(chosen, better, self.measured)).mean())
+        worse = self.measured if repaired is None else np.maximum(self.ideal + self.measured - repaired, 0)
+        alone = float(self.simulation.steps_ns(np.where(chosen, worse, self.ideal)).mean())
+        step, ideal = float(self.steps_ns.mean()), float(self.ideal_ns.mean())
+        loss = step - ideal or 1.0
+        return Removed(
+            without_ns=without, alone_ns=alone, removed=(step - without) / loss, added=(alone - ideal) / loss
+        )
+
+
+def ideal_durations(job: Job, duration_ns: Times) -> Times:
+    """Return the mean duration of each operation's type, or the median if it communicates."""
+    ideal = np.empty_like(duration_ns)
+    types = np.array([operation.type for operation in job.operations])
+    for type_ in dict.fromkeys(types.tolist()):
+        members = types == type_
+        communicates = job.operations[int(np.argmax(members))].communicates
+        ideal[members] = (np.median if communicates else np.mean)(duration_ns[members])
+    return ideal
+
+
+def find_stragglers(job: Job) -> Stragglers:
+    """Return a job's stragglers, their costs and the cause.
+
+    Raises:
+        ScheduleError: dependencies of its operations have a cycle.
+    """
+    simulation = JobSimulation(job)
+    measured = simulation.measured_ns()
+    ideal = ideal_durations(job, measured)
+    loss = _Loss(simulation, measured, ideal, simulation.steps_ns(measured), simulation.steps_ns(ideal))
+    shape = measured.shape
+    replicas = {name: loss.effect(_mask(shape, replica=index)) for index, name in enumerate(job.replicas)}
+    ranks = tuple(loss.effect(_mask(shape, job.indices(rank=rank))) for rank in range(job.ranks))
+    heat = np.minimum.outer(
+        np.array([effect.slowdown for effect in replicas.values()]),
+        np.array([effect.slowdown for effect in ranks]),
+    )
+    slowest = _slowest(job, heat)
+    of_slowest = np.zeros(shape, dtype=bool)
+    for worker in slowest:
+        replica = job.replicas.index(worker.replica)
+        of_slowest |= _mask(shape, job.indices(rank=worker.rank), replica=replica)
+    workers = loss.removed(of_slowest)
+    last_stage = loss.removed(_mask(shape, job.indices(rank=job.ranks - 1)))
+    lengths = loss.removed(np.ones(shape, dtype=bool), equalize_lengths(job, measured))
+    correlation = correlate_passes(job, measured)
+    slowdown = float(loss.steps_ns.mean() / loss.ideal_ns.mean())
+    recorded_ns = (job.end_ns.max(axis=(0, 1)) - job.start_ns.min(axis=(0, 1))).astype(np.float64)
+    return Stragglers(
+        cause=_cause(slowdown, workers, last_stage, lengths, correlation), step_ns=float(recorded_ns.mean()),
+        replayed_ns=float(loss.steps_ns.mean()), ideal_ns=float(loss.ideal_ns.mean()), slowdown=slowdown,
+        steps=job.steps, by_step=tuple((loss.steps_ns / loss.ideal_ns).tolist()),
+        by_type=_by_type(job, loss), by_replica=replicas, by_rank=ranks, heat=heat, slowest=slowest,
+        slowest_workers=workers, last_stage=last_stage, lengths=lengths, correlation=correlation,
+    )  # fmt: skip
+
+
+def _cause(slowdown: float, workers: Removed, last_stage: Removed, lengths: Removed, correlation: float) -> str:
+    """Return the cause of at least half of the loss.
+
+    Lengths of sequences also slow the last stage and all workers, so they are checked first.
+    """
+    if slowdown <= _NO_LOSS:
+        return "none"
+    if correlation >= _LENGTHS_CORRELATION and lengths.removed >= _CAUSE_SHARE:
+        return "lengths"
+    cause, share = max(
+        ("workers", workers.removed), ("last-stage", last_stage.removed), key=lambda pair: pair[1]
+    )  # fmt: skip
+    return cause if share >= _CAUSE_SHARE else "mixed"
+
+
+def _by_type(job: Job, loss: _Loss) -> Mapping[str, Effect]:
+    categories = dict.fromkeys(operation.category or operation.type for operation in job.operations)
+    effects = {name: loss.effect(_mask(loss.measured.shape, job.indices(category=name))) for name in categories}
+    return dict(sorted(effects.items(), key=lambda item: -item[1].slowdown))
+
+
+def _mask(
+    shape: tuple[int, ...], indices: Sequence[int] | None = None, replica: int | None = None
+) -> NDArray[np.bool_]:
+    """Return a mask of some operations of one replica; of all operations or replicas by default."""
+    mask = np.zeros(shape, dtype=bool)
+    rows = np.arange(shape[0]) if indices is None else np.array(indices, dtype=np.int64)
+    mask[rows, slice(None) if replica is None else slice(replica, replica + 1)] = True
+    return mask
+
+
+def _slowest(job: Job, heat: NDArray[np.float64]) -> tuple[Worker, ...]:
+    """Return the slowest workers; a tie goes to the lowest global rank."""
+    count = -(-heat.size * _SLOWEST_PERCENT // 100)
+    order = np.lexsort((job.workers.ravel(), -heat.ravel()))[:count]
+    return tuple(
+        Worker(
+            replica=job.replicas[replica], rank=rank, worker=int(job.workers[replica, rank]),
+            slowdown=float(heat[replica, rank]),
+        )
+        for replica, rank in (divmod(index, job.ranks) for index in order.tolist())
+    )  # fmt: skip
+
+
+def equalize_lengths(job: Job, duration_ns: Times) -> Times:
+    """Return durations with the mean amount of work in every microbatch.
+
+    The work of a microbatch is the sum of its forwards and backwards on all ranks. It stands for the length of its
+    sequences: a long sequence is long on every rank, while a slow worker slows one of them.
+    """
+    indices: dict[int, list[int]] = {}
+    for index, operation in enumerate(job.operations):
+        action = operation.action
+        if action is not None and action.kind in COMPUTE and action.microbatch >= 0:
+            indices.setdefault(action.microbatch, []).append(index)
+    equal = duration_ns.copy()
+    if indices:
+        work = np.stack([duration_ns[members].sum(axis=0) for members in indices.values()])
+        lengths = np.maximum(work, 1) / max(float(work.mean()), 1)
+        for members, length in zip(indices.values(), lengths, strict=True):
+            equal[members] = duration_ns[members] / length
+    return equal
+
+
+def correlate_passes(job: Job, duration_ns: Times) -> float:
+    """Return the correlation of microbatches' forwards with their backwards; NaN where nothing varies.
+
+    Both are long for a long sequence, so the correlation is near 1 where lengths differ. All microbatches of a
+    slow worker are slow, and jitter of a forward is independent of that of its backward.
+    """
+    sums: dict[tuple[int, int], dict[bool, Times]] = {}
+    for index, operation in enumerate(job.operations):
+        action = operation.action
+        if action is not None and action.kind in COMPUTE and action.microbatch >= 0:
+            passes = sums.setdefault((action.stage, action.microbatch), {})
+            backward = action.kind in BACKWARD
+            passes[backward] = passes.get(backward, 0) + duration_ns[index]
+    by_stage: dict[int, list[list[Times]]] = {}
+    for (stage, _), passes in sums.items():
+        if False in passes and True in passes:
+            by_stage.setdefault(stage, []).append([passes[False], passes[True]])
+    forwards, backwards = [], []
+    for pairs in by_stage.values():
+        # Relative to each worker's mean in the step: slow workers and slow steps are no long sequences.
+        times = np.array(pairs)
+        times = times / np.maximum(times.mean(axis=0, keepdims=True), 1)
+        forwards.append(times[:, 0].ravel())
+        backwards.append(times[:, 1].ravel())
+    if not forwards:
+        return float("nan")
+    values = np.concatenate(forwards), np.concatenate(backwards)
+    if min(float(value.std()) for value in values) == 0:
+        return float("nan")
+    return float(np.corrcoef(*values)[0, 1])
+
+
+def ideal_timeline(job: Job, placement: Placement) -> Timeline:
+    """Return the ideal step, which is the same in every replica and step. Messages are on their sender's stream.
+
+    Operations that tables do not have, such as the optimizer, take their time without a slice.
+
+    Args:
+        job: the replicas.
+        placement: the ranks of a replica's stages.
+    """
+    ideal = ideal_durations(job, JobSimulation(job).measured_ns())[:, :1, :1]
+    first = JobSimulation(replace(job, start_ns=job.start_ns[:, :1, :1], end_ns=job.end_ns[:, :1, :1]))
+    _, end = first.run(ideal)
+    end_ns = np.rint(end[:, 0, 0]).astype(np.int64)
+    start_ns = np.rint(end[:, 0, 0] - ideal[:, 0, 0]).astype(np.int64)
+    return from_slices(_slices(job, start_ns.tolist(), end_ns.tolist()), placement)
+
+
+def _slices(job: Job, start_ns: list[int], end_ns: list[int]) -> Iterator[Slice]:
+    lane_end_ns: dict[tuple[int, Stream, int], int] = {}
+    for index in sorted(range(len(start_ns)), key=lambda index: (start_ns[index], end_ns[index])):
+        operation = job.operations[index]
+        action = operation.action
+        if action is None or action.kind in RECEIVES:
+            continue
+        peer = -1
+        stream = Stream.SEND if action.kind in SENDS else action.kind.traits.stream
+        if action.kind in COMMUNICATION:
+            peer = (operation.rank + (1 if action.kind is Kind.SEND_F else -1)) % job.ranks
+        lane = operation.rank, stream, peer
+        # With two ranks, messages of both directions share the stream to one peer, which carries one at a time.
+        start = max(start_ns[index], lane_end_ns.get(lane, 0))
+        lane_end_ns[lane] = max(end_ns[index], start)
+        yield Slice(
+            rank=operation.rank, stream=stream, action=action, start_ns=start, end_ns=lane_end_ns[lane], peer=peer
+        )
