@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from pptrace.network.layout import Layout
-    from pptrace.run.simulated_step import Replicas
+    from pptrace.run.replicas import Replicas
     from pptrace.timeline.timeline import Timeline
 
 __all__ = ["Wanted", "check", "command", "marked_step", "opened_part"]
@@ -237,7 +237,7 @@ def _replicas(timeline: Timeline, file: Path) -> Replicas | None:
     configuration = timeline.provenance.get("configuration")
     if not isinstance(configuration, dict) or _layout(timeline) is None:
         return None
-    from pptrace.run.simulated_step import replicas_of
+    from pptrace.run.replicas import replicas_of
 
     try:
         return replicas_of(configuration)

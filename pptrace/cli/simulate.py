@@ -15,7 +15,7 @@ from pptrace.sanitize import printable_line
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pptrace.run.simulated_step import Run
+    from pptrace.run.run import Run
 
 __all__ = ["command"]
 
@@ -60,7 +60,7 @@ def command(
     from pptrace.config.resolution import load
     from pptrace.plugins.registry import Registry
     from pptrace.run.advice import advice_lines
-    from pptrace.run.simulated_step import simulate
+    from pptrace.run.run import simulate
 
     # A second part behind --only arrives as an argument: --only ranks=0,7 microbatches=0:32.
     parts = tuple(word for word in config if only and word.startswith(("ranks=", "microbatches=")))
@@ -76,7 +76,7 @@ def command(
     paths = run.save(*outputs, only=only, color=color) if outputs else []
     _print(run, paths, as_json=as_json, explain=explain)
     if advise and not as_json:
-        click.echo("\n".join(["", *advice_lines(run)]))
+        click.echo("\n".join(["", *advice_lines(run, run.advice)]))
     for path in paths:
         trimmed = f" ({', '.join(only)} only)" if only else ""
         sys.stderr.write(f"wrote {printable_line(str(path))}{trimmed}\n")

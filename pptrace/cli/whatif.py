@@ -37,7 +37,7 @@ def command(
     file = config_file(config)
     from pptrace.config.resolution import load
     from pptrace.plugins.registry import Registry
-    from pptrace.run.simulated_step import simulate
+    from pptrace.run.run import simulate
     from pptrace.search.what_if import whatif
 
     with status("simulating"):

@@ -20,7 +20,7 @@ from pptrace.measured.waits import BETWEEN
 from pptrace.report.document import Cell, Document, Line, Picture, Section, Table
 from pptrace.report.numbers import BARELY_NS, MARK, SIGMAS, Figure, change, ms, several_steps, share
 from pptrace.report.rendering import plain, text_of
-from pptrace.run.simulated_step import Run
+from pptrace.run.simulated_step import SimulatedStep
 from pptrace.steps.kinds import Kind
 from pptrace.timeline.measurement import ImportRequest, Measurement
 
@@ -554,8 +554,8 @@ class Diff:
 
 
 def compare_steps(
-    first: str | Path | Run | Measurement,
-    second: str | Path | Run | Measurement,
+    first: str | Path | SimulatedStep | Measurement,
+    second: str | Path | SimulatedStep | Measurement,
     tolerance: float | str,
     step: str,
     request: ImportRequest,
@@ -576,8 +576,10 @@ def compare_steps(
     return Diff(diff(a, b, equal), (a, b), tuple(notes_on((a, b), step, request)))
 
 
-def _side(source: str | Path | Run | Measurement, step: str, registry: Registry, request: ImportRequest) -> Side:
-    if isinstance(source, Run):
+def _side(
+    source: str | Path | SimulatedStep | Measurement, step: str, registry: Registry, request: ImportRequest
+) -> Side:
+    if isinstance(source, SimulatedStep):
         return simulated_side(source, "a simulation")
     if isinstance(source, Measurement):
         return measured_side(source, "a measurement", step)

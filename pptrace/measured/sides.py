@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pptrace.measured.computations import Performed, Transfers
     from pptrace.plugins.registry import Registry
     from pptrace.run.inputs import Prepared
-    from pptrace.run.simulated_step import Run
+    from pptrace.run.simulated_step import SimulatedStep
     from pptrace.steps.columns import Int64s
     from pptrace.timeline.measurement import ImportRequest, Measurement, Step
     from pptrace.timeline.metrics import Metrics
@@ -79,7 +79,7 @@ class Side:
     """What it costs, for memory; all zero where that is unknown."""
     measurement: Measurement | None = None
     """Everything that was recorded."""
-    run: Run | None = None
+    run: SimulatedStep | None = None
     """The simulation."""
     simulation: Prepared | None = None
     """What gives the step again, its waits included, where it was simulated; None where that is not known."""
@@ -128,7 +128,7 @@ def no_actions(measurement: Measurement) -> str:
     return f"{_NO_ACTIONS} (noted: {noted})" if noted else _NO_ACTIONS
 
 
-def simulated_side(run: Run, name: str) -> Side:
+def simulated_side(run: SimulatedStep, name: str) -> Side:
     """Return a simulated side."""
     from pptrace.timeline.measurement import Step
 

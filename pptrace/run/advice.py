@@ -29,6 +29,7 @@ from pptrace.run.neighbourhood import (
 )
 from pptrace.run.overheads import contention_of
 from pptrace.run.preparation import costs_alone
+from pptrace.run.simulated_step import simulate
 from pptrace.run.summary import time_text
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from pptrace.run.costs import Costs
     from pptrace.run.estimates import Estimate
     from pptrace.run.neighbourhood import Sizes
-    from pptrace.run.simulated_step import Run
+    from pptrace.run.simulated_step import SimulatedStep
 
 __all__ = ["advice_lines", "advice_rows", "advise"]
 
@@ -79,7 +80,7 @@ _DEEP = _Effort(weighed=400, simulated=32, actions=2_000_000, of_own=32)
 _SHARED = 3
 
 
-def advise(run: Run, *, deep: bool = False) -> Advice:
+def advise(run: SimulatedStep, *, deep: bool = False) -> Advice:
     """Return the best of a bounded number of other configurations, each simulated.
 
     All have the processes and the global batch of the run's own.
@@ -94,7 +95,7 @@ def advise(run: Run, *, deep: bool = False) -> Advice:
 class _Search:
     """The candidates of one run."""
 
-    def __init__(self, run: Run, effort: _Effort, *, deep: bool) -> None:
+    def __init__(self, run: SimulatedStep, effort: _Effort, *, deep: bool) -> None:
         self.run, self.effort, self.deep = run, effort, deep
         self.own = run.prepared.resolved.experiment
         self.fits = run.metrics.over_capacity is None
@@ -229,7 +230,7 @@ class _Search:
             if actions > self.left:
                 return None
             self.left -= actions
-            other = self.run.under(resolved)
+            other = simulate(resolved, self.run.registry)
             if self.own.model is None and not _alike(self.run, other):
                 return None
             tried = Tried.of(change, other)
@@ -282,7 +283,7 @@ def _as_good(one: Tried, other: Tried) -> bool:
     return one.fits and one.step_ns is not None and one.step_ns <= (other.step_ns or 0)
 
 
-def _alike(one: Run, other: Run) -> bool:
+def _alike(one: SimulatedStep, other: SimulatedStep) -> bool:
     """Whether two steps compute the same: costs of single stages say nothing of other numbers of stages."""
     work = [
         run.prepared.schedule.microbatches * int((run.prepared.workload.f_ns + run.prepared.workload.b_ns).sum())
@@ -291,11 +292,10 @@ def _alike(one: Run, other: Run) -> bool:
     return max(work) <= _ALIKE * min(work)
 
 
-def advice_lines(run: Run) -> list[str]:
+def advice_lines(run: SimulatedStep, advice: Advice) -> list[str]:
     """Return the configuration's own step and all others simulated, the shortest first, with their arguments."""
-    advice = run.advice
-    ran = _ran(run)
-    rows = [("step", "peak", "pptrace simulate ..."), *advice_rows(run)]
+    ran = _ran(advice)
+    rows = [("step", "peak", "pptrace simulate ..."), *advice_rows(run, advice)]
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
     lines = [f"{row[0]:>{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]}" for row in rows]
     lines += [f"cannot run: {one.change.arguments}: {one.reason}" for one in advice.tried if one.step_ns is None]
@@ -307,21 +307,21 @@ def advice_lines(run: Run) -> list[str]:
     ]
 
 
-def advice_rows(run: Run) -> list[tuple[str, str, str]]:
+def advice_rows(run: SimulatedStep, advice: Advice) -> list[tuple[str, str, str]]:
     """Return step, peak memory and arguments of the configuration and of each other one, the shortest first."""
     metrics = run.metrics
     own = _cells(run, metrics.step_ns, metrics.memory.fullest_bytes, fits=metrics.over_capacity is None)
-    return [(*own, "as it is"), *(_row(run, one) for one in _ran(run))]
+    return [(*own, "as it is"), *(_row(run, one) for one in _ran(advice))]
 
 
-def _ran(run: Run) -> list[Tried]:
-    return sorted((one for one in run.advice.tried if one.step_ns is not None), key=lambda one: one.step_ns or 0)
+def _ran(advice: Advice) -> list[Tried]:
+    return sorted((one for one in advice.tried if one.step_ns is not None), key=lambda one: one.step_ns or 0)
 
 
-def _row(run: Run, tried: Tried) -> tuple[str, str, str]:
+def _row(run: SimulatedStep, tried: Tried) -> tuple[str, str, str]:
     return (*_cells(run, tried.step_ns or 0, tried.peak_bytes, fits=tried.fits), tried.change.arguments)
 
 
-def _cells(run: Run, step_ns: int, peak_bytes: int, *, fits: bool) -> tuple[str, str]:
+def _cells(run: SimulatedStep, step_ns: int, peak_bytes: int, *, fits: bool) -> tuple[str, str]:
     peak = format_size(peak_bytes) if peak_bytes else "-"
     return time_text(run, step_ns), f"{peak}{'' if fits else ' !'}"

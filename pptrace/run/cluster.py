@@ -17,7 +17,7 @@ from pptrace.network.collectives import LinkCollectives
 from pptrace.network.layout import Layout
 from pptrace.plugins.construction import build_network
 from pptrace.plugins.requests import NetworkRequest
-from pptrace.run.inputs import OnCluster, placed
+from pptrace.run.inputs import OnCluster, at_location
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,7 +46,7 @@ def layout_of(resolved: Resolved) -> Layout:
         ConfigError: an order with a missing, doubled or unknown axis; sizes that do not fit each other.
     """
     parallel = resolved.experiment.parallel
-    with placed(resolved, "parallel"):
+    with at_location(resolved, "parallel"):
         return Layout(
             pp=parallel.pp or 1, dp=parallel.dp, cp=parallel.cp, ep=parallel.ep, tp=parallel.tp,
             etp=parallel.etp or 0, order=tuple(parallel.order.split("-")),
@@ -109,7 +109,7 @@ def _preset(
     """Return the preset and the number of nodes that its name carries."""
     if section.preset is None:
         return None, None
-    with placed(resolved, "cluster"):
+    with at_location(resolved, "cluster"):
         name, _, nodes = section.preset.rpartition("x")
         is_count = _NODES.fullmatch(nodes) is not None and int(nodes) <= _MOST_NODES
         if section.preset not in registry.clusters and name in registry.clusters and not is_count:
@@ -163,7 +163,7 @@ def _part(work: Assembly, values: dict[str, Any], part: str, request: NetworkReq
     provided, checked, plain = _options(work, values, part)
     values[part] = {"name": provided.offer.name, **plain}
     work = work.using(provided)
-    with placed(work.resolved, key, options=True):
+    with at_location(work.resolved, key, options=True):
         try:
             return work, build_network(provided, replace(request, options=checked))
         except PluginError as error:
@@ -176,7 +176,7 @@ def _options(
     """Return the network of a part, and its options, checked and as plain values."""
     options = dict(values[part])
     name = options.pop("name")
-    with placed(work.resolved, f"cluster.{part}.name"):
+    with at_location(work.resolved, f"cluster.{part}.name"):
         provided = work.registry.networks[name]
     model = provided.offer.options
     return provided, *work.resolved.part(f"cluster.{part}", model() if model else None, options)
@@ -254,7 +254,7 @@ def with_stage_replicas(
         if job is not None:
             sets = job.layout.grid()[sets].transpose(0, 2, 3, 4, 1).reshape(-1, copies)
         over = LinkCollectives(network=job.cluster if job else network, layout=_Holders(sets.astype(np.int32)))
-        with placed(resolved, "network"):
+        with at_location(resolved, "network"):
             for stage in stages.tolist():
                 reduce_ns[stage] += over.ns("all-reduce", "replicas", int(workload.gradients_bytes[stage]))
     return replace(workload, reduce_ns=reduce_ns)

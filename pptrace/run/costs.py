@@ -17,7 +17,7 @@ from pptrace.plugins.construction import build_workload
 from pptrace.plugins.guards import call_plugin
 from pptrace.plugins.requests import CostRequest
 from pptrace.run.devices import check_unread_device, preset_values, rank_devices, with_first_device
-from pptrace.run.inputs import placed
+from pptrace.run.inputs import at_location
 from pptrace.run.speeds import speeds_of
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Costs:
         def of_one(length: int) -> Workload:
             return build_workload(self.offer, replace(request, sequence=length, global_batch=request.micro))
 
-        with placed(self.resolved, "costs"):
+        with at_location(self.resolved, "costs"):
             base = build_workload(self.offer, request)
             if self.lengths is None:
                 return base
@@ -158,7 +158,7 @@ def _cost_model(work: Assembly) -> tuple[Assembly, Provided[CostModelOffer]]:
             raise work.resolved.error("costs", f"write which cost model reads the model: {known}")
         (name,) = readers
         work = work.at(work.resolved.with_costs(name, "the cost model that reads models"))
-    with placed(work.resolved, "costs"):
+    with at_location(work.resolved, "costs"):
         provided = work.registry.cost_models[name]
     return work.using(provided), provided
 

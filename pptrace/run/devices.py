@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pptrace.config.schema import Device
 from pptrace.config.validation import merged, validate_options
 from pptrace.config.yaml_document import read_yaml
-from pptrace.run.inputs import placed
+from pptrace.run.inputs import at_location
 
 if TYPE_CHECKING:
     from pptrace.config.resolution import Resolved
@@ -40,7 +40,7 @@ def preset_values(work: Assembly, key: str, name: str | None, place: str) -> tup
     if name.lower().endswith((".yaml", ".yml")):
         return work, read_yaml(Path(name), example="layers: 32").value
     presets = work.registry.models if key == "model" else work.registry.devices
-    with placed(work.resolved, place):
+    with at_location(work.resolved, place):
         provided = presets[name]
     return work.using(provided), provided.offer.values
 

@@ -6,7 +6,7 @@ Training (2026), which shows that rankings change between the three.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pptrace.plugins.construction import build_schedule
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from fractions import Fraction
 
     from pptrace.config.schema import Experiment
-    from pptrace.run.simulated_step import Run
+    from pptrace.run.neighbourhood import Advice
+    from pptrace.run.overheads import Bottleneck
+    from pptrace.run.simulated_step import SimulatedStep
     from pptrace.steps.schedule import Schedule
     from pptrace.timeline.metrics import Metrics
     from pptrace.timeline.timeline import Timeline
@@ -45,7 +47,7 @@ _MOST = 64
 """Links, and pairs that a link held up, that are listed."""
 
 
-def document(run: Run) -> dict[str, Any]:
+def document(run: SimulatedStep, bottleneck: Bottleneck, advice: Advice) -> dict[str, Any]:
     """Return everything measured, with times in ns and sizes in bytes, and where it comes from."""
     metrics, path = run.metrics, run.metrics.path
     over = metrics.over_capacity
@@ -75,14 +77,14 @@ def document(run: Run) -> dict[str, Any]:
         "links": _links(run),
         "contention": _contention(run),
         "formula": _closed_forms(run),
-        "lever": asdict(run.lever),
-        "advice": run.advice.to_dict(),
+        "lever": {"name": bottleneck.name, "part": bottleneck.share},
+        "advice": advice.to_dict(),
         "notes": list(metrics.notes),
         "provenance": run.provenance,
     }
 
 
-def rank_rows(run: Run) -> list[dict[str, Any]]:
+def rank_rows(run: SimulatedStep) -> list[dict[str, Any]]:
     """Return one row per rank."""
     metrics, memory = run.metrics, run.metrics.memory
     names = [cause.name.lower() for cause in IdleCause]
@@ -149,7 +151,7 @@ def _communication(metrics: Metrics) -> dict[str, dict[str, float]]:
     return found
 
 
-def _links(run: Run) -> list[dict[str, Any]] | None:
+def _links(run: SimulatedStep) -> list[dict[str, Any]] | None:
     """Return the busiest links with their figures; links used alike are one entry."""
     if run.traffic is None:
         return None
@@ -169,7 +171,7 @@ def _links(run: Run) -> list[dict[str, Any]] | None:
     ]
 
 
-def _contention(run: Run) -> list[dict[str, Any]] | None:
+def _contention(run: SimulatedStep) -> list[dict[str, Any]] | None:
     """Return whom which link held up, and for how long in sum."""
     if run.traffic is None:
         return None
@@ -179,7 +181,7 @@ def _contention(run: Run) -> list[dict[str, Any]] | None:
     ]
 
 
-def _closed_forms(run: Run) -> dict[str, Any] | None:
+def _closed_forms(run: SimulatedStep) -> dict[str, Any] | None:
     """Return the schedule's own formulas, where it offers any."""
     choice = run.prepared.resolved.experiment.schedule
     if choice.kind == "table":
@@ -216,7 +218,7 @@ def metrics_row(levels: Levels) -> Row:
     return {**before, **figures}
 
 
-def figures_of(run: Run) -> Row:
+def figures_of(run: SimulatedStep) -> Row:
     """Return the figures of a simulated step alone, as :func:`metrics_row` has them."""
     metrics = run.metrics
     whole = metrics.ranks * metrics.step_ns
@@ -251,7 +253,7 @@ def gpus_of(experiment: Experiment) -> int:
 class Levels:
     """One schedule's bubble at each level; the simulated one is ``run.metrics.bubble``."""
 
-    run: Run
+    run: SimulatedStep
     """The simulated step."""
     formula: Fraction | None
     """The schedule's closed form; None where it offers none for these sizes."""
@@ -259,7 +261,7 @@ class Levels:
     """Idle over ranks times length, with a forward of 1, a backward of 2 and messages that take no time."""
 
 
-def at_levels(run: Run) -> Levels:
+def at_levels(run: SimulatedStep) -> Levels:
     """Return a simulated step's schedule at all three levels.
 
     The table is the one that the schedule makes where it knows no times, so that it is not bent towards the costs.

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from pptrace.steps.placement import Placement
     from pptrace.steps.workload import Workload
 
-__all__ = ["Unlike", "changed", "of_the_last_replica", "unlike_replicas"]
+__all__ = ["ReplicaDifferences", "changed", "of_the_last_replica", "simulate_replicas"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unlike:
+class ReplicaDifferences:
     """The replicas of a step that differ, each simulated alone."""
 
     kind_of: Int64s
@@ -87,14 +87,16 @@ def of_the_last_replica(prepared: Prepared) -> Prepared:
     placement = prepared.schedule.placement
     if differing.kinds == 1:
         return replace(prepared, workload=differing.costs_of(0, placement))
-    unlike = unlike_replicas(prepared, differing)
-    shown = unlike.slowest if asked is None else int(unlike.kind_of[asked])
-    number = int(unlike.first[shown]) if asked is None else asked
-    workload = unlike.workload_of(differing, shown, placement)
-    return replace(prepared, workload=replace(workload, notes=(*workload.notes, _note(unlike, shown, number))))
+    differences = simulate_replicas(prepared, differing)
+    shown = differences.slowest if asked is None else int(differences.kind_of[asked])
+    number = int(differences.first[shown]) if asked is None else asked
+    workload = differences.workload_of(differing, shown, placement)
+    return replace(
+        prepared, workload=replace(workload, notes=(*workload.notes, _note(differences, shown, number)))
+    )
 
 
-def unlike_replicas(prepared: Prepared, differing: Differing) -> Unlike:
+def simulate_replicas(prepared: Prepared, differing: Differing) -> ReplicaDifferences:
     """Simulate each replica that is like no other, alone.
 
     Args:
@@ -104,7 +106,7 @@ def unlike_replicas(prepared: Prepared, differing: Differing) -> Unlike:
     Raises:
         ConfigError: replicas that are not alike would meet within the step, or their microbatches are cut.
     """
-    _check_unlike(prepared, differing)
+    _check_uncut(prepared, differing)
     first, kind_of = kinds_of(differing.lengths, differing.speeds)
     zero = np.zeros(prepared.workload.stages, dtype=np.int64)
     ready = np.zeros((len(first), zero.size), dtype=np.int64)
@@ -118,26 +120,26 @@ def unlike_replicas(prepared: Prepared, differing: Differing) -> Unlike:
         rows = np.flatnonzero(WEIGHT_GRADIENTS.mask(timeline.kind))
         np.maximum.at(own, timeline.stage[rows], timeline.end_ns[rows])
         peak[:] = measure_memory(timeline, costs).peak_bytes
-    return Unlike(kind_of=kind_of, first=first, ready_ns=ready, peak_bytes=peaks)
+    return ReplicaDifferences(kind_of=kind_of, first=first, ready_ns=ready, peak_bytes=peaks)
 
 
-def _note(unlike: Unlike, shown: int, number: int) -> str:
-    ends, peaks = unlike.ready_ns.max(axis=1), unlike.peak_bytes
+def _note(differences: ReplicaDifferences, shown: int, number: int) -> str:
+    ends, peaks = differences.ready_ns.max(axis=1), differences.peak_bytes
     longest, least = format_duration(int(ends.max())), format_duration(int(ends.min()))
-    says = f"Of {len(unlike.kind_of)} replicas this is number {number}, which computes"
-    if shown == unlike.slowest:
+    says = f"Of {len(differences.kind_of)} replicas this is number {number}, which computes"
+    if shown == differences.slowest:
         note = f"{says} longest: {longest}, the fastest {least}."
     else:
-        slowest = unlike.first[unlike.slowest]
+        slowest = differences.first[differences.slowest]
         note = f"{says} {format_duration(int(ends[shown]))}; number {slowest} computes longest: {longest}."
     fullest, rank = (int(place) for place in np.unravel_index(peaks.argmax(), peaks.shape))
     if peaks[fullest].max() > peaks[shown].max():
         more = format_size(int(peaks[fullest, rank]))
-        note += f" Number {unlike.first[fullest]} needs the most memory: {more} on rank {rank}."
+        note += f" Number {differences.first[fullest]} needs the most memory: {more} on rank {rank}."
     return note
 
 
-def _check_unlike(prepared: Prepared, differing: Differing) -> None:
+def _check_uncut(prepared: Prepared, differing: Differing) -> None:
     resolved, table = prepared.resolved, prepared.schedule
     asked = resolved.experiment.data_parallel
     if asked.reduce_each:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pptrace.steps.text_forms import TableFile
     from pptrace.steps.workload import Workload
 
-__all__ = ["Assembly", "Differing", "OnCluster", "Prepared", "kinds_of", "located", "placed"]
+__all__ = ["Assembly", "Differing", "OnCluster", "Prepared", "at_location", "kinds_of", "located"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +188,7 @@ class Assembly:
 
 
 @contextmanager
-def placed(resolved: Resolved, key: str, *, options: bool = False) -> Iterator[None]:
+def at_location(resolved: Resolved, key: str, *, options: bool = False) -> Iterator[None]:
     """Run a block on behalf of what stands under ``key``, the place of errors that name no other key.
 
     Args:

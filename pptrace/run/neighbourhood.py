@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pptrace.plugins.offers import CostModelOffer, ScheduleOffer
     from pptrace.plugins.registry import Registry
     from pptrace.run.costs import Costs
-    from pptrace.run.simulated_step import Run
+    from pptrace.run.simulated_step import SimulatedStep
     from pptrace.steps.workload import Workload
 
 __all__ = [
@@ -206,7 +206,7 @@ def room_makers(resolved: Resolved, registry: Registry) -> list[dict[str, Any]]:
     return [{key: value for key, value in step.items() if value != own_values[key]} for step in steps]
 
 
-def policies(run: Run) -> Iterator[Mapping[str, Any]]:
+def policies(run: SimulatedStep) -> Iterator[Mapping[str, Any]]:
     """Yield the ways of issuing messages that differ from the configuration's."""
     resolved = run.prepared.resolved
     policy = resolved.experiment.p2p.policy
@@ -219,7 +219,7 @@ def policies(run: Run) -> Iterator[Mapping[str, Any]]:
             yield changed
 
 
-def schedules_of(run: Run) -> list[str]:
+def schedules_of(run: SimulatedStep) -> list[str]:
     """Return the schedules that may run instead, the configuration's own first.
 
     Only that one where a file is it, and where options were given on the command line, which no other takes.
@@ -240,7 +240,7 @@ def schedules_of(run: Run) -> list[str]:
     return [choice.name, *(() if fixed else others)]
 
 
-def change_of(run: Run, sizes: Sizes, chunks: int, schedule: str, switches: Mapping[str, Any]) -> Change:
+def change_of(run: SimulatedStep, sizes: Sizes, chunks: int, schedule: str, switches: Mapping[str, Any]) -> Change:
     """Return the settings in which a candidate differs from a configuration."""
     resolved = run.prepared.resolved
     batch = resolved.experiment.batch
@@ -571,7 +571,7 @@ class Tried:
     """Why it cannot run, in one line."""
 
     @classmethod
-    def of(cls, change: Change, run: Run) -> Tried:
+    def of(cls, change: Change, run: SimulatedStep) -> Tried:
         """Return what a run of a changed configuration comes to."""
         memory = run.memory
         return cls(

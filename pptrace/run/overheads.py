@@ -20,76 +20,79 @@ from pptrace.timeline.metrics import measure
 
 if TYPE_CHECKING:
     from pptrace.network.contract import Network
-    from pptrace.run.simulated_step import Run
+    from pptrace.run.simulated_step import SimulatedStep
     from pptrace.steps.columns import Int64s
     from pptrace.timeline.metrics import Metrics
 
-__all__ = ["Lever", "Prices", "contention_of", "find_prices", "largest_lever", "metrics_under", "overheads"]
+__all__ = [
+    "Bottleneck",
+    "Savings",
+    "contention_of",
+    "find_bottleneck",
+    "find_savings",
+    "metrics_under",
+    "overheads",
+]
 
 _POLICY, _COLLECTIVES, _COMPUTE = "p2p policy", "collectives", "compute"
 
 _UNEVEN = 1.05
-"""The computation of the busiest rank over the mean from which stages count as uneven."""
+"""Stages are uneven above this ratio of the busiest rank's computation to the mean."""
 
 _SMALL = 0.005
-"""Below this part of the step nothing is worth a change."""
+"""Overheads below this share of the step are not named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lever:
-    """What takes most of a step beside the model's own computation; prints as the summary has it."""
+class Bottleneck:
+    """The largest overhead of a step; prints as in the summary."""
 
     name: str
-    """The overhead, as ``docs/metrics.md`` lists them; ``compute`` or ``none`` where there is none."""
-    part: float | None = None
-    """Its part of the step; None where it has none, as memory."""
+    """The overhead, as in ``docs/metrics.md``; ``compute`` or ``none`` without one."""
+    share: float | None = None
+    """Its share of the step; None for memory."""
 
     def __str__(self) -> str:
         if self.name == _COMPUTE:
             return "compute alone"
-        return self.name if self.part is None else f"{self.name} {self.part:.1%}"
+        return self.name if self.share is None else f"{self.name} {self.share:.1%}"
 
 
-def largest_lever(run: Run) -> Lever:
-    """Return the largest overhead with its part of the step.
+def find_bottleneck(run: SimulatedStep) -> Bottleneck:
+    """Return the largest overhead with its share of the step.
 
-    Memory comes first where a rank has too little; a line of its own says how much. Policy and network are
-    priced by simulating the step without them; what is idle then is the schedule's. Nobody can switch such
-    prices off: what can be changed is :mod:`pptrace.run.advice`'s to find.
+    Insufficient memory comes first. The savings of policy and network are upper bounds by re-simulation without
+    them; the remaining idle time is the schedule's. :mod:`pptrace.run.advice` finds changes that users can make.
     """
     if run.metrics.over_capacity is not None:
-        return Lever(name="memory")
+        return Bottleneck(name="memory")
     if not run.metrics.step_ns:
-        return Lever(name="none")
-    parts = dict(overheads(run))
-    name = max(parts, key=lambda name: parts[name])
-    if parts[name] < _SMALL:
-        return Lever(name=_COMPUTE)
-    return Lever(name=name, part=parts[name])
+        return Bottleneck(name="none")
+    name, share = overheads(run)[0]
+    return Bottleneck(name=_COMPUTE) if share < _SMALL else Bottleneck(name=name, share=share)
 
 
-def overheads(run: Run) -> list[tuple[str, float]]:
-    """Return the part of the step, or of ranks x step for what not all ranks share, that each overhead takes.
+def overheads(run: SimulatedStep) -> list[tuple[str, float]]:
+    """Return each overhead's share, the largest first.
 
-    The largest comes first.
+    Shares are of the step; those of idle time are of ranks x step.
     """
-    return sorted(_parts(run).items(), key=lambda item: -item[1])
-
-
-def _parts(run: Run) -> dict[str, float]:
     metrics = run.metrics
     # Where nothing slows computation, a step gets shorter by no more than its idle time.
     settled = not contention_of(run).slows and metrics.collective_ns.sum() >= metrics.idle_ns.sum()
-    prices = None if settled else find_prices(run)
-    if prices is None:
-        return _idle_parts(run, metrics)
-    priced = {
-        _POLICY: prices.policy_ns, "contention": prices.contention_ns, "transfer": prices.transfer_ns,
-    }  # fmt: skip
-    return _idle_parts(run, prices.rest) | {name: part / metrics.step_ns for name, part in priced.items()}
+    savings = None if settled else find_savings(run)
+    if savings is None:
+        shares = _idle_shares(run, metrics)
+    else:
+        saved_ns = {
+            _POLICY: savings.policy_ns, "contention": savings.contention_ns, "transfer": savings.transfer_ns,
+        }  # fmt: skip
+        shares = _idle_shares(run, savings.rest)
+        shares |= {name: time_ns / metrics.step_ns for name, time_ns in saved_ns.items()}
+    return sorted(shares.items(), key=lambda item: -item[1])
 
 
-def _idle_parts(run: Run, metrics: Metrics) -> dict[str, float]:
+def _idle_shares(run: SimulatedStep, metrics: Metrics) -> dict[str, float]:
     idle, whole = metrics.idle_ns.sum(axis=0), run.metrics.ranks * run.metrics.step_ns
     bubble = int(idle[IdleCause.FILL] + idle[IdleCause.DRAIN] + idle[IdleCause.PEER_COMPUTE])
     uneven = min(_uneven_ns(run), bubble)
@@ -106,14 +109,14 @@ def _idle_parts(run: Run, metrics: Metrics) -> dict[str, float]:
     return {name: part / whole for name, part in parts.items()}
 
 
-def _uneven_ns(run: Run) -> int:
-    """Return what all ranks together wait for the one with the most computation; 0 where all have the same."""
+def _uneven_ns(run: SimulatedStep) -> int:
+    """Return the sum over ranks of the wait for the rank with the most computation; 0 for equal ranks."""
     work = _work_ns(run)
     spare = int(work.max()) * work.size - int(work.sum())
     return spare if int(work.max()) * work.size > _UNEVEN * int(work.sum()) else 0
 
 
-def _work_ns(run: Run) -> Int64s:
+def _work_ns(run: SimulatedStep) -> Int64s:
     """Return the time of all forwards and backwards of each rank."""
     workload, placement = run.prepared.workload, run.prepared.schedule.placement
     microbatches = np.bincount(placement.microbatch_route, minlength=placement.routes)
@@ -125,31 +128,31 @@ def _work_ns(run: Run) -> Int64s:
 
 
 MOST_ACTIONS = 2_000_000
-"""Actions of a step that is simulated again, those of replicas that differ too: about a second each time."""
+"""Limit of actions for re-simulation, over all replicas that differ: about a second each time."""
 
 MOST_CONTENDED = 100_000
-"""The same where messages share links or slow computation, which takes an order of magnitude longer."""
+"""The same limit with contention, which takes an order of magnitude longer."""
 
 _NONE = Contention(links=Sharing.NONE)
-"""Nothing is shared, nothing slowed."""
+"""No contention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prices:
-    """By how much a step gets shorter; these and the length of ``rest`` sum to it."""
+class Savings:
+    """Upper bounds of savings by re-simulation; these and the length of ``rest`` sum to the step."""
 
     policy_ns: int
-    """Under ``async`` instead of its policy."""
+    """With ``async`` instead of the step's policy."""
     contention_ns: int
-    """Then with nothing shared and nothing slowed."""
+    """With no contention as well."""
     transfer_ns: int
-    """Then on an ideal network."""
+    """On an ideal network as well."""
     rest: Metrics
-    """What is left then."""
+    """The step without these overheads."""
 
 
-def find_prices(run: Run) -> Prices | None:
-    """Return the prices in a run's step; None where it is too large to be simulated again."""
+def find_savings(run: SimulatedStep) -> Savings | None:
+    """Return the savings in a step; None where it is too large for re-simulation."""
     issued = metrics_under(run, Policy())
     alone = contention_of(run) == _NONE
     apart = issued if alone else metrics_under(run, Policy(), contention=_NONE)
@@ -157,7 +160,7 @@ def find_prices(run: Run) -> Prices | None:
     rest = apart if free else metrics_under(run, Policy(), contention=_NONE, network=ideal())
     if issued is None or apart is None or rest is None:
         return None
-    return Prices(
+    return Savings(
         policy_ns=run.metrics.step_ns - issued.step_ns,
         contention_ns=issued.step_ns - apart.step_ns,
         transfer_ns=apart.step_ns - rest.step_ns,
@@ -166,18 +169,18 @@ def find_prices(run: Run) -> Prices | None:
 
 
 def metrics_under(
-    run: Run, policy: Policy, *, contention: Contention | None = None, network: Network | None = None
+    run: SimulatedStep, policy: Policy, *, contention: Contention | None = None, network: Network | None = None
 ) -> Metrics | None:
-    """Return a run's step with messages issued otherwise; None where it is too large, or deadlocks.
+    """Return the metrics of a step under another policy; None where it is too large or deadlocks.
 
-    Contention and network are the run's unless given. Nothing is simulated where nothing changes.
+    Contention and network default to the step's. Without any change, nothing is simulated.
     """
     prepared, reduction = run.prepared, run.prepared.resolved.experiment.data_parallel
-    own = contention_of(run)
-    contention, network = contention or own, network or prepared.network
+    configured = contention_of(run)
+    contention, network = contention or configured, network or prepared.network
     if (
         _same(policy, prepared.policy)
-        and contention == own
+        and contention == configured
         and _unguarded(network) == _unguarded(prepared.network)
     ):
         return run.metrics
@@ -195,17 +198,16 @@ def metrics_under(
     return measure(timeline, prepared.workload)
 
 
-def _same(one: Policy, other: Policy) -> bool:
-    return one == other or one.name is other.name is PolicyName.ASYNC
+def _same(first: Policy, second: Policy) -> bool:
+    return first == second or first.name is second.name is PolicyName.ASYNC
 
 
 def _unguarded(network: Network) -> Network:
-    """Return a network to compare: what guards it tells who offers it, which does not change a step."""
+    """Return the plugin's network without its checks, for comparisons."""
     return network.network if isinstance(network, GuardedNetwork) else network
 
 
-def contention_of(run: Run) -> Contention:
-    """Return what a run's messages do to each other, where they meet at all."""
-    prepared = run.prepared
-    own: Contention = prepared.contention
-    return own if len(prepared.network.links) or own.slows else _NONE
+def contention_of(run: SimulatedStep) -> Contention:
+    """Return the contention of a step; none where messages share no link and slow no computation."""
+    contention: Contention = run.prepared.contention
+    return contention if len(run.prepared.network.links) or contention.slows else _NONE

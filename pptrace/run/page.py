@@ -22,7 +22,9 @@ from pptrace.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from pptrace.run.simulated_step import Run
+    from pptrace.run.neighbourhood import Advice
+    from pptrace.run.overheads import Bottleneck
+    from pptrace.run.simulated_step import SimulatedStep
     from pptrace.timeline.timeline import Timeline
 
 __all__ = ["run_page"]
@@ -55,7 +57,7 @@ class _Lane(NamedTuple):
     total: str
 
 
-def run_page(run: Run, timeline: Timeline) -> str:
+def run_page(run: SimulatedStep, timeline: Timeline, bottleneck: Bottleneck, advice: Advice) -> str:
     """Return the page of a run, whose step is drawn from ``timeline``: its own, or a part of it."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
@@ -68,7 +70,7 @@ def run_page(run: Run, timeline: Timeline) -> str:
     return templates.get_template("page.html").render(
         title=f"{job_text(run)}: {schedule_text(run)}",
         setting=f"{run.prepared.batch_text}, {setting_text(run)}",
-        figures=list(_figures(run)),
+        figures=[*_figures(run), ("largest overhead", str(bottleneck))],
         chart=Markup(chart_svg(chart)),  # noqa: S704 - made of escaped elements
         sampled=chart.sampled,
         spent=spent,
@@ -78,8 +80,8 @@ def run_page(run: Run, timeline: Timeline) -> str:
         capacity=_capacity(run),
         links=list(_links(run)),
         overheads=[(name, f"{part:.1%}") for name, part in overheads(run) if part >= _BARELY],
-        advice=advice_rows(run),
-        estimated=run.advice.estimated,
+        advice=advice_rows(run, advice),
+        estimated=advice.estimated,
         notes=list(run.metrics.notes),
         configuration=[(key, str(value), origin) for key, value, origin in run.prepared.resolved.explain()],
         version=__version__,
@@ -90,7 +92,7 @@ _BARELY = 0.0005
 """A share that is shown as 0.0 %."""
 
 
-def _figures(run: Run) -> Iterator[tuple[str, str]]:
+def _figures(run: SimulatedStep) -> Iterator[tuple[str, str]]:
     metrics = run.metrics
     yield "step", time_text(run, metrics.step_ns)
     if metrics.tokens_per_s:
@@ -101,7 +103,6 @@ def _figures(run: Run) -> Iterator[tuple[str, str]]:
     peak = metrics.memory.fullest_bytes
     if peak:
         yield "peak memory", format_size(peak) + (" !" if metrics.over_capacity else "")
-    yield "largest overhead", str(run.lever)
 
 
 def _shown(lanes: Iterable[_Lane], keys: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -110,7 +111,7 @@ def _shown(lanes: Iterable[_Lane], keys: Iterable[tuple[str, str]]) -> list[tupl
     return [(name, colour) for name, colour in keys if name in names]
 
 
-def _time(run: Run) -> Iterator[_Lane]:
+def _time(run: SimulatedStep) -> Iterator[_Lane]:
     """Yield where each rank's time went."""
     metrics = run.metrics
     step = max(metrics.step_ns, 1)
@@ -126,7 +127,7 @@ def _time(run: Run) -> Iterator[_Lane]:
         yield _Lane(rank, shares, f"{int(metrics.busy_ns[rank]) / step:.1%} busy")
 
 
-def _memory(run: Run) -> Iterator[_Lane]:
+def _memory(run: SimulatedStep) -> Iterator[_Lane]:
     """Yield what each rank holds at its peak; nothing where the costs know no memory."""
     memory = run.metrics.memory
     most = max(int(memory.peak_bytes.max(initial=0)), int(memory.room_bytes.max(initial=0)), 1)
@@ -141,7 +142,7 @@ def _memory(run: Run) -> Iterator[_Lane]:
         yield _Lane(rank, shares, format_size(int(memory.peak_bytes[rank])) + of)
 
 
-def _capacity(run: Run) -> tuple[float, str] | None:
+def _capacity(run: SimulatedStep) -> tuple[float, str] | None:
     """Return where devices' memory ends on the bars, in percent, and its size; None where it is not one known."""
     memory = run.metrics.memory
     if not memory.capacity_bytes or memory.devices_differ:
@@ -150,7 +151,7 @@ def _capacity(run: Run) -> tuple[float, str] | None:
     return 100 * memory.capacity_bytes / most, format_size(memory.capacity_bytes)
 
 
-def _links(run: Run) -> Iterator[tuple[str, str, str, str, str]]:
+def _links(run: SimulatedStep) -> Iterator[tuple[str, str, str, str, str]]:
     """Yield the fullest links: name, capacity, use, bytes, delay."""
     used = [] if run.traffic is None else busiest_links(run.timeline, run.traffic, run.metrics.step_ns)
     for use in used[:_MOST_LINKS]:

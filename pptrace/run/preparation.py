@@ -15,7 +15,7 @@ from pptrace.plugins.requests import NetworkRequest, ScheduleRequest
 from pptrace.run.cluster import layout_of, on_cluster, with_stage_replicas
 from pptrace.run.costs import costs_of, in_parts, part_times, with_reduction
 from pptrace.run.heterogeneous_replicas import of_the_last_replica
-from pptrace.run.inputs import Assembly, Differing, Prepared, placed
+from pptrace.run.inputs import Assembly, Differing, Prepared, at_location
 from pptrace.run.schedule_request import CHUNKS, LazyRequest, OtherTables, table_file, times
 from pptrace.run.table_changes import modified, overlap_notes, with_interleave, with_validation
 from pptrace.sim.rate_sharing import Contention
@@ -175,11 +175,11 @@ def _network(work: Assembly) -> tuple[Assembly, Network, OnCluster | None]:
     if work.experiment.cluster is not None:
         work, job = on_cluster(work)
         return work, job.hops, job
-    with placed(work.resolved, "network"):
+    with at_location(work.resolved, "network"):
         provided = work.registry.networks[work.experiment.network.name]
     work, options = work.using(provided).options("network", provided.offer.options)
     ranks = work.experiment.parallel.pp or 1
-    with placed(work.resolved, "network", options=True):
+    with at_location(work.resolved, "network", options=True):
         network = build_network(provided, NetworkRequest(endpoints=ranks, options=options))
     return work.at(with_reduction(work.resolved, network)), network, None
 
@@ -188,11 +188,11 @@ def _built(
     work: Assembly, request: ScheduleRequest, ask: Callable[[int], dict[str, Any]], others: OtherTables
 ) -> tuple[Assembly, Schedule, ScheduleRequest]:
     """Return the table that a schedule makes, and the request with the schedule's options and chunks."""
-    with placed(work.resolved, "schedule"):
+    with at_location(work.resolved, "schedule"):
         provided = work.registry.schedules[work.experiment.schedule.name]
     work, options = work.using(provided).options("schedule", provided.offer.options)
     request = replace(request, options=options)
-    with placed(work.resolved, "schedule"):
+    with at_location(work.resolved, "schedule"):
         if provided.offer.chunks is not None and CHUNKS not in work.resolved.positions:
             request = replace(request, chunks=call_plugin(provided.provider, provided.offer.chunks, request))
         stages = request.stages
@@ -202,7 +202,7 @@ def _built(
 
 
 def _times(work: Assembly, workload: Workload, network: Network) -> dict[str, Any]:
-    with placed(work.resolved, "network"):
+    with at_location(work.resolved, "network"):
         return times(workload, network, work.experiment.parallel.pp or 1)
 
 
@@ -232,11 +232,11 @@ def policy_of(work: Assembly, table: Schedule) -> tuple[Assembly, Policy]:
         name = PolicyName(p2p.policy)
         _refuse_idle(work.resolved, p2p.policy)
         return work, Policy(name=name, receive=p2p.receive, stream=p2p.stream, eager_bytes=p2p.eager)
-    with placed(work.resolved, "p2p"):
+    with at_location(work.resolved, "p2p"):
         provided = work.registry.message_policies[p2p.policy]
     _refuse_idle(work.resolved, p2p.policy)
     work, options = work.using(provided).options("p2p", provided.offer.options)
-    with placed(work.resolved, "p2p"):
+    with at_location(work.resolved, "p2p"):
         return work, build_policy(provided, table, options)
 
 

@@ -25,7 +25,7 @@ from pptrace.run.neighbourhood import (
     room_makers,
 )
 from pptrace.run.preparation import costs_alone
-from pptrace.run.simulated_step import simulate
+from pptrace.run.run import simulate
 from pptrace.steps.kinds import Kind
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pptrace.config.resolution import Resolved
     from pptrace.plugins.registry import Registry
     from pptrace.run.neighbourhood import VariedSetting
-    from pptrace.run.simulated_step import Run
+    from pptrace.run.run import Run
     from pptrace.steps.workload import Workload
 
 __all__ = ["Form", "FormSearch", "Forms", "Variation", "in_more_room"]

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pptrace.config.schema import Device
-    from pptrace.run.neighbourhood import Tried
-    from pptrace.run.simulated_step import Run
+    from pptrace.run.neighbourhood import Advice, Tried
+    from pptrace.run.overheads import Bottleneck
+    from pptrace.run.simulated_step import SimulatedStep
     from pptrace.timeline.link_use import LinkUse
 
 __all__ = [
@@ -46,7 +47,9 @@ _SHOWN = 3
 _COLUMNS = ("fill", "drain", "xfer", "cont", "HoL", "peer", "dp", "slow")
 
 
-def summary_lines(run: Run, written: Sequence[Path] = ()) -> list[str]:
+def summary_lines(
+    run: SimulatedStep, bottleneck: Bottleneck, advice: Advice, written: Sequence[Path] = ()
+) -> list[str]:
     """Return the summary's lines; the last names the next command, given the traces ``written``.
 
     Where all would be too many lines, blank ones go first, then the data-parallel one, then those about links.
@@ -55,7 +58,7 @@ def summary_lines(run: Run, written: Sequence[Path] = ()) -> list[str]:
     head = [*_headline(run), *_notes(run), _figures(run)]
     parts = [
         head, [""], _where_time_goes(run, width), _communication(run), _busiest(run), [""], _ranks(run),
-        _warning(run), _last(run, written, width),
+        _warning(run), _last(run, bottleneck, advice.best, written, width),
     ]  # fmt: skip
     parts = [[part for line in lines for part in _folded(line, width)] for lines in parts]
     for dropped in ([], [1, 5], [1, 3, 5], [1, 3, 4, 5]):
@@ -73,7 +76,7 @@ def _folded(line: str, width: int) -> list[str]:
     return wrap(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
-def time_text(run: Run, time_ns: float) -> str:
+def time_text(run: SimulatedStep, time_ns: float) -> str:
     """Return a time as people read it: in units where the costs are units.
 
     A simulated time is a whole number of nanoseconds; per-rank means need not be.
@@ -84,7 +87,7 @@ def time_text(run: Run, time_ns: float) -> str:
     return format_duration(round(time_ns))
 
 
-def job_text(run: Run) -> str:
+def job_text(run: SimulatedStep) -> str:
     """Return what is trained on what: model and device, or the costs that stand for them."""
     experiment = run.prepared.resolved.experiment
     costs = f"{experiment.costs.name} costs"
@@ -100,19 +103,19 @@ def devices_text(device: Device) -> str:
     return f"{text}, unlike by rank" if device.ranks and len(names) == 1 else text
 
 
-def schedule_text(run: Run) -> str:
+def schedule_text(run: SimulatedStep) -> str:
     """Return the schedule with the options that it ran with, its own defaults included."""
     options = options_text(run)
     return f"{run.prepared.resolved.experiment.schedule.name}{f' ({options})' if options else ''}"
 
 
-def options_text(run: Run) -> str:
+def options_text(run: SimulatedStep) -> str:
     """Return the options that a schedule ran with; nothing where it has none."""
     options = run.prepared.resolved.experiment.schedule.options
     return ", ".join(f"{key} {value}" for key, value in options.items() if value is not None)
 
 
-def setting_text(run: Run, *, chunks: int = 1) -> str:
+def setting_text(run: SimulatedStep, *, chunks: int = 1) -> str:
     """Return how the job is divided and what its messages take; ``chunks`` per rank are named from two on."""
     experiment = run.prepared.resolved.experiment
     sizes = [f"pp {run.prepared.schedule.ranks}"]
@@ -125,7 +128,7 @@ def setting_text(run: Run, *, chunks: int = 1) -> str:
     return f"{', '.join(sizes)}; {_network(run)}, p2p {policy}"
 
 
-def _headline(run: Run) -> list[str]:
+def _headline(run: SimulatedStep) -> list[str]:
     schedule = run.prepared.schedule
     return [
         f"{job_text(run)}: {schedule_text(run)}, {run.prepared.batch_text}",
@@ -133,14 +136,14 @@ def _headline(run: Run) -> list[str]:
     ]
 
 
-def _notes(run: Run) -> list[str]:
+def _notes(run: SimulatedStep) -> list[str]:
     reduction = run.prepared.resolved.experiment.data_parallel
     slow = bool(reduction.speeds or reduction.spread)
     of_replicas = [note for note in run.prepared.workload.notes if slow and note.startswith("Of ")]
     return [f"note: {note}" for note in (*run.prepared.notes, *of_replicas)]
 
 
-def _network(run: Run) -> str:
+def _network(run: SimulatedStep) -> str:
     experiment, job = run.prepared.resolved.experiment, run.prepared.job
     if job is None or experiment.cluster is None:
         return f"network {experiment.network.name}"
@@ -149,7 +152,7 @@ def _network(run: Run) -> str:
     return f"cluster {name}, {nodes} of {job.cluster.gpus}"
 
 
-def _figures(run: Run) -> str:
+def _figures(run: SimulatedStep) -> str:
     metrics = run.metrics
     parts = [f"step {time_text(run, metrics.step_ns)}"]
     if run.prepared.resolved.experiment.data_parallel.validation is Validation.AFTER:
@@ -167,7 +170,7 @@ def _figures(run: Run) -> str:
     return "  ".join(parts)
 
 
-def _where_time_goes(run: Run, width: int) -> list[str]:
+def _where_time_goes(run: SimulatedStep, width: int) -> list[str]:
     metrics = run.metrics
     whole = metrics.ranks * metrics.step_ns or 1
     idle = [(name, f"{time / whole:.1%}") for name, time in metrics.idle_by_cause_ns.items()]
@@ -175,7 +178,7 @@ def _where_time_goes(run: Run, width: int) -> list[str]:
     return [*_wrapped("idle by cause  ", causes or ["none"], width), _path(run, width)]
 
 
-def _path(run: Run, width: int) -> str:
+def _path(run: SimulatedStep, width: int) -> str:
     """Return the kinds on the path, as many as one line has room for."""
     path, step = run.metrics.path, run.metrics.step_ns or 1
     most = ""
@@ -189,14 +192,14 @@ def _path(run: Run, width: int) -> str:
     return line + most
 
 
-def _communication(run: Run) -> list[str]:
+def _communication(run: SimulatedStep) -> list[str]:
     """Return what the groups inside actions hide, and what the reduction of gradients exposes."""
     groups = [group for group in run.metrics.groups if group.stream.is_group]
     hidden = ", ".join(f"{group.name} {group.hidden:.1%}" for group in groups)
     return [*([f"hidden         {hidden}"] if hidden else []), *_reduction(run)]
 
 
-def _reduction(run: Run) -> list[str]:
+def _reduction(run: SimulatedStep) -> list[str]:
     metrics = run.metrics
     if not metrics.reduction_ns.any():
         return []
@@ -205,7 +208,7 @@ def _reduction(run: Run) -> list[str]:
     return [f"data parallel  reduction {took}, of which exposed {exposed}"]
 
 
-def _busiest(run: Run) -> list[str]:
+def _busiest(run: SimulatedStep) -> list[str]:
     """Return the fullest link, and the one that held messages up most."""
     if run.traffic is None:
         return []
@@ -241,7 +244,7 @@ def _wrapped(title: str, parts: list[str], width: int, between: str = ", ") -> l
     return lines
 
 
-def _ranks(run: Run) -> list[str]:
+def _ranks(run: SimulatedStep) -> list[str]:
     metrics = run.metrics
     shown = list(range(metrics.ranks))
     if metrics.ranks > ALL_RANKS:
@@ -264,7 +267,7 @@ def _ranks(run: Run) -> list[str]:
     return lines
 
 
-def _warning(run: Run) -> list[str]:
+def _warning(run: SimulatedStep) -> list[str]:
     over = run.metrics.over_capacity
     if over is None:
         return []
@@ -272,11 +275,12 @@ def _warning(run: Run) -> list[str]:
     return [f"warning: rank {rank} is {format_size(size)} over its memory at {time_text(run, at)}"]
 
 
-def _last(run: Run, written: Sequence[Path], width: int) -> list[str]:
+def _last(
+    run: SimulatedStep, bottleneck: Bottleneck, best: Tried | None, written: Sequence[Path], width: int
+) -> list[str]:
     traces = [path for path in written if path.name.lower().removesuffix(".gz").endswith((".pftrace", ".json"))]
-    lever = f"lever: {run.lever}"
+    lever = f"lever: {bottleneck}"
     following = f"next: pptrace open {shell_word(str(traces[0]))}" if traces else "next: add -o step.pftrace"
-    best = run.advice.best
     if best is not None:
         arguments = best.change.arguments.split(" --")
         told = _wrapped("  ", [arguments[0], *(f"--{one}" for one in arguments[1:])], width, between=" ")
@@ -285,7 +289,7 @@ def _last(run: Run, written: Sequence[Path], width: int) -> list[str]:
     return [joined] if len(joined) <= width else [lever, following]
 
 
-def _advice(run: Run, tried: Tried) -> str:
+def _advice(run: SimulatedStep, tried: Tried) -> str:
     """Return what a configuration that was simulated comes to, beside the run's own."""
     own = "" if run.metrics.over_capacity else f" in place of {time_text(run, run.metrics.step_ns)}"
     peak = f", peak {format_size(tried.peak_bytes)}" if tried.peak_bytes else ""

@@ -13,8 +13,8 @@ from pptrace.config.places import Place
 from pptrace.config.resolution import load
 from pptrace.errors import ConfigError, ConstraintError, PluginError
 from pptrace.plugins.from_file import is_file_reference
-from pptrace.run.inputs import Assembly, placed
-from pptrace.run.simulated_step import simulate
+from pptrace.run.inputs import Assembly, at_location
+from pptrace.run.run import simulate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pptrace.errors import PptraceError
     from pptrace.plugins.offers import ScheduleOffer
     from pptrace.plugins.registry import Registry
-    from pptrace.run.simulated_step import Run
+    from pptrace.run.run import Run
 
 __all__ = ["Basis", "Entry", "parse_entries", "short_reason", "split_outside"]
 
@@ -74,7 +74,7 @@ class Basis:
         offer = self.find(entry)
         if offer is not None:
             Assembly(resolved=resolved, registry=self.registry).options("schedule", offer.options)
-        with placed(resolved, "p2p"):
+        with at_location(resolved, "p2p"):
             _ = self.registry.message_policies[resolved.experiment.p2p.policy]
 
     def run(self, entry: Entry, varied: Sequence[Assignment] = ()) -> Run:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pptrace.run.figures import Levels, Row
-    from pptrace.run.simulated_step import Run
+    from pptrace.run.simulated_step import SimulatedStep
     from pptrace.search.basis import Basis, Entry
     from pptrace.search.policies import PolicyTable
 
@@ -355,12 +355,12 @@ def _notes(rows: Sequence[ComparedSchedule]) -> list[str]:
     return notes
 
 
-def options_notes(runs: Sequence[tuple[str, Run]]) -> list[str]:
+def options_notes(runs: Sequence[tuple[str, SimulatedStep]]) -> list[str]:
     """Return a line per schedule with options of its own, which says those that it ran with."""
     return [f"{label} runs with {options_text(run)}" for label, run in runs if options_text(run)]
 
 
-def work_note(runs: Sequence[tuple[str, Run]]) -> list[str]:
+def work_note(runs: Sequence[tuple[str, SimulatedStep]]) -> list[str]:
     """Return a line that says whose step computes more than another's, if any does: step times then say little."""
     whole = (Kind.F, Kind.B)
     work = [run.prepared.workload.total_ns(whole, run.prepared.schedule.microbatches) for _, run in runs]

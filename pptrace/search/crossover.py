@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pptrace.config.overrides import Assignment
     from pptrace.plugins.registry import Registry
     from pptrace.run.figures import Row
-    from pptrace.run.simulated_step import Run
+    from pptrace.run.run import Run
     from pptrace.search.basis import Basis, Entry
     from pptrace.search.execution import ExecutorChoice
     from pptrace.search.key_range import Span

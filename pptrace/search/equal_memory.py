@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from pptrace.run.costs import Costs
     from pptrace.run.figures import Row
     from pptrace.run.neighbourhood import Tried, VariedSetting
+    from pptrace.run.run import Run
     from pptrace.run.settings_search import Forms
-    from pptrace.run.simulated_step import Run
     from pptrace.search.basis import Basis, Entry
     from pptrace.steps.workload import Workload
 

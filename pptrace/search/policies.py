@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pptrace.config.choices import Choice
     from pptrace.run.figures import Row
-    from pptrace.run.simulated_step import Run
+    from pptrace.run.simulated_step import SimulatedStep
     from pptrace.search.basis import Basis, Entry
 
 __all__ = ["PolicyRow", "PolicyTable", "check_policies", "compare_policies", "policy_lines", "policy_settings"]
@@ -147,7 +147,7 @@ def _priced(row: PolicyRow, least_ns: int | None) -> PolicyRow:
     return replace(row, price=row.step_ns / least_ns - 1) if row.step_ns and least_ns else row
 
 
-def policy_lines(table: PolicyTable, run: Run, uncertainty: float = 0.0) -> list[str]:
+def policy_lines(table: PolicyTable, run: SimulatedStep, uncertainty: float = 0.0) -> list[str]:
     """Return the lines; ``run``, one of those compared, says how times are written.
 
     Schedules whose steps are within a share ``uncertainty`` of the shortest are named as the fastest with it.
@@ -191,7 +191,7 @@ def _line(cells: Sequence[str], widths: Sequence[int], schedules: int) -> str:
     return "  ".join(texts).rstrip()
 
 
-def _cell(row: PolicyRow, least_ns: int, run: Run) -> str:
+def _cell(row: PolicyRow, least_ns: int, run: SimulatedStep) -> str:
     if row.step_ns is None:
         return "deadlocks" if row.deadlocks else "cannot run"
     return f"{time_text(run, row.step_ns)} {slower_text(row.step_ns, least_ns):>7}"

@@ -16,7 +16,8 @@ from pptrace.errors import ConstraintError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from pptrace.run.simulated_step import Run
+    from pptrace.run.run import Run
+    from pptrace.run.simulated_step import SimulatedStep
     from pptrace.search.basis import Basis, Entry
 
 __all__ = [
@@ -98,7 +99,7 @@ def groups_within(values: Sequence[tuple[int, str]], share: float) -> tuple[tupl
     return tuple(groups)
 
 
-def uncertainty_of(runs: Iterable[Run]) -> float:
+def uncertainty_of(runs: Iterable[SimulatedStep]) -> float:
     """Return by which share steps may be off, as their costs say (``costs.uncertainty``); 0 where none says."""
     known = [(run.prepared.resolved.to_dict().get("costs") or {}).get("uncertainty") for run in runs]
     return max((float(share) for share in known if share is not None), default=0.0)
@@ -145,12 +146,12 @@ def _is_chosen(basis: Basis, entry: Entry) -> bool:
     return basis.flags.get("p2p") is not None or any(key == "p2p" or key.startswith("p2p.") for key in keys)
 
 
-def policy_text(run: Run) -> str:
+def policy_text(run: SimulatedStep) -> str:
     """Return the name of the policy that a step ran under."""
     return str(run.prepared.resolved.experiment.p2p.policy)
 
 
-def stand_in_notes(ran: Iterable[tuple[str, Mapping[str, Any], Run]]) -> list[str]:
+def stand_in_notes(ran: Iterable[tuple[str, Mapping[str, Any], SimulatedStep]]) -> list[str]:
     """Return lines that say which schedules issue their messages in another way than the configuration's.
 
     Args:

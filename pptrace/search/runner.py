@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pptrace.config.yaml_document import Document
     from pptrace.run.figures import Cell, Row
     from pptrace.run.inputs import Prepared
-    from pptrace.run.simulated_step import Run
+    from pptrace.run.simulated_step import SimulatedStep
     from pptrace.search.basis import Entry
     from pptrace.search.candidate import Candidate
     from pptrace.search.execution import ExecutorChoice, Kept
@@ -157,7 +157,7 @@ def run_candidate(
     return {**figures_of(run), **_where(run), "error": None, "plugins": plugins_text(prepared.plugins)}
 
 
-def _where(run: Run) -> Row:
+def _where(run: SimulatedStep) -> Row:
     """Return where the step's time goes on the mean rank; the parts sum to the step."""
     metrics = run.metrics
     ranks = metrics.ranks or 1

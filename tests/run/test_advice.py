@@ -184,13 +184,11 @@ def test_no_more_is_simulated_than_the_effort_allows(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.needs_plugins
 def test_a_candidate_that_cannot_run_is_said_and_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pptrace.run import simulated_step as running
-
     def refuse(*_: object, **__: object) -> None:
         raise ConfigError("no")
 
     run = simulate(schedule="1f1b", pp=4, microbatches=8)
-    monkeypatch.setattr(running, "simulate", refuse)
+    monkeypatch.setattr(advising, "simulate", refuse)
 
     assert run.advice.best is None
     assert {one.reason for one in run.advice.tried} == {"no"}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import pptrace
 from pptrace.errors import ConfigError
-from pptrace.run.overheads import find_prices
+from pptrace.run.overheads import find_savings
 from pptrace.search.what_if import whatif
 from pptrace.sim.simulation import simulate
 from pptrace.steps.placement import Placement
@@ -181,7 +181,7 @@ def test_a_change_is_told_as_the_step_of_a_configuration_that_has_it(differ: dic
     if "speeds" in differ:  # lengths are those of 8 microbatches
         halved = step(on(200, 80), 16, 2).metrics.step_ns  # whose speeds round other times
         assert rows["half the bubble"] == pytest.approx(halved, rel=0.0001)
-    prices, ideal = find_prices(run), step("ideal").metrics
+    prices, ideal = find_savings(run), step("ideal").metrics
     assert prices is not None
     assert prices.rest.step_ns == ideal.step_ns
     assert prices.policy_ns + prices.contention_ns + prices.transfer_ns + ideal.step_ns == run.metrics.step_ns

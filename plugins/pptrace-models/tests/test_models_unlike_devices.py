@@ -16,7 +16,7 @@ from pptrace.run.simulated_step import run_prepared
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pptrace.run.simulated_step import Run
+    from pptrace.run.run import Run
     from pptrace.steps.workload import Workload
 
 RANKS = ("h100-sxm", "a100-sxm", "a100-sxm", "h200-sxm")

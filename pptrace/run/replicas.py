@@ -1,0 +1,96 @@
+"""Replicas of a job that differ, simulated one by one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pptrace.config.resolution import document_of, load
+from pptrace.plugins.registry import Registry
+from pptrace.run.costs import lengths_of
+from pptrace.run.heterogeneous_replicas import simulate_replicas
+from pptrace.run.inputs import kinds_of
+from pptrace.run.simulated_step import run_prepared, simulate
+from pptrace.run.speeds import speeds_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pptrace.config.resolution import Resolved
+    from pptrace.run.simulated_step import SimulatedStep
+    from pptrace.steps.columns import Int64s
+
+__all__ = ["Replicas", "replicas_of"]
+
+_KEYS = (("batch", "lengths"), ("data_parallel", "speeds"), ("data_parallel", "spread"))
+"""Sections and keys by which replicas differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replicas:
+    """The replicas of a job that differ."""
+
+    resolved: Resolved
+    """The job."""
+    registry: Registry
+    """The plugins."""
+    kind_of: Int64s
+    """The kind of each replica; replicas of one kind are equal; shape (replicas,)."""
+
+    def run(self, replica: int) -> SimulatedStep:
+        """Simulate one replica.
+
+        Raises:
+            PptraceError: the job cannot be simulated.
+        """
+        batch = self.resolved.experiment.batch.model_copy(update={"replica": replica})
+        return simulate(self.resolved.with_section("batch", batch, {}), self.registry)
+
+    def alike(self, replica: int) -> int:
+        """Return how many replicas equal one of them, itself included."""
+        return int((self.kind_of == self.kind_of[replica]).sum())
+
+    def runs(self, most: int) -> Iterator[tuple[list[int], SimulatedStep]]:
+        """Yield the numbers and the step of each kind of replica, the kind with the longest computation first.
+
+        Args:
+            most: limit of kinds.
+
+        Raises:
+            PptraceError: the job cannot be simulated.
+        """
+        prepared = simulate(self.resolved, self.registry).prepared
+        differing = prepared.differing
+        if differing is None:
+            return
+        differences = simulate_replicas(prepared, differing)
+        slowest_first = np.argsort(-differences.ready_ns.max(axis=1), kind="stable")
+        for kind in slowest_first[:most].tolist():
+            workload = differences.workload_of(differing, kind, prepared.schedule.placement)
+            numbers = np.flatnonzero(differences.kind_of == kind).tolist()
+            yield numbers, run_prepared(replace(prepared, workload=workload), self.registry)
+
+
+def replicas_of(configuration: Mapping[str, Any]) -> Replicas | None:
+    """Return the replicas of a job by its configuration; None where they are equal.
+
+    Raises:
+        PptraceError: a configuration that the installed plugins cannot use.
+    """
+    if not any(_has(configuration, *key) for key in _KEYS):
+        return None
+    resolved, lengths = lengths_of(load(document_of(dict(configuration)), (), {}))
+    speeds = speeds_of(resolved)
+    if lengths is None and speeds is None:
+        return None
+    first, kind_of = kinds_of(lengths, speeds)
+    if len(first) == 1:
+        return None
+    return Replicas(resolved=resolved, registry=Registry.load(warn=lambda _: None), kind_of=kind_of)
+
+
+def _has(configuration: Mapping[str, Any], section: str, key: str) -> bool:
+    values = configuration.get(section)
+    return isinstance(values, dict) and bool(values.get(key))
