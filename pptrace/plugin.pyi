@@ -70,7 +70,7 @@ from pptrace.report.document import Table as Table
 from pptrace.run.inputs import Prepared as Prepared
 from pptrace.run.preparation import check_size as check_size
 from pptrace.run.preparation import prepare as prepare
-from pptrace.run.simulated_step import Run as Run
+from pptrace.run.simulated_step import SimulatedStep as SimulatedStep
 from pptrace.sanitize import csv_of as csv_of
 from pptrace.search.batch import simulate_many as simulate_many
 from pptrace.sim.simulation import simulate as simulate

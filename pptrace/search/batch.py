@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pptrace.run.figures import Row
-    from pptrace.run.simulated_step import Run
+    from pptrace.run.simulated_step import SimulatedStep
 
 __all__ = ["simulate_many"]
 
@@ -35,7 +35,7 @@ _ACTIONS = 10_000
 
 def simulate_many(
     configurations: Sequence[Mapping[str, Any]],
-    figures: Callable[[Run], Row],
+    figures: Callable[[SimulatedStep], Row],
     *,
     executor: str = "processes",
     workers: int = 0,
@@ -88,7 +88,7 @@ def simulate_many(
 def _simulated(
     call: tuple[int, Mapping[str, Any]],
     *,
-    figures: Callable[[Run], Row],
+    figures: Callable[[SimulatedStep], Row],
     registry: Registry | None,
     kernel_rows: int,
 ) -> Row:

@@ -10,7 +10,7 @@ from pptrace.sim.kernels.edges import OUTLASTED, tell_calls
 from pptrace.sim.streams import Pairs, of_all
 from pptrace.steps.action_insertion import inserted_of_stages
 from pptrace.steps.actions import group_starts
-from pptrace.steps.columns import passing
+from pptrace.steps.columns import empty_columns
 from pptrace.steps.kinds import BACKWARD, COMPUTE, RECEIVES, STAGE_ENDS, TABLE, Kind, KindSet, Stream
 from pptrace_kernel import run
 
@@ -276,7 +276,7 @@ def calling(issued: IssueOrder, place: Int32s, fork: Int32s) -> Calling:
         own.of_row, own.before, own.communicator, own.waited, own.further, own.awaited, own.row,
         own.earlier, own.later,
     )  # fmt: skip
-    known = _Known(*passing(len(own), np.int32, np.int8))
+    known = _Known(*empty_columns(len(own), np.int32, np.int8))
     known.waited[:], known.flags[:] = -1, 0
     tasks = run(
         tell_calls,

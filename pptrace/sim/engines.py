@@ -14,7 +14,7 @@ from pptrace.sim.kernels import job_slots as job_slots_kernels
 from pptrace.sim.kernels import sweep as sweep_kernels
 from pptrace.sim.kernels.fairness import Flows, LinkCapacities, Places
 from pptrace.sim.rate_sharing import FINER, Contention, Jobs, shared_links
-from pptrace.steps.columns import passing, together
+from pptrace.steps.columns import empty_columns
 from pptrace.steps.kernels.heap import OUTSIDE, Heap
 from pptrace_kernel import run
 
@@ -178,8 +178,8 @@ def graph_record(graph: TaskGraph) -> sweep_kernels.Graph:
 
 def new_tasks(count: int) -> sweep_kernels.Tasks:
     """Return tasks of which none has begun."""
-    waiting, ready = passing(count, np.int32, np.int32)
-    start, cause = together(count, np.int64, np.int32)
+    waiting, ready = empty_columns(count, np.int32, np.int32)
+    start, cause = empty_columns(count, np.int64, np.int32)
     waiting[:] = start[:] = 0
     cause[:] = -1
     return sweep_kernels.Tasks(waiting=waiting, start=start, cause=cause, ready=ready)

@@ -34,7 +34,7 @@ from pptrace.sim.streams import (
 )
 from pptrace.sim.task_graph import TaskGraph
 from pptrace.steps.actions import CellColumns
-from pptrace.steps.columns import passing, together, unset
+from pptrace.steps.columns import empty_columns, unset
 from pptrace.steps.dependencies import explain_deadlock
 from pptrace.steps.issue_order import with_messages, with_sends
 from pptrace.steps.kinds import COMMUNICATION, COMPUTE, COPIES, GRADIENTS, TABLE, Kind, KindSet, present
@@ -209,9 +209,9 @@ class _Lowering:
         rows, graph = len(self.issued), self.graph
         messages = 2 * graph.edges * graph.microbatches if self.rules.receive else 0
         found = Found(made_at=unset(2 * graph.stages * graph.microbatches), recv_at=unset(messages))
-        out = CellColumns(*together(rows, *(values.dtype.type for values in self.issued.cells)))
-        (place,), (path, fork) = passing(rows, np.int32), passing(rows, np.int32, np.int32)
-        duration, lag, size, collective = together(self.tasks + 1, *[np.int64] * 4)
+        out = CellColumns(*empty_columns(rows, *(values.dtype.type for values in self.issued.cells)))
+        (place,), (path, fork) = empty_columns(rows, np.int32), empty_columns(rows, np.int32, np.int32)
+        duration, lag, size, collective = empty_columns(self.tasks + 1, *[np.int64] * 4)
         # What has no row takes no time: batches, and the task behind which ranks meet.
         for values in (duration[rows:], lag, size, collective):
             values[:] = 0
@@ -242,7 +242,7 @@ class _Lowering:
         kinds = present(issued.kind)
         bound = _most_edges(issued, kinds, self.expansion.columns, rules) + called.edges
         bound += sum(more.source.size for more in needs) + self.expansion.needs[0].size
-        pairs = Pairs(*passing(bound, np.int32, np.int32))  # not all of which is touched
+        pairs = Pairs(*empty_columns(bound, np.int32, np.int32))  # not all of which is touched
         told = (
             issued.row_ptr, issued.cells, issued.edge, graph, TABLE, self.expansion.columns, self.lanes.columns,
             rules, placed.place, placed.found, placed.task,
@@ -298,7 +298,7 @@ class _Lowering:
             How many there are, what chains the calls, and each call's first task.
         """
         following, following_peer = unchained(tasks)
-        first, last = passing(called.known.flags.size, np.int32, np.int32)
+        first, last = empty_columns(called.known.flags.size, np.int32, np.int32)
         edges = run(
             link_calls,
             (*known, called.calls, called.known, edges),

@@ -17,7 +17,7 @@ from pptrace.sim.kernels import sweep as sweep_kernels
 from pptrace.sim.lowering import lower
 from pptrace.sim.rate_sharing import FINER, Contention, find_jobs, shared_links
 from pptrace.sim.streams import check_costs
-from pptrace.steps.columns import together
+from pptrace.steps.columns import empty_columns
 from pptrace.steps.dependencies import cycle_text
 from pptrace.steps.kinds import SENDS, WEIGHT_GRADIENTS
 from pptrace.steps.message_calls import Policy
@@ -152,7 +152,7 @@ def _timeline(graph: TaskGraph, ran: Ran, *, has_twins: bool) -> tuple[Timeline,
     rows = graph.rows
     duration, lag = graph.duration_ns[:rows], graph.lag_ns[:rows]
     start, end, cause = ran.start_ns[:rows], ran.end_ns[:rows], _row_causes(graph, ran.cause)
-    (enter,) = together(rows, np.int64)
+    (enter,) = empty_columns(rows, np.int64)
     twin = graph.twin if has_twins else graph.twin[:0]
     changed = (start, end, cause, enter)
     in_order = run(sweep_kernels.enter_times, (graph.lane_ptr, graph.fork, twin), changed, work=rows) == 0

@@ -12,7 +12,7 @@ from pptrace.errors import CostError, ScheduleError
 from pptrace.sim.kernels import edges as edges_kernels
 from pptrace.sim.kernels import placement as placement_kernels
 from pptrace.sim.kernels.placement import BYTE
-from pptrace.steps.columns import passing, unset
+from pptrace.steps.columns import empty_columns, unset
 from pptrace.steps.kinds import COMMUNICATION, TABLE, Kind, Stream, present
 from pptrace_kernel import run
 
@@ -231,7 +231,7 @@ def _keyed(
     """Return each row's lane, the groups of neighbouring messages, rows of each key, and who sends to whom."""
     rows, ranks = len(issued), graph.ranks
     grouped = policy.name is PolicyName.BATCHED and issued.calls is None
-    (peer,), group = passing(rows, np.int32), unset(rows if grouped else 0)
+    (peer,), group = empty_columns(rows, np.int32), unset(rows if grouped else 0)
     columns = LaneColumns(peer, group, lane_of_stream, width)
     count, sends_to = np.zeros(ranks * width, dtype=np.int32), np.zeros(ranks * ranks, dtype=np.int8)
     groups = run(
@@ -297,7 +297,7 @@ def of_all(values: Int64s, tasks: int) -> Int64s:
 
 def unchained(tasks: int) -> tuple[Int32s, Int32s]:
     """Return columns that say that nothing follows any of so many tasks."""
-    following, following_peer = passing(tasks, np.int32, np.int32)
+    following, following_peer = empty_columns(tasks, np.int32, np.int32)
     following[:] = following_peer[:] = -1
     return following, following_peer
 
@@ -339,7 +339,7 @@ def behind_sends(edges: Pairs, task: TaskColumns, following_peer: Int32s) -> Pai
 def sorted_edges(edges: Pairs, tasks: int) -> tuple[Int32s, Int32s]:
     """Return where each task's edges begin, and what they lead to."""
     count = edges.source.size
-    ptr, edge = passing(max(tasks + 1, count), np.int32, np.int32)
+    ptr, edge = empty_columns(max(tasks + 1, count), np.int32, np.int32)
     ptr, edge = ptr[: tasks + 1], edge[:count]
     ptr[:] = 0
     run(edges_kernels.sort_edges, (*edges, count), (ptr, edge), work=tasks)

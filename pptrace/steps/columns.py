@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import finalize
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pptrace.steps.reuse import borrowed, lasting
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from numpy.typing import ArrayLike
 
 __all__ = [
@@ -22,9 +19,8 @@ __all__ = [
     "column",
     "difference",
     "distinct_rows",
+    "empty_columns",
     "find",
-    "passing",
-    "together",
     "unset",
 ]
 
@@ -62,37 +58,63 @@ def column(values: ArrayLike, dtype: type[np.integer[Any]]) -> NDArray[Any]:
     return array
 
 
-def together(rows: int, *dtypes: type[np.integer[Any]]) -> list[NDArray[Any]]:
-    """Return columns to be filled, in one piece of memory: a large one gets the system's large pages, once.
+def empty_columns(rows: int, *dtypes: type[np.integer[Any]]) -> list[NDArray[Any]]:
+    """Return uninitialized columns in one piece of memory, each at the start of a cache line.
 
-    >>> [column.dtype.name for column in together(3, np.int8, np.int32)]
+    >>> [column.dtype.name for column in empty_columns(3, np.int8, np.int32)]
     ['int8', 'int32']
     """
-    return _laid_out(lasting, rows, dtypes)
-
-
-def passing(rows: int, *dtypes: type[np.integer[Any]]) -> list[NDArray[Any]]:
-    """Return columns as :func:`together` does that last no longer than one simulation: see :mod:`reuse`."""
-    return _laid_out(borrowed, rows, dtypes)
-
-
-def unset(rows: int) -> Int32s:
-    """Return a column of -1 that lasts no longer than one simulation, or than its metrics."""
-    (values,) = passing(rows, np.int32)
-    values[:] = -1
-    return values
-
-
-def _laid_out(
-    memory_of: Callable[[int], NDArray[np.uint8]], rows: int, dtypes: Iterable[type[np.integer[Any]]]
-) -> list[NDArray[Any]]:
     widths = [rows * np.dtype(dtype).itemsize for dtype in dtypes]
     starts = list(accumulate((-(-width // _LINE) * _LINE for width in widths), initial=0))
-    memory = memory_of(starts[-1])
+    memory = _memory(starts[-1])
     return [
         memory[start : start + width].view(dtype)
         for start, width, dtype in zip(starts, widths, dtypes, strict=False)
     ]
+
+
+def unset(rows: int) -> Int32s:
+    """Return a column of -1."""
+    (values,) = empty_columns(rows, np.int32)
+    values[:] = -1
+    return values
+
+
+_REUSED_BYTES = 2**23
+"""Size from which memory is reused; the allocator keeps smaller pieces itself."""
+
+_KEPT_BYTES = 2**29
+"""The most unused memory that is kept."""
+
+_unused: dict[int, NDArray[np.uint8]] = {}
+"""Pieces of memory that no column refers to, the oldest first."""
+
+
+def _memory(size: int) -> NDArray[np.uint8]:
+    """Return uninitialized bytes; large ones are reused when the last view of them is gone.
+
+    The system clears each new page, which takes as long as filling it.
+    """
+    if size < _REUSED_BYTES:
+        return np.empty(size, dtype=np.uint8)
+    sizes = {key: piece.size for key, piece in _unused.copy().items()}
+    fitting = [key for key in sizes if size + _LINE <= sizes[key] <= 4 * size]
+    piece = _unused.pop(min(fitting, key=sizes.__getitem__, default=-1), None)
+    if piece is None:
+        piece = np.empty(size + _LINE, dtype=np.uint8)
+    first = -piece.__array_interface__["data"][0] % _LINE
+    memory = np.frombuffer(piece.data[first : first + size], dtype=np.uint8)
+    finalize(memory, _keep, piece).atexit = False
+    return memory
+
+
+def _keep(piece: NDArray[np.uint8]) -> None:
+    """Keep a piece of memory that no column refers to, in place of the oldest ones."""
+    _unused[id(piece)] = piece
+    excess = sum(kept.size for kept in _unused.copy().values()) - _KEPT_BYTES
+    for key, kept in _unused.copy().items():
+        if excess > 0 and _unused.pop(key, None) is not None:
+            excess -= kept.size
 
 
 def distinct_rows(table: Int32s) -> tuple[NDArray[np.intp], Int32s]:

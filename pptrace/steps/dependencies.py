@@ -8,7 +8,7 @@ import numpy as np
 
 from pptrace.errors import DeadlockError
 from pptrace.steps.actions import CELL, CellColumns
-from pptrace.steps.columns import passing, unset
+from pptrace.steps.columns import empty_columns, unset
 from pptrace.steps.kernels.heap import Heap
 from pptrace.steps.kernels.traversal import Walk, place_messages
 from pptrace.steps.kinds import TABLE, Result
@@ -34,7 +34,7 @@ class Issued(NamedTuple):
 
 def empty(rows: int, ranks: int) -> Issued:
     """Return one with room for so many rows."""
-    *cells, edge = passing(rows, *(np.int8 if name == "kind" else np.int32 for name in CELL), np.int32)
+    *cells, edge = empty_columns(rows, *(np.int8 if name == "kind" else np.int32 for name in CELL), np.int32)
     return Issued(np.zeros(ranks + 1, dtype=np.int32), CellColumns(*cells), edge)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from pptrace.config.choices import PolicyName, Receive, StreamPer
 from pptrace.errors import PluginError
 from pptrace.steps.actions import CellColumns
-from pptrace.steps.columns import passing, unset
+from pptrace.steps.columns import empty_columns, unset
 from pptrace.steps.issue_order import Issue, IssueOrder
 from pptrace.steps.kernels import message_calls as kernels
 from pptrace.steps.kernels.message_calls import NEVER, TURNS
@@ -153,7 +153,7 @@ def _listed(schedule: Schedule, made_at: Int32s | None) -> tuple[_Messages, Int3
     graph = graph_of(schedule.placement)
     widest = int(max(np.diff(graph.succ_ptr).max(initial=0), np.diff(graph.pred_ptr).max(initial=0)))
     out = _Messages(
-        *passing(len(schedule) * widest, *[np.int32] * 5, np.int8)
+        *empty_columns(len(schedule) * widest, *[np.int32] * 5, np.int8)
     )  # what is not needed is not touched
     if made_at is None:
         made_at = unset(2 * graph.stages * graph.microbatches)
@@ -175,13 +175,14 @@ def _issued(schedule: Schedule, messages: _Messages, sent: Int32s, plan: Plan) -
     # A power of two, so that kernels take no remainders.
     communicators = 1 << int(plan.communicator.max(initial=0)).bit_length()
     first = np.zeros(len(schedule) + ranks + 1, dtype=np.int32)
-    ends = _Ends(first, *passing(2 * count, np.int32, np.int32))
+    ends = _Ends(first, *empty_columns(2 * count, np.int32, np.int32))
     run(kernels.sort_ends, (plan, communicators), ends, work=len(schedule))
     rows = len(schedule) + 2 * count
-    *cells, edge, peer, of_row = passing(rows, *(values.dtype.type for values in schedule.cells), *[np.int32] * 3)
+    cell_types = (values.dtype.type for values in schedule.cells)
+    *cells, edge, peer, of_row = empty_columns(rows, *cell_types, *[np.int32] * 3)
     out = CellColumns(*cells)
-    (at,) = passing(len(schedule), np.int32)
-    of_end, before, over = passing(2 * count, np.int32, np.int32, np.int32)
+    (at,) = empty_columns(len(schedule), np.int32)
+    of_end, before, over = empty_columns(2 * count, np.int32, np.int32, np.int32)
     number = run(
         kernels.issue_ends,
         (schedule.row_ptr, schedule.cells, messages, communicators, *ends),
@@ -210,10 +211,10 @@ def _waits(
 ) -> tuple[Int32s, Int8s, _Waits, _Waits]:
     """Return the first row that waits for each call, and whether others may; which those are; which calls do."""
     room, wide = 2 * plan.send.size, int(schedule.span.max(initial=1) > 1)
-    rows = _Waits(*passing(room, np.int32, np.int32))
+    rows = _Waits(*empty_columns(room, np.int32, np.int32))
     while True:
         waited, further = unset(number), np.zeros(number, dtype=np.int8)
-        later, counted = _Waits(*passing(room, np.int32, np.int32)), np.zeros(2, dtype=np.int64)
+        later, counted = _Waits(*empty_columns(room, np.int32, np.int32)), np.zeros(2, dtype=np.int64)
         run(
             kernels.wait_for_calls,
             (schedule.row_ptr, schedule.cells, TABLE, messages, plan, communicators, *ends, of_end, at, wide),

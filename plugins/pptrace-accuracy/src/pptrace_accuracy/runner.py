@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from pptrace.plugin import Run
+    from pptrace.plugin import SimulatedStep
     from pptrace_accuracy.records import Case
 
 __all__ = ["COLUMNS", "run_cases"]
@@ -65,7 +65,7 @@ def run_cases(
     return [_row(case, by_line.get(case.line, {})) for case in cases]
 
 
-def _figures(run: Run) -> dict[str, Any]:
+def _figures(run: SimulatedStep) -> dict[str, Any]:
     metrics, memory = run.metrics, run.metrics.memory
     settings = {key: value for key, value, _ in run.prepared.resolved.explain()}
     return {
