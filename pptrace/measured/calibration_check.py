@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from pptrace.measured.computations import performed
-from pptrace.measured.replay import nearest_policy, run_order
+from pptrace.measured.replay import nearest_policy, replayed_span_ns, run_order
 from pptrace.measured.waits import chain_of
 from pptrace.steps.kinds import Kind
 
@@ -316,7 +316,7 @@ def drawn_spans_ns(steps: Sequence[Performed], policy: Policy) -> Int64s:
             gap_ns=random.choice(gaps, len(first)) if gaps.size else np.zeros(len(first), dtype=np.int64),
             transfers=replace(first.transfers, took_ns=_drawn(took, sizes, seen, random)[: len(first.transfers)]),
         )
-        spans.append(performed(run_order(step.order, step.times(held=False), policy)).span_ns)
+        spans.append(replayed_span_ns(step.order, step.times(held=False), policy))
     return np.array(spans, dtype=np.int64)
 
 

@@ -14,7 +14,7 @@ Else it was more likely there before. Then it took what others on its way took, 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
@@ -54,8 +54,8 @@ _SENDER = np.array(
     dtype=np.int8,
 )
 """By kind, that of the sender's side of a message; any other kind stays."""
-_EACH = ([Kind.F], [Kind.B, Kind.I])
-"""What every stage computes once for each microbatch."""
+_ONCE_PER_MICROBATCH = ([Kind.F], [Kind.B, Kind.I])
+"""Kinds that every stage computes once for each microbatch; their results go to other stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -144,7 +144,7 @@ class Performed(Cells):
     def partial(self) -> bool:
         """Whether computations are missing: of ranks that nobody recorded, or of what one of them did."""
         cells = self.placement.stages * self.placement.microbatches
-        forwards, backwards = (int(self.span[np.isin(self.kind, kinds)].sum()) for kinds in _EACH)
+        forwards, backwards = (int(self.span[np.isin(self.kind, kinds)].sum()) for kinds in _ONCE_PER_MICROBATCH)
         return bool(self.outside.any()) or not forwards == backwards == cells
 
     @property
@@ -170,21 +170,17 @@ class Performed(Cells):
 
         Only stages whose gradient goes nowhere can be folded: nothing then waits for the first of the two.
         """
+        if not stages:
+            return self
         chosen = np.isin(self.stage, list(stages))
         first, second = chosen & (self.kind == Kind.I), chosen & (self.kind == Kind.W)
-        earlier = dict(
-            zip(zip(self.stage[first], self.microbatch[first], strict=True), self.duration_ns[first], strict=True)
-        )
-        duration = self.duration_ns.copy()
-        for index in np.flatnonzero(second).tolist():
-            duration[index] += earlier.get((self.stage[index], self.microbatch[index]), 0)
-        kind = np.where(second, np.int8(Kind.B), self.kind)
-        columns = {name.name: getattr(self, name.name) for name in fields(self)}
-        columns |= {"kind": kind, "duration_ns": duration}
-        kept = {
-            name: values[~first] if isinstance(values, np.ndarray) else values for name, values in columns.items()
-        }
-        return type(self)(**kept)
+        gradient_ns = np.zeros((self.placement.stages, self.placement.microbatches), dtype=np.int64)
+        gradient_ns[self.stage[first], self.microbatch[first]] = self.duration_ns[first]
+        duration = self.duration_ns + np.where(second, gradient_ns[self.stage, self.microbatch], 0)
+        merged = replace(self, kind=np.where(second, np.int8(Kind.B), self.kind), duration_ns=duration)
+        columns = {field.name: getattr(merged, field.name) for field in fields(merged)}
+        kept = {name: values[~first] for name, values in columns.items() if isinstance(values, np.ndarray)}
+        return replace(merged, **kept)
 
     def times(
         self, *, durations: Self | None = None, transfers: Self | None = None, gaps: Self | None = None,
@@ -214,6 +210,21 @@ class Performed(Cells):
         if held:
             transfer = np.where(transfer >= 0, transfer + hold, transfer)
         return ActionTimes(place=place, duration_ns=duration, gap_ns=gap, transfer_ns=transfer)
+
+
+class Extent(NamedTuple):
+    """The number of computations of a step and the time that they span."""
+
+    computations: int
+    span_ns: int
+
+
+def extent(timeline: Timeline) -> Extent:
+    """Return the number of computations and their span, without extracting them."""
+    timeline = folded(timeline)
+    rows = np.concatenate([*compute_rows(timeline), np.zeros(0, dtype=np.int64)]).astype(np.int64)
+    span = int(timeline.end_ns[rows].max() - timeline.start_ns[rows].min()) if rows.size else 0
+    return Extent(rows.size, span)
 
 
 def performed(timeline: Timeline, *, lacks_ranks: bool = False) -> Performed:
@@ -279,9 +290,6 @@ def _transfers(timeline: Timeline, found: Arrivals) -> Transfers:
     )  # fmt: skip
 
 
-_MAKERS = ([Kind.F], [Kind.B, Kind.I])
-
-
 def needs_unrecorded(cells: CellColumns, placement: Placement, *, lacks_ranks: bool) -> NDArray[np.bool_]:
     """Return which computations take an activation or a gradient from a computation that is not there.
 
@@ -294,12 +302,12 @@ def needs_unrecorded(cells: CellColumns, placement: Placement, *, lacks_ranks: b
     if not cells.kind.size:
         return needs
     away = np.stack([placement.edges, placement.edges[:, ::-1]])
-    for kinds, edges in zip(_MAKERS, away, strict=True):
+    for kinds, edges in zip(_ONCE_PER_MICROBATCH, away, strict=True):
         rows = np.flatnonzero(np.isin(cells.kind, kinds) & (cells.microbatch >= 0))
         needs[rows] = _lacks_maker(cells.taken(rows), placement, edges)
     if lacks_ranks:
         lasts = np.setdiff1d(np.arange(placement.stages), placement.edges[:, 0])
-        needs |= np.isin(cells.kind, _MAKERS[1]) & np.isin(cells.stage, lasts)
+        needs |= np.isin(cells.kind, _ONCE_PER_MICROBATCH[1]) & np.isin(cells.stage, lasts)
     return needs
 
 

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.errors import PptraceError, ScheduleError
-from pptrace.measured.computations import performed
 from pptrace.measured.findings import (
     Blame,
     Culprit,
@@ -38,8 +37,8 @@ from pptrace.measured.findings import (
     ways,
 )
 from pptrace.measured.matching import Matched, folded_alike, match, same_stages
-from pptrace.measured.replay import again_ns, run_order
-from pptrace.measured.sides import parts_of, share_of_deviation
+from pptrace.measured.replay import Resimulation, replayed_span_ns
+from pptrace.measured.sides import share_of_deviation
 from pptrace.measured.waits import Chain, PathsDiffer, chain_of, paths_differ
 from pptrace.report.numbers import Figure, Sides, with_deviations
 from pptrace.steps.columns import find
@@ -51,25 +50,24 @@ if TYPE_CHECKING:
     from pptrace.measured.computations import Performed
     from pptrace.measured.findings import Change, KindRow, Way
     from pptrace.measured.sides import Side
-    from pptrace.run.inputs import Prepared
     from pptrace.sim.task_graph import ActionTimes
     from pptrace.steps.columns import Int64s
     from pptrace.timeline.metrics import Metrics
 
 __all__ = [
     "TOLERANCE",
+    "ComparedStep",
     "LadderStep",
     "OrderShare",
     "Pair",
     "RankMemory",
     "StepDiff",
-    "StepOfSide",
+    "compare_pair",
     "diff",
-    "ladder_steps",
     "memory_of",
     "order_share",
-    "pair_of",
-    "simulated_ladder",
+    "replay_ladder",
+    "simulation_ladder",
 ]
 
 
@@ -85,49 +83,51 @@ class LadderStep:
     """How long that is then."""
 
 
-def ladder_steps(a: Performed, b: Performed, a_ns: int, b_ns: int) -> tuple[LadderStep, ...]:
-    """Return the ladder from a step of ``a_ns`` to one of ``b_ns``.
+def replay_ladder(a: Performed, b: Performed, a_ns: int, b_ns: int) -> tuple[LadderStep, ...]:
+    """Return the ladder from a step of ``a_ns`` to one of ``b_ns``, from replays of both.
 
     Raises:
         ScheduleError: an order cannot be replayed.
     """
-    lengths = [
-        performed(run_order(order, times, partial=a.partial or b.partial)).span_ns
-        for order, times in (
-            (a.order, a.times()),
-            (a.order, a.times(durations=b)),
-            (b.order, b.times(transfers=a, holds=a, gaps=a)),
-            (b.order, b.times(holds=a, gaps=a)),
-            (b.order, b.times(gaps=a)),
-            (b.order, b.times()),
-        )
-    ]
-    return _rungs(lengths, (a, b), a_ns, b_ns)
+    partial = a.partial or b.partial
+    first, second = a.order, b.order
+    runs = (
+        (first, a.times()),
+        (first, a.times(durations=b)),
+        (second, b.times(transfers=a, holds=a, gaps=a)),
+        (second, b.times(holds=a, gaps=a)),
+        (second, b.times(gaps=a)),
+        (second, b.times()),
+    )
+    return _rungs([replayed_span_ns(*run, partial=partial) for run in runs], (a, b), a_ns, b_ns)
 
 
-def simulated_ladder(
-    steps: tuple[Performed, Performed], on: tuple[Prepared, Prepared], a_ns: int, b_ns: int
+def simulation_ladder(
+    steps: tuple[Performed, Performed], simulations: tuple[Resimulation, Resimulation], a_ns: int, b_ns: int
 ) -> tuple[LadderStep, ...]:
-    """Return the ladder between two simulations; empty where they do not run on each other's parts.
+    """Return the ladder between two simulations; empty where one cannot run with inputs of the other.
 
     Args:
-        steps: both, taken apart.
-        on: what they were simulated on.
+        steps: the computations of both.
+        simulations: both simulations.
         a_ns: length of the first training step.
         b_ns: length of the second.
     """
-    (a, b), (first, second) = steps, on
-    ordered = replace(first, schedule=second.schedule)
-    moved = replace(ordered, workload=second.workload, network=second.network)
+    (a, b), (first, second) = steps, simulations
+    reordered = replace(first.prepared, schedule=second.prepared.schedule)
+    moved = replace(reordered, workload=second.prepared.workload, network=second.prepared.network)
     try:
-        lengths = [
-            again_ns(first, a.times()), again_ns(first, a.times(durations=b)), again_ns(ordered, b.times()),
-            again_ns(moved, b.times()), again_ns(second, b.times()),
-        ]  # fmt: skip
+        spans_ns = [
+            first.span_ns(a.times()),
+            first.span_ns(a.times(durations=b)),
+            Resimulation(prepared=reordered).span_ns(b.times()),
+            Resimulation(prepared=moved).span_ns(b.times()),
+            second.span_ns(b.times()),
+        ]
     except PptraceError:
         return ()
-    own = lengths[0] == a.span_ns and lengths[-1] == b.span_ns
-    return _rungs([*lengths, lengths[-1]], steps, a_ns, b_ns) if own else ()
+    reproduced = (spans_ns[0], spans_ns[-1]) == (a.span_ns, b.span_ns)
+    return _rungs([*spans_ns, spans_ns[-1]], steps, a_ns, b_ns) if reproduced else ()
 
 
 def _rungs(
@@ -161,46 +161,38 @@ class OrderShare:
     """What neither gives: what replays miss of the steps, and what lies before and behind the pipeline."""
 
 
-def order_share(
-    a: Performed, b: Performed, on: tuple[Prepared | None, Prepared | None], change_ns: int
-) -> OrderShare | None:
-    """Return what the order and what the times change; None where neither step can be run in the other's way.
-
-    Args:
-        a: the first step.
-        b: the second, of as many ranks, stages and microbatches.
-        on: what they were simulated on; None for what was recorded.
-        change_ns: by how much the second training step is longer.
-    """
-    if a.partial or b.partial:
+def order_share(a: ComparedStep, b: ComparedStep) -> OrderShare | None:
+    """Return the effects of order and of times; None where neither step can run in the other order."""
+    first, second = a.step, b.step
+    if first.partial or second.partial:
         return None
-    times = replace(a, duration_ns=_durations(a, b)).times(transfers=b, gaps=b, held=False)
+    times = replace(first, duration_ns=_durations(first, second)).times(transfers=second, gaps=second, held=False)
     try:
-        before, between, after = _simulated(a, b, times, on) or _replayed(a, b, times)
+        spans_ns = _simulated_spans(a, b, times) or _replayed_spans(first, second, times)
     except PptraceError:
         return None
-    order, own = after - between, between - before
-    return OrderShare(order_ns=Figure(order), times_ns=Figure(own), rest_ns=Figure(change_ns - order - own))
+    before, between, after = spans_ns
+    order_ns, times_ns = after - between, between - before
+    rest_ns = b.metrics.step_ns - a.metrics.step_ns - order_ns - times_ns
+    return OrderShare(order_ns=Figure(order_ns), times_ns=Figure(times_ns), rest_ns=Figure(rest_ns))
 
 
-def _simulated(
-    a: Performed, b: Performed, times: ActionTimes, on: tuple[Prepared | None, Prepared | None]
-) -> tuple[int, int, int] | None:
-    """Return both lengths, and between them that of the first's order on the second's network."""
-    first, second = on
-    if first is None or second is None:
+def _simulated_spans(a: ComparedStep, b: ComparedStep, times: ActionTimes) -> tuple[int, int, int] | None:
+    """Return both spans, and between them the span of the first order on the second network."""
+    if a.simulation is None or b.simulation is None:
         return None
+    mixed = replace(b.simulation.prepared, schedule=a.simulation.prepared.schedule)
     try:
-        return a.span_ns, again_ns(replace(second, schedule=first.schedule), times), b.span_ns
+        return a.step.span_ns, Resimulation(prepared=mixed).span_ns(times), b.step.span_ns
     except PptraceError:
         return None
 
 
-def _replayed(a: Performed, b: Performed, times: ActionTimes) -> tuple[int, int, int]:
-    """Return the same of replays, in which messages are held by nothing but their own order."""
-    ran = ((a.order, a.times(held=False)), (a.order, times), (b.order, b.times(held=False)))
-    before, between, after = (performed(run_order(order, each)).span_ns for order, each in ran)
-    return before, between, after
+def _replayed_spans(a: Performed, b: Performed, times: ActionTimes) -> tuple[int, int, int]:
+    """Return the same spans from replays, in which only the message order delays messages."""
+    first, second = a.order, b.order
+    before = replayed_span_ns(first, a.times(held=False))
+    return before, replayed_span_ns(first, times), replayed_span_ns(second, b.times(held=False))
 
 
 def _durations(a: Performed, b: Performed) -> Int64s:
@@ -222,22 +214,23 @@ def _durations(a: Performed, b: Performed) -> Int64s:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepOfSide:
-    """One step of a side, taken apart."""
+class ComparedStep:
+    """One step of a side as the diff compares it."""
 
     step: Performed
     """Its computations and messages."""
     metrics: Metrics
-    """Its figures."""
-    parts: Mapping[str, int]
+    """Its metrics."""
+    parts_ns: Mapping[str, int]
     """Nanoseconds by part, mean over ranks."""
-    simulation: Prepared | None = None
-    """What gives it again, its waits included, where it was simulated."""
+    simulation: Resimulation | None = None
+    """Its simulation; None for a recording, and where it is unknown."""
 
     @classmethod
-    def of(cls, side: Side, step: Performed) -> StepOfSide:
-        """Return a side's chosen step, its actions as given."""
-        return cls(step=step, metrics=side.metrics, parts=parts_of(side), simulation=side.simulation)
+    def of(cls, side: Side, index: int, step: Performed) -> ComparedStep:
+        """Return a step of a side with these computations."""
+        analysis = side.analyses[index]
+        return cls(step=step, metrics=analysis.metrics, parts_ns=analysis.parts_ns, simulation=side.simulation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,7 +263,7 @@ class Pair:
     """What those consist of, by kind, and what lies between."""
 
 
-def pair_of(a: StepOfSide, b: StepOfSide) -> Pair:
+def compare_pair(a: ComparedStep, b: ComparedStep) -> Pair:
     """Compare two steps."""
     first, second = a.step, b.step
     matched = match(first, second)
@@ -280,8 +273,8 @@ def pair_of(a: StepOfSide, b: StepOfSide) -> Pair:
     reordered = orders(first, second)
     return Pair(
         step_ns=Sides(Figure(a.metrics.step_ns), Figure(b.metrics.step_ns)), matched=matched,
-        parts_ns=_sides(a.parts, b.parts), ladder=ladder, no_ladder=why, orders=reordered,
-        order_share=_order_share(a, b) if reordered and _alike(a, b) else None,
+        parts_ns=_sides(a.parts_ns, b.parts_ns), ladder=ladder, no_ladder=why, orders=reordered,
+        order_share=order_share(a, b) if reordered and _sizes(first) == _sizes(second) else None,
         kinds=kinds(first, second), ways=between, blame=blame_of(first, second, matched, between), chains=chains,
         paths_ns=_sides(chains[0].by_kind_ns, chains[1].by_kind_ns),
     )  # fmt: skip
@@ -291,34 +284,23 @@ def _sides(first: Mapping[str, int], second: Mapping[str, int]) -> Mapping[str, 
     return {name: Sides(Figure(first.get(name, 0)), Figure(second.get(name, 0))) for name in {**first, **second}}
 
 
-def _sizes(a: StepOfSide, b: StepOfSide) -> list[tuple[int, int, int]]:
-    """Return ranks, stages and microbatches of both."""
-    return [(one.placement.ranks, one.placement.stages, one.placement.microbatches) for one in (a.step, b.step)]
+def _sizes(step: Performed) -> str:
+    placement = step.placement
+    return f"{placement.ranks} ranks, {placement.stages} stages, {placement.microbatches} microbatches"
 
 
-def _alike(a: StepOfSide, b: StepOfSide) -> bool:
-    first, second = _sizes(a, b)
-    return first == second
-
-
-def _order_share(a: StepOfSide, b: StepOfSide) -> OrderShare | None:
-    return order_share(a.step, b.step, (a.simulation, b.simulation), b.metrics.step_ns - a.metrics.step_ns)
-
-
-def _ladder(a: StepOfSide, b: StepOfSide) -> tuple[tuple[LadderStep, ...], str]:
-    sizes = _sizes(a, b)
-    if not _alike(a, b):
-        both = " and ".join(
-            f"{ranks} ranks, {stages} stages, {microbatches} microbatches" for ranks, stages, microbatches in sizes
-        )
-        return (), f"the steps have {both}"
-    lengths = (a.metrics.step_ns, b.metrics.step_ns)
+def _ladder(a: ComparedStep, b: ComparedStep) -> tuple[tuple[LadderStep, ...], str]:
+    """Return the ladder, or the reason why there is none."""
+    first, second = _sizes(a.step), _sizes(b.step)
+    if first != second:
+        return (), f"the steps have {first} and {second}"
+    lengths_ns = (a.metrics.step_ns, b.metrics.step_ns)
     if a.simulation is not None and b.simulation is not None:
-        found = simulated_ladder((a.step, b.step), (a.simulation, b.simulation), *lengths)
-        if found:
-            return found, ""
+        ladder = simulation_ladder((a.step, b.step), (a.simulation, b.simulation), *lengths_ns)
+        if ladder:
+            return ladder, ""
     try:
-        return ladder_steps(a.step, b.step, *lengths), ""
+        return replay_ladder(a.step, b.step, *lengths_ns), ""
     except ScheduleError as error:
         return (), f"an order cannot be replayed: {error}"
 
@@ -455,27 +437,23 @@ class StepDiff(Pair):
 def diff(a: Side, b: Side, tolerance: float = TOLERANCE) -> StepDiff:
     """Compare two steps action by action."""
     sides = (a, b)
-    ranks = max(one.numbers[-1] + 1 if one.numbers else one.performed.placement.ranks for one in sides)
+    ranks = max(side.numbers[-1] + 1 if side.numbers else side.performed.placement.ranks for side in sides)
     first, second, folded = folded_alike(*(_numbered(side, side.performed, ranks) for side in sides))
-    taken = StepOfSide.of(a, first), StepOfSide.of(b, second)
-    single = [[_numbered(side, step, ranks).folded(folded) for step in side.every] for side in sides]
-    pair = _varied(pair_of(*taken), _replicates(sides, taken, single), sides)
-    others = [
-        [step for at, step in enumerate(steps) if at != side.chosen]
-        for side, steps in zip(sides, single, strict=True)
-    ]
-    noise, ends = (
-        _noise(sides, (first, second), others, pair.matched, column) for column in ("duration_ns", "end_ns")
+    compared = ComparedStep.of(a, a.chosen, first), ComparedStep.of(b, b.chosen, second)
+    steps = [[_numbered(side, step, ranks).folded(folded) for step in side.every] for side in sides]
+    pair = _varied(compare_pair(*compared), _replicates(sides, compared, steps), sides)
+    noise_ns, end_noise_ns = (
+        _noise(sides, (first, second), steps, pair.matched, column) for column in ("duration_ns", "end_ns")
     )
-    changed = [one for one in changes(first, second, pair.matched, noise) if one.change_ns.value]
-    blamed = culprits(pair.blame, pair.ways, tolerance) + spikes(first, second, pair.matched, tolerance, noise)
-    metrics = taken[0].metrics, taken[1].metrics
+    changed = [change for change in changes(first, second, pair.matched, noise_ns) if change.change_ns.value]
+    blamed = culprits(pair.blame, pair.ways, tolerance) + spikes(first, second, pair.matched, tolerance, noise_ns)
+    metrics = compared[0].metrics, compared[1].metrics
     return StepDiff(
         **{field.name: getattr(pair, field.name) for field in fields(pair)},
         names=(a.name, b.name), tolerance=tolerance, steps=(first, second), folded=folded, metrics=metrics,
-        changes=tuple(one for one in changed if not one.change_ns.is_noise),
-        noise=sum(one.change_ns.is_noise for one in changed),
-        divergence=first_divergence(first, second, pair.matched, tolerance, ends),
+        changes=tuple(change for change in changed if not change.change_ns.is_noise),
+        noise=sum(change.change_ns.is_noise for change in changed),
+        divergence=first_divergence(first, second, pair.matched, tolerance, end_noise_ns),
         culprits=tuple(sorted(blamed, key=lambda one: (-abs(one.total_ns), one.sort, one.what))),
         paths_differ=paths_differ(first, second, pair.chains),
         spans_ns=(a.spans_ns, b.spans_ns), pools=(a.pools, b.pools), memory=memory_of(sides, metrics),
@@ -483,20 +461,22 @@ def diff(a: Side, b: Side, tolerance: float = TOLERANCE) -> StepDiff:
 
 
 def _numbered(side: Side, step: Performed, ranks: int) -> Performed:
-    """Return a side's step with the numbers that its ranks have where recordings of others are missing."""
+    """Return a step with the rank numbers of the whole pipeline where recordings of ranks are missing."""
     return step.renumbered(side.numbers, ranks) if side.numbers else step
 
 
 def _replicates(
-    sides: tuple[Side, Side], taken: tuple[StepOfSide, StepOfSide], single: Sequence[Sequence[Performed]]
+    sides: tuple[Side, Side], compared: tuple[ComparedStep, ComparedStep], steps: Sequence[Sequence[Performed]]
 ) -> list[list[Pair]]:
-    """Compare every recorded step of either side with what the other side is compared by."""
-    groups: list[list[Pair]] = [[], []]
-    for number, (side, steps) in enumerate(zip(sides, single, strict=True)):
-        for at, step in enumerate(steps) if len(steps) > 1 else ():
-            again = StepOfSide.of(replace(side, chosen=at, pools=False), step)
-            groups[number].append(pair_of(again, taken[1]) if number == 0 else pair_of(taken[0], again))
-    return groups
+    """Compare each recorded step of one side with the compared step of the other side."""
+    first, second = (
+        [ComparedStep.of(side, index, step) for index, step in enumerate(of_side)] if len(of_side) > 1 else []
+        for side, of_side in zip(sides, steps, strict=True)
+    )
+    return [
+        [compare_pair(step, compared[1]) for step in first],
+        [compare_pair(compared[0], step) for step in second],
+    ]
 
 
 def _varied(pair: Pair, groups: Sequence[Sequence[Pair]], sides: Sequence[Side]) -> Pair:
@@ -511,14 +491,14 @@ def _varied(pair: Pair, groups: Sequence[Sequence[Pair]], sides: Sequence[Side])
 def _noise(
     sides: tuple[Side, Side],
     steps: tuple[Performed, Performed],
-    others: Sequence[Sequence[Performed]],
+    every: Sequence[Sequence[Performed]],
     matched: Matched,
     column: str,
 ) -> Int64s:
-    """Return, per pair, by how much both sides' steps vary."""
+    """Return the standard deviation of a column over the steps of both sides, shape (pairs,)."""
     first, second = (
-        spread_of(step, rest, column, pooled=side.pools and column == "duration_ns").astype(np.float64)
-        for side, step, rest in zip(sides, steps, others, strict=True)
+        spread_of(step, side.other_steps(of_side), column, pooled=side.pools and column == "duration_ns")
+        for side, step, of_side in zip(sides, steps, every, strict=True)
     )
     both: Int64s = np.hypot(first[matched.first], second[matched.second]).astype(np.int64)
     return both

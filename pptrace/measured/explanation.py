@@ -13,9 +13,7 @@ import numpy as np
 from pptrace.config.quantities import format_rate, format_size
 from pptrace.errors import OutputError, ScheduleError
 from pptrace.files import replace_file
-from pptrace.measured.computations import performed
-from pptrace.measured.replay import again_ns, nearest_policy, run_order, simulation_of
-from pptrace.measured.sides import parts_of
+from pptrace.measured.replay import nearest_policy, replayed_span_ns, simulation_of
 from pptrace.measured.waits import BETWEEN, chain_of
 from pptrace.plugins.guards import call_plugin
 from pptrace.plugins.registry import more_of
@@ -128,7 +126,7 @@ def busy_by_rank(step: Performed) -> tuple[RankBusy, ...]:
 
 
 def _held(step: Performed) -> int:
-    return performed(run_order(step.order, step.times(), partial=step.partial)).span_ns
+    return replayed_span_ns(step.order, step.times(), partial=step.partial)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +165,7 @@ class Explanation:
 
 def explain(side: Side, registry: Registry | None = None) -> Explanation:
     """Explain a side's step; of the plugins given, message policies are tried where messages were held up."""
-    metrics, step = side.metrics, side.performed
+    metrics, step = side.analysis.metrics, side.performed
     groups = [one for one in metrics.groups if one.stream.is_group]
     without, why = None, ""
     try:
@@ -176,7 +174,7 @@ def explain(side: Side, registry: Registry | None = None) -> Explanation:
         why = str(error)
     return Explanation(
         step=side.steps[side.chosen].label, step_ns=Figure(metrics.step_ns), bubble=Figure(float(metrics.bubble)),
-        parts_ns=_figures(parts_of(side)), idle_by_cause_ns=_figures(metrics.idle_by_cause_ns),
+        parts_ns=_figures(side.analysis.parts_ns), idle_by_cause_ns=_figures(metrics.idle_by_cause_ns),
         exposed_communication_ns=Figure(int(metrics.exposed_ns.sum())),
         groups_ns=_figures({one.name: int(one.total_ns.sum()) for one in groups}),
         hidden_ns=_figures({one.name: int(one.hidden_ns.sum()) for one in groups}),
@@ -242,13 +240,13 @@ def runs_again(side: Side, registry: Registry) -> Callable[[Performed], int] | N
     """
     step, simulation = side.performed, simulation_of(side, registry)
     if simulation is not None:
-        return lambda changed: again_ns(simulation, changed.times())
+        return lambda changed: simulation.span_ns(changed.times())
     if step.partial or side.run is not None:
         return None
     found = nearest_policy(step, registry, measured=side.measured, any_order=side.measured)
     if step.transfers.held_ns.any() and found.off_ns > _GIVES_BACK * step.span_ns:
         return None
-    return lambda changed: performed(run_order(changed.order, changed.times(held=False), found.policy)).span_ns
+    return lambda changed: replayed_span_ns(changed.order, changed.times(held=False), found.policy)
 
 
 TO_SEE_ACTIONS = (

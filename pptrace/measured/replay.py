@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from pptrace.config.choices import PolicyName
 from pptrace.errors import DeadlockError, PptraceError, ScheduleError
-from pptrace.measured.computations import Performed, performed
+from pptrace.measured.computations import Performed, extent, performed
 from pptrace.plugins.construction import build_policy, checked_options
 from pptrace.run.trace_files import prepared_behind
 from pptrace.sim.simulation import simulate
@@ -28,7 +28,16 @@ if TYPE_CHECKING:
     from pptrace.sim.task_graph import ActionTimes
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["Nearest", "Replayed", "again_ns", "nearest_policy", "replay", "run_order", "simulation_of"]
+__all__ = [
+    "Nearest",
+    "Replayed",
+    "Resimulation",
+    "nearest_policy",
+    "replay",
+    "replayed_span_ns",
+    "run_order",
+    "simulation_of",
+]
 
 _MOST_NAMED = 4
 """Actions of a circle that are named."""
@@ -79,7 +88,7 @@ def replay(
     chosen = None if policy is None else policy(step.order)
     again = run_order(step.order, step.times(held=chosen is None), chosen, partial=step.partial)
     opened, closed = window(timeline)
-    return Replayed(step=step, timeline=again, replayed_ns=performed(again).span_ns, step_ns=int(closed - opened))
+    return Replayed(step=step, timeline=again, replayed_ns=extent(again).span_ns, step_ns=int(closed - opened))
 
 
 def run_order(
@@ -105,37 +114,56 @@ def run_order(
         raise ScheduleError(f"{message} ({circle} and others): are all files of one run?") from error
 
 
-def simulation_of(side: Side, registry: Registry) -> Prepared | None:
-    """Return what a side was simulated on, if need be from the configuration that its trace holds.
+def replayed_span_ns(
+    order: Schedule, times: ActionTimes, policy: Policy | None = None, *, partial: bool = False
+) -> int:
+    """Return the span of the computations of :func:`run_order`."""
+    return extent(run_order(order, times, policy, partial=partial)).span_ns
 
-    None where it was recorded, its actions are in segments, or that with its own times does not give it back.
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Resimulation:
+    """A simulation that runs again with other durations, once for each set of durations."""
+
+    prepared: Prepared
+    """The inputs of the simulation."""
+    spans_ns: dict[bytes, int] = field(default_factory=dict)
+    """Results by durations."""
+
+    def span_ns(self, times: ActionTimes) -> int:
+        """Return the span of the computations with these durations.
+
+        The network and the policy of the simulation determine transfers and waits.
+
+        Raises:
+            PptraceError: the policy cannot insert the messages of the order, or the costs do not fit the order.
+        """
+        key = times.duration_ns.tobytes()
+        if key not in self.spans_ns:
+            inputs, unset = self.prepared, np.full_like(times.transfer_ns, -1)
+            timeline = simulate(
+                inputs.schedule, inputs.workload, inputs.network, inputs.policy, contention=inputs.contention,
+                times=replace(times, transfer_ns=unset, gap_ns=np.zeros_like(times.gap_ns)),
+            )  # fmt: skip
+            self.spans_ns[key] = extent(timeline).span_ns
+        return self.spans_ns[key]
+
+
+def simulation_of(side: Side, registry: Registry) -> Resimulation | None:
+    """Return the simulation of a side, if necessary from the configuration in its trace.
+
+    None for a recording, for actions in segments, and where the simulation does not reproduce the step.
     """
     if side.measured or side.timeline.parts is not None:
         return None
     prepared = side.run.prepared if side.run is not None else prepared_behind(side.timeline, registry)
     if prepared is None:
         return None
-    step = side.performed
+    simulation, step = Resimulation(prepared=prepared), side.performed
     try:
-        return prepared if again_ns(prepared, step.times()) == step.span_ns else None
+        return simulation if simulation.span_ns(step.times()) == step.span_ns else None
     except PptraceError:
         return None
-
-
-def again_ns(prepared: Prepared, times: ActionTimes) -> int:
-    """Return how long a step takes from its first computation to its last, with these durations.
-
-    What messages take and what lies between computations is for its network and policy to say.
-
-    Raises:
-        PptraceError: the policy cannot place the messages of its order, or costs are not for it.
-    """
-    unsaid = np.full_like(times.transfer_ns, -1)
-    timeline = simulate(
-        prepared.schedule, prepared.workload, prepared.network, prepared.policy, contention=prepared.contention,
-        times=replace(times, transfer_ns=unsaid, gap_ns=np.zeros_like(times.gap_ns)),
-    )  # fmt: skip
-    return performed(timeline).span_ns
 
 
 _AS_NEAR = 0.001

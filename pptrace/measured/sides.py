@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,10 +17,10 @@ import numpy as np
 
 from pptrace.config.resolution import load
 from pptrace.errors import ConfigError, TraceError
-from pptrace.measured.computations import performed
+from pptrace.measured.computations import extent, performed
 from pptrace.run.simulated_step import simulate
 from pptrace.run.trace_files import read_measurement
-from pptrace.steps.kinds import Stream
+from pptrace.steps.kinds import Kind, Stream
 from pptrace.steps.workload import Workload
 from pptrace.timeline.metrics import measure
 
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pptrace.measured.computations import Performed, Transfers
+    from pptrace.measured.replay import Resimulation
     from pptrace.plugins.registry import Registry
-    from pptrace.run.inputs import Prepared
     from pptrace.run.simulated_step import SimulatedStep
     from pptrace.steps.columns import Int64s
     from pptrace.timeline.measurement import ImportRequest, Measurement, Step
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Side",
+    "StepAnalysis",
     "idle_options",
     "measured_side",
     "median_step",
@@ -46,7 +48,6 @@ __all__ = [
     "notes_of",
     "notes_on",
     "over_steps",
-    "parts_of",
     "planned_side",
     "share_of_deviation",
     "side_of",
@@ -63,63 +64,117 @@ _TOLD = 4
 """Notes of it that are repeated there."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
+class StepAnalysis:
+    """One step of a side. Each analysis runs once, at its first use."""
+
+    step: Step
+    """The step."""
+    workload: Workload
+    """Its costs, for memory; all zero where they are unknown."""
+    lacks_ranks: bool = False
+    """Whether recordings of ranks are missing."""
+
+    @cached_property
+    def computations(self) -> Performed:
+        """Its computations and messages."""
+        return performed(self.step.timeline, lacks_ranks=self.lacks_ranks)
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        """Its metrics."""
+        return measure(self.step.timeline, self.workload)
+
+    @cached_property
+    def parts_ns(self) -> dict[str, int]:
+        """Nanoseconds by part of the step, each the mean over ranks; they sum to the length of the step.
+
+        ``launch`` is time inside an action in which the device waited for the host.
+        """
+        metrics, timeline = self.metrics, self.step.timeline
+        ranks = metrics.ranks
+        compute = np.isin(timeline.lane_of_row(), np.flatnonzero(timeline.lane_stream == Stream.COMPUTE))
+        launch = int(self.step.gap_ns[compute].sum())
+        collective = int(metrics.collective_ns.sum())
+        totals_ns = {
+            "compute": int(metrics.busy_ns.sum()) - collective - launch,
+            "launch": launch, "own collectives": collective,
+            **metrics.idle_by_cause_ns,
+        }  # fmt: skip
+        sums = accumulate(totals_ns.values(), initial=0)
+        return {
+            name: after // ranks - before // ranks
+            for name, (before, after) in zip(totals_ns, pairwise(sums), strict=True)
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
 class Side:
-    """One side."""
+    """One side of a diff."""
 
     name: str
-    """As the user named it."""
+    """The name that the user gave."""
     measured: bool
-    """Whether it was recorded, and not simulated."""
+    """Whether it was recorded; false for a simulation."""
     steps: tuple[Step, ...]
-    """Its steps, one where it is simulated; of recorded ones, those that lack no action that another has."""
+    """Its steps, one for a simulation. Of recorded steps, only those with all actions."""
     chosen: int
-    """The step that is compared."""
+    """The index of the compared step."""
     workload: Workload
-    """What it costs, for memory; all zero where that is unknown."""
+    """Its costs, for memory; all zero where they are unknown."""
     measurement: Measurement | None = None
-    """Everything that was recorded."""
+    """The whole recording."""
     run: SimulatedStep | None = None
     """The simulation."""
-    simulation: Prepared | None = None
-    """What gives the step again, its waits included, where it was simulated; None where that is not known."""
+    simulation: Resimulation | None = None
+    """The simulation that reproduces the step and its waits; None where it is unknown."""
     incomplete: tuple[str, ...] = ()
-    """What is to be said of each recorded step that is left out."""
+    """One note per recorded step that lacks actions."""
     pools: bool = False
-    """Whether actions and messages take the median of their times in all steps, and not the chosen one's."""
+    """Whether actions and messages have the median of their times over all steps."""
+
+    @cached_property
+    def analyses(self) -> tuple[StepAnalysis, ...]:
+        """One analysis per step."""
+        lacks_ranks = bool(self.numbers)
+        return tuple(
+            StepAnalysis(step=step, workload=self.workload, lacks_ranks=lacks_ranks) for step in self.steps
+        )
+
+    @property
+    def analysis(self) -> StepAnalysis:
+        """The analysis of the compared step."""
+        return self.analyses[self.chosen]
 
     @property
     def timeline(self) -> Timeline:
-        """The step that is compared."""
+        """The timeline of the compared step."""
         return self.steps[self.chosen].timeline
 
-    @property
+    @cached_property
     def performed(self) -> Performed:
-        """Its computations."""
-        if not self.pools:
-            return performed(self.timeline, lacks_ranks=bool(self.numbers))
-        every = self.every
-        return median_step(every.pop(self.chosen), every)
+        """The compared computations; medians over all steps where the side pools them."""
+        chosen = self.analysis.computations
+        return median_step(chosen, self.other_steps(self.every)) if self.pools else chosen
 
     @property
     def every(self) -> list[Performed]:
-        """The computations of each of its steps, with its own times."""
-        return [performed(step.timeline, lacks_ranks=bool(self.numbers)) for step in self.steps]
+        """The computations of each step, with the times of that step."""
+        return [analysis.computations for analysis in self.analyses]
+
+    def other_steps(self, steps: Sequence[Performed]) -> list[Performed]:
+        """Return all of the side's steps except the compared one."""
+        return [step for index, step in enumerate(steps) if index != self.chosen]
 
     @property
     def spans_ns(self) -> tuple[int, ...]:
-        """Lengths of the pipeline in all of its steps."""
+        """The span of the computations of each step."""
         return tuple(step.span_ns for step in self.every)
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The ranks' numbers where recordings of others are missing; empty where none are."""
+        """The numbers of the recorded ranks where recordings of other ranks are missing, else empty."""
         return () if self.measurement is None else self.measurement.numbers
-
-    @property
-    def metrics(self) -> Metrics:
-        """What it amounts to."""
-        return measure(self.timeline, self.workload)
 
 
 def no_actions(measurement: Measurement) -> str:
@@ -151,11 +206,11 @@ def measured_side(measurement: Measurement, name: str, step: str = "median", *, 
     """
     if not measurement.steps:
         raise ConfigError(no_actions(measurement), file=name)
-    every = [performed(one.timeline) for one in measurement.steps]
-    most = max(len(one) for one in every)
-    whole = [number for number, one in enumerate(every) if len(one) == most]
+    extents = [extent(step.timeline) for step in measurement.steps]
+    most = max(size.computations for size in extents)
+    whole = [number for number, size in enumerate(extents) if size.computations == most]
     if step in {"median", "all"}:
-        lengths = [every[number].span_ns for number in whole]
+        lengths = [extents[number].span_ns for number in whole]
         chosen = whole[int(np.argsort(lengths, kind="stable")[(len(lengths) - 1) // 2])]
     else:
         chosen = _numbered(measurement, step)
@@ -169,10 +224,10 @@ def measured_side(measurement: Measurement, name: str, step: str = "median", *, 
         workload=Workload.uniform(placement.stages, edges=len(placement.edges), f_ns=0, b_ns=0),
         measurement=measurement,
         incomplete=tuple(
-            f"{measurement.steps[number].label} has {len(one)} of {most} actions"
+            f"{measurement.steps[number].label} has {size.computations} of {most} actions"
             f"{': left out' if number not in kept else ''}"
-            for number, one in enumerate(every)
-            if len(one) < most
+            for number, size in enumerate(extents)
+            if size.computations < most
         ),
         pools=step == "all" and len(kept) > 1,
     )
@@ -310,11 +365,9 @@ def _column(step: Performed, other: Performed, name: str) -> NDArray[np.float64]
         values = values - other.start_ns.min()
     if other is step:
         return values
-    at = {int(cell): index for index, cell in enumerate(other.places)}
-    places = np.array([at.get(int(cell), -1) for cell in step.places], dtype=np.int64)
-    if not len(other):
-        return np.full(len(step), np.nan)
-    matching: NDArray[np.float64] = np.where(places >= 0, values[places], np.nan)
+    index = np.full(len(Kind) * step.placement.stages * step.placement.microbatches, -1, dtype=np.int64)
+    index[other.places] = np.arange(len(other))
+    matching: NDArray[np.float64] = np.append(values, np.nan)[index[step.places]]
     return matching
 
 
@@ -339,25 +392,3 @@ def _transfers(transfers: Transfers, others: Sequence[Performed]) -> Transfers:
     times = np.array(middle, dtype=np.int64).reshape(-1, 2)
     observed = np.array([key in seen for key in keys], dtype=np.bool_)
     return replace(transfers, took_ns=times[:, 0], held_ns=times[:, 1], observed=observed)
-
-
-def parts_of(side: Side) -> dict[str, int]:
-    """Return nanoseconds by part, each the mean over ranks; together they are the step.
-
-    ``launch`` is time inside an action in which the device waited for the host.
-    """
-    metrics, step = side.metrics, side.steps[side.chosen]
-    ranks = metrics.ranks
-    compute = np.isin(step.timeline.lane_of_row(), np.flatnonzero(step.timeline.lane_stream == Stream.COMPUTE))
-    launch = int(step.gap_ns[compute].sum())
-    collective = int(metrics.collective_ns.sum())
-    whole = {
-        "compute": int(metrics.busy_ns.sum()) - collective - launch,
-        "launch": launch, "own collectives": collective,
-        **metrics.idle_by_cause_ns,
-    }  # fmt: skip
-    totals = list(accumulate(whole.values(), initial=0))
-    return {
-        name: after // ranks - before // ranks
-        for name, (before, after) in zip(whole, pairwise(totals), strict=True)
-    }
