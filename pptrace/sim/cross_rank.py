@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from pptrace.steps.schedule import Schedule
     from pptrace.steps.workload import Workload
 
-__all__ = ["Calling", "Needs", "calling", "needs_of", "with_epilogue", "with_further"]
-
 _COMPUTED = [Stream.COMPUTE, *(stream for stream in Stream if stream.is_group)]
 """Streams of actions and of their segments."""
 _PASSES = COMPUTE.mask(np.arange(len(Kind)))

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from pptrace.sim.task_graph import TaskGraph
     from pptrace.steps.columns import Int32s, Int64s
 
-__all__ = ["Ran", "Rates", "graph_record", "new_tasks", "run_graph", "run_jobs", "steady_rates"]
-
 _EFFORT = 20
 """Rows of a sweep that one flow costs about as much as."""
 

@@ -56,8 +56,6 @@ if TYPE_CHECKING:
     from pptrace.steps.message_calls import Policy
     from pptrace.steps.schedule import Schedule
 
-__all__ = ["Between", "between", "cost_columns", "issue", "lower", "waiting"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Between:

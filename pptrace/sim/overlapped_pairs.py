@@ -27,20 +27,6 @@ if TYPE_CHECKING:
     from pptrace.steps.placement import Placement
     from pptrace.steps.workload import Workload
 
-__all__ = [
-    "STREAM",
-    "WHOLE",
-    "Expansion",
-    "Paired",
-    "Placed",
-    "alone",
-    "alone_overlapped",
-    "behind_results",
-    "in_segments",
-    "is_early",
-    "paired",
-]
-
 
 class Placed(NamedTuple):
     """One segment in the order in which a rank issues it."""

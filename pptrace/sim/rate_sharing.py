@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from pptrace.sim.task_graph import TaskGraph
     from pptrace.steps.columns import Int8s, Int32s, Int64s
 
-__all__ = ["FINER", "Contention", "Jobs", "SharedLinks", "Sharing", "find_jobs", "shared_links"]
-
 FINER = 64
 """Rates of flows count in 64ths of a kB/s, so that a share rounded down is right within 1 ppm from 50 MB/s on."""
 

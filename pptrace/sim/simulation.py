@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from pptrace.steps.segments import Segment
     from pptrace.steps.workload import Workload
 
-__all__ = ["Simulated", "explain_stuck", "simulate", "simulate_traffic", "timed"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:

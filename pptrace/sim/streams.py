@@ -27,28 +27,6 @@ if TYPE_CHECKING:
     from pptrace.steps.schedule import Schedule, StageGraph
     from pptrace.steps.workload import Workload
 
-__all__ = [
-    "MOST_RANKS",
-    "CostColumns",
-    "Found",
-    "LaneColumns",
-    "Lanes",
-    "Linked",
-    "Pairs",
-    "PartColumns",
-    "RouteColumns",
-    "Rules",
-    "TaskColumns",
-    "assign_lanes",
-    "behind_sends",
-    "chained",
-    "check_costs",
-    "check_total",
-    "of_all",
-    "sorted_edges",
-    "unchained",
-]
-
 
 class LaneColumns(NamedTuple):
     """Where each issued row goes."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from pptrace.steps.placement import Placement
     from pptrace.timeline.timeline import Parts
 
-__all__ = ["ActionTimes", "TaskGraph"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TaskGraph(Cells):

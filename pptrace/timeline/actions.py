@@ -19,21 +19,6 @@ if TYPE_CHECKING:
     from pptrace.steps.columns import Int32s, Int64s
     from pptrace.timeline.timeline import Timeline
 
-__all__ = [
-    "Actions",
-    "Clock",
-    "GroupTime",
-    "OwnWaits",
-    "actions_in_parts",
-    "communication",
-    "folded",
-    "group_times",
-    "in_group",
-    "last_segments",
-    "segment_rows",
-    "with_own_waits",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Actions(Cells):

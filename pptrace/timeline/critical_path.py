@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from pptrace.steps.columns import Int32s, Int64s
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["PATH_PARTS", "CriticalPath", "critical_path", "on_path", "why"]
-
 PATH_PARTS = ("", "wire", "wait")
 """What a part of the path is where it is not the slice itself: latency behind it, or time that no slice fills."""
 

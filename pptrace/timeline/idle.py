@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from pptrace.steps.columns import Int32s, Int64s
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["COMMUNICATION", "WHOLE_KEY", "IdleCause", "TimeSpent", "time_spent", "waits"]
-
 
 class IdleCause(IntEnum):
     """Why a rank's compute stream did no work; every idle nanosecond has exactly one cause."""

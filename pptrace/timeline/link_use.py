@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from pptrace.network.contract import Links, Paths
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["Delay", "LinkUse", "Segments", "Traffic", "busiest_links", "delays", "link_counters"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segments:

@@ -21,15 +21,6 @@ if TYPE_CHECKING:
     from pptrace.steps.workload import Workload
     from pptrace.timeline.timeline import Timeline
 
-__all__ = [
-    "Memory",
-    "gathered_changes",
-    "measure_memory",
-    "memory_changes",
-    "memory_counters",
-    "unreduced_changes",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from pptrace.steps.columns import Int32s, Int64s
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["Messages", "RowIndex", "compute_rows", "computed_order", "index_timeline", "lanes_of", "messages"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowIndex:

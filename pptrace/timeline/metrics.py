@@ -23,19 +23,6 @@ if TYPE_CHECKING:
     from pptrace.steps.workload import Workload
     from pptrace.timeline.timeline import Timeline, Waits
 
-__all__ = [
-    "IdleCause",
-    "Metrics",
-    "Phase",
-    "communication_counters",
-    "counters_of",
-    "hidden_ns",
-    "in_flight",
-    "link_use",
-    "measure",
-    "phases",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:

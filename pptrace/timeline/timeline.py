@@ -22,23 +22,6 @@ if TYPE_CHECKING:
     from pptrace.steps.actions import Action
     from pptrace.steps.placement import Placement
 
-__all__ = [
-    "LANE_COLUMNS",
-    "ROW_COLUMNS",
-    "Counter",
-    "OnPath",
-    "Parts",
-    "Routes",
-    "Slice",
-    "Timeline",
-    "Waits",
-    "Why",
-    "from_slices",
-    "shift",
-    "take",
-    "window",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Counter:

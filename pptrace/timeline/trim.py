@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from pptrace.timeline.timeline import Counter, Routes
 
-__all__ = ["Selection", "parse_only", "trim"]
-
 _LONGEST = 1 << 24
 _KEYS = ("ranks", "microbatches")
 

@@ -5,9 +5,8 @@ Columns are lists or arrays of integers, alike in use, hence without annotations
 ``kinds`` the :class:`~pptrace.steps.kinds.KindTable`, ``parts`` are
 :class:`~pptrace.sim.streams.PartColumns`; the other records are in :mod:`pptrace.sim.streams`.
 
-Columns are lists or arrays of integers, alike in use, hence without annotations. A call with one end of a message
-is that message's task. One with several begins with a task of its own only where more than its rank's computation
-holds it up, and ends with one only where another call waits for it.
+A call with one end of a message is that message's task. A call with several ends starts with a separate task only
+if it waits for more than its rank's computation, and ends with a separate task only if another call waits for it.
 """
 
 from __future__ import annotations
@@ -27,19 +26,6 @@ from pptrace.sim.kernels.placement import (
     SENDS,
 )
 from pptrace_kernel.prefetch import fetch
-
-__all__ = [
-    "LAUNCHED",
-    "OUTLASTED",
-    "chain_behind",
-    "chain_tasks",
-    "join_batches",
-    "link_calls",
-    "link_consumers",
-    "link_rows",
-    "sort_edges",
-    "tell_calls",
-]
 
 
 def link_rows(

@@ -28,8 +28,6 @@ from pptrace.sim.kernels.job_slots import (
 from pptrace.sim.kernels.sweep import COMPUTATION, Ends, Graph, Jobs, Step, Tasks, settle, start_all
 from pptrace.steps.kernels.heap import OUTSIDE, Heap, lift, pop, push, sink
 
-__all__ = ["WHOLE", "Log", "Rules", "run_events"]
-
 WHOLE = 1000
 """Full speed of a job that is no flow."""
 

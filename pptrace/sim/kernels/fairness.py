@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-__all__ = ["AT_CAP", "FREE", "KEPT", "Flows", "LinkCapacities", "Places", "refill"]
-
 AT_CAP = -1
 """The limit of a flow that no link holds back."""
 

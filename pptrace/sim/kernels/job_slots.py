@@ -10,20 +10,6 @@ from typing import Any, NamedTuple
 from pptrace.sim.kernels.fairness import AT_CAP, FREE, KEPT, Flows, LinkCapacities, Places
 from pptrace.sim.kernels.sweep import COMPUTATION, Jobs
 
-__all__ = [
-    "ENDED",
-    "Paths",
-    "Ranks",
-    "Running",
-    "arrive",
-    "enter_links",
-    "free_limited",
-    "leave",
-    "leave_links",
-    "meet",
-    "set_free",
-]
-
 ENDED = -2
 """The limit of a job that has ended."""
 

@@ -11,28 +11,6 @@ from __future__ import annotations
 from pptrace.steps.kinds import Kind, Pass, Role, Stream
 from pptrace_kernel.prefetch import fetch
 
-__all__ = [
-    "AHEAD",
-    "BYTE",
-    "COMPUTES",
-    "COMPUTE_STREAM",
-    "FORWARD",
-    "FREES",
-    "GATHERS",
-    "LINE",
-    "NO_RECEIVE",
-    "ON_COMPUTE",
-    "OWN_TASK",
-    "PER_DIRECTION",
-    "PER_PAIR",
-    "PER_RANK",
-    "RECEIVES",
-    "RENDEZVOUS",
-    "SENDS",
-    "key_lanes",
-    "place_rows",
-]
-
 NO_FORK = -2
 NOWHERE = -1
 MIX_FIRST, MIX_SECOND, MODULUS = 48271, 69621, 2147483647

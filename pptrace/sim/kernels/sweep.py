@@ -1,9 +1,4 @@
-"""Kernels of the sweep over tasks in topological order.
-
-Columns are lists or arrays of integers, alike in use.
-
-Called by the event kernel; columns are lists or arrays of integers, alike in use.
-"""
+"""Kernels of the sweep over tasks in topological order; columns are lists or arrays of integers."""
 
 from __future__ import annotations
 
@@ -12,24 +7,6 @@ from typing import Any, NamedTuple
 from pptrace.sim.kernels.placement import AHEAD, LINE
 from pptrace.steps.kernels.heap import Heap, push
 from pptrace_kernel.prefetch import fetch
-
-__all__ = [
-    "COMMUNICATION",
-    "COMPUTATION",
-    "FLOW",
-    "Ends",
-    "Graph",
-    "Jobs",
-    "Step",
-    "Tasks",
-    "count_waits",
-    "enter_times",
-    "may_begin",
-    "reach",
-    "settle",
-    "start_all",
-    "sweep",
-]
 
 
 class Graph(NamedTuple):

@@ -1,9 +1,9 @@
-"""Kernels that say where each rank's time went.
+"""Kernels that attribute the idle time of each rank to causes.
 
 Columns are lists or arrays of integers, alike in use, hence without annotations. ``cells`` are
 :class:`~pptrace.steps.actions.CellColumns`, ``graph`` is a :class:`~pptrace.steps.schedule.StageGraph`,
-``kinds`` the :class:`~pptrace.steps.kinds.KindTable`. What a stage *makes* are its forwards' results (0),
-which the stages behind need, and its backwards' (1), which the stages before do.
+``kinds`` the :class:`~pptrace.steps.kinds.KindTable`. The results of a stage are its forwards' (0),
+which the next stages need, and its backwards' (1), which the previous stages need.
 """
 
 from __future__ import annotations
@@ -11,21 +11,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from pptrace.steps.kinds import Kind, Pass, Role
-
-__all__ = [
-    "CONTENTION",
-    "DRAIN",
-    "FILL",
-    "HEAD_OF_LINE",
-    "PEER_COMPUTE",
-    "REDUCTION",
-    "SLOWER_REPLICA",
-    "TRANSFER",
-    "Rows",
-    "Spent",
-    "Waits",
-    "attribute_idle",
-]
 
 FILL, DRAIN, TRANSFER, CONTENTION, HEAD_OF_LINE, PEER_COMPUTE, REDUCTION, SLOWER_REPLICA = range(8)
 CAUSES = 8

@@ -2,13 +2,8 @@
 
 Columns are lists or arrays of integers, alike in use, hence without annotations. ``cells`` are
 :class:`~pptrace.steps.actions.CellColumns`, ``graph`` is a :class:`~pptrace.steps.schedule.StageGraph`,
-``kinds`` the :class:`~pptrace.steps.kinds.KindTable`. What a stage *makes* are its forwards' results (0),
-which the stages behind need, and its backwards' (1), which the stages before do.
-
-Columns are lists or arrays of integers, alike in use, hence without annotations. ``cells`` are
-:class:`~pptrace.steps.actions.CellColumns`, ``graph`` is a :class:`~pptrace.steps.schedule.StageGraph`,
-``kinds`` the :class:`~pptrace.steps.kinds.KindTable`. What a stage *makes* are its forwards' results (0),
-which the stages behind need, and its backwards' (1), which the stages before do.
+``kinds`` the :class:`~pptrace.steps.kinds.KindTable`. The results of a stage are its forwards' (0),
+which the next stages need, and its backwards' (1), which the previous stages need.
 """
 
 from __future__ import annotations
@@ -16,8 +11,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from pptrace.steps.kinds import Pass, Result, Role
-
-__all__ = ["Index", "follow_causes", "follow_memory", "index_rows"]
 
 SENDS, RECEIVES = int(Role.SEND), int(Role.RECEIVE)
 FORWARD = int(Pass.FORWARD)
