@@ -28,7 +28,8 @@ from pptrace.config.choices import Sharing
 from pptrace.plugins.construction import build_network
 from pptrace.plugins.registry import Registry
 from pptrace.plugins.requests import NetworkRequest, ScheduleRequest
-from pptrace.sim.engines import run_jobs
+from pptrace.sim.engines import FlowSet, run_jobs
+from pptrace.sim.kernels.sweep import Graph
 from pptrace.sim.rate_sharing import FINER, Contention, Jobs, shared_links
 from pptrace.sim.simulation import simulate
 from pptrace.steps.workload import Workload
@@ -48,7 +49,7 @@ def fat_tree(hosts: int, leaf: int, spines: int) -> Any:
     return build_network(provided, NetworkRequest(endpoints=hosts, options=options))
 
 
-def traffic(target: np.ndarray, jitter_ns: int) -> tuple[Any, Jobs, Any]:
+def traffic(target: np.ndarray, jitter_ns: int) -> FlowSet:
     """Return tasks in which each host waits and sends, EACH times; ``target`` has shape (hosts, EACH)."""
     network = fat_tree(HOSTS, LEAF, SPINES)
     source = np.repeat(np.arange(HOSTS), EACH)
@@ -62,17 +63,16 @@ def traffic(target: np.ndarray, jitter_ns: int) -> tuple[Any, Jobs, Any]:
     following = np.arange(1, 2 * count + 1, dtype=np.int32)
     following[2 * EACH - 1 :: 2 * EACH] = -1
     none, nothing = np.zeros(count, dtype=np.int64), np.full(2 * count, -1, dtype=np.int32)
-    graph = SimpleNamespace(
-        tasks=2 * count, rows=2 * count, duration_ns=duration, lag_ns=duration * 0, next=following,
-        next_peer=nothing, twin=nothing, edge_ptr=np.zeros(2 * count + 1, dtype=np.int32),
-        edge=np.zeros(0, dtype=np.int32), placement=SimpleNamespace(ranks=HOSTS),
+    graph = Graph(
+        duration=duration, lag=duration * 0, following=following, following_peer=nothing, sender_row=nothing,
+        edge_ptr=np.zeros(2 * count + 1, dtype=np.int32), edge=nothing[:0], rows=2 * count,
     )  # fmt: skip
     jobs = Jobs(
         task=np.arange(1, 2 * count, 2, dtype=np.int32), volume=none + SIZE * 1_000_000 * FINER,
-        full_rate=none + RATE * FINER, overhead_ns=none, path=path.astype(np.int32), sort=none.astype(np.int8),
+        full_rate=none + RATE * FINER, overhead_ns=none, path=path.astype(np.int32), kind=none.astype(np.int8),
         rank=source.astype(np.int32), peer=target.ravel().astype(np.int32),
     )  # fmt: skip
-    return graph, jobs, shared
+    return FlowSet(graph, HOSTS, jobs, shared)
 
 
 def kernel(name: str) -> None:
@@ -83,13 +83,13 @@ def kernel(name: str) -> None:
         target = np.stack([random.permutation(HOSTS) for _ in range(EACH)], axis=1)
         same = target == np.arange(HOSTS)[:, None]
         target[same] = (target[same] + 1) % HOSTS
-    graph, jobs, shared = traffic(target, 0 if name.endswith("synchronised") else 1_000_000)
+    flows = traffic(target, 0 if name.endswith("synchronised") else 1_000_000)
     times = []
     for _ in range(4):
         start = time.perf_counter()
-        run_jobs(graph, jobs, shared, Contention())
+        run_jobs(flows, Contention())
         times.append(time.perf_counter() - start)
-    report(name, len(jobs), times)
+    report(name, len(flows.jobs), times)
 
 
 def pipeline() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from pptrace.steps.columns import Int32s, Int64s
 
 _EFFORT = 20
-"""Rows of a sweep that one flow costs about as much as."""
+"""Cost of one flow in rows of a sweep, for the choice between interpreted and compiled."""
 
 _CHANGES = 24
-"""Changes of rate per flow for which there is room at first; memory that is not written is not taken."""
+"""Initial capacity of the log, in changes of rate per flow. Memory that is not written is not allocated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,39 +37,53 @@ class Rates:
 
     task: Int32s
     """The flow's task, which is its row."""
-    at_ns: Int64s
-    """When the rate changed."""
+    time_ns: Int64s
+    """Time of the change."""
     rate: Int64s
-    """The rate of each of its members from then on, in 64ths of a kB/s; 0 while it waits for a link."""
+    """The rate of each of its members after the change, in 64ths of a kB/s; 0 while it waits for a link."""
     limit: Int32s
-    """The link that set it, -1 where it went as fast as alone (or as work beside it let it)."""
+    """The link that set it, -1 where no link limits it."""
 
 
-def run_jobs(graph: TaskGraph, jobs: Jobs, shared: SharedLinks, contention: Contention) -> tuple[Ran, Rates]:
-    """Run the event kernel; return what the sweep returns, and the flows' rates."""
-    room = _CHANGES * jobs.flows + 1
-    ran, log = _run(graph, jobs, shared, contention, room)
+class FlowSet(NamedTuple):
+    """Jobs with the tasks that they belong to and the links that they share."""
+
+    graph: sweep_kernels.Graph
+    """All tasks."""
+    ranks: int
+    """Number of ranks."""
+    jobs: Jobs
+    """The tasks whose speed depends on other jobs."""
+    shared: SharedLinks
+    """The links on which flows meet."""
+
+
+def run_jobs(flows: FlowSet, contention: Contention) -> tuple[Ran, Rates]:
+    """Run the event kernel; return the times of all tasks, and the flows' rates."""
+    jobs, capacity = flows.jobs, _CHANGES * flows.jobs.flows + 1
+    ran, log = _run(flows, contention, capacity)
     changes = int(log.counts[1])
-    if changes > room:
-        ran, log = _run(graph, jobs, shared, contention, changes)
-    number = np.append(shared.number, -1).astype(np.int32)
+    if changes > capacity:
+        ran, log = _run(flows, contention, changes)
+    number = np.append(flows.shared.number, -1).astype(np.int32)
     return ran, Rates(
         task=jobs.task[log.job[:changes]],
-        at_ns=log.at[:changes],
+        time_ns=log.time[:changes],
         rate=log.rate[:changes],
         limit=number[log.limit[:changes]],
     )
 
 
-def _run(
-    graph: TaskGraph, jobs: Jobs, shared: SharedLinks, contention: Contention, room: int
-) -> tuple[Ran, events.Log]:
-    tasks, count, ranks = graph.tasks, len(jobs), graph.placement.ranks
+def _run(flows: FlowSet, contention: Contention, capacity: int) -> tuple[Ran, events.Log]:
+    """Run the event kernel with a log of ``capacity`` changes of rate."""
+    graph, ranks, jobs, shared = flows
+    tasks, count = graph.duration.size, len(jobs)
     progress = new_tasks(tasks)
     ends = sweep_kernels.Ends(_filled(tasks, of=np.int64), _filled(tasks, of=np.int64))
     log = events.Log(
-        _filled(room), _filled(room, of=np.int64), _filled(room, of=np.int64), _filled(room), np.zeros(2, np.int64)
-    )
+        job=_filled(capacity), time=_filled(capacity, of=np.int64), rate=_filled(capacity, of=np.int64),
+        limit=_filled(capacity), counts=np.zeros(2, np.int64),
+    )  # fmt: skip
     sides = 2 * count if contention.slows else 1
     busy = job_slots_kernels.Ranks(
         _filled(ranks, -1), _filled(sides), _filled(sides), _filled(ranks), _filled(ranks)
@@ -77,7 +91,7 @@ def _run(
     paths = job_slots_kernels.Paths(shared.ptr, shared.link, shared.weight)
     run(
         events.run_events,
-        (graph_record(graph), _job_record(jobs, tasks), paths, _rules(contention)),
+        (graph, _job_record(jobs, tasks), paths, _rules(contention)),
         (
             progress, ends, _heap(count), _running(count), _flows(count), _places(count, shared.width),
             _links(shared), busy, log,
@@ -92,7 +106,7 @@ def _job_record(jobs: Jobs, tasks: int) -> sweep_kernels.Jobs:
     of_task[jobs.task] = np.arange(len(jobs))
     return sweep_kernels.Jobs(
         of_task=of_task, task=jobs.task, volume=jobs.volume, full_rate=jobs.full_rate, overhead=jobs.overhead_ns,
-        path=jobs.path, sort=jobs.sort, rank=jobs.rank, peer=jobs.peer,
+        path=jobs.path, kind=jobs.kind, rank=jobs.rank, peer=jobs.peer,
     )  # fmt: skip
 
 
@@ -142,19 +156,19 @@ def _links(shared: SharedLinks) -> LinkCapacities:
 
 
 def _filled(size: int, value: int = 0, of: type[np.integer] = np.int32) -> np.ndarray:
-    # Zeros take no memory until they are written.
+    """Return a column of one value; zeros take no memory until they are written."""
     return np.full(size or 1, value, dtype=of) if value else np.zeros(size or 1, dtype=of)
 
 
 class Ran(NamedTuple):
-    """What a kernel found of each task, and how many ran."""
+    """Times and causes of tasks, and how many ran."""
 
     start_ns: Int64s
     end_ns: Int64s
     cause: Int32s
     """The task whose end (or start) released it, -1 for none."""
     waiting: Int32s
-    """What it still waits for: above zero where stuck."""
+    """Predecessors that did not end: above zero for tasks in a deadlock."""
     done: int
 
 
@@ -167,10 +181,10 @@ def run_graph(graph: TaskGraph) -> Ran:
 
 
 def graph_record(graph: TaskGraph) -> sweep_kernels.Graph:
-    """Return the columns of a task graph that kernels run."""
+    """Return the columns of a task graph as a record of kernels."""
     return sweep_kernels.Graph(
         duration=graph.duration_ns, lag=graph.lag_ns, following=graph.next, following_peer=graph.next_peer,
-        edge_ptr=graph.edge_ptr, edge=graph.edge, twin=graph.twin, rows=graph.rows,
+        edge_ptr=graph.edge_ptr, edge=graph.edge, sender_row=graph.sender_row, rows=graph.rows,
     )  # fmt: skip
 
 
@@ -183,22 +197,19 @@ def new_tasks(count: int) -> sweep_kernels.Tasks:
     return sweep_kernels.Tasks(waiting=waiting, start=start, cause=cause, ready=ready)
 
 
-class _Together:
-    """Tasks that wait for nothing, in the columns of a task graph."""
-
-    def __init__(self, tasks: int) -> None:
-        self.tasks = self.rows = tasks
-        self.duration_ns = self.lag_ns = np.zeros(tasks, dtype=np.int64)
-        self.next = self.next_peer = self.twin = np.full(tasks, -1, dtype=np.int32)
-        self.edge_ptr, self.edge = np.zeros(tasks + 1, dtype=np.int32), np.zeros(0, dtype=np.int32)
-        self.placement = self
-        self.ranks = 1
+def _independent_tasks(count: int) -> sweep_kernels.Graph:
+    """Return tasks that take no time and wait for nothing."""
+    none, zero = np.full(count, -1, dtype=np.int32), np.zeros(count, dtype=np.int64)
+    return sweep_kernels.Graph(
+        duration=zero, lag=zero, following=none, following_peer=none,
+        edge_ptr=np.zeros(count + 1, dtype=np.int32), edge=none[:0], sender_row=none, rows=count,
+    )  # fmt: skip
 
 
 def steady_rates(paths: Paths, links: Links) -> Int64s:
-    """Return the max-min fair rate in kB/s of one message on the first way of each pair, all at once.
+    """Return the max-min fair rate in kB/s of one message on the first path of each pair, all at the same time.
 
-    A pair that nothing limits gets 0.
+    A pair that nothing limits has rate 0.
     """
     first = np.arange(0, len(paths), paths.ways, dtype=np.int32)
     alone = paths.rate_kbps[first]
@@ -211,10 +222,10 @@ def steady_rates(paths: Paths, links: Links) -> Int64s:
     none = np.zeros(count, dtype=np.int64)
     jobs = Jobs(
         task=np.arange(count, dtype=np.int32), volume=none + 2**60, full_rate=alone[moving] * FINER,
-        overhead_ns=none, path=first[moving], sort=none.astype(np.int8), rank=none.astype(np.int32),
+        overhead_ns=none, path=first[moving], kind=none.astype(np.int8), rank=none.astype(np.int32),
         peer=none.astype(np.int32),
     )  # fmt: skip
-    _, changes = run_jobs(cast("Any", _Together(count)), jobs, shared, Contention())
-    at_first = changes.at_ns == 0
-    rates[moving[changes.task[at_first]]] = changes.rate[at_first] // FINER
+    _, changes = run_jobs(FlowSet(_independent_tasks(count), 1, jobs, shared), Contention())
+    initial = changes.time_ns == 0
+    rates[moving[changes.task[initial]]] = changes.rate[initial] // FINER
     return rates

@@ -105,7 +105,9 @@ class _Rows(NamedTuple):
     found: Found
     cells: CellColumns
     task: TaskColumns
-    twin: Int32s  # by place, the sender's side that a receiver's side meets, else -1; but of calls, not known yet
+    sender_row: (
+        Int32s  # by place, the sender's side that a receiver's side meets, else -1; but of calls, not known yet
+    )
 
 
 def lower(
@@ -158,7 +160,7 @@ def lower(
     if linked is None:
         raise explain_deadlock(schedule)
     if times is not None:
-        times.shared(placed.task, linked.twin)
+        times.shared(placed.task, linked.sender_row)
     edges = linked.edges
     if schedule.recompute_waits:
         edges = waiting(edges, placed.cells, placed.found.made_at, graph.stages)
@@ -172,7 +174,7 @@ def lower(
     ptr, edge = sorted_edges(edges, needs.tasks)
     return TaskGraph(
         placement=schedule.placement, paths=found.paths, source=found.source, target=found.target,
-        twin=linked.twin, next=following, next_peer=following_peer, edge_ptr=ptr, edge=edge, parts=parts,
+        sender_row=linked.sender_row, next=following, next_peer=following_peer, edge_ptr=ptr, edge=edge, parts=parts,
         **ends, **cells._asdict(), **task._asdict(),
     )  # fmt: skip
 
@@ -235,7 +237,13 @@ class _Lowering:
         Returns:
             None where a rank needs what it computes later.
         """
-        issued, rows, graph, rules, twin = self.issued, len(self.issued), self.graph, self.rules, placed.twin
+        issued, rows, graph, rules, sender_row = (
+            self.issued,
+            len(self.issued),
+            self.graph,
+            self.rules,
+            placed.sender_row,
+        )
         batch_next = np.full(2 * self.lanes.groups if rules.batched else 0, -1, dtype=np.int32)
         kinds = present(issued.kind)
         bound = _most_edges(issued, kinds, self.expansion.columns, rules) + called.edges
@@ -245,23 +253,23 @@ class _Lowering:
             issued.row_ptr, issued.cells, issued.edge, graph, TABLE, self.expansion.columns, self.lanes.columns,
             rules, placed.place, placed.found, placed.task,
         )  # fmt: skip
-        edges = self._link_rows(told, kinds, twin, batch_next, pairs)
+        edges = self._link_rows(told, kinds, sender_row, batch_next, pairs)
         if edges < 0:
             return None
         known = (*told[:5], *told[6:10])
         if rules.batched:
-            edges = run(edges_kernels.join_batches, (*known, twin, edges), (pairs,), work=rows)
+            edges = run(edges_kernels.join_batches, (*known, sender_row, edges), (pairs,), work=rows)
         chains, first = None, None
         if rules.called:
-            edges, chains, first = self._link_calls((*known, placed.task, twin), called, edges, pairs, tasks)
-        for more in (*needs, self._inside(placed.place, twin, called, first)):
+            edges, chains, first = self._link_calls((*known, placed.task, sender_row), called, edges, pairs, tasks)
+        for more in (*needs, self._inside(placed.place, sender_row, called, first)):
             for side, added in zip(pairs, more, strict=True):
                 side[edges : edges + added.size] = added
             edges += more.source.size
-        return Linked(twin, batch_next, Pairs(*(side[:edges] for side in pairs)), chains)
+        return Linked(sender_row, batch_next, Pairs(*(side[:edges] for side in pairs)), chains)
 
     def _link_rows(
-        self, told: tuple[Any, ...], kinds: NDArray[np.intp], twin: Int32s, batch_next: Int32s, pairs: Pairs
+        self, told: tuple[Any, ...], kinds: NDArray[np.intp], sender_row: Int32s, batch_next: Int32s, pairs: Pairs
     ) -> int:
         """Write the edges that neither streams nor calls imply of rows of some kinds.
 
@@ -279,7 +287,7 @@ class _Lowering:
             edges_kernels.link_rows,
             told,
             (
-                twin, np.empty((len(TABLE.role) + 2) * graph.stages if awaited.size else 0, dtype=np.int32),
+                sender_row, np.empty((len(TABLE.role) + 2) * graph.stages if awaited.size else 0, dtype=np.int32),
                 np.full(results * graph.stages * graph.microbatches, -1, dtype=np.int32),
                 batch_next, pairs, problem,
             ),
@@ -307,11 +315,11 @@ class _Lowering:
         )  # fmt: skip
         return edges, (following, following_peer), first
 
-    def _inside(self, place: Int32s, twin: Int32s, called: Calling, first: Int32s | None) -> Pairs:
+    def _inside(self, place: Int32s, sender_row: Int32s, called: Calling, first: Int32s | None) -> Pairs:
         """Return the edges of actions in parts; ``first`` are the first tasks of a program's calls."""
         before, behind = self.expansion.needs
         at = place[behind]
-        task, launch = np.where(twin[at] < 0, at, twin[at]), np.full(at.size, -1, dtype=np.int32)
+        task, launch = np.where(sender_row[at] < 0, at, sender_row[at]), np.full(at.size, -1, dtype=np.int32)
         message = np.flatnonzero(COMMUNICATION.mask(self.issued.kind[behind]))
         if self.issued.calls is not None and first is not None:
             call = self.issued.calls.of_row[behind[message]]

@@ -43,7 +43,7 @@ class Jobs:
     """Launch overhead before a flow's bytes."""
     path: Int32s
     """A flow's path, else -1."""
-    sort: Int8s
+    kind: Int8s
     """0 for a flow, 1 for a computation, 2 for another communication."""
     rank: Int32s
     """The rank that it runs on."""
@@ -56,7 +56,7 @@ class Jobs:
     @property
     def flows(self) -> int:
         """Number of flows."""
-        return int(np.count_nonzero(self.sort == FLOW))
+        return int(np.count_nonzero(self.kind == FLOW))
 
 
 def find_jobs(graph: TaskGraph, shared: SharedLinks, contention: Contention) -> Jobs:
@@ -66,19 +66,19 @@ def find_jobs(graph: TaskGraph, shared: SharedLinks, contention: Contention) -> 
         CostError: a message too large to be counted.
     """
     rows, paths = graph.rows, graph.paths
-    sort = np.full(rows, -1, dtype=np.int8)
+    kind = np.full(rows, -1, dtype=np.int8)
     of_group = _in_groups(graph)
     moves = (graph.path >= 0) & (SENDS.mask(graph.kind) | of_group) & (graph.duration_ns[:rows] > 0)
     meets = np.zeros(rows, dtype=bool)
     meets[moves] = np.diff(shared.ptr)[graph.path[moves]] > 0
-    sort[meets & (graph.size_bytes > 0)] = FLOW
+    kind[meets & (graph.size_bytes > 0)] = FLOW
     if contention.slows:
-        runs = (sort < 0) & (graph.duration_ns[:rows] > 0) & (graph.twin < 0)
-        sort[runs & COMPUTE.mask(graph.kind) & ~of_group] = COMPUTATION
-        sort[runs & (moves | of_group | _COLLECTIVES[graph.kind])] = COMMUNICATION
-    task = np.flatnonzero(sort >= 0).astype(np.int32)
-    sort, path = sort[task], graph.path[task]
-    flow = sort == FLOW
+        runs = (kind < 0) & (graph.duration_ns[:rows] > 0) & (graph.sender_row < 0)
+        kind[runs & COMPUTE.mask(graph.kind) & ~of_group] = COMPUTATION
+        kind[runs & (moves | of_group | _COLLECTIVES[graph.kind])] = COMMUNICATION
+    task = np.flatnonzero(kind >= 0).astype(np.int32)
+    kind, path = kind[task], graph.path[task]
+    flow = kind == FLOW
     own = np.where(flow, path, 0)
     rate = paths.rate_kbps[own] if len(paths) else np.zeros(task.size, dtype=np.int64)
     rate = np.where(rate == UNLIMITED, _LARGEST // BYTE, rate)
@@ -91,7 +91,7 @@ def find_jobs(graph: TaskGraph, shared: SharedLinks, contention: Contention) -> 
         full_rate=np.where(flow, rate * FINER, WHOLE),
         overhead_ns=np.where(flow, paths.overhead_ns[own] if len(paths) else 0, 0).astype(np.int64),
         path=np.where(flow, path, -1).astype(np.int32),
-        sort=sort,
+        kind=kind,
         rank=np.repeat(graph.lane_rank, np.diff(graph.lane_ptr))[task],
         peer=_peers(graph, task),
     )

@@ -12,7 +12,7 @@ from pptrace.errors import DeadlockError, ScheduleError
 from pptrace.network.contract import Paths, transfer_ns
 from pptrace.network.links import ideal
 from pptrace.sim.cross_rank import with_epilogue
-from pptrace.sim.engines import run_graph, run_jobs
+from pptrace.sim.engines import FlowSet, graph_record, run_graph, run_jobs
 from pptrace.sim.kernels import sweep as sweep_kernels
 from pptrace.sim.lowering import lower
 from pptrace.sim.rate_sharing import FINER, Contention, find_jobs, shared_links
@@ -118,7 +118,7 @@ def simulate_traffic(
     )  # fmt: skip
     links = network.links
     ran, rates = _run(graph, links, contention)
-    ghosts = int(np.count_nonzero(graph.twin >= 0))
+    ghosts = int(np.count_nonzero(graph.sender_row >= 0))
     if ran.done < graph.tasks - ghosts:
         raise explain_stuck(whole, workload, network, policy, graph, ran.waiting)
     timeline, in_order = _timeline(graph, ran, has_twins=ghosts > 0)
@@ -139,7 +139,7 @@ def _run(graph: TaskGraph, links: Links, contention: Contention) -> tuple[Ran, R
     jobs = find_jobs(graph, shared, contention)
     if not len(jobs):
         return run_graph(graph), None
-    return run_jobs(graph, jobs, shared, contention)
+    return run_jobs(FlowSet(graph_record(graph), graph.placement.ranks, jobs, shared), contention)
 
 
 def _timeline(graph: TaskGraph, ran: Ran, *, has_twins: bool) -> tuple[Timeline, bool]:
@@ -151,9 +151,9 @@ def _timeline(graph: TaskGraph, ran: Ran, *, has_twins: bool) -> tuple[Timeline,
     duration, lag = graph.duration_ns[:rows], graph.lag_ns[:rows]
     start, end, cause = ran.start_ns[:rows], ran.end_ns[:rows], _row_causes(graph, ran.cause)
     (enter,) = empty_columns(rows, np.int64)
-    twin = graph.twin if has_twins else graph.twin[:0]
+    sender_row = graph.sender_row if has_twins else graph.sender_row[:0]
     changed = (start, end, cause, enter)
-    in_order = run(sweep_kernels.enter_times, (graph.lane_ptr, graph.fork, twin), changed, work=rows) == 0
+    in_order = run(sweep_kernels.enter_times, (graph.lane_ptr, graph.fork, sender_row), changed, work=rows) == 0
     timeline = Timeline(
         placement=graph.placement, lane_rank=graph.lane_rank, lane_stream=graph.lane_stream,
         lane_peer=graph.lane_peer, lane_ptr=graph.lane_ptr, **graph.cells._asdict(),
@@ -196,7 +196,7 @@ def _traffic(graph: TaskGraph, links: Links, rates: Rates | None, order: Int64s 
         none = np.zeros(0, dtype=np.int64)
         row, at, rate, limit = none.astype(np.int32), none, none, none.astype(np.int32)
     else:
-        row, at, rate, limit = rates.task, rates.at_ns, rates.rate // FINER, rates.limit
+        row, at, rate, limit = rates.task, rates.time_ns, rates.rate // FINER, rates.limit
         if order is not None:
             row = _renamed(order)[row]
         by_row = np.argsort(row, kind="stable")
@@ -288,7 +288,7 @@ def _cycle(graph: TaskGraph, waiting: Int32s) -> list[int]:
 def _name(graph: TaskGraph, task: int) -> str:
     if task >= graph.rows:
         return ""
-    both = np.flatnonzero(graph.twin == task)
+    both = np.flatnonzero(graph.sender_row == task)
     return " with ".join(_row_name(graph, row) for row in [task, *both.tolist()])
 
 
@@ -300,9 +300,6 @@ def _row_name(graph: TaskGraph, row: int) -> str:
 def _eager_remedy(
     schedule: Schedule, workload: Workload, network: Network, policy: Policy, graph: TaskGraph
 ) -> str:
-    from pptrace.sim.engines import run_graph
-    from pptrace.sim.lowering import lower
-
     for size in np.unique(graph.size_bytes[graph.path >= 0]).tolist():
         if size <= policy.eager_bytes:
             continue

@@ -257,7 +257,7 @@ def _streams(ranks: int) -> tuple[Int8s, Int32s]:
 class Linked(NamedTuple):
     """What waits for what."""
 
-    twin: Int32s
+    sender_row: Int32s
     """Each row's twin."""
     batch_next: Int32s
     """The chain of batches."""
@@ -291,7 +291,7 @@ def chained(
         first, end = first[others], end[others]
     run(
         edges_kernels.chain_tasks,
-        (first, end, linked.twin, rules.batched),
+        (first, end, linked.sender_row, rules.batched),
         (following, following_peer),
         work=rules.rows,
     )

@@ -26,7 +26,7 @@ class TaskGraph(Cells):
 
     The first ``rows`` tasks are the slices of the timeline to be, in its order: by lane, and within a
     lane in issue order. Further tasks (a batch's launch and join, a barrier) have no slice. A row whose
-    ``twin`` is set is the receiver's side of a rendezvous and no task: it runs when its twin runs.
+    ``sender_row`` is set is the receiver's side of a rendezvous and not a task: it runs with its sender's row.
     """
 
     placement: Placement
@@ -51,7 +51,7 @@ class TaskGraph(Cells):
     """Index into ``paths`` of each row's message, -1 for none."""
     fork: Int32s
     """For rows off the compute stream, the compute row issued before them; -1 for none."""
-    twin: Int32s
+    sender_row: Int32s
     """The sender's row of a rendezvous for the receiver's row, else -1."""
     collective_ns: Int64s
     """Part of each row's duration in which the rank's own group communicates."""
@@ -85,7 +85,7 @@ class TaskGraph(Cells):
 
     def ghosts(self) -> Int32s:
         """Return the rows that are no tasks."""
-        return np.flatnonzero(self.twin >= 0).astype(np.int32)
+        return np.flatnonzero(self.sender_row >= 0).astype(np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,13 +129,13 @@ class ActionTimes:
         task.lag_ns[rows[sent]] = self.transfer_ns[index[sent]]
 
     @staticmethod
-    def shared(task: TaskColumns, twin: Int32s) -> None:
+    def shared(task: TaskColumns, sender_row: Int32s) -> None:
         """Give each receiver's side of a rendezvous, in place, what its sender's side takes.
 
         Args:
             task: what rows take.
-            twin: the sender's side of each receiver's side, -1 for other rows.
+            sender_row: the sender's side of each receiver's side, -1 for other rows.
         """
-        received = np.flatnonzero(twin >= 0)
+        received = np.flatnonzero(sender_row >= 0)
         for values in (task.duration_ns, task.lag_ns):
-            values[received] = values[twin[received]]
+            values[received] = values[sender_row[received]]

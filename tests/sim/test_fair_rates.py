@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from hypothesis import given
@@ -13,7 +12,8 @@ from hypothesis import strategies as st
 from oracle_flows import Flow, fair_rates
 
 from pptrace.config.choices import Sharing
-from pptrace.sim.engines import Rates, run_jobs
+from pptrace.sim.engines import FlowSet, Rates, run_jobs
+from pptrace.sim.kernels.sweep import Graph
 from pptrace.sim.rate_sharing import FINER, Contention, Jobs, SharedLinks
 
 if TYPE_CHECKING:
@@ -55,10 +55,9 @@ def run_traffic(traffic: Traffic, sharing: Sharing) -> tuple[Ran, Rates]:
     following = np.arange(1, tasks + 1, dtype=np.int32)
     following[1::2] = -1
     none = np.full(tasks, -1, dtype=np.int32)
-    graph: Any = SimpleNamespace(
-        tasks=tasks, rows=tasks, duration_ns=duration, lag_ns=duration * 0, next=following, next_peer=none,
-        edge_ptr=np.zeros(tasks + 1, dtype=np.int32), edge=np.zeros(0, dtype=np.int32), twin=none,
-        placement=SimpleNamespace(ranks=1),
+    graph = Graph(
+        duration=duration, lag=duration * 0, following=following, following_peer=none,
+        edge_ptr=np.zeros(tasks + 1, dtype=np.int32), edge=none[:0], sender_row=none, rows=tasks,
     )  # fmt: skip
     links = [sorted(flow.weight) for flow in traffic.flows]
     shared = SharedLinks(
@@ -76,17 +75,17 @@ def run_traffic(traffic: Traffic, sharing: Sharing) -> tuple[Ran, Rates]:
         full_rate=np.array([flow.cap for flow in traffic.flows], dtype=np.int64) * FINER,
         overhead_ns=np.zeros(count, dtype=np.int64),
         path=np.arange(count, dtype=np.int32),
-        sort=np.zeros(count, dtype=np.int8),
+        kind=np.zeros(count, dtype=np.int8),
         rank=np.zeros(count, dtype=np.int32),
         peer=np.zeros(count, dtype=np.int32),
     )
-    return run_jobs(graph, jobs, shared, Contention(links=sharing))
+    return run_jobs(FlowSet(graph, 1, jobs, shared), Contention(links=sharing))
 
 
 def rate_table(ran: Ran, rates: Rates) -> list[tuple[int, dict[int, tuple[Fraction, int]]]]:
     """Return, for each instant at which anything changes, the rate and the limit of each running flow."""
     changes: dict[int, dict[int, tuple[Fraction, int]]] = {}
-    columns = (rates.task, rates.at_ns, rates.rate, rates.limit)
+    columns = (rates.task, rates.time_ns, rates.rate, rates.limit)
     for task, at, rate, limit in zip(*(column.tolist() for column in columns), strict=True):
         changes.setdefault(at, {})[task // 2] = (Fraction(rate, FINER), limit)
     times = sorted({*changes, *ran.end_ns[1::2].tolist()})

@@ -30,7 +30,7 @@ from pptrace_kernel.prefetch import fetch
 
 def link_rows(
     row_ptr, cells, edge, graph, kinds, parts, lanes, rules, place, found, task,
-    twin, awaited_stage, awaited_microbatch, batch_next, pairs, problem,
+    sender_row, awaited_stage, awaited_microbatch, batch_next, pairs, problem,
 ):  # fmt: skip
     """List every edge between tasks that no stream or call implies; return how many.
 
@@ -55,7 +55,9 @@ def link_rows(
                     if launch != launched:
                         n = _launch(launch, launched, fork[at], rules.rows, batch_next, pairs, n)
                         launched = launch
-                n = _link_message(row, at, cells, edge, graph, kinds, lanes, rules, found, task, twin, pairs, n)
+                n = _link_message(
+                    row, at, cells, edge, graph, kinds, lanes, rules, found, task, sender_row, pairs, n
+                )
                 continue
             if len(awaited_stage) > 0 and (not in_parts or parts.number[row] < 1):  # of segments, the first waits
                 n = _link_own(row, at, cells, graph, kinds, awaited_stage, awaited_microbatch, pairs, n)
@@ -146,7 +148,7 @@ def _launch(launch, launched, fork, rows, batch_next, pairs, n):
     return _pair(pairs, n, fork, launch) if fork >= 0 else n
 
 
-def _link_message(row, at, cells, edge, graph, kinds, lanes, rules, found, task, twin, pairs, n):
+def _link_message(row, at, cells, edge, graph, kinds, lanes, rules, found, task, sender_row, pairs, n):
     """List the edges of one end of a message."""
     k = cells.kind[row]
     sends = kinds.role[k] == SENDS
@@ -172,7 +174,7 @@ def _link_message(row, at, cells, edge, graph, kinds, lanes, rules, found, task,
         n = link_consumers(row, at, -1, cells, edge, graph, kinds, found, pairs, n)
     if rendezvous:
         other = found.recv_at[index]
-        twin[other] = at
+        sender_row[other] = at
         if not rules.batched and task.fork[other] >= 0:
             n = _pair(pairs, n, task.fork[other], at)
     return n
@@ -192,13 +194,13 @@ def link_consumers(row, source, known, cells, edge, graph, kinds, found, pairs, 
     return n
 
 
-def join_batches(row_ptr, cells, edge, graph, kinds, lanes, rules, place, found, twin, n, pairs):
+def join_batches(row_ptr, cells, edge, graph, kinds, lanes, rules, place, found, sender_row, n, pairs):
     """List the edges by which batches receive, behind ``n`` others; return how many there are."""
     for rank in range(graph.ranks):
         for row in range(row_ptr[rank], row_ptr[rank + 1]):
             if kinds.role[cells.kind[row]] != RECEIVES:
                 continue
-            at = twin[place[row]]
+            at = sender_row[place[row]]
             launch = rules.rows + 2 * lanes.group[row]
             n = _pair(pairs, n, launch, at)
             n = _pair(pairs, n, at, launch + 1)
@@ -206,15 +208,15 @@ def join_batches(row_ptr, cells, edge, graph, kinds, lanes, rules, place, found,
     return n
 
 
-def chain_tasks(lane_first, lane_end, twin, one_sided, following, following_peer):
+def chain_tasks(lane_first, lane_end, sender_row, one_sided, following, following_peer):
     """Chain each lane's tasks; a receiver's side chains its twin unless ``one_sided``."""
     for lane in range(len(lane_first)):
         for row in range(lane_first[lane], lane_end[lane] - 1):
-            behind = twin[row + 1] if twin[row + 1] >= 0 else row + 1
-            if twin[row] < 0:
+            behind = sender_row[row + 1] if sender_row[row + 1] >= 0 else row + 1
+            if sender_row[row] < 0:
                 chain_behind(row, behind, True, following, following_peer)
             elif not one_sided:
-                chain_behind(twin[row], behind, False, following, following_peer)
+                chain_behind(sender_row[row], behind, False, following, following_peer)
 
 
 def chain_behind(task, behind, sends, following, following_peer):
@@ -298,7 +300,7 @@ def tell_calls(row_ptr, cells, kinds, calls, place, fork, waited, flags):
 
 
 def link_calls(
-    row_ptr, cells, edge, graph, kinds, lanes, rules, place, found, task, twin, calls, known, n,
+    row_ptr, cells, edge, graph, kinds, lanes, rules, place, found, task, sender_row, calls, known, n,
     first, last, sent, following, following_peer, pairs,
 ):  # fmt: skip
     """List the edges of calls behind ``n`` others, and chain each communicator's; return how many edges there are.
@@ -316,9 +318,9 @@ def link_calls(
                 continue
             at = place[row]
             if at % LINE == 0:
-                fetch(at + AHEAD, twin, task.fork, task.duration_ns, following)
+                fetch(at + AHEAD, sender_row, task.fork, task.duration_ns, following)
             sends = kinds.role[cells.kind[row]] == SENDS
-            message, held = at if sends else twin[at], task.fork[at]
+            message, held = at if sends else sender_row[at], task.fork[at]
             if call != opened:
                 opened = call
                 flags = known.flags[call]

@@ -47,7 +47,7 @@ class Log(NamedTuple):
     """Changes of rate."""
 
     job: Any
-    at: Any
+    time: Any
     rate: Any
     limit: Any
     counts: Any
@@ -165,7 +165,7 @@ def _aim(
 def _slowed(jobs: Jobs, rules: Rules, ranks: Ranks, job: int) -> int:
     """Return the speed of a job beside what runs on its ranks."""
     rank, peer, full = jobs.rank[job], jobs.peer[job], jobs.full_rate[job]
-    if jobs.sort[job] == COMPUTATION:
+    if jobs.kind[job] == COMPUTATION:
         beside, speed = ranks.communicating[rank], rules.slow_compute
     else:
         beside, speed = ranks.computing[rank], rules.slow_communication
@@ -186,10 +186,10 @@ def _queue(flows: Flows, places: Places, links: LinkCapacities, slot: int) -> No
 
 def _note(log: Log, job: int, now: int, rate: int, limit: int) -> None:
     """Note a change of rate, as long as there is room."""
-    at = log.counts[1]
-    if at < len(log.job):
-        log.job[at] = job
-        log.at[at] = now
-        log.rate[at] = rate
-        log.limit[at] = limit
-    log.counts[1] = at + 1
+    change = log.counts[1]
+    if change < len(log.job):
+        log.job[change] = job
+        log.time[change] = now
+        log.rate[change] = rate
+        log.limit[change] = limit
+    log.counts[1] = change + 1

@@ -156,7 +156,7 @@ def meet(jobs: Jobs, running: Running, ranks: Ranks, flows: Flows, slot: int, ar
             _stand_first(ranks, rank, 2 * slot + side)
         else:
             _stand_off(ranks, rank, 2 * slot + side)
-        busy = ranks.computing if jobs.sort[job] == COMPUTATION else ranks.communicating
+        busy = ranks.computing if jobs.kind[job] == COMPUTATION else ranks.communicating
         busy[rank] += 1 if arrives else -1
         at = ranks.head[rank]
         while at >= 0:

@@ -73,7 +73,22 @@ def _lane(row, k, other, ranks, kinds, parts, mode, lanes):
 
 
 def place_rows(
-    row_ptr, cells, edge, graph, kinds, parts, lanes, costs, routes, rules, cursor, place, found, out, task, twin
+    row_ptr,
+    cells,
+    edge,
+    graph,
+    kinds,
+    parts,
+    lanes,
+    costs,
+    routes,
+    rules,
+    cursor,
+    place,
+    found,
+    out,
+    task,
+    sender_row,
 ):
     """Move each row to its lane with its bytes, duration, lag and fork, and note where it went.
 
@@ -105,7 +120,7 @@ def place_rows(
                 task.fork[at] = -1 if parts.release[row] == NO_FORK else place[parts.release[row]]
             if role[k] == SENDS or role[k] == RECEIVES:
                 _place_message(
-                    row, rank, at, cells, edge, graph, kinds, lanes, costs, routes, rules, found, task, twin
+                    row, rank, at, cells, edge, graph, kinds, lanes, costs, routes, rules, found, task, sender_row
                 )
                 if rules.mode == ON_COMPUTE:
                     behind = at
@@ -134,7 +149,7 @@ def _fetch_ahead(at, out, task):
     )  # fmt: skip
 
 
-def _place_message(row, rank, at, cells, edge, graph, kinds, lanes, costs, routes, rules, found, task, twin):
+def _place_message(row, rank, at, cells, edge, graph, kinds, lanes, costs, routes, rules, found, task, sender_row):
     """Give one end of a message its path, bytes, duration and lag."""
     k, u, n, e = cells.kind[row], cells.microbatch[row], cells.span[row], edge[row]
     sends = kinds.role[k] == SENDS
@@ -159,21 +174,21 @@ def _place_message(row, rank, at, cells, edge, graph, kinds, lanes, costs, route
     if not own:
         task.lag_ns[at] = routes.latency_ns[path]
     if rules.called:
-        _meet(index, at, sends, found, twin)
+        _meet(index, at, sends, found, sender_row)
     elif not sends:
         for i in range(n):
             found.recv_at[index + i] = at
 
 
-def _meet(index, at, sends, found, twin):
+def _meet(index, at, sends, found, sender_row):
     """Let the second side of a message that is placed find the first, a sender's as -2 - its place."""
     other = found.recv_at[index]
     if other == NOWHERE:
         found.recv_at[index] = NOWHERE - 1 - at if sends else at
     elif sends:
-        twin[other] = at
+        sender_row[other] = at
     else:
-        twin[at] = NOWHERE - 1 - other
+        sender_row[at] = NOWHERE - 1 - other
 
 
 def _place_action(row, at, cells, graph, costs, task):

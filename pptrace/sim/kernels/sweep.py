@@ -19,7 +19,7 @@ class Graph(NamedTuple):
     edge_ptr: Any
     edge: Any
     """A task that waits for the end (plus lag); ``-1 - task`` for one that waits for the start."""
-    twin: Any
+    sender_row: Any
     rows: int
 
 
@@ -50,7 +50,7 @@ def reach(tasks: Tasks, task: int, time: int, by: int) -> bool:
 
 def may_begin(graph: Graph, tasks: Tasks, task: int) -> bool:
     """Whether a task waits for nothing, and is one."""
-    return tasks.waiting[task] == 0 and (task >= graph.rows or graph.twin[task] < 0)
+    return tasks.waiting[task] == 0 and (task >= graph.rows or graph.sender_row[task] < 0)
 
 
 def sweep(graph: Graph, rendezvous: int, tasks: Tasks) -> int:
@@ -126,19 +126,19 @@ def _first_ready(graph: Graph, tasks: Tasks) -> int:
     return top
 
 
-def enter_times(lane_ptr, fork, twin, start, end, cause, enter):
+def enter_times(lane_ptr, fork, sender_row, start, end, cause, enter):
     """Note when each row was launched: the row before it on its lane and its fork were done.
 
     Before that, each receiver's side of a rendezvous is given when its sender's side ran; ``twin`` is empty where
     there is none. Returns whether any row starts before the one that it follows on its lane.
     """
     disordered = 0
-    meets = len(twin) > 0
+    meets = len(sender_row) > 0
     for lane in range(len(lane_ptr) - 1):
         free = before = 0
         for row in range(lane_ptr[lane], lane_ptr[lane + 1]):
-            if meets and twin[row] >= 0:
-                other = twin[row]
+            if meets and sender_row[row] >= 0:
+                other = sender_row[row]
                 start[row] = start[other]
                 end[row] = end[other]
                 cause[row] = cause[other]
@@ -154,7 +154,7 @@ def enter_times(lane_ptr, fork, twin, start, end, cause, enter):
 
 
 FLOW, COMPUTATION, COMMUNICATION = 0, 1, 2
-"""Sorts of jobs."""
+"""Kinds of jobs."""
 
 
 class Jobs(NamedTuple):
@@ -167,7 +167,7 @@ class Jobs(NamedTuple):
     full_rate: Any
     overhead: Any
     path: Any
-    sort: Any
+    kind: Any
     rank: Any
     peer: Any
 
