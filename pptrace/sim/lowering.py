@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from pptrace.sim.streams import (
     Pairs,
     PartColumns,
     RouteColumns,
+    RowColumns,
     Rules,
     TaskColumns,
     assign_lanes,
@@ -102,12 +103,12 @@ class _Rows(NamedTuple):
     """Where the issued rows went, and their columns there."""
 
     place: Int32s
+    """Index of each issued row."""
     found: Found
     cells: CellColumns
     task: TaskColumns
-    sender_row: (
-        Int32s  # by place, the sender's side that a receiver's side meets, else -1; but of calls, not known yet
-    )
+    sender_row: Int32s
+    """The sender's row for the receiver's row of a message, else -1; of calls, placing fills it."""
 
 
 def lower(
@@ -174,8 +175,8 @@ def lower(
     ptr, edge = sorted_edges(edges, needs.tasks)
     return TaskGraph(
         placement=schedule.placement, paths=found.paths, source=found.source, target=found.target,
-        sender_row=linked.sender_row, next=following, next_peer=following_peer, edge_ptr=ptr, edge=edge, parts=parts,
-        **ends, **cells._asdict(), **task._asdict(),
+        sender_row=linked.sender_row, next=following, next_peer=following_peer, edge_ptr=ptr, edge=edge,
+        parts=parts, **ends, **cells._asdict(), **task._asdict(),
     )  # fmt: skip
 
 
@@ -204,6 +205,15 @@ class _Lowering:
         """Rows, and the launches and joins of batches."""
         return len(self.issued) + (2 * self.lanes.groups if self.rules.batched else 0)
 
+    @property
+    def columns(self) -> RowColumns:
+        """The rows as kernels read them."""
+        issued = self.issued
+        return RowColumns(
+            issued.row_ptr, issued.cells, issued.edge, self.graph, TABLE, self.expansion.columns,
+            self.lanes.columns, self.rules,
+        )  # fmt: skip
+
     def place(self, workload: Workload) -> _Rows:
         """Give every row its place on its lane, and its costs."""
         rows, graph = len(self.issued), self.graph
@@ -222,13 +232,10 @@ class _Lowering:
         placed = _Rows(place, found, out, task, unset(rows))
         run(
             placement_kernels.place_rows,
-            (
-                self.issued.row_ptr, self.issued.cells, self.issued.edge, graph, TABLE, self.expansion.columns,
-                self.lanes.columns, cost_columns(workload, graph), self.between.columns, self.rules,
-            ),
+            (self.columns, cost_columns(workload, graph), self.between.columns),
             (self.lanes.first.copy(), *placed),
             work=rows,
-        )  # fmt: skip
+        )
         return placed
 
     def link(self, placed: _Rows, called: Calling, needs: Sequence[Pairs], tasks: int) -> Linked | None:
@@ -237,40 +244,32 @@ class _Lowering:
         Returns:
             None where a rank needs what it computes later.
         """
-        issued, rows, graph, rules, sender_row = (
-            self.issued,
-            len(self.issued),
-            self.graph,
-            self.rules,
-            placed.sender_row,
-        )
+        issued, rows, rules, sender_row = self.issued, len(self.issued), self.rules, placed.sender_row
         batch_next = np.full(2 * self.lanes.groups if rules.batched else 0, -1, dtype=np.int32)
         kinds = present(issued.kind)
         bound = _most_edges(issued, kinds, self.expansion.columns, rules) + called.edges
         bound += sum(more.source.size for more in needs) + self.expansion.needs[0].size
         pairs = Pairs(*empty_columns(bound, np.int32, np.int32))  # not all of which is touched
-        told = (
-            issued.row_ptr, issued.cells, issued.edge, graph, TABLE, self.expansion.columns, self.lanes.columns,
-            rules, placed.place, placed.found, placed.task,
-        )  # fmt: skip
-        edges = self._link_rows(told, kinds, sender_row, batch_next, pairs)
+        edges = self._link_rows(placed, kinds, batch_next, pairs)
         if edges < 0:
             return None
-        known = (*told[:5], *told[6:10])
         if rules.batched:
-            edges = run(edges_kernels.join_batches, (*known, sender_row, edges), (pairs,), work=rows)
+            edges = run(
+                edges_kernels.join_batches,
+                (self.columns, placed.place, placed.found, sender_row, edges),
+                (pairs,),
+                work=rows,
+            )
         chains, first = None, None
         if rules.called:
-            edges, chains, first = self._link_calls((*known, placed.task, sender_row), called, edges, pairs, tasks)
+            edges, chains, first = self._link_calls(placed, called, edges, pairs, tasks)
         for more in (*needs, self._inside(placed.place, sender_row, called, first)):
             for side, added in zip(pairs, more, strict=True):
                 side[edges : edges + added.size] = added
             edges += more.source.size
         return Linked(sender_row, batch_next, Pairs(*(side[:edges] for side in pairs)), chains)
 
-    def _link_rows(
-        self, told: tuple[Any, ...], kinds: NDArray[np.intp], sender_row: Int32s, batch_next: Int32s, pairs: Pairs
-    ) -> int:
+    def _link_rows(self, placed: _Rows, kinds: NDArray[np.intp], batch_next: Int32s, pairs: Pairs) -> int:
         """Write the edges that neither streams nor calls imply of rows of some kinds.
 
         Returns:
@@ -283,12 +282,12 @@ class _Lowering:
             return 0
         results = int(TABLE.result[awaited].max(initial=-1)) + 1
         problem = np.zeros(1, dtype=np.int64)
+        by_stage = np.empty((len(TABLE.role) + 2) * graph.stages if awaited.size else 0, dtype=np.int32)
         edges = run(
             edges_kernels.link_rows,
-            told,
+            (self.columns, placed.place, placed.found, placed.task),
             (
-                sender_row, np.empty((len(TABLE.role) + 2) * graph.stages if awaited.size else 0, dtype=np.int32),
-                np.full(results * graph.stages * graph.microbatches, -1, dtype=np.int32),
+                placed.sender_row, by_stage, np.full(results * graph.stages * graph.microbatches, -1, dtype=np.int32),
                 batch_next, pairs, problem,
             ),
             work=len(issued),
@@ -296,7 +295,7 @@ class _Lowering:
         return -1 if problem[0] else edges
 
     def _link_calls(
-        self, known: tuple[Any, ...], called: Calling, edges: int, pairs: Pairs, tasks: int
+        self, placed: _Rows, called: Calling, edges: int, pairs: Pairs, tasks: int
     ) -> tuple[int, tuple[Int32s, Int32s], Int32s]:
         """Add the edges of calls behind ``edges`` others.
 
@@ -307,10 +306,11 @@ class _Lowering:
         first, last = empty_columns(called.known.flags.size, np.int32, np.int32)
         edges = run(
             link_calls,
-            (*known, called.calls, called.known, edges),
             (
-                first, last, np.empty(self.graph.ranks, dtype=np.int32), following, following_peer, pairs,
+                self.columns, placed.place, placed.found, placed.task, placed.sender_row,
+                called.calls, called.known, edges,
             ),
+            (first, last, np.empty(self.graph.ranks, dtype=np.int32), following, following_peer, pairs),
             work=len(self.issued),
         )  # fmt: skip
         return edges, (following, following_peer), first

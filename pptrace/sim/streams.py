@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from pptrace.steps.actions import CellColumns
     from pptrace.steps.columns import Int8s, Int32s, Int64s
     from pptrace.steps.issue_order import IssueOrder
+    from pptrace.steps.kinds import KindTable
     from pptrace.steps.message_calls import Policy
     from pptrace.steps.schedule import Schedule, StageGraph
     from pptrace.steps.workload import Workload
@@ -127,6 +129,27 @@ class PartColumns(NamedTuple):
     """Which path of the expansion's links its bytes go over, -1 for none."""
     size_bytes: Int64s
     """Bytes that it moves."""
+
+
+class RowColumns(NamedTuple):
+    """Issued rows, and the tables that kernels read with them."""
+
+    row_ptr: Int32s
+    """Shape (ranks + 1,): rows of each rank."""
+    cells: CellColumns
+    """Action of each row."""
+    edge: Int32s
+    """Edge between stages of each message."""
+    graph: StageGraph
+    """Stages and their edges."""
+    kinds: KindTable
+    """Properties of kinds of actions."""
+    parts: PartColumns
+    """Segments."""
+    lanes: LaneColumns
+    """Lane of each row."""
+    rules: Rules
+    """The point-to-point policy."""
 
 
 class Pairs(NamedTuple):

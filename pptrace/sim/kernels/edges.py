@@ -28,16 +28,22 @@ from pptrace.sim.kernels.placement import (
 from pptrace_kernel.prefetch import fetch
 
 
-def link_rows(
-    row_ptr, cells, edge, graph, kinds, parts, lanes, rules, place, found, task,
-    sender_row, awaited_stage, awaited_microbatch, batch_next, pairs, problem,
-):  # fmt: skip
+def link_rows(rows, place, found, task, sender_row, awaited_stage, awaited_microbatch, batch_next, pairs, problem):
     """List every edge between tasks that no stream or call implies; return how many.
 
     ``problem[0]`` becomes 1 + the row that needs a result which its own rank computes later; nobody looks for one
     where no rank holds neighbours, or where rows are segments, whose lanes differ.
     """
     n = 0
+    cells, graph, kinds, parts, lanes, rules = (
+        rows.cells,
+        rows.graph,
+        rows.kinds,
+        rows.parts,
+        rows.lanes,
+        rows.rules,
+    )
+    row_ptr = rows.row_ptr
     kind, role, fork, in_parts = cells.kind, kinds.role, task.fork, len(parts.stream) > 0
     looks = graph.nearby and not in_parts
     for rank in range(graph.ranks):
@@ -55,9 +61,7 @@ def link_rows(
                     if launch != launched:
                         n = _launch(launch, launched, fork[at], rules.rows, batch_next, pairs, n)
                         launched = launch
-                n = _link_message(
-                    row, at, cells, edge, graph, kinds, lanes, rules, found, task, sender_row, pairs, n
-                )
+                n = _link_message(row, at, rows, found, task, sender_row, pairs, n)
                 continue
             if len(awaited_stage) > 0 and (not in_parts or parts.number[row] < 1):  # of segments, the first waits
                 n = _link_own(row, at, cells, graph, kinds, awaited_stage, awaited_microbatch, pairs, n)
@@ -148,8 +152,9 @@ def _launch(launch, launched, fork, rows, batch_next, pairs, n):
     return _pair(pairs, n, fork, launch) if fork >= 0 else n
 
 
-def _link_message(row, at, cells, edge, graph, kinds, lanes, rules, found, task, sender_row, pairs, n):
+def _link_message(row, at, rows, found, task, sender_row, pairs, n):
     """List the edges of one end of a message."""
+    cells, graph, kinds, lanes, rules = rows.cells, rows.graph, rows.kinds, rows.lanes, rows.rules
     k = cells.kind[row]
     sends = kinds.role[k] == SENDS
     rendezvous = rules.receive == RENDEZVOUS and (rules.batched or task.size_bytes[at] > rules.eager_bytes)
@@ -159,19 +164,19 @@ def _link_message(row, at, cells, edge, graph, kinds, lanes, rules, found, task,
         if rules.receive == RENDEZVOUS and not rendezvous:
             if fork >= 0:
                 n = _pair(pairs, n, fork, at)
-            n = link_consumers(row, at, -1, cells, edge, graph, kinds, found, pairs, n)
+            n = link_consumers(row, at, -1, rows, found, pairs, n)
         return n
     if rules.mode != ON_COMPUTE and not rules.batched and fork >= 0:
         n = _pair(pairs, n, fork, at)
     backward = 0 if kinds.direction[k] == FORWARD else graph.edges
-    index = (backward + edge[row]) * graph.microbatches + cells.microbatch[row]
+    index = (backward + rows.edge[row]) * graph.microbatches + cells.microbatch[row]
     if rules.receive != NO_RECEIVE and not rendezvous:
         return _pair(pairs, n, at, -1 - found.recv_at[index])
     if rules.batched:
         n = _pair(pairs, n, rules.rows + 2 * lanes.group[row], at)
         n = _pair(pairs, n, at, rules.rows + 2 * lanes.group[row] + 1)
     else:
-        n = link_consumers(row, at, -1, cells, edge, graph, kinds, found, pairs, n)
+        n = link_consumers(row, at, -1, rows, found, pairs, n)
     if rendezvous:
         other = found.recv_at[index]
         sender_row[other] = at
@@ -180,10 +185,11 @@ def _link_message(row, at, cells, edge, graph, kinds, lanes, rules, found, task,
     return n
 
 
-def link_consumers(row, source, known, cells, edge, graph, kinds, found, pairs, n):
+def link_consumers(row, source, known, rows, found, pairs, n):
     """List the edges from a message to what computes with it, but for one that is ``known`` to wait for it."""
-    forward = kinds.direction[cells.kind[row]] == FORWARD
-    to = graph.edge_to[edge[row]] if forward else graph.edge_from[edge[row]]
+    cells, graph, edge = rows.cells, rows.graph, rows.edge[row]
+    forward = rows.kinds.direction[cells.kind[row]] == FORWARD
+    to = graph.edge_to[edge] if forward else graph.edge_from[edge]
     base = ((0 if forward else graph.stages) + to) * graph.microbatches
     last = -1
     for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
@@ -194,17 +200,18 @@ def link_consumers(row, source, known, cells, edge, graph, kinds, found, pairs, 
     return n
 
 
-def join_batches(row_ptr, cells, edge, graph, kinds, lanes, rules, place, found, sender_row, n, pairs):
+def join_batches(rows, place, found, sender_row, n, pairs):
     """List the edges by which batches receive, behind ``n`` others; return how many there are."""
-    for rank in range(graph.ranks):
-        for row in range(row_ptr[rank], row_ptr[rank + 1]):
+    cells, kinds, lanes, rules = rows.cells, rows.kinds, rows.lanes, rows.rules
+    for rank in range(rows.graph.ranks):
+        for row in range(rows.row_ptr[rank], rows.row_ptr[rank + 1]):
             if kinds.role[cells.kind[row]] != RECEIVES:
                 continue
             at = sender_row[place[row]]
             launch = rules.rows + 2 * lanes.group[row]
             n = _pair(pairs, n, launch, at)
             n = _pair(pairs, n, at, launch + 1)
-            n = link_consumers(row, launch + 1, -1, cells, edge, graph, kinds, found, pairs, n)
+            n = link_consumers(row, launch + 1, -1, rows, found, pairs, n)
     return n
 
 
@@ -300,19 +307,19 @@ def tell_calls(row_ptr, cells, kinds, calls, place, fork, waited, flags):
 
 
 def link_calls(
-    row_ptr, cells, edge, graph, kinds, lanes, rules, place, found, task, sender_row, calls, known, n,
-    first, last, sent, following, following_peer, pairs,
-):  # fmt: skip
+    rows, place, found, task, sender_row, calls, known, n, first, last, sent, following, following_peer, pairs
+):
     """List the edges of calls behind ``n`` others, and chain each communicator's; return how many edges there are.
 
     ``first`` and ``last`` become each call's first and last task. ``sent`` is scratch per rank.
     """
-    extra = rules.rows
-    for rank in range(graph.ranks):
-        for peer in range(graph.ranks):
+    cells, kinds, lanes, ranks = rows.cells, rows.kinds, rows.lanes, rows.graph.ranks
+    extra = rows.rules.rows
+    for rank in range(ranks):
+        for peer in range(ranks):
             sent[peer] = -1
         opened = -1
-        for row in range(row_ptr[rank], row_ptr[rank + 1]):
+        for row in range(rows.row_ptr[rank], rows.row_ptr[rank + 1]):
             call = calls.of_row[row]
             if call < 0:
                 continue
@@ -337,7 +344,7 @@ def link_calls(
             n = _end(call, message, held, known, first, last, pairs, n)
             if not sends and calls.further[call]:
                 over = last[call] if known.flags[call] & JOINED else message
-                n = link_consumers(row, over, known.waited[call], cells, edge, graph, kinds, found, pairs, n)
+                n = link_consumers(row, over, known.waited[call], rows, found, pairs, n)
     for i in range(len(calls.row)):
         if place[calls.row[i]] != known.waited[calls.awaited[i]]:
             n = _pair(pairs, n, last[calls.awaited[i]], place[calls.row[i]])

@@ -72,29 +72,21 @@ def _lane(row, k, other, ranks, kinds, parts, mode, lanes):
     return 1 if mode == PER_RANK else 0
 
 
-def place_rows(
-    row_ptr,
-    cells,
-    edge,
-    graph,
-    kinds,
-    parts,
-    lanes,
-    costs,
-    routes,
-    rules,
-    cursor,
-    place,
-    found,
-    out,
-    task,
-    sender_row,
-):
+def place_rows(rows, costs, routes, cursor, place, found, out, task, sender_row):
     """Move each row to its lane with its bytes, duration, lag and fork, and note where it went.
 
     ``task``'s columns of bytes, lags and collectives come zeroed. Of calls, ``twin`` (-1 before) becomes the
     sender's side that each receiver's side meets.
     """
+    cells, graph, kinds, parts, lanes, rules = (
+        rows.cells,
+        rows.graph,
+        rows.kinds,
+        rows.parts,
+        rows.lanes,
+        rows.rules,
+    )
+    row_ptr = rows.row_ptr
     kind, stage, microbatch, span, pair = cells.kind, cells.stage, cells.microbatch, cells.span, cells.pair
     out_kind, out_stage, out_microbatch = out.kind, out.stage, out.microbatch
     out_span, out_pair = out.span, out.pair
@@ -119,9 +111,7 @@ def place_rows(
             if in_parts and parts.release[row] != -1:
                 task.fork[at] = -1 if parts.release[row] == NO_FORK else place[parts.release[row]]
             if role[k] == SENDS or role[k] == RECEIVES:
-                _place_message(
-                    row, rank, at, cells, edge, graph, kinds, lanes, costs, routes, rules, found, task, sender_row
-                )
+                _place_message(row, rank, at, rows, costs, routes, found, task, sender_row)
                 if rules.mode == ON_COMPUTE:
                     behind = at
             elif in_parts and parts.stream[row] >= 0:
@@ -149,11 +139,12 @@ def _fetch_ahead(at, out, task):
     )  # fmt: skip
 
 
-def _place_message(row, rank, at, cells, edge, graph, kinds, lanes, costs, routes, rules, found, task, sender_row):
+def _place_message(row, rank, at, rows, costs, routes, found, task, sender_row):
     """Give one end of a message its path, bytes, duration and lag."""
-    k, u, n, e = cells.kind[row], cells.microbatch[row], cells.span[row], edge[row]
+    cells, graph, kinds, rules = rows.cells, rows.graph, rows.kinds, rows.rules
+    k, u, n, e = cells.kind[row], cells.microbatch[row], cells.span[row], rows.edge[row]
     sends = kinds.role[k] == SENDS
-    other = lanes.peer[row]
+    other = rows.lanes.peer[row]
     path = routes.pair_of[rank * graph.ranks + other] if sends else routes.pair_of[other * graph.ranks + rank]
     way = (0 if kinds.direction[k] == FORWARD else graph.edges) + e
     index = way * graph.microbatches + u
