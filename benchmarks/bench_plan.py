@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 
 from pptrace.plugins.registry import Registry
-from pptrace.search.candidate import Fate
-from pptrace.search.planner import answer
-from pptrace.search.problem import Question
+from pptrace.search.candidate import Outcome
+from pptrace.search.planner import find_plan
+from pptrace.search.problem import PlanRequest
 from pptrace.search.runner import run_candidate
 
 STEP = Path(__file__).parent.parent / "examples" / "llama3-70b.yaml"
@@ -44,9 +44,9 @@ def main() -> None:
         if "best so far" in text and not first:
             first.append((time.perf_counter() - start, used_s() - before))
 
-    found = answer(
+    found = find_plan(
         STEP,
-        Question(gpus=options.gpus),
+        PlanRequest(gpus=options.gpus),
         registry,
         flags=FLAGS,
         workers=options.workers,
@@ -57,15 +57,14 @@ def main() -> None:
     counts = found.counts()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     speed = counts["considered"] / wall
-    print(
-        f"{counts['considered']:,} considered, {counts[Fate.SIMULATED]:,} simulated, {wall:.1f} s, {speed:,.0f}/s"
-    )
+    simulated = counts[Outcome.SIMULATED]
+    print(f"{counts['considered']:,} considered, {simulated:,} simulated, {wall:.1f} s, {speed:,.0f}/s")
     print(f"processor time {used:.1f} s, memory {peak:.2f} GiB, a first answer after {first[0][0]:.1f} s")
-    able = [one for one in found.found.candidates if one.fate in {Fate.BOUNDED, Fate.SIMULATED}]
+    able = [one for one in found.result.candidates if one.outcome in {Outcome.BOUNDED, Outcome.SIMULATED}]
     sample = able[:: max(len(able) // options.sample, 1)]
     start = time.perf_counter()
     for one in sample:
-        run_candidate(found.ground.document, one.varied, None, registry)
+        run_candidate(found.problem.document, one.varied, None, registry)
     each = (time.perf_counter() - start) / len(sample)
     whole = each * len(able)
     print(f"a plain sweep of the {len(able):,} that can run: {1 / each:,.0f}/s, {whole:,.0f} s in one process")

@@ -23,8 +23,8 @@ from pptrace.config.resolution import given_document
 from pptrace.errors import PptraceError
 from pptrace.plugins.registry import Registry
 from pptrace.search.plan import differences_ns
-from pptrace.search.planner import answer
-from pptrace.search.problem import Question
+from pptrace.search.planner import find_plan
+from pptrace.search.problem import PlanRequest
 from pptrace_accuracy.records import build_cases, read_rows, read_rules
 
 if TYPE_CHECKING:
@@ -169,11 +169,13 @@ class Planner:
     ) -> dict[Division, Place]:
         """Return the best of each division among the first ``top`` of one plan."""
         settings = {**own, "batch": {**self.case.settings["batch"], "global": sequences}}
-        question = Question(gpus=int(self.case.row["n_gpus"]), top=top)
+        request = PlanRequest(gpus=int(self.case.row["n_gpus"]), top=top)
         vary = {**sizes, "recompute": [own["model"].get("recompute", "none")]}
         document = given_document(settings)
         try:
-            found = answer(document, question, self.registry, flags={}, vary=vary, robust=False, executor="serial")
+            found = find_plan(
+                document, request, self.registry, flags={}, vary=vary, robust=False, executor="serial"
+            )
         except PptraceError:
             return {}
         best: dict[Division, Place] = {}

@@ -110,11 +110,11 @@ def compare(
     """
     from pptrace.search.basis import parse_entries
     from pptrace.search.compare import compare as compare_entries
-    from pptrace.search.equal_memory import check_together, compare_equal, parse_names
+    from pptrace.search.equal_memory import check_exclusive, compare_equal, parse_names
 
     basis = _basis(config, sets, registry, values)
     entries = parse_entries(_listed(schedules), "schedules")
-    check_together(memory=memory is not None, policies=policies, vary=bool(vary))
+    check_exclusive(memory=memory is not None, policies=policies, vary=bool(vary))
     if memory is not None:
         return compare_equal(basis, entries, memory, parse_names(_listed(vary)))
     return compare_entries(basis, entries, policies=policies)

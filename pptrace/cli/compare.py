@@ -80,9 +80,9 @@ def command(
     from pptrace.report.charts import check_picture
     from pptrace.search.basis import Basis, parse_entries
     from pptrace.search.compare import compare
-    from pptrace.search.equal_memory import check_together, compare_equal, parse_names
+    from pptrace.search.equal_memory import check_exclusive, compare_equal, parse_names
 
-    check_together(memory=memory is not None, policies=policies, vary=bool(vary), option="--")
+    check_exclusive(memory=memory is not None, policies=policies, vary=bool(vary), option="--")
     for output in outputs:
         check_picture(Path(output))
     entries = parse_entries(schedules, "--schedules")

@@ -84,15 +84,15 @@ def command(
     """
     file = config_file(config)
     from pptrace.plugins.registry import Registry
-    from pptrace.search.planner import answer
-    from pptrace.search.problem import Question
+    from pptrace.search.planner import find_plan
+    from pptrace.search.problem import PlanRequest
     from pptrace.search.sweep import end_journals
 
     paths = [Path(output) for output in outputs]
-    question = Question(gpus=gpus, memory=memory, objective=objective, top=top, exhaustive=exhaustive)
+    request = PlanRequest(gpus=gpus, memory=memory, objective=objective, top=top, exhaustive=exhaustive)
     with _told_what_is_kept(paths), status("planning") as watch:
-        found = answer(
-            file, question, Registry.load(), sets=sets, flags=given_flags(flags), vary=vary, robust=robust,
+        found = find_plan(
+            file, request, Registry.load(), sets=sets, flags=given_flags(flags), vary=vary, robust=robust,
             executor=executor, workers=workers or 0, outputs=paths, fresh=fresh, watch=watch,
         )  # fmt: skip
     click.echo(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if as_json else found.summary())

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from pptrace.config.places import KeyPath
 
-__all__ = ["Axis", "Value", "axes_of", "parse_axes"]
-
 _RANGE = re.compile(r"(\d+)\.\.(\d+)([*+])(\d+)(\s*[A-Za-z][\w/]*)?")
 _MAPPING = re.compile(r"\{")
 _LOOKS_LIKE_RANGE = re.compile(r"\d+\.\.\d*")

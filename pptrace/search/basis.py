@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from pptrace.plugins.registry import Registry
     from pptrace.run.run import Run
 
-__all__ = ["Basis", "Entry", "parse_entries", "short_reason", "split_outside"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Basis:

@@ -24,12 +24,10 @@ if TYPE_CHECKING:
 
     from pptrace.config.schema import Experiment
     from pptrace.plugins.offers import Provided, ScheduleOffer
-    from pptrace.search.table_cache import Shape
+    from pptrace.search.table_cache import CachedTable
     from pptrace.steps.columns import Int64s
     from pptrace.steps.schedule import Schedule
     from pptrace.steps.workload import Workload
-
-__all__ = ["Bound", "bound_of", "least_fits", "least_memory", "least_work_ns"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,18 +66,20 @@ def least_fits(workload: Workload, ranks: int) -> bool:
     return held <= int(workload.capacities(ranks).sum())
 
 
-def bound_of(shape: Shape, workload: Workload, experiment: Experiment, provided: Provided[ScheduleOffer]) -> Bound:
+def bound_of(
+    cached: CachedTable, workload: Workload, experiment: Experiment, provided: Provided[ScheduleOffer]
+) -> Bound:
     """Return what no simulated step of a table is below.
 
     Args:
-        shape: the table, and what was asked for.
+        cached: the table, and what was asked for.
         workload: its costs, per stage of the table.
         experiment: the configuration that has both.
         provided: the schedule.
     """
-    table, request = shape.table, shape.request
+    table, request = cached.table, cached.request
     if table is None:
-        message = "a shape without a table has no bound"
+        message = "a table that depends on times has no bound"
         raise ValueError(message)
     if table.microbatches > request.microbatches:
         parts = table.microbatches // request.microbatches

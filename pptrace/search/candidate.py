@@ -1,4 +1,4 @@
-"""One configuration of a plan: what it sets, what is known of it before it runs, and what became of it."""
+"""A candidate configuration of a plan, with its bound and its outcome."""
 
 from __future__ import annotations
 
@@ -14,76 +14,72 @@ if TYPE_CHECKING:
     from pptrace.run.figures import Row
     from pptrace.search.bounds import Bound
     from pptrace.search.pricing import Origin
-    from pptrace.search.problem import Worth
+    from pptrace.search.problem import Score
     from pptrace.search.space import Layout
 
-__all__ = ["Candidate", "Fate"]
 
-
-class Fate(StrEnum):
-    """What became of a configuration."""
+class Outcome(StrEnum):
+    """The outcome of a candidate."""
 
     REFUSED = "refused"
     """It cannot run."""
     MEMORY = "memory"
-    """It needs more memory than there is, whatever its step."""
+    """Its lower bound on memory is above the capacity."""
     EQUAL = "equal"
-    """It has the same table and costs as another one."""
+    """Another candidate has the same table and costs."""
     COVERED = "covered"
-    """It has no pipeline, where 1F1B stands for all schedules."""
+    """It has one pipeline rank, where 1F1B represents all schedules."""
     BOUNDED = "bounded"
-    """Its step cannot be among the first."""
+    """Its lower bound on the step excludes it from the first places."""
     SIMULATED = "simulated"
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Candidate:
-    """A configuration that is considered."""
+    """A configuration of the space."""
 
     number: int
-    """Its place in the order of the space."""
+    """Its index in the order of the space."""
     layout: Layout
     """The division of the GPUs, and the batch."""
     schedule: str
-    """The schedule, as it is named."""
+    """The label of the schedule."""
     chunks: int
     """Chunks per rank."""
     varied: tuple[Assignment, ...]
-    """All that it sets."""
-    fate: Fate = Fate.BOUNDED
-    """What became of it."""
+    """All settings that it makes."""
+    outcome: Outcome = Outcome.BOUNDED
     reason: str = ""
-    """Why it is refused, or which configuration it equals or is covered by."""
+    """Why it is refused, or which candidate it equals or is covered by."""
     bound: Bound | None = None
-    """What its step and memory are not below."""
-    worth: Worth = ()
-    """What the bound is worth; once it is simulated, what its step is."""
+    """Lower bounds on its step and memory."""
+    score: Score = ()
+    """The score of the bound; after the simulation, that of the step."""
     origin: Origin | None = None
-    """What its own bound is made of; None once that is known, or where it is refused before."""
+    """The inputs of its own bound; None once that is computed, or where it is refused before."""
     row: Row = field(default_factory=dict)
     """The figures of its simulation."""
-    twins: list[Candidate] = field(default_factory=list)
-    """Others that share its place: the same layout and schedule, other settings, and as long a step in as much
-    memory."""
+    equivalents: list[Candidate] = field(default_factory=list)
+    """Candidates that share its place: same layout, schedule, step and memory, but other settings."""
 
     @property
     def fits(self) -> bool:
-        """Whether it was simulated and fits."""
-        return self.fate is Fate.SIMULATED and bool(self.row.get("fits"))
+        """Whether its simulated step fits its devices."""
+        return self.outcome is Outcome.SIMULATED and bool(self.row.get("fits"))
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What it sets, by key; the last of several settings of one key."""
+        """Its settings by key; a later setting overrides an earlier one."""
         return {key_text(one.path): one.value for one in self.varied}
 
     @property
     def arguments(self) -> str:
-        """What to write behind ``pptrace simulate CONFIG`` to get it."""
+        """The arguments of ``pptrace simulate CONFIG`` that reproduce it."""
         return Change(settings={key: value for key, value in self.settings.items() if value is not None}).arguments
 
     @property
     def name(self) -> str:
-        """Return it in one line, without what all have in common."""
+        """Schedule and sizes in one line."""
         layout = self.layout
         sizes = {"pp": layout.pp, "vp": self.chunks, "tp": layout.tp, "cp": layout.cp, "ep": layout.ep,
                  "dp": layout.dp, "micro": layout.micro}  # fmt: skip

@@ -17,14 +17,14 @@ from pptrace.search.basis import short_reason
 from pptrace.search.policies import check_policies, compare_policies
 from pptrace.search.ranking import (
     POLICY,
+    fallback_notes,
     groups_within,
-    listed,
+    join_names,
     moves,
     policy_text,
     ranked,
-    run_anyhow,
+    run_with_fallback,
     slower_text,
-    stand_in_notes,
     uncertainty_of,
 )
 from pptrace.steps.kinds import Kind
@@ -36,18 +36,6 @@ if TYPE_CHECKING:
     from pptrace.run.simulated_step import SimulatedStep
     from pptrace.search.basis import Basis, Entry
     from pptrace.search.policies import PolicyTable
-
-__all__ = [
-    "ComparedSchedule",
-    "Comparison",
-    "compare",
-    "comparison_heading",
-    "comparison_lines",
-    "first_text",
-    "options_notes",
-    "save_comparison_plot",
-    "work_note",
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +190,7 @@ def compare(
 
 
 def _compared(basis: Basis, entry: Entry) -> ComparedSchedule:
-    run, messages = run_anyhow(basis, entry)
+    run, messages = run_with_fallback(basis, entry)
     offer = basis.find(entry)
     exact = offer is None or offer.bubble_is_exact
     return ComparedSchedule(entry=entry, levels=at_levels(run), messages=messages, formula_is_exact=exact)
@@ -346,7 +334,7 @@ def _notes(rows: Sequence[ComparedSchedule]) -> list[str]:
     if any(row.levels and row.levels.formula is not None and not row.formula_is_exact for row in running):
         notes.append("~: a formula that the schedule's tables only come near")
     notes += options_notes([(row.entry.label, row.levels.run) for row in running if row.levels])
-    notes += stand_in_notes([(row.entry.label, row.messages, row.levels.run) for row in running if row.levels])
+    notes += fallback_notes([(row.entry.label, row.messages, row.levels.run) for row in running if row.levels])
     notes += work_note([(row.entry.label, row.levels.run) for row in running if row.levels])
     over = [row.levels for row in running if row.levels and row.levels.run.metrics.over_capacity]
     if over:
@@ -380,7 +368,7 @@ def _ties(comparison: Comparison) -> list[str]:
     """Return which schedules are a tie, where the costs say how well steps are known."""
     if not comparison.uncertainty:
         return []
-    ties = "; ".join(listed(tie) for tie in comparison.ties)
+    ties = "; ".join(join_names(tie) for tie in comparison.ties)
     said = f"nearer than that, a tie: {ties}" if ties else "all of these are further apart"
     return [f"steps are known to about ±{comparison.uncertainty:.1%} (costs.uncertainty); {said}"]
 
@@ -415,7 +403,7 @@ def first_text(steps: Sequence[tuple[int, str]], uncertainty: float = 0.0) -> st
     near = sorted(((step, label) for step, label in steps if step <= least * (1 + uncertainty)), key=itemgetter(0))
     if near[-1][0] > least:
         apart = f"{near[-1][0] / least - 1:.2%} apart, known to about ±{uncertainty:.1%}"
-        return f"{listed([label for _, label in near])}, a tie ({apart})"
+        return f"{join_names([label for _, label in near])}, a tie ({apart})"
     behind = sorted((step, label) for step, label in steps if step > least)
     lead = f", {behind[0][0] / least - 1:.2%} before {behind[0][1]}" if behind and least else ""
     return " and ".join(label for _, label in near) + lead

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from pptrace.config.resolution import document_of
@@ -14,7 +15,7 @@ from pptrace.run.summary import job_text, setting_text
 from pptrace.sanitize import Printed
 from pptrace.search.basis import short_reason
 from pptrace.search.compare import options_notes, work_note
-from pptrace.search.execution import Kept, choose, run_all
+from pptrace.search.execution import ExecutorPool, choose, run_all
 from pptrace.search.grid import Base
 from pptrace.search.key_range import Bisection, geometric, parse_span
 from pptrace.search.runner import run_point
@@ -22,10 +23,7 @@ from pptrace.search.sweep import cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from types import TracebackType
-    from typing import Self
 
-    from pptrace.config.overrides import Assignment
     from pptrace.plugins.registry import Registry
     from pptrace.run.figures import Row
     from pptrace.run.run import Run
@@ -33,90 +31,30 @@ if TYPE_CHECKING:
     from pptrace.search.execution import ExecutorChoice
     from pptrace.search.key_range import Span
 
-__all__ = [
-    "Crossover",
-    "Elsewhere",
-    "Flip",
-    "Point",
-    "Skipped",
-    "chosen_for_search",
-    "crossover",
-    "crossover_lines",
-]
-
-
-@dataclass(slots=True, kw_only=True)
-class Elsewhere:
-    """An executor for the steps of one search, as a context."""
-
-    base: Base
-    """What the steps have in common."""
-    chosen: ExecutorChoice
-    """What they run on."""
-    registry: Registry | None
-    """The plugins, where steps run in this process."""
-    kept: Kept
-    """The executor, once it runs."""
-    found: dict[tuple[int, int], tuple[int, bool] | None] = field(default_factory=dict)
-    """Step and whether it fits, by value and place among the entries; None where it cannot run."""
-
-    @classmethod
-    def of(cls, basis: Basis, chosen: ExecutorChoice) -> Self:
-        """Return an executor for the steps of a basis, which is read once."""
-        base = Base(document=document_of(basis.file), sets=basis.sets, flags=basis.flags)
-        own = basis.registry if chosen.in_process else None
-        return cls(base=base, chosen=chosen, registry=own, kept=Kept(chosen.start))
-
-    def __enter__(self) -> Self:
-        self.kept.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.kept.__exit__(kind, error, trace)
-
-    def simulate(self, entries: tuple[Entry, Entry], values: dict[int, Assignment]) -> None:
-        """Simulate both entries at values that were not asked for yet."""
-        asked = [
-            (value, place, replace(entry, varied=(one, *entry.varied)))
-            for value, one in values.items()
-            for place, entry in enumerate(entries)
-            if (value, place) not in self.found
-        ]
-        call = partial(_call, self.base, registry=self.registry)
-        for (value, place, _), row in run_all(asked, call, self.kept, ahead=2 * self.chosen.request.workers):
-            step = row.get("step_ns")
-            self.found[value, place] = (step, bool(row["fits"])) if isinstance(step, int) else None
-
 
 def chosen_for_search(
     registry: Registry, executor: str | Mapping[str, Any] | None, workers: int | None
 ) -> ExecutorChoice | None:
-    """Return what a search runs on: processes where only their number is given, None where nothing is.
+    """Return the executor of a search: processes where only their number is given, None without either.
 
     Raises:
         PluginError: no plugin offers the executor.
-        ConfigError: an option that it does not take.
+        ConfigError: an unknown or invalid option.
     """
     if executor is None and workers is None:
         return None
     return choose(executor or "processes", registry, workers or cores())
 
 
-def _call(base: Base, asked: tuple[int, int, Entry], *, registry: Registry | None) -> Row:
-    return run_point(base, asked[2], registry)
-
-
 _PAIR = 2
 _CHUNKS = "parallel.vp"
 _LARGEST_CERTAIN = 10**6
-"""Beyond it, a count that cannot be is too large, and not merely no multiple of what it has to be."""
+"""A refused count above this is too large, not merely indivisible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """Both schedules at one value of the axis."""
+    """The steps of both schedules at one value of the axis."""
 
     value: int
     """The value: a count, or base units (bytes/s, ns, bytes, FLOP/s; billionths of plain numbers)."""
@@ -135,18 +73,18 @@ class Point:
 
     @property
     def margin(self) -> float:
-        """How much longer the slower step is, as a part of the faster one."""
+        """The difference of the steps, as a share of the faster one."""
         return max(self.step_ns) / min(self.step_ns) - 1 if min(self.step_ns) else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flip:
-    """A change of who is faster."""
+    """A change of the faster schedule."""
 
     below: Point
-    """The last value that was found on the one side."""
+    """The last simulated value before the change."""
     above: Point
-    """The first value that was found on the other."""
+    """The first simulated value after the change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,32 +96,32 @@ class Skipped:
     text: str
     """The value for people."""
     schedule: str
-    """Which schedule, by its label."""
+    """The label of the schedule."""
     reason: str
     """Why, in one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossover(Printed):
-    """Two schedules along an axis; prints as what the command line prints."""
+    """Two schedules along an axis; prints as its summary."""
 
     span: Span
-    """What was varied, and over which range."""
+    """The key and its range."""
     between: tuple[Entry, Entry]
     """The schedules."""
     points: tuple[Point, ...]
-    """Every value at which both ran, in order."""
+    """Every value that both schedules can run, in order."""
     flips: tuple[Flip, ...]
-    """Where who is faster changes, in order; into a tie and out of it are two."""
+    """Changes of the faster schedule, in order; a tie has a change on either side."""
     skipped: tuple[Skipped, ...]
-    """Values that were tried and that a schedule cannot take, in order."""
+    """Values that a schedule cannot take, in order."""
     heading: tuple[str, ...] = ()
-    """What was simulated, for people."""
+    """The job and its settings."""
     notes: tuple[str, ...] = ()
-    """What to keep in mind about it, one sentence each."""
+    """Remarks, one sentence each."""
 
     def table(self) -> list[Row]:
-        """Return one row per point; takes well to pandas."""
+        """Return one row per point, for pandas."""
         first, second = (entry.label for entry in self.between)
         return [
             {
@@ -194,7 +132,7 @@ class Crossover(Printed):
         ]  # fmt: skip
 
     def name(self, point: Point) -> str | None:
-        """Return who is faster at a point; None for a tie."""
+        """Return the label of the faster schedule at a point; None for a tie."""
         return {-1: self.between[0].label, 1: self.between[1].label}.get(point.sign)
 
     def to_dict(self) -> dict[str, Any]:
@@ -210,8 +148,8 @@ class Crossover(Printed):
             "flips": [{"below": self._plain(flip.below), "above": self._plain(flip.above)} for flip in self.flips],
             "points": [self._plain(point) for point in self.points],
             "skipped": [
-                {"value": span.scale.exact(one.value), "schedule": one.schedule, "reason": one.reason}
-                for one in self.skipped
+                {"value": span.scale.exact(skip.value), "schedule": skip.schedule, "reason": skip.reason}
+                for skip in self.skipped
             ],
             "notes": list(self.notes),
         }
@@ -237,22 +175,22 @@ def crossover(
     watch: Callable[[str], None] | None = None,
     chosen: ExecutorChoice | None = None,
 ) -> Crossover:
-    """Find every value at which another schedule of two becomes the faster one.
+    """Find every value at which the faster of two schedules changes.
 
-    Both are run at ``points`` values with about equal ratios; inside every change of who is faster, bisection
-    goes on: to neighbouring values that both take where values are counts, else to ``tolerance``.
+    The first scan has ``points`` values in a geometric sequence. Bisection refines each change: to neighbouring
+    values that both schedules can run where values are counts, otherwise to ``tolerance``.
 
     Args:
-        basis: what the runs have in common.
+        basis: the common configuration.
         between: the two schedules.
-        over: what varies, as for :func:`~pptrace.search.key_range.parse_span`.
+        over: the key and its range, as for :func:`~pptrace.search.key_range.parse_span`.
         points: values of the first scan, at least 2.
-        tolerance: how far apart the sides of a flip may be, in parts of its value.
-        watch: told what runs next.
-        chosen: what steps are simulated on, the first scan's all at once; one after the other here unless given.
+        tolerance: the largest distance of both sides of a flip, as a share of its value.
+        watch: receives the name of each run before it starts.
+        chosen: the executor, which runs the first scan in parallel; without one, runs are sequential.
 
     Raises:
-        PptraceError: what cannot be used; or no value in the range that both schedules can run.
+        PptraceError: invalid input, or no value in the range that both schedules can run.
     """
     if len(between) != _PAIR:
         raise ConfigError(f"{len(between)} is no pair: name two, such as gpipe,1f1b", file="--between")
@@ -262,72 +200,88 @@ def crossover(
         basis.find(entry)
     span = parse_span(over, basis, between)
     _check_last(basis, between, span)
-    trial = _Trial(basis=basis, between=(between[0], between[1]), span=span, watch=watch)
-    search = Bisection(sign=trial.sign, whole=span.scale.whole, tolerance=tolerance)
+    pair = _Pair(basis=basis, between=(between[0], between[1]), span=span, watch=watch)
+    search = Bisection(sign=pair.sign, whole=span.scale.whole, tolerance=tolerance)
     grid = geometric(span.low, span.high, points)
-    if chosen is None or span.key == _CHUNKS:  # which an entry would seem to set itself
+    if chosen is None or span.key == _CHUNKS:  # chunks on an executor would count as settings of the entry
         changes = search.changes(grid)
     else:
-        with Elsewhere.of(basis, chosen) as trial.elsewhere:
-            trial.ahead(grid)
+        base = Base(document=document_of(basis.file), sets=basis.sets, flags=basis.flags)
+        pair.simulate = partial(_simulate, base=base, registry=basis.registry if chosen.in_process else None)
+        pair.ahead = 2 * chosen.request.workers
+        with ExecutorPool(chosen.start) as pair.pool:
+            pair.prefetch(grid)
             changes = search.changes(grid)
-    if not trial.points:
-        raise trial.refusal()
-    found = trial.points
+    if not pair.points:
+        raise pair.refusal()
+    found = pair.points
     return Crossover(
-        span=span, between=trial.between, points=tuple(found[value] for value in sorted(found)),
+        span=span, between=pair.between, points=tuple(found[value] for value in sorted(found)),
         flips=tuple(Flip(below=found[low], above=found[high]) for low, high in changes),
-        skipped=tuple(sorted(trial.skipped, key=lambda one: one.value)),
-        heading=trial.heading, notes=trial.notes,
+        skipped=tuple(sorted(pair.skipped, key=attrgetter("value"))),
+        heading=pair.heading, notes=pair.notes,
     )  # fmt: skip
 
 
 def _check_last(basis: Basis, between: Sequence[Entry], span: Span) -> None:
-    """Check before anything runs that the range's last value can be run at all; others are smaller."""
+    """Check the size of the last value, the largest one, before anything runs."""
     for entry in between:
         try:
-            resolved = basis.resolve(entry, [span.at(span.high)])
+            resolved = basis.resolve(entry, [span.assign(span.high)])
         except ConfigError as error:
             if error.key == span.key and span.is_count and span.high > _LARGEST_CERTAIN:
                 raise
-            continue  # the search says so, and goes on with other values
+            continue  # the search reports it, and tries other values
         check_size(resolved)
 
 
 @dataclass(slots=True, kw_only=True)
-class _Trial:
-    """Runs both schedules where the search asks, and keeps what came of it."""
+class _Pair:
+    """Simulates both schedules at values of the axis, and stores the results."""
 
     basis: Basis
     between: tuple[Entry, Entry]
     span: Span
     watch: Callable[[str], None] | None
-    elsewhere: Elsewhere | None = None
+    pool: ExecutorPool | None = None
+    simulate: Callable[[tuple[int, int, Entry]], Row] | None = None
+    ahead: int = 0
+    """Steps that are submitted to the executor at once."""
+    steps: dict[tuple[int, int], tuple[int, bool] | None] = field(default_factory=dict)
+    """Prefetched steps, and whether they fit, by value and index of the schedule; None where it cannot run."""
     points: dict[int, Point] = field(default_factory=dict)
     skipped: list[Skipped] = field(default_factory=list)
     heading: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def ahead(self, values: Sequence[int]) -> None:
-        """Simulate both schedules at values on the executor, where there is one."""
-        if self.elsewhere is not None:
-            if self.watch is not None:
-                self.watch(f"{self.span.word} {', '.join(map(self.span.shown, values))}: both")
-            self.elsewhere.simulate(self.between, {value: self.span.at(value) for value in values})
+    def prefetch(self, values: Sequence[int]) -> None:
+        """Simulate both schedules at new values on the executor."""
+        if self.simulate is None or self.pool is None:
+            return
+        if self.watch is not None:
+            self.watch(f"{self.span.word} {', '.join(map(self.span.shown, values))}: both")
+        items = [
+            (value, index, replace(entry, varied=(self.span.assign(value), *entry.varied)))
+            for value in values
+            for index, entry in enumerate(self.between)
+            if (value, index) not in self.steps
+        ]
+        for (value, index, _), row in run_all(items, self.simulate, self.pool, ahead=self.ahead):
+            step = row.get("step_ns")
+            self.steps[value, index] = (step, bool(row["fits"])) if isinstance(step, int) else None
 
     def sign(self, value: int) -> int | None:
-        """Return who is faster at a value, None where one cannot run there."""
+        """Return the sign of the difference at a value; None where a schedule cannot run."""
         text = self.span.shown(value)
-        known = self._known(value)
-        if known is not None:
-            (first, one_fits), (second, other_fits) = known
-            return self._noted(Point(value=value, text=text, step_ns=(first, second), fits=(one_fits, other_fits)))
+        steps = self._prefetched(value)
+        if steps is not None:
+            return self._add(value, *steps)
         runs: list[Run] = []
         for entry in self.between:
             if self.watch is not None:
                 self.watch(f"{self.span.word} {text}: {entry.label}")
             try:
-                runs.append(self.basis.run(entry, [self.span.at(value)]))
+                runs.append(self.basis.run(entry, [self.span.assign(value)]))
             except (ConfigError, ScheduleError) as error:
                 if isinstance(error, ConfigError) and error.key != self.span.key:
                     raise
@@ -336,19 +290,21 @@ class _Trial:
                 return None
         if not self.heading:
             self._describe(runs)
-        steps, fits = [run.metrics.step_ns for run in runs], [run.metrics.over_capacity is None for run in runs]
-        return self._noted(Point(value=value, text=text, step_ns=(steps[0], steps[1]), fits=(fits[0], fits[1])))
+        return self._add(value, *((run.metrics.step_ns, run.metrics.over_capacity is None) for run in runs))
 
-    def _known(self, value: int) -> list[tuple[int, bool]] | None:
-        """Return both steps as the executor has them; None where one cannot run, and for what is described."""
-        if self.elsewhere is None or not self.heading:
+    def _prefetched(self, value: int) -> list[tuple[int, bool]] | None:
+        """Return both steps of the executor; None where one cannot run, or before the heading exists."""
+        if self.pool is None or not self.heading:
             return None
-        self.ahead([value])
-        both = [one for place in range(_PAIR) if (one := self.elsewhere.found[value, place]) is not None]
-        return both if len(both) == _PAIR else None
+        self.prefetch([value])
+        steps = [step for index in range(_PAIR) if (step := self.steps[value, index]) is not None]
+        return steps if len(steps) == _PAIR else None
 
-    def _noted(self, point: Point) -> int:
-        self.points[point.value] = point
+    def _add(self, value: int, first: tuple[int, bool], second: tuple[int, bool]) -> int:
+        point = Point(
+            value=value, text=self.span.shown(value), step_ns=(first[0], second[0]), fits=(first[1], second[1])
+        )
+        self.points[value] = point
         return point.sign
 
     def refusal(self) -> PptraceError:
@@ -369,16 +325,20 @@ class _Trial:
         self.notes = (*options_notes(named_runs), *work_note(named_runs))
 
 
+def _simulate(item: tuple[int, int, Entry], *, base: Base, registry: Registry | None) -> Row:
+    return run_point(base, item[2], registry)
+
+
 _SECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 _SHOWN = 6
 """Runs of skipped values that are listed."""
 
 _FINE = 0.1
-"""The percentage below which a margin has two significant digits instead of two decimals."""
+"""Percentage below which a margin has two significant digits instead of two decimals."""
 
 
 def crossover_lines(found: Crossover) -> list[str]:
-    """Return the lines: what was asked, both sides of every flip and both ends, who is faster where."""
+    """Return the lines of the summary."""
     first, second = (entry.label for entry in found.between)
     ends = f"{found.span.shown(found.span.low)} to {found.span.shown(found.span.high)}"
     flips = f"{len(found.flips) or 'no'} flip{'s' if len(found.flips) != 1 else ''}"
@@ -398,7 +358,7 @@ def crossover_lines(found: Crossover) -> list[str]:
 
 
 def _table(found: Crossover, stretches: Sequence[Sequence[Point]]) -> list[str]:
-    """Return both ends of every stretch that one schedule wins, with a rule where the ranking flips."""
+    """Return both ends of every stretch with one faster schedule, and a rule at every flip."""
     first, second = (entry.label for entry in found.between)
     rows = [(found.span.word, first, second, "faster")]
     rules = set()
@@ -448,22 +408,22 @@ def _extent(stretch: Sequence[Point], index: int, count: int) -> str:
 
 
 def _skipped(found: Crossover) -> list[str]:
-    """Return a line per schedule that could not take some of the values."""
+    """Return a line per schedule that cannot take some values."""
     lines = []
     for entry in found.between:
-        own = [one for one in found.skipped if one.schedule == entry.label]
-        if own:
-            runs = _runs(own, whole=found.span.scale.whole)
+        skipped = [skip for skip in found.skipped if skip.schedule == entry.label]
+        if skipped:
+            runs = _runs(skipped, whole=found.span.scale.whole)
             shown = ", ".join(runs[:_SHOWN]) + (", …" if len(runs) > _SHOWN else "")
-            lines.append(f"skipped, for {entry.label} cannot take them: {shown} ({own[0].reason})")
+            lines.append(f"skipped, for {entry.label} cannot take them: {shown} ({skipped[0].reason})")
     return lines
 
 
 def _runs(skipped: Sequence[Skipped], *, whole: bool) -> list[str]:
     """Return values as texts, neighbouring whole numbers joined: ``1 to 3``."""
     if not whole:
-        return [one.text for one in skipped]
-    values = [one.value for one in skipped]
+        return [skip.text for skip in skipped]
+    values = [skip.value for skip in skipped]
     joined = groupby(enumerate(values), key=lambda pair: pair[1] - pair[0])
     ends = [(group[0][1], group[-1][1]) for _, pairs in joined if (group := list(pairs))]
     return [str(low) if low == high else f"{low} to {high}" for low, high in ends]
@@ -480,7 +440,7 @@ def _memory(found: Crossover) -> list[str]:
 
 
 def _time(step_ns: int) -> str:
-    """Return a time with digits enough to tell neighbours apart."""
+    """Return a time with six digits."""
     unit = next((unit for unit, scale in _SECONDS.items() if step_ns >= scale), "ns")
     return f"{step_ns / _SECONDS[unit]:.6g} {unit}"
 

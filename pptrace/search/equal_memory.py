@@ -28,12 +28,12 @@ from pptrace.search.compare import first_text
 from pptrace.search.ranking import (
     ANY_TABLE,
     POLICY,
-    listed,
-    other_messages,
+    fallback_notes,
+    fallback_policy,
+    join_names,
     policy_text,
     ranked,
     slower_text,
-    stand_in_notes,
     uncertainty_of,
 )
 from pptrace.timeline.metrics import hidden_ns
@@ -49,23 +49,6 @@ if TYPE_CHECKING:
     from pptrace.run.settings_search import Forms
     from pptrace.search.basis import Basis, Entry
     from pptrace.steps.workload import Workload
-
-__all__ = [
-    "EqualComparison",
-    "EqualSchedule",
-    "check_together",
-    "compare_equal",
-    "equal_heading",
-    "equal_lines",
-    "equal_row",
-    "form_text",
-    "needs",
-    "none_fits",
-    "parse_names",
-    "save_equal_memory_plot",
-    "shortage",
-    "without_copy_times",
-]
 
 _DERIVED = "batch.microbatches"
 """A setting that follows from others."""
@@ -277,7 +260,7 @@ def parse_names(texts: Sequence[str]) -> tuple[str, ...]:
     return tuple(name.strip() for text in texts for name in text.split(","))
 
 
-def check_together(*, memory: bool, policies: bool, vary: bool, option: str = "") -> None:
+def check_exclusive(*, memory: bool, policies: bool, vary: bool, option: str = "") -> None:
     """Refuse what does not go together.
 
     Raises:
@@ -331,7 +314,7 @@ class _Searches:
         while True:
             search = self._search(entry, root, {**limit, **messages}, watch)
             forms = search.forms_found()
-            more = {} if forms.best else other_messages(self.basis, entry, search.misplaced)
+            more = {} if forms.best else fallback_policy(self.basis, entry, search.misplaced)
             if more.keys() <= messages.keys():
                 break
             messages |= more
@@ -614,7 +597,7 @@ def _legend(rows: Sequence[EqualSchedule], varied: Sequence[VariedSetting]) -> l
         f"varied: {', '.join(one.name for one in varied)}; all else is the configuration's, so are GPUs and batch",
         f"simulated {simulated} forms: of {candidates} estimated ones the likeliest, and others near the best",
         *_copies_note(rows, varied),
-        *stand_in_notes(ran),
+        *fallback_notes(ran),
     ]
 
 
@@ -622,7 +605,7 @@ def _copies_note(rows: Sequence[EqualSchedule], varied: Sequence[VariedSetting])
     untimed = without_copy_times(rows, varied)
     if not untimed:
         return []
-    of = f" for {listed(untimed)}" if len(untimed) < len(rows) else ""
+    of = f" for {join_names(untimed)}" if len(untimed) < len(rows) else ""
     return [f"offload left out{of}: {NO_COPY_TIMES}"]
 
 

@@ -1,4 +1,4 @@
-"""Executors of points, and the journal of finished points."""
+"""Executors, and the journal of finished rows."""
 
 from __future__ import annotations
 
@@ -27,40 +27,37 @@ if TYPE_CHECKING:
     from pptrace.plugins.registry import Registry
     from pptrace.run.figures import Row
 
-__all__ = ["ExecutorChoice", "Journal", "Kept", "choose", "journal_path", "run_all"]
-
 Item = TypeVar("Item")
 
 _DIED = "the process that ran it died; where it needs more memory than there is, take fewer --workers"
 
 
-class Kept:
-    """One executor for several runs, as a context: it starts at once, and anew where it broke or was left."""
+class ExecutorPool:
+    """An executor that several runs share, as a context; a broken executor is replaced."""
 
     def __init__(self, start: Callable[[], Executor]) -> None:
-        """Take what makes an executor."""
         self._start = start
         self._executor: Executor | None = None
 
     def __enter__(self) -> Self:
-        """Start the executor, so that one that cannot be reached says so before there is work for it."""
+        """Start the executor, so that an unreachable one fails before there is work."""
         self._executor = self._start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End it; at once after an error."""
+        """Shut down the executor; after an error, without waiting for its calls."""
         self._end(wait=error is None)
 
     def begin(self) -> Executor:
-        """Return the executor for one run."""
+        """Return the executor, started if necessary."""
         if self._executor is None:
             self._executor = self._start()
         return self._executor
 
     def end(self, *, wait: bool, alive: bool) -> None:
-        """End a run: the executor stays for the next one, unless it broke or work is left behind."""
+        """Keep the executor for the next run, unless it broke or has unfinished calls."""
         if not (wait and alive):
             self._end(wait=wait)
 
@@ -70,42 +67,39 @@ class Kept:
             executor.shutdown(wait=wait, cancel_futures=True)
 
 
-class _Fresh(Kept):
-    """An executor for each run."""
-
-    def end(self, *, wait: bool, alive: bool) -> None:
-        del alive
-        self._end(wait=wait)
-
-
 def run_all(
-    items: Iterable[Item], call: Callable[[Item], Row], start: Callable[[], Executor] | Kept, *, ahead: int
+    items: Iterable[Item], call: Callable[[Item], Row], start: Callable[[], Executor] | ExecutorPool, *, ahead: int
 ) -> Iterator[tuple[Item, Row]]:
-    """Yield each item with its row as soon as it is finished, in whatever order.
+    """Yield items with their rows, in the order in which they finish.
 
-    Whoever is at work when an executor breaks is tried again, one at a time, each on an executor of its own: so
-    the one that breaks it is known, and gets a row that says so.
+    Items that are running when an executor breaks run again one by one, which identifies the item that breaks it.
+    That item gets an error row.
 
     Args:
-        items: what is run, the first ones first.
-        call: makes the row of an item; has to be picklable where the executor pickles.
-        start: makes an executor, or keeps one.
-        ahead: how many calls are handed over before one is finished.
+        items: the items, in the order of submission.
+        call: returns the row of an item; picklable where the executor pickles.
+        start: an executor pool, or a function that starts an executor for these items.
+        ahead: number of calls that are submitted at once.
     """
     waiting = deque(items)
-    kept = start if isinstance(start, Kept) else _Fresh(start)
+    if not isinstance(start, ExecutorPool):
+        if waiting:
+            with ExecutorPool(start) as pool:
+                yield from run_all(waiting, call, pool, ahead=ahead)
+        return
+    pool = start
     while waiting:
-        suspects = yield from _until_broken(waiting, call, kept, ahead)
+        suspects = yield from _until_broken(waiting, call, pool, ahead)
         for suspect in suspects:
-            if (yield from _until_broken(deque([suspect]), call, kept, 1)):
+            if (yield from _until_broken(deque([suspect]), call, pool, 1)):
                 yield suspect, {"error": _DIED}
 
 
 def _until_broken(
-    waiting: deque[Item], call: Callable[[Item], Row], kept: Kept, ahead: int
+    waiting: deque[Item], call: Callable[[Item], Row], pool: ExecutorPool, ahead: int
 ) -> Generator[tuple[Item, Row], None, list[Item]]:
-    """Take items from ``waiting`` and yield their rows; return those that were at work when the executor broke."""
-    executor = kept.begin()
+    """Yield the rows of ``waiting`` items; return those that were running when the executor broke."""
+    executor = pool.begin()
     running: dict[Future[Row], Item] = {}
     broken: list[Item] = []
     finished = False
@@ -124,13 +118,13 @@ def _until_broken(
                     row = future.result()
                 except BrokenExecutor:
                     broken.append(item)
-                except Exception as error:  # noqa: BLE001 - one call that fails costs no other
+                except Exception as error:  # noqa: BLE001 - a failed call does not end the other ones
                     yield item, {"error": one_line(error)}
                 else:
                     yield item, row
         finished = True
     finally:
-        kept.end(wait=finished, alive=not broken)
+        pool.end(wait=finished, alive=not broken)
     return [*broken, *running.values()]
 
 
@@ -147,30 +141,30 @@ _KEY = "executor"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorChoice:
-    """What the points of a sweep run on."""
+    """An executor offer with its checked options."""
 
     provided: Provided[ExecutorOffer]
-    """The offer, and whose it is."""
+    """The offer and its plugin."""
     request: ExecutorRequest
-    """What each executor is built from."""
+    """The request that builds an executor."""
 
     @property
     def in_process(self) -> bool:
-        """Whether points run in this process."""
+        """Whether calls run in this process."""
         return self.provided.offer.in_process
 
     def check_registry(self, *, shared: bool) -> None:
-        """Refuse a registry of the caller's own where other processes would not have it.
+        """Refuse a caller's registry where calls run in other processes.
 
         Raises:
-            ConfigError: they would not.
+            ConfigError: other processes would load the installed plugins instead.
         """
         if shared and not self.in_process:
             message = "runs in other processes, which load plugins anew: take serial, or no registry"
             raise ConfigError(f"{self.provided.offer.name} {message}", key=_KEY)
 
     def start(self) -> Executor:
-        """Return an executor.
+        """Build an executor.
 
         Raises:
             PluginError: the plugin raised, or returned no executor.
@@ -184,16 +178,16 @@ class ExecutorChoice:
 
 
 def choose(choice: str | Mapping[str, Any], registry: Registry, workers: int) -> ExecutorChoice:
-    """Return the executor that a user names, its options checked.
+    """Return the executor with this name, its options checked.
 
     Args:
         choice: ``NAME``, ``NAME:key=value:key=value``, or a mapping with ``name`` and options.
         registry: the plugins.
-        workers: how many points run at once.
+        workers: number of concurrent calls.
 
     Raises:
         PluginError: no plugin offers it.
-        ConfigError: an option that it does not take.
+        ConfigError: an unknown or invalid option.
     """
     name, given = _read(choice) if isinstance(choice, str) else _name_and_options(choice)
     provided = registry.executors[name]
@@ -202,7 +196,7 @@ def choose(choice: str | Mapping[str, Any], registry: Registry, workers: int) ->
 
 
 def _read(text: str) -> tuple[str, dict[str, Any]]:
-    """Return name and options; what has no equals sign belongs to the value before it, as in an address."""
+    """Return name and options; a part without an equals sign continues the value before it, as in an address."""
     name, *parts = text.split(":")
     settings: list[str] = []
     for part in parts:
@@ -226,7 +220,7 @@ _ROWS = "CREATE TABLE finished (content BLOB, digest BLOB)"
 _FRESH = "CREATE TABLE fresh (unused)"
 """Marks the journal of a fresh sweep."""
 _OUTSIDE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
-"""SQLite's errors that have other causes than a damaged database."""
+"""SQLite errors whose cause is not a damaged database."""
 
 
 def journal_path(output: str | Path) -> Path:
@@ -241,28 +235,27 @@ def journal_path(output: str | Path) -> Path:
 class Journal:
     """An open journal; no other process can open it at the same time.
 
-    A row whose checksum differs is dropped, and so is content that is no row. A database that is damaged as a
-    whole is replaced, with a warning.
+    Rows with a wrong checksum and invalid rows are dropped. A damaged database is replaced, with a warning.
     """
 
     rows: list[Row]
-    """The rows that earlier starts of the sweep finished."""
+    """The rows that earlier starts finished."""
     fresh: bool
-    """Whether the sweep replaces the tables that were there, so that their rows do not count."""
+    """Whether the sweep replaces existing tables and ignores their rows."""
 
     def __init__(self, path: Path, *, fresh: bool = False) -> None:
         """Open a journal, or create it.
 
         Args:
             path: the database.
-            fresh: whether the rows in it and in the tables do not count.
+            fresh: whether to ignore its rows and those of existing tables.
 
         Raises:
-            OutputError: another process has it open, or it cannot be read or written.
+            OutputError: another process has it open, or reading or writing fails.
         """
         self.path = path
         try:
-            path.open("ab").close()  # the system's reason says more than SQLite's
+            path.open("ab").close()  # the error of the system is more precise than that of SQLite
             try:
                 self._open(fresh=fresh)
             except sqlite3.Error as error:
@@ -282,16 +275,16 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the journal and keep it, since the tables may fail to be written; one without rows is removed."""
+        """Close the journal and keep it, because writing tables can still fail; remove an empty one."""
         self._database.close()
         if self._is_empty:
             self.path.unlink(missing_ok=True)
 
     def append(self, row: Row) -> None:
-        """Write a row in a transaction of its own.
+        """Write a row as one transaction.
 
         Raises:
-            OutputError: it cannot be written.
+            OutputError: writing fails.
         """
         content = _content(row)
         try:
@@ -309,7 +302,7 @@ class Journal:
             raise
 
     def _read(self, *, fresh: bool) -> None:
-        """Take the database for this process alone, check its structure and read its rows."""
+        """Lock the database for this process, check its structure and read its rows."""
         execute = self._database.execute
         execute("PRAGMA locking_mode = EXCLUSIVE")
         execute("PRAGMA journal_mode = WAL")
@@ -325,8 +318,8 @@ class Journal:
             execute(_FRESH)
         self.fresh = fresh or _FRESH in tables
         entries = execute("SELECT CAST(content AS BLOB), CAST(digest AS BLOB) FROM finished")
-        found = (_row(content) for content, digest in entries if _digest(content or b"") == digest)
-        self.rows = [row for row in found if row is not None]
+        rows = (_row(content) for content, digest in entries if _digest(content or b"") == digest)
+        self.rows = [row for row in rows if row is not None]
 
     def _failed(self, error: sqlite3.Error | OSError) -> OutputError:
         if isinstance(error, sqlite3.Error) and _code(error) == sqlite3.SQLITE_BUSY:
@@ -337,7 +330,7 @@ class Journal:
 
 
 def _row(content: bytes) -> Row | None:
-    """Return the row that :meth:`Journal.append` wrote as this content; None where it wrote no such content."""
+    """Return the row of a content that :meth:`Journal.append` wrote; None where the content is invalid."""
     try:
         row = json.loads(content)
         _content(row)
@@ -355,5 +348,5 @@ def _digest(content: bytes) -> bytes:
 
 
 def _code(error: sqlite3.Error) -> int:
-    """Return SQLite's primary error code; errors that Python's module finds itself have none."""
+    """Return SQLite's primary error code; errors of Python's module have none."""
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF

@@ -16,17 +16,16 @@ from pptrace.config.resolution import document_of, load
 from pptrace.config.schema import Experiment, ScheduleChoice
 from pptrace.config.validation import validate_options
 from pptrace.errors import ConfigError
-from pptrace.search.basis import Entry
+from pptrace.search.basis import Basis, Entry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pptrace.config.places import KeyPath
     from pptrace.config.yaml_document import Document
+    from pptrace.plugins.registry import Registry
     from pptrace.run.figures import Row
     from pptrace.search.axes import Axis, Value
-
-__all__ = ["REPLICAS", "Base", "Grid", "Point", "check_replicas", "grid_of", "replicas_of"]
 
 _MOST_POINTS = 1_000_000
 _SCHEDULE: KeyPath = ("schedule", "name")
@@ -37,14 +36,18 @@ _OF_TABLES: tuple[KeyPath, ...] = (("parallel", "pp"), ("parallel", "vp"), _MICR
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
-    """What all points have in common; the file was read once, so that a change to it meanwhile changes nothing."""
+    """The common configuration of all points, read once."""
 
     document: Document
-    """The configuration file's content."""
+    """The content of the configuration file."""
     sets: tuple[str, ...]
     """``key.path=value`` texts."""
     flags: Mapping[str, Any]
     """Values by flag name."""
+
+    def basis(self, registry: Registry) -> Basis:
+        """Return the configuration with plugins."""
+        return Basis(file=self.document, sets=self.sets, flags=self.flags, registry=registry)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

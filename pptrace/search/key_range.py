@@ -24,25 +24,12 @@ if TYPE_CHECKING:
     from pptrace.config.resolution import Resolved
     from pptrace.search.basis import Basis, Entry
 
-__all__ = [
-    "Bisection",
-    "Quantity",
-    "Real",
-    "Scale",
-    "Span",
-    "Whole",
-    "geometric",
-    "parse_span",
-    "rounded",
-    "scale_of",
-]
-
 _SCALE_DIGITS = 6
 _NANO = 10**9
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class IntegerScale:
     """Counts, such as microbatches."""
 
     whole: bool = True
@@ -68,7 +55,7 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
-class Real:
+class DecimalScale:
     """Numbers with decimals, such as efficiencies, counted in billionths."""
 
     whole: bool = False
@@ -124,7 +111,7 @@ class Quantity:
         return f"{float(Decimal(value) / units[unit]):.{_SCALE_DIGITS}g} {unit}"
 
 
-Scale: TypeAlias = "Whole | Real | Quantity"
+Scale: TypeAlias = "IntegerScale | DecimalScale | Quantity"
 """``whole`` tells whether each integer is a value of its own, or stands for a point of a continuous axis."""
 
 _DIMENSIONS = (SIZE, RATE, DURATION, FLOPS)
@@ -134,17 +121,17 @@ def scale_of(value: object) -> Scale | None:
     """Return the scale of a value as a configuration holds it; None where it is no number.
 
     >>> scale_of("50 GB/s").shown(2_500_000_000), scale_of(3), scale_of(True)
-    ('2.5 GB/s', Whole(whole=True), None)
+    ('2.5 GB/s', IntegerScale(whole=True), None)
     """
     if isinstance(value, bool):
         return None
     if isinstance(value, int):
-        return Whole()
+        return IntegerScale()
     if isinstance(value, float):
-        return Real()
+        return DecimalScale()
     if not isinstance(value, str):
         return None
-    scales: list[Scale] = [Whole(), Real(), *map(Quantity, _DIMENSIONS)]
+    scales: list[Scale] = [IntegerScale(), DecimalScale(), *map(Quantity, _DIMENSIONS)]
     for scale in scales:
         try:
             scale.parse(value)
@@ -189,7 +176,7 @@ class Span:
         """Whether its values are whole numbers."""
         return self.key.startswith(_COUNTS)
 
-    def at(self, value: int) -> Assignment:
+    def assign(self, value: int) -> Assignment:
         """Return what sets the key to a value."""
         return assignment(self.key, self.scale.exact(value), f"--over {self.word}")
 
@@ -271,8 +258,12 @@ def _scale(value: object, key: str, ends: tuple[str, str] | None) -> Scale | Non
     """Return the scale of a key's value, or of its range where that says more: no value, or decimals."""
     own, written = scale_of(value), [scale_of(end) for end in ends or ()]
     if value is None:
-        return Real() if Real() in written else next(iter(written), None)
-    return Real() if own == Whole() and Real() in written and not key.startswith(_COUNTS) else own
+        return DecimalScale() if DecimalScale() in written else next(iter(written), None)
+    return (
+        DecimalScale()
+        if own == IntegerScale() and DecimalScale() in written and not key.startswith(_COUNTS)
+        else own
+    )
 
 
 def _no_number(key: str, known: Mapping[str, object], source: str) -> ConfigError:
@@ -345,7 +336,7 @@ class Bisection:
         points = self._with_sign(grid)
         return [change for low, high in pairwise(points) for change in self._between(low, high)]
 
-    def at(self, value: int) -> int | None:
+    def sign_at(self, value: int) -> int | None:
         """Return the sign at a value."""
         if value not in self.signs:
             self.signs[value] = self.sign(value)
@@ -363,7 +354,7 @@ class Bisection:
         return found
 
     def _between(self, low: int, high: int) -> list[tuple[int, int]]:
-        if self.at(low) == self.at(high):
+        if self.sign_at(low) == self.sign_at(high):
             return []
         middle = None if self._is_close(low, high) else self._nearest(self._middle(low, high), low, high)
         if middle is None:
@@ -373,7 +364,7 @@ class Bisection:
     def _nearest(self, value: int, after: int, before: int) -> int | None:
         """Return the value with a sign that is nearest, strictly between two others."""
         tried = _outward(value, after, before) if self.whole else iter([value])
-        return next((near for near in tried if self.at(near) is not None), None)
+        return next((near for near in tried if self.sign_at(near) is not None), None)
 
     def _is_close(self, low: int, high: int) -> bool:
         return high - low <= (1 if self.whole else max(1, self.tolerance * high))

@@ -21,16 +21,6 @@ from pptrace.config.choices import Reshard
 if TYPE_CHECKING:
     from pptrace.config.schema import Experiment
 
-__all__ = [
-    "Arguments",
-    "megatron_arguments",
-    "titan_split",
-    "told",
-    "torchtitan_arguments",
-    "values_of",
-    "without_modifiers",
-]
-
 _ENDS = ("loss", "embedding")
 """What takes the place of a layer where a stage or two are more than layers."""
 _KEPT = ("main-params", "exp-avg", "exp-avg-sq")
@@ -69,14 +59,14 @@ def megatron_arguments(experiment: Experiment, chunks: int) -> Arguments:
         **({"expert-tensor-parallel-size": parallel.etp} if parallel.etp else {}),
         "micro-batch-size": batch.micro, "global-batch-size": batch.global_batch, "seq-length": batch.sequence,
     }  # fmt: skip
-    words, without = told(values), without_modifiers(experiment)
+    words, without = flag_words(values), without_modifiers(experiment)
     layout = model.get("layout") or _layout(model.get("layers_per_stage"), int(model.get("mtp") or 0))
     if (parallel.pp or 1) == 1 < chunks:
         pass
     elif layout:
         words += ["--pipeline-model-parallel-layout", layout]
     else:
-        words += told({"num-virtual-stages-per-pipeline-rank": chunks}) if chunks > 1 else []
+        words += flag_words({"num-virtual-stages-per-pipeline-rank": chunks}) if chunks > 1 else []
         ends, missing = _uneven(int(model.get("layers") or 0), (parallel.pp or 1) * chunks)
         words, without = [*words, *ends], [*without, *missing]
     words += ["--sequence-parallel"] if parallel.sequence_parallel and parallel.tp > 1 else []
@@ -85,7 +75,7 @@ def megatron_arguments(experiment: Experiment, chunks: int) -> Arguments:
     kept = {name: costs.get(name.replace("-", "_")) for name in _KEPT}
     if any(kept.values()):
         types = {f"{name}-dtype": kind for name, kind in kept.items() if kind not in {None, "remainder"}}
-        words += ["--use-precision-aware-optimizer", *told(types)]
+        words += ["--use-precision-aware-optimizer", *flag_words(types)]
     if zero > 1:
         words += ["--use-megatron-fsdp", "--data-parallel-sharding-strategy", _MEGATRON_SHARDS[zero]]
         words += ["--ckpt-format", "fsdp_dtensor"]
@@ -125,11 +115,11 @@ def _schedule(
         if size < ranks:
             missing.append(f"{microbatches} microbatches: it asks for {ranks} or more")
         elif size > ranks:
-            words += told({"microbatch-group-size-per-virtual-pipeline-stage": size})
+            words += flag_words({"microbatch-group-size-per-virtual-pipeline-stage": size})
     return words, missing
 
 
-def told(values: dict[str, Any]) -> list[str]:
+def flag_words(values: dict[str, Any]) -> list[str]:
     """Return values by name as words of a command line."""
     return [word for name, value in values.items() for word in (f"--{name}", str(value))]
 
@@ -143,7 +133,9 @@ def _recompute(model: dict[str, Any]) -> list[str]:
     recompute = model.get("recompute")
     if recompute == "full":
         method, layers = model.get("recompute_method") or "uniform", model.get("recompute_num_layers") or 1
-        return told({"recompute-granularity": "full", "recompute-method": method, "recompute-num-layers": layers})
+        return flag_words(
+            {"recompute-granularity": "full", "recompute-method": method, "recompute-num-layers": layers}
+        )
     if recompute == "selective":
         asked = model.get("recompute_modules") or []
         modules = [one for one in asked if one != "mlp_act"]
@@ -221,7 +213,7 @@ def torchtitan_arguments(experiment: Experiment, chunks: int) -> Arguments:
         split = _stages(model, ranks, chunks)
         values |= split
         without = [*_refused(experiment, chunks), *([] if split else [_LAYERS_APART]), *without]
-    words = told(values)
+    words = flag_words(values)
     if parallel.tp > 1 and not parallel.sequence_parallel:
         words.append("--parallelism.no-enable_sequence_parallel")
     recompute = str(model.get("recompute") or "none")

@@ -1,4 +1,4 @@
-"""From a question to a plan."""
+"""The search for a plan, from its request to its result."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from pptrace.config.flags import ARGUMENTS
 from pptrace.config.resolution import Config, check_arguments, given_document
-from pptrace.errors import ConfigError
 from pptrace.plugins.registry import Registry
 from pptrace.search.best_first import Search
-from pptrace.search.execution import Kept, choose
+from pptrace.search.execution import ExecutorPool, choose
 from pptrace.search.plan import Plan, check_plan_outputs, robustness_of
-from pptrace.search.problem import Question, ground_of
+from pptrace.search.problem import PlanRequest, plan_problem
 from pptrace.search.runner import Runner
 from pptrace.search.space import Space
 from pptrace.search.sweep import cores, end_journals
@@ -23,12 +22,10 @@ if TYPE_CHECKING:
     from pptrace.config.flags import Settings
     from pptrace.config.yaml_document import Document
 
-__all__ = ["answer", "plan"]
 
-
-def answer(
+def find_plan(
     file: Path | Document | None,
-    question: Question,
+    request: PlanRequest,
     registry: Registry,
     *,
     sets: Sequence[str] = (),
@@ -42,41 +39,39 @@ def answer(
     shares_registry: bool = False,
     watch: Callable[[str], None] | None = None,
 ) -> Plan:
-    """Return the first places among all configurations of a job.
+    """Return the ranked plan of a job.
 
     Args:
         file: the configuration.
-        question: what is asked.
+        request: GPUs, limits and objective.
         registry: the plugins.
         sets: ``key.path=value`` texts; sizes among them are fixed.
         flags: values by flag name; likewise.
-        vary: what varies, as texts such as ``pp=4,8`` or as values by key.
-        robust: whether to try the first place on other machines.
-        executor: what configurations are simulated on, as for a sweep.
-        workers: how many at once; 0 for as many as this machine has cores.
-        outputs: the files that the plan is for; finished rows are kept beside the first.
-        fresh: take over no finished row.
+        vary: axes, as texts such as ``pp=4,8`` or as values by key.
+        robust: whether to re-simulate the first places on other machines.
+        executor: the executor of simulations, as for a sweep.
+        workers: number of concurrent simulations; 0 for the number of cores.
+        outputs: the output files; the journal is beside the first one.
+        fresh: ignore finished rows.
         shares_registry: whether ``registry`` is the caller's own, which other processes do not have.
-        watch: told how far it is.
+        watch: receives the progress.
 
     Raises:
-        PptraceError: whatever cannot be used; a space of nothing or of too many; nothing that fits.
+        PptraceError: invalid input, an empty or too large space, or no configuration that fits.
     """
     check_plan_outputs(outputs)
     chosen = choose(executor, registry, workers or cores())
-    if shares_registry and not chosen.in_process:
-        message = "runs in other processes, which load plugins anew: take serial, or no registry"
-        raise ConfigError(f"{chosen.provided.offer.name} {message}", key="executor")
-    ground = ground_of(file, sets, flags, vary, question, registry)
-    space = Space(ground, question)
+    chosen.check_registry(shared=shares_registry)
+    problem = plan_problem(file, sets, flags, vary, request, registry)
+    space = Space(problem, request)
     first = outputs[0] if outputs else None
     with (
-        Kept(chosen.start) as kept,
-        Runner(ground.document, registry, chosen, kept, first, fresh=fresh) as runner,
+        ExecutorPool(chosen.start) as pool,
+        Runner(problem.document, registry, chosen, pool, first, fresh=fresh) as runner,
     ):
-        found = Search(space, runner, watch).found()
-        robustness = robustness_of(question, found.ranked, runner, watch) if robust else None
-    return Plan(question=question, ground=ground, found=found, robustness=robustness, heading=space.heading)
+        result = Search(space, runner, watch).run()
+        robustness = robustness_of(request, result.ranked, runner, watch) if robust else None
+    return Plan(request=request, problem=problem, result=result, robustness=robustness, heading=space.heading)
 
 
 def plan(
@@ -128,9 +123,9 @@ def plan(
     """
     check_arguments(values, ARGUMENTS)
     paths = [Path(output) for output in outputs]
-    found = answer(
+    found = find_plan(
         given_document(config),
-        Question(gpus=gpus, memory=memory, objective=objective, top=top, exhaustive=exhaustive),
+        PlanRequest(gpus=gpus, memory=memory, objective=objective, top=top, exhaustive=exhaustive),
         registry or Registry.load(), sets=sets, flags=values, vary=vary, robust=robust, executor=executor,
         workers=workers or 0, outputs=paths, fresh=fresh, shares_registry=registry is not None, watch=progress,
     )  # fmt: skip

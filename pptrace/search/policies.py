@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from pptrace.run.simulated_step import SimulatedStep
     from pptrace.search.basis import Basis, Entry
 
-__all__ = ["PolicyRow", "PolicyTable", "check_policies", "compare_policies", "policy_lines", "policy_settings"]
-
 _VARIANTS: tuple[tuple[str, type[Choice], frozenset[PolicyName]], ...] = (
     ("p2p.stream", StreamPer, frozenset({PolicyName.ORDERED})),
     ("p2p.receive", Receive, frozenset({PolicyName.BLOCKING, PolicyName.BATCHED})),

@@ -19,7 +19,7 @@ from pptrace.search.basis import short_reason
 from pptrace.search.bounds import Bound, bound_of, least_fits, least_memory, least_work_ns
 from pptrace.search.problem import setting
 from pptrace.search.space import OPTIONS, RECOMPUTE
-from pptrace.search.table_cache import Shapes
+from pptrace.search.table_cache import TableCache
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,12 +29,10 @@ if TYPE_CHECKING:
     from pptrace.network.contract import Network
     from pptrace.run.costs import Costs
     from pptrace.search.basis import Entry
-    from pptrace.search.problem import Ground
+    from pptrace.search.problem import PlanProblem
     from pptrace.search.space import Layout
-    from pptrace.search.table_cache import Shape
+    from pptrace.search.table_cache import CachedTable
     from pptrace.steps.workload import Workload
-
-__all__ = ["LAYERS", "Group", "Origin", "Priced", "Pricing", "balanced_split", "own_split"]
 
 LAYERS = "model.layers_per_stage"
 _OF_COSTS = (RECOMPUTE, *OPTIONS, "costs.zero", LAYERS)
@@ -96,19 +94,19 @@ class Priced:
 class Pricing:
     """Bounds, one after another; it keeps tables and costs that others share."""
 
-    def __init__(self, ground: Ground, entries: Sequence[Entry], layers: int) -> None:
+    def __init__(self, problem: PlanProblem, entries: Sequence[Entry], layers: int) -> None:
         """Read the options of all schedules.
 
         Args:
-            ground: what all configurations have in common.
+            problem: what all configurations have in common.
             entries: the schedules.
             layers: of the model.
 
         Raises:
             PptraceError: an option that a schedule cannot take, or a schedule that nobody offers.
         """
-        self.ground, self.entries, self.layers = ground, entries, layers
-        self.shapes = Shapes(ground, entries)
+        self.problem, self.entries, self.layers = problem, entries, layers
+        self.tables = TableCache(problem, entries)
         self._groups: OrderedDict[int, _Weighed] = OrderedDict()
         self._seen: set[Any] = set()
 
@@ -144,9 +142,9 @@ class Pricing:
     def _price(self, found: Priced, origin: Origin) -> None:
         group, entry = origin.group, self.entries[origin.entry]
         layout, work = group.layout, self._weighed(group)
-        shape = self.shapes.of(entry, layout, origin.chunks)
-        stages = layout.pp * shape.chunks
-        found.chunks = shape.chunks
+        cached = self.tables.of(entry, layout, origin.chunks)
+        stages = layout.pp * cached.chunks
+        found.chunks = cached.chunks
         layers = work.split(origin.split, stages, self.layers)
         if layers is None and origin.split == "balanced":
             found.is_even = True
@@ -154,23 +152,23 @@ class Pricing:
         found.layers = layers
         own = (setting(LAYERS, layers),) if layers is not None else ()
         settings = _chunks_set(origin)
-        resolved = self.ground.resolved((*group.varied, *entry.varied, *settings, *own))
-        has_pairs = self.has_pairs(entry) if shape.table is None else shape.table.has_pairs
-        workload = work.workload(stages, layers, self.ground, has_pairs=has_pairs)
+        resolved = self.problem.resolved((*group.varied, *entry.varied, *settings, *own))
+        has_pairs = self.has_pairs(entry) if cached.table is None else cached.table.has_pairs
+        workload = work.workload(stages, layers, self.problem, has_pairs=has_pairs)
         if resolved.experiment.schedule.offload is not None and not copies_take_time(workload):
             raise resolved.error("schedule.offload", NO_COPY_TIMES)
-        if shape.table is None:
-            shape = self.shapes.timed(entry, shape, times(workload, work.network, layout.pp))
-        self.shapes.check_policy(resolved, shape)
-        found.sameness = _sameness(work, entry, shape, workload)
+        if cached.table is None:
+            cached = self.tables.timed(entry, cached, times(workload, work.network, layout.pp))
+        self.tables.check_policy(resolved, cached)
+        found.sameness = _sameness(work, entry, cached, workload)
         if found.sameness not in self._seen:
             self._seen.add(found.sameness)
-            provided = self.ground.registry.schedules[entry.name]
-            found.bound = bound_of(shape, workload, resolved.experiment, provided)
+            provided = self.problem.registry.schedules[entry.name]
+            found.bound = bound_of(cached, workload, resolved.experiment, provided)
 
     def has_pairs(self, entry: Entry) -> bool:
         """Return whether a schedule's tables may have overlapped pairs."""
-        return self.ground.registry.schedules[entry.name].offer.has_pairs
+        return self.problem.registry.schedules[entry.name].offer.has_pairs
 
     def overlaps(self, group: Group, entry: Entry) -> bool:
         """Return whether a schedule's overlapped pairs hide communication on a layout.
@@ -189,8 +187,8 @@ class Pricing:
     def _weighed(self, group: Group) -> _Weighed:
         found = self._groups.get(group.number)
         if found is None:
-            resolved = self.ground.resolved(group.varied)
-            costs, network = priced(resolved, self.ground.registry)
+            resolved = self.problem.resolved(group.varied)
+            costs, network = priced(resolved, self.problem.registry)
             found = self._groups[group.number] = _Weighed(group.layout, group.varied, resolved, costs, network)
             if len(self._groups) > _KEPT:
                 self._groups.popitem(last=False)
@@ -210,7 +208,7 @@ class _Weighed:
         self._splits: dict[int, list[int] | None] = {}
 
     def workload(
-        self, stages: int, layers: list[int] | None, ground: Ground | None = None, *, has_pairs: bool = False
+        self, stages: int, layers: list[int] | None, problem: PlanProblem | None = None, *, has_pairs: bool = False
     ) -> Workload:
         """Return what so many stages cost.
 
@@ -220,8 +218,8 @@ class _Weighed:
         key = (stages, tuple(layers or ()), has_pairs)
         if key not in self._workloads:
             costs = self.costs
-            if layers is not None and ground is not None:
-                costs = costs_alone(ground.resolved((*self.varied, setting(LAYERS, layers))), ground.registry)
+            if layers is not None and problem is not None:
+                costs = costs_alone(problem.resolved((*self.varied, setting(LAYERS, layers))), problem.registry)
             chain = tuple((stage, stage + 1) for stage in range(stages - 1))
             self._workloads[key] = costs.workload(stages, chain, has_pairs=has_pairs)
         return self._workloads[key]
@@ -237,13 +235,13 @@ class _Weighed:
         return self._splits[stages]
 
 
-def _sameness(work: _Weighed, entry: Entry, shape: Shape, workload: Workload) -> Any:
+def _sameness(work: _Weighed, entry: Entry, cached: CachedTable, workload: Workload) -> Any:
     """Return what two configurations with the same step have alike."""
     others = [(key_text(one.path), repr(one.value)) for one in work.varied]
     own = [(key_text(one.path), repr(one.value)) for one in entry.varied]
     beside = sorted(one for one in own if one[0] != "schedule.name" and not one[0].startswith("schedule.options."))
     known = sorted(one for one in others if one[0] not in _OF_COSTS)
-    return shape.digest, _digest(workload), str(known), str(beside)
+    return cached.digest, _digest(workload), str(known), str(beside)
 
 
 def _chunks_set(origin: Origin) -> tuple[Assignment, ...]:

@@ -29,20 +29,8 @@ if TYPE_CHECKING:
     from pptrace.run.costs import Costs
     from pptrace.search.axes import Axis
 
-__all__ = [
-    "ALIASES",
-    "OBJECTIVES",
-    "Ground",
-    "Question",
-    "Worth",
-    "gpus_text",
-    "ground_of",
-    "setting",
-    "varied_axes",
-]
-
-Worth: TypeAlias = "tuple[Fraction, ...]"
-"""What a configuration is worth under an objective: the smaller the better."""
+Score: TypeAlias = "tuple[Fraction, ...]"
+"""What a configuration is score under an objective: the smaller the better."""
 
 OBJECTIVES = {
     "tokens": "most tokens per second",
@@ -63,7 +51,7 @@ ALIASES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class PlanRequest:
     """What is asked."""
 
     gpus: int
@@ -91,8 +79,8 @@ class Question:
             message = f"{self.objective!r} is no objective{nearest(self.objective, OBJECTIVES)}"
             raise ConfigError(message, file="--objective")
 
-    def worth(self, step_ns: int, sequences: int, gpus: int) -> Worth:
-        """Return what a step, or a lower bound on one, is worth.
+    def score(self, step_ns: int, sequences: int, gpus: int) -> Score:
+        """Return what a step, or a lower bound on one, is score.
 
         Args:
             step_ns: its length.
@@ -153,7 +141,7 @@ _PLACE = Place(source="plan")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ground:
+class PlanProblem:
     """What all configurations of a plan have in common."""
 
     document: Document
@@ -193,14 +181,14 @@ def setting(key: str, value: Any) -> Assignment:
     return Assignment(path=tuple(key.split(".")), value=value, place=_PLACE)
 
 
-def ground_of(
+def plan_problem(
     file: Path | Document | None,
     sets: Sequence[str],
     flags: Mapping[str, Any],
     vary: Sequence[str] | Mapping[str, Iterable[Any]],
-    question: Question,
+    request: PlanRequest,
     registry: Registry,
-) -> Ground:
+) -> PlanProblem:
     """Read a configuration as the ground of a plan.
 
     Args:
@@ -208,13 +196,13 @@ def ground_of(
         sets: ``key.path=value`` texts; a size among them is fixed.
         flags: values by flag name; a size among them is fixed.
         vary: what varies, as texts or as values by key.
-        question: what is asked.
+        request: what is asked.
         registry: the plugins.
 
     Raises:
         PptraceError: what cannot be used; no model; a cluster of another size.
     """
-    question.check()
+    request.check()
     source = document_of(file)
     own = assignments(sets, {name: value for name, value in flags.items() if value is not None})
     tree, places = overlaid(source.value, source.places, own)
@@ -231,21 +219,21 @@ def ground_of(
     if not schedule:
         tree["schedule"] = {"name": "1f1b"}
     document = Document(value=tree, places=places, source=source.source)
-    costs = _trial(document, registry, question)
-    if question.memory is not None:
-        document = _limited(document, question, costs)
-        costs = _trial(document, registry, question)
-    return _ground(document, registry, axes, costs, (sequences, schedule))
+    costs = _trial(document, registry, request)
+    if request.memory is not None:
+        document = _limited(document, request, costs)
+        costs = _trial(document, registry, request)
+    return _problem(document, registry, axes, costs, (sequences, schedule))
 
 
-def _ground(
+def _problem(
     document: Document, registry: Registry, axes: Mapping[str, Axis], costs: Costs, said: tuple[int, str]
-) -> Ground:
+) -> PlanProblem:
     experiment = costs.resolved.experiment
     devices = costs.request.rank_devices or (costs.request.device,)
     cluster = experiment.cluster
     model = costs.offer.offer.model
-    return Ground(
+    return PlanProblem(
         document=document, registry=registry, axes=axes, facts=dict(costs.request.model),
         model_keys=frozenset(model().model_fields if model else ()), costs_name=costs.offer.offer.name,
         node_gpus=(cluster.gpus or 1) if cluster else min(int(one.get("scale_up_size") or 8) for one in devices),
@@ -306,17 +294,17 @@ def _without_sizes(tree: dict[str, Any]) -> None:
         tree[section] = {key: value for key, value in (tree.get(section) or {}).items() if key not in keys}
 
 
-def _trial(document: Document, registry: Registry, question: Question) -> Costs:
+def _trial(document: Document, registry: Registry, request: PlanRequest) -> Costs:
     """Return the costs of the plainest division, which says what model and machine are."""
     ranks = ranks_named(document.value.get("device"))
-    replicas = max(question.gpus // ranks, 1)
+    replicas = max(request.gpus // ranks, 1)
     sizes = {"parallel.pp": ranks, "parallel.dp": replicas, "batch.global": replicas}
     return costs_alone(load(document, (), {}, [setting(*one) for one in sizes.items()]), registry)
 
 
-def _limited(document: Document, question: Question, costs: Costs) -> Document:
+def _limited(document: Document, request: PlanRequest, costs: Costs) -> Document:
     """Return the configuration with a limit to every rank's memory."""
-    size = memory_limit(question.memory, "--memory")
+    size = memory_limit(request.memory, "--memory")
     resolved = load(
         document, (), {}, [
             setting("parallel.pp", ranks_named(document.value.get("device"))), setting("batch.global", 1),

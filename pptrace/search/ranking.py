@@ -20,22 +20,6 @@ if TYPE_CHECKING:
     from pptrace.run.simulated_step import SimulatedStep
     from pptrace.search.basis import Basis, Entry
 
-__all__ = [
-    "ANY_TABLE",
-    "POLICY",
-    "Ranks",
-    "groups_within",
-    "listed",
-    "moves",
-    "other_messages",
-    "policy_text",
-    "ranked",
-    "run_anyhow",
-    "slower_text",
-    "stand_in_notes",
-    "uncertainty_of",
-]
-
 Ranks: TypeAlias = "tuple[int | None, ...]"
 """A rank for each, from 1; None for what takes no part."""
 
@@ -70,10 +54,10 @@ def moves(before: Ranks, after: Ranks) -> tuple[int, ...]:
     return tuple((was or 0) - (now or 0) for was, now in zip(old, new, strict=True))
 
 
-def listed(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """Return names as a sentence has them.
 
-    >>> listed(["a", "b", "c"]), listed(["a"])
+    >>> join_names(["a", "b", "c"]), join_names(["a"])
     ('a, b and c', 'a')
     """
     return " and ".join([*([", ".join(names[:-1])] if names[1:] else []), names[-1]])
@@ -110,7 +94,7 @@ ANY_TABLE: Mapping[str, Any] = {POLICY: PolicyName.ORDERED.value}
 """The policy of schedules that no one framework runs: NCCL's semantics, operation by operation."""
 
 
-def other_messages(basis: Basis, entry: Entry, error: Exception | None) -> dict[str, Any]:
+def fallback_policy(basis: Basis, entry: Entry, error: Exception | None) -> dict[str, Any]:
     """Return settings of ``p2p`` under which a table may run that was refused.
 
     There are none where no policy refused it, or the user chose that policy for all. A switch that the table
@@ -121,7 +105,7 @@ def other_messages(basis: Basis, entry: Entry, error: Exception | None) -> dict[
     return {error.key: None} if error.key.startswith(_OPTIONS) else dict(ANY_TABLE)
 
 
-def run_anyhow(basis: Basis, entry: Entry) -> tuple[Run, Mapping[str, Any]]:
+def run_with_fallback(basis: Basis, entry: Entry) -> tuple[Run, Mapping[str, Any]]:
     """Run a schedule, where needed with settings under which its messages can be placed; return these too.
 
     Raises:
@@ -133,7 +117,7 @@ def run_anyhow(basis: Basis, entry: Entry) -> tuple[Run, Mapping[str, Any]]:
             varied = [assignment(key, value or "", "p2p") for key, value in messages.items()]
             return basis.run(entry, varied), messages
         except ConstraintError as error:
-            more = other_messages(basis, entry, error)
+            more = fallback_policy(basis, entry, error)
             if more.keys() <= messages.keys():
                 raise
             messages |= more
@@ -151,7 +135,7 @@ def policy_text(run: SimulatedStep) -> str:
     return str(run.prepared.resolved.experiment.p2p.policy)
 
 
-def stand_in_notes(ran: Iterable[tuple[str, Mapping[str, Any], SimulatedStep]]) -> list[str]:
+def fallback_notes(ran: Iterable[tuple[str, Mapping[str, Any], SimulatedStep]]) -> list[str]:
     """Return lines that say which schedules issue their messages in another way than the configuration's.
 
     Args:
@@ -165,7 +149,7 @@ def stand_in_notes(ran: Iterable[tuple[str, Mapping[str, Any], SimulatedStep]]) 
         elif messages:
             notes.append(f"{label} ran without {', '.join(messages)}, which it cannot have")
     return notes + [
-        f"{listed(labels)}: p2p {policy} here, for the configuration's cannot place their messages; "
+        f"{join_names(labels)}: p2p {policy} here, for the configuration's cannot place their messages; "
         f"--p2p {policy} compares all under it"
         for policy, labels in others.items()
     ]

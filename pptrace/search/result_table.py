@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from pptrace.run.figures import Cell, Row
 
-__all__ = ["ADVICE", "IDENTITY", "TABLES", "check_table", "columns_of", "is_input", "read_table", "write_table"]
-
 IDENTITY = ("error", "pptrace", "plugins", "over", "configuration", "point")
 """The last columns: why there are no figures, the versions, the swept keys, and what tells rows apart."""
 

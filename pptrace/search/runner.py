@@ -1,4 +1,4 @@
-"""Simulation of the points of a study."""
+"""Simulation of points and candidates into rows of figures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pptrace.run.cost_changes import at_speeds, jittered
 from pptrace.run.figures import at_levels, figures_of, metrics_row
 from pptrace.run.preparation import prepare
 from pptrace.run.simulated_step import run_prepared
-from pptrace.search.basis import Basis, short_reason
+from pptrace.search.basis import short_reason
 from pptrace.search.execution import Journal, journal_path, run_all
 from pptrace.timeline.idle import IdleCause
 from pptrace.version import __version__
@@ -35,45 +35,53 @@ if TYPE_CHECKING:
     from pptrace.config.yaml_document import Document
     from pptrace.run.figures import Cell, Row
     from pptrace.run.inputs import Prepared
-    from pptrace.run.simulated_step import SimulatedStep
     from pptrace.search.basis import Entry
     from pptrace.search.candidate import Candidate
-    from pptrace.search.execution import ExecutorChoice, Kept
+    from pptrace.search.execution import ExecutorChoice, ExecutorPool
     from pptrace.search.grid import Base
-
-__all__ = ["TRIALS", "Runner", "Trial", "inputs_of", "installed", "plugins_text", "run_candidate", "run_point"]
 
 
 def run_point(base: Base, entry: Entry, registry: Registry | None = None, *, rows: int = 0) -> Row:
-    """Simulate one point and return its inputs and figures, or why there are none as its ``error``.
+    """Simulate one point and return its inputs and figures, or the reason of its failure as ``error``.
 
     Args:
-        base: what the points have in common.
-        entry: what this one lays over it.
-        registry: the plugins; those that are installed where this runs by default.
-        rows: how many this point and those that follow give each kernel to do.
+        base: the common configuration of the points.
+        entry: the settings of this point.
+        registry: the plugins; the installed ones of this process by default.
+        rows: actions of this point and the following ones, which decide whether kernels are compiled.
     """
-    plugins = registry or _installed()
-    basis = Basis(file=base.document, sets=base.sets, flags=base.flags, registry=plugins)
-    try:
+    plugins = registry or installed()
+
+    def simulate() -> Row:
         with many_runs(rows):
-            run = basis.run(entry)
+            run = base.basis(plugins).run(entry)
             figures = metrics_row(at_levels(run))
+        prepared = run.prepared
+        return {
+            **inputs_of(prepared.resolved),
+            **figures,
+            "error": None,
+            "plugins": plugins_text(prepared.plugins),
+        }
+
+    row = _row_or_error(simulate, str, "ranks or microbatches, or fewer --workers")
+    return row | {"pptrace": __version__}
+
+
+def _row_or_error(simulate: Callable[[], Row], reason_of: Callable[[PptraceError], str], less: str) -> Row:
+    try:
+        return simulate()
     except PptraceError as error:
-        return _failed(str(error))
+        reason = reason_of(error)
     except MemoryError:
-        return _failed("out of memory: take fewer ranks or microbatches, or fewer --workers")
-    except Exception as error:  # noqa: BLE001 - one point that fails costs no other
-        return _failed(f"{one_line(error)} (a bug: pptrace simulate shows where)")
-    prepared = run.prepared
-    return {
-        **inputs_of(prepared.resolved), **figures,
-        "error": None, "pptrace": __version__, "plugins": plugins_text(prepared.plugins),
-    }  # fmt: skip
+        reason = f"out of memory: take fewer {less}"
+    except Exception as error:  # noqa: BLE001 - a failed point does not end the other ones
+        reason = f"{one_line(error)} (a bug: pptrace simulate shows where)"
+    return {"error": " ".join(reason.split())}
 
 
 def inputs_of(resolved: Resolved) -> Row:
-    """Return every resolved key with its value, lists as JSON; absolute paths keep their last part."""
+    """Return the resolved keys with their values: lists as JSON, absolute paths as their last part."""
     return {key: _cell(value) for key, value, _ in resolved.explain()}
 
 
@@ -86,10 +94,6 @@ def plugins_text(plugins: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {version}".strip() for name, version in sorted(plugins.items()))
 
 
-def _failed(reason: str) -> Row:
-    return {"error": " ".join(reason.split()), "pptrace": __version__}
-
-
 def _cell(value: Any) -> Cell:
     if isinstance(value, str):
         return PurePath(value).name if value.startswith(("/", "~")) else value
@@ -98,26 +102,21 @@ def _cell(value: Any) -> Cell:
     return json.dumps(value, ensure_ascii=False)
 
 
-@cache
-def _installed() -> Registry:
-    return Registry.load(warn=lambda _: None)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What another machine may be like."""
+    """A machine whose speed differs from the configured one."""
 
     name: str
     compute: float = 1.0
-    """The speed of computation, of what the costs say."""
+    """The speed of computation, relative to the configured costs."""
     communication: float = 1.0
-    """The speed of communication."""
+    """The speed of communication, likewise."""
     jitter: float = 0.0
     """Standard deviation of computations by stage and microbatch."""
     seed: int = 0
 
-    def altered(self, prepared: Prepared) -> Prepared:
-        """Return a step on such a machine."""
+    def apply(self, prepared: Prepared) -> Prepared:
+        """Return a step on this machine."""
         if self.jitter:
             return jittered(prepared, self.seed, self.jitter)
         return at_speeds(prepared, self.compute, self.communication)
@@ -130,35 +129,33 @@ TRIALS = (
     Trial(name="efficiency +10%", compute=1.1),
     *(Trial(name=f"jitter 5%, seed {seed}", jitter=0.05, seed=seed) for seed in range(1, 5)),
 )
-"""Machines on which the first places of a plan are simulated again."""
+"""Machines on which the first places of a plan are re-simulated."""
 
 
 def run_candidate(
     document: Document, varied: Sequence[Assignment], trial: Trial | None, registry: Registry | None = None
 ) -> Row:
-    """Simulate one configuration and return its figures, or why there are none as its ``error``.
+    """Simulate one candidate and return its figures, or the reason of its failure as ``error``.
 
     Args:
-        document: what all configurations have in common.
-        varied: what this one sets.
-        trial: another machine to simulate it on; the configuration's own unless given.
-        registry: the plugins; those that are installed where this runs by default.
+        document: the common configuration.
+        varied: the settings of the candidate.
+        trial: another machine to simulate it on; the configured one by default.
+        registry: the plugins; the installed ones of this process by default.
     """
-    try:
+    plugins = registry or installed()
+
+    def simulate() -> Row:
         with always_compiled():
-            prepared = prepare(load(document, (), {}, varied), registry or installed())
-            run = run_prepared(trial.altered(prepared) if trial else prepared, registry or installed())
-    except PptraceError as error:
-        return {"error": short_reason(error)}
-    except MemoryError:
-        return {"error": "out of memory: take fewer --workers"}
-    except Exception as error:  # noqa: BLE001 - one configuration that fails costs no other
-        return {"error": f"{one_line(error)} (a bug: pptrace simulate shows where)"}
-    return {**figures_of(run), **_where(run), "error": None, "plugins": plugins_text(prepared.plugins)}
+            prepared = prepare(load(document, (), {}, varied), plugins)
+            run = run_prepared(trial.apply(prepared) if trial else prepared, plugins)
+        return {**figures_of(run), **_breakdown(run), "error": None, "plugins": plugins_text(prepared.plugins)}
+
+    return _row_or_error(simulate, short_reason, "--workers")
 
 
-def _where(run: SimulatedStep) -> Row:
-    """Return where the step's time goes on the mean rank; the parts sum to the step."""
+def _breakdown(run: SimulatedStep) -> Row:
+    """Return the parts of the step on the mean rank; they sum to the step."""
     metrics = run.metrics
     ranks = metrics.ranks or 1
     idle = metrics.idle_ns.sum(axis=0) / ranks
@@ -167,9 +164,9 @@ def _where(run: SimulatedStep) -> Row:
     waiting = float(idle[waits].sum())
     messages = float(idle[IdleCause.TRANSFER] + idle[IdleCause.CONTENTION] + idle[IdleCause.HEAD_OF_LINE])
     reduction = float(idle[IdleCause.REDUCTION])
-    rest = metrics.step_ns - collectives - waiting - messages - reduction
+    compute = metrics.step_ns - collectives - waiting - messages - reduction
     return {
-        "mean_compute_ns": round(rest), "mean_collectives_ns": round(collectives),
+        "mean_compute_ns": round(compute), "mean_collectives_ns": round(collectives),
         "mean_waiting_ns": round(waiting), "mean_messages_ns": round(messages),
         "mean_reduction_ns": round(reduction),
     }  # fmt: skip
@@ -182,30 +179,31 @@ def installed() -> Registry:
 
 
 _AHEAD = 4
+"""Calls per worker that are submitted in advance."""
 
 
 class Runner:
-    """What simulates the configurations of a plan, as a context."""
+    """Simulates the candidates of a plan and stores finished rows in a journal, as a context."""
 
     def __init__(
-        self, document: Document, registry: Registry, chosen: ExecutorChoice, kept: Kept, output: Path | None,
-        *, fresh: bool,
+        self, document: Document, registry: Registry, chosen: ExecutorChoice, pool: ExecutorPool,
+        output: Path | None, *, fresh: bool,
     ) -> None:  # fmt: skip
-        """Read what an earlier start finished.
+        """Read the rows that an earlier start finished.
 
         Args:
-            document: what all configurations have in common.
+            document: the common configuration.
             registry: the plugins.
-            chosen: what they run on.
-            kept: the executor of that choice, for all batches.
-            output: the first file that the plan is for; rows are kept in the journal beside it.
-            fresh: take over no finished row.
+            chosen: the choice of the executor.
+            pool: its executor, shared by all batches.
+            output: the first output file; the journal is beside it.
+            fresh: ignore finished rows.
 
         Raises:
             OutputError: the journal cannot be read or written.
         """
-        self.document, self.registry, self.chosen, self.kept = document, registry, chosen, kept
-        self._plugins = sorted((one.distribution, one.version) for one in registry.providers)
+        self.document, self.registry, self.chosen, self.pool = document, registry, chosen, pool
+        self._plugins = sorted((provider.distribution, provider.version) for provider in registry.providers)
         self._known: dict[str, Row] = {}
         self._journal: Journal | None = None
         self._is_warm = False
@@ -219,19 +217,19 @@ class Runner:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Keep the journal: the files that it is for may still fail to be written."""
+        """Close the journal and keep it, because writing the outputs can still fail."""
         if self._journal is not None:
             self._journal.__exit__(kind, error, trace)
 
     @property
     def workers(self) -> int:
-        """How many configurations run at once."""
+        """Number of concurrent simulations."""
         return self.chosen.request.workers
 
-    def others(self) -> Executor | None:
-        """Return the executor of other processes, several at once; None where there is none, or before any ran."""
+    def worker_executor(self) -> Executor | None:
+        """Return the executor of several other processes; None without one, or before the first simulation."""
         is_alone = self.chosen.in_process or self.workers == 1 or not self._is_warm
-        return None if is_alone else self.kept.begin()
+        return None if is_alone else self.pool.begin()
 
     def rows(
         self,
@@ -239,39 +237,41 @@ class Runner:
         trial: Trial | None = None,
         watch: Callable[[int], None] | None = None,
     ) -> list[Row]:
-        """Return the figures of some configurations, in their order.
+        """Return the rows of candidates, in their order.
 
         Args:
-            candidates: the configurations.
+            candidates: the candidates.
             trial: another machine to simulate them on.
-            watch: told how many are finished, after each.
+            watch: receives the number of finished rows after each simulation.
         """
-        names = [self._identity(one, trial) for one in candidates]
-        found = {name: self._known[name] for name in names if name in self._known}
-        missing = [at for at, name in enumerate(names) if name not in found]
-        items: list[Any] = [(at, candidates[at].varied, trial) for at in missing]
+        names = [self._identity(candidate, trial) for candidate in candidates]
+        rows = {name: self._known[name] for name in names if name in self._known}
+        items: list[Any] = [
+            (name, candidate.varied, trial)
+            for name, candidate in zip(names, candidates, strict=True)
+            if name not in rows
+        ]
         if items and not self._is_warm:
             self._is_warm = True
             item = items.pop()  # compiles once, for all workers, before they start
-            self._note(found, names[item[0]], run_candidate(self.document, item[1], item[2], self.registry))
+            self._add(rows, item[0], _call(item, document=self.document, registry=self.registry))
             installed()
-        own = self.registry if self.chosen.in_process else None
-        call = partial(_call, document=self.document, registry=own)
-        ahead = _AHEAD * self.chosen.request.workers
-        for item, row in run_all(items, call, self.kept, ahead=ahead) if items else ():
-            self._note(found, names[item[0]], row)
+        registry = self.registry if self.chosen.in_process else None
+        call = partial(_call, document=self.document, registry=registry)
+        for item, row in run_all(items, call, self.pool, ahead=_AHEAD * self.workers) if items else ():
+            self._add(rows, item[0], row)
             if watch is not None:
-                watch(len(found))
-        return [found[name] for name in names]
+                watch(len(rows))
+        return [rows[name] for name in names]
 
-    def _note(self, found: dict[str, Row], name: str, row: Row) -> None:
-        found[name] = {**row, "point": name}
+    def _add(self, rows: dict[str, Row], name: str, row: Row) -> None:
+        rows[name] = {**row, "point": name}
         if self._journal is not None and not row.get("error"):
-            self._journal.append(found[name])
+            self._journal.append(rows[name])
 
     def _identity(self, candidate: Candidate, trial: Trial | None) -> str:
-        said = [__version__, self._plugins, self.document.value, candidate.settings, str(trial or "")]
-        text = json.dumps(said, sort_keys=True, default=str)
+        parts = [__version__, self._plugins, self.document.value, candidate.settings, str(trial or "")]
+        text = json.dumps(parts, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
     from pptrace.config.overrides import Assignment
     from pptrace.search.axes import Axis
-    from pptrace.search.problem import Ground, Question
-
-__all__ = ["OPTIONS", "PLAIN", "RECOMPUTE", "Layout", "Space", "agreeing"]
+    from pptrace.search.problem import PlanProblem, PlanRequest
 
 RECOMPUTE = "model.recompute"
 OPTIONS: dict[str, tuple[str, Any]] = {
@@ -103,18 +101,18 @@ class Layout:
 class Space:
     """All that a plan considers."""
 
-    def __init__(self, ground: Ground, question: Question) -> None:
+    def __init__(self, problem: PlanProblem, request: PlanRequest) -> None:
         """Take the values that the user named, and others where none are named.
 
         Raises:
             ConfigError: values that are no sizes, no batch, or a space of nothing or of too many.
         """
-        self.ground, self.question = ground, question
-        self.layers = int(ground.facts.get("layers") or 0)
+        self.problem, self.request = problem, request
+        self.layers = int(problem.facts.get("layers") or 0)
         self.counts = self._counts()
         self.sizes = {name: self._sizes(name) for name in ("pp", "tp", "cp", "ep", "dp", "vp")}
         self.micro = self._numbers("batch.micro") or _MICRO
-        self.sequences = self._numbers("batch.global") or ((ground.sequences,) if ground.sequences else ())
+        self.sequences = self._numbers("batch.global") or ((problem.sequences,) if problem.sequences else ())
         if not self.sequences:
             raise ConfigError("missing: write the sequences in a step, such as --global 1024", key="batch.global")
         self.splits = self._splits()
@@ -136,7 +134,7 @@ class Space:
         """Return what a layout sets, once for each combination of all other settings."""
         values = {f"parallel.{name}": getattr(layout, name) for name in ("pp", "tp", "cp", "ep", "dp")}
         values |= {"batch.micro": layout.micro, "batch.global": layout.sequences}
-        written = "sequence_parallel" in (self.ground.document.value or {}).get("parallel", {})
+        written = "sequence_parallel" in (self.problem.document.value or {}).get("parallel", {})
         if layout.tp == 1 or not written:
             values["parallel.sequence_parallel"] = layout.tp > 1
         own = tuple(setting(key, value) for key, value in values.items())
@@ -145,7 +143,7 @@ class Space:
     @cached_property
     def combined(self) -> list[tuple[Assignment, ...]]:
         """All other settings, combined, without what only other recomputation has."""
-        written = (self.ground.document.value or {}).get("model")
+        written = (self.problem.document.value or {}).get("model")
         model = written if isinstance(written, dict) else {}
         found: dict[str, tuple[Assignment, ...]] = {}
         for parts in product(*self.others):
@@ -167,8 +165,8 @@ class Space:
         """Whether a schedule is 1F1B in other words on one rank, and that is there, with nothing to hide."""
         if PLAIN not in {one.label for one in self.entries} or entry.label != entry.name or entry.name == PLAIN:
             return False
-        costs = (self.ground.document.value or {}).get("costs") or {}
-        return not costs.get("segments") and "costs.segments" not in self.ground.axes
+        costs = (self.problem.document.value or {}).get("costs") or {}
+        return not costs.get("segments") and "costs.segments" not in self.problem.axes
 
     def _divides(self, pp: int, chunks: int) -> bool:
         if self.layers % pp == 0:
@@ -185,13 +183,13 @@ class Space:
         return f"{', '.join(named) or 'sizes are fixed'}; {count} schedule{'s' * (count > 1)}"
 
     def _counts(self) -> tuple[int, ...]:
-        most = self.question.gpus
-        if self.question.objective != "gpus":
+        most = self.request.gpus
+        if self.request.objective != "gpus":
             return (most,)
         return tuple(count for count in range(1, most + 1) if most % count == 0)
 
     def _numbers(self, key: str) -> tuple[int, ...]:
-        axis = self.ground.axes.get(key)
+        axis = self.problem.axes.get(key)
         values = [value.varied[0].value for value in axis.values] if axis else []
         for value in values:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -202,23 +200,23 @@ class Space:
         named = self._numbers(f"parallel.{name}")
         if named or name in {"dp", "vp"}:
             return named
-        most, facts, node = self.question.gpus, self.ground.facts, self.ground.node_gpus
+        most, facts, node = self.request.gpus, self.problem.facts, self.problem.node_gpus
         divisors = [size for size in range(1, most + 1) if most % size == 0]
         if name == "pp":
             return tuple(size for size in divisors if size <= min(self.layers or most, _MOST_STAGES))
         if name == "tp":
             return tuple(size for size in divisors if size <= node and int(facts.get("heads") or size) % size == 0)
         if name == "cp":
-            tokens = self.ground.sequence
+            tokens = self.problem.sequence
             most = node if tokens >= _LONGER else min(2, node) if tokens >= _LONG else 1
             return tuple(size for size in divisors if size <= most)
         experts = int(facts.get("num_experts") or 0)
         return tuple(size for size in divisors if experts and experts % size == 0 and size <= most) or (1,)
 
     def _splits(self) -> tuple[Any, ...]:
-        axis = self.ground.axes.get(_LAYERS)
+        axis = self.problem.axes.get(_LAYERS)
         if axis is None:
-            return (_EVEN, _BALANCED) if _LAYERS.partition(".")[2] in self.ground.model_keys else (_EVEN,)
+            return (_EVEN, _BALANCED) if _LAYERS.partition(".")[2] in self.problem.model_keys else (_EVEN,)
         splits = tuple(value.varied[0].value for value in axis.values)
         for split in splits:
             if not isinstance(split, list) and split not in {_EVEN, _BALANCED}:
@@ -227,8 +225,8 @@ class Space:
 
     def _entries(self) -> tuple[Entry, ...]:
         """Return the schedules: those named, or every installed one that says its bubble, one's own first."""
-        axis = self.ground.axes.get("schedule.name")
-        offers, own = self.ground.registry.schedules, self.ground.schedule
+        axis = self.problem.axes.get("schedule.name")
+        offers, own = self.problem.registry.schedules, self.problem.schedule
         named = [value.text for value in axis.values] if axis else []
         if named == ["all"]:
             return tuple(entry for name in sorted(offers) for entry in self._worded(name))
@@ -248,14 +246,14 @@ class Space:
 
     def _worded(self, name: str) -> tuple[Entry, ...]:
         """Return a schedule with its defaults, and with each word that one of its options takes."""
-        model = self.ground.registry.schedules[name].offer.options
+        model = self.problem.registry.schedules[name].offer.options
         words = literals(model()) if model else {}
         texts = [f"{name}:{option}={word}" for option, values in words.items() for word in values]
         return parse_entries([name, *texts], "plan")
 
     def _others(self) -> list[list[tuple[Assignment, ...]]]:
         """Return the values of all other keys, an axis each."""
-        axes = self.ground.axes
+        axes = self.problem.axes
         for axis in axes.values():
             _check_beside(axis)
         found = [
@@ -267,13 +265,13 @@ class Space:
             words = self._words(key) if key not in axes else ()
             values = [value for value in words if value in WIDELY.get(key, words)]
             found += [[(setting(key, value),) for value in values]] if len(values) > 1 else []
-        if self.ground.on_cluster and "parallel.order" not in axes:
+        if self.problem.on_cluster and "parallel.order" not in axes:
             found.append([(setting("parallel.order", order),) for order in _NEAREST])
         return found
 
     def _words(self, key: str) -> tuple[Any, ...]:
         """Return the words that a switch takes; none where the cost model has no such option."""
-        offer = self.ground.registry.cost_models[self.ground.costs_name].offer
+        offer = self.problem.registry.cost_models[self.problem.costs_name].offer
         section, _, name = key.partition(".")
         model = offer.options if section == "costs" else offer.model
         return literals(model()).get(name, ()) if model is not None else ()
@@ -289,7 +287,7 @@ class Space:
         count = prod(sizes.values())
         if not count or next(self.layouts(), None) is None:
             least = min((prod(one) for one in product(*(self.sizes[n] for n in ("pp", "tp", "cp")))), default=0)
-            job = self.question.gpus
+            job = self.request.gpus
             if least > job:
                 message = f"a replica of the sizes named needs {gpus_text(least)}, and the job has {job:,}"
                 raise ConfigError(message, file="--gpus")

@@ -16,7 +16,6 @@ from pptrace.files import replace_file
 from pptrace.report.charts import check_picture
 from pptrace.report.numbers import told_apart
 from pptrace.run.preparation import prepare
-from pptrace.search.basis import Basis
 from pptrace.search.execution import ExecutorChoice, Journal, choose, journal_path, run_all
 from pptrace.search.result_table import ADVICE, TABLES, check_table, columns_of, read_table, write_table
 from pptrace.search.runner import inputs_of, run_point
@@ -31,17 +30,6 @@ if TYPE_CHECKING:
     from pptrace.plugins.registry import Registry
     from pptrace.run.figures import Cell, Row
     from pptrace.search.grid import Base, Grid, Point
-
-__all__ = [
-    "Sweep",
-    "check_outputs",
-    "cores",
-    "earlier_rows",
-    "end_journals",
-    "failures_text",
-    "rows_text",
-    "sweep",
-]
 
 _AHEAD = 4
 """Calls per worker that are handed over before one is finished, so that none waits for this process."""
@@ -327,9 +315,7 @@ def _first(row: Row, resolved: Resolved, keys: Sequence[str]) -> str:
 
 
 def _resolved(grid: Grid, registry: Registry, point: Point) -> Resolved:
-    base = grid.base
-    basis = Basis(file=base.document, sets=base.sets, flags=base.flags, registry=registry)
-    resolved = basis.resolve(point.entry)
+    resolved = grid.base.basis(registry).resolve(point.entry)
     try:
         return prepare(resolved, registry, loose=not point.entry.sets("parallel.vp")).resolved
     except PptraceError:

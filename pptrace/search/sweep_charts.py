@@ -20,23 +20,6 @@ if TYPE_CHECKING:
 
     from pptrace.run.figures import Cell, Row
 
-__all__ = [
-    "PLOTS",
-    "Figure",
-    "Panel",
-    "Picture",
-    "Roles",
-    "check_axes",
-    "check_choice",
-    "draw_winners",
-    "figure_of",
-    "number_of",
-    "panels_of",
-    "roles_of",
-    "save_picture",
-    "winners_size",
-]
-
 _SCHEDULES = ("schedule", "schedule.name")
 _MOST_PANELS = 24
 _MORE_IS_BETTER = {"tokens_per_s", "mfu"}

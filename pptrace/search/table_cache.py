@@ -21,11 +21,9 @@ if TYPE_CHECKING:
 
     from pptrace.config.resolution import Resolved
     from pptrace.search.basis import Entry
-    from pptrace.search.problem import Ground
+    from pptrace.search.problem import PlanProblem
     from pptrace.search.space import Layout
     from pptrace.steps.schedule import Schedule
-
-__all__ = ["Shape", "Shapes"]
 
 _KEPT = 96
 """Tables that are kept at once; layouts with the same ones follow each other."""
@@ -39,36 +37,36 @@ _TIMES: dict[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class CachedTable:
     """A schedule's table for some sizes."""
 
     request: ScheduleRequest
     """What the schedule was asked for."""
     table: Schedule | None
-    """The table; None where it depends on times: :meth:`Shapes.timed` makes it."""
+    """The table; None where it depends on times: :meth:`TableCache.timed` makes it."""
     digest: str
     """Tells the table from others; empty without one."""
     chunks: int
     """Chunks per rank."""
 
 
-class Shapes:
+class TableCache:
     """The tables of a plan."""
 
-    def __init__(self, ground: Ground, entries: Sequence[Entry]) -> None:
+    def __init__(self, problem: PlanProblem, entries: Sequence[Entry]) -> None:
         """Read the options of all schedules.
 
         Raises:
             PptraceError: an option that a schedule cannot take, or a schedule that nobody offers.
         """
-        self.registry = ground.registry
-        self._found: OrderedDict[Any, Shape] = OrderedDict()
+        self.registry = problem.registry
+        self._found: OrderedDict[Any, CachedTable] = OrderedDict()
         self._policies: dict[Any, PptraceError | None] = {}
         self._refusals: dict[Any, PptraceError | None] = {}
         self._options: dict[str, Mapping[str, Any]] = {}
         plain = [setting("parallel.pp", 1), setting("batch.global", 1)]
         for entry in entries:
-            resolved = ground.resolved([*plain, *entry.varied])
+            resolved = problem.resolved([*plain, *entry.varied])
             offered = self.registry.schedules[entry.name].offer.options
             assembly = Assembly(resolved=resolved, registry=self.registry)
             self._options[entry.label] = assembly.options("schedule", offered)[1]
@@ -80,7 +78,7 @@ class Shapes:
             self._refusals[key] = self._refused(entry, layout, chunks)
         return self._refusals[key]
 
-    def of(self, entry: Entry, layout: Layout, chunks: int | None) -> Shape:
+    def of(self, entry: Entry, layout: Layout, chunks: int | None) -> CachedTable:
         """Return the table of a schedule on a layout's ranks and microbatches.
 
         Args:
@@ -98,27 +96,27 @@ class Shapes:
                 self._found.popitem(last=False)
         return self._found[key]
 
-    def timed(self, entry: Entry, shape: Shape, times: Mapping[str, Any]) -> Shape:
+    def timed(self, entry: Entry, cached: CachedTable, times: Mapping[str, Any]) -> CachedTable:
         """Return the table that a schedule makes of times and memory, where it reads them.
 
         Raises:
             PptraceError: times or memory that the schedule cannot take.
         """
-        request = replace(shape.request, **times)
+        request = replace(cached.request, **times)
         table = build_schedule(self.registry.schedules[entry.name], request)
-        return replace(shape, request=request, table=table, digest=_digest(table))
+        return replace(cached, request=request, table=table, digest=_digest(table))
 
-    def check_policy(self, resolved: Resolved, shape: Shape) -> None:
+    def check_policy(self, resolved: Resolved, cached: CachedTable) -> None:
         """Refuse a table whose messages the configuration's policy cannot place.
 
         Raises:
             PptraceError: why.
         """
         p2p = resolved.experiment.p2p
-        key = (p2p.policy, str(p2p.options), shape.digest)
-        if key not in self._policies and shape.table is not None:
+        key = (p2p.policy, str(p2p.options), cached.digest)
+        if key not in self._policies and cached.table is not None:
             try:
-                policy_of(Assembly(resolved=resolved, registry=self.registry), shape.table)
+                policy_of(Assembly(resolved=resolved, registry=self.registry), cached.table)
                 self._policies[key] = None
             except PptraceError as error:
                 self._policies[key] = error
@@ -151,7 +149,7 @@ class Shapes:
             raise ConfigError(told, key="batch.microbatches")
         return request
 
-    def _made(self, entry: Entry, request: ScheduleRequest) -> Shape:
+    def _made(self, entry: Entry, request: ScheduleRequest) -> CachedTable:
         asked: list[bool] = []
 
         def ask() -> dict[str, Any]:
@@ -161,8 +159,8 @@ class Shapes:
         table = build_schedule(self.registry.schedules[entry.name], LazyRequest.of(request, ask))
         chunks = table.stages // table.ranks
         if asked:
-            return Shape(request=request, table=None, digest="", chunks=chunks)
-        return Shape(request=request, table=table, digest=_digest(table), chunks=chunks)
+            return CachedTable(request=request, table=None, digest="", chunks=chunks)
+        return CachedTable(request=request, table=table, digest=_digest(table), chunks=chunks)
 
 
 def _too_long(request: ScheduleRequest) -> str:

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from pptrace.steps.columns import Int32s, Int64s
     from pptrace.steps.list_scheduler import Actions
 
-__all__ = ["WhatIf", "WhatIfs", "rerouted", "step_without", "whatif", "whatif_lines"]
-
 _FREE = 1e9
 """Communication that is so many times as fast takes no time."""
 

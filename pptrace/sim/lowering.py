@@ -287,8 +287,8 @@ class _Lowering:
             edges_kernels.link_rows,
             (self.columns, placed.place, placed.found, placed.task),
             (
-                placed.sender_row, by_stage, np.full(results * graph.stages * graph.microbatches, -1, dtype=np.int32),
-                batch_next, pairs, problem,
+                placed.sender_row, by_stage,
+                np.full(results * graph.stages * graph.microbatches, -1, dtype=np.int32), batch_next, pairs, problem,
             ),
             work=len(issued),
         )  # fmt: skip

@@ -50,7 +50,7 @@ TITAN = {
 """Arguments that torchtitan's parser had on 21 August 2026."""
 
 
-def told(**changed: Any) -> tuple[Arguments, Arguments]:
+def flag_words(**changed: Any) -> tuple[Arguments, Arguments]:
     """Return the arguments for a small model, with settings by section laid over one another."""
     tree: dict[str, Any] = {
         "model": {"layers": 16, "hidden": 512, "heads": 8, "ffn": 1024, "vocabulary": 1000},
@@ -99,7 +99,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_arguments_have_names_that_the_parsers_know(case: str) -> None:
-    megatron, titan = told(**CASES[case])
+    megatron, titan = flag_words(**CASES[case])
 
     assert {word for word in megatron.words if word.startswith("--")} <= MEGATRON
     assert {word for word in titan.words if word.startswith("--")} <= TITAN
@@ -109,7 +109,7 @@ def test_arguments_have_names_that_the_parsers_know(case: str) -> None:
 def test_a_layout_says_layers_prediction_and_loss_of_each_stage() -> None:
     model = {"layers_per_stage": [3, 5, 5, 3], "mtp": 1}
 
-    megatron, titan = told(model=model)
+    megatron, titan = flag_words(model=model)
 
     assert value(megatron, "--pipeline-model-parallel-layout") == "Et*3|t*5|t*5|t*3mL"
     ends = [value(titan, f"--parallelism.pipeline_parallel_{end}_stage_less_layers") for end in ENDS]
@@ -117,7 +117,7 @@ def test_a_layout_says_layers_prediction_and_loss_of_each_stage() -> None:
 
 
 def test_rounds_that_are_longer_than_the_pipeline_are_told() -> None:
-    megatron, titan = told(**CASES["looped"])
+    megatron, titan = flag_words(**CASES["looped"])
 
     assert value(megatron, "--microbatch-group-size-per-virtual-pipeline-stage") == "5"  # 10 in two rounds
     assert value(megatron, "--num-virtual-stages-per-pipeline-rank") == "2"
@@ -129,7 +129,7 @@ def test_rounds_that_are_longer_than_the_pipeline_are_told() -> None:
 def test_ends_are_lighter_only_where_torchtitan_counts_as_many_stages() -> None:
     split = [3, *[4] * 6, 5]
 
-    _, titan = told(
+    _, titan = flag_words(
         schedule={"name": "interleaved-1f1b"}, parallel={"vp": 2}, model={"layers": 32, "layers_per_stage": split}
     )
 
@@ -157,17 +157,17 @@ def test_ends_are_lighter_only_where_torchtitan_counts_as_many_stages() -> None:
 def test_what_a_framework_refuses_is_said(
     changed: dict[str, Any], megatron: str | None, titan: str | None
 ) -> None:
-    for arguments, said in zip(told(**changed), (megatron, titan), strict=True):
+    for arguments, said in zip(flag_words(**changed), (megatron, titan), strict=True):
         assert (arguments.without[:1] or (None,)) == (said,)
 
 
 def test_sharding_and_recomputation_are_told() -> None:
-    megatron, titan = told(**CASES["sharded"])
+    megatron, titan = flag_words(**CASES["sharded"])
 
     assert value(megatron, "--data-parallel-sharding-strategy") == "optim_grads_params"
     assert value(megatron, "--ckpt-format") == "fsdp_dtensor"
     assert value(titan, "--parallelism.fsdp_reshard_after_forward") == "always"
-    whole, again = told(**CASES["whole"])
+    whole, again = flag_words(**CASES["whole"])
     assert value(whole, "--recompute-method") == "block"
     assert "--parallelism.no-enable_sequence_parallel" in again.words
     assert again.words[-1] == "activation-checkpoint:full"
@@ -201,7 +201,7 @@ def test_ends_of_torchtitan_pipelines_are_lighter_by_what_is_told(
 def test_embedding_and_head_take_the_place_of_layers(
     layers: int, words: list[str], without: tuple[str, ...]
 ) -> None:
-    megatron, _ = told(
+    megatron, _ = flag_words(
         model={"layers": layers},
         schedule={"name": "interleaved-1f1b"},
         parallel={"vp": 4},

@@ -111,9 +111,9 @@ def test_a_configuration_says_what_varies_and_the_command_line_what_is_fixed(reg
 
     found = planned(registry, config=config, vary=["micro=1,2"], pp=2)
 
-    assert {one.schedule for one in found.found.candidates} == {"1f1b"}
-    assert {(one.layout.pp, one.layout.tp) for one in found.found.candidates} == {(2, 1)}
-    assert {one.layout.micro for one in found.found.candidates} == {1, 2}
+    assert {one.schedule for one in found.result.candidates} == {"1f1b"}
+    assert {(one.layout.pp, one.layout.tp) for one in found.result.candidates} == {(2, 1)}
+    assert {one.layout.micro for one in found.result.candidates} == {1, 2}
     assert "plan" not in found.configuration
 
 
@@ -164,14 +164,14 @@ def test_a_plan_goes_on_where_it_was(registry: Registry, tmp_path: Path, monkeyp
 def test_places_that_a_simulation_does_not_tell_apart_are_named(registry: Registry) -> None:
     found = planned(registry, vary={**FEW, "schedule": ["gpipe", "1f1b"], "pp": [2, 4], "tp": [1]})
 
-    worths = [one.worth[-1] for one in found.ranked]
-    near = sum(100 * worth <= 102 * worths[0] for worth in worths)
-    assert 1 < near < len(worths)
+    scores = [one.score[-1] for one in found.ranked]
+    near = sum(100 * score <= 102 * scores[0] for score in scores)
+    assert 1 < near < len(scores)
     assert found.tied == found.ranked[:near]
     assert [one.schedule for one in found.tied] == ["1f1b", "gpipe"]  # as fast, and the first keeps less
     told = found.to_dict()
     assert told["tied"] == {"margin": 0.02, "places": near}
-    assert [one["tied"] for one in told["places"]] == [at < near for at in range(len(worths))]
+    assert [one["tied"] for one in told["places"]] == [at < near for at in range(len(scores))]
     assert f"#{near} are within 2 %, nearer than a simulation tells apart: measure these" in str(found)
 
 
@@ -231,14 +231,14 @@ def test_no_copies_are_a_share_of_nothing(registry: Registry) -> None:
 
     found = planned(registry, config=config, vary=vary, pp=2, exhaustive=True)
 
-    ratios = [(found.ground.resolved(one.varied).experiment.schedule.offload) for one in found.found.candidates]
+    ratios = [(found.problem.resolved(one.varied).experiment.schedule.offload) for one in found.result.candidates]
     assert [ratio and ratio.ratio for ratio in ratios] == [None, 0.5]
 
 
 def test_the_smallest_memory_that_would_do_is_the_smallest(registry: Registry) -> None:
     """What computes again what others keep needs the least, and is neither the first nor the fastest."""
     vary = {**FEW, "recompute": ["none", "selective", "full"], "micro": [1, 2]}
-    every = planned(registry, vary=vary, exhaustive=True, memory="80GiB").found.candidates
+    every = planned(registry, vary=vary, exhaustive=True, memory="80GiB").result.candidates
     least = min(one.row["peak_memory_bytes"] for one in every if one.fits)
 
     with pytest.raises(PptraceError, match=r"would do") as raised:
@@ -282,7 +282,7 @@ def test_layers_that_ranks_do_not_divide_get_chunks_in_powers_of_two(registry: R
     model = {**MODEL, "layers": 13}
     found = planned(registry, config={**STEP, "model": model}, vary={**FEW, "pp": [2], "layers": ["even"]})
 
-    assert {one.chunks for one in found.found.candidates if one.schedule == "interleaved-1f1b"} >= {2, 4}
+    assert {one.chunks for one in found.result.candidates if one.schedule == "interleaved-1f1b"} >= {2, 4}
 
 
 def by_schedule(plan: Any) -> dict[str, list[tuple[int, int, str]]]:
@@ -347,9 +347,9 @@ def test_a_plan_copies_activations_to_the_host_only_where_that_takes_time(regist
     assert [row["fate"] for row in timed.table()] == ["simulated", "simulated"]
 
 
-@pytest.mark.parametrize(("experts", "fate"), [(8, "simulated"), (0, "covered")])
+@pytest.mark.parametrize(("experts", "outcome"), [(8, "simulated"), (0, "covered")])
 def test_a_schedule_with_pairs_is_tried_on_one_rank_where_it_hides_communication(
-    registry: Registry, experts: int, fate: str
+    registry: Registry, experts: int, outcome: str
 ) -> None:
     """On one rank, combined-1f1b is 1F1B but for the exchanges that it hides."""
     mixture = {"num_experts": experts, "top_k": 2, "expert_ffn": 1024} if experts else {}
@@ -360,7 +360,7 @@ def test_a_schedule_with_pairs_is_tried_on_one_rank_where_it_hides_communication
         vary={**FEW, **sizes, "schedule": ["1f1b", "combined-1f1b"]}, **{"global": 64},
     )  # fmt: skip
 
-    assert {one.schedule: one.fate.value for one in plan.found.candidates} == {
-        "1f1b": "simulated", "combined-1f1b": fate
+    assert {one.schedule: one.outcome.value for one in plan.result.candidates} == {
+        "1f1b": "simulated", "combined-1f1b": outcome
     }  # fmt: skip
     assert plan.ranked[0].schedule == ("combined-1f1b" if experts else "1f1b")

@@ -16,9 +16,9 @@ from pptrace.plugins.registry import Registry
 from pptrace.plugins.requests import ScheduleRequest
 from pptrace.search import best_first, filtering
 from pptrace.search.bounds import bound_of
-from pptrace.search.candidate import Fate
+from pptrace.search.candidate import Outcome
 from pptrace.search.plan import differences_ns
-from pptrace.search.table_cache import Shape
+from pptrace.search.table_cache import CachedTable
 from pptrace.sim.simulation import simulate
 from pptrace.steps.workload import Workload
 from pptrace.timeline.metrics import measure
@@ -44,7 +44,7 @@ def planned(own: Registry, **changed: Any) -> Any:
     return pptrace.plan(**{**given_, **changed})
 
 
-kept = filtering.Ahead.of
+kept = filtering.BoundPrefetch.of
 ELSEWHERE = {"executor": "processes", "workers": 2, "registry": None}
 
 
@@ -85,7 +85,7 @@ def problems(draw: st.DrawFn) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def answer(registry: Registry, problem: dict[str, Any], **changed: Any) -> Any:
+def find_plan(registry: Registry, problem: dict[str, Any], **changed: Any) -> Any:
     try:
         return planned(registry, **problem, **changed)
     except pptrace.PptraceError:
@@ -97,12 +97,12 @@ def answer(registry: Registry, problem: dict[str, Any], **changed: Any) -> Any:
 def test_bounds_hold_and_the_first_places_are_those_of_simulating_everything(
     registry: Registry, problem: dict[str, Any]
 ) -> None:
-    bounded, everything = answer(registry, problem), answer(registry, problem, exhaustive=True)
+    bounded, everything = find_plan(registry, problem), find_plan(registry, problem, exhaustive=True)
 
     assert (bounded is None) == (everything is None)
     if bounded is None or everything is None:
         return
-    ran = [one for one in everything.found.candidates if one.fate is Fate.SIMULATED]
+    ran = [one for one in everything.result.candidates if one.outcome is Outcome.SIMULATED]
     assert [one.name for one in ran if one.bound.step_ns > one.row["step_ns"]] == []
     assert [one.name for one in ran if one.bound.peak_bytes > one.row["peak_memory_bytes"]] == []
     assert [_told(one) for one in bounded.ranked] == [_told(one) for one in everything.ranked]
@@ -110,7 +110,7 @@ def test_bounds_hold_and_the_first_places_are_those_of_simulating_everything(
 
 
 def _told(one: Candidate) -> Any:
-    return one.number, one.worth, [twin.number for twin in one.twins]
+    return one.number, one.score, [equivalent.number for equivalent in one.equivalents]
 
 
 @pytest.mark.parametrize("zero", [0, 1])
@@ -124,13 +124,15 @@ def test_settings_that_leave_the_step_equal_share_a_place(registry: Registry, ze
     )
 
     assert [_told(one) for one in bounded.ranked] == [_told(one) for one in everything.ranked]
-    assert all(one.number < min(twin.number for twin in one.twins) for one in bounded.ranked)
+    assert all(one.number < min(equivalent.number for equivalent in one.equivalents) for one in bounded.ranked)
     keys = [(one.layout, one.schedule, one.row["step_ns"], one.row["peak_memory_bytes"]) for one in bounded.ranked]
     assert len(set(keys)) == 4
     for one in bounded.ranked:
-        for twin in one.twins:
-            assert {key for key in one.settings if one.settings[key] != twin.settings[key]} == {"parallel.order"}
-            assert twin.row["step_ns"] == one.row["step_ns"]
+        for equivalent in one.equivalents:
+            assert {key for key in one.settings if one.settings[key] != equivalent.settings[key]} == {
+                "parallel.order"
+            }
+            assert equivalent.row["step_ns"] == one.row["step_ns"]
     assert "equal         as long, in as much memory: #1, #2, #3, #4 with order tp-cp-ep-pp-dp" in str(bounded)
     told = bounded.to_dict()["places"]
     assert [one["twins"][0]["settings"]["parallel.order"] for one in told] == ["tp-cp-ep-pp-dp"] * 4
@@ -150,14 +152,14 @@ def test_an_early_answer_is_of_what_fits_and_changes_no_place(
     first = next(text for text in said if "best so far" in text)
     assert int(first.split(" ")[0].replace(",", "")) < early.counts()["considered"]
     assert [_told(one) for one in early.ranked] == [_told(one) for one in late.ranked]
-    assert [one.number for one in early.found.candidates] == list(range(early.counts()["considered"]))
+    assert [one.number for one in early.result.candidates] == list(range(early.counts()["considered"]))
     assert len(late.ranked) > 1
-    assert [one.name for one in early.found.candidates] == [one.name for one in late.found.candidates]
+    assert [one.name for one in early.result.candidates] == [one.name for one in late.result.candidates]
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 12, 224])
 def test_layouts_are_weighed_once_each_and_scattered(count: int) -> None:
-    order = best_first.scattered(count)
+    order = best_first.spread_indices(count)
 
     assert sorted(order) == list(range(count))
     early = sorted(order[: count // 4])
@@ -175,7 +177,7 @@ def test_bounds_made_on_other_processes_give_the_same_plan(
     }  # fmt: skip
     alone = planned(registry, **asked)
     bounded = []
-    monkeypatch.setattr(filtering.Ahead, "of", lambda self, one: bounded.append(one) or kept(self, one))
+    monkeypatch.setattr(filtering.BoundPrefetch, "of", lambda self, one: bounded.append(one) or kept(self, one))
 
     several = planned(registry, **asked, **ELSEWHERE)
 
@@ -207,7 +209,7 @@ def test_the_bound_of_a_chain_is_its_step_where_messages_take_no_time(registry: 
         experiment = load(None, flags={"schedule": name, "pp": 4, "microbatches": 8}).experiment
 
         bound = bound_of(
-            Shape(request=request, table=table, digest="", chunks=chunks), workload, experiment, provided
+            CachedTable(request=request, table=table, digest="", chunks=chunks), workload, experiment, provided
         )
 
         metrics = measure(simulate(table, workload), workload)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pptrace.plugins.builtin_executors import Serial
-from pptrace.search.execution import Kept, run_all
+from pptrace.search.execution import ExecutorPool, run_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,8 +36,8 @@ def doubled(item: int) -> dict[str, Any]:
     return {"double": 2 * item}
 
 
-def run(kept: Kept, items: list[int]) -> dict[int, Any]:
-    return {item: row.get("double", row.get("error")) for item, row in run_all(items, doubled, kept, ahead=2)}
+def run(pool: ExecutorPool, items: list[int]) -> dict[int, Any]:
+    return {item: row.get("double", row.get("error")) for item, row in run_all(items, doubled, pool, ahead=2)}
 
 
 def test_runs_share_an_executor_that_ends_behind_the_last() -> None:
@@ -47,9 +47,9 @@ def test_runs_share_an_executor_that_ends_behind_the_last() -> None:
         started.append(Counted())
         return started[-1]
 
-    with Kept(start) as kept:
-        assert run(kept, [1, 2, 3]) == {1: 2, 2: 4, 3: 6}
-        assert run(kept, [4]) == {4: 8}
+    with ExecutorPool(start) as pool:
+        assert run(pool, [1, 2, 3]) == {1: 2, 2: 4, 3: 6}
+        assert run(pool, [4]) == {4: 8}
         assert [one.ended for one in started] == [False]
     assert [one.ended for one in started] == [True]
 
@@ -61,9 +61,9 @@ def test_one_that_breaks_is_ended_and_the_next_run_has_another() -> None:
         started.append(Counted(breaks=2 if not started else None))
         return started[-1]
 
-    with Kept(start) as kept:
-        assert run(kept, [1, 2, 3]) == {1: 2, 2: 4, 3: 6}
-        assert run(kept, [4]) == {4: 8}
+    with ExecutorPool(start) as pool:
+        assert run(pool, [1, 2, 3]) == {1: 2, 2: 4, 3: 6}
+        assert run(pool, [4]) == {4: 8}
         assert [one.ended for one in started] == [True, False]
     assert all(one.ended for one in started)
 
@@ -72,5 +72,5 @@ def test_one_that_cannot_be_reached_says_so_before_there_is_work() -> None:
     def start() -> Counted:
         raise ConnectionError
 
-    with pytest.raises(ConnectionError), Kept(start):
+    with pytest.raises(ConnectionError), ExecutorPool(start):
         pytest.fail("started")
