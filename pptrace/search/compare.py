@@ -14,7 +14,7 @@ from pptrace.run.figures import at_levels, metrics_row
 from pptrace.run.summary import job_text, options_text, setting_text, time_text
 from pptrace.sanitize import Printed, csv_of
 from pptrace.search.basis import short_reason
-from pptrace.search.policies import check_policies, compare_policies
+from pptrace.search.policies import check_policies, compare_policies, policy_lines
 from pptrace.search.ranking import (
     POLICY,
     fallback_notes,
@@ -27,6 +27,7 @@ from pptrace.search.ranking import (
     slower_text,
     uncertainty_of,
 )
+from pptrace.search.text_table import table_lines
 from pptrace.steps.kinds import Kind
 
 if TYPE_CHECKING:
@@ -40,31 +41,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedSchedule:
-    """One schedule of a comparison; ranks count from 1, and equal values share one."""
+    """One schedule of a comparison. Ranks count from 1; equal values share a rank."""
 
     entry: Entry
     """The schedule, as the user wrote it."""
     levels: Levels | None = None
-    """What it is at the three levels; None where it cannot run."""
+    """Its figures at the three levels; None where it cannot run."""
     reason: str = ""
     """Why it cannot run, in one line."""
     messages: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of ``p2p`` that it alone ran with, because the configuration's cannot place its messages."""
+    """Overrides of ``p2p``, where the configured policy cannot place its messages."""
     formula_is_exact: bool = True
-    """Whether its tables have the formula's very bubble."""
+    """Whether the bubble of its tables equals the formula."""
     formula_rank: int | None = None
-    """By the formula's bubble; None where it offers no formula for these sizes."""
+    """By the bubble of the formula; None without a formula for these sizes."""
     table_rank: int | None = None
-    """By the idealised table's bubble."""
+    """By the bubble of the idealised table."""
     simulated_rank: int | None = None
     """By step time."""
     table_move: int = 0
-    """Places won at the table against the formula, among those with a formula; lost where negative."""
+    """Places gained from formula to table, among schedules with a formula; negative if lost."""
     simulated_move: int = 0
-    """Places won in the simulation against the table; lost where negative."""
+    """Places gained from table to simulation; negative if lost."""
 
     def row(self) -> Row:
-        """Return everything as one row of a tidy table, times in ns and sizes in bytes."""
+        """Return one row of a tidy table, times in ns and sizes in bytes."""
         row: Row = {"schedule": self.entry.label}
         if self.levels is not None:
             prepared = self.levels.run.prepared
@@ -76,13 +77,13 @@ class ComparedSchedule:
                 **metrics_row(self.levels),
                 "formula_is_exact": None if self.levels.formula is None else int(self.formula_is_exact),
             }
-        ranks: Row = {
+        return row | {
             "formula_rank": self.formula_rank, "table_rank": self.table_rank,
             "simulated_rank": self.simulated_rank,
+            "table_move": None if self.levels is None else self.table_move,
+            "simulated_move": None if self.levels is None else self.simulated_move,
+            "refused": self.reason or None,
         }  # fmt: skip
-        gone: Row = {"table_move": None, "simulated_move": None}
-        won: Row = {"table_move": self.table_move, "simulated_move": self.simulated_move}
-        return row | ranks | (gone if self.levels is None else won) | {"refused": self.reason or None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,18 +91,18 @@ class Comparison(Printed):
     """Schedules at three levels; prints as its table."""
 
     rows: tuple[ComparedSchedule, ...]
-    """One per schedule, in the order in which they were asked for."""
+    """One per schedule, in the requested order."""
     policies: PolicyTable | None = None
-    """What every way of issuing messages costs each; None where that was not asked for."""
+    """The steps under every message policy; None where not requested."""
 
     @property
     def uncertainty(self) -> float:
-        """By which share steps may be off, as their costs say (``costs.uncertainty``); 0 where they do not."""
+        """Relative uncertainty of steps (``costs.uncertainty``); 0 where unknown."""
         return uncertainty_of(row.levels.run for row in self.rows if row.levels is not None)
 
     @property
     def ties(self) -> tuple[tuple[str, ...], ...]:
-        """Schedules, the fastest first, whose steps are nearer to each other than they are known."""
+        """Groups of schedules whose steps differ by less than their uncertainty, fastest first."""
         steps = sorted(
             (row.levels.run.metrics.step_ns, number, row.entry.label)
             for number, row in enumerate(self.rows)
@@ -110,17 +111,17 @@ class Comparison(Printed):
         return groups_within([(step, label) for step, _, label in steps], self.uncertainty)
 
     def table(self) -> list[Row]:
-        """Return one row per schedule, all with the same columns; takes well to pandas."""
+        """Return one row per schedule, all with the same columns, for pandas."""
         rows = [row.row() for row in self.rows]
         columns = next(list(row) for row, one in zip(rows, self.rows, strict=True) if one.levels is not None)
         return [{column: row.get(column) for column in columns} for row in rows]
 
     def to_csv(self) -> str:
-        """Return :meth:`table` as CSV, or the policies' rows where there are any; what is unknown is empty."""
+        """Return :meth:`table`, or the rows of the policies, as CSV; unknown values are empty."""
         return csv_of([row.row() for row in self.policies.rows] if self.policies else self.table())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain JSON values, with what each run was made from."""
+        """Return all results as plain JSON values, with the configuration of each run."""
         ran = [row.levels.run for row in self.rows if row.levels is not None]
         runs = iter(ran)
         rows = [
@@ -136,8 +137,6 @@ class Comparison(Printed):
 
     def summary(self) -> str:
         """Return the table that the command line prints, as plain text."""
-        from pptrace.search.policies import policy_lines
-
         lines = comparison_lines(self)
         if self.policies is not None:
             first = next(row.levels.run for row in self.rows if row.levels is not None)
@@ -156,13 +155,13 @@ class Comparison(Printed):
 def compare(
     basis: Basis, entries: Sequence[Entry], watch: Callable[[str], None] | None = None, *, policies: bool = False
 ) -> Comparison:
-    """Run every schedule, and rank them at each level.
+    """Simulate every schedule, and rank them at each level.
 
     Args:
-        basis: what the runs have in common.
+        basis: the common configuration.
         entries: the schedules.
-        watch: told what runs next.
-        policies: whether to run each under every point-to-point policy too.
+        watch: receives the name of each run before it starts.
+        policies: whether to simulate each under every point-to-point policy too.
 
     Raises:
         PptraceError: an unknown name or option, before anything runs; or no schedule can run.
@@ -211,7 +210,7 @@ def _with_ranks(rows: Sequence[ComparedSchedule]) -> tuple[ComparedSchedule, ...
 
 
 def _none_runs(rows: Sequence[ComparedSchedule], errors: Sequence[PptraceError]) -> PptraceError:
-    """Return the one error that all share, or one that says what stops each."""
+    """Return the common error of all schedules, or one that lists the reason of each."""
     if len({str(error) for error in errors}) == 1:
         return errors[0]
     return PptraceError("no schedule can run: " + "; ".join(f"{row.entry.label}: {row.reason}" for row in rows))
@@ -220,50 +219,48 @@ def _none_runs(rows: Sequence[ComparedSchedule], errors: Sequence[PptraceError])
 _SIZES = ("pp", "vp", "microbatches")
 """Sizes that have a column where schedules differ in them."""
 
-
 _AS_MUCH = 1.05
-"""The work of a step over another's up to which both count as the same."""
+"""Ratio of two works up to which they count as equal."""
 
 
 def comparison_lines(comparison: Comparison) -> list[str]:
-    """Return the lines: what is compared, a row per schedule, what marks mean, and who is the fastest."""
+    """Return the lines: heading, a row per schedule, the legend, and the fastest schedule."""
     rows = comparison.rows
-    ran = [row.levels for row in rows if row.levels is not None]
-    cells = _columns(rows, ran)
-    widths = [max(len(text) for text in (*head, *below)) for head, below in cells]
-    labels = ["", "schedule", *(row.entry.label for row in rows)]
-    first = max(map(len, labels))
-    body = iter(range(len(ran)))
-    lines = [*comparison_heading(comparison), ""]
-    lines += [_line(labels[at], first, [head[at] for head, _ in cells], widths) for at in (0, 1)]
+    columns = _columns(rows, [row.levels for row in rows if row.levels is not None])
+    cells = zip(*(texts for _, texts in columns), strict=True)
+    table: list[Sequence[str]] = [
+        ["", *(heading for (heading, _), _ in columns)],
+        ["schedule", *(heading for (_, heading), _ in columns)],
+    ]
     for row in rows:
-        if row.levels is None:
-            lines.append(f"{row.entry.label:<{first}}  cannot run: {row.reason}")
-        else:
-            at = next(body)
-            lines.append(_line(row.entry.label, first, [below[at] for _, below in cells], widths))
-    return [*lines, "", *_notes(rows), *_ties(comparison), _verdict(rows, comparison.uncertainty)]
+        texts = next(cells) if row.levels is not None else (f"cannot run: {row.reason}",)
+        table.append([row.entry.label, *texts])
+    left = [index for index, heading in enumerate(table[1]) if heading in {"schedule", "#"}]
+    return [
+        *comparison_heading(comparison), "", *table_lines(table, left), "", *_notes(rows), *_ties(comparison),
+        _verdict(rows, comparison.uncertainty),
+    ]  # fmt: skip
 
 
 def comparison_heading(comparison: Comparison) -> list[str]:
-    """Return what is compared: the job, and where its sizes and network are the same for all, those."""
+    """Return the lines of the job, and of its sizes and network where all schedules share them."""
     ran = [(row.entry, row.levels) for row in comparison.rows if row.levels is not None]
     usual = {row.entry for row in comparison.rows if not row.messages}
     counts = {_size(levels, "microbatches") for _, levels in ran}
     microbatches = f": {counts.pop()} microbatches" if len(counts) == 1 else ""
-    # Entries with settings of their own say in their names how they differ from the others.
+    # The label of an entry with settings shows how it differs.
     plain = [levels.run for entry, levels in ran if not entry.settings]
-    as_said = [levels.run for entry, levels in ran if not entry.settings and entry in usual]
-    settings = {setting_text(run) for run in as_said or plain or [levels.run for _, levels in ran]}
+    configured = [levels.run for entry, levels in ran if not entry.settings and entry in usual]
+    settings = {setting_text(run) for run in configured or plain or [levels.run for _, levels in ran]}
     return [f"{job_text(ran[0][1].run)}{microbatches}", *(settings if len(settings) == 1 else ())]
 
 
 def _columns(rows: Sequence[ComparedSchedule], ran: Sequence[Levels]) -> list[tuple[tuple[str, str], list[str]]]:
-    """Return each column: its two headings, and its text for every schedule that ran."""
+    """Return each column: its two headings, and the text of every schedule that ran."""
     running = [row for row in rows if row.levels is not None]
     columns = []
     for name in _SIZES:
-        sizes = [_size(one, name) for one in ran]
+        sizes = [_size(levels, name) for levels in ran]
         if len(set(sizes)) > 1:
             columns.append((("", name), [str(size) for size in sizes]))
     policies = [policy_text(one.run) for one in ran]
@@ -293,15 +290,6 @@ def _columns(rows: Sequence[ComparedSchedule], ran: Sequence[Levels]) -> list[tu
     return columns
 
 
-def _line(label: str, first: int, cells: Sequence[str], widths: Sequence[int]) -> str:
-    """Join a row's cells; a rank stands left in its column, close to what it ranks, all else right."""
-    texts = [
-        f"{cell:<{width}}" if _is_rank(cell) else f"{cell:>{width}}"
-        for cell, width in zip(cells, widths, strict=True)
-    ]
-    return f"{label:<{first}}  {'  '.join(texts)}".rstrip()
-
-
 def _size(levels: Levels, name: str) -> int:
     prepared = levels.run.prepared
     if name == "microbatches":
@@ -313,10 +301,6 @@ def _rank(rank: int | None, move: int) -> str:
     if rank is None:
         return "#-"
     return f"#{rank} ({move:+d})" if move else f"#{rank}"
-
-
-def _is_rank(cell: str) -> bool:
-    return cell.startswith("#")
 
 
 def _peaks(ran: Sequence[Levels]) -> list[str]:
@@ -344,19 +328,19 @@ def _notes(rows: Sequence[ComparedSchedule]) -> list[str]:
 
 
 def options_notes(runs: Sequence[tuple[str, SimulatedStep]]) -> list[str]:
-    """Return a line per schedule with options of its own, which says those that it ran with."""
+    """Return a line with the options of each schedule that has any."""
     return [f"{label} runs with {options_text(run)}" for label, run in runs if options_text(run)]
 
 
 def work_note(runs: Sequence[tuple[str, SimulatedStep]]) -> list[str]:
-    """Return a line that says whose step computes more than another's, if any does: step times then say little."""
+    """Return a line of the schedules that compute more than another one, if any."""
     whole = (Kind.F, Kind.B)
     work = [run.prepared.workload.total_ns(whole, run.prepared.schedule.microbatches) for _, run in runs]
     least = min(work)
     more = [
-        f"{label} {own / least:.3g} times"
-        for (label, _), own in zip(runs, work, strict=True)
-        if own > _AS_MUCH * least
+        f"{label} {work_ns / least:.3g} times"
+        for (label, _), work_ns in zip(runs, work, strict=True)
+        if work_ns > _AS_MUCH * least
     ]
     if not more:
         return []
@@ -365,16 +349,16 @@ def work_note(runs: Sequence[tuple[str, SimulatedStep]]) -> list[str]:
 
 
 def _ties(comparison: Comparison) -> list[str]:
-    """Return which schedules are a tie, where the costs say how well steps are known."""
+    """Return the line of ties, where the costs have an uncertainty."""
     if not comparison.uncertainty:
         return []
     ties = "; ".join(join_names(tie) for tie in comparison.ties)
-    said = f"nearer than that, a tie: {ties}" if ties else "all of these are further apart"
-    return [f"steps are known to about ±{comparison.uncertainty:.1%} (costs.uncertainty); {said}"]
+    verdict = f"nearer than that, a tie: {ties}" if ties else "all of these are further apart"
+    return [f"steps are known to about ±{comparison.uncertainty:.1%} (costs.uncertainty); {verdict}"]
 
 
 def _verdict(rows: Sequence[ComparedSchedule], uncertainty: float) -> str:
-    """Return who is the fastest, and where that one does not fit, who is of those that do."""
+    """Return the line of the fastest schedule, and of the fastest one that fits."""
     ran = [(row.levels.run, row.entry.label) for row in rows if row.levels is not None]
     fits = [(run, label) for run, label in ran if run.metrics.over_capacity is None]
     line = f"fastest: {first_text([(run.metrics.step_ns, label) for run, label in ran], uncertainty)}"
@@ -388,11 +372,11 @@ def _verdict(rows: Sequence[ComparedSchedule], uncertainty: float) -> str:
 
 
 def first_text(steps: Sequence[tuple[int, str]], uncertainty: float = 0.0) -> str:
-    """Return the name with the least step time, with its lead; all names where several share it, or are a tie.
+    """Return the name with the least step time and its lead; all names of a tie.
 
     Args:
         steps: step times and names.
-        uncertainty: the share of the least by which others may be off; what is nearer has no lead.
+        uncertainty: lead, as a share of the least step, up to which steps tie.
 
     >>> first_text([(110, "a"), (100, "b"), (150, "c")])
     'b, 10.00% before a'
@@ -417,6 +401,7 @@ _SHADES = ("#c6dbef", "#6baed6", "#08519c")
 _BAR = 0.25
 """Height of one of three bars in a row of height 1."""
 
+_LONGEST_CAPTION = 150
 _LONGEST_LINE = 28
 """Letters of a schedule's name that are written."""
 
@@ -435,9 +420,7 @@ def save_comparison_plot(comparison: Comparison, path: str | Path) -> Path:
         ranks, bubbles = figure.subplots(1, 2, sharey=True, width_ratios=(1.0, 1.7))
         _draw_ranks(ranks, rows)
         _draw_bubbles(bubbles, rows)
-        figure.suptitle("\n".join(comparison_heading(comparison)), x=0.01, ha="left", fontsize=11, color=INK)
-        if refused:
-            figure.supxlabel("\n".join(map(_cut_line, refused)), x=0.01, ha="left", fontsize=8, color=INK)
+        add_captions(figure, comparison_heading(comparison), refused, _LONGEST_CAPTION)
 
     write_picture(Path(path), (11.0, 2.2 + 0.62 * len(rows) + 0.18 * len(refused)), draw)
     return Path(path)
@@ -448,7 +431,7 @@ def _simulated(row: ComparedSchedule) -> tuple[int, str]:
 
 
 def _draw_ranks(axes: Any, rows: Sequence[ComparedSchedule]) -> None:
-    """Draw a line per schedule through its places; the simulated ones are the rows of the bubbles beside."""
+    """Draw a line per schedule through its places; the places by simulation are the rows of the bubbles."""
     columns = [[_bar_rank(row, level) for row in rows] for level in range(len(_LEVELS))]
     places = [_bar_places(ranks) for ranks in columns]
     for level, ranks in enumerate(columns):
@@ -475,15 +458,15 @@ def _draw_ranks(axes: Any, rows: Sequence[ComparedSchedule]) -> None:
 def _draw_ties(axes: Any, level: int, ranks: Sequence[int | None], places: Sequence[int | None]) -> None:
     """Join the places of schedules that share a rank."""
     for rank in sorted({rank for rank in ranks if rank is not None and ranks.count(rank) > 1}):
-        tied = [place for place, own in zip(places, ranks, strict=True) if own == rank and place is not None]
+        tied = [place for place, other in zip(places, ranks, strict=True) if other == rank and place is not None]
         axes.plot([level] * 2, [min(tied), max(tied)], color="#e1e5ea", lw=24, solid_capstyle="round", zorder=1)
 
 
 def _draw_bubbles(axes: Any, rows: Sequence[ComparedSchedule]) -> None:
     for level, (name, shade) in enumerate(zip(_LEVELS, _SHADES, strict=True)):
         values = [_bubble(row, level) for row in rows]
-        at = [index + (level - 1) * _BAR for index in range(len(rows))]
-        axes.barh(at, [100 * (value or 0) for value in values], _BAR * 0.92, color=shade, label=name)
+        positions = [index + (level - 1) * _BAR for index in range(len(rows))]
+        axes.barh(positions, [100 * (value or 0) for value in values], _BAR * 0.92, color=shade, label=name)
     most = max(_bubble(row, level) or 0 for row in rows for level in range(len(_LEVELS))) or 1
     least = min(row.levels.run.metrics.step_ns for row in rows if row.levels is not None)
     for index, row in enumerate(rows):
@@ -493,15 +476,32 @@ def _draw_bubbles(axes: Any, rows: Sequence[ComparedSchedule]) -> None:
         xlim=(0, 100 * most * 1.32), ylim=(len(rows) - 0.45, -0.55), yticks=range(len(rows)),
         yticklabels=[_name(row) for row in rows],
     )  # fmt: skip
-    axes.tick_params(axis="y", length=0, labelsize=10, labelcolor=INK, labelleft=True)
+    style_bars(axes, "bubble, and idle time in the simulation", "% of all ranks' time")
+    axes.tick_params(axis="y", labelsize=10, labelleft=True)
+    add_legend(axes)
+
+
+def add_captions(figure: Any, heading: Sequence[str], refused: Sequence[str], longest: int) -> None:
+    """Write the heading above a chart, and lines of at most ``longest`` letters below it."""
+    figure.suptitle("\n".join(heading), x=0.01, ha="left", fontsize=11, color=INK)
+    if refused:
+        text = "\n".join(line if len(line) <= longest else f"{line[: longest - 1]}…" for line in refused)
+        figure.supxlabel(text, x=0.01, ha="left", fontsize=8, color=INK)
+
+
+def style_bars(axes: Any, title: str, unit: str) -> None:
+    """Give axes of horizontal bars their title, unit and grid."""
+    axes.tick_params(axis="y", length=0, labelsize=9, labelcolor=INK)
     axes.tick_params(axis="x", labelsize=8, color=MUTED, labelcolor=INK)
-    axes.set_xlabel("% of all ranks' time", fontsize=9, color=INK)
+    axes.set_xlabel(unit, fontsize=9, color=INK)
     axes.grid(axis="x", color="#eaeef2", lw=0.8)
     axes.set_axisbelow(True)
     axes.spines[["left", "bottom"]].set_color(MUTED)
-    axes.set_title(
-        "bubble, and idle time in the simulation", loc="left", fontsize=10, fontweight="bold", color=INK, pad=22
-    )
+    axes.set_title(title, loc="left", fontsize=10, fontweight="bold", color=INK, pad=22)
+
+
+def add_legend(axes: Any) -> None:
+    """Draw the legend above horizontal bars."""
     axes.legend(
         loc="lower left", bbox_to_anchor=(-0.01, 0.985), ncols=3, fontsize=9, frameon=False, borderaxespad=0
     )
@@ -519,10 +519,10 @@ def _bubble(row: ComparedSchedule, level: int) -> float | None:
 
 
 def _bar_places(ranks: Sequence[int | None]) -> list[int | None]:
-    """Return a place of its own for each that has a rank, tied ones in the order in which they stand."""
+    """Return a distinct place for each rank; equal ranks keep their order."""
     order = sorted((rank, index) for index, rank in enumerate(ranks) if rank is not None)
-    place = {index: at for at, (_, index) in enumerate(order)}
-    return [place.get(index) for index in range(len(ranks))]
+    places = {index: place for place, (_, index) in enumerate(order)}
+    return [places.get(index) for index in range(len(ranks))]
 
 
 def _step(row: ComparedSchedule, least_ns: int) -> str:
@@ -539,8 +539,3 @@ def _name(row: ComparedSchedule) -> str:
     name = label if len(label) <= _LONGEST_LINE else f"{label[: _LONGEST_LINE - 1]}…"
     policy = row.messages.get(POLICY)
     return f"{name}\np2p {policy}" if policy else name
-
-
-def _cut_line(line: str) -> str:
-    longest = 150
-    return line if len(line) <= longest else f"{line[: longest - 1]}…"

@@ -20,6 +20,7 @@ from pptrace.search.grid import Base
 from pptrace.search.key_range import Bisection, geometric, parse_span
 from pptrace.search.runner import run_point
 from pptrace.search.sweep import cores
+from pptrace.search.text_table import table_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -366,14 +367,13 @@ def _table(found: Crossover, stretches: Sequence[Sequence[Point]]) -> list[str]:
         ends = (stretch[0], stretch[-1])[: len(stretch)]
         rows += [_row(found, point) for point in ends]
         rules.add(len(rows) - 1)
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    lines = []
-    for index, row in enumerate(rows):
-        cells = [f"{cell:>{width}}" for cell, width in zip(row, widths, strict=False)]
-        lines.append(f"{'  '.join(cells)}  {row[3]}")
-        if index in rules and index + 1 < len(rows):
-            lines.append(f"{'-' * (sum(widths) + 4)}  flip")
-    return lines
+    lines = table_lines(rows, {3})
+    rule = f"{'-' * (lines[0].rindex('faster') - 2)}  flip"
+    return [
+        text
+        for index, line in enumerate(lines)
+        for text in ([line, rule] if index in rules and index + 1 < len(lines) else [line])
+    ]
 
 
 def _row(found: Crossover, point: Point) -> tuple[str, str, str, str]:

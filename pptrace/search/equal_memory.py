@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pptrace.config.quantities import format_duration, format_size
 from pptrace.errors import ConfigError, PptraceError
-from pptrace.report.charts import INK, MUTED, write_picture
+from pptrace.report.charts import INK, write_picture
 from pptrace.run.neighbourhood import (
     LIMITS,
     NO_COPY_TIMES,
@@ -24,7 +25,7 @@ from pptrace.run.settings_search import FormSearch, Variation
 from pptrace.run.summary import job_text, setting_text, time_text
 from pptrace.sanitize import Printed, csv_of
 from pptrace.search.basis import short_reason
-from pptrace.search.compare import first_text
+from pptrace.search.compare import add_captions, add_legend, first_text, style_bars
 from pptrace.search.ranking import (
     ANY_TABLE,
     POLICY,
@@ -36,6 +37,7 @@ from pptrace.search.ranking import (
     slower_text,
     uncertainty_of,
 )
+from pptrace.search.text_table import table_lines
 from pptrace.timeline.metrics import hidden_ns
 
 if TYPE_CHECKING:
@@ -61,19 +63,19 @@ class EqualSchedule:
     entry: Entry
     """The schedule, as the user wrote it."""
     forms: Forms | None = None
-    """What was found among its forms; None where none could be built."""
+    """The result of the search of its settings; None where its costs cannot be built."""
     given: Mapping[str, Any] = field(default_factory=dict)
-    """What all its forms are run with: its name, its own settings and the limit."""
+    """The settings of all its forms: its name, its own settings and the limit."""
     messages: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of ``p2p`` that it alone is run with, because the configuration's cannot place its messages."""
-    alike: Forms | None = None
-    """What was found under a policy that takes any table, where the configuration's does not."""
+    """Overrides of ``p2p``, where the configured policy cannot place its messages."""
+    common_policy: Forms | None = None
+    """The same search under a policy that takes any table, where one schedule needs that policy."""
     reason: str = ""
-    """Why the configuration's own form, or none at all, can run, in one line."""
+    """Why the configured form, or every form, cannot run, in one line."""
     remedy: Tried | None = None
-    """Where no form fits, what lets the one of least memory fit, beside what varies; None where nothing does."""
+    """Where no form fits, further settings with which the form of least memory fits; None without any."""
     rank: int | None = None
-    """By step time, from 1, among those that fit; equal ones share it."""
+    """By step time among fitting schedules, from 1; equal steps share a rank."""
 
     @property
     def fits(self) -> bool:
@@ -81,62 +83,74 @@ class EqualSchedule:
         return self.forms is not None and self.forms.fits
 
     @property
+    def run(self) -> Run | None:
+        """The step of the best form; None where none fits."""
+        return self.forms.run if self.forms and self.forms.fits else None
+
+    @property
+    def best(self) -> Tried | None:
+        """The best form, or the one of least memory where none fits; None where none runs."""
+        return self.forms.best if self.forms else None
+
+    @property
     def lacks_copy_times(self) -> bool:
-        """Whether no form copies activations to the host because the costs have no times for copies."""
+        """Whether the costs have no copy times, so that no form copies activations to the host."""
         run = self.forms.run if self.forms else None
         copied = run is not None and run.prepared.resolved.experiment.schedule.offload is not None
         return run is not None and not copied and not copies_take_time(run.prepared.workload)
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What the best form is run with over the configuration."""
-        best = self.forms.best if self.forms else None
-        return {**self.given, **(best.change.settings if best else {})}
+        """The settings of the best form, over the configuration."""
+        return {**self.given, **(self.best.change.settings if self.best else {})}
 
     @property
-    def alike_ns(self) -> int | None:
-        """The step of the best form under a policy that takes any table; None where there is none."""
-        return self.alike.best.step_ns if self.alike and self.alike.fits and self.alike.best else None
+    def common_step_ns(self) -> int | None:
+        """The step of the best form under the common policy; None without one."""
+        return (
+            self.common_policy.best.step_ns
+            if self.common_policy and self.common_policy.fits and self.common_policy.best
+            else None
+        )
 
     @property
-    def alike_form(self) -> str:
-        """In what that form differs from the configuration's own; empty where it is the best one here as well."""
-        best, other = (forms.best.change if forms and forms.best else None for forms in (self.forms, self.alike))
-        if best is None or other is None or self.forms is None or other.settings == best.settings:
+    def common_form(self) -> str:
+        """The settings of that form; empty where it is the best form here, too."""
+        other = self.common_policy.best if self.common_policy else None
+        if not self.best or not other or not self.forms or other.change.settings == self.best.change.settings:
             return ""
-        return form_text(other, self.forms.own.change) or "as configured"
+        return form_text(other.change, self.forms.own.change) or "as configured"
 
     @property
-    def given_alike(self) -> Mapping[str, Any]:
-        """What all its forms are run with under a policy that takes any table."""
+    def common_settings(self) -> Mapping[str, Any]:
+        """The settings of all its forms under the common policy."""
         return {**{key: value for key, value in self.given.items() if not key.startswith("p2p.")}, **ANY_TABLE}
 
     @property
-    def arguments_alike(self) -> str:
-        """What to write behind ``pptrace simulate`` and the configuration to get the step of that form."""
-        best = self.alike.best if self.alike else None
-        return Change(settings={**self.given_alike, **best.change.settings}).arguments if best else ""
+    def common_arguments(self) -> str:
+        """The arguments of ``pptrace simulate`` that reproduce that form."""
+        best = self.common_policy.best if self.common_policy else None
+        return Change(settings={**self.common_settings, **best.change.settings}).arguments if best else ""
 
     @property
     def arguments(self) -> str:
-        """What to write behind ``pptrace simulate`` and the configuration to get just the best form's step."""
+        """The arguments of ``pptrace simulate`` that reproduce the best form."""
         return Change(settings=self.settings).arguments
 
     @property
     def form(self) -> str:
-        """In what the best form differs from the configuration's own."""
-        best = self.forms.best if self.forms else None
-        return form_text(best.change, self.forms.own.change) if best and self.forms else ""
+        """The settings in which the best form differs from the configured one."""
+        return form_text(self.best.change, self.forms.own.change) if self.best and self.forms else ""
 
 
 def without_copy_times(rows: Sequence[EqualSchedule], varied: Sequence[VariedSetting]) -> list[str]:
-    """Return the schedules whose forms were to copy activations to the host, and do not for want of times."""
-    asked = any(one.name == "offload" for one in varied)
+    """Return the schedules whose forms omit requested copies to the host, because copy times are unknown."""
+    asked = any(setting.name == "offload" for setting in varied)
     return [row.entry.label for row in rows if asked and row.lacks_copy_times]
 
 
 def form_text(change: Change, own: Change | None = None) -> str:
-    """Return the settings of a change that another does not have, such as ``vp 2, recompute full``."""
+    """Return the settings of a change that another one lacks, such as ``vp 2, recompute full``."""
     known = own.settings if own else {}
     return ", ".join(
         f"{_name(key)} {value if isinstance(value, str) else json.dumps(value)}"
@@ -146,7 +160,7 @@ def form_text(change: Change, own: Change | None = None) -> str:
 
 
 def _name(key: str) -> str:
-    """Return a key as people say it, without its section."""
+    """Return a key without its section."""
     return key.partition(".")[2].removeprefix("options.").replace("_", "-")
 
 
@@ -155,44 +169,43 @@ _JOB = ("pp", "tp", "dp", "cp", "ep")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EqualComparison(Printed):
-    """Schedules within one limit of memory; prints as its table."""
+    """Schedules under one memory limit; prints as its table."""
 
     rows: tuple[EqualSchedule, ...]
-    """One per schedule, in the order in which they were asked for."""
+    """One per schedule, in the requested order."""
     limit_bytes: int
-    """What every rank may hold."""
+    """Memory of every rank."""
     varied: tuple[VariedSetting, ...]
-    """What may differ between the schedules' forms."""
+    """Settings that vary between forms."""
 
     def table(self) -> list[Row]:
-        """Return one row per schedule, all with the same columns; takes well to pandas."""
+        """Return one row per schedule, all with the same columns, for pandas."""
         rows = [equal_row(row, self.limit_bytes) for row in self.rows]
-        columns = next(list(row) for row, one in zip(rows, self.rows, strict=True) if one.fits)
+        columns = next(list(row) for row, schedule in zip(rows, self.rows, strict=True) if schedule.fits)
         return [{column: row.get(column) for column in columns} for row in rows]
 
     def to_csv(self) -> str:
-        """Return :meth:`table` as CSV; what is unknown is empty."""
+        """Return :meth:`table` as CSV; unknown values are empty."""
         return csv_of(self.table())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain JSON values, with all forms tried and what each best was made from."""
-        fitting = [row.forms.run.provenance for row in self.rows if row.fits and row.forms and row.forms.run]
-        plugins = {name: version for one in fitting for name, version in one["plugins"].items()}
+        """Return all results as plain JSON values, with all simulated forms and the configuration of the best."""
+        runs = [row.run.provenance for row in self.rows if row.run]
+        plugins = {name: version for run in runs for name, version in run["plugins"].items()}
         rows = [
             {
                 **cells,
                 "settings": dict(row.settings) if row.fits else None,
                 "as_configured": row.forms.own.to_dict() if row.forms else None,
-                "tried": [one.to_dict() for one in row.forms.tried] if row.forms else [],
-                "configuration": row.forms.run.provenance["configuration"]
-                if row.fits and row.forms and row.forms.run
-                else None,
+                "tried": [form.to_dict() for form in row.forms.tried] if row.forms else [],
+                "configuration": row.run.provenance["configuration"] if row.run else None,
             }
             for cells, row in zip(self.table(), self.rows, strict=True)
         ]
         return {
-            "pptrace": fitting[0]["pptrace"], "plugins": dict(sorted(plugins.items())),
-            "memory_limit_bytes": self.limit_bytes, "varied": {one.name: one.text for one in self.varied},
+            "pptrace": runs[0]["pptrace"], "plugins": dict(sorted(plugins.items())),
+            "memory_limit_bytes": self.limit_bytes,
+            "varied": {setting.name: setting.text for setting in self.varied},
             "without_copy_times": without_copy_times(self.rows, self.varied), "rows": rows,
         }  # fmt: skip
 
@@ -221,16 +234,16 @@ def compare_equal(
     """Find the best form of every schedule that fits a limit on every rank.
 
     Args:
-        basis: what the schedules have in common.
-        entries: the schedules; what one sets itself is kept.
-        memory: what a rank may hold, such as ``76GiB``.
-        vary: names of :data:`~pptrace.run.neighbourhood.VARIED`; those that need no request unless given.
-        watch: told what runs next.
-        option: stands before the names of arguments in errors.
+        basis: the common configuration.
+        entries: the schedules; settings of an entry do not vary.
+        memory: memory of a rank, such as ``76GiB``.
+        vary: names of :data:`~pptrace.run.neighbourhood.VARIED`; by default those that need no request.
+        watch: receives the name of each form before it runs.
+        option: prefix of argument names in errors.
 
     Raises:
-        PptraceError: no size, a name that is none, schedules of other jobs, costs that know no memory; or no
-            schedule fits.
+        PptraceError: an invalid size or name, schedules of different jobs, costs without memory, or no schedule
+            that fits.
     """
     if not entries:
         raise ConfigError("no schedule to compare: write them as gpipe,1f1b", key="schedules")
@@ -244,10 +257,10 @@ def compare_equal(
     rows = searches.rows(entries, roots, watch)
     if not any(row.fits for row in rows):
         raise none_fits(rows, limit, source)
-    steps = [row.forms.best.step_ns if row.fits and row.forms and row.forms.best else None for row in rows]
+    steps = [row.best.step_ns if row.fits and row.best else None for row in rows]
     rows = [replace(row, rank=rank) for row, rank in zip(rows, ranked(steps), strict=True)]
     if len({POLICY in row.messages for row in rows if row.fits}) > 1:
-        rows = searches.alike(rows, roots, watch)
+        rows = searches.with_common_policy(rows, roots, watch)
     return EqualComparison(rows=tuple(rows), limit_bytes=limit, varied=settings)
 
 
@@ -261,10 +274,10 @@ def parse_names(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_exclusive(*, memory: bool, policies: bool, vary: bool, option: str = "") -> None:
-    """Refuse what does not go together.
+    """Refuse options that exclude each other.
 
     Raises:
-        ConfigError: a limit of memory with policies, or what varies without a limit.
+        ConfigError: a memory limit with policies, or axes without a limit.
     """
     if memory and policies:
         raise ConfigError(f"on equal memory, schedules run under one policy: leave {option}policies out")
@@ -274,7 +287,7 @@ def check_exclusive(*, memory: bool, policies: bool, vary: bool, option: str = "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Searches:
-    """What the searches of all schedules share."""
+    """The searches of all schedules, with shared workloads."""
 
     basis: Basis
     limit: int
@@ -285,22 +298,22 @@ class _Searches:
     def rows(
         self, entries: Sequence[Entry], roots: Sequence[Resolved], watch: Callable[[str], None] | None
     ) -> list[EqualSchedule]:
-        """Return what is found of each schedule; one whose costs cannot be used says why.
+        """Return the result of each schedule, or the error of its costs as its reason.
 
         Raises:
-            PptraceError: no schedule's costs can be used, or none of them knows memory.
+            PptraceError: no schedule has usable costs, or no costs know memory.
         """
         rows: list[EqualSchedule] = []
         errors: list[PptraceError] = []
         for index, (entry, root) in enumerate(zip(entries, roots, strict=True)):
-            told = f"{entry.label} ({index + 1} of {len(entries)})"
+            title = f"{entry.label} ({index + 1} of {len(entries)})"
             try:
                 costs = costs_alone(root, self.basis.registry)
             except PptraceError as error:
                 errors.append(error)
                 rows.append(EqualSchedule(entry=entry, reason=short_reason(error)))
             else:
-                rows.append(self._row(entry, root, costs, _counting(watch, told)))
+                rows.append(self._row(entry, root, costs, _counting(watch, title)))
         if len(errors) == len(rows):
             raise errors[0]
         return rows
@@ -308,7 +321,7 @@ class _Searches:
     def _row(
         self, entry: Entry, root: Resolved, costs: Costs, watch: Callable[[int], None] | None
     ) -> EqualSchedule:
-        """Return what is found of a schedule; one that cannot run says why."""
+        """Return the result of a schedule, with the reason where its configured form cannot run."""
         limit = limit_settings(root, costs, self.limit, self.source)
         messages: dict[str, Any] = {}
         while True:
@@ -330,44 +343,48 @@ class _Searches:
     def _search(
         self, entry: Entry, root: Resolved, given: Mapping[str, Any], watch: Callable[[int], None] | None
     ) -> FormSearch:
-        """Look a schedule up among whose forms is to be searched, all of them with the settings given."""
+        """Return the search of a schedule whose forms share settings."""
         change = Change(settings=given)
         variation = Variation(
             resolved=root.again(change.sets, change.flags), registry=self.basis.registry, settings=self.settings,
             limit_bytes=self.limit, kept=tuple(key for key, _ in entry.settings),
-            apart=tuple(one for one in entry.settings if not one[0].startswith("schedule.")),
+            apart=tuple(setting for setting in entry.settings if not setting[0].startswith("schedule.")),
             loose=not entry.sets("parallel.vp"),
         )  # fmt: skip
         return FormSearch(variation, self.workloads, watch)
 
-    def alike(
+    def with_common_policy(
         self, rows: Sequence[EqualSchedule], roots: Sequence[Resolved], watch: Callable[[str], None] | None
     ) -> list[EqualSchedule]:
-        """Return schedules with what is found of each under the policy that takes any table."""
-        told = f"under {ANY_TABLE[POLICY]}"
+        """Return schedules with the results of the same searches under the policy that takes any table."""
+        policy = f"under {ANY_TABLE[POLICY]}"
         return [
-            replace(row, alike=self._alike(row, root, _counting(watch, f"{row.entry.label} {told}")))
+            replace(
+                row, common_policy=self._common_policy(row, root, _counting(watch, f"{row.entry.label} {policy}"))
+            )
             for row, root in zip(rows, roots, strict=True)
         ]
 
-    def _alike(self, row: EqualSchedule, root: Resolved, watch: Callable[[int], None] | None) -> Forms | None:
-        """Search a schedule's forms under the policy that takes any table; None where it is not to be compared.
+    def _common_policy(
+        self, row: EqualSchedule, root: Resolved, watch: Callable[[int], None] | None
+    ) -> Forms | None:
+        """Search a schedule's forms under the policy that takes any table; None where its policy is fixed.
 
-        The best form under the configuration's policy is simulated too, so none that is found is worse.
+        The search includes the best form under the configured policy, so its result is no worse than that form.
         """
-        best = row.forms.best if row.fits and row.forms else None
+        best = row.best if row.fits else None
         if best is None or row.entry.sets(POLICY) or row.entry.sets("p2p"):
             return None
         if POLICY in row.messages:
             return row.forms
-        return self._search(row.entry, root, row.given_alike, watch).forms_found(best.change)
+        return self._search(row.entry, root, row.common_settings, watch).forms_found(best.change)
 
 
 def _check_jobs(entries: Sequence[Entry], roots: Sequence[Resolved]) -> None:
-    """Refuse schedules of other jobs, and limits of a schedule's own.
+    """Refuse schedules of different jobs, and entries with a memory limit.
 
     Raises:
-        ConfigError: another number of GPUs or sequences, or a limit beside the comparison's.
+        ConfigError: another number of GPUs or sequences, or a limit of an entry.
     """
     jobs = []
     for entry, root in zip(entries, roots, strict=True):
@@ -380,26 +397,26 @@ def _check_jobs(entries: Sequence[Entry], roots: Sequence[Resolved]) -> None:
                 (entry, [*((key, getattr(parallel, key)) for key in _JOB), ("global", batch.global_batch)])
             )
     for entry, job in jobs:
-        for (key, own), (_, first) in zip(job, jobs[0][1], strict=True):
-            if own != first:
-                message = f"has {key} {own}, and {jobs[0][0].label} {first}: schedules are compared on one job"
+        for (key, value), (_, first) in zip(job, jobs[0][1], strict=True):
+            if value != first:
+                message = f"has {key} {value}, and {jobs[0][0].label} {first}: schedules are compared on one job"
                 raise ConfigError(message, file=entry.source)
 
 
-def _counting(watch: Callable[[str], None] | None, told: str) -> Callable[[int], None] | None:
-    return None if watch is None else lambda count: watch(f"{told}, form {count}")
+def _counting(watch: Callable[[str], None] | None, title: str) -> Callable[[int], None] | None:
+    return None if watch is None else lambda count: watch(f"{title}, form {count}")
 
 
 def equal_row(row: EqualSchedule, limit_bytes: int) -> Row:
-    """Return everything as one row of a tidy table: times in ns, sizes in bytes, memory of the fullest rank."""
+    """Return one row of a tidy table: times in ns, sizes in bytes, memory of the fullest rank."""
     cells: Row = {"schedule": row.entry.label, "rank": row.rank}
-    if row.fits and row.forms is not None and row.forms.run is not None:
+    if row.run is not None:
         cells |= {
             "form": row.form,
             "arguments": row.arguments,
-            "alike_step_ns": row.alike_ns,
-            "alike_arguments": row.arguments_alike or None,
-            **_figures(row.forms.run, limit_bytes),
+            "alike_step_ns": row.common_step_ns,
+            "alike_arguments": row.common_arguments or None,
+            **_figures(row.run, limit_bytes),
         }
     if row.forms is not None:
         own = row.forms.own
@@ -442,15 +459,13 @@ def _figures(run: Run, limit_bytes: int) -> Row:
 
 
 def shortage(row: EqualSchedule, limit_bytes: int) -> str:
-    """Return why no form of a schedule fits, as its row says it."""
-    best = row.forms.best if row.forms else None
-    return f"{'cannot run' if best is None else 'does not fit'}: {_lack(row, limit_bytes)}"
+    """Return the text of a row whose schedule has no fitting form."""
+    return f"{'cannot run' if row.best is None else 'does not fit'}: {_lack(row, limit_bytes)}"
 
 
 def _lack(row: EqualSchedule, limit_bytes: int) -> str:
-    """Return which rank of the form of least memory needs how much and what would fit, or why none runs."""
-    best, run = (row.forms.best, row.forms.run) if row.forms else (None, None)
-    remedy = row.remedy
+    """Return the excess of the form of least memory with its remedy, or the reason why no form runs."""
+    best, run, remedy = row.best, row.forms.run if row.forms else None, row.remedy
     with_more = remedy and f": fits with {form_text(remedy.change)} at {format_duration(remedy.step_ns or 0)}"
     if row.forms is None or best is None or run is None:
         return f"{row.reason}{with_more or ''}"
@@ -459,21 +474,21 @@ def _lack(row: EqualSchedule, limit_bytes: int) -> str:
     text = f"{needs(best.rank, best.peak_bytes, room)}{f', with {form}' if form else ''}"
     if state > room:
         text += f", {format_size(state)} of it before any activation, {format_size(state - room)} more"
-    # A device that has less than the limit has no more under a larger one.
+    # A larger limit does not help a device whose capacity is below the limit.
     enough = f": fits from {_rounded_up(best.peak_bytes)} on" if room == limit_bytes else ""
     return f"{text}{with_more or enough}"
 
 
 def none_fits(rows: Sequence[EqualSchedule], limit_bytes: int, source: str) -> PptraceError:
-    """Return the error where no schedule fits: which is the nearest, and what it lacks."""
-    ran = [(row.forms.best.peak_bytes, row) for row in rows if row.forms and row.forms.best]
+    """Return the error where no schedule fits, with the schedule of least memory."""
+    ran = [(row.best.peak_bytes, row) for row in rows if row.best]
     if not ran:
         labels: dict[str, list[str]] = {}
         for row in rows:
             labels.setdefault(row.reason, []).append(row.entry.label)
-        said = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in labels.items())
-        return PptraceError(f"{source}: no schedule runs in {format_size(limit_bytes)}: {said}")
-    least = min(ran, key=lambda one: one[0])[1]
+        reasons = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in labels.items())
+        return PptraceError(f"{source}: no schedule runs in {format_size(limit_bytes)}: {reasons}")
+    least = min(ran, key=itemgetter(0))[1]
     return PptraceError(
         f"{source}: no schedule fits {format_size(limit_bytes)}; {least.entry.label} comes nearest: "
         f"{_lack(least, limit_bytes)}"
@@ -481,7 +496,7 @@ def none_fits(rows: Sequence[EqualSchedule], limit_bytes: int, source: str) -> P
 
 
 def needs(rank: int, peak_bytes: int, limit_bytes: int) -> str:
-    """Return by how much a rank is over the limit.
+    """Return the memory of a rank and its excess over the limit.
 
     >>> needs(0, 80 * 2**30, 76 * 2**30)
     'rank 0 needs 80 GiB, 4 GiB more than 76 GiB'
@@ -498,42 +513,32 @@ _STATE = ("weights_bytes", "gradients_bytes", "optimizer_bytes", "buffer_bytes",
 
 
 def equal_lines(rows: Sequence[EqualSchedule], limit_bytes: int, varied: Sequence[VariedSetting]) -> list[str]:
-    """Return the lines: what is compared, a row per schedule, who is the fastest, and how to get each step."""
-    runs = {row.entry.label: row.forms.run for row in rows if row.fits and row.forms and row.forms.run}
+    """Return the lines: heading, a row per schedule, the legend, arguments, and the fastest schedule."""
+    runs = {row.entry.label: row.run for row in rows if row.run}
     columns = _columns([row for row in rows if row.fits], runs, limit_bytes)
-    widths = [max(map(len, column)) for column in columns]
-    first = max(len(label) for label in ["schedule", *(row.entry.label for row in rows)])
-    table = [_line(cells, widths) for cells in zip(*columns, strict=True)]
-    body = iter(table[1:])
-    lines = [*equal_heading(rows, limit_bytes), "", f"{'schedule':<{first}}  {table[0]}"]
-    lines += [
-        f"{row.entry.label:<{first}}  {next(body) if row.fits else shortage(row, limit_bytes)}" for row in rows
-    ]
-    lines += ["", *_legend(rows, varied), *_mended(rows, limit_bytes), *_arguments(rows, first)]
+    cells = zip(*columns, strict=True)
+    table: list[Sequence[str]] = [["schedule", *next(cells)]]
+    table += [[row.entry.label, *(next(cells) if row.fits else [shortage(row, limit_bytes)])] for row in rows]
+    lines = [*equal_heading(rows, limit_bytes), "", *table_lines(table, {0, 1, len(columns)}), ""]
+    lines += [*_legend(rows, varied), *_mended(rows, limit_bytes), *_arguments(rows)]
     steps = [(run.metrics.step_ns, label) for label, run in runs.items()]
     uncertainty = uncertainty_of(runs.values())
-    alike = [(row.alike_ns, row.entry.label) for row in rows if row.alike_ns is not None]
+    alike = [(row.common_step_ns, row.entry.label) for row in rows if row.common_step_ns is not None]
     if alike:
-        lines += [_alike_forms(rows), f"fastest under {ANY_TABLE[POLICY]}: {first_text(alike, uncertainty)}"]
+        lines += [_common_forms(rows), f"fastest under {ANY_TABLE[POLICY]}: {first_text(alike, uncertainty)}"]
     return [*lines, f"fastest: {first_text(steps, uncertainty)}"]
 
 
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    """Join a row's cells: figures right, the rank before them and the form behind them left."""
-    figures = [f"{cell:>{width}}" for cell, width in zip(cells[1:-1], widths[1:-1], strict=True)]
-    return "  ".join([f"{cells[0]:<{widths[0]}}", *figures, cells[-1]])
-
-
 def equal_heading(rows: Sequence[EqualSchedule], limit_bytes: int) -> list[str]:
-    """Return what is compared: the job, its batch and the limit, and the configuration's policy if one has it."""
-    ran = [(row.messages, row.forms.run) for row in rows if row.fits and row.forms and row.forms.run]
+    """Return the lines of the job with its batch and limit, and of a run under the configured policy if any."""
+    ran = [(row.messages, row.run) for row in rows if row.run]
     run = next((run for messages, run in ran if not messages), ran[0][1])
     total = run.prepared.resolved.experiment.batch.global_batch
     return [f"{job_text(run)}: global batch {total:,}, {format_size(limit_bytes)} per rank", setting_text(run)]
 
 
 def _columns(rows: Sequence[EqualSchedule], runs: dict[str, Run], limit_bytes: int) -> list[list[str]]:
-    """Return each column: its heading, and its text for every schedule that fits."""
+    """Return each column: its heading, and the text of every schedule that fits."""
     figures = [equal_row(row, limit_bytes) for row in rows]
     steps = [run.metrics.step_ns for run in runs.values()]
     columns = [
@@ -544,16 +549,16 @@ def _columns(rows: Sequence[EqualSchedule], runs: dict[str, Run], limit_bytes: i
     if any(run.metrics.tokens_per_s for run in runs.values()):
         columns.append(["tokens/s", *(f"{run.metrics.tokens_per_s or 0:,.0f}" for run in runs.values())])
     columns += [
-        ["peak", *(_size(one["peak_memory_bytes"]) for one in figures)],
-        ["left", *(_size(one["left_bytes"]) for one in figures)],
-        ["state", *(_size(sum(int(one[key] or 0) for key in _STATE)) for one in figures)],
-        ["activations", *(_size(one["activation_bytes"]) for one in figures)],
+        ["peak", *(_size(cells["peak_memory_bytes"]) for cells in figures)],
+        ["left", *(_size(cells["left_bytes"]) for cells in figures)],
+        ["state", *(_size(sum(int(cells[key] or 0) for key in _STATE)) for cells in figures)],
+        ["activations", *(_size(cells["activation_bytes"]) for cells in figures)],
         ["bubble", *(f"{float(run.metrics.bubble):.2%}" for run in runs.values())],
     ]
     for name in ("hidden", "exposed"):
-        shares = [_share(one, f"{name}_communication_ns") for one in figures]
+        shares = [_share(cells, f"{name}_communication_ns") for cells in figures]
         columns.append([name, *(f"{share:.2%}" for share in shares)])
-    if any(row.alike_ns is not None for row in rows):
+    if any(row.common_step_ns is not None for row in rows):
         alike = [_alike(row, run) for row, run in zip(rows, runs.values(), strict=True)]
         columns += [
             ["p2p", *map(policy_text, runs.values())],
@@ -562,16 +567,20 @@ def _columns(rows: Sequence[EqualSchedule], runs: dict[str, Run], limit_bytes: i
     return [*columns, ["form", *(row.form or "as configured" for row in rows)]]
 
 
-def _alike_forms(rows: Sequence[EqualSchedule]) -> str:
-    """Return a line that says which best forms are others under the policy that takes any table."""
+def _common_forms(rows: Sequence[EqualSchedule]) -> str:
+    """Return the line of the best forms that differ under the policy that takes any table."""
     policy = ANY_TABLE[POLICY]
-    told = f"all {policy}: each schedule's best form under {policy}"
-    others = [f"{row.entry.label} {row.alike_form}" for row in rows if row.alike_ns is not None and row.alike_form]
-    return f"{told}, another one for {'; '.join(others)}" if others else f"{told}, the same form for each"
+    text = f"all {policy}: each schedule's best form under {policy}"
+    others = [
+        f"{row.entry.label} {row.common_form}"
+        for row in rows
+        if row.common_step_ns is not None and row.common_form
+    ]
+    return f"{text}, another one for {'; '.join(others)}" if others else f"{text}, the same form for each"
 
 
 def _alike(row: EqualSchedule, run: Run) -> str:
-    return "-" if row.alike_ns is None else time_text(run, row.alike_ns)
+    return "-" if row.common_step_ns is None else time_text(run, row.common_step_ns)
 
 
 def _size(value: object) -> str:
@@ -584,17 +593,16 @@ def _share(row: Row, key: str) -> float:
 
 def _legend(rows: Sequence[EqualSchedule], varied: Sequence[VariedSetting]) -> list[str]:
     searched = [row.forms for row in rows if row.forms]
-    searched += [row.alike for row in rows if row.alike and row.alike is not row.forms]
+    names = ", ".join(setting.name for setting in varied)
+    searched += [row.common_policy for row in rows if row.common_policy and row.common_policy is not row.forms]
     simulated, candidates = (sum(count) for count in zip(
         *((len(forms.tried), forms.candidates) for forms in searched), strict=True
     ))  # fmt: skip
-    ran = [
-        (row.entry.label, row.messages, row.forms.run) for row in rows if row.fits and row.forms and row.forms.run
-    ]
+    ran = [(row.entry.label, row.messages, row.run) for row in rows if row.run]
     return [
         "peak: the fullest rank's, state and activations; state: weights, gradients, optimizer, buffers, reserve",
         "hidden, exposed: communication that computation hid, and that it did not, in parts of all ranks' time",
-        f"varied: {', '.join(one.name for one in varied)}; all else is the configuration's, so are GPUs and batch",
+        f"varied: {names}; all else is the configuration's, so are GPUs and batch",
         f"simulated {simulated} forms: of {candidates} estimated ones the likeliest, and others near the best",
         *_copies_note(rows, varied),
         *fallback_notes(ran),
@@ -610,31 +618,29 @@ def _copies_note(rows: Sequence[EqualSchedule], varied: Sequence[VariedSetting])
 
 
 def _mended(rows: Sequence[EqualSchedule], limit_bytes: int) -> list[str]:
-    """Return a line per schedule that does not fit as it is configured, but in another form."""
+    """Return a line per schedule that fits in another form than the configured one."""
     lines = []
     for row in rows:
-        if not row.fits or row.forms is None or row.forms.own.fits or row.forms.run is None:
+        if row.forms is None or row.forms.own.fits or row.run is None:
             continue
-        own = row.forms.own
-        said = (
-            f"cannot run: {row.reason}"
-            if own.reason
-            else needs(own.rank, own.peak_bytes, own.room_bytes or limit_bytes)
-        )
-        step = time_text(row.forms.run, row.forms.run.metrics.step_ns)
-        lines.append(f"{row.entry.label} as configured: {said}: fits with {row.form} at {step}")
+        configured, reason = row.forms.own, f"cannot run: {row.reason}"
+        if not configured.reason:
+            reason = needs(configured.rank, configured.peak_bytes, configured.room_bytes or limit_bytes)
+        step = time_text(row.run, row.run.metrics.step_ns)
+        lines.append(f"{row.entry.label} as configured: {reason}: fits with {row.form} at {step}")
     return lines
 
 
-def _arguments(rows: Sequence[EqualSchedule], first: int) -> list[str]:
-    lines = [f"  {row.entry.label:<{first}}  {row.arguments}" for row in rows if row.fits]
+def _arguments(rows: Sequence[EqualSchedule]) -> list[str]:
+    width = max(len(label) for label in ["schedule", *(row.entry.label for row in rows)])
+    lines = [f"  {row.entry.label:<{width}}  {row.arguments}" for row in rows if row.fits]
     return ["each step again, behind pptrace simulate and what stands before --schedules:", *lines]
 
 
 _STEP, _STATE_COLOR, _ACTIVATIONS, _LIMIT = "#6baed6", "#8c959f", "#e69f00", "#d55e00"
 _GIB = 2**30
 _LONGEST_SETTINGS = 140
-"""Letters of a line below that are written."""
+"""Letters of a line below the chart."""
 
 
 def save_equal_memory_plot(comparison: EqualComparison, path: str | Path) -> Path:
@@ -646,17 +652,14 @@ def save_equal_memory_plot(comparison: EqualComparison, path: str | Path) -> Pat
     """
     limit = comparison.limit_bytes
     rows = sorted((row for row in comparison.rows if row.fits), key=lambda row: (row.rank or 0, row.entry.label))
-    runs = [row.forms.run for row in rows if row.forms and row.forms.run]
+    runs = [row.run for row in rows if row.run]
     refused = [f"{row.entry.label} {shortage(row, limit)}" for row in comparison.rows if not row.fits]
 
     def draw(figure: Any) -> None:
         steps, memory = figure.subplots(1, 2, sharey=True)
         _draw_steps(steps, rows, runs)
         _draw_memory(memory, runs, limit)
-        heading = equal_heading(rows, limit)
-        figure.suptitle("\n".join(heading), x=0.01, ha="left", fontsize=11, color=INK)
-        if refused:
-            figure.supxlabel("\n".join(map(_cut_settings, refused)), x=0.01, ha="left", fontsize=8, color=INK)
+        add_captions(figure, equal_heading(rows, limit), refused, _LONGEST_SETTINGS)
 
     write_picture(Path(path), (11.0, 2.2 + 0.5 * len(rows) + 0.18 * len(refused)), draw)
     return Path(path)
@@ -673,7 +676,7 @@ def _draw_steps(axes: Any, rows: Sequence[EqualSchedule], runs: Sequence[Run]) -
         xlim=(0, max(steps) / 1e9 * 1.4 or 1), ylim=(len(rows) - 0.45, -0.55), yticks=range(len(rows)),
         yticklabels=[_settings_label(row) for row in rows],
     )  # fmt: skip
-    _dress(axes, "step", "s")
+    style_bars(axes, "step", "s")
 
 
 def _draw_memory(axes: Any, runs: Sequence[Run], limit_bytes: int) -> None:
@@ -681,33 +684,17 @@ def _draw_memory(axes: Any, runs: Sequence[Run], limit_bytes: int) -> None:
     fullest = [memory.fullest for memory in memories]
     held = [int(memory.peak_activation_bytes[rank]) / _GIB for memory, rank in zip(memories, fullest, strict=True)]
     peaks = [int(memory.peak_bytes[rank]) / _GIB for memory, rank in zip(memories, fullest, strict=True)]
-    state = [peak - own for peak, own in zip(peaks, held, strict=True)]
+    state = [peak - activations for peak, activations in zip(peaks, held, strict=True)]
     axes.barh(range(len(runs)), state, 0.6, color=_STATE_COLOR, label="state")
     axes.barh(range(len(runs)), held, 0.6, left=state, color=_ACTIVATIONS, label="activations")
     axes.axvline(limit_bytes / _GIB, color=_LIMIT, lw=1.6, label=f"limit, {format_size(limit_bytes)}")
     axes.set(xlim=(0, limit_bytes / _GIB * 1.08))
-    _dress(axes, "memory of the fullest rank", "GiB")
-    axes.legend(
-        loc="lower left", bbox_to_anchor=(-0.01, 0.985), ncols=3, fontsize=9, frameon=False, borderaxespad=0
-    )
+    style_bars(axes, "memory of the fullest rank", "GiB")
+    add_legend(axes)
 
 
 def _settings_label(row: EqualSchedule) -> str:
-    """Return a schedule's name above its form, with the policy where that is not the configuration's."""
+    """Return a schedule's label above its form, with its policy where that overrides the configured one."""
     policy = row.messages.get(POLICY)
     form = ", ".join(filter(None, [row.form, policy and f"p2p {policy}"]))
     return f"{row.entry.label}\n{form}".rstrip()
-
-
-def _dress(axes: Any, title: str, unit: str) -> None:
-    axes.tick_params(axis="y", length=0, labelsize=9, labelcolor=INK)
-    axes.tick_params(axis="x", labelsize=8, color=MUTED, labelcolor=INK)
-    axes.set_xlabel(unit, fontsize=9, color=INK)
-    axes.grid(axis="x", color="#eaeef2", lw=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["left", "bottom"]].set_color(MUTED)
-    axes.set_title(title, loc="left", fontsize=10, fontweight="bold", color=INK, pad=22)
-
-
-def _cut_settings(text: str) -> str:
-    return text if len(text) <= _LONGEST_SETTINGS else f"{text[: _LONGEST_SETTINGS - 1]}…"

@@ -1,4 +1,4 @@
-"""A table of steps under each message policy."""
+"""Steps under each message policy."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pptrace.errors import ConfigError, DeadlockError, PptraceError
 from pptrace.run.summary import time_text
 from pptrace.search.basis import short_reason
 from pptrace.search.ranking import slower_text
+from pptrace.search.text_table import table_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,7 +25,7 @@ _VARIANTS: tuple[tuple[str, type[Choice], frozenset[PolicyName]], ...] = (
     ("p2p.stream", StreamPer, frozenset({PolicyName.ORDERED})),
     ("p2p.receive", Receive, frozenset({PolicyName.BLOCKING, PolicyName.BATCHED})),
 )
-"""Settings that make policies of one name differ most, each with all its words, and those policies."""
+"""Settings with the largest effect on a policy, their values, and these policies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,22 +33,22 @@ class PolicyRow:
     """One schedule under one policy."""
 
     policy: str
-    """The policy with what tells it from others of its name, as ``ordered, stream pair``."""
+    """The policy with its variant, as ``ordered, stream pair``."""
     settings: Mapping[str, str]
-    """What it sets, by key."""
+    """Its settings by key."""
     schedule: str
     """The schedule, as the user wrote it."""
     step_ns: int | None = None
-    """The step; None where the schedule cannot run so."""
+    """The step; None where the schedule cannot run under it."""
     price: float | None = None
-    """By which part the step is longer than the schedule's shortest under any policy."""
+    """The step above the schedule's shortest step under any policy, as a share."""
     reason: str = ""
     """Why it cannot run, in one line."""
     deadlocks: bool = False
-    """Whether that is because its messages wait for each other."""
+    """Whether the reason is a deadlock of messages."""
 
     def row(self) -> Row:
-        """Return it as one row of a tidy table."""
+        """Return one row of a tidy table."""
         return {
             "schedule": self.schedule, "policy": self.policy, "step_ns": self.step_ns, "price": self.price,
             "refused": self.reason or None,
@@ -59,14 +60,14 @@ class PolicyTable:
     """Schedules under every policy."""
 
     rows: tuple[PolicyRow, ...]
-    """Policy by policy in their order, in each the schedules in theirs."""
+    """Ordered by policy, then by schedule."""
 
     def by_policy(self) -> dict[str, list[PolicyRow]]:
         """Return the rows of each policy."""
-        found: dict[str, list[PolicyRow]] = {}
+        rows: dict[str, list[PolicyRow]] = {}
         for row in self.rows:
-            found.setdefault(row.policy, []).append(row)
-        return found
+            rows.setdefault(row.policy, []).append(row)
+        return rows
 
     def to_dict(self) -> list[dict[str, Any]]:
         """Return a mapping per row, with its settings."""
@@ -74,35 +75,35 @@ class PolicyTable:
 
 
 def policy_settings(names: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return the settings of policies by what tells them apart: variants of the core's own, then plugins'.
+    """Return the settings of policies by their titles: the core's with their variants, then those of plugins.
 
     >>> policy_settings(["ordered"])["ordered, stream pair"]
     {'p2p.policy': 'ordered', 'p2p.stream': 'pair'}
     """
-    found: dict[str, dict[str, str]] = {}
-    own = PolicyName.words()
-    for name in sorted(names, key=lambda name: (own.index(name) if name in own else len(own), name)):
-        policies = PolicyName(name) if name in own else None
+    settings: dict[str, dict[str, str]] = {}
+    core = PolicyName.words()
+    for name in sorted(names, key=lambda name: (core.index(name) if name in core else len(core), name)):
+        policies = PolicyName(name) if name in core else None
         varied = [(key, choices.words()) for key, choices, takers in _VARIANTS if policies in takers]
         for key, word in [(key, word) for key, words in varied for word in words]:
-            found[f"{name}, {key.partition('.')[2]} {word}"] = {"p2p.policy": name, key: word}
+            settings[f"{name}, {key.partition('.')[2]} {word}"] = {"p2p.policy": name, key: word}
         if not varied:
-            found[name] = {"p2p.policy": name}
-    return found
+            settings[name] = {"p2p.policy": name}
+    return settings
 
 
 def compare_policies(
     basis: Basis, entries: Sequence[Entry], watch: Callable[[str], None] | None = None
 ) -> PolicyTable:
-    """Run every schedule under every policy.
+    """Simulate every schedule under every policy.
 
     Args:
-        basis: what the runs have in common; of its ``p2p`` everything but policy and variant holds.
+        basis: the common configuration, whose policy and variant are overridden.
         entries: the schedules.
-        watch: told what runs next.
+        watch: receives the name of each policy before it runs.
 
     Raises:
-        ConfigError: a schedule that brings a policy of its own.
+        ConfigError: an entry that sets ``p2p``.
     """
     for entry in entries:
         check_policies(entry)
@@ -116,7 +117,7 @@ def compare_policies(
 
 
 def check_policies(entry: Entry) -> None:
-    """Refuse a schedule that cannot run under every policy because it brings its own.
+    """Refuse an entry with its own policy.
 
     Raises:
         ConfigError: it sets ``p2p``.
@@ -146,27 +147,26 @@ def _priced(row: PolicyRow, least_ns: int | None) -> PolicyRow:
 
 
 def policy_lines(table: PolicyTable, run: SimulatedStep, uncertainty: float = 0.0) -> list[str]:
-    """Return the lines; ``run``, one of those compared, says how times are written.
+    """Return the lines of the table; ``run`` decides whether times have units.
 
-    Schedules whose steps are within a share ``uncertainty`` of the shortest are named as the fastest with it.
+    All schedules whose steps are within the share ``uncertainty`` of the shortest count as the fastest.
     """
     policies = table.by_policy()
     schedules = [row.schedule for row in next(iter(policies.values()))]
-    least = [_least([rows[at] for rows in policies.values()]) for at in range(len(schedules))]
+    least = [_least(rows) for rows in zip(*policies.values(), strict=True)]
     cells = [["policy", *schedules]]
     several = len(schedules) > 1
     cells[0] += ["fastest"] if several else []
     for policy, rows in policies.items():
-        steps = [_cell(row, one, run) for row, one in zip(rows, least, strict=True)]
+        steps = [_cell(row, least_ns, run) for row, least_ns in zip(rows, least, strict=True)]
         cells.append([policy, *steps, *([_fastest(rows, uncertainty)] if several else [])])
-    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    lines = [_line(row, widths, len(schedules)) for row in cells]
+    lines = table_lines(cells, {0, len(schedules) + 1})
     heading = "what each policy costs: the step, and by how much it is over the schedule's shortest"
     return [heading, *lines, *_refused(table)]
 
 
 def _refused(table: PolicyTable) -> list[str]:
-    """Return a line for each schedule that cannot run at all, else for each policy under which it cannot."""
+    """Return a line per schedule that no policy can run, or per policy that cannot run it."""
     reasons: dict[str, dict[str, str]] = {}
     for row in table.rows:
         if row.reason and not row.deadlocks:
@@ -180,15 +180,6 @@ def _refused(table: PolicyTable) -> list[str]:
     return lines
 
 
-def _line(cells: Sequence[str], widths: Sequence[int], schedules: int) -> str:
-    """Join a row's cells; steps stand right, names left."""
-    texts = [
-        f"{cell:>{width}}" if 0 < column <= schedules else f"{cell:<{width}}"
-        for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    ]
-    return "  ".join(texts).rstrip()
-
-
 def _cell(row: PolicyRow, least_ns: int, run: SimulatedStep) -> str:
     if row.step_ns is None:
         return "deadlocks" if row.deadlocks else "cannot run"
@@ -200,6 +191,6 @@ def _least(rows: Sequence[PolicyRow]) -> int:
 
 
 def _fastest(rows: Sequence[PolicyRow], uncertainty: float) -> str:
-    """Return the schedule with the shortest step under a policy; all where several share it, or are a tie."""
+    """Return the schedule with the shortest step under a policy; all schedules of a tie."""
     most = _least(rows) * (1 + uncertainty)
     return " and ".join(row.schedule for row in rows if row.step_ns is not None and row.step_ns <= most) or "-"

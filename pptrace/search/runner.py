@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pptrace.config.yaml_document import Document
     from pptrace.run.figures import Cell, Row
     from pptrace.run.inputs import Prepared
+    from pptrace.run.simulated_step import SimulatedStep
     from pptrace.search.basis import Entry
     from pptrace.search.candidate import Candidate
     from pptrace.search.execution import ExecutorChoice, ExecutorPool

@@ -20,6 +20,7 @@ from pptrace.search.execution import ExecutorChoice, Journal, choose, journal_pa
 from pptrace.search.result_table import ADVICE, TABLES, check_table, columns_of, read_table, write_table
 from pptrace.search.runner import inputs_of, run_point
 from pptrace.search.sweep_charts import Picture, save_picture
+from pptrace.search.text_table import table_lines
 from pptrace.version import __version__
 from pptrace_kernel import COMPILE_FROM
 
@@ -353,13 +354,9 @@ def rows_text(sweep: Sweep) -> str:
     figures = _figures(sweep)
     rows = [[*sweep.over, *figures.values()]]
     for row in sweep.rows[:_MOST_ROWS]:
-        own = [_brief(str(row["error"]))] if row["error"] else [_figure(row, key) for key in figures]
-        rows.append([*(shown[key][str(row[key])] for key in sweep.over), *own])
-    left = len(sweep.over)
-    whole = [row for row in rows if len(row) > left + 1]
-    widths = [max(len(row[column]) for row in whole) for column in range(len(rows[0]))]
-    widths[:left] = [max(len(row[column]) for row in rows) for column in range(left)]
-    lines = [_line(row, widths, left) for row in rows]
+        cells = [_brief(str(row["error"]))] if row["error"] else [_figure(row, key) for key in figures]
+        rows.append([*(shown[key][str(row[key])] for key in sweep.over), *cells])
+    lines = table_lines(rows, range(len(sweep.over)))
     more = len(sweep.rows) - _MOST_ROWS
     return "\n".join(lines + [f"and {more:,} more: write them with -o results.csv"] * (more > 0))
 
@@ -401,12 +398,6 @@ def _figure(row: Row, key: str) -> str:
     if key.endswith("_bytes"):
         return f"{SIZE.rounded(int(value))}{' !' if row.get('fits') is False else ''}"
     return f"{100 * value:.2f}%"
-
-
-def _line(row: Sequence[str], widths: Sequence[int], left: int) -> str:
-    cells = [cell.ljust(width) if place < left else cell.rjust(width)
-             for place, (cell, width) in enumerate(zip(row, widths, strict=False))]  # fmt: skip
-    return "  ".join(cells).rstrip()
 
 
 def _brief(text: str) -> str:

@@ -25,7 +25,9 @@ from pptrace.run.neighbourhood import value_of
 from pptrace.run.simulated_step import run_prepared
 from pptrace.run.summary import job_text, schedule_text, setting_text, time_text
 from pptrace.run.table_changes import with_sharding
+from pptrace.sanitize import Printed
 from pptrace.search.basis import short_reason
+from pptrace.search.text_table import table_lines
 from pptrace.sim.rate_sharing import Contention
 from pptrace.sim.simulation import simulate
 from pptrace.steps.kinds import COPIES, Kind
@@ -62,7 +64,7 @@ class WhatIf:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIfs:
+class WhatIfs(Printed):
     """A step and what each change would bring."""
 
     run: Run
@@ -83,9 +85,6 @@ class WhatIfs:
     def summary(self) -> str:
         """Return the lines that the command line prints."""
         return "\n".join(whatif_lines(self))
-
-    def __str__(self) -> str:
-        return self.summary()
 
 
 def whatif(run: Run, *, lost: int = 0) -> WhatIfs:
@@ -196,11 +195,9 @@ def whatif_lines(found: WhatIfs) -> list[str]:
     """Return the step, and a line per change: the step with it, and what it saves."""
     run = found.run
     rows = [("what if", "step", "saves"), *(_cells(found, row) for row in found.rows)]
-    widths = [max(len(row[at]) for row in rows) for at in range(2)]
-    lines = [f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]}" for row in rows]
     chunks = run.prepared.schedule.stages // run.prepared.schedule.ranks
     heading = f"{job_text(run)}: {schedule_text(run)}, {run.prepared.schedule.microbatches} microbatches"
-    return [heading, setting_text(run, chunks=chunks), "", *lines]
+    return [heading, setting_text(run, chunks=chunks), "", *table_lines(rows, {0, 2})]
 
 
 def _cells(found: WhatIfs, row: WhatIf) -> tuple[str, str, str]:

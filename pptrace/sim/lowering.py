@@ -288,7 +288,8 @@ class _Lowering:
             (self.columns, placed.place, placed.found, placed.task),
             (
                 placed.sender_row, by_stage,
-                np.full(results * graph.stages * graph.microbatches, -1, dtype=np.int32), batch_next, pairs, problem,
+                np.full(results * graph.stages * graph.microbatches, -1, dtype=np.int32),
+                batch_next, pairs, problem,
             ),
             work=len(issued),
         )  # fmt: skip

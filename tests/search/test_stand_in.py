@@ -98,12 +98,12 @@ def test_on_equal_memory_the_best_form_under_one_policy_is_searched() -> None:
     }  # fmt: skip
     interleaved, zb_v = compare(step, schedules="interleaved-1f1b,zb-v", memory="60 GiB", vary="vp").rows
 
-    assert (interleaved.form, interleaved.alike_form, zb_v.alike_form) == ("vp 2", "vp 4", "")
+    assert (interleaved.form, interleaved.common_form, zb_v.common_form) == ("vp 2", "vp 4", "")
     again = simulate(step, schedule="interleaved-1f1b", vp=4, p2p="ordered").metrics.step_ns
-    assert interleaved.arguments_alike.startswith("--schedule interleaved-1f1b --p2p ordered --vp 4 ")
-    assert interleaved.alike_ns == again
+    assert interleaved.common_arguments.startswith("--schedule interleaved-1f1b --p2p ordered --vp 4 ")
+    assert interleaved.common_step_ns == again
     assert again < simulate(step, schedule="interleaved-1f1b", vp=2, p2p="ordered").metrics.step_ns
-    assert zb_v.alike_ns == zb_v.forms.best.step_ns
+    assert zb_v.common_step_ns == zb_v.forms.best.step_ns
 
 
 @pytest.mark.parametrize("values", [{}, {"memory": "1 GiB", "vary": "vp"}])
