@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from fractions import Fraction
-from time import process_time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,14 +17,18 @@ from pptrace.network.links import Flat
 from pptrace.plugins.requests import ScheduleRequest
 from pptrace.sim.simulation import simulate
 from pptrace.steps.schedule import Schedule
+from pptrace.steps.weight_filling import fill_weights
 from pptrace.steps.workload import Workload
 from pptrace.testing import assert_valid_schedule
 from pptrace.timeline.metrics import measure
 from pptrace_schedules.plugin import pptrace_schedules
+from pptrace_schedules.zero_bubble import generate
+from pptrace_schedules.zero_bubble.bounds import lower_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pptrace.steps.weight_filling import Filled
     from pptrace.timeline.metrics import Metrics
 
 OFFERS = {offer.name: offer for offer in pptrace_schedules()}
@@ -84,6 +87,26 @@ def run(schedule: Schedule, asked: ScheduleRequest) -> Metrics:
     )  # fmt: skip
     network = Flat(rate_kbps=10**12, latency_ns=asked.transfer_ns)
     return measure(simulate(schedule, costs, network), costs)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> tuple[str, ScheduleRequest]:
+    """Draw a schedule with equal, regular or unequal times, and memory that binds or does not."""
+    name = draw(st.sampled_from(sorted(CHUNKS)))
+    ranks, microbatches = draw(st.integers(1, 6)), draw(st.integers(1, 14))
+    if name == "interleaved-zb":
+        microbatches = ranks * (1 + microbatches // ranks)
+    stages = ranks * CHUNKS[name]
+    longest = draw(st.sampled_from([1, 3, 40]))
+    time = st.integers(1, longest)
+    equal = time.map(lambda value: (value,) * stages)
+    f, i, w = (draw(st.one_of(st.tuples(*[time] * stages), equal)) for _ in range(3))
+    taken = draw(st.tuples(*[st.integers(1, draw(st.sampled_from([1, 5])))] * stages))
+    return name, ScheduleRequest(
+        ranks=ranks, microbatches=microbatches, chunks=CHUNKS[name], f_ns=f, i_ns=i, w_ns=w,
+        b_ns=tuple(gradient + weight for gradient, weight in zip(i, w, strict=True)),
+        transfer_ns=draw(st.sampled_from([0, 0, 7])), activation_bytes=taken, weight_activation_bytes=taken,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("case", "name"), GENERATORS)
@@ -208,16 +231,82 @@ def test_the_longest_time_of_a_rank_with_the_papers_memory_limits_is_the_milp_op
     assert run(built(asked, "zb-h1"), asked).pace_ns == 27
 
 
+@pytest.fixture
+def fills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Collect the actions of each order that is filled."""
+    sizes: list[int] = []
+
+    def counting(order: Schedule, *args: Any, **options: Any) -> Filled:
+        sizes.append(len(order))
+        return fill_weights(order, *args, **options)
+
+    monkeypatch.setattr(generate, "fill_weights", counting)
+    return sizes
+
+
 @pytest.mark.parametrize("name", CHUNKS)
-def test_16_ranks_and_64_microbatches_are_made_within_two_seconds(name: str) -> None:
+def test_16_ranks_and_64_microbatches_are_filled_at_most_20_times(name: str, fills: list[int]) -> None:
     asked = request(
         name, 16, 64, PROFILED["14.6B"][2:5], 377, device_bytes=70, stage_bytes=(3,) * 16 * CHUNKS[name]
     )
 
-    start = process_time()
     built(asked, name)
 
-    assert process_time() - start < 2
+    assert 1 < len(fills) <= 20
+    assert sum(fills) < 2 * 400_000
+
+
+@pytest.mark.parametrize("name", ["zb-h1", "zb-h2", "zb-v", "interleaved-zb"])
+def test_the_search_ends_with_the_fixed_order_where_it_reaches_the_lower_bounds(
+    name: str, fills: list[int]
+) -> None:
+    asked = ScheduleRequest(ranks=8, microbatches=32, chunks=CHUNKS[name])
+
+    made = built(asked, name)
+
+    assert len(fills) == 1
+    assert made == built(replace(asked, options={"order": "fixed"}), name)
+
+
+@given(
+    sizes=requests(),
+    options=st.fixed_dictionaries({"shorten": st.sampled_from(["rank", "step"]), "merge": st.booleans()}),
+)
+def test_the_lower_bounds_never_change_what_the_search_finds(
+    sizes: tuple[str, ScheduleRequest], options: dict[str, Any]
+) -> None:
+    name, asked = sizes
+    asked = replace(asked, options=options)
+    early = run(built(asked, name), asked)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generate, "lower_bounds", lambda *_args, **_options: (-1, -1))
+        whole = run(built(asked, name), asked)
+
+    assert (early.pace_ns, early.step_ns) == (whole.pace_ns, whole.step_ns)
+
+
+@given(sizes=requests())
+def test_no_order_is_shorter_than_the_lower_bounds(sizes: tuple[str, ScheduleRequest]) -> None:
+    name, asked = sizes
+    lengths: list[tuple[int, int]] = []
+    bounds: list[tuple[int, int]] = []
+
+    def bound(*args: Any, **options: Any) -> tuple[int, int]:
+        bounds.append(lower_bounds(*args, **options))
+        return -1, -1
+
+    def timed(*args: Any, **options: Any) -> Filled:
+        filled = fill_weights(*args, **options)
+        lengths.append((filled.longest, filled.length))
+        return filled
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generate, "lower_bounds", bound)
+        patch.setattr(generate, "fill_weights", timed)
+        built(asked, name)
+
+    assert lengths
+    assert all(longest >= bounds[0][0] and length >= bounds[0][1] for longest, length in lengths)
 
 
 def test_each_rank_has_its_own_memory() -> None:

@@ -47,8 +47,11 @@ def dense(blocks: tuple[tuple[int, ...], ...], interval: int, microbatches: int,
         microbatches: how many there are.
         most: chunks' activations that a rank may hold until their weight gradients; where blocks hold more, those.
     """
-    slots = np.add.outer(np.asarray(blocks, dtype=np.int64), interval * np.arange(microbatches))
-    _begin_early(slots, most)
+    block = np.asarray(blocks, dtype=np.int64)
+    slots = np.add.outer(block, interval * np.arange(microbatches))
+    # Slots before the first input gradients, and the most that ranks hold, depend on these microbatches alone.
+    warm_up = 2 * (int(block.max()) // interval + 2)
+    _begin_early(slots[:, :, :warm_up], most)
     _end_early(slots)
     rows = []
     for own, weights in zip(slots, _weights(slots), strict=True):
@@ -110,11 +113,14 @@ def _end_early(slots: Int64s) -> None:
     """Move the input gradients behind each rank's last forward, in place: they take no memory."""
     busy, _ = _occupied(slots, None)
     late = np.argwhere(slots > slots[:, :I].max(axis=(1, 2), keepdims=True))
-    places = slots.tolist()
-    for rank, code, number in late[np.argsort(slots[tuple(late.T)], kind="stable")].tolist():
+    first = max(int(late[:, 2].min()) - 1, 0)
+    last = slots[:, :, first:]
+    places = last.tolist()
+    late[:, 2] -= first
+    for rank, code, number in late[np.argsort(last[tuple(late.T)], kind="stable")].tolist():
         own = places[rank][code]
         _move(busy[rank], own, number, max(_ready(places, rank, code, number), _before(own, number)))
-    slots[:] = places
+    last[:] = places
 
 
 def _occupied(slots: Int64s, weights: Int64s | None) -> tuple[list[bytearray], Int64s]:

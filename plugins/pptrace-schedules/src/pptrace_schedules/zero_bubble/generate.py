@@ -8,11 +8,13 @@ input gradients follow one another on each rank; weight gradients then go into i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pptrace.plugin import InFlight, Kind, ScheduleError, fill_weights, list_schedule
+from pptrace_schedules.zero_bubble.bounds import lower_bounds
 from pptrace_schedules.zero_bubble.merge import Merging, merged
 from pptrace_schedules.zero_bubble.room import room_for
 
@@ -73,8 +75,9 @@ def built(
 ) -> Schedule:
     """Return the best table for the times, or the fixed form if so asked; backwards merged likewise.
 
-    Orders are tried until ``_WORK`` actions are placed, the fixed one first, so the table is never longer than it
-    where its memory is there. Tables of 400,000 actions and more try the fixed order and one other.
+    The fixed order is tried first, so the table is never longer than it where its memory is there. The search ends
+    where an order reaches the lower bounds, or where ``_WORK`` actions are placed. Tables of 400,000 actions and
+    more try the fixed order and one other.
 
     Args:
         request: the sizes, costs, memory and options.
@@ -90,12 +93,16 @@ def built(
         return merged(fixed) if merge else fixed
     times = Times.of(request, fixed.placement, most)
     by_step = request.options.get("shorten") == "step"
+    pace, step = lower_bounds(times, fixed.placement, merge=merge)
+    bounds = (step, pace) if by_step else (pace, step)
     best: tuple[tuple[int, int], Schedule] | None = None
     for filled in _filled(times, fixed, orders):
         for table, longest, length in _merges(times, filled) if merge else _as_it_is(filled):
             key = (length, longest) if by_step else (longest, length)
             if best is None or key < best[0]:
                 best = key, table
+            if key == bounds:
+                return table
     assert best is not None, "the order of bounded forwards always fits"  # noqa: S101 - what _bounded promises
     return best[1]
 
@@ -123,7 +130,7 @@ def _filled(times: Times, fixed: Schedule, orders: Callable[[Times], Iterator[Sc
     """Fill one order after another, then one that every memory holds; the best of few microbatches once more."""
     shortest: dict[int, tuple[tuple[int, int], Schedule]] = {}
     spent, some = 0, False
-    for number, order in enumerate((fixed, *orders(times))):
+    for number, order in enumerate(chain((fixed,), orders(times))):
         for missing in _MISSING:
             if some and spent >= _WORK:
                 return
