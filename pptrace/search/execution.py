@@ -258,8 +258,8 @@ class Journal:
             path.open("ab").close()  # the error of the system is more precise than that of SQLite
             try:
                 self._open(fresh=fresh)
-            except sqlite3.Error as error:
-                if _code(error) in _OUTSIDE:
+            except (sqlite3.Error, UnicodeDecodeError) as error:  # errors of SQLite can quote damaged names
+                if isinstance(error, sqlite3.Error) and _code(error) in _OUTSIDE:
                     raise
                 message = f"{path}: is damaged and replaced: its rows run again"
                 warnings.warn(message, RuntimeWarning, stacklevel=2)

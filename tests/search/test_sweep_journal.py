@@ -150,6 +150,16 @@ def test_a_database_of_another_program_is_replaced(tmp_path: Path) -> None:
         assert rows_in(path) == []
 
 
+def test_a_schema_that_is_no_text_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "out.csv.journal"
+    with Journal(path) as journal:
+        journal.append({"point": "a"})
+    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE", b"CREATE \x8fABLE"))
+
+    with pytest.warns(RuntimeWarning, match="is damaged and replaced"), Journal(path) as journal:
+        assert journal.rows == []
+
+
 def test_a_journal_without_a_row_goes(tmp_path: Path) -> None:
     written(tmp_path / "j", [])
 
