@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from pptrace.config.resolution import load
 from pptrace.measured.calibration import calibrate
-from pptrace.measured.calibration_check import checked
+from pptrace.measured.calibration_check import check_calibration
 from pptrace.measured.calibration_document import calibrated_yaml
-from pptrace.measured.computations import performed
+from pptrace.measured.computations import extract_computations
 from pptrace.measured.replay import nearest_policy, replay
 from pptrace.measured.sides import measured_side
 from pptrace.plugins.registry import Registry
@@ -40,7 +40,7 @@ def main(folder: Path) -> None:
         sides[name] = measured_side(measurement, name)
     print("| run | step | replay |\n|---|---|---|")
     for name, side in sides.items():
-        policy = nearest_policy(side.performed, registry, measured=True).policy
+        policy = nearest_policy(side.computations, registry, measured=True).policy
         found = replay(side.timeline, lambda _, policy=policy: policy)
         print(f"| `{name}` | {found.step.span_ns / 1e6:.1f} ms | {found.explained - 1:+.1%} |")
     with tempfile.TemporaryDirectory() as scratch:
@@ -53,19 +53,19 @@ def print_predictions(sides: dict[str, Side], scratch: Path, registry: Registry)
     print("\n| fitted on |", " | ".join(f"`{name}`" for name in names), "| stated |")
     print("|---" * (len(names) + 2), end="|\n")
     for name, side in sides.items():
-        (scratch / f"{name}.csv").write_text(table_text(side.performed.order), encoding="utf-8")
+        (scratch / f"{name}.csv").write_text(table_text(side.computations.order), encoding="utf-8")
     others, inside, kept = [], 0, 0
     for source, side in sides.items():
-        fit = calibrate(side.every)
-        check = checked(fit, side.every, registry)
+        fit = calibrate(side.step_computations)
+        check = check_calibration(fit, side.step_computations, registry)
         interval = check.interval or 0.0
         costs = scratch / f"{source}.yaml"
         costs.write_text(calibrated_yaml(fit, source, (), check), encoding="utf-8")
         off, lengths = {}, {}
         for target, other in sides.items():
             step = simulate(load(costs, (), {"schedule": str(scratch / f"{target}.csv")}), registry).timeline
-            lengths[target] = performed(step).span_ns
-            off[target] = lengths[target] / other.performed.span_ns - 1
+            lengths[target] = extract_computations(step).span_ns
+            off[target] = lengths[target] / other.computations.span_ns - 1
         others += [abs(one) for target, one in off.items() if target != source]
         inside += sum(abs(one) <= interval for target, one in off.items() if target != source)
         kept += orders_kept(sides, lengths, interval)
@@ -85,7 +85,7 @@ def orders_kept(sides: dict[str, Side], lengths: dict[str, int], interval: float
     for at, first in enumerate(names):
         for second in names[at + 1 :]:
             said = lengths[first] / lengths[second] - 1
-            was = sides[first].performed.span_ns - sides[second].performed.span_ns
+            was = sides[first].computations.span_ns - sides[second].computations.span_ns
             kept += abs(said) <= interval or (said > 0) == (was > 0)
     return kept
 

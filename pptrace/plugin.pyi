@@ -29,8 +29,8 @@ from pptrace.errors import TableError as TableError
 from pptrace.errors import TraceError as TraceError
 from pptrace.errors import nearest as nearest
 from pptrace.files import replace_file as replace_file
-from pptrace.measured.computations import Performed as Performed
-from pptrace.measured.computations import performed as performed
+from pptrace.measured.computations import Computations as Computations
+from pptrace.measured.computations import extract_computations as extract_computations
 from pptrace.network.contract import NO_ROUTE as NO_ROUTE
 from pptrace.network.contract import UNLIMITED as UNLIMITED
 from pptrace.network.contract import Links as Links

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.config.choices import PolicyName
-from pptrace.measured.computations import performed
+from pptrace.measured.computations import extract_computations
 from pptrace.measured.diff import diff
 from pptrace.measured.replay import run_order
 from pptrace.measured.sides import Side
@@ -59,7 +59,7 @@ def side_of_step(timeline: Timeline, name: str = "step", *, measured: bool = Fal
 
 def stretched(timeline: Timeline, action: str, by_ns: int) -> Timeline:
     """Return a step in which one action takes longer, and what waits for it comes later."""
-    found = performed(timeline)
+    found = extract_computations(timeline)
     at = next(i for i in range(len(found)) if str(timeline[int(found.row[i])].action) == action)
     duration = found.duration_ns.copy()
     duration[at] += by_ns
@@ -69,10 +69,10 @@ def stretched(timeline: Timeline, action: str, by_ns: int) -> Timeline:
 
 def slower_way(timeline: Timeline, source: int, target: int, factor: float) -> Timeline:
     """Return a step in which messages from one rank to another take so much longer."""
-    own = performed(timeline)
+    own = extract_computations(timeline)
     way = (own.transfers.source == source) & (own.transfers.target == target)
-    took = np.where(way, (own.transfers.took_ns * factor).astype(np.int64), own.transfers.took_ns)
-    return run_order(own.order, replace(own, transfers=replace(own.transfers, took_ns=took)).times())
+    took = np.where(way, (own.transfers.duration_ns * factor).astype(np.int64), own.transfers.duration_ns)
+    return run_order(own.order, replace(own, transfers=replace(own.transfers, duration_ns=took)).times())
 
 
 def without_row(timeline: Timeline, row: int) -> Timeline:

@@ -50,10 +50,10 @@ def command(
 
     Lines of NCCL Inspector, which know no actions, give the network alone.
     """
-    from pptrace.measured.calibration import calibrate, of_all_ranks
-    from pptrace.measured.calibration_check import checked
+    from pptrace.measured.calibration import calibrate, extend_to_pipeline
+    from pptrace.measured.calibration_check import check_calibration
     from pptrace.measured.calibration_document import calibrated_yaml, calibration_document
-    from pptrace.measured.matching import schedules_of
+    from pptrace.measured.matching import matching_schedules
     from pptrace.measured.sides import measured_side
     from pptrace.plugins.registry import Registry
     from pptrace.run.trace_files import simulation_behind
@@ -67,11 +67,14 @@ def command(
     side = measured_side(measurement, str(traces[0]))
     for incomplete in side.incomplete:
         click.echo(printable_line(f"note: {incomplete}"), err=True)
-    registry, steps = Registry.load(), side.every
+    registry, steps = Registry.load(), side.step_computations
     fit = calibrate(steps, node_ranks or 0)
     if measurement.numbers:
-        fit = of_all_ranks(fit, steps[0], measurement.numbers, measurement.ranks)
-    check, names = checked(fit, steps, registry, measured=measured), schedules_of(steps[0], registry)
+        fit = extend_to_pipeline(fit, steps[0], measurement.numbers, measurement.ranks)
+    check, names = (
+        check_calibration(fit, steps, registry, measured=measured),
+        matching_schedules(steps[0], registry),
+    )
     echo_documents(calibration_document(fit, check, names), as_json=as_json)
     if output is not None:
         known = None if measured else simulation_behind(side.timeline, registry)

@@ -129,11 +129,11 @@ def _exporters(target: str) -> Exporters:
 def _convert_trace(
     timeline: Timeline, target: str, exporters: Exporters, only: Sequence[str], color: str
 ) -> list[Path]:
-    from pptrace.measured.waits import explained
+    from pptrace.measured.waits import explain_waits
     from pptrace.run.saving import save
     from pptrace.timeline.trim import parse_only, trim
 
-    timeline = explained(timeline)
+    timeline = explain_waits(timeline)
     if only:
         kept = parse_only([part for text in only for part in text.split()])
         timeline = trim(timeline, kept.ranks, kept.microbatches)

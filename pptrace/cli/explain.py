@@ -47,15 +47,15 @@ def command(
     """
     from pptrace.measured.explanation import (
         analyse,
-        check_explained,
+        check_explanation_targets,
         operations_document,
-        save_explained,
+        save_explanation,
         with_analyses,
     )
     from pptrace.measured.sides import measured_side
     from pptrace.plugins.registry import Registry, more_of
 
-    check_explained(outputs)
+    check_explanation_targets(outputs)
     registry = Registry.load()
     side, name = _planned(steps, request, step, registry), str(steps[0])
     parts, notes = {}, []
@@ -74,7 +74,7 @@ def command(
     if side is not None:
         documents = _explained(side, step, registry)
         documents[0] = with_analyses(documents[0], parts)
-    paths = save_explained(outputs, documents[0], parts.values(), registry)
+    paths = save_explanation(outputs, documents[0], parts.values(), registry)
     echo_documents(documents if step == "all" else documents[0], as_json=as_json)
     for path in paths:
         click.echo(f"wrote {printable_line(str(path))}", err=True)
@@ -82,14 +82,14 @@ def command(
 
 def _planned(steps: tuple[Path, ...], request: ImportRequest, step: str, registry: Registry) -> Side | None:
     """Return the step of a configuration or a table, simulated; None for traces."""
-    from pptrace.measured.sides import idle_options, planned_side
+    from pptrace.measured.sides import ignored_options, simulate_source
 
-    side = planned_side(steps[0], registry)
+    side = simulate_source(steps[0], registry)
     if side is None:
         return None
     if len(steps) > 1:
         raise click.UsageError(f"{steps[1]}: a configuration or a table is explained alone")
-    idle = idle_options(step, request)
+    idle = ignored_options(step, request)
     if idle:
         click.echo(printable_line(f"note: {idle}: {steps[0]} is no measurement"), err=True)
     return side

@@ -294,11 +294,11 @@ def _is_own_trace(file: Path) -> bool:
 def _read(file: Path) -> Timeline:
     from pptrace.cli.options import read
     from pptrace.measured.sides import measured_side
-    from pptrace.measured.waits import explained
+    from pptrace.measured.waits import explain_waits
     from pptrace.timeline.measurement import ImportRequest
 
     measurement, measured = read([file], ImportRequest())
-    return explained(measured_side(measurement, str(file), "median", measured=measured).timeline)
+    return explain_waits(measured_side(measurement, str(file), "median", measured=measured).timeline)
 
 
 def _layout(timeline: Timeline) -> Layout | None:

@@ -81,24 +81,24 @@ def command(
         click.echo(printable_line(f"note: {label} is left out: {reason}"), err=True)
     echo_documents(replay_document(replays), as_json=as_json)
     if output is not None:
-        from pptrace.measured.waits import explained
+        from pptrace.measured.waits import explain_waits
         from pptrace.plugins.registry import Registry
         from pptrace.run.saving import save
 
         exporters = {name: provided.offer for name, provided in Registry.load().exporters.items()}
-        timeline = explained(next(iter(replays.values())).timeline)
+        timeline = explain_waits(next(iter(replays.values())).timeline)
         for path in save(timeline, [output], exporters, {"color": "kind"}):
             click.echo(f"wrote {printable_line(str(path))}", err=True)
 
 
 def _nearest(measurement: Measurement, *, measured: bool) -> Callable[[Schedule], Policy] | None:
     """Return what makes the policy nearest to the first step; None where it is known what held messages."""
-    from pptrace.measured.computations import performed
+    from pptrace.measured.computations import extract_computations
     from pptrace.measured.replay import nearest_policy
     from pptrace.plugins.registry import Registry
 
-    step = performed(measurement.steps[0].timeline, lacks_ranks=bool(measurement.numbers))
-    if step.partial or step.transfers.held_ns.any():
+    step = extract_computations(measurement.steps[0].timeline, lacks_ranks=bool(measurement.numbers))
+    if step.partial or step.transfers.blocked_ns.any():
         return None
     label = nearest_policy(step, Registry.load(), measured=measured).policy.label
     click.echo(f"note: messages as {label} has them, which is nearest; --p2p says otherwise", err=True)

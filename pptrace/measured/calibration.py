@@ -24,28 +24,28 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from pptrace.measured.computations import Performed
+    from pptrace.measured.computations import Computations
     from pptrace.steps.columns import Int64s
     from pptrace.timeline.measurement import BySize
 
 __all__ = [
+    "ActionFit",
     "Calibration",
-    "Fitted",
     "LinkFit",
-    "SortFit",
-    "WayTime",
+    "LinkTime",
+    "OperationFit",
     "calibrate",
+    "choose_network",
+    "extend_to_pipeline",
     "fit_link",
     "fit_network",
-    "network_of",
-    "of_all_ranks",
 ]
 
 _FEWEST, _FAR = 3, 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fitted:
+class ActionFit:
     """One kind of action on one stage."""
 
     kind: str
@@ -79,7 +79,7 @@ class LinkFit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WayTime:
+class LinkTime:
     """Messages from one rank to another."""
 
     source: int
@@ -102,7 +102,7 @@ class Calibration:
     """Microbatches."""
     steps: int
     """Steps that were pooled."""
-    fitted: tuple[Fitted, ...]
+    fitted: tuple[ActionFit, ...]
     """Per stage and kind."""
     overhead_ns: int
     """Mean host gap before an action whose rank and inputs were ready."""
@@ -116,8 +116,8 @@ class Calibration:
     """Consecutive ranks that share a node; 0 where nodes are not known."""
     node_link: LinkFit | None
     """Messages between ranks of one node; None where no arrival was seen, or nodes are not known."""
-    uneven: tuple[WayTime, ...]
-    """The fastest and the slowest way between ranks, where they are too far apart for one sort of link."""
+    uneven: tuple[LinkTime, ...]
+    """The fastest and the slowest link between ranks, where they are too far apart for one sort of link."""
     boundary_bytes: int
     """Size of a message between stages; 0 where unknown."""
 
@@ -131,12 +131,12 @@ class Calibration:
         took: Int64s = (link.latency_ns + size_bytes * (1e9 / link.bytes_per_s)).astype(np.int64)
         return took
 
-    def of(self, kind: Kind, stage: int) -> Fitted | None:
+    def of(self, kind: Kind, stage: int) -> ActionFit | None:
         """Return one kind on one stage; None where it was not measured."""
         return next((one for one in self.fitted if (one.kind, one.stage) == (kind.name, stage)), None)
 
 
-def calibrate(steps: Sequence[Performed], node_ranks: int = 0) -> Calibration:
+def calibrate(steps: Sequence[Computations], node_ranks: int = 0) -> Calibration:
     """Fit several steps of one pipeline, pooled.
 
     Args:
@@ -167,7 +167,7 @@ def calibrate(steps: Sequence[Performed], node_ranks: int = 0) -> Calibration:
     )  # fmt: skip
 
 
-def of_all_ranks(fit: Calibration, step: Performed, numbers: Sequence[int], ranks: int) -> Calibration:
+def extend_to_pipeline(fit: Calibration, step: Computations, numbers: Sequence[int], ranks: int) -> Calibration:
     """Return a fit of some ranks as one of the whole pipeline, where their stages say how many it has.
 
     They do where each is where it would be if microbatches passed all ranks around, or there and back. Times of
@@ -189,7 +189,7 @@ def of_all_ranks(fit: Calibration, step: Performed, numbers: Sequence[int], rank
     return replace(fit, ranks=ranks, stages=ranks * chunks) if held in (around, back) else fit
 
 
-def _fitted(steps: Sequence[Performed], kind: Kind, stage: int) -> Fitted | None:
+def _fitted(steps: Sequence[Computations], kind: Kind, stage: int) -> ActionFit | None:
     masks = [(one.kind == kind) & (one.stage == stage) for one in steps]
     alone = [one.duration_ns[mask & (one.pair < 0)] for one, mask in zip(steps, masks, strict=True)]
     every = [one.duration_ns[mask] for one, mask in zip(steps, masks, strict=True)]
@@ -197,14 +197,14 @@ def _fitted(steps: Sequence[Performed], kind: Kind, stage: int) -> Fitted | None
     times = np.concatenate(every if paired else alone)
     if not times.size:
         return None
-    return Fitted(
+    return ActionFit(
         kind=kind.name, stage=stage, count=times.size, mean_ns=mean_of(times), in_overlapped_pairs=paired
     )
 
 
-def _seen(steps: Sequence[Performed]) -> Transfers:
+def _seen(steps: Sequence[Computations]) -> Transfers:
     """Return the messages of all steps whose arrival was seen."""
-    masks = [one.transfers.observed & (one.transfers.took_ns >= 0) for one in steps]
+    masks = [one.transfers.observed & (one.transfers.duration_ns >= 0) for one in steps]
     columns = {
         field.name: [getattr(one.transfers, field.name)[mask] for one, mask in zip(steps, masks, strict=True)]
         for field in fields(Transfers)
@@ -213,27 +213,29 @@ def _seen(steps: Sequence[Performed]) -> Transfers:
 
 
 def _link(seen: Transfers, chosen: NDArray[np.bool_]) -> LinkFit | None:
-    return fit_link(seen.took_ns[chosen], seen.size_bytes[chosen]) if chosen.any() else None
+    return fit_link(seen.duration_ns[chosen], seen.size_bytes[chosen]) if chosen.any() else None
 
 
-def _uneven(seen: Transfers) -> tuple[WayTime, ...]:
-    """Return the fastest and the slowest way, where quartiles and medians of one size are far apart."""
+def _uneven(seen: Transfers) -> tuple[LinkTime, ...]:
+    """Return the fastest and the slowest link, where quartiles and medians of one size are far apart."""
     if not len(seen):
         return ()
     common = np.bincount(np.unique(seen.size_bytes, return_inverse=True)[1]).argmax()
     of_size = seen.size_bytes == np.unique(seen.size_bytes)[common]
-    ways = sorted(set(zip(seen.source[of_size].tolist(), seen.target[of_size].tolist(), strict=True)))
-    times = {way: seen.took_ns[of_size & (seen.source == way[0]) & (seen.target == way[1])] for way in ways}
-    known = {way: each for way, each in times.items() if each.size >= _FEWEST}
+    links = sorted(set(zip(seen.source[of_size].tolist(), seen.target[of_size].tolist(), strict=True)))
+    times = {
+        link: seen.duration_ns[of_size & (seen.source == link[0]) & (seen.target == link[1])] for link in links
+    }
+    known = {link: each for link, each in times.items() if each.size >= _FEWEST}
     if len(known) <= 1:
         return ()
-    slow = max(known, key=lambda way: float(np.median(known[way])))
-    fast = min(known, key=lambda way: float(np.median(known[way])))
+    slow = max(known, key=lambda link: float(np.median(known[link])))
+    fast = min(known, key=lambda link: float(np.median(known[link])))
     apart = np.percentile(known[slow], 25) > np.percentile(known[fast], 75)
     if not apart or np.median(known[slow]) < _FAR * np.median(known[fast]):
         return ()
     return tuple(
-        WayTime(source=way[0], target=way[1], median_ns=int(np.median(known[way]))) for way in (fast, slow)
+        LinkTime(source=link[0], target=link[1], median_ns=int(np.median(known[link]))) for link in (fast, slow)
     )
 
 
@@ -267,7 +269,7 @@ _SLOWEST = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SortFit:
+class OperationFit:
     """Operations of one sort."""
 
     what: str
@@ -278,16 +280,16 @@ class SortFit:
     """What was fitted to them; of collectives the rate is that of a rank's link."""
 
 
-def fit_network(sorts: Sequence[BySize]) -> tuple[SortFit, ...]:
+def fit_network(sorts: Sequence[BySize]) -> tuple[OperationFit, ...]:
     """Fit each sort by itself."""
     return tuple(
-        SortFit(what=one.what, messages=one.messages, link=fit_link(one.took_ns, one.size_bytes))
+        OperationFit(what=one.what, messages=one.messages, link=fit_link(one.took_ns, one.size_bytes))
         for one in sorts
         if one.took_ns.size
     )
 
 
-def network_of(sorts: Sequence[SortFit]) -> SortFit | None:
+def choose_network(sorts: Sequence[OperationFit]) -> OperationFit | None:
     """Return the sort that stands for the network; None where latency and rate of none are known.
 
     The slowest messages count, else the slowest collective.

@@ -11,14 +11,14 @@ times say what a next one might take: the bootstrap (B. Efron, 1979).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from pptrace.measured.computations import performed
+from pptrace.measured.computations import extract_computations
 from pptrace.measured.replay import nearest_policy, replayed_span_ns, run_order
-from pptrace.measured.waits import chain_of
+from pptrace.measured.waits import follow_chain
 from pptrace.steps.kinds import Kind
 
 if TYPE_CHECKING:
@@ -28,12 +28,19 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pptrace.measured.calibration import Calibration
-    from pptrace.measured.computations import Performed
+    from pptrace.measured.computations import Computations
     from pptrace.plugins.registry import Registry
     from pptrace.steps.columns import Int64s
     from pptrace.steps.message_calls import Policy
 
-__all__ = ["Checked", "Sharing", "checked", "drawn_spans_ns", "ranks_meanwhile", "sharing"]
+__all__ = [
+    "CalibrationCheck",
+    "Sharing",
+    "bootstrap_spans_ns",
+    "check_calibration",
+    "concurrent_ranks",
+    "estimate_sharing",
+]
 
 _ERRORS = 2
 """How many standard errors below its slope is sure."""
@@ -55,7 +62,7 @@ class Sharing:
     """By which share longer the mean action would be if all ranks computed all the time."""
 
 
-def sharing(steps: Sequence[Performed]) -> Sharing | None:
+def estimate_sharing(steps: Sequence[Computations]) -> Sharing | None:
     """Return how actions slow each other down; None where they surely do not by a tenth, or ranks are missing.
 
     Args:
@@ -90,10 +97,10 @@ class _Actions:
     """Kinds on stages."""
 
     @classmethod
-    def of(cls, steps: Sequence[Performed]) -> Self:
+    def of(cls, steps: Sequence[Computations]) -> Self:
         """Return the actions of all steps that took any time."""
         took = np.concatenate([step.duration_ns for step in steps]).astype(np.float64)
-        ranks = np.concatenate([ranks_meanwhile(step) for step in steps])
+        ranks = np.concatenate([concurrent_ranks(step) for step in steps])
         columns = np.concatenate([np.stack([step.kind, step.stage, step.pair >= 0]) for step in steps], axis=1)
         lasted = (took > 0) & (ranks > 0)
         took, ranks = took[lasted], ranks[lasted]
@@ -105,7 +112,7 @@ class _Actions:
         )  # fmt: skip
 
 
-def ranks_meanwhile(step: Performed) -> NDArray[np.float64]:
+def concurrent_ranks(step: Computations) -> NDArray[np.float64]:
     """Return how many ranks computed during each action, mean over its time; 0 where it took none."""
     starts, ends = _busy(step)
     times, place = np.unique(np.concatenate([starts, ends]), return_inverse=True)
@@ -117,7 +124,7 @@ def ranks_meanwhile(step: Performed) -> NDArray[np.float64]:
     return np.where(lasted > 0, within / np.maximum(lasted, 1), 0.0)
 
 
-def _busy(step: Performed) -> tuple[Int64s, Int64s]:
+def _busy(step: Computations) -> tuple[Int64s, Int64s]:
     """Return from when to when ranks computed; overlapped actions of one rank are one such time."""
     starts, ends = [], []
     for rank in range(step.placement.ranks):
@@ -142,14 +149,14 @@ _SEEN_SELDOM = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
+class CalibrationCheck:
     """A fit, simulated."""
 
     policy: str
     """The message policy under which the steps' actions, with their own times, start nearest to when they did."""
     step_ns: int
     """How long the steps' pipelines took, mean."""
-    own_ns: int
+    simulated_ns: int = field(metadata={"json": "own_ns"})
     """How long one takes that is simulated with the fit, in its own order."""
     interval: float | None
     """By which share predictions of other orders are off at most, nine times in ten; None where ranks are missing.
@@ -174,10 +181,12 @@ class Checked:
     @property
     def error(self) -> float:
         """By which share that is longer."""
-        return self.own_ns / self.step_ns - 1 if self.step_ns else 0.0
+        return self.simulated_ns / self.step_ns - 1 if self.step_ns else 0.0
 
 
-def checked(fit: Calibration, steps: Sequence[Performed], registry: Registry, *, measured: bool = True) -> Checked:
+def check_calibration(
+    fit: Calibration, steps: Sequence[Computations], registry: Registry, *, measured: bool = True
+) -> CalibrationCheck:
     """Simulate a fit and say what it is worth.
 
     Args:
@@ -189,22 +198,24 @@ def checked(fit: Calibration, steps: Sequence[Performed], registry: Registry, *,
     policy = nearest_policy(steps[0], registry, measured=measured).policy
     again = [_simulated(fit, step, policy) for step in steps]
     spans = [step.span_ns for step in steps]
-    step_ns, own_ns = round(float(np.mean(spans))), round(float(np.mean([step.span_ns for step in again])))
-    error = abs(own_ns / step_ns - 1) if step_ns else 0.0
-    shared = sharing(steps) if measured else None
-    interval = _interval(fit, steps, len(chain_of(again[0]).positions), abs(own_ns - step_ns), step_ns, policy)
+    step_ns, simulated_ns = round(float(np.mean(spans))), round(float(np.mean([step.span_ns for step in again])))
+    error = abs(simulated_ns / step_ns - 1) if step_ns else 0.0
+    shared = estimate_sharing(steps) if measured else None
+    interval = _interval(
+        fit, steps, len(follow_chain(again[0]).positions), abs(simulated_ns - step_ns), step_ns, policy
+    )
     if interval is not None and shared is not None:
         interval += shared.at_most
-    return Checked(
-        policy=policy.label, step_ns=step_ns, own_ns=own_ns, interval=interval, sharing=shared,
+    return CalibrationCheck(
+        policy=policy.label, step_ns=step_ns, simulated_ns=simulated_ns, interval=interval, sharing=shared,
         warnings=tuple(_warnings(fit, steps, error, shared, measured=measured)),
     )  # fmt: skip
 
 
 def _interval(
-    fit: Calibration, steps: Sequence[Performed], path: int, missed_ns: int, step_ns: int, policy: Policy
+    fit: Calibration, steps: Sequence[Computations], path: int, missed_ns: int, step_ns: int, policy: Policy
 ) -> float | None:
-    """Return :attr:`Checked.interval`.
+    """Return :attr:`CalibrationCheck.interval`.
 
     Args:
         fit: the fit.
@@ -222,46 +233,46 @@ def _interval(
     return (actions * (missed_ns / max(path, 1) + host_ns + cut_ns) + _varies_ns(steps, policy)) / step_ns
 
 
-def _varies_ns(steps: Sequence[Performed], policy: Policy) -> float:
+def _varies_ns(steps: Sequence[Computations], policy: Policy) -> float:
     """Return by how much a fit of some steps and another step differ, as both vary."""
-    drawn = drawn_spans_ns(steps, policy)
+    drawn = bootstrap_spans_ns(steps, policy)
     one = float(np.quantile(np.abs(drawn - drawn.mean()), _SURE))
     if len(steps) > 1:
         one = max(one, float(np.std([step.span_ns for step in steps], ddof=1)))
     return one * math.sqrt(1 + 1 / len(steps))
 
 
-def _late_ns(fit: Calibration, steps: Sequence[Performed]) -> float:
+def _late_ns(fit: Calibration, steps: Sequence[Computations]) -> float:
     """Return by how much messages were later than the fit has it, in the mean, for actions whose host nobody saw.
 
     A host that is late shows as a gap where its action waits for nothing. Where it waits, the host at the other
     end shows as a message that took longer than they do.
     """
-    moves = [(step.transfers, step.transfers.observed & (step.transfers.took_ns >= 0)) for step in steps]
+    moves = [(step.transfers, step.transfers.observed & (step.transfers.duration_ns >= 0)) for step in steps]
     late = np.concatenate([
-        (transfers.took_ns - fit.wire_ns(transfers.size_bytes))[seen] for transfers, seen in moves
+        (transfers.duration_ns - fit.wire_ns(transfers.size_bytes))[seen] for transfers, seen in moves
     ])  # fmt: skip
     unseen = 1 - fit.gaps / max(sum(map(len, steps)), 1)
     return unseen * max(float(late.mean()), 0.0) if late.size else 0.0
 
 
-def _with_fit(fit: Calibration, step: Performed) -> Performed:
+def _with_fit(fit: Calibration, step: Computations) -> Computations:
     """Return a step with the times that a fit says; waits for what nobody recorded stay."""
     duration = step.duration_ns.copy()
     for one in fit.fitted:
         duration[(step.kind == Kind[one.kind]) & (step.stage == one.stage)] = round(one.mean_ns.value)
-    transfers = replace(step.transfers, took_ns=fit.wire_ns(step.transfers.size_bytes))
+    transfers = replace(step.transfers, duration_ns=fit.wire_ns(step.transfers.size_bytes))
     gap = np.where(step.outside, step.gap_ns, fit.overhead_ns)
     return replace(step, duration_ns=duration, gap_ns=gap, transfers=transfers)
 
 
-def _simulated(fit: Calibration, step: Performed, policy: Policy) -> Performed:
+def _simulated(fit: Calibration, step: Computations, policy: Policy) -> Computations:
     times = _with_fit(fit, step).times(held=False)
-    return performed(run_order(step.order, times, policy, partial=step.partial))
+    return extract_computations(run_order(step.order, times, policy, partial=step.partial))
 
 
 def _warnings(
-    fit: Calibration, steps: Sequence[Performed], error: float, shared: Sharing | None, *, measured: bool
+    fit: Calibration, steps: Sequence[Computations], error: float, shared: Sharing | None, *, measured: bool
 ) -> Iterator[str]:
     actions = sum(len(step) for step in steps)
     if any(step.partial for step in steps):
@@ -290,7 +301,7 @@ _DRAWS = 20
 """Steps that are drawn; two lie beyond what nine in ten are within."""
 
 
-def drawn_spans_ns(steps: Sequence[Performed], policy: Policy) -> Int64s:
+def bootstrap_spans_ns(steps: Sequence[Computations], policy: Policy) -> Int64s:
     """Return how long steps take whose times are drawn from those recorded, shape (draws,).
 
     A computation takes what one of its kind on its stage took, alone or in an overlapped pair as it is itself; a
@@ -306,7 +317,7 @@ def drawn_spans_ns(steps: Sequence[Performed], policy: Policy) -> Int64s:
     durations = np.concatenate([one.duration_ns for one in steps])
     gaps = np.concatenate([one.host_gaps_ns for one in steps])
     sizes = _sorts([one.transfers.size_bytes[None] for one in steps])
-    took = np.concatenate([one.transfers.took_ns for one in steps])
+    took = np.concatenate([one.transfers.duration_ns for one in steps])
     seen = np.concatenate([one.transfers.observed for one in steps]) & (took >= 0)
     spans = []
     for _ in range(_DRAWS):
@@ -314,7 +325,9 @@ def drawn_spans_ns(steps: Sequence[Performed], policy: Policy) -> Int64s:
             first,
             duration_ns=_drawn(durations, sorts, np.ones(durations.size, dtype=np.bool_), random)[: len(first)],
             gap_ns=random.choice(gaps, len(first)) if gaps.size else np.zeros(len(first), dtype=np.int64),
-            transfers=replace(first.transfers, took_ns=_drawn(took, sizes, seen, random)[: len(first.transfers)]),
+            transfers=replace(
+                first.transfers, duration_ns=_drawn(took, sizes, seen, random)[: len(first.transfers)]
+            ),
         )
         spans.append(replayed_span_ns(step.order, step.times(held=False), policy))
     return np.array(spans, dtype=np.int64)

@@ -8,7 +8,7 @@ from statistics import mean
 from typing import TYPE_CHECKING
 
 from pptrace.config.quantities import format_duration, format_rate, format_size
-from pptrace.measured.calibration import network_of
+from pptrace.measured.calibration import choose_network
 from pptrace.report.document import Document, Line, Section, Table
 from pptrace.report.numbers import ms
 from pptrace.sanitize import printable_line, shell_word
@@ -18,8 +18,8 @@ from pptrace.steps.message_calls import Policy
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pptrace.measured.calibration import Calibration, Fitted, LinkFit, SortFit, WayTime
-    from pptrace.measured.calibration_check import Checked
+    from pptrace.measured.calibration import ActionFit, Calibration, LinkFit, LinkTime, OperationFit
+    from pptrace.measured.calibration_check import CalibrationCheck
     from pptrace.run.trace_files import Behind
     from pptrace.steps.workload import Workload
 
@@ -33,7 +33,7 @@ _MOST_UNCERTAIN = 10
 
 
 def calibrated_yaml(
-    fit: Calibration, source: str, schedules: Sequence[str] = (), check: Checked | None = None,
+    fit: Calibration, source: str, schedules: Sequence[str] = (), check: CalibrationCheck | None = None,
     known: Behind | None = None,
 ) -> str:  # fmt: skip
     """Return the YAML text, which names the schedules that have the measured order, the first of them as its own.
@@ -106,7 +106,7 @@ def _schedule(fit: Calibration, source: str, schedules: Sequence[str]) -> list[s
     return [f"schedule: {schedules[0]}{others}", *parallel, *([f"  vp: {chunks}"] if chunks > 1 else [])]
 
 
-def calibration_document(fit: Calibration, check: Checked, schedules: Sequence[str]) -> Document:
+def calibration_document(fit: Calibration, check: CalibrationCheck, schedules: Sequence[str]) -> Document:
     """Return the fit of costs and network, what it is worth, and the schedules that have the measured order."""
     rows = tuple(
         (
@@ -137,10 +137,10 @@ def calibration_document(fit: Calibration, check: Checked, schedules: Sequence[s
     )  # fmt: skip
 
 
-def _about_check(check: Checked) -> list[str]:
+def _about_check(check: CalibrationCheck) -> list[str]:
     return [
         (
-            f"simulated with this fit, messages {check.policy}: {ms(check.own_ns)}, "
+            f"simulated with this fit, messages {check.policy}: {ms(check.simulated_ns)}, "
             f"measured {ms(check.step_ns)} ({check.error:+.1%})"
         ),
         *(
@@ -152,18 +152,18 @@ def _about_check(check: Checked) -> list[str]:
     ]
 
 
-def network_document(fits: Sequence[SortFit]) -> Document:
+def network_document(fits: Sequence[OperationFit]) -> Document:
     """Return the fit of a network alone."""
     lines = [_NO_COSTS, *(line for one in fits for line in _about_sort(one))]
     return Document(title="network", lead=tuple(Line(text=line) for line in lines), values={"network": fits})
 
 
-def network_yaml(fits: Sequence[SortFit], source: str) -> str:
+def network_yaml(fits: Sequence[OperationFit], source: str) -> str:
     """Return a configuration's text that holds a network alone; empty where none can be told."""
-    chosen = network_of(fits)
+    chosen = choose_network(fits)
     if chosen is None:
         return ""
-    lines = [f"# Fitted to {source}: pptrace calibrate.", f"# {_NO_COSTS}"]
+    lines = [f"# ActionFit to {source}: pptrace calibrate.", f"# {_NO_COSTS}"]
     lines += [f"# {line}" for one in fits for line in _about_sort(one)]
     bandwidth, latency = _wires(chosen.link)
     lines += ["network:", "  name: hockney", f"{bandwidth}  # {chosen.what}"]
@@ -171,7 +171,7 @@ def network_yaml(fits: Sequence[SortFit], source: str) -> str:
     return "\n".join([*lines, latency if chosen.messages else unknown]) + "\n"
 
 
-def _about_sort(one: SortFit) -> list[str]:
+def _about_sort(one: OperationFit) -> list[str]:
     link = one.link
     sizes = " to ".join(dict.fromkeys(format_size(size) for size in (link.sizes[0], link.sizes[-1])))
     seen = f"{one.what}: {link.count:,} of {sizes}, median {format_duration(round(link.median_ns.value))}"
@@ -211,7 +211,7 @@ def _times(fit: Calibration) -> list[str]:
     return lines
 
 
-def _mean(fitted: Fitted) -> int:
+def _mean(fitted: ActionFit) -> int:
     return round(fitted.mean_ns.value)
 
 
@@ -222,7 +222,7 @@ def _listed(times: Sequence[int | None]) -> str:
     return f"[{', '.join(_exact(usual if time is None else time) for time in times)}]"
 
 
-def _spreads(fitted: Sequence[Fitted | None]) -> str:
+def _spreads(fitted: Sequence[ActionFit | None]) -> str:
     known = [format_duration(one.mean_ns.spread or 0) for one in fitted if one is not None]
     return f"  # {', '.join(known)}" if known else ""
 
@@ -253,13 +253,14 @@ def _about_links(fit: Calibration) -> list[str]:
     if fit.uneven:
         fast, slow = fit.uneven
         lines.append(
-            f"ways differ: {_way(fast)}, {_way(slow)}; if nodes are why, --node-ranks N fits each node's apart"
+            f"ways differ: {_link_text(fast)}, {_link_text(slow)}; "
+            "if nodes are why, --node-ranks N fits each node's apart"
         )
     return lines
 
 
-def _way(way: WayTime) -> str:
-    return f"rank {way.source} to rank {way.target} {format_duration(way.median_ns)}"
+def _link_text(link: LinkTime) -> str:
+    return f"rank {link.source} to rank {link.target} {format_duration(link.median_ns)}"
 
 
 def _about(link: LinkFit | None, where: str) -> list[str]:

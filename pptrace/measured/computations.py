@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Arrivals",
-    "Performed",
+    "Computations",
     "Transfers",
     "arrivals",
-    "needs_unrecorded",
-    "performed",
-    "released_by_messages",
+    "depends_on_missing",
+    "extract_computations",
+    "is_released_by_message",
 ]
 
 _SENDER = np.array(
@@ -68,9 +68,9 @@ class Transfers(Cells):
     """The receiving rank."""
     size_bytes: Int64s
     """Its size; 0 where unknown."""
-    took_ns: Int64s
+    duration_ns: Int64s
     """From when both ends were ready until it was there; -1 where unknown."""
-    held_ns: Int64s
+    blocked_ns: Int64s
     """What else lay between its producer's end and its consumer's start for its sake: until both ends were ready,
     and until whatever it shared its kernel with was there. 0 where that is not known."""
     observed: NDArray[np.bool_]
@@ -78,7 +78,7 @@ class Transfers(Cells):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Performed(Cells):
+class Computations(Cells):
     """One value per computation, rank by rank, in the order in which they ran."""
 
     placement: Placement
@@ -122,10 +122,10 @@ class Performed(Cells):
         """From the first one's start to the last one's end."""
         return int(self.end_ns.max() - self.start_ns.min()) if len(self) else 0
 
-    def equals(self, other: Performed) -> bool:
+    def equals(self, other: Computations) -> bool:
         """Return whether another step did the same at the same times, to the nanosecond, on the same ranks."""
         columns = ("rank", *CELL, "start_ns", "end_ns", "duration_ns", "gap_ns")
-        of_messages = ("source", "target", "kind", "stage", "microbatch", "size_bytes", "took_ns")
+        of_messages = ("source", "target", "kind", "stage", "microbatch", "size_bytes", "duration_ns")
         return not (difference(self, other, columns) or difference(self.transfers, other.transfers, of_messages))
 
     @property
@@ -192,7 +192,7 @@ class Performed(Cells):
         """
         sends = [
             (_sends(step.transfers, self.placement), step.transfers, column)
-            for column, other in (("took_ns", transfers), ("held_ns", holds))
+            for column, other in (("duration_ns", transfers), ("blocked_ns", holds))
             for step in (self, other)
             if step is not None
         ]
@@ -205,8 +205,8 @@ class Performed(Cells):
                 there = np.isin(other.places, self.places)
                 times[find(place, other.places[there])] = getattr(other, column)[there]
         for places, moves, column in sends:
-            times, index = transfer if column == "took_ns" else hold, find(place, places)
-            times[index] = np.where(moves.took_ns >= 0, getattr(moves, column), times[index])
+            times, index = transfer if column == "duration_ns" else hold, find(place, places)
+            times[index] = np.where(moves.duration_ns >= 0, getattr(moves, column), times[index])
         if held:
             transfer = np.where(transfer >= 0, transfer + hold, transfer)
         return ActionTimes(place=place, duration_ns=duration, gap_ns=gap, transfer_ns=transfer)
@@ -227,7 +227,7 @@ def extent(timeline: Timeline) -> Extent:
     return Extent(rows.size, span)
 
 
-def performed(timeline: Timeline, *, lacks_ranks: bool = False) -> Performed:
+def extract_computations(timeline: Timeline, *, lacks_ranks: bool = False) -> Computations:
     """Take a step's times apart; :mod:`pptrace.measured.computations` says when messages were there.
 
     Actions in segments are taken whole.
@@ -246,19 +246,19 @@ def performed(timeline: Timeline, *, lacks_ranks: bool = False) -> Performed:
     found = arrivals(timeline, pairs, before)
     ready = before.copy()
     np.maximum.at(ready, found.consumer, found.there_ns)
-    released, waited = released_by_messages(timeline), np.zeros(len(timeline), dtype=np.bool_)
+    released, waited = is_released_by_message(timeline), np.zeros(len(timeline), dtype=np.bool_)
     released[pairs.consumer[(pairs.consumer >= 0) & (pairs.producer < 0)]] = False  # their waits are all there is
     seen = found.observed & (released[found.consumer] | (timeline.cause[found.consumer] < 0))
     waited[found.consumer[seen]] = True
     first = np.concatenate([[0], np.cumsum([row.size for row in by_rank])[:-1]]).astype(np.int64)
     gap = np.where(released, 0, np.maximum(timeline.start_ns - ready, 0))[rows]
     cells = timeline.cells.taken(rows)
-    outside = needs_unrecorded(cells, timeline.placement, lacks_ranks=lacks_ranks)
+    outside = depends_on_missing(cells, timeline.placement, lacks_ranks=lacks_ranks)
     first = first[first < rows.size]
     since = timeline.start_ns[rows[first]] - min(timeline.start_ns[rows], default=0)
     # What comes before a rank's first action is no gap between two, but may be a wait that nobody recorded.
     gap[first] = np.where(outside[first], np.minimum(gap[first], since), 0)
-    return Performed(
+    return Computations(
         **cells._asdict(), placement=timeline.placement, rank=timeline.rank_of_row()[rows],
         row=rows, start_ns=timeline.start_ns[rows], end_ns=timeline.end_ns[rows],
         duration_ns=(timeline.end_ns - timeline.start_ns)[rows], gap_ns=gap,
@@ -286,11 +286,11 @@ def _transfers(timeline: Timeline, found: Arrivals) -> Transfers:
     return Transfers(
         **cells._asdict(), source=rank[found.producer], target=rank[found.consumer],
         size_bytes=np.maximum(size[found.row], np.where(found.send >= 0, size[found.send], 0)),
-        took_ns=found.took_ns, held_ns=found.held_ns, observed=found.observed,
+        duration_ns=found.duration_ns, blocked_ns=found.blocked_ns, observed=found.observed,
     )  # fmt: skip
 
 
-def needs_unrecorded(cells: CellColumns, placement: Placement, *, lacks_ranks: bool) -> NDArray[np.bool_]:
+def depends_on_missing(cells: CellColumns, placement: Placement, *, lacks_ranks: bool) -> NDArray[np.bool_]:
     """Return which computations take an activation or a gradient from a computation that is not there.
 
     Args:
@@ -353,9 +353,9 @@ class Arrivals:
     """Its own row, the receiver's where there is one."""
     send: Int32s
     """Its sender's row, -1 where there is none."""
-    took_ns: Int64s
+    duration_ns: Int64s
     """From when both ends were ready until it was there."""
-    held_ns: Int64s
+    blocked_ns: Int64s
     """What else lay between its producer and its consumer for its sake."""
     observed: NDArray[np.bool_]
     """Whether its arrival was seen, or a simulation knows it."""
@@ -384,7 +384,7 @@ def arrivals(timeline: Timeline, pairs: Messages, before: Int64s) -> Arrivals:
     ready = np.maximum(ready, left)
     took = np.maximum(there - ready, 0)
     held = np.where(caused, ready, left) - timeline.end_ns[producer]
-    joined = caused & released_by_messages(timeline)[consumer]
+    joined = caused & is_released_by_message(timeline)[consumer]
     held[joined] += np.maximum(timeline.start_ns[consumer] - there, 0)[joined]
     enter = timeline.enter_ns[consumer]
     looked = np.maximum(before[consumer], np.where(enter < timeline.start_ns[consumer], enter, 0))
@@ -392,7 +392,8 @@ def arrivals(timeline: Timeline, pairs: Messages, before: Int64s) -> Arrivals:
     observed = caused | ((watched > 0) & (2 * watched >= took))
     took = _told(took, observed, timeline.rank_of_row()[producer], timeline.rank_of_row()[consumer])
     return Arrivals(
-        producer=producer, consumer=consumer, row=rows, send=send, took_ns=took, held_ns=held, observed=observed,
+        producer=producer, consumer=consumer, row=rows, send=send, duration_ns=took, blocked_ns=held,
+        observed=observed,
         there_ns=np.where(observed, there, ready + took),
     )  # fmt: skip
 
@@ -432,7 +433,7 @@ def _told(took: Int64s, observed: NDArray[np.bool_], source: Int32s, target: Int
     return told
 
 
-def released_by_messages(timeline: Timeline) -> NDArray[np.bool_]:
+def is_released_by_message(timeline: Timeline) -> NDArray[np.bool_]:
     """Return, per row, whether it is known that a message released it: its own, or one that came with that."""
     beside = timeline.lane_stream[timeline.lane_of_row()] != Stream.COMPUTE
     carries = COMMUNICATION.mask(timeline.kind) & beside

@@ -26,20 +26,20 @@ from pptrace.measured.findings import (
     Culprit,
     Divergence,
     OrderChange,
-    blame_of,
+    attribute_slowdown,
     changes,
     culprits,
     first_divergence,
     kinds,
+    links,
     orders,
     spikes,
-    spread_of,
-    ways,
+    standard_deviations,
 )
-from pptrace.measured.matching import Matched, folded_alike, match, same_stages
+from pptrace.measured.matching import MatchedActions, fold_first_stages, has_same_stages, match
 from pptrace.measured.replay import Resimulation, replayed_span_ns
-from pptrace.measured.sides import share_of_deviation
-from pptrace.measured.waits import Chain, PathsDiffer, chain_of, paths_differ
+from pptrace.measured.sides import median_deviation_factor
+from pptrace.measured.waits import Chain, PathsDiffer, follow_chain, paths_differ
 from pptrace.report.numbers import Figure, Sides, with_deviations
 from pptrace.steps.columns import find
 from pptrace.steps.kinds import Kind
@@ -47,8 +47,8 @@ from pptrace.steps.kinds import Kind
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pptrace.measured.computations import Performed
-    from pptrace.measured.findings import Change, KindRow, Way
+    from pptrace.measured.computations import Computations
+    from pptrace.measured.findings import Change, KindRow, Link
     from pptrace.measured.sides import Side
     from pptrace.sim.task_graph import ActionTimes
     from pptrace.steps.columns import Int64s
@@ -62,9 +62,9 @@ __all__ = [
     "Pair",
     "RankMemory",
     "StepDiff",
+    "compare_memory",
     "compare_pair",
     "diff",
-    "memory_of",
     "order_share",
     "replay_ladder",
     "simulation_ladder",
@@ -83,7 +83,7 @@ class LadderStep:
     """How long that is then."""
 
 
-def replay_ladder(a: Performed, b: Performed, a_ns: int, b_ns: int) -> tuple[LadderStep, ...]:
+def replay_ladder(a: Computations, b: Computations, a_ns: int, b_ns: int) -> tuple[LadderStep, ...]:
     """Return the ladder from a step of ``a_ns`` to one of ``b_ns``, from replays of both.
 
     Raises:
@@ -103,7 +103,7 @@ def replay_ladder(a: Performed, b: Performed, a_ns: int, b_ns: int) -> tuple[Lad
 
 
 def simulation_ladder(
-    steps: tuple[Performed, Performed], simulations: tuple[Resimulation, Resimulation], a_ns: int, b_ns: int
+    steps: tuple[Computations, Computations], simulations: tuple[Resimulation, Resimulation], a_ns: int, b_ns: int
 ) -> tuple[LadderStep, ...]:
     """Return the ladder between two simulations; empty where one cannot run with inputs of the other.
 
@@ -131,7 +131,7 @@ def simulation_ladder(
 
 
 def _rungs(
-    lengths: Sequence[int], steps: tuple[Performed, Performed], a_ns: int, b_ns: int
+    lengths: Sequence[int], steps: tuple[Computations, Computations], a_ns: int, b_ns: int
 ) -> tuple[LadderStep, ...]:
     a, b = steps
     names = ("durations", "order", "transfers", "messages held up", "host gaps")
@@ -188,14 +188,14 @@ def _simulated_spans(a: ComparedStep, b: ComparedStep, times: ActionTimes) -> tu
         return None
 
 
-def _replayed_spans(a: Performed, b: Performed, times: ActionTimes) -> tuple[int, int, int]:
+def _replayed_spans(a: Computations, b: Computations, times: ActionTimes) -> tuple[int, int, int]:
     """Return the same spans from replays, in which only the message order delays messages."""
     first, second = a.order, b.order
     before = replayed_span_ns(first, a.times(held=False))
     return before, replayed_span_ns(first, times), replayed_span_ns(second, b.times(held=False))
 
 
-def _durations(a: Performed, b: Performed) -> Int64s:
+def _durations(a: Computations, b: Computations) -> Int64s:
     """Return what the first's actions take in the second, shape (actions of the first,); what it lacks stays.
 
     A whole backward takes what both gradients take; a gradient alone takes half of a whole backward.
@@ -217,7 +217,7 @@ def _durations(a: Performed, b: Performed) -> Int64s:
 class ComparedStep:
     """One step of a side as the diff compares it."""
 
-    step: Performed
+    step: Computations
     """Its computations and messages."""
     metrics: Metrics
     """Its metrics."""
@@ -227,7 +227,7 @@ class ComparedStep:
     """Its simulation; None for a recording, and where it is unknown."""
 
     @classmethod
-    def of(cls, side: Side, index: int, step: Performed) -> ComparedStep:
+    def of(cls, side: Side, index: int, step: Computations) -> ComparedStep:
         """Return a step of a side with these computations."""
         analysis = side.analyses[index]
         return cls(step=step, metrics=analysis.metrics, parts_ns=analysis.parts_ns, simulation=side.simulation)
@@ -239,7 +239,7 @@ class Pair:
 
     step_ns: Sides
     """Lengths of the steps."""
-    matched: Matched
+    matched: MatchedActions
     """The pairs of computations."""
     parts_ns: Mapping[str, Sides]
     """Nanoseconds by part of the step, mean over ranks; each side's sum to its step."""
@@ -253,10 +253,10 @@ class Pair:
     """What that changes, and what times change; None where orders are the same, or cannot be run alike."""
     kinds: Mapping[tuple[str, int], KindRow]
     """Per kind and stage."""
-    ways: Mapping[tuple[int, int], Way]
+    links: Mapping[tuple[int, int], Link]
     """Messages by sender and receiver."""
     blame: Blame
-    """By which share ranks, stages and ways are slower."""
+    """By which share ranks, stages and links are slower."""
     chains: tuple[Chain, Chain]
     """Both critical paths."""
     paths_ns: Mapping[str, Sides]
@@ -267,15 +267,16 @@ def compare_pair(a: ComparedStep, b: ComparedStep) -> Pair:
     """Compare two steps."""
     first, second = a.step, b.step
     matched = match(first, second)
-    between = ways(first, second)
+    between = links(first, second)
     ladder, why = _ladder(a, b)
-    chains = chain_of(first), chain_of(second)
+    chains = follow_chain(first), follow_chain(second)
     reordered = orders(first, second)
     return Pair(
         step_ns=Sides(Figure(a.metrics.step_ns), Figure(b.metrics.step_ns)), matched=matched,
         parts_ns=_sides(a.parts_ns, b.parts_ns), ladder=ladder, no_ladder=why, orders=reordered,
         order_share=order_share(a, b) if reordered and _sizes(first) == _sizes(second) else None,
-        kinds=kinds(first, second), ways=between, blame=blame_of(first, second, matched, between), chains=chains,
+        kinds=kinds(first, second), links=between, blame=attribute_slowdown(first, second, matched, between),
+        chains=chains,
         paths_ns=_sides(chains[0].by_kind_ns, chains[1].by_kind_ns),
     )  # fmt: skip
 
@@ -284,7 +285,7 @@ def _sides(first: Mapping[str, int], second: Mapping[str, int]) -> Mapping[str, 
     return {name: Sides(Figure(first.get(name, 0)), Figure(second.get(name, 0))) for name in {**first, **second}}
 
 
-def _sizes(step: Performed) -> str:
+def _sizes(step: Computations) -> str:
     placement = step.placement
     return f"{placement.ranks} ranks, {placement.stages} stages, {placement.microbatches} microbatches"
 
@@ -317,7 +318,7 @@ class RankMemory:
     """The most microbatches whose activations are held at once, each stage's counted as one."""
 
 
-def memory_of(sides: tuple[Side, Side], metrics: tuple[Metrics, Metrics]) -> tuple[RankMemory, ...]:
+def compare_memory(sides: tuple[Side, Side], metrics: tuple[Metrics, Metrics]) -> tuple[RankMemory, ...]:
     """Return every rank of both steps; nothing of other numbers of ranks, or where it is alike."""
     if metrics[0].ranks != metrics[1].ranks:
         return ()
@@ -364,14 +365,14 @@ class StepDiff(Pair):
     """The sides."""
     tolerance: float
     """Which share counts as equal."""
-    steps: tuple[Performed, Performed]
+    steps: tuple[Computations, Computations]
     """The computations, taken apart; first stages folded where only one side splits them."""
     folded: tuple[int, ...]
     """Those stages."""
     metrics: tuple[Metrics, Metrics]
     """Both steps' figures."""
     changes: tuple[Change, ...]
-    """Matched actions, the one that changed most first; what lies in the steps' own noise left out."""
+    """MatchedActions actions, the one that changed most first; what lies in the steps' own noise left out."""
     noise: int
     """How many are left out as noise."""
     divergence: Divergence | None
@@ -412,7 +413,7 @@ class StepDiff(Pair):
     @property
     def unlike(self) -> str:
         """Why no action of one step is one of the other; empty where they can be the same."""
-        if same_stages(*self.steps):
+        if has_same_stages(*self.steps):
             return ""
         first, second = (one.placement.stages for one in self.steps)
         return f"{first} and {second} stages are not the same parts of the model"
@@ -437,16 +438,16 @@ class StepDiff(Pair):
 def diff(a: Side, b: Side, tolerance: float = TOLERANCE) -> StepDiff:
     """Compare two steps action by action."""
     sides = (a, b)
-    ranks = max(side.numbers[-1] + 1 if side.numbers else side.performed.placement.ranks for side in sides)
-    first, second, folded = folded_alike(*(_numbered(side, side.performed, ranks) for side in sides))
+    ranks = max(side.numbers[-1] + 1 if side.numbers else side.computations.placement.ranks for side in sides)
+    first, second, folded = fold_first_stages(*(_numbered(side, side.computations, ranks) for side in sides))
     compared = ComparedStep.of(a, a.chosen, first), ComparedStep.of(b, b.chosen, second)
-    steps = [[_numbered(side, step, ranks).folded(folded) for step in side.every] for side in sides]
+    steps = [[_numbered(side, step, ranks).folded(folded) for step in side.step_computations] for side in sides]
     pair = _varied(compare_pair(*compared), _replicates(sides, compared, steps), sides)
     noise_ns, end_noise_ns = (
         _noise(sides, (first, second), steps, pair.matched, column) for column in ("duration_ns", "end_ns")
     )
     changed = [change for change in changes(first, second, pair.matched, noise_ns) if change.change_ns.value]
-    blamed = culprits(pair.blame, pair.ways, tolerance) + spikes(first, second, pair.matched, tolerance, noise_ns)
+    blamed = culprits(pair.blame, pair.links, tolerance) + spikes(first, second, pair.matched, tolerance, noise_ns)
     metrics = compared[0].metrics, compared[1].metrics
     return StepDiff(
         **{field.name: getattr(pair, field.name) for field in fields(pair)},
@@ -454,19 +455,19 @@ def diff(a: Side, b: Side, tolerance: float = TOLERANCE) -> StepDiff:
         changes=tuple(change for change in changed if not change.change_ns.is_noise),
         noise=sum(change.change_ns.is_noise for change in changed),
         divergence=first_divergence(first, second, pair.matched, tolerance, end_noise_ns),
-        culprits=tuple(sorted(blamed, key=lambda one: (-abs(one.total_ns), one.sort, one.what))),
+        culprits=tuple(sorted(blamed, key=lambda one: (-abs(one.total_ns), one.kind, one.what))),
         paths_differ=paths_differ(first, second, pair.chains),
-        spans_ns=(a.spans_ns, b.spans_ns), pools=(a.pools, b.pools), memory=memory_of(sides, metrics),
+        spans_ns=(a.spans_ns, b.spans_ns), pools=(a.pools, b.pools), memory=compare_memory(sides, metrics),
     )  # fmt: skip
 
 
-def _numbered(side: Side, step: Performed, ranks: int) -> Performed:
+def _numbered(side: Side, step: Computations, ranks: int) -> Computations:
     """Return a step with the rank numbers of the whole pipeline where recordings of ranks are missing."""
     return step.renumbered(side.numbers, ranks) if side.numbers else step
 
 
 def _replicates(
-    sides: tuple[Side, Side], compared: tuple[ComparedStep, ComparedStep], steps: Sequence[Sequence[Performed]]
+    sides: tuple[Side, Side], compared: tuple[ComparedStep, ComparedStep], steps: Sequence[Sequence[Computations]]
 ) -> list[list[Pair]]:
     """Compare each recorded step of one side with the compared step of the other side."""
     first, second = (
@@ -481,7 +482,7 @@ def _replicates(
 
 def _varied(pair: Pair, groups: Sequence[Sequence[Pair]], sides: Sequence[Side]) -> Pair:
     """Return a pair with deviations; those of parts and paths are of one step even where steps are pooled."""
-    factors = [share_of_deviation(len(side.steps)) if side.pools else 1.0 for side in sides]
+    factors = [median_deviation_factor(len(side.steps)) if side.pools else 1.0 for side in sides]
     single = with_deviations(pair, *groups)
     return replace(
         with_deviations(pair, *groups, factors=factors), parts_ns=single.parts_ns, paths_ns=single.paths_ns
@@ -490,14 +491,14 @@ def _varied(pair: Pair, groups: Sequence[Sequence[Pair]], sides: Sequence[Side])
 
 def _noise(
     sides: tuple[Side, Side],
-    steps: tuple[Performed, Performed],
-    every: Sequence[Sequence[Performed]],
-    matched: Matched,
+    steps: tuple[Computations, Computations],
+    every: Sequence[Sequence[Computations]],
+    matched: MatchedActions,
     column: str,
 ) -> Int64s:
     """Return the standard deviation of a column over the steps of both sides, shape (pairs,)."""
     first, second = (
-        spread_of(step, side.other_steps(of_side), column, pooled=side.pools and column == "duration_ns")
+        standard_deviations(step, side.other_steps(of_side), column, pooled=side.pools and column == "duration_ns")
         for side, step, of_side in zip(sides, steps, every, strict=True)
     )
     both: Int64s = np.hypot(first[matched.first], second[matched.second]).astype(np.int64)

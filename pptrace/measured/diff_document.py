@@ -15,7 +15,7 @@ from pptrace.files import compress, replace_file
 from pptrace.measured.diff import diff
 from pptrace.measured.diff_drawing import part_bars, strips, waterfall
 from pptrace.measured.replay import simulation_of
-from pptrace.measured.sides import measured_side, notes_on, side_of, simulated_side, steps_of
+from pptrace.measured.sides import measured_side, notes_on, read_side, simulated_side, split_step_option
 from pptrace.measured.waits import BETWEEN
 from pptrace.report.document import Cell, Document, Line, Picture, Section, Table
 from pptrace.report.numbers import BARELY_NS, MARK, SIGMAS, Figure, change, ms, several_steps, share
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pptrace.measured.diff import StepDiff
-    from pptrace.measured.findings import Divergence, KindRow, Link, Way
+    from pptrace.measured.findings import Divergence, KindRow, Link, Release
     from pptrace.measured.sides import Side
     from pptrace.plugins.registry import Registry
     from pptrace.report.document import Block
@@ -41,12 +41,13 @@ __all__ = [
     "check_targets",
     "compare_steps",
     "culprits",
+    "describe_divergence",
     "diff_document",
     "divergence",
-    "divergence_words",
     "groups",
     "kinds",
     "ladder_table",
+    "link_sizes",
     "memory",
     "memory_title",
     "messages",
@@ -56,7 +57,6 @@ __all__ = [
     "paths",
     "ratios",
     "verdict",
-    "way_sizes",
     "write_diff",
 ]
 
@@ -142,7 +142,7 @@ def _sections(findings: StepDiff, top: int) -> Iterator[Section]:
     yield Section(
         title="what changes it, one after another",
         about="The first step is replayed with the second's durations, then its order, its transfers, its host "
-        "gaps. Together they are the whole difference.",
+        "gaps. OverlappedPair they are the whole difference.",
         blocks=(ladder if findings.ladder else Line(text=f"no ladder: {findings.no_ladder}"),),
     )
     yield Section(
@@ -215,7 +215,7 @@ def _values(findings: StepDiff, top: int, notes: tuple[str, ...]) -> dict[str, A
         "divergence": findings.divergence,
         "culprits": findings.culprits,
         "orders": findings.orders,
-        "messages": tuple(findings.ways.values()),
+        "messages": tuple(findings.links.values()),
         "critical_path_ns": findings.paths_ns,
         "paths_differ": findings.paths_differ,
         "memory": findings.memory,
@@ -325,26 +325,30 @@ def divergence(findings: StepDiff) -> tuple[Block, ...]:
     one = findings.divergence
     if one is None:
         return ()
-    links = ", ".join(map(_link, one.chain))
-    return (Line(text=divergence_words(one)), *([Line(text=f"released by {links}")] if links else []))
+    links = ", ".join(map(_release, one.chain))
+    return (Line(text=describe_divergence(one)), *([Line(text=f"released by {links}")] if links else []))
 
 
-def divergence_words(one: Divergence) -> str:
+def describe_divergence(one: Divergence) -> str:
     """Return where the steps begin to differ, in a sentence."""
     late = "late" if one.late_ns.value > 0 else "early"
     times = [
-        (one.own_ns, "its own time"),
-        (one.message_ns, f"its input's way from rank {one.source}"),
+        (one.local_ns, "its own time"),
+        (one.message_ns, f"its input's link from rank {one.source}"),
         (one.idle_ns, "until it was begun"),
         (one.released_ns, "from what released it"),
     ]
     why = ", ".join(f"{ms(time, sign=True)} {what}" for time, what in times if abs(time) >= BARELY_NS)
     ends = f"ends {ms(Figure(abs(one.late_ns.value), one.late_ns.deviation))} {late}"
-    order = f"; it comes behind {one.behind[0]} there, behind {one.behind[1]} here" if any(one.behind) else ""
-    return f"at {ms(one.at_ns)}: rank {one.rank}, {one.action} {ends}{why and f': {why}'}{order}"
+    order = (
+        f"; it comes behind {one.predecessors[0]} there, behind {one.predecessors[1]} here"
+        if any(one.predecessors)
+        else ""
+    )
+    return f"at {ms(one.start_ns)}: rank {one.rank}, {one.action} {ends}{why and f': {why}'}{order}"
 
 
-def _link(link: Link) -> str:
+def _release(link: Release) -> str:
     late = "" if link.late_ns is None else f" {ms(link.late_ns, sign=True)}"
     return f"rank {link.rank}: {link.action}{late}"
 
@@ -356,7 +360,7 @@ def changes(findings: StepDiff, top: int) -> tuple[Block, ...]:
         (
             f"rank {one.rank}",
             str(one.action),
-            ms(one.at_ns),
+            ms(one.start_ns),
             ms(one.first_ns),
             ms(one.second_ns),
             change(one.change_ns),
@@ -379,34 +383,37 @@ def orders(findings: StepDiff) -> tuple[Block, ...]:
 
 def messages(findings: StepDiff) -> tuple[Block, ...]:
     """Return messages by sender and receiver: all ways, or those whose medians changed most."""
-    most = sorted(findings.ways.values(), key=_way_change)[:_MOST]
+    most = sorted(findings.links.values(), key=_link_change)[:_MOST]
     head = ("", "how many", "size", "median, first", "rate", "second", "rate")
-    listed = sorted(most, key=lambda way: (way.source, way.target))
-    rows = [(f"{way.source} to {way.target}", _counts(way.count), way_sizes(way), *_times(way)) for way in listed]
+    listed = sorted(most, key=lambda link: (link.source, link.target))
+    rows = [
+        (f"{link.source} to {link.target}", _counts(link.count), link_sizes(link), *_times(link))
+        for link in listed
+    ]
     rest = "ways, whose medians changed less"
-    unchanged = _places(_same_way(way, findings.tolerance) for way in listed)
-    return _bounded(head, rows, rest, all_of_them=len(findings.ways), unchanged=unchanged)
+    unchanged = _places(_same_link(link, findings.tolerance) for link in listed)
+    return _bounded(head, rows, rest, all_of_them=len(findings.links), unchanged=unchanged)
 
 
-def _same_way(way: Way, tolerance: float) -> bool:
-    first, second = way.median_ns
-    return first.known and second.known and abs(way.median_ns.change.value) <= tolerance * first.value
+def _same_link(link: Link, tolerance: float) -> bool:
+    first, second = link.median_ns
+    return first.known and second.known and abs(link.median_ns.change.value) <= tolerance * first.value
 
 
-def _way_change(way: Way) -> float:
-    return -abs(way.median_ns.change.value) if way.median_ns.change.known else 0.0
+def _link_change(link: Link) -> float:
+    return -abs(link.median_ns.change.value) if link.median_ns.change.known else 0.0
 
 
-def _times(way: Way) -> list[str]:
+def _times(link: Link) -> list[str]:
     cells = []
-    for median, rate in zip(way.median_ns, way.bytes_per_s, strict=True):
+    for median, rate in zip(link.median_ns, link.bytes_per_s, strict=True):
         cells += [ms(median) if median.known else "not seen", format_rate(round(rate)) if rate else ""]
     return cells
 
 
-def way_sizes(way: Way) -> str:
-    """Return the mean size of a way's messages, of both sides where they differ."""
-    sizes = [size // max(count, 1) for size, count in zip(way.size_bytes, way.count, strict=True)]
+def link_sizes(link: Link) -> str:
+    """Return the mean size of a link's messages, of both sides where they differ."""
+    sizes = [size // max(count, 1) for size, count in zip(link.size_bytes, link.count, strict=True)]
     known = dict.fromkeys(format_size(size) if size else "?" for size in sizes)
     return "" if set(known) == {"?"} else ", ".join(known)
 
@@ -472,7 +479,7 @@ def blame(findings: StepDiff) -> str:
     first = slow[0]
     lead = "Of times, first to blame" if findings.order_share else "First to blame"
     times = f"its times are {share(first.share, sign=True)}, " if first.share.value else ""
-    sort = first.sort if first.sort == "spikes" else f"a {first.sort}"
+    sort = first.kind if first.kind == "spikes" else f"a {first.kind}"
     return f"{lead}, {sort}: {first.what}; {times}{ms(first.total_ns, sign=True)} in sum."
 
 
@@ -502,7 +509,7 @@ def culprits(findings: StepDiff) -> tuple[Block, ...]:
     if not findings.culprits:
         return ()
     rows = tuple(
-        (one.sort, one.what, share(one.share, sign=True) if one.share.value else "", ms(one.total_ns, sign=True))
+        (one.kind, one.what, share(one.share, sign=True) if one.share.value else "", ms(one.total_ns, sign=True))
         for one in findings.culprits
     )
     return (Table(head=("", "", "its times", "in sum"), rows=rows, words=2),)
@@ -569,7 +576,7 @@ def compare_steps(
     equal = parse_share(tolerance, "tolerance")
     a, b = (
         _side(source, which, registry, request)
-        for source, which in zip((first, second), steps_of(step), strict=True)
+        for source, which in zip((first, second), split_step_option(step), strict=True)
     )
     if not a.measured and not b.measured:
         a, b = (replace(side, simulation=simulation_of(side, registry)) for side in (a, b))
@@ -583,7 +590,7 @@ def _side(
         return simulated_side(source, "a simulation")
     if isinstance(source, Measurement):
         return measured_side(source, "a measurement", step)
-    return side_of(source, step, registry, request)
+    return read_side(source, step, registry, request)
 
 
 _SUFFIXES = (".html", ".pftrace", ".pftrace.gz", ".tar")
@@ -637,14 +644,14 @@ def _write(
 
         write_bundle(path, findings, sides)
         return
-    from pptrace.measured.diff_scene import write_together
+    from pptrace.measured.diff_scene import write_diff_trace
 
     if not name.endswith(".gz"):
-        write_together(path, findings, sides)
+        write_diff_trace(path, findings, sides)
         return
     plain = path.with_suffix(".plain")
     try:
-        write_together(plain, findings, sides)
+        write_diff_trace(plain, findings, sides)
         compress(plain, path)
     finally:
         plain.unlink(missing_ok=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from markupsafe import Markup
 
-    from pptrace.measured.computations import Performed
+    from pptrace.measured.computations import Computations
     from pptrace.measured.diff import LadderStep, StepDiff
     from pptrace.steps.columns import Int64s
 
@@ -85,7 +85,7 @@ def _drawn(findings: StepDiff, shown: _Shown, begins: Sequence[int]) -> Markup:
     return svg.drawing(shown.width, bottom + 26, "both steps by rank and time", *parts, least=shown.width)
 
 
-def _chunks(step: Performed) -> Int64s:
+def _chunks(step: Computations) -> Int64s:
     """Return which of its rank's stages each action is of, from 0."""
     found = np.zeros(len(step), dtype=np.int64)
     for rank in np.unique(step.rank).tolist():
@@ -94,13 +94,13 @@ def _chunks(step: Performed) -> Int64s:
     return found
 
 
-def _tints(step: Performed) -> Int64s:
+def _tints(step: Computations) -> Int64s:
     """Return how pale each action's chunk is: the last is palest, the first has its full colour."""
     chunk = _chunks(step)
     return -(-chunk * _TINTS // max(int(chunk.max(initial=0)), 1))
 
 
-def _wide_enough(steps: Sequence[Performed], until_ns: int) -> int:
+def _wide_enough(steps: Sequence[Computations], until_ns: int) -> int:
     """Return a width at which the numbers of microbatches fit into nine in ten of the actions."""
     known = [step.microbatch >= 0 for step in steps]
     numbers = np.concatenate([step.microbatch[own] for step, own in zip(steps, known, strict=True)])
@@ -112,7 +112,7 @@ def _wide_enough(steps: Sequence[Performed], until_ns: int) -> int:
     return int(min(max(per_ns * until_ns + _STRIP_LEFT + _STRIP_RIGHT, _STRIP_WIDTH), _WIDEST))
 
 
-def _chosen(steps: Sequence[Performed], begins: Sequence[int]) -> _Shown:
+def _chosen(steps: Sequence[Computations], begins: Sequence[int]) -> _Shown:
     """Return what fits: every rank if there are few actions, else some ranks, and of those the beginning."""
     ranks = sorted({int(rank) for step in steps for rank in np.unique(step.rank)})
     whole = max((step.span_ns for step in steps), default=0)
@@ -159,15 +159,15 @@ def _row(
 
 def _divergence(findings: StepDiff, shown: _Shown, scale: float) -> list[Markup]:
     one = findings.divergence
-    if one is None or one.rank not in shown.ranks or one.at_ns >= shown.until_ns:
+    if one is None or one.rank not in shown.ranks or one.start_ns >= shown.until_ns:
         return []
     step = findings.steps[1]
     begin = int(step.start_ns.min())
-    begun = np.flatnonzero((step.rank == one.rank) & (step.start_ns - begin == one.at_ns))
-    end = min(int(step.end_ns[begun[-1]]) - begin, shown.until_ns) if begun.size else one.at_ns
+    begun = np.flatnonzero((step.rank == one.rank) & (step.start_ns - begin == one.start_ns))
+    end = min(int(step.end_ns[begun[-1]]) - begin, shown.until_ns) if begun.size else one.start_ns
     y = _y(shown.ranks.index(one.rank), 1)
-    width = max((end - one.at_ns) * scale, 3)
-    return [svg.rectangle(_STRIP_LEFT + one.at_ns * scale - 1, y, width + 2, _STRIP_BAR, "mark")]
+    width = max((end - one.start_ns) * scale, 3)
+    return [svg.rectangle(_STRIP_LEFT + one.start_ns * scale - 1, y, width + 2, _STRIP_BAR, "mark")]
 
 
 def _axis(until_ns: int, bottom: int, scale: float) -> Iterator[Markup]:

@@ -64,8 +64,8 @@ __all__ = [
     "manifest_json",
     "shifted",
     "write_bundle",
+    "write_diff_trace",
     "write_rungs",
-    "write_together",
 ]
 
 _ABREAST = 3
@@ -73,7 +73,7 @@ _STATE_CLEARED = 1
 _SHARED_AXIS = "lateness"
 
 
-def write_together(path: Path, findings: StepDiff, sides: Sequence[Side]) -> None:
+def write_diff_trace(path: Path, findings: StepDiff, sides: Sequence[Side]) -> None:
     """Write both steps of a diff as one trace.
 
     Raises:

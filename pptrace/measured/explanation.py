@@ -14,7 +14,7 @@ from pptrace.config.quantities import format_rate, format_size
 from pptrace.errors import OutputError, ScheduleError
 from pptrace.files import replace_file
 from pptrace.measured.replay import nearest_policy, replayed_span_ns, simulation_of
-from pptrace.measured.waits import BETWEEN, chain_of
+from pptrace.measured.waits import BETWEEN, follow_chain
 from pptrace.plugins.guards import call_plugin
 from pptrace.plugins.registry import more_of
 from pptrace.report.document import Document, Line, Section, Table
@@ -24,7 +24,7 @@ from pptrace.run.saving import save
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from pptrace.measured.computations import Performed
+    from pptrace.measured.computations import Computations
     from pptrace.measured.replay import Replayed
     from pptrace.measured.sides import Side
     from pptrace.plugins.offers import ExplanationPart, Provider
@@ -33,24 +33,24 @@ if TYPE_CHECKING:
     from pptrace.timeline.measurement import Measurement, Step, Summary
 
 __all__ = [
-    "TO_SEE_ACTIONS",
-    "UNRECORDED",
+    "MARK_ACTIONS_HINT",
+    "_UNRECORDED_WAITS",
+    "Counterfactuals",
     "Explanation",
-    "RankBusy",
+    "RankLoad",
     "Total",
-    "WhatIf",
     "analyse",
     "brief",
-    "busy_by_rank",
     "by_name",
     "by_rank",
-    "check_explained",
+    "check_explanation_targets",
     "explain",
     "explanation_document",
     "operations_document",
+    "rank_loads",
     "replay_document",
-    "runs_again",
-    "save_explained",
+    "resimulator",
+    "save_explanation",
     "total_of",
     "what_if",
     "with_analyses",
@@ -58,7 +58,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankBusy:
+class RankLoad:
     """What one rank computed."""
 
     rank: int
@@ -70,7 +70,7 @@ class RankBusy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIf:
+class Counterfactuals:
     """Lengths of a pipeline's step, from its first computation to its last."""
 
     replayed_ns: Figure
@@ -83,11 +83,11 @@ class WhatIf:
     """With nothing to wait for: the most that any rank computes."""
     repaired_ns: Figure
     """With the slowest rank as fast as the median one."""
-    slowest: RankBusy
+    slowest: RankLoad
     """That rank."""
 
 
-def what_if(step: Performed, again: Callable[[Performed], int] | None = None) -> WhatIf:
+def what_if(step: Computations, again: Callable[[Computations], int] | None = None) -> Counterfactuals:
     """Replay a step without one thing after another.
 
     Args:
@@ -98,15 +98,15 @@ def what_if(step: Performed, again: Callable[[Performed], int] | None = None) ->
     Raises:
         ScheduleError: its order is no pipeline's.
     """
-    ranks = busy_by_rank(step)
+    ranks = rank_loads(step)
     slowest = max(ranks, key=lambda one: (one.busy_ns.value, -one.rank))
     longer = 1 + max(slowest.share.value, 0.0)
     repaired = np.where(step.rank == slowest.rank, (step.duration_ns / longer).astype(np.int64), step.duration_ns)
-    nothing = np.zeros_like(step.transfers.took_ns)
-    at_once = replace(step.transfers, took_ns=nothing, held_ns=nothing)
+    nothing = np.zeros_like(step.transfers.duration_ns)
+    at_once = replace(step.transfers, duration_ns=nothing, blocked_ns=nothing)
     alone = step.duration_ns - step.collective_ns
     length = again or _held
-    return WhatIf(
+    return Counterfactuals(
         replayed_ns=Figure(length(step)),
         free_communication_ns=Figure(_held(replace(step, transfers=at_once, duration_ns=alone))),
         no_host_gaps_ns=Figure(length(replace(step, gap_ns=step.gap_ns - step.host_gap_ns))),
@@ -115,17 +115,17 @@ def what_if(step: Performed, again: Callable[[Performed], int] | None = None) ->
     )  # fmt: skip
 
 
-def busy_by_rank(step: Performed) -> tuple[RankBusy, ...]:
+def rank_loads(step: Computations) -> tuple[RankLoad, ...]:
     """Return what each rank computed, against the median."""
     busy = np.bincount(step.rank, weights=step.duration_ns, minlength=step.placement.ranks).astype(np.int64)
     middle = float(np.median(busy)) or 1.0
     return tuple(
-        RankBusy(rank=rank, busy_ns=Figure(time), share=Figure(time / middle - 1))
+        RankLoad(rank=rank, busy_ns=Figure(time), share=Figure(time / middle - 1))
         for rank, time in enumerate(busy.tolist())
     )
 
 
-def _held(step: Performed) -> int:
+def _held(step: Computations) -> int:
     return replayed_span_ns(step.order, step.times(), partial=step.partial)
 
 
@@ -153,11 +153,11 @@ class Explanation:
     """Waits of all ranks for what nobody recorded."""
     critical_path_ns: Mapping[str, Figure]
     """The chain that the end waited for, by kind, and what lies between."""
-    ranks: tuple[RankBusy, ...]
+    ranks: tuple[RankLoad, ...]
     """What each rank computed."""
     idle_ns: tuple[Figure, ...]
     """What each rank waited."""
-    what_if: WhatIf | None
+    what_if: Counterfactuals | None
     """Its length without one thing after another; None where it cannot be replayed."""
     no_what_if: str
     """Why not."""
@@ -165,11 +165,11 @@ class Explanation:
 
 def explain(side: Side, registry: Registry | None = None) -> Explanation:
     """Explain a side's step; of the plugins given, message policies are tried where messages were held up."""
-    metrics, step = side.analysis.metrics, side.performed
+    metrics, step = side.analysis.metrics, side.computations
     groups = [one for one in metrics.groups if one.stream.is_group]
     without, why = None, ""
     try:
-        without = what_if(step, None if registry is None else runs_again(side, registry))
+        without = what_if(step, None if registry is None else resimulator(side, registry))
     except ScheduleError as error:
         why = str(error)
     return Explanation(
@@ -179,7 +179,7 @@ def explain(side: Side, registry: Registry | None = None) -> Explanation:
         groups_ns=_figures({one.name: int(one.total_ns.sum()) for one in groups}),
         hidden_ns=_figures({one.name: int(one.hidden_ns.sum()) for one in groups}),
         unrecorded_ns=Figure(int((step.gap_ns - step.host_gap_ns).sum())),
-        critical_path_ns=_figures(chain_of(step).by_kind_ns), ranks=busy_by_rank(step),
+        critical_path_ns=_figures(follow_chain(step).by_kind_ns), ranks=rank_loads(step),
         idle_ns=tuple(map(Figure, metrics.idle_ns.sum(axis=1).tolist())), what_if=without, no_what_if=why,
     )  # fmt: skip
 
@@ -231,30 +231,30 @@ _GIVES_BACK = 0.01
 """By which share of a step its actions may be off under a policy that is said to have held its messages."""
 
 
-def runs_again(side: Side, registry: Registry) -> Callable[[Performed], int] | None:
+def resimulator(side: Side, registry: Registry) -> Callable[[Computations], int] | None:
     """Return what runs a side's step with other durations and gaps, and says how long that takes.
 
     What was simulated is simulated again, its own policy, network and contention included, if need be from the
     configuration that its trace holds. Another trace runs under the policy that is nearest to it. None where
     messages were held and no policy gives them back: they then stay held for as long as they were.
     """
-    step, simulation = side.performed, simulation_of(side, registry)
+    step, simulation = side.computations, simulation_of(side, registry)
     if simulation is not None:
         return lambda changed: simulation.span_ns(changed.times())
     if step.partial or side.run is not None:
         return None
     found = nearest_policy(step, registry, measured=side.measured, any_order=side.measured)
-    if step.transfers.held_ns.any() and found.off_ns > _GIVES_BACK * step.span_ns:
+    if step.transfers.blocked_ns.any() and found.off_ns > _GIVES_BACK * step.span_ns:
         return None
     return lambda changed: replayed_span_ns(changed.order, changed.times(held=False), found.policy)
 
 
-TO_SEE_ACTIONS = (
+MARK_ACTIONS_HINT = (
     "to see a pipeline's actions, mark them where they run (pptrace annotate prints a module for that), or say in "
     "a file how the annotations that are there name them (--rules FILE)"
 )
 """What to do about traces without actions."""
-UNRECORDED = "waits for what nobody recorded, {} on all ranks, stay as long as they were"
+_UNRECORDED_WAITS = "waits for what nobody recorded, {} on all ranks, stay as long as they were"
 """What is said of replays of some ranks alone."""
 
 
@@ -339,7 +339,7 @@ def _without(one: Explanation) -> tuple[Block, ...]:
         ("without any bubble", without.no_bubble_ns),
     ):
         rows.append((text, ms(length), f"{length.value / max(without.replayed_ns.value, 1) - 1:+.1%}"))
-    kept = UNRECORDED.format(ms(one.unrecorded_ns))
+    kept = _UNRECORDED_WAITS.format(ms(one.unrecorded_ns))
     return Table(rows=tuple(rows)), *((Line(text=kept),) if one.unrecorded_ns.value else ())
 
 
@@ -361,7 +361,7 @@ def operations_document(measurement: Measurement, name: str, top: int = 10) -> D
                 Section(title=f"{title}, all ranks", blocks=_by_name(operations, top, communicates=communicates))
                 for communicates, title in ((True, "communication"), (False, "computation"))
             ),
-            Section(title="to go on", blocks=tuple(Line(text=line) for line in (*clocks, TO_SEE_ACTIONS))),
+            Section(title="to go on", blocks=tuple(Line(text=line) for line in (*clocks, MARK_ACTIONS_HINT))),
         ),
         values={
             "step": None,
@@ -370,7 +370,7 @@ def operations_document(measurement: Measurement, name: str, top: int = 10) -> D
             "summaries": operations,
             "clocks": measurement.clocks,
             "unattributed": measurement.unattributed,
-            "notes": [*measurement.notes, TO_SEE_ACTIONS],
+            "notes": [*measurement.notes, MARK_ACTIONS_HINT],
         },
     )  # fmt: skip
 
@@ -439,7 +439,7 @@ _PICTURES = (".png", ".svg", ".pdf")
 _TRACES = (".pftrace", ".pftrace.gz", ".json", ".json.gz")
 
 
-def check_explained(targets: Sequence[str]) -> None:
+def check_explanation_targets(targets: Sequence[str]) -> None:
     """Check before anything is read that an explanation can be written as these files.
 
     Raises:
@@ -480,14 +480,14 @@ def _guarded(provider: Provider, part: ExplanationPart) -> ExplanationPart:
 
 
 def with_analyses(document: Document, parts: Mapping[str, ExplanationPart]) -> Document:
-    """Return an explained step's document with the sections and values of analyses."""
+    """Return an explain_waits step's document with the sections and values of analyses."""
     sections = [section for part in parts.values() for section in part.sections]
     values: Any = document.values
     added = {name: part.values for name, part in parts.items() if part.values is not None}
     return replace(document, sections=(*sections, *document.sections), values={**values, **added})
 
 
-def save_explained(
+def save_explanation(
     targets: Sequence[str], document: Document, parts: Collection[ExplanationPart], registry: Registry
 ) -> list[Path]:
     """Write an explanation in the formats that the suffixes name.
@@ -536,7 +536,7 @@ def replay_document(replays: Mapping[str, Replayed]) -> Document:
     ]
     waits = max(int((one.step.gap_ns - one.step.host_gap_ns).sum()) for one in replays.values())
     if waits:
-        lines.append(UNRECORDED.format(f"at most {ms(waits)}"))
+        lines.append(_UNRECORDED_WAITS.format(f"at most {ms(waits)}"))
     if len(shares) > 1:
         lines.append(f"{len(shares)} steps: {mean(shares):.2%} ±{stdev(shares):.2%} explained")
     return Document(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from pptrace.measured.matching import first_difference, same_stages
-from pptrace.measured.sides import over_steps, share_of_deviation
-from pptrace.measured.waits import releases_of
+from pptrace.measured.matching import first_difference, has_same_stages
+from pptrace.measured.sides import median_deviation_factor, values_over_steps
+from pptrace.measured.waits import find_releases
 from pptrace.report.numbers import SIGMAS, Figure, Sides, median_of
 from pptrace.steps.kinds import Kind
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from pptrace.measured.computations import Performed, Transfers
-    from pptrace.measured.matching import Matched
+    from pptrace.measured.computations import Computations, Transfers
+    from pptrace.measured.matching import MatchedActions
     from pptrace.measured.waits import Releases
     from pptrace.steps.actions import Action
     from pptrace.steps.columns import Int64s
@@ -32,16 +32,16 @@ __all__ = [
     "KindRow",
     "Link",
     "OrderChange",
-    "Way",
-    "blame_of",
+    "Release",
+    "attribute_slowdown",
     "changes",
     "culprits",
     "first_divergence",
     "kinds",
+    "links",
     "orders",
     "spikes",
-    "spread_of",
-    "ways",
+    "standard_deviations",
 ]
 
 T = TypeVar("T")
@@ -77,8 +77,8 @@ class Change:
     """What it took in the second."""
     change_ns: Figure
     """By how much it is longer."""
-    at_ns: int
-    """When it started in the second."""
+    start_ns: int = field(metadata={"json": "at_ns"})
+    """Its start in the second step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class OrderChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class Link:
     """All messages from one rank to another."""
 
     source: int
@@ -115,9 +115,9 @@ class Way:
     """Rate of a median message; None where that is unknown."""
 
 
-def kinds(a: Performed, b: Performed) -> dict[tuple[str, int], KindRow]:
+def kinds(a: Computations, b: Computations) -> dict[tuple[str, int], KindRow]:
     """Return a row per kind and stage of either step; none where stages are not the same parts of the model."""
-    if not same_stages(a, b):
+    if not has_same_stages(a, b):
         return {}
     pairs = sorted({(int(k), int(s)) for one in (a, b) for k, s in zip(one.kind, one.stage, strict=True)})
     rows = {}
@@ -132,7 +132,7 @@ def kinds(a: Performed, b: Performed) -> dict[tuple[str, int], KindRow]:
     return rows
 
 
-def changes(a: Performed, b: Performed, matched: Matched, noise_ns: Int64s) -> tuple[Change, ...]:
+def changes(a: Computations, b: Computations, matched: MatchedActions, noise_ns: Int64s) -> tuple[Change, ...]:
     """Return every matched action, the one that changed most first.
 
     Args:
@@ -147,14 +147,14 @@ def changes(a: Performed, b: Performed, matched: Matched, noise_ns: Int64s) -> t
     return tuple(
         Change(
             rank=int(b.rank[j]), action=b.action(j), first_ns=int(a.duration_ns[i]),
-            second_ns=int(b.duration_ns[j]), change_ns=Figure(change, noise or None), at_ns=int(b.start_ns[j]),
+            second_ns=int(b.duration_ns[j]), change_ns=Figure(change, noise or None), start_ns=int(b.start_ns[j]),
         )
         for i, j, noise, change in zip(*(column[order].tolist() for column in columns), strict=True)
     )  # fmt: skip
 
 
-def spread_of(
-    step: Performed, others: Sequence[Performed], name: str = "duration_ns", *, pooled: bool = False
+def standard_deviations(
+    step: Computations, others: Sequence[Computations], name: str = "duration_ns", *, pooled: bool = False
 ) -> Int64s:
     """Return, per action, the standard deviation of a column over this and other steps; 0 for one step.
 
@@ -167,7 +167,7 @@ def spread_of(
         name: the column.
         pooled: whether the median over all of them is meant, and not one step.
     """
-    values = over_steps(step, others, name)
+    values = values_over_steps(step, others, name)
     if len(values) <= 1:
         return np.zeros(len(step), dtype=np.int64)
     known = (~np.isnan(values)).sum(axis=0)
@@ -176,13 +176,13 @@ def spread_of(
     for cell in np.unique(cells):
         alike = cells == cell
         spread[alike] = np.maximum(spread[alike], np.median(spread[alike]))
-    whole: Int64s = (spread * (share_of_deviation(len(values)) if pooled else 1)).astype(np.int64)
+    whole: Int64s = (spread * (median_deviation_factor(len(values)) if pooled else 1)).astype(np.int64)
     return whole
 
 
-def orders(a: Performed, b: Performed) -> tuple[OrderChange, ...]:
+def orders(a: Computations, b: Computations) -> tuple[OrderChange, ...]:
     """Return where each rank's order differs first; nothing where stages are not the same parts of the model."""
-    if not same_stages(a, b):
+    if not has_same_stages(a, b):
         return ()
     changed = []
     for rank in range(max(a.placement.ranks, b.placement.ranks)):
@@ -194,20 +194,20 @@ def orders(a: Performed, b: Performed) -> tuple[OrderChange, ...]:
     return tuple(changed)
 
 
-def ways(a: Performed, b: Performed) -> dict[tuple[int, int], Way]:
+def links(a: Computations, b: Computations) -> dict[tuple[int, int], Link]:
     """Return the messages of either step by sender and receiver."""
     sides = (a.transfers, b.transfers)
     pairs = sorted({(int(s), int(t)) for one in sides for s, t in zip(one.source, one.target, strict=True)})
-    return {(source, target): _link_between(source, target, *sides) for source, target in pairs}
+    return {(source, target): _compare_link(source, target, *sides) for source, target in pairs}
 
 
-def _link_between(source: int, target: int, *sides: Transfers) -> Way:
+def _compare_link(source: int, target: int, *sides: Transfers) -> Link:
     sent = [(one.source == source) & (one.target == target) for one in sides]
     seen = [mask & one.observed for one, mask in zip(sides, sent, strict=True)]
     count = _both(int(mask.sum()) for mask in sent)
     size = _both(int(one.size_bytes[mask].sum()) for one, mask in zip(sides, sent, strict=True))
-    median = Sides(*(median_of(one.took_ns[mask]) for one, mask in zip(sides, seen, strict=True)))
-    return Way(
+    median = Sides(*(median_of(one.duration_ns[mask]) for one, mask in zip(sides, seen, strict=True)))
+    return Link(
         source=source, target=target, count=count, size_bytes=size, median_ns=median,
         seen=_both(int(mask.sum()) for mask in seen), bytes_per_s=_both(map(_rate, size, count, median)),
     )  # fmt: skip
@@ -231,7 +231,7 @@ _OUTLYING = 5
 class Culprit:
     """One slow or fast thing."""
 
-    sort: str
+    kind: str = field(metadata={"json": "sort"})
     """``drift`` (everything), ``slow rank``, ``slow stage``, ``slow network`` (all links), ``slow link``;
     ``fast`` for slow likewise; ``spikes``."""
     what: str
@@ -252,7 +252,7 @@ class Blame:
     """Of each rank beyond that."""
     stages: Mapping[tuple[int, int], Figure]
     """Of each rank and stage of it beyond that."""
-    ways: Mapping[tuple[int, int], Figure]
+    links: Mapping[tuple[int, int], Figure]
     """Of messages by sender and receiver, where enough were seen on both sides, beyond what all have in common."""
     network: Figure
     """What all of those have in common at least."""
@@ -260,13 +260,15 @@ class Blame:
     """What each rank and stage took in the first step."""
 
 
-def blame_of(a: Performed, b: Performed, matched: Matched, ways: Mapping[tuple[int, int], Way]) -> Blame:
+def attribute_slowdown(
+    a: Computations, b: Computations, matched: MatchedActions, links: Mapping[tuple[int, int], Link]
+) -> Blame:
     """Return by which share everything is slower."""
-    network, slower = _network(ways)
+    network, slower = _network(links)
     took = a.duration_ns[matched.first] > 0
     i, j = matched.first[took], matched.second[took]
     if i.size < _FEWEST:
-        return Blame(common=Figure(0.0), ranks={}, stages={}, ways=slower, network=network, before_ns={})
+        return Blame(common=Figure(0.0), ranks={}, stages={}, links=slower, network=network, before_ns={})
     before = a.duration_ns[i].astype(np.float64)
     ratio = b.duration_ns[j] / before
     rank, stage = b.rank[j], b.stage[j]
@@ -276,12 +278,12 @@ def blame_of(a: Performed, b: Performed, matched: Matched, ways: Mapping[tuple[i
     masks = {pair: (rank == pair[0]) & (stage == pair[1]) for pair in pairs}
     return Blame(
         common=Figure(common - 1), ranks={one: _beyond(ratio[rank == one], common) for one in ranks},
-        stages={pair: _beyond(ratio[mask], common) for pair, mask in masks.items()}, ways=slower, network=network,
+        stages={pair: _beyond(ratio[mask], common) for pair, mask in masks.items()}, links=slower, network=network,
         before_ns={pair: float(before[mask].sum()) for pair, mask in masks.items()},
     )  # fmt: skip
 
 
-def culprits(blame: Blame, ways: Mapping[tuple[int, int], Way], tolerance: float) -> list[Culprit]:
+def culprits(blame: Blame, links: Mapping[tuple[int, int], Link], tolerance: float) -> list[Culprit]:
     """Return what is slower or faster throughout by more than the tolerance and the steps' own noise.
 
     A stage is blamed where its rank's other stages are not as slow, else the rank.
@@ -304,31 +306,33 @@ def culprits(blame: Blame, ways: Mapping[tuple[int, int], Way], tolerance: float
                 for pair in slow
             ]
     if off(blame.network):
-        took = sum(ways[ends].median_ns.first.value * ways[ends].count[1] for ends in blame.ways)
-        blamed.append(_culprit("network", f"all {len(blame.ways)} ways between ranks", blame.network, took))
-    blamed += [_link_culprit(ways[ends], share, blame.network) for ends, share in blame.ways.items() if off(share)]
+        took = sum(links[ends].median_ns.first.value * links[ends].count[1] for ends in blame.links)
+        blamed.append(_culprit("network", f"all {len(blame.links)} ways between ranks", blame.network, took))
+    blamed += [
+        _link_culprit(links[ends], share, blame.network) for ends, share in blame.links.items() if off(share)
+    ]
     return [one for one in blamed if not one.share.is_noise]
 
 
-def _culprit(sort: str, what: str, share: Figure, before_ns: float) -> Culprit:
-    sort = sort if sort == "drift" else f"{_speed(share)} {sort}"
-    return Culprit(sort=sort, what=what, share=share, total_ns=int(share.value * before_ns))
+def _culprit(kind: str, what: str, share: Figure, before_ns: float) -> Culprit:
+    kind = kind if kind == "drift" else f"{_speed(share)} {kind}"
+    return Culprit(kind=kind, what=what, share=share, total_ns=int(share.value * before_ns))
 
 
-def _link_culprit(way: Way, share: Figure, network: Figure) -> Culprit:
-    longer_ns = way.median_ns.second.value - way.median_ns.first.value * (1 + network.value)
+def _link_culprit(link: Link, share: Figure, network: Figure) -> Culprit:
+    longer_ns = link.median_ns.second.value - link.median_ns.first.value * (1 + network.value)
     return Culprit(
-        sort=f"{_speed(share)} link", what=f"rank {way.source} to rank {way.target}", share=share,
-        total_ns=int(longer_ns) * way.count[1],
+        kind=f"{_speed(share)} link", what=f"rank {link.source} to rank {link.target}", share=share,
+        total_ns=int(longer_ns) * link.count[1],
     )  # fmt: skip
 
 
-def _network(ways: Mapping[tuple[int, int], Way]) -> tuple[Figure, dict[tuple[int, int], Figure]]:
-    """Return by which share all ways are slower or all are faster, and each of them beyond that."""
+def _network(links: Mapping[tuple[int, int], Link]) -> tuple[Figure, dict[tuple[int, int], Figure]]:
+    """Return by which share all links are slower or all are faster, and each of them beyond that."""
     ratio = {
-        ends: way.median_ns.second.value / way.median_ns.first.value
-        for ends, way in ways.items()
-        if min(way.seen) >= _FEWEST and way.median_ns.first.value > 0
+        ends: link.median_ns.second.value / link.median_ns.first.value
+        for ends, link in links.items()
+        if min(link.seen) >= _FEWEST and link.median_ns.first.value > 0
     }
     common = 1.0
     if len(ratio) > 1 and (min(ratio.values()) > 1 or max(ratio.values()) < 1):
@@ -336,7 +340,9 @@ def _network(ways: Mapping[tuple[int, int], Way]) -> tuple[Figure, dict[tuple[in
     return Figure(common - 1), {ends: _less(one, common) for ends, one in ratio.items()}
 
 
-def spikes(a: Performed, b: Performed, matched: Matched, tolerance: float, noise_ns: Int64s) -> list[Culprit]:
+def spikes(
+    a: Computations, b: Computations, matched: MatchedActions, tolerance: float, noise_ns: Int64s
+) -> list[Culprit]:
     """Return ranks with single actions that stand out of their kind's on their stage.
 
     They do so by more than the tolerance of their own time and than the steps' own noise.
@@ -357,7 +363,7 @@ def spikes(a: Performed, b: Performed, matched: Matched, tolerance: float, noise
 def _spike(rank: int, out: NDArray[np.float64]) -> Culprit:
     count = int((out > 0).sum())
     what = f"{count} action{'s' if count > 1 else ''} of rank {rank}"
-    return Culprit(sort="spikes", what=what, share=Figure(0.0), total_ns=int(out.sum()))
+    return Culprit(kind="spikes", what=what, share=Figure(0.0), total_ns=int(out.sum()))
 
 
 def _common(ratios: Sequence[float]) -> float:
@@ -386,7 +392,7 @@ _LONGEST = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class Release:
     """An action that released another."""
 
     rank: int
@@ -405,11 +411,11 @@ class Divergence:
     """Its rank."""
     action: Action
     """What it is."""
-    at_ns: int
-    """When it started in the second step."""
+    start_ns: int = field(metadata={"json": "at_ns"})
+    """Its start in the second step."""
     late_ns: Figure
     """By how much it ended later than in the first, both steps starting together."""
-    own_ns: int
+    local_ns: int = field(metadata={"json": "own_ns"})
     """The part of that which is its own duration."""
     message_ns: int
     """The part that its input took longer from the rank that released it; 0 where its own rank did."""
@@ -419,14 +425,14 @@ class Divergence:
     """By how much what released it ended later than in the first; these four sum to the lateness."""
     source: int
     """The rank that released it; -1 for none."""
-    behind: tuple[str, str]
+    predecessors: tuple[str, str] = field(metadata={"json": "behind"})
     """What ran before it on its rank in both steps, where that is not the same; both empty where it is."""
-    chain: tuple[Link, ...]
+    chain: tuple[Release, ...]
     """What released it, one after another, the last one first."""
 
 
 def first_divergence(
-    a: Performed, b: Performed, matched: Matched, tolerance: float, noise_ns: Int64s
+    a: Computations, b: Computations, matched: MatchedActions, tolerance: float, noise_ns: Int64s
 ) -> Divergence | None:
     """Return the first computation that ends off by more than noise, and than the tolerance of its own time.
 
@@ -451,22 +457,22 @@ def first_divergence(
     at = int(off.argmax())
     i, j = int(matched.first[at]), int(matched.second[at])
     ended = dict(zip(matched.second.tolist(), late.tolist(), strict=True))
-    releases = releases_of(b)
+    releases = find_releases(b)
     by = releases.of(j)
-    own = int((b.end_ns[j] - b.start_ns[j]) - (a.end_ns[i] - a.start_ns[i]))
+    local_ns = int((b.end_ns[j] - b.start_ns[j]) - (a.end_ns[i] - a.start_ns[i]))
     released = ended.get(by, 0) if by is not None else 0
-    rest = int(late[at]) - own - released
+    rest = int(late[at]) - local_ns - released
     source = -1 if by is None else int(b.rank[by])
     idle = int(b.gap_ns[j] - a.gap_ns[i]) if source not in {-1, int(b.rank[j])} else rest
     return Divergence(
-        rank=int(b.rank[j]), action=b.action(j), at_ns=int(b.start_ns[j]) - begin_b,
+        rank=int(b.rank[j]), action=b.action(j), start_ns=int(b.start_ns[j]) - begin_b,
         late_ns=Figure(int(late[at]), int(noise_ns[at]) or None),
-        own_ns=own, message_ns=rest - idle, idle_ns=idle, released_ns=released, source=source,
-        behind=_behind((a, i), (b, j)), chain=tuple(_chain(releases, j, ended)),
+        local_ns=local_ns, message_ns=rest - idle, idle_ns=idle, released_ns=released, source=source,
+        predecessors=_predecessors((a, i), (b, j)), chain=tuple(_chain(releases, j, ended)),
     )  # fmt: skip
 
 
-def _behind(*places: tuple[Performed, int]) -> tuple[str, str]:
+def _predecessors(*places: tuple[Computations, int]) -> tuple[str, str]:
     """Return what ran before two computations on their ranks, where that is not the same."""
     first, second = (
         str(step.action(at - 1)) if at and step.rank[at - 1] == step.rank[at] else "its beginning"
@@ -475,11 +481,11 @@ def _behind(*places: tuple[Performed, int]) -> tuple[str, str]:
     return ("", "") if first == second else (first, second)
 
 
-def _chain(releases: Releases, index: int, ended: Mapping[int, int]) -> Iterator[Link]:
+def _chain(releases: Releases, index: int, ended: Mapping[int, int]) -> Iterator[Release]:
     """Yield what released an action, link by link."""
     step, at = releases.step, releases.of(index)
     for _ in range(_LONGEST):
         if at is None:
             return
-        yield Link(rank=int(step.rank[at]), action=step.action(at), late_ns=ended.get(at))
+        yield Release(rank=int(step.rank[at]), action=step.action(at), late_ns=ended.get(at))
         at = releases.of(at)

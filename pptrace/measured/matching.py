@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from pptrace.errors import PptraceError
-from pptrace.measured.computations import performed
+from pptrace.measured.computations import extract_computations
 from pptrace.plugins.construction import build_schedule
 from pptrace.plugins.requests import ScheduleRequest
 from pptrace.sim.simulation import simulate
@@ -20,18 +20,25 @@ from pptrace.steps.workload import Workload
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pptrace.measured.computations import Performed
+    from pptrace.measured.computations import Computations
     from pptrace.plugins.registry import Registry
     from pptrace.steps.columns import Int64s
     from pptrace.steps.schedule import Schedule
 
-__all__ = ["Matched", "first_difference", "folded_alike", "match", "same_stages", "schedules_of"]
+__all__ = [
+    "MatchedActions",
+    "first_difference",
+    "fold_first_stages",
+    "has_same_stages",
+    "match",
+    "matching_schedules",
+]
 
 _MOST_RANKS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Matched:
+class MatchedActions:
     """Pairs of computations, in the order of the second step's time."""
 
     first: Int64s
@@ -49,7 +56,7 @@ class Matched:
         return int(self.first.size)
 
 
-def folded_alike(a: Performed, b: Performed) -> tuple[Performed, Performed, tuple[int, ...]]:
+def fold_first_stages(a: Computations, b: Computations) -> tuple[Computations, Computations, tuple[int, ...]]:
     """Return both steps with first stages folded where one of them splits their backward and the other does not.
 
     PyTorch skips the input gradient of the first stage, so a measured one has a whole backward there.
@@ -61,7 +68,7 @@ def folded_alike(a: Performed, b: Performed) -> tuple[Performed, Performed, tupl
     return a.folded(folded), b.folded(folded), folded
 
 
-def same_stages(a: Performed, b: Performed) -> bool:
+def has_same_stages(a: Computations, b: Computations) -> bool:
     """Return whether stages are the same parts of the model; one step may lack some whose ranks are missing."""
     less, more = sorted((a, b), key=lambda one: one.placement.stages)
     return less.placement.stages == more.placement.stages or less.lacks_ranks
@@ -77,11 +84,11 @@ def first_difference(first: Sequence[str], second: Sequence[str]) -> int | None:
     return next((at for at, (one, other) in pairs if one != other), None)
 
 
-def match(a: Performed, b: Performed) -> Matched:
+def match(a: Computations, b: Computations) -> MatchedActions:
     """Pair the computations of two steps; none where the model is cut into other numbers of stages."""
-    if not same_stages(a, b):
+    if not has_same_stages(a, b):
         none = np.zeros(0, dtype=np.int64)
-        return Matched(
+        return MatchedActions(
             first=none, second=none, by_order=0, only_first=np.arange(len(a)), only_second=np.arange(len(b))
         )
     stages = max(a.placement.stages, b.placement.stages)
@@ -92,23 +99,23 @@ def match(a: Performed, b: Performed) -> Matched:
     by_order = np.array(_in_order(a, b, rest), dtype=np.int64).reshape(-1, 2)
     pairs = np.concatenate([np.stack([first, second], axis=1), by_order])
     pairs = pairs[np.lexsort((b.rank[pairs[:, 1]], b.start_ns[pairs[:, 1]]))]
-    return Matched(
+    return MatchedActions(
         first=pairs[:, 0], second=pairs[:, 1], by_order=len(by_order),
         only_first=np.setdiff1d(rest[0], by_order[:, 0]), only_second=np.setdiff1d(rest[1], by_order[:, 1]),
     )  # fmt: skip
 
 
-def _split_stages(step: Performed) -> set[int]:
+def _split_stages(step: Computations) -> set[int]:
     return set(step.stage[step.kind == Kind.I].tolist())
 
 
-def _keys(step: Performed, stages: int, microbatches: int) -> Int64s:
+def _keys(step: Computations, stages: int, microbatches: int) -> Int64s:
     cell = (step.kind.astype(np.int64) * stages + step.stage) * microbatches + step.microbatch
     keys: Int64s = cell * _MOST_RANKS + step.rank
     return keys
 
 
-def _in_order(a: Performed, b: Performed, rest: list[Int64s]) -> list[tuple[int, int]]:
+def _in_order(a: Computations, b: Computations, rest: list[Int64s]) -> list[tuple[int, int]]:
     """Pair what is left of each rank, stage and kind in order."""
     groups: dict[tuple[int, int, int], list[list[int]]] = {}
     for side, (step, left) in enumerate(zip((a, b), rest, strict=True)):
@@ -118,7 +125,7 @@ def _in_order(a: Performed, b: Performed, rest: list[Int64s]) -> list[tuple[int,
     return [pair for ours, theirs in groups.values() for pair in zip(ours, theirs, strict=False)]
 
 
-def schedules_of(step: Performed, registry: Registry) -> tuple[str, ...]:
+def matching_schedules(step: Computations, registry: Registry) -> tuple[str, ...]:
     """Return the names of all schedules that order its computations so with no option set, without a search."""
     placement = step.placement
     chunks, uneven = divmod(placement.stages, placement.ranks)
@@ -142,11 +149,11 @@ def schedules_of(step: Performed, registry: Registry) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _same_order(step: Performed, table: Schedule) -> bool:
+def _same_order(step: Computations, table: Schedule) -> bool:
     if table.stages != step.placement.stages:
         return False
     costs = Workload.uniform(table.stages, edges=len(table.placement.edges), f_ns=1000, b_ns=2000)
-    a, b, _ = folded_alike(step, performed(simulate(table, costs)))
+    a, b, _ = fold_first_stages(step, extract_computations(simulate(table, costs)))
     return all(
         np.array_equal(getattr(a, column), getattr(b, column))
         for column in ("rank", "kind", "stage", "microbatch")

@@ -9,7 +9,7 @@ import numpy as np
 
 from pptrace.config.choices import PolicyName
 from pptrace.errors import DeadlockError, PptraceError, ScheduleError
-from pptrace.measured.computations import Performed, extent, performed
+from pptrace.measured.computations import Computations, extent, extract_computations
 from pptrace.plugins.construction import build_policy, checked_options
 from pptrace.run.trace_files import prepared_behind
 from pptrace.sim.simulation import simulate
@@ -47,7 +47,7 @@ _MOST_NAMED = 4
 class Replayed:
     """A step and its replay."""
 
-    step: Performed
+    step: Computations
     """The step, taken apart."""
     timeline: Timeline
     """The replay."""
@@ -84,7 +84,7 @@ def replay(
         ScheduleError: its order is no pipeline's, for an action comes before what it needs.
         ConstraintError: the policy cannot place the messages of its order.
     """
-    step = performed(timeline, lacks_ranks=lacks_ranks)
+    step = extract_computations(timeline, lacks_ranks=lacks_ranks)
     chosen = None if policy is None else policy(step.order)
     again = run_order(step.order, step.times(held=chosen is None), chosen, partial=step.partial)
     opened, closed = window(timeline)
@@ -159,7 +159,7 @@ def simulation_of(side: Side, registry: Registry) -> Resimulation | None:
     prepared = side.run.prepared if side.run is not None else prepared_behind(side.timeline, registry)
     if prepared is None:
         return None
-    simulation, step = Resimulation(prepared=prepared), side.performed
+    simulation, step = Resimulation(prepared=prepared), side.computations
     try:
         return simulation if simulation.span_ns(step.times()) == step.span_ns else None
     except PptraceError:
@@ -190,7 +190,7 @@ class Nearest(NamedTuple):
     """By how much actions start too early or too late, mean."""
 
 
-def nearest_policy(step: Performed, registry: Registry, *, measured: bool, any_order: bool = True) -> Nearest:
+def nearest_policy(step: Computations, registry: Registry, *, measured: bool, any_order: bool = True) -> Nearest:
     """Return the policy under which a step's actions, with their own times, start nearest to when they did.
 
     Of policies that are as near, to a thousandth of the step: a framework's where one ran, for it knows what that
@@ -214,7 +214,7 @@ def nearest_policy(step: Performed, registry: Registry, *, measured: bool, any_o
     return min(near, key=lambda one: ((one.policy.label in rules) == measured, one.policy.label != usual))
 
 
-def _off(step: Performed, provided: Provided[MessagePolicyOffer], *, any_order: bool) -> Nearest | None:
+def _off(step: Computations, provided: Provided[MessagePolicyOffer], *, any_order: bool) -> Nearest | None:
     """Return by how many nanoseconds actions are off in the mean; None for a policy that cannot take its order."""
     try:
         options = checked_options(provided, {}, "p2p.options")
@@ -223,7 +223,7 @@ def _off(step: Performed, provided: Provided[MessagePolicyOffer], *, any_order: 
                 policy = build_policy(provided, other, options)
                 simulate(other, Workload.uniform(4, edges=3, f_ns=1, b_ns=1), policy=policy)
         policy = build_policy(provided, step.order, options)
-        again = performed(run_order(step.order, step.times(held=False), policy))
+        again = extract_computations(run_order(step.order, step.times(held=False), policy))
     except PptraceError:
         return None
     off = (again.start_ns - again.start_ns.min()) - (step.start_ns - step.start_ns.min())

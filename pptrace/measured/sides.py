@@ -17,7 +17,7 @@ import numpy as np
 
 from pptrace.config.resolution import load
 from pptrace.errors import ConfigError, TraceError
-from pptrace.measured.computations import extent, performed
+from pptrace.measured.computations import extent, extract_computations
 from pptrace.run.simulated_step import simulate
 from pptrace.run.trace_files import read_measurement
 from pptrace.steps.kinds import Kind, Stream
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from pptrace.measured.computations import Performed, Transfers
+    from pptrace.measured.computations import Computations, Transfers
     from pptrace.measured.replay import Resimulation
     from pptrace.plugins.registry import Registry
     from pptrace.run.simulated_step import SimulatedStep
@@ -41,18 +41,18 @@ if TYPE_CHECKING:
 __all__ = [
     "Side",
     "StepAnalysis",
-    "idle_options",
+    "ignored_options",
     "measured_side",
+    "median_deviation_factor",
     "median_step",
     "no_actions",
     "notes_of",
     "notes_on",
-    "over_steps",
-    "planned_side",
-    "share_of_deviation",
-    "side_of",
+    "read_side",
+    "simulate_source",
     "simulated_side",
-    "steps_of",
+    "split_step_option",
+    "values_over_steps",
 ]
 
 _NO_ACTIONS = (
@@ -76,9 +76,9 @@ class StepAnalysis:
     """Whether recordings of ranks are missing."""
 
     @cached_property
-    def computations(self) -> Performed:
+    def computations(self) -> Computations:
         """Its computations and messages."""
-        return performed(self.step.timeline, lacks_ranks=self.lacks_ranks)
+        return extract_computations(self.step.timeline, lacks_ranks=self.lacks_ranks)
 
     @cached_property
     def metrics(self) -> Metrics:
@@ -152,24 +152,24 @@ class Side:
         return self.steps[self.chosen].timeline
 
     @cached_property
-    def performed(self) -> Performed:
+    def computations(self) -> Computations:
         """The compared computations; medians over all steps where the side pools them."""
         chosen = self.analysis.computations
-        return median_step(chosen, self.other_steps(self.every)) if self.pools else chosen
+        return median_step(chosen, self.other_steps(self.step_computations)) if self.pools else chosen
 
     @property
-    def every(self) -> list[Performed]:
+    def step_computations(self) -> list[Computations]:
         """The computations of each step, with the times of that step."""
         return [analysis.computations for analysis in self.analyses]
 
-    def other_steps(self, steps: Sequence[Performed]) -> list[Performed]:
+    def other_steps(self, steps: Sequence[Computations]) -> list[Computations]:
         """Return all of the side's steps except the compared one."""
         return [step for index, step in enumerate(steps) if index != self.chosen]
 
     @property
     def spans_ns(self) -> tuple[int, ...]:
         """The span of the computations of each step."""
-        return tuple(step.span_ns for step in self.every)
+        return tuple(step.span_ns for step in self.step_computations)
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -247,7 +247,7 @@ _NAMED = 5
 """Sorts of unattributed work that are named one by one."""
 
 
-def planned_side(source: str | Path, registry: Registry) -> Side | None:
+def simulate_source(source: str | Path, registry: Registry) -> Side | None:
     """Return the side that a configuration or a table is, simulated; None for what is neither.
 
     Raises:
@@ -261,7 +261,7 @@ def planned_side(source: str | Path, registry: Registry) -> Side | None:
     return None
 
 
-def side_of(source: str | Path, step: str, registry: Registry, request: ImportRequest) -> Side:
+def read_side(source: str | Path, step: str, registry: Registry, request: ImportRequest) -> Side:
     """Return the side that a path stands for.
 
     Args:
@@ -273,7 +273,7 @@ def side_of(source: str | Path, step: str, registry: Registry, request: ImportRe
     Raises:
         PptraceError: it cannot be read, or holds no step.
     """
-    planned = planned_side(source, registry)
+    planned = simulate_source(source, registry)
     if planned is not None:
         return planned
     if not Path(source).exists():
@@ -282,7 +282,7 @@ def side_of(source: str | Path, step: str, registry: Registry, request: ImportRe
     return measured_side(measurement, str(source), step, measured=measured)
 
 
-def steps_of(step: str) -> tuple[str, str]:
+def split_step_option(step: str) -> tuple[str, str]:
     """Return what ``--step`` says of the first side and of the second: ``1,3``, or one word for both."""
     first, comma, second = (word.strip() for word in step.partition(","))
     return first or "median", (second or "median") if comma else first or "median"
@@ -295,11 +295,11 @@ def notes_on(sides: Sequence[Side], step: str, request: ImportRequest) -> list[s
     if recorded:
         planned = [side for side in sides if side.run is not None and Path(side.name).suffix.lower() in _TABLES]
         return [*lines, *(_UNIT_COSTS.format(table=one.name, run=recorded[0].name) for one in planned)]
-    idle = idle_options(step, request)
+    idle = ignored_options(step, request)
     return [*lines, f"{idle}: neither side is a measurement"] if idle else lines
 
 
-def idle_options(step: str, request: ImportRequest) -> str:
+def ignored_options(step: str, request: ImportRequest) -> str:
     """Return that what is asked of recordings does nothing; empty where nothing is."""
     asked = {"--step": step not in {"", "median"}, "--layout": request.layout, "--replica": request.replica}
     asked["--rules"] = request.rules is not None
@@ -334,15 +334,15 @@ def notes_of(side: Side) -> list[str]:
     return [*lines, f"{side.name}: {more} further sorts belong to no action"] if more > 0 else lines
 
 
-def median_step(step: Performed, others: Sequence[Performed]) -> Performed:
+def median_step(step: Computations, others: Sequence[Computations]) -> Computations:
     """Return a step with the medians over it and others of durations, gaps, and ways of messages."""
     if not others:
         return step
-    durations, gaps = (_medians(over_steps(step, others, name)) for name in ("duration_ns", "gap_ns"))
+    durations, gaps = (_medians(values_over_steps(step, others, name)) for name in ("duration_ns", "gap_ns"))
     return replace(step, duration_ns=durations, gap_ns=gaps, transfers=_transfers(step.transfers, others))
 
 
-def over_steps(step: Performed, others: Sequence[Performed], name: str) -> NDArray[np.float64]:
+def values_over_steps(step: Computations, others: Sequence[Computations], name: str) -> NDArray[np.float64]:
     """Return a column's values of each action of a step in that and other steps.
 
     Returns:
@@ -354,12 +354,12 @@ def over_steps(step: Performed, others: Sequence[Performed], name: str) -> NDArr
     return np.stack([_column(step, step, name), *(_column(step, other, name) for other in alike)])
 
 
-def share_of_deviation(steps: int) -> float:
+def median_deviation_factor(steps: int) -> float:
     """Return by which factor a median over steps varies less than one step: (pi / 2n) ** 0.5, for normal times."""
     return min(math.sqrt(math.pi / (2 * steps)), 1.0)
 
 
-def _column(step: Performed, other: Performed, name: str) -> NDArray[np.float64]:
+def _column(step: Computations, other: Computations, name: str) -> NDArray[np.float64]:
     values: NDArray[np.float64] = getattr(other, name).astype(np.float64)
     if name in {"start_ns", "end_ns"} and len(other):
         values = values - other.start_ns.min()
@@ -376,12 +376,12 @@ def _medians(values: NDArray[np.float64]) -> Int64s:
     return medians
 
 
-def _transfers(transfers: Transfers, others: Sequence[Performed]) -> Transfers:
+def _transfers(transfers: Transfers, others: Sequence[Computations]) -> Transfers:
     """Return messages with the median of their times where their arrival was seen, else of all."""
     seen: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
     unseen: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
     for one in (transfers, *(other.transfers for other in others)):
-        columns = (one.kind, one.stage, one.microbatch, one.took_ns, one.held_ns, one.observed)
+        columns = (one.kind, one.stage, one.microbatch, one.duration_ns, one.blocked_ns, one.observed)
         for kind, stage, microbatch, took, held, observed in zip(
             *(column.tolist() for column in columns), strict=True
         ):
@@ -391,4 +391,4 @@ def _transfers(transfers: Transfers, others: Sequence[Performed]) -> Transfers:
     middle = [np.median(seen.get(key) or unseen.get(key) or [(-1, 0)], axis=0).astype(np.int64) for key in keys]
     times = np.array(middle, dtype=np.int64).reshape(-1, 2)
     observed = np.array([key in seen for key in keys], dtype=np.bool_)
-    return replace(transfers, took_ns=times[:, 0], held_ns=times[:, 1], observed=observed)
+    return replace(transfers, duration_ns=times[:, 0], blocked_ns=times[:, 1], observed=observed)

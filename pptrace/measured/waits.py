@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.measured.computations import performed
-from pptrace.measured.matching import first_difference, same_stages
+from pptrace.measured.computations import extract_computations
+from pptrace.measured.matching import first_difference, has_same_stages
 from pptrace.steps.kinds import TABLE, Kind, Pass
 from pptrace.timeline.critical_path import why
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import TypeAlias
 
-    from pptrace.measured.computations import Performed
+    from pptrace.measured.computations import Computations
     from pptrace.timeline.timeline import Timeline
 
     Input: TypeAlias = tuple[bool, int, int]
@@ -29,10 +29,10 @@ __all__ = [
     "Chain",
     "PathsDiffer",
     "Releases",
-    "chain_of",
-    "explained",
+    "explain_waits",
+    "find_releases",
+    "follow_chain",
     "paths_differ",
-    "releases_of",
 ]
 
 
@@ -40,11 +40,11 @@ __all__ = [
 class Releases:
     """A step, and where its inputs come from."""
 
-    step: Performed
+    step: Computations
     """The step."""
     producers: Mapping[Input, int]
     """The position of what makes each input."""
-    ways_ns: Mapping[Input, int]
+    transfer_ns: Mapping[Input, int]
     """How long each input was on its way between ranks; what is not known is not there."""
 
     def of(self, index: int) -> int | None:
@@ -56,12 +56,12 @@ class Releases:
             producer = self.producers.get(key)
             # Clocks of ranks are off by some: what ends later than what it releases does not count.
             if producer is not None and producer != index and step.end_ns[producer] <= step.end_ns[index]:
-                candidates.append((int(step.end_ns[producer]) + self.ways_ns.get(key, 0), producer))
+                candidates.append((int(step.end_ns[producer]) + self.transfer_ns.get(key, 0), producer))
         return max(candidates)[1] if candidates else None
 
     def waited_ns(self, before: int, after: int) -> int:
         """Return for how long one computation's message was on its way before another, at most till that began."""
-        ways = [self.ways_ns.get(key, 0) for key in self._inputs(after) if self.producers.get(key) == before]
+        ways = [self.transfer_ns.get(key, 0) for key in self._inputs(after) if self.producers.get(key) == before]
         between = int(self.step.start_ns[after] - self.step.end_ns[before])
         return max(min(max(ways, default=0), between), 0)
 
@@ -73,7 +73,7 @@ class Releases:
             yield way == 0, stage, each
 
 
-def releases_of(step: Performed) -> Releases:
+def find_releases(step: Computations) -> Releases:
     """Return where a step's inputs come from."""
     made: dict[Input, int] = {}
     for index in range(len(step)):
@@ -83,12 +83,12 @@ def releases_of(step: Performed) -> Releases:
             made[way == 0, stage + (1 if way == 0 else -1), each] = index
     sent = step.transfers
     ways: dict[Input, int] = {}
-    columns = (sent.kind, sent.stage, sent.microbatch, sent.took_ns, sent.held_ns)
+    columns = (sent.kind, sent.stage, sent.microbatch, sent.duration_ns, sent.blocked_ns)
     for kind, stage, microbatch, took, held in zip(*(column.tolist() for column in columns), strict=True):
         forward = Kind(kind).traits.direction is Pass.FORWARD
         if took >= 0:
             ways[forward, stage + (1 if forward else -1), microbatch] = took + held
-    return Releases(step=step, producers=made, ways_ns=ways)
+    return Releases(step=step, producers=made, transfer_ns=ways)
 
 
 BETWEEN = "between actions"
@@ -119,11 +119,11 @@ class PathsDiffer:
     """What comes before in the second."""
 
 
-def chain_of(step: Performed) -> Chain:
+def follow_chain(step: Computations) -> Chain:
     """Follow back, from the computation that ends last, what released each: whichever of its inputs came last."""
     if not len(step):
         return Chain(positions=(), by_kind_ns={})
-    releases = releases_of(step)
+    releases = find_releases(step)
     positions: list[int] = []
     at: int | None = int(step.end_ns.argmax())
     while at is not None:
@@ -138,19 +138,19 @@ def chain_of(step: Performed) -> Chain:
     return Chain(positions=tuple(positions), by_kind_ns={**by_kind, BETWEEN: whole - sum(by_kind.values())})
 
 
-def explained(timeline: Timeline) -> Timeline:
+def explain_waits(timeline: Timeline) -> Timeline:
     """Add to a step why ranks wait and its critical path, found from ends where causes are missing."""
-    step = performed(timeline)
+    step = extract_computations(timeline)
     first = np.diff(step.rank, prepend=-1) != 0
     if not (timeline.cause[step.row[~first]] < 0).any():
         return replace(timeline, why=why(timeline))
-    rows = step.row[list(chain_of(step).positions)].astype(np.int32)
+    rows = step.row[list(follow_chain(step).positions)].astype(np.int32)
     return replace(timeline, why=why(timeline, rows))
 
 
-def paths_differ(a: Performed, b: Performed, chains: tuple[Chain, Chain]) -> PathsDiffer | None:
+def paths_differ(a: Computations, b: Computations, chains: tuple[Chain, Chain]) -> PathsDiffer | None:
     """Return where two steps' paths differ; None where they are the same, or stages are not alike."""
-    if not same_stages(a, b):
+    if not has_same_stages(a, b):
         return None
     names = [
         [f"rank {step.rank[i]}: {step.action(i)}" for i in reversed(chain.positions)]

@@ -29,7 +29,7 @@ __all__ = [
     "several_steps",
     "share",
     "share_of",
-    "told_apart",
+    "unique_names",
     "with_deviations",
 ]
 
@@ -83,14 +83,14 @@ def several_steps(lengths_ns: Iterable[int]) -> str:
 _ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 
 
-def told_apart(names: Iterable[str], longest: int) -> dict[str, str]:
+def unique_names(names: Iterable[str], longest: int) -> dict[str, str]:
     """Return each name as it is shown: cut at its end, else in its middle, else whole, whichever is its own.
 
     Args:
         names: all that are shown together.
         longest: letters from which a name is cut.
 
-    >>> told_apart(["interleaved-1f1b:vp=2", "interleaved-1f1b:vp=4"], 12)
+    >>> unique_names(["interleaved-1f1b:vp=2", "interleaved-1f1b:vp=4"], 12)
     {'interleaved-1f1b:vp=2': 'interl…:vp=2', 'interleaved-1f1b:vp=4': 'interl…:vp=4'}
     """
     different = list(dict.fromkeys(names))

@@ -132,7 +132,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, Action):
         return str(value)
     if is_dataclass(value) and not isinstance(value, type):
-        return _named((field.name, getattr(value, field.name)) for field in fields(value))
+        return _named(
+            (field.metadata.get("json", field.name), getattr(value, field.name)) for field in fields(value)
+        )
     if isinstance(value, Mapping):
         return {key: plain(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):

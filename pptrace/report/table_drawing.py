@@ -53,8 +53,8 @@ __all__ = [
     "MARK",
     "Cell",
     "Drawing",
+    "OverlappedPair",
     "SlotsOfKind",
-    "Together",
     "Window",
     "basic_colour",
     "colour",
@@ -66,7 +66,7 @@ __all__ = [
     "note",
     "pairs_of",
     "picture_label",
-    "place_leniently",
+    "place_invalid",
     "plain_lines",
     "rich_lines",
     "short_label",
@@ -183,7 +183,7 @@ def draw(schedule: Schedule, slots: SlotsOfKind | None = None, *, messages: bool
         validate(schedule)
         return _simulated(schedule, slots, messages=messages)
     except ScheduleError as error:
-        return _as_far_as_it_goes(schedule, slots, error, messages=messages)
+        return _draw_invalid(schedule, slots, error, messages=messages)
 
 
 def cropped(drawing: Drawing, first: int, last: int) -> Drawing:
@@ -234,7 +234,7 @@ def _compute_cells(schedule: Schedule, timeline: Timeline, *, messages: bool) ->
                 yield _cell(schedule, chunk, rank, start, length, action, pair=int(timeline.pair[row]))
 
 
-def _as_far_as_it_goes(schedule: Schedule, slots: SlotsOfKind, error: ScheduleError, *, messages: bool) -> Drawing:
+def _draw_invalid(schedule: Schedule, slots: SlotsOfKind, error: ScheduleError, *, messages: bool) -> Drawing:
     named = set(error.cycle) if isinstance(error, DeadlockError) else set[str]()
     rows: list[tuple[int, Action, int, bool]] = []
     chunk = _chunk_of(schedule.placement)
@@ -245,7 +245,7 @@ def _as_far_as_it_goes(schedule: Schedule, slots: SlotsOfKind, error: ScheduleEr
             drawn = marked or action.kind in _DRAWN or (messages and action.kind in COMMUNICATION)
             rows.append((rank, action, slots.of(action.kind) * action.span if drawn else 0, marked))
     at_fault = {at for at, (_, _, _, marked) in enumerate(rows) if marked}
-    start = place_leniently(schedule, [length for _, _, length, _ in rows], at_fault)
+    start = place_invalid(schedule, [length for _, _, length, _ in rows], at_fault)
     cells = [
         _cell(schedule, chunk, rank, at, length, action, pair=pair, marked=marked)
         for at, pair, (rank, action, length, marked) in zip(start, schedule.pair.tolist(), rows, strict=True)
@@ -300,7 +300,7 @@ def _chunks(schedule: Schedule) -> int:
 _FORWARD = 0
 
 
-def place_leniently(schedule: Schedule, length: Sequence[int], at_fault: Collection[int] = ()) -> list[int]:
+def place_invalid(schedule: Schedule, length: Sequence[int], at_fault: Collection[int] = ()) -> list[int]:
     """Return the start of every action, each rank's in the order of its row.
 
     An action waits for what it needs from the neighbouring stages, where the table has it. Where all
@@ -362,7 +362,7 @@ class _Feeds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Together:
+class OverlappedPair:
     """An overlapped pair in the picture."""
 
     members: tuple[Cell, ...]
@@ -381,14 +381,14 @@ class Together:
         return max(cell.start + cell.length for cell in self.members) - self.start
 
 
-def pairs_of(drawing: Drawing) -> list[Together]:
+def pairs_of(drawing: Drawing) -> list[OverlappedPair]:
     """Return the pairs of which two members or more are in the picture, and none is wrong."""
     found: dict[tuple[int, int], list[Cell]] = {}
     for cell in drawing.cells:
         if cell.pair >= 0:
             found.setdefault((cell.rank, cell.pair), []).append(cell)
     return [
-        Together(members=tuple(cells), turns=_turns(cells, drawing.orders))
+        OverlappedPair(members=tuple(cells), turns=_turns(cells, drawing.orders))
         for cells in found.values()
         if len(cells) > 1 and not any(cell.marked for cell in cells)
     ]
@@ -598,7 +598,7 @@ def _bar(cell: Cell, slot: int) -> Markup:
     return element("g", element("title", str(cell.action)), bar)
 
 
-def _together(pair: Together, drawing: Drawing, slot: int) -> Iterator[Markup]:
+def _together(pair: OverlappedPair, drawing: Drawing, slot: int) -> Iterator[Markup]:
     """Yield a pair: a band per member, pale while the other computes, its label, and a frame around all."""
     top = _TOP + pair.members[0].rank * _ROW + 1
     left, width, height = _LEFT + pair.start * slot, pair.length * slot, (_ROW - 2) / len(pair.members)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-    from pptrace.report.table_drawing import Cell, Drawing, Together
+    from pptrace.report.table_drawing import Cell, Drawing, OverlappedPair
 
 __all__ = ["METADATA", "write_picture"]
 
@@ -97,7 +97,7 @@ def write_picture(drawing: Drawing, title: str, path: Path, suffix: str) -> None
     figure.savefig(path, format=suffix[1:], dpi=110, metadata=METADATA[suffix])
 
 
-def _needed(drawing: Drawing, pairs: Iterable[Together], paired: set[Cell]) -> float:
+def _needed(drawing: Drawing, pairs: Iterable[OverlappedPair], paired: set[Cell]) -> float:
     """Return the inches of a slot in which every label fits its action."""
     labels = [(cell, cell.length, _POINTS) for cell in drawing.cells if cell not in paired and not cell.copies]
     labels += [(cell, pair.length, _PAIR_POINTS) for pair in pairs for cell in pair.members]
@@ -129,7 +129,7 @@ def _columns(entries: Iterable[str], inches: float) -> int:
     return min(max(int(inches / (0.062 * longest + 0.53)), 1), _PER_LINE)
 
 
-def _draw_together(axes: Axes, pair: Together, drawing: Drawing, points: float) -> None:
+def _draw_together(axes: Axes, pair: OverlappedPair, drawing: Drawing, points: float) -> None:
     """Draw a pair: a band per member, pale while the other computes, its label, and a frame around all."""
     from matplotlib.patches import Rectangle
 

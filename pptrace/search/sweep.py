@@ -14,7 +14,7 @@ from pptrace.config.quantities import DURATION, SIZE
 from pptrace.errors import OutputError, PptraceError
 from pptrace.files import replace_file
 from pptrace.report.charts import check_picture
-from pptrace.report.numbers import told_apart
+from pptrace.report.numbers import unique_names
 from pptrace.run.preparation import prepare
 from pptrace.search.execution import ExecutorChoice, Journal, choose, journal_path, run_all
 from pptrace.search.result_table import ADVICE, TABLES, check_table, columns_of, read_table, write_table
@@ -350,7 +350,7 @@ _LONGEST = 60
 
 def rows_text(sweep: Sweep) -> str:
     """Return a line per point: its axes, and the figures that studies are about."""
-    shown = {key: told_apart([str(row[key]) for row in sweep.rows], _LONGEST) for key in sweep.over}
+    shown = {key: unique_names([str(row[key]) for row in sweep.rows], _LONGEST) for key in sweep.over}
     figures = _figures(sweep)
     rows = [[*sweep.over, *figures.values()]]
     for row in sweep.rows[:_MOST_ROWS]:

@@ -11,7 +11,7 @@ from pptrace.config.flags import key_of
 from pptrace.config.quantities import DURATION, FLOPS, RATE, SIZE
 from pptrace.errors import ConfigError, nearest
 from pptrace.report.charts import CYCLE, INK, MUTED, write_picture
-from pptrace.report.numbers import told_apart
+from pptrace.report.numbers import unique_names
 from pptrace.run.figures import FIGURES
 
 if TYPE_CHECKING:
@@ -434,7 +434,7 @@ def _cell(rows: Sequence[Row], names: Sequence[str], roles: Roles, figure: Figur
     if not fitting:
         return "none fits" if ran else "-", _NONE
     known = [(value, str(row[str(roles.lines)])) for row in fitting if (value := figure.of(row)) is not None]
-    short = told_apart(names, _LONGEST_WINNER)
+    short = unique_names(names, _LONGEST_WINNER)
     known.sort(key=lambda each: -each[0] if figure.more_is_better else each[0])
     best, winner = known[0]
     tied = [name for value, name in known if value == best]

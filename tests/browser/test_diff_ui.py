@@ -8,7 +8,7 @@ import pytest
 from compared_steps import compared, one_step, side_of_step
 from recorded_side import recorded
 
-from pptrace.measured.computations import performed
+from pptrace.measured.computations import extract_computations
 from pptrace.measured.diff import diff
 from pptrace.measured.diff_document import write_diff
 
@@ -127,6 +127,6 @@ def test_the_native_trace_processor_puts_both_sides_on_one_timeline(native_proce
         )
         measured = processor.query("SELECT name, ts, dur FROM slice WHERE name GLOB '[0-9][FB][0-9]' ORDER BY 1")
         assert simulated == measured
-        assert len(measured) == len(performed(step))
+        assert len(measured) == len(extract_computations(step))
     finally:
         processor.close()

@@ -11,13 +11,13 @@ from compared_steps import MS, ROWS, one_step, side_of_step, slower_way, stretch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pptrace.measured.computations import performed
+from pptrace.measured.computations import extract_computations
 from pptrace.measured.diff import diff
-from pptrace.measured.diff_document import diff_document, divergence_words, kinds, verdict, way_sizes
-from pptrace.measured.findings import Link, first_divergence
+from pptrace.measured.diff_document import describe_divergence, diff_document, kinds, link_sizes, verdict
+from pptrace.measured.findings import Release, first_divergence
 from pptrace.measured.matching import match
 from pptrace.measured.replay import run_order
-from pptrace.measured.waits import BETWEEN, MESSAGES, chain_of, releases_of
+from pptrace.measured.waits import BETWEEN, MESSAGES, find_releases, follow_chain
 from pptrace.report.rendering import page_of, text_of
 from pptrace.steps.actions import Action
 from pptrace.steps.kinds import Kind
@@ -47,8 +47,8 @@ def test_one_stage_of_a_rank_s_two_is_that_stage_and_both_are_the_rank() -> None
     (stage,) = compared(one_step(TWO_CHUNKS, slow={3: 1.5}), base)
     (rank,) = compared(one_step(TWO_CHUNKS, slow={1: 1.5, 3: 1.5}), base)
 
-    assert (stage.sort, stage.what, round(stage.share.value, 3)) == ("slow stage", "stage 3 on rank 1", 0.5)
-    assert (rank.sort, rank.what, round(rank.share.value, 3)) == ("slow rank", "rank 1", 0.5)
+    assert (stage.kind, stage.what, round(stage.share.value, 3)) == ("slow stage", "stage 3 on rank 1", 0.5)
+    assert (rank.kind, rank.what, round(rank.share.value, 3)) == ("slow rank", "rank 1", 0.5)
     assert rank.total_ns == 2 * stage.total_ns
 
 
@@ -56,7 +56,7 @@ def test_what_is_faster_is_not_called_slow() -> None:
     (rank,) = compared(one_step(slow={1: 0.5}))
     (link,) = compared(slower_way(one_step(), 1, 2, 0.25))
 
-    assert (rank.sort, link.sort) == ("fast rank", "fast link")
+    assert (rank.kind, link.kind) == ("fast rank", "fast link")
     assert rank.total_ns == -4 * 30 * MS // 2
     assert link.share.value == pytest.approx(-0.75, abs=1e-4)
 
@@ -64,7 +64,7 @@ def test_what_is_faster_is_not_called_slow() -> None:
 def test_drift_is_taken_off_before_a_rank_is_blamed() -> None:
     found = compared(one_step(slow={0: 1.1, 1: 1.1, 2: 1.32}))
 
-    assert [(one.sort, round(one.share.value, 3)) for one in found] == [("drift", 0.1), ("slow rank", 0.2)]
+    assert [(one.kind, round(one.share.value, 3)) for one in found] == [("drift", 0.1), ("slow rank", 0.2)]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_what_ranks_have_in_common_is_the_middle_one_s_and_of_two_the_one_nearer
 def test_one_long_action_is_a_spike_and_nothing_else() -> None:
     (spike,) = compared(stretched(one_step(), "1B2", 8 * MS))
 
-    assert (spike.sort, spike.what, spike.total_ns) == ("spikes", "1 action of rank 1", 8 * MS)
+    assert (spike.kind, spike.what, spike.total_ns) == ("spikes", "1 action of rank 1", 8 * MS)
 
 
 def test_a_spike_within_the_tolerance_of_its_action_is_none() -> None:
@@ -114,9 +114,9 @@ def test_where_all_ways_are_slower_it_is_the_network_and_one_that_is_slower_stil
     (network,) = compared(slow, base)
     both = compared(slower_way(slow, 1, 2, 2), base)
 
-    assert (network.sort, network.what) == ("slow network", "all 4 ways between ranks")
+    assert (network.kind, network.what) == ("slow network", "all 4 ways between ranks")
     assert network.share.value == pytest.approx(3 / 1.05, rel=1e-3)
-    assert [(one.sort, one.what) for one in both] == [
+    assert [(one.kind, one.what) for one in both] == [
         ("slow network", "all 4 ways between ranks"),
         ("slow link", "rank 1 to rank 2"),
     ]
@@ -130,13 +130,13 @@ def test_a_late_message_is_told_from_a_long_action_and_from_what_came_late_alrea
 
     assert late is not None
     assert own is not None
-    assert (str(late.action), late.source, late.message_ns, late.own_ns) == ("2F0", 1, late.late_ns.value, 0)
-    assert late.chain[0] == Link(rank=1, action=Action(kind=Kind.F, stage=1, microbatch=0), late_ns=0)
-    assert (str(own.action), own.own_ns, own.message_ns, own.idle_ns) == ("1F0", 4 * MS, 0, 0)
+    assert (str(late.action), late.source, late.message_ns, late.local_ns) == ("2F0", 1, late.late_ns.value, 0)
+    assert late.chain[0] == Release(rank=1, action=Action(kind=Kind.F, stage=1, microbatch=0), late_ns=0)
+    assert (str(own.action), own.local_ns, own.message_ns, own.idle_ns) == ("1F0", 4 * MS, 0, 0)
 
 
 def test_a_host_that_hesitates_is_until_it_was_begun() -> None:
-    own = performed(one_step())
+    own = extract_computations(one_step())
     at = int(np.flatnonzero(own.rank == 0)[1])
     later = np.where(own.start_ns >= own.start_ns[at], 3 * MS, 0)
     gap = own.gap_ns.copy()
@@ -147,7 +147,7 @@ def test_a_host_that_hesitates_is_until_it_was_begun() -> None:
 
     assert found is not None
     assert (str(found.action), found.late_ns.value, found.idle_ns) == ("0F1", 3 * MS, 3 * MS)
-    assert divergence_words(found) == (
+    assert describe_divergence(found) == (
         "at 13.000 ms: rank 0, 0F1 ends 3.000 ms late: +3.000 ms until it was begun"
     )
 
@@ -162,12 +162,12 @@ def test_the_parts_of_a_lateness_sum_to_it(slow: dict[int, float], rate: int, by
     ).divergence
 
     if found is not None:
-        assert found.own_ns + found.message_ns + found.idle_ns + found.released_ns == found.late_ns.value
+        assert found.local_ns + found.message_ns + found.idle_ns + found.released_ns == found.late_ns.value
 
 
 @pytest.mark.parametrize("rate", [1_000_000, 100_000])
 def test_a_simulated_critical_path_is_computations_and_messages_without_a_rest(rate: int) -> None:
-    chain = chain_of(performed(one_step(rate_kbps=rate)))
+    chain = follow_chain(extract_computations(one_step(rate_kbps=rate)))
 
     assert chain.by_kind_ns[BETWEEN] == 0
     assert chain.by_kind_ns[MESSAGES] > 0
@@ -175,8 +175,8 @@ def test_a_simulated_critical_path_is_computations_and_messages_without_a_rest(r
 
 
 def test_what_released_an_action_is_what_came_last_and_not_what_ended_last() -> None:
-    own = performed(one_step(rate_kbps=50_000))
-    releases = releases_of(own)
+    own = extract_computations(one_step(rate_kbps=50_000))
+    releases = find_releases(own)
     second = int(np.flatnonzero(own.rank == 1)[1])
 
     assert str(own.order.rows()[1][1]) == "1F1"
@@ -189,15 +189,15 @@ def test_where_the_order_is_why_it_is_said() -> None:
     found = diff(side_of_step(one_step()), side_of_step(one_step(other)))
 
     assert found.divergence is not None
-    assert found.divergence.behind == ("2B0", "2F0")
-    assert divergence_words(found.divergence).endswith("; it comes behind 2B0 there, behind 2F0 here")
+    assert found.divergence.predecessors == ("2B0", "2F0")
+    assert describe_divergence(found.divergence).endswith("; it comes behind 2B0 there, behind 2F0 here")
     assert ["rank", "2", "2B0", "2F1", "1"] in [line.split() for line in shown(found)]
 
 
 def test_a_verdict_says_what_differs_where_lengths_do_not() -> None:
     base, tight = one_step(), one_step([*ROWS[:2], ["2F0", "2B0", "2F1", "2B1", "2F2", "2B2", "2F3", "2B3"]])
     swapped = diff(side_of_step(base), side_of_step(tight))
-    shorter = performed(base)
+    shorter = extract_computations(base)
     first = np.flatnonzero((shorter.rank == 0) & (shorter.kind == 0))
     longer = shorter.duration_ns.copy()
     longer[first[1:]] += MS
@@ -228,6 +228,6 @@ def test_counts_medians_and_spreads_are_told_by_kind_and_stage_what_changed_most
     [((4096, 4096), "1 KiB"), ((4096, 8192), "1 KiB, 2 KiB"), ((0, 8192), "?, 2 KiB"), ((0, 0), "")],
 )
 def test_sizes_of_messages_are_told_once_where_they_are_the_same(sizes: tuple[int, int], told: str) -> None:
-    way = replace(diff(side_of_step(one_step()), side_of_step(one_step())).ways[0, 1], size_bytes=sizes)
+    way = replace(diff(side_of_step(one_step()), side_of_step(one_step())).links[0, 1], size_bytes=sizes)
 
-    assert way_sizes(way) == told
+    assert link_sizes(way) == told

@@ -14,10 +14,10 @@ from compared_steps import side_of_step as side
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pptrace.measured.computations import performed
+from pptrace.measured.computations import extract_computations
 from pptrace.measured.diff import diff
 from pptrace.measured.diff_document import diff_document
-from pptrace.measured.sides import Side, measured_side, median_step, over_steps, share_of_deviation
+from pptrace.measured.sides import Side, measured_side, median_deviation_factor, median_step, values_over_steps
 from pptrace.report.numbers import Figure, Sides
 from pptrace.report.rendering import page_of, plain, text_of
 from pptrace.steps.workload import Workload
@@ -60,11 +60,11 @@ def test_all_steps_pooled_compare_the_median_of_every_action() -> None:
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=7))
 def test_a_pooled_duration_is_the_median(by_ms: list[int]) -> None:
     base = step()
-    first, *others = (performed(stretched(base, "1B2", by * MS)) for by in by_ms)
+    first, *others = (extract_computations(stretched(base, "1B2", by * MS)) for by in by_ms)
 
     found = median_step(first, others)
 
-    usual = performed(base).duration_ns
+    usual = extract_computations(base).duration_ns
     (at,) = np.flatnonzero(first.duration_ns - usual) if by_ms[0] else (None,)
     expected = np.median([one.duration_ns for one in (first, *others)], axis=0).astype(np.int64)
     assert found.duration_ns.tolist() == expected.tolist()
@@ -75,19 +75,22 @@ def test_a_pooled_duration_is_the_median(by_ms: list[int]) -> None:
 
 def test_a_pooled_message_takes_the_median_of_what_was_seen() -> None:
     base = step()
-    own = [performed(slower_way(base, 1, 2, factor)) for factor in (1, 2, 8)]
+    own = [extract_computations(slower_way(base, 1, 2, factor)) for factor in (1, 2, 8)]
 
     found = median_step(own[0], own[1:]).transfers
 
     way = (found.source == 1) & (found.target == 2)
-    assert found.took_ns[way].tolist() == own[1].transfers.took_ns[way].tolist()
-    assert found.took_ns[~way].tolist() == own[0].transfers.took_ns[~way].tolist()
+    assert found.duration_ns[way].tolist() == own[1].transfers.duration_ns[way].tolist()
+    assert found.duration_ns[~way].tolist() == own[0].transfers.duration_ns[~way].tolist()
 
 
 def test_steps_of_other_sizes_are_not_pooled() -> None:
-    base = performed(step())
+    base = extract_computations(step())
 
-    assert len(over_steps(base, [performed(step([["0F0", "0B0"], ["1F0", "1B0"]]))], "duration_ns")) == 1
+    assert (
+        len(values_over_steps(base, [extract_computations(step([["0F0", "0B0"], ["1F0", "1B0"]]))], "duration_ns"))
+        == 1
+    )
 
 
 def test_steps_that_are_all_alike_vary_by_nothing() -> None:
@@ -144,7 +147,7 @@ def test_a_link_that_is_slow_in_some_steps_is_noise_and_one_that_is_in_all_is_no
 
     assert diff(side(base), now_and_then).culprits == ()
     (culprit,) = diff(side(base), always).culprits
-    assert (culprit.sort, culprit.what) == ("slow link", "rank 1 to rank 2")
+    assert (culprit.kind, culprit.what) == ("slow link", "rank 1 to rank 2")
     assert culprit.share.deviation == pytest.approx(0.1, rel=0.05)
 
 
@@ -163,10 +166,10 @@ def test_medians_over_steps_vary_less_than_a_step() -> None:
     timelines = [step(slow=dict.fromkeys(range(3), factor)) for factor in (1.02, 1.1, 1.2, 1.3)]
     one, all_of_them = (diff(side(step()), recorded(timelines, choice)) for choice in ("1", "all"))
 
-    assert share_of_deviation(1) == 1
-    assert share_of_deviation(4) == pytest.approx(1.2533 / 2, rel=1e-4)
+    assert median_deviation_factor(1) == 1
+    assert median_deviation_factor(4) == pytest.approx(1.2533 / 2, rel=1e-4)
     assert all_of_them.step_ns.second.deviation == pytest.approx(
-        (one.step_ns.second.deviation or 0) * share_of_deviation(4), abs=1
+        (one.step_ns.second.deviation or 0) * median_deviation_factor(4), abs=1
     )
     assert all_of_them.parts_ns["compute"] == one.parts_ns["compute"]
     assert all_of_them.pools == (False, True)

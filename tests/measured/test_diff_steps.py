@@ -11,9 +11,9 @@ from compared_steps import slower_way, stretched
 from paired_steps import paired_step
 
 from pptrace.config.choices import PolicyName
-from pptrace.measured.computations import performed
+from pptrace.measured.computations import extract_computations
 from pptrace.measured.diff import diff
-from pptrace.measured.matching import folded_alike
+from pptrace.measured.matching import fold_first_stages
 from pptrace.measured.replay import replay
 from pptrace.measured.sides import Side, simulated_side
 from pptrace.network.links import Flat
@@ -88,7 +88,7 @@ def test_three_milliseconds_on_one_action_are_ranked_first_and_where_it_parts() 
     assert len(found.changes) == 1
     assert found.divergence is not None
     assert (found.divergence.rank, str(found.divergence.action)) == (1, "1F2")
-    assert found.divergence.own_ns == 3 * MS
+    assert found.divergence.local_ns == 3 * MS
     assert found.ladder[0].name == "durations"
     assert found.ladder[0].change_ns.value == found.step_ns.change.value
 
@@ -138,7 +138,7 @@ def test_another_order_is_found_and_priced() -> None:
 def test_a_slow_stage_is_blamed_with_its_rank() -> None:
     (culprit,) = diff(side(step()), side(step(slow={1: 1.25}))).culprits
 
-    assert culprit.sort == "slow rank"
+    assert culprit.kind == "slow rank"
     assert "rank 1" in culprit.what
     assert culprit.share.value == pytest.approx(0.25)
     assert culprit.total_ns == 4 * 30 * MS // 4
@@ -147,19 +147,19 @@ def test_a_slow_stage_is_blamed_with_its_rank() -> None:
 def test_what_all_ranks_have_in_common_is_drift() -> None:
     (culprit,) = diff(side(step()), side(step(slow={0: 1.1, 1: 1.1, 2: 1.1}))).culprits
 
-    assert (culprit.sort, round(culprit.share.value, 3)) == ("drift", 0.1)
+    assert (culprit.kind, round(culprit.share.value, 3)) == ("drift", 0.1)
 
 
 def test_a_slower_path_is_that_link() -> None:
     found = diff(side(step()), side(slower_way(step(), 1, 2, 4)))
 
-    assert [(one.sort, one.what) for one in found.culprits] == [("slow link", "rank 1 to rank 2")]
+    assert [(one.kind, one.what) for one in found.culprits] == [("slow link", "rank 1 to rank 2")]
 
 
 def test_a_backward_in_one_is_an_input_and_a_weight_gradient_in_the_other() -> None:
     folded = [["0F0", "0F1", "0B0", "0B1"], SPLIT[1]]
 
-    a, b, stages = folded_alike(performed(step(SPLIT)), performed(step(folded)))
+    a, b, stages = fold_first_stages(extract_computations(step(SPLIT)), extract_computations(step(folded)))
 
     assert stages == (0,)
     assert a.order.rows() == b.order.rows()

@@ -11,8 +11,8 @@ import pytest
 
 import pptrace
 from pptrace.measured.calibration import calibrate
-from pptrace.measured.calibration_check import checked, drawn_spans_ns
-from pptrace.measured.computations import Performed, performed
+from pptrace.measured.calibration_check import bootstrap_spans_ns, check_calibration
+from pptrace.measured.computations import Computations, extract_computations
 from pptrace.measured.replay import run_order
 from pptrace.plugins.registry import Registry
 from pptrace.steps.message_calls import Policy
@@ -31,42 +31,42 @@ def registry() -> Registry:
 
 
 @cache
-def quiet() -> Performed:
+def quiet() -> Computations:
     """Return a step in which all actions of a kind take the same."""
     costs = ["costs.name=table", "costs.forward=10 ms", "costs.backward=20 ms"]
     run = pptrace.simulate(schedule="1f1b", pp=3, microbatches=6, sets=costs)
-    return performed(run.timeline)
+    return extract_computations(run.timeline)
 
 
-def stalled(step: Performed, share: float, seed: int) -> Performed:
+def stalled(step: Computations, share: float, seed: int) -> Computations:
     """Return a step in which some actions stall, exponentially by 10 ms, and what follows comes later."""
     random = np.random.default_rng(seed)
     stalls = (random.random(len(step)) < share) * random.exponential(10 * MS, len(step))
     step = replace(step, duration_ns=step.duration_ns + stalls.astype(np.int64))
-    again = performed(run_order(step.order, step.times(), Policy()))
+    again = extract_computations(run_order(step.order, step.times(), Policy()))
     return replace(step, start_ns=again.start_ns, end_ns=again.end_ns)
 
 
 def test_a_step_of_equal_actions_is_drawn_as_it_was() -> None:
     step = quiet()
 
-    assert set(drawn_spans_ns([step], Policy()).tolist()) == {step.span_ns}
+    assert set(bootstrap_spans_ns([step], Policy()).tolist()) == {step.span_ns}
 
 
 def test_what_is_drawn_is_the_same_each_time_and_varies_as_other_steps_do() -> None:
     steps = [stalled(quiet(), 0.2, seed) for seed in range(24)]
     spans = np.array([step.span_ns for step in steps])
 
-    drawn = [drawn_spans_ns([step], Policy()) for step in steps[:3]]
+    drawn = [bootstrap_spans_ns([step], Policy()) for step in steps[:3]]
 
-    assert np.array_equal(drawn[0], drawn_spans_ns([steps[0]], Policy()))
+    assert np.array_equal(drawn[0], bootstrap_spans_ns([steps[0]], Policy()))
     assert np.median([each.std() for each in drawn]) == pytest.approx(spans.std(), rel=0.5)
 
 
-def interval(make: Callable[[int], Performed]) -> float:
+def interval(make: Callable[[int], Computations]) -> float:
     """Return the interval that one recording states, the median of several."""
     steps = [make(seed) for seed in range(3)]
-    found = [checked(calibrate([step]), [step], registry(), measured=False).interval for step in steps]
+    found = [check_calibration(calibrate([step]), [step], registry(), measured=False).interval for step in steps]
     return float(np.median([each for each in found if each is not None]))
 
 
@@ -84,7 +84,7 @@ def test_nine_in_ten_other_steps_lie_in_what_one_of_them_states() -> None:
     steps = [stalled(step, 0.2, seed) for seed in range(20)]
     within = []
     for one in steps[:5]:
-        check = checked(calibrate([one]), [one], registry(), measured=False)
-        within += [abs(check.own_ns / other.span_ns - 1) <= (check.interval or 0) for other in steps]
+        check = check_calibration(calibrate([one]), [one], registry(), measured=False)
+        within += [abs(check.simulated_ns / other.span_ns - 1) <= (check.interval or 0) for other in steps]
 
     assert np.mean(within) >= 0.9

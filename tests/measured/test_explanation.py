@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from compared_steps import MS, one_step, side_of_step, without_row
 
-from pptrace.measured.computations import performed
+from pptrace.measured.computations import extract_computations
 from pptrace.measured.explanation import Explanation, explain, explanation_document
 from pptrace.measured.sides import measured_side, notes_of
 from pptrace.report.numbers import with_deviations
@@ -142,6 +142,6 @@ def test_a_step_that_lacks_actions_is_left_out_unless_it_is_asked_for(measuremen
 
 
 def lacking_1f3(timeline: Timeline) -> Timeline:
-    own = performed(timeline)
+    own = extract_computations(timeline)
     (at,) = np.flatnonzero((own.stage == 1) & (own.microbatch == 3) & (own.kind == Kind.F))
     return without_row(timeline, int(own.row[at]))

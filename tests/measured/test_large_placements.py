@@ -13,19 +13,19 @@ from executed_lines import executed_lines
 from hypothesis import given
 from strategies import valid_schedules
 
-from pptrace.measured.computations import needs_unrecorded, performed
-from pptrace.measured.diff import order_share
-from pptrace.measured.matching import folded_alike
+from pptrace.measured.computations import depends_on_missing, extract_computations
+from pptrace.measured.diff import ComparedStep, order_share
+from pptrace.measured.matching import fold_first_stages
 from pptrace.sim.simulation import simulate
 from pptrace.steps.kinds import Kind
 from pptrace.steps.placement import Placement
 from pptrace.steps.schedule import Schedule
 from pptrace.steps.workload import Workload
 from pptrace.timeline.memory import measure_memory
+from pptrace.timeline.metrics import measure
 from pptrace.traces.link_slices import Peers
 
 if TYPE_CHECKING:
-    from pptrace.measured.computations import Performed
     from pptrace.steps.actions import CellColumns
     from pptrace.timeline.timeline import Timeline
 
@@ -47,7 +47,7 @@ def star(stages: int) -> Placement:
 
 
 def needed(cells: CellColumns, placement: Placement) -> list[bool]:
-    """Return what :func:`needs_unrecorded` does, action by action."""
+    """Return what :func:`depends_on_missing` does, action by action."""
     computed = defaultdict(set)
     rows = list(zip(*(column.tolist() for column in cells), strict=True))
     for kind, stage, microbatch, span, _ in rows:
@@ -72,12 +72,12 @@ def test_what_needs_an_action_that_is_missing_is_found(schedule: Schedule) -> No
     kept = (np.arange(len(schedule)) % 3 > 0) & np.isin(schedule.kind, [Kind.F, Kind.B])
     cells, placement = schedule.cells.taken(np.flatnonzero(kept)), schedule.placement
 
-    assert needs_unrecorded(cells, placement, lacks_ranks=False).tolist() == needed(cells, placement)
+    assert depends_on_missing(cells, placement, lacks_ranks=False).tolist() == needed(cells, placement)
 
 
 @pytest.mark.parametrize("stages", [2, 500])
 def test_times_of_a_step_are_as_many_as_its_actions_and_messages(stages: int) -> None:
-    step = performed(step_of(Placement.looped(2, 1000, chunks=stages // 2)))
+    step = extract_computations(step_of(Placement.looped(2, 1000, chunks=stages // 2)))
 
     assert step.times().place.size == len(step) + len(step.transfers) == 6
 
@@ -86,26 +86,25 @@ def test_work_does_not_grow_with_the_product_of_edges_and_stages() -> None:
     few, many = (step_of(star(stages)) for stages in (20, 400))
 
     def work(timeline: Timeline) -> None:
-        step = performed(timeline)
-        folded_alike(step, step)
+        step = extract_computations(timeline)
+        fold_first_stages(step, step)
         measure_memory(timeline, Workload.uniform(timeline.placement.stages, f_ns=1))
         Peers.of(timeline.placement)
 
     assert executed_lines(lambda: work(many)) < executed_lines(lambda: work(few)) + 10 * 380
 
 
-def replayed(rows: list[list[str]], b_ns: int) -> Performed:
-    return performed(simulate(Schedule.from_rows(rows), Workload.uniform(2, f_ns=10, b_ns=b_ns)))
+def replayed(rows: list[list[str]], b_ns: int) -> ComparedStep:
+    workload = Workload.uniform(2, f_ns=10, b_ns=b_ns)
+    timeline = simulate(Schedule.from_rows(rows), workload)
+    return ComparedStep(step=extract_computations(timeline), metrics=measure(timeline, workload), parts_ns={})
 
 
 def test_whole_backwards_take_what_both_gradients_of_the_other_step_take() -> None:
     whole = replayed([["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]], 20)
     split = replayed([["0F0", "0F1", "0I0", "0W0", "0I1", "0W1"], ["1F0", "1F1", "1I0", "1W0", "1I1", "1W1"]], 26)
 
-    forth, back = (
-        order_share(*pair, (None, None), pair[1].span_ns - pair[0].span_ns)
-        for pair in ((whole, split), (split, whole))
-    )
+    forth, back = order_share(whole, split), order_share(split, whole)
 
     assert forth is not None
     assert back is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pptrace.measured.explanation import TO_SEE_ACTIONS, brief, operations_document
+from pptrace.measured.explanation import MARK_ACTIONS_HINT, brief, operations_document
 from pptrace.report.rendering import plain, text_of
 from pptrace.timeline.measurement import Clock, Measurement, Summary
 
@@ -34,7 +34,7 @@ def test_ranks_and_names_are_summed_and_what_to_do_is_said(measurement: Measurem
     assert "ncclDevKernel_SendRecv         4  8.000 ms  2.000 ms  15.3 MiB    2 GB/s" in text
     assert "at::native::add<float, (kind)2>        20  30.000 ms  1.500 ms" in text
     assert "clock of rank 1: set by -1.000 (±0.002) ms" in text
-    assert text.endswith(TO_SEE_ACTIONS)
+    assert text.endswith(MARK_ACTIONS_HINT)
 
 
 def test_names_beyond_the_top_are_one_row_that_nothing_is_missing_from(measurement: Measurement) -> None:
@@ -52,7 +52,7 @@ def test_the_sums_of_ranks_are_those_of_their_names(measurement: Measurement) ->
         own = [one for one in document["summaries"] if one["rank"] == rank["rank"]]
         for key in ("count", "total_ns", "size_bytes"):
             assert rank["communication"][key] + rank["computation"][key] == sum(one[key] for one in own)
-    assert document["notes"] == ["cut", TO_SEE_ACTIONS]
+    assert document["notes"] == ["cut", MARK_ACTIONS_HINT]
 
 
 @pytest.mark.parametrize("name", ["a" * 900, "f<(a)1>", "(x)"])

@@ -9,8 +9,8 @@ import pytest
 
 import pptrace
 from pptrace.measured.calibration import calibrate
-from pptrace.measured.calibration_check import checked, ranks_meanwhile, sharing
-from pptrace.measured.computations import Performed, performed
+from pptrace.measured.calibration_check import check_calibration, concurrent_ranks, estimate_sharing
+from pptrace.measured.computations import Computations, extract_computations
 from pptrace.measured.replay import run_order
 from pptrace.plugins.registry import Registry
 from pptrace.steps.message_calls import Policy
@@ -20,25 +20,25 @@ pytestmark = pytest.mark.needs_plugins
 RANKS = 4
 
 
-def step(schedule: str = "1f1b") -> Performed:
+def step(schedule: str = "1f1b") -> Computations:
     """Return a step in which all actions of a kind take the same, some microseconds."""
     costs = ["costs.name=table", "costs.forward=10 us", "costs.backward=20 us"]
-    return performed(pptrace.simulate(schedule=schedule, pp=RANKS, microbatches=8, sets=costs).timeline)
+    return extract_computations(pptrace.simulate(schedule=schedule, pp=RANKS, microbatches=8, sets=costs).timeline)
 
 
-def noisy(one: Performed, factor: np.ndarray, seed: int) -> Performed:
+def noisy(one: Computations, factor: np.ndarray, seed: int) -> Computations:
     """Return a step whose actions take so many times as long, by a tenth more or less."""
     random = np.random.default_rng(seed)
     factor = factor * random.uniform(0.9, 1.1, len(one))
     longer = replace(one, duration_ns=(one.duration_ns * factor).astype(np.int64))
-    return performed(run_order(one.order, longer.times(), Policy()))
+    return extract_computations(run_order(one.order, longer.times(), Policy()))
 
 
-def on_processors(one: Performed, processors: int, seed: int) -> Performed:
+def on_processors(one: Computations, processors: int, seed: int) -> Computations:
     """Return a step whose ranks share so many processors in equal parts."""
     shared = one
     for _ in range(8):  # what each takes depends on who runs beside it, which depends on what each takes
-        shared = noisy(one, np.maximum(ranks_meanwhile(shared) / processors, 1.0), seed)
+        shared = noisy(one, np.maximum(concurrent_ranks(shared) / processors, 1.0), seed)
     return shared
 
 
@@ -52,7 +52,7 @@ def test_ranks_meanwhile_are_those_that_compute_at_each_nanosecond(schedule: str
 
     counted = [count[start:end].mean() for start, end in zip(one.start_ns, one.end_ns, strict=True)]
 
-    assert ranks_meanwhile(one) == pytest.approx(np.array(counted))
+    assert concurrent_ranks(one) == pytest.approx(np.array(counted))
 
 
 def test_actions_of_one_rank_that_overlap_count_as_one_rank() -> None:
@@ -61,16 +61,16 @@ def test_actions_of_one_rank_that_overlap_count_as_one_rank() -> None:
     start = one.start_ns.copy()
     start[first[1]] -= 5_000
 
-    overlapped = ranks_meanwhile(replace(one, start_ns=start))
+    overlapped = concurrent_ranks(replace(one, start_ns=start))
 
-    assert overlapped[first[0]] == ranks_meanwhile(one)[first[0]]
+    assert overlapped[first[0]] == concurrent_ranks(one)[first[0]]
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_four_ranks_on_two_processors_are_seen(schedule: str) -> None:
     steps = [on_processors(step(schedule), 2, seed) for seed in range(3)]
 
-    found = sharing(steps)
+    found = estimate_sharing(steps)
 
     assert found is not None
     assert found.ratio == pytest.approx(2, abs=0.35)
@@ -84,17 +84,19 @@ def test_ranks_with_processors_of_their_own_share_nothing(schedule: str, seed: i
     chunks = 2 if schedule == "interleaved-1f1b" else 1
     costs = ["costs.name=table", "costs.forward=10 us", "costs.backward=20 us"]
     run = pptrace.simulate(schedule=schedule, pp=RANKS, vp=chunks, microbatches=8, sets=costs)
-    one = performed(run.timeline)
+    one = extract_computations(run.timeline)
 
-    assert sharing([one]) is None
-    assert sharing([noisy(one, np.ones(len(one)), seed)]) is None
+    assert estimate_sharing([one]) is None
+    assert estimate_sharing([noisy(one, np.ones(len(one)), seed)]) is None
 
 
 def test_a_fit_of_ranks_that_share_says_so_and_states_more() -> None:
     steps = [on_processors(step(), 2, seed) for seed in range(2)]
     fit = calibrate(steps)
 
-    seen, unseen = (checked(fit, steps, Registry.load(), measured=measured) for measured in (True, False))
+    seen, unseen = (
+        check_calibration(fit, steps, Registry.load(), measured=measured) for measured in (True, False)
+    )
 
     assert seen.sharing is not None
     assert any("ranks compute as while" in warning for warning in seen.warnings)

@@ -18,7 +18,7 @@ from pptrace.cli.simulate import command as simulate
 from pptrace.config.quantities import format_size
 from pptrace.errors import PptraceError
 from pptrace.plugins.registry import Registry
-from pptrace.report.numbers import told_apart
+from pptrace.report.numbers import unique_names
 from pptrace.search import best_first
 
 DOCS = Path(__file__).parents[2] / "docs" / "plan.md"
@@ -218,11 +218,13 @@ def test_fewer_gpus_are_no_tie(registry: Registry) -> None:
 def test_names_are_cut_only_where_they_stay_apart() -> None:
     names = ["interleaved-1f1b:vp=2", "interleaved-1f1b:vp=4", "1f1b", "a" * 30 + "x" + "a" * 30]
 
-    shown = told_apart(names, 12)
+    shown = unique_names(names, 12)
 
     assert len(set(shown.values())) == len(names)
     assert shown["1f1b"] == "1f1b"
-    assert told_apart(["aaaaabaaaaa", "aaaaacaaaaa"], 6) == {name: name for name in ["aaaaabaaaaa", "aaaaacaaaaa"]}
+    assert unique_names(["aaaaabaaaaa", "aaaaacaaaaa"], 6) == {
+        name: name for name in ["aaaaabaaaaa", "aaaaacaaaaa"]
+    }
 
 
 def test_no_copies_are_a_share_of_nothing(registry: Registry) -> None:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from segment_costs import random_kinds, steady
 from simulated_steps import SimulatedStep, simulated_steps
 
-from pptrace.measured.waits import explained
+from pptrace.measured.waits import explain_waits
 from pptrace.network.links import Flat
 from pptrace.sim.simulation import simulate
 from pptrace.steps.kinds import COMPUTE, Stream
@@ -119,14 +119,14 @@ def test_of_pairs_the_segments_that_nothing_hides_are_exposed(seed: int) -> None
 @SLOWLY
 @given(simulated_steps())
 def test_a_step_whose_causes_nobody_recorded_has_a_path_all_the_same(step: SimulatedStep) -> None:
-    unknown = explained(replace(step.timeline, cause=np.full(len(step.timeline), -1, dtype=np.int32)))
+    unknown = explain_waits(replace(step.timeline, cause=np.full(len(step.timeline), -1, dtype=np.int32)))
 
     assert unknown.why is not None
     path, metrics = unknown.why.path, measure(step.timeline, step.workload)
     assert path.start_ns.tolist() == [metrics.start_ns, *path.end_ns.tolist()][: len(path)]
     computing = step.timeline.kind[path.row[path.part == 0]]
     assert np.isin(computing, list(COMPUTE)).all()
-    assert explained(step.timeline).why is not None
+    assert explain_waits(step.timeline).why is not None
 
 
 @SLOWLY

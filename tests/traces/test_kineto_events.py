@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from kineto_lint import lint
 
-from pptrace.measured.waits import explained
+from pptrace.measured.waits import explain_waits
 from pptrace.steps.actions import Action
 from pptrace.steps.kinds import Kind, Stream
 from pptrace.steps.placement import Placement
@@ -139,7 +139,7 @@ def test_a_rank_s_own_file_holds_only_its_flows(tmp_path: Path) -> None:
 def test_arrows_follow_the_critical_path_and_stay_within_a_rank_s_own_file(
     tmp_path: Path, *, rendezvous: bool
 ) -> None:
-    timeline = explained(two_ranks(rendezvous=rendezvous))
+    timeline = explain_waits(two_ranks(rendezvous=rendezvous))
     assert timeline.why is not None
     path = list(dict.fromkeys(timeline.why.path.row.tolist()))
     rank = timeline.rank_of_row()

@@ -14,12 +14,12 @@ from click.testing import CliRunner
 
 from pptrace.api import simulate
 from pptrace.cli.main import cli
-from pptrace.measured.calibration import Calibration, calibrate, of_all_ranks
-from pptrace.measured.calibration_check import Checked, checked
+from pptrace.measured.calibration import Calibration, calibrate, extend_to_pipeline
+from pptrace.measured.calibration_check import CalibrationCheck, check_calibration
 from pptrace.measured.calibration_document import calibrated_yaml
-from pptrace.measured.computations import Performed, performed
+from pptrace.measured.computations import Computations, extract_computations
 from pptrace.measured.explanation import what_if
-from pptrace.measured.matching import schedules_of
+from pptrace.measured.matching import matching_schedules
 from pptrace.measured.replay import replay
 from pptrace.plugin import hookimpl
 from pptrace.plugins.offers import ScheduleOffer
@@ -45,10 +45,10 @@ def registry() -> Registry:
 
 
 @cache
-def run(name: str) -> Performed:
+def run(name: str) -> Computations:
     measurement, measured = read_measurement([FIXTURES / f"sleep-{name}"], registry())
     assert measured
-    return performed(measurement.steps[0].timeline)
+    return extract_computations(measurement.steps[0].timeline)
 
 
 @cache
@@ -57,8 +57,8 @@ def fit(name: str) -> Calibration:
 
 
 @cache
-def check(name: str) -> Checked:
-    return checked(fit(name), [run(name)], registry())
+def check(name: str) -> CalibrationCheck:
+    return check_calibration(fit(name), [run(name)], registry())
 
 
 @cache
@@ -71,7 +71,7 @@ def carried(source: str, target: str, folder: Path) -> float:
     table.write_text(table_text(run(target).order), encoding="utf-8")
     sets = ["parallel.pp=null", "batch.microbatches=null"]
     step = simulate(costs, schedule=str(table), sets=sets, registry=registry())
-    return performed(step.timeline).span_ns / run(target).span_ns - 1
+    return extract_computations(step.timeline).span_ns / run(target).span_ns - 1
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -101,7 +101,7 @@ def test_a_replay_without_a_rank_in_the_middle_is_near_what_was_measured(
     assert stages == set(run(name).stage[run(name).rank != missing].tolist())
     first, again = (
         [step.end_ns[step.rank == rank][0] for rank in range(3)]
-        for step in (found.step, performed(found.timeline, lacks_ranks=True))
+        for step in (found.step, extract_computations(found.timeline, lacks_ranks=True))
     )
     assert again == pytest.approx(first, abs=3_000_000)
 
@@ -141,7 +141,7 @@ def test_no_search_is_begun_to_name_a_schedule(*, searches: bool) -> None:
         def pptrace_schedules(self) -> list[ScheduleOffer]:
             return [ScheduleOffer(name="x", summary="x", build=build, searches=searches)]
 
-    assert schedules_of(run("1f1b"), Registry.load(plugins={"x": Searching()})) == ("1f1b",)
+    assert matching_schedules(run("1f1b"), Registry.load(plugins={"x": Searching()})) == ("1f1b",)
     assert begun == ([] if searches else ["x"])
 
 
@@ -152,7 +152,7 @@ def test_no_search_is_begun_to_name_a_schedule(*, searches: bool) -> None:
 @pytest.mark.needs_plugins
 def test_a_fit_names_the_schedule_that_was_measured(name: str, schedule: str, tmp_path: Path) -> None:
     costs = tmp_path / "costs.yaml"
-    assert schedule in schedules_of(run(name), Registry.load())
+    assert schedule in matching_schedules(run(name), Registry.load())
 
     costs.write_text(calibrated_yaml(fit(name), name, [schedule], check(name)), encoding="utf-8")
 
@@ -161,8 +161,8 @@ def test_a_fit_names_the_schedule_that_was_measured(name: str, schedule: str, tm
 
 def test_an_order_that_no_schedule_has_can_be_simulated_as_a_table(tmp_path: Path) -> None:
     costs, order = tmp_path / "costs.yaml", tmp_path / "order.csv"
-    assert schedules_of(run("zbv"), Registry.load(disable=["pptrace-schedules"])) == ()
-    assert schedules_of(run("zbv"), Registry.load()) == ("zb-v",)
+    assert matching_schedules(run("zbv"), Registry.load(disable=["pptrace-schedules"])) == ()
+    assert matching_schedules(run("zbv"), Registry.load()) == ("zb-v",)
 
     text = calibrated_yaml(fit("zbv"), "zbv")
     costs.write_text(text, encoding="utf-8")
@@ -196,9 +196,9 @@ def test_a_message_of_a_pair_that_ran_as_one_is_under_way_from_the_pair_s_end() 
     paired = ahead & np.array([one in members for one in sent])
 
     # A backward of 20 ms lies between the forward's share of its pair and the message; none took as long.
-    assert moves.took_ns[moves.observed].max() < 6_000_000
-    assert (moves.held_ns[~paired & ahead] == 0).all()
-    held = moves.held_ns[paired]
+    assert moves.duration_ns[moves.observed].max() < 6_000_000
+    assert (moves.blocked_ns[~paired & ahead] == 0).all()
+    held = moves.blocked_ns[paired]
     assert 0.9 * held.size <= (held > 19_000_000).sum()
 
 
@@ -249,5 +249,5 @@ def test_one_rank_s_file_gives_costs_of_the_whole_pipeline(name: str, rank: int,
 def test_stages_that_lie_elsewhere_say_nothing_of_the_pipeline() -> None:
     step, own = run("interleaved1f1b"), fit("interleaved1f1b")
 
-    assert of_all_ranks(own, step, (0, 1, 2, 3), 4) == own
-    assert of_all_ranks(own, step, (1, 2, 3, 4), 8) == own
+    assert extend_to_pipeline(own, step, (0, 1, 2, 3), 4) == own
+    assert extend_to_pipeline(own, step, (1, 2, 3, 4), 8) == own

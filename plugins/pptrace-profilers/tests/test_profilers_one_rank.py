@@ -9,7 +9,7 @@ import pytest
 from gpu_run import GpuRun
 
 from pptrace.config.choices import PolicyName
-from pptrace.measured.computations import performed
+from pptrace.measured.computations import extract_computations
 from pptrace.network.links import Flat
 from pptrace.sim.simulation import simulate
 from pptrace.steps.message_calls import Policy
@@ -54,4 +54,4 @@ def test_one_rank_s_file_alone_is_read_and_has_its_place(
     assert (measured.numbers, measured.ranks) == ((1,), len(OWN))
     assert "no file of rank 2: the others are taken as they are" in measured.notes
     (step,) = measured.steps
-    assert performed(step.timeline).order.rows() == [ROWS[1]]
+    assert extract_computations(step.timeline).order.rows() == [ROWS[1]]

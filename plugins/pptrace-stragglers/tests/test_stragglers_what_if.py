@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.errors import ScheduleError
-from pptrace.measured.computations import performed
+from pptrace.measured.computations import extract_computations
 from pptrace.measured.replay import run_order
 from pptrace.timeline.measurement import Replica, Step
 from pptrace_stragglers.replicas import build_job
@@ -59,7 +59,7 @@ def job(*replicas: Sequence[Timeline]) -> Job:
 
 def of_lengths(lengths: Sequence[float]) -> Timeline:
     """Return a step whose microbatches take times in proportion to their lengths."""
-    done = performed(one_step())
+    done = extract_computations(one_step())
     scaled = (done.duration_ns * np.array(lengths)[done.microbatch]).astype(np.int64)
     return run_order(done.order, replace(done, duration_ns=scaled).times())
 
@@ -158,7 +158,7 @@ def test_lengths_of_sequences_are_found_and_told_from_other_jitter() -> None:
 
 
 def jittering(draw: np.random.Generator) -> Timeline:
-    done = performed(one_step())
+    done = extract_computations(one_step())
     scaled: NDArray[np.int64] = (done.duration_ns * draw.uniform(0.5, 2, len(done))).astype(np.int64)
     return run_order(done.order, replace(done, duration_ns=scaled).times())
 
@@ -169,7 +169,7 @@ def test_what_replicas_of_a_simulation_take_is_what_was_simulated() -> None:
 
     found = find_stragglers(whole)
 
-    assert found.replayed_ns == max(performed(one).span_ns for one in timelines)
+    assert found.replayed_ns == max(extract_computations(one).span_ns for one in timelines)
 
 
 def test_the_ideal_step_is_a_timeline_of_one_replica() -> None:
@@ -178,8 +178,8 @@ def test_the_ideal_step_is_a_timeline_of_one_replica() -> None:
 
     ideal = ideal_timeline(whole, timelines[0].placement)
 
-    assert performed(ideal).span_ns == pytest.approx(find_stragglers(whole).ideal_ns, abs=10)
-    forwards = performed(ideal).duration_ns[performed(ideal).kind == 0]
+    assert extract_computations(ideal).span_ns == pytest.approx(find_stragglers(whole).ideal_ns, abs=10)
+    forwards = extract_computations(ideal).duration_ns[extract_computations(ideal).kind == 0]
     assert forwards == pytest.approx(10 * MS * (1 + 1.5 + 4) / 6, abs=1)
 
 

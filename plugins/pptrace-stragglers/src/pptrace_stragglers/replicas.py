@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pptrace.plugin import PER_STAGE, Kind, ScheduleError, Stream, performed
+from pptrace.plugin import PER_STAGE, Kind, ScheduleError, Stream, extract_computations
 from pptrace_stragglers.simulation import Job, JobOperation
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from pptrace.plugin import Performed, Replica, Step
+    from pptrace.plugin import Computations, Replica, Step
 
 __all__ = ["build_job"]
 
@@ -86,7 +86,7 @@ def _clock_offsets(
 
 def _timed_operations(step: Step) -> list[_Timed]:
     """Return a step's computations, its messages, and its collectives across replicas, in absolute time."""
-    computations = performed(step.timeline)
+    computations = extract_computations(step.timeline)
     messages = list(_messages(computations))
     count = len(computations)
     rank = computations.rank.tolist()
@@ -110,7 +110,7 @@ def _timed_operations(step: Step) -> list[_Timed]:
     return [_Timed(each.operation, each.start_ns + step.begins_ns, each.end_ns + step.begins_ns) for each in timed]
 
 
-def _messages(computations: Performed) -> Iterator[tuple[_Timed, int]]:
+def _messages(computations: Computations) -> Iterator[tuple[_Timed, int]]:
     """Yield messages, which start when their producer ends, and the index of their consumer."""
     columns = (computations.kind, computations.stage, computations.microbatch)
     cells = zip(*(column.tolist() for column in columns), strict=True)
@@ -128,7 +128,7 @@ def _messages(computations: Performed) -> Iterator[tuple[_Timed, int]]:
                 dependencies=(producer,), communicates=True, action=action,
             )  # fmt: skip
             start_ns = int(computations.end_ns[producer])
-            yield _Timed(operation, start_ns, start_ns + max(int(transfers.took_ns[transfer]), 0)), consumer
+            yield _Timed(operation, start_ns, start_ns + max(int(transfers.duration_ns[transfer]), 0)), consumer
 
 
 def _find(
@@ -138,7 +138,7 @@ def _find(
     return next((index_of[key] for key in keys if key in index_of), None)
 
 
-def _collectives(step: Step, computations: Performed) -> Iterator[_Timed]:
+def _collectives(step: Step, computations: Computations) -> Iterator[_Timed]:
     """Yield collectives across replicas, each after the last computation of its rank that ended before it."""
     timeline = step.timeline
     ranks = timeline.rank_of_row()
