@@ -76,10 +76,11 @@ def command(
     as_json: bool,
 ) -> None:
     """Compare the steps FIRST and SECOND, each a configuration, a table, a trace or a folder of traces."""
-    from pptrace.measured.diff_document import check_targets, compare_steps
+    from pptrace.measured.diff_document import DIFF_SUFFIXES, compare_steps
     from pptrace.plugins.registry import Registry
+    from pptrace.report.rendering import check_targets
 
-    check_targets(outputs)
+    check_targets(outputs, DIFF_SUFFIXES, "a diff")
     difference = compare_steps(first, second, tolerance, step, request, Registry.load())
     echo_documents(difference.document(top), as_json=as_json)
     for path in difference.save(*outputs, top=top):

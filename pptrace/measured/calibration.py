@@ -1,10 +1,9 @@
 """Calibration: costs and network figures fitted to a measured step.
 
-Computations and host gaps are fitted by their means: a step waits for its stalls as well, so that sums carry over
-to other orders and medians, which leave stalls out, come out short. A host's gap is seen only where its action
-waited for no message. Messages are fitted by medians, because a late one is mostly held by its host, which is in
-the gaps. Latency and bandwidth come from messages of several sizes, by the median slope between sizes (H. Theil,
-1950; P. K. Sen, 1968); from one size they cannot be told apart, and then only the whole time is said.
+Computations and host gaps are fitted by means. Means include stalls, which a step waits for; medians omit them
+and are too short. A host gap is known only before an action that waits for no message. Messages are fitted by
+medians, because late messages are mostly late hosts, which the gaps include. Latency and bandwidth come from the
+median slope between several message sizes (H. Theil, 1950; P. K. Sen, 1968). One size gives only the whole time.
 """
 
 from __future__ import annotations
@@ -53,11 +52,11 @@ class ActionFit:
     stage: int
     """The stage."""
     count: int
-    """How many were measured."""
+    """The number of measured actions."""
     mean_ns: Figure
-    """Mean of their times."""
+    """The mean of their durations."""
     in_overlapped_pairs: bool
-    """Whether only members of overlapped pairs were measured, whose share of the pair is not known."""
+    """Whether all of them are members of overlapped pairs, whose share of the pair is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,17 +64,17 @@ class LinkFit:
     """Messages between ranks."""
 
     count: int
-    """How many arrivals were seen."""
+    """The number of observed messages."""
     sizes: tuple[int, ...]
     """Their sizes in bytes."""
     median_ns: Figure
-    """Median of their times, both ends ready, until they were there."""
+    """The median of their transfer times."""
     latency_ns: int | None
-    """Time of a message without bytes; None where one size alone was measured."""
+    """The time of an empty message; None for messages of one size."""
     bytes_per_s: float | None
-    """Rate; None likewise, or where larger messages are no slower."""
+    """The rate; None for messages of one size, and where larger messages are no slower."""
     residual_ns: int
-    """Median of what the fit is off by."""
+    """The median error of the fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,12 +86,12 @@ class LinkTime:
     target: int
     """The receiver."""
     median_ns: int
-    """Median of their times."""
+    """The median of their transfer times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What measured steps say of costs and network."""
+    """Costs and network of measured steps."""
 
     ranks: int
     """Pipeline ranks."""
@@ -101,7 +100,7 @@ class Calibration:
     microbatches: int
     """Microbatches."""
     steps: int
-    """Steps that were pooled."""
+    """The number of steps."""
     fitted: tuple[ActionFit, ...]
     """Per stage and kind."""
     overhead_ns: int
@@ -109,20 +108,20 @@ class Calibration:
     overhead_deviation_ns: int
     """Standard deviation of those gaps."""
     gaps: int
-    """Of how many actions it was seen."""
+    """The number of known gaps."""
     link: LinkFit | None
-    """Messages, where nodes are known those between nodes; None where no arrival was seen."""
+    """Messages, between nodes where nodes are known; None without observed ones."""
     node_ranks: int
-    """Consecutive ranks that share a node; 0 where nodes are not known."""
+    """Consecutive ranks per node; 0 where unknown."""
     node_link: LinkFit | None
-    """Messages between ranks of one node; None where no arrival was seen, or nodes are not known."""
+    """Messages within nodes; None without observed ones, or where nodes are unknown."""
     uneven: tuple[LinkTime, ...]
-    """The fastest and the slowest link between ranks, where they are too far apart for one sort of link."""
+    """The fastest and the slowest link between ranks, where they differ too much for one kind of link."""
     boundary_bytes: int
     """Size of a message between stages; 0 where unknown."""
 
     def wire_ns(self, size_bytes: Int64s) -> Int64s:
-        """Return what messages of some sizes take from rank to rank; 0 where no arrival was seen."""
+        """Return transfer times of messages by size; 0 where no message was observed."""
         link = self.link or self.node_link
         if link is None:
             return np.zeros_like(size_bytes)
@@ -132,19 +131,19 @@ class Calibration:
         return took
 
     def of(self, kind: Kind, stage: int) -> ActionFit | None:
-        """Return one kind on one stage; None where it was not measured."""
-        return next((one for one in self.fitted if (one.kind, one.stage) == (kind.name, stage)), None)
+        """Return the fit of one kind on one stage; None where it was not measured."""
+        return next((fit for fit in self.fitted if (fit.kind, fit.stage) == (kind.name, stage)), None)
 
 
 def calibrate(steps: Sequence[Computations], node_ranks: int = 0) -> Calibration:
-    """Fit several steps of one pipeline, pooled.
+    """Fit the pooled steps of one pipeline.
 
     Args:
-        steps: what was measured.
-        node_ranks: consecutive ranks that share a node, whose messages are then fitted apart; 0 if unknown.
+        steps: the measured steps.
+        node_ranks: consecutive ranks per node, for a separate fit of messages within nodes; 0 if unknown.
 
     Raises:
-        ValueError: no steps, or of different sizes.
+        ValueError: there are no steps, or steps of different sizes.
     """
     sizes = {(one.placement.ranks, one.placement.stages, one.placement.microbatches) for one in steps}
     if len(sizes) != 1:
@@ -168,25 +167,24 @@ def calibrate(steps: Sequence[Computations], node_ranks: int = 0) -> Calibration
 
 
 def extend_to_pipeline(fit: Calibration, step: Computations, numbers: Sequence[int], ranks: int) -> Calibration:
-    """Return a fit of some ranks as one of the whole pipeline, where their stages say how many it has.
+    """Extend a fit of some ranks to the whole pipeline, where their stages match a looped or a V placement.
 
-    They do where each is where it would be if microbatches passed all ranks around, or there and back. Times of
-    stages that nobody recorded stay unknown.
+    Times of unrecorded stages stay unknown. Another placement returns the fit unchanged.
 
     Args:
-        fit: of the recorded ranks.
-        step: one of the steps it was made from.
-        numbers: each recorded rank's number in the pipeline.
-        ranks: how many the pipeline has.
+        fit: the fit of the recorded ranks.
+        step: one of its steps.
+        numbers: the number of each recorded rank in the pipeline.
+        ranks: the number of ranks of the pipeline.
     """
     held = [set(step.stage[step.rank == rank].tolist()) for rank in range(len(numbers))]
     chunks = len(held[0])
-    around = [set(range(number, ranks * chunks, ranks)) for number in numbers]
-    back = [
+    looped = [set(range(number, ranks * chunks, ranks)) for number in numbers]
+    v_shaped = [
         {chunk * ranks + (ranks - 1 - number if chunk % 2 else number) for chunk in range(chunks)}
         for number in numbers
     ]
-    return replace(fit, ranks=ranks, stages=ranks * chunks) if held in (around, back) else fit
+    return replace(fit, ranks=ranks, stages=ranks * chunks) if held in (looped, v_shaped) else fit
 
 
 def _fitted(steps: Sequence[Computations], kind: Kind, stage: int) -> ActionFit | None:
@@ -203,7 +201,7 @@ def _fitted(steps: Sequence[Computations], kind: Kind, stage: int) -> ActionFit 
 
 
 def _seen(steps: Sequence[Computations]) -> Transfers:
-    """Return the messages of all steps whose arrival was seen."""
+    """Return the observed messages of all steps."""
     masks = [one.transfers.observed & (one.transfers.duration_ns >= 0) for one in steps]
     columns = {
         field.name: [getattr(one.transfers, field.name)[mask] for one, mask in zip(steps, masks, strict=True)]
@@ -217,7 +215,7 @@ def _link(seen: Transfers, chosen: NDArray[np.bool_]) -> LinkFit | None:
 
 
 def _uneven(seen: Transfers) -> tuple[LinkTime, ...]:
-    """Return the fastest and the slowest link, where quartiles and medians of one size are far apart."""
+    """Return the fastest and the slowest link, where their quartiles and medians differ clearly."""
     if not len(seen):
         return ()
     common = np.bincount(np.unique(seen.size_bytes, return_inverse=True)[1]).argmax()
@@ -240,7 +238,7 @@ def _uneven(seen: Transfers) -> tuple[LinkTime, ...]:
 
 
 def fit_link(took: Int64s, size: Int64s) -> LinkFit:
-    """Fit latency and bandwidth to messages' times and sizes, at least one."""
+    """Fit latency and bandwidth to transfer times and sizes of at least one message."""
     sizes = [int(each) for each in np.unique(size[size > 0]) if (size == each).sum() >= _FEWEST]
     latency, rate, residual = _line(took, size, sizes)
     return LinkFit(
@@ -265,23 +263,23 @@ def _line(took: Int64s, size: Int64s, sizes: Sequence[int]) -> tuple[int | None,
 
 
 _SLOWEST = 1000
-"""Bytes per second: a network's smallest rate."""
+"""Bytes per second, the smallest rate of a configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationFit:
-    """Operations of one sort."""
+    """The fit of one kind of operations."""
 
     what: str
-    """The sort."""
+    """The kind."""
     messages: bool
-    """Whether they are messages between two ranks, and no collectives."""
+    """Whether they are messages between two ranks; false for collectives."""
     link: LinkFit
-    """What was fitted to them; of collectives the rate is that of a rank's link."""
+    """Their fit; for collectives the rate of the link of one rank."""
 
 
 def fit_network(sorts: Sequence[BySize]) -> tuple[OperationFit, ...]:
-    """Fit each sort by itself."""
+    """Fit each kind of operations."""
     return tuple(
         OperationFit(what=one.what, messages=one.messages, link=fit_link(one.took_ns, one.size_bytes))
         for one in sorts
@@ -290,9 +288,6 @@ def fit_network(sorts: Sequence[BySize]) -> tuple[OperationFit, ...]:
 
 
 def choose_network(sorts: Sequence[OperationFit]) -> OperationFit | None:
-    """Return the sort that stands for the network; None where latency and rate of none are known.
-
-    The slowest messages count, else the slowest collective.
-    """
+    """Return the slowest messages with a known rate, else the slowest collective, else None."""
     known = [one for one in sorts if (one.link.bytes_per_s or 0) >= _SLOWEST]
     return min(known, key=lambda one: (not one.messages, one.link.bytes_per_s), default=None)

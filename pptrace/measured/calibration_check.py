@@ -1,11 +1,11 @@
 """Checks of a calibration.
 
-What an action takes then depends on how many ranks a schedule keeps computing at once, so a mean does not carry
-over to schedules that keep another number of them. The logarithms of actions' times are set against how many ranks
-computed meanwhile, by least squares with a mean for each kind and stage.
+Where ranks share processors, memory or power, durations depend on the number of ranks that compute at once. Means
+then do not carry over to other schedules. A least-squares fit relates logarithms of durations to the number of
+computing ranks, with a mean per kind and stage.
 
-One step says how long it took, and not how long the next one will. But it holds many actions of each sort, whose
-times say what a next one might take: the bootstrap (B. Efron, 1979).
+The variation between steps comes from the bootstrap (B. Efron, 1979): steps with durations drawn from the recorded
+ones of the same kind and stage.
 """
 
 from __future__ import annotations
@@ -43,30 +43,30 @@ __all__ = [
 ]
 
 _ERRORS = 2
-"""How many standard errors below its slope is sure."""
+"""Standard errors by which the slope must exceed the threshold."""
 _CLEAR = 0.1
-"""By which share actions surely take longer, from few ranks computing to many, from which on it is said."""
+"""The slowdown between few and many computing ranks from which it is reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """How what actions take grows with the ranks that compute meanwhile."""
+    """The slowdown of actions by other computing ranks."""
 
     few: float
-    """Ranks that computed during an action, that itself included, mean over its time: 5 % had fewer."""
+    """The 5 % quantile over actions of the ranks that compute meanwhile, with the own rank."""
     many: float
-    """5 % had more."""
+    """The 95 % quantile."""
     ratio: float
-    """How many times as long actions take while ``many`` ranks compute as while ``few`` do."""
+    """The durations with ``many`` computing ranks over those with ``few``."""
     at_most: float
-    """By which share longer the mean action would be if all ranks computed all the time."""
+    """The relative slowdown of the mean action if all ranks computed all the time."""
 
 
 def estimate_sharing(steps: Sequence[Computations]) -> Sharing | None:
-    """Return how actions slow each other down; None where they surely do not by a tenth, or ranks are missing.
+    """Return the slowdown by other ranks; None where it is not surely a tenth, or ranks are missing.
 
     Args:
-        steps: what was recorded, of one order, at least one.
+        steps: recorded steps of one order, at least one.
     """
     if any(step.lacks_ranks for step in steps):
         return None
@@ -88,17 +88,17 @@ def estimate_sharing(steps: Sequence[Computations]) -> Sharing | None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Actions:
     ranks: NDArray[np.float64]
-    """Ranks that computed meanwhile."""
+    """Ranks that compute meanwhile."""
     ranks_apart: NDArray[np.float64]
-    """That against the mean of its sort."""
+    """That minus the mean of its kind and stage."""
     times_apart: NDArray[np.float64]
-    """The logarithm of what it took, against the mean of its sort."""
+    """The logarithm of its duration minus the mean of its kind and stage."""
     sorts: int
-    """Kinds on stages."""
+    """The number of kinds and stages."""
 
     @classmethod
     def of(cls, steps: Sequence[Computations]) -> Self:
-        """Return the actions of all steps that took any time."""
+        """Return the actions of all steps with a duration."""
         took = np.concatenate([step.duration_ns for step in steps]).astype(np.float64)
         ranks = np.concatenate([concurrent_ranks(step) for step in steps])
         columns = np.concatenate([np.stack([step.kind, step.stage, step.pair >= 0]) for step in steps], axis=1)
@@ -113,7 +113,7 @@ class _Actions:
 
 
 def concurrent_ranks(step: Computations) -> NDArray[np.float64]:
-    """Return how many ranks computed during each action, mean over its time; 0 where it took none."""
+    """Return the mean number of computing ranks during each action; 0 for an empty action."""
     starts, ends = _busy(step)
     times, place = np.unique(np.concatenate([starts, ends]), return_inverse=True)
     change = np.concatenate([np.ones(starts.size), -np.ones(ends.size)])
@@ -125,7 +125,7 @@ def concurrent_ranks(step: Computations) -> NDArray[np.float64]:
 
 
 def _busy(step: Computations) -> tuple[Int64s, Int64s]:
-    """Return from when to when ranks computed; overlapped actions of one rank are one such time."""
+    """Return starts and ends of computing intervals of ranks, with overlapping actions merged."""
     starts, ends = [], []
     for rank in range(step.placement.ranks):
         here = np.flatnonzero(step.rank == rank)
@@ -139,70 +139,71 @@ def _busy(step: Computations) -> tuple[Int64s, Int64s]:
 
 
 _SURE = 0.9
-"""The share of steps that an interval is for."""
+"""The share of steps within the interval."""
 _DOUBTFUL = 0.05
-"""From which error of its own step on a fit is warned of."""
+"""The error of the own step from which a warning is printed."""
 _MOST_PARTS = 6
-"""Computations of a rank for each microbatch: forward, input and weight gradient of two chunks."""
+"""Computations of a rank per microbatch: forward, input and weight gradient of two chunks."""
 _SEEN_SELDOM = 0.25
-"""From which share of actions down it is warned that what the host does between them was hardly seen."""
+"""The share of known host gaps below which a warning is printed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationCheck:
-    """A fit, simulated."""
+    """A calibration compared with its own steps."""
 
     policy: str
-    """The message policy under which the steps' actions, with their own times, start nearest to when they did."""
+    """The message policy nearest to the steps."""
     step_ns: int
-    """How long the steps' pipelines took, mean."""
+    """The mean span of the computations of the steps."""
     simulated_ns: int = field(metadata={"json": "own_ns"})
-    """How long one takes that is simulated with the fit, in its own order."""
+    """The span of a simulation with the fit in the measured order."""
     interval: float | None
-    """By which share predictions of other orders are off at most, nine times in ten; None where ranks are missing.
+    """The relative error of predictions of other orders in nine of ten cases; None where ranks are missing.
 
-    What a fit is unsure of it is unsure of once per action, and other orders have up to six in a row for each
-    microbatch: forward, input and weight gradient of two chunks. The sum of
+    Errors of the fit add up along the critical path. Other orders have up to six actions in a row per
+    microbatch: forward, input and weight gradient of two chunks. The interval is the sum of
 
-    - its own error, made in the actions of its own critical path, in as many as those;
-    - the host between actions: as much again as was seen, or as it varies by, or, for the share of actions that
-      waited so that nobody saw it, as messages were late beyond the median that is fitted;
-    - where ranks held one stage, what an action costs the host once more: what cutting stages adds was not seen;
-    - what steps vary by: what several of them did, or what nine in ten are within of which every action, gap and
-      message is drawn from those that were recorded, whichever is more; the fit varies, too, as a mean of them;
-    - where actions slow each other down (:mod:`pptrace.measured.calibration_check`), what they would all take
-      longer if every rank computed all the time.
+    - the own error per action of the own critical path, for that many actions;
+    - per action, the largest of the mean host gap, its deviation, and the mean delay of messages beyond the fitted
+      median, for the share of actions with unknown gaps;
+    - per action, one more host gap where each rank has one stage, since the cost of cutting stages is unknown;
+    - the deviation from step to step: the larger of measurement and bootstrap, with that of the fit;
+    - the slowdown if every rank computed all the time, where actions slow each other down.
     """
     sharing: Sharing | None
-    """How actions slow each other down; None where they do not, as far as one sees."""
+    """The slowdown of actions by other ranks; None where none is measurable."""
     warnings: tuple[str, ...]
-    """Why it cannot be trusted; empty where nothing says so."""
+    """Reasons for doubt."""
 
     @property
     def error(self) -> float:
-        """By which share that is longer."""
+        """The relative error of the own step."""
         return self.simulated_ns / self.step_ns - 1 if self.step_ns else 0.0
 
 
 def check_calibration(
     fit: Calibration, steps: Sequence[Computations], registry: Registry, *, measured: bool = True
 ) -> CalibrationCheck:
-    """Simulate a fit and say what it is worth.
+    """Simulate a fit and estimate its errors.
 
     Args:
         fit: the fit.
-        steps: what it was made from, at least one.
-        registry: the plugins, whose message policies are tried.
-        measured: false for steps of a simulation's trace.
+        steps: its steps, at least one.
+        registry: the plugins with the message policies.
+        measured: false for steps of the trace of a simulation.
     """
     policy = nearest_policy(steps[0], registry, measured=measured).policy
-    again = [_simulated(fit, step, policy) for step in steps]
+    simulated = [_simulated(fit, step, policy) for step in steps]
     spans = [step.span_ns for step in steps]
-    step_ns, simulated_ns = round(float(np.mean(spans))), round(float(np.mean([step.span_ns for step in again])))
+    step_ns, simulated_ns = (
+        round(float(np.mean(spans))),
+        round(float(np.mean([step.span_ns for step in simulated]))),
+    )
     error = abs(simulated_ns / step_ns - 1) if step_ns else 0.0
     shared = estimate_sharing(steps) if measured else None
     interval = _interval(
-        fit, steps, len(follow_chain(again[0]).positions), abs(simulated_ns - step_ns), step_ns, policy
+        fit, steps, len(follow_chain(simulated[0]).positions), abs(simulated_ns - step_ns), step_ns, policy
     )
     if interval is not None and shared is not None:
         interval += shared.at_most
@@ -219,11 +220,11 @@ def _interval(
 
     Args:
         fit: the fit.
-        steps: what it was made from.
-        path: actions on the critical path of its own step.
-        missed_ns: what it missed of that.
-        step_ns: how long the steps took, mean.
-        policy: how their messages were issued.
+        steps: its steps.
+        path: the number of actions on the own critical path.
+        missed_ns: the error of the own step.
+        step_ns: the mean span of the steps.
+        policy: their message policy.
     """
     if any(step.partial for step in steps) or not step_ns:
         return None
@@ -234,7 +235,7 @@ def _interval(
 
 
 def _varies_ns(steps: Sequence[Computations], policy: Policy) -> float:
-    """Return by how much a fit of some steps and another step differ, as both vary."""
+    """Return the deviation of another step from a fit of these steps."""
     drawn = bootstrap_spans_ns(steps, policy)
     one = float(np.quantile(np.abs(drawn - drawn.mean()), _SURE))
     if len(steps) > 1:
@@ -243,10 +244,9 @@ def _varies_ns(steps: Sequence[Computations], policy: Policy) -> float:
 
 
 def _late_ns(fit: Calibration, steps: Sequence[Computations]) -> float:
-    """Return by how much messages were later than the fit has it, in the mean, for actions whose host nobody saw.
+    """Return the mean delay of messages beyond the fit, times the share of actions with unknown host gaps.
 
-    A host that is late shows as a gap where its action waits for nothing. Where it waits, the host at the other
-    end shows as a message that took longer than they do.
+    A late host is a gap before an action that waits for no message. Otherwise it delays the message.
     """
     moves = [(step.transfers, step.transfers.observed & (step.transfers.duration_ns >= 0)) for step in steps]
     late = np.concatenate([
@@ -257,7 +257,7 @@ def _late_ns(fit: Calibration, steps: Sequence[Computations]) -> float:
 
 
 def _with_fit(fit: Calibration, step: Computations) -> Computations:
-    """Return a step with the times that a fit says; waits for what nobody recorded stay."""
+    """Return a step with the times of a fit; waits for unrecorded computations stay."""
     duration = step.duration_ns.copy()
     for one in fit.fitted:
         duration[(step.kind == Kind[one.kind]) & (step.stage == one.stage)] = round(one.mean_ns.value)
@@ -298,18 +298,17 @@ def _warnings(
 
 
 _DRAWS = 20
-"""Steps that are drawn; two lie beyond what nine in ten are within."""
+"""The number of bootstrap steps."""
 
 
 def bootstrap_spans_ns(steps: Sequence[Computations], policy: Policy) -> Int64s:
-    """Return how long steps take whose times are drawn from those recorded, shape (draws,).
+    """Return the spans of bootstrap steps, shape (draws,).
 
-    A computation takes what one of its kind on its stage took, alone or in an overlapped pair as it is itself; a
-    gap is one of those that the host was seen to leave, a message takes what one of its size was seen to take.
+    Durations are drawn by kind, stage and overlap, transfer times by size, and host gaps from all known ones.
 
     Args:
-        steps: what was recorded, whole steps of one order, at least one.
-        policy: how messages are issued.
+        steps: complete recorded steps of one order, at least one.
+        policy: the message policy.
     """
     random = np.random.default_rng(0)
     first = steps[0]
@@ -334,13 +333,13 @@ def bootstrap_spans_ns(steps: Sequence[Computations], policy: Policy) -> Int64s:
 
 
 def _sorts(columns: Sequence[NDArray[Any]]) -> Int64s:
-    """Return the number of each one's sort, over all steps."""
+    """Return the index of the distinct column of each value, over all steps."""
     sorts: Int64s = np.unique(np.concatenate(columns, axis=1), axis=1, return_inverse=True)[1].reshape(-1)
     return sorts
 
 
 def _drawn(values: Int64s, sorts: Int64s, known: NDArray[np.bool_], random: np.random.Generator) -> Int64s:
-    """Return for each value one that is known of its sort; itself where none is."""
+    """Replace each value by a random known value of its sort, where there is one."""
     drawn = values.copy()
     for sort in np.unique(sorts):
         pool = values[(sorts == sort) & known]

@@ -29,19 +29,17 @@ _NO_COSTS = (
     "no action of a pipeline was recorded: what computations take is not known, the network alone is fitted"
 )
 _MOST_UNCERTAIN = 10
-"""The largest part that a configuration takes."""
+"""The largest uncertainty that a configuration accepts."""
 
 
 def calibrated_yaml(
     fit: Calibration, source: str, schedules: Sequence[str] = (), check: CalibrationCheck | None = None,
     known: Behind | None = None,
 ) -> str:  # fmt: skip
-    """Return the YAML text, which names the schedules that have the measured order, the first of them as its own.
+    """Return the configuration of a fit, with the first of the schedules that have the measured order.
 
-    What a step's length does not show of a simulation, its memory, its end and its messages' policy, is ``known``.
-
-    A backward that was measured whole on some stages and split on others is given whole, with the input gradient
-    where it was measured on all stages; else the simulator takes half of it.
+    ``known`` has memory, the end of the step and the policy of a simulation, which its times do not show.
+    Backwards are given whole, input gradients where they were measured.
     """
     steps = f"{fit.steps} steps" if fit.steps > 1 else "one step"
     shown = printable_line(source)
@@ -72,11 +70,11 @@ _BYTES = {
     "optimizer": "optimizer_bytes",
 }  # fmt: skip
 _TIMES = {"reduction": "reduce_ns", "update": "optimizer_ns"}
-"""Keys of costs, and a workload's columns of them."""
+"""Columns of a workload by key of ``costs``."""
 
 
 def _kept(known: Workload) -> list[str]:
-    """Return memory, and what a step ends with, as a simulation had them; what is 0 is left out."""
+    """Return the lines of memory and of the end of a step of a simulation, without zeros."""
     lines = []
     for unit, keys in (("B", _BYTES), ("ns", _TIMES)):
         for key, column in keys.items():
@@ -107,7 +105,7 @@ def _schedule(fit: Calibration, source: str, schedules: Sequence[str]) -> list[s
 
 
 def calibration_document(fit: Calibration, check: CalibrationCheck, schedules: Sequence[str]) -> Document:
-    """Return the fit of costs and network, what it is worth, and the schedules that have the measured order."""
+    """Return the document of a calibration, its check and the schedules with the measured order."""
     rows = tuple(
         (
             Kind[one.kind].word.replace(" ", "_"), str(one.stage), str(one.count),
@@ -153,17 +151,17 @@ def _about_check(check: CalibrationCheck) -> list[str]:
 
 
 def network_document(fits: Sequence[OperationFit]) -> Document:
-    """Return the fit of a network alone."""
+    """Return the document of a network fit."""
     lines = [_NO_COSTS, *(line for one in fits for line in _about_sort(one))]
     return Document(title="network", lead=tuple(Line(text=line) for line in lines), values={"network": fits})
 
 
 def network_yaml(fits: Sequence[OperationFit], source: str) -> str:
-    """Return a configuration's text that holds a network alone; empty where none can be told."""
+    """Return a configuration with only a network; empty where latency and rate are unknown."""
     chosen = choose_network(fits)
     if chosen is None:
         return ""
-    lines = [f"# ActionFit to {source}: pptrace calibrate.", f"# {_NO_COSTS}"]
+    lines = [f"# Fitted to {source}: pptrace calibrate.", f"# {_NO_COSTS}"]
     lines += [f"# {line}" for one in fits for line in _about_sort(one)]
     bandwidth, latency = _wires(chosen.link)
     lines += ["network:", "  name: hockney", f"{bandwidth}  # {chosen.what}"]
@@ -216,7 +214,7 @@ def _mean(fitted: ActionFit) -> int:
 
 
 def _listed(times: Sequence[int | None]) -> str:
-    """Return times by stage; a stage that nobody recorded takes the mean of the others."""
+    """Return times by stage; unrecorded stages have the mean of the others."""
     known = [time for time in times if time is not None]
     usual = round(mean(known)) if known else 0
     return f"[{', '.join(_exact(usual if time is None else time) for time in times)}]"

@@ -1,14 +1,12 @@
-"""Computations of a step: durations, and the arrivals of their inputs.
+"""Computations of a step: durations, host gaps and arrivals of inputs.
 
-The times of a timeline are taken apart so that a replay of the same order gives the step again, and a replay with
-another's times says what those change: a computation's duration, the gap that the host left before it, the way of
-a message from when both ends were ready until it was there.
+A timeline is split into durations of computations, host gaps before them, and transfer times of messages. A replay
+of the same order with these times reproduces the step. A replay with times of another step shows their effect.
 
-A receiver that looks for a message says when that was there only if it still had to wait. What is there already
-costs it a call, 50 to 200 us on a host, which would count as the end of a long way if the message left long ago. A
-message was there at some moment between both ends being ready and the end of the wait. Where the receiver watched
-at least half of that time, the arrival more likely fell into what it watched, whatever messages take: it was seen.
-Else it was more likely there before. Then it took what others on its way took, and the wait was the host's.
+A receive that does not wait does not record the arrival of its message; the call alone takes 50 to 200 us on a
+host. The message arrives between the moment both ends are ready and the end of the receive. An arrival counts as
+observed where the receiver waits for at least half of that interval. Otherwise it was earlier, more likely. The
+message then gets the usual transfer time of its link, and the wait counts as host time.
 """
 
 from __future__ import annotations
@@ -53,112 +51,112 @@ _SENDER = np.array(
     ],
     dtype=np.int8,
 )
-"""By kind, that of the sender's side of a message; any other kind stays."""
+"""By kind of a receive, the kind of its send; other kinds are unchanged."""
 _ONCE_PER_MICROBATCH = ([Kind.F], [Kind.B, Kind.I])
 """Kinds that every stage computes once for each microbatch; their results go to other stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Transfers(Cells):
-    """One value per message, each the send of its stage."""
+    """One value per message, identified by its send."""
 
     source: Int32s
     """The sending rank."""
     target: Int32s
     """The receiving rank."""
     size_bytes: Int64s
-    """Its size; 0 where unknown."""
+    """Size; 0 where unknown."""
     duration_ns: Int64s
-    """From when both ends were ready until it was there; -1 where unknown."""
+    """Time from both ends ready to arrival; -1 where unknown."""
     blocked_ns: Int64s
-    """What else lay between its producer's end and its consumer's start for its sake: until both ends were ready,
-    and until whatever it shared its kernel with was there. 0 where that is not known."""
+    """Other time between the end of the producer and the start of the consumer: until both ends were ready, and
+    until other messages of the same kernel arrived. 0 where unknown."""
     observed: NDArray[np.bool_]
-    """Whether its arrival was seen: its consumer waited for it, or a simulation knows."""
+    """Whether the arrival is known: the consumer waited for it, or a simulation recorded it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Computations(Cells):
-    """One value per computation, rank by rank, in the order in which they ran."""
+    """One value per computation, by rank, then in execution order."""
 
     placement: Placement
-    """Where each stage is."""
+    """The ranks of the stages."""
     rank: Int32s
     """The rank."""
     row: Int64s
-    """Its row in the timeline; of two that are folded, the second's."""
+    """Its row in the timeline; of two merged rows, the second."""
     start_ns: Int64s
-    """When it started."""
+    """Its start."""
     end_ns: Int64s
-    """When it ended."""
+    """Its end."""
     duration_ns: Int64s
-    """What it took; of two that are folded, both in sum."""
+    """Its duration; of two merged computations, the sum."""
     gap_ns: Int64s
-    """From when it could start, its rank free and its inputs there, to its start."""
+    """Time from its rank free and its inputs present to its start."""
     collective_ns: Int64s
-    """The part of its duration in which it waited for its rank's own group."""
+    """The part of its duration in collectives of its tensor-, context- or expert-parallel group."""
     waited: NDArray[np.bool_]
-    """Whether it is known to have waited for a message, so that nobody saw what its host did meanwhile."""
+    """Whether it waited for a message, so that the host gap before it is unknown."""
     outside: NDArray[np.bool_]
-    """Whether it waited for what nobody recorded, so that its gap is that wait, and not the host's."""
+    """Whether it waited for an unrecorded computation, so that its gap is no host gap."""
     transfers: Transfers
     """The messages between ranks."""
 
     @property
     def order(self) -> Schedule:
-        """The table of what was computed."""
+        """The table of the computations."""
         ptr = np.searchsorted(self.rank, np.arange(self.placement.ranks + 1))
         return Schedule.of_cells(self.placement, ptr, self.cells)
 
     @property
     def places(self) -> Int64s:
-        """The place of each among all kinds, stages and microbatches."""
+        """The index of each in an array of kinds x stages x microbatches."""
         stages, microbatches = self.placement.stages, self.placement.microbatches
         places: Int64s = (self.kind.astype(np.int64) * stages + self.stage) * microbatches + self.microbatch
         return places
 
     @property
     def span_ns(self) -> int:
-        """From the first one's start to the last one's end."""
+        """Time from the first start to the last end."""
         return int(self.end_ns.max() - self.start_ns.min()) if len(self) else 0
 
     def equals(self, other: Computations) -> bool:
-        """Return whether another step did the same at the same times, to the nanosecond, on the same ranks."""
+        """Return whether another step has the same computations and messages at the same times."""
         columns = ("rank", *CELL, "start_ns", "end_ns", "duration_ns", "gap_ns")
         of_messages = ("source", "target", "kind", "stage", "microbatch", "size_bytes", "duration_ns")
         return not (difference(self, other, columns) or difference(self.transfers, other.transfers, of_messages))
 
     @property
     def host_gap_ns(self) -> Int64s:
-        """The gaps that the host left; 0 where one is a wait for what nobody recorded."""
+        """The host gaps; 0 before computations that depend on unrecorded ones."""
         return np.where(self.outside, 0, self.gap_ns)
 
     @property
     def host_gaps_ns(self) -> Int64s:
-        """The gaps of actions that nothing but the host held up; those of ranks' first ones are none."""
+        """The gaps that only the host caused, without those before the first action of a rank."""
         follows = np.diff(self.rank, prepend=-1) == 0
         gaps: Int64s = self.gap_ns[follows & ~self.waited & ~self.outside]
         return gaps
 
     @property
     def partial(self) -> bool:
-        """Whether computations are missing: of ranks that nobody recorded, or of what one of them did."""
+        """Whether computations are missing, of unrecorded ranks or of recorded ones."""
         cells = self.placement.stages * self.placement.microbatches
         forwards, backwards = (int(self.span[np.isin(self.kind, kinds)].sum()) for kinds in _ONCE_PER_MICROBATCH)
         return bool(self.outside.any()) or not forwards == backwards == cells
 
     @property
     def lacks_ranks(self) -> bool:
-        """Whether ranks are missing whose recordings nobody has."""
+        """Whether a rank of the pipeline has no computation."""
         return bool(np.setdiff1d(np.arange(self.placement.ranks), self.rank).size)
 
     @property
     def lacks_stages(self) -> bool:
-        """Whether nobody computed on some stage."""
+        """Whether a stage of the pipeline has no computation."""
         return bool(np.setdiff1d(np.arange(self.placement.stages), self.stage).size)
 
     def renumbered(self, numbers: Sequence[int], ranks: int) -> Self:
-        """Return this with other, ascending numbers for its ranks, of ``ranks`` in all."""
+        """Return a copy with other, ascending rank numbers, in a pipeline of ``ranks`` ranks."""
         new = np.array(numbers, dtype=np.int32)
         table = self.placement.stage_rank
         placement = replace(self.placement, ranks=ranks, stage_rank=np.where(table >= 0, new[table], -1))
@@ -166,9 +164,9 @@ class Computations(Cells):
         return replace(self, placement=placement, rank=new[self.rank], transfers=transfers)
 
     def folded(self, stages: Collection[int]) -> Self:
-        """Return this with each input gradient of some stages made one backward with its weight gradient.
+        """Return a copy in which input and weight gradients of some stages are one backward.
 
-        Only stages whose gradient goes nowhere can be folded: nothing then waits for the first of the two.
+        This is valid for first stages only, whose input gradient has no consumer.
         """
         if not stages:
             return self
@@ -186,9 +184,14 @@ class Computations(Cells):
         self, *, durations: Self | None = None, transfers: Self | None = None, gaps: Self | None = None,
         holds: Self | None = None, held: bool = True,
     ) -> ActionTimes:  # fmt: skip
-        """Return times by action, each sort from another step where one is given; what it lacks stays ours.
+        """Return times by action; a given step replaces one kind of times where it has the same action.
 
-        Messages take what held them (``holds``) too, unless ``held`` is false.
+        Args:
+            durations: the step with the durations of computations.
+            transfers: the step with the transfer times.
+            gaps: the step with the host gaps.
+            holds: the step with the blocked times of messages.
+            held: whether transfer times include blocked times.
         """
         sends = [
             (_sends(step.transfers, self.placement), step.transfers, column)
@@ -228,13 +231,11 @@ def extent(timeline: Timeline) -> Extent:
 
 
 def extract_computations(timeline: Timeline, *, lacks_ranks: bool = False) -> Computations:
-    """Take a step's times apart; :mod:`pptrace.measured.computations` says when messages were there.
-
-    Actions in segments are taken whole.
+    """Return the computations of a step, with segments merged into actions.
 
     Args:
         timeline: the step.
-        lacks_ranks: whether ranks are missing from it whose recordings nobody has.
+        lacks_ranks: whether recordings of ranks are missing.
     """
     timeline = folded(timeline)
     by_rank = compute_rows(timeline)
@@ -245,9 +246,11 @@ def extract_computations(timeline: Timeline, *, lacks_ranks: bool = False) -> Co
     pairs = messages(timeline)
     found = arrivals(timeline, pairs, before)
     ready = before.copy()
-    np.maximum.at(ready, found.consumer, found.there_ns)
+    np.maximum.at(ready, found.consumer, found.arrival_ns)
     released, waited = is_released_by_message(timeline), np.zeros(len(timeline), dtype=np.bool_)
-    released[pairs.consumer[(pairs.consumer >= 0) & (pairs.producer < 0)]] = False  # their waits are all there is
+    released[pairs.consumer[(pairs.consumer >= 0) & (pairs.producer < 0)]] = (
+        False  # nothing else records these waits
+    )
     seen = found.observed & (released[found.consumer] | (timeline.cause[found.consumer] < 0))
     waited[found.consumer[seen]] = True
     first = np.concatenate([[0], np.cumsum([row.size for row in by_rank])[:-1]]).astype(np.int64)
@@ -256,7 +259,7 @@ def extract_computations(timeline: Timeline, *, lacks_ranks: bool = False) -> Co
     outside = depends_on_missing(cells, timeline.placement, lacks_ranks=lacks_ranks)
     first = first[first < rows.size]
     since = timeline.start_ns[rows[first]] - min(timeline.start_ns[rows], default=0)
-    # What comes before a rank's first action is no gap between two, but may be a wait that nobody recorded.
+    # Before the first action of a rank is no host gap, but possibly a wait for an unrecorded computation.
     gap[first] = np.where(outside[first], np.minimum(gap[first], since), 0)
     return Computations(
         **cells._asdict(), placement=timeline.placement, rank=timeline.rank_of_row()[rows],
@@ -269,7 +272,7 @@ def extract_computations(timeline: Timeline, *, lacks_ranks: bool = False) -> Co
 
 
 def _sends(transfers: Transfers, placement: Placement) -> Int64s:
-    """Return the cell of each message's send; those of stages and microbatches that are not here, none."""
+    """Return the index of each send in kinds x stages x microbatches; 0 where the placement lacks it."""
     here = (transfers.stage < placement.stages) & (transfers.microbatch < placement.microbatches)
     cells: Int64s = (
         transfers.kind.astype(np.int64) * placement.stages + transfers.stage
@@ -291,12 +294,12 @@ def _transfers(timeline: Timeline, found: Arrivals) -> Transfers:
 
 
 def depends_on_missing(cells: CellColumns, placement: Placement, *, lacks_ranks: bool) -> NDArray[np.bool_]:
-    """Return which computations take an activation or a gradient from a computation that is not there.
+    """Return which computations need an activation or a gradient of a computation that is missing.
 
     Args:
         cells: the computations.
         placement: their stages.
-        lacks_ranks: whether ranks are missing; then there may be stages behind the last one that is known, too.
+        lacks_ranks: whether ranks are missing, so that stages can follow the last known one.
     """
     needs = np.zeros(cells.kind.size, dtype=np.bool_)
     if not cells.kind.size:
@@ -343,33 +346,33 @@ def _exists(placement: Placement, stage: Int64s, microbatch: Int64s) -> NDArray[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
-    """One value per message whose producer and consumer are known."""
+    """One value per message with a known producer and consumer."""
 
     producer: Int32s
-    """The row that made it."""
+    """The row of its producer."""
     consumer: Int32s
-    """The row that needs it."""
+    """The row of its consumer."""
     row: Int32s
-    """Its own row, the receiver's where there is one."""
+    """Its own row: its receive where recorded, else its send."""
     send: Int32s
-    """Its sender's row, -1 where there is none."""
+    """The row of its send, -1 where there is none."""
     duration_ns: Int64s
-    """From when both ends were ready until it was there."""
+    """Time from both ends ready to arrival."""
     blocked_ns: Int64s
-    """What else lay between its producer and its consumer for its sake."""
+    """Other time between producer and consumer, as in :attr:`Transfers.blocked_ns`."""
     observed: NDArray[np.bool_]
-    """Whether its arrival was seen, or a simulation knows it."""
-    there_ns: Int64s
-    """When it was there."""
+    """Whether the arrival is known."""
+    arrival_ns: Int64s
+    """Its arrival."""
 
 
 def arrivals(timeline: Timeline, pairs: Messages, before: Int64s) -> Arrivals:
-    """Return when the messages of a step were there.
+    """Return the arrivals of the messages of a step.
 
     Args:
         timeline: the step.
         pairs: its messages.
-        before: per row, when the computation before it on its rank ended.
+        before: per row, the end of the previous computation of the rank.
     """
     known = (pairs.producer >= 0) & (pairs.consumer >= 0)
     producer, consumer, send, recv = (
@@ -377,7 +380,7 @@ def arrivals(timeline: Timeline, pairs: Messages, before: Int64s) -> Arrivals:
     )
     rows = np.where(recv >= 0, recv, send)
     there = timeline.end_ns[rows] + timeline.lag_ns[rows]
-    # A simulation, and a GPU's recording, know what released each slice, and when both ends were ready.
+    # Simulations and GPU recordings have causes of slices, and the time when both ends were ready.
     caused = timeline.cause[consumer] >= 0
     ready = np.where(caused, timeline.start_ns[rows], np.where(recv >= 0, timeline.enter_ns[rows], 0))
     left = np.where(caused, timeline.end_ns[producer], _left_ns(timeline, producer, send))
@@ -390,19 +393,18 @@ def arrivals(timeline: Timeline, pairs: Messages, before: Int64s) -> Arrivals:
     looked = np.maximum(before[consumer], np.where(enter < timeline.start_ns[consumer], enter, 0))
     watched = there - looked
     observed = caused | ((watched > 0) & (2 * watched >= took))
-    took = _told(took, observed, timeline.rank_of_row()[producer], timeline.rank_of_row()[consumer])
+    took = _usual_durations(took, observed, timeline.rank_of_row()[producer], timeline.rank_of_row()[consumer])
     return Arrivals(
         producer=producer, consumer=consumer, row=rows, send=send, duration_ns=took, blocked_ns=held,
         observed=observed,
-        there_ns=np.where(observed, there, ready + took),
     )  # fmt: skip
 
 
 def _left_ns(timeline: Timeline, producer: Int32s, send: Int32s) -> Int64s:
-    """Return when each message could leave: behind its producer, or behind the pair that a host ran as one.
+    """Return the earliest departure of each message: the end of its producer, or of the overlapped pair.
 
-    The latter is so where the host sent it only then. A pair's time is shared between its actions: the end of the
-    first lies within, and counting from there would take the second for the message's way.
+    The end of the pair counts where the host posts the send after the pair. The end of the first member is only an
+    estimate inside the pair.
     """
     paired = timeline.pair >= 0
     pair = np.where(paired, timeline.rank_of_row().astype(np.int64) * len(timeline) + timeline.pair, -1)
@@ -417,25 +419,25 @@ def _left_ns(timeline: Timeline, producer: Int32s, send: Int32s) -> Int64s:
     return np.where(posted >= ends[producer], ends[producer], own)
 
 
-def _told(took: Int64s, observed: NDArray[np.bool_], source: Int32s, target: Int32s) -> Int64s:
-    """Return messages' times, those not seen no longer than the median on their way of what was seen.
+def _usual_durations(took: Int64s, observed: NDArray[np.bool_], source: Int32s, target: Int32s) -> Int64s:
+    """Return transfer times; unobserved ones are at most the median of the observed ones of the same link.
 
-    Where nothing was seen on any way, no message took longer than the shortest time in which one was found there.
+    A link without observed messages uses the median over all links, or its own minimum where nothing is observed.
     """
-    told = took.copy()
-    way = source.astype(np.int64) * (int(target.max(initial=0)) + 1) + target
-    for one in np.unique(way[~observed]):
-        same = way == one
+    durations = took.copy()
+    link = source.astype(np.int64) * (int(target.max(initial=0)) + 1) + target
+    for number in np.unique(link[~observed]):
+        same = link == number
         seen = took[same & observed] if (same & observed).any() else took[observed]
         usual = int(np.median(seen)) if seen.size else int(took[same].min())
         unseen = same & ~observed
-        told[unseen] = np.minimum(took[unseen], usual)
-    return told
+        durations[unseen] = np.minimum(took[unseen], usual)
+    return durations
 
 
 def is_released_by_message(timeline: Timeline) -> NDArray[np.bool_]:
-    """Return, per row, whether it is known that a message released it: its own, or one that came with that."""
-    beside = timeline.lane_stream[timeline.lane_of_row()] != Stream.COMPUTE
-    carries = COMMUNICATION.mask(timeline.kind) & beside
-    brought: NDArray[np.bool_] = np.append(carries, False)[timeline.cause]
-    return brought
+    """Return, per row, whether its recorded cause is a message."""
+    off_compute = timeline.lane_stream[timeline.lane_of_row()] != Stream.COMPUTE
+    is_message = COMMUNICATION.mask(timeline.kind) & off_compute
+    released: NDArray[np.bool_] = np.append(is_message, False)[timeline.cause]
+    return released

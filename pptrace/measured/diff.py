@@ -1,15 +1,14 @@
 """The diff of two steps.
 
-The first step's replay gets the second's durations, then its order, its transfers, what held its messages up,
-its host gaps. What replays do not give of either step is a step of the ladder too, and so is what lies before and
-behind the pipeline.
+The ladder explains the difference of two lengths. Replays of the first step take over the durations, the order,
+the transfer times, the blocked times and the host gaps of the second step, one after another. Its last steps are
+the part that replays miss, and the time before and after the pipeline.
 
-Two simulations are simulated again instead, so that what waits does so for as long as it would then: the first
-with the second's durations, then its order, its network and sizes, and its policy.
+The ladder of two simulations is from simulations instead of replays, so that waits adapt. The first simulation
+takes over the durations, the order, the network and sizes, and the policy of the second one.
 
-What actions and messages take says little of two schedules: a link can look slow because its messages now wait for
-each other. So the first step's order is run with the second's times and network. What the second step takes beyond
-that is its order's; what that takes beyond the first step is the times'.
+Where orders differ, a link can look slow only because its messages wait for each other. Therefore the first order
+also runs with times and network of the second step, which separates the effect of order from that of times.
 """
 
 from __future__ import annotations
@@ -76,11 +75,11 @@ class LadderStep:
     """One step of the ladder."""
 
     name: str
-    """What is taken over."""
+    """The part that is taken over from the second step."""
     change_ns: Figure
-    """By how much it lengthens the training step."""
+    """The change of the length of the training step."""
     reached_ns: int
-    """How long that is then."""
+    """The length after this change."""
 
 
 def replay_ladder(a: Computations, b: Computations, a_ns: int, b_ns: int) -> tuple[LadderStep, ...]:
@@ -151,14 +150,14 @@ _SPLIT = (Kind.B, Kind.I, Kind.W)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderShare:
-    """What a difference goes back to; together the whole difference."""
+    """Effects of order and times; they sum to the difference of the lengths."""
 
     order_ns: Figure
-    """By how much the second's order lengthens the step, with the second's times and network."""
+    """The effect of the second order, with the second times and network."""
     times_ns: Figure
-    """By how much the second's times and network lengthen it, in the first's order."""
+    """The effect of the second times and network, in the first order."""
     rest_ns: Figure
-    """What neither gives: what replays miss of the steps, and what lies before and behind the pipeline."""
+    """The part that replays miss, and time before and after the pipeline."""
 
 
 def order_share(a: ComparedStep, b: ComparedStep) -> OrderShare | None:
@@ -196,9 +195,10 @@ def _replayed_spans(a: Computations, b: Computations, times: ActionTimes) -> tup
 
 
 def _durations(a: Computations, b: Computations) -> Int64s:
-    """Return what the first's actions take in the second, shape (actions of the first,); what it lacks stays.
+    """Return the durations of the first step's actions in the second step, shape (actions of the first,).
 
-    A whole backward takes what both gradients take; a gradient alone takes half of a whole backward.
+    A whole backward is the sum of both gradients; a gradient is half of a whole backward. Actions that the second
+    step lacks keep their duration.
     """
     order = np.argsort(b.places, kind="stable")
     keys, durations = b.places[order], np.append(b.duration_ns[order], -1)
@@ -235,7 +235,7 @@ class ComparedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """What tells one step from another; every pair of values has the first's first."""
+    """Differences of two steps; each pair of values starts with the first step."""
 
     step_ns: Sides
     """Lengths of the steps."""
@@ -244,23 +244,23 @@ class Pair:
     parts_ns: Mapping[str, Sides]
     """Nanoseconds by part of the step, mean over ranks; each side's sum to its step."""
     ladder: tuple[LadderStep, ...]
-    """What changes the step; empty where the two cannot be replayed with each other's times."""
+    """Changes of the length by part; empty where replays are impossible."""
     no_ladder: str
-    """Why not."""
+    """The reason for an empty ladder."""
     orders: tuple[OrderChange, ...]
-    """Where ranks' orders differ."""
+    """The first difference of order per rank."""
     order_share: OrderShare | None
-    """What that changes, and what times change; None where orders are the same, or cannot be run alike."""
+    """Effects of order and times; None where orders are equal, or cannot run with the other times."""
     kinds: Mapping[tuple[str, int], KindRow]
     """Per kind and stage."""
     links: Mapping[tuple[int, int], Link]
     """Messages by sender and receiver."""
     blame: Blame
-    """By which share ranks, stages and links are slower."""
+    """Relative slowdown of ranks, stages and links."""
     chains: tuple[Chain, Chain]
     """Both critical paths."""
     paths_ns: Mapping[str, Sides]
-    """What those consist of, by kind, and what lies between."""
+    """Time on the critical paths by kind, and between actions."""
 
 
 def compare_pair(a: ComparedStep, b: ComparedStep) -> Pair:
@@ -308,22 +308,22 @@ def _ladder(a: ComparedStep, b: ComparedStep) -> tuple[tuple[LadderStep, ...], s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """What one rank holds in both steps."""
+    """Memory of one rank in both steps."""
 
     rank: int
     """The rank."""
     peak_bytes: tuple[int, int] | None
-    """The most bytes in use; None where a side does not know."""
+    """The most bytes in use; None where unknown on a side."""
     activations: tuple[int, int]
-    """The most microbatches whose activations are held at once, each stage's counted as one."""
+    """The most activations at once; each microbatch of each stage counts as one."""
 
 
 def compare_memory(sides: tuple[Side, Side], metrics: tuple[Metrics, Metrics]) -> tuple[RankMemory, ...]:
-    """Return every rank of both steps; nothing of other numbers of ranks, or where it is alike."""
+    """Return the memory of each rank; empty where ranks differ in number, or memory is equal."""
     if metrics[0].ranks != metrics[1].ranks:
         return ()
-    peaks = [_peaks(side, one) for side, one in zip(sides, metrics, strict=True)]
-    held = [one.memory.peak_activations for one in metrics]
+    peaks = [_peaks(side, figures) for side, figures in zip(sides, metrics, strict=True)]
+    held = [figures.memory.peak_activations for figures in metrics]
     ranks = tuple(
         RankMemory(
             rank=rank,
@@ -334,12 +334,12 @@ def compare_memory(sides: tuple[Side, Side], metrics: tuple[Metrics, Metrics]) -
         )
         for rank in range(metrics[0].ranks)
     )
-    differs = any(one.peak_bytes is not None or one.activations[0] != one.activations[1] for one in ranks)
+    differs = any(rank.peak_bytes is not None or rank.activations[0] != rank.activations[1] for rank in ranks)
     return ranks if differs else ()
 
 
 def _peaks(side: Side, metrics: Metrics) -> Int64s | None:
-    """Return each rank's peak: of what the step costs, else of the counters that its trace holds."""
+    """Return the peak of each rank, from costs or else from memory counters of the trace."""
     if metrics.memory.peak_bytes.any():
         return metrics.memory.peak_bytes
     counted = {
@@ -351,57 +351,54 @@ def _peaks(side: Side, metrics: Metrics) -> Int64s | None:
 
 
 TOLERANCE = 0.02
-"""By which share the step and each kind's median may differ unless said otherwise."""
+"""The default relative tolerance of lengths of steps and medians of kinds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDiff(Pair):
-    """What tells the second step from the first; every pair has the first side's value first.
-
-    Where a side has several steps, figures have deviations.
-    """
+    """Differences of two sides; figures have deviations where a side has several steps."""
 
     names: tuple[str, str]
     """The sides."""
     tolerance: float
-    """Which share counts as equal."""
+    """The relative difference up to which times count as equal."""
     steps: tuple[Computations, Computations]
-    """The computations, taken apart; first stages folded where only one side splits them."""
+    """The computations; backwards of first stages are merged where only one side splits them."""
     folded: tuple[int, ...]
-    """Those stages."""
+    """The stages whose backwards are merged."""
     metrics: tuple[Metrics, Metrics]
-    """Both steps' figures."""
+    """The metrics of both steps."""
     changes: tuple[Change, ...]
-    """MatchedActions actions, the one that changed most first; what lies in the steps' own noise left out."""
+    """Changed actions beyond noise, the largest change first."""
     noise: int
-    """How many are left out as noise."""
+    """The number of changed actions within noise."""
     divergence: Divergence | None
-    """The first action that is off; None where none is."""
+    """The first action that ends early or late; None where none does."""
     culprits: tuple[Culprit, ...]
-    """Who is slow throughout, and what stands out."""
+    """Slow or fast ranks, stages and links, and outliers."""
     paths_differ: PathsDiffer | None
-    """Where the critical paths differ, followed back from the end; None where they are the same."""
+    """The last difference of the critical paths; None where they are equal."""
     spans_ns: tuple[tuple[int, ...], tuple[int, ...]]
-    """Lengths of the pipeline in all of a side's steps."""
+    """The spans of the computations of all steps."""
     pools: tuple[bool, bool]
-    """Whether a side's times are medians over all its steps."""
+    """Whether the times of a side are medians over all its steps."""
     memory: tuple[RankMemory, ...]
-    """Memory by rank; empty where nothing is known of it that differs."""
+    """Memory by rank; empty where it is unknown or equal."""
 
     @property
     def change(self) -> float:
-        """By which share the second step is longer."""
+        """The relative change of the length of the step."""
         first, second = self.step_ns
         return second.value / first.value - 1 if first.value else 0.0
 
     @property
     def varies(self) -> bool:
-        """Whether a side has several steps, so that figures have a spread."""
+        """Whether a side has several steps."""
         return any(len(spans) > 1 for spans in self.spans_ns)
 
     @property
     def same(self) -> bool:
-        """Whether the steps are equal to the tolerance: their length, every kind's median, and every order."""
+        """Whether lengths, medians and orders are equal within the tolerance."""
         ratios = [row.ratio for row in self.kinds.values()]
         return (
             abs(self.change) <= self.tolerance
@@ -412,26 +409,26 @@ class StepDiff(Pair):
 
     @property
     def unlike(self) -> str:
-        """Why no action of one step is one of the other; empty where they can be the same."""
+        """The reason why actions cannot be compared; empty where they can."""
         if has_same_stages(*self.steps):
             return ""
-        first, second = (one.placement.stages for one in self.steps)
+        first, second = (step.placement.stages for step in self.steps)
         return f"{first} and {second} stages are not the same parts of the model"
 
     @property
     def groups_ns(self) -> Mapping[str, Sides]:
-        """Communication within ranks' own groups, and the part of it that computation hid; on all ranks in sum."""
+        """Communication of tensor-, context- and expert-parallel groups, and its hidden part; sums over ranks."""
         times = [
-            {name: int(time.sum()) for one in metrics.groups if one.stream.is_group
-             for name, time in ((one.name, one.total_ns), (f"{one.name}, hidden", one.hidden_ns))}
+            {name: int(time.sum()) for group in metrics.groups if group.stream.is_group
+             for name, time in ((group.name, group.total_ns), (f"{group.name}, hidden", group.hidden_ns))}
             for metrics in self.metrics
         ]  # fmt: skip
         return {name: Sides(*(Figure(side.get(name, 0)) for side in times)) for name in times[0] | times[1]}
 
     @property
     def ranks(self) -> tuple[int, int]:
-        """How many ranks each side has."""
-        first, second = (one.ranks for one in self.metrics)
+        """The number of ranks of both sides."""
+        first, second = (metrics.ranks for metrics in self.metrics)
         return first, second
 
 
@@ -455,7 +452,7 @@ def diff(a: Side, b: Side, tolerance: float = TOLERANCE) -> StepDiff:
         changes=tuple(change for change in changed if not change.change_ns.is_noise),
         noise=sum(change.change_ns.is_noise for change in changed),
         divergence=first_divergence(first, second, pair.matched, tolerance, end_noise_ns),
-        culprits=tuple(sorted(blamed, key=lambda one: (-abs(one.total_ns), one.kind, one.what))),
+        culprits=tuple(sorted(blamed, key=lambda culprit: (-abs(culprit.total_ns), culprit.kind, culprit.what))),
         paths_differ=paths_differ(first, second, pair.chains),
         spans_ns=(a.spans_ns, b.spans_ns), pools=(a.pools, b.pools), memory=compare_memory(sides, metrics),
     )  # fmt: skip
@@ -481,7 +478,7 @@ def _replicates(
 
 
 def _varied(pair: Pair, groups: Sequence[Sequence[Pair]], sides: Sequence[Side]) -> Pair:
-    """Return a pair with deviations; those of parts and paths are of one step even where steps are pooled."""
+    """Return a pair with deviations; parts and paths have those of single steps even where steps are pooled."""
     factors = [median_deviation_factor(len(side.steps)) if side.pools else 1.0 for side in sides]
     single = with_deviations(pair, *groups)
     return replace(

@@ -1,16 +1,14 @@
-"""The document and the files of a diff."""
+"""The document, the files and the Python object of a diff."""
 
 from __future__ import annotations
 
 import math
-import os
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pptrace.config.quantities import format_rate, format_size, parse_share
-from pptrace.errors import OutputError
 from pptrace.files import compress, replace_file
 from pptrace.measured.diff import diff
 from pptrace.measured.diff_drawing import part_bars, strips, waterfall
@@ -19,7 +17,7 @@ from pptrace.measured.sides import measured_side, notes_on, read_side, simulated
 from pptrace.measured.waits import BETWEEN
 from pptrace.report.document import Cell, Document, Line, Picture, Section, Table
 from pptrace.report.numbers import BARELY_NS, MARK, SIGMAS, Figure, change, ms, several_steps, share
-from pptrace.report.rendering import plain, text_of
+from pptrace.report.rendering import check_targets, plain, text_of, write_page
 from pptrace.run.simulated_step import SimulatedStep
 from pptrace.steps.kinds import Kind
 from pptrace.timeline.measurement import ImportRequest, Measurement
@@ -38,7 +36,6 @@ __all__ = [
     "Diff",
     "blame",
     "changes",
-    "check_targets",
     "compare_steps",
     "culprits",
     "describe_divergence",
@@ -61,11 +58,11 @@ __all__ = [
 ]
 
 _NAMED = 4
-"""Kinds of stages that a verdict names."""
+"""Kinds and stages that a verdict names."""
 
 
 def diff_document(findings: StepDiff, top: int = 10, notes: Iterable[str] = ()) -> Document:
-    """Return what tells two steps apart, little where nothing does; ``top`` bounds the actions that are listed."""
+    """Return the document of a diff, with at most ``top`` actions; short for equal steps."""
     first, second = findings.steps
     equal = not findings.step_ns.change.value and first.equals(second)
     return Document(
@@ -77,7 +74,7 @@ def diff_document(findings: StepDiff, top: int = 10, notes: Iterable[str] = ()) 
 
 
 def verdict(findings: StepDiff) -> str:
-    """Return whether the steps are the same, and what makes them different where their lengths do not."""
+    """Return whether the steps are equal, and the differences where only their lengths are equal."""
     if findings.same:
         return f"the same, to {findings.tolerance:.1%}"
     if abs(findings.change) > findings.tolerance:
@@ -142,14 +139,14 @@ def _sections(findings: StepDiff, top: int) -> Iterator[Section]:
     yield Section(
         title="what changes it, one after another",
         about="The first step is replayed with the second's durations, then its order, its transfers, its host "
-        "gaps. OverlappedPair they are the whole difference.",
+        "gaps. Together they are the whole difference.",
         blocks=(ladder if findings.ladder else Line(text=f"no ladder: {findings.no_ladder}"),),
     )
     yield Section(
         title="what the difference goes back to, since orders differ",
         about="The first's order was run with the second's times and network: what the second step takes beyond "
         "that is its order's, the rest that of times.",
-        blocks=order_share(findings), leads=3,
+        blocks=order_share(findings), priority=3,
     )  # fmt: skip
     bars, keys = part_bars(findings)
     yield Section(
@@ -174,10 +171,10 @@ def _sections(findings: StepDiff, top: int) -> Iterator[Section]:
         f"actions are the critical path, and the red frame is the first difference.{left_out}",
         blocks=(picture,),
     )
-    yield Section(title="first difference", blocks=divergence(findings), leads=1)
+    yield Section(title="first difference", blocks=divergence(findings), priority=1)
     yield Section(
         title="slow or fast throughout, and what stands out", about=blame(findings),
-        blocks=culprits(findings), leads=2,
+        blocks=culprits(findings), priority=2,
     )  # fmt: skip
     changed = f"actions that changed most, of {len(findings.changes)}" if findings.changes else "no action changed"
     yield Section(title=changed, blocks=changes(findings, top))
@@ -226,16 +223,16 @@ def _values(findings: StepDiff, top: int, notes: tuple[str, ...]) -> dict[str, A
 
 
 _MOST = 32
-"""Kinds, ranks and ways that are listed one by one."""
+"""The most kinds, ranks and links in a table."""
 _FAINTEST_RANGE = math.log(1.1)
-"""How large the largest ratio is at least taken for."""
+"""The least logarithm of a ratio that has the darkest shade."""
 _COMPARED = ("first", "second", "change")
 
 
 def ladder_table(findings: StepDiff) -> Table:
-    """Return what changes the step, one after another, and how long it is then."""
-    rows = tuple((one.name, change(one.change_ns), ms(one.reached_ns)) for one in findings.ladder)
-    return Table(rows=rows, unchanged=_places(_barely(one.change_ns.value) for one in findings.ladder))
+    """Return the ladder: changes of the length, and the length after each."""
+    rows = tuple((rung.name, change(rung.change_ns), ms(rung.reached_ns)) for rung in findings.ladder)
+    return Table(rows=rows, unchanged=_places(_barely(rung.change_ns.value) for rung in findings.ladder))
 
 
 def _places(unchanged: Iterable[bool]) -> frozenset[int]:
@@ -252,19 +249,21 @@ def parts(findings: StepDiff) -> Table:
 
 
 def groups(findings: StepDiff) -> tuple[Block, ...]:
-    """Return communication within ranks' own groups, and what computation hid of it; nothing without any."""
+    """Return communication of groups and its hidden part; nothing without groups."""
     return (_compared(findings.groups_ns),) if findings.groups_ns else ()
 
 
 def _compared(times: Mapping[str, Sides]) -> Table:
-    listed = {name: pair for name, pair in times.items() if any(one.value for one in pair) or name == BETWEEN}
+    listed = {
+        name: pair for name, pair in times.items() if any(figure.value for figure in pair) or name == BETWEEN
+    }
     rows = tuple((name, ms(pair.first), ms(pair.second), change(pair.change)) for name, pair in listed.items())
     unchanged = _places(_barely(pair.change.value) for pair in listed.values())
     return Table(head=("", *_COMPARED), rows=rows, unchanged=unchanged)
 
 
 def ratios(findings: StepDiff) -> tuple[Block, ...]:
-    """Return a map of the ratios of medians, a row per kind and a column per stage."""
+    """Return a heat map of ratios of medians, with a row per kind and a column per stage."""
     if not findings.kinds:
         return ()
     stages = sorted({stage for _, stage in findings.kinds})
@@ -299,7 +298,7 @@ def _ratio_text(ratio: Figure) -> str:
 
 
 def kinds(findings: StepDiff) -> tuple[Block, ...]:
-    """Return how many actions of each kind and stage there are, medians and spread, what changed most first."""
+    """Return numbers, medians and spreads by kind and stage, the largest change first."""
     ordered = sorted(findings.kinds.values(), key=lambda row: -abs(row.median_ns.change.value))
     rows = [
         (
@@ -321,7 +320,7 @@ def _equals(row: KindRow, tolerance: float) -> bool:
 
 
 def divergence(findings: StepDiff) -> tuple[Block, ...]:
-    """Return the first action that is off, and what released it."""
+    """Return the first divergence and the actions that released it."""
     one = findings.divergence
     if one is None:
         return ()
@@ -330,11 +329,11 @@ def divergence(findings: StepDiff) -> tuple[Block, ...]:
 
 
 def describe_divergence(one: Divergence) -> str:
-    """Return where the steps begin to differ, in a sentence."""
+    """Return the first divergence in a sentence."""
     late = "late" if one.late_ns.value > 0 else "early"
     times = [
         (one.local_ns, "its own time"),
-        (one.message_ns, f"its input's link from rank {one.source}"),
+        (one.message_ns, f"its input's way from rank {one.source}"),
         (one.idle_ns, "until it was begun"),
         (one.released_ns, "from what released it"),
     ]
@@ -354,7 +353,7 @@ def _release(link: Release) -> str:
 
 
 def changes(findings: StepDiff, top: int) -> tuple[Block, ...]:
-    """Return the actions that changed most."""
+    """Return the actions with the largest changes."""
     noise = f"{findings.noise} more lie within the steps' own noise" if findings.noise else ""
     rows = tuple(
         (
@@ -373,7 +372,7 @@ def changes(findings: StepDiff, top: int) -> tuple[Block, ...]:
 
 
 def orders(findings: StepDiff) -> tuple[Block, ...]:
-    """Return where the ranks' orders differ."""
+    """Return the first difference of order per rank."""
     rows = [
         (f"rank {one.rank}", one.first or "nothing", one.second or "nothing", str(one.position))
         for one in findings.orders
@@ -382,7 +381,7 @@ def orders(findings: StepDiff) -> tuple[Block, ...]:
 
 
 def messages(findings: StepDiff) -> tuple[Block, ...]:
-    """Return messages by sender and receiver: all ways, or those whose medians changed most."""
+    """Return messages by link: all links, or those with the largest changes."""
     most = sorted(findings.links.values(), key=_link_change)[:_MOST]
     head = ("", "how many", "size", "median, first", "rate", "second", "rate")
     listed = sorted(most, key=lambda link: (link.source, link.target))
@@ -412,14 +411,14 @@ def _times(link: Link) -> list[str]:
 
 
 def link_sizes(link: Link) -> str:
-    """Return the mean size of a link's messages, of both sides where they differ."""
+    """Return the mean message size of a link, of both sides where they differ."""
     sizes = [size // max(count, 1) for size, count in zip(link.size_bytes, link.count, strict=True)]
     known = dict.fromkeys(format_size(size) if size else "?" for size in sizes)
     return "" if set(known) == {"?"} else ", ".join(known)
 
 
 def paths(findings: StepDiff) -> tuple[Block, ...]:
-    """Return what both critical paths consist of, and where they differ."""
+    """Return time on both critical paths, and their last difference."""
     one = findings.paths_differ
     if one is None:
         return (_compared(findings.paths_ns),)
@@ -428,7 +427,7 @@ def paths(findings: StepDiff) -> tuple[Block, ...]:
 
 
 def memory_title(findings: StepDiff) -> str:
-    """Return what :func:`memory` lists."""
+    """Return the title of :func:`memory`."""
     if not any(one.peak_bytes is not None for one in findings.memory):
         return "microbatches whose activations are held, at most, by rank"
     room = {int(size) for metrics in findings.metrics for size in metrics.memory.room_bytes} - {0}
@@ -437,7 +436,7 @@ def memory_title(findings: StepDiff) -> str:
 
 
 def memory(findings: StepDiff) -> tuple[Block, ...]:
-    """Return a row per rank: bytes where both sides know them, else how many microbatches' activations."""
+    """Return a row per rank: bytes where known on both sides, else numbers of activations."""
     rows = []
     for one in findings.memory:
         if one.peak_bytes is not None:
@@ -464,7 +463,7 @@ def _bounded(
     all_of_them: int = 0,
     unchanged: frozenset[int] = frozenset(),
 ) -> tuple[Block, ...]:
-    """Return a table of as many rows as are listed, and how many are not; nothing for none."""
+    """Return a table of at most ``_MOST`` rows and a line on further ones; nothing without rows."""
     more = max(all_of_them, len(rows)) - min(len(rows), _MOST)
     folded = frozenset(place for place in unchanged if place < _MOST)
     listed = Table(head=head, rows=tuple(rows[:_MOST]), words=words, unchanged=folded)
@@ -472,40 +471,40 @@ def _bounded(
 
 
 def blame(findings: StepDiff) -> str:
-    """Return who is to blame, in a sentence; empty where nobody is."""
-    slow = [one for one in findings.culprits if one.total_ns > 0]
+    """Return the culprit with the largest slowdown in a sentence; empty without slowdowns."""
+    slow = [culprit for culprit in findings.culprits if culprit.total_ns > 0]
     if not slow:
         return ""
     first = slow[0]
     lead = "Of times, first to blame" if findings.order_share else "First to blame"
     times = f"its times are {share(first.share, sign=True)}, " if first.share.value else ""
-    sort = first.kind if first.kind == "spikes" else f"a {first.kind}"
-    return f"{lead}, {sort}: {first.what}; {times}{ms(first.total_ns, sign=True)} in sum."
+    kind = first.kind if first.kind == "spikes" else f"a {first.kind}"
+    return f"{lead}, {kind}: {first.what}; {times}{ms(first.total_ns, sign=True)} in sum."
 
 
 def order_share(findings: StepDiff) -> tuple[Block, ...]:
-    """Return how much of the difference the order and how much the times make, the larger first."""
+    """Return the effects of order and times, the larger first."""
     parts = findings.order_share
     if parts is None:
         return ()
     ranks = f"{len(findings.orders)} rank{'s' if len(findings.orders) > 1 else ''}"
-    told = [
+    effects = [
         (f"the order of {ranks}, with the second's times and network", parts.order_ns),
         ("times of actions and messages, in the first's order", parts.times_ns),
     ]
-    told.sort(key=lambda one: -abs(one[1].value))
+    effects.sort(key=lambda effect: -abs(effect[1].value))
     if abs(parts.rest_ns.value) >= BARELY_NS:
-        told.append(("neither: not explained by replays, before and behind the pipeline", parts.rest_ns))
+        effects.append(("neither: not explained by replays, before and behind the pipeline", parts.rest_ns))
     whole = findings.step_ns.change.value
     rows = tuple(
         (name, change(part), "" if abs(whole) < BARELY_NS else f"{part.value / whole + 0.0:.1%}")
-        for name, part in told
+        for name, part in effects
     )
     return (Table(head=("", "changes the step by", "of the difference"), rows=rows),)
 
 
 def culprits(findings: StepDiff) -> tuple[Block, ...]:
-    """Return what is slow or fast throughout, and what stands out."""
+    """Return the culprits."""
     if not findings.culprits:
         return ()
     rows = tuple(
@@ -517,35 +516,35 @@ def culprits(findings: StepDiff) -> tuple[Block, ...]:
 
 @dataclass(frozen=True, repr=False)
 class Diff:
-    """Two steps and what tells them apart; prints as the command line does."""
+    """The diff of two steps; its text is the output of the command line."""
 
     findings: StepDiff
-    """Everything that tells the second from the first."""
+    """The differences."""
     sides: tuple[Side, Side]
     """The sides."""
     notes: tuple[str, ...]
-    """What is not known of them."""
+    """Notes of both sides."""
 
     @property
     def same(self) -> bool:
-        """Whether the steps are equal to the tolerance."""
+        """Whether the steps are equal within the tolerance."""
         return self.findings.same
 
     @property
     def change(self) -> float:
-        """By which share the second step is longer."""
+        """The relative change of the length of the step."""
         return self.findings.change
 
     def document(self, top: int = 10) -> Document:
-        """Return everything as sections and tables; ``top`` bounds the actions that are listed."""
+        """Return the document, with at most ``top`` actions."""
         return diff_document(self.findings, top, self.notes)
 
     def summary(self, top: int = 10) -> str:
-        """Return what the command line prints; ``top`` bounds the actions that are listed."""
+        """Return the output of the command line, with at most ``top`` actions."""
         return text_of(self.document(top))
 
     def to_dict(self, top: int = 10) -> dict[str, Any]:
-        """Return everything as plain JSON values, times in nanoseconds."""
+        """Return plain JSON values, times in nanoseconds."""
         values: dict[str, Any] = plain(self.document(top))
         return values
 
@@ -568,10 +567,10 @@ def compare_steps(
     request: ImportRequest,
     registry: Registry,
 ) -> Diff:
-    """Compare two steps; :func:`pptrace.api.diff` says what of.
+    """Read or simulate two steps and compare them; see :func:`pptrace.api.diff`.
 
     Raises:
-        PptraceError: whatever cannot be read, in one line.
+        PptraceError: a step cannot be read or simulated.
     """
     equal = parse_share(tolerance, "tolerance")
     a, b = (
@@ -593,34 +592,18 @@ def _side(
     return read_side(source, step, registry, request)
 
 
-_SUFFIXES = (".html", ".pftrace", ".pftrace.gz", ".tar")
-
-
-def check_targets(targets: Sequence[str | Path]) -> None:
-    """Check before anything is read that a diff can be written as these files.
-
-    Raises:
-        OutputError: a file has another suffix, or two are the same.
-    """
-    seen = set()
-    for target in targets:
-        if not str(target).lower().endswith(_SUFFIXES):
-            raise OutputError(f"no such format; a diff is written as {', '.join(_SUFFIXES)}", file=target)
-        place = os.path.realpath(target)
-        if place in seen:
-            raise OutputError("two outputs are this file; name each file once", file=target)
-        seen.add(place)
+DIFF_SUFFIXES = (".html", ".pftrace", ".pftrace.gz", ".tar")
 
 
 def write_diff(
     targets: Sequence[str | Path], findings: StepDiff, sides: Sequence[Side], notes: Sequence[str], top: int = 10
 ) -> list[Path]:
-    """Write a diff in the formats that the suffixes say; where one fails, every old file stays.
+    """Write a diff in the formats of the suffixes; after an error no file has changed.
 
     Raises:
         OutputError: a file cannot be written.
     """
-    check_targets(targets)
+    check_targets(targets, DIFF_SUFFIXES, "a diff")
     paths = [Path(target) for target in targets]
     with ExitStack() as pending:
         for path in paths:
@@ -633,11 +616,7 @@ def _write(
     name: str, path: Path, findings: StepDiff, sides: Sequence[Side], notes: Sequence[str], top: int
 ) -> None:
     if name.endswith(".html"):
-        from pptrace.report.rendering import page_of
-
-        path.write_text(
-            page_of(diff_document(findings, top, notes)), encoding="utf-8", errors="replace", newline="\n"
-        )
+        write_page(path, diff_document(findings, top, notes))
         return
     if name.endswith(".tar"):
         from pptrace.measured.diff_scene import write_bundle

@@ -1,8 +1,7 @@
-"""Explanation of a step: the costs of what it waits for."""
+"""Explanation of a step: its parts, its critical path, and replays without one cost each."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -19,6 +18,7 @@ from pptrace.plugins.guards import call_plugin
 from pptrace.plugins.registry import more_of
 from pptrace.report.document import Document, Line, Section, Table
 from pptrace.report.numbers import Figure, ms, several_steps, share
+from pptrace.report.rendering import check_targets
 from pptrace.run.saving import save
 
 if TYPE_CHECKING:
@@ -59,64 +59,64 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLoad:
-    """What one rank computed."""
+    """The computation time of one rank."""
 
     rank: int
     """The rank."""
     busy_ns: Figure
-    """Its computations."""
+    """The duration of its computations in sum."""
     share: Figure
-    """By how much that is more than the median rank's."""
+    """That relative to the median rank, minus 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counterfactuals:
-    """Lengths of a pipeline's step, from its first computation to its last."""
+    """Spans of the computations of a step in replays without one cost each."""
 
     replayed_ns: Figure
-    """As it was, replayed; the others are against this."""
+    """The replay without changes, the reference for the other spans."""
     free_communication_ns: Figure
-    """With every message there at once, and no wait for a rank's own groups."""
+    """Without transfer times and collectives."""
     no_host_gaps_ns: Figure
-    """With no host gaps."""
+    """Without host gaps."""
     no_bubble_ns: Figure
-    """With nothing to wait for: the most that any rank computes."""
+    """Without waits: the computation time of the busiest rank."""
     repaired_ns: Figure
-    """With the slowest rank as fast as the median one."""
+    """With the slowest rank as fast as the median rank."""
     slowest: RankLoad
-    """That rank."""
+    """The slowest rank."""
 
 
 def what_if(step: Computations, again: Callable[[Computations], int] | None = None) -> Counterfactuals:
-    """Replay a step without one thing after another.
+    """Replay a step without one cost after another.
 
     Args:
         step: the step.
-        again: runs it with other durations and gaps and returns its length, its messages held up by whatever holds
-            them then; unless given, each is held for as long as it was.
+        again: returns the span of a step with other durations and gaps, in which blocked times adapt. By default
+            blocked times stay.
 
     Raises:
-        ScheduleError: its order is no pipeline's.
+        ScheduleError: an action precedes its inputs.
     """
     ranks = rank_loads(step)
-    slowest = max(ranks, key=lambda one: (one.busy_ns.value, -one.rank))
+    slowest = max(ranks, key=lambda load: (load.busy_ns.value, -load.rank))
     longer = 1 + max(slowest.share.value, 0.0)
     repaired = np.where(step.rank == slowest.rank, (step.duration_ns / longer).astype(np.int64), step.duration_ns)
     nothing = np.zeros_like(step.transfers.duration_ns)
     at_once = replace(step.transfers, duration_ns=nothing, blocked_ns=nothing)
     alone = step.duration_ns - step.collective_ns
-    length = again or _held
+    span_ns = again or _replay_blocked
     return Counterfactuals(
-        replayed_ns=Figure(length(step)),
-        free_communication_ns=Figure(_held(replace(step, transfers=at_once, duration_ns=alone))),
-        no_host_gaps_ns=Figure(length(replace(step, gap_ns=step.gap_ns - step.host_gap_ns))),
+        replayed_ns=Figure(span_ns(step)),
+        free_communication_ns=Figure(_replay_blocked(replace(step, transfers=at_once, duration_ns=alone))),
+        no_host_gaps_ns=Figure(span_ns(replace(step, gap_ns=step.gap_ns - step.host_gap_ns))),
         no_bubble_ns=slowest.busy_ns,
-        repaired_ns=Figure(length(replace(step, duration_ns=repaired))), slowest=slowest,
+        repaired_ns=Figure(span_ns(replace(step, duration_ns=repaired))), slowest=slowest,
     )  # fmt: skip
 
 
 def rank_loads(step: Computations) -> tuple[RankLoad, ...]:
-    """Return what each rank computed, against the median."""
+    """Return the computation time of each rank."""
     busy = np.bincount(step.rank, weights=step.duration_ns, minlength=step.placement.ranks).astype(np.int64)
     middle = float(np.median(busy)) or 1.0
     return tuple(
@@ -125,13 +125,13 @@ def rank_loads(step: Computations) -> tuple[RankLoad, ...]:
     )
 
 
-def _held(step: Computations) -> int:
+def _replay_blocked(step: Computations) -> int:
     return replayed_span_ns(step.order, step.times(), partial=step.partial)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Of one step; :func:`pptrace.report.numbers.varied` says of its figures how they vary over several."""
+    """The parts of one step; :func:`pptrace.report.numbers.with_deviations` adds deviations over several steps."""
 
     step: str
     """As the profiler numbers it."""
@@ -140,33 +140,33 @@ class Explanation:
     bubble: Figure
     """Idle time over ranks times length."""
     parts_ns: Mapping[str, Figure]
-    """By part, mean over ranks; they sum to the length."""
+    """Nanoseconds by part, mean over ranks; they sum to the length."""
     idle_by_cause_ns: Mapping[str, Figure]
     """Idle time of all ranks by cause."""
     exposed_communication_ns: Figure
-    """Communication of all ranks that nothing hid."""
+    """Non-overlapped communication of all ranks."""
     groups_ns: Mapping[str, Figure]
-    """Communication of all ranks within their own groups, by group, beside computation or not."""
+    """Communication of all ranks by group, overlapped or not."""
     hidden_ns: Mapping[str, Figure]
-    """The part of each that ran while its rank computed."""
+    """The overlapped part of each."""
     unrecorded_ns: Figure
-    """Waits of all ranks for what nobody recorded."""
+    """Waits of all ranks for unrecorded computations."""
     critical_path_ns: Mapping[str, Figure]
-    """The chain that the end waited for, by kind, and what lies between."""
+    """Time on the critical path by kind, and between actions."""
     ranks: tuple[RankLoad, ...]
-    """What each rank computed."""
+    """The computation time of each rank."""
     idle_ns: tuple[Figure, ...]
-    """What each rank waited."""
+    """The idle time of each rank."""
     what_if: Counterfactuals | None
-    """Its length without one thing after another; None where it cannot be replayed."""
+    """Its span without one cost each; None where it cannot be replayed."""
     no_what_if: str
-    """Why not."""
+    """The reason for None."""
 
 
 def explain(side: Side, registry: Registry | None = None) -> Explanation:
-    """Explain a side's step; of the plugins given, message policies are tried where messages were held up."""
+    """Explain the compared step of a side; ``registry`` has the message policies for blocked messages."""
     metrics, step = side.analysis.metrics, side.computations
-    groups = [one for one in metrics.groups if one.stream.is_group]
+    groups = [group for group in metrics.groups if group.stream.is_group]
     without, why = None, ""
     try:
         without = what_if(step, None if registry is None else resimulator(side, registry))
@@ -176,8 +176,8 @@ def explain(side: Side, registry: Registry | None = None) -> Explanation:
         step=side.steps[side.chosen].label, step_ns=Figure(metrics.step_ns), bubble=Figure(float(metrics.bubble)),
         parts_ns=_figures(side.analysis.parts_ns), idle_by_cause_ns=_figures(metrics.idle_by_cause_ns),
         exposed_communication_ns=Figure(int(metrics.exposed_ns.sum())),
-        groups_ns=_figures({one.name: int(one.total_ns.sum()) for one in groups}),
-        hidden_ns=_figures({one.name: int(one.hidden_ns.sum()) for one in groups}),
+        groups_ns=_figures({group.name: int(group.total_ns.sum()) for group in groups}),
+        hidden_ns=_figures({group.name: int(group.hidden_ns.sum()) for group in groups}),
         unrecorded_ns=Figure(int((step.gap_ns - step.host_gap_ns).sum())),
         critical_path_ns=_figures(follow_chain(step).by_kind_ns), ranks=rank_loads(step),
         idle_ns=tuple(map(Figure, metrics.idle_ns.sum(axis=1).tolist())), what_if=without, no_what_if=why,
@@ -190,14 +190,14 @@ def _figures(times: Mapping[str, int]) -> Mapping[str, Figure]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Total:
-    """Operations in sum."""
+    """The sum of operations."""
 
     count: int
-    """How many."""
+    """Their number."""
     total_ns: int
-    """Their time."""
+    """Their durations."""
     size_bytes: int
-    """What they moved; 0 where unknown."""
+    """Their sizes; 0 where unknown."""
 
 
 def total_of(operations: Iterable[Summary | Total]) -> Total:
@@ -228,46 +228,45 @@ def by_name(operations: Sequence[Summary]) -> dict[str, Total]:
 
 
 _GIVES_BACK = 0.01
-"""By which share of a step its actions may be off under a policy that is said to have held its messages."""
+"""The relative error of starts up to which a policy explains blocked messages."""
 
 
 def resimulator(side: Side, registry: Registry) -> Callable[[Computations], int] | None:
-    """Return what runs a side's step with other durations and gaps, and says how long that takes.
+    """Return a function from a changed step to its span, in which blocked times of messages adapt.
 
-    What was simulated is simulated again, its own policy, network and contention included, if need be from the
-    configuration that its trace holds. Another trace runs under the policy that is nearest to it. None where
-    messages were held and no policy gives them back: they then stay held for as long as they were.
+    A simulated step runs again with its policy, network and contention, if necessary from the configuration in its
+    trace. Another step runs under the nearest policy. None where no policy explains its blocked messages.
     """
     step, simulation = side.computations, simulation_of(side, registry)
     if simulation is not None:
         return lambda changed: simulation.span_ns(changed.times())
     if step.partial or side.run is not None:
         return None
-    found = nearest_policy(step, registry, measured=side.measured, any_order=side.measured)
-    if step.transfers.blocked_ns.any() and found.off_ns > _GIVES_BACK * step.span_ns:
+    nearest = nearest_policy(step, registry, measured=side.measured, any_order=side.measured)
+    if step.transfers.blocked_ns.any() and nearest.off_ns > _GIVES_BACK * step.span_ns:
         return None
-    return lambda changed: replayed_span_ns(changed.order, changed.times(held=False), found.policy)
+    return lambda changed: replayed_span_ns(changed.order, changed.times(held=False), nearest.policy)
 
 
 MARK_ACTIONS_HINT = (
     "to see a pipeline's actions, mark them where they run (pptrace annotate prints a module for that), or say in "
     "a file how the annotations that are there name them (--rules FILE)"
 )
-"""What to do about traces without actions."""
+"""The advice for traces without actions."""
 _UNRECORDED_WAITS = "waits for what nobody recorded, {} on all ranks, stay as long as they were"
-"""What is said of replays of some ranks alone."""
+"""The note on replays of recordings without all ranks."""
 
 
 def explanation_document(
     name: str, one: Explanation, lengths_ns: Sequence[int], measurement: Measurement | None = None
 ) -> Document:
-    """Return where a step's time went.
+    """Return the document of an explanation.
 
     Args:
-        name: where the step comes from.
-        one: the step; its figures have deviations where there are several.
-        lengths_ns: how long all of them are.
-        measurement: what else was recorded; None of a simulation.
+        name: the source of the step.
+        one: the explanation; its figures have deviations where there are several steps.
+        lengths_ns: the lengths of all steps.
+        measurement: the recording; None for a simulation.
     """
     unattributed = measurement.unattributed if measurement is not None else ()
     lost = (
@@ -344,7 +343,7 @@ def _without(one: Explanation) -> tuple[Block, ...]:
 
 
 def operations_document(measurement: Measurement, name: str, top: int = 10) -> Document:
-    """Return a table by rank, one by name, and what to do; ``top`` bounds the names of each sort."""
+    """Return the document of a trace without actions, with at most ``top`` names per table."""
     operations = measurement.summaries
     ranks = by_rank(operations)
     clocks = (
@@ -383,10 +382,10 @@ def brief(name: str) -> str:
     """
     plain = name.removeprefix("void ").replace("(anonymous namespace)::", "")
     depth = 0
-    for at, letter in enumerate(plain):
+    for index, letter in enumerate(plain):
         depth += (letter == "<") - (letter == ">")
         if letter == "(" and not depth:
-            return plain[:at] or plain
+            return plain[:index] or plain
     return plain
 
 
@@ -412,7 +411,7 @@ def _occupied(measurement: Measurement) -> tuple[Block, ...]:
 
 
 def _by_name(operations: Sequence[Summary], top: int, *, communicates: bool) -> tuple[Block, ...]:
-    """Return a row per name, the longest in sum first, and one of the rest; sizes and rates where any is known."""
+    """Return a row per name, the longest first, and a row for further names; sizes and rates where known."""
     totals = by_name([one for one in operations if one.communicates == communicates])
     listed = {brief(what): total for what, total in list(totals.items())[:top]}
     rest = list(totals.values())[top:]
@@ -440,19 +439,14 @@ _TRACES = (".pftrace", ".pftrace.gz", ".json", ".json.gz")
 
 
 def check_explanation_targets(targets: Sequence[str]) -> None:
-    """Check before anything is read that an explanation can be written as these files.
+    """Check the names of output files before the traces are read.
 
     Raises:
         OutputError: a file has another suffix, or two are the same.
         PptraceError: matplotlib is not installed, which pictures need.
     """
-    places = [os.path.realpath(target) for target in targets]
-    for target, place in zip(targets, places, strict=True):
-        known = (_PAGE, *_PICTURES, *_TRACES)
-        if not target.lower().endswith(known):
-            raise OutputError(f"no such format; an explanation is written as {', '.join(known)}", file=target)
-        if places.count(place) > 1:
-            raise OutputError("two outputs are this file; name each file once", file=target)
+    check_targets(targets, (_PAGE, *_PICTURES, *_TRACES), "an explanation")
+    for target in targets:
         if target.lower().endswith(_PICTURES):
             from pptrace.report.charts import check_picture
 
@@ -480,7 +474,7 @@ def _guarded(provider: Provider, part: ExplanationPart) -> ExplanationPart:
 
 
 def with_analyses(document: Document, parts: Mapping[str, ExplanationPart]) -> Document:
-    """Return an explain_waits step's document with the sections and values of analyses."""
+    """Return the document of an explained step with the sections and values of analyses."""
     sections = [section for part in parts.values() for section in part.sections]
     values: Any = document.values
     added = {name: part.values for name, part in parts.items() if part.values is not None}
@@ -552,5 +546,5 @@ def replay_document(replays: Mapping[str, Replayed]) -> Document:
 
 
 def _of_step(one: Replayed) -> str:
-    """Say of which step the computations are, where more belongs to it."""
+    """Return the length of the step where it is longer than its computations."""
     return f" from the first computation to the last, of a step of {ms(one.step_ns)}" if one.has_more else ""

@@ -56,43 +56,43 @@ class KindRow:
     stage: int
     """The stage."""
     count: tuple[int, int]
-    """How many, on both sides."""
+    """Their number on both sides."""
     median_ns: Sides
-    """Median of their times; 0 where there is none."""
+    """The median of their durations; 0 without actions."""
     ratio: Figure | None
-    """The second median as a share of the first; None where a side has none."""
+    """The second median over the first; None where a side has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One action that took another time."""
+    """One action with another duration."""
 
     rank: int
     """Its rank."""
     action: Action
-    """What it is."""
+    """The action."""
     first_ns: int
-    """What it took in the first step."""
+    """Its duration in the first step."""
     second_ns: int
-    """What it took in the second."""
+    """Its duration in the second step."""
     change_ns: Figure
-    """By how much it is longer."""
+    """The second duration minus the first."""
     start_ns: int = field(metadata={"json": "at_ns"})
     """Its start in the second step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderChange:
-    """Where a rank's order differs."""
+    """The first difference of order on a rank."""
 
     rank: int
     """The rank."""
     position: int
-    """How many actions are alike before."""
+    """The number of equal actions before it."""
     first: str
-    """What comes next in the first step; empty for nothing."""
+    """The next action in the first step; empty at its end."""
     second: str
-    """What comes next in the second."""
+    """The next action in the second step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,25 +104,25 @@ class Link:
     target: int
     """The receiver."""
     count: tuple[int, int]
-    """How many, on both sides."""
+    """Their number on both sides."""
     size_bytes: tuple[int, int]
-    """Bytes of all."""
+    """Their sizes in sum."""
     median_ns: Sides
-    """Median of their times, of those whose arrival was seen; unknown for none."""
+    """The median of observed transfer times; unknown without any."""
     seen: tuple[int, int]
-    """How many those are."""
+    """The number of observed messages."""
     bytes_per_s: tuple[float | None, float | None]
     """Rate of a median message; None where that is unknown."""
 
 
 def kinds(a: Computations, b: Computations) -> dict[tuple[str, int], KindRow]:
-    """Return a row per kind and stage of either step; none where stages are not the same parts of the model."""
+    """Return a row per kind and stage of either step; empty where stages differ."""
     if not has_same_stages(a, b):
         return {}
-    pairs = sorted({(int(k), int(s)) for one in (a, b) for k, s in zip(one.kind, one.stage, strict=True)})
+    pairs = sorted({pair for step in (a, b) for pair in zip(step.kind.tolist(), step.stage.tolist(), strict=True)})
     rows = {}
     for kind, stage in pairs:
-        first, second = (one.duration_ns[(one.kind == kind) & (one.stage == stage)] for one in (a, b))
+        first, second = (step.duration_ns[(step.kind == kind) & (step.stage == stage)] for step in (a, b))
         median = Sides(median_of(first, absent=0), median_of(second, absent=0))
         before, after = median.first.value, median.second.value
         rows[Kind(kind).name, stage] = KindRow(
@@ -133,13 +133,13 @@ def kinds(a: Computations, b: Computations) -> dict[tuple[str, int], KindRow]:
 
 
 def changes(a: Computations, b: Computations, matched: MatchedActions, noise_ns: Int64s) -> tuple[Change, ...]:
-    """Return every matched action, the one that changed most first.
+    """Return every matched action, the largest change first.
 
     Args:
         a: the first step.
         b: the second.
         matched: the pairs.
-        noise_ns: shape (pairs,): how much each pair's difference varies from step to step.
+        noise_ns: shape (pairs,): the deviation of each difference from step to step.
     """
     delta = b.duration_ns[matched.second] - a.duration_ns[matched.first]
     order = np.lexsort((b.start_ns[matched.second], -delta, -np.abs(delta)))
@@ -158,14 +158,14 @@ def standard_deviations(
 ) -> Int64s:
     """Return, per action, the standard deviation of a column over this and other steps; 0 for one step.
 
-    From a few steps a single action's deviation is known badly: the median one of its kind on its stage is the
-    least that is taken for it.
+    A few steps estimate the deviation of a single action badly. The median deviation of its kind and stage is its
+    lower bound.
 
     Args:
         step: the step.
-        others: the others of its side.
+        others: the other steps of its side.
         name: the column.
-        pooled: whether the median over all of them is meant, and not one step.
+        pooled: whether values are medians over all steps.
     """
     values = values_over_steps(step, others, name)
     if len(values) <= 1:
@@ -181,12 +181,12 @@ def standard_deviations(
 
 
 def orders(a: Computations, b: Computations) -> tuple[OrderChange, ...]:
-    """Return where each rank's order differs first; nothing where stages are not the same parts of the model."""
+    """Return the first difference of order per rank; empty where stages differ."""
     if not has_same_stages(a, b):
         return ()
     changed = []
     for rank in range(max(a.placement.ranks, b.placement.ranks)):
-        rows = [[str(one.action(i)) for i in np.flatnonzero(one.rank == rank).tolist()] for one in (a, b)]
+        rows = [[str(step.action(i)) for i in np.flatnonzero(step.rank == rank).tolist()] for step in (a, b)]
         position = first_difference(*rows)
         if position is not None:
             first, second = (row[position] if position < len(row) else "" for row in rows)
@@ -197,7 +197,7 @@ def orders(a: Computations, b: Computations) -> tuple[OrderChange, ...]:
 def links(a: Computations, b: Computations) -> dict[tuple[int, int], Link]:
     """Return the messages of either step by sender and receiver."""
     sides = (a.transfers, b.transfers)
-    pairs = sorted({(int(s), int(t)) for one in sides for s, t in zip(one.source, one.target, strict=True)})
+    pairs = sorted({pair for one in sides for pair in zip(one.source.tolist(), one.target.tolist(), strict=True)})
     return {(source, target): _compare_link(source, target, *sides) for source, target in pairs}
 
 
@@ -224,46 +224,46 @@ def _both(values: Iterable[T]) -> tuple[T, T]:
 
 _FEWEST = 3
 _OUTLYING = 5
-"""From how many median deviations above the median a single action is a spike."""
+"""Median deviations above the median from which a single action is a spike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Culprit:
-    """One slow or fast thing."""
+    """A slow or fast rank, stage or link, or outliers of a rank."""
 
     kind: str = field(metadata={"json": "sort"})
     """``drift`` (everything), ``slow rank``, ``slow stage``, ``slow network`` (all links), ``slow link``;
     ``fast`` for slow likewise; ``spikes``."""
     what: str
-    """Which."""
+    """The name of the rank, stage or link."""
     share: Figure
-    """By how much its times are longer, of 1; of spikes, 0."""
+    """The relative change of its times; 0 for spikes."""
     total_ns: int
-    """How much time that is in sum."""
+    """The change of its times in sum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blame:
-    """By which share times are longer, 0 for none: medians over actions, what is common taken off."""
+    """Relative slowdowns: medians over actions, divided by the common slowdown."""
 
     common: Figure
-    """What ranks have in common."""
+    """The common slowdown of ranks."""
     ranks: Mapping[int, Figure]
-    """Of each rank beyond that."""
+    """The slowdown of each rank beyond the common one."""
     stages: Mapping[tuple[int, int], Figure]
-    """Of each rank and stage of it beyond that."""
+    """The slowdown of each stage of a rank beyond the common one."""
     links: Mapping[tuple[int, int], Figure]
-    """Of messages by sender and receiver, where enough were seen on both sides, beyond what all have in common."""
+    """The slowdown of links beyond the common one, by sender and receiver, with enough observed messages."""
     network: Figure
-    """What all of those have in common at least."""
+    """The common slowdown of links."""
     before_ns: Mapping[tuple[int, int], float]
-    """What each rank and stage took in the first step."""
+    """The time of each rank and stage in the first step."""
 
 
 def attribute_slowdown(
     a: Computations, b: Computations, matched: MatchedActions, links: Mapping[tuple[int, int], Link]
 ) -> Blame:
-    """Return by which share everything is slower."""
+    """Return the slowdowns of ranks, stages and links."""
     network, slower = _network(links)
     took = a.duration_ns[matched.first] > 0
     i, j = matched.first[took], matched.second[took]
@@ -273,20 +273,20 @@ def attribute_slowdown(
     ratio = b.duration_ns[j] / before
     rank, stage = b.rank[j], b.stage[j]
     ranks = np.unique(rank).tolist()
-    common = _common([float(np.median(ratio[rank == one])) for one in ranks])
+    common = _common([float(np.median(ratio[rank == number])) for number in ranks])
     pairs = sorted(set(zip(rank.tolist(), stage.tolist(), strict=True)))
     masks = {pair: (rank == pair[0]) & (stage == pair[1]) for pair in pairs}
     return Blame(
-        common=Figure(common - 1), ranks={one: _beyond(ratio[rank == one], common) for one in ranks},
+        common=Figure(common - 1), ranks={number: _beyond(ratio[rank == number], common) for number in ranks},
         stages={pair: _beyond(ratio[mask], common) for pair, mask in masks.items()}, links=slower, network=network,
         before_ns={pair: float(before[mask].sum()) for pair, mask in masks.items()},
     )  # fmt: skip
 
 
 def culprits(blame: Blame, links: Mapping[tuple[int, int], Link], tolerance: float) -> list[Culprit]:
-    """Return what is slower or faster throughout by more than the tolerance and the steps' own noise.
+    """Return ranks, stages and links whose slowdown exceeds the tolerance and the noise.
 
-    A stage is blamed where its rank's other stages are not as slow, else the rank.
+    A rank counts where all its stages are slow, else the slow stages.
     """
 
     def off(share: Figure) -> bool:
@@ -311,7 +311,7 @@ def culprits(blame: Blame, links: Mapping[tuple[int, int], Link], tolerance: flo
     blamed += [
         _link_culprit(links[ends], share, blame.network) for ends, share in blame.links.items() if off(share)
     ]
-    return [one for one in blamed if not one.share.is_noise]
+    return [culprit for culprit in blamed if not culprit.share.is_noise]
 
 
 def _culprit(kind: str, what: str, share: Figure, before_ns: float) -> Culprit:
@@ -328,7 +328,7 @@ def _link_culprit(link: Link, share: Figure, network: Figure) -> Culprit:
 
 
 def _network(links: Mapping[tuple[int, int], Link]) -> tuple[Figure, dict[tuple[int, int], Figure]]:
-    """Return by which share all links are slower or all are faster, and each of them beyond that."""
+    """Return the common slowdown of links, and the slowdown of each link beyond it."""
     ratio = {
         ends: link.median_ns.second.value / link.median_ns.first.value
         for ends, link in links.items()
@@ -337,16 +337,13 @@ def _network(links: Mapping[tuple[int, int], Link]) -> tuple[Figure, dict[tuple[
     common = 1.0
     if len(ratio) > 1 and (min(ratio.values()) > 1 or max(ratio.values()) < 1):
         common = min(ratio.values(), key=_distance_from_equal)
-    return Figure(common - 1), {ends: _less(one, common) for ends, one in ratio.items()}
+    return Figure(common - 1), {ends: _less(value, common) for ends, value in ratio.items()}
 
 
 def spikes(
     a: Computations, b: Computations, matched: MatchedActions, tolerance: float, noise_ns: Int64s
 ) -> list[Culprit]:
-    """Return ranks with single actions that stand out of their kind's on their stage.
-
-    They do so by more than the tolerance of their own time and than the steps' own noise.
-    """
+    """Return ranks with outliers among actions of one kind and stage, beyond the tolerance and the noise."""
     i, j = matched.first, matched.second
     allowed = np.maximum(tolerance * a.duration_ns[i], SIGMAS * noise_ns)
     change = (b.duration_ns[j] - a.duration_ns[i]).astype(np.float64)
@@ -357,7 +354,7 @@ def spikes(
         beyond = change[alike] - np.median(change[alike])
         least = np.maximum(_OUTLYING * max(float(np.median(np.abs(beyond))), 1000), allowed[alike])
         out[alike] = np.where(beyond > least, beyond, 0)
-    return [_spike(one, out[rank == one]) for one in np.unique(rank[out > 0]).tolist()]
+    return [_spike(number, out[rank == number]) for number in np.unique(rank[out > 0]).tolist()]
 
 
 def _spike(rank: int, out: NDArray[np.float64]) -> Culprit:
@@ -367,7 +364,7 @@ def _spike(rank: int, out: NDArray[np.float64]) -> Culprit:
 
 
 def _common(ratios: Sequence[float]) -> float:
-    """Return the middle rank's ratio; of two, as where one of two ranks is slow, the one nearer to 1."""
+    """Return the median ratio; of two middle ones, the one nearer to 1."""
     ordered = sorted(ratios)
     return min(ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2], key=_distance_from_equal)
 
@@ -393,58 +390,55 @@ _LONGEST = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """An action that released another."""
+    """An action that another one depends on."""
 
     rank: int
     """Its rank."""
     action: Action
-    """What it is."""
+    """The action."""
     late_ns: int | None
-    """By how much it ended later than in the first step; None where that lacks it."""
+    """The delay of its end against the first step; None where that step lacks it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """The earliest action that is off by more than the tolerance."""
+    """The earliest action that ends early or late by more than the tolerance."""
 
     rank: int
     """Its rank."""
     action: Action
-    """What it is."""
+    """The action."""
     start_ns: int = field(metadata={"json": "at_ns"})
     """Its start in the second step."""
     late_ns: Figure
-    """By how much it ended later than in the first, both steps starting together."""
+    """The delay of its end against the first step, from the start of each step."""
     local_ns: int = field(metadata={"json": "own_ns"})
-    """The part of that which is its own duration."""
+    """The part from its own duration."""
     message_ns: int
-    """The part that its input took longer from the rank that released it; 0 where its own rank did."""
+    """The part from the transfer of its input; 0 where its own rank released it."""
     idle_ns: int
-    """The part that its rank left between its release and its start."""
+    """The part between its release and its start."""
     released_ns: int
-    """By how much what released it ended later than in the first; these four sum to the lateness."""
+    """The delay of the action that released it; the four parts sum to the delay."""
     source: int
     """The rank that released it; -1 for none."""
     predecessors: tuple[str, str] = field(metadata={"json": "behind"})
-    """What ran before it on its rank in both steps, where that is not the same; both empty where it is."""
+    """The previous action of its rank in both steps; both empty where it is the same."""
     chain: tuple[Release, ...]
-    """What released it, one after another, the last one first."""
+    """The actions that released it, one after another, the last one first."""
 
 
 def first_divergence(
     a: Computations, b: Computations, matched: MatchedActions, tolerance: float, noise_ns: Int64s
 ) -> Divergence | None:
-    """Return the first computation that ends off by more than noise, and than the tolerance of its own time.
+    """Return the first computation whose end differs by more than the noise and the tolerance of its duration.
 
     Args:
         a: the first step.
         b: the second.
         matched: the pairs.
-        tolerance: which share of an action's time counts as equal.
-        noise_ns: shape (pairs,): how much the difference of the ends varies from step to step.
-
-    Returns:
-        None where all end in time.
+        tolerance: the relative tolerance.
+        noise_ns: shape (pairs,): the deviation of the difference of ends from step to step.
     """
     if not len(matched):
         return None
@@ -454,38 +448,38 @@ def first_divergence(
     off = np.abs(late) > allowed
     if not off.any():
         return None
-    at = int(off.argmax())
-    i, j = int(matched.first[at]), int(matched.second[at])
+    index = int(off.argmax())
+    i, j = int(matched.first[index]), int(matched.second[index])
     ended = dict(zip(matched.second.tolist(), late.tolist(), strict=True))
     releases = find_releases(b)
     by = releases.of(j)
     local_ns = int((b.end_ns[j] - b.start_ns[j]) - (a.end_ns[i] - a.start_ns[i]))
     released = ended.get(by, 0) if by is not None else 0
-    rest = int(late[at]) - local_ns - released
+    rest = int(late[index]) - local_ns - released
     source = -1 if by is None else int(b.rank[by])
     idle = int(b.gap_ns[j] - a.gap_ns[i]) if source not in {-1, int(b.rank[j])} else rest
     return Divergence(
         rank=int(b.rank[j]), action=b.action(j), start_ns=int(b.start_ns[j]) - begin_b,
-        late_ns=Figure(int(late[at]), int(noise_ns[at]) or None),
+        late_ns=Figure(int(late[index]), int(noise_ns[index]) or None),
         local_ns=local_ns, message_ns=rest - idle, idle_ns=idle, released_ns=released, source=source,
         predecessors=_predecessors((a, i), (b, j)), chain=tuple(_chain(releases, j, ended)),
     )  # fmt: skip
 
 
 def _predecessors(*places: tuple[Computations, int]) -> tuple[str, str]:
-    """Return what ran before two computations on their ranks, where that is not the same."""
+    """Return the actions before two computations on their ranks; both empty where they are the same."""
     first, second = (
-        str(step.action(at - 1)) if at and step.rank[at - 1] == step.rank[at] else "its beginning"
-        for step, at in places
+        str(step.action(index - 1)) if index and step.rank[index - 1] == step.rank[index] else "its beginning"
+        for step, index in places
     )
     return ("", "") if first == second else (first, second)
 
 
 def _chain(releases: Releases, index: int, ended: Mapping[int, int]) -> Iterator[Release]:
-    """Yield what released an action, link by link."""
-    step, at = releases.step, releases.of(index)
+    """Yield the actions that released an action, one after another."""
+    step, position = releases.step, releases.of(index)
     for _ in range(_LONGEST):
-        if at is None:
+        if position is None:
             return
-        yield Release(rank=int(step.rank[at]), action=step.action(at), late_ns=ended.get(at))
-        at = releases.of(at)
+        yield Release(rank=int(step.rank[position]), action=step.action(position), late_ns=ended.get(position))
+        position = releases.of(position)

@@ -39,27 +39,27 @@ _MOST_RANKS = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchedActions:
-    """Pairs of computations, in the order of the second step's time."""
+    """Pairs of equal computations, by start in the second step."""
 
     first: Int64s
     """Positions in the first step."""
     second: Int64s
     """Positions in the second."""
     by_order: int
-    """How many of the pairs were found by order alone, for their microbatches are numbered apart."""
+    """The number of pairs by order alone, whose microbatches have other numbers."""
     only_first: Int64s
-    """Positions of what the second step lacks."""
+    """Positions that only the first step has."""
     only_second: Int64s
-    """Positions of what the first step lacks."""
+    """Positions that only the second step has."""
 
     def __len__(self) -> int:
         return int(self.first.size)
 
 
 def fold_first_stages(a: Computations, b: Computations) -> tuple[Computations, Computations, tuple[int, ...]]:
-    """Return both steps with first stages folded where one of them splits their backward and the other does not.
+    """Return both steps, with merged backwards of first stages that only one of them splits, and those stages.
 
-    PyTorch skips the input gradient of the first stage, so a measured one has a whole backward there.
+    PyTorch skips the input gradient of the first stage, so a measured first stage has whole backwards.
     """
     firsts = set(range(a.placement.stages)) - set(a.placement.edges[:, 1].tolist())
     folded = tuple(sorted(firsts & (_split_stages(a) ^ _split_stages(b))))
@@ -69,23 +69,23 @@ def fold_first_stages(a: Computations, b: Computations) -> tuple[Computations, C
 
 
 def has_same_stages(a: Computations, b: Computations) -> bool:
-    """Return whether stages are the same parts of the model; one step may lack some whose ranks are missing."""
-    less, more = sorted((a, b), key=lambda one: one.placement.stages)
+    """Return whether stages are the same parts of the model; a step with missing ranks can have fewer."""
+    less, more = sorted((a, b), key=lambda step: step.placement.stages)
     return less.placement.stages == more.placement.stages or less.lacks_ranks
 
 
 def first_difference(first: Sequence[str], second: Sequence[str]) -> int | None:
-    """Return how many names two sequences share at their beginning; None where they are the same.
+    """Return the length of the common prefix of two sequences; None where they are equal.
 
     >>> first_difference(["0F0", "0F1"], ["0F0", "0B0"]), first_difference(["0F0"], ["0F0"])
     (1, None)
     """
     pairs = enumerate(zip_longest(first, second))
-    return next((at for at, (one, other) in pairs if one != other), None)
+    return next((index for index, (a, b) in pairs if a != b), None)
 
 
 def match(a: Computations, b: Computations) -> MatchedActions:
-    """Pair the computations of two steps; none where the model is cut into other numbers of stages."""
+    """Pair the computations of two steps; without pairs where numbers of stages differ."""
     if not has_same_stages(a, b):
         none = np.zeros(0, dtype=np.int64)
         return MatchedActions(
@@ -95,7 +95,7 @@ def match(a: Computations, b: Computations) -> MatchedActions:
     microbatches = max(a.placement.microbatches, b.placement.microbatches)
     cells = _keys(a, stages, microbatches), _keys(b, stages, microbatches)
     _, first, second = np.intersect1d(cells[0], cells[1], assume_unique=True, return_indices=True)
-    rest = [np.setdiff1d(np.arange(len(one)), paired) for one, paired in ((a, first), (b, second))]
+    rest = [np.setdiff1d(np.arange(len(step)), paired) for step, paired in ((a, first), (b, second))]
     by_order = np.array(_in_order(a, b, rest), dtype=np.int64).reshape(-1, 2)
     pairs = np.concatenate([np.stack([first, second], axis=1), by_order])
     pairs = pairs[np.lexsort((b.rank[pairs[:, 1]], b.start_ns[pairs[:, 1]]))]
@@ -116,7 +116,7 @@ def _keys(step: Computations, stages: int, microbatches: int) -> Int64s:
 
 
 def _in_order(a: Computations, b: Computations, rest: list[Int64s]) -> list[tuple[int, int]]:
-    """Pair what is left of each rank, stage and kind in order."""
+    """Pair unmatched computations of equal rank, stage and kind by their order."""
     groups: dict[tuple[int, int, int], list[list[int]]] = {}
     for side, (step, left) in enumerate(zip((a, b), rest, strict=True)):
         for index in left.tolist():
@@ -126,7 +126,7 @@ def _in_order(a: Computations, b: Computations, rest: list[Int64s]) -> list[tupl
 
 
 def matching_schedules(step: Computations, registry: Registry) -> tuple[str, ...]:
-    """Return the names of all schedules that order its computations so with no option set, without a search."""
+    """Return the names of all schedules with this order under default options, without searches."""
     placement = step.placement
     chunks, uneven = divmod(placement.stages, placement.ranks)
     names: list[str] = []
@@ -142,7 +142,7 @@ def matching_schedules(step: Computations, registry: Registry) -> tuple[str, ...
                 options=parameters()().model_dump() if parameters else {},
             )  # fmt: skip
             same = _same_order(step, build_schedule(provided, request))
-        except (PptraceError, ValidationError):  # it takes no such sizes, or must be given an option
+        except (PptraceError, ValidationError):  # it does not support these sizes, or requires an option
             continue
         if same:
             names.append(name)

@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 _MOST_NAMED = 4
-"""Actions of a circle that are named."""
+"""Actions of a cycle that an error names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,17 +48,17 @@ class Replayed:
     """A step and its replay."""
 
     step: Computations
-    """The step, taken apart."""
+    """The computations of the step."""
     timeline: Timeline
     """The replay."""
     replayed_ns: int
-    """From its first computation to its last."""
+    """The span of the computations in the replay."""
     step_ns: int
-    """Length of the whole step, with the messages before the first computation and behind the last."""
+    """Length of the whole step, with messages before the first computation and after the last."""
 
     @property
     def has_more(self) -> bool:
-        """Whether the step has more than what lies between its first computation and its last."""
+        """Whether the step is longer than the span of its computations."""
         return self.step_ns != self.step.span_ns
 
     @property
@@ -72,35 +72,37 @@ def replay(
 ) -> Replayed:
     """Replay a step with its own order, durations, transfers and host gaps.
 
-    Where computations are missing, waits for them are kept as long as they were.
+    Waits for missing computations keep their length.
 
     Args:
         timeline: the step.
-        policy: how the messages of an order are issued. Unless given none waits for another, and each is held for
-            as long as it was; a policy says itself what holds them.
-        lacks_ranks: whether ranks are missing whose recordings nobody has.
+        policy: returns the message policy of an order. By default messages do not wait for each other, and each
+            keeps its blocked time.
+        lacks_ranks: whether recordings of ranks are missing.
 
     Raises:
-        ScheduleError: its order is no pipeline's, for an action comes before what it needs.
-        ConstraintError: the policy cannot place the messages of its order.
+        ScheduleError: an action precedes its inputs.
+        ConstraintError: the policy cannot insert the messages of the order.
     """
     step = extract_computations(timeline, lacks_ranks=lacks_ranks)
     chosen = None if policy is None else policy(step.order)
-    again = run_order(step.order, step.times(held=chosen is None), chosen, partial=step.partial)
+    replayed = run_order(step.order, step.times(held=chosen is None), chosen, partial=step.partial)
     opened, closed = window(timeline)
-    return Replayed(step=step, timeline=again, replayed_ns=extent(again).span_ns, step_ns=int(closed - opened))
+    return Replayed(
+        step=step, timeline=replayed, replayed_ns=extent(replayed).span_ns, step_ns=int(closed - opened)
+    )
 
 
 def run_order(
     order: Schedule, times: ActionTimes, policy: Policy | None = None, *, partial: bool = False
 ) -> Timeline:
-    """Simulate an order with every time given, its messages as a policy issues them; ``async`` by default.
+    """Simulate an order with given times under a message policy, by default ``async``.
 
-    Where actions are missing (``partial``), nothing waits for them.
+    Nothing waits for missing actions if ``partial`` is true.
 
     Raises:
-        ScheduleError: its actions wait for each other, whatever holds messages: they did not happen together.
-        DeadlockError: they do so under this policy.
+        ScheduleError: the actions deadlock without a policy, so they are not of one run.
+        DeadlockError: they deadlock under this policy.
     """
     costs = Workload.uniform(order.stages, edges=len(order.placement.edges), f_ns=0, b_ns=0)
     policy = policy or Policy()
@@ -167,7 +169,7 @@ def simulation_of(side: Side, registry: Registry) -> Resimulation | None:
 
 
 _AS_NEAR = 0.001
-"""Which share of a step two policies are told apart by."""
+"""The share of a step up to which two policies are a tie."""
 _V_SHAPED = Schedule.from_rows([
     ["0F0", "0F1", "3F0", "3I0", "3F1", "3I1", "3W0", "3W1", "0B0", "0B1"],
     ["1F0", "2F0", "1F1", "2F1", "2I0", "1I0", "2I1", "1I1", "2W0", "2W1", "1W0", "1W1"],
@@ -179,43 +181,45 @@ _LOOPED = Schedule.from_rows([
     ["1F0", "1F1", "3F0", "3B0", "3F1", "3B1", "1F2", "1B0", "1F3", "1B1",
      "3F2", "3B2", "3F3", "3B3", "1B2", "1B3"],
 ])  # fmt: skip
-"""Interleaved 1F1B, in which a rank's messages cross: a policy that has each wait for the last can deadlock."""
+"""Interleaved 1F1B, whose messages cross: a policy of messages in order can deadlock."""
 
 
 class Nearest(NamedTuple):
-    """A policy, and how near it is."""
+    """A policy and its error."""
 
     policy: Policy
     off_ns: int
-    """By how much actions start too early or too late, mean."""
+    """The mean difference of starts."""
 
 
 def nearest_policy(step: Computations, registry: Registry, *, measured: bool, any_order: bool = True) -> Nearest:
-    """Return the policy under which a step's actions, with their own times, start nearest to when they did.
+    """Return the policy whose replay of a step has the least mean error of starts.
 
-    Of policies that are as near, to a thousandth of the step: a framework's where one ran, for it knows what that
-    does with other orders; else ``async``.
+    Ties, to a thousandth of the step, go to policies of frameworks for a measured step, else to ``async``.
 
     Args:
         step: the step.
-        registry: the plugins, whose policies are tried.
-        measured: whether the step was recorded, and not simulated.
-        any_order: whether only policies count that can take every order, for a fit is to say what others take.
+        registry: the plugins with the policies.
+        measured: whether the step was recorded.
+        any_order: whether to skip policies that do not support every order.
     """
-    tried = {
+    candidates = {
         name: _off(step, provided, any_order=any_order) for name, provided in registry.message_policies.items()
     }
-    known = [found for found in tried.values() if found is not None]
+    known = [candidate for candidate in candidates.values() if candidate is not None]
     if step.partial or not known:
         return Nearest(Policy(), 0)
-    least = min(one.off_ns for one in known) + _AS_NEAR * step.span_ns
-    near = [one for one in known if one.off_ns <= least]
+    limit_ns = min(candidate.off_ns for candidate in known) + _AS_NEAR * step.span_ns
+    near = [candidate for candidate in known if candidate.off_ns <= limit_ns]
     rules, usual = {name.value for name in PolicyName}, Policy().label
-    return min(near, key=lambda one: ((one.policy.label in rules) == measured, one.policy.label != usual))
+    return min(
+        near,
+        key=lambda candidate: ((candidate.policy.label in rules) == measured, candidate.policy.label != usual),
+    )
 
 
 def _off(step: Computations, provided: Provided[MessagePolicyOffer], *, any_order: bool) -> Nearest | None:
-    """Return by how many nanoseconds actions are off in the mean; None for a policy that cannot take its order."""
+    """Return the mean error of starts under a policy; None where it does not support the order."""
     try:
         options = checked_options(provided, {}, "p2p.options")
         if any_order:
@@ -223,8 +227,8 @@ def _off(step: Computations, provided: Provided[MessagePolicyOffer], *, any_orde
                 policy = build_policy(provided, other, options)
                 simulate(other, Workload.uniform(4, edges=3, f_ns=1, b_ns=1), policy=policy)
         policy = build_policy(provided, step.order, options)
-        again = extract_computations(run_order(step.order, step.times(held=False), policy))
+        replayed = extract_computations(run_order(step.order, step.times(held=False), policy))
     except PptraceError:
         return None
-    off = (again.start_ns - again.start_ns.min()) - (step.start_ns - step.start_ns.min())
+    off = (replayed.start_ns - replayed.start_ns.min()) - (step.start_ns - step.start_ns.min())
     return Nearest(policy, round(float(np.abs(off).mean())))

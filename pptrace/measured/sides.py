@@ -1,7 +1,6 @@
-"""One side of a diff: its sources, medians and parts.
+"""One side of a diff: its source, its steps and medians over them.
 
-Where an action starts and ends is as in the step of median length: medians of starts and ends would be a step that
-never ran, and differences of such medians are no times of actions.
+Starts and ends of actions are those of the step of median length. Medians of starts and ends would mix steps.
 """
 
 from __future__ import annotations
@@ -59,9 +58,7 @@ _NO_ACTIONS = (
     "holds no action of a pipeline that is recognised; if its annotations have names of their own, say which in a "
     "file: --rules FILE; pptrace annotate prints what makes them, pptrace explain what else is in it"
 )
-"""What a trace without actions is refused with."""
-_TOLD = 4
-"""Notes of it that are repeated there."""
+_REPEATED_NOTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,8 +175,8 @@ class Side:
 
 
 def no_actions(measurement: Measurement) -> str:
-    """Return what a trace without actions is refused with: what to do, and what was noted of it."""
-    noted = "; ".join(measurement.notes[-_TOLD:])
+    """Return the error message for a trace without actions, with its last notes."""
+    noted = "; ".join(measurement.notes[-_REPEATED_NOTES:])
     return f"{_NO_ACTIONS} (noted: {noted})" if noted else _NO_ACTIONS
 
 
@@ -192,14 +189,14 @@ def simulated_side(run: SimulatedStep, name: str) -> Side:
 
 
 def measured_side(measurement: Measurement, name: str, step: str = "median", *, measured: bool = True) -> Side:
-    """Return a side of recorded steps; those that lack actions are left out unless one is asked for.
+    """Return a side of recorded steps, without steps that lack actions unless ``step`` names one.
 
     Args:
-        measurement: what was recorded.
-        name: what to call it.
-        step: a step's number, ``median`` for the one of median length, or ``all`` for that one with every action's
-            and message's time the median over all steps.
-        measured: false for a trace that pptrace wrote of a simulation.
+        measurement: the recording.
+        name: the name of the side.
+        step: a number; ``median`` for the step of median length; or ``all`` for that step with medians over all
+            steps as times of actions and messages.
+        measured: false for a trace of a simulation by pptrace.
 
     Raises:
         ConfigError: no such step, or no step at all.
@@ -234,7 +231,7 @@ def measured_side(measurement: Measurement, name: str, step: str = "median", *, 
 
 
 def _numbered(measurement: Measurement, step: str) -> int:
-    """Return the number that a step is asked for by."""
+    """Return the index of the step that ``--step`` names."""
     steps = measurement.steps
     if step.isdecimal() and int(step) < len(steps):
         return int(step)
@@ -244,14 +241,14 @@ def _numbered(measurement: Measurement, step: str) -> int:
 
 _CONFIGURATIONS, _TABLES = frozenset({".yaml", ".yml"}), frozenset({".csv", ".txt"})
 _NAMED = 5
-"""Sorts of unattributed work that are named one by one."""
+"""Kinds of unattributed work that notes name."""
 
 
 def simulate_source(source: str | Path, registry: Registry) -> Side | None:
-    """Return the side that a configuration or a table is, simulated; None for what is neither.
+    """Simulate a configuration or a table and return its side; None for another kind of file.
 
     Raises:
-        PptraceError: it cannot be read, or simulated.
+        PptraceError: the file cannot be read or simulated.
     """
     path, text = Path(source), str(source)
     if path.suffix.lower() in _CONFIGURATIONS:
@@ -262,20 +259,20 @@ def simulate_source(source: str | Path, registry: Registry) -> Side | None:
 
 
 def read_side(source: str | Path, step: str, registry: Registry, request: ImportRequest) -> Side:
-    """Return the side that a path stands for.
+    """Read or simulate the side at a path.
 
     Args:
         source: a configuration (.yaml), a table (.csv, .txt), a trace, or a folder of traces of one run.
         step: which recorded step: its number, ``median`` or ``all``.
         registry: the plugins.
-        request: how measured traces are read.
+        request: options for measured traces.
 
     Raises:
-        PptraceError: it cannot be read, or holds no step.
+        PptraceError: the file cannot be read or has no step.
     """
-    planned = simulate_source(source, registry)
-    if planned is not None:
-        return planned
+    simulated = simulate_source(source, registry)
+    if simulated is not None:
+        return simulated
     if not Path(source).exists():
         raise TraceError("there is no such file or folder", file=source)
     measurement, measured = read_measurement([Path(source)], registry, request)
@@ -283,13 +280,13 @@ def read_side(source: str | Path, step: str, registry: Registry, request: Import
 
 
 def split_step_option(step: str) -> tuple[str, str]:
-    """Return what ``--step`` says of the first side and of the second: ``1,3``, or one word for both."""
+    """Split ``--step`` into the values for both sides: ``1,3``, or one word for both."""
     first, comma, second = (word.strip() for word in step.partition(","))
     return first or "median", (second or "median") if comma else first or "median"
 
 
 def notes_on(sides: Sequence[Side], step: str, request: ImportRequest) -> list[str]:
-    """Return what is not known of the sides, and what asks for something that the sides cannot answer."""
+    """Return notes of both sides, and warnings on options and tables that do not fit them."""
     lines = list(dict.fromkeys(note for side in sides for note in notes_of(side)))
     recorded = [side for side in sides if side.measured]
     if recorded:
@@ -300,11 +297,11 @@ def notes_on(sides: Sequence[Side], step: str, request: ImportRequest) -> list[s
 
 
 def ignored_options(step: str, request: ImportRequest) -> str:
-    """Return that what is asked of recordings does nothing; empty where nothing is."""
-    asked = {"--step": step not in {"", "median"}, "--layout": request.layout, "--replica": request.replica}
-    asked["--rules"] = request.rules is not None
-    idle = [name for name, given in asked.items() if given]
-    return f"{', '.join(idle)} {'does' if len(idle) == 1 else 'do'} nothing" if idle else ""
+    """Return the sentence that options for recordings have no effect; empty where none is given."""
+    given = {"--step": step not in {"", "median"}, "--layout": request.layout, "--replica": request.replica}
+    given["--rules"] = request.rules is not None
+    ignored = [name for name, is_given in given.items() if is_given]
+    return f"{', '.join(ignored)} {'does' if len(ignored) == 1 else 'do'} nothing" if ignored else ""
 
 
 _UNIT_COSTS = (
@@ -312,11 +309,11 @@ _UNIT_COSTS = (
     "times cannot. For those, pptrace calibrate {run} -o costs.yaml, add the line `schedule: {table}` to "
     "costs.yaml, and name costs.yaml here"
 )
-"""What is said of a table beside a measurement."""
+"""The note for a table that is compared with a measurement."""
 
 
 def notes_of(side: Side) -> list[str]:
-    """Return what is not known of a side: its notes, clocks, and what belongs to no action."""
+    """Return the notes of a side: of its import, its clocks and its unattributed work."""
     measurement = side.measurement
     if measurement is None:
         return []
@@ -335,7 +332,7 @@ def notes_of(side: Side) -> list[str]:
 
 
 def median_step(step: Computations, others: Sequence[Computations]) -> Computations:
-    """Return a step with the medians over it and others of durations, gaps, and ways of messages."""
+    """Return a step with the medians over several steps as durations, gaps and transfer times."""
     if not others:
         return step
     durations, gaps = (_medians(values_over_steps(step, others, name)) for name in ("duration_ns", "gap_ns"))
@@ -343,11 +340,11 @@ def median_step(step: Computations, others: Sequence[Computations]) -> Computati
 
 
 def values_over_steps(step: Computations, others: Sequence[Computations], name: str) -> NDArray[np.float64]:
-    """Return a column's values of each action of a step in that and other steps.
+    """Return a column of a step and the values of the same actions in other steps of the same size.
 
     Returns:
-        Shape (1 + others, actions): from the start of each step's pipeline where they are times of day; NaN
-        where a step lacks an action. Steps of other sizes are left out.
+        Shape (1 + others, actions); starts and ends are relative to the first start of each step; NaN where a step
+        lacks an action.
     """
     sizes = (step.placement.stages, step.placement.microbatches)
     alike = [other for other in others if (other.placement.stages, other.placement.microbatches) == sizes]
@@ -355,7 +352,7 @@ def values_over_steps(step: Computations, others: Sequence[Computations], name: 
 
 
 def median_deviation_factor(steps: int) -> float:
-    """Return by which factor a median over steps varies less than one step: (pi / 2n) ** 0.5, for normal times."""
+    """Return the ratio of the deviation of a median over steps to that of one step: (pi / 2n) ** 0.5."""
     return min(math.sqrt(math.pi / (2 * steps)), 1.0)
 
 
@@ -377,7 +374,7 @@ def _medians(values: NDArray[np.float64]) -> Int64s:
 
 
 def _transfers(transfers: Transfers, others: Sequence[Computations]) -> Transfers:
-    """Return messages with the median of their times where their arrival was seen, else of all."""
+    """Return messages with the median over their observed transfer times, else over all of them."""
     seen: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
     unseen: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
     for one in (transfers, *(other.transfers for other in others)):

@@ -38,97 +38,97 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Releases:
-    """A step, and where its inputs come from."""
+    """The producers of the inputs of a step."""
 
     step: Computations
     """The step."""
     producers: Mapping[Input, int]
-    """The position of what makes each input."""
+    """The position of the producer of each input."""
     transfer_ns: Mapping[Input, int]
-    """How long each input was on its way between ranks; what is not known is not there."""
+    """The transfer time of each input between ranks, where known."""
 
     def of(self, index: int) -> int | None:
-        """Return the position of what was there last of all that a computation needs; None for nothing."""
+        """Return the position of the last dependency of a computation to finish; None without dependencies."""
         step, candidates = self.step, []
         if index > 0 and step.rank[index - 1] == step.rank[index]:
             candidates.append((int(step.end_ns[index - 1]), index - 1))
         for key in self._inputs(index):
             producer = self.producers.get(key)
-            # Clocks of ranks are off by some: what ends later than what it releases does not count.
+            # Clocks of ranks are inexact: a producer that ends after its consumer does not count.
             if producer is not None and producer != index and step.end_ns[producer] <= step.end_ns[index]:
                 candidates.append((int(step.end_ns[producer]) + self.transfer_ns.get(key, 0), producer))
         return max(candidates)[1] if candidates else None
 
     def waited_ns(self, before: int, after: int) -> int:
-        """Return for how long one computation's message was on its way before another, at most till that began."""
-        ways = [self.transfer_ns.get(key, 0) for key in self._inputs(after) if self.producers.get(key) == before]
+        """Return the transfer time between two computations, at most the time between them."""
+        times = [self.transfer_ns.get(key, 0) for key in self._inputs(after) if self.producers.get(key) == before]
         between = int(self.step.start_ns[after] - self.step.end_ns[before])
-        return max(min(max(ways, default=0), between), 0)
+        return max(min(max(times, default=0), between), 0)
 
     def _inputs(self, index: int) -> Iterator[Input]:
         step = self.step
         stage, microbatch = int(step.stage[index]), int(step.microbatch[index])
-        way = int(TABLE.feeds[step.kind[index]])
-        for each in range(microbatch, microbatch + int(step.span[index])) if way >= 0 else ():
-            yield way == 0, stage, each
+        direction = int(TABLE.feeds[step.kind[index]])
+        for number in range(microbatch, microbatch + int(step.span[index])) if direction >= 0 else ():
+            yield direction == 0, stage, number
 
 
 def find_releases(step: Computations) -> Releases:
-    """Return where a step's inputs come from."""
-    made: dict[Input, int] = {}
+    """Return the producers and transfer times of the inputs of a step."""
+    producers: dict[Input, int] = {}
     for index in range(len(step)):
         stage, microbatch = int(step.stage[index]), int(step.microbatch[index])
-        way = int(TABLE.feeds[step.kind[index]])
-        for each in range(microbatch, microbatch + int(step.span[index])) if way >= 0 else ():
-            made[way == 0, stage + (1 if way == 0 else -1), each] = index
+        direction = int(TABLE.feeds[step.kind[index]])
+        for number in range(microbatch, microbatch + int(step.span[index])) if direction >= 0 else ():
+            producers[direction == 0, stage + (1 if direction == 0 else -1), number] = index
     sent = step.transfers
-    ways: dict[Input, int] = {}
+    transfers: dict[Input, int] = {}
     columns = (sent.kind, sent.stage, sent.microbatch, sent.duration_ns, sent.blocked_ns)
     for kind, stage, microbatch, took, held in zip(*(column.tolist() for column in columns), strict=True):
         forward = Kind(kind).traits.direction is Pass.FORWARD
         if took >= 0:
-            ways[forward, stage + (1 if forward else -1), microbatch] = took + held
-    return Releases(step=step, producers=made, transfer_ns=ways)
+            transfers[forward, stage + (1 if forward else -1), microbatch] = took + held
+    return Releases(step=step, producers=producers, transfer_ns=transfers)
 
 
 BETWEEN = "between actions"
-"""Time on the path in which nothing of it ran: a rank that does not go on, messages that nobody saw arrive."""
+"""Time on the path without computation: idle ranks and unobserved transfers."""
 MESSAGES = "messages"
-"""Time on the path in which a message was on its way between ranks, as far as a computation waited for it."""
+"""Time on the path in which a computation waited for a transfer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """The computations on the path, first to last."""
+    """The computations on the critical path, first to last."""
 
     positions: tuple[int, ...]
     """Their positions in the step."""
     by_kind_ns: Mapping[str, int]
-    """Their time by kind, and what lies between; together the step's pipeline."""
+    """Their time by kind, and time between them; the sum is the span of the computations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathsDiffer:
-    """Where two paths, followed back from their ends, differ."""
+    """The last difference of two paths."""
 
     common: int
-    """How many computations they share at the end."""
+    """The number of common computations at the end."""
     first: str
-    """What comes before those in the first step; empty for its beginning."""
+    """The computation before them in the first step; empty for its beginning."""
     second: str
-    """What comes before in the second."""
+    """The computation before them in the second step."""
 
 
 def follow_chain(step: Computations) -> Chain:
-    """Follow back, from the computation that ends last, what released each: whichever of its inputs came last."""
+    """Follow last dependencies back from the computation that ends last."""
     if not len(step):
         return Chain(positions=(), by_kind_ns={})
     releases = find_releases(step)
     positions: list[int] = []
-    at: int | None = int(step.end_ns.argmax())
-    while at is not None:
-        positions.append(at)
-        at = releases.of(at)
+    position: int | None = int(step.end_ns.argmax())
+    while position is not None:
+        positions.append(position)
+        position = releases.of(position)
     positions.reverse()
     by_kind = {Kind(kind).name: 0 for kind in np.unique(step.kind).tolist()}
     for index in positions:
@@ -139,7 +139,7 @@ def follow_chain(step: Computations) -> Chain:
 
 
 def explain_waits(timeline: Timeline) -> Timeline:
-    """Add to a step why ranks wait and its critical path, found from ends where causes are missing."""
+    """Add wait causes and the critical path to a step, inferred from ends where it lacks causes."""
     step = extract_computations(timeline)
     first = np.diff(step.rank, prepend=-1) != 0
     if not (timeline.cause[step.row[~first]] < 0).any():
@@ -149,7 +149,7 @@ def explain_waits(timeline: Timeline) -> Timeline:
 
 
 def paths_differ(a: Computations, b: Computations, chains: tuple[Chain, Chain]) -> PathsDiffer | None:
-    """Return where two steps' paths differ; None where they are the same, or stages are not alike."""
+    """Return the last difference of the paths; None where they are equal, or stages differ."""
     if not has_same_stages(a, b):
         return None
     names = [

@@ -1,4 +1,4 @@
-"""A small document of sections and tables, which text, JSON and pages are made of."""
+"""Documents of sections and tables, the source of text, JSON and pages."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     from markupsafe import Markup
 
-__all__ = ["Block", "Cell", "Document", "Line", "Picture", "Section", "Table"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
@@ -20,17 +18,17 @@ class Line:
     text: str
     """The sentence."""
     tone: str = ""
-    """How a page shows it: ``soft``, ``same`` or ``different``."""
+    """The style in pages: ``soft``, ``same`` or ``different``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A cell of which a page says more."""
+    """A cell with a tooltip and a shade in pages."""
 
     text: str
-    """What is shown."""
+    """The text."""
     title: str = ""
-    """What the pointer on it shows."""
+    """The tooltip."""
     shade: float = 0.0
     """From -1, green, over 0 to 1, red."""
 
@@ -40,30 +38,30 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows of as many cells."""
+    """Rows of equally many cells."""
 
     rows: tuple[tuple[str | Cell, ...], ...]
     """The cells."""
     head: tuple[str, ...] = ()
-    """A title per column; none for rows that speak for themselves."""
+    """A title per column; empty for tables without titles."""
     words: int = 1
-    """How many columns, from the left, are words; the others are figures."""
+    """The number of columns of words, to the left of columns of figures."""
     splits: bool = False
-    """Whether text may set columns that do not fit below the others, each time behind the first."""
+    """Whether text splits a wide table into several, each with the first column."""
     unchanged: frozenset[int] = frozenset()
-    """Places of rows that a page folds, since nothing changes in them."""
+    """Indices of rows without changes, which pages fold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A drawing, which pages show."""
+    """A drawing in pages."""
 
     draw: Callable[[], Markup]
-    """Makes it."""
+    """Returns the drawing."""
     keys: tuple[tuple[str, str], ...] = ()
-    """Classes of colours, and what they mean."""
+    """CSS classes and their meanings."""
     instead: Table | None = None
-    """What text shows for it."""
+    """The table that replaces it in text."""
 
 
 Block: TypeAlias = Line | Table | Picture
@@ -71,29 +69,29 @@ Block: TypeAlias = Line | Table | Picture
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """What belongs together."""
+    """A titled part of a document."""
 
     title: str
-    """Its title, which a page begins with a capital letter."""
+    """Its title; pages capitalize it."""
     about: str = ""
-    """What it shows and how to read it, for pages."""
+    """Its explanation, in pages only."""
     blocks: tuple[Block, ...]
-    """What it consists of; without any it is left out."""
-    leads: int = 0
-    """Pages begin with the sections that have the largest; text has them in their order."""
+    """Its contents; a section without contents is left out."""
+    priority: int = 0
+    """The order of sections in pages, the largest first; text has them in document order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """What a command found."""
+    """The result of a command."""
 
     title: str
-    """What it is about."""
+    """Its title."""
     lead: tuple[Block, ...]
-    """What comes first."""
+    """Its first blocks, before the sections."""
     sections: tuple[Section, ...] = ()
-    """The rest."""
+    """Its sections."""
     notes: tuple[str, ...] = ()
-    """What is not known."""
+    """Warnings and assumptions."""
     values: object = None
-    """Everything as values, for JSON: a dataclass, values by name, or a list of those."""
+    """The values for JSON: a dataclass, a mapping, or a list of those."""

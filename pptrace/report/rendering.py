@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from io import StringIO
@@ -11,6 +12,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
+from pptrace.errors import OutputError
 from pptrace.report.document import Document, Line, Picture
 from pptrace.report.numbers import MARK, Figure
 from pptrace.sanitize import printable, printable_line
@@ -24,17 +26,15 @@ if TYPE_CHECKING:
 
     from pptrace.report.document import Block, Table
 
-__all__ = ["json_of", "page_of", "plain", "text_of"]
-
 _GAP = 2
 _NARROWEST = 20
-"""Letters that a column of words has at least."""
+"""The least width of a column of words."""
 _USUAL = 120
-"""Columns that a table which splits may take where no terminal says."""
+"""The width of tables that split, outside terminals."""
 
 
 def text_of(document: Document, width: int | None = None) -> str:
-    """Return a document's text for a terminal of ``width`` columns; for a file, of lines as long as they are."""
+    """Return the text of a document, wrapped to ``width`` columns if given."""
     lines = [*_blocks(document.lead, width, indent=0), ""]
     for section in document.sections:
         if inner := list(_blocks(section.blocks, width, indent=_GAP)):
@@ -72,7 +72,7 @@ def _table(table: Table, width: int | None) -> list[str]:
 
 
 def _parts(columns: Sequence[Sequence[str]], width: int) -> Iterator[Sequence[Sequence[str]]]:
-    """Yield as many columns as fit, each time behind the first."""
+    """Yield groups of columns that fit, each with the first column."""
     part = [columns[0]]
     for column in columns[1:]:
         if len(part) > 1 and sum(map(_width_of, (*part, column))) > width + _GAP:
@@ -87,13 +87,14 @@ def _width_of(column: Sequence[str]) -> int:
 
 
 def _aligned(columns: Sequence[Sequence[str]], words: int, width: int | None) -> list[str]:
-    """Return aligned lines: words to the left, folded where they do not fit, and marks behind their figures."""
+    """Return aligned lines: words to the left, wrapped if necessary; figures to the right, marks after them."""
     from rich.console import Console
     from rich.table import Table as Grid
 
     grid = Grid.grid(padding=(0, _GAP, 0, 0))
-    for at in range(len(columns)):
-        grid.add_column(justify="left" if at < words else "right", no_wrap=at >= words, overflow="fold")
+    for index in range(len(columns)):
+        is_word = index < words
+        grid.add_column(justify="left" if is_word else "right", no_wrap=not is_word, overflow="fold")
     for row in zip(*(_cells(column) for column in columns), strict=True):
         grid.add_row(*row)
     console = Console(file=StringIO(), width=1 << 16, color_system=None, legacy_windows=False)
@@ -111,20 +112,50 @@ def _cells(column: Sequence[str]) -> Iterator[RenderableType]:
 
     marked = any(cell.endswith(MARK) for cell in column)
     for cell in column:
-        behind = len(MARK) if marked and not cell.endswith(MARK) else 0
-        yield Padding(Text(cell), (0, behind, 0, 0)) if behind else Text(cell)
+        padding = len(MARK) if marked and not cell.endswith(MARK) else 0
+        yield Padding(Text(cell), (0, padding, 0, 0)) if padding else Text(cell)
 
 
-_BESIDE = ("deviation", "spread")
+def check_targets(targets: Sequence[str | Path], suffixes: Sequence[str], subject: str) -> None:
+    """Check the names of output files.
+
+    Args:
+        targets: the files.
+        suffixes: the suffixes of supported formats.
+        subject: what is written, such as ``a diff``.
+
+    Raises:
+        OutputError: a file has another suffix, or two targets are one file.
+    """
+    paths = set()
+    for target in targets:
+        if not str(target).lower().endswith(tuple(suffixes)):
+            raise OutputError(f"no such format; {subject} is written as {', '.join(suffixes)}", file=target)
+        path = os.path.realpath(target)
+        if path in paths:
+            raise OutputError("two outputs are this file; name each file once", file=target)
+        paths.add(path)
+
+
+def write_page(path: Path, document: Document) -> None:
+    """Write the page of a document.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    path.write_text(page_of(document), encoding="utf-8", errors="replace", newline="\n")
+
+
+_FIGURE_ATTRIBUTES = ("deviation", "spread")
 
 
 def json_of(documents: Document | Sequence[Document]) -> str:
-    """Return a document's values, or a list of several's."""
+    """Return the values of a document as JSON, or a list for several documents."""
     return json.dumps(plain(documents), indent=2)
 
 
 def plain(value: Any) -> Any:
-    """Return what JSON has for a value or for a document's; what is not known is null."""
+    """Return plain JSON values of a value or a document; unknown figures are null."""
     if isinstance(value, Document):
         return _named(value.values.items()) if isinstance(value.values, Mapping) else plain(value.values)
     if isinstance(value, Figure):
@@ -143,24 +174,24 @@ def plain(value: Any) -> Any:
 
 
 def _named(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return values by name, with what is known of the figures in each beside it."""
+    """Return plain values by name, with known deviations and spreads under names of their own."""
     named: dict[str, Any] = {}
     for name, value in items:
         named[name] = plain(value)
-        for beside in _BESIDE:
-            if _any(known := _beside(value, beside)):
-                named[f"{name}_{beside}"] = known
+        for attribute in _FIGURE_ATTRIBUTES:
+            if _any(known := _figure_attribute(value, attribute)):
+                named[f"{name}_{attribute}"] = known
     return named
 
 
-def _beside(value: Any, name: str) -> Any:
-    """Return a value of one form with each figure's deviation or spread; None where it holds no figures."""
+def _figure_attribute(value: Any, name: str) -> Any:
+    """Return a value with the deviation or spread of each figure in its place; None without figures."""
     if isinstance(value, Figure):
         return getattr(value, name)
     if isinstance(value, Mapping):
-        return {key: _beside(part, name) for key, part in value.items()}
+        return {key: _figure_attribute(part, name) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_beside(part, name) for part in value]
+        return [_figure_attribute(part, name) for part in value]
     return None
 
 
@@ -170,7 +201,7 @@ def _any(known: Any) -> bool:
 
 
 def page_of(document: Document) -> str:
-    """Return a document's page, with its pictures."""
+    """Return a document as an HTML page with its pictures."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     templates = Environment(
@@ -181,5 +212,5 @@ def page_of(document: Document) -> str:
 
 
 def _finalized(value: object) -> object:
-    """Return what stands in the page for a value: text that is no markup loses its control characters."""
+    """Remove control characters from text that is not markup."""
     return printable(value) if type(value) is str else value

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import valid_schedules
 
-from pptrace.report.table_drawing import SlotsOfKind, draw, place_leniently, plain_lines, windows
+from pptrace.report.table_drawing import SlotsOfKind, draw, place_invalid, plain_lines, windows
 from pptrace.steps.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def lengths(schedule: Schedule) -> list[int]:
 
 @given(valid_schedules(pairs=False))
 def test_a_valid_schedule_is_placed_as_it_is_simulated(schedule: Schedule) -> None:
-    start = place_leniently(schedule, lengths(schedule))
+    start = place_invalid(schedule, lengths(schedule))
 
     drawn = [(cell.rank, cell.start, str(cell.action)) for cell in draw(schedule).cells]
     placed = [(schedule.rank_at(row), at, str(schedule.action(row))) for row, at in enumerate(start)]
@@ -43,7 +43,7 @@ def test_whatever_the_rows_every_action_is_placed_once_behind_the_one_before(
     wild = Schedule.from_rows(rows, schedule.placement)
     length = lengths(wild)
 
-    start = place_leniently(wild, length)
+    start = place_invalid(wild, length)
 
     for low, high in pairwise(wild.row_ptr.tolist()):
         for row in range(low + 1, high):
@@ -71,7 +71,7 @@ def test_whatever_the_rows_they_can_be_drawn(schedule: Schedule, random: Any, wi
 
 def placed(rows: Sequence[Sequence[str]], at_fault: frozenset[int] = frozenset()) -> list[int]:
     schedule = Schedule.from_rows(rows)
-    return place_leniently(schedule, lengths(schedule), at_fault)
+    return place_invalid(schedule, lengths(schedule), at_fault)
 
 
 def test_an_action_waits_for_what_the_table_has_and_not_for_what_it_lacks() -> None:
@@ -95,5 +95,5 @@ def test_numbers_that_no_stage_has_are_placed_too() -> None:
         Schedule.from_rows([["0F0", "0B0"]]).placement, [0, 3], [0, 1, 0], [0, 7, -1], [0, -3, 9]
     )
 
-    assert place_leniently(schedule, [1, 2, 1]) == [0, 1, 3]
+    assert place_invalid(schedule, [1, 2, 1]) == [0, 1, 3]
     assert np.asarray(draw(schedule).length) > 0
