@@ -150,11 +150,6 @@ class Computations(Cells):
         """Whether a rank of the pipeline has no computation."""
         return bool(np.setdiff1d(np.arange(self.placement.ranks), self.rank).size)
 
-    @property
-    def lacks_stages(self) -> bool:
-        """Whether a stage of the pipeline has no computation."""
-        return bool(np.setdiff1d(np.arange(self.placement.stages), self.stage).size)
-
     def renumbered(self, numbers: Sequence[int], ranks: int) -> Self:
         """Return a copy with other, ascending rank numbers, in a pipeline of ``ranks`` ranks."""
         new = np.array(numbers, dtype=np.int32)

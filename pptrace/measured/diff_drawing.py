@@ -1,4 +1,4 @@
-"""Drawings of a diff: strips, bars of parts, and a waterfall."""
+"""Drawings of a diff: both steps by rank and time, bars of parts, and the ladder."""
 
 from __future__ import annotations
 
@@ -25,40 +25,40 @@ __all__ = ["part_bars", "strips", "waterfall"]
 
 _STRIP_WIDTH, _STRIP_LEFT, _STRIP_RIGHT, _TOP, _STRIP_BAR, _BETWEEN = 1020, 66, 12, 6, 15, 9
 _MOST = 3000
-"""Actions that are drawn; beyond, ranks are left out, then time."""
+"""The most drawn actions; a larger diff omits ranks, then time."""
 _FEWEST_RANKS = 8
 _DIGIT = 5.9
-"""Width of a digit of a label."""
+"""The width of a digit in a label."""
 _WIDEST = 6000
-"""How wide a picture gets so that its labels fit; viewers scroll it."""
+"""The largest width for which labels widen a picture."""
 _TINTS = 4
-"""Steps of paler colours for a rank's later chunks."""
+"""Paler shades for later chunks of a rank."""
 _CLASSES = {kind: kind.name.lower() for kind in sorted(PASSES)}
 _MEANINGS = {**{name: kind.word for kind, name in _CLASSES.items()}, "x": "other"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shown:
-    """What is drawn of two steps."""
+    """The drawn part of two steps."""
 
     ranks: list[int]
-    """Which ranks."""
+    """The drawn ranks."""
     until_ns: int
-    """Up to when, from the steps' start."""
+    """The end of the drawn time, from the start of each step."""
     note: str
-    """What is left out."""
+    """A note on omitted ranks and time."""
     width: int
-    """Of the picture, so wide that microbatches' numbers fit into most actions."""
+    """The width of the picture; microbatch numbers fit into most actions."""
 
 
 def strips(findings: StepDiff) -> tuple[Picture, str]:
-    """Return the picture, and what is left out of it."""
+    """Return the picture of both steps and a note on omitted parts."""
     begins = [int(step.start_ns.min()) if len(step) else 0 for step in findings.steps]
     shown = _chosen(findings.steps, begins)
     chunks = max(int(_chunks(step).max(initial=0)) for step in findings.steps)
     classes = {_CLASSES.get(Kind(kind), "x") for step in findings.steps for kind in np.unique(step.kind).tolist()}
     picture = Picture(
-        draw=lambda: _drawn(findings, shown, begins),
+        draw=lambda: _draw_strips(findings, shown, begins),
         keys=(
             ("one", "first"),
             ("two", "second"),
@@ -69,7 +69,7 @@ def strips(findings: StepDiff) -> tuple[Picture, str]:
     return picture, shown.note
 
 
-def _drawn(findings: StepDiff, shown: _Shown, begins: Sequence[int]) -> Markup:
+def _draw_strips(findings: StepDiff, shown: _Shown, begins: Sequence[int]) -> Markup:
     scale = (shown.width - _STRIP_LEFT - _STRIP_RIGHT) / max(shown.until_ns, 1)
     tints = [_tints(step) for step in findings.steps]
     rows = [
@@ -86,25 +86,25 @@ def _drawn(findings: StepDiff, shown: _Shown, begins: Sequence[int]) -> Markup:
 
 
 def _chunks(step: Computations) -> Int64s:
-    """Return which of its rank's stages each action is of, from 0."""
-    found = np.zeros(len(step), dtype=np.int64)
+    """Return the chunk of each action: the index of its stage on its rank."""
+    chunk = np.zeros(len(step), dtype=np.int64)
     for rank in np.unique(step.rank).tolist():
-        own = step.rank == rank
-        found[own] = np.unique(step.stage[own], return_inverse=True)[1]
-    return found
+        on_rank = step.rank == rank
+        chunk[on_rank] = np.unique(step.stage[on_rank], return_inverse=True)[1]
+    return chunk
 
 
 def _tints(step: Computations) -> Int64s:
-    """Return how pale each action's chunk is: the last is palest, the first has its full colour."""
+    """Return the shade of each action: 0 for the first chunk, the palest for the last."""
     chunk = _chunks(step)
     return -(-chunk * _TINTS // max(int(chunk.max(initial=0)), 1))
 
 
 def _wide_enough(steps: Sequence[Computations], until_ns: int) -> int:
-    """Return a width at which the numbers of microbatches fit into nine in ten of the actions."""
+    """Return the width at which microbatch numbers fit into nine of ten actions."""
     known = [step.microbatch >= 0 for step in steps]
-    numbers = np.concatenate([step.microbatch[own] for step, own in zip(steps, known, strict=True)])
-    took = np.concatenate([(step.end_ns - step.start_ns)[own] for step, own in zip(steps, known, strict=True)])
+    numbers = np.concatenate([step.microbatch[mask] for step, mask in zip(steps, known, strict=True)])
+    took = np.concatenate([(step.end_ns - step.start_ns)[mask] for step, mask in zip(steps, known, strict=True)])
     if not numbers.size:
         return _STRIP_WIDTH
     digits = np.strings.str_len(numbers.astype(str))
@@ -113,7 +113,7 @@ def _wide_enough(steps: Sequence[Computations], until_ns: int) -> int:
 
 
 def _chosen(steps: Sequence[Computations], begins: Sequence[int]) -> _Shown:
-    """Return what fits: every rank if there are few actions, else some ranks, and of those the beginning."""
+    """Select all ranks for few actions, else some ranks and the beginning of their time."""
     ranks = sorted({int(rank) for step in steps for rank in np.unique(step.rank)})
     whole = max((step.span_ns for step in steps), default=0)
     total = sum(map(len, steps))
@@ -171,35 +171,36 @@ def _divergence(findings: StepDiff, shown: _Shown, scale: float) -> list[Markup]
 
 
 def _axis(until_ns: int, bottom: int, scale: float) -> Iterator[Markup]:
-    """Yield about ten marks at round times."""
+    """Yield about ten ticks at round times."""
     tick = 10 ** max(len(str(until_ns // 10)) - 1, 0)
     tick = next(tick * by for by in (1, 2, 5, 10) if until_ns / (tick * by) <= 10)  # noqa: PLR2004 - about ten
-    for at in range(0, until_ns + 1, tick):
-        x = _STRIP_LEFT + at * scale
+    for time_ns in range(0, until_ns + 1, tick):
+        x = _STRIP_LEFT + time_ns * scale
         yield svg.line(x, _TOP, x, bottom, "rule")
-        yield svg.text(x, bottom + 14, f"{at / 1e6:,g}", "soft small", anchor="middle")
+        yield svg.text(x, bottom + 14, f"{time_ns / 1e6:,g}", "soft small", anchor="middle")
     yield svg.text(_STRIP_LEFT - 18, bottom + 14, "ms", "soft small", anchor="end")
 
 
 _PARTS_WIDTH, _PARTS_LEFT, _PARTS_RIGHT, _PARTS_ROW, _PARTS_BAR, _COLOURS = 1020, 90, 100, 34, 24, 10
 _NARROWEST = 60
-"""Width from which a part is named in its bar."""
+"""The width from which a bar has a label."""
 
 
 def part_bars(findings: StepDiff) -> tuple[Callable[[], Markup], tuple[tuple[str, str], ...]]:
-    """Return what draws the bars, and each part's colour: the same in every report, whichever others there are."""
+    """Return the drawing function and the legend; a part has the same colour in every report."""
     colour = {
-        name: f"p{at % _COLOURS}"
-        for at, (name, pair) in enumerate(findings.parts_ns.items())
-        if any(one.value for one in pair)
+        name: f"p{index % _COLOURS}"
+        for index, (name, pair) in enumerate(findings.parts_ns.items())
+        if any(figure.value for figure in pair)
     }
 
-    def drawn() -> Markup:
-        scale = (_PARTS_WIDTH - _PARTS_LEFT - _PARTS_RIGHT) / max(*(one.value for one in findings.step_ns), 1)
+    def draw() -> Markup:
+        longest_ns = max(*(figure.value for figure in findings.step_ns), 1)
+        scale = (_PARTS_WIDTH - _PARTS_LEFT - _PARTS_RIGHT) / longest_ns
         bars = [part for side in (0, 1) for part in _part_bar(findings, side, colour, scale)]
         return svg.drawing(_PARTS_WIDTH, 2 * _PARTS_ROW, "parts", *bars)
 
-    return drawn, tuple((class_, name) for name, class_ in colour.items())
+    return draw, tuple((class_, name) for name, class_ in colour.items())
 
 
 def _part_bar(findings: StepDiff, side: int, colour: dict[str, str], scale: float) -> Iterator[Markup]:
@@ -218,11 +219,11 @@ def _part_bar(findings: StepDiff, side: int, colour: dict[str, str], scale: floa
 
 _WATERFALL_WIDTH, _WATERFALL_LEFT, _WATERFALL_RIGHT, _WATERFALL_ROW, _WATERFALL_BAR = 1020, 230, 190, 26, 16
 _BARELY = 1.5
-"""The width of a bar that changes nothing."""
+"""The width of a bar without change."""
 
 
 def waterfall(findings: StepDiff) -> Markup:
-    """Return the drawing; its scale begins near the shorter length, since changes are small against a step."""
+    """Return the drawing of the ladder; its scale begins near the shorter length."""
     first_ns, second_ns = (side.value for side in findings.step_ns)
     changing = [one for one in findings.ladder if abs(one.change_ns.value) >= BARELY_NS] or findings.ladder
     lengths = [first_ns, *(one.reached_ns for one in changing)]
@@ -276,5 +277,5 @@ def _length_label(y: int, length_ns: float) -> Markup:
 
 
 def _connector(x: float, row: int) -> Markup:
-    """Return the line from the end of the bar above to where a row's bar begins."""
+    """Return the line between the end of a bar and the start of the next one."""
     return svg.line(x, (row - 1) * _WATERFALL_ROW + 4, x, row * _WATERFALL_ROW + _WATERFALL_BAR + 4, "dash")

@@ -1,17 +1,12 @@
 """Both steps of a diff in one trace, and the archive of a diff.
 
-A rank has three threads, in this order: its first step, its second, and slices as long as the second's actions
-that say by how much those end later or earlier, with that lateness as a counter below. Both steps start at once.
-Above the ranks stands the ladder.
+Both steps start at the same time in the trace. A rank has three threads: its first step, its second step, and
+slices and a counter with the delay of each action of the second step. The ladder is above the ranks. Its first
+track has the shorter length and the difference; each further track has the change by one part.
 
-On the first track stands the shorter step's length, and behind it what the other has more. Below, a track per sort
-of time holds the stretch by which it moves the end of the step, from where the one above left it.
-
-Format: https://perfetto.dev/docs/reference/perfetto-manifest, version 1, which trace processors from v57 on heed.
-They refuse an entry for a packed file, which is an archive to them, so files stand in the archive unpacked.
-
-What was measured is there as the profiler wrote it; what was simulated is a trace of ours. Every measured file
-keeps its own times; a simulated step is written at the time of the measured one.
+The archive has recorded traces unchanged, with their own times, and simulated steps at the time of the measured
+ones. Its manifest is https://perfetto.dev/docs/reference/perfetto-manifest, version 1, for trace processors from
+v57. They reject compressed entries, so files are decompressed.
 """
 
 from __future__ import annotations
@@ -30,7 +25,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from pptrace.config.limits import UnpackedFile
-from pptrace.report.numbers import change, ms
+from pptrace.report.numbers import BARELY_NS, change, ms
 from pptrace.sanitize import printable
 from pptrace.timeline.timeline import Timeline
 from pptrace.traces.link_slices import Hops
@@ -111,18 +106,18 @@ def write_diff_trace(path: Path, findings: StepDiff, sides: Sequence[Side]) -> N
 
 
 def labels(sides: Sequence[Side]) -> tuple[str, str]:
-    """Return what tells two sides apart in a word: how they came about, else their order."""
+    """Return one word per side: measured or simulated, else first and second."""
     if sides[0].measured == sides[1].measured:
         return "first", "second"
     return ("measured", "simulated") if sides[0].measured else ("simulated", "measured")
 
 
 def _aligned(timelines: Sequence[Timeline], findings: StepDiff) -> tuple[list[Timeline], int]:
-    """Return both steps with their first computations at one time, and that time."""
+    """Return both steps with their first computations at the same time, and that time."""
     begins = [int(step.start_ns.min()) if len(step) else 0 for step in findings.steps]
-    plain = [replace(one, counters=(), routes=None, why=None) for one in timelines]
-    start = max(begin - earliest_ns(one) for begin, one in zip(begins, plain, strict=True))
-    return [shifted(one, start - begin) for one, begin in zip(plain, begins, strict=True)], start
+    plain = [replace(step, counters=(), routes=None, why=None) for step in timelines]
+    start = max(begin - earliest_ns(step) for begin, step in zip(begins, plain, strict=True))
+    return [shifted(step, start - begin) for step, begin in zip(plain, begins, strict=True)], start
 
 
 def _write_attributes(head: Trace, findings: StepDiff, *, segments: bool) -> None:
@@ -139,15 +134,15 @@ def _write_attributes(head: Trace, findings: StepDiff, *, segments: bool) -> Non
 
 
 def _more_tracks(tracks: Tracks, ranks: int) -> tuple[dict[int, int], dict[int, int]]:
-    """Describe each rank's track of differences and its counter; return their numbers by rank."""
+    """Describe the difference track and the counter of each rank; return their ids by rank."""
     digits = len(str(ranks - 1))
     differences, counters = {}, {}
     for rank in range(ranks):
         top = tracks.thread(f"rank {rank:0{digits}} · difference", rank * _ABREAST + 2)
-        below = tracks.child(top, "lateness", 0)
-        below.counter.unit_name = "ms"
-        below.counter.y_axis_share_key = _SHARED_AXIS
-        differences[rank], counters[rank] = top.uuid, below.uuid
+        child = tracks.child(top, "lateness", 0)
+        child.counter.unit_name = "ms"
+        child.counter.y_axis_share_key = _SHARED_AXIS
+        differences[rank], counters[rank] = top.uuid, child.uuid
     return differences, counters
 
 
@@ -164,23 +159,21 @@ _TIMESTAMP, _TRACK_UUID, _DOUBLE_COUNTER_VALUE = 8, 11, 44
 """Fields of TracePacket and TrackEvent, in perfetto/trace/track_event/track_event.proto."""
 _VALUE_SIZE = 10
 """A tag of two bytes and a double."""
-_BARELY_NS = 500
-"""What is shown as 0.000 ms is no difference."""
 _BEHIND_THE_REST, _BEHIND_SLICES = 6, 1 << 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lateness:
-    """One value per matched computation, rank by rank in the second step's time; both steps start at 0."""
+    """One value per matched computation, by rank, then start in the second step; both steps start at 0."""
 
     rank: Int32s
     """The second step's rank."""
     start_ns: Int64s
-    """When it starts in the second step."""
+    """Its start in the second step."""
     end_ns: Int64s
-    """When it ends there."""
+    """Its end in the second step."""
     late_ns: Int64s
-    """How much later it ends there than in the first; negative for earlier."""
+    """The delay of its end against the first step; negative for earlier."""
     row: Int64s
     """Its position among the second step's computations."""
 
@@ -189,7 +182,7 @@ class Lateness:
 
 
 def lateness(findings: StepDiff) -> Lateness:
-    """Return how late each matched computation ends."""
+    """Return the delay of each matched computation."""
     first, second = findings.steps
     i, j = findings.matched.first, findings.matched.second
     order = np.lexsort((second.start_ns[j], second.rank[j]))
@@ -205,16 +198,16 @@ def lateness(findings: StepDiff) -> Lateness:
 def difference_runs(
     findings: StepDiff, late: Lateness, shift_ns: int, tracks: Mapping[int, int], first_name: int
 ) -> tuple[list[str], list[Run]]:
-    """Return the names of the slices that say how much later or earlier an action ends, and their runs.
+    """Return the names of the slices of delays, and their runs.
 
     Args:
         findings: the diff.
-        late: its lateness.
-        shift_ns: when the steps start in the trace.
-        tracks: the track of each rank's slices.
-        first_name: the number of the first name.
+        late: its delays.
+        shift_ns: the start of the steps in the trace.
+        tracks: the track per rank.
+        first_name: the id of the first name.
     """
-    chosen = (np.abs(late.late_ns) >= _BARELY_NS) & (late.end_ns > late.start_ns)
+    chosen = (np.abs(late.late_ns) >= BARELY_NS) & (late.end_ns > late.start_ns)
     micros, name = np.unique((late.late_ns[chosen] + 500) // 1000, return_inverse=True)
     names = [f"{value / 1000:+,.3f} ms" for value in micros.tolist()]
     step, rows = findings.steps[1], late.row[chosen]
@@ -241,7 +234,7 @@ def difference_runs(
 
 
 def counter_run(late: Lateness, shift_ns: int, tracks: Mapping[int, int]) -> Run:
-    """Return each rank's lateness in milliseconds, 0 at first and then as of the end of each action."""
+    """Return the counter of delays in milliseconds: 0 at the start, then one value per end of an action."""
     ranks = np.unique(late.rank)
     columns = {
         "at": np.concatenate([np.zeros(ranks.size, dtype=np.int64), late.end_ns]) + shift_ns,
@@ -277,9 +270,9 @@ def write_rungs(head: Trace, tracks: Tracks, findings: StepDiff, start_ns: int) 
 
     Args:
         head: the trace.
-        tracks: hands out tracks.
+        tracks: creates tracks.
         findings: the diff.
-        start_ns: when the first step begins in the trace.
+        start_ns: the start of the first step in the trace.
     """
     if not findings.ladder:
         return
@@ -310,7 +303,7 @@ def _write_slice(head: Trace, track: int, ends_ns: Sequence[int], name: str) -> 
 
 
 def shifted(timeline: Timeline, by_ns: int) -> Timeline:
-    """Return a step with all its times later, its counters' too."""
+    """Return a step with all times, including counters, moved by ``by_ns``."""
     times = {name: getattr(timeline, name) + by_ns for name in ("enter_ns", "start_ns", "end_ns")}
     counters = tuple(replace(counter, at_ns=counter.at_ns + by_ns) for counter in timeline.counters)
     why = None if timeline.why is None else timeline.why.shifted(by_ns)
@@ -318,7 +311,7 @@ def shifted(timeline: Timeline, by_ns: int) -> Timeline:
 
 
 def earliest_ns(timeline: Timeline) -> int:
-    """Return the first time that a step holds, 0 at most."""
+    """Return the first time of a step, at most 0."""
     counted = [int(counter.at_ns.min(initial=0)) for counter in timeline.counters]
     return min([0, int(timeline.enter_ns.min(initial=0)), *counted])
 
@@ -335,35 +328,32 @@ class Member:
     path: str
     """Its name in the archive."""
     machine: str
-    """Whose it is: files of one machine share processes."""
+    """Its machine; files of one machine share processes."""
     offset_ns: int
-    """What is added to its times."""
+    """The offset of its times."""
     has_clock: bool
-    """Whether it has a clock of its own, as Perfetto's format does and Chrome JSON does not."""
+    """Whether it has its own clock, as in Perfetto's format; false for Chrome JSON."""
 
 
 def manifest_json(members: Sequence[Member], attributes: Mapping[str, str]) -> str:
-    """Return the manifest's text.
-
-    The first trace with a clock is what the others are placed against, else the first of all.
-    """
-    reference = next((one for one in members if one.has_clock), members[0])
+    """Return the text of the manifest; its reference is the first trace with a clock, else the first one."""
+    reference = next((member for member in members if member.has_clock), members[0])
     document: dict[str, Any] = {"version": 1}
     if reference.has_clock:
         document["trace_time"] = {"clock": _CLOCK, "file": reference.path}
-    document["files"] = [_entry(one, reference) for one in members]
+    document["files"] = [_entry(member, reference) for member in members]
     document["attributes"] = dict(attributes)
-    # A trace processor knows a manifest by how it begins.
+    # Trace processors recognize a manifest by its first key.
     return json.dumps({"perfetto_manifest": document}, indent=1) + "\n"
 
 
-def _entry(one: Member, reference: Member) -> dict[str, Any]:
-    entry: dict[str, Any] = {"path": one.path, "machine": {"name": one.machine}}
-    if one is reference:
+def _entry(member: Member, reference: Member) -> dict[str, Any]:
+    entry: dict[str, Any] = {"path": member.path, "machine": {"name": member.machine}}
+    if member is reference:
         return entry
-    clocks: dict[str, Any] = {"clock": _CLOCK} if one.has_clock else {}
+    clocks: dict[str, Any] = {"clock": _CLOCK} if member.has_clock else {}
     clocks["sync_to"] = {"file": reference.path, **({"clock": _CLOCK} if reference.has_clock else {})}
-    clocks["offset_ns"] = one.offset_ns - reference.offset_ns
+    clocks["offset_ns"] = member.offset_ns - reference.offset_ns
     return {**entry, "clocks": clocks}
 
 
@@ -372,16 +362,16 @@ _MODE = 0o644
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """A file of the archive, and where it comes from."""
+    """A file of the archive and its source."""
 
     member: Member
-    """What the manifest says of it."""
+    """Its entry in the manifest."""
     content: Path | Timeline
-    """A file that is there, or a step that is written."""
+    """An existing file, or a step to write."""
 
 
 def write_bundle(path: Path, findings: StepDiff, sides: Sequence[Side]) -> None:
-    """Write both sides' traces as one tar.
+    """Write the traces of both sides into a tar file.
 
     Raises:
         OSError: a file cannot be read or written.
@@ -399,41 +389,41 @@ def write_bundle(path: Path, findings: StepDiff, sides: Sequence[Side]) -> None:
 
 
 def _parts(findings: StepDiff, sides: Sequence[Side]) -> Iterator[_Part]:
-    """Yield all files, placed so that both steps' first computations coincide."""
+    """Yield all files, with offsets that align the first computations of both steps."""
     begins = [int(step.start_ns.min()) if len(step) else 0 for step in findings.steps]
-    given = [_sources(side) for side in sides]
-    # When, in its files' own times, each step begins; of a step that is written, it may be put anywhere.
+    sources = [_sources(side) for side in sides]
+    # The start of a recorded step in the times of its files; a written step can start at any time.
     starts = [
-        side.steps[side.chosen].begins_ns + begin - _earliest_zero_ns(side) if sources else None
-        for side, sources, begin in zip(sides, given, begins, strict=True)
+        side.steps[side.chosen].begins_ns + begin - _earliest_zero_ns(side) if files else None
+        for side, files, begin in zip(sides, sources, begins, strict=True)
     ]
-    steps = [_traced(side) if not sources else None for side, sources in zip(sides, given, strict=True)]
+    steps = [_traced(side) if not files else None for side, files in zip(sides, sources, strict=True)]
     needed = [begin - earliest_ns(step) for step, begin in zip(steps, begins, strict=True) if step is not None]
-    start = max([*(one for one in starts if one is not None), *needed, 0])
+    start = max([*(known for known in starts if known is not None), *needed, 0])
     for number, (side, label) in enumerate(zip(sides, labels(sides), strict=True)):
-        step, own = steps[number], starts[number]
+        step, recorded_start = steps[number], starts[number]
         if step is not None:
             content = shifted(step, start - begins[number])
             member = Member(path=f"{label}.pftrace", machine=label, offset_ns=0, has_clock=True)
             yield _Part(member=member, content=content)
-        elif own is not None:
-            yield from _recorded(side, label, start - own)
+        elif recorded_start is not None:
+            yield from _recorded(side, label, start - recorded_start)
 
 
 def _recorded(side: Side, label: str, later_ns: int) -> Iterator[_Part]:
-    """Yield a measured side's files, each once."""
+    """Yield the files of a measured side, each once."""
     sources = _sources(side)
     zero = _earliest_zero_ns(side)
-    names = _names([one.path for one in sources])
+    names = _names([source.path for source in sources])
     shared = len(names) < len(sources)
-    for one in sources:
-        if one.path not in names:
+    for source in sources:
+        if source.path not in names:
             continue
         member = Member(
-            path=f"{label}/{names.pop(one.path)}", machine=label if shared else f"{label} rank {one.rank}",
-            offset_ns=one.origin_ns + _clock(side, one.rank) - zero + later_ns, has_clock=one.has_clock,
+            path=f"{label}/{names.pop(source.path)}", machine=label if shared else f"{label} rank {source.rank}",
+            offset_ns=source.origin_ns + _clock(side, source.rank) - zero + later_ns, has_clock=source.has_clock,
         )  # fmt: skip
-        yield _Part(member=member, content=one.path)
+        yield _Part(member=member, content=source.path)
 
 
 def _sources(side: Side) -> tuple[Source, ...]:
@@ -446,8 +436,8 @@ def _clock(side: Side, rank: int) -> int:
 
 
 def _earliest_zero_ns(side: Side) -> int:
-    """Return the earliest time 0 of the side's files, by rank 0's clock: no file has to be put earlier then."""
-    return min(one.origin_ns + _clock(side, one.rank) for one in _sources(side))
+    """Return the earliest time 0 of the files of a side, by the clock of rank 0."""
+    return min(source.origin_ns + _clock(side, source.rank) for source in _sources(side))
 
 
 def _traced(side: Side) -> Timeline:
@@ -455,7 +445,7 @@ def _traced(side: Side) -> Timeline:
 
 
 def _names(paths: Iterable[Path]) -> dict[Path, str]:
-    """Return each file's name in the archive: unpacked, not hidden (Perfetto skips those), and no two alike."""
+    """Return unique names in the archive, without ``.gz`` and leading dots; Perfetto skips hidden files."""
     distinct = list(dict.fromkeys(paths))
     plain = [
         path.name.removesuffix(".gz").lstrip(".").encode(errors="replace").decode() or "trace" for path in distinct
@@ -475,13 +465,13 @@ def _fill(file: IO[bytes], content: Path | Timeline, beside: Path) -> None:
         finally:
             trace.unlink(missing_ok=True)
         return
-    # Of a file that ends in the middle, what could be read was read before.
+    # A truncated file was read up to its end before.
     with content.open("rb") as raw, suppress(EOFError, zlib.error):
         shutil.copyfileobj(UnpackedFile(content, raw), file, 1 << 20)
 
 
 def _add(archive: tarfile.TarFile, name: str, file: IO[bytes]) -> None:
-    """Add a member that tells nothing of who wrote it and when."""
+    """Add a member without author and time."""
     entry = tarfile.TarInfo(name)
     entry.size, entry.mode = file.seek(0, io.SEEK_END), _MODE
     file.seek(0)

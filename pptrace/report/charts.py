@@ -1,4 +1,4 @@
-"""Charts of studies."""
+"""Files of matplotlib charts."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 __all__ = ["CYCLE", "INK", "MUTED", "check_picture", "save_picture", "write_picture"]
 
 INK, MUTED = "#1b1f24", "#8c959f"
-"""Of text, and of what stands behind."""
+"""Colours of text and of secondary elements."""
 
 CYCLE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#7f7f7f", "#000000")
-"""Colours that readers with any colour vision tell apart: Okabe and Ito, Color Universal Design (2008),
-https://jfly.uni-koeln.de/color/, with a grey in place of the yellow that white paper swallows."""
+"""Colours for any colour vision: Okabe and Ito, Color Universal Design (2008),
+https://jfly.uni-koeln.de/color/, with grey instead of yellow, which is too pale on white."""
 
 _METADATA = {
     ".png": {"Software": None},
     ".svg": {"Date": None, "Creator": None},
     ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
 }
-"""What would name a time or a version, by suffix."""
+"""Metadata without time and version, by suffix."""
 
 _SETTINGS: dict[Any, Any] = {
     "svg.hashsalt": "pptrace",  # ids in SVG are random without one
@@ -37,7 +37,7 @@ _SETTINGS: dict[Any, Any] = {
 
 
 def check_picture(path: Path) -> None:
-    """Refuse a file name that is no picture's, and a matplotlib that is not there.
+    """Check the suffix of a picture and that matplotlib is installed.
 
     Raises:
         OutputError: another suffix than .png, .svg or .pdf.
@@ -49,7 +49,7 @@ def check_picture(path: Path) -> None:
 
 
 def write_picture(path: Path, size: tuple[float, float], draw: Callable[[Any], None]) -> None:
-    """Write what ``draw`` puts on a figure; the same drawing gives the same bytes.
+    """Write the figure that ``draw`` fills; equal drawings give equal bytes.
 
     Args:
         path: a .png, .svg or .pdf file.
@@ -66,7 +66,7 @@ def write_picture(path: Path, size: tuple[float, float], draw: Callable[[Any], N
 
 
 def save_picture(path: Path, suffix: str, size: tuple[float, float], draw: Callable[[Any], None]) -> None:
-    """Save what ``draw`` puts on a figure in a suffix's format, whatever the file is called.
+    """Write the figure that ``draw`` fills in the format of a suffix, whatever the name of the file.
 
     Raises:
         PptraceError: matplotlib is not installed.

@@ -1,4 +1,4 @@
-"""Figures with their deviation, shares and short names."""
+"""Figures with deviations, and short names."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
-
-from pptrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -28,20 +26,19 @@ __all__ = [
     "ms",
     "several_steps",
     "share",
-    "share_of",
     "unique_names",
     "with_deviations",
 ]
 
 MARK = " ~"
-"""Behind what lies within the steps' own noise."""
+"""The mark after changes within noise."""
 
 BARELY_NS = 500
-"""A time that is shown as 0.000 ms."""
+"""Times below this are shown as 0.000 ms."""
 
 
 def ms(time_ns: Figure | float, *, sign: bool = False) -> str:
-    """Return a time in milliseconds, with the standard deviation by which it varies where that is known.
+    """Return a time in milliseconds, with its standard deviation where known.
 
     >>> ms(1_500_000), ms(-250_000, sign=True), ms(Figure(1_500_000, 20_000))
     ('1.500 ms', '-0.250 ms', '1.500 ±0.020 ms')
@@ -52,7 +49,7 @@ def ms(time_ns: Figure | float, *, sign: bool = False) -> str:
 
 
 def change(time_ns: Figure) -> str:
-    """Return a change in milliseconds, marked where it lies within the steps' own noise.
+    """Return a change in milliseconds, marked if it is noise.
 
     >>> change(Figure(1_500_000, 20_000)), change(Figure(50_000, 20_000))
     ('+1.500 ±0.020 ms', '+0.050 ±0.020 ms ~')
@@ -71,7 +68,7 @@ def share(figure: Figure, digits: int = 1, *, sign: bool = False) -> str:
 
 
 def several_steps(lengths_ns: Iterable[int]) -> str:
-    """Return how many steps there are, and how long.
+    """Return the number of steps and their lengths.
 
     >>> several_steps([3_000_000, 1_000_000, 2_000_000])
     '3 steps, 1.000 ms to 3.000 ms, median 2.000 ms'
@@ -84,11 +81,11 @@ _ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 
 
 def unique_names(names: Iterable[str], longest: int) -> dict[str, str]:
-    """Return each name as it is shown: cut at its end, else in its middle, else whole, whichever is its own.
+    """Return short unique names: cut at the end, else in the middle, else uncut.
 
     Args:
-        names: all that are shown together.
-        longest: letters from which a name is cut.
+        names: all names of a table or chart.
+        longest: the length of a short name.
 
     >>> unique_names(["interleaved-1f1b:vp=2", "interleaved-1f1b:vp=4"], 12)
     {'interleaved-1f1b:vp=2': 'interl…:vp=2', 'interleaved-1f1b:vp=4': 'interl…:vp=4'}
@@ -107,33 +104,33 @@ def unique_names(names: Iterable[str], longest: int) -> dict[str, str]:
 
 
 def _cut(name: str, longest: int, end: int) -> str:
-    """Return a name of so many letters, the last ``end`` of which are the name's own."""
+    """Return a name cut to ``longest`` letters that keeps its last ``end`` letters."""
     return f"{name[: longest - 1 - end]}{_ELLIPSIS}{name[len(name) - end :]}"
 
 
 T = TypeVar("T")
 
 SIGMAS = 3
-"""Within how many standard deviations of the steps' own variation something is noise."""
+"""Standard deviations within which a change is noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number, and by how much it varies.
+    """A number and its deviation.
 
     >>> Figure(5, deviation=3.0) - Figure(1, deviation=4.0)
     Figure(value=4, deviation=5.0, spread=None)
     """
 
     value: float
-    """The number; NaN where it is not known."""
+    """The number; NaN where unknown."""
     deviation: float | None = None
-    """Standard deviation from step to step; None where there is one step."""
+    """The standard deviation from step to step; None for one step."""
     spread: int | None = None
-    """From the lower to the upper quartile of the times that the number stands for; None for a single one."""
+    """The interquartile range of the times behind a median or mean; None for a single time."""
 
     def __sub__(self, other: Figure) -> Figure:
-        known = [one for one in (self.deviation, other.deviation) if one is not None]
+        known = [deviation for deviation in (self.deviation, other.deviation) if deviation is not None]
         return Figure(self.value - other.value, math.hypot(*known) if known else None)
 
     @property
@@ -143,7 +140,7 @@ class Figure:
 
     @property
     def is_noise(self) -> bool:
-        """Whether this change is what steps vary by anyway; never where that is not known."""
+        """Whether this change is within the known variation from step to step."""
         return self.deviation is not None and abs(self.value) <= SIGMAS * self.deviation
 
 
@@ -151,35 +148,35 @@ class Sides(NamedTuple):
     """The same figure of two steps."""
 
     first: Figure
-    """The first step's."""
+    """The figure of the first step."""
     second: Figure
-    """The second's."""
+    """The figure of the second step."""
 
     @property
     def change(self) -> Figure:
-        """By how much the second is larger."""
+        """The second figure minus the first."""
         return self.second - self.first
 
 
 def median_of(times: NDArray[Any], absent: float = math.nan) -> Figure:
-    """Return the median of times with the distance of their quartiles; ``absent`` where there is none."""
+    """Return the median of times with their interquartile range; ``absent`` without times."""
     if not times.size:
         return Figure(absent, spread=0)
     return Figure(int(np.median(times)), spread=int(np.subtract(*np.percentile(times, [75, 25]))))
 
 
 def mean_of(times: NDArray[Any]) -> Figure:
-    """Return the mean of times, at least one, with the distance of their quartiles."""
+    """Return the mean of at least one time with the interquartile range."""
     return Figure(round(float(np.mean(times))), spread=median_of(times).spread)
 
 
 def with_deviations(value: T, *groups: Sequence[T], factors: Sequence[float] = (1.0, 1.0)) -> T:
-    """Return a value whose figures, wherever in it, have the deviations that replicates of it say.
+    """Return a value whose figures have deviations over replicates of the value.
 
     Args:
-        value: dataclasses, mappings and tuples that hold figures.
-        groups: replicates of it, one for every step of the first side, and of the second; none for one step.
-        factors: what a deviation over each group counts: less than 1 where steps are pooled.
+        value: nested dataclasses, mappings and tuples with figures.
+        groups: replicates, one per step of the first and of the second side; empty for one step.
+        factors: factors of the deviations over each group; less than 1 for pooled steps.
     """
     deviating: T = _varied(value, groups, factors) if any(groups) else value
     return deviating
@@ -207,7 +204,7 @@ def _varied(value: Any, groups: Sequence[Sequence[Any]], factors: Sequence[float
 def _deviation(
     figure: Figure, groups: Sequence[Sequence[Figure | None]], factors: Sequence[float]
 ) -> float | None:
-    """Return the root of the summed squares of what each side's steps vary by; None where each has one step."""
+    """Return the root of the squared deviations of both sides; None where each has one step."""
     deviations = []
     for group, factor in zip(groups, factors, strict=False):
         known = [one.value for one in group if one is not None and one.known]
@@ -217,26 +214,3 @@ def _deviation(
         return None
     both = math.hypot(*deviations)
     return round(both) if isinstance(figure.value, int) else both
-
-
-def share_of(value: object, key: str) -> float:
-    """Return a share of 1.
-
-    Args:
-        value: ``"2%"``, ``"0.02"`` or ``0.02``.
-        key: what to call it in an error.
-
-    Raises:
-        ConfigError: it is no finite share, or negative.
-
-    >>> share_of("2%", "tolerance"), share_of(0.02, "tolerance")
-    (0.02, 0.02)
-    """
-    text = str(value).strip()
-    try:
-        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        share = -1.0
-    if isinstance(value, bool) or not 0 <= share < math.inf:
-        raise ConfigError(f"{text!r} is no share: write such as 2% or 0.02", key=key)
-    return share

@@ -1,4 +1,4 @@
-"""SVG and HTML elements; whatever is not markup already is escaped."""
+"""SVG and HTML elements; text that is not markup is escaped."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def element(name: str, /, *children: str, **attributes: str | float) -> Markup:
 
 
 def number(value: float) -> str:
-    """Return a coordinate with two digits behind the point, and none that are 0.
+    """Return a coordinate with at most two decimals.
 
     >>> number(12.5), number(3.0), number(-0.001)
     ('12.5', '3', '0')
@@ -39,19 +39,19 @@ def number(value: float) -> str:
 
 
 def drawing(width: float, height: float, label: str, *children: str, least: float = 0) -> Markup:
-    """Return a drawing that scales with the page, though to no less than ``least`` pixels of width."""
+    """Return a drawing that scales with the page, to at least ``least`` pixels of width."""
     style = {"style": f"min-width:{number(least)}px"} if least else {}
     box = f"0 0 {number(width)} {number(height)}"
     return element("svg", *children, viewBox=box, role="img", aria_label=label, **style)
 
 
 def lines(parts: Iterable[str]) -> Markup:
-    """Return elements with each on a line of its own, between the tags of what holds them."""
+    """Return elements one per line, for the inside of another element."""
     return Markup("\n").join(["", *parts, ""])
 
 
 def document(width: float, height: float, ink: str, *parts: str) -> str:
-    """Return the text of a file that holds a drawing on white; ``ink`` is its texts' colour."""
+    """Return the text of an SVG file with a white background; ``ink`` is the colour of text."""
     ground = element("rect", width="100%", height="100%", fill="#ffffff")
     whole = element(
         "svg", lines([ground, *parts]), xmlns="http://www.w3.org/2000/svg", width=width, height=height,
@@ -61,7 +61,7 @@ def document(width: float, height: float, ink: str, *parts: str) -> str:
 
 
 def rectangle(x: float, y: float, width: float, height: float, class_: str, title: str = "") -> Markup:
-    """Return a rectangle; its title shows where the pointer rests on it."""
+    """Return a rectangle with a tooltip."""
     shown = element("rect", x=x, y=y, width=width, height=height, class_=class_)
     return element("g", element("title", title), shown) if title else shown
 
