@@ -27,19 +27,6 @@ if TYPE_CHECKING:
     from pptrace.steps.columns import Int64s
     from pptrace.timeline.measurement import BySize
 
-__all__ = [
-    "ActionFit",
-    "Calibration",
-    "LinkFit",
-    "LinkTime",
-    "OperationFit",
-    "calibrate",
-    "choose_network",
-    "extend_to_pipeline",
-    "fit_link",
-    "fit_network",
-]
-
 _FEWEST, _FAR = 3, 3
 
 

@@ -33,15 +33,6 @@ if TYPE_CHECKING:
     from pptrace.steps.columns import Int64s
     from pptrace.steps.message_calls import Policy
 
-__all__ = [
-    "CalibrationCheck",
-    "Sharing",
-    "bootstrap_spans_ns",
-    "check_calibration",
-    "concurrent_ranks",
-    "estimate_sharing",
-]
-
 _ERRORS = 2
 """Standard errors by which the slope must exceed the threshold."""
 _CLEAR = 0.1

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from pptrace.run.trace_files import Behind
     from pptrace.steps.workload import Workload
 
-__all__ = ["calibrated_yaml", "calibration_document", "network_document", "network_yaml"]
-
 _NO_COSTS = (
     "no action of a pipeline was recorded: what computations take is not known, the network alone is fitted"
 )

@@ -34,16 +34,6 @@ if TYPE_CHECKING:
     from pptrace.timeline.messages import Messages
     from pptrace.timeline.timeline import Timeline
 
-__all__ = [
-    "Arrivals",
-    "Computations",
-    "Transfers",
-    "arrivals",
-    "depends_on_missing",
-    "extract_computations",
-    "is_released_by_message",
-]
-
 _SENDER = np.array(
     [
         message_kind(sends=True, forward=kind.traits.direction is Pass.FORWARD) if kind in RECEIVES else kind
@@ -391,7 +381,7 @@ def arrivals(timeline: Timeline, pairs: Messages, before: Int64s) -> Arrivals:
     took = _usual_durations(took, observed, timeline.rank_of_row()[producer], timeline.rank_of_row()[consumer])
     return Arrivals(
         producer=producer, consumer=consumer, row=rows, send=send, duration_ns=took, blocked_ns=held,
-        observed=observed,
+        observed=observed, arrival_ns=np.where(observed, there, ready + took),
     )  # fmt: skip
 
 

@@ -53,22 +53,6 @@ if TYPE_CHECKING:
     from pptrace.steps.columns import Int64s
     from pptrace.timeline.metrics import Metrics
 
-__all__ = [
-    "TOLERANCE",
-    "ComparedStep",
-    "LadderStep",
-    "OrderShare",
-    "Pair",
-    "RankMemory",
-    "StepDiff",
-    "compare_memory",
-    "compare_pair",
-    "diff",
-    "order_share",
-    "replay_ladder",
-    "simulation_ladder",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LadderStep:

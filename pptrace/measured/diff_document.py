@@ -32,31 +32,6 @@ if TYPE_CHECKING:
     from pptrace.report.document import Block
     from pptrace.report.numbers import Sides
 
-__all__ = [
-    "Diff",
-    "blame",
-    "changes",
-    "compare_steps",
-    "culprits",
-    "describe_divergence",
-    "diff_document",
-    "divergence",
-    "groups",
-    "kinds",
-    "ladder_table",
-    "link_sizes",
-    "memory",
-    "memory_title",
-    "messages",
-    "order_share",
-    "orders",
-    "parts",
-    "paths",
-    "ratios",
-    "verdict",
-    "write_diff",
-]
-
 _NAMED = 4
 """Kinds and stages that a verdict names."""
 

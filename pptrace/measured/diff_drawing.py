@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from pptrace.measured.diff import LadderStep, StepDiff
     from pptrace.steps.columns import Int64s
 
-__all__ = ["part_bars", "strips", "waterfall"]
-
 _STRIP_WIDTH, _STRIP_LEFT, _STRIP_RIGHT, _TOP, _STRIP_BAR, _BETWEEN = 1020, 66, 12, 6, 15, 9
 _MOST = 3000
 """The most drawn actions; a larger diff omits ranks, then time."""

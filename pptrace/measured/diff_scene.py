@@ -47,22 +47,6 @@ if TYPE_CHECKING:
     from pptrace.steps.columns import Int32s, Int64s
     from pptrace.timeline.measurement import Source
 
-__all__ = [
-    "NAME",
-    "Lateness",
-    "Member",
-    "counter_run",
-    "difference_runs",
-    "earliest_ns",
-    "labels",
-    "lateness",
-    "manifest_json",
-    "shifted",
-    "write_bundle",
-    "write_diff_trace",
-    "write_rungs",
-]
-
 _ABREAST = 3
 _STATE_CLEARED = 1
 _SHARED_AXIS = "lateness"

@@ -32,30 +32,6 @@ if TYPE_CHECKING:
     from pptrace.report.document import Block
     from pptrace.timeline.measurement import Measurement, Step, Summary
 
-__all__ = [
-    "MARK_ACTIONS_HINT",
-    "_UNRECORDED_WAITS",
-    "Counterfactuals",
-    "Explanation",
-    "RankLoad",
-    "Total",
-    "analyse",
-    "brief",
-    "by_name",
-    "by_rank",
-    "check_explanation_targets",
-    "explain",
-    "explanation_document",
-    "operations_document",
-    "rank_loads",
-    "replay_document",
-    "resimulator",
-    "save_explanation",
-    "total_of",
-    "what_if",
-    "with_analyses",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLoad:

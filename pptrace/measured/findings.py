@@ -24,26 +24,6 @@ if TYPE_CHECKING:
     from pptrace.steps.actions import Action
     from pptrace.steps.columns import Int64s
 
-__all__ = [
-    "Blame",
-    "Change",
-    "Culprit",
-    "Divergence",
-    "KindRow",
-    "Link",
-    "OrderChange",
-    "Release",
-    "attribute_slowdown",
-    "changes",
-    "culprits",
-    "first_divergence",
-    "kinds",
-    "links",
-    "orders",
-    "spikes",
-    "standard_deviations",
-]
-
 T = TypeVar("T")
 
 

@@ -25,15 +25,6 @@ if TYPE_CHECKING:
     from pptrace.steps.columns import Int64s
     from pptrace.steps.schedule import Schedule
 
-__all__ = [
-    "MatchedActions",
-    "first_difference",
-    "fold_first_stages",
-    "has_same_stages",
-    "match",
-    "matching_schedules",
-]
-
 _MOST_RANKS = 4096
 
 

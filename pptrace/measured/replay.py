@@ -28,17 +28,6 @@ if TYPE_CHECKING:
     from pptrace.sim.task_graph import ActionTimes
     from pptrace.timeline.timeline import Timeline
 
-__all__ = [
-    "Nearest",
-    "Replayed",
-    "Resimulation",
-    "nearest_policy",
-    "replay",
-    "replayed_span_ns",
-    "run_order",
-    "simulation_of",
-]
-
 _MOST_NAMED = 4
 """Actions of a cycle that an error names."""
 

@@ -37,23 +37,6 @@ if TYPE_CHECKING:
     from pptrace.timeline.metrics import Metrics
     from pptrace.timeline.timeline import Timeline
 
-__all__ = [
-    "Side",
-    "StepAnalysis",
-    "ignored_options",
-    "measured_side",
-    "median_deviation_factor",
-    "median_step",
-    "no_actions",
-    "notes_of",
-    "notes_on",
-    "read_side",
-    "simulate_source",
-    "simulated_side",
-    "split_step_option",
-    "values_over_steps",
-]
-
 _NO_ACTIONS = (
     "holds no action of a pipeline that is recognised; if its annotations have names of their own, say which in a "
     "file: --rules FILE; pptrace annotate prints what makes them, pptrace explain what else is in it"

@@ -23,18 +23,6 @@ if TYPE_CHECKING:
     Input: TypeAlias = tuple[bool, int, int]
     """Whether it goes forward, the stage that takes it, and the microbatch."""
 
-__all__ = [
-    "BETWEEN",
-    "MESSAGES",
-    "Chain",
-    "PathsDiffer",
-    "Releases",
-    "explain_waits",
-    "find_releases",
-    "follow_chain",
-    "paths_differ",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Releases:

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["CYCLE", "INK", "MUTED", "check_picture", "save_picture", "write_picture"]
-
 INK, MUTED = "#1b1f24", "#8c959f"
 """Colours of text and of secondary elements."""
 

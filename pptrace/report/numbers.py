@@ -14,22 +14,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "BARELY_NS",
-    "MARK",
-    "SIGMAS",
-    "Figure",
-    "Sides",
-    "change",
-    "mean_of",
-    "median_of",
-    "ms",
-    "several_steps",
-    "share",
-    "unique_names",
-    "with_deviations",
-]
-
 MARK = " ~"
 """The mark after changes within noise."""
 

@@ -11,8 +11,6 @@ from pptrace.sanitize import printable
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["document", "drawing", "element", "line", "lines", "number", "rectangle", "text"]
-
 _EMPTY = frozenset({"line", "path", "rect"})
 
 

@@ -48,33 +48,6 @@ if TYPE_CHECKING:
     from pptrace.steps.schedule import Schedule
     from pptrace.timeline.timeline import Timeline
 
-__all__ = [
-    "INK",
-    "MARK",
-    "Cell",
-    "Drawing",
-    "OverlappedPair",
-    "SlotsOfKind",
-    "Window",
-    "basic_colour",
-    "colour",
-    "copy_lines",
-    "cropped",
-    "draw",
-    "full_label",
-    "legend",
-    "note",
-    "pairs_of",
-    "picture_label",
-    "place_invalid",
-    "plain_lines",
-    "rich_lines",
-    "short_label",
-    "svg_text",
-    "window",
-    "windows",
-]
-
 _DRAWN = KindSet(COMPUTE - STAGE_ENDS)
 """Kinds that take time in the idealised table."""
 

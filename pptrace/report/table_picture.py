@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from pptrace.report.table_drawing import Cell, Drawing, OverlappedPair
 
-__all__ = ["METADATA", "write_picture"]
-
 _MOST_CELLS = 20_000
 _MOST_INCHES = 160
 _PER_INCH = 11

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["write_pdf", "write_png", "write_svg"]
-
 
 def write_svg(timeline: Timeline, path: Path, options: Mapping[str, Any]) -> None:
     """Write a picture of ``timeline`` to ``path``; see :func:`pptrace.report.step_drawing.svg.write`."""

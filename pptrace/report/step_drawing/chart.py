@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from pptrace.steps.columns import Int32s, Int64s
     from pptrace.timeline.timeline import Timeline, Waits
 
-__all__ = ["CAUSE_COLOURS", "PATH", "SMALLEST", "Bar", "Chart", "Level", "chart_of"]
-
 CAUSE_COLOURS = {
     IdleCause.FILL: "#e4e7eb", IdleCause.DRAIN: "#d4d9df", IdleCause.TRANSFER: "#8f7fd0",
     IdleCause.CONTENTION: "#d0485f", IdleCause.HEAD_OF_LINE: "#e08a3c", IdleCause.PEER_COMPUTE: "#f3dd8a",

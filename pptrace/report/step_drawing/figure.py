@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from pptrace.report.step_drawing.chart import Chart
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["write"]
-
 _WIDE, _LANE, _TALLEST = 11.0, 0.26, 24.0
 """Inches."""
 _LETTER, _LETTERS = 0.0053, 6

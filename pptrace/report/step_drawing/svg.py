@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from pptrace.report.step_drawing.chart import Bar, Chart
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["PLACES", "chart_svg", "title_of", "write"]
-
 WIDTH = 1200
 _LEFT, _RIGHT, _TOP, _AXIS, _KEYS = 64, 16, 34, 26, 22
 _TALLEST, _LANES = 24, 1_600
