@@ -18,7 +18,7 @@ def test_every_listed_name_is_there(core: Modules) -> None:
     missing = [
         f"{name}.{each}"
         for name, tree in core.items()
-        for each in listed(tree, [])
+        for each in listed(tree) or ()
         if not hasattr(importlib.import_module(name), each)
     ]
 
@@ -63,8 +63,7 @@ def test_every_package_is_typed(root: Path) -> None:
         assert (package / "py.typed").is_file(), package
 
 
-def listed(tree: ast.Module, otherwise: list[str]) -> list[str]:
-    """Return the names in ``__all__``, or ``otherwise`` for a module without it."""
+def listed(tree: ast.Module) -> list[str] | None:
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return [str(name) for name in ast.literal_eval(node.value)]
