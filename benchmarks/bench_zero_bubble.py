@@ -45,9 +45,11 @@ def forget() -> None:
 def timed(name: str, chunks: int, ranks: int, microbatches: int) -> tuple[float, float, int]:
     """Return the seconds of building and of simulating, and how many actions there are."""
     offer = Registry.load().schedules[name].offer
+    options = {"order": "fixed"} if name in FAMILY else {}
+    request = ScheduleRequest(ranks=ranks, microbatches=microbatches, chunks=chunks, options=options)
     forget()
     start = time.process_time()
-    table: Schedule = offer.build(ScheduleRequest(ranks=ranks, microbatches=microbatches, chunks=chunks))
+    table: Schedule = offer.build(request)
     built = time.process_time() - start
     times = {"f_ns": 1_000_000, "i_ns": 1_000_000, "w_ns": 1_000_000, "b_ns": 2_000_000}
     workload = Workload.uniform(table.stages, **times)
