@@ -69,7 +69,7 @@ def times(workload: Workload, network: Network, ranks: int) -> dict[str, Any]:
     fits = (workload.capacities(ranks) - reserved) * 1000 // (1000 + workload.reserved_permille)
     room = int((fits - static.astype(np.int64)).min())
     per_stage: dict[str, Any] = {
-        name: () if workload.unit_time_ns else tuple(getattr(workload, name).tolist())
+        name: tuple(getattr(workload, name).tolist())
         for name in (
             "f_ns",
             "b_ns",

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import pptrace
@@ -162,6 +162,34 @@ def test_the_default_is_never_slower_than_the_fixed_order(
         )
 
         assert (made.pace_ns <= fixed.pace_ns) if shorten == "rank" else (made.step_ns <= fixed.step_ns)
+
+
+@example(name="zb-v", ranks=5, microbatches=5, units=(5, 2, 1), latency_ns=0)
+@settings(max_examples=25, deadline=None)
+@given(
+    name=st.sampled_from(sorted(CHUNKS)), ranks=st.integers(1, 5), microbatches=st.integers(1, 8),
+    units=st.tuples(*[st.integers(1, 6)] * 3), latency_ns=st.sampled_from([0, 300_000]),
+)  # fmt: skip
+def test_the_default_is_never_slower_than_the_fixed_order_with_unit_costs(
+    name: str, ranks: int, microbatches: int, units: tuple[int, int, int], latency_ns: int
+) -> None:
+    if name == "interleaved-zb":
+        microbatches = ranks * (1 + microbatches // ranks)
+    forward, gradient, weight = units
+    costs = {
+        "name": "unit", "forward": forward, "input_gradient": gradient, "weight_gradient": weight,
+        "backward": gradient + weight,
+    }  # fmt: skip
+    network = {"name": "hockney", "latency": f"{latency_ns} ns", "bandwidth": "1000 GB/s"}
+    made, fixed = (
+        pptrace.simulate(
+            schedule={"name": name, "options": options}, pp=ranks, vp=CHUNKS[name],
+            microbatches=microbatches, costs=costs, network=network,
+        ).metrics
+        for options in ({}, {"order": "fixed"})
+    )  # fmt: skip
+
+    assert made.pace_ns <= fixed.pace_ns
 
 
 @pytest.mark.parametrize("name", CHUNKS)
