@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -14,9 +12,6 @@ from pptrace.cli import completers
 from pptrace.cli.options import config_file, experiment_flags, given_flags
 from pptrace.cli.output import status
 from pptrace.sanitize import printable_line
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["command"]
 
@@ -83,6 +78,7 @@ def command(
     can run or fits.
     """
     file = config_file(config)
+    from pptrace.cli.sweep import report_journal
     from pptrace.plugins.registry import Registry
     from pptrace.search.planner import find_plan
     from pptrace.search.problem import PlanRequest
@@ -90,7 +86,7 @@ def command(
 
     paths = [Path(output) for output in outputs]
     request = PlanRequest(gpus=gpus, memory=memory, objective=objective, top=top, exhaustive=exhaustive)
-    with _told_what_is_kept(paths), status("planning") as watch:
+    with report_journal(paths), status("planning") as watch:
         found = find_plan(
             file, request, Registry.load(), sets=sets, flags=given_flags(flags), vary=vary, robust=robust,
             executor=executor, workers=workers or 0, outputs=paths, fresh=fresh, watch=watch,
@@ -99,16 +95,3 @@ def command(
     for path in found.save(*paths):
         sys.stderr.write(f"wrote {printable_line(str(path))}\n")
     end_journals(paths)
-
-
-@contextmanager
-def _told_what_is_kept(paths: list[Path]) -> Iterator[None]:
-    """Say after Ctrl-C what is kept."""
-    from pptrace.cli.sweep import kept_text
-    from pptrace.search.execution import journal_path
-
-    try:
-        yield
-    except KeyboardInterrupt:
-        sys.stderr.write(kept_text(journal_path(paths[0]) if paths else None))
-        raise

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pptrace.search.sweep import Sweep
     from pptrace.search.sweep_charts import Picture
 
-__all__ = ["command", "kept_text"]
+__all__ = ["command", "report_journal"]
 
 _EXAMPLES = """\b
 pptrace sweep llama.yaml --over microbatches=8..256*2 --over schedule=gpipe,1f1b -o results.csv -o fig.png
@@ -96,7 +96,7 @@ def command(
     grid = grid_of(file, sets, given_flags(flags), parse_axes(over), gpus)
     if any(path.suffix.lower() not in TABLES for path in paths):
         check_axes(picture, grid.keys, grid.cells())
-    with _told_what_is_kept(paths), _progress() as progress:
+    with report_journal(paths), _progress() as progress:
         swept = sweep(
             grid, Registry.load(), executor=executor, workers=workers or 0, outputs=paths, fresh=fresh,
             progress=progress,
@@ -112,47 +112,44 @@ def command(
 
 
 def _saved(swept: Sweep, paths: Sequence[Path], picture: Picture) -> str:
-    """Write what was asked for, pictures where there is a row to draw, and return what to say of it."""
+    """Write the outputs, pictures only where a row has figures, and return the messages."""
     from pptrace.search.result_table import TABLES
     from pptrace.search.sweep import end_journals
 
     nothing = len(swept.failed) == len(swept.rows)
-    kept = [path for path in paths if path.suffix.lower() in TABLES or not nothing]
+    drawable = [path for path in paths if path.suffix.lower() in TABLES or not nothing]
     lines = [
         f"wrote {printable_line(str(path))}\n"
-        for path in swept.save(*kept, plot=picture.plot, x=picture.x, y=picture.y)
+        for path in swept.save(*drawable, plot=picture.plot, x=picture.x, y=picture.y)
     ]
     end_journals(paths)
-    return "".join([*lines, *(f"nothing to draw in {path}\n" for path in paths if path not in kept)])
+    return "".join([*lines, *(f"nothing to draw in {path}\n" for path in paths if path not in drawable)])
 
 
 @contextmanager
-def _told_what_is_kept(paths: Sequence[Path]) -> Iterator[None]:
-    """Say after Ctrl-C what is kept."""
-    from pptrace.search.execution import journal_path
+def report_journal(paths: Sequence[Path]) -> Iterator[None]:
+    """Print the number of finished rows in the journal after Ctrl-C; ``main()`` ends the line."""
+    from pptrace.search.execution import Journal, journal_path
 
     try:
         yield
     except KeyboardInterrupt:
-        sys.stderr.write(kept_text(journal_path(paths[0]) if paths else None))
+        if not paths:
+            text = "nothing is kept without an output: name one with -o"
+        elif not (path := journal_path(paths[0])).exists():
+            text = "no row was finished, so nothing is kept"
+        else:
+            with Journal(path) as journal:
+                text = (
+                    f"{len(journal.rows):,} finished rows are kept in {path}: the same command goes on from there"
+                )
+        sys.stderr.write(f"\n{text}")
         raise
-
-
-def kept_text(journal: Path | None) -> str:
-    """Say after Ctrl-C what is kept; ``main()`` ends the line."""
-    from pptrace.search.execution import Journal
-
-    if journal is None:
-        return "\nnothing is kept without an output: name one with -o"
-    if not journal.exists():
-        return "\nno row was finished, so nothing is kept"
-    with Journal(journal) as kept:
-        return f"\n{len(kept.rows):,} finished rows are kept in {journal}: the same command goes on from there"
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int], None] | None]:
-    """Show a bar on a terminal while the block runs, and yield what moves it; None where nobody looks."""
+    """Show a progress bar on a terminal, and yield its update function; yield None without a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -160,7 +157,7 @@ def _progress() -> Iterator[Callable[[int, int], None] | None]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = TextColumn("sweep"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    # No thread draws the bar: workers are forked from this process, which has to be the only thread then.
+    # Workers are forked from this process, so no second thread may draw the bar.
     with Progress(*columns, console=Console(file=raw(sys.stderr)), auto_refresh=False, transient=True) as progress:
         task, drawn_s = progress.add_task(""), 0.0
 

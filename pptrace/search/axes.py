@@ -1,4 +1,4 @@
-"""The axes of a sweep: keys of a configuration, each with the values that it takes one after another."""
+"""Axes of sweeps: keys of a configuration with their values."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Value:
     text: str
     """As the user wrote it; of a file, its name without folder and suffix."""
     varied: tuple[Assignment, ...]
-    """What it sets: the axis's key, and with a schedule the settings behind its name; of a file, all its keys."""
+    """Its assignments: the key, settings of a schedule, or all keys of a file."""
     is_coupled: bool = False
-    """Whether it sets keys that change together: a file of settings, or a mapping."""
+    """Whether it sets several keys together: a file of settings, or a mapping."""
 
     @property
     def cell(self) -> int | float | str | None:
-        """What stands for it in a table: a number or a name as it is, all else as it was written."""
+        """The table cell: a number or name, otherwise the text as written."""
         value = self.varied[0].value if len(self.varied) == 1 and not self.is_coupled else self.text
         return value if isinstance(value, int | float | str) else self.text
 
@@ -55,11 +55,11 @@ class Axis:
     key: str
     """A flag's name or a key path, as the user wrote it, or any name before files; the name of its column."""
     values: tuple[Value, ...]
-    """In the order in which they were written."""
+    """The values in their order."""
 
     @property
     def own_paths(self) -> frozenset[KeyPath]:
-        """The key, as its values set it: as a name, or as a whole section; of coupled keys, all of them."""
+        """The key as a name or a whole section; all keys of coupled values."""
         return self.paths if self.is_coupled else frozenset(value.varied[0].path for value in self.values)
 
     @property
@@ -69,19 +69,18 @@ class Axis:
 
     @property
     def paths(self) -> frozenset[KeyPath]:
-        """All keys that it sets, those of settings behind schedules too."""
-        return frozenset(one.path for value in self.values for one in value.varied)
+        """All keys that it sets, settings of schedules included."""
+        return frozenset(setting.path for value in self.values for setting in value.varied)
 
 
 def parse_axes(texts: Sequence[str], option: str = "--over") -> tuple[Axis, ...]:
-    """Read axes as behind ``--over``: ``microbatches=8,16``, ``pp=4..64*2``, ``schedule=gpipe,hanayo:waves=2``.
+    """Read axes of ``--over``: ``microbatches=8,16``, ``pp=4..64*2``, ``schedule=gpipe,hanayo:waves=2``.
 
-    Values that are YAML files (``machine=slow.yaml,fast.yaml``) each set all that stands in them, as do mappings
-    behind a name that is no key (``layout={pp: 8, tp: 2},{pp: 4, tp: 4}``).
+    A value can be a YAML file (``machine=slow.yaml,fast.yaml``), which sets all its keys. After a name that is no
+    key, it can be a mapping (``layout={pp: 8, tp: 2},{pp: 4, tp: 4}``).
 
     Raises:
-        ConfigError: no key or no such key, no value, a value twice, a range that cannot be, or a file that cannot
-            be read.
+        ConfigError: an unknown key, a missing or repeated value, an invalid range, or an unreadable file.
 
     >>> [[value.text for value in axis.values] for axis in parse_axes(["pp=4..32*2", "network.latency=1..3+2 us"])]
     [['4', '8', '16', '32'], ['1 us', '3 us']]
@@ -90,10 +89,10 @@ def parse_axes(texts: Sequence[str], option: str = "--over") -> tuple[Axis, ...]
 
 
 def axes_of(over: Mapping[str, Iterable[Any]], option: str = "--over") -> tuple[Axis, ...]:
-    """Return axes from plain values by key, as from Python or a configuration; ``option`` is their name in errors.
+    """Return axes from plain values by key; ``option`` is their name in errors.
 
     Raises:
-        ConfigError: as above, or a value that is no plain one.
+        ConfigError: as for :func:`parse_axes`, or a value of another type.
     """
     return tuple(
         _axis(key, [_text(key, value) for value in _listed(key, values, option)], option)
@@ -107,7 +106,7 @@ def _parsed(text: str, option: str) -> Axis:
         raise ConfigError(f"write KEY=VALUE,VALUE, such as microbatches=8,16, not {text!r}", file=option)
     key = key.strip()
     words = [word.strip() for word in _split(values)]
-    return _axis(key, [one for word in words for one in _expanded(word, f"{option} {key}")], option)
+    return _axis(key, [value for word in words for value in _expand(word, f"{option} {key}")], option)
 
 
 def _axis(key: str, words: Sequence[str], option: str = "--over") -> Axis:
@@ -126,15 +125,15 @@ def _axis(key: str, words: Sequence[str], option: str = "--over") -> Axis:
     values = tuple(_value(key, word, option) for word in words)
     seen: list[Any] = []
     for value in values:
-        meant = sorted((str(one.path), repr(one.value)) for one in value.varied)
-        if meant in seen:
+        content = sorted((str(setting.path), repr(setting.value)) for setting in value.varied)
+        if content in seen:
             raise ConfigError(f"{value.text} is there twice: name each value once", file=source)
-        seen.append(meant)
+        seen.append(content)
     return Axis(key=key, values=values)
 
 
 def _overlays(files: Sequence[str], words: Sequence[str], source: str) -> tuple[Value, ...]:
-    """Return files of settings, each with all that it sets."""
+    """Return files of settings as values."""
     other = next((word for word in words if word not in files), None)
     if other is not None:
         raise ConfigError(
@@ -152,20 +151,20 @@ def _overlays(files: Sequence[str], words: Sequence[str], source: str) -> tuple[
 
 
 def _settings(file: Path) -> tuple[Assignment, ...]:
-    """Return what a file of settings sets, key by key."""
-    found: list[Assignment] = []
+    """Return the assignments of a file of settings."""
+    settings: list[Assignment] = []
     pending: list[tuple[KeyPath, Any]] = [((), read_yaml(file).value)]
     while pending:
         path, value = pending.pop()
         if isinstance(value, dict) and value:
             pending += [((*path, key), below) for key, below in reversed(value.items())]
         else:
-            found.append(assignment(key_text(path), json.dumps(value), str(file)))
-    return tuple(found)
+            settings.append(assignment(key_text(path), json.dumps(value), str(file)))
+    return tuple(settings)
 
 
 def _coupled(word: str, source: str) -> Value:
-    """Return one value of several keys that change together."""
+    """Return a mapping of keys as one value."""
     settings = parse_value(word, source)
     if not isinstance(settings, dict) or not settings:
         raise ConfigError(f"{word} is no mapping of keys: write such as {{pp: 8, tp: 2}}", file=source)
@@ -190,7 +189,7 @@ def _value(key: str, word: str, option: str) -> Value:
 
 
 def _split(text: str) -> list[str]:
-    """Split at commas that stand outside brackets and quoted values."""
+    """Split at commas outside brackets and quotes."""
     parts, depth, quote = [""], 0, ""
     for character in text:
         opens = character in "\"'" and not quote and (not parts[-1].strip() or depth > 0)
@@ -205,8 +204,8 @@ def _split(text: str) -> list[str]:
     return parts
 
 
-def _expanded(word: str, source: str) -> Iterator[str]:
-    """Yield the numbers of a range, each with the unit behind it; anything else as it is."""
+def _expand(word: str, source: str) -> Iterator[str]:
+    """Yield the numbers of a range with its unit; yield any other word unchanged."""
     match = _RANGE.fullmatch(word)
     if match is None:
         if _LOOKS_LIKE_RANGE.match(word):

@@ -1,4 +1,4 @@
-"""The common configuration of a study, its entries and its refusals."""
+"""The common configuration of a search, and its schedule entries."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Basis:
-    """What the runs of a study share."""
+    """The common configuration of the runs of a search."""
 
     file: Path | Document | None
-    """The configuration, or what was read of it; None for flags alone."""
+    """The configuration, as a path or its content; None for flags alone."""
     sets: tuple[str, ...]
     """``key.path=value`` texts."""
     flags: Mapping[str, Any]
@@ -45,10 +45,10 @@ class Basis:
         return load(self.file, self.sets, self.flags, [*varied, *entry.varied])
 
     def find(self, entry: Entry) -> ScheduleOffer | None:
-        """Return the schedule that an entry names; None for a table file, which is only read.
+        """Return the schedule of an entry; None for a table file, which is validated.
 
         Raises:
-            PptraceError: nothing has this name, or the file cannot be used.
+            PptraceError: an unknown name, or an invalid file.
         """
         if entry.is_table:
             from pptrace.steps.text_forms import load_table
@@ -64,10 +64,10 @@ class Basis:
             raise PluginError(message, plugin=error.plugin, distribution=error.distribution) from error
 
     def check(self, entry: Entry, resolved: Resolved) -> None:
-        """Refuse, before anything runs, what no sizes could mend: unknown names, options that are none.
+        """Refuse unknown names and options before anything runs.
 
         Raises:
-            PptraceError: what cannot be used, where it was written.
+            PptraceError: the name or option, and its location.
         """
         offer = self.find(entry)
         if offer is not None:
@@ -78,11 +78,10 @@ class Basis:
     def run(self, entry: Entry, varied: Sequence[Assignment] = ()) -> Run:
         """Simulate one step.
 
-        The chunks per rank that the configuration says are for schedules that take them: one that does not
-        makes its own, or has one, unless its entry sets them.
+        A schedule that does not accept the configured chunks uses its default, unless its entry sets them.
 
         Raises:
-            PptraceError: what the schedule or the simulation refuses.
+            PptraceError: a refusal of the schedule or the simulation.
         """
         return simulate(self.resolve(entry, varied), self.registry, loose=not entry.sets("parallel.vp"))
 
@@ -93,7 +92,7 @@ _OPENING, _CLOSING = "[{(", "]})"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A schedule, and what it alone is run with."""
+    """A schedule with its own settings."""
 
     label: str
     """As the user wrote it."""
@@ -102,9 +101,9 @@ class Entry:
     settings: tuple[tuple[str, str], ...]
     """Keys with their values as YAML, sorted."""
     varied: tuple[Assignment, ...]
-    """The same, ready to be laid over a configuration."""
+    """The same as assignments."""
     source: str = ""
-    """The part of the command line that it is in, for errors."""
+    """Its part of the command line, for errors."""
 
     @property
     def is_table(self) -> bool:
@@ -113,21 +112,21 @@ class Entry:
 
     def sets(self, key: str) -> bool:
         """Return whether the entry itself sets a key, such as ``parallel.vp``."""
-        return any(".".join(map(str, one.path)) == key for one in self.varied)
+        return any(".".join(map(str, setting.path)) == key for setting in self.varied)
 
 
 def parse_entries(texts: Sequence[str], option: str) -> tuple[Entry, ...]:
-    """Read schedules, separated by commas, each with settings behind colons.
+    """Read schedules, separated by commas, with settings after colons.
 
-    A setting is a flag of the command line (``vp=2``), a key path as for ``--set`` (``p2p.policy=ordered``), or
-    else an option of the schedule's own (``waves=2``).
+    A setting is a flag of the command line (``vp=2``), a key path as for ``--set`` (``p2p.policy=ordered``), or an
+    option of the schedule (``waves=2``).
 
     Args:
-        texts: what the user wrote, in any number of parts.
-        option: what to call it in errors, such as ``--schedules``.
+        texts: the input, in any number of parts.
+        option: its name in errors, such as ``--schedules``.
 
     Raises:
-        ConfigError: nothing there, a setting that cannot be read, or the same entry twice.
+        ConfigError: a missing name, an invalid setting, or a repeated entry.
     """
     words = [word.strip() for text in texts for word in split_outside(text, ",")]
     entries = tuple(_entry(word, option) for word in words)
@@ -138,7 +137,7 @@ def parse_entries(texts: Sequence[str], option: str) -> tuple[Entry, ...]:
 
 
 def split_outside(text: str, separator: str) -> list[str]:
-    """Split at a separator that stands outside brackets.
+    """Split at a separator outside brackets.
 
     >>> split_outside("a,b:x=[1,2],c", ",")
     ['a', 'b:x=[1,2]', 'c']
@@ -186,7 +185,7 @@ def _setting(text: str, source: str) -> tuple[str, str]:
 
 
 def short_reason(error: PptraceError) -> str:
-    """Return an error's line without the place in a configuration."""
+    """Return the line of an error without its location in a configuration."""
     short: PptraceError = error
     if isinstance(error, ConstraintError):
         short = ConstraintError(error.reason, nearest=error.nearest, key=error.key)

@@ -11,6 +11,7 @@ from bisect import insort
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, nsmallest
 from math import gcd
+from operator import attrgetter
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +65,7 @@ class Search:
     def __init__(self, space: Space, runner: Runner, watch: Callable[[str], None] | None = None) -> None:
         self.space, self.runner = space, runner
         self.request = space.request
-        self.watch = watch or _nobody
+        self.watch = watch or (lambda _: None)
         self.filter = CandidateFilter(space)
         self.candidates: list[Candidate] = []
         self.best: list[Candidate] = []
@@ -111,7 +112,7 @@ class Search:
         """Simulate the candidates with the best scores, or of least memory where none of these fits."""
         if self.best or self.request.exhaustive:
             return
-        for count, key in ((_PEEKS[2], _promising), (_PEEKS[1], _likely)):
+        for count, key in ((_PEEKS[2], attrgetter("score", "number")), (_PEEKS[1], _likely)):
             able = [one for one in self.candidates if one.outcome is Outcome.BOUNDED and one.origin is not None]
             likely: list[Candidate] = []
             for one in nsmallest(count, able, key=key):
@@ -164,7 +165,7 @@ class Search:
     def _likeliest(self, refined: Sequence[Candidate], batch: Sequence[Candidate]) -> list[Candidate]:
         """Return the requested number of bounded candidates, best first. Their scores bound the last place."""
         waiting = [one for one in refined if one.outcome is Outcome.BOUNDED and one not in batch]
-        return sorted(waiting, key=lambda one: (one.score, one.number))[: self.request.top]
+        return sorted(waiting, key=attrgetter("score", "number"))[: self.request.top]
 
     def _is_hopeless(self, score: Score) -> bool:
         """Return whether a lower bound is above the score of the last requested place."""
@@ -190,7 +191,7 @@ class Search:
         """Insert a candidate into the ranking, or among the equivalents of another one."""
         first = self._places.get(_place(one))
         if first is not None and first.number < one.number:
-            insort(first.equivalents, one, key=_number)
+            insort(first.equivalents, one, key=attrgetter("number"))
             return
         if first is not None:
             self.best.remove(first)
@@ -260,10 +261,6 @@ def spread_indices(count: int) -> list[int]:
     return [index * step % count for index in range(count)]
 
 
-def _promising(candidate: Candidate) -> tuple[Score, int]:
-    return candidate.score, candidate.number
-
-
 def _need(candidate: Candidate) -> tuple[int, int]:
     return candidate.bound.peak_bytes if candidate.bound else 0, candidate.number
 
@@ -277,14 +274,6 @@ def _standing(candidate: Candidate) -> tuple[Score, int, int]:
     return candidate.score, int(candidate.row["peak_memory_bytes"] or 0), candidate.number
 
 
-def _number(candidate: Candidate) -> int:
-    return candidate.number
-
-
 def _likely(candidate: Candidate) -> tuple[int, tuple[float, ...], int]:
     least, number = _need(candidate)
     return least, tuple(-float(part) for part in candidate.score), number
-
-
-def _nobody(text: str) -> None:
-    del text

@@ -1,11 +1,10 @@
-"""Lower bounds on a step and its memory, from a table and its costs, without a simulation.
+"""Lower bounds on step time and memory from a table and its costs, without a simulation.
 
-A rank runs its row in order. So nothing of it starts before what the model needs before it: a forward needs all
-forwards of its microbatch on earlier stages, a backward all forwards and the backwards of later stages. And
-nothing ends a step before what the model needs behind it, down to the backward of the first stage. With messages
-that take no time, no step of the table is shorter; where stages are one chain, that is the bubble of 1F1B and of
-its interleaved forms to the last unit. Activations are taken and freed in the order of the row, so the memory
-that they take is known without times.
+A rank runs its row in order. An action starts after its predecessors in the model: a forward after all forwards
+of its microbatch on earlier stages, a backward after all forwards and the backwards of later stages. The step ends
+after all successors of an action, down to the backward of the first stage. No step of the table is shorter, even
+with messages of zero duration. With these, the bound is exact for 1F1B and its interleaved forms on a chain of
+stages. The activation memory follows from the order of the row alone.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """What no simulated step is below."""
+    """Lower bounds of a simulated step."""
 
     step_ns: int
-    """Its length."""
+    """Step time."""
     peak_bytes: int
-    """The memory of its fullest rank."""
+    """Memory of the fullest rank."""
     fits: bool = True
-    """Whether each rank's device may have that much, as far as is known."""
+    """Whether the bound of each rank is within its known capacity."""
 
 
 def least_work_ns(workload: Workload, ranks: int, microbatches: int) -> int:
-    """Return what the busiest rank computes at least, wherever stages lie: the mean over the ranks."""
+    """Return a lower bound on the computation of the busiest rank: the mean over the ranks."""
     times = _durations(workload)
     backward = np.minimum(times[Kind.B], times[Kind.I] + times[Kind.W])
     whole = int((times[Kind.F] + backward).sum()) * microbatches
@@ -52,12 +51,12 @@ def least_work_ns(workload: Workload, ranks: int, microbatches: int) -> int:
 
 
 def least_memory(workload: Workload, ranks: int) -> int:
-    """Return what the fullest rank holds at least, wherever stages lie."""
+    """Return a lower bound on the memory of the fullest rank: the mean over the ranks."""
     return int(workload.static_bytes.sum()) // ranks + workload.reserved_bytes
 
 
 def least_fits(workload: Workload, ranks: int) -> bool:
-    """Return whether all devices together have what all ranks hold at least, wherever stages lie."""
+    """Return whether the total capacity holds the static memory of all ranks."""
     if not workload.capacity_bytes:
         return True
     if not workload.rank_capacity_bytes.size:
@@ -69,12 +68,12 @@ def least_fits(workload: Workload, ranks: int) -> bool:
 def bound_of(
     cached: CachedTable, workload: Workload, experiment: Experiment, provided: Provided[ScheduleOffer]
 ) -> Bound:
-    """Return what no simulated step of a table is below.
+    """Return the lower bounds of a table.
 
     Args:
-        cached: the table, and what was asked for.
+        cached: the table and its request.
         workload: its costs, per stage of the table.
-        experiment: the configuration that has both.
+        experiment: their configuration.
         provided: the schedule.
     """
     table, request = cached.table, cached.request
@@ -95,22 +94,22 @@ def _step_ns(table: Schedule, workload: Workload, experiment: Experiment) -> int
     times = _durations(workload)
     took = times[table.kind, table.stage] * table.span
     took[~COMPUTE.mask(table.kind)] = 0
-    before, behind = _needed(table, workload, times)
+    before, until_end = _needed(table, workload, times)
     row = np.repeat(np.arange(table.ranks), np.diff(table.row_ptr))
     done = took.cumsum()
-    # Ranks are told apart by an offset that is larger than any time, so that one pass serves all rows.
-    apart = row * (int(done[-1] if done.size else 0) + int(before.max(initial=0)) + 1)
-    starts = np.maximum.accumulate(before - (done - took) + apart) - apart
+    # An offset per rank, larger than any time, lets one pass accumulate all rows.
+    offset = row * (int(done[-1] if done.size else 0) + int(before.max(initial=0)) + 1)
+    starts = np.maximum.accumulate(before - (done - took) + offset) - offset
     ends = starts + done
     filled = np.diff(table.row_ptr) > 0
     last = np.zeros(table.ranks, dtype=np.int64)
     last[filled] = ends[table.row_ptr[1:][filled] - 1]
     after = _after_rows(table, workload, experiment)
-    return int(max((last + after).max(initial=0), (ends + behind).max(initial=0) + int(after.min(initial=0))))
+    return int(max((last + after).max(initial=0), (ends + until_end).max(initial=0) + int(after.min(initial=0))))
 
 
 def _needed(table: Schedule, workload: Workload, times: Int64s) -> tuple[Int64s, Int64s]:
-    """Return what comes before each action's start at least, and what behind its end."""
+    """Return lower bounds on the time before the start and after the end of each action."""
     none = np.zeros(len(table), dtype=np.int64)
     if not table.placement.is_chain or workload.segments:
         return none, none
@@ -121,12 +120,14 @@ def _needed(table: Schedule, workload: Workload, times: Int64s) -> tuple[Int64s,
     stage, is_forward = table.stage, table.kind == Kind.F
     is_backward = (table.kind == Kind.B) | (table.kind == Kind.I)
     before = np.where(is_forward, first[stage], 0) + np.where(is_backward, first[-1] + up[-1] - up[stage + 1], 0)
-    behind = np.where(is_forward, first[-1] - first[stage + 1] + up[-1], 0) + np.where(is_backward, up[stage], 0)
-    return before, behind
+    until_end = np.where(is_forward, first[-1] - first[stage + 1] + up[-1], 0) + np.where(
+        is_backward, up[stage], 0
+    )
+    return before, until_end
 
 
 def _after_rows(table: Schedule, workload: Workload, experiment: Experiment) -> Int64s:
-    """Return the updates that each rank does behind its row; none where their validation moves them."""
+    """Return the optimizer time of each rank after its row; 0 where the validation moves it."""
     held = table.placement.copies().astype(np.int64)
     if experiment.data_parallel.validation is not Validation.BEFORE:
         return np.zeros(table.ranks, dtype=np.int64)
@@ -155,7 +156,7 @@ def _peaks(table: Schedule, workload: Workload, experiment: Experiment) -> Int64
 
 
 def _durations(workload: Workload) -> Int64s:
-    """Return what each kind takes on each stage at least, shape (kinds, stages); of segments, the computation."""
+    """Return the least duration of each kind per stage, shape (kinds, stages); of segments, the computation."""
     alone: list[Int64s] = []
     for one in (workload, *workload.classes):
         rows = [one.duration_ns(kind) - (one.collective_ns(kind) if one.segments else 0) for kind in Kind]

@@ -381,11 +381,7 @@ class _Searches:
 
 
 def _check_jobs(entries: Sequence[Entry], roots: Sequence[Resolved]) -> None:
-    """Refuse schedules of different jobs, and entries with a memory limit.
-
-    Raises:
-        ConfigError: another number of GPUs or sequences, or a limit of an entry.
-    """
+    """Refuse schedules of different jobs, and entries with a memory limit."""
     jobs = []
     for entry, root in zip(entries, roots, strict=True):
         limit = next((key for key in LIMITS if entry.sets(key)), None)

@@ -55,21 +55,20 @@ class Point:
     """One combination of the axes' values."""
 
     values: tuple[Value, ...]
-    """One of each axis."""
+    """One value per axis."""
     identity: str
-    """Tells it from all others, of other configurations too; behind a hyphen what tells its schedule's file."""
+    """Digest of its configuration; after a hyphen, the digest of the schedule's file."""
     actions: int
-    """About how many actions its table has; 0 where a table file knows."""
+    """Estimated number of actions of its table."""
     beside: tuple[Assignment, ...] = ()
-    """What it sets beside its values: the replicas that make up a number of GPUs."""
+    """Further assignments: the replicas for a number of GPUs."""
     refused: str = ""
-    """Why it is not run; empty where it is."""
+    """Why it does not run; empty where it does."""
 
     @property
     def entry(self) -> Entry:
-        """Return what it lays over the base."""
-        varied = (*(one for value in self.values for one in value.varied), *self.beside)
-        return Entry(label="--over", name="", settings=(), varied=varied)
+        """Its overrides of the base, as an entry."""
+        return Entry(label="--over", name="", settings=(), varied=(*_varied(self.values), *self.beside))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +76,13 @@ class Grid:
     """All points of a sweep."""
 
     base: Base
-    """What they have in common."""
+    """Their common configuration."""
     axes: tuple[Axis, ...]
     """The outermost first: it changes most slowly from point to point."""
     points: tuple[Point, ...]
     """In grid order."""
     configuration: str
-    """Tells the base and the swept keys from all others; values of axes leave it as it is."""
+    """Digest of the base and the swept keys, without the values of axes."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -110,12 +109,12 @@ def grid_of(
         file: the configuration.
         sets: ``key.path=value`` texts.
         flags: values by flag name.
-        axes: what is swept.
-        gpus: as many each point has: its replicas follow; those of the configuration unless given.
+        axes: the swept keys with their values.
+        gpus: GPUs of each point, from which its replicas follow; by default, the configured replicas.
 
     Raises:
-        ConfigError: no axis, axes that contradict each other or the command line, a value that its key cannot
-            have, two values that make the same step, or a configuration that no point makes usable.
+        ConfigError: no axis, axes that contradict each other or the command line, an invalid value, two values
+            with the same step, or a configuration that is invalid at every point.
     """
     given = {name: value for name, value in flags.items() if value is not None}
     document = document_of(file)
@@ -168,7 +167,7 @@ def _check_pair(first: Axis, second: Axis) -> None:
 
 
 def _check_against(axis: Axis, one: Assignment) -> None:
-    """Refuse what the command line says of a key that is swept, or of one that a swept key replaces."""
+    """Refuse a value on the command line for a swept key, or for a key that a swept key replaces."""
     follows = {one.path} | ({_GLOBAL, _MICROBATCHES} if one.path in {_GLOBAL, _MICROBATCHES} else set())
     if axis.own_paths & follows or any(_above(path, one.path) for path in axis.own_paths):
         raise ConfigError(f"it is swept by --over {axis.key}: leave one of them out", file=one.place.source)
@@ -188,7 +187,7 @@ def _check_tables(tree: Mapping[str, Any], axes: Sequence[Axis]) -> None:
 
 
 def _check_apart(axes: Sequence[Axis], points: Sequence[Point]) -> None:
-    """Refuse values that are written unlike and make the same step."""
+    """Refuse two spellings of the same step."""
     seen: dict[str, Point] = {}
     for point in points:
         same = seen.setdefault(point.identity, point)
@@ -199,7 +198,7 @@ def _check_apart(axes: Sequence[Axis], points: Sequence[Point]) -> None:
 
 
 def _check_values(base: Base, own: Sequence[Assignment], axes: Sequence[Axis]) -> None:
-    """Refuse a value that its key cannot have, whatever the other axes say."""
+    """Refuse a value that is invalid with any values of the other axes."""
     usual = [axis.values[0] for axis in axes]
     for index, axis in enumerate(axes):
         for value in axis.values:
@@ -210,7 +209,7 @@ def _check_values(base: Base, own: Sequence[Assignment], axes: Sequence[Axis]) -
 
 
 def _check_some_point(base: Base, points: Sequence[Point]) -> None:
-    """Refuse a configuration that no point makes usable, with what is wrong with the first."""
+    """Refuse a configuration that is invalid at every point, with the error of the first point."""
     first: ConfigError | None = None
     for point in points:
         if point.refused:
@@ -248,7 +247,7 @@ def _varied(values: Sequence[Value]) -> list[Assignment]:
 
 
 def _without(tree: dict[str, Any], axes: Sequence[Axis]) -> list[Any]:
-    """Return a base with the keys that are swept taken out, and these keys."""
+    """Return a base without the swept keys, and these keys."""
     swept = [path for axis in axes for path in (axis.paths if axis.is_coupled else [_path(axis.key)])]
     for *above, last in sorted(swept, key=str):
         below: Any = tree
@@ -256,8 +255,8 @@ def _without(tree: dict[str, Any], axes: Sequence[Axis]) -> list[Any]:
             below = below.get(part) if isinstance(below, dict) else None
         if isinstance(below, dict):
             below.pop(last, None)
-    kept = {section: said for section, said in tree.items() if said != {}}
-    return [kept, sorted(axis.key for axis in axes), _file_digest(_name(kept))]
+    tree = {section: values for section, values in tree.items() if values != {}}
+    return [tree, sorted(axis.key for axis in axes), _file_digest(_name(tree))]
 
 
 def _path(key: str) -> KeyPath:
@@ -274,7 +273,7 @@ def _kind(name: str) -> str:
 
 
 def _file_digest(name: str) -> str:
-    """Return a digest of the file that a schedule comes from; nothing for a plugin's."""
+    """Return a digest of the file of a schedule; empty for a plugin's schedule."""
     kind = _kind(name) if name else "plugin"
     file = Path(name.rpartition(":")[0] if kind == "python" else name)
     return hashlib.sha256(file.read_bytes()).hexdigest()[:8] if kind != "plugin" and file.is_file() else ""
@@ -297,14 +296,14 @@ def _digest(value: object) -> str:
 
 
 REPLICAS: KeyPath = ("parallel", "dp")
-"""The key that says them."""
+"""The key of the replicas."""
 
 
 def check_replicas(gpus: int, own: Sequence[Assignment], axes: Sequence[Axis]) -> None:
-    """Refuse a number of GPUs that is none, and replicas that are said beside it.
+    """Refuse an invalid number of GPUs, and replicas together with it.
 
     Raises:
-        ConfigError: which, and where it is said.
+        ConfigError: the value and its location.
     """
     if gpus < 1:
         raise ConfigError(f"{gpus} is no number of GPUs: write 1 or more", file="--gpus")
@@ -316,7 +315,7 @@ def check_replicas(gpus: int, own: Sequence[Assignment], axes: Sequence[Axis]) -
 
 
 def replicas_of(tree: Mapping[str, Any], gpus: int) -> tuple[int, str]:
-    """Return the replicas that make up a number of GPUs; why there are none, instead."""
+    """Return the replicas for a number of GPUs, and the reason if there are none."""
     parallel = tree.get("parallel") or {}
     sizes = {name: parallel.get(name) or 1 for name in ("pp", "tp", "cp")}
     if not all(isinstance(size, int) for size in sizes.values()):
@@ -324,5 +323,5 @@ def replicas_of(tree: Mapping[str, Any], gpus: int) -> tuple[int, str]:
     dp, rest = divmod(gpus, prod(sizes.values()))
     if dp and not rest:
         return dp, ""
-    told = " x ".join(f"{name} {size}" for name, size in sizes.items())
-    return 1, f"{told} is a replica of {prod(sizes.values())} GPUs, which do not make {gpus}"
+    factors = " x ".join(f"{name} {size}" for name, size in sizes.items())
+    return 1, f"{factors} is a replica of {prod(sizes.values())} GPUs, which do not make {gpus}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from itertools import pairwise
 from math import isqrt
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from pptrace.config.flags import key_of
 from pptrace.config.overrides import Assignment, assignment
@@ -26,84 +26,46 @@ if TYPE_CHECKING:
 
 _SCALE_DIGITS = 6
 _NANO = 10**9
+_INTEGER = re.compile(r"[0-9]{1,18}")
+_DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,18})?([eE][+-]?[0-9]{1,2})?")
 
 
 @dataclass(frozen=True, slots=True)
-class IntegerScale:
-    """Counts, such as microbatches."""
+class Scale:
+    """The integers that stand for the values of a key: counts, billionths, or base units of a dimension."""
 
-    whole: bool = True
-    """Each integer counts."""
-
-    def parse(self, text: str) -> int:
-        """Return a whole number.
-
-        Raises:
-            ConfigError: there is none.
-        """
-        if not re.fullmatch(r"[0-9]{1,18}", text):
-            raise ConfigError(f"{text!r} is no whole number")
-        return int(text)
-
-    def exact(self, value: int) -> str:
-        """Return the digits."""
-        return str(value)
-
-    def shown(self, value: int) -> str:
-        """Return the digits."""
-        return str(value)
-
-
-@dataclass(frozen=True, slots=True)
-class DecimalScale:
-    """Numbers with decimals, such as efficiencies, counted in billionths."""
-
+    dimension: Dimension | None = None
+    """The dimension of sizes, rates, times and compute rates; None for plain numbers."""
     whole: bool = False
-    """Integers stand for points of a continuous axis."""
+    """Whether values are counts, each of which matters; other integers are points of a continuous axis."""
 
     def parse(self, text: str) -> int:
-        """Return the nearest number of billionths.
+        """Return the integer of a value.
 
         Raises:
-            ConfigError: it is no number.
+            ConfigError: the text is no value of this scale.
         """
-        if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,18})?([eE][+-]?[0-9]{1,2})?", text):
-            raise ConfigError(f"{text!r} is no number")
-        return round(Decimal(text) * _NANO)
+        if self.dimension is not None:
+            return self.dimension.parse(text)
+        if not (_INTEGER if self.whole else _DECIMAL).fullmatch(text):
+            raise ConfigError(f"{text!r} is no {'whole ' if self.whole else ''}number")
+        return int(text) if self.whole else round(Decimal(text) * _NANO)
 
     def exact(self, value: int) -> str:
-        """Return a decimal number."""
-        whole, rest = divmod(value, _NANO)
-        return f"{whole}.{rest:09d}".rstrip("0").removesuffix(".")
+        """Return a value without loss."""
+        if self.dimension is not None:
+            return self.dimension.exact(value)
+        if self.whole:
+            return str(value)
+        integer, billionths = divmod(value, _NANO)
+        return f"{integer}.{billionths:09d}".rstrip("0").removesuffix(".")
 
     def shown(self, value: int) -> str:
-        """Return six digits."""
-        return f"{Decimal(self.exact(value)):.{_SCALE_DIGITS}g}"
-
-
-@dataclass(frozen=True, slots=True)
-class Quantity:
-    """Sizes, rates, times and compute rates, in their base units."""
-
-    dimension: Dimension
-    """Which of them."""
-    whole: bool = False
-    """As above."""
-
-    def parse(self, text: str) -> int:
-        """Return base units.
-
-        Raises:
-            ConfigError: it is no quantity of this dimension.
-        """
-        return self.dimension.parse(text)
-
-    def exact(self, value: int) -> str:
-        """Return the quantity without loss."""
-        return self.dimension.exact(value)
-
-    def shown(self, value: int) -> str:
-        """Return six digits in the largest unit that the value fills."""
+        """Return a count, or six digits with the largest unit that the value fills."""
+        if self.whole:
+            return str(value)
+        if self.dimension is None:
+            return f"{Decimal(self.exact(value)):.{_SCALE_DIGITS}g}"
         units = {unit: self.dimension.written[unit] for unit in self.dimension.rounded_to}
         unit = max((unit for unit in units if units[unit] <= value), key=units.__getitem__, default="")
         if not unit:
@@ -111,28 +73,25 @@ class Quantity:
         return f"{float(Decimal(value) / units[unit]):.{_SCALE_DIGITS}g} {unit}"
 
 
-Scale: TypeAlias = "IntegerScale | DecimalScale | Quantity"
-"""``whole`` tells whether each integer is a value of its own, or stands for a point of a continuous axis."""
-
+_COUNT, _NUMBER = Scale(whole=True), Scale()
 _DIMENSIONS = (SIZE, RATE, DURATION, FLOPS)
 
 
 def scale_of(value: object) -> Scale | None:
-    """Return the scale of a value as a configuration holds it; None where it is no number.
+    """Return the scale of a configured value; None where it is no number.
 
     >>> scale_of("50 GB/s").shown(2_500_000_000), scale_of(3), scale_of(True)
-    ('2.5 GB/s', IntegerScale(whole=True), None)
+    ('2.5 GB/s', Scale(dimension=None, whole=True), None)
     """
     if isinstance(value, bool):
         return None
     if isinstance(value, int):
-        return IntegerScale()
+        return _COUNT
     if isinstance(value, float):
-        return DecimalScale()
+        return _NUMBER
     if not isinstance(value, str):
         return None
-    scales: list[Scale] = [IntegerScale(), DecimalScale(), *map(Quantity, _DIMENSIONS)]
-    for scale in scales:
+    for scale in (_COUNT, _NUMBER, *map(Scale, _DIMENSIONS)):
         try:
             scale.parse(value)
         except ConfigError:
@@ -165,7 +124,7 @@ class Span:
     word: str
     """As the user wrote it."""
     scale: Scale
-    """How its values are read and written."""
+    """The format of its values."""
     low: int
     """The first value."""
     high: int
@@ -177,7 +136,7 @@ class Span:
         return self.key.startswith(_COUNTS)
 
     def assign(self, value: int) -> Assignment:
-        """Return what sets the key to a value."""
+        """Return the assignment of a value to the key."""
         return assignment(self.key, self.scale.exact(value), f"--over {self.word}")
 
     def shown(self, value: int) -> str:
@@ -186,15 +145,15 @@ class Span:
 
 
 def parse_span(text: str, basis: Basis, entries: Sequence[Entry]) -> Span:
-    """Read ``KEY`` or ``KEY=LOW..HIGH``; what a range is without one, :func:`_default` says.
+    """Read ``KEY`` or ``KEY=LOW..HIGH``; :func:`_default` has the default range.
 
     Args:
         text: such as ``microbatches=8..256``, ``bandwidth`` or ``costs.forward``.
-        basis: the configuration whose key it is.
-        entries: the schedules that are run.
+        basis: the configuration.
+        entries: the schedules.
 
     Raises:
-        ConfigError: an unknown key, one that holds no number or that an entry sets, or a range that is none.
+        ConfigError: a key that is unknown, not numeric or set by an entry; or an invalid range.
     """
     word, equals, range_text = (part.strip() for part in text.partition("="))
     if not word:
@@ -228,7 +187,7 @@ def _key(word: str, basis: Basis, entries: Sequence[Entry], ends: tuple[str, str
 
 
 def _loaded(basis: Basis, entry: Entry, key: str, ends: tuple[str, str] | None) -> Resolved:
-    """Return the configuration, with a value for the key only where there is no configuration without."""
+    """Return the configuration, with a value of the key only where it is invalid without one."""
     try:
         return basis.resolve(entry)
     except ConfigError:
@@ -241,13 +200,13 @@ def _loaded(basis: Basis, entry: Entry, key: str, ends: tuple[str, str] | None) 
 def _values(
     basis: Basis, entries: Sequence[Entry], key: str, ends: tuple[str, str] | None
 ) -> Mapping[str, object]:
-    """Return every value of the configuration, those of plugins' options as far as an entry can be prepared."""
+    """Return all configured values, with plugin options where an entry can be prepared."""
     loaded = [_loaded(basis, entry, key, ends) for entry in entries]
     for entry, resolved in zip(entries, loaded, strict=True):
         basis.check(entry, resolved)
     known = loaded[0].explain()
     for resolved in loaded:
-        # Sizes that a schedule cannot take say nothing about the key.
+        # A schedule may refuse the configured sizes, which the search overrides.
         with suppress(PptraceError):
             known = prepare(resolved, basis.registry).resolved.explain()
             break
@@ -255,15 +214,11 @@ def _values(
 
 
 def _scale(value: object, key: str, ends: tuple[str, str] | None) -> Scale | None:
-    """Return the scale of a key's value, or of its range where that says more: no value, or decimals."""
-    own, written = scale_of(value), [scale_of(end) for end in ends or ()]
+    """Return the scale of a key's value, or of its range where the value is absent or the range has decimals."""
+    configured, written = scale_of(value), [scale_of(end) for end in ends or ()]
     if value is None:
-        return DecimalScale() if DecimalScale() in written else next(iter(written), None)
-    return (
-        DecimalScale()
-        if own == IntegerScale() and DecimalScale() in written and not key.startswith(_COUNTS)
-        else own
-    )
+        return _NUMBER if _NUMBER in written else next(iter(written), None)
+    return _NUMBER if configured == _COUNT and _NUMBER in written and not key.startswith(_COUNTS) else configured
 
 
 def _no_number(key: str, known: Mapping[str, object], source: str) -> ConfigError:
@@ -300,13 +255,13 @@ def _default(scale: Scale, key: str, known: Mapping[str, object], source: str) -
 
 
 _REACH = 4096
-"""Integers that are tried around one that has no sign."""
+"""Largest distance of an integer that replaces one without a sign."""
 
 _BISECTION_DIGITS = 4
-"""Significant digits of the values that are tried where an axis is continuous, while they tell values apart."""
+"""Significant digits of values on a continuous axis, where they are distinct."""
 
 _DECADES = 1000
-"""Where a range begins at 0, its grid's first positive value is this part of its last."""
+"""Ratio of the last to the first positive value of a grid that begins at 0."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -319,19 +274,19 @@ class Bisection:
     """
 
     sign: Callable[[int], int | None]
-    """The sign at a value: -1, 0 or 1; None where there is none. Called once per value."""
+    """Returns the sign at a value, -1, 0 or 1, or None. Called once per value."""
     whole: bool
-    """Whether the axis holds whole numbers, each of which counts, or stands for a continuous one."""
+    """Whether the axis is discrete."""
     tolerance: float = 0.01
-    """Continuous: how far apart the two sides of a change may be, in parts of the upper one."""
+    """Largest distance of both sides of a change on a continuous axis, as a share of the upper one."""
     signs: dict[int, int | None] = field(default_factory=dict)
-    """What has been asked so far."""
+    """Known signs by value."""
 
     def changes(self, grid: list[int]) -> list[tuple[int, int]]:
-        """Return the two sides of every change that the grid shows, in order.
+        """Return both sides of every change between points of the grid, in order.
 
-        Of whole numbers both sides are neighbours among those that have a sign. Two changes between one pair
-        of the grid's points undo each other and are not seen.
+        On a discrete axis, both sides are neighbours among the values with a sign. Two changes between
+        neighbouring points of the grid cancel and remain undetected.
         """
         points = self._with_sign(grid)
         return [change for low, high in pairwise(points) for change in self._between(low, high)]
@@ -343,7 +298,7 @@ class Bisection:
         return self.signs[value]
 
     def _with_sign(self, grid: list[int]) -> list[int]:
-        """Return the grid with each point that has no sign moved to the nearest that has one, or left out."""
+        """Return the grid; the nearest value with a sign replaces a point without one, if there is any."""
         found: list[int] = []
         for index, value in enumerate(grid):
             after = grid[index - 1] if index else value - 1
@@ -362,7 +317,7 @@ class Bisection:
         return [*self._between(low, middle), *self._between(middle, high)]
 
     def _nearest(self, value: int, after: int, before: int) -> int | None:
-        """Return the value with a sign that is nearest, strictly between two others."""
+        """Return the nearest value with a sign, strictly between two bounds."""
         tried = _outward(value, after, before) if self.whole else iter([value])
         return next((near for near in tried if self.sign_at(near) is not None), None)
 
@@ -378,7 +333,7 @@ class Bisection:
 
 
 def geometric(low: int, high: int, points: int) -> list[int]:
-    """Return integers from ``low`` to ``high`` whose ratios are about the same, each once.
+    """Return distinct integers from ``low`` to ``high`` with about equal ratios.
 
     >>> geometric(1, 1000, 4), geometric(0, 1000, 3), geometric(3, 5, 9)
     ([1, 10, 100, 1000], [0, 1, 1000], [3, 4, 5])
@@ -391,7 +346,7 @@ def geometric(low: int, high: int, points: int) -> list[int]:
 
 
 def rounded(value: int, digits: int) -> int:
-    """Return an integer rounded to so many significant digits, exactly.
+    """Return an integer rounded to a number of significant digits, exactly.
 
     >>> rounded(123_456, 3), rounded(7, 3)
     (123000, 7)

@@ -2,8 +2,7 @@
 
 Source: Megatron-LM as of 22 August 2026, ``megatron/training/arguments.py`` with what it refuses, and the
 dataclasses whose fields it makes arguments of (``megatron/core/model_parallel_config.py``,
-``megatron/core/transformer/transformer_config.py``, ``megatron/training/config``). ``titan_arguments.py`` beside
-this has torchtitan's.
+``megatron/core/transformer/transformer_config.py``, ``megatron/training/config``).
 
 Source: torchtitan as of 21 August 2026: ``torchtitan/config/configs.py``, ``torchtitan/trainer.py``,
 ``torchtitan/distributed/pipeline_parallel.py``, ``parallel_dims.py``, ``fsdp.py`` and
@@ -22,33 +21,33 @@ if TYPE_CHECKING:
     from pptrace.config.schema import Experiment
 
 _ENDS = ("loss", "embedding")
-"""What takes the place of a layer where a stage or two are more than layers."""
+"""Modules that replace a layer where stages outnumber layers."""
 _KEPT = ("main-params", "exp-avg", "exp-avg-sq")
-"""State of the optimizer whose type Megatron-LM takes."""
+"""Optimizer state with a type argument of Megatron-LM."""
 _MEGATRON_SHARDS = {1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
-"""What Megatron-FSDP calls ZeRO's stages."""
+"""Names of ZeRO's stages in Megatron-FSDP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments:
-    """What to start a framework with."""
+    """Launch arguments of a framework."""
 
     words: tuple[str, ...]
     """The arguments."""
     without: tuple[str, ...]
-    """What of the configuration the framework has no argument for."""
+    """Parts of the configuration that the framework cannot express."""
 
     @property
     def text(self) -> str:
-        """The arguments as a shell takes them."""
+        """The arguments, quoted for a shell."""
         return shlex.join(self.words)
 
 
 def megatron_arguments(experiment: Experiment, chunks: int) -> Arguments:
-    """Return a configuration as Megatron-LM takes it.
+    """Return the launch arguments of Megatron-LM.
 
     Args:
-        experiment: the configuration, the cost model's options filled in.
+        experiment: the configuration with all options of its cost model.
         chunks: per rank.
     """
     parallel, batch = experiment.parallel, experiment.batch
@@ -95,7 +94,7 @@ def megatron_arguments(experiment: Experiment, chunks: int) -> Arguments:
 def _schedule(
     experiment: Experiment, chunks: int, model: dict[str, Any], costs: dict[str, Any]
 ) -> tuple[list[str], list[str]]:
-    """Return what asks for the schedule, and what of it Megatron-LM refuses."""
+    """Return the arguments of the schedule, and its parts that Megatron-LM refuses."""
     name, parallel = experiment.schedule.name, experiment.parallel
     ranks, microbatches = parallel.pp or 1, experiment.batch.known_microbatches
     if ranks == 1 and chunks > 1:
@@ -125,7 +124,7 @@ def flag_words(values: dict[str, Any]) -> list[str]:
 
 
 def values_of(choice: Any) -> dict[str, Any]:
-    """Return a section's values; none where there is no such section."""
+    """Return the values of a section; empty without one."""
     return choice.values if choice else {}
 
 
@@ -146,7 +145,7 @@ def _recompute(model: dict[str, Any]) -> list[str]:
 
 
 def _layout(split: list[int] | None, mtp: int) -> str | None:
-    """Return layers per stage as Megatron-LM writes a layout: E, layers as t, modules of prediction as m, L."""
+    """Return layers per stage as a layout: E (embedding), t (layer), m (prediction module), L (loss)."""
     if not split:
         return None
     stages = [f"t*{count}" if count > 1 else "t" * count for count in split]
@@ -156,15 +155,15 @@ def _layout(split: list[int] | None, mtp: int) -> str | None:
 
 
 def _uneven(layers: int, stages: int) -> tuple[list[str], list[str]]:
-    """Return what gives the head, and the embedding, a stage in place of a layer, or that none says the split."""
+    """Return the arguments that count head and embedding as layers, or the missing split."""
     if stages > 1 and 0 < stages - layers <= len(_ENDS):
         return [f"--account-for-{end}-in-pipeline-split" for end in _ENDS[: stages - layers]], []
-    told_apart = f"an even split of {layers} layers on {stages} stages: --pipeline-model-parallel-layout says it"
-    return [], [told_apart] if layers % stages else []
+    missing = f"an even split of {layers} layers on {stages} stages: --pipeline-model-parallel-layout says it"
+    return [], [missing] if layers % stages else []
 
 
 def without_modifiers(experiment: Experiment) -> list[str]:
-    """Return what no framework has an argument for: a schedule's options, copies, forwards computed again."""
+    """Return the parts that no framework can express: schedule options, offload, recomputation actions."""
     choice = experiment.schedule
     found = [f"schedule options {choice.options}"] if any(choice.options.values()) else []
     return [
@@ -180,15 +179,15 @@ _LOOPED = {
 }  # fmt: skip
 _V = {"zb-v": "ZBVZeroBubble", "dualpipe-v": "DualPipeV"}
 _SCHEDULES = _ONE | _LOOPED | _V
-"""Names by which torchtitan finds schedules: those with one stage on a rank, with more, and with two in a V."""
+"""Names of schedules in torchtitan: with one stage per rank, with several, and with two in a V."""
 _LAYERS_APART = "layers per stage: module_fqns_per_model_part in its configuration"
 
 
 def torchtitan_arguments(experiment: Experiment, chunks: int) -> Arguments:
-    """Return a configuration as torchtitan takes it.
+    """Return the launch arguments of torchtitan.
 
     Args:
-        experiment: the configuration, the cost model's options filled in.
+        experiment: the configuration with all options of its cost model.
         chunks: per rank.
     """
     parallel, batch = experiment.parallel, experiment.batch
@@ -221,13 +220,13 @@ def torchtitan_arguments(experiment: Experiment, chunks: int) -> Arguments:
         without.append("recompute selective: it keeps products, too, and computes all else again")
     elif model.get("recompute_method"):
         without.append("recompute_method: every layer is computed again")
-    # A word that chooses among configurations stands behind all flags.
+    # The word that selects a configuration follows all flags.
     words.append(f"activation-checkpoint:{recompute}")
     return Arguments(words=tuple(words), without=(*without, *without_modifiers(experiment)))
 
 
 def titan_split(layers: int, stages: int, first: int, last: int) -> list[int] | None:
-    """Return torchtitan's layers per stage for ends that count as some layers; none where it refuses them."""
+    """Return torchtitan's layers per stage for ends that count as layers; None where it refuses them."""
     even, more = divmod(layers + first + last, stages)
     if not even or first > even or last > even:
         return None
@@ -238,7 +237,7 @@ def titan_split(layers: int, stages: int, first: int, last: int) -> list[int] | 
 
 
 def _sharding(experiment: Experiment) -> tuple[dict[str, Any], list[str]]:
-    """Return how weights are kept, and what FSDP does else than the configuration."""
+    """Return the arguments of sharding, and the differences of FSDP from the configuration."""
     parallel, zero = experiment.parallel, int(values_of(experiment.costs).get("zero") or 0)
     degree = "parallelism.data_parallel_{}_degree"
     if not zero:
@@ -255,7 +254,7 @@ def _sharding(experiment: Experiment) -> tuple[dict[str, Any], list[str]]:
 
 
 _SHARDS = {1: "gradients and weights", 2: "weights", 3: ""}
-"""What FSDP shards beyond each of ZeRO's stages; it keeps gathered weights through a step where asked to."""
+"""State that FSDP shards beyond each of ZeRO's stages."""
 
 
 def _refused(experiment: Experiment, chunks: int) -> list[str]:
@@ -268,7 +267,7 @@ def _refused(experiment: Experiment, chunks: int) -> list[str]:
 
 
 def _stages(model: dict[str, Any], ranks: int, chunks: int) -> dict[str, Any]:
-    """Return what splits the layers as the configuration does; nothing where no arguments do."""
+    """Return the arguments of the configured split of layers; empty where none express it."""
     stages, layers = ranks * chunks, int(model.get("layers") or 0)
     split = model.get("layers_per_stage") or ([layers // stages] * stages if not layers % stages else None)
     if not split or model.get("layout"):
@@ -278,7 +277,7 @@ def _stages(model: dict[str, Any], ranks: int, chunks: int) -> dict[str, Any]:
         for last in range(most):
             total = sum(split) + first + last
             each = -(-total // stages)
-            # It counts the stages by layers on each, rounded up.
+            # It derives the number of stages from the layers per stage, rounded up.
             counted = chunks == 1 or -(-total // each) == stages
             if counted and titan_split(sum(split), stages, first, last) == list(split):
                 return {

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 LAYERS = "model.layers_per_stage"
 _OF_COSTS = (RECOMPUTE, *OPTIONS, "costs.zero", LAYERS)
-"""Settings that a step knows by its costs alone."""
+"""Settings that affect a step through its costs alone."""
 _KEPT = 96
-"""Layouts whose costs are kept at once; candidates of one layout follow each other."""
+"""Layouts in the cost cache; candidates of one layout are consecutive."""
 _COLUMNS = (
     "f_ns", "b_ns", "i_ns", "w_ns", "f_collective_ns", "b_collective_ns", "i_collective_ns", "w_collective_ns",
     "boundary_bytes", "activation_bytes", "weight_activation_bytes", "weights_bytes", "gradients_bytes",
@@ -50,60 +50,60 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """A layout with settings: all candidates that differ by schedule, chunks and split alone."""
+    """Candidates of one layout and settings, which differ in schedule, chunks and split."""
 
     number: int
-    """Its place in the order of the space."""
+    """Its index in the order of the space."""
     layout: Layout
     varied: tuple[Assignment, ...]
-    """What it sets."""
+    """Its settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What a candidate's bound is made of."""
+    """The inputs of a candidate's bound."""
 
     group: Group
-    """Its layout."""
+    """The layout with its settings."""
     entry: int
-    """The place of its schedule among those of the space."""
+    """The index of its schedule in the space."""
     chunks: int | None
-    """Chunks per rank; None for as many as the schedule makes."""
+    """Chunks per rank; None for the default of the schedule."""
     split: Any
-    """How the layers are split: ``even``, ``balanced``, or layers per stage."""
+    """The split of layers: ``even``, ``balanced``, or layers per stage."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Priced:
-    """What a candidate's own table and costs say."""
+    """The bound of a candidate by its own table and costs."""
 
     chunks: int | None = None
-    """Chunks per rank; None where the table cannot be made."""
+    """Chunks per rank; None where the table cannot be built."""
     layers: list[int] | None = None
-    """Layers per stage that it sets; None for the model's own split."""
+    """Layers per stage; None for the default split of the model."""
     is_even: bool = False
-    """Whether a balanced split is the even one."""
+    """Whether the balanced split equals the even one."""
     reason: str = ""
     """Why it cannot run."""
     sameness: Any = None
-    """What two configurations with the same step have alike."""
+    """Digest that configurations with the same step share."""
     bound: Bound | None = None
-    """What its step and memory are not below; None where another of the same step was asked for before."""
+    """Its lower bounds; None where an equal candidate has them."""
 
 
 class Pricing:
-    """Bounds, one after another; it keeps tables and costs that others share."""
+    """Computes bounds, with caches of tables and costs."""
 
     def __init__(self, problem: PlanProblem, entries: Sequence[Entry], layers: int) -> None:
         """Read the options of all schedules.
 
         Args:
-            problem: what all configurations have in common.
+            problem: the common configuration.
             entries: the schedules.
-            layers: of the model.
+            layers: layers of the model.
 
         Raises:
-            PptraceError: an option that a schedule cannot take, or a schedule that nobody offers.
+            PptraceError: an invalid option, or an unknown schedule.
         """
         self.problem, self.entries, self.layers = problem, entries, layers
         self.tables = TableCache(problem, entries)
@@ -111,16 +111,16 @@ class Pricing:
         self._seen: set[Any] = set()
 
     def least(self, group: Group, *, has_pairs: bool = False) -> Bound:
-        """Return what all of a group compute and keep at least, whatever their tables.
+        """Return lower bounds of all candidates of a group, for any table.
 
-        What all stages compute together is taken not to depend on their number.
+        The total computation is assumed not to depend on the number of stages.
 
         Args:
             group: the layout with its settings.
             has_pairs: whether their schedules have overlapped pairs.
 
         Raises:
-            PptraceError: costs that it cannot have.
+            PptraceError: invalid costs.
         """
         layout = group.layout
         workload = self._weighed(group).workload(layout.pp, None, has_pairs=has_pairs)
@@ -131,7 +131,7 @@ class Pricing:
         )
 
     def priced(self, origin: Origin) -> Priced:
-        """Return what a candidate's own table and costs say."""
+        """Return the bound of a candidate by its own table and costs."""
         found = Priced()
         try:
             self._price(found, origin)
@@ -167,21 +167,21 @@ class Pricing:
             found.bound = bound_of(cached, workload, resolved.experiment, provided)
 
     def has_pairs(self, entry: Entry) -> bool:
-        """Return whether a schedule's tables may have overlapped pairs."""
+        """Return whether tables of a schedule may have overlapped pairs."""
         return self.problem.registry.schedules[entry.name].offer.has_pairs
 
     def overlaps(self, group: Group, entry: Entry) -> bool:
         """Return whether a schedule's overlapped pairs hide communication on a layout.
 
         Raises:
-            PptraceError: costs that it cannot have.
+            PptraceError: invalid costs.
         """
         if not self.has_pairs(entry):
             return False
         return bool(self._weighed(group).workload(group.layout.pp, None, has_pairs=True).segments)
 
     def forget(self, sameness: Any) -> None:
-        """Give a bound again where the same step is asked for once more."""
+        """Compute the bound of the same step again at its next request."""
         self._seen.discard(sameness)
 
     def _weighed(self, group: Group) -> _Weighed:
@@ -197,7 +197,7 @@ class Pricing:
 
 
 class _Weighed:
-    """One layout with its costs."""
+    """A layout with its costs, and caches of workloads and splits."""
 
     def __init__(
         self, layout: Layout, varied: tuple[Assignment, ...], resolved: Resolved, costs: Costs, network: Network
@@ -210,22 +210,21 @@ class _Weighed:
     def workload(
         self, stages: int, layers: list[int] | None, problem: PlanProblem | None = None, *, has_pairs: bool = False
     ) -> Workload:
-        """Return what so many stages cost.
+        """Return the workload of a number of stages.
 
         Raises:
-            PptraceError: stages or layers that the model cannot have.
+            PptraceError: an invalid number of stages or layers.
         """
         key = (stages, tuple(layers or ()), has_pairs)
         if key not in self._workloads:
             costs = self.costs
             if layers is not None and problem is not None:
                 costs = costs_alone(problem.resolved((*self.varied, setting(LAYERS, layers))), problem.registry)
-            chain = tuple((stage, stage + 1) for stage in range(stages - 1))
-            self._workloads[key] = costs.workload(stages, chain, has_pairs=has_pairs)
+            self._workloads[key] = costs.workload(stages, _chain(stages), has_pairs=has_pairs)
         return self._workloads[key]
 
     def split(self, split: Any, stages: int, layers: int) -> list[int] | None:
-        """Return the layers of each stage; None for the model's own, even split."""
+        """Return the layers of each stage; None for the even split."""
         if isinstance(split, list):
             return split
         if split == "even":
@@ -236,12 +235,16 @@ class _Weighed:
 
 
 def _sameness(work: _Weighed, entry: Entry, cached: CachedTable, workload: Workload) -> Any:
-    """Return what two configurations with the same step have alike."""
-    others = [(key_text(one.path), repr(one.value)) for one in work.varied]
-    own = [(key_text(one.path), repr(one.value)) for one in entry.varied]
-    beside = sorted(one for one in own if one[0] != "schedule.name" and not one[0].startswith("schedule.options."))
-    known = sorted(one for one in others if one[0] not in _OF_COSTS)
-    return cached.digest, _digest(workload), str(known), str(beside)
+    """Return the key that configurations with the same step share."""
+    group = [(key_text(setting.path), repr(setting.value)) for setting in work.varied]
+    entry_settings = [(key_text(setting.path), repr(setting.value)) for setting in entry.varied]
+    others = sorted(
+        (key, value)
+        for key, value in entry_settings
+        if key != "schedule.name" and not key.startswith("schedule.options.")
+    )
+    known = sorted((key, value) for key, value in group if key not in _OF_COSTS)
+    return cached.digest, _digest(workload), str(known), str(others)
 
 
 def _chunks_set(origin: Origin) -> tuple[Assignment, ...]:
@@ -250,32 +253,31 @@ def _chunks_set(origin: Origin) -> tuple[Assignment, ...]:
 
 
 def _digest(workload: Workload) -> str:
-    found = hashlib.sha256()
-    for one in (workload, *workload.classes):
+    digest = hashlib.sha256()
+    for costs in (workload, *workload.classes):
         for name in _COLUMNS:
-            found.update(getattr(one, name).tobytes())
-            found.update(b"|")
-    found.update(repr((workload.reserved_bytes, workload.sync_ns, workload.segments)).encode())
-    return found.hexdigest()[:16]
+            digest.update(getattr(costs, name).tobytes())
+            digest.update(b"|")
+    digest.update(repr((workload.reserved_bytes, workload.sync_ns, workload.segments)).encode())
+    return digest.hexdigest()[:16]
 
 
 _LAYERS = "layers_per_stage"
 _THREE = 3
-_TOLD_BY = ("weights_bytes", "activation_bytes", "f_ns", "b_ns")
-"""What tells one split from another."""
+_OF_SPLIT = ("weights_bytes", "activation_bytes", "f_ns", "b_ns")
+"""Columns that identify a split."""
 
 
 def balanced_split(costs: Costs, stages: int, layers: int) -> list[int] | None:
-    """Return the layers of each stage by which the slowest takes least; None where that is the even split.
+    """Return the layers per stage with the shortest slowest stage; None where that is the even split.
 
-    Layers are taken to cost alike, as much as one in the middle of the model; the costs of the ends are what the
-    first and the last stage take beyond their layers. Layer after layer goes to the stage that then takes least,
-    which is the best that there is for such costs.
+    Every layer is assumed to cost as much as one in the middle of the model. The first and the last stage have
+    further costs. Each layer goes to the stage that is then the fastest, which is optimal for such costs.
 
     Args:
-        costs: a configuration's costs.
-        stages: into how many the model is cut.
-        layers: how many it has.
+        costs: costs of the configuration.
+        stages: number of stages.
+        layers: layers of the model.
     """
     if stages < _THREE or layers < stages:
         return None
@@ -289,27 +291,27 @@ def balanced_split(costs: Costs, stages: int, layers: int) -> list[int] | None:
         workload = _with_split(costs, even)
     except PptraceError:
         return None
-    took = (workload.f_ns + workload.b_ns).tolist()
-    each = took[1] / even[1]
-    totals = [max(time - each * count, 0.0) for time, count in zip(took, even, strict=True)]
+    stage_ns = (workload.f_ns + workload.b_ns).tolist()
+    layer_ns = stage_ns[1] / even[1]
+    totals = [max(time_ns - layer_ns * count, 0.0) for time_ns, count in zip(stage_ns, even, strict=True)]
     split = [0] * stages
     for _ in range(layers):
         least = min(range(stages), key=lambda stage: (totals[stage], -stage))
-        totals[least] += each
+        totals[least] += layer_ns
         split[least] += 1
-    return None if max(totals) >= max(took) else split
+    return None if max(totals) >= max(stage_ns) else split
 
 
 def own_split(costs: Costs, stages: int, layers: int) -> list[int] | None:
-    """Return the layers of each stage where a model is cut as evenly as it goes; None where its costs do not tell.
+    """Return the layers per stage of the default split; None where costs do not identify them.
 
-    Stages between the ends that keep more weights than others have one layer more; the ends share what is left.
-    A split is the model's own only where it costs on every stage what the model costs without one.
+    Inner stages with more weights than the other ones have one layer more. The ends share the remaining layers.
+    The result has the same costs on every stage as the model without a configured split.
 
     Args:
-        costs: a configuration's costs, which say no layers per stage.
-        stages: into how many the model is cut.
-        layers: how many it has.
+        costs: costs of the configuration without layers per stage.
+        stages: number of stages.
+        layers: layers of the model.
     """
     base = layers // stages
     own = costs.workload(stages, _chain(stages))
@@ -330,7 +332,7 @@ def _costs_as(costs: Costs, split: list[int], own: Workload) -> bool:
         found = _with_split(costs, split)
     except PptraceError:
         return False
-    return all(np.array_equal(getattr(found, name), getattr(own, name)) for name in _TOLD_BY)
+    return all(np.array_equal(getattr(found, name), getattr(own, name)) for name in _OF_SPLIT)
 
 
 def _chain(stages: int) -> tuple[tuple[int, int], ...]:

@@ -1,4 +1,4 @@
-"""The question of a plan, and the sizes that it fixes."""
+"""The request of a plan, and its common configuration."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pptrace.search.axes import Axis
 
 Score: TypeAlias = "tuple[Fraction, ...]"
-"""What a configuration is score under an objective: the smaller the better."""
+"""The value of the objective, to be minimized; tuples compare lexicographically."""
 
 OBJECTIVES = {
     "tokens": "most tokens per second",
@@ -38,7 +38,7 @@ OBJECTIVES = {
     "step": "shortest step",
     "gpus": "fewest GPUs, then most tokens per second",
 }
-"""What may count, with what it means."""
+"""Objectives and their descriptions."""
 
 ALIASES = {
     "recompute": "model.recompute",
@@ -47,29 +47,29 @@ ALIASES = {
     "order": "parallel.order",
     "layers": "model.layers_per_stage",
 }
-"""Names that may stand for a key of what varies."""
+"""Short names of keys that vary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """What is asked."""
+    """GPUs, limits and objective of a plan."""
 
     gpus: int
-    """As many the job has; under ``gpus``, at most so many."""
+    """GPUs of the job; with the objective ``gpus``, the largest number."""
     memory: str | None = None
-    """What a rank may hold, such as ``76GiB``; what the device has unless given."""
+    """Memory of a rank, such as ``76GiB``; by default that of the device."""
     objective: str = "tokens"
     """One of :data:`OBJECTIVES`."""
     top: int = 10
-    """How many are asked for."""
+    """Number of ranked places."""
     exhaustive: bool = False
-    """Whether to simulate everything that can run, without bounds."""
+    """Whether to simulate all candidates, without bounds."""
 
     def check(self) -> None:
-        """Refuse what cannot be asked.
+        """Refuse invalid values.
 
         Raises:
-            ConfigError: no GPUs, nothing asked for, or an unknown objective.
+            ConfigError: no GPUs, no places, or an unknown objective.
         """
         if self.gpus < 1:
             raise ConfigError(f"{self.gpus} is no number of GPUs: write 1 or more", file="--gpus")
@@ -80,21 +80,21 @@ class PlanRequest:
             raise ConfigError(message, file="--objective")
 
     def score(self, step_ns: int, sequences: int, gpus: int) -> Score:
-        """Return what a step, or a lower bound on one, is score.
+        """Return the score of a step, or of a lower bound on it.
 
         Args:
-            step_ns: its length.
+            step_ns: step time.
             sequences: the global batch.
-            gpus: how many it takes.
+            gpus: number of GPUs.
         """
         if self.objective == "step":
             return (Fraction(step_ns),)
-        each = Fraction(step_ns, sequences)
-        return (Fraction(gpus), each) if self.objective == "gpus" else (each * gpus,)
+        per_sequence = Fraction(step_ns, sequences)
+        return (Fraction(gpus), per_sequence) if self.objective == "gpus" else (per_sequence * gpus,)
 
 
 def gpus_text(count: int) -> str:
-    """Return so many GPUs in words.
+    """Return a number of GPUs in words.
 
     >>> gpus_text(1), gpus_text(1024)
     ('1 GPU', '1,024 GPUs')
@@ -103,81 +103,78 @@ def gpus_text(count: int) -> str:
 
 
 def varied_axes(texts: Sequence[str], written: Mapping[str, Iterable[Any]]) -> dict[str, Axis]:
-    """Return what varies by the key that it varies; texts win over what a configuration has under ``plan``.
+    """Return the axes by key; texts override the ``plan`` section of the configuration.
 
     Args:
-        texts: as for ``--over`` of a sweep, with names of :data:`ALIASES` too.
+        texts: as for ``--over`` of a sweep, or with names of :data:`ALIASES`.
         written: values by key.
 
     Raises:
-        ConfigError: as for the axes of a sweep; or a key twice.
+        ConfigError: as for the axes of a sweep; or a repeated key.
     """
-    named = {_whole(key): values for key, values in written.items()}
-    found = {_key(axis): axis for axis in axes_of(named, "plan")}
+    named = {ALIASES.get(key, key): values for key, values in written.items()}
+    configured = {_key(axis): axis for axis in axes_of(named, "plan")}
     given: dict[str, Axis] = {}
     for text in texts:
         key, equals, values = text.partition("=")
-        (axis,) = parse_axes([f"{_whole(key.strip())}{equals}{values}"], "--vary")
+        name = key.strip()
+        (axis,) = parse_axes([f"{ALIASES.get(name, name)}{equals}{values}"], "--vary")
         if _key(axis) in given:
             raise ConfigError(f"{key.strip()} is there twice: write all values behind one --vary", file="--vary")
         given[_key(axis)] = axis
-    return found | given
-
-
-def _whole(key: str) -> str:
-    return ALIASES.get(key, key)
+    return configured | given
 
 
 def _key(axis: Axis) -> str:
-    """Return the key that an axis sets; of coupled keys and files, its name."""
+    """Return the key of an axis; of coupled keys and files, its name."""
     first = axis.values[0].varied
     return key_of(axis.key) if axis.is_coupled else key_text(first[0].path)
 
 
 _SIZES = ("pp", "tp", "cp", "ep", "dp", "vp")
 _PLANNED = (*(f"parallel.{size}" for size in _SIZES), "batch.micro", "batch.global", "schedule.name")
-"""Keys whose values a plan chooses, unless the command line says them."""
+"""Keys that a plan chooses, unless the command line sets them."""
 _PLACE = Place(source="plan")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanProblem:
-    """What all configurations of a plan have in common."""
+    """The common configuration of a plan."""
 
     document: Document
-    """The configuration without the sizes that a plan chooses."""
+    """The configuration without the keys that a plan chooses."""
     registry: Registry
     """The plugins."""
     axes: Mapping[str, Axis]
-    """What the user says of what varies, by key."""
+    """The requested axes by key."""
     facts: Mapping[str, Any]
-    """The model's parameters, as its cost model reads them: ``layers``, ``heads`` and so on."""
+    """Parameters of the model, such as ``layers`` and ``heads``."""
     model_keys: frozenset[str]
-    """All parameters that it has."""
+    """Names of all parameters of the model."""
     costs_name: str
     """The cost model."""
     node_gpus: int
     """GPUs of a node: those of the cluster, or of the device's scale-up network."""
     on_cluster: bool
-    """Whether links between GPUs are known."""
+    """Whether the configuration has a cluster."""
     sequences: int
-    """The configuration's own global batch; 0 where it says none."""
+    """The configured global batch; 0 without one."""
     sequence: int
     """Tokens in a sequence."""
     schedule: str
-    """The configuration's own schedule; empty where it names none."""
+    """The configured schedule; empty without one."""
 
     def resolved(self, varied: Sequence[Assignment]) -> Resolved:
-        """Return one configuration.
+        """Return the configuration with settings.
 
         Raises:
-            ConfigError: what cannot be used.
+            ConfigError: an invalid value.
         """
         return load(self.document, (), {}, varied)
 
 
 def setting(key: str, value: Any) -> Assignment:
-    """Return what sets a key to a plain value."""
+    """Return the assignment of a plain value to a key."""
     return Assignment(path=tuple(key.split(".")), value=value, place=_PLACE)
 
 
@@ -189,18 +186,18 @@ def plan_problem(
     request: PlanRequest,
     registry: Registry,
 ) -> PlanProblem:
-    """Read a configuration as the ground of a plan.
+    """Read the common configuration of a plan.
 
     Args:
         file: the configuration.
         sets: ``key.path=value`` texts; a size among them is fixed.
         flags: values by flag name; a size among them is fixed.
-        vary: what varies, as texts or as values by key.
-        request: what is asked.
+        vary: axes, as texts or as values by key.
+        request: GPUs, limits and objective.
         registry: the plugins.
 
     Raises:
-        PptraceError: what cannot be used; no model; a cluster of another size.
+        PptraceError: an invalid value, no model, or a cluster of another size.
     """
     request.check()
     source = document_of(file)
@@ -243,7 +240,7 @@ def _problem(
 
 
 def _fixed(own: Sequence[Assignment], axes: Mapping[str, Axis]) -> dict[str, Axis]:
-    """Return the sizes that the command line says, each with its one value."""
+    """Return the sizes on the command line as axes with one value."""
     fixed = {key_text(one.path): one for one in own}
     for key, one in fixed.items():
         if key in axes and key in _PLANNED:
@@ -260,7 +257,7 @@ def _fixed(own: Sequence[Assignment], axes: Mapping[str, Axis]) -> dict[str, Axi
 
 
 def _check_microbatches(own: Sequence[Assignment]) -> None:
-    """Refuse microbatches: they follow from the batch and a layout's replicas."""
+    """Refuse microbatches, which follow from the batch and the replicas of a layout."""
     for one in own:
         if key_text(one.path) == "batch.microbatches" and one.value is not None:
             message = "they follow from the global batch and each layout: write --global and --micro instead"
@@ -268,17 +265,17 @@ def _check_microbatches(own: Sequence[Assignment]) -> None:
 
 
 def _sequences(tree: Mapping[str, Any], places: Places) -> int:
-    """Return the global batch that a configuration says, or that follows from its microbatches."""
+    """Return the configured global batch, or the one that follows from the microbatches."""
     if "global" in (tree.get("batch") or {}):
         return _number(tree, "batch.global", 0, places)
     known = {"batch.microbatches": 0, "batch.micro": 1, "parallel.dp": 1}
-    return prod(_number(tree, key, unless, places) for key, unless in known.items())
+    return prod(_number(tree, key, default, places) for key, default in known.items())
 
 
-def _number(tree: Mapping[str, Any], key: str, unless: int, places: Places) -> int:
-    """Return a whole number of the configuration's from 1, or what it is unless given."""
+def _number(tree: Mapping[str, Any], key: str, default: int, places: Places) -> int:
+    """Return a configured whole number from 1, or its default."""
     section, _, name = key.partition(".")
-    value = (tree.get(section) or {}).get(name, unless)
+    value = (tree.get(section) or {}).get(name, default)
     if name in (tree.get(section) or {}) and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
         place = place_of(key, places)
         several = f"; for several: --vary {name}=64,128"
@@ -295,7 +292,7 @@ def _without_sizes(tree: dict[str, Any]) -> None:
 
 
 def _trial(document: Document, registry: Registry, request: PlanRequest) -> Costs:
-    """Return the costs of the plainest division, which says what model and machine are."""
+    """Return the costs of the simplest layout, for the facts of model and machine."""
     ranks = ranks_named(document.value.get("device"))
     replicas = max(request.gpus // ranks, 1)
     sizes = {"parallel.pp": ranks, "parallel.dp": replicas, "batch.global": replicas}
@@ -303,7 +300,7 @@ def _trial(document: Document, registry: Registry, request: PlanRequest) -> Cost
 
 
 def _limited(document: Document, request: PlanRequest, costs: Costs) -> Document:
-    """Return the configuration with a limit to every rank's memory."""
+    """Return the configuration with a memory limit of every rank."""
     size = memory_limit(request.memory, "--memory")
     resolved = load(
         document, (), {}, [

@@ -1,8 +1,7 @@
 """Ranks, ties and substitute message policies.
 
-A framework's policy places the messages of the schedules that the framework runs. A comparison that leaves all
-others out answers nothing, so these run under a rule of the core's that takes any table, and their rows say so.
-What the user said for all schedules, by a flag or a setting over the file, is kept.
+A framework's policy accepts only the schedules of that framework. In a comparison, other schedules run under a
+core policy that accepts any table, and their rows name it. A policy on the command line applies to all schedules.
 """
 
 from __future__ import annotations
@@ -21,13 +20,11 @@ if TYPE_CHECKING:
     from pptrace.search.basis import Basis, Entry
 
 Ranks: TypeAlias = "tuple[int | None, ...]"
-"""A rank for each, from 1; None for what takes no part."""
+"""Ranks from 1; None for excluded values."""
 
 
 def ranked(values: Sequence[Any]) -> Ranks:
     """Return the rank of each value, the smallest first; equal values share a rank, None has none.
-
-    Values are compared exactly, as fractions or integers.
 
     >>> ranked([3, 1, None, 3, 7])
     (2, 1, None, 2, 4)
@@ -39,7 +36,7 @@ def ranked(values: Sequence[Any]) -> Ranks:
 
 
 def moves(before: Ranks, after: Ranks) -> tuple[int, ...]:
-    """Return how many places each won (lost, where negative), among those that take part in both rankings.
+    """Return the gained places of each value, negative if lost, among the values in both rankings.
 
     >>> moves((1, 2, None), (2, 1, 3))
     (-1, 1, 0)
@@ -55,7 +52,7 @@ def moves(before: Ranks, after: Ranks) -> tuple[int, ...]:
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Return names as a sentence has them.
+    """Join names as in a sentence.
 
     >>> join_names(["a", "b", "c"]), join_names(["a"])
     ('a, b and c', 'a')
@@ -64,11 +61,11 @@ def join_names(names: Sequence[str]) -> str:
 
 
 def groups_within(values: Sequence[tuple[int, str]], share: float) -> tuple[tuple[str, ...], ...]:
-    """Return the largest groups of names whose values are all nearer to each other than a share of the least.
+    """Return the largest groups of names whose values are within a share of their least.
 
     Args:
         values: values and names, ascending.
-        share: the most by which the last of a group may be beyond its first.
+        share: the largest excess of the last value of a group over its first.
 
     >>> groups_within([(100, "a"), (104, "b"), (108, "c"), (150, "d")], 0.05)
     (('a', 'b'), ('b', 'c'))
@@ -84,21 +81,21 @@ def groups_within(values: Sequence[tuple[int, str]], share: float) -> tuple[tupl
 
 
 def uncertainty_of(runs: Iterable[SimulatedStep]) -> float:
-    """Return by which share steps may be off, as their costs say (``costs.uncertainty``); 0 where none says."""
+    """Return the relative uncertainty of steps (``costs.uncertainty``); 0 where unknown."""
     known = [(run.prepared.resolved.to_dict().get("costs") or {}).get("uncertainty") for run in runs]
     return max((float(share) for share in known if share is not None), default=0.0)
 
 
 POLICY, _OPTIONS = "p2p.policy", "p2p.options."
 ANY_TABLE: Mapping[str, Any] = {POLICY: PolicyName.ORDERED.value}
-"""The policy of schedules that no one framework runs: NCCL's semantics, operation by operation."""
+"""The policy that accepts any table: NCCL's semantics for each operation."""
 
 
 def fallback_policy(basis: Basis, entry: Entry, error: Exception | None) -> dict[str, Any]:
-    """Return settings of ``p2p`` under which a table may run that was refused.
+    """Return overrides of ``p2p`` for a table that the policy refuses.
 
-    There are none where no policy refused it, or the user chose that policy for all. A switch that the table
-    cannot have is left to its default, a policy that cannot place its messages gives way.
+    There are none where the error has another cause, or where the command line sets the policy. An unsuitable
+    option returns to its default; an unsuitable policy becomes :data:`ANY_TABLE`.
     """
     if not isinstance(error, ConstraintError) or not error.key.startswith("p2p.") or _is_chosen(basis, entry):
         return {}
@@ -106,10 +103,10 @@ def fallback_policy(basis: Basis, entry: Entry, error: Exception | None) -> dict
 
 
 def run_with_fallback(basis: Basis, entry: Entry) -> tuple[Run, Mapping[str, Any]]:
-    """Run a schedule, where needed with settings under which its messages can be placed; return these too.
+    """Simulate a schedule, with overrides of its policy where needed; return these, too.
 
     Raises:
-        PptraceError: what else stops it.
+        PptraceError: any other error.
     """
     messages: dict[str, Any] = {}
     while True:
@@ -124,22 +121,22 @@ def run_with_fallback(basis: Basis, entry: Entry) -> tuple[Run, Mapping[str, Any
 
 
 def _is_chosen(basis: Basis, entry: Entry) -> bool:
-    """Whether how messages are issued was said over the configuration: for all schedules, or by the entry."""
+    """Return whether the command line or the entry sets the message policy."""
     keys = [text.partition("=")[0].strip() for text in basis.sets]
-    keys += [".".join(map(str, one.path)) for one in entry.varied]
+    keys += [".".join(map(str, setting.path)) for setting in entry.varied]
     return basis.flags.get("p2p") is not None or any(key == "p2p" or key.startswith("p2p.") for key in keys)
 
 
 def policy_text(run: SimulatedStep) -> str:
-    """Return the name of the policy that a step ran under."""
+    """Return the name of a step's message policy."""
     return str(run.prepared.resolved.experiment.p2p.policy)
 
 
 def fallback_notes(ran: Iterable[tuple[str, Mapping[str, Any], SimulatedStep]]) -> list[str]:
-    """Return lines that say which schedules issue their messages in another way than the configuration's.
+    """Return lines of the schedules with overrides of the configured policy.
 
     Args:
-        ran: schedules, the settings by which each differs, and its step.
+        ran: labels, overrides and steps.
     """
     others: dict[str, list[str]] = {}
     notes = []
@@ -156,11 +153,11 @@ def fallback_notes(ran: Iterable[tuple[str, Mapping[str, Any], SimulatedStep]]) 
 
 
 _COARSE = 0.1
-"""The part of a step from which a difference is written without decimals."""
+"""Share of a step from which a difference has no decimals."""
 
 
 def slower_text(step_ns: int, least_ns: int) -> str:
-    """Return by how much a step is longer than the shortest.
+    """Return the difference of a step from the shortest, as text.
 
     >>> slower_text(103, 100), slower_text(300, 100), slower_text(100, 100)
     ('+3.00%', '+200%', '-')

@@ -1,4 +1,4 @@
-"""The tidy table of a sweep, as CSV or Parquet: a row per run, its axes first, then every input and figure."""
+"""Tidy tables of sweeps as CSV and Parquet: a row per run with axes, inputs and figures."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from pptrace.run.figures import Cell, Row
 
 IDENTITY = ("error", "pptrace", "plugins", "over", "configuration", "point")
-"""The last columns: why there are no figures, the versions, the swept keys, and what tells rows apart."""
+"""The last columns: the error, versions, the swept keys, and digests of configuration and point."""
 
 TABLES = (".csv", ".parquet")
 """Suffixes of tables."""
 
 ADVICE = "name another file with -o, or replace it with --fresh"
-"""What to do where a table among the outputs cannot be taken over."""
+"""Advice where the rows of an existing table cannot be reused."""
 
 _INTEGER, _FLOAT = re.compile(r"-?\d+"), re.compile(r"-?\d+(\.\d+)?(e[+-]\d+)?")
 _BOOLEANS = {"true": True, "false": False}
@@ -34,7 +34,7 @@ _PARQUET = "Parquet needs pyarrow: pip install pyarrow (or 'pptrace[study]'), or
 
 
 def columns_of(axes: Sequence[str], rows: Iterable[Row]) -> list[str]:
-    """Return the columns: axes, inputs in the order of configurations, figures, and what tells rows apart."""
+    """Return the columns: axes, inputs in the order of configurations, figures, and :data:`IDENTITY`."""
     seen = dict.fromkeys(key for row in rows for key in row)
     other = [key for key in seen if key not in {*axes, *IDENTITY}]
     inputs = sorted((key for key in other if is_input(key)), key=_place_of_input())
@@ -42,12 +42,12 @@ def columns_of(axes: Sequence[str], rows: Iterable[Row]) -> list[str]:
 
 
 def is_input(column: str) -> bool:
-    """Whether a column is a key of the configuration, not a figure."""
+    """Return whether a column is a key of the configuration, not a figure."""
     return "." in column
 
 
 def check_table(path: Path) -> None:
-    """Refuse what no table can be written as.
+    """Refuse a file name that is no table's.
 
     Raises:
         OutputError: another suffix than .csv or .parquet.
@@ -76,7 +76,7 @@ def read_table(path: Path) -> list[Row]:
     """Return the rows of a table that :func:`write_table` wrote, each with every column.
 
     Raises:
-        OutputError: it is no such table, or has a column twice.
+        OutputError: another table, or a repeated column.
     """
     rows = list(_csv_rows(path) if path.suffix.lower() == ".csv" else _parquet_rows(path))
     if not all(row.get("point") and row.get("configuration") for row in rows):
@@ -128,7 +128,7 @@ def _written(cell: Cell) -> str:
 
 
 def _read(column: str, text: str) -> Cell:
-    """Return what was written as this text; a number is what would be written in just this way."""
+    """Return the value of a text; a number only where writing it gives the same text."""
     text = csv_text(text)
     if column in IDENTITY:
         return text or None
@@ -163,7 +163,7 @@ def _pyarrow(path: Path) -> tuple[Any, Any]:
 
 
 def _place_of_input() -> Any:
-    """Return a sort key: sections and their own keys as configurations have them, options by name behind them."""
+    """Return the sort key of input columns: schema order, then options of plugins by name."""
     order = {key: place for place, key in enumerate(_keys(Experiment))}
     sections = {key: place for place, key in enumerate(Experiment.model_fields)}
 
@@ -177,7 +177,7 @@ def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     fields: Mapping[str, Any] = model.model_fields
     for name, field in fields.items():
         key = f"{prefix}{field.alias or name}"
-        below = next((each for each in _models(field.annotation)), None)
+        below = next(_models(field.annotation), None)
         yield from _keys(below, f"{key}.") if below else (key,)
 
 

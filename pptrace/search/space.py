@@ -1,8 +1,8 @@
 """The space of a plan: divisions of GPUs, sizes and settings.
 
-What the user does not name takes the values that practitioners vary: sizes that divide the model and the GPUs,
-tensor and context parallelism inside a node, microbatches of up to eight sequences, all recomputation and ZeRO
-that the cost model knows, layers split evenly and by cost, and every installed schedule that says its bubble.
+By default, the space has the values that practitioners vary: sizes that divide the model and the GPUs, tensor and
+context parallelism inside a node, microbatches of up to eight sequences, all recomputation and ZeRO stages of the
+cost model, even and balanced splits of layers, and every installed schedule with a formula of its bubble.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ OPTIONS: dict[str, tuple[str, Any]] = {
     "model.recompute_modules": ("selective", []), "model.recompute_method": ("full", None),
     "model.recompute_num_layers": ("full", None),
 }  # fmt: skip
-"""Options of one kind of recomputation, and what they are under any other."""
+"""Options of one kind of recomputation, and their values under any other kind."""
 
 
 def agreeing(settings: Sequence[Assignment], model: Mapping[str, Any]) -> tuple[Assignment, ...]:
-    """Return settings without those of other recomputation than theirs.
+    """Return settings without options of another kind of recomputation.
 
     Args:
-        settings: what a configuration sets.
-        model: the model as it is written; what it says of other recomputation is taken away, too.
+        settings: settings of a configuration.
+        model: the configured model, whose options of another kind are reset, too.
     """
     words = [one.value for one in settings if key_text(one.path) == RECOMPUTE]
     if not words:
@@ -51,19 +51,19 @@ def agreeing(settings: Sequence[Assignment], model: Mapping[str, Any]) -> tuple[
 
 
 PLAIN = "1f1b"
-"""The schedule that stands for all where there is no pipeline."""
+"""The schedule that represents all others on one pipeline rank."""
 _MOST = 1_000_000
-"""Configurations that are considered."""
+"""Largest number of configurations."""
 _MICRO = (1, 2, 4, 8)
 _CHUNKS = range(1, 9)
 _POWERS = (1, 2, 4, 8)
-"""Chunks per rank that are asked for where stages cannot all be alike."""
+"""Chunks per rank where the layers do not divide evenly."""
 _ENDS = 2
-"""Embedding and head, which may have a stage in place of a layer."""
+"""Embedding and head, which can replace layers of a stage."""
 _LONG, _LONGER = 8_192, 16_384
-"""Tokens in a sequence from which two devices, and all of a node, are tried for context parallelism."""
+"""Tokens in a sequence from which context parallelism uses two devices, and a whole node."""
 _MOST_STAGES = 64
-"""Pipeline ranks up to which sizes vary by themselves."""
+"""Largest default number of pipeline ranks."""
 _LAYERS = "model.layers_per_stage"
 _COPIED = "schedule.offload.ratio"
 _EVEN, _BALANCED = "even", "balanced"
@@ -74,7 +74,7 @@ _OWN = (
     "parallel.pp", "parallel.tp", "parallel.cp", "parallel.ep", "parallel.dp", "parallel.vp", "batch.micro",
     "batch.global", "schedule.name", _LAYERS,
 )  # fmt: skip
-"""Keys with a place of their own in a layout; all others are combined with it."""
+"""Keys of a layout; settings of all other keys are combined with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,19 +93,19 @@ class Layout:
 
     @property
     def microbatches(self) -> int:
-        """Return how many one pipeline runs in a step; 0 where they do not divide the batch."""
+        """Microbatches of one pipeline in a step; 0 where they do not divide the batch."""
         count, rest = divmod(self.sequences, self.dp * self.micro)
         return 0 if rest else count
 
 
 class Space:
-    """All that a plan considers."""
+    """The layouts and settings of a plan."""
 
     def __init__(self, problem: PlanProblem, request: PlanRequest) -> None:
-        """Take the values that the user named, and others where none are named.
+        """Read the requested values, and defaults for the other keys.
 
         Raises:
-            ConfigError: values that are no sizes, no batch, or a space of nothing or of too many.
+            ConfigError: invalid sizes, no batch, or an empty or too large space.
         """
         self.problem, self.request = problem, request
         self.layers = int(problem.facts.get("layers") or 0)
@@ -131,7 +131,7 @@ class Space:
                 yield Layout(gpus=gpus, pp=pp, tp=tp, cp=cp, ep=ep, dp=dp, micro=micro, sequences=sequences)
 
     def settings_of(self, layout: Layout) -> list[tuple[Assignment, ...]]:
-        """Return what a layout sets, once for each combination of all other settings."""
+        """Return the settings of a layout, with each combination of all other settings."""
         values = {f"parallel.{name}": getattr(layout, name) for name in ("pp", "tp", "cp", "ep", "dp")}
         values |= {"batch.micro": layout.micro, "batch.global": layout.sequences}
         written = "sequence_parallel" in (self.problem.document.value or {}).get("parallel", {})
@@ -142,7 +142,7 @@ class Space:
 
     @cached_property
     def combined(self) -> list[tuple[Assignment, ...]]:
-        """All other settings, combined, without what only other recomputation has."""
+        """Combinations of all other settings, without options of another kind of recomputation."""
         written = (self.problem.document.value or {}).get("model")
         model = written if isinstance(written, dict) else {}
         found: dict[str, tuple[Assignment, ...]] = {}
@@ -153,16 +153,16 @@ class Space:
         return list(found.values())
 
     def chunks_of(self, pp: int) -> tuple[int, ...]:
-        """Return the chunks per rank that schedules are asked for: those named, or all that divide the layers.
+        """Return the chunks per rank: the requested ones, or all that divide the layers.
 
-        Where layers do not divide even by the pipeline's ranks, as 61 and 126 never do, powers of two.
+        Where the number of ranks does not divide the layers, such as 61 or 126, they are powers of two.
         """
         if self.sizes["vp"]:
             return self.sizes["vp"]
         return tuple(chunks for chunks in _CHUNKS if chunks == 1 or (pp > 1 and self._divides(pp, chunks)))
 
     def is_plain_alone(self, entry: Entry) -> bool:
-        """Whether a schedule is 1F1B in other words on one rank, and that is there, with nothing to hide."""
+        """Return whether 1F1B represents a schedule on one rank."""
         if PLAIN not in {one.label for one in self.entries} or entry.label != entry.name or entry.name == PLAIN:
             return False
         costs = (self.problem.document.value or {}).get("costs") or {}
@@ -175,7 +175,7 @@ class Space:
 
     @cached_property
     def heading(self) -> str:
-        """What varies, in one line."""
+        """The varied sizes in one line."""
         parts = {name: values for name, values in self.sizes.items() if values}
         parts |= {"micro": self.micro, "global": self.sequences}
         named = [f"{name} {_listed(values)}" for name, values in parts.items() if len(values) > 1]
@@ -224,7 +224,7 @@ class Space:
         return splits
 
     def _entries(self) -> tuple[Entry, ...]:
-        """Return the schedules: those named, or every installed one that says its bubble, one's own first."""
+        """Return the requested schedules, or the configured one and all installed ones with a bubble formula."""
         axis = self.problem.axes.get("schedule.name")
         offers, own = self.problem.registry.schedules, self.problem.schedule
         named = [value.text for value in axis.values] if axis else []
@@ -237,22 +237,22 @@ class Space:
                 )
                 for one in (axis.values if axis else ())
             )
-        said = [
+        others = [
             name
             for name in sorted(offers)
             if name != own and offers[name].offer.bubble is not None and offers[name].offer.part_times is None
         ]
-        return parse_entries([*([own] if own else []), *said], "plan")
+        return parse_entries([*([own] if own else []), *others], "plan")
 
     def _worded(self, name: str) -> tuple[Entry, ...]:
-        """Return a schedule with its defaults, and with each word that one of its options takes."""
+        """Return a schedule with its defaults, and with each value of its enumerated options."""
         model = self.problem.registry.schedules[name].offer.options
         words = literals(model()) if model else {}
         texts = [f"{name}:{option}={word}" for option, values in words.items() for word in values]
         return parse_entries([name, *texts], "plan")
 
     def _others(self) -> list[list[tuple[Assignment, ...]]]:
-        """Return the values of all other keys, an axis each."""
+        """Return the values of all other keys, a list per axis."""
         axes = self.problem.axes
         for axis in axes.values():
             _check_beside(axis)
@@ -270,7 +270,7 @@ class Space:
         return found
 
     def _words(self, key: str) -> tuple[Any, ...]:
-        """Return the words that a switch takes; none where the cost model has no such option."""
+        """Return the values of a switch; none where the cost model has no such option."""
         offer = self.problem.registry.cost_models[self.problem.costs_name].offer
         section, _, name = key.partition(".")
         model = offer.options if section == "costs" else offer.model
@@ -294,13 +294,15 @@ class Space:
             message = f"no pp x tp x cp x dp of the sizes named makes {gpus_text(job)}: name others"
             raise ConfigError(message, file="--vary")
         if count > _MOST:
-            told = ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
-            message = f"{count:,} configurations ({told}); the most is {_MOST:,}: name fewer values, as micro=1,2"
+            factors = ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+            message = (
+                f"{count:,} configurations ({factors}); the most is {_MOST:,}: name fewer values, as micro=1,2"
+            )
             raise ConfigError(message, file="--vary")
 
 
 def _check_beside(axis: Axis) -> None:
-    """Refuse coupled keys that are sizes of the layout."""
+    """Refuse coupled keys of a layout."""
     both = sorted({key_text(path) for path in axis.paths} & set(_OWN))
     if both and axis.is_coupled:
         message = f"{both[0]} has values of its own in a plan; pptrace sweep --gpus takes whole layouts"
@@ -308,7 +310,7 @@ def _check_beside(axis: Axis) -> None:
 
 
 def _whole(one: Assignment) -> Assignment:
-    """Return an assignment; one that takes a copied share away takes all of ``schedule.offload`` away."""
+    """Return an assignment; a copied share of 0 removes ``schedule.offload``."""
     return setting("schedule.offload", None) if key_text(one.path) == _COPIED and not one.value else one
 
 

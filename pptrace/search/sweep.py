@@ -1,4 +1,4 @@
-"""Sweeps over axes, and their document."""
+"""Sweeps over axes, their reuse of rows, and their text."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from pptrace.search.grid import Base, Grid, Point
 
 _AHEAD = 4
-"""Calls per worker that are handed over before one is finished, so that none waits for this process."""
+"""Calls per worker that are submitted in advance."""
 
 _SIMULATED = 2
-"""How often a point's table is simulated at least: with its costs, and for its bubble without messages."""
+"""Simulations per point: with its costs, and for its bubble without messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +46,9 @@ class Sweep:
     over: tuple[str, ...]
     """The swept keys, which are the first columns."""
     rows: tuple[Row, ...]
-    """One per point in grid order, each with every column; what a row has not is None."""
+    """One per point in grid order, with all columns; missing values are None."""
     others: tuple[Row, ...] = ()
-    """Rows of the same configuration that were finished before, with values that were not asked for now."""
+    """Earlier rows of the same configuration, with other values than the requested ones."""
 
     @property
     def failed(self) -> tuple[Row, ...]:
@@ -86,7 +86,7 @@ class Sweep:
 
 
 def check_outputs(paths: Sequence[Path]) -> None:
-    """Refuse, before anything runs, files that could not be written in the end.
+    """Check the output files before anything runs.
 
     Raises:
         OutputError: two are one file, a folder that is missing, or a suffix that is neither table nor picture.
@@ -116,23 +116,23 @@ def sweep(
     shares_registry: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Sweep:
-    """Run the points of a grid that no earlier start has finished.
+    """Simulate the points of a grid that no earlier start has finished.
 
     Args:
         grid: the points.
         registry: the plugins.
         executor: the name of an executor that a plugin offers, with options as :func:`choose` reads them.
-        workers: how many points run at once; 0 for as many as this machine has cores.
-        outputs: the files that the sweep is for. Finished rows in them are taken over, and each new one is noted
-            in the journal beside the first; who writes the files then ends it with :func:`end_journals`.
-        fresh: take over no finished row.
-        shares_registry: whether ``registry`` is one of the caller's own making, which other processes do not have.
-        progress: told how many points are finished, and of how many.
+        workers: number of concurrent points; 0 for the number of cores.
+        outputs: the output files. Their finished rows are reused, and the journal beside the first one stores new
+            rows. After writing the files, the caller removes it by :func:`end_journals`.
+        fresh: ignore finished rows.
+        shares_registry: whether ``registry`` is the caller's own, which other processes do not have.
+        progress: receives the number of finished points and of all points.
 
     Raises:
-        OutputError: an output is no sweep's, or one of another configuration, or the journal cannot be written.
+        OutputError: an output of another kind or configuration, or a journal that cannot be written.
         PluginError: no plugin offers the executor.
-        ConfigError: a registry of the caller's own with an executor that would not have it, or one of its options.
+        ConfigError: a caller's registry with an executor in other processes, or an invalid option.
     """
     chosen = choose(executor, registry, workers or cores())
     chosen.check_registry(shared=shares_registry)
@@ -162,7 +162,7 @@ def end_journals(outputs: Sequence[Path]) -> None:
 def _run(
     grid: Grid, points: Sequence[Point], registry: Registry, chosen: ExecutorChoice
 ) -> Iterator[tuple[Point, Row]]:
-    """Yield points with their rows as they finish; large ones begin first, so that no worker is left with one."""
+    """Yield points with their rows as they finish; large points start first, to balance the load."""
     rows = _SIMULATED * sum(point.actions for point in points)
     own = registry if chosen.in_process else None
     call = partial(_call, grid.base, registry=own, rows=rows)

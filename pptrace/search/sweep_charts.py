@@ -37,52 +37,52 @@ _SIZE = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A column that is drawn."""
+    """A column in a chart."""
 
     column: str
     """Its name."""
     title: str
-    """As people call it."""
+    """Its title."""
     unit: str
-    """As behind numbers; nothing for counts."""
+    """Its unit; empty for counts."""
     scale: float
-    """How many of the column's units one of these is."""
+    """The unit in units of the column."""
 
     @property
     def more_is_better(self) -> bool:
-        """Whether the best value is the largest."""
+        """Whether the largest value is the best."""
         return self.column in _MORE_IS_BETTER
 
     def of(self, row: Row) -> float | None:
-        """Return a row's value in this unit; None where there is none."""
+        """Return the value of a row in this unit; None without one."""
         value = row.get(self.column)
         return float(value) / self.scale if isinstance(value, int | float) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roles:
-    """What each axis of a sweep does in a picture."""
+    """The roles of a sweep's axes in a picture."""
 
     x: str
     """The axis along x."""
     lines: str | None
-    """The axis whose values are lines, or compete for cells; None where x is the only one."""
+    """The axis of lines, or of competitors for cells; None where x is the only axis."""
     panels: tuple[str, ...]
-    """The others."""
+    """The axes of panels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One drawing within a picture."""
+    """One chart of a picture."""
 
     title: str
-    """The values that it stands for."""
+    """The values of its axes."""
     rows: tuple[Row, ...]
-    """What it shows."""
+    """Its runs."""
 
 
 def figure_of(column: str, rows: Sequence[Row]) -> Figure:
-    """Return how a column is drawn, in a unit that suits its values.
+    """Return a column with a suitable unit.
 
     Raises:
         ConfigError: no run has a value in the column.
@@ -100,13 +100,13 @@ def figure_of(column: str, rows: Sequence[Row]) -> Figure:
 
 
 def roles_of(over: Sequence[str], rows: Sequence[Row], x: str | None, *, numbers: bool) -> Roles:
-    """Return what each axis does: schedules are lines, ``x`` or the first axis with numbers lies along x.
+    """Return the roles of axes: schedules are lines; ``x`` or the first numeric axis is the x axis.
 
     Args:
         over: the axes.
         rows: the runs.
-        x: what the user asked for.
-        numbers: whether what lies along x has to be numbers.
+        x: the requested x axis.
+        numbers: whether the x axis must be numeric.
 
     Raises:
         ConfigError: no such axis, or none whose values are numbers.
@@ -150,7 +150,7 @@ def panels_of(keys: Sequence[str], rows: Sequence[Row]) -> list[Panel]:
 
 
 def number_of(cell: Cell) -> float | None:
-    """Return the number that a cell stands for, in base units; None where it is none.
+    """Return the number of a cell in base units; None for other text.
 
     >>> number_of("50 GB/s"), number_of(8), number_of("1f1b")
     (50000000000.0, 8.0, None)
@@ -168,13 +168,13 @@ def number_of(cell: Cell) -> float | None:
 
 
 PLOTS = ("lines", "winners", "difference")
-"""Sorts of pictures."""
+"""Kinds of pictures."""
 
 _DASHES = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
 _SERIES_MARKERS = "osD^vPX*"
 _COLUMNS = 3
 _DOUBLING = 6
-"""From which ratio of the largest to the smallest x on the axis is logarithmic."""
+"""Ratio of the largest to the smallest x from which the axis is logarithmic."""
 _DECADES = 50
 """The same of y."""
 _MOST_TICKS = 12
@@ -182,21 +182,21 @@ _MOST_TICKS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """What is drawn of a sweep."""
+    """The choice of a picture."""
 
     plot: str = "lines"
     """``lines``, ``winners`` or ``difference``."""
     x: str | None = None
-    """The axis along x; the first with numbers unless given."""
+    """The x axis; by default the first numeric one."""
     y: tuple[str, ...] = ("step_ns",)
-    """Columns of figures; more than one, of one unit, for lines alone."""
+    """Columns of figures; several of one unit for lines only."""
 
 
 def check_choice(picture: Picture) -> None:
-    """Refuse what no sweep can be drawn as.
+    """Refuse an invalid choice.
 
     Raises:
-        ConfigError: no such sort of picture, no such figure, or more figures than it shows.
+        ConfigError: an unknown kind of picture or figure, or too many figures.
     """
     if picture.plot not in PLOTS:
         raise ConfigError(f"no such picture{nearest(picture.plot, PLOTS)}", file=f"--plot {picture.plot}")
@@ -211,10 +211,10 @@ def check_choice(picture: Picture) -> None:
 
 
 def check_axes(picture: Picture, over: Sequence[str], rows: Sequence[Row]) -> Roles:
-    """Refuse axes that give no such picture; ``rows`` may have cells of axes alone.
+    """Refuse axes that do not suit the picture; ``rows`` need the cells of axes only.
 
     Raises:
-        ConfigError: nothing to lie along x, nothing to compare, or more panels than a page holds.
+        ConfigError: no x axis, nothing to compare, or too many panels.
     """
     roles = roles_of(over, rows, picture.x, numbers=picture.plot != "winners")
     if picture.plot != "lines" and len(_labels_of(rows, roles.lines)) <= 1:
@@ -297,7 +297,7 @@ def _axes(drawn: Any, panels: Sequence[Panel]) -> list[Any]:
 
 
 def _plot(axes: Any, points: Sequence[tuple[float, float | None]], place: int, dashes: Any) -> None:
-    """Draw a line; the first ones are wider, so that a line on the same points does not hide them."""
+    """Draw a line. The first lines are wider, so that later ones do not cover them."""
     points = sorted((x, value) for x, value in points if value is not None)
     axes.plot(
         [x for x, _ in points], [value for _, value in points], ls=dashes, zorder=2 + 0.01 * place,
@@ -344,7 +344,7 @@ def _label_axes(drawn: Any, roles: Roles, y: str) -> None:
 
 
 def _legend(drawn: Any, names: Sequence[str], figures: Sequence[Figure], *, base: bool = False) -> None:
-    """Name the lines, the first of them a ``base`` that all others are measured by, and what dashes mean."""
+    """Draw the legend of lines and dashes; with ``base``, the first line is the reference."""
     from matplotlib.lines import Line2D
 
     handles = []
@@ -385,18 +385,18 @@ def _percent(value: float | None, first: float | None) -> float | None:
 
 _NONE, _TIE = "#ffffff", "#d9dde2"
 _PALE = 0.5
-"""How much white is in a winner's colour, so that text on it can be read."""
+"""Share of white in the color of a winner, for readable text."""
 _LONGEST_WINNER = 14
 
 
 def winners_size(x: str, beside: str | None, rows: Sequence[Row], panels: int) -> tuple[float, float]:
-    """Return inches for so many cells and panels, one above the other."""
+    """Return the size in inches for the cells and panels."""
     across, up = len(_cells_of(rows, x)), len(_cells_of(rows, beside))
     return 1.9 + max(1.05 * across, 3.2), 0.9 + panels * (0.75 + 0.55 * up)
 
 
 def draw_winners(drawn: Any, roles: Roles, beside: str | None, figure: Figure, panels: Sequence[Panel]) -> None:
-    """Draw a cell per value of ``roles.x`` and of ``beside``, coloured and named by the best there."""
+    """Draw a cell per value of ``roles.x`` and ``beside``, with the color and label of its best run."""
     from matplotlib.patches import Rectangle
 
     every = [row for panel in panels for row in panel.rows]
@@ -428,7 +428,7 @@ def draw_winners(drawn: Any, roles: Roles, beside: str | None, figure: Figure, p
 
 
 def _cell(rows: Sequence[Row], names: Sequence[str], roles: Roles, figure: Figure) -> tuple[str, str]:
-    """Return a cell's text and colour; what is over its memory wins nothing."""
+    """Return the text and color of a cell; runs over their memory cannot win."""
     ran = [row for row in rows if figure.of(row) is not None]
     fitting = [row for row in ran if row.get("fits") is not False]
     if not fitting:
@@ -461,7 +461,7 @@ def _paler(color: str) -> str:
 
 
 def _cells_of(rows: Sequence[Row], key: str | None) -> list[Cell]:
-    """Return an axis's values: numbers from small to large, else in the order of the sweep."""
+    """Return the values of an axis: numbers ascending, others in the order of the sweep."""
     if key is None:
         return [None]
     values = list(dict.fromkeys(row[key] for row in rows))

@@ -1,4 +1,4 @@
-"""Tables by schedule and sizes, made once for all configurations that share them, and what is refused of them."""
+"""Tables by schedule and sizes, shared by all candidates, with the errors of refused sizes."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from pptrace.steps.schedule import Schedule
 
 _KEPT = 96
-"""Tables that are kept at once; layouts with the same ones follow each other."""
+"""Tables in the cache; layouts with the same tables are consecutive."""
 _MOST_ACTIONS = 2**24
-"""Actions of a step that a plan makes: some seconds each, of which there are thousands."""
+"""Largest number of actions of a candidate's step."""
 _TIMES: dict[str, Any] = {
     "f_ns": (), "b_ns": (), "i_ns": (), "w_ns": (), "transfer_ns": 0, "activation_bytes": (), "offload_ns": (),
     "reload_ns": (), "memory_limit_bytes": 0, "weight_activation_bytes": (), "stage_bytes": (), "device_bytes": 0,
@@ -38,14 +38,14 @@ _TIMES: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedTable:
-    """A schedule's table for some sizes."""
+    """The table of a schedule for given sizes."""
 
     request: ScheduleRequest
-    """What the schedule was asked for."""
+    """The request of the schedule."""
     table: Schedule | None
-    """The table; None where it depends on times: :meth:`TableCache.timed` makes it."""
+    """The table; None where it depends on times, as :meth:`TableCache.timed` builds it."""
     digest: str
-    """Tells the table from others; empty without one."""
+    """Digest of the table; empty without one."""
     chunks: int
     """Chunks per rank."""
 
@@ -57,7 +57,7 @@ class TableCache:
         """Read the options of all schedules.
 
         Raises:
-            PptraceError: an option that a schedule cannot take, or a schedule that nobody offers.
+            PptraceError: an invalid option, or an unknown schedule.
         """
         self.registry = problem.registry
         self._found: OrderedDict[Any, CachedTable] = OrderedDict()
@@ -72,7 +72,7 @@ class TableCache:
             self._options[entry.label] = assembly.options("schedule", offered)[1]
 
     def refusal(self, entry: Entry, layout: Layout, chunks: int | None) -> PptraceError | None:
-        """Return why a schedule does not take some sizes, as far as it says so before it makes a table."""
+        """Return the error by which a schedule refuses sizes before it builds a table; None without one."""
         key = (entry.label, layout.pp, layout.microbatches, chunks)
         if key not in self._refusals:
             self._refusals[key] = self._refused(entry, layout, chunks)
@@ -84,33 +84,33 @@ class TableCache:
         Args:
             entry: the schedule, with its own settings.
             layout: the layout.
-            chunks: per rank; None for as many as the schedule itself makes.
+            chunks: chunks per rank; None for the default of the schedule.
 
         Raises:
-            PptraceError: sizes that the schedule cannot take, or a plugin that fails.
+            PptraceError: refused sizes, or a failing plugin.
         """
         key = (entry.label, layout.pp, layout.microbatches, chunks)
         if key not in self._found:
-            self._found[key] = self._made(entry, self._request(entry, layout, chunks))
+            self._found[key] = self._build(entry, self._request(entry, layout, chunks))
             if len(self._found) > _KEPT:
                 self._found.popitem(last=False)
         return self._found[key]
 
     def timed(self, entry: Entry, cached: CachedTable, times: Mapping[str, Any]) -> CachedTable:
-        """Return the table that a schedule makes of times and memory, where it reads them.
+        """Return the table that a schedule builds from times and memory.
 
         Raises:
-            PptraceError: times or memory that the schedule cannot take.
+            PptraceError: refused times or memory.
         """
         request = replace(cached.request, **times)
         table = build_schedule(self.registry.schedules[entry.name], request)
         return replace(cached, request=request, table=table, digest=_digest(table))
 
     def check_policy(self, resolved: Resolved, cached: CachedTable) -> None:
-        """Refuse a table whose messages the configuration's policy cannot place.
+        """Refuse a table that the message policy does not accept.
 
         Raises:
-            PptraceError: why.
+            PptraceError: the error of the policy.
         """
         p2p = resolved.experiment.p2p
         key = (p2p.policy, str(p2p.options), cached.digest)
@@ -144,27 +144,27 @@ class TableCache:
         )
         if chunks is None and provided.offer.chunks is not None:
             request = replace(request, chunks=call_plugin(provided.provider, provided.offer.chunks, request))
-        told = too_large(request.ranks, request.chunks, request.microbatches) or _too_long(request)
-        if told:
-            raise ConfigError(told, key="batch.microbatches")
+        reason = too_large(request.ranks, request.chunks, request.microbatches) or _too_long(request)
+        if reason:
+            raise ConfigError(reason, key="batch.microbatches")
         return request
 
-    def _made(self, entry: Entry, request: ScheduleRequest) -> CachedTable:
-        asked: list[bool] = []
+    def _build(self, entry: Entry, request: ScheduleRequest) -> CachedTable:
+        reads: list[bool] = []
 
-        def ask() -> dict[str, Any]:
-            asked.append(True)
+        def read_times() -> dict[str, Any]:
+            reads.append(True)
             return _TIMES
 
-        table = build_schedule(self.registry.schedules[entry.name], LazyRequest.of(request, ask))
+        table = build_schedule(self.registry.schedules[entry.name], LazyRequest.of(request, read_times))
         chunks = table.stages // table.ranks
-        if asked:
+        if reads:
             return CachedTable(request=request, table=None, digest="", chunks=chunks)
         return CachedTable(request=request, table=table, digest=_digest(table), chunks=chunks)
 
 
 def _too_long(request: ScheduleRequest) -> str:
-    """Return why a step is too long to be one of many, empty where it is not."""
+    """Return why a step is too large for a plan; empty where it is not."""
     actions = 2 * request.ranks * request.chunks * request.microbatches
     if actions <= _MOST_ACTIONS:
         return ""
@@ -175,14 +175,14 @@ def _too_long(request: ScheduleRequest) -> str:
 
 
 def _digest(table: Schedule) -> str:
-    """Return a digest of all that a table says."""
-    found = hashlib.sha256()
+    """Return a digest of the content of a table."""
+    digest = hashlib.sha256()
     placement = table.placement
     for column in (
         table.row_ptr, *table.cells, placement.stage_rank, placement.microbatch_route, placement.edges,
         *table.waits,
     ):  # fmt: skip
-        found.update(column.tobytes())
-        found.update(b"|")
-    found.update(repr((sorted(table.interleave.items()), table.recompute_waits)).encode())
-    return found.hexdigest()[:16]
+        digest.update(column.tobytes())
+        digest.update(b"|")
+    digest.update(repr((sorted(table.interleave.items()), table.recompute_waits)).encode())
+    return digest.hexdigest()[:16]

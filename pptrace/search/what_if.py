@@ -1,7 +1,7 @@
-"""What single changes and failed workers do to a step.
+"""Re-simulation of a step after single changes, and after failures of workers.
 
-Replicas that no microbatch leaves or joins keep their order. The others start a backward before a forward, and
-hold as many activations as before.
+Replicas without re-routed microbatches keep their order. Other replicas prefer a backward to a forward, and keep
+their limit of activations.
 
 Source: Gandhi et al., ReCycle: Resilient Training of Large DNNs using Pipeline Adaptation, SOSP 2024, section 3:
 a failed worker's forwards and backwards are re-routed to its peers, which hold the same weights.
@@ -46,31 +46,31 @@ if TYPE_CHECKING:
     from pptrace.steps.list_scheduler import Actions
 
 _FREE = 1e9
-"""Communication that is so many times as fast takes no time."""
+"""Speed at which communication takes no time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """One change."""
+    """One change of a step."""
 
     name: str
-    """What changes."""
+    """The change."""
     step_ns: int | None
-    """The step with it, for as many sequences; None where it cannot be simulated."""
+    """The step with it, for the same number of sequences; None where it cannot be simulated."""
     saved_ns: int = 0
-    """By how much it is shorter; below zero where it is longer."""
+    """Its saving; negative where the step is longer."""
     note: str = ""
-    """Why there is no step, or what else to know."""
+    """Why there is no step, or a remark."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIfs(Printed):
-    """A step and what each change would bring."""
+    """A step, and the saving of each change."""
 
     run: Run
     """The step."""
     rows: tuple[WhatIf, ...]
-    """The changes; the first says what the largest lever is."""
+    """The changes; the first row names the largest lever."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain JSON values, times in ns."""
@@ -88,7 +88,7 @@ class WhatIfs(Printed):
 
 
 def whatif(run: Run, *, lost: int = 0) -> WhatIfs:
-    """Simulate a step again with one thing changed at a time.
+    """Re-simulate a step with single changes.
 
     - Twice the bandwidth: all communication takes half its time, latencies included. Free network: none.
     - Half the bubble: twice as many microbatches of half the work each.
@@ -192,7 +192,7 @@ def _with_microbatches(resolved: Resolved, count: int) -> Resolved:
 
 
 def whatif_lines(found: WhatIfs) -> list[str]:
-    """Return the step, and a line per change: the step with it, and what it saves."""
+    """Return the lines: heading, and a row per change with its step and saving."""
     run = found.run
     rows = [("what if", "step", "saves"), *(_cells(found, row) for row in found.rows)]
     chunks = run.prepared.schedule.stages // run.prepared.schedule.ranks
@@ -250,11 +250,7 @@ def step_without(run: Run, lost: int) -> int:
 
 
 def _check(prepared: Prepared) -> None:
-    """Refuse steps that are not re-routed here, by the setting that makes them so.
-
-    Raises:
-        ConfigError: one of those.
-    """
+    """Refuse steps that cannot be re-routed, with the setting that causes it."""
     resolved, table, replicas = prepared.resolved, prepared.schedule, prepared.resolved.experiment.parallel.dp
     placement = table.placement
     if placement.routes > 1 or not placement.is_chain or table.microbatches != prepared.request.microbatches:
@@ -336,7 +332,7 @@ def _reached(placement: Placement, ranks: int, replicas: int) -> Int64s:
 
 
 def _new_order(prepared: Prepared, placement: Placement, held: Int64s) -> Schedule:
-    """Return an order in which workers start what is ready; with more room where any would wait for ever."""
+    """Return the order of a list schedule; without limits of activations where these cause a deadlock."""
     is_split = bool((prepared.schedule.kind == Kind.W).any())
     kinds = (Kind.F, Kind.I, Kind.W) if is_split else (Kind.F, Kind.B)
     durations = {kind: prepared.workload.duration_ns(kind) for kind in kinds}
@@ -348,7 +344,7 @@ def _new_order(prepared: Prepared, placement: Placement, held: Int64s) -> Schedu
 
 
 def _weights_last(actions: Actions) -> Sequence[Int64s | Int32s]:
-    """Choose a weight gradient, which nobody waits for, only where nothing else is ready."""
+    """Choose a weight gradient, which has no dependents, only where nothing else is ready."""
     return [(actions.kind == Kind.W).astype(np.int32), *backward_first(actions)]
 
 
