@@ -28,7 +28,7 @@ from pptrace.run.neighbourhood import (
     sizes_of,
 )
 from pptrace.run.overheads import contention_of
-from pptrace.run.preparation import costs_alone
+from pptrace.run.preparation import build_costs
 from pptrace.run.simulated_step import simulate
 from pptrace.run.summary import time_text
 
@@ -173,7 +173,7 @@ class _Search:
                 return
             self.weighed += 1
             try:
-                costs = costs or costs_alone(
+                costs = costs or build_costs(
                     self.run.prepared.resolved.again(same.sets, same.flags), self.run.registry
                 )
                 stages = sizes.pp * chunks

@@ -14,8 +14,8 @@ from pptrace.errors import ConfigError
 from pptrace.network.cluster import Hops
 from pptrace.network.contract import NO_ROUTE, Paths
 from pptrace.network.layout import Layout
-from pptrace.run.cluster import on_cluster
-from pptrace.run.inputs import Assembly
+from pptrace.run.cluster import job_network
+from pptrace.run.inputs import Inputs
 from pptrace.sim.engines import steady_rates
 from pptrace.steps.text_forms import load_table
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from pptrace.config.resolution import Resolved
     from pptrace.plugins.registry import Registry
-    from pptrace.run.inputs import OnCluster
+    from pptrace.run.inputs import JobNetwork
     from pptrace.steps.columns import Int64s
 
 __all__ = ["Between", "ClusterView", "LinkGroup", "view_cluster"]
@@ -74,7 +74,7 @@ class Between:
 class ClusterView:
     """A cluster and what a pipeline on it loads."""
 
-    job: OnCluster
+    job: JobNetwork
     """The cluster, and the pipeline's place on it."""
     name: str
     """The preset or file."""
@@ -119,10 +119,11 @@ def view_cluster(
     if section is None:
         raise ConfigError("missing: the file describes no cluster", key="cluster", file=file or "")
     resolved = _with_ranks(resolved.with_section("cluster", section.model_copy(update={"spare": True}), {}))
-    work, job = on_cluster(Assembly(resolved=resolved, registry=registry))
+    inputs = Inputs(resolved=resolved, registry=registry)
+    job = job_network(inputs)
     if not sized:
         job = _over_all(job)
-    section = work.experiment.cluster
+    section = inputs.experiment.cluster
     parts = tuple(part.name or "" if (part := getattr(section, key)) else "" for key in ("node", "fabric"))
     hops, rates = _pipeline(job)
     view = ClusterView(
@@ -141,7 +142,7 @@ def _with_ranks(resolved: Resolved) -> Resolved:
     return resolved.with_section("parallel", experiment.parallel.model_copy(update={"pp": ranks}), {})
 
 
-def _over_all(job: OnCluster) -> OnCluster:
+def _over_all(job: JobNetwork) -> JobNetwork:
     """Put a stage on each node, tensor-parallel inside, or on each GPU of a single node."""
     cluster = job.cluster
     several = cluster.nodes > 1
@@ -149,14 +150,14 @@ def _over_all(job: OnCluster) -> OnCluster:
     return replace(job, layout=layout, hops=Hops(network=cluster, layout=layout))
 
 
-def _pipeline(job: OnCluster) -> tuple[Paths, Int64s]:
+def _pipeline(job: JobNetwork) -> tuple[Paths, Int64s]:
     """Return every hop between neighbours, both directions, and its rate while all are under way."""
     low = np.arange(job.layout.pp - 1, dtype=np.int32)
     hops = job.hops.paths(np.concatenate([low, low + 1]), np.concatenate([low + 1, low]))
     return hops, steady_rates(hops, job.cluster.links)
 
 
-def _load(job: OnCluster, hops: Paths, rates: Int64s) -> NDArray[np.float64]:
+def _load(job: JobNetwork, hops: Paths, rates: Int64s) -> NDArray[np.float64]:
     links = job.cluster.links
     first = np.arange(0, len(hops), hops.ways)
     on_first = np.zeros(len(hops), dtype=bool)
@@ -171,7 +172,7 @@ def _load(job: OnCluster, hops: Paths, rates: Int64s) -> NDArray[np.float64]:
     return used / np.maximum(links.rate_kbps, 1)
 
 
-def _groups(job: OnCluster) -> tuple[LinkGroup, ...]:
+def _groups(job: JobNetwork) -> tuple[LinkGroup, ...]:
     links = job.cluster.links
     found: dict[str, list[int]] = {}
     for link, name in enumerate(links.name):
@@ -187,7 +188,7 @@ def _groups(job: OnCluster) -> tuple[LinkGroup, ...]:
     )
 
 
-def _between(job: OnCluster, hops: Paths, source: int, target: int) -> Between:
+def _between(job: JobNetwork, hops: Paths, source: int, target: int) -> Between:
     gpus = job.cluster.endpoints
     for gpu in (source, target):
         if not 0 <= gpu < gpus:

@@ -1,4 +1,4 @@
-"""Durations and bytes of a step, its model parts and its sequence lengths."""
+"""Costs of actions: of the configured cost model, for sequence lengths, slices and reductions."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ import numpy as np
 
 from pptrace.config.choices import Reshard
 from pptrace.errors import ConfigError
-from pptrace.network.collectives import LinkCollectives
 from pptrace.plugins.construction import build_workload
 from pptrace.plugins.guards import call_plugin
 from pptrace.plugins.requests import CostRequest
-from pptrace.run.devices import check_unread_device, preset_values, rank_devices, with_first_device
 from pptrace.run.inputs import at_location
-from pptrace.run.speeds import speeds_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -27,15 +24,25 @@ if TYPE_CHECKING:
     from pptrace.network.contract import Network
     from pptrace.plugins.offers import CostModelOffer, Provided, ScheduleOffer
     from pptrace.plugins.requests import ScheduleRequest
-    from pptrace.run.inputs import Assembly, OnCluster
-    from pptrace.steps.columns import Int64s
+    from pptrace.run.inputs import Inputs, JobNetwork
+    from pptrace.steps.columns import Int32s, Int64s
+    from pptrace.steps.placement import Placement
     from pptrace.steps.workload import Workload
 
-__all__ = ["Costs", "costs_of", "in_parts", "lengths_of", "part_times", "with_lengths", "with_reduction"]
+__all__ = [
+    "Costs",
+    "in_parts",
+    "lengths_of",
+    "model_costs",
+    "part_times",
+    "with_lengths",
+    "with_reduction",
+    "with_stage_replicas",
+]
 
 
 def with_reduction(resolved: Resolved, network: Network) -> Resolved:
-    """Let replicas reduce over a network like the pipeline's where none of their own is described."""
+    """Fill in the bandwidth of reductions over replicas: by default, that of the pipeline's network."""
     experiment = resolved.experiment
     parallel, reduction = experiment.parallel, experiment.data_parallel
     if parallel.dp * parallel.cp == 1 or reduction.bandwidth is not None or (parallel.pp or 1) < 2:  # noqa: PLR2004 - a pair
@@ -44,30 +51,27 @@ def with_reduction(resolved: Resolved, network: Network) -> Resolved:
     rate = int(path.rate_kbps[0]) * 1000
     if not rate:
         return resolved
-    found = {"bandwidth": rate}
+    defaults = {"bandwidth": rate}
     if "data_parallel.latency" not in resolved.positions:
-        found["latency"] = int(path.latency_ns[0])
-    origins = {**resolved.origins, **{f"data_parallel.{key}": "as the pipeline's network" for key in found}}
-    reduction = reduction.model_copy(update=found)
-    return replace(
-        resolved, experiment=experiment.model_copy(update={"data_parallel": reduction}), origins=origins
-    )
+        defaults["latency"] = int(path.latency_ns[0])
+    origins = {f"data_parallel.{key}": "as the pipeline's network" for key in defaults}
+    return resolved.with_section("data_parallel", reduction.model_copy(update=defaults), origins)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """A cost model with its options checked, ready for any number of stages."""
+    """A cost model with checked options, for any number of stages."""
 
     resolved: Resolved
-    """Where errors are placed."""
+    """The configuration, for locations of errors."""
     offer: Provided[CostModelOffer]
     """The cost model."""
     request: CostRequest
-    """What it is asked for, but for the stages."""
+    """The request to it, without stages."""
     lengths: Int64s | None = None
-    """Tokens in each microbatch's sequences, shape (replicas, microbatches); None where all are alike."""
+    """Tokens in each microbatch's sequences, shape (replicas, microbatches); None for equal lengths."""
     speeds: Int64s | None = None
-    """Speeds of ranks in thousandths, shape (replicas, ranks); None where all have the device's."""
+    """Speeds of ranks in thousandths, shape (replicas, ranks); None where all have the device's speed."""
 
     def workload(
         self,
@@ -77,12 +81,12 @@ class Costs:
         *,
         has_pairs: bool = False,
     ) -> Workload:
-        """Return what actions cost where the model is cut into these stages.
+        """Return the costs of actions for these stages of the model.
 
         Args:
-            stages: how many.
-            edges: the stages' graph as (from, to), forward.
-            holders: the ranks that hold each stage; none where stages loop over the ranks.
+            stages: number of stages.
+            edges: edges of the stage graph as (from, to), forward.
+            holders: the ranks that hold each stage; empty where stages loop over the ranks.
             has_pairs: whether the schedule has overlapped pairs.
 
         Raises:
@@ -96,7 +100,7 @@ class Costs:
             stage_ranks=() if holders == looped else holders, has_pairs=has_pairs,
         )  # fmt: skip
 
-        def of_one(length: int) -> Workload:
+        def build_microbatch(length: int) -> Workload:
             return build_workload(self.offer, replace(request, sequence=length, global_batch=request.micro))
 
         with at_location(self.resolved, "costs"):
@@ -105,102 +109,112 @@ class Costs:
                 return base
             if base.classes:
                 raise self.resolved.error("batch.lengths", "costs have lengths of their own: remove one of them")
-            build = of_one if self.offer.offer.model is not None else None
+            build = build_microbatch if self.offer.offer.model is not None else None
             return with_lengths(base, self.lengths, request.sequence, request.micro, build)
 
 
-def costs_of(work: Assembly, job: OnCluster | None) -> tuple[Assembly, Costs]:
+def model_costs(inputs: Inputs, job: JobNetwork | None) -> Costs:
     """Return the costs that a configuration names, or those that read its model.
 
     Raises:
         ConfigError: a value that the cost model cannot take, or no cost model for the model.
         PluginError: a name that no plugin offers.
     """
-    work, provided = _cost_model(work)
+    provided = _cost_model(inputs)
     offer = provided.offer
-    work, model = _described(work, "model", offer.model, offer.name)
-    if offer.device is not None:
-        work = with_first_device(work)
-    work, device = _described(work, "device", offer.device, offer.name)
-    work, by_rank = rank_devices(work, offer.device, device)
-    work, options = _options(work, offer)
-    if options.get("spread") and work.experiment.data_parallel.spread:
+    model = _parameters(inputs, "model", offer.model, offer.name)
+    device, rank_devices = _devices(inputs, offer)
+    options = _options(inputs, offer)
+    if options.get("spread") and inputs.experiment.data_parallel.spread:
         message = "costs.spread lengthens all times for the slowest of the same GPUs: write one of the two keys"
-        raise work.resolved.error("data_parallel.spread", message)
-    resolved, lengths = lengths_of(work.resolved)
-    work = work.at(resolved)
-    experiment = work.experiment
-    parallel, batch = experiment.parallel, experiment.batch
-    ranks = parallel.pp or 1
-    reduction = experiment.data_parallel
+        raise inputs.resolved.error("data_parallel.spread", message)
+    inputs.resolved, lengths = lengths_of(inputs.resolved)
+    parallel, batch = inputs.experiment.parallel, inputs.experiment.batch
+    reduction = inputs.experiment.data_parallel
+    ranks, collectives, speeds = parallel.pp or 1, None, None
+    if job is not None:
+        from pptrace.network.collectives import LinkCollectives
+
+        collectives = LinkCollectives(network=job.cluster, layout=job.layout)
+    if reduction.speeds or reduction.spread:
+        from pptrace.run.speeds import speeds_of
+
+        speeds = speeds_of(inputs.resolved)
     request = CostRequest(
         ranks=ranks, stages=ranks * parallel.vp, microbatches=batch.known_microbatches,
-        model=model, device=device, rank_devices=by_rank, options=options,
+        model=model, device=device, rank_devices=rank_devices, options=options,
         tp=parallel.tp, cp=parallel.cp, dp=parallel.dp, ep=parallel.ep, etp=parallel.etp or 0,
         sequence_parallel=parallel.sequence_parallel, micro=batch.micro, sequence=batch.sequence or 0,
-        global_batch=batch.global_batch or 0,
-        collectives=LinkCollectives(network=job.cluster, layout=job.layout) if job else None,
+        global_batch=batch.global_batch or 0, collectives=collectives,
         data_parallel={"rate_kbps": max(reduction.bandwidth // 1000, 1), "latency_ns": reduction.latency}
         if reduction.bandwidth else {},
         reshard=(reduction.reshard or Reshard.NEVER).value, reduce_each=bool(reduction.reduce_each),
     )  # fmt: skip
-    return work, Costs(
-        resolved=work.resolved, offer=provided, request=request, lengths=lengths, speeds=speeds_of(resolved)
-    )
+    return Costs(resolved=inputs.resolved, offer=provided, request=request, lengths=lengths, speeds=speeds)
 
 
-def _cost_model(work: Assembly) -> tuple[Assembly, Provided[CostModelOffer]]:
-    name = work.experiment.costs.name
+def _cost_model(inputs: Inputs) -> Provided[CostModelOffer]:
+    models, name = inputs.registry.cost_models, inputs.experiment.costs.name
     if name is None:
-        readers = [name for name, p in sorted(work.registry.cost_models.items()) if p.offer.model is not None]
+        readers = [name for name, provided in sorted(models.items()) if provided.offer.model is not None]
         if len(readers) != 1:
             known = ", ".join(readers) or "none is installed: pip install pptrace-models"
-            raise work.resolved.error("costs", f"write which cost model reads the model: {known}")
+            raise inputs.resolved.error("costs", f"write which cost model reads the model: {known}")
         (name,) = readers
-        work = work.at(work.resolved.with_costs(name, "the cost model that reads models"))
-    with at_location(work.resolved, "costs"):
-        provided = work.registry.cost_models[name]
-    return work.using(provided), provided
+        inputs.resolved = inputs.resolved.with_costs(name, "the cost model that reads models")
+    return inputs.look_up(models, name, "costs")
 
 
-def _options(work: Assembly, offer: CostModelOffer) -> tuple[Assembly, dict[str, Any]]:
+def _options(inputs: Inputs, offer: CostModelOffer) -> dict[str, Any]:
     """Return the cost model's checked options; an error names the cost models that have the option."""
     try:
-        return work.options("costs", offer.options)
+        return inputs.fill_options("costs", offer.options)
     except ConfigError as error:
+        models = inputs.registry.cost_models
         option = re.split(r"[.\[]", f"{error.key}.")[1]
-        takers = [name for name, one in sorted(work.registry.cost_models.items()) if option in _fields(one.offer)]
+        takers = [name for name, provided in sorted(models.items()) if option in _fields(provided.offer)]
         others = " or ".join(name for name in takers if name != offer.name)
-        if option in work.registry.cost_models and offer.name not in takers:
+        if option in models and offer.name not in takers:
             message = f"it is no option: write costs.name: {option}, and its options beside it"
         elif others and offer.name not in takers:
             message = f"{offer.name} costs do not take it: remove it, or write costs.name: {others}"
-        elif others and "costs.name" not in work.resolved.positions:
+        elif others and "costs.name" not in inputs.resolved.positions:
             message = f"{error.message} (of {offer.name} costs; for others write costs.name: {others})"
         else:
             raise
-        raise work.resolved.error(error.key, message) from None
+        raise inputs.resolved.error(error.key, message) from None
 
 
 def _fields(offer: CostModelOffer) -> Collection[str]:
     return offer.options().model_fields if offer.options else ()
 
 
-def _described(work: Assembly, key: str, model: Any, costs: str) -> tuple[Assembly, dict[str, Any]]:
-    """Return the model's or device's values, its preset's under those that the user wrote."""
-    section = getattr(work.experiment, key)
-    if model is None and key == "device":
-        check_unread_device(work, costs)
-        return work, {}
+def _devices(inputs: Inputs, offer: CostModelOffer) -> tuple[dict[str, Any], tuple[dict[str, Any], ...]]:
+    """Return the device, and the device of each rank where they differ."""
+    if inputs.experiment.device is not None:
+        from pptrace.run.devices import check_unread_device, fill_first_device, rank_devices
+
+        if offer.device is not None:
+            fill_first_device(inputs)
+            device = _parameters(inputs, "device", offer.device, offer.name)
+            return device, rank_devices(inputs, offer.device, device)
+        check_unread_device(inputs, offer.name)
+    return _parameters(inputs, "device", offer.device, offer.name) if offer.device else {}, ()
+
+
+def _parameters(inputs: Inputs, key: str, model: Any, costs: str) -> dict[str, Any]:
+    """Return the values of the model or device: the user's over those of its preset."""
+    section = getattr(inputs.experiment, key)
     if model is None:
         if section is not None:
-            raise work.resolved.error(key, f"{costs} costs read no model: remove the key, or choose other costs")
-        return work, {}
+            raise inputs.resolved.error(key, f"{costs} costs read no model: remove the key, or choose other costs")
+        return {}
     if section is None:
         hint = "--model NAME" if key == "model" else "--device NAME"
-        raise work.resolved.error(key, f"missing: costs {costs} depend on it, write {hint}")
-    work, preset = preset_values(work, key, section.preset, key)
-    return work.options(key, model, preset)
+        raise inputs.resolved.error(key, f"missing: costs {costs} depend on it, write {hint}")
+    from pptrace.run.devices import preset_values
+
+    return inputs.fill_options(key, model, preset_values(inputs, key, section.preset, key))
 
 
 _BY_BYTES = (
@@ -208,122 +222,177 @@ _BY_BYTES = (
     "checkpoint_bytes",
     "offload_ns", "reload_ns",
 )  # fmt: skip
-"""What parts of unlike times have alike."""
+"""Columns of slices that depend on bytes, which are equal in all slices of a microbatch."""
 
 
 def part_times(
     provided: Provided[ScheduleOffer], request: ScheduleRequest, workload: Workload
 ) -> Sequence[Fraction]:
-    """Return the share of a microbatch's time that each of its parts takes; none where they are alike.
+    """Return the share of each part in a microbatch's time; empty for equal parts.
 
     Raises:
         PluginError: the schedule's own function fails.
     """
-    told = provided.offer.part_times
-    if told is None:
+    shares = provided.offer.part_times
+    if shares is None:
         return ()
-    return call_plugin(provided.provider, told, replace(request, causal_share=_causal_share(workload)))
+    return call_plugin(provided.provider, shares, replace(request, causal_share=_causal_share(workload)))
 
 
 def _causal_share(workload: Workload) -> Fraction:
     kernels = workload.kernels() if workload.kernels else ()
-    whole = sum(one.duration_ns for one in kernels)
-    return Fraction(sum(one.duration_ns for one in kernels if one.causal), max(whole, 1))
+    total_ns = sum(kernel.duration_ns for kernel in kernels)
+    return Fraction(sum(kernel.duration_ns for kernel in kernels if kernel.causal), max(total_ns, 1))
 
 
 def in_parts(workload: Workload, microbatches: int, parts: int, times: Sequence[Fraction]) -> Workload:
-    """Return the costs of so many parts of each microbatch, one after the other.
+    """Return the costs of consecutive parts of each microbatch.
 
     Args:
         workload: the costs of whole microbatches.
-        microbatches: how many there are.
-        parts: into how many each is cut.
-        times: each part's share of the time; none where all are alike.
+        microbatches: number of whole microbatches.
+        parts: number of parts of each.
+        times: each part's share of the time; empty for equal parts.
     """
     if len(set(times)) <= 1:
         return workload.divided(parts)
-    used = workload.microbatch_class
-    used = used if used.size else np.zeros(microbatches, dtype=np.int32)
-    alike = replace(workload, classes=(), microbatch_class=np.zeros(0, dtype=np.int32))
-    first, *others = (_part(one, share, parts) for one in (alike, *workload.classes) for share in times)
-    number = np.repeat(used, parts) * parts + np.tile(np.arange(parts, dtype=np.int32), microbatches)
-    return replace(first, classes=tuple(others), microbatch_class=number.astype(np.int32))
+    class_of = workload.microbatch_class
+    class_of = class_of if class_of.size else np.zeros(microbatches, dtype=np.int32)
+    base = replace(workload, classes=(), microbatch_class=np.zeros(0, dtype=np.int32))
+    first, *classes = (_part(costs, share, parts) for costs in (base, *workload.classes) for share in times)
+    part_class = np.repeat(class_of, parts) * parts + np.tile(np.arange(parts, dtype=np.int32), microbatches)
+    return replace(first, classes=tuple(classes), microbatch_class=part_class.astype(np.int32))
 
 
 def _part(whole: Workload, share: Fraction, parts: int) -> Workload:
-    """Return the costs of a part of ``share`` of the time, and of as many bytes as all others."""
+    """Return the costs of a part with this share of the time; all parts have the same bytes."""
     even = whole.scaled(Fraction(1, parts))
     return replace(whole.scaled(share), **{name: getattr(even, name) for name in _BY_BYTES})
 
 
-_KEY = "batch.lengths"
+_LENGTHS = "batch.lengths"
 _NUMBER = re.compile(r"[^\s,;]+")
 
 
 def lengths_of(resolved: Resolved) -> tuple[Resolved, Int64s | None]:
-    """Return what a configuration says of lengths, shape (replicas, microbatches), with the longest as sequence.
+    """Return a configuration's lengths, shape (replicas, microbatches), and fill in the longest as its sequence.
 
     Raises:
-        ConfigError: a file that cannot be read or holds something else, another number of lengths, or one that
-            passes the sequence.
+        ConfigError: an invalid file, a wrong number of lengths, or a length above the sequence.
     """
     batch, dp = resolved.experiment.batch, resolved.experiment.parallel.dp
     if batch.lengths is None:
         return resolved, None
-    given = batch.lengths if isinstance(batch.lengths, list) else _read(resolved, batch.lengths)
+    values = batch.lengths if isinstance(batch.lengths, list) else _read_lengths(resolved, batch.lengths)
     count = batch.known_microbatches
-    if len(given) not in {count, dp * count}:
+    if len(values) not in {count, dp * count}:
         each = f"{count} or, replica after replica, {dp * count}" if dp > 1 else str(count)
         of = f"{count} microbatches" + (f" on {dp} replicas" if dp > 1 else "")
-        raise resolved.error(_KEY, f"{len(given)} lengths for {of}: write {each}")
-    lengths = np.broadcast_to(np.array(given, dtype=np.int64).reshape(-1, count), (dp, count))
+        raise resolved.error(_LENGTHS, f"{len(values)} lengths for {of}: write {each}")
+    lengths = np.broadcast_to(np.array(values, dtype=np.int64).reshape(-1, count), (dp, count))
     longest = int(lengths.max())
     if batch.sequence is None:
         batch = batch.model_copy(update={"sequence": longest})
         origins = {"batch.sequence": "the longest of batch.lengths"}
         return resolved.with_section("batch", batch, origins), lengths
     if longest > batch.sequence:
-        place = given.index(longest)
-        raise resolved.error(_KEY, f"{longest} in place {place} passes batch.sequence ({batch.sequence})")
+        place = values.index(longest)
+        raise resolved.error(_LENGTHS, f"{longest} in place {place} passes batch.sequence ({batch.sequence})")
     return resolved, lengths
 
 
-def _read(resolved: Resolved, file: str) -> list[int]:
-    found = []
+def _read_lengths(resolved: Resolved, file: str) -> list[int]:
+    lengths = []
     try:
-        whole = Path(file).read_text(encoding="utf-8")
+        content = Path(file).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        said = (error.strerror if isinstance(error, OSError) else "") or "it is no text"
-        raise resolved.error(_KEY, f"{file} cannot be read: {said}") from None
-    for line, text in enumerate(whole.splitlines(), start=1):
+        reason = (error.strerror if isinstance(error, OSError) else "") or "it is no text"
+        raise resolved.error(_LENGTHS, f"{file} cannot be read: {reason}") from None
+    for line, text in enumerate(content.splitlines(), start=1):
         for word in _NUMBER.findall(text):
             if not word.isdecimal() or not 0 < int(word) < 2**31:
                 message = f"{file}, line {line}: {word[:20]!r} is no number of tokens: a whole number from 1"
-                raise resolved.error(_KEY, message)
-            found.append(int(word))
-    return found
+                raise resolved.error(_LENGTHS, message)
+            lengths.append(int(word))
+    return lengths
 
 
 def with_lengths(
     base: Workload, lengths: Int64s, sequence: int, micro: int, build: Callable[[int], Workload] | None
 ) -> Workload:
-    """Return costs of microbatches of unlike lengths; each microbatch has those of its first replica's.
+    """Return costs with a class for each length; microbatches have the lengths of the first replica.
 
     Args:
         base: costs of microbatches of ``sequence`` tokens.
         lengths: shape (replicas, microbatches).
         sequence: tokens in a sequence of the base.
         micro: sequences in a microbatch.
-        build: returns the costs of a step of one microbatch whose sequences have so many tokens; None where costs
-            read no model, whose microbatches cost as much as they are long.
+        build: returns the costs of one microbatch by its length; None scales the base by the length.
     """
     distinct, number = np.unique(lengths, return_inverse=True)
     number = number.reshape(lengths.shape)
     classes = [build(length) if build else base.scaled(Fraction(length, sequence)) for length in distinct.tolist()]
-    flops = [one.model_flops for one in classes] if build else [0] * len(classes)
-    times = np.bincount(number.ravel(), minlength=distinct.size).tolist()
+    flops = [costs.model_flops for costs in classes] if build else [0] * len(classes)
+    counts = np.bincount(number.ravel(), minlength=distinct.size).tolist()
     return replace(
         base, classes=tuple(classes), microbatch_class=(number[0] + 1).astype(np.int32),
         tokens=micro * int(lengths.sum()),
-        model_flops=sum(own * count for own, count in zip(flops, times, strict=True)),
+        model_flops=sum(each * count for each, count in zip(flops, counts, strict=True)),
     )  # fmt: skip
+
+
+_NOT_REDUCED = "gradients of stages that several ranks hold are not reduced between them: "
+_OFF = f"{_NOT_REDUCED}data_parallel.stage_replicas is false"
+_UNKNOWN = f"{_NOT_REDUCED}costs {{name}} know no gradients"
+_STAGE_REPLICAS = "data_parallel.stage_replicas"
+
+
+@dataclass(frozen=True, slots=True)
+class _Holders:
+    """Layout of groups of endpoints that hold the same stages."""
+
+    rows: Int32s
+
+    def groups(self, axis: str) -> Int32s:
+        """Return the groups; there is one axis, ``replicas``."""
+        del axis
+        return self.rows
+
+
+def with_stage_replicas(
+    resolved: Resolved, workload: Workload, placement: Placement, network: Network, job: JobNetwork | None
+) -> Workload:
+    """Add the all-reduce between the ranks that hold a stage to its reduction, if switched on.
+
+    All groups reduce at once, after the reduction over data-parallel replicas. Without gradients in the costs, a
+    note replaces it.
+
+    Raises:
+        ConfigError: the configuration has this reduction, and the costs have no gradients.
+    """
+    holders = placement.copies()
+    shared = np.flatnonzero(holders.sum(axis=0) > 1)
+    if not shared.size:
+        return workload
+    if not resolved.experiment.data_parallel.stage_replicas:
+        return replace(workload, notes=(*workload.notes, _OFF))
+    if not workload.gradients_bytes[shared].any():
+        name = resolved.experiment.costs.name
+        if _STAGE_REPLICAS not in resolved.positions:
+            return replace(workload, notes=(*workload.notes, _UNKNOWN.format(name=name)))
+        message = f"costs {name} know no gradients to reduce: write costs.gradients, or use costs that count them"
+        raise resolved.error(_STAGE_REPLICAS, message)
+
+    from pptrace.network.collectives import LinkCollectives
+
+    reduce_ns = workload.reduce_ns.copy()
+    for copies in np.unique(holders.sum(axis=0)[shared]).tolist():
+        stages = np.flatnonzero(holders.sum(axis=0) == copies)
+        sets = np.unique([np.flatnonzero(holders[:, stage]) for stage in stages], axis=0)
+        if job is not None:
+            sets = job.layout.grid()[sets].transpose(0, 2, 3, 4, 1).reshape(-1, copies)
+        over = LinkCollectives(network=job.cluster if job else network, layout=_Holders(sets.astype(np.int32)))
+        with at_location(resolved, "network"):
+            for stage in stages.tolist():
+                reduce_ns[stage] += over.ns("all-reduce", "replicas", int(workload.gradients_bytes[stage]))
+    return replace(workload, reduce_ns=reduce_ns)

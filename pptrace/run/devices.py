@@ -1,4 +1,4 @@
-"""From ``device.ranks`` to the device of each pipeline rank, where ranks have unlike ones."""
+"""Presets, and the device of each pipeline rank by ``device.ranks``."""
 
 from __future__ import annotations
 
@@ -10,128 +10,127 @@ from typing import TYPE_CHECKING, Any
 from pptrace.config.schema import Device
 from pptrace.config.validation import merged, validate_options
 from pptrace.config.yaml_document import read_yaml
-from pptrace.run.inputs import at_location
 
 if TYPE_CHECKING:
     from pptrace.config.resolution import Resolved
-    from pptrace.run.inputs import Assembly
+    from pptrace.run.inputs import Inputs
 
-__all__ = ["check_unread_device", "preset_values", "rank_devices", "ranks_named", "with_first_device"]
+__all__ = ["check_unread_device", "fill_first_device", "preset_values", "rank_devices", "ranks_named"]
 
 _KEY = "device.ranks"
 _RANKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
-def preset_values(work: Assembly, key: str, name: str | None, place: str) -> tuple[Assembly, Mapping[str, Any]]:
-    """Return the values of a preset, or of a file that stands for one; none without a name.
+def preset_values(inputs: Inputs, key: str, name: str | None, place: str) -> Mapping[str, Any]:
+    """Return the values of a preset or of a file; empty without a name.
 
     Args:
-        work: the run.
+        inputs: the configuration.
         key: ``model`` or ``device``.
         name: the preset or file.
-        place: the key under which errors are placed.
+        place: the key of errors.
 
     Raises:
         ConfigError: a file that cannot be read.
         PluginError: a name that no plugin offers.
     """
     if not name:
-        return work, {}
+        return {}
     if name.lower().endswith((".yaml", ".yml")):
-        return work, read_yaml(Path(name), example="layers: 32").value
-    presets = work.registry.models if key == "model" else work.registry.devices
-    with at_location(work.resolved, place):
-        provided = presets[name]
-    return work.using(provided), provided.offer.values
+        values: Mapping[str, Any] = read_yaml(Path(name), example="layers: 32").value
+        return values
+    if key == "model":
+        return inputs.look_up(inputs.registry.models, name, place).offer.values
+    return inputs.look_up(inputs.registry.devices, name, place).offer.values
 
 
-def with_first_device(work: Assembly) -> Assembly:
-    """Let the device of rank 0 stand for all where nothing is written beside ``device.ranks``.
+def fill_first_device(inputs: Inputs) -> None:
+    """Fill in the device of rank 0 as the default device, where the section has only ``device.ranks``.
 
     Raises:
         ConfigError: a rank that has no device then, or what :func:`rank_devices` refuses.
     """
-    section = work.experiment.device
+    section = inputs.experiment.device
     if section is None or not section.ranks or section.preset or section.values:
-        return work
-    ranks = work.experiment.parallel.pp or 1
-    entry_of = _entries(work.resolved, section.ranks, ranks)
+        return
+    ranks = inputs.experiment.parallel.pp or 1
+    entry_of = _entries(inputs.resolved, section.ranks, ranks)
     missing = next((rank for rank in range(ranks) if rank not in entry_of), None)
     if missing is not None:
         message = f"rank {missing} has no device: write it here, or a preset beside ranks, which all others have"
-        raise work.resolved.error(_KEY, message)
+        raise inputs.resolved.error(_KEY, message)
     first = section.ranks[entry_of[0]]
-    given = {"preset": first} if isinstance(first, str) else first
-    own = Device.model_validate({**given, "ranks": section.ranks})
-    return work.at(work.resolved.with_section("device", own, {"device.preset": f"{_KEY}.{entry_of[0]}"}))
+    values = {"preset": first} if isinstance(first, str) else first
+    device = Device.model_validate({**values, "ranks": section.ranks})
+    origins = {"device.preset": f"{_KEY}.{entry_of[0]}"}
+    inputs.resolved = inputs.resolved.with_section("device", device, origins)
 
 
-def rank_devices(
-    work: Assembly, model: Any, base: Mapping[str, Any]
-) -> tuple[Assembly, tuple[dict[str, Any], ...]]:
-    """Return the device of each pipeline rank, checked; none where all are alike.
+def rank_devices(inputs: Inputs, model: Any, base: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+    """Return the checked device of each pipeline rank; empty where all are equal.
 
     Args:
-        work: the run, its ``device`` checked and filled in.
-        model: returns the parameter model of a device; None where the costs read none.
+        inputs: the configuration, its ``device`` filled in.
+        model: returns the parameter model of a device.
         base: the device of ranks that ``device.ranks`` does not name.
 
     Raises:
         ConfigError: a range of ranks that cannot be read, is not there or is named twice; a wrong parameter.
         PluginError: a preset that no plugin offers.
     """
-    section = work.experiment.device
-    if model is None or section is None or not section.ranks:
-        return work, ()
-    count = work.experiment.parallel.pp or 1
-    entry_of = _entries(work.resolved, section.ranks, count)
-    found: dict[str, dict[str, Any]] = {}
+    section = inputs.experiment.device
+    if section is None or not section.ranks:
+        return ()
+    count = inputs.experiment.parallel.pp or 1
+    entry_of = _entries(inputs.resolved, section.ranks, count)
+    parameters: dict[str, dict[str, Any]] = {}
     filled: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for text, entry in section.ranks.items():
         key = f"{_KEY}.{text}"
-        name, own = _preset_and_parameters(work.resolved, key, entry)
-        work, under = preset_values(work, "device", name, key)
-        values = merged(under or section.values, own)
-        resolved = work.resolved
+        name, written = _preset_and_parameters(inputs.resolved, key, entry)
+        preset = preset_values(inputs, "device", name, key)
+        values = merged(preset or section.values, written)
+        resolved = inputs.resolved
         checked = validate_options(model(), values, key, resolved.positions, file=resolved.file)
-        found[text] = dict(checked.model_dump())
+        parameters[text] = dict(checked.model_dump())
         filled[text] = {**({"preset": name} if name else {}), **checked.model_dump(mode="json", by_alias=True)}
         label = f"preset {name}" if name else "device"
-        origins |= {f"{key}.{parameter}": label for parameter in filled[text] if parameter not in own}
+        origins |= {f"{key}.{parameter}": label for parameter in filled[text] if parameter not in written}
     section = section.model_copy(update={"ranks": filled})
-    work = work.at(work.resolved.with_section("device", section, origins))
-    devices = tuple(found[entry_of[rank]] if rank in entry_of else dict(base) for rank in range(count))
-    return work, devices if any(one != base for one in devices) else ()
+    inputs.resolved = inputs.resolved.with_section("device", section, origins)
+    devices = tuple(parameters[entry_of[rank]] if rank in entry_of else dict(base) for rank in range(count))
+    return devices if any(device != base for device in devices) else ()
 
 
-def check_unread_device(work: Assembly, costs: str) -> None:
+def check_unread_device(inputs: Inputs, costs: str) -> None:
     """Check the device of costs that do not read it: its presets and ranks exist, and it has no parameters.
 
     Args:
-        work: the run.
+        inputs: the configuration.
         costs: the cost model.
 
     Raises:
         ConfigError: a range of ranks as for :func:`rank_devices`, or a parameter.
         PluginError: a preset that no plugin offers.
     """
-    section = work.experiment.device
+    section = inputs.experiment.device
     if section is None:
         return
     ranks = section.ranks or {}
-    _entries(work.resolved, ranks, work.experiment.parallel.pp or 1)
-    own = {"preset": section.preset, **section.values}
-    for key, entry in {"device": own, **{f"{_KEY}.{text}": one for text, one in ranks.items()}}.items():
-        name, parameters = _preset_and_parameters(work.resolved, key, entry)
-        preset_values(work, "device", name, key)
+    _entries(inputs.resolved, ranks, inputs.experiment.parallel.pp or 1)
+    entries: dict[str, Any] = {"device": {"preset": section.preset, **section.values}}
+    entries |= {f"{_KEY}.{text}": entry for text, entry in ranks.items()}
+    for key, entry in entries.items():
+        name, parameters = _preset_and_parameters(inputs.resolved, key, entry)
+        preset_values(inputs.copy(), "device", name, key)
         if parameters:
             message = f"{costs} costs read no parameters of a device: remove it, or choose other costs"
-            raise work.resolved.error(f"{key}.{next(iter(parameters))}", message)
+            raise inputs.resolved.error(f"{key}.{next(iter(parameters))}", message)
 
 
 def ranks_named(section: object) -> int:
-    """Return how many pipeline ranks ``device.ranks`` needs at least, as a section is written; 1 without it."""
+    """Return the least number of pipeline ranks for ``device.ranks`` as written; 1 without it."""
     ranks = section.get("ranks") if isinstance(section, Mapping) else None
     matches = [_RANKS.fullmatch(str(text)) for text in ranks] if isinstance(ranks, Mapping) else []
     return 1 + max((int(match[2] or match[1]) for match in matches if match), default=0)
@@ -140,16 +139,16 @@ def ranks_named(section: object) -> int:
 def _preset_and_parameters(
     resolved: Resolved, key: str, entry: str | Mapping[str, Any]
 ) -> tuple[str | None, dict[str, Any]]:
-    own = {"preset": entry} if isinstance(entry, str) else dict(entry)
-    name = own.pop("preset", None)
+    parameters = {"preset": entry} if isinstance(entry, str) else dict(entry)
+    name = parameters.pop("preset", None)
     if name is not None and not isinstance(name, str):
         raise resolved.error(f"{key}.preset", "a preset's name, or a file of parameters (.yaml)")
-    return name, own
+    return name, parameters
 
 
 def _entries(resolved: Resolved, ranks: Mapping[str, Any], count: int) -> dict[int, str]:
-    """Return under which key each rank's device stands."""
-    found: dict[int, str] = {}
+    """Return the key of each rank's device."""
+    entry_of: dict[int, str] = {}
     for text in ranks:
         key, match = f"{_KEY}.{text}", _RANKS.fullmatch(text)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
@@ -160,7 +159,7 @@ def _entries(resolved: Resolved, ranks: Mapping[str, Any], count: int) -> dict[i
             last_rank = "there is rank 0 alone" if count == 1 else f"pipeline ranks are 0 to {count - 1}"
             raise resolved.error(key, f"rank {max(first, count)} is not there: {last_rank}")
         for rank in range(first, last + 1):
-            if rank in found:
-                raise resolved.error(key, f"rank {rank} stands under {found[rank]}, too: name each once")
-            found[rank] = text
-    return found
+            if rank in entry_of:
+                raise resolved.error(key, f"rank {rank} stands under {entry_of[rank]}, too: name each once")
+            entry_of[rank] = text
+    return entry_of

@@ -9,7 +9,7 @@ import numpy as np
 
 from pptrace.config.choices import Reshard
 from pptrace.config.quantities import format_duration, format_size
-from pptrace.run.inputs import Differing, kinds_of
+from pptrace.run.inputs import ReplicaCosts, kinds_of
 from pptrace.sim.simulation import simulate
 from pptrace.steps.kinds import WEIGHT_GRADIENTS, Kind
 from pptrace.timeline.memory import measure_memory
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pptrace.steps.placement import Placement
     from pptrace.steps.workload import Workload
 
-__all__ = ["ReplicaDifferences", "changed", "of_the_last_replica", "simulate_replicas"]
+__all__ = ["ReplicaDifferences", "changed", "simulate_replicas", "with_slowest_replica"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class ReplicaDifferences:
         """Return the kind that computes longest."""
         return int(np.argmax(self.ready_ns.max(axis=1)))
 
-    def workload_of(self, differing: Differing, kind: int, placement: Placement) -> Workload:
+    def workload_of(self, differing: ReplicaCosts, kind: int, placement: Placement) -> Workload:
         """Return a step's costs in replicas of one kind, whose reductions wait for all others."""
         others = np.delete(self.ready_ns, kind, axis=0).max(axis=0)
         return replace(differing.costs_of(int(self.first[kind]), placement), released_ns=others)
@@ -58,17 +58,17 @@ def changed(prepared: Prepared, costs: Callable[[Workload], Workload] | None = N
         parts: fields of it.
 
     Raises:
-        ConfigError: as for :func:`of_the_last_replica`.
+        ConfigError: as for :func:`with_slowest_replica`.
     """
     differing = prepared.differing
     if costs is not None and differing is not None:
         parts["differing"] = replace(differing, costs=costs(differing.costs))
     elif costs is not None:
         parts["workload"] = costs(prepared.workload)
-    return of_the_last_replica(replace(prepared, **parts))
+    return with_slowest_replica(replace(prepared, **parts))
 
 
-def of_the_last_replica(prepared: Prepared) -> Prepared:
+def with_slowest_replica(prepared: Prepared) -> Prepared:
     """Return the step of the replica that computes longest, or of ``batch.replica``; its reductions wait for all.
 
     Reductions and meetings are the same moments for all replicas, so its step ends when theirs do. A step that is
@@ -96,7 +96,7 @@ def of_the_last_replica(prepared: Prepared) -> Prepared:
     )
 
 
-def simulate_replicas(prepared: Prepared, differing: Differing) -> ReplicaDifferences:
+def simulate_replicas(prepared: Prepared, differing: ReplicaCosts) -> ReplicaDifferences:
     """Simulate each replica that is like no other, alone.
 
     Args:
@@ -139,7 +139,7 @@ def _note(differences: ReplicaDifferences, shown: int, number: int) -> str:
     return note
 
 
-def _check_uncut(prepared: Prepared, differing: Differing) -> None:
+def _check_uncut(prepared: Prepared, differing: ReplicaCosts) -> None:
     resolved, table = prepared.resolved, prepared.schedule
     asked = resolved.experiment.data_parallel
     if asked.reduce_each:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from pptrace.config.flags import HEADLINES
 from pptrace.config.schema import OpenSection
 from pptrace.errors import ConfigError, ConstraintError, CostError, PluginError, PptraceError, ScheduleError
+from pptrace.network.layout import Layout
 from pptrace.plugins.from_file import is_file_reference
-from pptrace.run.speeds import at_speeds_of_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from pptrace.config.schema import Experiment
     from pptrace.network.cluster import Cluster, Hops
     from pptrace.network.contract import Network
-    from pptrace.network.layout import Layout
     from pptrace.plugins.offers import Provided
     from pptrace.plugins.registry import Registry
     from pptrace.plugins.requests import ScheduleRequest
@@ -35,150 +34,168 @@ if TYPE_CHECKING:
     from pptrace.steps.text_forms import TableFile
     from pptrace.steps.workload import Workload
 
-__all__ = ["Assembly", "Differing", "OnCluster", "Prepared", "at_location", "kinds_of", "located"]
+__all__ = ["Inputs", "JobNetwork", "Prepared", "ReplicaCosts", "at_location", "kinds_of", "layout_of", "located"]
+
+Offer = TypeVar("Offer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OnCluster:
-    """A job on a cluster."""
+class JobNetwork:
+    """The network of a job on a cluster."""
 
     cluster: Cluster
     """The network between all GPUs."""
     layout: Layout
-    """Which GPUs each pipeline rank is."""
+    """The GPUs of each pipeline rank."""
     hops: Hops
     """The network between pipeline ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Differing:
-    """What differs between the replicas of a job."""
+class ReplicaCosts:
+    """Costs of replicas that differ by their sequence lengths or speeds."""
 
     costs: Workload
     """Costs at full speed, with a class for each length."""
     lengths: Int64s | None
-    """Tokens in each microbatch's sequences, shape (replicas, microbatches); None where all are alike."""
+    """Tokens in each microbatch's sequences, shape (replicas, microbatches); None for equal lengths."""
     speeds: Int64s | None
-    """Speeds of ranks in thousandths, shape (replicas, ranks); None where all have the device's."""
-
-    @classmethod
-    def of(cls, costs: Workload, lengths: Int64s | None, speeds: Int64s | None) -> Self | None:
-        """Return what differs, or None where nothing may."""
-        return None if lengths is None and speeds is None else cls(costs=costs, lengths=lengths, speeds=speeds)
+    """Speeds of ranks in thousandths, shape (replicas, ranks); None where all have the device's speed."""
 
     @property
     def kinds(self) -> int:
-        """How many replicas are like none before them."""
+        """Return the number of different replicas."""
         return len(kinds_of(self.lengths, self.speeds)[0])
 
     def costs_of(self, replica: int, placement: Placement) -> Workload:
-        """Return one replica's costs, whose stages are so placed."""
+        """Return the costs of one replica under a placement of its stages."""
         costs = self.costs
         if self.lengths is not None:
-            own = np.searchsorted(np.unique(self.lengths), self.lengths[replica]) + 1
-            costs = replace(costs, microbatch_class=own.astype(np.int32))
-        return costs if self.speeds is None else at_speeds_of_ranks(costs, self.speeds[replica], placement)
+            classes = np.searchsorted(np.unique(self.lengths), self.lengths[replica]) + 1
+            costs = replace(costs, microbatch_class=classes.astype(np.int32))
+        if self.speeds is None:
+            return costs
+        from pptrace.run.speeds import at_speeds_of_ranks
+
+        return at_speeds_of_ranks(costs, self.speeds[replica], placement)
 
 
 def kinds_of(lengths: Int64s | None, speeds: Int64s | None) -> tuple[Int64s, Int64s]:
-    """Return the first replica of each kind, and which kind each replica is.
+    """Return the first replica of each kind, and the kind of each replica.
 
     Args:
-        lengths: shape (replicas, microbatches); None where all are alike.
-        speeds: shape (replicas, ranks); not None, too.
+        lengths: shape (replicas, microbatches); None for equal lengths.
+        speeds: shape (replicas, ranks); None for equal speeds. One of both is given.
     """
-    rows = np.hstack([one for one in (lengths, speeds) if one is not None])
+    rows = np.hstack([columns for columns in (lengths, speeds) if columns is not None])
     _, first, kind_of = np.unique(rows, axis=0, return_index=True, return_inverse=True)
     return first, kind_of.ravel()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What one simulation is run on."""
+    """The inputs of one simulation."""
 
     resolved: Resolved
     """The configuration, every option of every plugin filled in."""
     schedule: Schedule
     """The table."""
     request: ScheduleRequest
-    """What the schedule was asked for; a table file answers what it holds."""
+    """The request to the schedule; of a table file, its own sizes."""
     workload: Workload
-    """What the actions cost."""
+    """Costs of actions."""
     network: Network
-    """What lies between the ranks."""
+    """The network between ranks."""
     policy: Policy
-    """How messages are issued."""
+    """The message policy."""
     contention: Contention
-    """What messages that meet do to each other."""
+    """Effects of simultaneous messages on each other."""
     plugins: Mapping[str, str]
     """Distribution and version of each plugin that took part."""
-    job: OnCluster | None = None
-    """The cluster and the job's place on it; None where a flat network stands for it."""
+    job: JobNetwork | None = None
+    """The cluster and the job's place on it; None for a flat network."""
     table: TableFile | None = None
-    """The file that the schedule was read from, if any."""
+    """The file of the schedule, if any."""
     notes: tuple[str, ...] = ()
-    """What of the configuration was left out or has no effect, one sentence each."""
-    differing: Differing | None = None
-    """What differs between replicas; None where nothing may."""
+    """Dropped parts of the configuration and parts without effect, one sentence each."""
+    differing: ReplicaCosts | None = None
+    """Costs of replicas that may differ."""
 
     @property
     def batch_text(self) -> str:
-        """How many microbatches, in words, and in how many slices of a sequence each where it is cut."""
+        """Return the number of microbatches in words, and of slices of each sequence where it is cut."""
         whole = self.request.microbatches
         slices = self.schedule.microbatches // whole
         return f"{whole} microbatches" + (f" in {slices} slices each" if slices > 1 else "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assembly:
-    """The configuration and the plugins that took part; every step returns another one that knows more."""
+@dataclass(slots=True, kw_only=True)
+class Inputs:
+    """A configuration that the stages of preparation fill in, and the plugins that they use."""
 
     resolved: Resolved
-    """The configuration, filled in further by every part."""
+    """The configuration; each stage fills in its sections."""
     registry: Registry
-    """The plugins."""
-    plugins: Mapping[str, str] = field(default_factory=dict)
-    """Distribution and version of each plugin that took part."""
+    """All plugins."""
+    plugins: dict[str, str] = field(default_factory=dict)
+    """Distribution and version of each used plugin."""
 
     @property
     def experiment(self) -> Experiment:
-        """What the configuration says."""
+        """Return the values of the configuration."""
         return self.resolved.experiment
 
-    def at(self, resolved: Resolved) -> Assembly:
-        """Return this with a configuration that is filled in further."""
-        return replace(self, resolved=resolved)
+    def copy(self) -> Inputs:
+        """Return a copy that other stages can fill in."""
+        return replace(self, plugins=dict(self.plugins))
 
-    def using(self, provided: Provided[Any]) -> Assembly:
-        """Return this with a note of whose offer is used."""
-        if not provided.distribution:
-            return self
-        return replace(self, plugins={**self.plugins, provided.distribution: provided.version})
+    def use(self, provided: Provided[Offer]) -> Provided[Offer]:
+        """Record the plugin of an offer, and return the offer."""
+        if provided.distribution:
+            self.plugins[provided.distribution] = provided.version
+        return provided
 
-    def options(
-        self, key: str, model: Any, preset: Mapping[str, Any] | None = None
-    ) -> tuple[Assembly, dict[str, Any]]:
-        """Return checked options, and this with them filled in: for a parameter model its fields, else none.
+    def look_up(self, offers: Mapping[str, Provided[Offer]], name: str, key: str) -> Provided[Offer]:
+        """Return an offer by name, and record its plugin.
+
+        Args:
+            offers: the registry's offers of one kind.
+            name: the offer.
+            key: the place of errors.
+
+        Raises:
+            PluginError: a name that no plugin offers.
+        """
+        with at_location(self.resolved, key):
+            return self.use(offers[name])
+
+    def fill_options(self, key: str, model: Any, preset: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Check the options of a section, fill them in and return them.
+
+        Args:
+            key: the section.
+            model: returns the parameter model; None where the plugin takes no options.
+            preset: values under those of the user.
 
         Raises:
             ConfigError: an option that is unknown, missing or of another type.
         """
         section = getattr(self.experiment, key)
         if model is not None:
-            self._refuse_other_forms(key, section, model().model_fields)
-            resolved, checked = self.resolved.options(key, model(), preset or {})
-            return self.at(resolved), dict(checked.model_dump())
-        apart = getattr(section, "options", None)
-        for name in section.values if apart is None else apart:
-            prefix = key if apart is None else f"{key}.options"
-            called = section.policy if key == "p2p" else section.name
-            own = apart is not None and name in type(section).model_fields
-            message = f"it is no option: write {key}.{name}" if own else f"{called} takes no options: remove it"
+            self._check_headline(key, section, model().model_fields)
+            self.resolved, checked = self.resolved.options(key, model(), preset or {})
+            return dict(checked.model_dump())
+        options = getattr(section, "options", None)
+        for name in section.values if options is None else options:
+            prefix = key if options is None else f"{key}.options"
+            plugin = section.policy if key == "p2p" else section.name
+            is_key = options is not None and name in type(section).model_fields
+            message = f"it is no option: write {key}.{name}" if is_key else f"{plugin} takes no options: remove it"
             raise self.resolved.error(f"{prefix}.{name}", message)
-        return self, {}
+        return {}
 
-    def _refuse_other_forms(self, key: str, section: BaseModel | None, known: Collection[str]) -> None:
-        """Refuse the keys that other sections have in place of this one's."""
+    def _check_headline(self, key: str, section: BaseModel | None, known: Collection[str]) -> None:
+        """Refuse ``options`` and ``name`` in a section without these keys."""
         values = section.values if isinstance(section, OpenSection) else {}
         if "options" in values and "options" not in known:
             message = f"options stand beside {key}.{HEADLINES[key]}, without a key of their own"
@@ -189,65 +206,79 @@ class Assembly:
 
 @contextmanager
 def at_location(resolved: Resolved, key: str, *, options: bool = False) -> Iterator[None]:
-    """Run a block on behalf of what stands under ``key``, the place of errors that name no other key.
+    """Attach the configuration location of ``key`` to the errors of a block that have no location.
 
     Args:
         resolved: the configuration.
-        key: whose block this is.
+        key: the default key.
         options: whether errors name an option under ``key``, as those of networks do, and not a whole key.
 
     Raises:
-        ConfigError: as the block raised it, with its place; costs that cannot be counted, with the place of their
-            section, or of the batch that they follow from.
-        ConstraintError: likewise.
-        PluginError: likewise where a name or file is unknown; what a plugin did wrong has its own place.
+        ConfigError: with its location; cost overflows have the location of their section or of the batch.
+        ConstraintError: with its location.
+        PluginError: with its location where a name or file is unknown; failures of plugins have their own.
     """
     try:
         yield
     except ConfigError as error:
         if error.file or error.line:
             raise
-        own = f"{key}.{error.key}" if options and error.key else error.key
-        raise _at(resolved, own or key, error.message) from error
+        error_key = f"{key}.{error.key}" if options and error.key else error.key
+        raise _located_at(resolved, error_key or key, error.message) from error
     except CostError as error:
-        raise _at_costs(resolved, error) from error
+        raise _cost_error(resolved, error) from error
     except ConstraintError as error:
         if error.file or error.line:
             raise
-        at = _at(resolved, error.key or key, error.reason)
+        place = _located_at(resolved, error.key or key, error.reason)
         raise ConstraintError(
-            at.message, nearest=error.nearest, key=at.key, file=at.file, line=at.line, column=at.column
-        ) from error
+            place.message, nearest=error.nearest, key=place.key, file=place.file, line=place.line,
+            column=place.column,
+        ) from error  # fmt: skip
     except PluginError as error:
         if error.plugin and not is_file_reference(error.plugin):
             raise
-        message = str(_at(resolved, key, str(error)))
+        message = str(_located_at(resolved, key, str(error)))
         raise PluginError(message, plugin=error.plugin, distribution=error.distribution) from error
 
 
+def layout_of(resolved: Resolved) -> Layout:
+    """Return the layout of a configuration's parallel sizes.
+
+    Raises:
+        ConfigError: an order with a missing, doubled or unknown axis; sizes that do not fit each other.
+    """
+    parallel = resolved.experiment.parallel
+    with at_location(resolved, "parallel"):
+        return Layout(
+            pp=parallel.pp or 1, dp=parallel.dp, cp=parallel.cp, ep=parallel.ep, tp=parallel.tp,
+            etp=parallel.etp or 0, order=tuple(parallel.order.split("-")),
+        )  # fmt: skip
+
+
 def located(error: ScheduleError, prepared: Prepared, registry: Registry) -> PptraceError:
-    """Return an error of a schedule with the cell of its file, or with who made the offending action."""
+    """Return a schedule's error with the cell of its file, or with the plugin of the schedule."""
     if prepared.table is not None:
         return prepared.table.locate(error)
     if error.rank >= 0:
         name = prepared.resolved.experiment.schedule.name
-        maker = registry.schedules[name].provider
-        of = f" of {maker}" if maker.distribution else ""
+        provider = registry.schedules[name].provider
+        of = f" of {provider}" if provider.distribution else ""
         error.args = (f"schedule {name}{of}: {error}",)
     return error
 
 
-def _at_costs(resolved: Resolved, error: CostError) -> ConfigError:
+def _cost_error(resolved: Resolved, error: CostError) -> ConfigError:
     batch = resolved.experiment.batch
     if resolved.experiment.model is None:
-        return _at(resolved, "costs", f"{error}: check the units")
+        return _located_at(resolved, "costs", f"{error}: check the units")
     key = "batch.micro" if batch.micro > (batch.sequence or 0) else "batch.sequence"
     size = f"micro {batch.micro:,} x sequence {batch.sequence:,}"
     return resolved.error(key, f"{size}: {error}; choose a smaller size")
 
 
-def _at(resolved: Resolved, key: str, message: str) -> ConfigError:
-    """Return an error about a key; a whole section's place is that of its name."""
+def _located_at(resolved: Resolved, key: str, message: str) -> ConfigError:
+    """Return an error about a key; the location of a section is that of its name."""
     named = f"{key}.{HEADLINES[key]}" if key in HEADLINES else key
-    at = resolved.error(named, message)
-    return ConfigError(message, key=key, file=at.file, line=at.line, column=at.column)
+    place = resolved.error(named, message)
+    return ConfigError(message, key=key, file=place.file, line=place.line, column=place.column)

@@ -1,10 +1,15 @@
-"""Preparation of a step from its configuration."""
+"""Preparation of a step from its configuration.
+
+The stages, in their order: table file, network, costs, table, policy, changes of the table, replicas.
+A stage returns its result and fills in its sections of the configuration.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pptrace.config.choices import PolicyName
 from pptrace.config.limits import gibibytes, memory_key, most_memory
@@ -12,12 +17,10 @@ from pptrace.errors import ConfigError, ConstraintError
 from pptrace.plugins.construction import build_network, build_policy, build_schedule
 from pptrace.plugins.guards import call_plugin
 from pptrace.plugins.requests import NetworkRequest, ScheduleRequest
-from pptrace.run.cluster import layout_of, on_cluster, with_stage_replicas
-from pptrace.run.costs import costs_of, in_parts, part_times, with_reduction
-from pptrace.run.heterogeneous_replicas import of_the_last_replica
-from pptrace.run.inputs import Assembly, Differing, Prepared, at_location
-from pptrace.run.schedule_request import CHUNKS, LazyRequest, OtherTables, table_file, times
-from pptrace.run.table_changes import modified, overlap_notes, with_interleave, with_validation
+from pptrace.run.costs import in_parts, model_costs, part_times, with_reduction, with_stage_replicas
+from pptrace.run.inputs import Inputs, Prepared, ReplicaCosts, at_location, layout_of
+from pptrace.run.schedule_request import CHUNKS, LazyRequest, OtherTables, times
+from pptrace.run.table_changes import change_table, overlap_notes, with_interleave, with_validation
 from pptrace.sim.rate_sharing import Contention
 from pptrace.sim.streams import MOST_RANKS
 from pptrace.steps.message_calls import Policy
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
     from pptrace.network.contract import Network
     from pptrace.plugins.registry import Registry
     from pptrace.run.costs import Costs
-    from pptrace.run.inputs import OnCluster
+    from pptrace.run.inputs import JobNetwork
     from pptrace.steps.schedule import Schedule
     from pptrace.steps.text_forms import TableFile
     from pptrace.steps.workload import Workload
@@ -39,13 +42,15 @@ if TYPE_CHECKING:
 __all__ = [
     "ACTION_BYTES",
     "RECEIVING_BYTES",
+    "build_costs",
     "check_size",
-    "costs_alone",
-    "policy_of",
+    "costs_and_network",
+    "message_policy",
     "prepare",
-    "priced",
     "too_large",
 ]
+
+Result = TypeVar("Result")
 
 
 def prepare(resolved: Resolved, registry: Registry, *, loose: bool | None = None) -> Prepared:
@@ -54,160 +59,228 @@ def prepare(resolved: Resolved, registry: Registry, *, loose: bool | None = None
     Args:
         resolved: the configuration.
         registry: the plugins.
-        loose: whether chunks per rank that the schedule does not take are left out, with a note; unless given,
-            where they stand in the file and the schedule's name does not.
+        loose: whether to drop chunks per rank that the schedule does not take, with a note. By default, chunks are
+            dropped if the file has them and the schedule's name has another source.
 
     Raises:
         ConfigError: a value that a plugin cannot take, with its place in the configuration.
         PluginError: a name that no plugin offers, or a plugin that fails.
         ScheduleError: sizes that the schedule cannot take.
     """
-    try:
-        return _prepared(resolved, registry)
-    except (ConstraintError, ConfigError) as error:
-        if error.key != CHUNKS or not (_are_of_the_file(resolved) if loose is None else loose):
-            raise
-        try:
-            prepared = _prepared(resolved.without_chunks(), registry)
-        except (ConstraintError, ConfigError) as second:
-            raise (error if second.key == CHUNKS else second) from None
-    own = prepared.resolved.experiment
-    asked, place = resolved.experiment.parallel.vp, resolved.origin(CHUNKS)
-    note = f"vp {asked} ({place}) is left out: {own.schedule.name} runs with {own.parallel.vp}"
+    if (resolved.experiment.parallel.pp or 0) > MOST_RANKS:
+        raise resolved.error("parallel.pp", f"at most {MOST_RANKS} pipeline ranks are simulated")
+    check_size(resolved)
+    loose = _has_chunks_of_file(resolved) if loose is None else loose
+    inputs = Inputs(resolved=resolved, registry=registry)
+    file = _without_refused_chunks(inputs, _table_file, loose=loose)
+    platform = _platform(inputs)
+    if file is not None:
+        prepared = _with_table(inputs, platform, file.schedule, _schedule_request(inputs), file)
+    else:
+        table, request = _without_refused_chunks(inputs, lambda inputs: _table(inputs, platform), loose=loose)
+        prepared = _with_table(inputs, platform, table, request)
+    if resolved.positions.get(CHUNKS) == inputs.resolved.positions.get(CHUNKS):
+        return prepared
+    experiment, place = prepared.resolved.experiment, resolved.origin(CHUNKS)
+    note = (
+        f"vp {resolved.experiment.parallel.vp} ({place}) is left out: {experiment.schedule.name} runs with "
+        f"{experiment.parallel.vp}"
+    )
     workload = replace(prepared.workload, notes=(note, *prepared.workload.notes))
     return replace(prepared, workload=workload, notes=(note, *prepared.notes))
 
 
-def costs_alone(resolved: Resolved, registry: Registry) -> Costs:
-    """Return a configuration's costs, ready for any number of stages, without its schedule.
+def build_costs(resolved: Resolved, registry: Registry) -> Costs:
+    """Return a configuration's costs for any number of stages, without its schedule.
 
     Raises:
         PptraceError: as for :func:`prepare`.
     """
-    return priced(resolved, registry)[0]
+    return costs_and_network(resolved, registry)[0]
 
 
-def priced(resolved: Resolved, registry: Registry) -> tuple[Costs, Network]:
-    """Return a configuration's costs, as :func:`costs_alone`, and what lies between its ranks."""
-    work, _ = table_file(Assembly(resolved=resolved, registry=registry))
-    work, network, job = _network(work)
-    return costs_of(work, job)[1], network
+def costs_and_network(resolved: Resolved, registry: Registry) -> tuple[Costs, Network]:
+    """Return a configuration's costs, as :func:`build_costs`, and the network between its ranks."""
+    inputs = Inputs(resolved=resolved, registry=registry)
+    _table_file(inputs)
+    platform = _platform(inputs)
+    return platform.costs, platform.network
 
 
-def _are_of_the_file(resolved: Resolved) -> bool:
-    """Return whether the file says how many chunks a rank has, and something else which schedule runs."""
+def _has_chunks_of_file(resolved: Resolved) -> bool:
+    """Return whether the file has chunks per rank, and the schedule's name has another source."""
     chunks, name = resolved.positions.get(CHUNKS), resolved.positions.get("schedule.name")
     return chunks is not None and name is not None and chunks.source == resolved.file != name.source
 
 
-def _prepared(resolved: Resolved, registry: Registry) -> Prepared:
-    if (resolved.experiment.parallel.pp or 0) > MOST_RANKS:
-        raise resolved.error("parallel.pp", f"at most {MOST_RANKS} pipeline ranks are simulated")
-    check_size(resolved)
-    work, file = table_file(Assembly(resolved=resolved, registry=registry))
-    work, network, job = _network(work)
-    work, costs = costs_of(work, job)
-    parallel, batch = work.experiment.parallel, work.experiment.batch
-    request = ScheduleRequest(ranks=parallel.pp or 1, microbatches=batch.known_microbatches, chunks=parallel.vp)
-    ground = _Ground(network, job, cache(costs.workload), costs, unlike=bool(costs.request.rank_devices))
-    if file is not None:
-        return _around(work, ground, file.schedule, request, file)
-    start = work
+def _without_refused_chunks(inputs: Inputs, stage: Callable[[Inputs], Result], *, loose: bool) -> Result:
+    """Return the result of a stage; if it refuses the chunks per rank and ``loose``, its result without them."""
+    resolved = inputs.resolved
+    try:
+        return stage(inputs)
+    except (ConstraintError, ConfigError) as error:
+        if error.key != CHUNKS or not loose:
+            raise
+        inputs.resolved = resolved.without_chunks()
+        try:
+            return stage(inputs)
+        except (ConstraintError, ConfigError) as second:
+            raise (error if second.key == CHUNKS else second) from None
 
-    def ask(stages: int) -> dict[str, Any]:
-        chain = tuple((stage, stage + 1) for stage in range(stages - 1))
-        return _times(start, ground.workload_of(stages, chain, ()), network)
 
-    others = OtherTables(
-        registry, resolved, request, ask, lambda table: _around(start, ground, table, request, None)
+def _table_file(inputs: Inputs) -> TableFile | None:
+    """Read the file of a schedule that is a table, and fill in its sizes."""
+    schedule = inputs.experiment.schedule
+    if schedule.kind != "table":
+        return None
+    from pptrace.steps.text_forms import load_table
+
+    inputs.fill_options("schedule", None)
+    file = load_table(Path(schedule.name))
+    inputs.resolved = _with_sizes(inputs.resolved, file.schedule)
+    return file
+
+
+def _with_sizes(resolved: Resolved, table: Schedule) -> Resolved:
+    """Fill in ranks, chunks and microbatches of a table file; the configuration's own must agree."""
+    experiment = resolved.experiment
+    uneven = table.stages % table.ranks
+    chunks = 1 if uneven else table.stages // table.ranks
+    written_chunks = None if uneven or CHUNKS not in resolved.positions else experiment.parallel.vp
+    for key, written, size, unit in (
+        ("parallel.pp", experiment.parallel.pp, table.ranks, "rows"),
+        (CHUNKS, written_chunks, chunks, "stages per row"),
+        ("batch.microbatches", experiment.batch.microbatches, table.microbatches, "microbatches"),
+    ):
+        if written is not None and written != size:
+            raise resolved.error(
+                key, f"{experiment.schedule.name} has {size} {unit}, not {written}: remove the key"
+            )
+    origin = f"table {Path(experiment.schedule.name).name}"
+    step = experiment.parallel.dp * experiment.batch.micro
+    parallel = experiment.parallel.model_copy(update={"pp": table.ranks, "vp": chunks})
+    batch = experiment.batch.model_copy(
+        update={"microbatches": table.microbatches, "global_batch": table.microbatches * step}
     )
-    work, table, request = _built(work, request, ask, others)
-    return _around(work, ground, table, request, None)
+    resolved = resolved.with_section("parallel", parallel, dict.fromkeys(("parallel.pp", CHUNKS), origin))
+    return resolved.with_section("batch", batch, dict.fromkeys(("batch.microbatches", "batch.global"), origin))
 
 
-class _Ground(NamedTuple):
-    """What a step runs on, whatever its table."""
+class _Platform(NamedTuple):
+    """Network and costs of a job, for any table."""
 
     network: Network
-    job: OnCluster | None
-    workload_of: Callable[..., Workload]
-    """Returns the costs of so many stages, as :meth:`~pptrace.run.costs.Costs.workload` does."""
+    """The network between ranks."""
+    job: JobNetwork | None
+    """The job on its cluster, if any."""
     costs: Costs
-    """Where that comes from."""
-    unlike: bool
-    """Whether ranks have unlike devices, so that costs go by where stages are."""
+    """Costs for any number of stages."""
+    workload: Callable[..., Workload]
+    """The cached costs of stages, with the arguments of :meth:`pptrace.run.costs.Costs.workload`."""
+
+    def workload_of(self, table: Schedule) -> Workload:
+        """Return the costs of the stages of a table."""
+        placement = table.placement
+        edges = tuple((int(low), int(high)) for low, high in placement.edges)
+        holders = placement.holders() if self.costs.request.rank_devices else ()
+        return self.workload(placement.stages, edges, holders, has_pairs=table.has_pairs)
 
 
-def _around(
-    work: Assembly, ground: _Ground, table: Schedule, request: ScheduleRequest, file: TableFile | None
-) -> Prepared:
-    """Return a table with all that it runs with."""
-    network = ground.network
-    table = with_interleave(work.resolved, table)
-    placement = table.placement
-    edges = tuple((int(low), int(high)) for low, high in placement.edges)
-    holders = placement.holders() if ground.unlike else ()
-    workload = ground.workload_of(table.stages, edges, holders, has_pairs=table.has_pairs)
-    notes = overlap_notes(work, ground.costs, table, workload)
-    workload = replace(workload, notes=(*notes, *workload.notes))
-    request = replace(request, **_times(work, workload, network))
-    work, policy = policy_of(work, table)
-    if table.microbatches > request.microbatches:
-        parts = table.microbatches // request.microbatches
-        made = work.registry.schedules[work.experiment.schedule.name] if file is None else None
-        times = part_times(made, request, workload) if made else ()
-        workload = in_parts(workload, request.microbatches, parts, times)
-    table, workload = modified(work.resolved, table, workload, network, policy)
-    workload = with_stage_replicas(work.resolved, workload, placement, network, ground.job)
-    workload = with_validation(work.experiment, workload)
-    prepared = Prepared(
-        resolved=work.resolved, schedule=table, request=request, network=network, job=ground.job, table=file,
-        workload=workload, policy=policy,
-        contention=_contention(work.experiment), plugins=dict(sorted(work.plugins.items())), notes=notes,
-        differing=Differing.of(workload, ground.costs.lengths, ground.costs.speeds),
-    )  # fmt: skip
-    return of_the_last_replica(prepared)
+def _platform(inputs: Inputs) -> _Platform:
+    """Build the network between ranks, and the costs."""
+    network, job = _network(inputs)
+    costs = model_costs(inputs, job)
+    return _Platform(network, job, costs, cache(costs.workload))
 
 
-def _network(work: Assembly) -> tuple[Assembly, Network, OnCluster | None]:
-    """Return what lies between the ranks, and the job on its cluster where there is one."""
-    layout_of(work.resolved)
-    if work.experiment.cluster is not None:
-        work, job = on_cluster(work)
-        return work, job.hops, job
-    with at_location(work.resolved, "network"):
-        provided = work.registry.networks[work.experiment.network.name]
-    work, options = work.using(provided).options("network", provided.offer.options)
-    ranks = work.experiment.parallel.pp or 1
-    with at_location(work.resolved, "network", options=True):
-        network = build_network(provided, NetworkRequest(endpoints=ranks, options=options))
-    return work.at(with_reduction(work.resolved, network)), network, None
+def _network(inputs: Inputs) -> tuple[Network, JobNetwork | None]:
+    layout_of(inputs.resolved)
+    if inputs.experiment.cluster is not None:
+        from pptrace.run.cluster import job_network
+
+        job = job_network(inputs)
+        return job.hops, job
+    provided = inputs.look_up(inputs.registry.networks, inputs.experiment.network.name, "network")
+    options = inputs.fill_options("network", provided.offer.options)
+    with at_location(inputs.resolved, "network", options=True):
+        request = NetworkRequest(endpoints=inputs.experiment.parallel.pp or 1, options=options)
+        network = build_network(provided, request)
+    inputs.resolved = with_reduction(inputs.resolved, network)
+    return network, None
 
 
-def _built(
-    work: Assembly, request: ScheduleRequest, ask: Callable[[int], dict[str, Any]], others: OtherTables
-) -> tuple[Assembly, Schedule, ScheduleRequest]:
-    """Return the table that a schedule makes, and the request with the schedule's options and chunks."""
-    with at_location(work.resolved, "schedule"):
-        provided = work.registry.schedules[work.experiment.schedule.name]
-    work, options = work.using(provided).options("schedule", provided.offer.options)
-    request = replace(request, options=options)
-    with at_location(work.resolved, "schedule"):
-        if provided.offer.chunks is not None and CHUNKS not in work.resolved.positions:
+def _schedule_request(inputs: Inputs) -> ScheduleRequest:
+    parallel = inputs.experiment.parallel
+    microbatches = inputs.experiment.batch.known_microbatches
+    return ScheduleRequest(ranks=parallel.pp or 1, microbatches=microbatches, chunks=parallel.vp)
+
+
+def _table(inputs: Inputs, platform: _Platform) -> tuple[Schedule, ScheduleRequest]:
+    """Build the table of a schedule; return it and the request with the schedule's options and chunks."""
+    start, request = inputs.copy(), _schedule_request(inputs)
+
+    def compute_times(stages: int) -> dict[str, Any]:
+        chain = tuple((stage, stage + 1) for stage in range(stages - 1))
+        return _times(start, platform.workload(stages, chain, (), has_pairs=False), platform.network)
+
+    others = OtherTables(
+        start, request, compute_times, lambda table: _with_table(start.copy(), platform, table, request)
+    )
+    provided = inputs.look_up(inputs.registry.schedules, inputs.experiment.schedule.name, "schedule")
+    request = replace(request, options=inputs.fill_options("schedule", provided.offer.options))
+    with at_location(inputs.resolved, "schedule"):
+        if provided.offer.chunks is not None and CHUNKS not in inputs.resolved.positions:
             request = replace(request, chunks=call_plugin(provided.provider, provided.offer.chunks, request))
         stages = request.stages
-        table = build_schedule(provided, LazyRequest.of(request, lambda: ask(stages), others))
-    check_size(resolved := _with_chunks(work.resolved, table))  # it may have more chunks than were known before
-    return work.at(resolved), table, request
+        table = build_schedule(provided, LazyRequest.of(request, lambda: compute_times(stages), others))
+    inputs.resolved = _with_chunks(inputs.resolved, table)
+    check_size(inputs.resolved)  # the schedule may make more chunks than the configuration has
+    return table, request
 
 
-def _times(work: Assembly, workload: Workload, network: Network) -> dict[str, Any]:
-    with at_location(work.resolved, "network"):
-        return times(workload, network, work.experiment.parallel.pp or 1)
+def _with_table(
+    inputs: Inputs, platform: _Platform, table: Schedule, request: ScheduleRequest, file: TableFile | None = None
+) -> Prepared:
+    """Return all inputs of a step with this table."""
+    network, placement = platform.network, table.placement
+    table = with_interleave(inputs.resolved, table)
+    workload = platform.workload_of(table)
+    notes = overlap_notes(inputs, platform.costs, table, workload)
+    workload = replace(workload, notes=(*notes, *workload.notes))
+    request = replace(request, **_times(inputs, workload, network))
+    policy = message_policy(inputs, table)
+    if table.microbatches > request.microbatches:
+        parts = table.microbatches // request.microbatches
+        offer = inputs.registry.schedules[inputs.experiment.schedule.name] if file is None else None
+        workload = in_parts(
+            workload, request.microbatches, parts, part_times(offer, request, workload) if offer else ()
+        )
+    table, workload = change_table(inputs.resolved, table, workload, network, policy)
+    workload = with_stage_replicas(inputs.resolved, workload, placement, network, platform.job)
+    workload = with_validation(inputs.experiment, workload)
+    lengths, speeds = platform.costs.lengths, platform.costs.speeds
+    prepared = Prepared(
+        resolved=inputs.resolved, schedule=table, request=request, network=network, job=platform.job, table=file,
+        workload=workload, policy=policy,
+        contention=_contention(inputs.experiment), plugins=dict(sorted(inputs.plugins.items())), notes=notes,
+        differing=None
+        if lengths is None and speeds is None
+        else ReplicaCosts(costs=workload, lengths=lengths, speeds=speeds),
+    )  # fmt: skip
+    if prepared.differing is None:
+        return prepared
+    from pptrace.run.heterogeneous_replicas import with_slowest_replica
+
+    return with_slowest_replica(prepared)
+
+
+def _times(inputs: Inputs, workload: Workload, network: Network) -> dict[str, Any]:
+    with at_location(inputs.resolved, "network"):
+        return times(workload, network, inputs.experiment.parallel.pp or 1)
 
 
 def _with_chunks(resolved: Resolved, schedule: Schedule) -> Resolved:
-    """Take the chunks per rank that a schedule makes where nobody wrote them; what is written must agree."""
+    """Fill in the chunks per rank of a schedule; the configuration's own must agree."""
     experiment, name = resolved.experiment, resolved.experiment.schedule.name
     chunks, uneven = divmod(schedule.stages, schedule.ranks)
     if uneven or chunks == experiment.parallel.vp:
@@ -216,61 +289,59 @@ def _with_chunks(resolved: Resolved, schedule: Schedule) -> Resolved:
         message = f"{name} has {chunks} per rank, not {experiment.parallel.vp}: write {chunks}"
         raise resolved.error(CHUNKS, message)
     parallel = experiment.parallel.model_copy(update={"vp": chunks})
-    origins = {**resolved.origins, CHUNKS: f"schedule {name}"}
-    return replace(resolved, experiment=experiment.model_copy(update={"parallel": parallel}), origins=origins)
+    return resolved.with_section("parallel", parallel, {CHUNKS: f"schedule {name}"})
 
 
-def policy_of(work: Assembly, table: Schedule) -> tuple[Assembly, Policy]:
-    """Return how messages are issued: by the core's own settings, or as a plugin says of this table.
+def message_policy(inputs: Inputs, table: Schedule) -> Policy:
+    """Return the message policy of the configuration, of the core or of a plugin.
 
     Raises:
         PptraceError: options that it cannot take, or a table whose messages it cannot place.
     """
-    p2p = work.experiment.p2p
+    p2p = inputs.experiment.p2p
     if p2p.policy in PolicyName.words():
-        work, _ = work.options("p2p", None)
-        name = PolicyName(p2p.policy)
-        _refuse_idle(work.resolved, p2p.policy)
-        return work, Policy(name=name, receive=p2p.receive, stream=p2p.stream, eager_bytes=p2p.eager)
-    with at_location(work.resolved, "p2p"):
-        provided = work.registry.message_policies[p2p.policy]
-    _refuse_idle(work.resolved, p2p.policy)
-    work, options = work.using(provided).options("p2p", provided.offer.options)
-    with at_location(work.resolved, "p2p"):
-        return work, build_policy(provided, table, options)
+        inputs.fill_options("p2p", None)
+        _check_unused(inputs.resolved)
+        return Policy(name=PolicyName(p2p.policy), receive=p2p.receive, stream=p2p.stream, eager_bytes=p2p.eager)
+    provided = inputs.look_up(inputs.registry.message_policies, p2p.policy, "p2p")
+    _check_unused(inputs.resolved)
+    options = inputs.fill_options("p2p", provided.offer.options)
+    with at_location(inputs.resolved, "p2p"):
+        return build_policy(provided, table, options)
 
 
-def _refuse_idle(resolved: Resolved, policy: str) -> None:
-    """Refuse settings of rules that a policy does not take, but defaults and what stands elsewhere than it."""
-    chosen = resolved.positions.get("p2p.policy")
-    for name, takers in resolved.experiment.p2p.idle.items():
+def _check_unused(resolved: Resolved) -> None:
+    """Refuse settings that the policy does not take, except those of another source that it overrides."""
+    p2p, policy_place = resolved.experiment.p2p, resolved.positions.get("p2p.policy")
+    for name, takers in p2p.idle.items():
         place = resolved.positions.get(f"p2p.{name}")
-        over = chosen is None or place is None or place.source == chosen.source or _said_over(place, chosen)
-        if place is not None and over:
-            own = policy in PolicyName.words()
-            what = f"only {', '.join(takers)} can" if own else "its switches stand under p2p.options"
-            raise resolved.error(f"p2p.{name}", f"{policy} does not take it: {what}")
+        if place is None:
+            continue
+        if policy_place is None or place.source == policy_place.source or _overrides(place, policy_place):
+            is_rule = p2p.policy in PolicyName.words()
+            hint = f"only {', '.join(takers)} can" if is_rule else "its switches stand under p2p.options"
+            raise resolved.error(f"p2p.{name}", f"{p2p.policy} does not take it: {hint}")
 
 
-def _said_over(setting: Place, policy: Place) -> bool:
-    """Whether a setting stands on the command line, over a file's policy or beside one that stands there too."""
-    beside = policy.line > 0 or policy.source == "--p2p" or policy.source.startswith("--set ")
-    return setting.source.startswith("--set ") and beside
+def _overrides(setting: Place, policy: Place) -> bool:
+    """Return whether ``--set`` has a setting, and a file or the command line has the policy."""
+    has_source = policy.line > 0 or policy.source == "--p2p" or policy.source.startswith("--set ")
+    return setting.source.startswith("--set ") and has_source
 
 
 def _contention(experiment: Experiment) -> Contention:
-    met = experiment.contention
+    contention = experiment.contention
     return Contention(
-        links=met.links,
-        compute_permille=round(met.compute * 1000),
-        communication_permille=round(met.communication * 1000),
+        links=contention.links,
+        compute_permille=round(contention.compute * 1000),
+        communication_permille=round(contention.communication * 1000),
     )
 
 
 ACTION_BYTES, RECEIVING_BYTES = 270, 400
-"""What an action takes, from the table to the metrics: where sends alone are rows too, and where receives are.
+"""Bytes per action, from the table to the metrics, with rows for sends only, and with rows for receives.
 
-Measured of interleaved 1F1B on 16 ranks, between half a million actions and two million: 271 with ``async``,
+Measured with interleaved 1F1B on 16 ranks, between half a million actions and two million: 271 with ``async``,
 381 to 385 with ``blocking``, ``ordered`` and ``torch``, 507 with ``megatron``.
 """
 _SENDS_ALONE = frozenset({PolicyName.ASYNC.value, PolicyName.SENDER_BLOCKING.value})
@@ -278,23 +349,23 @@ _PASSES = 2
 
 
 def check_size(resolved: Resolved) -> None:
-    """Check that the machine has the memory for a step of this size; a table in a file is there already.
+    """Check that the machine has the memory for a step of this size; table files are not checked.
 
     Raises:
-        ConfigError: forward and backward of every stage and microbatch would take more.
+        ConfigError: forward and backward of every stage and microbatch take more memory.
     """
     experiment = resolved.experiment
-    each = ACTION_BYTES if experiment.p2p.policy in _SENDS_ALONE else RECEIVING_BYTES
+    action_bytes = ACTION_BYTES if experiment.p2p.policy in _SENDS_ALONE else RECEIVING_BYTES
     parallel = experiment.parallel
-    told = too_large(parallel.pp or 1, parallel.vp or 1, experiment.batch.microbatches or 1, each)
-    if told and experiment.schedule.kind != "table":
-        raise resolved.error("batch.microbatches", told)
+    reason = too_large(parallel.pp or 1, parallel.vp or 1, experiment.batch.microbatches or 1, action_bytes)
+    if reason and experiment.schedule.kind != "table":
+        raise resolved.error("batch.microbatches", reason)
 
 
-def too_large(ranks: int, chunks: int, microbatches: int, each: int = ACTION_BYTES) -> str:
-    """Return why a step is too large for the machine, empty where it is not: an action takes ``each`` bytes."""
+def too_large(ranks: int, chunks: int, microbatches: int, action_bytes: int = ACTION_BYTES) -> str:
+    """Return why a step is too large for the machine; empty where it is not."""
     actions = _PASSES * ranks * chunks * microbatches
-    size, most = actions * each, most_memory()
+    size, most = actions * action_bytes, most_memory()
     if size <= most:
         return ""
     return (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,52 +12,53 @@ from pptrace.errors import PptraceError, ScheduleError
 from pptrace.network.contract import transfer_ns
 from pptrace.plugins.construction import build_schedule, checked_options
 from pptrace.plugins.requests import PlayedTable, ScheduleRequest
-from pptrace.sim.simulation import simulate
 from pptrace.steps.kinds import Kind
-from pptrace.timeline.metrics import measure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pptrace.config.resolution import Resolved
     from pptrace.network.contract import Network
-    from pptrace.plugins.registry import Registry
     from pptrace.plugins.requests import TableSimulator
-    from pptrace.run.inputs import Assembly, Prepared
+    from pptrace.run.inputs import Inputs, Prepared
     from pptrace.steps.columns import Int64s
     from pptrace.steps.schedule import Schedule
-    from pptrace.steps.text_forms import TableFile
     from pptrace.steps.workload import Workload
 
-__all__ = ["CHUNKS", "LazyRequest", "OtherTables", "table_file", "times"]
+__all__ = ["CHUNKS", "LazyRequest", "OtherTables", "times"]
+
+CHUNKS = "parallel.vp"
+"""The key of chunks per rank."""
 
 
 class LazyRequest(ScheduleRequest):
-    """A request without times, which asks for them once one is read."""
+    """A request that computes its times when one is read first."""
 
     @classmethod
     def of(
-        cls, request: ScheduleRequest, ask: Callable[[], dict[str, Any]], simulator: TableSimulator | None = None
+        cls,
+        request: ScheduleRequest,
+        compute_times: Callable[[], dict[str, Any]],
+        simulator: TableSimulator | None = None,
     ) -> LazyRequest:
-        """Return a request with the sizes and options of another, and the times that ``ask`` gives."""
+        """Return a lazy request with the sizes and options of another request."""
         lazy = object.__new__(cls)
-        object.__setattr__(lazy, "_ask", ask)
+        object.__setattr__(lazy, "_compute_times", compute_times)
         object.__setattr__(lazy, "simulator", simulator)
         for name in ("ranks", "microbatches", "chunks", "options", "causal_share"):
             object.__setattr__(lazy, name, getattr(request, name))
         return lazy
 
     def __getattr__(self, name: str) -> Any:
-        """Fill in all times where one is read before it is known."""
+        """Compute all times at the first read of one."""
         if name not in {field.name for field in fields(ScheduleRequest)}:
             raise AttributeError(name)
-        for known, value in self._ask().items():
-            object.__setattr__(self, known, value)
+        for column, value in self._compute_times().items():
+            object.__setattr__(self, column, value)
         return getattr(self, name)
 
 
 def times(workload: Workload, network: Network, ranks: int) -> dict[str, Any]:
-    """Return what a schedule may know of costs: times per stage, of a message, and room for activations."""
+    """Return the costs in a schedule's request: times per stage and of a message, and memory limits."""
     transfer = 0
     if ranks > 1 and workload.boundary_bytes.size:
         paths = network.paths(np.zeros(1, dtype=np.int32), np.ones(1, dtype=np.int32))
@@ -112,21 +112,23 @@ class OtherTables:
 
     def __init__(
         self,
-        registry: Registry,
-        resolved: Resolved,
+        inputs: Inputs,
         request: ScheduleRequest,
-        ask: Callable[[int], dict[str, Any]],
-        around: Callable[[Schedule], Prepared],
+        compute_times: Callable[[int], dict[str, Any]],
+        with_table: Callable[[Schedule], Prepared],
     ) -> None:
-        self._registry, self._resolved, self._request = registry, resolved, request
-        self._ask, self._around = ask, around
+        self._inputs, self._request = inputs, request
+        self._compute_times, self._with_table = compute_times, with_table
 
     def play(self, table: Schedule) -> PlayedTable:
-        """Return what the simulator says of a table in this configuration.
+        """Simulate a table in this configuration, and return its figures.
 
         Raises:
             PptraceError: the table cannot run.
         """
+        from pptrace.sim.simulation import simulate
+        from pptrace.timeline.metrics import measure
+
         prepared = self.prepared(table)
         reduction = prepared.resolved.experiment.data_parallel
         timeline = simulate(
@@ -146,76 +148,32 @@ class OtherTables:
         )
 
     def prepared(self, table: Schedule) -> Prepared:
-        """Return the configuration with a table, made ready to run.
+        """Return the inputs of a step with a table.
 
         Raises:
             PptraceError: the table cannot run.
         """
-        return self._around(table)
+        return self._with_table(table)
 
     def others(self) -> Iterator[tuple[str, Schedule, ScheduleRequest]]:
         """Yield name, table and request of each other schedule that takes these sizes."""
-        for name in sorted(self._registry.schedules):
-            if name != self._resolved.experiment.schedule.name:
+        for name in sorted(self._inputs.registry.schedules):
+            if name != self._inputs.experiment.schedule.name:
                 with suppress(PptraceError):
-                    yield name, *self._made(name)
+                    yield name, *self._build(name)
 
-    def _made(self, name: str) -> tuple[Schedule, ScheduleRequest]:
-        """Return what a schedule makes of the request, with as many chunks as it likes where nobody wrote any."""
-        provided = self._registry.schedules[name]
+    def _build(self, name: str) -> tuple[Schedule, ScheduleRequest]:
+        """Return a schedule's table and request, with its own default of chunks where none are written."""
+        provided = self._inputs.registry.schedules[name]
         offer = provided.offer
         request = replace(self._request, options=checked_options(provided, {}, "schedule.options"))
-        if offer.chunks is not None and CHUNKS not in self._resolved.positions:
+        if offer.chunks is not None and CHUNKS not in self._inputs.resolved.positions:
             request = replace(request, chunks=offer.chunks(request))
         table = build_schedule(provided, self._lazy(request))
-        # Some, as Hanayo by its waves, say themselves how many stages there are.
-        if table.stages != request.stages and CHUNKS in self._resolved.positions:
+        # Options can set the number of stages, as Hanayo's waves.
+        if table.stages != request.stages and CHUNKS in self._inputs.resolved.positions:
             raise ScheduleError(f"{name} has {table.stages} stages, not {request.stages}")
         return table, self._lazy(replace(request, chunks=table.stages // table.ranks))
 
     def _lazy(self, request: ScheduleRequest) -> ScheduleRequest:
-        return LazyRequest.of(request, lambda: self._ask(request.stages))
-
-
-CHUNKS = "parallel.vp"
-"""The key of chunks per rank."""
-
-
-def table_file(work: Assembly) -> tuple[Assembly, TableFile | None]:
-    """Return the file of a schedule that is a table, and take its sizes."""
-    schedule = work.experiment.schedule
-    if schedule.kind != "table":
-        return work, None
-    from pptrace.steps.text_forms import load_table
-
-    work, _ = work.options("schedule", None)
-    file = load_table(Path(schedule.name))
-    return work.at(_sized(work.resolved, file.schedule)), file
-
-
-def _sized(resolved: Resolved, table: Schedule) -> Resolved:
-    """Take ranks, chunks and microbatches from a table file; what the configuration says must agree."""
-    experiment = resolved.experiment
-    uneven = table.stages % table.ranks
-    chunks = 1 if uneven else table.stages // table.ranks
-    asked_chunks = None if uneven or CHUNKS not in resolved.positions else experiment.parallel.vp
-    for key, asked, there, what in (
-        ("parallel.pp", experiment.parallel.pp, table.ranks, "rows"),
-        (CHUNKS, asked_chunks, chunks, "stages per row"),
-        ("batch.microbatches", experiment.batch.microbatches, table.microbatches, "microbatches"),
-    ):
-        if asked is not None and asked != there:
-            raise resolved.error(
-                key, f"{experiment.schedule.name} has {there} {what}, not {asked}: remove the key"
-            )
-    origin = f"table {Path(experiment.schedule.name).name}"
-    step = experiment.parallel.dp * experiment.batch.micro
-    parallel = experiment.parallel.model_copy(update={"pp": table.ranks, "vp": chunks})
-    batch = experiment.batch.model_copy(
-        update={"microbatches": table.microbatches, "global_batch": table.microbatches * step}
-    )
-    sized = ("parallel.pp", CHUNKS, "batch.microbatches", "batch.global")
-    origins = {**resolved.origins, **dict.fromkeys(sized, origin)}
-    return replace(
-        resolved, experiment=experiment.model_copy(update={"parallel": parallel, "batch": batch}), origins=origins
-    )
+        return LazyRequest.of(request, lambda: self._compute_times(request.stages))

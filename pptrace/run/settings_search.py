@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pptrace.errors import ConstraintError, PptraceError
 from pptrace.run.estimates import Estimate, estimate
-from pptrace.run.inputs import Assembly
+from pptrace.run.inputs import Inputs
 from pptrace.run.neighbourhood import (
     MOVED,
     Change,
@@ -24,7 +24,7 @@ from pptrace.run.neighbourhood import (
     moved_by,
     room_makers,
 )
-from pptrace.run.preparation import costs_alone
+from pptrace.run.preparation import build_costs
 from pptrace.run.run import simulate
 from pptrace.steps.kinds import Kind
 
@@ -87,11 +87,11 @@ class FormSearch:
         self.registry = variation.registry
         schedule = variation.resolved.experiment.schedule
         self.provided = None if schedule.kind == "table" else self.registry.schedules[schedule.name]
-        filled = Assembly(resolved=costs_alone(variation.resolved, self.registry).resolved, registry=self.registry)
+        inputs = Inputs(resolved=build_costs(variation.resolved, self.registry).resolved, registry=self.registry)
         offered = self.provided.offer.options if self.provided else None
-        filled, options = filled.options("schedule", offered)
+        options = inputs.fill_options("schedule", offered)
         self.ground = Ground(
-            resolved=filled.resolved, registry=self.registry, options=options, chunks=0,
+            resolved=inputs.resolved, registry=self.registry, options=options, chunks=0,
             offer=self.provided.offer if self.provided else None,
         )  # fmt: skip
         self.tried: dict[str, Tried] = {}
@@ -199,7 +199,7 @@ class FormSearch:
             chain = tuple((stage, stage + 1) for stage in range(stages - 1))
             try:
                 resolved = self.variation.resolved.again(costly.sets, costly.flags)
-                costs = costs_alone(resolved, self.registry)
+                costs = build_costs(resolved, self.registry)
                 self.workloads[key] = costs.workload(stages, chain, has_pairs=has_pairs)
             except PptraceError:
                 self.workloads[key] = None

@@ -32,19 +32,19 @@ if TYPE_CHECKING:
     from pptrace.config.schema import Experiment, Offload, Recompute
     from pptrace.network.contract import Network
     from pptrace.run.costs import Costs
-    from pptrace.run.inputs import Assembly
+    from pptrace.run.inputs import Inputs
     from pptrace.steps.columns import Int64s
     from pptrace.steps.message_calls import Policy
     from pptrace.steps.schedule import Schedule
     from pptrace.steps.workload import Workload
 
-__all__ = ["modified", "overlap_notes", "with_interleave", "with_sharding", "with_validation"]
+__all__ = ["change_table", "overlap_notes", "with_interleave", "with_sharding", "with_validation"]
 
 _ON_A_SWITCH = 2
 """Ranks that share it."""
 
 
-def modified(
+def change_table(
     resolved: Resolved, table: Schedule, workload: Workload, network: Network, policy: Policy
 ) -> tuple[Schedule, Workload]:
     """Return a table with what a configuration puts into any, and its costs.
@@ -264,18 +264,18 @@ _OPTION = "segments"
 """The option by which a cost model gives segments."""
 
 
-def overlap_notes(work: Assembly, costs: Costs, table: Schedule, workload: Workload) -> tuple[str, ...]:
+def overlap_notes(inputs: Inputs, costs: Costs, table: Schedule, workload: Workload) -> tuple[str, ...]:
     """Return why the overlapped pairs of a table overlap nothing, and what to set; empty where they may overlap.
 
     Args:
-        work: the configuration and the plugins.
+        inputs: the configuration and the plugins.
         costs: the cost model and its options.
         table: the schedule's table.
         workload: its costs.
     """
     if not table.has_pairs or any(_has_communication(one) for one in (workload, *workload.classes)):
         return ()
-    return (f"the pairs of this schedule overlap nothing: {_reason(work, costs, workload)}",)
+    return (f"the pairs of this schedule overlap nothing: {_reason(inputs, costs, workload)}",)
 
 
 def _has_communication(workload: Workload) -> bool:
@@ -285,10 +285,10 @@ def _has_communication(workload: Workload) -> bool:
     )  # fmt: skip
 
 
-def _reason(work: Assembly, costs: Costs, workload: Workload) -> str:
+def _reason(inputs: Inputs, costs: Costs, workload: Workload) -> str:
     offer = costs.offer.offer
-    if not _gives_segments(work, offer.name):
-        models = " or ".join(sorted(name for name in work.registry.cost_models if _gives_segments(work, name)))
+    if not _gives_segments(inputs, offer.name):
+        models = " or ".join(sorted(name for name in inputs.registry.cost_models if _gives_segments(inputs, name)))
         return f"{offer.name} costs have no segments; set costs.name to {models}, which have costs.{_OPTION}"
     if workload.segments:
         return "no segment of these costs communicates; set the stream of one under costs.segments"
@@ -299,8 +299,8 @@ def _reason(work: Assembly, costs: Costs, workload: Workload) -> str:
     return f"costs have no segments; set costs.{_OPTION}"
 
 
-def _gives_segments(work: Assembly, name: str) -> bool:
-    options = work.registry.cost_models[name].offer.options
+def _gives_segments(inputs: Inputs, name: str) -> bool:
+    options = inputs.registry.cost_models[name].offer.options
     return options is not None and _OPTION in options().model_fields
 
 

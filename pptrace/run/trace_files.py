@@ -12,7 +12,7 @@ from pptrace.config.choices import PolicyName
 from pptrace.config.limits import check_regular
 from pptrace.config.resolution import load
 from pptrace.errors import PptraceError, TraceError
-from pptrace.run.preparation import costs_alone, prepare
+from pptrace.run.preparation import build_costs, prepare
 from pptrace.steps.kinds import COMMUNICATION, TABLE
 from pptrace.timeline.measurement import ImportRequest, Measurement, Step
 
@@ -133,8 +133,7 @@ def simulation_behind(timeline: Timeline, registry: Registry) -> Behind | None:
         resolved = load(plain)
         if not _fits(resolved, placement):
             return None
-        costs = costs_alone(resolved, registry)
-        workload = costs.workload(
+        workload = build_costs(resolved, registry).workload(
             placement.stages, edges, placement.holders(), has_pairs=timeline.parts is not None
         )
     except PptraceError:

@@ -13,7 +13,7 @@ from pptrace.config.places import Place
 from pptrace.config.resolution import load
 from pptrace.errors import ConfigError, ConstraintError, PluginError
 from pptrace.plugins.from_file import is_file_reference
-from pptrace.run.inputs import Assembly, at_location
+from pptrace.run.inputs import Inputs, at_location
 from pptrace.run.run import simulate
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Basis:
         """
         offer = self.find(entry)
         if offer is not None:
-            Assembly(resolved=resolved, registry=self.registry).options("schedule", offer.options)
+            Inputs(resolved=resolved, registry=self.registry).fill_options("schedule", offer.options)
         with at_location(resolved, "p2p"):
             _ = self.registry.message_policies[resolved.experiment.p2p.policy]
 

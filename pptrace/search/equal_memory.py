@@ -20,7 +20,7 @@ from pptrace.run.neighbourhood import (
     memory_limit,
     varied_settings,
 )
-from pptrace.run.preparation import costs_alone
+from pptrace.run.preparation import build_costs
 from pptrace.run.settings_search import FormSearch, Variation
 from pptrace.run.summary import job_text, setting_text, time_text
 from pptrace.sanitize import Printed, csv_of
@@ -308,7 +308,7 @@ class _Searches:
         for index, (entry, root) in enumerate(zip(entries, roots, strict=True)):
             title = f"{entry.label} ({index + 1} of {len(entries)})"
             try:
-                costs = costs_alone(root, self.basis.registry)
+                costs = build_costs(root, self.basis.registry)
             except PptraceError as error:
                 errors.append(error)
                 rows.append(EqualSchedule(entry=entry, reason=short_reason(error)))

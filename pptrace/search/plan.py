@@ -14,7 +14,7 @@ from pptrace.config.quantities import DURATION, format_size
 from pptrace.errors import OutputError
 from pptrace.files import replace_file
 from pptrace.report.charts import CYCLE, INK, MUTED, check_picture, write_picture
-from pptrace.run.preparation import costs_alone
+from pptrace.run.preparation import build_costs
 from pptrace.run.summary import devices_text
 from pptrace.sanitize import Printed
 from pptrace.search.candidate import Outcome
@@ -137,7 +137,7 @@ class Plan(Printed):
     @cached_property
     def experiment(self) -> Experiment:
         """The first place's configuration with all parameters of the model and the costs."""
-        return costs_alone(self.problem.resolved(self.best.varied), self.problem.registry).resolved.experiment
+        return build_costs(self.problem.resolved(self.best.varied), self.problem.registry).resolved.experiment
 
     @cached_property
     def stated(self) -> Experiment:
@@ -147,12 +147,12 @@ class Plan(Printed):
         model = values_of(experiment.model)
         if layers % stages == 0 or model.get("layers_per_stage") or model.get("layout"):
             return experiment
-        costs = costs_alone(self.problem.resolved(self.best.varied), self.problem.registry)
+        costs = build_costs(self.problem.resolved(self.best.varied), self.problem.registry)
         split = own_split(costs, stages, layers)
         if split is None:
             return experiment
         resolved = self.problem.resolved((*self.best.varied, setting(LAYERS, split)))
-        return costs_alone(resolved, self.problem.registry).resolved.experiment
+        return build_costs(resolved, self.problem.registry).resolved.experiment
 
     @property
     def frameworks(self) -> dict[str, Arguments]:

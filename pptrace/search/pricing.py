@@ -13,7 +13,7 @@ import numpy as np
 from pptrace.config.places import key_text
 from pptrace.errors import PptraceError
 from pptrace.run.neighbourhood import NO_COPY_TIMES, copies_take_time
-from pptrace.run.preparation import costs_alone, priced
+from pptrace.run.preparation import build_costs, costs_and_network
 from pptrace.run.schedule_request import times
 from pptrace.search.basis import short_reason
 from pptrace.search.bounds import Bound, bound_of, least_fits, least_memory, least_work_ns
@@ -188,7 +188,7 @@ class Pricing:
         found = self._groups.get(group.number)
         if found is None:
             resolved = self.problem.resolved(group.varied)
-            costs, network = priced(resolved, self.problem.registry)
+            costs, network = costs_and_network(resolved, self.problem.registry)
             found = self._groups[group.number] = _Weighed(group.layout, group.varied, resolved, costs, network)
             if len(self._groups) > _KEPT:
                 self._groups.popitem(last=False)
@@ -219,7 +219,7 @@ class _Weighed:
         if key not in self._workloads:
             costs = self.costs
             if layers is not None and problem is not None:
-                costs = costs_alone(problem.resolved((*self.varied, setting(LAYERS, layers))), problem.registry)
+                costs = build_costs(problem.resolved((*self.varied, setting(LAYERS, layers))), problem.registry)
             self._workloads[key] = costs.workload(stages, _chain(stages), has_pairs=has_pairs)
         return self._workloads[key]
 

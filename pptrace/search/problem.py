@@ -15,7 +15,7 @@ from pptrace.config.yaml_document import Document
 from pptrace.errors import ConfigError, nearest
 from pptrace.run.devices import ranks_named
 from pptrace.run.neighbourhood import limit_settings, memory_limit
-from pptrace.run.preparation import costs_alone
+from pptrace.run.preparation import build_costs
 from pptrace.search.axes import axes_of, parse_axes
 from pptrace.search.basis import parse_entries
 
@@ -296,7 +296,7 @@ def _trial(document: Document, registry: Registry, request: PlanRequest) -> Cost
     ranks = ranks_named(document.value.get("device"))
     replicas = max(request.gpus // ranks, 1)
     sizes = {"parallel.pp": ranks, "parallel.dp": replicas, "batch.global": replicas}
-    return costs_alone(load(document, (), {}, [setting(*one) for one in sizes.items()]), registry)
+    return build_costs(load(document, (), {}, [setting(*one) for one in sizes.items()]), registry)
 
 
 def _limited(document: Document, request: PlanRequest, costs: Costs) -> Document:

@@ -11,8 +11,8 @@ from pptrace.errors import ConfigError, PptraceError
 from pptrace.plugins.construction import build_schedule
 from pptrace.plugins.guards import call_plugin
 from pptrace.plugins.requests import ScheduleRequest
-from pptrace.run.inputs import Assembly
-from pptrace.run.preparation import policy_of, too_large
+from pptrace.run.inputs import Inputs
+from pptrace.run.preparation import message_policy, too_large
 from pptrace.run.schedule_request import LazyRequest
 from pptrace.search.problem import setting
 
@@ -68,8 +68,8 @@ class TableCache:
         for entry in entries:
             resolved = problem.resolved([*plain, *entry.varied])
             offered = self.registry.schedules[entry.name].offer.options
-            assembly = Assembly(resolved=resolved, registry=self.registry)
-            self._options[entry.label] = assembly.options("schedule", offered)[1]
+            inputs = Inputs(resolved=resolved, registry=self.registry)
+            self._options[entry.label] = inputs.fill_options("schedule", offered)
 
     def refusal(self, entry: Entry, layout: Layout, chunks: int | None) -> PptraceError | None:
         """Return the error by which a schedule refuses sizes before it builds a table; None without one."""
@@ -116,7 +116,7 @@ class TableCache:
         key = (p2p.policy, str(p2p.options), cached.digest)
         if key not in self._policies and cached.table is not None:
             try:
-                policy_of(Assembly(resolved=resolved, registry=self.registry), cached.table)
+                message_policy(Inputs(resolved=resolved, registry=self.registry), cached.table)
                 self._policies[key] = None
             except PptraceError as error:
                 self._policies[key] = error

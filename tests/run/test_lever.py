@@ -164,6 +164,6 @@ def test_no_step_is_simulated_twice(
     step, whole, count = run(table, **changed), overheads.simulate, []
     monkeypatch.setattr(overheads, "simulate", lambda *given, **named: count.append(1) or whole(*given, **named))
 
-    overheads.find_prices(step)
+    overheads.find_savings(step)
 
     assert len(count) == again

@@ -11,7 +11,7 @@ import pptrace
 from pptrace.config.resolution import load
 from pptrace.config.yaml_document import Document
 from pptrace.plugins.registry import Registry
-from pptrace.run.preparation import costs_alone, prepare
+from pptrace.run.preparation import build_costs, prepare
 from pptrace.search.launch_arguments import megatron_arguments, titan_split, torchtitan_arguments
 from pptrace.search.pricing import own_split
 
@@ -241,7 +241,7 @@ def costs_of(layers: int, beside: dict[str, Any]) -> Costs:
         "model": model, "parallel": {"pp": 1}, "batch": {"sequence": 256, "micro": 1, "global": 4},
         "schedule": {"name": "1f1b"}, "device": {"preset": "h100-sxm"}, "costs": {"name": "roofline"},
     }  # fmt: skip
-    return costs_alone(load(Document(value=tree, places={}, source="step.yaml"), (), {}, []), Registry.load())
+    return build_costs(load(Document(value=tree, places={}, source="step.yaml"), (), {}, []), Registry.load())
 
 
 def arguments_of(layers: int, **vary: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pptrace.config.resolution import load
 from pptrace.errors import PptraceError
 from pptrace.plugins.registry import Registry
 from pptrace.run.neighbourhood import limit_settings
-from pptrace.run.preparation import costs_alone, prepare
+from pptrace.run.preparation import build_costs, prepare
 from pptrace.run.simulated_step import run_prepared
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def test_a_schedule_that_fills_memory_fills_each_ranks_own(run: Callable[..., Ru
 def test_a_limit_gives_no_rank_more_than_its_device_has(run: Callable[..., Run], registry: Registry) -> None:
     own = run(device={"preset": "h100-sxm", "ranks": {"1": {"memory": "40 GiB"}, "2-3": "h200-sxm"}}).prepared
     settings = limit_settings(
-        load(own.resolved.written), costs_alone(own.resolved, registry), 60 * 2**30, "--memory"
+        load(own.resolved.written), build_costs(own.resolved, registry), 60 * 2**30, "--memory"
     )  # fmt: skip
     limited = prepare(own.resolved.again([f"{key}={value}" for key, value in settings.items()], {}), registry)
 
