@@ -12,8 +12,6 @@ from pptrace.cli.options import config_file, experiment_flags, given_flags, one_
 from pptrace.cli.output import echo_documents
 from pptrace.sanitize import printable_line
 
-__all__ = ["command"]
-
 _EXAMPLES = """\b
 pptrace costs llama.yaml
 pptrace costs llama.yaml --tp 4 -o costs.yaml

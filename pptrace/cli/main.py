@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from pptrace.plugins.registry import Registry
 
-__all__ = ["cli", "main"]
-
 _COLLECTED = 50_000
 """New objects after which garbage is looked for: Python's own 700 cost a small command a thirtieth of its time."""
 _LIGHT = {"OPENBLAS_NUM_THREADS": "1", "PYDANTIC_DISABLE_PLUGINS": "__all__"}

@@ -17,8 +17,6 @@ from pptrace.sanitize import printable_line
 if TYPE_CHECKING:
     from pptrace.run.cluster_traffic import Between, ClusterView
 
-__all__ = ["command"]
-
 _EXAMPLES = """\b
 pptrace network dgx-h100x4
 pptrace network dgx-h100x4 --between 0,9

@@ -17,16 +17,6 @@ if TYPE_CHECKING:
 
     from pptrace.timeline.measurement import ImportRequest, Measurement
 
-__all__ = [
-    "config_file",
-    "experiment_flags",
-    "flag_option",
-    "given_flags",
-    "measured_options",
-    "one_output",
-    "read",
-]
-
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
 _PREFIX = "flag_"

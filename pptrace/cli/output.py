@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from pptrace.report.document import Document
 
-__all__ = ["echo_documents", "plain_streams", "raw", "status"]
-
 
 def echo_documents(documents: Document | Sequence[Document], *, as_json: bool) -> None:
     """Print one document, or a list of several, as JSON or as text for the terminal's width."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from pptrace.report.table_drawing import Drawing
     from pptrace.run.inputs import Prepared
 
-__all__ = ["command"]
-
 _EXAMPLES = """\b
 pptrace show 1f1b --pp 4 --microbatches 8
 pptrace show interleaved-1f1b --pp 4 --vp 2 --microbatches 8 -o table.svg

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from pptrace.run.run import Run
 
-__all__ = ["command"]
-
 _EXAMPLES = """\b
 pptrace simulate llama.yaml -o step.pftrace
 pptrace simulate --schedule 1f1b --pp 8 --microbatches 32

@@ -14,8 +14,6 @@ from pptrace.config.choices import Receive
 if TYPE_CHECKING:
     from pptrace.steps.schedule import Schedule
 
-__all__ = ["command"]
-
 _EXAMPLES = """\b
 pptrace validate table.csv
 pptrace validate table.csv --p2p ordered --receive deferred"""

@@ -10,8 +10,6 @@ from pptrace.cli import completers
 from pptrace.cli.options import config_file, experiment_flags, given_flags
 from pptrace.cli.output import status
 
-__all__ = ["command"]
-
 _EXAMPLES = """\b
 pptrace whatif llama.yaml
 pptrace whatif llama.yaml --lost 2 --json

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from pptrace.run.neighbourhood import Sizes
     from pptrace.run.simulated_step import SimulatedStep
 
-__all__ = ["advice_lines", "advice_rows", "advise"]
-
 _WORTH = 0.005
 """The part of a step below which nothing is worth a change."""
 

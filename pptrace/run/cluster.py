@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from pptrace.plugins.registry import Registry
     from pptrace.run.inputs import Inputs
 
-__all__ = ["job_network"]
-
 _NODES = re.compile(r"[1-9][0-9]{0,9}")
 _MOST_NODES = 2**31 - 1
 

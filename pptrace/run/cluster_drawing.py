@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from pptrace.run.cluster_traffic import ClusterView
 
-__all__ = ["cluster_svg"]
-
 _GPU, _GAP, _MARGIN, _LINE = 26, 4, 20, 20
 _ACROSS = 8
 """GPUs in a row of a node."""

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from pptrace.run.inputs import JobNetwork
     from pptrace.steps.columns import Int64s
 
-__all__ = ["Between", "ClusterView", "LinkGroup", "view_cluster"]
-
 _NUMBER = re.compile(r"[0-9]+")
 
 

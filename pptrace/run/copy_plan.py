@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from pptrace.steps.workload import Workload
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["Plan", "copy_turns", "plan_of", "sooner_alone"]
-
 
 class Plan(NamedTuple):
     """When a table's rows run without copies, and what copies take; times by stage and microbatch."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from pptrace.steps.segments import Segment
     from pptrace.steps.workload import Workload
 
-__all__ = ["at_speeds", "evened", "jittered"]
-
 _EVENED = tuple(f"{name}{part}_ns" for name in PASSES for part in ("", "_collective"))
 _CLASSES = 8
 """Sorts of microbatches whose times vary."""

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from pptrace.steps.segments import Segment
     from pptrace.steps.workload import KernelCost, Workload
 
-__all__ = ["costs_document", "costs_yaml"]
-
 _TIMES = {
     "forward": "f_ns", "backward": "b_ns", "input_gradient": "i_ns", "weight_gradient": "w_ns",
     "recompute": "recompute_ns", "reduction": "reduce_ns", "update": "optimizer_ns",

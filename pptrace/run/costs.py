@@ -29,17 +29,6 @@ if TYPE_CHECKING:
     from pptrace.steps.placement import Placement
     from pptrace.steps.workload import Workload
 
-__all__ = [
-    "Costs",
-    "in_parts",
-    "lengths_of",
-    "model_costs",
-    "part_times",
-    "with_lengths",
-    "with_reduction",
-    "with_stage_replicas",
-]
-
 
 def with_reduction(resolved: Resolved, network: Network) -> Resolved:
     """Fill in the bandwidth of reductions over replicas: by default, that of the pipeline's network."""

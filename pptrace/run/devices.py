@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from pptrace.config.resolution import Resolved
     from pptrace.run.inputs import Inputs
 
-__all__ = ["check_unread_device", "fill_first_device", "preset_values", "rank_devices", "ranks_named"]
-
 _KEY = "device.ranks"
 _RANKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 

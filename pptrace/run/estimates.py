@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from pptrace.steps.columns import Int64s
     from pptrace.steps.workload import Workload
 
-__all__ = ["Estimate", "estimate"]
-
 _BESIDE_COPIES = 3
 """Activations that a rank holds in spite of copies: one in use, one on its way out, one on its way back."""
 

@@ -29,20 +29,6 @@ if TYPE_CHECKING:
     from pptrace.timeline.metrics import Metrics
     from pptrace.timeline.timeline import Timeline
 
-__all__ = [
-    "FIGURES",
-    "Cell",
-    "Levels",
-    "Row",
-    "at_levels",
-    "document",
-    "figures_of",
-    "gpus_of",
-    "member_rows",
-    "metrics_row",
-    "rank_rows",
-]
-
 _MOST = 64
 """Links, and pairs that a link held up, that are listed."""
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from pptrace.steps.placement import Placement
     from pptrace.steps.workload import Workload
 
-__all__ = ["ReplicaDifferences", "changed", "simulate_replicas", "with_slowest_replica"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaDifferences:

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from pptrace.steps.text_forms import TableFile
     from pptrace.steps.workload import Workload
 
-__all__ = ["Inputs", "JobNetwork", "Prepared", "ReplicaCosts", "at_location", "kinds_of", "layout_of", "located"]
-
 Offer = TypeVar("Offer")
 
 

@@ -34,37 +34,6 @@ if TYPE_CHECKING:
     from pptrace.run.simulated_step import SimulatedStep
     from pptrace.steps.workload import Workload
 
-__all__ = [
-    "DIVISION",
-    "LIMITS",
-    "MOVED",
-    "NO_COPY_TIMES",
-    "VARIED",
-    "WIDELY",
-    "Advice",
-    "Change",
-    "Ground",
-    "Reach",
-    "Sizes",
-    "Tried",
-    "VariedSetting",
-    "change_of",
-    "chunks_of",
-    "copies_take_time",
-    "is_both",
-    "limit_settings",
-    "literals",
-    "memory_limit",
-    "moved_by",
-    "policies",
-    "room_makers",
-    "schedules_of",
-    "sizes_of",
-    "value_of",
-    "varied_settings",
-    "words_of",
-]
-
 _POLICIES: tuple[Mapping[str, Any], ...] = ({"p2p.policy": "ordered", "p2p.stream": "direction"},)
 """What programs can be told of how messages are issued; tried where messages are not ideal already, nor as a
 framework issues them."""

@@ -24,16 +24,6 @@ if TYPE_CHECKING:
     from pptrace.steps.columns import Int64s
     from pptrace.timeline.metrics import Metrics
 
-__all__ = [
-    "Bottleneck",
-    "Savings",
-    "contention_of",
-    "find_bottleneck",
-    "find_savings",
-    "metrics_under",
-    "overheads",
-]
-
 _POLICY, _COLLECTIVES, _COMPUTE = "p2p policy", "collectives", "compute"
 
 _UNEVEN = 1.05

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from pptrace.run.simulated_step import SimulatedStep
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["run_page"]
-
 _MOST_LINKS = 12
 _BUSY, _OWN = ("computes", "#9cc3f0"), ("own group communicates", "#6f8a94")
 """Parts of a rank's busy time: name, colour."""

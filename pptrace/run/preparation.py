@@ -39,17 +39,6 @@ if TYPE_CHECKING:
     from pptrace.steps.text_forms import TableFile
     from pptrace.steps.workload import Workload
 
-__all__ = [
-    "ACTION_BYTES",
-    "RECEIVING_BYTES",
-    "build_costs",
-    "check_size",
-    "costs_and_network",
-    "message_policy",
-    "prepare",
-    "too_large",
-]
-
 Result = TypeVar("Result")
 
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from pptrace.run.simulated_step import SimulatedStep
     from pptrace.steps.columns import Int64s
 
-__all__ = ["Replicas", "replicas_of"]
-
 _KEYS = (("batch", "lengths"), ("data_parallel", "speeds"), ("data_parallel", "spread"))
 """Sections and keys by which replicas differ."""
 

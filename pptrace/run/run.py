@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from pptrace.run.overheads import Bottleneck
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["Run", "simulate"]
-
 _PAGE = "page"
 """The format of a run's page, which has more than a timeline."""
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from pptrace.plugins.offers import ExporterOffer
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["RANK", "exporter_for", "save"]
-
 RANK = "{rank}"
 """Stands for the rank in the name of a file."""
 

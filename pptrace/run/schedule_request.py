@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from pptrace.steps.schedule import Schedule
     from pptrace.steps.workload import Workload
 
-__all__ = ["CHUNKS", "LazyRequest", "OtherTables", "times"]
-
 CHUNKS = "parallel.vp"
 """The key of chunks per rank."""
 

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from pptrace.run.run import Run
     from pptrace.steps.workload import Workload
 
-__all__ = ["Form", "FormSearch", "Forms", "Variation", "in_more_room"]
-
 _ESTIMATED, _OTHERS = 16, 20
 """Forms of a schedule that are simulated: the likeliest by their estimates, and others near the best of these."""
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from pptrace.timeline.metrics import Metrics
     from pptrace.timeline.timeline import Counter, Timeline, Waits
 
-__all__ = ["SimulatedStep", "run_prepared", "simulate"]
-
 
 @dataclass(frozen=True)
 class SimulatedStep:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from pptrace.steps.segments import Segment
     from pptrace.steps.workload import Workload
 
-__all__ = ["PASSES", "at_speeds_of_ranks", "slowed", "slowed_segments", "speeds_of", "times"]
-
 _KEY = "data_parallel.speeds"
 _RANGE = r"([0-9]{1,9})(?:-([0-9]{1,9}))?"
 _PLACES = re.compile(rf"{_RANGE}(?:/{_RANGE})?")

@@ -22,16 +22,6 @@ if TYPE_CHECKING:
     from pptrace.run.simulated_step import SimulatedStep
     from pptrace.timeline.link_use import LinkUse
 
-__all__ = [
-    "devices_text",
-    "job_text",
-    "options_text",
-    "schedule_text",
-    "setting_text",
-    "summary_lines",
-    "time_text",
-]
-
 WIDTH = 80
 """Columns at which lines are folded where there is no terminal."""
 

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from pptrace.steps.schedule import Schedule
     from pptrace.steps.workload import Workload
 
-__all__ = ["change_table", "overlap_notes", "with_interleave", "with_sharding", "with_validation"]
-
 _ON_A_SWITCH = 2
 """Ranks that share it."""
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from pptrace.steps.workload import Workload
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["Behind", "head_of", "importer_of", "prepared_behind", "read_measurement", "simulation_behind"]
-
 _HEAD = 4096
 _GZIP = b"\x1f\x8b"
 _OF_GZIP = 31
