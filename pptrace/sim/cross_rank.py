@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pptrace.sim.kernels.edges import OUTLASTED, tell_calls
-from pptrace.sim.streams import Pairs, of_all
+from pptrace.sim.kernels.edges import OUTLASTED, classify_calls
+from pptrace.sim.streams import Pairs, pad_columns
 from pptrace.steps.action_insertion import inserted_of_stages
 from pptrace.steps.actions import group_starts
 from pptrace.steps.columns import empty_columns
@@ -34,7 +34,7 @@ _MEETINGS = KindSet({Kind.SYNC})
 _ENDS = KindSet({Kind.SYNC, Kind.REDUCE_GRAD})
 
 
-class Needs(NamedTuple):
+class CrossRankEdges(NamedTuple):
     """What waits for other ranks and replicas."""
 
     edges: list[Pairs]
@@ -44,7 +44,7 @@ class Needs(NamedTuple):
     """Times of the last of these tasks, one per stage; none where no replica is waited for."""
 
 
-def needs_of(
+def find_cross_rank_edges(
     schedule: Schedule,
     released_ns: Int64s,
     cells: CellColumns,
@@ -53,7 +53,7 @@ def needs_of(
     *,
     barrier: bool,
     stage_replicas: bool,
-) -> Needs:
+) -> CrossRankEdges:
     """Return what the rows of a schedule wait for beside streams and messages, behind so many tasks.
 
     Args:
@@ -65,27 +65,27 @@ def needs_of(
         barrier: whether reductions wait until all is computed.
         stage_replicas: whether they wait for all ranks that hold their stage.
     """
-    hub = _behind_all_ranks(cells, lanes, tasks, barrier=barrier)
-    holders = _behind_holders(cells, lanes, schedule.placement) if stage_replicas and not barrier else None
-    further = _further_waits(cells, schedule.waits, schedule.placement.microbatches)
+    hub = _wait_for_all_ranks(cells, lanes, tasks, barrier=barrier)
+    holders = _wait_for_holders(cells, lanes, schedule.placement) if stage_replicas and not barrier else None
+    further = _wait_for_actions(cells, schedule.waits, schedule.placement.microbatches)
     tasks += hub is not None
-    others = _behind_others(cells, released_ns, tasks, barrier=barrier)
+    others = _wait_for_replicas(cells, released_ns, tasks, barrier=barrier)
     edges = [found for found in (hub, holders, further, others) if found is not None]
     released = released_ns if others is not None else released_ns[:0]
-    return Needs(edges, tasks + released.size, released)
+    return CrossRankEdges(edges, tasks + released.size, released)
 
 
-def with_further(task: TaskColumns, needs: Needs) -> TaskColumns:
+def add_cross_rank_tasks(task: TaskColumns, needs: CrossRankEdges) -> TaskColumns:
     """Return the columns of all tasks: what is waited through takes no time but for that of other replicas."""
     task = task._replace(
-        duration_ns=of_all(task.duration_ns, needs.tasks), lag_ns=of_all(task.lag_ns, needs.tasks)
+        duration_ns=pad_columns(task.duration_ns, needs.tasks), lag_ns=pad_columns(task.lag_ns, needs.tasks)
     )
     if needs.released_ns.size:
         task.duration_ns[-needs.released_ns.size :] = needs.released_ns
     return task
 
 
-def _behind_all_ranks(cells: CellColumns, lanes: Lanes, hub: int, *, barrier: bool) -> Pairs | None:
+def _wait_for_all_ranks(cells: CellColumns, lanes: Lanes, hub: int, *, barrier: bool) -> Pairs | None:
     """Return the edges by which ranks meet, through a task ``hub``; with ``barrier``, reductions wait too."""
     behind = np.flatnonzero((_ENDS if barrier else _MEETINGS).mask(cells.kind)).astype(np.int32)
     if not behind.size:
@@ -110,7 +110,7 @@ def _last_computations(lanes: Lanes, kind: Int8s) -> Int32s:
     return np.array(last, dtype=np.int32)
 
 
-def _behind_holders(cells: CellColumns, lanes: Lanes, placement: Placement) -> Pairs | None:
+def _wait_for_holders(cells: CellColumns, lanes: Lanes, placement: Placement) -> Pairs | None:
     """Return edges to reductions of a stage from the last backward of it on the other ranks that hold it."""
     kind, stage = cells.kind, cells.stage
     reductions = np.flatnonzero(kind == Kind.REDUCE_GRAD)
@@ -127,7 +127,7 @@ def _behind_holders(cells: CellColumns, lanes: Lanes, placement: Placement) -> P
     return Pairs(last[other, stage[reductions[which]]].astype(np.int32), reductions[which].astype(np.int32))
 
 
-def _behind_others(cells: CellColumns, released_ns: Int64s, first: int, *, barrier: bool) -> Pairs | None:
+def _wait_for_replicas(cells: CellColumns, released_ns: Int64s, first: int, *, barrier: bool) -> Pairs | None:
     """Return the edges by which reductions and meetings wait for other replicas, through a task for each stage.
 
     Args:
@@ -144,7 +144,7 @@ def _behind_others(cells: CellColumns, released_ns: Int64s, first: int, *, barri
     return Pairs((first + stage).astype(np.int32), rows)
 
 
-def _further_waits(cells: CellColumns, waits: Sequence[Int32s], microbatches: int) -> Pairs | None:
+def _wait_for_actions(cells: CellColumns, waits: Sequence[Int32s], microbatches: int) -> Pairs | None:
     """Return the edges that :attr:`Schedule.waits` asks for; of what waits, the first row does."""
     if not waits:
         return None
@@ -236,7 +236,7 @@ class _Calls(NamedTuple):
     later: Int32s
 
 
-class _Known(NamedTuple):
+class _CallColumns(NamedTuple):
     """One value per call."""
 
     waited: Int32s
@@ -245,21 +245,21 @@ class _Known(NamedTuple):
     """What the kernels say of it."""
 
 
-class Calling(NamedTuple):
+class CallTasks(NamedTuple):
     """A program's calls; nothing where there is none."""
 
     calls: _Calls = _Calls(
         of_row=_NONE, before=_NONE, communicator=_NONE, waited=_NONE, further=_NONE.astype(np.int8),
         awaited=_NONE, row=_NONE, earlier=_NONE, later=_NONE,
     )  # fmt: skip
-    known: _Known = _Known(_NONE, np.zeros(0, dtype=np.int8))
+    known: _CallColumns = _CallColumns(_NONE, np.zeros(0, dtype=np.int8))
     tasks: int = 0
     """Tasks that begin and end calls."""
     edges: int = 0
     """A bound of the edges of calls."""
 
 
-def calling(issued: IssueOrder, place: Int32s, fork: Int32s) -> Calling:
+def find_call_tasks(issued: IssueOrder, place: Int32s, fork: Int32s) -> CallTasks:
     """Return what the kernels need of an issue order's calls.
 
     Args:
@@ -268,21 +268,21 @@ def calling(issued: IssueOrder, place: Int32s, fork: Int32s) -> Calling:
         fork: of each place, the computation before it.
     """
     if issued.calls is None:
-        return Calling()
+        return CallTasks()
     own = issued.calls
     calls = _Calls(
         own.of_row, own.before, own.communicator, own.waited, own.further, own.awaited, own.row,
         own.earlier, own.later,
     )  # fmt: skip
-    known = _Known(*empty_columns(len(own), np.int32, np.int8))
+    known = _CallColumns(*empty_columns(len(own), np.int32, np.int8))
     known.waited[:], known.flags[:] = -1, 0
     tasks = run(
-        tell_calls,
+        classify_calls,
         (issued.row_ptr, issued.cells, TABLE, calls, place, fork),
         known,
         work=len(issued),
     )
-    return Calling(calls, known, tasks, tasks + _most_edges(issued, own, known.flags))
+    return CallTasks(calls, known, tasks, tasks + _most_edges(issued, own, known.flags))
 
 
 def _most_edges(issued: IssueOrder, calls: Issue, flags: Int8s) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 
 from pptrace.config.choices import PolicyName
 from pptrace.network.links import check_links, check_paths, check_reachable
-from pptrace.sim.cross_rank import Calling, calling, needs_of, with_further
+from pptrace.sim.cross_rank import CallTasks, add_cross_rank_tasks, find_call_tasks, find_cross_rank_edges
 from pptrace.sim.kernels import edges as edges_kernels
 from pptrace.sim.kernels import placement as codes
 from pptrace.sim.kernels import placement as placement_kernels
@@ -17,7 +17,7 @@ from pptrace.sim.kernels.edges import LAUNCHED, link_calls
 from pptrace.sim.overlapped_pairs import Expansion, in_segments, is_early
 from pptrace.sim.streams import (
     CostColumns,
-    Found,
+    Endpoints,
     Lanes,
     Linked,
     Pairs,
@@ -27,11 +27,11 @@ from pptrace.sim.streams import (
     Rules,
     TaskColumns,
     assign_lanes,
-    behind_sends,
-    chained,
+    chain_streams,
     check_total,
-    sorted_edges,
-    unchained,
+    empty_chains,
+    sort_edges,
+    wait_for_sends,
 )
 from pptrace.sim.task_graph import TaskGraph
 from pptrace.steps.actions import CellColumns
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Between:
+class RankRoutes:
     """Pairs of ranks with messages, what lies between them, and the paths of bytes over single links behind."""
 
     source: Int32s
@@ -68,7 +68,7 @@ class Between:
     columns: RouteColumns
 
 
-def between(ranks: int, lanes: Lanes, network: Network, links: Sequence[str]) -> Between:
+def find_routes(ranks: int, lanes: Lanes, network: Network, links: Sequence[str]) -> RankRoutes:
     """Ask the network about every pair of ranks with a message; put paths over single ``links`` behind."""
     pairs = np.flatnonzero(lanes.sends_to)
     source, target = (pairs // ranks).astype(np.int32), (pairs % ranks).astype(np.int32)
@@ -86,7 +86,7 @@ def between(ranks: int, lanes: Lanes, network: Network, links: Sequence[str]) ->
     none = np.zeros(1, dtype=np.int64)
     columns = (paths.overhead_ns, paths.latency_ns, paths.rate_kbps) if known else (none, none, none)
     routes = RouteColumns(first_path, pairs.size * paths.ways, paths.ways, *columns)
-    return Between(source=source, target=target, paths=paths, columns=routes)
+    return RankRoutes(source=source, target=target, paths=paths, columns=routes)
 
 
 _RECEIVE = {
@@ -104,7 +104,7 @@ class _Rows(NamedTuple):
 
     place: Int32s
     """Index of each issued row."""
-    found: Found
+    ends: Endpoints
     cells: CellColumns
     task: TaskColumns
     sender_row: Int32s
@@ -146,14 +146,14 @@ def lower(
     lanes = assign_lanes(issued, policy, expansion.columns, graph, one_copy_stream=workload.one_copy_stream)
     rules = _rules(issued, lanes, policy)
     lowering_of = _Lowering(
-        issued, expansion, graph, lanes, between(graph.ranks, lanes, network, expansion.links), rules
+        issued, expansion, graph, lanes, find_routes(graph.ranks, lanes, network, expansion.links), rules
     )
     placed = lowering_of.place(workload)
     if times is not None:
         times.laid_over(placed.cells, placed.task, issued.placement)
     check_total(schedule.ranks, placed.task.duration_ns, placed.task.lag_ns)
-    called = calling(issued, placed.place, placed.task.fork)
-    needs = needs_of(
+    called = find_call_tasks(issued, placed.place, placed.task.fork)
+    needs = find_cross_rank_edges(
         schedule, workload.released_ns, placed.cells, lanes, lowering_of.tasks + called.tasks,
         barrier=barrier, stage_replicas=stage_replicas,
     )  # fmt: skip
@@ -164,17 +164,17 @@ def lower(
         times.shared(placed.task, linked.sender_row)
     edges = linked.edges
     if schedule.recompute_waits:
-        edges = waiting(edges, placed.cells, placed.found.made_at, graph.stages)
-    parts, found = expansion.placed(placed.place), lowering_of.between
+        edges = add_recompute_edges(edges, placed.cells, placed.ends.made_at, graph.stages)
+    parts, routes = expansion.placed(placed.place), lowering_of.routes
     ends, cells, task = {name: getattr(lanes, name) for name in LANE_COLUMNS}, placed.cells, placed.task
     del issued, expansion, lanes, lowering_of, placed  # which take as much memory as the graph
-    task = with_further(task, needs)
-    following, following_peer = chained(ends, linked, needs.tasks, rules)
+    task = add_cross_rank_tasks(task, needs)
+    following, following_peer = chain_streams(ends, linked, needs.tasks, rules)
     if parts is not None and policy.blocks:
-        edges = behind_sends(edges, task, following_peer)
-    ptr, edge = sorted_edges(edges, needs.tasks)
+        edges = wait_for_sends(edges, task, following_peer)
+    ptr, edge = sort_edges(edges, needs.tasks)
     return TaskGraph(
-        placement=schedule.placement, paths=found.paths, source=found.source, target=found.target,
+        placement=schedule.placement, paths=routes.paths, source=routes.source, target=routes.target,
         sender_row=linked.sender_row, next=following, next_peer=following_peer, edge_ptr=ptr, edge=edge,
         parts=parts, **ends, **cells._asdict(), **task._asdict(),
     )  # fmt: skip
@@ -197,7 +197,7 @@ class _Lowering:
     expansion: Expansion
     graph: StageGraph
     lanes: Lanes
-    between: Between
+    routes: RankRoutes
     rules: Rules
 
     @property
@@ -218,7 +218,7 @@ class _Lowering:
         """Give every row its place on its lane, and its costs."""
         rows, graph = len(self.issued), self.graph
         messages = 2 * graph.edges * graph.microbatches if self.rules.receive else 0
-        found = Found(made_at=unset(2 * graph.stages * graph.microbatches), recv_at=unset(messages))
+        ends = Endpoints(made_at=unset(2 * graph.stages * graph.microbatches), recv_at=unset(messages))
         out = CellColumns(*empty_columns(rows, *(values.dtype.type for values in self.issued.cells)))
         (place,), (path, fork) = empty_columns(rows, np.int32), empty_columns(rows, np.int32, np.int32)
         duration, lag, size, collective = empty_columns(self.tasks + 1, *[np.int64] * 4)
@@ -229,16 +229,16 @@ class _Lowering:
             size_bytes=size[:rows], path=path, fork=fork, collective_ns=collective[:rows], duration_ns=duration,
             lag_ns=lag,
         )  # fmt: skip
-        placed = _Rows(place, found, out, task, unset(rows))
+        placed = _Rows(place, ends, out, task, unset(rows))
         run(
             placement_kernels.place_rows,
-            (self.columns, cost_columns(workload, graph), self.between.columns),
+            (self.columns, cost_columns(workload, graph), self.routes.columns),
             (self.lanes.first.copy(), *placed),
             work=rows,
         )
         return placed
 
-    def link(self, placed: _Rows, called: Calling, needs: Sequence[Pairs], tasks: int) -> Linked | None:
+    def link(self, placed: _Rows, called: CallTasks, needs: Sequence[Pairs], tasks: int) -> Linked | None:
         """Collect what waits for what, ``needs`` too, among so many tasks.
 
         Returns:
@@ -256,7 +256,7 @@ class _Lowering:
         if rules.batched:
             edges = run(
                 edges_kernels.join_batches,
-                (self.columns, placed.place, placed.found, sender_row, edges),
+                (self.columns, placed.place, placed.ends, sender_row, edges),
                 (pairs,),
                 work=rows,
             )
@@ -285,7 +285,7 @@ class _Lowering:
         by_stage = np.empty((len(TABLE.role) + 2) * graph.stages if awaited.size else 0, dtype=np.int32)
         edges = run(
             edges_kernels.link_rows,
-            (self.columns, placed.place, placed.found, placed.task),
+            (self.columns, placed.place, placed.ends, placed.task),
             (
                 placed.sender_row, by_stage,
                 np.full(results * graph.stages * graph.microbatches, -1, dtype=np.int32),
@@ -296,19 +296,19 @@ class _Lowering:
         return -1 if problem[0] else edges
 
     def _link_calls(
-        self, placed: _Rows, called: Calling, edges: int, pairs: Pairs, tasks: int
+        self, placed: _Rows, called: CallTasks, edges: int, pairs: Pairs, tasks: int
     ) -> tuple[int, tuple[Int32s, Int32s], Int32s]:
         """Add the edges of calls behind ``edges`` others.
 
         Returns:
             How many there are, what chains the calls, and each call's first task.
         """
-        following, following_peer = unchained(tasks)
+        following, following_peer = empty_chains(tasks)
         first, last = empty_columns(called.known.flags.size, np.int32, np.int32)
         edges = run(
             link_calls,
             (
-                self.columns, placed.place, placed.found, placed.task, placed.sender_row,
+                self.columns, placed.place, placed.ends, placed.task, placed.sender_row,
                 called.calls, called.known, edges,
             ),
             (first, last, np.empty(self.graph.ranks, dtype=np.int32), following, following_peer, pairs),
@@ -316,7 +316,7 @@ class _Lowering:
         )  # fmt: skip
         return edges, (following, following_peer), first
 
-    def _inside(self, place: Int32s, sender_row: Int32s, called: Calling, first: Int32s | None) -> Pairs:
+    def _inside(self, place: Int32s, sender_row: Int32s, called: CallTasks, first: Int32s | None) -> Pairs:
         """Return the edges of actions in parts; ``first`` are the first tasks of a program's calls."""
         before, behind = self.expansion.needs
         at = place[behind]
@@ -355,8 +355,8 @@ def cost_columns(workload: Workload, graph: StageGraph) -> CostColumns:
     )  # fmt: skip
 
 
-_AGAIN = KindSet({Kind.RECOMPUTE})
-_BESIDE = KindSet({Kind.UNSHARD, Kind.RESHARD, *COPIES})
+_RECOMPUTES = KindSet({Kind.RECOMPUTE})
+_OFF_MESSAGES = KindSet({Kind.UNSHARD, Kind.RESHARD, *COPIES})
 
 
 def issue(schedule: Schedule, policy: Policy, made_at: Int32s | None = None) -> IssueOrder:
@@ -370,30 +370,30 @@ def issue(schedule: Schedule, policy: Policy, made_at: Int32s | None = None) -> 
     Raises:
         ScheduleError: no order of messages lets every action run.
     """
-    beside = _beside_messages(schedule)
+    beside = _rows_off_messages(schedule)
     if beside.size:
         kept = np.setdiff1d(np.arange(len(schedule)), beside)
         issued = issue(schedule.selected(kept), policy)
         computed = np.searchsorted(kept[COMPUTE.mask(schedule.kind[kept])], beside)
-        return _put_back(issued, schedule.cells.taken(beside), computed, waits=False)
-    again = np.flatnonzero(_AGAIN.mask(schedule.kind))
+        return _insert_rows(issued, schedule.cells.taken(beside), computed, waits=False)
+    recomputes = np.flatnonzero(_RECOMPUTES.mask(schedule.kind))
     waits = schedule.recompute_waits
-    if not again.size or not (waits or policy.program is not None):
+    if not recomputes.size or not (waits or policy.program is not None):
         return _with_messages(schedule, policy, made_at)
-    others = np.flatnonzero(~_AGAIN.mask(schedule.kind))
+    others = np.flatnonzero(~_RECOMPUTES.mask(schedule.kind))
     issued = _with_messages(schedule.selected(others), policy)
-    behind = np.searchsorted(others[COMPUTE.mask(schedule.kind[others])], again)
-    return _put_back(issued, schedule.cells.taken(again), behind, waits=waits)
+    behind = np.searchsorted(others[COMPUTE.mask(schedule.kind[others])], recomputes)
+    return _insert_rows(issued, schedule.cells.taken(recomputes), behind, waits=waits)
 
 
-def _beside_messages(schedule: Schedule) -> NDArray[np.int64]:
+def _rows_off_messages(schedule: Schedule) -> NDArray[np.int64]:
     """Return copies, gathers, and reductions of single microbatches, where a computation of their rank follows."""
     kind = schedule.kind
     reduces = np.equal(kind, int(Kind.REDUCE_GRAD))  # a member itself would widen the column
     reduced = np.flatnonzero(reduces)
     cells = _ranks_of(schedule, reduced) * schedule.stages + schedule.stage[reduced]
     each = bool((np.diff(np.sort(cells)) == 0).any())  # without np.unique, which imports masked arrays
-    there = _BESIDE.mask(kind) | (reduces & each)
+    there = _OFF_MESSAGES.mask(kind) | (reduces & each)
     if schedule.has_communication or not there.any():
         return np.zeros(0, dtype=np.int64)
     computed = np.append(np.flatnonzero(COMPUTE.mask(kind)), len(schedule))
@@ -414,25 +414,27 @@ def _with_messages(schedule: Schedule, policy: Policy, made_at: Int32s | None = 
     return with_messages(schedule, policy.placing) if policy.has_receives else with_sends(schedule)
 
 
-def _put_back(issued: IssueOrder, again: CellColumns, behind: NDArray[np.integer], *, waits: bool) -> IssueOrder:
+def _insert_rows(
+    issued: IssueOrder, recomputes: CellColumns, behind: NDArray[np.integer], *, waits: bool
+) -> IssueOrder:
     """Put forwards that are computed again each before the computation that is the ``behind``-th of all."""
     at = np.flatnonzero(COMPUTE.mask(issued.kind))[behind]
     place = at + np.arange(at.size)
     row = np.insert(np.arange(len(issued)), at, at)
     cells, edge = issued.cells.taken(row), issued.edge[row]
-    for column, values in zip(cells, again, strict=True):
+    for column, values in zip(cells, recomputes, strict=True):
         column[place] = values
     edge[place] = -1
     begin = np.flatnonzero(~np.isin(np.arange(row.size), place))
     if waits:  # what a backward waits for, so does its forward
-        begin[_backwards(issued, again)] = place
+        begin[_backwards(issued, recomputes)] = place
     rank = np.searchsorted(issued.row_ptr, at, side="right") - 1
     shift = np.cumsum([0, *np.bincount(rank, minlength=issued.row_ptr.size - 1)])
     calls = None if issued.calls is None else issued.calls.with_rows(row, begin)
     return replace(issued, row_ptr=issued.row_ptr + shift, edge=edge, calls=calls, **cells._asdict())
 
 
-def _backwards(issued: IssueOrder, again: CellColumns) -> NDArray[np.int64]:
+def _backwards(issued: IssueOrder, recomputes: CellColumns) -> NDArray[np.int64]:
     """Return the row of the backward of each forward that is computed again."""
     width = issued.placement.microbatches
     backward = np.flatnonzero(GRADIENTS.mask(issued.kind))
@@ -440,11 +442,11 @@ def _backwards(issued: IssueOrder, again: CellColumns) -> NDArray[np.int64]:
     for offset in range(int(issued.span[backward].max(initial=0))):
         rows = backward[issued.span[backward] > offset]
         row_of[issued.stage[rows] * width + issued.microbatch[rows] + offset] = rows
-    found: NDArray[np.int64] = row_of[again.stage * width + again.microbatch]
-    return found
+    backward_rows: NDArray[np.int64] = row_of[recomputes.stage * width + recomputes.microbatch]
+    return backward_rows
 
 
-def waiting(edges: Pairs, cells: CellColumns, made_at: Int32s, stages: int) -> Pairs:
+def add_recompute_edges(edges: Pairs, cells: CellColumns, made_at: Int32s, stages: int) -> Pairs:
     """Return edges with those from what backwards wait for to the forwards computed again before them.
 
     Args:
@@ -454,11 +456,13 @@ def waiting(edges: Pairs, cells: CellColumns, made_at: Int32s, stages: int) -> P
         stages: how many stages there are.
     """
     microbatches = made_at.size // (2 * stages)
-    again = np.flatnonzero(_AGAIN.mask(cells.kind))[::-1]  # of several segments, the first is written last
+    recomputes = np.flatnonzero(_RECOMPUTES.mask(cells.kind))[
+        ::-1
+    ]  # of several segments, the first is written last
     first = np.full(max(int(made_at.max(initial=-1)), int(edges.target.max(initial=-1))) + 1, -1, dtype=np.int32)
     made = made_at.reshape(2, stages, microbatches)[1]
-    for offset in range(int(cells.span[again].max(initial=0))):
-        rows = again[cells.span[again] > offset]
+    for offset in range(int(cells.span[recomputes].max(initial=0))):
+        rows = recomputes[cells.span[recomputes] > offset]
         first[made[cells.stage[rows], cells.microbatch[rows] + offset]] = rows
     there = edges.target >= 0
     behind = np.where(there, first[np.where(there, edges.target, 0)], -1)

@@ -341,7 +341,7 @@ def _expanded(issued: IssueOrder, policy: Policy, groups: Sequence[_Group]) -> t
         **issued.cells.taken(source)._asdict(),
     )  # fmt: skip
     paths = _paths_over_links(whole, columns, list(links))
-    needs += behind_results(issued, columns, begin, results, policy)
+    needs += wait_for_results(issued, columns, begin, results, policy)
     both = np.concatenate(needs, axis=1).astype(np.int32)
     return whole, Expansion(columns=columns, name=name, names=tuple(names), links=paths, needs=(both[0], both[1]))
 
@@ -382,7 +382,7 @@ def is_early(issued: IssueOrder) -> bool:
     return bool(((before > behind) & (behind >= 0)).any())
 
 
-def behind_results(
+def wait_for_results(
     issued: IssueOrder,
     columns: PartColumns,
     begin: NDArray[np.int64],

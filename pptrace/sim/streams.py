@@ -94,7 +94,7 @@ class Rules(NamedTuple):
     """Whether a program's calls say what waits for messages."""
 
 
-class Found(NamedTuple):
+class Endpoints(NamedTuple):
     """Rows that others are linked to, by where they are in the model."""
 
     made_at: Int32s
@@ -290,24 +290,24 @@ class Linked(NamedTuple):
     """Per task the call behind it on its communicator, and behind a receiver's; None without calls."""
 
 
-def of_all(values: Int64s, tasks: int) -> Int64s:
+def pad_columns(values: Int64s, tasks: int) -> Int64s:
     """Return the values of all tasks: zero for those behind the rows, more of which calls may have."""
     more = np.zeros(max(0, tasks - values.size), dtype=np.int64)
     return np.concatenate([values, more]) if more.size else values[:tasks]
 
 
-def unchained(tasks: int) -> tuple[Int32s, Int32s]:
+def empty_chains(tasks: int) -> tuple[Int32s, Int32s]:
     """Return columns that say that nothing follows any of so many tasks."""
     following, following_peer = empty_columns(tasks, np.int32, np.int32)
     following[:] = following_peer[:] = -1
     return following, following_peer
 
 
-def chained(
+def chain_streams(
     lanes: Mapping[str, NDArray[np.integer]], linked: Linked, tasks: int, rules: Rules
 ) -> tuple[Int32s, Int32s]:
     """Return the task behind each on its stream, and behind a rendezvous on the receiver's; -1 for none."""
-    following, following_peer = unchained(tasks) if linked.chains is None else linked.chains
+    following, following_peer = empty_chains(tasks) if linked.chains is None else linked.chains
     first, end = lanes["lane_ptr"][:-1], lanes["lane_ptr"][1:]
     if linked.chains is not None:  # communicators, not lanes, say which message follows which
         others = ~np.isin(lanes["lane_stream"], (Stream.SEND, Stream.RECV))
@@ -322,7 +322,7 @@ def chained(
     return following, following_peer
 
 
-def behind_sends(edges: Pairs, task: TaskColumns, following_peer: Int32s) -> Pairs:
+def wait_for_sends(edges: Pairs, task: TaskColumns, following_peer: Int32s) -> Pairs:
     """Chain what is issued behind a message that held its compute stream; return the edges without those.
 
     An edge from a message is as late as its arrival elsewhere; its own rank goes on when it has left.
@@ -337,7 +337,7 @@ def behind_sends(edges: Pairs, task: TaskColumns, following_peer: Int32s) -> Pai
     return Pairs(edges.source[kept], edges.target[kept])
 
 
-def sorted_edges(edges: Pairs, tasks: int) -> tuple[Int32s, Int32s]:
+def sort_edges(edges: Pairs, tasks: int) -> tuple[Int32s, Int32s]:
     """Return where each task's edges begin, and what they lead to."""
     count = edges.source.size
     ptr, edge = empty_columns(max(tasks + 1, count), np.int32, np.int32)

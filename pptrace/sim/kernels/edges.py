@@ -28,7 +28,7 @@ from pptrace.sim.kernels.placement import (
 from pptrace_kernel.prefetch import fetch
 
 
-def link_rows(rows, place, found, task, sender_row, awaited_stage, awaited_microbatch, batch_next, pairs, problem):
+def link_rows(rows, place, ends, task, sender_row, awaited_stage, awaited_microbatch, batch_next, pairs, problem):
     """List every edge between tasks that no stream or call implies; return how many.
 
     ``problem[0]`` becomes 1 + the row that needs a result which its own rank computes later; nobody looks for one
@@ -52,23 +52,25 @@ def link_rows(rows, place, found, task, sender_row, awaited_stage, awaited_micro
         launched = -1
         for row in range(row_ptr[rank], row_ptr[rank + 1]):
             k = kind[row]
-            at = place[row]
+            index = place[row]
             if role[k] == SENDS or role[k] == RECEIVES:
                 if rules.called:
                     continue
                 if rules.batched:
                     launch = rules.rows + 2 * lanes.group[row]
                     if launch != launched:
-                        n = _launch(launch, launched, fork[at], rules.rows, batch_next, pairs, n)
+                        n = _launch(launch, launched, fork[index], rules.rows, batch_next, pairs, n)
                         launched = launch
-                n = _link_message(row, at, rows, found, task, sender_row, pairs, n)
+                n = _link_message(row, index, rows, ends, task, sender_row, pairs, n)
                 continue
             if len(awaited_stage) > 0 and (not in_parts or parts.number[row] < 1):  # of segments, the first waits
-                n = _link_own(row, at, cells, graph, kinds, awaited_stage, awaited_microbatch, pairs, n)
+                n = _link_streams(row, index, cells, graph, kinds, awaited_stage, awaited_microbatch, pairs, n)
             if role[k] != COMPUTES or (in_parts and parts.stream[row] > COMPUTE_STREAM):
-                if fork[at] >= 0:
-                    n = _pair(pairs, n, fork[at], at)
-            elif looks and kinds.feeds[k] >= 0 and _is_early(row, at, rank, cells, graph, kinds, found):
+                if fork[index] >= 0:
+                    n = _pair(pairs, n, fork[index], index)
+            elif (
+                looks and kinds.feeds[k] >= 0 and _needs_later_result(row, index, rank, cells, graph, kinds, ends)
+            ):
                 problem[0] = row + 1
                 return n
     return n
@@ -81,7 +83,7 @@ def _pair(pairs, n, source, target):
     return n + 1
 
 
-def _link_own(row, at, cells, graph, kinds, awaited_stage, awaited_microbatch, pairs, n):
+def _link_streams(row, index, cells, graph, kinds, awaited_stage, awaited_microbatch, pairs, n):
     """List the edges from what a row waits for on its rank's other streams, and note what others wait for."""
     k, s = cells.kind[row], cells.stage[row]
     for w in range(kinds.wait_ptr[k], kinds.wait_ptr[k + 1]):
@@ -90,12 +92,12 @@ def _link_own(row, at, cells, graph, kinds, awaited_stage, awaited_microbatch, p
             source = awaited_stage[before * graph.stages + s]
             awaited_stage[before * graph.stages + s] = -1
             if source >= 0:
-                n = _pair(pairs, n, source, at)
+                n = _pair(pairs, n, source, index)
         elif len(awaited_microbatch) > 0:
             base = (kinds.result[before] * graph.stages + s) * graph.microbatches
             for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
                 if awaited_microbatch[base + u] >= 0:
-                    n = _pair(pairs, n, awaited_microbatch[base + u], at)
+                    n = _pair(pairs, n, awaited_microbatch[base + u], index)
     if k == FREES:
         _free(s, graph.stages, len(kinds.role), awaited_stage)
     if kinds.awaited[k] == 1:
@@ -103,11 +105,11 @@ def _link_own(row, at, cells, graph, kinds, awaited_stage, awaited_microbatch, p
             slot = k * graph.stages + s
             if k == GATHERS:
                 slot = _gather(s, graph.stages, len(kinds.role), awaited_stage)
-            awaited_stage[slot] = at
+            awaited_stage[slot] = index
         else:
             base = (kinds.result[k] * graph.stages + s) * graph.microbatches
             for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
-                awaited_microbatch[base + u] = at
+                awaited_microbatch[base + u] = index
     return n
 
 
@@ -130,16 +132,16 @@ def _free(s, stages, kinds, awaited_stage):
         awaited_stage[(kinds + 1) * stages + s] = -1
 
 
-def _is_early(row, at, rank, cells, graph, kinds, found):
+def _needs_later_result(row, index, rank, cells, graph, kinds, ends):
     """Whether an action needs what its own rank computes later."""
-    way, s = kinds.feeds[cells.kind[row]], cells.stage[row]
-    ptr = graph.pred_ptr if way == 0 else graph.succ_ptr
-    others = graph.pred if way == 0 else graph.succ
+    direction, s = kinds.feeds[cells.kind[row]], cells.stage[row]
+    ptr = graph.pred_ptr if direction == 0 else graph.succ_ptr
+    others = graph.pred if direction == 0 else graph.succ
     for e in range(ptr[s], ptr[s + 1]):
-        base = (way * graph.stages + others[e]) * graph.microbatches
+        base = (direction * graph.stages + others[e]) * graph.microbatches
         for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
             held = graph.stage_rank[graph.microbatch_route[u] * graph.stages + others[e]]
-            if held == rank and found.made_at[base + u] > at:
+            if held == rank and ends.made_at[base + u] > index:
                 return True
     return False
 
@@ -152,40 +154,40 @@ def _launch(launch, launched, fork, rows, batch_next, pairs, n):
     return _pair(pairs, n, fork, launch) if fork >= 0 else n
 
 
-def _link_message(row, at, rows, found, task, sender_row, pairs, n):
+def _link_message(row, index, rows, ends, task, sender_row, pairs, n):
     """List the edges of one end of a message."""
     cells, graph, kinds, lanes, rules = rows.cells, rows.graph, rows.kinds, rows.lanes, rows.rules
     k = cells.kind[row]
     sends = kinds.role[k] == SENDS
-    rendezvous = rules.receive == RENDEZVOUS and (rules.batched or task.size_bytes[at] > rules.eager_bytes)
-    fork = task.fork[at]
+    rendezvous = rules.receive == RENDEZVOUS and (rules.batched or task.size_bytes[index] > rules.eager_bytes)
+    fork = task.fork[index]
     if not sends:
         # The receiver's side: its own task unless a rendezvous runs both.
         if rules.receive == RENDEZVOUS and not rendezvous:
             if fork >= 0:
-                n = _pair(pairs, n, fork, at)
-            n = link_consumers(row, at, -1, rows, found, pairs, n)
+                n = _pair(pairs, n, fork, index)
+            n = link_consumers(row, index, -1, rows, ends, pairs, n)
         return n
     if rules.mode != ON_COMPUTE and not rules.batched and fork >= 0:
-        n = _pair(pairs, n, fork, at)
+        n = _pair(pairs, n, fork, index)
     backward = 0 if kinds.direction[k] == FORWARD else graph.edges
-    index = (backward + rows.edge[row]) * graph.microbatches + cells.microbatch[row]
+    message = (backward + rows.edge[row]) * graph.microbatches + cells.microbatch[row]
     if rules.receive != NO_RECEIVE and not rendezvous:
-        return _pair(pairs, n, at, -1 - found.recv_at[index])
+        return _pair(pairs, n, index, -1 - ends.recv_at[message])
     if rules.batched:
-        n = _pair(pairs, n, rules.rows + 2 * lanes.group[row], at)
-        n = _pair(pairs, n, at, rules.rows + 2 * lanes.group[row] + 1)
+        n = _pair(pairs, n, rules.rows + 2 * lanes.group[row], index)
+        n = _pair(pairs, n, index, rules.rows + 2 * lanes.group[row] + 1)
     else:
-        n = link_consumers(row, at, -1, rows, found, pairs, n)
+        n = link_consumers(row, index, -1, rows, ends, pairs, n)
     if rendezvous:
-        other = found.recv_at[index]
-        sender_row[other] = at
+        other = ends.recv_at[message]
+        sender_row[other] = index
         if not rules.batched and task.fork[other] >= 0:
-            n = _pair(pairs, n, task.fork[other], at)
+            n = _pair(pairs, n, task.fork[other], index)
     return n
 
 
-def link_consumers(row, source, known, rows, found, pairs, n):
+def link_consumers(row, source, known, rows, ends, pairs, n):
     """List the edges from a message to what computes with it, but for one that is ``known`` to wait for it."""
     cells, graph, edge = rows.cells, rows.graph, rows.edge[row]
     forward = rows.kinds.direction[cells.kind[row]] == FORWARD
@@ -193,25 +195,25 @@ def link_consumers(row, source, known, rows, found, pairs, n):
     base = ((0 if forward else graph.stages) + to) * graph.microbatches
     last = -1
     for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
-        consumer = found.made_at[base + u]
+        consumer = ends.made_at[base + u]
         if consumer != last and consumer != known:
             n = _pair(pairs, n, source, consumer)
         last = consumer
     return n
 
 
-def join_batches(rows, place, found, sender_row, n, pairs):
+def join_batches(rows, place, ends, sender_row, n, pairs):
     """List the edges by which batches receive, behind ``n`` others; return how many there are."""
     cells, kinds, lanes, rules = rows.cells, rows.kinds, rows.lanes, rows.rules
     for rank in range(rows.graph.ranks):
         for row in range(rows.row_ptr[rank], rows.row_ptr[rank + 1]):
             if kinds.role[cells.kind[row]] != RECEIVES:
                 continue
-            at = sender_row[place[row]]
+            index = sender_row[place[row]]
             launch = rules.rows + 2 * lanes.group[row]
-            n = _pair(pairs, n, launch, at)
-            n = _pair(pairs, n, at, launch + 1)
-            n = link_consumers(row, launch + 1, -1, rows, found, pairs, n)
+            n = _pair(pairs, n, launch, index)
+            n = _pair(pairs, n, index, launch + 1)
+            n = link_consumers(row, launch + 1, -1, rows, ends, pairs, n)
     return n
 
 
@@ -221,12 +223,12 @@ def chain_tasks(lane_first, lane_end, sender_row, one_sided, following, followin
         for row in range(lane_first[lane], lane_end[lane] - 1):
             behind = sender_row[row + 1] if sender_row[row + 1] >= 0 else row + 1
             if sender_row[row] < 0:
-                chain_behind(row, behind, True, following, following_peer)
+                append_chain(row, behind, True, following, following_peer)
             elif not one_sided:
-                chain_behind(sender_row[row], behind, False, following, following_peer)
+                append_chain(sender_row[row], behind, False, following, following_peer)
 
 
-def chain_behind(task, behind, sends, following, following_peer):
+def append_chain(task, behind, sends, following, following_peer):
     """Let a task follow another on its sender's side or its receiver's; once, where both say the same."""
     if sends:
         following[task] = behind
@@ -243,9 +245,9 @@ def sort_edges(source, target, edges, ptr, sorted_target):
     for t in range(len(ptr) - 1):
         ptr[t + 1] += ptr[t]
     for i in range(edges):
-        at = ptr[source[i]]
-        sorted_target[at] = target[i]
-        ptr[source[i]] = at + 1
+        index = ptr[source[i]]
+        sorted_target[index] = target[i]
+        ptr[source[i]] = index + 1
     for t in range(len(ptr) - 1, 0, -1):
         ptr[t] = ptr[t - 1]
     ptr[0] = 0
@@ -267,7 +269,7 @@ OUTLASTED = 32
 """A call of one send that another one follows: who waits for that one may wait for no other."""
 
 
-def tell_calls(row_ptr, cells, kinds, calls, place, fork, waited, flags):
+def classify_calls(row_ptr, cells, kinds, calls, place, fork, waited, flags):
     """Find what each call is, and which need tasks of their own; return how many tasks.
 
     ``waited``, which comes as -1, becomes the first computation that waits for each call; ``flags`` come zeroed.
@@ -307,7 +309,7 @@ def tell_calls(row_ptr, cells, kinds, calls, place, fork, waited, flags):
 
 
 def link_calls(
-    rows, place, found, task, sender_row, calls, known, n, first, last, sent, following, following_peer, pairs
+    rows, place, ends, task, sender_row, calls, known, n, first, last, sent, following, following_peer, pairs
 ):
     """List the edges of calls behind ``n`` others, and chain each communicator's; return how many edges there are.
 
@@ -323,11 +325,11 @@ def link_calls(
             call = calls.of_row[row]
             if call < 0:
                 continue
-            at = place[row]
-            if at % LINE == 0:
-                fetch(at + AHEAD, sender_row, task.fork, task.duration_ns, following)
+            index = place[row]
+            if index % LINE == 0:
+                fetch(index + AHEAD, sender_row, task.fork, task.duration_ns, following)
             sends = kinds.role[cells.kind[row]] == SENDS
-            message, held = at if sends else sender_row[at], task.fork[at]
+            message, held = index if sends else sender_row[index], task.fork[index]
             if call != opened:
                 opened = call
                 flags = known.flags[call]
@@ -340,11 +342,11 @@ def link_calls(
                     extra += 1
                 n = _begin(call, held, calls, known, task, first, last, following, following_peer, pairs, n)
             if sends:
-                n = _in_line(calls.communicator[call], at, lanes.peer[row], sent, pairs, n)
+                n = _order_messages(calls.communicator[call], index, lanes.peer[row], sent, pairs, n)
             n = _end(call, message, held, known, first, last, pairs, n)
             if not sends and calls.further[call]:
                 over = last[call] if known.flags[call] & JOINED else message
-                n = link_consumers(row, over, known.waited[call], rows, found, pairs, n)
+                n = link_consumers(row, over, known.waited[call], rows, ends, pairs, n)
     for i in range(len(calls.row)):
         if place[calls.row[i]] != known.waited[calls.awaited[i]]:
             n = _pair(pairs, n, last[calls.awaited[i]], place[calls.row[i]])
@@ -360,7 +362,7 @@ def _begin(call, held, calls, known, task, first, last, following, following_pee
         n = _pair(pairs, n, held, first[call])
     if flags & FOLLOWS:
         sends = not known.flags[before] & OF_RECEIVER
-        chain_behind(last[before], first[call], sends, following, following_peer)
+        append_chain(last[before], first[call], sends, following, following_peer)
         if known.flags[before] & OUTLASTED and not _is_outlasted(before, call, known, task, first, last):
             n = _pair(pairs, n, last[before], known.waited[before])
     if flags & JOINED and known.waited[call] >= 0:
@@ -378,7 +380,7 @@ def _is_outlasted(before, call, known, task, first, last):
     return task.duration_ns[message] + task.lag_ns[message] > task.lag_ns[last[before]]
 
 
-def _in_line(communicator, message, peer, sent, pairs, n):
+def _order_messages(communicator, message, peer, sent, pairs, n):
     """Let messages from one rank to another follow one another where no communicator says so."""
     if sent[peer] >= 0 and sent[peer] != communicator:
         n = _pair(pairs, n, message - 1, message)

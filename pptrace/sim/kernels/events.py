@@ -18,12 +18,12 @@ from pptrace.sim.kernels.job_slots import (
     Ranks,
     Running,
     arrive,
+    change_ranks,
     enter_links,
-    free_limited,
     leave,
     leave_links,
-    meet,
-    set_free,
+    mark_changed,
+    mark_limited,
 )
 from pptrace.sim.kernels.sweep import COMPUTATION, Ends, Graph, Jobs, Step, Tasks, settle, start_all
 from pptrace.steps.kernels.heap import OUTSIDE, Heap, lift, pop, push, sink
@@ -78,20 +78,20 @@ def run_events(
             else:
                 leave_links(flows, places, links, slot)
             if not (arrives and rules.first_come):
-                count = free_limited(flows, places, links, slot, count)
+                count = mark_limited(flows, places, links, slot, count)
             if arrives:
-                count = set_free(flows, slot, count)
+                count = mark_changed(flows, slot, count)
             if slows:
-                count = meet(jobs, running, ranks, flows, slot, arrives, count)
+                count = change_ranks(jobs, running, ranks, flows, slot, arrives, count)
             if not arrives:
                 leave(running, flows, slot)
                 ends.end[jobs.task[job]] = now
                 tasks.ready[0] = jobs.task[job]
                 settle(step, 1)
-        count = _aim(jobs, rules, running, flows, places, links, ranks, heap, slows, now, count)
+        count = _set_caps(jobs, rules, running, flows, places, links, ranks, heap, slows, now, count)
         if not rules.first_come:
             count = refill(flows, places, links, count)
-        _go_on(running, flows, heap, log, count, now)
+        _update_rates(running, flows, heap, log, count, now)
         now = _next_time(heap, running.due)
 
 
@@ -109,12 +109,12 @@ def _next_time(heap: Heap, due: Any) -> int:
     return -1
 
 
-def _go_on(running: Running, flows: Flows, heap: Heap, log: Log, count: int, now: int) -> None:
+def _update_rates(running: Running, flows: Flows, heap: Heap, log: Log, count: int, now: int) -> None:
     """Let the listed flows whose rate changes, or that wait, go on as they should from now on."""
     for i in range(count):
         slot = flows.free[i]
         if flows.fair[slot] != flows.rate[slot] or flows.fair[slot] == 0:
-            _note(log, running.job[slot], now, flows.fair[slot], flows.limit[slot])
+            _log_change(log, running.job[slot], now, flows.fair[slot], flows.limit[slot])
             _retime(running, flows, heap, slot, now)
 
 
@@ -135,7 +135,7 @@ def _retime(running: Running, flows: Flows, heap: Heap, slot: int, now: int) -> 
             lift(heap, heap.place[job])
 
 
-def _aim(
+def _set_caps(
     jobs: Jobs, rules: Rules, running: Running, flows: Flows, places: Places, links: LinkCapacities, ranks: Ranks,
     heap: Heap, slows: int, now: int, changed: int,
 ) -> int:  # fmt: skip
@@ -178,13 +178,13 @@ def _queue(flows: Flows, places: Places, links: LinkCapacities, slot: int) -> No
     """Let a flow wait for the first of its links on which it is not the first."""
     flows.limit[slot] = AT_CAP
     first = slot * places.width
-    for at in range(first, first + flows.links[slot]):
-        if flows.limit[slot] == AT_CAP and places.flow[links.head[places.link[at]]] != slot:
-            flows.limit[slot] = places.link[at]
+    for place in range(first, first + flows.links[slot]):
+        if flows.limit[slot] == AT_CAP and places.flow[links.head[places.link[place]]] != slot:
+            flows.limit[slot] = places.link[place]
             flows.fair[slot] = 0
 
 
-def _note(log: Log, job: int, now: int, rate: int, limit: int) -> None:
+def _log_change(log: Log, job: int, now: int, rate: int, limit: int) -> None:
     """Note a change of rate, as long as there is room."""
     change = log.counts[1]
     if change < len(log.job):

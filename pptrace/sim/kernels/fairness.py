@@ -84,29 +84,31 @@ def refill(flows: Flows, places: Places, links: LinkCapacities, count: int) -> i
     """
     done = touched = 0
     while done < count:
-        touched = _take_back(flows, places, links, done, count, touched)
+        touched = _subtract_rates(flows, places, links, done, count, touched)
         done = count
         _fill(flows, places, links, count, touched)
-        count = _widen(flows, places, links, count, touched)
+        count = _add_affected(flows, places, links, count, touched)
     for i in range(touched):
         links.mark[links.touched[i]] = UNTOUCHED
     for i in range(count):
         flow = flows.free[i]
         flows.mark[flow] = KEPT
         first = flow * places.width
-        for at in range(first, first + flows.links[flow]):
-            links.load[places.link[at]] += places.weight[at] * flows.fair[flow]
+        for place in range(first, first + flows.links[flow]):
+            links.load[places.link[place]] += places.weight[place] * flows.fair[flow]
     return count
 
 
-def _take_back(flows: Flows, places: Places, links: LinkCapacities, first: int, count: int, touched: int) -> int:
+def _subtract_rates(
+    flows: Flows, places: Places, links: LinkCapacities, first: int, count: int, touched: int
+) -> int:
     """Take what free flows have off their links, and touch those; return how many are touched."""
     for i in range(first, count):
         flow = flows.free[i]
         start = flow * places.width
-        for at in range(start, start + flows.links[flow]):
-            link = places.link[at]
-            links.load[link] -= places.weight[at] * flows.rate[flow]
+        for place in range(start, start + flows.links[flow]):
+            link = places.link[place]
+            links.load[link] -= places.weight[place] * flows.rate[flow]
             if links.mark[link] == UNTOUCHED:
                 links.mark[link] = OURS
                 links.touched[touched] = link
@@ -116,7 +118,7 @@ def _take_back(flows: Flows, places: Places, links: LinkCapacities, first: int, 
 
 def _fill(flows: Flows, places: Places, links: LinkCapacities, count: int, touched: int) -> None:
     """Fill what the other flows leave: all rates rise together, each until its cap or a full link."""
-    lowest_cap = _start_over(flows, places, links, count, touched)
+    lowest_cap = _reset(flows, places, links, count, touched)
     left = count
     while left > 0:
         touched, level = _lowest_share(links, touched)
@@ -138,7 +140,7 @@ def _fill(flows: Flows, places: Places, links: LinkCapacities, count: int, touch
                 left -= _take_link(flows, places, links, full, level)
 
 
-def _start_over(flows: Flows, places: Places, links: LinkCapacities, count: int, touched: int) -> int:
+def _reset(flows: Flows, places: Places, links: LinkCapacities, count: int, touched: int) -> int:
     """Leave the first ``count`` free flows without a rate; return the lowest of their caps."""
     lowest_cap = _HIGHEST
     wanted, mark = links.wanted, links.mark
@@ -149,8 +151,8 @@ def _start_over(flows: Flows, places: Places, links: LinkCapacities, count: int,
         flows.mark[flow] = FREE
         lowest_cap = min(lowest_cap, flows.cap[flow])
         start = flow * places.width
-        for at in range(start, start + flows.links[flow]):
-            wanted[places.link[at]] += places.weight[at]
+        for place in range(start, start + flows.links[flow]):
+            wanted[places.link[place]] += places.weight[place]
     for i in range(touched):
         link = links.touched[i]
         mark[link] = MIXED if wanted[link] < links.members[link] else OURS
@@ -181,13 +183,13 @@ def _lowest_share(links: LinkCapacities, open_links: int) -> tuple[int, int]:
 def _take_link(flows: Flows, places: Places, links: LinkCapacities, full: int, level: int) -> int:
     """Give all flows of a full link that have none yet the rate ``level``; return how many."""
     taken = 0
-    at = links.head[full]
-    while at >= 0:
-        flow = places.flow[at]
+    place = links.head[full]
+    while place >= 0:
+        flow = places.flow[place]
         if flows.mark[flow] == FREE:
             _take(flows, places, links, flow, level, full)
             taken += 1
-        at = places.after[at]
+        place = places.after[place]
     return taken
 
 
@@ -197,8 +199,8 @@ def _take(flows: Flows, places: Places, links: LinkCapacities, flow: int, level:
     flows.fair[flow] = level
     flows.limit[flow] = limit
     start = flow * places.width
-    for at in range(start, start + flows.links[flow]):
-        link, weight = places.link[at], places.weight[at]
+    for place in range(start, start + flows.links[flow]):
+        link, weight = places.link[place], places.weight[place]
         left = links.wanted[link] - weight
         room = links.room[link] - weight * level
         links.wanted[link] = left
@@ -207,7 +209,7 @@ def _take(flows: Flows, places: Places, links: LinkCapacities, flow: int, level:
             links.share[link] = room // left
 
 
-def _widen(flows: Flows, places: Places, links: LinkCapacities, count: int, touched: int) -> int:
+def _add_affected(flows: Flows, places: Places, links: LinkCapacities, count: int, touched: int) -> int:
     """Free the flows whose rates can no longer stand; return the new count.
 
     A flow above one that the same link limits, or limited by a link that has room or a faster flow. One unit
@@ -216,27 +218,27 @@ def _widen(flows: Flows, places: Places, links: LinkCapacities, count: int, touc
     for i in range(touched):
         link = links.touched[i]
         if links.mark[link] == MIXED:
-            count = _widen_link(flows, places, links, link, count)
+            count = _add_affected_of_link(flows, places, links, link, count)
     return count
 
 
-def _widen_link(flows: Flows, places: Places, links: LinkCapacities, link: int, count: int) -> int:
+def _add_affected_of_link(flows: Flows, places: Places, links: LinkCapacities, link: int, count: int) -> int:
     """Free the flows on a link that can no longer stand; return the new count."""
     rate, limit, mark = flows.rate, flows.limit, flows.mark
     held, lowest, highest = 0, _HIGHEST, 0
-    at = links.head[link]
-    while at >= 0:
-        flow = places.flow[at]
+    place = links.head[link]
+    while place >= 0:
+        flow = places.flow[place]
         if limit[flow] == link:
-            held += places.weight[at]
+            held += places.weight[place]
         if mark[flow] == FILLED:
             highest = max(highest, flows.fair[flow])
             if limit[flow] == link:
                 lowest = min(lowest, flows.fair[flow])
-        at = places.after[at]
-    at = links.head[link]
-    while at >= 0:
-        flow = places.flow[at]
+        place = places.after[place]
+    place = links.head[link]
+    while place >= 0:
+        flow = places.flow[place]
         if mark[flow] == KEPT:
             above = rate[flow] > lowest + 1
             below = limit[flow] == link and (highest > rate[flow] + 1 or links.room[link] >= held)
@@ -244,5 +246,5 @@ def _widen_link(flows: Flows, places: Places, links: LinkCapacities, link: int, 
                 mark[flow] = FREED
                 flows.free[count] = flow
                 count += 1
-        at = places.after[at]
+        place = places.after[place]
     return count

@@ -84,34 +84,34 @@ def leave(running: Running, flows: Flows, slot: int) -> None:
 
 def enter_links(paths: Paths, flows: Flows, places: Places, links: LinkCapacities, path: int, slot: int) -> None:
     """Put a flow last on the links of its path; what has no path is on none."""
-    first = at = slot * places.width
+    first = place = slot * places.width
     if path >= 0:
         for entry in range(paths.ptr[path], paths.ptr[path + 1]):
             link, weight = paths.link[entry], paths.weight[entry]
-            places.link[at] = link
-            places.weight[at] = weight
-            places.flow[at] = slot
+            places.link[place] = link
+            places.weight[place] = weight
+            places.flow[place] = slot
             links.members[link] += weight
             last = links.tail[link]
-            places.before[at] = last
-            places.after[at] = -1
+            places.before[place] = last
+            places.after[place] = -1
             if last >= 0:
-                places.after[last] = at
+                places.after[last] = place
             else:
-                links.head[link] = at
-            links.tail[link] = at
-            at += 1
-    flows.links[slot] = at - first
+                links.head[link] = place
+            links.tail[link] = place
+            place += 1
+    flows.links[slot] = place - first
 
 
 def leave_links(flows: Flows, places: Places, links: LinkCapacities, slot: int) -> None:
     """Take a flow off its links."""
     first = slot * places.width
-    for at in range(first, first + flows.links[slot]):
-        link, weight = places.link[at], places.weight[at]
+    for place in range(first, first + flows.links[slot]):
+        link, weight = places.link[place], places.weight[place]
         links.members[link] -= weight
         links.load[link] -= weight * flows.rate[slot]
-        before, after = places.before[at], places.after[at]
+        before, after = places.before[place], places.after[place]
         if before >= 0:
             places.after[before] = after
         else:
@@ -122,7 +122,7 @@ def leave_links(flows: Flows, places: Places, links: LinkCapacities, slot: int) 
             links.tail[link] = before
 
 
-def set_free(flows: Flows, slot: int, count: int) -> int:
+def mark_changed(flows: Flows, slot: int, count: int) -> int:
     """List a job among the ``count`` whose rates change, once; return how many those are."""
     if flows.mark[slot] != KEPT:
         return count
@@ -131,21 +131,23 @@ def set_free(flows: Flows, slot: int, count: int) -> int:
     return count + 1
 
 
-def free_limited(flows: Flows, places: Places, links: LinkCapacities, slot: int, count: int) -> int:
+def mark_limited(flows: Flows, places: Places, links: LinkCapacities, slot: int, count: int) -> int:
     """List the flows that the links of a flow limit; return how many are listed."""
     flow, after, limit = places.flow, places.after, flows.limit
     first = slot * places.width
     for own in range(first, first + flows.links[slot]):
         link = places.link[own]
-        at = links.head[link]
-        while at >= 0:
-            if limit[flow[at]] == link:
-                count = set_free(flows, flow[at], count)
-            at = after[at]
+        place = links.head[link]
+        while place >= 0:
+            if limit[flow[place]] == link:
+                count = mark_changed(flows, flow[place], count)
+            place = after[place]
     return count
 
 
-def meet(jobs: Jobs, running: Running, ranks: Ranks, flows: Flows, slot: int, arrives: int, count: int) -> int:
+def change_ranks(
+    jobs: Jobs, running: Running, ranks: Ranks, flows: Flows, slot: int, arrives: int, count: int
+) -> int:
     """Put a job on its ranks, or take it off, and list all that is there; return how many are listed."""
     job = running.job[slot]
     for side in range(2):
@@ -153,31 +155,31 @@ def meet(jobs: Jobs, running: Running, ranks: Ranks, flows: Flows, slot: int, ar
         if rank < 0:
             continue
         if arrives:
-            _stand_first(ranks, rank, 2 * slot + side)
+            _chain_on_rank(ranks, rank, 2 * slot + side)
         else:
-            _stand_off(ranks, rank, 2 * slot + side)
+            _unchain_from_rank(ranks, rank, 2 * slot + side)
         busy = ranks.computing if jobs.kind[job] == COMPUTATION else ranks.communicating
         busy[rank] += 1 if arrives else -1
-        at = ranks.head[rank]
-        while at >= 0:
-            count = set_free(flows, at >> 1, count)
-            at = ranks.after[at]
+        place = ranks.head[rank]
+        while place >= 0:
+            count = mark_changed(flows, place >> 1, count)
+            place = ranks.after[place]
     return count
 
 
-def _stand_first(ranks: Ranks, rank: int, at: int) -> None:
+def _chain_on_rank(ranks: Ranks, rank: int, place: int) -> None:
     """Chain a place on a rank."""
     first = ranks.head[rank]
-    ranks.before[at] = -1
-    ranks.after[at] = first
+    ranks.before[place] = -1
+    ranks.after[place] = first
     if first >= 0:
-        ranks.before[first] = at
-    ranks.head[rank] = at
+        ranks.before[first] = place
+    ranks.head[rank] = place
 
 
-def _stand_off(ranks: Ranks, rank: int, at: int) -> None:
+def _unchain_from_rank(ranks: Ranks, rank: int, place: int) -> None:
     """Unchain a place on a rank."""
-    before, after = ranks.before[at], ranks.after[at]
+    before, after = ranks.before[place], ranks.after[place]
     if before >= 0:
         ranks.after[before] = after
     else:

@@ -72,7 +72,7 @@ def _lane(row, k, other, ranks, kinds, parts, mode, lanes):
     return 1 if mode == PER_RANK else 0
 
 
-def place_rows(rows, costs, routes, cursor, place, found, out, task, sender_row):
+def place_rows(rows, costs, routes, cursor, place, ends, out, task, sender_row):
     """Move each row to its lane with its bytes, duration, lag and fork, and note where it went.
 
     ``task``'s columns of bytes, lags and collectives come zeroed. Of calls, ``twin`` (-1 before) becomes the
@@ -97,127 +97,127 @@ def place_rows(rows, costs, routes, cursor, place, found, out, task, sender_row)
         for row in range(row_ptr[rank], row_ptr[rank + 1]):
             k = kind[row]
             key = rank * lanes.width + _lane(row, k, lanes.peer[row], graph.ranks, kinds, parts, rules.mode, lanes)
-            at = cursor[key]
-            cursor[key] = at + 1
-            place[row] = at
-            if at % LINE == 0:
-                _fetch_ahead(at, out, task)
-            out_kind[at] = k
-            out_stage[at] = stage[row]
-            out_microbatch[at] = microbatch[row]
-            out_span[at] = span[row]
-            out_pair[at] = pair[row]
-            task.fork[at] = compute
+            index = cursor[key]
+            cursor[key] = index + 1
+            place[row] = index
+            if index % LINE == 0:
+                _fetch_ahead(index, out, task)
+            out_kind[index] = k
+            out_stage[index] = stage[row]
+            out_microbatch[index] = microbatch[row]
+            out_span[index] = span[row]
+            out_pair[index] = pair[row]
+            task.fork[index] = compute
             if in_parts and parts.release[row] != -1:
-                task.fork[at] = -1 if parts.release[row] == NO_FORK else place[parts.release[row]]
+                task.fork[index] = -1 if parts.release[row] == NO_FORK else place[parts.release[row]]
             if role[k] == SENDS or role[k] == RECEIVES:
-                _place_message(row, rank, at, rows, costs, routes, found, task, sender_row)
+                _place_message(row, rank, index, rows, costs, routes, ends, task, sender_row)
                 if rules.mode == ON_COMPUTE:
-                    behind = at
+                    behind = index
             elif in_parts and parts.stream[row] >= 0:
-                _place_part(row, at, parts, routes, task)
+                _place_segment(row, index, parts, routes, task)
                 if parts.number[row] == 0:
-                    _note(row, at, cells, graph, kinds, found)
+                    _record_results(row, index, cells, graph, kinds, ends)
                 if parts.stream[row] == COMPUTE_STREAM:
-                    compute = behind = at
-                    task.fork[at] = -1
+                    compute = behind = index
+                    task.fork[index] = -1
                 elif parts.release[row] == -1:
-                    task.fork[at] = behind
+                    task.fork[index] = behind
             else:
-                _place_action(row, at, cells, graph, costs, task)
+                _place_action(row, index, cells, graph, costs, task)
                 if role[k] == COMPUTES:
-                    compute = behind = at
-                    task.fork[at] = -1
-                    _note(row, at, cells, graph, kinds, found)
+                    compute = behind = index
+                    task.fork[index] = -1
+                    _record_results(row, index, cells, graph, kinds, ends)
 
 
-def _fetch_ahead(at, out, task):
+def _fetch_ahead(index, out, task):
     """Have near what comes on a lane two lines of memory later: meanwhile other lanes go on."""
     fetch(
-        at + AHEAD, task.size_bytes, task.duration_ns, task.lag_ns, task.fork, task.path,
+        index + AHEAD, task.size_bytes, task.duration_ns, task.lag_ns, task.fork, task.path,
         out.kind, out.stage, out.microbatch, out.span, out.pair,
     )  # fmt: skip
 
 
-def _place_message(row, rank, at, rows, costs, routes, found, task, sender_row):
+def _place_message(row, rank, index, rows, costs, routes, ends, task, sender_row):
     """Give one end of a message its path, bytes, duration and lag."""
     cells, graph, kinds, rules = rows.cells, rows.graph, rows.kinds, rows.rules
     k, u, n, e = cells.kind[row], cells.microbatch[row], cells.span[row], rows.edge[row]
     sends = kinds.role[k] == SENDS
     other = rows.lanes.peer[row]
     path = routes.pair_of[rank * graph.ranks + other] if sends else routes.pair_of[other * graph.ranks + rank]
-    way = (0 if kinds.direction[k] == FORWARD else graph.edges) + e
-    index = way * graph.microbatches + u
+    directed_edge = (0 if kinds.direction[k] == FORWARD else graph.edges) + e
+    message = directed_edge * graph.microbatches + u
     if routes.ways > 1:
-        path += (index + 1) * MIX_FIRST % MODULUS * MIX_SECOND % MODULUS % routes.ways
-    carried = costs.boundary_bytes[way] * n
+        path += (message + 1) * MIX_FIRST % MODULUS * MIX_SECOND % MODULUS % routes.ways
+    carried = costs.boundary_bytes[directed_edge] * n
     if costs.classes > 1:
         carried = 0
         for i in range(u, u + n):
-            carried += costs.boundary_bytes[costs.class_of[i] * 2 * graph.edges + way]
+            carried += costs.boundary_bytes[costs.class_of[i] * 2 * graph.edges + directed_edge]
     took = routes.overhead_ns[path]
     if routes.rate_kbps[path] > 0:
         took += (carried * BYTE + routes.rate_kbps[path] - 1) // routes.rate_kbps[path]
     own = rules.receive == OWN_TASK or (rules.receive == RENDEZVOUS and carried <= rules.eager_bytes)
-    task.size_bytes[at] = carried
-    task.path[at] = path
-    task.duration_ns[at] = took + routes.latency_ns[path] if own and not sends else took
+    task.size_bytes[index] = carried
+    task.path[index] = path
+    task.duration_ns[index] = took + routes.latency_ns[path] if own and not sends else took
     if not own:
-        task.lag_ns[at] = routes.latency_ns[path]
+        task.lag_ns[index] = routes.latency_ns[path]
     if rules.called:
-        _meet(index, at, sends, found, sender_row)
+        _match_sides(message, index, sends, ends, sender_row)
     elif not sends:
         for i in range(n):
-            found.recv_at[index + i] = at
+            ends.recv_at[message + i] = index
 
 
-def _meet(index, at, sends, found, sender_row):
+def _match_sides(message, index, sends, ends, sender_row):
     """Let the second side of a message that is placed find the first, a sender's as -2 - its place."""
-    other = found.recv_at[index]
+    other = ends.recv_at[message]
     if other == NOWHERE:
-        found.recv_at[index] = NOWHERE - 1 - at if sends else at
+        ends.recv_at[message] = NOWHERE - 1 - index if sends else index
     elif sends:
-        sender_row[other] = at
+        sender_row[other] = index
     else:
-        sender_row[at] = NOWHERE - 1 - other
+        sender_row[index] = NOWHERE - 1 - other
 
 
-def _place_action(row, at, cells, graph, costs, task):
+def _place_action(row, index, cells, graph, costs, task):
     """Give a whole action its duration."""
     cost = cells.kind[row] * graph.stages + cells.stage[row]
     n = cells.span[row]
-    task.path[at] = -1
+    task.path[index] = -1
     if costs.classes == 1 or cells.microbatch[row] < 0:
-        task.duration_ns[at] = costs.duration_ns[cost] * n
+        task.duration_ns[index] = costs.duration_ns[cost] * n
         if costs.collective_ns[cost] > 0:
-            task.collective_ns[at] = costs.collective_ns[cost] * n
+            task.collective_ns[index] = costs.collective_ns[cost] * n
         return
-    task.duration_ns[at] = 0
+    task.duration_ns[index] = 0
     for u in range(cells.microbatch[row], cells.microbatch[row] + n):
         here = costs.class_of[u] * costs.width + cost
-        task.duration_ns[at] += costs.duration_ns[here]
-        task.collective_ns[at] += costs.collective_ns[here]
+        task.duration_ns[index] += costs.duration_ns[here]
+        task.collective_ns[index] += costs.collective_ns[here]
 
 
-def _place_part(row, at, parts, routes, task):
+def _place_segment(row, index, parts, routes, task):
     """Give a segment its duration, and its path where its bytes go over a link."""
-    task.size_bytes[at] = parts.size_bytes[row]
-    task.duration_ns[at] = parts.duration_ns[row]
-    task.path[at] = -1
+    task.size_bytes[index] = parts.size_bytes[row]
+    task.duration_ns[index] = parts.duration_ns[row]
+    task.path[index] = -1
     if parts.path[row] >= 0:
         path = routes.first_link + parts.path[row] * routes.ways
-        task.path[at] = path
-        task.lag_ns[at] = routes.latency_ns[path]
-        task.duration_ns[at] -= routes.latency_ns[path]
+        task.path[index] = path
+        task.lag_ns[index] = routes.latency_ns[path]
+        task.duration_ns[index] -= routes.latency_ns[path]
 
 
-def _note(row, at, cells, graph, kinds, found):
+def _record_results(row, index, cells, graph, kinds, ends):
     """Note where a stage makes what other stages need."""
-    way = kinds.feeds[cells.kind[row]]
-    if way >= 0:
-        base = (way * graph.stages + cells.stage[row]) * graph.microbatches
+    directed_edge = kinds.feeds[cells.kind[row]]
+    if directed_edge >= 0:
+        base = (directed_edge * graph.stages + cells.stage[row]) * graph.microbatches
         for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
-            found.made_at[base + u] = at
+            ends.made_at[base + u] = index
 
 
 LINE = 8

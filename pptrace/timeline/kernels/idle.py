@@ -63,7 +63,7 @@ def attribute_idle(
 
     ``whole`` is when this replica's gradients of each stage were, -1 where no other replica is known.
     """
-    found = 0
+    count = 0
     for rank in range(len(compute_lane)):
         lane = reduce_lane[rank]
         begin, end = (lane_ptr[lane], lane_ptr[lane + 1]) if lane >= 0 else (0, 0)
@@ -78,18 +78,18 @@ def attribute_idle(
             until = rows.start[row] if row < high else closed
             if until > free:
                 if first < row <= last:
-                    found = _book_hole(
-                        row, free, until, rank, cells, rows, graph, kinds, index, found, spent.idle, waits
+                    count = _book_hole(
+                        row, free, until, rank, cells, rows, graph, kinds, index, count, spent.idle, waits
                     )
                 elif row <= first:
                     released = rows.cause[row] if row < high else -1
-                    found = _book(rank, FILL, free, until, released, found, spent.idle, waits)
+                    count = _book(rank, FILL, free, until, released, count, spent.idle, waits)
                 else:
-                    found = _book_end(rank, free, until, begin, end, cells, rows, whole, found, spent.idle, waits)
+                    count = _book_end(rank, free, until, begin, end, cells, rows, whole, count, spent.idle, waits)
             if row < high:
-                found = _book_row(row, first, last, rank, cells, rows, kinds, found, spent, waits)
+                count = _book_row(row, first, last, rank, cells, rows, kinds, count, spent, waits)
                 free = rows.end[row]
-    return found
+    return count
 
 
 def _working(low, high, cells, kinds):
@@ -104,21 +104,21 @@ def _working(low, high, cells, kinds):
     return first, last
 
 
-def _book(rank, cause, since, until, row, found, idle, waits):
+def _book(rank, cause, since, until, row, count, idle, waits):
     """Book a wait, where it has a length; return how many there are then."""
     if until > since:
         idle[rank * CAUSES + cause] += until - since
-        if found < len(waits.start):
-            waits.rank[found] = rank
-            waits.cause[found] = cause
-            waits.start[found] = since
-            waits.end[found] = until
-            waits.row[found] = row
-        found += 1
-    return found
+        if count < len(waits.start):
+            waits.rank[count] = rank
+            waits.cause[count] = cause
+            waits.start[count] = since
+            waits.end[count] = until
+            waits.row[count] = row
+        count += 1
+    return count
 
 
-def _book_end(rank, free, until, begin, end, cells, rows, whole, found, idle, waits):
+def _book_end(rank, free, until, begin, end, cells, rows, whole, count, idle, waits):
     """Book a hole behind a rank's last action; reductions are ``begin`` to ``end``.
 
     One that no row of this replica released waited for others from when its own gradients were whole.
@@ -129,44 +129,44 @@ def _book_end(rank, free, until, begin, end, cells, rows, whole, found, idle, wa
         own = since
         if rows.cause[r] < 0 and whole[cells.stage[r]] >= 0:
             own = min(max(whole[cells.stage[r]], free), since)
-        found = _book(rank, DRAIN, free, own, -1, found, idle, waits)
-        found = _book(rank, SLOWER_REPLICA, own, since, r, found, idle, waits)
-        found = _book(rank, REDUCTION, since, done, r, found, idle, waits)
+        count = _book(rank, DRAIN, free, own, -1, count, idle, waits)
+        count = _book(rank, SLOWER_REPLICA, own, since, r, count, idle, waits)
+        count = _book(rank, REDUCTION, since, done, r, count, idle, waits)
         free = max(done, free)
-    return _book(rank, DRAIN, free, until, -1, found, idle, waits)
+    return _book(rank, DRAIN, free, until, -1, count, idle, waits)
 
 
-def _book_row(row, first, last, rank, cells, rows, kinds, found, spent, waits):
+def _book_row(row, first, last, rank, cells, rows, kinds, count, spent, waits):
     """Book the time of a row of the compute stream: messages on it are no work."""
     took = rows.end[row] - rows.start[row]
     if kinds.role[cells.kind[row]] == COMPUTES:
         spent.busy[rank] += took
         spent.communicated[rank] += rows.collective[row]
     elif row < first:
-        found = _book(rank, FILL, rows.start[row], rows.end[row], row, found, spent.idle, waits)
+        count = _book(rank, FILL, rows.start[row], rows.end[row], row, count, spent.idle, waits)
     elif row > last:
-        found = _book(rank, DRAIN, rows.start[row], rows.end[row], row, found, spent.idle, waits)
+        count = _book(rank, DRAIN, rows.start[row], rows.end[row], row, count, spent.idle, waits)
     else:
         carried = rows.start[row] + min(took, rows.uncontended[row])
-        found = _book(rank, TRANSFER, rows.start[row], carried, row, found, spent.idle, waits)
-        found = _book(rank, CONTENTION, carried, rows.end[row], row, found, spent.idle, waits)
-    return found
+        count = _book(rank, TRANSFER, rows.start[row], carried, row, count, spent.idle, waits)
+        count = _book(rank, CONTENTION, carried, rows.end[row], row, count, spent.idle, waits)
+    return count
 
 
-def _book_hole(row, free, until, rank, cells, rows, graph, kinds, index, found, idle, waits):
+def _book_hole(row, free, until, rank, cells, rows, graph, kinds, index, count, idle, waits):
     """Book the hole before a row between a rank's first and last action.
 
     What ended it was made until ``ready``, was under way from ``since`` to ``arrived``, and held up otherwise.
     """
     role = kinds.role[cells.kind[row]]
     under_way, longer = TRANSFER, CONTENTION
-    maker = -1
+    producer = -1
     by = rows.cause[row]
     ready, since, arrived, alone = free, until, until, 0
     if role == RECEIVES:
         # On the compute stream: its sender was not ready.
-        made = _ready(row, cells, rows, graph, kinds, index)
-        ready = min(max(made, free), until) if made >= 0 else until
+        ready_ns = _ready(row, cells, rows, graph, kinds, index)
+        ready = min(max(ready_ns, free), until) if ready_ns >= 0 else until
     elif role != SENDS:
         released = by if by >= 0 else row
         other = kinds.role[cells.kind[released]]
@@ -176,7 +176,7 @@ def _book_hole(row, free, until, rank, cells, rows, graph, kinds, index, found, 
             if other == MEETS:
                 under_way, longer = REDUCTION, REDUCTION
         else:
-            message, maker = _last_message(row, cells, rows, graph, kinds, index)
+            message, producer = _last_message(row, cells, rows, graph, kinds, index)
             if message < 0 and (other == SENDS or other == RECEIVES):
                 message = released  # it needs none, but its rank waits for one of its own
             ready = until
@@ -185,54 +185,54 @@ def _book_hole(row, free, until, rank, cells, rows, graph, kinds, index, found, 
                 arrived = min(max(rows.end[message] + rows.lag[message], free), until)
                 since = min(max(rows.start[message], free), arrived)
                 alone = rows.uncontended[message] + rows.lag[message]
-                ready = min(max(rows.end[maker] if maker >= 0 else since, free), since)
+                ready = min(max(rows.end[producer] if producer >= 0 else since, free), since)
     carried = min(since + alone, arrived)
-    found = _book(rank, PEER_COMPUTE, free, ready, maker if maker >= 0 else by, found, idle, waits)
-    found = _book(rank, HEAD_OF_LINE, ready, since, by, found, idle, waits)
-    found = _book(rank, under_way, since, carried, by, found, idle, waits)
-    found = _book(rank, longer, carried, arrived, by, found, idle, waits)
-    return _book(rank, HEAD_OF_LINE, arrived, until, by, found, idle, waits)
+    count = _book(rank, PEER_COMPUTE, free, ready, producer if producer >= 0 else by, count, idle, waits)
+    count = _book(rank, HEAD_OF_LINE, ready, since, by, count, idle, waits)
+    count = _book(rank, under_way, since, carried, by, count, idle, waits)
+    count = _book(rank, longer, carried, arrived, by, count, idle, waits)
+    return _book(rank, HEAD_OF_LINE, arrived, until, by, count, idle, waits)
 
 
 def _ready(row, cells, rows, graph, kinds, index):
     """Return when what a receive brings was computed, -1 where that is not known."""
     s = cells.stage[row]
-    way = 0 if kinds.direction[cells.kind[row]] == FORWARD else 1
-    ptr = graph.pred_ptr if way == 0 else graph.succ_ptr
+    direction = 0 if kinds.direction[cells.kind[row]] == FORWARD else 1
+    ptr = graph.pred_ptr if direction == 0 else graph.succ_ptr
     ready = -1
     for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
         for e in range(ptr[s], ptr[s + 1]):
-            maker = _maker(way, e, u, graph, index)
-            if index.recv[_place(way, e, u, graph)] == row and maker >= 0:
-                ready = max(ready, rows.end[maker])
+            producer = _producer(direction, e, u, graph, index)
+            if index.recv[_message_index(direction, e, u, graph)] == row and producer >= 0:
+                ready = max(ready, rows.end[producer])
     return ready
 
 
 def _last_message(row, cells, rows, graph, kinds, index):
     """Return the message that an action needs and that arrives last, and the row that makes it; -1 for none."""
     s = cells.stage[row]
-    way = kinds.feeds[cells.kind[row]]
+    direction = kinds.feeds[cells.kind[row]]
     message = producer = -1
-    if way < 0:
+    if direction < 0:
         return message, producer
-    ptr = graph.pred_ptr if way == 0 else graph.succ_ptr
+    ptr = graph.pred_ptr if direction == 0 else graph.succ_ptr
     for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
         for e in range(ptr[s], ptr[s + 1]):
-            at = _place(way, e, u, graph)
-            m = index.recv[at] if index.recv[at] >= 0 else index.send[at]
+            slot = _message_index(direction, e, u, graph)
+            m = index.recv[slot] if index.recv[slot] >= 0 else index.send[slot]
             if m >= 0 and (message < 0 or rows.end[m] + rows.lag[m] > rows.end[message] + rows.lag[message]):
                 message = m
-                producer = _maker(way, e, u, graph, index)
+                producer = _producer(direction, e, u, graph, index)
     return message, producer
 
 
-def _place(way, e, microbatch, graph):
+def _message_index(direction, e, microbatch, graph):
     """Return the place of a microbatch's message over an edge to a stage from what it needs."""
-    edge = graph.pred_edge[e] if way == 0 else graph.edges + graph.succ_edge[e]
+    edge = graph.pred_edge[e] if direction == 0 else graph.edges + graph.succ_edge[e]
     return edge * graph.microbatches + microbatch
 
 
-def _maker(way, e, microbatch, graph, index):
+def _producer(direction, e, microbatch, graph, index):
     """Return the row that makes that message."""
-    stage = graph.pred[e] if way == 0 else graph.stages + graph.succ[e]
+    stage = graph.pred[e] if direction == 0 else graph.stages + graph.succ[e]
     return index.made[stage * graph.microbatches + microbatch]

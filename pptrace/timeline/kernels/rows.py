@@ -45,28 +45,28 @@ def index_rows(lane_ptr, lane_rank, lane_peer, cells, start, size, graph, kinds,
                 for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
                     index.made[base + u] = row
             elif role[k] == SENDS or role[k] == RECEIVES:
-                found = _find_message(row, lane_rank[lane], lane_peer[lane], cells, graph, kinds, index)
-                unsure = unsure or found == SEVERAL
-                _index_message(row, found, cells, kinds, index)
+                match = _find_message(row, lane_rank[lane], lane_peer[lane], cells, graph, kinds, index)
+                unsure = unsure or match == SEVERAL
+                _index_message(row, match, cells, kinds, index)
     if not unsure:
         return
     for lane in range(len(lane_ptr) - 1):
         for row in range(lane_ptr[lane], lane_ptr[lane + 1]):
             if role[cells.kind[row]] == RECEIVES:
-                found = _first_sent(row, lane_rank[lane], lane_peer[lane], cells, start, size, graph, kinds, index)
-                _index_message(row, found, cells, kinds, index)
+                match = _first_sent(row, lane_rank[lane], lane_peer[lane], cells, start, size, graph, kinds, index)
+                _index_message(row, match, cells, kinds, index)
 
 
-def _index_message(row, found, cells, kinds, index):
+def _index_message(row, match, cells, kinds, index):
     """Note a message's row from a place on."""
-    if found < 0:
+    if match < 0:
         return
     sends = kinds.role[cells.kind[row]] == SENDS
-    for at in range(found, found + cells.span[row]):
+    for slot in range(match, match + cells.span[row]):
         if sends:
-            index.send[at] = row
-        elif index.recv[at] < 0:
-            index.recv[at] = row
+            index.send[slot] = row
+        elif index.recv[slot] < 0:
+            index.recv[slot] = row
 
 
 def _find_message(row, rank, peer, cells, graph, kinds, index):
@@ -76,7 +76,7 @@ def _find_message(row, rank, peer, cells, graph, kinds, index):
     forward = kinds.direction[k] == FORWARD
     down = sends == forward
     ptr = graph.succ_ptr if down else graph.pred_ptr
-    found = -1
+    match = -1
     for e in range(ptr[s], ptr[s + 1]):
         other = graph.stage_rank[
             graph.microbatch_route[u] * graph.stages + (graph.succ[e] if down else graph.pred[e])
@@ -84,14 +84,14 @@ def _find_message(row, rank, peer, cells, graph, kinds, index):
         if other < 0 or other == rank or (peer >= 0 and other != peer):
             continue
         edge = graph.succ_edge[e] if down else graph.pred_edge[e]
-        at = ((0 if forward else graph.edges) + edge) * graph.microbatches + u
+        slot = ((0 if forward else graph.edges) + edge) * graph.microbatches + u
         if not sends:
-            if found >= 0:
+            if match >= 0:
                 return SEVERAL
-            found = at
-        elif found < 0 and index.send[at] < 0:
-            found = at
-    return found
+            match = slot
+        elif match < 0 and index.send[slot] < 0:
+            match = slot
+    return match
 
 
 def _first_sent(row, rank, peer, cells, start, size, graph, kinds, index):
@@ -100,7 +100,7 @@ def _first_sent(row, rank, peer, cells, start, size, graph, kinds, index):
     send = index.send
     forward = kinds.direction[cells.kind[row]] == FORWARD
     ptr = graph.pred_ptr if forward else graph.succ_ptr
-    found = -1
+    match = -1
     for e in range(ptr[s], ptr[s + 1]):
         other = graph.stage_rank[
             graph.microbatch_route[u] * graph.stages + (graph.pred[e] if forward else graph.succ[e])
@@ -108,12 +108,12 @@ def _first_sent(row, rank, peer, cells, start, size, graph, kinds, index):
         if other < 0 or other == rank or (peer >= 0 and other != peer):
             continue
         edge = graph.pred_edge[e] if forward else graph.edges + graph.succ_edge[e]
-        at = edge * graph.microbatches + u
-        if index.recv[at] >= 0 or send[at] < 0 or size[send[at]] != size[row]:
+        slot = edge * graph.microbatches + u
+        if index.recv[slot] >= 0 or send[slot] < 0 or size[send[slot]] != size[row]:
             continue
-        if found < 0 or start[send[at]] < start[send[found]]:
-            found = at
-    return found
+        if match < 0 or start[send[slot]] < start[send[match]]:
+            match = slot
+    return match
 
 
 ACTIVATION, WEIGHT_GRADIENT = int(Result.ACTIVATION), int(Result.WEIGHT_GRADIENT)
@@ -144,10 +144,10 @@ def follow_memory(compute_lane, lane_ptr, cells, start, kept, kept_weight, kinds
 
 def follow_causes(cause, last, path):
     """Walk back from ``last`` along the causes; return how many rows the path holds, last first."""
-    found = 0
+    length = 0
     row = last
-    while row >= 0 and found < len(path):
-        path[found] = row
-        found += 1
+    while row >= 0 and length < len(path):
+        path[length] = row
+        length += 1
         row = cause[row]
-    return found
+    return length
