@@ -35,13 +35,13 @@ _ENDS = KindSet({Kind.SYNC, Kind.REDUCE_GRAD})
 
 
 class CrossRankEdges(NamedTuple):
-    """What waits for other ranks and replicas."""
+    """Dependencies on other ranks and replicas."""
 
     edges: list[Pairs]
     tasks: int
-    """The step's tasks, with those through which ranks and replicas meet."""
+    """Number of tasks, synchronization tasks included."""
     released_ns: Int64s
-    """Times of the last of these tasks, one per stage; none where no replica is waited for."""
+    """Durations of the last tasks, one per stage: when other replicas have the stage's gradients; else empty."""
 
 
 def find_cross_rank_edges(
@@ -54,16 +54,16 @@ def find_cross_rank_edges(
     barrier: bool,
     stage_replicas: bool,
 ) -> CrossRankEdges:
-    """Return what the rows of a schedule wait for beside streams and messages, behind so many tasks.
+    """Return the dependencies of a schedule on other ranks, except messages.
 
     Args:
         schedule: the table.
         released_ns: when other replicas have computed each stage's gradients.
         cells: the rows, lane by lane.
-        lanes: where each lane is.
-        tasks: rows, and what else has a task of its own.
-        barrier: whether reductions wait until all is computed.
-        stage_replicas: whether they wait for all ranks that hold their stage.
+        lanes: the rows of each lane.
+        tasks: number of tasks so far; synchronization tasks get the next numbers.
+        barrier: whether reductions wait for all computation.
+        stage_replicas: whether reductions wait for all ranks that hold their stage.
     """
     hub = _wait_for_all_ranks(cells, lanes, tasks, barrier=barrier)
     holders = _wait_for_holders(cells, lanes, schedule.placement) if stage_replicas and not barrier else None
@@ -76,7 +76,7 @@ def find_cross_rank_edges(
 
 
 def add_cross_rank_tasks(task: TaskColumns, needs: CrossRankEdges) -> TaskColumns:
-    """Return the columns of all tasks: what is waited through takes no time but for that of other replicas."""
+    """Append synchronization tasks; those of other replicas take the time until their gradients are computed."""
     task = task._replace(
         duration_ns=pad_columns(task.duration_ns, needs.tasks), lag_ns=pad_columns(task.lag_ns, needs.tasks)
     )
@@ -86,7 +86,7 @@ def add_cross_rank_tasks(task: TaskColumns, needs: CrossRankEdges) -> TaskColumn
 
 
 def _wait_for_all_ranks(cells: CellColumns, lanes: Lanes, hub: int, *, barrier: bool) -> Pairs | None:
-    """Return the edges by which ranks meet, through a task ``hub``; with ``barrier``, reductions wait too."""
+    """Return edges through the task ``hub``, at which ranks synchronize; with ``barrier``, reductions wait too."""
     behind = np.flatnonzero((_ENDS if barrier else _MEETINGS).mask(cells.kind)).astype(np.int32)
     if not behind.size:
         return None
@@ -98,7 +98,7 @@ def _wait_for_all_ranks(cells: CellColumns, lanes: Lanes, hub: int, *, barrier: 
 
 
 def _last_computations(lanes: Lanes, kind: Int8s) -> Int32s:
-    """Return each rank's last row of the pipeline on its compute stream, and on those of segments."""
+    """Return each rank's last pipeline row on its compute stream, and on the streams of segments."""
     last: list[int] = []
     for lane in np.flatnonzero(np.isin(lanes.lane_stream, _COMPUTED)).tolist():
         low, high = int(lanes.lane_ptr[lane]), int(lanes.lane_ptr[lane + 1])
@@ -111,7 +111,7 @@ def _last_computations(lanes: Lanes, kind: Int8s) -> Int32s:
 
 
 def _wait_for_holders(cells: CellColumns, lanes: Lanes, placement: Placement) -> Pairs | None:
-    """Return edges to reductions of a stage from the last backward of it on the other ranks that hold it."""
+    """Return edges from a stage's last backward on each rank to its reductions on the other ranks."""
     kind, stage = cells.kind, cells.stage
     reductions = np.flatnonzero(kind == Kind.REDUCE_GRAD)
     reductions = reductions[placement.copies().sum(axis=0)[stage[reductions]] > 1]
@@ -128,13 +128,13 @@ def _wait_for_holders(cells: CellColumns, lanes: Lanes, placement: Placement) ->
 
 
 def _wait_for_replicas(cells: CellColumns, released_ns: Int64s, first: int, *, barrier: bool) -> Pairs | None:
-    """Return the edges by which reductions and meetings wait for other replicas, through a task for each stage.
+    """Return edges to reductions and synchronizations from one task per stage that stands for other replicas.
 
     Args:
         cells: the rows.
-        released_ns: when the others have computed each stage's gradients.
+        released_ns: when other replicas have computed each stage's gradients.
         first: the task of the first stage.
-        barrier: whether reductions wait until all is computed.
+        barrier: whether reductions wait for all computation.
     """
     if not released_ns.any():
         return None
@@ -145,7 +145,7 @@ def _wait_for_replicas(cells: CellColumns, released_ns: Int64s, first: int, *, b
 
 
 def _wait_for_actions(cells: CellColumns, waits: Sequence[Int32s], microbatches: int) -> Pairs | None:
-    """Return the edges that :attr:`Schedule.waits` asks for; of what waits, the first row does."""
+    """Return the edges of :attr:`Schedule.waits`, each to the first row of the action that waits."""
     if not waits:
         return None
     stages = int(cells.stage.max(initial=0)) + 1
@@ -164,15 +164,14 @@ def _wait_for_actions(cells: CellColumns, waits: Sequence[Int32s], microbatches:
 
 
 _LATE = (Kind.SYNC, Kind.OPTIMIZER)
-"""What comes behind all reductions of its rank, in this order."""
+"""Kinds that follow all reductions of their rank, in this order."""
 
 
 def with_epilogue(schedule: Schedule, workload: Workload, *, overlap: bool) -> Schedule:
-    """Add the reductions, meetings and optimizer updates that take time and that the table does not place itself.
+    """Add the reductions, synchronizations and optimizer updates that take time and are not in the table.
 
-    With ``overlap``, a stage's reduction is issued right behind its last backward on the rank. Else all
-    reductions, the table's own among them, are at the row's end. There each rank meets the others once, before
-    its updates.
+    With ``overlap``, a stage's reduction is issued right after its last backward on the rank. Otherwise all
+    reductions are at the end of the row. Each rank synchronizes once, before its updates.
     """
     takes = {kind: workload.duration_ns(kind) > 0 for kind in (Kind.REDUCE_GRAD, *_LATE)}
     if overlap and not any(stages.any() for stages in takes.values()):
@@ -198,7 +197,7 @@ def with_epilogue(schedule: Schedule, workload: Workload, *, overlap: bool) -> S
 
 
 def _held(schedule: Schedule, kind: Kind) -> NDArray[np.bool_]:
-    """Return which ranks have an action of a kind for which stages, shape (ranks, stages)."""
+    """Return whether each rank has an action of a kind for each stage, shape (ranks, stages)."""
     held = np.zeros((schedule.ranks, schedule.stages), dtype=bool)
     rows = np.flatnonzero(schedule.kind == kind)
     held[schedule.rank_of_row()[rows], schedule.stage[rows]] = True
@@ -214,7 +213,7 @@ def _last_backward(schedule: Schedule) -> NDArray[np.int64]:
 
 
 def _behind(schedule: Schedule, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the positions behind some rows, or behind the overlapped pairs that they belong to."""
+    """Return the positions after rows, or after the overlapped pairs of these rows."""
     starts = group_starts(schedule.pair, schedule.row_ptr)
     return np.append(starts, len(schedule))[np.searchsorted(starts, rows, side="right")]
 
@@ -240,13 +239,13 @@ class _CallColumns(NamedTuple):
     """One value per call."""
 
     waited: Int32s
-    """The first computation that waits for it, -1 for none but those that need its messages."""
+    """The first computation that waits for it, -1 if only consumers of its messages wait."""
     flags: Int8s
-    """What the kernels say of it."""
+    """Bits that :mod:`pptrace.sim.kernels.edges` defines."""
 
 
 class CallTasks(NamedTuple):
-    """A program's calls; nothing where there is none."""
+    """Calls of a program, and their tasks; empty without a program."""
 
     calls: _Calls = _Calls(
         of_row=_NONE, before=_NONE, communicator=_NONE, waited=_NONE, further=_NONE.astype(np.int8),
@@ -254,18 +253,18 @@ class CallTasks(NamedTuple):
     )  # fmt: skip
     known: _CallColumns = _CallColumns(_NONE, np.zeros(0, dtype=np.int8))
     tasks: int = 0
-    """Tasks that begin and end calls."""
+    """Number of tasks that start and end calls."""
     edges: int = 0
-    """A bound of the edges of calls."""
+    """Upper bound of the number of edges of calls."""
 
 
 def find_call_tasks(issued: IssueOrder, place: Int32s, fork: Int32s) -> CallTasks:
-    """Return what the kernels need of an issue order's calls.
+    """Classify the calls of an issue order.
 
     Args:
         issued: the issue order.
-        place: of each issued row.
-        fork: of each place, the computation before it.
+        place: index of each issued row.
+        fork: the computation before each of these indices.
     """
     if issued.calls is None:
         return CallTasks()
@@ -286,9 +285,9 @@ def find_call_tasks(issued: IssueOrder, place: Int32s, fork: Int32s) -> CallTask
 
 
 def _most_edges(issued: IssueOrder, calls: Issue, flags: Int8s) -> int:
-    """Return a bound of the edges of calls, but for those of their own tasks' beginnings and ends.
+    """Return an upper bound of the number of edges of calls, without the edges of their start and end tasks.
 
-    Each end of a message waits for its rank's computation and is waited for; a send may follow another one.
+    Each end of a message waits for its rank's computation and has a successor. A send may follow another send.
     """
     messages, consumers = int(calls.sent.sum()), 0
     if calls.further.any():

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRoutes:
-    """Pairs of ranks with messages, what lies between them, and the paths of bytes over single links behind."""
+    """Pairs of ranks that exchange messages, and their paths; after these, the paths over single links."""
 
     source: Int32s
     target: Int32s
@@ -69,7 +69,7 @@ class RankRoutes:
 
 
 def find_routes(ranks: int, lanes: Lanes, network: Network, links: Sequence[str]) -> RankRoutes:
-    """Ask the network about every pair of ranks with a message; put paths over single ``links`` behind."""
+    """Query the network once for all pairs of ranks with a message; append paths over single ``links``."""
     pairs = np.flatnonzero(lanes.sends_to)
     source, target = (pairs // ranks).astype(np.int32), (pairs % ranks).astype(np.int32)
     paths = network.paths(source, target)
@@ -96,11 +96,11 @@ _RECEIVE = {
 }
 
 
-_IN_CALLS = KindSet(COMPUTE | COMMUNICATION)  # what has no edges but those of calls, where there are any
+_IN_CALLS = KindSet(COMPUTE | COMMUNICATION)  # kinds whose edges are those of calls, with a program
 
 
 class _Rows(NamedTuple):
-    """Where the issued rows went, and their columns there."""
+    """Issued rows in the order of lanes, and their columns."""
 
     place: Int32s
     """Index of each issued row."""
@@ -123,16 +123,16 @@ def lower(
     times: ActionTimes | None = None,
     made_at: Int32s | None = None,
 ) -> TaskGraph:
-    """Return the task graph of a schedule that has been validated, as have its costs.
+    """Return the task graph of a validated schedule with validated costs.
 
-    With ``barrier``, no gradient is reduced before every rank has computed its last one; with ``stage_replicas``,
-    none before all ranks that hold its stage have. Ranks meet when all have computed. With ``slows``, computation
-    and communication that run beside each other do so in rows of their own. ``made_at``: see :func:`issue`.
+    With ``barrier``, no gradient is reduced before every rank has computed its last one. With ``stage_replicas``,
+    no gradient is reduced before all ranks that hold its stage have computed it. With ``slows``, concurrent
+    computation and communication get separate rows. ``made_at``: see :func:`issue`.
 
     Raises:
-        DeadlockError: a rank needs what it computes later itself, or no order of messages exists.
-        ScheduleError: the times could pass 2**62 ns.
-        PluginError: the network's answer cannot be used.
+        DeadlockError: a rank needs a result that it computes later, or no order of messages exists.
+        ScheduleError: the times could exceed 2**62 ns.
+        PluginError: the network returns invalid paths.
     """
     issued = issue(schedule, policy, made_at)
     graph = graph_of(issued.placement)
@@ -167,7 +167,7 @@ def lower(
         edges = add_recompute_edges(edges, placed.cells, placed.ends.made_at, graph.stages)
     parts, routes = expansion.placed(placed.place), lowering_of.routes
     ends, cells, task = {name: getattr(lanes, name) for name in LANE_COLUMNS}, placed.cells, placed.task
-    del issued, expansion, lanes, lowering_of, placed  # which take as much memory as the graph
+    del issued, expansion, lanes, lowering_of, placed  # frees as much memory as the graph takes
     task = add_cross_rank_tasks(task, needs)
     following, following_peer = chain_streams(ends, linked, needs.tasks, rules)
     if parts is not None and policy.blocks:
@@ -181,7 +181,7 @@ def lower(
 
 
 def _rules(issued: IssueOrder, lanes: Lanes, policy: Policy) -> Rules:
-    """Return what a policy means to the kernels."""
+    """Return a policy as a record of kernels."""
     return Rules(
         mode=lanes.mode, receive=_RECEIVE.get(policy.name, codes.NO_RECEIVE),
         batched=int(policy.name is PolicyName.BATCHED and issued.calls is None), eager_bytes=policy.largest_eager,
@@ -191,7 +191,7 @@ def _rules(issued: IssueOrder, lanes: Lanes, policy: Policy) -> Rules:
 
 @dataclass(frozen=True, slots=True)
 class _Lowering:
-    """What the kernels are told of one step."""
+    """Inputs of the lowering kernels for one step."""
 
     issued: IssueOrder
     expansion: Expansion
@@ -202,12 +202,12 @@ class _Lowering:
 
     @property
     def tasks(self) -> int:
-        """Rows, and the launches and joins of batches."""
+        """Number of rows, batch launches and batch joins."""
         return len(self.issued) + (2 * self.lanes.groups if self.rules.batched else 0)
 
     @property
     def columns(self) -> RowColumns:
-        """The rows as kernels read them."""
+        """The rows as a record of kernels."""
         issued = self.issued
         return RowColumns(
             issued.row_ptr, issued.cells, issued.edge, self.graph, TABLE, self.expansion.columns,
@@ -215,14 +215,14 @@ class _Lowering:
         )  # fmt: skip
 
     def place(self, workload: Workload) -> _Rows:
-        """Give every row its place on its lane, and its costs."""
+        """Assign every row its index on its lane, and its costs."""
         rows, graph = len(self.issued), self.graph
         messages = 2 * graph.edges * graph.microbatches if self.rules.receive else 0
         ends = Endpoints(made_at=unset(2 * graph.stages * graph.microbatches), recv_at=unset(messages))
         out = CellColumns(*empty_columns(rows, *(values.dtype.type for values in self.issued.cells)))
         (place,), (path, fork) = empty_columns(rows, np.int32), empty_columns(rows, np.int32, np.int32)
         duration, lag, size, collective = empty_columns(self.tasks + 1, *[np.int64] * 4)
-        # What has no row takes no time: batches, and the task behind which ranks meet.
+        # Tasks without a row take no time: batches and synchronizations.
         for values in (duration[rows:], lag, size, collective):
             values[:] = 0
         task = TaskColumns(
@@ -239,17 +239,17 @@ class _Lowering:
         return placed
 
     def link(self, placed: _Rows, called: CallTasks, needs: Sequence[Pairs], tasks: int) -> Linked | None:
-        """Collect what waits for what, ``needs`` too, among so many tasks.
+        """Return the dependencies among ``tasks`` tasks, ``needs`` included.
 
         Returns:
-            None where a rank needs what it computes later.
+            None if a rank needs a result that it computes later.
         """
         issued, rows, rules, sender_row = self.issued, len(self.issued), self.rules, placed.sender_row
         batch_next = np.full(2 * self.lanes.groups if rules.batched else 0, -1, dtype=np.int32)
         kinds = present(issued.kind)
         bound = _most_edges(issued, kinds, self.expansion.columns, rules) + called.edges
         bound += sum(more.source.size for more in needs) + self.expansion.needs[0].size
-        pairs = Pairs(*empty_columns(bound, np.int32, np.int32))  # not all of which is touched
+        pairs = Pairs(*empty_columns(bound, np.int32, np.int32))  # an upper bound; unused memory is not touched
         edges = self._link_rows(placed, kinds, batch_next, pairs)
         if edges < 0:
             return None
@@ -270,10 +270,10 @@ class _Lowering:
         return Linked(sender_row, batch_next, Pairs(*(side[:edges] for side in pairs)), chains)
 
     def _link_rows(self, placed: _Rows, kinds: NDArray[np.intp], batch_next: Int32s, pairs: Pairs) -> int:
-        """Write the edges that neither streams nor calls imply of rows of some kinds.
+        """Write the edges of rows of some kinds that neither streams nor calls imply.
 
         Returns:
-            How many there are; -1 where a rank needs what it computes later.
+            The number of edges; -1 if a rank needs a result that it computes later.
         """
         issued, graph = self.issued, self.graph
         awaited = kinds[TABLE.awaited[kinds] == 1]
@@ -298,10 +298,10 @@ class _Lowering:
     def _link_calls(
         self, placed: _Rows, called: CallTasks, edges: int, pairs: Pairs, tasks: int
     ) -> tuple[int, tuple[Int32s, Int32s], Int32s]:
-        """Add the edges of calls behind ``edges`` others.
+        """Append the edges of calls to ``edges`` edges.
 
         Returns:
-            How many there are, what chains the calls, and each call's first task.
+            The number of edges, the chains of calls, and each call's first task.
         """
         following, following_peer = empty_chains(tasks)
         first, last = empty_columns(called.known.flags.size, np.int32, np.int32)
@@ -317,7 +317,7 @@ class _Lowering:
         return edges, (following, following_peer), first
 
     def _inside(self, place: Int32s, sender_row: Int32s, called: CallTasks, first: Int32s | None) -> Pairs:
-        """Return the edges of actions in parts; ``first`` are the first tasks of a program's calls."""
+        """Return the edges between segments; ``first`` are the first tasks of a program's calls."""
         before, behind = self.expansion.needs
         at = place[behind]
         task, launch = np.where(sender_row[at] < 0, at, sender_row[at]), np.full(at.size, -1, dtype=np.int32)
@@ -331,7 +331,7 @@ class _Lowering:
 
 
 def _most_edges(issued: IssueOrder, kinds: NDArray[np.intp], parts: PartColumns, rules: Rules) -> int:
-    """Return a bound of the edges that neither streams nor calls imply: forks, twins and consumers of each row."""
+    """Return an upper bound of the edges that neither streams nor calls imply: forks, receivers, consumers."""
     apart = _IN_CALLS if rules.called else COMPUTE
     without = sum(int(np.count_nonzero(np.equal(issued.kind, one))) for one in kinds.tolist() if one in apart)
     rows = len(issued) - without + int(np.count_nonzero(parts.stream > codes.COMPUTE_STREAM))
@@ -341,7 +341,7 @@ def _most_edges(issued: IssueOrder, kinds: NDArray[np.intp], parts: PartColumns,
 
 
 def cost_columns(workload: Workload, graph: StageGraph) -> CostColumns:
-    """Return what actions cost, by class, kind and stage, flat."""
+    """Return the costs of actions, flat over class, kind and stage."""
     classes = (workload, *workload.classes)
     by_kind = [
         [np.concatenate([per(one, kind) for kind in Kind]) for one in classes]
@@ -360,12 +360,11 @@ _OFF_MESSAGES = KindSet({Kind.UNSHARD, Kind.RESHARD, *COPIES})
 
 
 def issue(schedule: Schedule, policy: Policy, made_at: Int32s | None = None) -> IssueOrder:
-    """Put messages in their places: none between a forward computed again and what follows it, where that matters.
+    """Insert messages into the issue order. Recomputed forwards stay adjacent to their backward.
 
-    Where such forwards wait for gradients, or a program issues messages as if they were not there, they are put
-    behind the messages; so are copies, and gathers and reductions within a row, which are beside all messages: a
-    row has its messages where it would have them without these. Where results are made may be known:
-    ``made_at``, of each activation, then of each gradient.
+    The position of messages does not depend on copies, gathers and reductions within a row, or on recomputed
+    forwards that wait for gradients or that a program ignores: these are inserted after the messages. ``made_at``
+    is the row of each activation, then of each gradient, if known.
 
     Raises:
         ScheduleError: no order of messages lets every action run.
@@ -387,7 +386,7 @@ def issue(schedule: Schedule, policy: Policy, made_at: Int32s | None = None) -> 
 
 
 def _rows_off_messages(schedule: Schedule) -> NDArray[np.int64]:
-    """Return copies, gathers, and reductions of single microbatches, where a computation of their rank follows."""
+    """Return copies, gathers, and reductions of single microbatches that a computation of their rank follows."""
     kind = schedule.kind
     reduces = np.equal(kind, int(Kind.REDUCE_GRAD))  # a member itself would widen the column
     reduced = np.flatnonzero(reduces)
@@ -417,7 +416,7 @@ def _with_messages(schedule: Schedule, policy: Policy, made_at: Int32s | None = 
 def _insert_rows(
     issued: IssueOrder, recomputes: CellColumns, behind: NDArray[np.integer], *, waits: bool
 ) -> IssueOrder:
-    """Put forwards that are computed again each before the computation that is the ``behind``-th of all."""
+    """Insert each recomputed forward before the computation number ``behind``."""
     at = np.flatnonzero(COMPUTE.mask(issued.kind))[behind]
     place = at + np.arange(at.size)
     row = np.insert(np.arange(len(issued)), at, at)
@@ -426,7 +425,7 @@ def _insert_rows(
         column[place] = values
     edge[place] = -1
     begin = np.flatnonzero(~np.isin(np.arange(row.size), place))
-    if waits:  # what a backward waits for, so does its forward
+    if waits:  # a recomputed forward has the dependencies of its backward
         begin[_backwards(issued, recomputes)] = place
     rank = np.searchsorted(issued.row_ptr, at, side="right") - 1
     shift = np.cumsum([0, *np.bincount(rank, minlength=issued.row_ptr.size - 1)])
@@ -435,7 +434,7 @@ def _insert_rows(
 
 
 def _backwards(issued: IssueOrder, recomputes: CellColumns) -> NDArray[np.int64]:
-    """Return the row of the backward of each forward that is computed again."""
+    """Return the row of the backward of each recomputed forward."""
     width = issued.placement.microbatches
     backward = np.flatnonzero(GRADIENTS.mask(issued.kind))
     row_of = np.full(issued.placement.stages * width, -1, dtype=np.int64)
@@ -447,18 +446,18 @@ def _backwards(issued: IssueOrder, recomputes: CellColumns) -> NDArray[np.int64]
 
 
 def add_recompute_edges(edges: Pairs, cells: CellColumns, made_at: Int32s, stages: int) -> Pairs:
-    """Return edges with those from what backwards wait for to the forwards computed again before them.
+    """Add edges from the predecessors of backwards to the recomputed forwards before them.
 
     Args:
-        edges: all that no stream implies.
-        cells: what each task is, by its place.
-        made_at: where each stage makes each microbatch's activation, then its gradient.
-        stages: how many stages there are.
+        edges: all edges that no stream implies.
+        cells: the action of each task.
+        made_at: the task of each activation, then of each gradient.
+        stages: number of stages.
     """
     microbatches = made_at.size // (2 * stages)
     recomputes = np.flatnonzero(_RECOMPUTES.mask(cells.kind))[
         ::-1
-    ]  # of several segments, the first is written last
+    ]  # the first of several segments is written last
     first = np.full(max(int(made_at.max(initial=-1)), int(edges.target.max(initial=-1))) + 1, -1, dtype=np.int32)
     made = made_at.reshape(2, stages, microbatches)[1]
     for offset in range(int(cells.span[recomputes].max(initial=0))):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pptrace.steps.columns import Int8s, Int32s, Int64s
 
 FINER = 64
-"""Rates of flows count in 64ths of a kB/s, so that a share rounded down is right within 1 ppm from 50 MB/s on."""
+"""Units of a flow's rate per kB/s: shares are rounded down with an error below 1 ppm from 50 MB/s on."""
 
 _LARGEST = 2**62
 _COLLECTIVES = np.array([kind.traits.role is Role.COLLECTIVE for kind in Kind])
@@ -38,7 +38,7 @@ class Jobs:
     volume: Int64s
     """A flow's 64ths of a millionth of a byte; else thousandths of a nanosecond."""
     full_rate: Int64s
-    """The speed with nothing beside: a flow's in 64ths of a kB/s, else 1000."""
+    """The uncontended speed: of a flow in 64ths of a kB/s, else 1000."""
     overhead_ns: Int64s
     """Launch overhead before a flow's bytes."""
     path: Int32s
@@ -60,10 +60,10 @@ class Jobs:
 
 
 def find_jobs(graph: TaskGraph, shared: SharedLinks, contention: Contention) -> Jobs:
-    """Return the jobs of a task graph; none where it can run without a clock.
+    """Return the jobs of a task graph; none if it can run without a clock.
 
     Raises:
-        CostError: a message too large to be counted.
+        CostError: a message is too large.
     """
     rows, paths = graph.rows, graph.paths
     kind = np.full(rows, -1, dtype=np.int8)
@@ -113,7 +113,7 @@ def _peers(graph: TaskGraph, task: Int32s) -> Int32s:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedLinks:
-    """The links that the event kernel keeps account of, renumbered."""
+    """The links on which flows contend, renumbered."""
 
     number: Int32s
     """The network's link that each one is."""
@@ -133,11 +133,11 @@ class SharedLinks:
 
 
 def shared_links(paths: Paths, links: Links, sharing: Sharing, *, prune: bool = True) -> SharedLinks:
-    """Return the links on which messages of several pairs can meet and have less for it.
+    """Return the links on which messages of several pairs can contend.
 
-    Messages of one ordered pair follow one another, so a link that serves one pair is never shared, and where all
-    pairs' rates together do not fill a link, max-min sharing never takes from them there. Of links that the same
-    messages use alike, the tightest decides. What is left out changes no result; ``prune=False`` keeps everything.
+    Messages of one pair follow one another, so a link of a single pair is never shared. Max-min sharing
+    never limits a flow on a link that the sum of all rates does not fill. Of links that the same messages use,
+    the slowest is the bottleneck. The omitted links change no result; ``prune=False`` keeps all links.
     """
     path = np.repeat(np.arange(len(paths)), np.diff(paths.link_ptr))
     link, weight = paths.link.astype(np.int64), paths.weight.astype(np.int64)
@@ -163,7 +163,7 @@ def shared_links(paths: Paths, links: Links, sharing: Sharing, *, prune: bool = 
 def _meeting(
     paths: Paths, links: Links, path: Int64s, link: Int64s, weight: Int64s, *, by_rate: bool
 ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Return which links several pairs use and, ``by_rate``, can fill."""
+    """Return which links several pairs use and, with ``by_rate``, can fill."""
     key, entry = np.unique(path // paths.ways * len(links) + link, return_inverse=True)
     user = key % max(len(links), 1)
     several = np.bincount(user, minlength=len(links)) > 1
@@ -179,7 +179,7 @@ def _meeting(
 def _tightest(
     links: Links, path: Int64s, link: Int64s, weight: Int64s, kept: np.ndarray[tuple[int], np.dtype[np.bool_]]
 ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Return ``kept`` without the links that a tighter one, used by the same messages alike, stands for."""
+    """Return ``kept`` with only the slowest of the links that exactly the same messages use."""
     order = np.lexsort((path, link))
     order = order[kept[link[order]]]
     used = np.stack([path[order], weight[order]], axis=1)
@@ -196,21 +196,21 @@ def _tightest(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contention:
-    """What is shared, and how much computation and communication on one rank slow each other.
+    """How links are shared, and how much computation and communication on one rank slow each other.
 
-    The benchmark of Qi et al., Synergistic Tensor and Pipeline Parallelism (2025), section 3.5, is met by
-    828 and 896.
+    828 and 896 reproduce the benchmark of Qi et al., Synergistic Tensor and Pipeline Parallelism (2025),
+    section 3.5.
 
     >>> Contention().links.value
     'max-min'
     """
 
     links: Sharing = Sharing.MAX_MIN
-    """What flows that meet on a link do."""
+    """How flows share a link."""
     compute_permille: int = 1000
     """Speed of computation while its rank communicates, in thousandths."""
     communication_permille: int = 1000
-    """Speed of communication while one of its ranks computes, in thousandths; of what it could have, alone."""
+    """Speed of communication while one of its ranks computes, in thousandths of its uncontended speed."""
 
     @property
     def slows(self) -> bool:

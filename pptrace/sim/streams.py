@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 
 
 class LaneColumns(NamedTuple):
-    """Where each issued row goes."""
+    """Lane of each issued row."""
 
     peer: Int32s
     """Each message's other rank, -1 for other rows."""
     group: Int32s
-    """Each message's group of neighbours in its row, -1 for other rows; empty where nobody asks for it."""
+    """Each message's group of adjacent messages, -1 for other rows; empty without batches."""
     of_stream: Int32s
-    """The lane of each stream of which a rank has one, counted from the rank's first."""
+    """Lane of each stream, counted from the rank's first lane."""
     width: int
-    """Lanes that a rank may have: a lane's key is its rank times that and its own number."""
+    """Most lanes of a rank: a lane's key is rank * width + its number."""
 
 
 class CostColumns(NamedTuple):
-    """What actions cost, by microbatch class, kind and stage, flat."""
+    """Costs of actions, flat over microbatch class, kind and stage."""
 
     classes: int
     """Number of classes of microbatches."""
@@ -55,18 +55,18 @@ class CostColumns(NamedTuple):
     duration_ns: Int64s
     """Duration of one microbatch."""
     collective_ns: Int64s
-    """The part in which the rank's own group communicates."""
+    """The part in which tensor, context or expert parallel groups communicate."""
     boundary_bytes: Int64s
     """Bytes of one microbatch over each edge, by class, direction (forward first) and edge."""
 
 
 class RouteColumns(NamedTuple):
-    """What lies between ranks."""
+    """Paths between ranks."""
 
     pair_of: Int32s
     """Shape (ranks x ranks,): the first path from one rank to another."""
     first_link: int
-    """The first path over a single link, which segments name by their place among them."""
+    """The first path over a single link; segments name these paths by index."""
     ways: int
     """Paths of one pair, and of one link."""
     overhead_ns: Int64s
@@ -74,37 +74,37 @@ class RouteColumns(NamedTuple):
     latency_ns: Int64s
     """Wire latency of each path."""
     rate_kbps: Int64s
-    """Rate of each path; 0 where bytes take no time."""
+    """Rate of each path; 0 if bytes take no time."""
 
 
 class Rules(NamedTuple):
     """A point-to-point policy."""
 
     mode: int
-    """Where a message's two sides are."""
+    """Streams of a message's two sides."""
     receive: int
-    """What a receiver's side is."""
+    """Task of the receiver's side."""
     batched: int
-    """Whether neighbouring messages are launched and waited for together."""
+    """Whether adjacent messages are one launch and one wait."""
     eager_bytes: int
     """The largest message that does not wait for its receiver, -1 for none."""
     rows: int
-    """Issued rows; a batch's launch and join are tasks behind them."""
+    """Number of issued rows; launches and joins of batches are the next tasks."""
     called: int = 0
-    """Whether a program's calls say what waits for messages."""
+    """Whether the calls of a program define which rows wait for messages."""
 
 
 class Endpoints(NamedTuple):
-    """Rows that others are linked to, by where they are in the model."""
+    """Rows that are endpoints of edges, by stage, edge and microbatch."""
 
     made_at: Int32s
-    """Shape (2 x stages x microbatches,): where a forward's result is made, then a gradient's; first segments."""
+    """Shape (2 x stages x microbatches,): row of each activation, then of each gradient; the first segment."""
     recv_at: Int32s
-    """Shape (2 x edges x microbatches,): each message's receiver's side; empty where there is none."""
+    """Shape (2 x edges x microbatches,): the receiver's row of each message; empty without receives."""
 
 
 class TaskColumns(NamedTuple):
-    """What each row takes, by its place on its lane; placing leaves alone what is zero in most rows."""
+    """Durations and sizes of rows in the order of lanes. Placing does not write the zeros of sparse columns."""
 
     size_bytes: Int64s
     path: Int32s
@@ -115,20 +115,20 @@ class TaskColumns(NamedTuple):
 
 
 class PartColumns(NamedTuple):
-    """What kernels need of segments, one value per issued row; empty columns where no action is in parts."""
+    """Segments, one value per issued row; empty columns if no action consists of segments."""
 
     number: Int32s
-    """Place of the segment in its action; -1 for a row that is a whole action or a message."""
+    """Index of the segment in its action; -1 for a row that is a whole action or a message."""
     stream: Int32s
-    """Where it runs; -1 as above."""
+    """Its stream; -1 as above."""
     duration_ns: Int64s
-    """What it takes."""
+    """Its duration."""
     release: Int32s
-    """The row of the computation behind which it is issued; -1 for the one before it in its row, -2 for none."""
+    """Row of the computation after which it is issued; -1 for the previous one of its rank, -2 for none."""
     path: Int32s
-    """Which path of the expansion's links its bytes go over, -1 for none."""
+    """Index of the path over a single link, -1 for none."""
     size_bytes: Int64s
-    """Bytes that it moves."""
+    """Bytes that it transfers."""
 
 
 class RowColumns(NamedTuple):
@@ -153,7 +153,7 @@ class RowColumns(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """Edges: the second waits for the first; for its start alone where it is below zero."""
+    """Edges from a source to a target that waits for its end; ``-1 - target`` waits for its start."""
 
     source: Int32s
     target: Int32s
@@ -170,25 +170,25 @@ _BEHIND_PEERS = (
     Stream.COPY_OUT, Stream.COPY_IN, Stream.DATA_PARALLEL,
     Stream.TENSOR_PARALLEL, Stream.EXPERT_PARALLEL, Stream.CONTEXT_PARALLEL,
 )  # fmt: skip
-"""Streams of which a rank has one, in the order of lanes behind those of peers."""
+"""Streams that occur once per rank, in the order of their lanes after the lanes of peers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lanes:
-    """The lanes of an issue order, and each row's."""
+    """The lanes of an issue order."""
 
     mode: int
-    """Where a message's two sides are (see the kernels)."""
+    """Streams of a message's two sides (see the kernels)."""
     columns: LaneColumns
     """Each row's lane."""
     groups: int
-    """Number of groups of neighbouring messages."""
+    """Number of groups of adjacent messages."""
     sends_to: NDArray[np.bool_]
     """Shape (ranks x ranks,): whether one rank sends to another."""
     first: Int32s
     """First task row of each lane key."""
     lane_rank: Int32s
-    """As the timeline's, like the three below."""
+    """As in the timeline, like the next three columns."""
     lane_stream: Int8s
     lane_peer: Int32s
     lane_ptr: Int32s
@@ -197,9 +197,9 @@ class Lanes:
 def assign_lanes(
     issued: IssueOrder, policy: Policy, parts: PartColumns, graph: StageGraph, *, one_copy_stream: bool = False
 ) -> Lanes:
-    """Give every row its lane; every rank has a compute lane, and other lanes as needed.
+    """Assign a lane to every row; every rank has a compute lane, and other lanes as needed.
 
-    With ``one_copy_stream``, copies back from the host are on the lane of those out.
+    With ``one_copy_stream``, copies to and from the host share a lane.
     """
     ranks, mode = graph.ranks, _mode(policy)
     lane_of_stream = np.zeros(len(Stream), dtype=np.int32)
@@ -229,7 +229,7 @@ def assign_lanes(
 def _keyed(
     issued: IssueOrder, policy: Policy, parts: PartColumns, graph: StageGraph, lane_of_stream: Int32s, width: int
 ) -> tuple[LaneColumns, int, Int32s, NDArray[np.bool_]]:
-    """Return each row's lane, the groups of neighbouring messages, rows of each key, and who sends to whom."""
+    """Return each row's lane, the number of message groups, rows per lane key, and which rank pairs have messages."""
     rows, ranks = len(issued), graph.ranks
     grouped = policy.name is PolicyName.BATCHED and issued.calls is None
     (peer,), group = empty_columns(rows, np.int32), unset(rows if grouped else 0)
@@ -245,7 +245,7 @@ def _keyed(
 
 
 def _count_calls(issued: IssueOrder, sent: Int32s, lanes: LaneColumns) -> Int32s:
-    """Return the rows of each lane key of a program's calls, of whose messages it is known who sends to whom."""
+    """Return the number of rows per lane key for a program's calls, from the number of messages per rank pair."""
     ranks = issued.row_ptr.size - 1
     count, between = np.zeros((ranks, lanes.width), dtype=np.int32), sent.reshape(ranks, ranks)
     first = 2 + ranks
@@ -256,7 +256,7 @@ def _count_calls(issued: IssueOrder, sent: Int32s, lanes: LaneColumns) -> Int32s
         rows = np.flatnonzero(np.equal(issued.kind, kind))
         ends = np.searchsorted(rows, issued.row_ptr)
         count[:, lane[kind]] += np.diff(ends).astype(np.int32)
-    count[:, lane[Kind.F]] = np.diff(issued.row_ptr) - count.sum(axis=1)  # all else computes
+    count[:, lane[Kind.F]] = np.diff(issued.row_ptr) - count.sum(axis=1)  # all other rows compute
     return count.ravel()
 
 
@@ -278,26 +278,26 @@ def _streams(ranks: int) -> tuple[Int8s, Int32s]:
 
 
 class Linked(NamedTuple):
-    """What waits for what."""
+    """Dependencies between tasks."""
 
     sender_row: Int32s
-    """Each row's twin."""
+    """The sender's row of each receiver's row."""
     batch_next: Int32s
     """The chain of batches."""
     edges: Pairs
-    """Those that no stream implies."""
+    """Edges that no stream implies."""
     chains: tuple[Int32s, Int32s] | None
-    """Per task the call behind it on its communicator, and behind a receiver's; None without calls."""
+    """Per task the next call of its communicator, and that of the receiver; None without calls."""
 
 
 def pad_columns(values: Int64s, tasks: int) -> Int64s:
-    """Return the values of all tasks: zero for those behind the rows, more of which calls may have."""
+    """Return one value per task: zero for tasks after the given ones."""
     more = np.zeros(max(0, tasks - values.size), dtype=np.int64)
     return np.concatenate([values, more]) if more.size else values[:tasks]
 
 
 def empty_chains(tasks: int) -> tuple[Int32s, Int32s]:
-    """Return columns that say that nothing follows any of so many tasks."""
+    """Return columns in which no task has a successor."""
     following, following_peer = empty_columns(tasks, np.int32, np.int32)
     following[:] = following_peer[:] = -1
     return following, following_peer
@@ -306,10 +306,10 @@ def empty_chains(tasks: int) -> tuple[Int32s, Int32s]:
 def chain_streams(
     lanes: Mapping[str, NDArray[np.integer]], linked: Linked, tasks: int, rules: Rules
 ) -> tuple[Int32s, Int32s]:
-    """Return the task behind each on its stream, and behind a rendezvous on the receiver's; -1 for none."""
+    """Return each task's successor on its stream, and on the receiver's stream of a rendezvous; -1 for none."""
     following, following_peer = empty_chains(tasks) if linked.chains is None else linked.chains
     first, end = lanes["lane_ptr"][:-1], lanes["lane_ptr"][1:]
-    if linked.chains is not None:  # communicators, not lanes, say which message follows which
+    if linked.chains is not None:  # messages follow one another by communicator, not by lane
         others = ~np.isin(lanes["lane_stream"], (Stream.SEND, Stream.RECV))
         first, end = first[others], end[others]
     run(
@@ -323,9 +323,9 @@ def chain_streams(
 
 
 def wait_for_sends(edges: Pairs, task: TaskColumns, following_peer: Int32s) -> Pairs:
-    """Chain what is issued behind a message that held its compute stream; return the edges without those.
+    """Chain the row after a message that blocks the compute stream; return the remaining edges.
 
-    An edge from a message is as late as its arrival elsewhere; its own rank goes on when it has left.
+    An edge from a message releases its target when the data arrive; the sender continues when the data have left.
     """
     rows = task.fork.size
     own = (edges.target >= 0) & (edges.target < rows) & (edges.source < rows)
@@ -338,7 +338,7 @@ def wait_for_sends(edges: Pairs, task: TaskColumns, following_peer: Int32s) -> P
 
 
 def sort_edges(edges: Pairs, tasks: int) -> tuple[Int32s, Int32s]:
-    """Return where each task's edges begin, and what they lead to."""
+    """Return the edges grouped by source: offsets and targets."""
     count = edges.source.size
     ptr, edge = empty_columns(max(tasks + 1, count), np.int32, np.int32)
     ptr, edge = ptr[: tasks + 1], edge[:count]
@@ -348,18 +348,18 @@ def sort_edges(edges: Pairs, tasks: int) -> tuple[Int32s, Int32s]:
 
 
 LARGEST = 2**62
-"""Sums of times and of sizes stay below this, so that no integer overflows."""
+"""Bound of sums of times and of sizes, so that no integer overflows."""
 
 MOST_RANKS = 4096
 """Lanes are counted for each pair of ranks."""
 
 
 def check_costs(schedule: Schedule, workload: Workload) -> None:
-    """Check that the costs are this schedule's, and that what they add up to can be counted.
+    """Check that the costs match the schedule, and that sums of them fit into 62 bits.
 
     Raises:
-        ScheduleError: too many ranks, other stages or boundaries.
-        CostError: a cost below zero or too large.
+        ScheduleError: there are too many ranks, or the number of stages or boundaries differs.
+        CostError: a cost is negative or too large.
     """
     if schedule.ranks > MOST_RANKS:
         raise ScheduleError(f"{schedule.ranks} pipeline ranks: at most {MOST_RANKS} are simulated")
@@ -384,13 +384,13 @@ def check_costs(schedule: Schedule, workload: Workload) -> None:
 
 
 def check_total(ranks: int, *columns: Int64s) -> None:
-    """Check that all ranks' times in one window can be added.
+    """Check that the sum of all times fits into 62 bits.
 
     Raises:
-        CostError: they could pass 2**62 ns.
+        CostError: the sum could exceed 2**62 ns.
     """
     if sum(int(column.max(initial=0)) * column.size for column in columns) * ranks < LARGEST:
-        return  # most often, and sooner known
+        return  # the usual case, without a sum
     total = sum(float(column.sum(dtype=np.float64)) for column in columns)
     if total * ranks >= LARGEST:
         raise CostError(f"the step's times on {ranks} ranks sum to more than 2**62 ns (146 years)")
@@ -406,7 +406,7 @@ def _check_column(name: str, values: Int64s, widest: int) -> None:
 
 
 def _most_bytes(schedule: Schedule, workload: Workload) -> int:
-    """Return a bound of what a rank holds if it holds all stages of all microbatches."""
+    """Return the memory of a rank that holds all stages of all microbatches: an upper bound."""
     placement = schedule.placement
     columns = (workload.weights_bytes, workload.gradients_bytes, workload.optimizer_bytes)
     static = sum(sum(map(int, column)) for column in columns) + workload.reserved_bytes

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TaskGraph(Cells):
-    """Tasks and what they wait for.
+    """Tasks and their dependencies.
 
-    The first ``rows`` tasks are the slices of the timeline to be, in its order: by lane, and within a
+    The first ``rows`` tasks become the slices of the timeline, in its order: by lane, and within a
     lane in issue order. Further tasks (a batch's launch and join, a barrier) have no slice. A row whose
     ``sender_row`` is set is the receiver's side of a rendezvous and not a task: it runs with its sender's row.
     """
 
     placement: Placement
-    """Where each stage of each microbatch's route is."""
+    """Rank of each stage on each microbatch's route."""
     paths: Paths
-    """What lies between the pairs of ranks that exchange messages."""
+    """Paths between the pairs of ranks that exchange messages."""
     source: Int32s
     """The sending rank of each of those pairs."""
     target: Int32s
@@ -54,15 +54,15 @@ class TaskGraph(Cells):
     sender_row: Int32s
     """The sender's row of a rendezvous for the receiver's row, else -1."""
     collective_ns: Int64s
-    """Part of each row's duration in which the rank's own group communicates."""
+    """Part of each row's duration in which tensor, context or expert parallel groups communicate."""
     duration_ns: Int64s
     """Uncontended duration of each task (all columns from here on have one entry per task)."""
     lag_ns: Int64s
     """Wire latency on the task's edges."""
     next: Int32s
-    """The task behind it on its stream, -1 for none; no lag."""
+    """The next task on its stream, -1 for none; no lag."""
     next_peer: Int32s
-    """The task behind a rendezvous on the receiver's stream, -1 for none and for that of ``next``; no lag."""
+    """The next task on the receiver's stream of a rendezvous, -1 for none or if equal to ``next``; no lag."""
     edge_ptr: Int32s
     """Shape (tasks + 1,): edges of each task."""
     edge: Int32s
@@ -71,7 +71,7 @@ class TaskGraph(Cells):
     """Which rows are segments of actions; None where every row is a whole action or a message."""
 
     def __post_init__(self) -> None:
-        """Take the columns as the kernels filled them."""
+        """Skip the checks of columns, which kernels filled."""
 
     @property
     def rows(self) -> int:

@@ -31,8 +31,8 @@ from pptrace_kernel.prefetch import fetch
 def link_rows(rows, place, ends, task, sender_row, awaited_stage, awaited_microbatch, batch_next, pairs, problem):
     """List every edge between tasks that no stream or call implies; return how many.
 
-    ``problem[0]`` becomes 1 + the row that needs a result which its own rank computes later; nobody looks for one
-    where no rank holds neighbours, or where rows are segments, whose lanes differ.
+    ``problem[0]`` becomes 1 + the row that needs a result which its rank computes later. This is not checked if no
+    rank holds adjacent stages, or if rows are segments.
     """
     n = 0
     cells, graph, kinds, parts, lanes, rules = (
@@ -84,7 +84,7 @@ def _pair(pairs, n, source, target):
 
 
 def _link_streams(row, index, cells, graph, kinds, awaited_stage, awaited_microbatch, pairs, n):
-    """List the edges from what a row waits for on its rank's other streams, and note what others wait for."""
+    """List the edges to a row from other streams of its rank, and record the results that later rows wait for."""
     k, s = cells.kind[row], cells.stage[row]
     for w in range(kinds.wait_ptr[k], kinds.wait_ptr[k + 1]):
         before = kinds.wait[w]
@@ -114,7 +114,7 @@ def _link_streams(row, index, cells, graph, kinds, awaited_stage, awaited_microb
 
 
 def _gather(s, stages, kinds, awaited_stage):
-    """Return where a gather is noted: for the passes that follow, or, of a stage that is gathered, for later."""
+    """Return the slot of a gather: of the next passes or, if the stage is gathered already, of later passes."""
     gathered = (kinds + 1) * stages + s
     if awaited_stage[gathered] >= 0:
         return kinds * stages + s
@@ -123,7 +123,7 @@ def _gather(s, stages, kinds, awaited_stage):
 
 
 def _free(s, stages, kinds, awaited_stage):
-    """Let passes wait for the gather that was noted for behind the stage's being freed, if there is one."""
+    """Make later passes of a freed stage wait for its next gather, if there is one."""
     later = kinds * stages + s
     if awaited_stage[later] >= 0:
         awaited_stage[GATHERS * stages + s] = awaited_stage[later]
@@ -133,7 +133,7 @@ def _free(s, stages, kinds, awaited_stage):
 
 
 def _needs_later_result(row, index, rank, cells, graph, kinds, ends):
-    """Whether an action needs what its own rank computes later."""
+    """Return whether an action needs a result that its rank computes later."""
     direction, s = kinds.feeds[cells.kind[row]], cells.stage[row]
     ptr = graph.pred_ptr if direction == 0 else graph.succ_ptr
     others = graph.pred if direction == 0 else graph.succ
@@ -147,7 +147,7 @@ def _needs_later_result(row, index, rank, cells, graph, kinds, ends):
 
 
 def _launch(launch, launched, fork, rows, batch_next, pairs, n):
-    """Begin a batch behind the one before and what its rank computed; its join follows its launch."""
+    """Start a batch after the previous batch and the rank's last computation; its join follows its launch."""
     if launched >= 0:
         batch_next[launched + 1 - rows] = launch
     batch_next[launch - rows] = launch + 1
@@ -188,7 +188,7 @@ def _link_message(row, index, rows, ends, task, sender_row, pairs, n):
 
 
 def link_consumers(row, source, known, rows, ends, pairs, n):
-    """List the edges from a message to what computes with it, but for one that is ``known`` to wait for it."""
+    """List the edges from a message to its consumers, except the consumer ``known``."""
     cells, graph, edge = rows.cells, rows.graph, rows.edge[row]
     forward = rows.kinds.direction[cells.kind[row]] == FORWARD
     to = graph.edge_to[edge] if forward else graph.edge_from[edge]
@@ -203,7 +203,7 @@ def link_consumers(row, source, known, rows, ends, pairs, n):
 
 
 def join_batches(rows, place, ends, sender_row, n, pairs):
-    """List the edges by which batches receive, behind ``n`` others; return how many there are."""
+    """Append the edges of batches that receive to ``n`` edges; return the new count."""
     cells, kinds, lanes, rules = rows.cells, rows.kinds, rows.lanes, rows.rules
     for rank in range(rows.graph.ranks):
         for row in range(rows.row_ptr[rank], rows.row_ptr[rank + 1]):
@@ -218,7 +218,7 @@ def join_batches(rows, place, ends, sender_row, n, pairs):
 
 
 def chain_tasks(lane_first, lane_end, sender_row, one_sided, following, following_peer):
-    """Chain each lane's tasks; a receiver's side chains its twin unless ``one_sided``."""
+    """Chain each lane's tasks; a receiver's row chains its sender's row unless ``one_sided``."""
     for lane in range(len(lane_first)):
         for row in range(lane_first[lane], lane_end[lane] - 1):
             behind = sender_row[row + 1] if sender_row[row + 1] >= 0 else row + 1
@@ -229,7 +229,7 @@ def chain_tasks(lane_first, lane_end, sender_row, one_sided, following, followin
 
 
 def append_chain(task, behind, sends, following, following_peer):
-    """Let a task follow another on its sender's side or its receiver's; once, where both say the same."""
+    """Make a task follow another one on the sender's or the receiver's side, without duplicates."""
     if sends:
         following[task] = behind
         if following_peer[task] == behind:
@@ -254,23 +254,23 @@ def sort_edges(source, target, edges, ptr, sorted_target):
 
 
 LAUNCHED, JOINED = 1, 2
-"""A call whose beginning, or end, is a task of its own."""
+"""A call whose start, or end, is a separate task."""
 
 SEVERAL = 4
 """A call with several ends of messages."""
 
 FOLLOWS = 8
-"""A call whose communicator alone holds it behind the call before: no computation waits for that in between."""
+"""A call that follows the previous call of its communicator, with no computation that waits between them."""
 
 OF_RECEIVER = 16
-"""A call that is one message's receiver's side alone."""
+"""A call with one receiver's side and nothing else."""
 
 OUTLASTED = 32
-"""A call of one send that another one follows: who waits for that one may wait for no other."""
+"""A call of one send that another call follows: successors of the later call need not wait for this one."""
 
 
 def classify_calls(row_ptr, cells, kinds, calls, place, fork, waited, flags):
-    """Find what each call is, and which need tasks of their own; return how many tasks.
+    """Set the flags of each call; return the number of separate start and end tasks.
 
     ``waited``, which comes as -1, becomes the first computation that waits for each call; ``flags`` come zeroed.
     """
@@ -311,7 +311,7 @@ def classify_calls(row_ptr, cells, kinds, calls, place, fork, waited, flags):
 def link_calls(
     rows, place, ends, task, sender_row, calls, known, n, first, last, sent, following, following_peer, pairs
 ):
-    """List the edges of calls behind ``n`` others, and chain each communicator's; return how many edges there are.
+    """Append the edges of calls to ``n`` edges, and chain the calls of each communicator; return the new count.
 
     ``first`` and ``last`` become each call's first and last task. ``sent`` is scratch per rank.
     """
@@ -356,7 +356,7 @@ def link_calls(
 
 
 def _begin(call, held, calls, known, task, first, last, following, following_peer, pairs, n):
-    """Begin a call behind what its rank computed and the call before it on its communicator; let its rank wait."""
+    """List the edges to a call from its rank's computation and the previous call, and from it to its waiter."""
     flags, before = known.flags[call], calls.before[call]
     if flags & LAUNCHED and held >= 0:
         n = _pair(pairs, n, held, first[call])
@@ -371,7 +371,7 @@ def _begin(call, held, calls, known, task, first, last, following, following_pee
 
 
 def _is_outlasted(before, call, known, task, first, last):
-    """Whether nothing waits for a call, or what does waits longer for the next one on its communicator."""
+    """Return whether nothing waits for a call, or the next call on its communicator releases the waiter later."""
     if known.waited[before] < 0:
         return True
     if known.flags[call] & SEVERAL or known.waited[call] != known.waited[before]:
@@ -381,7 +381,7 @@ def _is_outlasted(before, call, known, task, first, last):
 
 
 def _order_messages(communicator, message, peer, sent, pairs, n):
-    """Let messages from one rank to another follow one another where no communicator says so."""
+    """Order the messages between two ranks that are on different communicators."""
     if sent[peer] >= 0 and sent[peer] != communicator:
         n = _pair(pairs, n, message - 1, message)
     sent[peer] = communicator
@@ -389,7 +389,7 @@ def _order_messages(communicator, message, peer, sent, pairs, n):
 
 
 def _end(call, message, held, known, first, last, pairs, n):
-    """List the edges of one end of a message, but for those from a message to what computes with it."""
+    """List the edges of one end of a message, except the edges to its consumers."""
     flags, waited = known.flags[call], known.waited[call]
     if flags & LAUNCHED:
         n = _pair(pairs, n, first[call], message)

@@ -1,12 +1,9 @@
-"""The kernel that runs tasks in order of time, where links are shared or work slows what runs beside it.
+"""The kernel that runs tasks in order of time, where links are shared or computation and communication interfere.
 
-Tasks of fixed length are not events: their ends are known as soon as all that they wait for is, so they are
-settled at once, ahead of time. Events are the arrivals and ends of *jobs*: tasks whose speed depends on what
-else runs. A job is a flow over links (its rate in parts of a kB/s, its volume in as many per ns), or, where work
-slows what runs beside it, a computation or a communication of fixed length (thousandths of a ns, per mille).
-All events of one instant come before rates are computed again; events of one instant are in order of job.
-
-Columns are lists or arrays of integers, alike in use.
+Tasks of fixed length are not events: the end is known as soon as the start is. Events are arrivals and ends of
+*jobs*, tasks whose speed depends on other running jobs. A job is a flow over links (rate in parts of a kB/s, volume
+in the same parts per ns) or, with interference, a computation or a communication of fixed length (thousandths of a
+ns, per mille). All events of one instant precede the update of rates and are in order of job.
 """
 
 from typing import Any, NamedTuple
@@ -33,10 +30,10 @@ WHOLE = 1000
 
 
 class Rules(NamedTuple):
-    """What jobs that meet do to each other."""
+    """How concurrent jobs affect each other."""
 
     first_come: int
-    """1 where a flow holds all its links, and waits until it is first in the queues of all of them."""
+    """1 if a flow needs all its links exclusively, and waits until it is first in the queue of each."""
     slow_compute: int
     """Speed of a computation while its rank communicates, of :data:`WHOLE`."""
     slow_communication: int
@@ -51,7 +48,7 @@ class Log(NamedTuple):
     rate: Any
     limit: Any
     counts: Any
-    """Two values: tasks run, and changes of rate, which may outgrow the log."""
+    """Two values: tasks that ran, and changes of rate, which may exceed the capacity of the log."""
 
 
 def run_events(
@@ -66,7 +63,7 @@ def run_events(
     now = _next_time(heap, running.due)
     while now >= 0:
         count = 0
-        # A slot left in this instant is still listed as changed.
+        # A slot that was left in this instant is still listed as changed.
         running.used[2] = running.used[1]
         while _next_time(heap, running.due) == now:
             job = pop(heap)
@@ -96,9 +93,9 @@ def run_events(
 
 
 def _next_time(heap: Heap, due: Any) -> int:
-    """Return when the next event is, and have it first in the heap; -1 where there is none.
+    """Return the time of the next event, which becomes the first in the heap; -1 if there is none.
 
-    A job that got slower is left where it was: only once it comes first is its place set right.
+    A job that got slower moves down the heap only when it is the first.
     """
     while heap.size[0] > 0:
         job = heap.item[0]
@@ -110,7 +107,7 @@ def _next_time(heap: Heap, due: Any) -> int:
 
 
 def _update_rates(running: Running, flows: Flows, heap: Heap, log: Log, count: int, now: int) -> None:
-    """Let the listed flows whose rate changes, or that wait, go on as they should from now on."""
+    """Apply the new rates of the listed flows that change or wait."""
     for i in range(count):
         slot = flows.free[i]
         if flows.fair[slot] != flows.rate[slot] or flows.fair[slot] == 0:
@@ -119,7 +116,7 @@ def _update_rates(running: Running, flows: Flows, heap: Heap, log: Log, count: i
 
 
 def _retime(running: Running, flows: Flows, heap: Heap, slot: int, now: int) -> None:
-    """Let a job go on at the rate that it should have. One of rate 0 waits, and is not in the heap."""
+    """Apply a job's new rate. A job of rate 0 waits, and is not in the heap."""
     job, rate = running.job[slot], flows.fair[slot]
     remaining = running.remaining[slot] - flows.rate[slot] * (now - running.since[slot])
     running.remaining[slot] = remaining
@@ -139,9 +136,9 @@ def _set_caps(
     jobs: Jobs, rules: Rules, running: Running, flows: Flows, places: Places, links: LinkCapacities, ranks: Ranks,
     heap: Heap, slows: int, now: int, changed: int,
 ) -> int:  # fmt: skip
-    """Let the changed jobs have their caps, flows as far as it is their turn.
+    """Set the caps of the changed jobs; with first-come links, also the rates of flows.
 
-    Leaves the flows in front of the list, and returns how many they are; other jobs go on at once.
+    Move the flows to the front of the list and return their number; other jobs continue at once.
     """
     count = 0
     for i in range(changed):
@@ -163,7 +160,7 @@ def _set_caps(
 
 
 def _slowed(jobs: Jobs, rules: Rules, ranks: Ranks, job: int) -> int:
-    """Return the speed of a job beside what runs on its ranks."""
+    """Return the speed of a job, given the other jobs on its ranks."""
     rank, peer, full = jobs.rank[job], jobs.peer[job], jobs.full_rate[job]
     if jobs.kind[job] == COMPUTATION:
         beside, speed = ranks.communicating[rank], rules.slow_compute
@@ -175,7 +172,7 @@ def _slowed(jobs: Jobs, rules: Rules, ranks: Ranks, job: int) -> int:
 
 
 def _queue(flows: Flows, places: Places, links: LinkCapacities, slot: int) -> None:
-    """Let a flow wait for the first of its links on which it is not the first."""
+    """Block a flow on the first of its links where another flow is first."""
     flows.limit[slot] = AT_CAP
     first = slot * places.width
     for place in range(first, first + flows.links[slot]):
@@ -185,7 +182,7 @@ def _queue(flows: Flows, places: Places, links: LinkCapacities, slot: int) -> No
 
 
 def _log_change(log: Log, job: int, now: int, rate: int, limit: int) -> None:
-    """Note a change of rate, as long as there is room."""
+    """Log a change of rate if the log has capacity left."""
     change = log.counts[1]
     if change < len(log.job):
         log.job[change] = job

@@ -13,7 +13,7 @@ AT_CAP = -1
 """The limit of a flow that no link holds back."""
 
 KEPT, FREE, FILLED, FREED = 0, 1, 2, 3
-"""Marks of a flow: it keeps its rate; has none yet; has a new one; has just been found to need one."""
+"""Marks of a flow: it keeps its rate; has no rate; has a new rate; was freed in this round."""
 
 UNTOUCHED, OURS, MIXED = 0, 1, 2
 """Marks of a link: no flow on it changes; all do; some do."""
@@ -22,7 +22,7 @@ _HIGHEST = 1 << 62
 
 
 class Flows(NamedTuple):
-    """What moves now, and at which rate."""
+    """Active flows and their rates."""
 
     links: Any
     """How many links it goes over: those of its first so many places."""
@@ -35,9 +35,9 @@ class Flows(NamedTuple):
     limit: Any
     """The link that sets its rate, or :data:`AT_CAP`."""
     free: Any
-    """Flows that are to have new rates, the first so many as the functions say."""
+    """Flows that need new rates; functions pass their number."""
     mark: Any
-    """:data:`KEPT` for all flows but those."""
+    """:data:`KEPT` for all other flows."""
 
 
 class Places(NamedTuple):
@@ -54,33 +54,33 @@ class Places(NamedTuple):
 
 
 class LinkCapacities(NamedTuple):
-    """Links, what moves on them, and what is reckoned while rates are filled."""
+    """Links, their flows, and scratch columns of the filling."""
 
     capacity: Any
     head: Any
     """The first place on it, -1 for none."""
     tail: Any
     load: Any
-    """What its flows take, all but the free ones."""
+    """Rate of its flows without the free flows."""
     members: Any
-    """The weights of all its flows together."""
+    """Sum of the weights of its flows."""
     room: Any
-    """What is left of the capacity."""
+    """Remaining capacity."""
     wanted: Any
-    """The weights of its flows that have no rate yet."""
+    """Sum of the weights of its flows without a rate."""
     share: Any
-    """What each of those would have of it."""
+    """Remaining capacity per unit of that weight."""
     touched: Any
-    """Links of free flows, the first so many as the functions say."""
+    """Links of free flows; functions pass their number."""
     mark: Any
-    """:data:`UNTOUCHED` for all links but those."""
+    """:data:`UNTOUCHED` for all other links."""
 
 
 def refill(flows: Flows, places: Places, links: LinkCapacities, count: int) -> int:
-    """Give the first ``count`` free flows their fair rates; return how many needed one in the end.
+    """Give the first ``count`` free flows their fair rates; return how many flows were freed in all.
 
-    All others keep theirs at first. Where that leaves one without its bottleneck, or above a flow that now
-    has one, it is freed too, and the filling starts again.
+    Other flows keep their rates. If that leaves one without a bottleneck, or above a flow that now has one, it is
+    freed too, and the filling starts again.
     """
     done = touched = 0
     while done < count:
@@ -102,7 +102,7 @@ def refill(flows: Flows, places: Places, links: LinkCapacities, count: int) -> i
 def _subtract_rates(
     flows: Flows, places: Places, links: LinkCapacities, first: int, count: int, touched: int
 ) -> int:
-    """Take what free flows have off their links, and touch those; return how many are touched."""
+    """Subtract the rates of free flows from their links, and mark these links; return how many are marked."""
     for i in range(first, count):
         flow = flows.free[i]
         start = flow * places.width
@@ -117,7 +117,7 @@ def _subtract_rates(
 
 
 def _fill(flows: Flows, places: Places, links: LinkCapacities, count: int, touched: int) -> None:
-    """Fill what the other flows leave: all rates rise together, each until its cap or a full link."""
+    """Fill the remaining capacity: all rates rise at the same pace, each until its cap or a full link."""
     lowest_cap = _reset(flows, places, links, count, touched)
     left = count
     while left > 0:
@@ -141,7 +141,7 @@ def _fill(flows: Flows, places: Places, links: LinkCapacities, count: int, touch
 
 
 def _reset(flows: Flows, places: Places, links: LinkCapacities, count: int, touched: int) -> int:
-    """Leave the first ``count`` free flows without a rate; return the lowest of their caps."""
+    """Clear the rates of the first ``count`` free flows; return their lowest cap."""
     lowest_cap = _HIGHEST
     wanted, mark = links.wanted, links.mark
     for i in range(touched):
@@ -164,7 +164,7 @@ def _reset(flows: Flows, places: Places, links: LinkCapacities, count: int, touc
 
 
 def _lowest_share(links: LinkCapacities, open_links: int) -> tuple[int, int]:
-    """Return how many of the open links still are, these moved to the front, and the lowest share of them."""
+    """Move the links that are still open to the front; return their number and their lowest share."""
     touched, wanted, share = links.touched, links.wanted, links.share
     level = _HIGHEST
     i = 0
@@ -181,7 +181,7 @@ def _lowest_share(links: LinkCapacities, open_links: int) -> tuple[int, int]:
 
 
 def _take_link(flows: Flows, places: Places, links: LinkCapacities, full: int, level: int) -> int:
-    """Give all flows of a full link that have none yet the rate ``level``; return how many."""
+    """Give the rate ``level`` to all flows of a full link without a rate; return how many."""
     taken = 0
     place = links.head[full]
     while place >= 0:
@@ -194,7 +194,7 @@ def _take_link(flows: Flows, places: Places, links: LinkCapacities, full: int, l
 
 
 def _take(flows: Flows, places: Places, links: LinkCapacities, flow: int, level: int, limit: int) -> None:
-    """Give a flow its rate, and take that from its links."""
+    """Set a flow's rate, and subtract it from its links."""
     flows.mark[flow] = FILLED
     flows.fair[flow] = level
     flows.limit[flow] = limit
@@ -210,10 +210,10 @@ def _take(flows: Flows, places: Places, links: LinkCapacities, flow: int, level:
 
 
 def _add_affected(flows: Flows, places: Places, links: LinkCapacities, count: int, touched: int) -> int:
-    """Free the flows whose rates can no longer stand; return the new count.
+    """Free the flows whose rates are no longer fair; return the new count.
 
-    A flow above one that the same link limits, or limited by a link that has room or a faster flow. One unit
-    either way is rounding.
+    Such a flow is faster than one that the same link limits, or its link has capacity left or a faster flow. A
+    difference of one unit is rounding.
     """
     for i in range(touched):
         link = links.touched[i]
@@ -223,7 +223,7 @@ def _add_affected(flows: Flows, places: Places, links: LinkCapacities, count: in
 
 
 def _add_affected_of_link(flows: Flows, places: Places, links: LinkCapacities, link: int, count: int) -> int:
-    """Free the flows on a link that can no longer stand; return the new count."""
+    """Free the flows of a link whose rates are no longer fair; return the new count."""
     rate, limit, mark = flows.rate, flows.limit, flows.mark
     held, lowest, highest = 0, _HIGHEST, 0
     place = links.head[link]

@@ -1,7 +1,4 @@
-"""Where jobs are while they run: in slots, on the links of their paths, and on their ranks.
-
-Called by the event kernel; columns are lists or arrays of integers, alike in use.
-"""
+"""Running jobs: their slots, the links of their paths, and their ranks."""
 
 from __future__ import annotations
 
@@ -23,25 +20,25 @@ class Paths(NamedTuple):
 
 
 class Running(NamedTuple):
-    """Jobs that run have slots, of which there are few, so that what is looked at often lies close together.
+    """Slots of running jobs; few slots keep the columns in the caches.
 
-    A slot is the number of its flow in :class:`~pptrace.sim.kernels.fairness.Flows`, whose caps, rates and limits
-    serve all jobs.
+    A slot is an index into :class:`~pptrace.sim.kernels.fairness.Flows`, whose caps, rates and limits hold for all
+    jobs.
     """
 
     slot: Any
     """Per job its slot, -1 before it arrives."""
     due: Any
-    """Per job, when its next event is; its time in the heap may be earlier, and never is later."""
+    """Per job, the time of its next event. Its time in the heap may be earlier and is never later."""
     job: Any
     """Per slot its job."""
     remaining: Any
     since: Any
-    """When ``remaining`` was so much."""
+    """Time at which ``remaining`` was last updated."""
     unused: Any
     """Slots of jobs that have ended."""
     used: Any
-    """Three values: slots ever used, how many of those are unused, and since before this instant."""
+    """Three values: slots ever used, unused slots, and slots that were unused before this instant."""
 
 
 class Ranks(NamedTuple):
@@ -55,7 +52,7 @@ class Ranks(NamedTuple):
 
 
 def arrive(jobs: Jobs, running: Running, flows: Flows, job: int, now: int) -> int:
-    """Give a job a slot, which is returned."""
+    """Give a job a slot; return the slot."""
     unused, used = running.unused, running.used
     if used[2] > 0:
         used[2] -= 1
@@ -83,7 +80,7 @@ def leave(running: Running, flows: Flows, slot: int) -> None:
 
 
 def enter_links(paths: Paths, flows: Flows, places: Places, links: LinkCapacities, path: int, slot: int) -> None:
-    """Put a flow last on the links of its path; what has no path is on none."""
+    """Append a flow to the links of its path."""
     first = place = slot * places.width
     if path >= 0:
         for entry in range(paths.ptr[path], paths.ptr[path + 1]):
@@ -123,7 +120,7 @@ def leave_links(flows: Flows, places: Places, links: LinkCapacities, slot: int) 
 
 
 def mark_changed(flows: Flows, slot: int, count: int) -> int:
-    """List a job among the ``count`` whose rates change, once; return how many those are."""
+    """Append a job to the ``count`` jobs whose rates change, once; return the new count."""
     if flows.mark[slot] != KEPT:
         return count
     flows.mark[slot] = FREE
@@ -132,7 +129,7 @@ def mark_changed(flows: Flows, slot: int, count: int) -> int:
 
 
 def mark_limited(flows: Flows, places: Places, links: LinkCapacities, slot: int, count: int) -> int:
-    """List the flows that the links of a flow limit; return how many are listed."""
+    """Append the flows that the links of a flow limit; return the new count."""
     flow, after, limit = places.flow, places.after, flows.limit
     first = slot * places.width
     for own in range(first, first + flows.links[slot]):
@@ -148,7 +145,7 @@ def mark_limited(flows: Flows, places: Places, links: LinkCapacities, slot: int,
 def change_ranks(
     jobs: Jobs, running: Running, ranks: Ranks, flows: Flows, slot: int, arrives: int, count: int
 ) -> int:
-    """Put a job on its ranks, or take it off, and list all that is there; return how many are listed."""
+    """Add a job to its ranks, or remove it, and append all jobs of these ranks; return the new count."""
     job = running.job[slot]
     for side in range(2):
         rank = jobs.rank[job] if side == 0 else jobs.peer[job]

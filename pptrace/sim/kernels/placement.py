@@ -14,7 +14,7 @@ from pptrace_kernel.prefetch import fetch
 NO_FORK = -2
 NOWHERE = -1
 MIX_FIRST, MIX_SECOND, MODULUS = 48271, 69621, 2147483647
-"""Two steps of a Lehmer generator spread messages over equal ways, alike on both sides."""
+"""Constants of a Lehmer generator that spreads messages over equal paths, the same way on both sides."""
 
 
 def _other_stage(k, edge, graph, kinds):
@@ -73,7 +73,7 @@ def _lane(row, k, other, ranks, kinds, parts, mode, lanes):
 
 
 def place_rows(rows, costs, routes, cursor, place, ends, out, task, sender_row):
-    """Move each row to its lane with its bytes, duration, lag and fork, and note where it went.
+    """Move each row to its lane with its bytes, duration, lag and fork, and record its index in ``place``.
 
     ``task``'s columns of bytes, lags and collectives come zeroed. Of calls, ``twin`` (-1 before) becomes the
     sender's side that each receiver's side meets.
@@ -132,7 +132,7 @@ def place_rows(rows, costs, routes, cursor, place, ends, out, task, sender_row):
 
 
 def _fetch_ahead(index, out, task):
-    """Have near what comes on a lane two lines of memory later: meanwhile other lanes go on."""
+    """Prefetch the columns of a lane two cache lines ahead."""
     fetch(
         index + AHEAD, task.size_bytes, task.duration_ns, task.lag_ns, task.fork, task.path,
         out.kind, out.stage, out.microbatch, out.span, out.pair,
@@ -172,7 +172,7 @@ def _place_message(row, rank, index, rows, costs, routes, ends, task, sender_row
 
 
 def _match_sides(message, index, sends, ends, sender_row):
-    """Let the second side of a message that is placed find the first, a sender's as -2 - its place."""
+    """Match the two sides of a message: store the index of the first one, as -2 - index if it is the sender's."""
     other = ends.recv_at[message]
     if other == NOWHERE:
         ends.recv_at[message] = NOWHERE - 1 - index if sends else index
@@ -212,7 +212,7 @@ def _place_segment(row, index, parts, routes, task):
 
 
 def _record_results(row, index, cells, graph, kinds, ends):
-    """Note where a stage makes what other stages need."""
+    """Record the row of each result that other stages need."""
     directed_edge = kinds.feeds[cells.kind[row]]
     if directed_edge >= 0:
         base = (directed_edge * graph.stages + cells.stage[row]) * graph.microbatches
@@ -221,19 +221,19 @@ def _record_results(row, index, cells, graph, kinds, ends):
 
 
 LINE = 8
-"""Values of the widest columns that share a line of the processor's caches."""
+"""Values of the widest columns per cache line."""
 
 AHEAD = 2 * LINE
-"""How many places ahead a lane's columns are brought near: memory takes as long as a few tasks."""
+"""Prefetch distance in rows."""
 
 BYTE = 1_000_000
-"""Volume is counted in millionths of a byte, so that a rate in kB/s is so many of them per ns."""
+"""Volume units per byte: a rate in kB/s is then the same number of units per ns."""
 
-# Where a message's two sides are: on the compute stream, on a stream per peer and direction, on the
-# rank's one communication stream, or on one per peer.
+# Streams of a message's two sides: the compute stream, one stream per peer and direction, one communication stream
+# per rank, or one per peer.
 ON_COMPUTE, PER_DIRECTION, PER_RANK, PER_PAIR = 0, 1, 2, 3
 
-# What a receiver's side is: nothing, a task of its own, or the sender's (a rendezvous).
+# The receiver's side: no row, a separate task, or the sender's task (a rendezvous).
 NO_RECEIVE, OWN_TASK, RENDEZVOUS = 0, 1, 2
 
 COMPUTES, SENDS, RECEIVES = int(Role.COMPUTE), int(Role.SEND), int(Role.RECEIVE)

@@ -10,7 +10,7 @@ from pptrace_kernel.prefetch import fetch
 
 
 class Graph(NamedTuple):
-    """Tasks, and what they wait for; see :class:`pptrace.sim.task_graph.TaskGraph`."""
+    """Tasks and their dependencies; see :class:`pptrace.sim.task_graph.TaskGraph`."""
 
     duration: Any
     lag: Any
@@ -24,19 +24,19 @@ class Graph(NamedTuple):
 
 
 class Tasks(NamedTuple):
-    """How far each task is."""
+    """Progress of each task."""
 
     waiting: Any
-    """What it still waits for: left above zero where stuck."""
+    """Predecessors that did not end: above zero after the run for tasks in a deadlock."""
     start: Any
     cause: Any
     """The predecessor that released it, the lowest on a tie; -1 for none."""
     ready: Any
-    """A stack of tasks whose ends are known, and what follows from them is not."""
+    """A stack of tasks whose ends are known and whose successors are not released."""
 
 
 def reach(tasks: Tasks, task: int, time: int, by: int) -> bool:
-    """Note that a predecessor lets a task start at a time; return whether it was the last one."""
+    """Record that a predecessor releases a task at a time; return whether it is the last predecessor."""
     waiting, start, cause = tasks.waiting, tasks.start, tasks.cause
     if time > start[task] or cause[task] < 0:
         start[task] = time
@@ -49,14 +49,14 @@ def reach(tasks: Tasks, task: int, time: int, by: int) -> bool:
 
 
 def may_begin(graph: Graph, tasks: Tasks, task: int) -> bool:
-    """Whether a task waits for nothing, and is one."""
+    """Return whether a row is a task without predecessors left."""
     return tasks.waiting[task] == 0 and (task >= graph.rows or graph.sender_row[task] < 0)
 
 
 def sweep(graph: Graph, rendezvous: int, tasks: Tasks) -> int:
-    """Run every task as soon as all that it waits for has happened; return the tasks run.
+    """Run every task when its last predecessor releases it; return the number of tasks that ran.
 
-    Nothing is shared, so the order of the walk does not matter and no clock is kept.
+    Nothing is shared, so no clock is needed.
     """
     duration, lag, following, following_peer = graph.duration, graph.lag, graph.following, graph.following_peer
     edge_ptr, edge = graph.edge_ptr, graph.edge
@@ -94,7 +94,7 @@ def sweep(graph: Graph, rendezvous: int, tasks: Tasks) -> int:
 
 
 def _fetch_ahead(graph: Graph, tasks: Tasks, task: int) -> None:
-    """Have near what comes on a task's lane two lines of memory later: meanwhile many other lanes go on."""
+    """Prefetch the columns of a task's lane two cache lines ahead."""
     fetch(
         task + AHEAD, tasks.start, tasks.waiting, tasks.cause,
         graph.duration, graph.lag, graph.following, graph.edge_ptr,
@@ -103,7 +103,7 @@ def _fetch_ahead(graph: Graph, tasks: Tasks, task: int) -> None:
 
 
 def count_waits(graph: Graph, waiting: Any, rendezvous: int) -> None:
-    """Count what each task waits for."""
+    """Count the predecessors of each task."""
     following, following_peer, edge = graph.following, graph.following_peer, graph.edge
     tasks = len(following)
     for task in range(tasks):
@@ -117,7 +117,7 @@ def count_waits(graph: Graph, waiting: Any, rendezvous: int) -> None:
 
 
 def _first_ready(graph: Graph, tasks: Tasks) -> int:
-    """Put the tasks that wait for nothing on the stack; return its size."""
+    """Push the tasks without predecessors; return the size of the stack."""
     top = 0
     for task in range(len(graph.duration) - 1, -1, -1):
         if may_begin(graph, tasks, task):
@@ -127,10 +127,10 @@ def _first_ready(graph: Graph, tasks: Tasks) -> int:
 
 
 def enter_times(lane_ptr, fork, sender_row, start, end, cause, enter):
-    """Note when each row was launched: the row before it on its lane and its fork were done.
+    """Fill in when each row is launched: the end of the previous row of its lane and of its fork.
 
-    Before that, each receiver's side of a rendezvous is given when its sender's side ran; ``twin`` is empty where
-    there is none. Returns whether any row starts before the one that it follows on its lane.
+    First copy the times of each rendezvous from the sender's row to the receiver's; ``sender_row`` is empty if
+    there is none. Return whether any row starts before the previous row of its lane.
     """
     disordered = 0
     meets = len(sender_row) > 0
@@ -177,11 +177,11 @@ class Ends(NamedTuple):
 
     end: Any
     least: Any
-    """The earliest possible: a receive ends after its send."""
+    """Lower bound of the end: a receive ends after its send."""
 
 
 class Step(NamedTuple):
-    """What is looked at when tasks begin and end."""
+    """State of the event engine that tasks read and change."""
 
     graph: Graph
     jobs: Jobs
@@ -193,7 +193,7 @@ class Step(NamedTuple):
 
 
 def start_all(step: Step) -> None:
-    """Start every task that waits for nothing, and what follows from it."""
+    """Start every task without predecessors, and all successors that this releases."""
     graph, tasks = step.graph, step.tasks
     count_waits(graph, tasks.waiting, 1)
     for i in range(graph.edge_ptr[len(graph.duration)]):
@@ -202,16 +202,13 @@ def start_all(step: Step) -> None:
                 1  # such a task waits for the other's start, and its own end for its end
             )
     for task in range(len(graph.duration)):
-        # What starts first is told from what was released by its cause: those have one.
+        # Tasks that were released have a cause.
         if tasks.cause[task] < 0 and may_begin(graph, tasks, task):
             settle(step, _begin(step, task, 0))
 
 
 def _begin(step: Step, task: int, top: int) -> int:
-    """Start a task that waits for nothing more: a job joins the heap, another task ends ahead of time.
-
-    Returns the size of the stack.
-    """
+    """Start a task: a job joins the heap, any other task ends at once. Return the size of the stack."""
     graph, tasks = step.graph, step.tasks
     job, start = step.jobs.of_task[task], tasks.start[task]
     if job < 0:
@@ -227,7 +224,7 @@ def _begin(step: Step, task: int, top: int) -> int:
 
 
 def settle(step: Step, top: int) -> None:
-    """Tell all that follows from the ``top`` tasks on the stack, whose ends are known."""
+    """Release the successors of the ``top`` tasks on the stack."""
     graph, tasks = step.graph, step.tasks
     while top > 0:
         top -= 1
@@ -252,7 +249,7 @@ def settle(step: Step, top: int) -> None:
 
 
 def _follow_sender(step: Step, sender: int, receiver: int) -> bool:
-    """Let a receive begin where its send began, if that was no job, and end no earlier; return whether it may."""
+    """Release a receive at the start of its send unless that is a job; return whether nothing else holds it."""
     duration, tasks, ends = step.graph.duration, step.tasks, step.ends
     if step.jobs.of_task[sender] < 0:
         reach(tasks, receiver, tasks.start[sender], sender)
