@@ -32,15 +32,15 @@ class Placed(NamedTuple):
     """One segment in the order in which a rank issues it."""
 
     member: int
-    """Which of the pair's actions it belongs to."""
+    """Index of its action in the pair."""
     number: int
-    """Its place in that action."""
+    """Its index in that action."""
     release: int
-    """The computation behind which it is issued, as a place in the order; else :data:`ROW` or :data:`STREAM`."""
+    """Index in the order of the computation after which it is issued; else :data:`ROW` or :data:`STREAM`."""
 
 
 ROW, STREAM = -1, -2
-"""Issued behind whatever its row computed before, or behind nothing but what its stream and its needs say."""
+"""Issued after the rank's previous computation, or constrained by its stream and its dependencies alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,15 +48,15 @@ class Paired:
     """The segments of one or more actions in the order of issue."""
 
     order: tuple[Placed, ...]
-    """The segments: those of each stream follow one another in this order."""
+    """The segments; each stream runs its segments in this order."""
     needs: tuple[tuple[int, int], ...]
-    """Places in the order of which the first is waited for by the second, where their stream does not say so."""
+    """Dependencies that no stream implies: index in the order of a segment, and of one that waits for it."""
     results: tuple[tuple[int, ...], ...]
-    """By action, the places of the segments behind which its result is there."""
+    """Per action, the indices of the segments whose ends complete its result."""
 
 
 def alone(segments: Sequence[Segment]) -> Paired:
-    """Return an action by itself: each segment follows the one before, whatever it needs."""
+    """Return the order of a single action: each segment waits for the previous one."""
     places = range(len(segments))
     computed = [max((i for i in places[:at] if segments[i].is_computation), default=STREAM) for at in places]
     release = [ROW if segments[i].is_computation or not i else computed[i] for i in places]
@@ -68,7 +68,7 @@ def alone(segments: Sequence[Segment]) -> Paired:
 
 
 def alone_overlapped(segments: Sequence[Segment]) -> Paired:
-    """Return an action by itself that computes beside its own communication; its result is there when all is."""
+    """Return the order of a single action whose computation and communication overlap; all are its result."""
     rows = paired((segments,))
     last = {segments[one.number].stream: place for place, one in enumerate(rows.order)}
     return replace(rows, results=(tuple(sorted(last.values())),))
@@ -77,9 +77,8 @@ def alone_overlapped(segments: Sequence[Segment]) -> Paired:
 def paired(members: Sequence[Sequence[Segment]], interleave: Sequence[int] = ()) -> Paired:
     """Return the order of several actions' segments.
 
-    Computations of one action keep their order, and ``interleave`` says whose next one comes, over and over;
-    without it, whichever can start first with nothing else beside. Communication is issued as soon as what it
-    needs has been, and so in the order of its producers.
+    Computations of one action keep their order. ``interleave`` is the repeated order of actions; without it, the
+    computation that can start first is next. Communication is issued right after its last predecessor.
     """
     turns = _turns(members, interleave) if interleave else _first_ready(members)
     order: list[Placed] = []
@@ -109,7 +108,7 @@ def _next_computation(segments: Sequence[Segment], member: int, place: dict[tupl
 def _issue_communication(
     members: Sequence[Sequence[Segment]], order: list[Placed], place: dict[tuple[int, int], int]
 ) -> None:
-    """Issue all communication whose needs have been, the first member's first, until no more is."""
+    """Issue all communication whose predecessors are issued, by member."""
     while True:
         ready = [
             (member, number)
@@ -140,7 +139,7 @@ def _turns(members: Sequence[Sequence[Segment]], interleave: Sequence[int]) -> l
 
 
 def _first_ready(members: Sequence[Sequence[Segment]]) -> list[int]:
-    """Return whose computation comes next where streams run what is ready first, the first member on a tie."""
+    """Return the order of members if each stream runs the segment that is ready first; ties go by member."""
     end: dict[tuple[int, int], int] = {}
     free: dict[Stream, int] = {}
     turns: list[int] = []
@@ -172,25 +171,25 @@ def _first_ready(members: Sequence[Sequence[Segment]]) -> list[int]:
 
 _NONE = np.zeros(0, dtype=np.int32)
 WHOLE = PartColumns(_NONE, _NONE, np.zeros(0, dtype=np.int64), _NONE, _NONE, np.zeros(0, dtype=np.int64))
-"""Nothing in parts."""
+"""No segments."""
 
 
 class Expansion(NamedTuple):
-    """Actions in parts: the rows of an issue order that are segments."""
+    """Rows of an issue order that are segments."""
 
     columns: PartColumns = WHOLE
     """One value per row."""
     name: Int32s = _NONE
-    """Which of :attr:`names` each row's segment has, -1 for none."""
+    """Index into :attr:`names` of each row's segment, -1 for none."""
     names: tuple[str, ...] = ()
     """Names of segments."""
     links: tuple[str, ...] = ()
-    """The link of each path that segments' bytes go over: one path per link, rank and stream."""
+    """Link of each path of segments: one path per link, rank and stream."""
     needs: tuple[Int32s, Int32s] = (_NONE, _NONE)
-    """Rows of which the first is waited for by the second, where no stream says so."""
+    """Dependencies that no stream implies: rows, and rows that wait for them."""
 
     def placed(self, place: Int32s) -> Parts | None:
-        """Return which segments the rows are once they have their places; None where nothing is in parts."""
+        """Return the segments of rows in the order of lanes; None if there are none."""
         if not self.names:
             return None
         number, name = np.empty_like(self.name), np.empty_like(self.name)
@@ -199,7 +198,7 @@ class Expansion(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """Actions or pairs that are alike, and the rows that stand for each of them."""
+    """Actions or pairs with equal segments, and their order."""
 
     start: NDArray[np.int64]
     size: int
@@ -215,13 +214,13 @@ def in_segments(
     *,
     slows: bool = False,
 ) -> tuple[IssueOrder, Expansion]:
-    """Return the issue order with every action that has segments in parts, and what the parts are.
+    """Return the issue order with actions replaced by their segments, and these segments.
 
-    A table without overlapped pairs stays as it is, where an action's segments only follow one another, or do not
+    A table without overlapped pairs does not change, unless computation and communication of an action overlap and
     slow each other (``slows``).
 
     Raises:
-        ScheduleError: an order of segments that names members which a pair does not have.
+        ScheduleError: an order of segments names a member that its pair does not have.
     """
     if not workload.segments or not _overlaps(issued, workload, slows=slows):
         return issued, Expansion()
@@ -235,7 +234,7 @@ def _overlaps(issued: IssueOrder, workload: Workload, *, slows: bool) -> bool:
 
 
 def _alike(issued: IssueOrder, workload: Workload) -> Iterator[tuple[NDArray[np.int64], int]]:
-    """Yield the rows with which actions, messages and pairs begin, the alike together, and the rows of each."""
+    """Yield groups of equal actions, messages and pairs: their first rows, and the number of rows of each."""
     first = group_starts(issued.pair, issued.row_ptr)
     size = np.diff(first, append=len(issued))
     used = workload.microbatch_class
@@ -260,7 +259,7 @@ def _group(
     start: NDArray[np.int64],
     size: int,
 ) -> _Group:
-    """Return the rows that stand for an action or pair; a message, and an action without segments, stays whole."""
+    """Return the order of an action's or pair's segments; messages and actions without segments have none."""
     rows = range(int(start[0]), int(start[0]) + size)
     kinds = tuple(Kind(int(issued.kind[row])) for row in rows)
     given = [_segments_of(issued, workload, row) for row in rows]
@@ -294,7 +293,7 @@ def _whole_ns(issued: IssueOrder, workload: Workload, row: int) -> int:
 def _segments_of(issued: IssueOrder, workload: Workload, row: int) -> tuple[Segment, ...]:
     kind = Kind(int(issued.kind[row]))
     by_stage = _costs(issued, workload, row).segments.get(kind)
-    if by_stage is None or kind not in COMPUTE:  # what runs on another stream stays whole there
+    if by_stage is None or kind not in COMPUTE:  # actions of other streams have no segments
         return ()
     span = int(issued.span[row])
     return tuple(
@@ -351,7 +350,7 @@ def _most_results(groups: Sequence[_Group]) -> int:
 
 
 def _paths_over_links(whole: IssueOrder, columns: PartColumns, links: Sequence[str]) -> tuple[str, ...]:
-    """Number the paths over single links, in place; what one rank sends on one stream follows one another."""
+    """Number the paths over single links in place, one per link, rank and stream."""
     rows = np.flatnonzero(columns.path >= 0)
     rank = np.searchsorted(whole.row_ptr, rows, side="right") - 1
     key = (columns.path[rows].astype(np.int64) * whole.placement.ranks + rank) * len(Stream) + columns.stream[rows]
@@ -370,7 +369,7 @@ def _released(rows: Paired, start: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 _KEEPS_MESSAGES = {PolicyName.ASYNC, PolicyName.ORDERED}
-"""Policies under which a message leaves when its own member of a pair is done, not when the whole pair is."""
+"""Policies under which a message leaves when its member of a pair ends, not when the whole pair ends."""
 
 
 def is_early(issued: IssueOrder) -> bool:
@@ -389,9 +388,10 @@ def wait_for_results(
     results: NDArray[np.int64],
     policy: Policy,
 ) -> list[NDArray[np.int64]]:
-    """Return what waits for an action's results where those are communication; let a pair's messages leave early.
+    """Return the dependencies on results that communication completes, and release messages of pairs early.
 
-    That is its message, what its own rank makes of it, and behind an action alone whatever its rank issues next.
+    Dependents are the action's message, its consumer on the same rank and, after a single action, the rank's next
+    row.
     """
     placement = issued.placement
     stages, microbatches = placement.stages, placement.microbatches
@@ -414,13 +414,13 @@ def wait_for_results(
         source = np.concatenate([ends[before], ends[sent], result[alone]])
         target = np.concatenate([begins[behind], begin[sends], begin[later]])
         kept = (source >= 0) & (target >= 0)
-        kept &= columns.stream[source] != Stream.COMPUTE  # whose order says so
+        kept &= columns.stream[source] != Stream.COMPUTE  # the compute stream keeps the order
         found.append(np.stack([source, target])[:, kept])
     return found
 
 
 def _cells(issued: IssueOrder) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Return the results that forwards and backwards make, by place, who makes each, and how many each way has."""
+    """Return the index of each result, its row, and the number of results per direction."""
     stages, microbatches = issued.placement.stages, issued.placement.microbatches
     way = TABLE.feeds[issued.kind].astype(np.int64)
     rows = np.flatnonzero((way >= 0) & (issued.microbatch >= 0))
@@ -431,7 +431,7 @@ def _cells(issued: IssueOrder) -> tuple[NDArray[np.int64], NDArray[np.int64], in
 
 
 def _release(columns: PartColumns, results: NDArray[np.int64], sends: NDArray[np.int64]) -> None:
-    """Let messages leave behind the computations that their results follow, not behind the whole pair."""
+    """Release messages after the computations of their results, not after the whole pair."""
     computes = (results >= 0) & (columns.stream[results] == Stream.COMPUTE)
     last = np.where(computes, results, STREAM).max(axis=0)
     own = (results >= 0).any(axis=0)
@@ -439,7 +439,7 @@ def _release(columns: PartColumns, results: NDArray[np.int64], sends: NDArray[np
 
 
 def _on_own_rank(placement: Placement) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the results of which the first is needed, on the same rank, for the second."""
+    """Return pairs of results on one rank, the second of which needs the first."""
     stages, microbatches = placement.stages, placement.microbatches
     held, microbatch = placement.stage_rank[placement.microbatch_route], np.arange(microbatches)
     cells = np.arange(stages * microbatches)
@@ -454,10 +454,10 @@ def _on_own_rank(placement: Placement) -> tuple[NDArray[np.int64], NDArray[np.in
 def _behind_alone(
     issued: IssueOrder, results: NDArray[np.int64], policy: Policy, computed: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return actions alone, and the rows that its rank issues behind each on any stream.
+    """Return single actions, and the rows that their ranks issue next on any stream.
 
-    What holds the compute stream comes behind whatever held it before, all else behind what was computed before.
-    Each member of a pair comes behind what the whole pair comes behind.
+    Rows of the compute stream follow its previous row; other rows follow the previous computation. All members of
+    a pair follow the same row.
     """
     follows = COMPUTE.mask(issued.kind) | (COMMUNICATION.mask(issued.kind) & policy.blocks)
     last = np.where(follows, _last(issued, follows), computed)
@@ -469,7 +469,7 @@ def _behind_alone(
 
 
 def _last(issued: IssueOrder, rows: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the last of some rows before each row of its rank, -1 where there is none."""
+    """Return the last of the given rows before each row on its rank, -1 for none."""
     last = np.full(len(issued), -1, dtype=np.int64)
     last[1:] = np.maximum.accumulate(np.where(rows, np.arange(len(issued)), -1))[:-1]
     first = np.repeat(issued.row_ptr[:-1], np.diff(issued.row_ptr))

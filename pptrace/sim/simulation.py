@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """A simulated step with what its messages did on the links."""
+    """A simulated step with the traffic of its messages."""
 
     timeline: Timeline
     """Every slice."""
     traffic: Traffic | None
-    """Which links the messages used and how fast; None where the network has no links."""
+    """Links and rates of the messages; None if the network has no links."""
 
 
 def simulate(
@@ -63,21 +63,21 @@ def simulate(
 
     Args:
         schedule: the table; it is validated first.
-        workload: what the actions cost.
-        network: what lies between the ranks; ideal by default.
+        workload: costs of the actions.
+        network: network between the ranks; ideal by default.
         policy: how messages are issued; ``async`` by default.
-        contention: what messages that meet do, and what computation and communication do to each other;
-            by default messages share links max-min fairly, and nothing slows computation.
+        contention: how messages share links, and how computation and communication slow each other; by default
+            messages share links max-min fairly, and nothing slows computation.
         overlap_reduction: whether a stage's gradients are reduced over its replicas as soon as they
-            are whole, or only when every rank has finished.
+            are complete, or only when every rank has finished.
         stage_replicas: whether ranks that hold the same stage reduce its gradients between them.
-        times: of single actions, in place of the workload's and the network's.
-        partial: whether actions may be missing, of ranks that nobody recorded; what they leave is there at once.
+        times: times of single actions, which override the workload and the network.
+        partial: whether actions of unrecorded ranks may be missing; their results are available at time 0.
 
     Raises:
-        ScheduleError: the schedule breaks a law of tables, or the costs are not for it.
-        DeadlockError: the schedule deadlocks, or does so under this policy.
-        PluginError: the network's answer cannot be used.
+        ScheduleError: the schedule is invalid, or the costs do not match it.
+        DeadlockError: the schedule deadlocks, alone or under this policy.
+        PluginError: the network returns invalid paths.
     """
     return simulate_traffic(
         schedule, workload, network, policy,
@@ -98,10 +98,10 @@ def simulate_traffic(
     times: ActionTimes | None = None,
     partial: bool = False,
 ) -> Simulated:
-    """Simulate as :func:`simulate` does, and keep what the messages did on the links."""
+    """Simulate as :func:`simulate` does, and return the traffic too."""
     policy, network = policy or Policy(), network or ideal()
     contention = contention or Contention()
-    # Streams find every deadlock but a pair's with itself: there its members follow one another.
+    # Streams reveal every deadlock except that of a pair with itself.
     made_at = None
     if partial:
         validate_partial(schedule)
@@ -143,9 +143,9 @@ def _run(graph: TaskGraph, links: Links, contention: Contention) -> tuple[Ran, R
 
 
 def _timeline(graph: TaskGraph, ran: Ran, *, has_twins: bool) -> tuple[Timeline, bool]:
-    """Return the timeline, its rows in the order of the graph, and whether that is the order of time.
+    """Return the timeline in the order of the graph, and whether its rows are in the order of time.
 
-    A batch puts rows in the order of launches, which may be another.
+    Rows of batches are in the order of launches, which may differ.
     """
     rows = graph.rows
     duration, lag = graph.duration_ns[:rows], graph.lag_ns[:rows]
@@ -164,7 +164,7 @@ def _timeline(graph: TaskGraph, ran: Ran, *, has_twins: bool) -> tuple[Timeline,
 
 
 def _whole(timeline: Timeline, *, overlap: bool) -> list[int]:
-    """Return when the gradients of each stage were whole and, unless reductions overlap, those of all."""
+    """Return when the gradients of each stage were complete or, without overlap, those of all stages."""
     whole = np.zeros(timeline.placement.stages, dtype=np.int64)
     rows = np.flatnonzero(WEIGHT_GRADIENTS.mask(timeline.kind))
     np.maximum.at(whole, timeline.stage[rows], timeline.end_ns[rows])
@@ -221,7 +221,7 @@ _SHOWN = 8
 
 
 def timed(workload: Workload, links: Links) -> Workload:
-    """Return the costs with what bytes over links take alone, latency included.
+    """Return the costs with the uncontended time of segments over links, latency included.
 
     Raises:
         ScheduleError: the network has no link of that name.
@@ -250,10 +250,10 @@ def timed(workload: Workload, links: Links) -> Workload:
 def explain_stuck(
     schedule: Schedule, workload: Workload, network: Network, policy: Policy, graph: TaskGraph, waiting: Int32s
 ) -> DeadlockError:
-    """Return the error for a graph of which some tasks never ran; ``waiting`` is above zero for those."""
+    """Return the error for a graph in which tasks with ``waiting`` above zero did not run."""
     cycle = [name for task in _cycle(graph, waiting) if (name := _name(graph, task))]
     remedy = "; change the order on one of these ranks"
-    if policy.name is PolicyName.ORDERED and not policy.title:  # a plugin's policy takes no eager size
+    if policy.name is PolicyName.ORDERED and not policy.title:  # a plugin's policy has no eager size
         remedy = _eager_remedy(schedule, workload, network, policy, graph)
     elif policy.name is PolicyName.BATCHED and policy.program is None and policy.placing is Receive.DEFERRED:
         remedy += ", or receive earlier: --set p2p.receive=asap"

@@ -229,7 +229,7 @@ def assign_lanes(
 def _keyed(
     issued: IssueOrder, policy: Policy, parts: PartColumns, graph: StageGraph, lane_of_stream: Int32s, width: int
 ) -> tuple[LaneColumns, int, Int32s, NDArray[np.bool_]]:
-    """Return each row's lane, the number of message groups, rows per lane key, and which rank pairs have messages."""
+    """Return each row's lane, the number of message groups, rows per lane key, and rank pairs with messages."""
     rows, ranks = len(issued), graph.ranks
     grouped = policy.name is PolicyName.BATCHED and issued.calls is None
     (peer,), group = empty_columns(rows, np.int32), unset(rows if grouped else 0)

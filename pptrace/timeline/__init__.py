@@ -1,1 +1,1 @@
-"""Steps that happened: slices in columns and what they amount to."""
+"""Timelines of steps, and their analyses."""

@@ -196,7 +196,7 @@ def segment_rows(timeline: Timeline) -> tuple[Int64s, Int64s]:
 
 
 def last_segments(timeline: Timeline) -> Int32s:
-    """Return, for each row, the row of its action's segment that ends last; behind them all -1."""
+    """Return, for each row, the row of its action's segment that ends last; one more value is -1."""
     last = np.append(np.arange(len(timeline), dtype=np.int32), np.int32(-1))
     rows, action = segment_rows(timeline)
     if rows.size:

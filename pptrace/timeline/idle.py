@@ -1,4 +1,4 @@
-"""Where each rank's time went: busy, or idle for a cause, in sum and interval by interval."""
+"""Busy time and causes of idle time of each rank, in sum and per interval."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class Occupied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BySize:
-    """What operations of one sort took, by size, where nothing says what they were for."""
+    """Durations by size of communication operations whose purpose is unknown."""
 
     what: str
     """The sort, such as ``messages between nodes`` or ``AllReduce of 8 ranks``."""

@@ -51,7 +51,7 @@ class Memory:
 
     @property
     def static_bytes(self) -> Int64s:
-        """What is there from the step's start to its end."""
+        """Memory that is allocated from the step's start to its end."""
         total: Int64s = (
             self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
             + self.buffer_bytes + self.reserved_bytes - self.gathered_bytes
@@ -86,7 +86,7 @@ class Memory:
 
     @property
     def devices_differ(self) -> bool:
-        """Whether ranks have devices of unlike memory."""
+        """Whether the memory of devices differs between ranks."""
         return len({*self.room_bytes.tolist()}) > 1
 
     @property
@@ -159,7 +159,7 @@ def _needs_clock(timeline: Timeline, workload: Workload) -> bool:
 
 
 def _changes(timeline: Timeline, workload: Workload, rank: int) -> tuple[Int64s, Int64s]:
-    """Return when one rank's memory changes, in order; at one instant, what is freed comes first.
+    """Return the changes of one rank's memory in order of time; at one instant, memory is freed first.
 
     Returns:
         Times, and bytes of activations, gathered weights and gradients that are not reduced, shape (3, changes).

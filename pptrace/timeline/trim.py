@@ -102,7 +102,7 @@ def _unused_links(routes: Routes | None) -> AbstractSet[str]:
 
 
 def _of_microbatches(timeline: Timeline, microbatches: Sequence[int]) -> Timeline:
-    """Return what works on some microbatches, and of all else what happens meanwhile."""
+    """Return the rows of some microbatches, and the rows without a microbatch during the same time."""
     working = timeline.microbatch >= 0
     wanted = working & _works_on(timeline, microbatches)
     start, end = _span(timeline, working, wanted)
@@ -167,7 +167,7 @@ def _of_rows(timeline: Timeline, chosen: NDArray[np.bool_]) -> Timeline:
 
 
 def _note(timeline: Timeline, ranks: Sequence[int] | None, microbatches: Sequence[int] | None) -> dict[str, str]:
-    """Say what is left, on top of an earlier trim."""
+    """Return the provenance entry of the selection, combined with that of an earlier trim."""
     note = dict(timeline.provenance.get("trimmed", {}))
     if ranks is not None:
         note["ranks"] = _compact(ranks)

@@ -227,7 +227,7 @@ def _last_message(row, cells, rows, graph, kinds, index):
 
 
 def _message_index(direction, e, microbatch, graph):
-    """Return the place of a microbatch's message over an edge to a stage from what it needs."""
+    """Return the index of a microbatch's message over an edge between a stage and its predecessor."""
     edge = graph.pred_edge[e] if direction == 0 else graph.edges + graph.succ_edge[e]
     return edge * graph.microbatches + microbatch
 
