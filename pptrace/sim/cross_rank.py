@@ -128,7 +128,7 @@ def _wait_for_holders(cells: CellColumns, lanes: Lanes, placement: Placement) ->
 
 
 def _wait_for_replicas(cells: CellColumns, released_ns: Int64s, first: int, *, barrier: bool) -> Pairs | None:
-    """Return edges to reductions and synchronizations from one task per stage that stands for other replicas.
+    """Return edges to reductions and synchronizations from one task per stage of the other replicas.
 
     Args:
         cells: the rows.

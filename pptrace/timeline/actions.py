@@ -206,7 +206,7 @@ def last_segments(timeline: Timeline) -> Int32s:
     return last
 
 
-class OwnWaits(NamedTuple):
+class GroupWaits(NamedTuple):
     """Rows' times where waits for own groups, which nothing hides, belong to the computation that waits."""
 
     start_ns: Int64s
@@ -214,11 +214,11 @@ class OwnWaits(NamedTuple):
     collective_ns: Int64s
 
 
-def with_own_waits(timeline: Timeline) -> OwnWaits:
+def include_group_waits(timeline: Timeline) -> GroupWaits:
     """Return the rows' times as they are where every action is one row: its waits for its own groups inside it."""
     start, end, collective = timeline.start_ns, timeline.end_ns, timeline.collective_ns
     if timeline.parts is None:
-        return OwnWaits(start, end, collective)
+        return GroupWaits(start, end, collective)
     start, end, collective = start.copy(), end.copy(), collective.copy()
     own, follows = in_group(timeline), _follows(timeline)
     _fill_actions_alone(timeline, own, start, end)
@@ -227,7 +227,7 @@ def with_own_waits(timeline: Timeline) -> OwnWaits:
     waits &= (timeline.parts.number[1:] > 0) | ((cause[1:] >= 0) & own[cause[1:]])
     start[1:] -= np.where(waits, np.maximum(start[1:] - end[:-1], 0), 0)
     collective += timeline.start_ns - start + end - timeline.end_ns
-    return OwnWaits(start, end, collective)
+    return GroupWaits(start, end, collective)
 
 
 def _fill_actions_alone(timeline: Timeline, own: NDArray[np.bool_], start: Int64s, end: Int64s) -> None:
@@ -284,7 +284,7 @@ def folded(timeline: Timeline) -> Timeline:
 
 def _shared(timeline: Timeline, actions: Actions) -> tuple[Int64s, Int64s]:
     """Return each action's start and end on its compute stream, where members of a pair come one after another."""
-    times, (rows, action) = with_own_waits(timeline), segment_rows(timeline)
+    times, (rows, action) = include_group_waits(timeline), segment_rows(timeline)
     computes = ~in_group(timeline)[rows]
     rows, action = rows[computes], action[computes]
     start, end = np.full(len(actions), np.iinfo(np.int64).max), np.zeros(len(actions), dtype=np.int64)

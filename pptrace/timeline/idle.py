@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from pptrace.steps.kinds import TABLE, Stream
-from pptrace.timeline.actions import with_own_waits
+from pptrace.timeline.actions import include_group_waits
 from pptrace.timeline.kernels import idle as idle_kernels
 from pptrace.timeline.kernels import rows as rows_kernels
 from pptrace.timeline.messages import index_timeline, lanes_of, messages
@@ -109,7 +109,7 @@ def _attributed(timeline: Timeline, found: idle_kernels.Waits) -> tuple[TimeSpen
     """Attribute each rank's time, keep the intervals that there is room for, and return how many there are."""
     index = index_timeline(timeline)
     opened, closed = window(timeline)
-    times = with_own_waits(timeline)
+    times = include_group_waits(timeline)
     busy, collective, reduction = (np.zeros(timeline.ranks, dtype=np.int64) for _ in range(3))
     idle = np.zeros(timeline.ranks * len(IdleCause), dtype=np.int64)
     count = run(

@@ -168,10 +168,10 @@ def phases(timeline: Timeline) -> tuple[Phase, ...]:
     forward = (timeline.kind == Kind.F) & computes
     backward = BACKWARD.mask(timeline.kind) & computes
     ranks, firsts = _ranks(timeline)
-    start = _first(timeline.start_ns, forward, firsts)
-    turn = _first(timeline.start_ns, backward, firsts)
-    last = _last(timeline.end_ns, forward, firsts)
-    end = _last(timeline.end_ns, backward, firsts)
+    start = _of_ranks(np.minimum, np.where(forward, timeline.start_ns, _NEVER), firsts)
+    turn = _of_ranks(np.minimum, np.where(backward, timeline.start_ns, _NEVER), firsts)
+    last = _of_ranks(np.maximum, np.where(forward, timeline.end_ns, -1), firsts)
+    end = _of_ranks(np.maximum, np.where(backward, timeline.end_ns, -1), firsts)
     found = []
     for index, rank in enumerate(ranks):
         if turn[index] == _NEVER or start[index] == _NEVER:
@@ -190,14 +190,6 @@ def _ranks(timeline: Timeline) -> tuple[list[int], NDArray[np.int64]]:
     filled = np.diff(timeline.lane_ptr) > 0
     rank, first = np.unique(timeline.lane_rank[filled], return_index=True)
     return rank.tolist(), timeline.lane_ptr[:-1][filled][first].astype(np.int64)
-
-
-def _first(time: Int64s, chosen: NDArray[np.bool_], firsts: NDArray[np.int64]) -> list[int]:
-    return _of_ranks(np.minimum, np.where(chosen, time, _NEVER), firsts)
-
-
-def _last(time: Int64s, chosen: NDArray[np.bool_], firsts: NDArray[np.int64]) -> list[int]:
-    return _of_ranks(np.maximum, np.where(chosen, time, -1), firsts)
 
 
 def _of_ranks(pick: np.ufunc, time: Int64s, firsts: NDArray[np.int64]) -> list[int]:

@@ -2,8 +2,8 @@
 
 Tasks of fixed length are not events: the end is known as soon as the start is. Events are arrivals and ends of
 *jobs*, tasks whose speed depends on other running jobs. A job is a flow over links (rate in parts of a kB/s,
-volume in the same parts per ns) or, with interference, a computation or a communication of fixed length (thousandths of a
-ns, per mille). All events of one instant precede the update of rates and are in order of job.
+volume in the same parts per ns) or, with interference, a computation or a communication of fixed length
+(thousandths of a ns, per mille). All events of one instant precede the update of rates and are in order of job.
 """
 
 from typing import Any, NamedTuple
