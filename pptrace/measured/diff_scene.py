@@ -420,7 +420,7 @@ def _clock(side: Side, rank: int) -> int:
 
 
 def _earliest_zero_ns(side: Side) -> int:
-    """Return the earliest time 0 of the files of a side, by the clock of rank 0."""
+    """Return the earliest time 0 of the files of a side, in time of rank 0."""
     return min(source.origin_ns + _clock(side, source.rank) for source in _sources(side))
 
 

@@ -64,7 +64,7 @@ def write_picture(path: Path, size: tuple[float, float], draw: Callable[[Any], N
 
 
 def save_picture(path: Path, suffix: str, size: tuple[float, float], draw: Callable[[Any], None]) -> None:
-    """Write the figure that ``draw`` fills in the format of a suffix, whatever the name of the file.
+    """Write the figure that ``draw`` fills in the format of a suffix.
 
     Raises:
         PptraceError: matplotlib is not installed.

@@ -49,10 +49,10 @@ if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline
 
 _DRAWN = KindSet(COMPUTE - STAGE_ENDS)
-"""Kinds that take time in the idealised table."""
+"""Kinds with a duration in the idealised table."""
 
 _ROWS = (Stream.COMPUTE, Stream.COPY_OUT, Stream.COPY_IN)
-"""Streams that a rank's row shows."""
+"""Streams in the row of a rank."""
 
 _PER_SLOT = Flat(rate_kbps=1_000_000)
 """A network on which a message of one byte takes one slot."""
@@ -84,7 +84,7 @@ class SlotsOfKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One action in the picture."""
+    """One action of a drawing."""
 
     rank: int
     """Its row."""
@@ -93,63 +93,62 @@ class Cell:
     length: int
     """Its slots."""
     action: Action
-    """What it is."""
+    """The action."""
     route: int
-    """Its microbatch's route."""
+    """The route of its microbatch."""
     marked: bool = False
-    """Whether something is wrong with it."""
+    """Whether an error concerns it."""
     chunk: int = 0
-    """How many stages of its route its rank has before it."""
+    """The number of earlier stages of its route on its rank."""
     pair: int = -1
-    """Number of its overlapped pair on its rank, -1 outside."""
+    """The number of its overlapped pair on its rank, -1 without one."""
 
     @property
     def copies(self) -> bool:
-        """Whether it is a thin bar along its row's edge, of one slot: a copy of activations, where it starts."""
+        """Whether it is a copy of activations, drawn as a thin bar of one slot at its start."""
         return self.action.kind in COPIES and not self.marked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """A schedule's table, ready to be drawn."""
+    """A schedule in slots."""
 
     ranks: int
     """Rows."""
     length: int
-    """Slots up to the end of the last action."""
+    """The end of the last action."""
     cells: tuple[Cell, ...]
     """Actions by rank, then by slot."""
     chunks: int
-    """Most stages that a rank holds: above one, labels tell the stage."""
+    """The most stages of a rank; above one, labels include the stage."""
     bubble: Fraction | None
-    """Idle share of the table where messages take no time; None where it is not valid."""
+    """The idle share without transfer times; None for an invalid schedule."""
     step_slots: int = 0
-    """Slots of the table where messages take no time; ``length`` has the drawn messages' slots as well."""
+    """The length without transfer times; ``length`` includes drawn messages."""
     error: ScheduleError | None = None
-    """What is wrong with the schedule."""
+    """The error of an invalid schedule."""
     first: int = 0
-    """The number of the first slot, where those before it were cut off."""
+    """The number of the first slot of a cropped drawing."""
     orders: Mapping[tuple[Kind, ...], tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    """By the kinds of an overlapped pair's members, whose next computation comes, over and over."""
+    """The repeating order of computations of an overlapped pair, by the kinds of its members."""
 
     @property
     def lacking(self) -> tuple[int, str]:
-        """The rank that lacks an action, and which; a rank of -1 where none does."""
+        """The rank that lacks an action, and the action; rank -1 where none does."""
         if self.error is None or self.error.position >= 0 or not self.error.missing:
             return -1, ""
         return self.error.rank, self.error.missing
 
 
 def draw(schedule: Schedule, slots: SlotsOfKind | None = None, *, messages: bool = False) -> Drawing:
-    """Place a schedule's actions in slots.
+    """Place the actions of a schedule in slots.
 
-    An invalid schedule is drawn too, as far as it goes, with the offending cells marked.
+    A drawing of an invalid schedule marks the cells with errors.
 
     Args:
         schedule: the table.
         slots: slots per kind.
-        messages: whether sends and receives take a slot each on their rank's row, as in PyTorch's
-            step simulator.
+        messages: whether sends and receives take one slot each, as in PyTorch's step simulator.
     """
     slots = slots or SlotsOfKind()
     try:
@@ -160,7 +159,7 @@ def draw(schedule: Schedule, slots: SlotsOfKind | None = None, *, messages: bool
 
 
 def cropped(drawing: Drawing, first: int, last: int) -> Drawing:
-    """Return the slots from ``first`` up to ``last``, without that; a cell that is cut is in no pair."""
+    """Return the slots from ``first`` to before ``last``; a cut cell leaves its pair."""
     cells = []
     for cell in drawing.cells:
         low, high = max(cell.start, first), min(cell.start + cell.length, last)
@@ -256,7 +255,7 @@ def _cell(
 
 
 def _chunk_of(placement: Placement) -> NDArray[np.int64]:
-    """Return how many stages of a route the rank of each has before it, shape (routes, stages)."""
+    """Return the number of earlier stages of a route on the same rank, shape (routes, stages)."""
     before = np.zeros(placement.stage_rank.shape, dtype=np.int64)
     for route, ranks in enumerate(placement.stage_rank):
         seen = np.zeros(placement.ranks, dtype=np.int64)
@@ -274,10 +273,10 @@ _FORWARD = 0
 
 
 def place_invalid(schedule: Schedule, length: Sequence[int], at_fault: Collection[int] = ()) -> list[int]:
-    """Return the start of every action, each rank's in the order of its row.
+    """Return the start of every action of a possibly invalid table.
 
-    An action waits for what it needs from the neighbouring stages, where the table has it. Where all
-    ranks wait for each other, one goes on without: the lowest, or that of an action ``at_fault``.
+    An action waits for inputs that the table has. In a deadlock, the lowest rank continues without its inputs;
+    a rank whose next action is ``at_fault`` takes precedence.
     """
     feeds = _Feeds(schedule)
     ends: dict[tuple[int, int, int], int] = {}
@@ -306,7 +305,7 @@ def place_invalid(schedule: Schedule, length: Sequence[int], at_fault: Collectio
 
 
 class _Feeds:
-    """What each action of a table makes and needs, as (0 forward or 1 gradient, stage, microbatch)."""
+    """Outputs and inputs of actions, as (0 for activations or 1 for gradients, stage, microbatch)."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._near = graph_of(schedule.placement)
@@ -336,12 +335,12 @@ class _Feeds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlappedPair:
-    """An overlapped pair in the picture."""
+    """An overlapped pair of a drawing."""
 
     members: tuple[Cell, ...]
-    """Its cells, in order: the first is drawn uppermost."""
+    """Its cells, top to bottom."""
     turns: tuple[tuple[tuple[float, float], ...], ...]
-    """By member, when it computes: from which slot on, and for how many."""
+    """By member, start and length of its computations in slots."""
 
     @property
     def start(self) -> int:
@@ -355,20 +354,20 @@ class OverlappedPair:
 
 
 def pairs_of(drawing: Drawing) -> list[OverlappedPair]:
-    """Return the pairs of which two members or more are in the picture, and none is wrong."""
-    found: dict[tuple[int, int], list[Cell]] = {}
+    """Return the pairs with at least two drawn members and no error."""
+    members: dict[tuple[int, int], list[Cell]] = {}
     for cell in drawing.cells:
         if cell.pair >= 0:
-            found.setdefault((cell.rank, cell.pair), []).append(cell)
+            members.setdefault((cell.rank, cell.pair), []).append(cell)
     return [
         OverlappedPair(members=tuple(cells), turns=_turns(cells, drawing.orders))
-        for cells in found.values()
+        for cells in members.values()
         if len(cells) > 1 and not any(cell.marked for cell in cells)
     ]
 
 
 def note(drawing: Drawing, mark: str = "framed") -> str:
-    """Return what a reader is to know of pairs and how they are marked; nothing where there are none."""
+    """Return a note on overlapped pairs and their order; empty without pairs."""
     kinds = {tuple(cell.action.kind for cell in pair.members) for pair in pairs_of(drawing)}
     if not kinds:
         return ""
@@ -382,7 +381,7 @@ def note(drawing: Drawing, mark: str = "framed") -> str:
 def _turns(
     cells: Iterable[Cell], orders: Mapping[tuple[Kind, ...], tuple[int, ...]]
 ) -> tuple[tuple[tuple[float, float], ...], ...]:
-    """Return when each member computes: by turns where an order is known and nothing waits in between."""
+    """Return the computations of each member: by turns where an order is known and nothing waits."""
     members = list(cells)
     order = orders.get(tuple(cell.action.kind for cell in members), ())
     start = min(cell.start for cell in members)
@@ -400,19 +399,19 @@ def _turns(
 
 
 INK = "#102030"
-"""Letters on a cell."""
+"""The colour of labels."""
 
 MARK = "#c81e1e"
-"""Around a cell that is wrong."""
+"""The colour of frames around errors."""
 
 _LONGEST = 2
-"""Letters of a kind's name that a label takes."""
+"""The longest name of a kind in labels."""
 
 _SENT, _RECEIVED = "\N{RIGHTWARDS ARROW}", "\N{LEFTWARDS ARROW}"
 
 
 _DARKER = 0.84
-"""Of what a colour is, on every other chunk."""
+"""The brightness of colours of every other chunk."""
 
 
 def colour(cell: Cell) -> str:
@@ -444,7 +443,7 @@ def picture_label(cell: Cell, chunks: int) -> str:
 
 
 def legend(cells: Iterable[Cell]) -> dict[str, str]:
-    """Return the colour of each meaning that a picture has, in a fixed order; those of one colour together."""
+    """Return the colours by meaning, in a fixed order, with meanings of one colour joined."""
     found = {(cell.action.kind, min(cell.route, 1), cell.chunk % 2): colour(cell) for cell in cells}
     meanings: dict[tuple[str, str], list[str]] = {}
     for odd, route, (kind, traits) in product(range(2), range(2), KINDS.items()):
@@ -500,7 +499,7 @@ _MOST_BOXES = 10_000
 
 
 def svg_text(drawing: Drawing, title: str) -> str:
-    """Return the drawing as an SVG document; every cell's full action is its tooltip, unless they are too many."""
+    """Return the drawing as an SVG document; cells have tooltips unless there are too many."""
     slot = min(max(_WIDEST // max(drawing.length, 1), 2), _SLOT)
     width = max(_LEFT + drawing.length * slot + _RIGHT, _NARROWEST)
     banded = len(drawing.cells) > _MOST_BOXES
@@ -564,7 +563,7 @@ def _box(cell: Cell, drawing: Drawing, slot: int) -> Markup:
 
 
 def _bar(cell: Cell, slot: int) -> Markup:
-    """Return a copy of activations, over what is computed meanwhile."""
+    """Return the bar of a copy of activations, on top of computations."""
     top = 1 if cell.action.kind is Kind.RELOAD else _ROW - 1 - _THIN
     x, y, width = _LEFT + cell.start * slot + 1, _TOP + cell.rank * _ROW + top, cell.length * slot - 2
     bar = element("rect", x=x, y=y, width=max(width, 1), height=_THIN, fill=colour(cell))
@@ -645,16 +644,16 @@ _COPIES = {Kind.OFFLOAD: "  out", Kind.RELOAD: "  in"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """The part of a table that is shown."""
+    """The visible part of a table."""
 
     first: int
     """First slot."""
     last: int
-    """Behind the last slot."""
+    """The end of the last slot."""
     slot: int
     """Columns of a slot."""
     hidden: int
-    """Slots of the table that are not shown."""
+    """The number of hidden slots."""
 
 
 def window(drawing: Drawing, width: int, first: int = 0, last: int | None = None) -> Window:

@@ -135,7 +135,7 @@ def test_who_waited_for_what_reads_back_from_kernels(data: st.DataObject) -> Non
     assert all(abs(by) <= clock.bound_ns for by, clock in zip(off, measured.clocks, strict=True) if clock.pairs)
     if any(off):
         return  # what two ranks' times have to do with each other is known to the bound only
-    waits, read = (side_of_step(one).metrics.idle_ns for one in (timeline, step.timeline))
+    waits, read = (side_of_step(one).analysis.metrics.idle_ns for one in (timeline, step.timeline))
     if batches is None:
         assert moved(step.timeline) == moved(timeline)
         assert np.array_equal(read, waits)

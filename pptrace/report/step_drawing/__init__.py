@@ -1,4 +1,4 @@
-"""Pictures of a step in true time: a lane per rank, its gaps coloured by their causes, the critical path."""
+"""Gantt charts of a step: a lane per rank, waits coloured by cause, and the critical path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a picture of a step shows: bars of each rank's lane, in time."""
+"""The bars of a Gantt chart of a step."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ CAUSE_COLOURS = {
     IdleCause.CONTENTION: "#d0485f", IdleCause.HEAD_OF_LINE: "#e08a3c", IdleCause.PEER_COMPUTE: "#f3dd8a",
     IdleCause.REDUCTION: "#b98a9c", IdleCause.SLOWER_REPLICA: "#7d5a2e",
 }  # fmt: skip
-"""Colours of waits, told from those of work by their hue, and from one another by lightness too."""
+"""Colours of waits; their hues differ from those of computation, and their lightness from each other."""
 
 PATH = "#102030"
 """The colour of the critical path."""
 
 _GROUP = "#6f8a94"
-"""Of communication within a rank's groups."""
+"""The colour of communication within groups."""
 
 _MOST_BARS = 6_000
-"""Beyond, a lane is drawn as what goes on at each of :data:`_COLUMNS` instants."""
+"""The most bars; larger charts sample each lane at :data:`_COLUMNS` instants."""
 _COLUMNS = 1_600
 _DARKER = 0.84
-"""Of what a colour is, on every other chunk."""
+"""The brightness of colours of every other chunk."""
 _TICKS = 8
 
 SMALLEST = 0.55
-"""To which share of their size labels shrink to fit into bars; smaller ones are left out."""
+"""The smallest relative size of labels in bars; smaller labels are left out."""
 
 
 class Level:
-    """Where in its lane a bar stands."""
+    """The vertical place of a bar in its lane."""
 
     WORK, WAIT, BESIDE, PATH = range(4)
 
@@ -63,23 +63,23 @@ class Bar:
     level: int
     """Its place there, a :class:`Level`."""
     start_ns: int
-    """When it begins."""
+    """Its start."""
     end_ns: int
-    """When it ends, after that."""
+    """Its end."""
     colour: str
-    """Its filling."""
+    """Its colour."""
     label: str = ""
-    """What stands in it, where there is room."""
+    """Its text, shown where it fits."""
     title: str = ""
-    """What a pointer that rests on it is told; empty where bars are too many for that."""
+    """Its tooltip; empty in sampled charts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """A step, ready to be drawn."""
+    """A Gantt chart of a step."""
 
     ranks: tuple[int, ...]
-    """The lanes, from above."""
+    """The lanes, top to bottom."""
     start_ns: int
     """The window's start."""
     end_ns: int
@@ -89,44 +89,44 @@ class Chart:
     legend: tuple[tuple[str, str], ...]
     """Meanings and their colours."""
     sampled: bool
-    """Whether actions are too many to have a bar each."""
+    """Whether bars are samples, because there are too many actions."""
 
     @property
     def letters(self) -> dict[str, int]:
-        """How long the longest label of each colour is: bars of one sort have labels alike, or none."""
-        found: dict[str, int] = {}
+        """The length of the longest label by colour."""
+        lengths: dict[str, int] = {}
         for bar in self.bars:
             if bar.label:
-                found[bar.colour] = max(found.get(bar.colour, 0), len(bar.label))
-        return found
+                lengths[bar.colour] = max(lengths.get(bar.colour, 0), len(bar.label))
+        return lengths
 
     @property
     def ticks(self) -> tuple[tuple[int, str], ...]:
-        """Times for an axis, from the window's start, at round numbers."""
+        """Round times of an axis, from the start of the window."""
         span = max(self.end_ns - self.start_ns, 1)
         steps = (factor * 10**power for power in count() for factor in (1, 2, 5))
         step = next(step for step in steps if span <= step * _TICKS)
-        return tuple((self.start_ns + at, format_duration(at)) for at in range(0, span + 1, step))
+        return tuple((self.start_ns + time_ns, format_duration(time_ns)) for time_ns in range(0, span + 1, step))
 
 
 def chart_of(timeline: Timeline) -> Chart:
-    """Lay out a step: computations, waits, what runs beside on the rank's groups, and the critical path."""
-    found = timeline.why or why(timeline)
-    rank, opened = timeline.rank_of_row(), _shown(timeline, found.waits)
+    """Lay out a step: computations, waits, communication within groups, and the critical path."""
+    reasons = timeline.why or why(timeline)
+    rank, opened = timeline.rank_of_row(), _shown(timeline, reasons.waits)
     stream = np.repeat(timeline.lane_stream, np.diff(timeline.lane_ptr))
     work = np.flatnonzero((stream == Stream.COMPUTE) & COMPUTE.mask(timeline.kind))
     beside = np.flatnonzero(in_group(timeline) | (stream == Stream.DATA_PARALLEL) | COPIES.mask(timeline.kind))
     named = _Named(timeline)
-    drawn = found.path.part == 0
+    drawn = reasons.path.part == 0
     layers = [
-        _Layer(Level.WAIT, found.waits.rank, found.waits.start_ns, found.waits.end_ns,
-               [CAUSE_COLOURS[IdleCause(cause)] for cause in range(len(IdleCause))], found.waits.cause,
-               lambda at: ("", _wait_title(IdleCause(int(found.waits.cause[at])), int(found.waits.peer[at])))),
+        _Layer(Level.WAIT, reasons.waits.rank, reasons.waits.start_ns, reasons.waits.end_ns,
+               [CAUSE_COLOURS[IdleCause(cause)] for cause in range(len(IdleCause))], reasons.waits.cause,
+               lambda at: ("", _wait_title(IdleCause(int(reasons.waits.cause[at])), int(reasons.waits.peer[at])))),
         _Layer(Level.WORK, rank[work], timeline.start_ns[work], timeline.end_ns[work], named.colours,
                named.colour[work], lambda at: named.of_row(int(work[at]))),
         _Layer(Level.BESIDE, rank[beside], timeline.start_ns[beside], timeline.end_ns[beside], [_GROUP],
                np.zeros(beside.size, dtype=np.int32), lambda at: ("", named.of_row(int(beside[at]))[1])),
-        _Layer(Level.PATH, rank[found.path.row[drawn]], found.path.start_ns[drawn], found.path.end_ns[drawn],
+        _Layer(Level.PATH, rank[reasons.path.row[drawn]], reasons.path.start_ns[drawn], reasons.path.end_ns[drawn],
                [PATH], np.zeros(int(drawn.sum()), dtype=np.int32), lambda _: ("", "critical path")),
     ]  # fmt: skip
     sampled = sum(layer.rank.size for layer in layers) > _MOST_BARS
@@ -134,14 +134,14 @@ def chart_of(timeline: Timeline) -> Chart:
     return Chart(
         ranks=tuple(np.unique(timeline.lane_rank).tolist()), start_ns=opened[0], end_ns=opened[1],
         bars=tuple(sorted(bars, key=lambda bar: (bar.rank, bar.level, bar.start_ns))),
-        legend=_legend(timeline, work, found.waits.cause, has_groups=bool(beside.size),
+        legend=_legend(timeline, work, reasons.waits.cause, has_groups=bool(beside.size),
                        has_chunks=bool((named.colour[work] % 2).any())),
         sampled=sampled,
     )  # fmt: skip
 
 
 def _shown(timeline: Timeline, waits: Waits) -> tuple[int, int]:
-    """Return the window, with the waits of a step that was trimmed."""
+    """Return the window, extended by the waits of a trimmed step."""
     start, end = window(timeline)
     if not len(waits):
         return start, end
@@ -150,7 +150,7 @@ def _shown(timeline: Timeline, waits: Waits) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """Bars of one level, in columns, each lane's in the order of time."""
+    """Bars of one level in columns, ordered by time within a lane."""
 
     level: int
     rank: Int32s
@@ -158,29 +158,30 @@ class _Layer:
     end_ns: Int64s
     colours: Sequence[str]
     colour: NDArray[np.integer]
-    """Which of the colours each has."""
+    """The index of the colour of each bar."""
     named: Callable[[int], tuple[str, str]]
-    """Returns the label and the title of one."""
+    """Returns the label and the tooltip of a bar."""
 
     def bars(self) -> Iterator[Bar]:
-        """Yield each that has a length."""
-        for at in np.flatnonzero(self.end_ns > self.start_ns).tolist():
-            label, title = self.named(at)
+        """Yield each bar with a length."""
+        for index in np.flatnonzero(self.end_ns > self.start_ns).tolist():
+            label, title = self.named(index)
             yield Bar(
-                rank=int(self.rank[at]), level=self.level, start_ns=int(self.start_ns[at]),
-                end_ns=int(self.end_ns[at]), colour=self.colours[int(self.colour[at])], label=label, title=title,
+                rank=int(self.rank[index]), level=self.level, start_ns=int(self.start_ns[index]),
+                end_ns=int(self.end_ns[index]), colour=self.colours[int(self.colour[index])], label=label,
+                title=title,
             )  # fmt: skip
 
     def sampled(self, opened_ns: int, closed_ns: int) -> Iterator[Bar]:
-        """Yield what goes on at the middle of each column of the window; columns alike are one bar."""
+        """Yield the bars at the middle of each column of the window, with equal neighbours merged."""
         edges = np.linspace(opened_ns, closed_ns, _COLUMNS + 1).astype(np.int64)
         middle = (edges[:-1] + edges[1:]) // 2
         for rank in np.unique(self.rank).tolist():
-            own = np.flatnonzero(self.rank == rank)
-            own = own[np.argsort(self.start_ns[own], kind="stable")]
-            before = np.searchsorted(self.start_ns[own], middle, side="right") - 1
-            running = (before >= 0) & (self.end_ns[own][before] > middle)
-            shown = np.where(running, self.colour[own][before].astype(np.int64), -1)
+            rows = np.flatnonzero(self.rank == rank)
+            rows = rows[np.argsort(self.start_ns[rows], kind="stable")]
+            before = np.searchsorted(self.start_ns[rows], middle, side="right") - 1
+            running = (before >= 0) & (self.end_ns[rows][before] > middle)
+            shown = np.where(running, self.colour[rows][before].astype(np.int64), -1)
             changes = np.flatnonzero(np.diff(shown, prepend=-2, append=-2))
             for first, stop in zip(changes[:-1].tolist(), changes[1:].tolist(), strict=True):
                 if shown[first] >= 0:
@@ -209,7 +210,7 @@ class _Named:
         self.colour = timeline.kind.astype(np.int64) * 4 + np.minimum(route, 1) * 2 + odd
 
     def of_row(self, row: int) -> tuple[str, str]:
-        """Return what stands in a row's bar, and what it is with its times."""
+        """Return the label and the tooltip of a row."""
         timeline = self._timeline
         action = timeline.action(row)
         part = timeline.parts

@@ -1,4 +1,4 @@
-"""A step's picture as PNG or PDF, with matplotlib."""
+"""A Gantt chart of a step as PNG or PDF, with matplotlib."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LETTER, _LETTERS = 0.0053, 6
 
 
 def write(timeline: Timeline, path: Path, suffix: str, options: Mapping[str, Any]) -> None:
-    """Write a step's picture in a suffix's format; the option ``title`` stands above it.
+    """Write the Gantt chart of a step in the format of a suffix; the option ``title`` is its heading.
 
     Raises:
         PptraceError: matplotlib is not installed.

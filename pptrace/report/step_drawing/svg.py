@@ -1,4 +1,4 @@
-"""A step's picture as SVG, for pages and papers; bars tell what they are where the pointer rests."""
+"""A Gantt chart of a step as SVG, with tooltips."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 WIDTH = 1200
 _LEFT, _RIGHT, _TOP, _AXIS, _KEYS = 64, 16, 34, 26, 22
 _TALLEST, _LANES = 24, 1_600
-"""Pixels of a lane, and of all of them as far as lanes can be narrowed."""
+"""The height of a lane, and the height of all lanes that narrows them, in pixels."""
 _LETTER, _LETTERS = 5.8, 10
 _EDGED = 2
-"""Pixels of a bar from which a white edge leaves something of it."""
+"""The width from which a bar has a white edge, in pixels."""
 _INK, _PALE = "#102030", "#6b7480"
 PLACES = {Level.WAIT: (0.16, 0.62), Level.WORK: (0.06, 0.72), Level.BESIDE: (0.8, 0.12), Level.PATH: (0.0, 0.07)}
-"""Where each level begins in a lane and how tall it is, as shares of the lane."""
+"""The top and the height of each level, relative to the lane."""
 
 
 def write(timeline: Timeline, path: Path, options: Mapping[str, Any]) -> None:
-    """Write a step's picture; the option ``title`` stands above it.
+    """Write the Gantt chart of a step; the option ``title`` is its heading.
 
     Raises:
         OSError: the file cannot be written.
@@ -44,7 +44,7 @@ def write(timeline: Timeline, path: Path, options: Mapping[str, Any]) -> None:
 
 
 def title_of(timeline: Timeline, chart: Chart) -> str:
-    """Say what is drawn, from what the timeline tells of itself."""
+    """Return the title of a chart: schedule, length and microbatches."""
     schedule = timeline.provenance.get("configuration", {}).get("schedule", {})
     name = schedule.get("name", "") if isinstance(schedule, dict) else ""
     took = f"{format_duration(chart.end_ns - chart.start_ns)}, {timeline.placement.microbatches} microbatches"
@@ -52,17 +52,17 @@ def title_of(timeline: Timeline, chart: Chart) -> str:
 
 
 def chart_svg(chart: Chart) -> str:
-    """Return the picture alone, as an element of a page that scales with it."""
+    """Return the chart as an SVG element that scales with its page."""
     return drawing(WIDTH, _height(chart), "the step in time, a lane per rank", *_parts(chart))
 
 
 def _height(chart: Chart) -> int:
-    """Return the picture's height, with its axis and its legend."""
+    """Return the height of the chart, with its axis and its legend."""
     return _TOP + round(_lane(chart) * len(chart.ranks)) + _AXIS + _KEYS * len(list(_key_lines(chart))) + 8
 
 
 def _parts(chart: Chart) -> Iterator[Markup]:
-    """Yield all but the title: lanes with their bars, the axis, the legend."""
+    """Yield the lanes with their bars, the axis and the legend."""
     lane, place = _lane(chart), {rank: at for at, rank in enumerate(chart.ranks)}
     span = max(chart.end_ns - chart.start_ns, 1)
     scale = (WIDTH - _LEFT - _RIGHT) / span
@@ -115,7 +115,7 @@ def _lane(chart: Chart) -> float:
 
 
 def _key_lines(chart: Chart) -> Iterator[list[tuple[float, str, str]]]:
-    """Yield the legend's lines: where each entry stands, its meaning and its colour."""
+    """Yield the lines of the legend: position, meaning and colour of each entry."""
     line: list[tuple[float, str, str]] = []
     x = float(_LEFT)
     for meaning, colour in chart.legend:
