@@ -11,12 +11,12 @@ from pptrace.errors import PptraceError
 from pptrace.plugins.registry import Registry
 from pptrace.run.neighbourhood import limit_settings
 from pptrace.run.preparation import build_costs, prepare
+from pptrace.run.run import Run
 from pptrace.run.simulated_step import run_prepared
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pptrace.run.run import Run
     from pptrace.steps.workload import Workload
 
 RANKS = ("h100-sxm", "a100-sxm", "a100-sxm", "h200-sxm")
@@ -37,7 +37,7 @@ def run(registry: Registry) -> Callable[..., Run]:
     """Return a function that runs the step, with settings laid over it."""
 
     def make(**sections: Any) -> Run:
-        return run_prepared(prepare(load({**STEP, **sections}), registry), registry)
+        return Run.of(run_prepared(prepare(load({**STEP, **sections}), registry), registry))
 
     return make
 
