@@ -32,7 +32,7 @@ _DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,18})?([eE][+-]?[0-9]{1,2})?")
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The integers that stand for the values of a key: counts, billionths, or base units of a dimension."""
+    """The integer encoding of a key's values: counts, billionths, or base units of a dimension."""
 
     dimension: Dimension | None = None
     """The dimension of sizes, rates, times and compute rates; None for plain numbers."""

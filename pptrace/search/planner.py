@@ -39,22 +39,10 @@ def find_plan(
     shares_registry: bool = False,
     watch: Callable[[str], None] | None = None,
 ) -> Plan:
-    """Return the ranked plan of a job.
+    """Return the ranked plan of a job; :func:`plan` describes most arguments.
 
-    Args:
-        file: the configuration.
-        request: GPUs, limits and objective.
-        registry: the plugins.
-        sets: ``key.path=value`` texts; sizes among them are fixed.
-        flags: values by flag name; likewise.
-        vary: axes, as texts such as ``pp=4,8`` or as values by key.
-        robust: whether to re-simulate the first places on other machines.
-        executor: the executor of simulations, as for a sweep.
-        workers: number of concurrent simulations; 0 for the number of cores.
-        outputs: the output files; the journal is beside the first one.
-        fresh: ignore finished rows.
-        shares_registry: whether ``registry`` is the caller's own, which other processes do not have.
-        watch: receives the progress.
+    ``file`` is the configuration, ``flags`` are values by flag name, and ``watch`` receives the progress. With
+    ``shares_registry``, the registry is the caller's own, which other processes do not have.
 
     Raises:
         PptraceError: invalid input, an empty or too large space, or no configuration that fits.
