@@ -38,7 +38,7 @@ from pptrace.network.contract import Network as Network
 from pptrace.network.contract import Paths as Paths
 from pptrace.network.layout import AXES as AXES
 from pptrace.network.layout import Layout as Layout
-from pptrace.plugins.markers import hookimpl as hookimpl
+from pptrace.plugins.hookspecs import hookimpl as hookimpl
 from pptrace.plugins.offers import API as API
 from pptrace.plugins.offers import ClusterOffer as ClusterOffer
 from pptrace.plugins.offers import CommandOffer as CommandOffer

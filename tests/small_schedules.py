@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from pptrace.errors import ConstraintError
-from pptrace.plugins.markers import hookimpl
+from pptrace.plugins.hookspecs import hookimpl
 from pptrace.plugins.offers import ScheduleOffer
 from pptrace.plugins.registry import Registry
 

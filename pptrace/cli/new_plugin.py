@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pptrace.errors import ConfigError, OutputError, PluginError
-from pptrace.plugins.hookspecs import Sort, Sorts
-from pptrace.plugins.registry import Registry
+from pptrace.plugins.registry import OfferKind, Registry
 from pptrace.sanitize import printable_line
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ _FILES = {
     "{kind}/test.py.txt": "test_{package}.py",
 }
 """Where each file of the skeleton goes."""
-_OFFERS: dict[str, Sort[Any]] = {"schedule": Sorts.schedules, "network": Sorts.networks}
+_OFFERS: dict[str, OfferKind[Any]] = {"schedule": Registry.schedules, "network": Registry.networks}
 """What each kind of plugin offers."""
 _NEXT = {
     "schedule": "pptrace show --schedule {name} --pp 4 --microbatches 8",
@@ -109,7 +108,7 @@ def _check_name(name: str, kind: str, registry: Registry) -> None:
         raise ConfigError(f"a distribution pptrace-{name} is installed already; choose another name", key="NAME")
 
 
-def _names(registry: Registry, provider: Provider, kind: Sort[Any]) -> set[str]:
+def _names(registry: Registry, provider: Provider, kind: OfferKind[Any]) -> set[str]:
     try:
         return {provided.offer.name for provided in registry.offers_of(provider, kind)}
     except PluginError:  # a broken plugin is no reason not to write a better one

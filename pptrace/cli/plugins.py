@@ -11,9 +11,8 @@ import click
 
 from pptrace.cli.output import raw
 from pptrace.errors import PluginError
-from pptrace.plugins.hookspecs import SORTS
 from pptrace.plugins.offers import Failure, Provider
-from pptrace.plugins.registry import Registry
+from pptrace.plugins.registry import OFFER_KINDS, Registry
 
 __all__ = ["Listed", "command"]
 
@@ -25,7 +24,7 @@ class Listed:
     provider: Provider
     """The plugin."""
     offers: dict[str, dict[str, str]]
-    """Summaries by sort and name."""
+    """Summaries by kind and name."""
 
 
 @click.command("plugins")
@@ -51,25 +50,25 @@ def _list(registry: Registry) -> tuple[list[Listed], list[Failure]]:
     listed, failing = [], []
     for provider in tuple(registry.providers):
         offers: dict[str, dict[str, str]] = {}
-        for sort in SORTS:
+        for kind in OFFER_KINDS:
             try:
-                found = registry.offers_of(provider, sort)
+                found = registry.offers_of(provider, kind)
             except PluginError as error:
                 failing.append(_failure(provider, error))
                 continue
             if found:
-                offers[sort.plural.replace("_", " ")] = {each.offer.name: each.offer.summary for each in found}
+                offers[kind.plural.replace("_", " ")] = {each.offer.name: each.offer.summary for each in found}
         if provider in registry.providers:  # else it was left out for what its hook did
             listed.append(Listed(provider=provider, offers=offers))
     return listed, [*registry.failures, *failing]
 
 
 def _clashes(registry: Registry, known: list[Failure]) -> list[Failure]:
-    """Return the names that two plugins offer, of sorts where nothing else is wrong."""
+    """Return the names that two plugins offer, of kinds without another error."""
     clashes = []
-    for sort in SORTS:
+    for kind in OFFER_KINDS:
         try:
-            registry.offered(sort)
+            registry.offered(kind)
         except PluginError as error:
             provider = next((p for p in registry.providers if p.name == error.plugin), Provider(name=error.plugin))
             failure = _failure(provider, error)

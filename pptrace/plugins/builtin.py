@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pptrace.config.choices import PolicyName
-from pptrace.plugins.markers import hookimpl
+from pptrace.plugins.hookspecs import hookimpl
 from pptrace.plugins.offers import (
     CostModelOffer,
     ExecutorOffer,

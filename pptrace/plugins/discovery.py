@@ -10,9 +10,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, TextIO
 
 from pptrace.errors import nearest
+from pptrace.plugins import hookspecs
 from pptrace.plugins.guards import MOST_OFFERS, interruption, one_line, plugin_output
-from pptrace.plugins.hookspecs import SORTS
-from pptrace.plugins.markers import PROJECT
+from pptrace.plugins.hookspecs import PROJECT
 from pptrace.plugins.offers import Failure, Provider
 from pptrace.version import __version__
 
@@ -21,27 +21,25 @@ if TYPE_CHECKING:
 
     from pluggy import HookImpl, PluginManager, Result
 
-__all__ = ["ALL", "Found", "core_provider", "find_entry_points", "misfit", "trace_calls"]
-
 ALL = "all"
-"""Stands for every entry point where plugins are disabled."""
+"""Value of the list of disabled plugins that means every entry point."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """What the entry points of the group ``pptrace`` gave."""
+class DiscoveredPlugins:
+    """Plugins of the entry point group ``pptrace``."""
 
     plugins: tuple[tuple[Provider, object], ...]
     """Plugins that could be imported, in the order of distribution and name."""
     failures: tuple[Failure, ...]
     """Plugins that could not."""
     disabled: tuple[Provider, ...]
-    """Plugins that were not tried, as asked."""
+    """Plugins that the user disabled."""
     unknown: tuple[str, ...]
-    """Names that were to be disabled and that no plugin has."""
+    """Names to disable that match no plugin."""
 
 
-def find_entry_points(disable: Collection[str]) -> Found:
+def find_entry_points(disable: Collection[str]) -> DiscoveredPlugins:
     """Import every plugin whose name or distribution is not in ``disable``."""
     plugins: list[tuple[Provider, object]] = []
     failures: list[Failure] = []
@@ -61,9 +59,9 @@ def find_entry_points(disable: Collection[str]) -> Found:
                 plugins.append((provider, entry_point.load()))
         except interruption():
             raise
-        except BaseException as error:  # noqa: BLE001 - others' code may raise anything
+        except BaseException as error:  # noqa: BLE001 - a plugin may raise anything
             failures.append(Failure(provider=provider, reason=one_line(error)))
-    return Found(
+    return DiscoveredPlugins(
         plugins=tuple(plugins),
         failures=tuple(failures),
         disabled=tuple(disabled),
@@ -72,14 +70,14 @@ def find_entry_points(disable: Collection[str]) -> Found:
 
 
 def core_provider() -> Provider:
-    """Return the provider that stands for the core itself."""
+    """Return the provider of the core's own offers."""
     return Provider(name="builtin", distribution=PROJECT, version=__version__)
 
 
 def _entry_points() -> Iterator[tuple[Provider, metadata.EntryPoint | str]]:
-    """Yield each plugin with its entry point, or with what is wrong with that.
+    """Yield each plugin with its entry point or an error message.
 
-    ``metadata.entry_points`` fails where one line of anything that is installed is malformed.
+    ``metadata.entry_points`` fails if one line of any installed distribution is malformed.
     """
     seen = set()
     for distribution in metadata.distributions():
@@ -132,8 +130,8 @@ _PREFIX = f"{PROJECT}_"
 
 
 def misfit(plugin: object) -> str:
-    """Return what keeps ``plugin`` from being used, one sentence, or ``""``."""
-    known = {sort.hook for sort in SORTS}
+    """Return the reason why ``plugin`` is unusable as one sentence; the empty string for a usable plugin."""
+    known = {name for name in vars(hookspecs) if name.startswith(_PREFIX)}
     hooks = 0
     for name in dir(plugin):
         function = getattr(plugin, name, None)
@@ -159,20 +157,20 @@ def trace_calls(manager: PluginManager, stream: TextIO) -> None:
     """Print one line per hook call of ``manager`` to ``stream``: the hook, the plugin and its offers."""
 
     def before(hook: str, impls: Sequence[HookImpl], arguments: Mapping[str, object]) -> None:
-        """Print nothing: the line tells call and result together."""
+        """Print nothing; ``after`` prints one line for call and result."""
 
     def after(
         outcome: Result[list[object]], hook: str, impls: Sequence[HookImpl], arguments: Mapping[str, object]
     ) -> None:
         del arguments
         plugins = ", ".join(impl.plugin_name for impl in impls)
-        print(f"pptrace: {hook}() of {plugins} -> {_told(outcome)}", file=stream)
+        print(f"pptrace: {hook}() of {plugins} -> {_offer_names(outcome)}", file=stream)
 
     manager.add_hookcall_monitoring(before, after)
 
 
-def _told(outcome: Result[list[object]]) -> str:
-    """Say what a call gave; a generator is run for that and its list put in its place."""
+def _offer_names(outcome: Result[list[object]]) -> str:
+    """Return the names of the offers of a call. Replace each generator by the list of its items."""
     if outcome.exception is not None:
         return one_line(outcome.exception)
     try:

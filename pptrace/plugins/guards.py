@@ -6,37 +6,83 @@ import contextlib
 import functools
 import io
 import os
+import re
 import signal
 import sys
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields, replace
 from numbers import Rational
 from types import CoroutineType, ModuleType
 from typing import TYPE_CHECKING, Any, BinaryIO, ParamSpec, TextIO, TypeVar, cast
 
 from pptrace.errors import PluginError, PptraceError
+from pptrace.plugins.command_names import COMMANDS
+from pptrace.plugins.offers import API, AnyOffer, ClusterOffer, CommandOffer, ExplanationPart, ExporterOffer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType, TracebackType
     from typing import NoReturn
 
-    from pptrace.plugins.offers import AnyOffer, Provider
+    from pptrace.plugins.offers import Provider
 
-__all__ = [
-    "MOST_OFFERS",
-    "UserInterrupt",
-    "call_plugin",
-    "guarded",
-    "interrupt",
-    "interruption",
-    "one_line",
-    "plugin_code",
-    "plugin_error",
-    "plugin_output",
-]
+Offer = TypeVar("Offer", bound=AnyOffer)
 
-Offer = TypeVar("Offer", bound="AnyOffer")
+_NAME = re.compile(r"[a-z0-9]+(?:[.-][a-z0-9]+)*")
+"""A name as users type it: lower-case words and digits, joined by hyphens (or a version's dots)."""
+
+
+def check_offer(provider: Provider, offer: object, hook: str, expected: type[AnyOffer]) -> None:
+    """Check an offer that the hook ``hook`` of a plugin yielded.
+
+    Raises:
+        PluginError: the offer is not an ``expected`` record or has a wrong field.
+    """
+    if not isinstance(offer, expected):
+        kind = f"the class {offer.__name__}" if isinstance(offer, type) else f"a {type(offer).__name__}"
+        raise plugin_error(provider, f"{hook} yielded {kind}, expected a {expected.__name__}")
+    fault = _version_fault(offer) or _name_fault(offer) or _field_fault(offer)
+    if fault:
+        raise plugin_error(provider, f"{hook} yielded {expected.__name__} {offer.name!r}: {fault}")
+
+
+def _version_fault(offer: AnyOffer) -> str:
+    if offer.api == API:
+        return ""
+    newer = isinstance(offer.api, int) and offer.api > API
+    remedy = "update pptrace" if newer else "update the plugin"
+    return f"it asks for plugin interface {offer.api!r} and this pptrace has {API}; {remedy}"
+
+
+def _name_fault(offer: AnyOffer) -> str:
+    if not isinstance(offer.name, str) or not _NAME.fullmatch(offer.name):
+        return "a name is lower-case letters and digits in words joined by hyphens, such as zb-h1"
+    if not isinstance(offer.summary, str) or not offer.summary.strip() or "\n" in offer.summary:
+        return "its summary is not one line of text"
+    if isinstance(offer, CommandOffer) and offer.name in COMMANDS:
+        return "pptrace has a command of that name itself; give it another"
+    return ""
+
+
+def _field_fault(offer: Any) -> str:
+    """Describe a field of a wrong type; the empty string stands for none."""
+    for field in fields(offer):
+        value, annotation = getattr(offer, field.name), str(field.type)
+        left_out = value is None and field.default is not MISSING
+        if annotation.startswith("Callable") and not callable(value) and not left_out:
+            return f"its {field.name} is not callable"
+        if annotation.startswith("Mapping") and not isinstance(value, Mapping):
+            return f"its {field.name} are not a mapping"
+    if isinstance(offer, ClusterOffer) and not isinstance(offer.device, str | Mapping):
+        return "its device is neither a name nor a mapping"
+    if isinstance(offer, ExporterOffer) and not _are_suffixes(offer.suffixes):
+        return "its suffixes are not a tuple of endings such as '.json'"
+    return ""
+
+
+def _are_suffixes(suffixes: object) -> bool:
+    return isinstance(suffixes, tuple) and all(isinstance(each, str) and each.startswith(".") for each in suffixes)
+
 
 _FILES = frozenset({"write", "recognises", "read"})
 """Callables that touch the user's files: a full disk is no fault of the plugin."""
@@ -89,12 +135,6 @@ def _is_timeline(value: object) -> bool:
     return isinstance(value, Timeline)
 
 
-def _is_explanation(value: object) -> bool:
-    from pptrace.plugins.offers import ExplanationPart
-
-    return value is None or isinstance(value, ExplanationPart)
-
-
 def _is_command(value: object) -> bool:
     from click import Command
 
@@ -113,7 +153,7 @@ _RETURNS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "parts": _COUNT,
     "part_times": ("one Fraction per part", lambda value: value is not None and _is_fractions(value)),
     "read": ("a Timeline", _is_timeline),
-    "explain": ("an ExplanationPart or None", _is_explanation),
+    "explain": ("an ExplanationPart or None", lambda value: value is None or isinstance(value, ExplanationPart)),
     "load": ("a click command", _is_command),
 }
 """What a callable of each name has to return."""

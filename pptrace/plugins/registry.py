@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 from pluggy import PluginManager
 from pluggy import PluginValidationError as HookMismatch
 
 from pptrace.config.flags import FLAGS
 from pptrace.errors import PluginError, nearest
+from pptrace.plugins import hookspecs, offers
 from pptrace.plugins.discovery import core_provider, find_entry_points, misfit, trace_calls
 from pptrace.plugins.guards import (
     MOST_OFFERS,
+    check_offer,
     guarded,
     interruption,
     one_line,
@@ -25,15 +28,12 @@ from pptrace.plugins.guards import (
     plugin_error,
     plugin_output,
 )
-from pptrace.plugins.hookspecs import SORTS, Sort, Sorts, check_offer, hook_specs
-from pptrace.plugins.markers import PROJECT
+from pptrace.plugins.hookspecs import PROJECT
 from pptrace.plugins.offers import AnyOffer, Failure, Offered, Provided, Provider
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import TextIO
-
-__all__ = ["Registry", "more_of", "unknown_name"]
 
 Offer = TypeVar("Offer", bound=AnyOffer)
 DISABLE = "PPTRACE_DISABLE_PLUGINS"
@@ -42,33 +42,76 @@ DISABLE = "PPTRACE_DISABLE_PLUGINS"
 TRACE = "PPTRACE_TRACE_HOOKS"
 """Environment variable: 1 prints every hook call."""
 
-_OWN = ("pptrace-accuracy", "pptrace-stp")
-"""Distributions of pptrace's own that are no sort's source."""
+_OWN_DISTRIBUTIONS = ("pptrace-accuracy", "pptrace-stp")
+"""Distributions of this project that are no kind's source."""
 
 _NONE: Mapping[str, object] = MappingProxyType({})
 
 
-class Registry(Sorts):
-    """The plugins of one run; what they offer is collected when it is first asked for, once per hook.
+@dataclass(frozen=True, slots=True)
+class OfferKind(Generic[Offer]):
+    """The offers of one hook. As an attribute of a registry instance, these offers by name."""
+
+    hook: str
+    """Name of the hook in :mod:`pptrace.plugins.hookspecs`."""
+    offer: type[Offer]
+    """Class of the offers."""
+    source: str = ""
+    """Distribution with more offers of this kind, for messages about an unknown name."""
+
+    @property
+    def plural(self) -> str:
+        """The registry's attribute: ``cost_models``."""
+        return self.hook.removeprefix("pptrace_")
+
+    @property
+    def noun(self) -> str:
+        """The singular in messages: ``cost model``."""
+        singular = f"{self.plural[:-3]}y" if self.plural.endswith("ies") else self.plural.removesuffix("s")
+        return singular.replace("_", " ")
+
+    @overload
+    def __get__(self, registry: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, registry: Registry, owner: type) -> Offered[Offer]: ...
+    def __get__(self, registry: Registry | None, owner: type) -> Self | Offered[Offer]:
+        return self if registry is None else registry.offered(self)
+
+
+class Registry:
+    """The plugins of one run. Each hook is called once, on first use of its offers.
 
     >>> sorted(Registry.load(entry_points=False).networks)[:1]
     ['hockney']
     """
 
+    schedules = OfferKind("pptrace_schedules", offers.ScheduleOffer, "pptrace-schedules")
+    networks = OfferKind("pptrace_networks", offers.NetworkOffer, "pptrace-networks")
+    message_policies = OfferKind("pptrace_message_policies", offers.MessagePolicyOffer, "pptrace-frameworks")
+    cost_models = OfferKind("pptrace_cost_models", offers.CostModelOffer, "pptrace-models")
+    models = OfferKind("pptrace_models", offers.ModelOffer, "pptrace-models")
+    devices = OfferKind("pptrace_devices", offers.DeviceOffer, "pptrace-models")
+    clusters = OfferKind("pptrace_clusters", offers.ClusterOffer, "pptrace-networks")
+    executors = OfferKind("pptrace_executors", offers.ExecutorOffer)
+    exporters = OfferKind("pptrace_exporters", offers.ExporterOffer)
+    importers = OfferKind("pptrace_importers", offers.ImporterOffer, "pptrace-profilers")
+    explanations = OfferKind("pptrace_explanations", offers.ExplanationOffer, "pptrace-stragglers")
+    commands = OfferKind("pptrace_commands", offers.CommandOffer, "pptrace-profilers")
+
     def __init__(self, plugins: Iterable[tuple[Provider, object]] = (), *, trace: TextIO | None = None) -> None:
         self.providers: list[Provider] = []
-        """Plugins that take part, the core's own first."""
+        """Active plugins; the core's own is first."""
         self.failures: list[Failure] = []
-        """Plugins that were left out because something was wrong with them."""
+        """Plugins that failed to load."""
         self.disabled: list[Provider] = []
-        """Plugins that were left out because the user asked so."""
+        """Plugins that the user disabled."""
         self._plugins: dict[Provider, object] = {}
         self._offers: dict[tuple[Provider, str], tuple[Provided[Any], ...]] = {}
         self._offered: dict[str, Offered[Any]] = {}
-        self._found: dict[tuple[str, str], Provided[Any]] = {}
-        self._told: Callable[[str], None] = _warn
+        self._schedules_in_files: dict[str, Provided[offers.ScheduleOffer]] = {}
+        self._warn: Callable[[str], None] = _print_warning
         self._manager = PluginManager(PROJECT)
-        self._manager.add_hookspecs(hook_specs())
+        self._manager.add_hookspecs(hookspecs)
         if trace is not None:
             trace_calls(self._manager, trace)
         for provider, plugin in plugins:
@@ -100,48 +143,48 @@ class Registry(Sorts):
             trace = sys.stderr
         own = [(Provider(name=name), plugin) for name, plugin in plugins.items()]
         registry = cls([(core_provider(), builtin), *own], trace=trace)
-        registry._told = warn or _warn
+        warn = registry._warn = warn or _print_warning
         if entry_points:
             unknown = registry._add_installed({*disable, *_names(os.environ.get(DISABLE, ""))})
             for name in unknown:
-                (warn or _warn)(f"{DISABLE} names {name!r}, which no installed plugin is called")
+                warn(f"{DISABLE} names {name!r}, which no installed plugin is called")
         for failure in registry.failures:
-            (warn or _warn)(f"{failure.provider} is left out: {failure.reason}")
+            warn(f"{failure.provider} is left out: {failure.reason}")
         return registry
 
-    def offered(self, sort: Sort[Offer]) -> Offered[Offer]:
-        """Return all offers of a sort by name; a name that nobody offers is an error that says how to get more."""
-        if sort.hook not in self._offered:
-            self._offered[sort.hook] = Offered(self._gather(sort), partial(self._elsewhere, sort))
-        return self._offered[sort.hook]
+    def offered(self, kind: OfferKind[Offer]) -> Offered[Offer]:
+        """Return all offers of a kind by name. The error for an unknown name has installation hints."""
+        if kind.hook not in self._offered:
+            self._offered[kind.hook] = Offered(self._gather(kind), partial(self._look_up_file, kind))
+        return self._offered[kind.hook]
 
-    def offers_of(self, provider: Provider, sort: Sort[Offer]) -> tuple[Provided[Offer], ...]:
-        """Return what one plugin offers of one sort.
+    def offers_of(self, provider: Provider, kind: OfferKind[Offer]) -> tuple[Provided[Offer], ...]:
+        """Return the offers of one kind of one plugin.
 
         Raises:
-            PluginError: the hook raised, or yielded what it must not.
+            PluginError: the hook raised, or yielded an invalid offer.
         """
-        key = provider, sort.hook
+        key = provider, kind.hook
         if key not in self._offers:
             try:
-                self._offers[key] = self._call(provider, sort)
+                self._offers[key] = self._call(provider, kind)
             except _UnusableError as error:
                 self._leave_out(provider, str(error))
                 return ()
         return self._offers[key]
 
-    def _gather(self, sort: Sort[Offer]) -> dict[str, Provided[Offer]]:
-        found: dict[str, Provided[Offer]] = {}
+    def _gather(self, kind: OfferKind[Offer]) -> dict[str, Provided[Offer]]:
+        by_name: dict[str, Provided[Offer]] = {}
         for provider in tuple(self.providers):
-            for provided in self.offers_of(provider, sort):
+            for provided in self.offers_of(provider, kind):
                 name = provided.offer.name
-                if name in found:
-                    raise _clash(found[name].provider, provider, f"{sort.hook} yielded {name!r}")
-                found[name] = provided
-        return found
+                if name in by_name:
+                    raise _clash(by_name[name].provider, provider, f"{kind.hook} yielded {name!r}")
+                by_name[name] = provided
+        return by_name
 
-    def _call(self, provider: Provider, sort: Sort[Offer]) -> tuple[Provided[Offer], ...]:
-        plugin, hook = self._plugins[provider], sort.hook
+    def _call(self, provider: Provider, kind: OfferKind[Offer]) -> tuple[Provided[Offer], ...]:
+        plugin, hook = self._plugins[provider], kind.hook
         impls = getattr(self._manager.hook, hook).get_hookimpls()
         function = next((impl.function for impl in impls if impl.plugin is plugin), None)
         if function is None:
@@ -152,13 +195,13 @@ class Registry(Sorts):
         if len(listed) > MOST_OFFERS:
             raise _UnusableError(f"{hook} yields more than {MOST_OFFERS:,} offers")
         for offer in listed:
-            check_offer(provider, offer, sort)
-        own = plugin is self._plugins.get(core_provider())  # what the core raises is a bug, with its traceback
-        safe = listed if own else [guarded(provider, offer, sort.noun) for offer in listed]
+            check_offer(provider, offer, hook, kind.offer)
+        is_core = plugin is self._plugins.get(core_provider())  # an exception of the core is a bug: no guard
+        safe = listed if is_core else [guarded(provider, offer, kind.noun) for offer in listed]
         return tuple(Provided(offer=offer, provider=provider) for offer in safe)
 
     def _listed(self, provider: Provider, hook: str, others: Collection[object]) -> list[Any]:
-        """Return what a hook yields, one more than may be at most."""
+        """Return the offers that a hook yields, at most one above the limit."""
         try:
             results = self._manager.subset_hook_caller(hook, others)()
             offers = results[0] if results else None
@@ -171,29 +214,31 @@ class Registry(Sorts):
         raise plugin_error(provider, f"{hook} returned {offers!r:.60}, expected an iterable of offers")
 
     def _leave_out(self, provider: Provider, reason: str) -> None:
-        """Take a plugin out that would end the program or never end; the others go on."""
+        """Remove a plugin that would end the program or never end."""
         failure = Failure(provider=provider, reason=reason)
         self.failures.append(failure)
         if provider in self.providers:
             self.providers.remove(provider)
-        self._told(f"{failure.provider} is left out: {failure.reason}")
+        self._warn(f"{failure.provider} is left out: {failure.reason}")
 
-    def _elsewhere(self, sort: Sort[Offer], name: str) -> Provided[Offer]:
-        key = sort.hook, name
-        found = self._found.get(key) or sort.elsewhere(name)
-        if found is None:
-            raise PluginError(unknown_name(name, self.offered(sort), sort, self))
-        self._found[key] = found
-        return found
+    def _look_up_file(self, kind: OfferKind[Any], name: str) -> Provided[Any]:
+        """Return the schedule that a name refers to as ``FILE.py:FUNCTION``."""
+        from pptrace.plugins.from_file import is_file_reference, schedule_from_file
+
+        if kind is not Registry.schedules or not is_file_reference(name):
+            raise PluginError(_unknown_name(name, self.offered(kind), kind, self))
+        if name not in self._schedules_in_files:
+            self._schedules_in_files[name] = schedule_from_file(name)
+        return self._schedules_in_files[name]
 
     def _add_installed(self, disable: Collection[str]) -> tuple[str, ...]:
-        """Register what the entry points give; return the names to disable that no plugin has."""
-        found = find_entry_points(disable)
-        self.failures += found.failures
-        self.disabled += found.disabled
-        for provider, plugin in found.plugins:
+        """Register installed plugins; return the names in ``disable`` that match no plugin."""
+        discovered = find_entry_points(disable)
+        self.failures += discovered.failures
+        self.disabled += discovered.disabled
+        for provider, plugin in discovered.plugins:
             self._register(provider, plugin)
-        return found.unknown
+        return discovered.unknown
 
     def _register(self, provider: Provider, plugin: object) -> None:
         key = f"{provider.distribution}:{provider.name}"
@@ -219,42 +264,43 @@ class Registry(Sorts):
 
 
 class _UnusableError(PluginError):
-    """A plugin that is left out, wherever its fault is found."""
+    """A fault for which the plugin is left out."""
 
 
 def _clash(first: Provider, second: Provider, what: str) -> PluginError:
-    """Return the error of two plugins that offer one name; what to disable is never one of pptrace's own."""
-    own = {PROJECT, *_OWN, *(sort.source for sort in SORTS)}
-    stranger, other = (first, second) if second.distribution in own else (second, first)
-    message = f"{what}, which {other} offers too; uninstall one or set {DISABLE}={stranger.name}"
-    return plugin_error(stranger, message)
+    """Return the error of two plugins that offer the same name; advise to disable a third-party plugin."""
+    ours = {PROJECT, *_OWN_DISTRIBUTIONS, *(kind.source for kind in OFFER_KINDS)}
+    third_party, other = (first, second) if second.distribution in ours else (second, first)
+    message = f"{what}, which {other} offers too; uninstall one or set {DISABLE}={third_party.name}"
+    return plugin_error(third_party, message)
 
 
 def _names(text: str) -> set[str]:
     return {name.strip() for name in text.split(",") if name.strip()}
 
 
-def _warn(message: str) -> None:
+def _print_warning(message: str) -> None:
     sys.stderr.write(f"pptrace: warning: {message}\n")
 
 
-def unknown_name(name: str, known: Iterable[str], sort: Sort[Any], registry: Registry) -> str:
-    """Return the message for an unknown ``name``: the section that knows it, or how to get more."""
+def _unknown_name(name: str, known: Iterable[str], kind: OfferKind[Any], registry: Registry) -> str:
+    """Return the message for an unknown ``name``: the section with this name, or installation hints."""
     known = list(known)
     if "," in name and {one.strip() for one in name.split(",")} <= set(known):
-        return f"{name!r} are several {sort.plural.replace('_', ' ')}: name one"
-    flags = [flag for flag in FLAGS.values() if flag.offers and flag.offers != sort.plural]
+        return f"{name!r} are several {kind.plural.replace('_', ' ')}: name one"
+    flags = [flag for flag in FLAGS.values() if flag.offers and flag.offers != kind.plural]
     other = next((flag.key for flag in flags if name in getattr(registry, flag.offers)), None)
     if other is not None:
-        return f"{name!r} is no {sort.noun}: write it under {other}"
-    advice = f"{more_of(sort, registry)}{sort.hint}"
-    article = "an" if sort.noun[0] in "aeiou" else "a"
-    return f"no installed plugin offers {article} {sort.noun} named {name!r}{nearest(name, known)}{advice}"
+        return f"{name!r} is no {kind.noun}: write it under {other}"
+    file_hint = ", or write ./FILE.py:FUNCTION for one of your own" if kind is Registry.schedules else ""
+    advice = f"{more_of(kind, registry)}{file_hint}"
+    article = "an" if kind.noun[0] in "aeiou" else "a"
+    return f"no installed plugin offers {article} {kind.noun} named {name!r}{nearest(name, known)}{advice}"
 
 
-def more_of(sort: Sort[Any], registry: Registry) -> str:
-    """Return how to get more of a sort, as the end of a message; nothing where all is well."""
-    source, broken = sort.source, [failure.provider for failure in registry.failures]
+def more_of(kind: OfferKind[Any], registry: Registry) -> str:
+    """Return how to get more offers of a kind, as the end of a message; empty if its source is installed."""
+    source, broken = kind.source, [failure.provider for failure in registry.failures]
     if not source or _has(source, registry.providers):
         return f"; left out, see `pptrace plugins`: {_listed(broken)}" if broken else ""
     if _has(source, registry.disabled):
@@ -270,3 +316,9 @@ def _has(distribution: str, providers: Iterable[Provider]) -> bool:
 
 def _listed(providers: Sequence[Provider]) -> str:
     return ", ".join(provider.distribution or provider.name for provider in providers)
+
+
+OFFER_KINDS: tuple[OfferKind[Any], ...] = tuple(
+    kind for kind in vars(Registry).values() if isinstance(kind, OfferKind)
+)
+"""The kinds of offers, in the order of :class:`Registry`."""

@@ -14,10 +14,9 @@ import pytest
 import pptrace.plugin
 import pptrace.testing
 from pptrace.errors import PluginError
-from pptrace.plugins import builtin, discovery, hookspecs, markers, offers
-from pptrace.plugins.hookspecs import SORTS, Sort, hook_specs
-from pptrace.plugins.markers import hookimpl
-from pptrace.plugins.registry import Registry
+from pptrace.plugins import builtin, hookspecs, offers
+from pptrace.plugins.hookspecs import hookimpl, hookspec
+from pptrace.plugins.registry import OFFER_KINDS, OfferKind, Registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,29 +31,40 @@ def implemented() -> set[str]:
     return {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
-@pytest.mark.parametrize("sort", SORTS, ids=lambda sort: sort.hook)
-def test_every_hook_is_documented_and_offered_by_someone(sort: Sort[Any]) -> None:
+@pytest.mark.parametrize("kind", OFFER_KINDS, ids=lambda kind: kind.hook)
+def test_every_hook_is_documented_and_offered_by_someone(kind: OfferKind[Any]) -> None:
     page = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
 
-    assert f"`{sort.hook}`" in page
-    assert sort.hook in implemented()
+    assert f"`{kind.hook}`" in page
+    assert kind.hook in implemented()
 
 
-@pytest.mark.parametrize("sort", SORTS, ids=lambda sort: sort.hook)
-def test_every_hook_has_a_place_in_the_registry_and_takes_nothing(sort: Sort[Any]) -> None:
-    assert getattr(Registry, sort.plural) is sort
-    assert not inspect.signature(getattr(hook_specs(), sort.hook)).parameters
+@pytest.mark.parametrize("kind", OFFER_KINDS, ids=lambda kind: kind.hook)
+def test_every_kind_of_offer_has_an_attribute_of_the_registry_and_a_documented_hook(kind: OfferKind[Any]) -> None:
+    hook = getattr(hookspecs, kind.hook)
+    signature = inspect.signature(hook)
+
+    assert getattr(Registry, kind.plural) is kind
+    assert hook.__doc__.startswith("Yield ")
+    assert not signature.parameters
+    assert signature.return_annotation == f"Iterable[{kind.offer.__name__}]"
 
 
-@pytest.mark.parametrize("sort", SORTS, ids=lambda sort: sort.hook)
-def test_every_offer_is_a_frozen_record_of_this_interface_version(sort: Sort[Any]) -> None:
-    assert sort.offer.__dataclass_params__.frozen
-    assert sort.offer.__name__ in offers.__all__
-    assert inspect.signature(sort.offer).parameters["api"].default == offers.API
+def test_every_hook_has_a_kind_of_offer() -> None:
+    hooks = {name for name in vars(hookspecs) if name.startswith("pptrace_")}
+
+    assert hooks == {kind.hook for kind in OFFER_KINDS}
 
 
-def test_a_new_sort_is_one_row() -> None:
-    """Hook, checks, guard, registry, messages and list of plugins know a sort by its row alone."""
+@pytest.mark.parametrize("kind", OFFER_KINDS, ids=lambda kind: kind.hook)
+def test_every_offer_is_a_frozen_record_of_this_interface_version(kind: OfferKind[Any]) -> None:
+    assert kind.offer.__dataclass_params__.frozen
+    assert kind.offer.__name__ in offers.__all__
+    assert inspect.signature(kind.offer).parameters["api"].default == offers.API
+
+
+def test_a_new_kind_of_offer_is_a_hook_and_a_record() -> None:
+    """Checks, guard, registry and messages hold for a new kind of offer without further code."""
 
     @dataclass(frozen=True, kw_only=True)
     class ColourOffer:
@@ -63,7 +73,11 @@ def test_a_new_sort_is_one_row() -> None:
         mix: Callable[[], str]
         api: int = offers.API
 
-    colours = Sort(hook="pptrace_colours", offer=ColourOffer, source="pptrace-paint")
+    colours = OfferKind("pptrace_colours", ColourOffer, "pptrace-paint")
+
+    @hookspec
+    def pptrace_colours() -> None:
+        """Yield colours."""
 
     class Painter:
         def __init__(self, mix: Any) -> None:
@@ -75,8 +89,7 @@ def test_a_new_sort_is_one_row() -> None:
 
     def registry(mix: Any) -> Registry:
         with pytest.MonkeyPatch.context() as patch:
-            for module in (hookspecs, discovery):
-                patch.setattr(module, "SORTS", (*SORTS, colours))
+            patch.setattr(hookspecs, "pptrace_colours", pptrace_colours, raising=False)
             return Registry.load(entry_points=False, plugins={"painter": Painter(mix)})
 
     assert not registry(str).failures
@@ -89,7 +102,7 @@ def test_a_new_sort_is_one_row() -> None:
         _ = registry(str).offered(colours)["blue"]
 
 
-@pytest.mark.parametrize("module", [pptrace.plugin, pptrace.testing, offers, markers])
+@pytest.mark.parametrize("module", [pptrace.plugin, pptrace.testing, offers])
 def test_what_a_public_module_exports_is_there(module: object) -> None:
     for name in module.__all__:
         assert hasattr(module, name)
@@ -101,5 +114,5 @@ def test_the_core_alone_loads_without_a_warning() -> None:
     registry = Registry.load(entry_points=False, warn=warnings.append)
 
     assert warnings == []
-    for sort in SORTS:
-        assert isinstance(len(registry.offered(sort)), int)
+    for kind in OFFER_KINDS:
+        assert isinstance(len(registry.offered(kind)), int)

@@ -9,8 +9,7 @@ import pytest
 
 from pptrace.errors import PluginError
 from pptrace.plugin import ExporterOffer, ModelOffer, NetworkOffer, ScheduleOffer, hookimpl
-from pptrace.plugins.hookspecs import SORTS, Sort
-from pptrace.plugins.registry import Registry
+from pptrace.plugins.registry import OFFER_KINDS, OfferKind, Registry
 
 Install = Callable[..., None]
 Source = Callable[[str], str]
@@ -172,13 +171,13 @@ def test_several_names_in_place_of_one_are_told_as_such() -> None:
         _ = registry.schedules["a,c"]
 
 
-@pytest.mark.parametrize("sort", SORTS, ids=lambda sort: sort.noun)
-def test_every_sort_of_name_can_be_unknown(sort: Sort[Any]) -> None:
+@pytest.mark.parametrize("kind", OFFER_KINDS, ids=lambda kind: kind.noun)
+def test_every_sort_of_name_can_be_unknown(kind: OfferKind[Any]) -> None:
     registry = Registry.load(entry_points=False)
 
-    article = "an" if sort.noun in {"executor", "explanation", "exporter", "importer"} else "a"
-    with pytest.raises(PluginError, match=f"offers {article} {sort.noun} named 'no-such-name'"):
-        _ = registry.offered(sort)["no-such-name"]
+    article = "an" if kind.noun in {"executor", "explanation", "exporter", "importer"} else "a"
+    with pytest.raises(PluginError, match=f"offers {article} {kind.noun} named 'no-such-name'"):
+        _ = registry.offered(kind)["no-such-name"]
 
 
 def test_an_unknown_name_of_a_broken_plugin_points_at_the_plugin(install: Install) -> None:

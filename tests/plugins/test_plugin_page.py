@@ -11,8 +11,7 @@ import pytest
 import pptrace
 from pptrace.errors import ConstraintError
 from pptrace.plugins.construction import build_schedule
-from pptrace.plugins.hookspecs import SORTS
-from pptrace.plugins.registry import Registry
+from pptrace.plugins.registry import OFFER_KINDS, Registry
 from pptrace.plugins.requests import ScheduleRequest
 from pptrace.sim.simulation import simulate
 from pptrace.steps.kinds import Stream
@@ -107,5 +106,5 @@ def module_of(source: str) -> types.ModuleType:
 
 
 def test_every_offer_has_a_row_in_the_table_of_hooks() -> None:
-    for sort in SORTS:
-        assert f"| `{sort.hook}` | `{sort.offer.__name__}` |" in PAGE
+    for kind in OFFER_KINDS:
+        assert f"| `{kind.hook}` | `{kind.offer.__name__}` |" in PAGE

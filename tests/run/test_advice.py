@@ -17,7 +17,7 @@ from pptrace.api import simulate
 from pptrace.cli.main import cli
 from pptrace.config.choices import PolicyName
 from pptrace.errors import ConfigError
-from pptrace.plugins.markers import hookimpl
+from pptrace.plugins.hookspecs import hookimpl
 from pptrace.plugins.registry import Registry
 from pptrace.run import advice as advising
 

@@ -12,7 +12,7 @@ from pptrace.api import simulate
 from pptrace.errors import ConfigError
 from pptrace.network.contract import transfer_ns
 from pptrace.plugins.builtin_networks import hockney
-from pptrace.plugins.markers import hookimpl
+from pptrace.plugins.hookspecs import hookimpl
 from pptrace.plugins.offers import CostModelOffer, NetworkOffer
 from pptrace.plugins.registry import Registry
 from pptrace.plugins.requests import CostRequest, NetworkRequest

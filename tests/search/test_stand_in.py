@@ -11,7 +11,7 @@ from small_schedules import pptrace_schedules
 from pptrace.api import compare, simulate
 from pptrace.config.choices import PolicyName
 from pptrace.errors import ConstraintError, PptraceError
-from pptrace.plugins.markers import hookimpl
+from pptrace.plugins.hookspecs import hookimpl
 from pptrace.plugins.offers import MessagePolicyOffer
 from pptrace.plugins.registry import Registry
 from pptrace.steps.message_calls import Policy
