@@ -144,7 +144,7 @@ class DeadlockError(ScheduleError):
 
 
 class PluginError(PptraceError):
-    """A plugin that fails, clashes with another or returns what it must not."""
+    """A plugin that fails, returns an invalid value, or offers a name that another plugin offers."""
 
     def __init__(self, message: str, *, plugin: str = "", distribution: str = "") -> None:
         self.plugin, self.distribution = plugin, distribution
@@ -160,7 +160,7 @@ class TraceError(PptraceError):
 
 
 class OutputError(PptraceError):
-    """A file that cannot be written; what stood there before still stands."""
+    """A file that cannot be written; an existing file at its path is unchanged."""
 
     def __init__(self, message: str, *, file: str | Path = "") -> None:
         self.file = str(file)

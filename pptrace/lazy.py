@@ -1,6 +1,6 @@
-"""Names of a module that are imported when they are first asked for, from where its stub says.
+"""Lazy imports of a module's public names, as declared in its stub.
 
-The stub, ``NAME.pyi`` beside ``NAME.py``, is what type checkers and editors read, so a name is written once:
+Type checkers and editors read the same stub, ``NAME.pyi`` in the folder of ``NAME.py``:
 ``from pptrace.steps.kinds import Kind as Kind``.
 """
 

@@ -1,4 +1,4 @@
-"""Text of others made fit to be shown: nothing in it moves a cursor, turns letters around or runs in a shell."""
+"""Safe display of foreign text: no control characters, bidirectional overrides, formulas or shell commands."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["Printed", "csv_of", "csv_text", "csv_written", "printable", "printab
 _CONTROLS = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)"
 )
-"""C0 but for tabs and ends of lines, C1, marks and overrides of direction, and halves of characters."""
+"""C0 except tabs and line ends, C1, direction marks and overrides, and surrogates."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-](inf|nan)")
 
 
 class Printed:
-    """What prints as its :meth:`summary`, in a notebook too."""
+    """Mixin that prints :meth:`summary`, also in a notebook."""
 
     __slots__ = ()
 
     def summary(self) -> str:
-        """Return what the command line prints, as plain text."""
+        """Return the output of the command line as plain text."""
         raise NotImplementedError
 
     def __str__(self) -> str:
@@ -37,7 +37,7 @@ class Printed:
 
 
 def printable(text: str) -> str:
-    r"""Return text in which each control character stands as JSON writes it; lines and tabs stay.
+    r"""Return text with control characters escaped as in JSON; line ends and tabs stay.
 
     >>> printable("F\x1b[31m 0\u202e\n")
     'F\\u001b[31m 0\\u202e\n'
@@ -57,7 +57,7 @@ def printable_line(text: str) -> str:
 
 
 def shell_word(text: str) -> str:
-    """Return a file's name as a word that a shell takes for no option and no command.
+    """Return a file name quoted for a shell, such that it is no option.
 
     >>> shell_word("step.pftrace"), shell_word("-x; rm.json")
     ('step.pftrace', "'./-x; rm.json'")
@@ -68,7 +68,7 @@ def shell_word(text: str) -> str:
 
 
 def csv_written(text: str) -> str:
-    """Return the text of a CSV cell that no spreadsheet takes for a formula; numbers stay what they are.
+    """Return the text of a CSV cell, quoted if a spreadsheet would read a formula; numbers are unchanged.
 
     >>> csv_written("=1+1"), csv_written("-5.5"), csv_written("1f1b")
     ("'=1+1", '-5.5', '1f1b')
@@ -78,7 +78,7 @@ def csv_written(text: str) -> str:
 
 
 def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
-    r"""Return rows of the same columns, one or more, as the text of a CSV file; what is unknown is empty.
+    r"""Return one or more rows of the same columns as the text of a CSV file; None is an empty cell.
 
     >>> csv_of([{"schedule": "1f1b", "idle": None}])
     'schedule,idle\n1f1b,\n'
@@ -95,7 +95,7 @@ def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def csv_text(cell: str) -> str:
-    """Return the text that :func:`csv_written` made a cell of.
+    """Return the original text of a cell of :func:`csv_written`.
 
     >>> csv_text(csv_written("=1+1")), csv_text(csv_written("'=1+1")), csv_text("'quoted'")
     ('=1+1', "'=1+1", "'quoted'")
@@ -103,5 +103,5 @@ def csv_text(cell: str) -> str:
     return cell[1:] if cell.startswith("'") and cell.lstrip("'").startswith(_FORMULA) else cell
 
 
-def _escaped(found: re.Match[str]) -> str:
-    return f"\\u{ord(found[0]):04x}"
+def _escaped(match: re.Match[str]) -> str:
+    return f"\\u{ord(match[0]):04x}"

@@ -1,4 +1,4 @@
-"""The closed sets of words that settings take, each word with what it means."""
+"""Enumerations of the values of settings, each with a short explanation."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ __all__ = ["Choice", "CopyStream", "PolicyName", "Receive", "Reshard", "Sharing"
 
 
 class Choice(Enum):
-    """A word that a setting takes; its value is the word.
+    """A value of a setting: a word and its explanation.
 
     >>> StreamPer("pair").means
     'a rank and a peer, both directions together'
     """
 
     means: str
-    """What the word stands for, half a sentence."""
+    """Explanation of the word, without a verb or a full stop."""
 
     def __new__(cls, word: str, means: str = "") -> Self:
-        """Make a member of a word and what it means."""
+        """Create a member from a word and its explanation."""
         member = object.__new__(cls)
         member._value_, member.means = word, means
         return member
@@ -31,7 +31,7 @@ class Choice(Enum):
 
     @classmethod
     def told(cls) -> str:
-        """Return every word with what it means, in one line."""
+        """Return all words with their explanations as one line."""
         return "; ".join(f"{member.value}: {member.means}" for member in cls)
 
 
@@ -46,7 +46,7 @@ class PolicyName(Choice):
 
 
 class StreamPer(Choice):
-    """What has a communication stream of its own under ``ordered``."""
+    """Granularity of communication streams under ``ordered``."""
 
     RANK = "rank", "a rank, all its messages behind each other"
     PAIR = "pair", "a rank and a peer, both directions together"
@@ -85,7 +85,7 @@ class Validation(Choice):
 
 
 class CopyStream(Choice):
-    """What has a stream of its own for copies to host memory and back."""
+    """Granularity of streams for copies to host memory and back."""
 
     DIRECTION = "direction", "a rank and a direction"
     RANK = "rank", "a rank, copies out and back behind each other"

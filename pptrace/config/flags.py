@@ -90,7 +90,7 @@ ARGUMENTS = (*FLAGS, *SECTIONS)
 
 
 def key_of(name: str) -> str:
-    """Return the key that a flag's name stands for; any other name is a key as it is.
+    """Return the key of a flag; return any other name unchanged.
 
     >>> key_of("pp"), key_of("network.latency")
     ('parallel.pp', 'network.latency')

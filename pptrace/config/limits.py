@@ -113,7 +113,7 @@ class UnpackedFile:
             self._count(marks, most)
 
     def _count(self, marks: Sequence[bytes], most: int) -> None:
-        """Count a file's events; raises what :meth:`expect` does, and leaves damage to whoever reads it."""
+        """Count a file's events and raise as :meth:`expect` does; the caller reports a damaged file."""
         found = 0
         with suppress(EOFError, zlib.error, OSError), self._path.open("rb") as raw:
             again = UnpackedFile(self._path, raw)
@@ -274,7 +274,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def most_memory() -> int:
-    """Return the bytes of memory that may be taken: as the user says, else four fifths of what is to spare.
+    """Return the memory limit in bytes: the user's setting, by default four fifths of the available memory.
 
     Raises:
         ConfigError: :data:`~pptrace.config.limits.MEMORY` is no size.
@@ -284,12 +284,12 @@ def most_memory() -> int:
 
 
 def memory_key() -> str:
-    """Return how to allow more, as the end of a message."""
+    """Return the end of a message that names the setting of the memory limit."""
     return f"set {MEMORY} to allow more"
 
 
 def gibibytes(size: int) -> str:
-    """Return a size for people.
+    """Format a size in GiB or MiB.
 
     >>> gibibytes(3 << 29), gibibytes(5 << 20)
     ('1.5 GiB', '5 MiB')
@@ -298,7 +298,7 @@ def gibibytes(size: int) -> str:
 
 
 def _spare() -> int:
-    """Return the bytes that are available: to the machine, to the control group, to the process."""
+    """Return the available bytes: the minimum over machine, control group and process limit."""
     found = [_available(), *_group()]
     with suppress(ImportError, OSError, ValueError):
         import resource

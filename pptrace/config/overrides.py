@@ -69,11 +69,11 @@ def assignment(key: str, text: str, source: str) -> Assignment:
 def overlaid(
     value: Mapping[str, Any] | None, places: Places, over: Sequence[Assignment]
 ) -> tuple[dict[str, Any], dict[str, Place]]:
-    """Return a file's values and places, short forms written out, with assignments in their places.
+    """Return a file's values and their locations after assignments; short forms are expanded.
 
-    Another name for a model, schedule, device, network or costs drops what the file said for the first one (but
-    what any schedule takes, such as ``offload``), another policy the first one's options, as another of ``global``
-    and ``microbatches`` drops the first.
+    A new name for a model, schedule, device, network or cost model drops the file's options of the old one.
+    Keys that every schedule takes, such as ``offload``, stay. A new policy drops the old policy's options. An
+    assignment of ``global`` or ``microbatches`` drops the other one.
 
     Raises:
         ConfigError: an assignment below a value that has no keys.

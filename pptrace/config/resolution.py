@@ -91,12 +91,12 @@ class Resolved:
         return replace(self, experiment=self._with(key, filled), origins=origins), checked
 
     def with_costs(self, name: str, origin: str) -> Resolved:
-        """Return this with the cost model that it has where the user named none."""
+        """Return a copy with the default cost model ``name``."""
         costs = self.experiment.costs.model_copy(update={"name": name})
         return self.with_section("costs", costs, {"costs.name": origin})
 
     def without_chunks(self) -> Resolved:
-        """Return this as if nobody had written ``parallel.vp``."""
+        """Return a copy without the user's ``parallel.vp``."""
         parallel = self.experiment.parallel.model_copy(update={"vp": 1})
         positions = {key: place for key, place in self.positions.items() if key != "parallel.vp"}
         return replace(
@@ -104,14 +104,14 @@ class Resolved:
         )
 
     def again(self, sets: Sequence[str], flags: Mapping[str, Any]) -> Resolved:
-        """Return what the same configuration is with further settings behind all that was written.
+        """Resolve the same configuration with further settings, which override all earlier ones.
 
         Args:
             sets: as for :func:`load`.
             flags: as for :func:`load`.
 
         Raises:
-            ConfigError: what cannot be used.
+            ConfigError: a setting is invalid.
         """
         return load(self.written, sets, flags)
 
@@ -206,7 +206,7 @@ def load(
 
 
 def document_of(source: Path | Mapping[str, Any] | Document | None) -> Document:
-    """Return what a file holds, or what stands for it.
+    """Return the document of a file, a mapping or an earlier document.
 
     Raises:
         ConfigError: a file that cannot be read, or values that no file could hold.

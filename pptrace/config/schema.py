@@ -45,7 +45,7 @@ class OpenSection(BaseModel):
 
     @property
     def values(self) -> dict[str, Any]:
-        """What stands beside the section's own key, for a plugin to check."""
+        """Keys of the section that only its plugin can check."""
         return dict(self.__pydantic_extra__ or {})
 
 
@@ -61,7 +61,7 @@ class Preset(OpenSection):
 
 
 class Device(Preset):
-    """A device, and those of other pipeline ranks where they are unlike."""
+    """A device, and the devices of other pipeline ranks where they differ."""
 
     ranks: dict[str, str | dict[str, Any]] | None = Field(
         default=None,

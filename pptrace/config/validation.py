@@ -83,7 +83,7 @@ def _is_preset_integer(error: ErrorDetails, values: Mapping[str, Any], prefix: s
 def _check_known(
     model: type[BaseModel], values: Mapping[str, Any], prefix: str, positions: Places, file: str | Path
 ) -> None:
-    """Refuse keys that a model would pass over in silence, as pydantic's do unless told otherwise."""
+    """Check for unknown keys in models that ignore extra keys, which is pydantic's default."""
     if model.model_config.get("extra", "ignore") != "ignore":
         return
     known = fields_at(model, ())
@@ -257,7 +257,7 @@ def _message(errors: Sequence[ErrorDetails], model: type[BaseModel], path: KeyPa
 
 
 def _instead(name: str, model: type[BaseModel], known: Mapping[str, FieldInfo]) -> str:
-    """Return what an unknown key may stand for, as the end of a message."""
+    """Return the likely meaning of an unknown key, as the end of a message."""
     head, dot, below = name.partition(".")
     if dot and head in known:
         return f": dots are for --set; write {head}: {{{below}: ...}}"
@@ -271,7 +271,7 @@ def _instead(name: str, model: type[BaseModel], known: Mapping[str, FieldInfo]) 
 
 
 def _named(error: ErrorDetails, model: type[BaseModel], path: KeyPath) -> str:
-    """Return the long form of a name, where that stands in place of a section that has none but it."""
+    """Return a hint to write ``{name: …}`` for a name in place of a section; else the empty string."""
     wants_section = error["type"] == "model_type" and isinstance(error["input"], str)
     return f"; write {{name: {error['input']}}}" if wants_section and "name" in fields_at(model, path) else ""
 
@@ -286,7 +286,7 @@ def _unlisted(value: object, expected: str) -> str:
 
 
 def _as_written(word: str) -> str:
-    """Return a word as YAML has it."""
+    """Return a word as YAML spells it."""
     return word.lower() if word in {"True", "False"} else word
 
 

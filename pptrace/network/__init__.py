@@ -1,1 +1,1 @@
-"""What lies between ranks."""
+"""Network models."""

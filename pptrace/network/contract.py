@@ -1,4 +1,4 @@
-"""A network answers one question: what lies between two endpoints."""
+"""Interface of networks: links, and paths between pairs of endpoints."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 __all__ = ["NO_ROUTE", "UNLIMITED", "Links", "Network", "Paths", "transfer_ns"]
 
 UNLIMITED = 0
-"""A rate of zero kB/s stands for no limit: bytes take no time."""
+"""Rate in kB/s of an unlimited path, on which bytes take no time."""
 
 NO_ROUTE = -1
-"""The rate of a path between endpoints that nothing joins."""
+"""Rate of a path between unconnected endpoints."""
 
 
 def _none() -> Int64s:
@@ -38,9 +38,9 @@ class Links:
     latency_ns: Int64s = field(default_factory=_none)
     """Wire latency of the link; zero unless given, as the two below."""
     overhead_ns: Int64s = field(default_factory=_none)
-    """What a message costs here before its bytes."""
+    """Overhead of a message on the link, before its bytes."""
     flow_rate_kbps: Int64s = field(default_factory=_none)
-    """What one flow gets at most in kB/s (one connection need not fill a rail); 0 for the whole link."""
+    """Upper bound of the rate of one flow in kB/s; 0 for the capacity of the link."""
 
     def __post_init__(self) -> None:
         rate = column(self.rate_kbps, np.int64)
@@ -58,7 +58,7 @@ class Links:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paths:
-    """What lies between pairs of endpoints: ``ways`` rows per pair asked for, one after another.
+    """Paths between pairs of endpoints: ``ways`` consecutive rows per pair.
 
     >>> links = Links(rate_kbps=[1000, 500], latency_ns=[10, 20])
     >>> Paths.along(links, [0, 2], [0, 1]).latency_ns.tolist()
@@ -68,9 +68,9 @@ class Paths:
     overhead_ns: Int64s
     """Launch overhead of a message: on the stream, before its bytes."""
     latency_ns: Int64s
-    """Wire latency: after the last byte left, and not on the stream."""
+    """Wire latency: after the last byte is sent, and not on the stream."""
     rate_kbps: Int64s
-    """What one message alone gets, in kB/s; 0 for no limit, -1 where there is no route."""
+    """Rate of a message without contention in kB/s; 0 for no limit, -1 for no route."""
     link_ptr: Int32s
     """Shape (rows + 1,): the shared links of a row are ``link[link_ptr[r]:link_ptr[r + 1]]``, source to target."""
     link: Int32s
@@ -127,7 +127,7 @@ class Paths:
         )
 
     def with_links(self, links: Links, single: Sequence[int]) -> Paths:
-        """Return these paths and, behind them, one pair over each of some links alone, in all its ways."""
+        """Return these paths, followed by one pair per link of ``single`` that uses this link alone."""
         used = np.repeat(np.asarray(single, dtype=np.int32), self.ways)
         more = Paths.along(links, np.arange(used.size + 1), used)
         columns = {name: np.concatenate([getattr(self, name), getattr(more, name)])
@@ -138,7 +138,7 @@ class Paths:
 
 
 class Network(Protocol):
-    """What a network plugin returns."""
+    """A network: the return value of a network offer."""
 
     @property
     def links(self) -> Links:
@@ -148,7 +148,7 @@ class Network(Protocol):
     def paths(self, src: Int32s, dst: Int32s) -> Paths:
         """Return the paths from each ``src`` to each ``dst`` endpoint, both of shape (pairs,).
 
-        The same pairs give the same paths, in whatever order they are asked for.
+        The paths of a pair do not depend on the other pairs or their order.
         """
         ...
 

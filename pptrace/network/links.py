@@ -40,11 +40,10 @@ def check_links(links: Links) -> None:
 
 
 def check_paths(paths: Paths, pairs: int, links: int) -> None:
-    """Check what a network of ``links`` links says of ``pairs`` pairs of endpoints.
+    """Check the paths of ``pairs`` pairs of endpoints in a network of ``links`` links.
 
     Raises:
-        PluginError: not one value for each pair and way, one that is below zero or too large, a link that is
-            not there.
+        PluginError: a column of the wrong length, a value below zero or too large, or an unknown link.
     """
     if paths.ways < 1:
         raise PluginError(f"the network gives {paths.ways} ways per pair: expected 1 or more")
@@ -66,10 +65,10 @@ def check_paths(paths: Paths, pairs: int, links: int) -> None:
 
 
 def check_reachable(paths: Paths, src: Int32s, dst: Int32s) -> None:
-    """Check that every pair asked for has a route.
+    """Check that every pair has a route.
 
     Raises:
-        PluginError: one has none.
+        PluginError: a pair has no route.
     """
     lost = np.flatnonzero(paths.rate_kbps == NO_ROUTE)
     if lost.size:
@@ -89,7 +88,7 @@ def _check_lists(ptr: Int32s, link: Int32s, rows: int, links: int, name: str) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flat:
-    """Every pair of ranks has wires of its own: a message takes overhead + bytes / rate + latency.
+    """A network without contention: a message takes overhead + bytes / rate + latency.
 
     Source: R. W. Hockney, "The communication challenge for MPP", Parallel Computing 20 (1994).
     """
@@ -103,7 +102,7 @@ class Flat:
 
     @property
     def links(self) -> Links:
-        """None is shared."""
+        """No links: the network has no contention."""
         return Links(rate_kbps=np.zeros(0, dtype=np.int64))
 
     def paths(self, src: Int32s, dst: Int32s) -> Paths:
@@ -121,7 +120,7 @@ class Flat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlatNodes:
-    """Wires as those of :class:`Flat`, of one sort within a node and of another between nodes."""
+    """Two :class:`Flat` networks, one within a node and one between nodes."""
 
     node: Flat
     """Within a node."""
@@ -132,7 +131,7 @@ class FlatNodes:
 
     @property
     def links(self) -> Links:
-        """None is shared."""
+        """No links: the network has no contention."""
         return self.between.links
 
     def paths(self, src: Int32s, dst: Int32s) -> Paths:

@@ -1,1 +1,1 @@
-"""The plugin interface from the inside: sorts of offers, their hooks, and the registry that finds plugins."""
+"""Hooks, offers, and the registry of plugins."""

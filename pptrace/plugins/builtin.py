@@ -1,4 +1,4 @@
-"""The core's own plugin: what has no content of its own, offered through the hooks that others use."""
+"""The core's plugin: networks, policies, costs, executors and trace formats without presets."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ __all__ = [
 
 @hookimpl
 def pptrace_networks() -> Iterable[NetworkOffer]:
-    """Offer the networks in which messages never meet."""
+    """Offer the networks without contention."""
     yield NetworkOffer(
         name="hockney",
         summary="Every pair of ranks alone: overhead + bytes / bandwidth + latency.",
@@ -54,7 +54,7 @@ def pptrace_networks() -> Iterable[NetworkOffer]:
 
 @hookimpl
 def pptrace_message_policies() -> Iterable[MessagePolicyOffer]:
-    """Offer the ways to issue messages that are no framework's; their settings stand in the section itself."""
+    """Offer the policies of no framework; their settings are keys of the section itself."""
     for word in PolicyName:
         summary = f"{word.means[:1].upper()}{word.means[1:]}."
         yield MessagePolicyOffer(name=word.value, summary=summary, build=partial(_policy, word))
@@ -62,7 +62,7 @@ def pptrace_message_policies() -> Iterable[MessagePolicyOffer]:
 
 @hookimpl
 def pptrace_cost_models() -> Iterable[CostModelOffer]:
-    """Offer costs that need no model of anything."""
+    """Offer costs that need no model or device."""
     yield CostModelOffer(
         name="unit",
         summary="Abstract units of time: forward 1, backward 2 unless said otherwise.",
@@ -79,7 +79,7 @@ def pptrace_cost_models() -> Iterable[CostModelOffer]:
 
 @hookimpl
 def pptrace_executors() -> Iterable[ExecutorOffer]:
-    """Offer this machine's processes, and this process alone."""
+    """Offer a pool of local processes, and the current process."""
     yield ExecutorOffer(name="processes", summary="Processes on this machine, one per core.", build=_processes)
     yield ExecutorOffer(
         name="serial", summary="This process, one point after another.", build=_serial, in_process=True
@@ -114,7 +114,7 @@ def pptrace_exporters() -> Iterable[ExporterOffer]:
 
 @hookimpl
 def pptrace_importers() -> Iterable[ImporterOffer]:
-    """Offer the readers of our own files."""
+    """Offer the readers of traces that pptrace wrote."""
     yield ImporterOffer(
         name="perfetto",
         summary="Perfetto traces that pptrace wrote.",

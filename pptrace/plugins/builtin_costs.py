@@ -239,7 +239,7 @@ def _segment(written: Mapping[str, Any]) -> Segment:
 
 
 def _spread(slices: Sequence[tuple[Segment, ...]], stages: int, *, last_first: bool) -> list[tuple[Segment, ...]]:
-    """Return what is on each stage: some slices one after the other, or a part of one."""
+    """Return the segments of each stage: consecutive slices, or an equal share of one slice."""
     count = len(slices)
     if count <= stages:
         share = Fraction(count, stages)
@@ -250,7 +250,7 @@ def _spread(slices: Sequence[tuple[Segment, ...]], stages: int, *, last_first: b
 
 
 def _joined(slices: Iterable[tuple[Segment, ...]]) -> tuple[Segment, ...]:
-    """Return one action of several slices, each of which needs the result of the one before."""
+    """Return one action of several slices; each depends on the result of the previous slice."""
     found: list[Segment] = []
     for segments in slices:
         begin = len(found)
@@ -497,7 +497,7 @@ def _backward(times: dict[str, Any]) -> dict[str, Any]:
 
 
 def _left(whole: Int64s, part: Int64s, key: str) -> Int64s:
-    """Return what is left of the backward beside one of its parts."""
+    """Return the time of a backward minus one of its halves."""
     left: Int64s = whole - part
     if left.min() < 0:
         raise ConfigError("takes longer than the whole backward", key=f"costs.{key}")

@@ -1,4 +1,4 @@
-"""The core's own executors: processes on this machine, and this very process."""
+"""Executors of the core: local processes, and the current process."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
 
 class Processes(ProcessPoolExecutor):
-    """Processes that leave Ctrl-C to their parent and never outlive it.
+    """A pool of processes that ignore Ctrl-C and end with their parent.
 
-    They are forked where that is safe, so that they start with the plugins and the compiled code of their parent.
+    Processes are forked if that is safe: they then share the parent's plugins and compiled code.
     """
 
     def __init__(self, workers: int) -> None:
@@ -35,7 +35,7 @@ class Processes(ProcessPoolExecutor):
         super().__init__(workers, mp_context=multiprocessing.get_context(method), initializer=_begin)
 
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Hand a call to a worker; the first one starts them all."""
+        """Submit a call; the first call starts all workers."""
         if self._processes:
             return super().submit(fn, *args, **kwargs)
         with warnings.catch_warnings(), _signals_blocked():
@@ -44,7 +44,7 @@ class Processes(ProcessPoolExecutor):
             return super().submit(fn, *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 - theirs
-        """End the workers: after what they have begun, or at once."""
+        """End the workers, after their running calls (``wait``) or immediately."""
         if not wait:
             for process in list((self._processes or {}).values()):
                 process.terminate()
@@ -52,7 +52,7 @@ class Processes(ProcessPoolExecutor):
 
 
 class Serial(Executor):
-    """One call after another, where ``submit`` is called.
+    """Sequential executor: ``submit`` runs the call.
 
     >>> Serial().submit(pow, 2, 5).result()
     32
@@ -69,13 +69,13 @@ class Serial(Executor):
 
 
 def _may_fork() -> bool:
-    """Whether a copy of this process can go on: not where a thread may hold a lock, nor outside Linux."""
+    """Return whether a fork is safe: on Linux, without other threads that may hold a lock."""
     return sys.platform.startswith("linux") and threading.active_count() == 1
 
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Block signals while processes are forked, which have their parent's handlers until they begin."""
+    """Block signals during a fork: a child has its parent's handlers until its initializer runs."""
     if sys.platform == "win32":
         yield
         return

@@ -65,7 +65,7 @@ def _name_fault(offer: AnyOffer) -> str:
 
 
 def _field_fault(offer: Any) -> str:
-    """Describe a field of a wrong type; the empty string stands for none."""
+    """Return the first field error, empty for a valid offer."""
     for field in fields(offer):
         value, annotation = getattr(offer, field.name), str(field.type)
         left_out = value is None and field.default is not MISSING

@@ -86,7 +86,7 @@ def worked(schedule: Schedule, rows: NDArray[np.int64]) -> Worked:
 
 
 def rows_of(schedule: Schedule, chosen: NDArray[np.bool_], *sorts: NDArray[np.bool_]) -> list[NDArray[np.int64]]:
-    """Return the rows that work on what is chosen, and on what else such rows work on.
+    """Return the rows of chosen stages and microbatches; rows of several microbatches extend the choice.
 
     Args:
         schedule: the table.
@@ -303,7 +303,10 @@ def _kept(blocks: Sequence[_Block], active: int | None) -> Iterator[_Added]:
 
 
 def _coming(blocks: Sequence[_Block], active: int | None) -> list[list[int]]:
-    """Return, for each block, the stages of it and of those behind it, the next first; all of its own at least."""
+    """Return, per block, its stages and the stages of later blocks, in order of next use.
+
+    The list has at most ``active`` stages, but at least those of the block.
+    """
     order: list[int] = []
     found = []
     for block in reversed(blocks):
@@ -313,7 +316,7 @@ def _coming(blocks: Sequence[_Block], active: int | None) -> list[list[int]]:
 
 
 def _freed(blocks: Sequence[_Block], reshard: Reshard) -> Iterator[_Added]:
-    """Gather what each block needs before the block ahead of it, and free what is not kept behind it."""
+    """Gather the stages of a block before the previous block, and free stages after the block."""
     gathered: set[int] = set()
     ahead = blocks[0].first if blocks else 0
     for place, block in enumerate(blocks):

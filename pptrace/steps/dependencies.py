@@ -117,7 +117,7 @@ def cycle_text(cycle: Sequence[str]) -> str:
 def _waits(
     schedule: Schedule, head: Sequence[int], rank: int, near: StageGraph, positions: Positions
 ) -> Iterator[tuple[int, int]]:
-    """Yield each position of a rank's stuck action or overlapped pair that waits, with what it waits for."""
+    """Yield each waiting row of a rank's blocked action or overlapped pair, and the row that it waits for."""
     placement, own = schedule.placement, schedule.has_communication
     for row in _together(schedule, head[rank], int(schedule.row_ptr[rank + 1])):
         stage = int(schedule.stage[row])

@@ -413,7 +413,7 @@ class KindTable(NamedTuple):
 
 
 def kind_table() -> KindTable:
-    """Return the table in columns; a kind of a microbatch without a named result has one of its own."""
+    """Return the table in columns; a kind per microbatch without a named result gets a unique result."""
     rows = list(KINDS.values())
     own = iter(range(len(Result), len(Result) + len(rows)))
     result = [-1 if row.per_stage else int(row.results[0]) if row.results else next(own) for row in rows]
@@ -436,4 +436,4 @@ def kind_table() -> KindTable:
 
 
 TABLE = kind_table()
-"""The table, made once."""
+"""The table of kinds in columns."""

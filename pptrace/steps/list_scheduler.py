@@ -288,7 +288,7 @@ def _played(
 def _initial_playing(
     needs: NDArray[Any], left: Int64s, row_ptr: Int64s, queues: int, late: int
 ) -> tuple[Playing, Heap]:
-    """Return where each rank is before its first action; ``late`` actions may begin after what they need."""
+    """Return the initial state; ``late`` actions may start later than their dependencies end."""
     zeros, ranks = partial(np.zeros, dtype=np.int64), row_ptr.size - 1
     playing = Playing(
         needs=needs, left=left, doing=np.full(ranks, -1, dtype=np.int64), fill=zeros(queues), ready=zeros(late),
@@ -300,7 +300,7 @@ def _initial_playing(
 
 
 def _one_key(columns: Sequence[Int64s | Int32s | Int8s]) -> Int64s:
-    """Return one value per row that orders rows as several columns do, of which the first counts most."""
+    """Return one key per row that sorts rows by several columns, the most significant first."""
     key = np.zeros(columns[0].size, dtype=np.int64)
     largest = 0
     for column in columns:
@@ -424,7 +424,7 @@ def _sequences(
 def _places(
     kind_of: Int64s, kind: Int64s, stage: Int64s, placement: Placement, kinds: int
 ) -> tuple[Int64s, Int64s]:
-    """Return per sequence where its microbatch 0 stands in its rank's choice, and how far one is from the next.
+    """Return the priority of each sequence's microbatch 0, and the increment per microbatch.
 
     The order of :func:`~pptrace.steps.list_scheduler.backward_first`: backwards by microbatch, stage and kind,
     then forwards by stage, the deepest first, and microbatch.
@@ -439,14 +439,14 @@ def _places(
 
 
 def _csr(key: Int64s, values: Int64s, size: int) -> tuple[Int64s, Int64s]:
-    """Return values grouped by key, with where each key's begin."""
+    """Return the offsets and values of a CSR grouping by key."""
     return np.concatenate([[0], np.cumsum(np.bincount(key, minlength=size))]), values[
         np.argsort(key, kind="stable")
     ]
 
 
 def _initial_progress(given: Sequences, row_ptr: Int64s, left: Int64s) -> tuple[Progress, Heap]:
-    """Return how far everything is before the first action."""
+    """Return the initial state."""
     ranks, size = row_ptr.size - 1, given.rank.size
     zeros = np.zeros(size, dtype=np.int64)
     free = np.diff(given.before_ptr) == 0

@@ -231,7 +231,7 @@ def _waits(
 
 
 def _around_pairs(schedule: Schedule, messages: _Messages, plan: Plan) -> Plan:
-    """Move what is issued inside an overlapped pair behind it; before it what one of its members needs."""
+    """Move calls inside an overlapped pair after the pair, or before it if a member depends on them."""
     if not (schedule.pair >= 0).any():
         return plan
     rank = np.repeat(np.arange(schedule.ranks), np.diff(schedule.row_ptr))

@@ -92,7 +92,7 @@ class Placement:
 
     @property
     def edge_fault(self) -> str:
-        """What is wrong with the placement's edges, in a few words that continue "its"; empty where nothing is."""
+        """Description of an invalid edge, as a phrase after "its"; empty for valid edges."""
         if self.edges.size and (self.edges.min() < 0 or self.edges.max() >= self.stages):
             return f"edges name stages beyond its {self.stages}"
         number = np.sort(self.edges[:, 0].astype(np.int64) * self.stages + self.edges[:, 1])

@@ -29,11 +29,11 @@ class Segment:
     """
 
     name: str
-    """What it is called: ``attention``, ``dispatch``."""
+    """Name in traces: ``attention``, ``dispatch``."""
     duration_ns: int = 0
-    """What it takes alone."""
+    """Duration without contention or overlap."""
     stream: Stream = Stream.COMPUTE
-    """Where it runs: computation, or communication of one of the rank's own groups."""
+    """Stream: compute, or the communication stream of one of the rank's groups."""
     needs: tuple[int, ...] | None = None
     """Places of earlier segments of its action that it waits for, one or more; None for the one before it.
     The first waits for what the action needs."""
@@ -62,7 +62,7 @@ class Segment:
         return self.stream is Stream.COMPUTE
 
     def needs_of(self, place: int) -> tuple[int, ...]:
-        """Return what it waits for where it stands at a place of its action."""
+        """Return the indices of its dependencies if its own index in the action is ``place``."""
         if self.needs is not None:
             return self.needs
         return (place - 1,) if place else ()
@@ -89,7 +89,7 @@ def check_segments(segments: tuple[Segment, ...], where: str) -> None:
 
 
 def problem_of(segment: Segment, place: int) -> str:
-    """Say why a segment cannot stand at a place of its action; ``""`` where it can.
+    """Return why a segment is invalid at index ``place`` of its action; ``""`` for a valid one.
 
     >>> problem_of(Segment(name="mlp", needs=(1,)), 1)
     'needs segments [1]: one or more of those before it, which count from 0'

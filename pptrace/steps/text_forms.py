@@ -52,7 +52,7 @@ def load_table(path: Path | str) -> TableFile:
 
 
 def parse_table(text: str, file: Path | str = "", form: Form | None = None) -> TableFile:
-    r"""Read the text of a table, as CSV where there is a comma unless ``form`` says what it is.
+    r"""Parse the text of a table; the default form is CSV for text with a comma.
 
     >>> parse_table("0F0,,0B0\n1F0,1B0\n").schedule.rows()
     [['0F0', '0B0'], ['1F0', '1B0']]
@@ -237,13 +237,13 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableFile:
-    """A schedule and the rows that it was read from."""
+    """A schedule and its source rows."""
 
     schedule: Schedule
-    """What the rows say."""
+    """The parsed table."""
     source: Source
     """The rows."""
 
     def locate(self, error: ScheduleError) -> TableError:
-        """Return what is wrong with the schedule as what is wrong with a cell of the file."""
+        """Return an error of the schedule as an error of a cell of the file."""
         return self.source.locate(error, self.schedule.row_ptr.tolist())

@@ -204,10 +204,10 @@ def _check_equal(schedule: Schedule, sends: np.ndarray, receives: np.ndarray) ->
 
 
 def check_copies(schedule: Schedule, positions: Positions) -> None:
-    """Check that what is offloaded is reloaded, and the other way round.
+    """Check that each offload has a reload and each reload has an offload.
 
     Raises:
-        ScheduleError: one without the other.
+        ScheduleError: an offload or a reload without its counterpart.
     """
     out, back = positions.of(Result.OFFLOADED), positions.of(Result.RELOADED)
     alone = (out < 0) != (back < 0)
@@ -272,10 +272,10 @@ def _end_error(schedule: Schedule, row: int, what: str, other: str) -> ScheduleE
 
 
 def check_waits(schedule: Schedule) -> None:
-    """Check that what waits by name, and what it waits for, is in the table.
+    """Check that both actions of each explicit wait are in the table.
 
     Raises:
-        ScheduleError: the first that is not.
+        ScheduleError: the first missing action.
     """
     if not schedule.waits:
         return

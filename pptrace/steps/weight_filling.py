@@ -28,7 +28,7 @@ _LONGEST = 2**59
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Filled:
-    """A table with its weight gradients, and when each rank runs it; messages meet nobody."""
+    """A table with its weight gradients, and its times per rank without contention."""
 
     schedule: Schedule
     """The table."""

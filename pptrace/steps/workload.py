@@ -256,14 +256,14 @@ class Workload:
         return overlapped_ns(segments) if self.overlapped else sum(one.duration_ns for one in segments)
 
     def collective_ns(self, kind: Kind) -> Int64s:
-        """Return the part of that in which the rank's own group communicates."""
+        """Return the share of the duration in which the rank's group communicates."""
         name = f"{kind.traits.cost}_collective_ns"
         return np.asarray(getattr(self, name, np.zeros(self.stages, dtype=np.int64)))
 
     def segmented(
         self, segments: Mapping[Kind, Sequence[tuple[Segment, ...]]], *, overlapped: bool | None = None
     ) -> Workload:
-        """Return these costs with actions made of segments; what they take alone follows from them.
+        """Return these costs with segments; the durations of actions follow from their segments.
 
         Args:
             segments: as the field.
@@ -302,7 +302,7 @@ class Workload:
 
     @classmethod
     def uniform(cls, stages: int, *, boundary_bytes: int = 0, edges: int = -1, **values: Any) -> Workload:
-        """Build a workload from scalars or arrays by field name; what is not named is zero.
+        """Build a workload from scalars or arrays by field name; the default is zero.
 
         ``b_ns`` defaults to ``i_ns + w_ns``, and ``i_ns`` and ``w_ns`` to the halves of ``b_ns``.
         """

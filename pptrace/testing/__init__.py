@@ -1,4 +1,4 @@
-"""What a plugin's own tests are written with: the checks that the plugins shipped with pptrace pass.
+"""Checks for the tests of plugins; the plugins of this project pass them.
 
 Importing this needs no pytest; ``pptrace.testing.fixtures`` is a pytest plugin::
 

@@ -17,19 +17,19 @@ __all__ = ["core_registry", "registry", "schedule_request"]
 
 @pytest.fixture
 def registry() -> Registry:
-    """Return a fresh registry of all that is installed."""
+    """Return a new registry of all installed plugins."""
     return Registry.load()
 
 
 @pytest.fixture
 def core_registry() -> Registry:
-    """Return a fresh registry of the core alone, whatever is installed."""
+    """Return a new registry of the core, without installed plugins."""
     return Registry.load(entry_points=False)
 
 
 @pytest.fixture
 def schedule_request() -> Callable[..., ScheduleRequest]:
-    """Return a maker of schedule requests: 4 ranks and 8 microbatches unless told."""
+    """Return a factory of schedule requests, by default of 4 ranks and 8 microbatches."""
 
     def make(*, ranks: int = 4, microbatches: int = 8, **fields: object) -> ScheduleRequest:
         return ScheduleRequest(ranks=ranks, microbatches=microbatches, **fields)  # type: ignore[arg-type] # theirs

@@ -153,7 +153,7 @@ def _assert_repeatable(subject: Subject, again: Subject) -> None:
 
 
 def _assert_same(subject: Subject, told: list[list[Route]], pairs: Int64s, paths: Paths, when: str) -> None:
-    """Assert that ``paths``, those of some pairs, say of each what was told before."""
+    """Assert that ``paths`` of some pairs equal their earlier routes."""
     for pair, now in zip(pairs.tolist(), routes(subject.links, paths), strict=True):
         before, row = told[pair], pair * subject.paths.ways
         if len(before) != len(now):

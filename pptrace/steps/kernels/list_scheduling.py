@@ -43,7 +43,7 @@ class Work(NamedTuple):
 
 
 class Rooms(NamedTuple):
-    """What is bounded in flight; -1 for no room."""
+    """Limits on microbatches in flight; -1 for no limit."""
 
     microbatches: Any
     """Per action, the microbatches that it takes at its start or returns at its end."""
@@ -54,7 +54,7 @@ class Rooms(NamedTuple):
 
 
 class Queues(NamedTuple):
-    """Where actions wait; a rank's queues stand together."""
+    """Queues of enabled actions; the queues of a rank are contiguous."""
 
     rank: Any
     """Per queue, its rank."""
@@ -128,7 +128,7 @@ def _enable(work: Work, queues: Queues, playing: Playing, action: int, touched: 
 
 
 def _touch(playing: Playing, rank: int, touched: int) -> int:
-    """Note that a rank may have something to start; return how many may."""
+    """Push a rank on the stack of ranks to check; return the number of ranks on the stack."""
     if playing.dirty[rank]:
         return touched
     playing.dirty[rank] = 1
@@ -274,7 +274,7 @@ class Progress(NamedTuple):
 
 
 class Written(NamedTuple):
-    """Rank by rank, what is started, in this order."""
+    """Columns of the started actions in start order, grouped by rank."""
 
     kind: Any
     stage: Any
@@ -338,7 +338,7 @@ def _begin_in_turn(given: Sequences, progress: Progress, written: Written, rank:
 
 
 def _give(given: Sequences, progress: Progress, own: int, more: int) -> None:
-    """Change what is left of a sequence's rooms."""
+    """Add ``more`` to the free capacity of a sequence's limits."""
     for side in range(2):
         room = given.room[2 * own + side]
         if room >= 0:
@@ -346,7 +346,7 @@ def _give(given: Sequences, progress: Progress, own: int, more: int) -> None:
 
 
 def _end(given: Sequences, progress: Progress, rank: int, touched: int) -> int:
-    """End what a rank does: give its room back, enable what waits; return how many ranks are on the stack."""
+    """End a rank's action: release its capacity and enable dependents. Return the number of ranks on the stack."""
     own: int = progress.doing[rank]
     progress.doing[rank] = -1
     progress.ended[own] += 1
@@ -365,7 +365,7 @@ def _end(given: Sequences, progress: Progress, rank: int, touched: int) -> int:
 
 
 def _touch_in_turn(progress: Progress, rank: int, touched: int) -> int:
-    """Note that a rank may have something to start; return how many may."""
+    """Push a rank on the stack of ranks to check; return the number of ranks on the stack."""
     if progress.dirty[rank]:
         return touched
     progress.dirty[rank] = 1

@@ -101,12 +101,12 @@ def find_wrong(row_ptr, messages, plan):
 
 
 def _is_wrong_wait(waited, launched, behind):
-    """Whether a wait is before what it waits for, or in a slot ``behind`` its rank's or later."""
+    """Return whether a wait precedes its launch, or is in slot ``behind`` or later."""
     return waited != NEVER and (waited < launched or waited >= behind * TURNS)
 
 
 def _put(moment, end, communicator, communicators, first, order, key):
-    """Put an end behind those of its slot so far, with its place there: ends of one key are one call."""
+    """Append an end to its slot with its sort key; ends of one key are one call."""
     slot = moment // TURNS
     at = first[slot]
     first[slot] = at + 1
@@ -146,7 +146,7 @@ def issue_ends(
     row_ptr, cells, messages, communicators, first, order, key,
     out, edge, peer, call, at, of_end, before, over, last,
 ):  # fmt: skip
-    """Copy each rank's rows with the messages of a slot before the row behind it; return the number of calls.
+    """Copy each rank's rows; insert the messages of a slot before its row. Return the number of calls.
 
     Ends of one slot and key are one call; ``communicators`` is a power of two. ``at`` becomes each row's new
     position, ``of_end`` each end's call, ``over`` the communicator of each call and ``before`` the one before it

@@ -88,7 +88,7 @@ def _index(row, rank, result, cells, graph, flat, problem):
 
 
 def edges_fed(graph, way, stage):
-    """Return the range of a stage's edges to what it feeds."""
+    """Return the range of the edges from a stage to its consumers."""
     ptr = graph.succ_ptr if way == 0 else graph.pred_ptr
     return ptr[stage], ptr[stage + 1]
 

@@ -43,7 +43,7 @@ class Stages(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What is put into a gap that is too short."""
+    """Rules for gaps that are shorter than a weight gradient."""
 
     missing_weights: int
     """1 where weight gradients are to be put in, 0 where the table has its own."""
