@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from pptrace_profilers.pass_runs import Places, Run
     from pptrace_profilers.recording import Recording
 
-__all__ = ["LEAST", "infer", "one_stage_each"]
-
 _HELP = "`pptrace annotate` prints a module that marks them"
 _AGAIN = "mark actions and record again: `pptrace annotate` prints a module for that"
 _MORE = "; autograd's operations tell more than launches do: record them, too (PyTorch: ProfilerActivity.CPU)"

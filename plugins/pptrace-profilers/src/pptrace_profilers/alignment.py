@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     Step = tuple[Recording, ...]
 
-__all__ = ["align", "split_steps"]
-
 _UNBOUND = np.int64(2**62 - 1)
 """Beyond any time since 1970, and no overflow in sums of two."""
 

@@ -9,8 +9,6 @@ import click
 
 from pptrace.plugin import print_or_write
 
-__all__ = ["command", "module_for"]
-
 _PARTS = {
     "pytorch": ("pytorch.py.txt", "messages.py.txt", "pytorch_stages.py.txt"),
     "megatron": ("megatron.py.txt", "messages.py.txt", "megatron_schedules.py.txt"),

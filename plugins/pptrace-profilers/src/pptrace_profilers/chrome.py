@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from pptrace_profilers.naming_rules import Meaning, RulesFile
 
-__all__ = ["read_chrome"]
-
 _MOST_OPEN = 10_000
 """Begins without an end, per thread: more are a file that never ends any."""
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from pptrace_profilers.events import Arguments
 
-__all__ = ["EventBuilder", "PlainEvents", "microseconds", "whole"]
-
 _FITS = 2**62
 
 

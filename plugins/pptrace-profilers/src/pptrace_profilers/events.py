@@ -32,24 +32,6 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import Int32s, Int64s, UnpackedFile
 
-__all__ = [
-    "MEMORY",
-    "MOST_EVENT_BYTES",
-    "NO_ARGUMENTS",
-    "Arguments",
-    "Blocks",
-    "Columns",
-    "Detailed",
-    "Event",
-    "Events",
-    "Keep",
-    "Marks",
-    "Number",
-    "detached",
-    "detailed_events",
-    "read_events",
-]
-
 _BLOCK = 96 << 10  # larger ones leave the processor's cache, and at 128 KiB malloc maps each anew
 MOST_EVENT_BYTES = 16 << 20
 """Bytes within which an event must end, and which the part before the events may have."""

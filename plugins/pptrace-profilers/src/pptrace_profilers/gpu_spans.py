@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from pptrace.plugin import Int64s
     from pptrace_profilers.recording import Operations, Payload, Recording
 
-__all__ = ["compute_stream", "covered_ns", "totals", "uncovered_ns", "window_around", "with_gpu_spans"]
-
 _DATA = re.compile(r"(?:^|[_\W])(?:dp|ddp|fsdp|hsdp)(?:$|[_\W])|data", re.IGNORECASE)
 _GATHERS = re.compile(r"gather", re.IGNORECASE)
 _REDUCES = re.compile(r"reduce", re.IGNORECASE)

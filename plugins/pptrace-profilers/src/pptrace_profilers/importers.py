@@ -18,16 +18,6 @@ if TYPE_CHECKING:
     from pptrace_profilers.naming_rules import Rules
     from pptrace_profilers.recording import Recording
 
-__all__ = [
-    "measure_chrome",
-    "measure_inspector",
-    "measure_kineto",
-    "measure_nccl",
-    "measure_nsys",
-    "measure_otel",
-    "measure_pftrace",
-]
-
 
 def measure_kineto(paths: Sequence[Path], request: ImportRequest) -> Measurement:
     """Read the files of PyTorch's profiler, one per process; raises what :func:`measure_chrome` does."""

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from pptrace.plugin import ImportRequest
     from pptrace_profilers.recording import Operations, Recording
 
-__all__ = ["measure_recordings", "without_actions"]
-
 
 def measure_recordings(
     recordings: Sequence[Recording], request: ImportRequest, notes: Sequence[str] = ()

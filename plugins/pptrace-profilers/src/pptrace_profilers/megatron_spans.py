@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["Span", "SpanFile", "read_megatron", "read_spans"]
-
 _PREFIX = "megatron."
 _STEPS = ("megatron.train.iteration", "megatron.train_step")
 """The step's span, as Megatron-LM's code and as its documentation name it."""

@@ -23,19 +23,6 @@ if TYPE_CHECKING:
     from pptrace_profilers.pass_runs import Run
     from pptrace_profilers.recording import MessageEnd
 
-__all__ = [
-    "NOBODY",
-    "Chained",
-    "Input",
-    "Known",
-    "Messages",
-    "Part",
-    "alike",
-    "chained",
-    "messages_of",
-    "second_passes",
-]
-
 _Node = tuple[int, int]
 """A forward: its rank, and its number there."""
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from pptrace.plugin import Action, Clock
     from pptrace_profilers.recording import MessageEnd, Recording
 
-__all__ = ["Kernel", "Message", "kernel_of", "kernel_payloads", "match_ends", "name_messages", "shifted_message"]
-
 Kernel = tuple[int, int, int, int, int]
 """A kernel that carries messages: its rank, stream, launch, start and end."""
 _Key = tuple[bool, int, int]

@@ -50,21 +50,6 @@ if TYPE_CHECKING:
     from pptrace_profilers.naming_schema import ActionModel
     from pptrace_profilers.recording import Recording
 
-__all__ = [
-    "BUILT_IN",
-    "FILE_NAME",
-    "NO_FILE",
-    "Matcher",
-    "Meaning",
-    "RankRule",
-    "Rule",
-    "Rules",
-    "RulesFile",
-    "Stream",
-    "TimedPattern",
-    "read_rules",
-]
-
 Matcher: TypeAlias = "re.Pattern[str] | TimedPattern"
 """A pattern of ours, or a user's."""
 MOST_S, MOST_IN_ALL_S = 1.0, 60.0

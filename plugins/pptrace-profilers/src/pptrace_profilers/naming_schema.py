@@ -9,8 +9,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from pptrace.plugin import Kind
 
-__all__ = ["ActionModel", "RankModel", "RulesModel"]
-
 _GROUPS = ("action", "kind", "stage", "microbatch", "peer", "bytes")
 
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     Sizes: TypeAlias = dict[tuple[str, bool], list[tuple[int, int]]]
 
-__all__ = ["Transfer", "by_size", "read_inspector", "read_inspector_run"]
-
 _BATCH = 1 << 16
 _LONGEST_LINE = 16 << 20
 _FASTEST = 10**9

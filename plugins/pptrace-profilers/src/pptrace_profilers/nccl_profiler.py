@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["CommunicatorFile", "NcclOperation", "read_communicator", "read_nccl"]
-
 _BARE = re.compile(rb'(":\s*)(0x[0-9a-fA-F]+|nccl\w+)')
 _NAME = re.compile(r"_(\d+)_(\d+)\.json(?:\.gz)?$")
 _CARRIES = frozenset({"COLL", "P2P", "CE_COLL"})

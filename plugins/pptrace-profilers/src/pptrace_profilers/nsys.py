@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from pptrace_profilers.naming_rules import Rules
     from pptrace_profilers.recording import Recording
 
-__all__ = ["Tables", "read_nsys"]
-
 _PROCESS = ~0xFFFFFF
 _LONGEST_TEXT = 1 << 20
 """Bytes that one value of a database may have."""

@@ -28,19 +28,6 @@ if TYPE_CHECKING:
     from pptrace_profilers.events import Events
     from pptrace_profilers.recording import Operations, Recording
 
-__all__ = [
-    "AUTOGRAD",
-    "LEAST",
-    "Places",
-    "RankRuns",
-    "Run",
-    "Verdict",
-    "autograd_runs",
-    "launch_runs",
-    "mean",
-    "work_starts_ns",
-]
-
 _KEEP = Keep(categories=frozenset({"cpu_op"}), details=("",))
 _BACKWARD = "autograd::engine::evaluate_function"
 _NEVER = ("autograd::", "torch::autograd::", "c10d::", "record_param_comms")

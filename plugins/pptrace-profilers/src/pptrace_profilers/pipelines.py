@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from pptrace_profilers.recording import Recording
 
-__all__ = ["GROUPED", "left_over", "numbers_of", "one_pipeline", "ranks_by_stages", "stages_of", "whole_pipelines"]
-
 _SIZE = re.compile(r"([a-z]+)=(\d+)")
 _MOST_NAMED = 16
 """Ranks that are named one by one."""

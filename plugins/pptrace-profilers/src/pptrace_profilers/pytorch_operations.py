@@ -31,20 +31,6 @@ if TYPE_CHECKING:
 
     _Timed = TypeVar("_Timed", MessageEnd, Execution)
 
-__all__ = [
-    "GPU",
-    "IDLE_CALLS",
-    "ITEM_BYTES",
-    "LAUNCHES",
-    "MIRRORS",
-    "batch_payloads",
-    "global_rank",
-    "gpu_operations",
-    "input_bytes",
-    "payload_of",
-    "post_of",
-]
-
 GPU = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset"})
 """Categories of what runs on a GPU, the older ones capitalised."""
 MIRRORS = frozenset({"gpu_user_annotation"})

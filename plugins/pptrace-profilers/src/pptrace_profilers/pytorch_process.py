@@ -56,17 +56,6 @@ if TYPE_CHECKING:
     from pptrace_profilers.events import Arguments, Events
     from pptrace_profilers.naming_rules import Rules
 
-__all__ = [
-    "groups_of",
-    "hidden_phases",
-    "phase_executions",
-    "positive",
-    "posted_ends",
-    "rank_of",
-    "read_kineto",
-    "recording_of",
-]
-
 _STEP = re.compile(r"ProfilerStep#\d+")
 _FAMILIAR = re.compile(r"ProfilerStep#|gloo:|nccl:|Optimizer\.")
 """How annotations begin that PyTorch writes by itself."""

@@ -6,16 +6,6 @@ import re
 
 from pptrace.plugin import read_varint
 
-__all__ = [
-    "is_chrome",
-    "is_inspector",
-    "is_kineto",
-    "is_nccl",
-    "is_nsys",
-    "is_otel",
-    "is_pftrace",
-]
-
 _OURS = re.compile(rb'\s*\{\s*"pptraceFormat"')
 _EVENT = re.compile(rb'\{\s*"(?:ph|name|cat|args|ts|pid|tid|dur|id)"\s*:')
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')

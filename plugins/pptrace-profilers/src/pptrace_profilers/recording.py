@@ -16,21 +16,6 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import Action, Int32s, Int64s, Unattributed
 
-__all__ = [
-    "MOST_RANKS",
-    "NO_STAGE",
-    "Annotations",
-    "Execution",
-    "GpuSpan",
-    "MessageEnd",
-    "Operations",
-    "Payload",
-    "Recording",
-    "pipeline_group",
-    "read_files",
-    "shifted",
-]
-
 Shifted = TypeVar("Shifted", bound=Any)
 
 

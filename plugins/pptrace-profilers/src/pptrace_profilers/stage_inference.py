@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     _Found = tuple[Verdict, list[RankRuns], list[Places], int]
     """How sure it is, ranks with backwards of the right forwards, the place of each forward, how many stages."""
 
-__all__ = ["Placing", "Routed", "from_ways_of_messages", "routed"]
-
 
 def from_ways_of_messages(ranks: Sequence[RankRuns], source: str) -> _Found | None:
     """Return what the ways of messages say; None where neither hosts' waits nor GPUs' kernels were recorded."""

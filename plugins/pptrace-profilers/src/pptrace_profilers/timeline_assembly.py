@@ -53,18 +53,6 @@ if TYPE_CHECKING:
     Row = tuple[Slice, int, int]
     """A slice, and what belongs to it."""
 
-__all__ = [
-    "Arrivals",
-    "TimesAlone",
-    "arrival",
-    "arrivals_of",
-    "assemble",
-    "own_length",
-    "timeline_of",
-    "with_causes",
-    "with_group_waits",
-]
-
 _EMPTY_SHARE = 0.1
 _SKIPPED = (
     "stage 0: input gradients are empty, as PyTorch skips them; each is one backward with its weight gradient"

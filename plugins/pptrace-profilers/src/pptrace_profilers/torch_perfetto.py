@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from pptrace_profilers.naming_rules import Rules
     from pptrace_profilers.recording import Recording
 
-__all__ = ["read_pftrace"]
-
 _CALL = re.compile(r"(?:cuda|cu|hip)[A-Z]\w*")
 _PACKET_TAG, _LONGEST_VARINT = 0x0A, 10
 _MOST_OPEN, _MOST_ANCESTORS = 10_000, 8
