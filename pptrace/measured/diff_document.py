@@ -12,8 +12,14 @@ from pptrace.config.quantities import format_rate, format_size, parse_share
 from pptrace.files import compress, replace_file
 from pptrace.measured.diff import diff
 from pptrace.measured.diff_drawing import part_bars, strips, waterfall
-from pptrace.measured.replay import simulation_of
-from pptrace.measured.sides import measured_side, notes_on, read_side, simulated_side, split_step_option
+from pptrace.measured.sides import (
+    measured_side,
+    notes_on,
+    read_side,
+    simulated_side,
+    simulation_of,
+    split_step_option,
+)
 from pptrace.measured.waits import BETWEEN
 from pptrace.report.document import Cell, Document, Line, Picture, Section, Table
 from pptrace.report.numbers import BARELY_NS, MARK, SIGMAS, Figure, change, ms, several_steps, share

@@ -12,7 +12,8 @@ import numpy as np
 from pptrace.config.quantities import format_rate, format_size
 from pptrace.errors import OutputError, ScheduleError
 from pptrace.files import replace_file
-from pptrace.measured.replay import nearest_policy, replayed_span_ns, simulation_of
+from pptrace.measured.replay import nearest_policy, replayed_span_ns
+from pptrace.measured.sides import simulation_of
 from pptrace.measured.waits import BETWEEN, follow_chain
 from pptrace.plugins.guards import call_plugin
 from pptrace.plugins.registry import more_of

@@ -11,7 +11,6 @@ from pptrace.config.choices import PolicyName
 from pptrace.errors import DeadlockError, PptraceError, ScheduleError
 from pptrace.measured.computations import Computations, extent, extract_computations
 from pptrace.plugins.construction import build_policy, checked_options
-from pptrace.run.trace_files import prepared_behind
 from pptrace.sim.simulation import simulate
 from pptrace.steps.message_calls import Policy
 from pptrace.steps.schedule import Schedule
@@ -21,7 +20,6 @@ from pptrace.timeline.timeline import window
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pptrace.measured.sides import Side
     from pptrace.plugins.offers import MessagePolicyOffer, Provided
     from pptrace.plugins.registry import Registry
     from pptrace.run.inputs import Prepared
@@ -138,23 +136,6 @@ class Resimulation:
             )  # fmt: skip
             self.spans_ns[key] = extent(timeline).span_ns
         return self.spans_ns[key]
-
-
-def simulation_of(side: Side, registry: Registry) -> Resimulation | None:
-    """Return the simulation of a side, if necessary from the configuration in its trace.
-
-    None for a recording, for actions in segments, and where the simulation does not reproduce the step.
-    """
-    if side.measured or side.timeline.parts is not None:
-        return None
-    prepared = side.run.prepared if side.run is not None else prepared_behind(side.timeline, registry)
-    if prepared is None:
-        return None
-    simulation, step = Resimulation(prepared=prepared), side.computations
-    try:
-        return simulation if simulation.span_ns(step.times()) == step.span_ns else None
-    except PptraceError:
-        return None
 
 
 _AS_NEAR = 0.001

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.config.resolution import load
-from pptrace.errors import ConfigError, TraceError
+from pptrace.errors import ConfigError, PptraceError, TraceError
 from pptrace.measured.computations import extent, extract_computations
+from pptrace.measured.replay import Resimulation
 from pptrace.run.simulated_step import simulate
-from pptrace.run.trace_files import read_measurement
+from pptrace.run.trace_files import prepared_behind, read_measurement
 from pptrace.steps.kinds import Kind, Stream
 from pptrace.steps.workload import Workload
 from pptrace.timeline.metrics import measure
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pptrace.measured.computations import Computations, Transfers
-    from pptrace.measured.replay import Resimulation
     from pptrace.plugins.registry import Registry
     from pptrace.run.simulated_step import SimulatedStep
     from pptrace.steps.columns import Int64s
@@ -372,3 +372,20 @@ def _transfers(transfers: Transfers, others: Sequence[Computations]) -> Transfer
     times = np.array(middle, dtype=np.int64).reshape(-1, 2)
     observed = np.array([key in seen for key in keys], dtype=np.bool_)
     return replace(transfers, duration_ns=times[:, 0], blocked_ns=times[:, 1], observed=observed)
+
+
+def simulation_of(side: Side, registry: Registry) -> Resimulation | None:
+    """Return the simulation of a side, if necessary from the configuration in its trace.
+
+    None for a recording, for actions in segments, and where the simulation does not reproduce the step.
+    """
+    if side.measured or side.timeline.parts is not None:
+        return None
+    prepared = side.run.prepared if side.run is not None else prepared_behind(side.timeline, registry)
+    if prepared is None:
+        return None
+    simulation, step = Resimulation(prepared=prepared), side.computations
+    try:
+        return simulation if simulation.span_ns(step.times()) == step.span_ns else None
+    except PptraceError:
+        return None

@@ -26,7 +26,7 @@ import numpy as np
 
 from pptrace.plugin import Action, Kind, TraceError
 from pptrace_profilers.gpu_spans import with_gpu_spans
-from pptrace_profilers.pass_runs import AUTOGRAD, LEAST, RankRuns, Verdict, autograd_runs, launch_runs, mean
+from pptrace_profilers.pass_runs import AUTOGRAD, RankRuns, Verdict, autograd_runs, launch_runs, mean
 from pptrace_profilers.recording import NO_STAGE, Annotations, Execution
 from pptrace_profilers.stage_inference import from_ways_of_messages
 

@@ -1,17 +1,54 @@
-"""Lower bounds of what any order takes, from its work, its memory and the way of the first microbatch."""
+"""Times of actions, and lower bounds of the pace and the step of any order."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import gcd
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from pptrace.plugin import Int64s, Placement
-    from pptrace_schedules.zero_bubble.generate import Times
+from pptrace.plugin import Kind
+from pptrace_schedules.zero_bubble.room import Room, room_for
 
-__all__ = ["lower_bounds"]
+if TYPE_CHECKING:
+    from pptrace.plugin import Int64s, Placement, ScheduleRequest
+
+__all__ = ["Times", "lower_bounds"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """What an order is made for; every array has shape (stages,)."""
+
+    forward: Int64s
+    input_gradient: Int64s
+    weight_gradient: Int64s
+    backward: Int64s
+    transfer: int
+    room: Room
+
+    @classmethod
+    def of(cls, request: ScheduleRequest, placement: Placement, most: int) -> Times:
+        """Return a request's times, 1 each where none are known.
+
+        Raises:
+            ConstraintError: a rank has no memory for one microbatch.
+        """
+        one = (1,) * request.stages
+        forward, gradient, weight = (
+            np.array(times or one, dtype=np.int64) for times in (request.f_ns, request.i_ns, request.w_ns)
+        )
+        whole = np.array(request.b_ns, dtype=np.int64) if request.b_ns else gradient + weight
+        return cls(
+            forward=forward, input_gradient=gradient, weight_gradient=weight, backward=whole,
+            transfer=request.transfer_ns if request.f_ns else 0, room=room_for(request, placement, most),
+        )  # fmt: skip
+
+    @property
+    def durations(self) -> dict[Kind, Int64s]:
+        """By kind."""
+        return {Kind.F: self.forward, Kind.I: self.input_gradient, Kind.W: self.weight_gradient}
 
 
 def lower_bounds(times: Times, placement: Placement, *, merge: bool) -> tuple[int, int]:

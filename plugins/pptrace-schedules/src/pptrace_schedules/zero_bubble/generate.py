@@ -7,24 +7,21 @@ input gradients follow one another on each rank; weight gradients then go into i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pptrace.plugin import InFlight, Kind, ScheduleError, fill_weights, list_schedule
-from pptrace_schedules.zero_bubble.bounds import lower_bounds
+from pptrace_schedules.zero_bubble.bounds import Times, lower_bounds
 from pptrace_schedules.zero_bubble.merge import Merging, merged
-from pptrace_schedules.zero_bubble.room import room_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pptrace.plugin import Actions, Filled, Int32s, Int64s, Placement, Schedule, ScheduleRequest
-    from pptrace_schedules.zero_bubble.room import Room
 
-__all__ = ["Times", "built", "without_weights"]
+__all__ = ["built", "without_weights"]
 
 _WORK = 400_000
 """Actions to place before no further order is tried."""
@@ -34,40 +31,6 @@ _REFINED = 2
 
 _MISSING = (0, 2, 4)
 """Eighths of a weight gradient that a gap may lack."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
-    """What an order is made for; every array has shape (stages,)."""
-
-    forward: Int64s
-    input_gradient: Int64s
-    weight_gradient: Int64s
-    backward: Int64s
-    transfer: int
-    room: Room
-
-    @classmethod
-    def of(cls, request: ScheduleRequest, placement: Placement, most: int) -> Times:
-        """Return a request's times, 1 each where none are known.
-
-        Raises:
-            ConstraintError: a rank has no memory for one microbatch.
-        """
-        one = (1,) * request.stages
-        forward, gradient, weight = (
-            np.array(times or one, dtype=np.int64) for times in (request.f_ns, request.i_ns, request.w_ns)
-        )
-        whole = np.array(request.b_ns, dtype=np.int64) if request.b_ns else gradient + weight
-        return cls(
-            forward=forward, input_gradient=gradient, weight_gradient=weight, backward=whole,
-            transfer=request.transfer_ns if request.f_ns else 0, room=room_for(request, placement, most),
-        )  # fmt: skip
-
-    @property
-    def durations(self) -> dict[Kind, Int64s]:
-        """By kind."""
-        return {Kind.F: self.forward, Kind.I: self.input_gradient, Kind.W: self.weight_gradient}
 
 
 def built(

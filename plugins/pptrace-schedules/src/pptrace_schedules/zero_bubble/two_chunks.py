@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pptrace.plugin import Schedule, ScheduleRequest
-    from pptrace_schedules.zero_bubble.generate import Times
+    from pptrace_schedules.zero_bubble.bounds import Times
 
 __all__ = ["half_peak", "min_peak", "v_offer", "v_shaped"]
 

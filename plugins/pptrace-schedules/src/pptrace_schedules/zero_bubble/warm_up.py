@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pptrace.plugin import Schedule, ScheduleRequest
-    from pptrace_schedules.zero_bubble.generate import Times
+    from pptrace_schedules.zero_bubble.bounds import Times
 
 __all__ = ["one_chunk", "one_chunk_orders"]
 
