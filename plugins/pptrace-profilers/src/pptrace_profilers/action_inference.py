@@ -1,19 +1,18 @@
 """Inference of actions from a profile without annotations.
 
-Where ranks hold one stage, microbatches are in the order of their forwards. The confidence is the product of five
-shares, 1 for a pipeline of which everything fits:
+If each rank holds one stage, forwards run in the order of microbatches. The confidence is the product of five
+shares. It is 1 if the whole recording fits a pipeline:
 
-- *even*: the fewest forwards of a rank in a step, of the most;
-- *paired*: forwards that as many backwards go back through as through most of their rank (two are input and weight
-  gradient);
-- *alike*: forwards that consist of the same operations as most of their rank's;
-- *directed*: messages that leave for the next rank behind a forward, or for the one before behind a backward;
-- *counted*: messages to each neighbour, of the forwards.
+- *even*: the fewest forwards of a rank in a step, divided by the most;
+- *paired*: forwards with the usual number of backwards of their rank (two are input and weight gradient);
+- *alike*: forwards with the same operations as most forwards of their rank;
+- *directed*: messages to the next rank after a forward, or to the previous rank after a backward;
+- *counted*: messages to each neighbour, divided by the forwards.
 
-Where that is not so, or messages pass over a neighbour, ranks hold several stages, and the ways that messages take
-tell which forward is whose: where a host waited for them it says it (:mod:`~pptrace_profilers.message_chains`),
-and of GPUs' kernels one way fits all of them (:mod:`~pptrace_profilers.stage_inference`). Shares are then of
-what a way over all stages asks for. Below :data:`LEAST` nothing is guessed.
+Otherwise, or if messages skip a neighbour, ranks hold several stages. The routes of messages then assign forwards
+to stages: from the waits of hosts (:mod:`~pptrace_profilers.message_chains`) or from the kernels of GPUs
+(:mod:`~pptrace_profilers.stage_inference`). The shares then describe a route over all stages. No action is
+inferred below :data:`~pptrace_profilers.pass_runs.LEAST`.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _MORE = "; autograd's operations tell more than launches do: record them, too (P
 
 
 def infer(recordings: Sequence[Recording]) -> tuple[list[Recording], str]:
-    """Return recordings with actions, or as they were, and a sentence on what was inferred, or why nothing.
+    """Return the recordings, with actions if they are inferred, and a sentence on the inference.
 
     Args:
         recordings: one per pipeline rank, in their order, with no action that computes.
@@ -68,7 +67,7 @@ def infer(recordings: Sequence[Recording]) -> tuple[list[Recording], str]:
 
 
 def _in_order(rank: RankRuns) -> Places:
-    """Return the places of a rank's forwards if it holds one stage, which its number is."""
+    """Return the places of the forwards of a rank that holds one stage."""
     places: Places = {}
     begun: Counter[int] = Counter()
     for run, step in zip(rank.runs, rank.steps, strict=True):
@@ -90,7 +89,7 @@ def _posts(recording: Recording) -> list[int]:
 
 
 def _with_actions(rank: RankRuns, places: Places) -> Recording:
-    """Return a recording with its runs as actions; a GPU's kernels are those launched within them."""
+    """Return a recording with its runs as actions. A kernel belongs to the action that launched it."""
     executions = tuple(_executions(rank, places))
     recording = replace(rank.recording, executions=executions, unattributed=())
     operations = recording.operations
@@ -108,7 +107,7 @@ def _with_actions(rank: RankRuns, places: Places) -> Recording:
 
 
 def _executions(rank: RankRuns, places: Places) -> Iterator[Execution]:
-    """Yield the runs of forwards that have a place, and of their backwards, as actions."""
+    """Yield actions for the forwards that have a place, and for their backwards."""
     returned: Counter[int] = Counter()
     backwards = rank.backwards
     for run in rank.runs:
@@ -125,7 +124,7 @@ def _executions(rank: RankRuns, places: Places) -> Iterator[Execution]:
 
 
 def one_stage_each(ranks: Sequence[RankRuns], source: str) -> Verdict:
-    """Return how sure it is that each rank is a stage."""
+    """Return the confidence that each rank holds one stage."""
     peers = [end.peer for rank in ranks for end in rank.recording.ends]
     if peers and max(peers) < 0:
         return Verdict(text="", objection=": no file of a rank that these exchange messages with is here")
@@ -140,7 +139,7 @@ def one_stage_each(ranks: Sequence[RankRuns], source: str) -> Verdict:
 
 
 def _shares(ranks: Sequence[RankRuns]) -> Iterator[tuple[str, float]]:
-    """Yield each share that speaks for the inference, with what it is a share of."""
+    """Yield each share of the confidence with its description."""
     per_step = [
         Counter(step for run, step in zip(rank.runs, rank.steps, strict=True) if run.forward and step >= 0)
         for rank in ranks
@@ -160,14 +159,14 @@ def _shares(ranks: Sequence[RankRuns]) -> Iterator[tuple[str, float]]:
 
 
 def _paired(rank: RankRuns) -> Iterator[bool]:
-    """Yield of each forward whether as many backwards go back through it as through most, one or two."""
+    """Yield for each forward whether it has the usual number of backwards, one or two."""
     backwards, usual = rank.backwards, rank.usual
     for run in rank.forwards:
         yield backwards[run.forward_number] == usual and usual in {1, 2}
 
 
 def _directed(rank: RankRuns, number: int) -> Iterator[bool]:
-    """Yield of each message that leaves whether it goes where the run before it would send it."""
+    """Yield for each sent message whether its direction is that of the run before it."""
     starts = [run.start_ns for run in rank.runs]
     for end in rank.recording.ends:
         before = int(np.searchsorted(starts, end.host_ns, side="right")) - 1
@@ -176,7 +175,7 @@ def _directed(rank: RankRuns, number: int) -> Iterator[bool]:
 
 
 def _counted(ranks: Sequence[RankRuns]) -> Iterator[float]:
-    """Yield of each rank and neighbour how near the number of its messages is to that of its forwards."""
+    """Yield the ratio of messages to forwards for each rank and neighbour."""
     for number, rank in enumerate(ranks):
         made = len(rank.forwards)
         for peer in (number - 1, number + 1):

@@ -1,9 +1,8 @@
 """Alignment of clocks, and the steps of a recording.
 
-A message from a to b says that b's clock must be set forward at least by what it seems to arrive too early, one
-from b to a bounds the same from the other side. All such bounds together leave an interval for each rank's offset
-from rank 0's; its middle is taken, and half its length is how far off it may be. The result does not depend on how
-the clocks were set.
+A message from a to b gives a lower bound of the offset of b's clock. A message from b to a gives an upper bound.
+All bounds together leave an interval for the offset of each rank from rank 0. The offset is the middle of the
+interval, and its error bound is half of the interval's length. The result does not depend on the initial clocks.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ def align(ranks: int, transfers: Sequence[tuple[int, int, int, int]]) -> list[Cl
 
     Args:
         ranks: how many there are.
-        transfers: per message, sender, receiver, when it was posted and when it was there, by their own clocks.
+        transfers: sender, receiver, post time and arrival time of each message, by the clocks of these ranks.
 
-    A rank that no messages tie to rank 0 in both directions keeps its clock, with no bound known (0 pairs).
+    A rank without messages to and from rank 0, directly or indirectly, keeps its clock (0 pairs).
     """
     # slack[a, b]: the most by which b's offset may exceed a's.
     slack = np.full((ranks, ranks), _UNBOUND, dtype=np.int64)
     np.fill_diagonal(slack, 0)
     pairs = np.zeros(ranks, dtype=np.int64)
     for source, target, posted, there in transfers:
-        # It is there no earlier than it was posted, whatever both clocks are set forward by.
+        # With any offsets, a message arrives no earlier than it was posted.
         slack[target, source] = min(slack[target, source], there - posted)
         pairs[source] += 1
         pairs[target] += 1
@@ -68,10 +67,10 @@ _MOST_NAMED = 8
 
 
 def split_steps(recordings: Sequence[Recording]) -> tuple[list[str], list[Step], list[str]]:
-    """Return the steps' labels, each step's part of every recording by when hosts began it, and what is left out.
+    """Return the labels of steps, the part of each recording in each step, and notes on dropped events.
 
-    Steps are those that the profiler marked on every rank; else an action's k-th time belongs to the k-th step,
-    and what has no microbatch to the step that runs at its time.
+    Steps are those that the profiler marked on every rank. Without such marks, the k-th run of an action belongs
+    to the k-th step. An action without a microbatch belongs to the step at its time.
     """
     marked = [dict.fromkeys(label for label, _, _ in recording.windows) for recording in recordings]
     labels = [label for label in marked[0] if all(label in other for other in marked)]
@@ -91,7 +90,7 @@ def split_steps(recordings: Sequence[Recording]) -> tuple[list[str], list[Step],
 
 
 def _filled(recordings: Sequence[Recording], numbers: Sequence[Sequence[int]], count: int) -> list[Step]:
-    """Return the steps of recordings, from the step of each of their actions and messages."""
+    """Split recordings into steps by the step of each action and message."""
     return list(zip(*map(_parts, recordings, numbers, [count] * len(recordings)), strict=True))
 
 
@@ -113,7 +112,7 @@ def _parts(recording: Recording, numbers: Sequence[int], count: int) -> list[Rec
 def _each_once(
     labels: Sequence[str], steps: Sequence[Step], notes: list[str]
 ) -> tuple[list[str], list[Step], list[str]]:
-    """Return steps in which no action comes twice: a mark may be around several runs of a schedule."""
+    """Split marked steps in which actions repeat: a mark may enclose several runs of a schedule."""
     names: list[str] = []
     once: list[Step] = []
     for label, step in zip(labels, steps, strict=True):
@@ -131,7 +130,7 @@ def _left_out(
     recordings: Sequence[Recording], numbers: Sequence[Sequence[int]], marked: Sequence[Collection[str]],
     labels: Sequence[str],
 ) -> Iterator[str]:  # fmt: skip
-    """Yield what marked steps and actions are in no step of all ranks."""
+    """Yield notes on the marked steps and the actions that are in no step of all ranks."""
     some = [label for label in dict.fromkeys(label for rank in marked for label in rank) if label not in labels]
     if some:
         yield f"{_listed(some)} not marked on every rank: left out"
@@ -150,18 +149,18 @@ def _listed(labels: Sequence[str]) -> str:
 
 
 def _by_mark(recording: Recording, labels: Sequence[str]) -> list[int]:
-    """Return the step of each action, then of each message, -1 for what is outside of all."""
+    """Return the step of each action, then of each message; -1 outside of all steps."""
     windows = sorted(
         (start, end, labels.index(label)) for label, start, end in recording.windows if label in labels
     )
     steps = np.array([*(number for _, _, number in windows), -1], dtype=np.int64)
-    begun = [*(one.start_ns for one in recording.executions), *(end.host_ns for end in recording.ends)]
+    begun = [*(execution.start_ns for execution in recording.executions), *(end.host_ns for end in recording.ends)]
     numbers: list[int] = steps[window_around([window[:2] for window in windows], begun)].tolist()
     return numbers
 
 
 def _by_repetition(recording: Recording) -> list[int]:
-    """Return the same by counting."""
+    """Return the step of each action, then of each message, by counting repetitions."""
     times: dict[str, int] = defaultdict(int)
     starts: list[int] = []
     steps: list[int] = []
@@ -176,11 +175,13 @@ def _by_repetition(recording: Recording) -> list[int]:
             starts.append(execution.start_ns)
     if not starts:
         return [*steps, *[-1] * len(recording.ends)]
-    at = np.searchsorted(starts, [end.host_ns for end in recording.ends], side="right") - 1
-    ended = np.maximum.accumulate(np.array([one.end_ns for one in recording.executions], dtype=np.int64))
+    latest = np.searchsorted(starts, [end.host_ns for end in recording.ends], side="right") - 1
+    ended = np.maximum.accumulate(
+        np.array([execution.end_ns for execution in recording.executions], dtype=np.int64)
+    )
     known = [end.end_ns if end.posted_ns < 0 else end.posted_ns for end in recording.ends]
     needed = np.searchsorted(ended, known, side="right")
-    # What the host waits for, or launches, is needed by what ends next, which a step may begin with.
+    # A receive belongs to the step of the action that ends next.
     waits = np.array([not end.sends for end in recording.ends], dtype=bool)
     later = np.array(steps, dtype=np.int64)[np.minimum(needed, len(steps) - 1)]
-    return [*steps, *np.where(waits, later, np.maximum(at, 0)).tolist()]
+    return [*steps, *np.where(waits, later, np.maximum(latest, 0)).tolist()]

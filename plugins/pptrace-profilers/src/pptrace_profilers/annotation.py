@@ -32,7 +32,7 @@ pptrace_annotate.annotate(schedule)"""
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write it to this file.")
 def command(framework: str, output: Path | None) -> None:
-    """Print a module that marks forward, backward, send and receive, so that traces say what they are.
+    """Print a module that marks forward, backward, send and receive, so that traces name these actions.
 
     It depends on nothing but the framework, and says in its first lines how it is used.
     """

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
     from pptrace_profilers.events import Arguments
 
-_FITS = 2**62
+_LARGEST = 2**62
 
 
 class EventBuilder:
-    """Events of one process as they come."""
+    """Events of one process in the order of their records."""
 
     def __init__(self) -> None:
         """Begin with none."""
@@ -31,7 +31,7 @@ class EventBuilder:
         self._threads: dict[tuple[int, int], int] = {}
         self._arguments: dict[int, Arguments] = {}
         self.bad = 0
-        """Events that were none: no time, a negative or an endless one."""
+        """Dropped events: without a time, or with a negative or infinite duration."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -40,7 +40,7 @@ class EventBuilder:
         self, name: str, category: str, thread: tuple[int, int], start_ns: Any, end_ns: Any, *,
         correlation: int = -1, stream: int = -1, arguments: Arguments | None = None,
     ) -> None:  # fmt: skip
-        """Take one event: its name, category, process and thread, and what Kineto's arguments would say."""
+        """Append an event; ``thread`` is its process and thread, ``arguments`` are in Kineto's terms."""
         if not (_is_time(start_ns) and _is_time(end_ns)) or end_ns < start_ns:
             self.bad += 1
             return
@@ -51,8 +51,8 @@ class EventBuilder:
             self._categories.setdefault(category, len(self._categories)),
             self._threads.setdefault(thread, len(self._threads)),
             start_ns, end_ns,
-            correlation if -1 <= correlation < _FITS else -1,
-            stream if -1 <= stream < _FITS else -1,
+            correlation if -1 <= correlation < _LARGEST else -1,
+            stream if -1 <= stream < _LARGEST else -1,
         ))  # fmt: skip
 
     def events(self, path: Path, top: dict[str, Any], *, cut: bool = False) -> Events:
@@ -60,7 +60,7 @@ class EventBuilder:
 
         Args:
             path: the file.
-            top: what Kineto writes beside its events, such as ``distributedInfo``.
+            top: Kineto's metadata, such as ``distributedInfo``.
             cut: whether the file ends in the middle.
         """
         table = np.array(self._rows, dtype=np.int64).reshape(len(self._rows), 7)
@@ -75,23 +75,23 @@ class EventBuilder:
 
 
 def _is_time(value: object) -> bool:
-    return isinstance(value, int) and -_FITS < value < _FITS
+    return isinstance(value, int) and -_LARGEST < value < _LARGEST
 
 
 _DECODER = msgspec.json.Decoder(list[dict[str, Any]])
 
 
 class PlainEvents:
-    """Events in the order of the file; ``cut`` and ``bad`` are whole once all were taken.
+    """Events in the order of the file; ``cut`` and ``bad`` are final after the last event.
 
-    An array without an end, an empty object at its end and commas too many are all taken as they are.
+    The reader accepts an array without an end, a final empty object and extra commas.
     """
 
     def __init__(self, path: Path, mend: Callable[[bytes], bytes] | None = None) -> None:
-        """Take a file, and what turns a writer's broken JSON into whole."""
+        """Read ``path``; ``mend`` repairs the writer's invalid JSON."""
         self._blocks, self._mend = Blocks(path), mend
         self.bad = 0
-        """Values among the events that are no objects."""
+        """Number of values that are not objects."""
 
     @property
     def cut(self) -> bool:
@@ -124,11 +124,10 @@ class PlainEvents:
                 self._blocks.expect(count - self.bad, self.bad)
 
 
-_LARGEST = 2**62
 _LARGEST_US = 2**51
 """71 years: a time since 1970 is below, and the sum of two in nanoseconds below 2**63."""
 _DIGITS = 19
-"""Of the largest; text of more is not made a number."""
+"""Digits of the largest number; longer text is not converted."""
 
 
 def whole(value: object, absent: int) -> int:
@@ -145,7 +144,7 @@ def whole(value: object, absent: int) -> int:
 
 
 def microseconds(value: object) -> int | None:
-    """Return microseconds as nanoseconds, None for what is no time; whole and fraction are converted apart.
+    """Convert microseconds to nanoseconds, None for an invalid time; the fraction is converted separately.
 
     >>> microseconds(1.5), microseconds("2.001"), microseconds(float("nan")), microseconds(None)
     (1500, 2001, None, None)

@@ -1,9 +1,9 @@
 """Events of trace files in columns.
 
 Source: the Trace Event Format (an object with ``traceEvents``, or a bare array whose end may be missing), and
-Kineto's output_json.cpp, which writes what describes the file before and behind the events.
+Kineto's output_json.cpp, which writes metadata before and after the events.
 
-Whole and fractional microseconds are converted apart: a double holds no nanoseconds of this century.
+Whole and fractional microseconds are converted separately: a double cannot hold nanoseconds since the epoch.
 
 Times are microseconds, in the three generations that PyTorch wrote: whole numbers since the Unix epoch, fractions
 since the epoch, and fractions since ``baseTimeNanoseconds`` (Kineto's output_json.cpp).
@@ -41,30 +41,30 @@ _EMPTY = re.compile(rb"(?:\s*\{\s*\}\s*,){16}")
 _BLANK = b" \t\r\n"
 _MARKS = (b'"ph"',)
 _MOST_BROKEN = 100_000
-"""Events that may be none, where most of a file's are none."""
+"""Invalid events that a file may have if most of its events are invalid."""
 _LONGEST_KEY, _MOST_BLANKS = 4096, 256
 """Bytes before an event's first key is whole, and blanks between two events, where a block is cut."""
 
 
 @dataclass(slots=True)
 class Blocks:
-    """A file's events in blocks; ``top`` and ``cut`` are whole once all blocks were taken."""
+    """The events of a file in blocks; ``top`` and ``cut`` are final after the last block."""
 
     path: Path
     """The file."""
     top: dict[str, Any] = field(default_factory=dict)
-    """What stands beside the events."""
+    """Metadata of the file."""
     cut: bool = False
     """Whether the file ends in the middle."""
     size: int = 0
     """Bytes read, unpacked."""
     file: UnpackedFile | None = None
-    """What is read, while it is."""
+    """The open file during iteration."""
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield texts of whole events with commas between, without brackets.
 
-        The last may hold the array's end and what stands behind it; :meth:`values` reads it.
+        The last may hold the array's end and metadata; :meth:`values` reads it.
 
         Raises:
             TraceError: the file cannot be read, is no Chrome JSON, or unfolds without end.
@@ -102,7 +102,7 @@ class Blocks:
             yield value
 
     def _ended(self, rest: bytes) -> None:
-        """Take what stands behind the array's end."""
+        """Read the metadata after the array's end."""
         text = rest.strip(_BLANK).removeprefix(b",").strip(_BLANK)
         if text in {b"", b"}"}:
             return
@@ -126,7 +126,7 @@ class Blocks:
             elif len(held) > MOST_EVENT_BYTES:
                 what = "all events are empty" if _EMPTY.match(held) else "no event ends"
                 raise TraceError(f"{what} within {MOST_EVENT_BYTES >> 20} MiB: not a trace", file=self.path)
-        # The end is read event by event, which is slow: so it is the last event alone.
+        # The end is decoded event by event, which is slow. So it holds the last event alone.
         at, end = _last_start(held)
         if at > 0:
             yield held[:end]
@@ -198,7 +198,7 @@ MEMORY = "[memory]"
 
 
 class Marks(msgspec.Struct, gc=False):
-    """The arguments that every event is read for."""
+    """The arguments that importers read of every event."""
 
     correlation: Number = None
     stream: Number = None
@@ -227,7 +227,7 @@ class Arguments(Marks, gc=False):
 
 
 class Event(msgspec.Struct, gc=False):
-    """One event, with the arguments that every one is read for: most have long ones that nobody reads."""
+    """One event with the arguments that importers read of every event."""
 
     ph: str = ""
     cat: str = ""
@@ -246,11 +246,11 @@ class Detailed(Event, gc=False):
 
 
 NO_ARGUMENTS = Marks()
-"""Stands for those of an event without any."""
+"""The arguments of an event without arguments."""
 
 
 def detached(event: Detailed) -> Detailed:
-    """Return an event that does not hold on to the text of its block."""
+    """Copy the raw arguments, so that the event does not keep its block in memory."""
     if event.args is not None:
         for name in ("inputs", "input_dims", "input_type"):
             setattr(event.args, name, getattr(event.args, name).copy())
@@ -295,7 +295,7 @@ class Columns:
     _tids: dict[Number, int] = field(default_factory=dict)
 
     def add(self, events: Sequence[Event]) -> None:
-        """Take events; of names whose arguments are wanted, those with all of them."""
+        """Append events; those with wanted arguments are :class:`Detailed`."""
         for event in [e for e in events if e.ph == "M"]:
             self._label(event)
         for marks in [e.args for e in events if e.name == MEMORY and e.args is not None]:
@@ -368,13 +368,13 @@ class Columns:
 def _size(arguments: Arguments) -> int:
     """Return the memory that an event's arguments take, about."""
     values = [getattr(arguments, name) for name in Arguments.__struct_fields__]
-    raw = sum(len(one) for one in values if isinstance(one, msgspec.Raw))  # which know no size of their own
-    texts = sum(sys.getsizeof(one) for one in values if isinstance(one, str))
+    raw = sum(len(value) for value in values if isinstance(value, msgspec.Raw))  # without a size in Python
+    texts = sum(sys.getsizeof(value) for value in values if isinstance(value, str))
     return sys.getsizeof(arguments) + _ENTRY + raw + texts
 
 
 def _times(values: Sequence[Any], absent: float = math.nan) -> NDArray[np.float64]:
-    """Return microseconds; what is no number is not one here either."""
+    """Return microseconds, NaN for a value that is not a number."""
     try:
         return np.array(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
@@ -394,7 +394,7 @@ def _nanoseconds(times: NDArray[np.float64]) -> Int64s:
 
 
 def _ids(values: Sequence[Number]) -> Int64s:
-    """Return ids, -1 for what is none."""
+    """Return ids, -1 for an invalid id."""
     plain = [-1 if value is None else value if value.__class__ is int else _id(value) for value in values]
     try:
         return np.array(plain, dtype=np.int64)
@@ -436,7 +436,7 @@ class Events:
     path: Path
     """The file."""
     top: dict[str, Any]
-    """What stands beside the events."""
+    """Metadata of the file."""
     names: list[str]
     """Names, each once."""
     categories: list[str]
@@ -532,7 +532,7 @@ def read_events(path: Path, keep: Keep) -> Events:
 
 
 class _Choice:
-    """Tells wanted events from others; what a name says is found once for each."""
+    """Filter of wanted events; decides once per name."""
 
     def __init__(self, keep: Keep) -> None:
         self.categories = {*keep.categories, ""}  # what names processes has none
@@ -571,13 +571,13 @@ def _begins(name: str, beginnings: tuple[str, ...]) -> bool:
 
 
 def _lean(event: Event) -> Event:
-    """Return an event with those arguments that every one is read for."""
+    """Return an event without its detailed arguments."""
     marks = event.args and Marks(**{name: getattr(event.args, name) for name in Marks.__struct_fields__})
     return Event(event.ph, event.cat, event.name, event.pid, event.tid, event.ts, event.dur, marks)
 
 
 def _events_one_by_one(block: bytes, blocks: Blocks, columns: Columns) -> tuple[list[Detailed], int]:
-    """Read a block that holds the array's end, broken events or others; and how many say nothing."""
+    """Return the valid events of a block that cannot be decoded at once, and the number of empty ones."""
     events: list[Detailed] = []
     empty = 0
     for value in blocks.values(block):
@@ -641,9 +641,9 @@ def _next(block: bytes, event: Event, at: int) -> tuple[Detailed | None, int]:
 
 
 def _among_all(block: bytes, events: Sequence[Event]) -> list[Detailed]:
-    """Return the same, of a block that is written otherwise."""
+    """Return the detailed events of a block of any key order by decoding all of it."""
     rest = iter(_ALL.decode(b"[" + block + b"]"))
-    return [next(detached(one) for one in rest if _identity(one) == _identity(event)) for event in events]
+    return [next(detached(e) for e in rest if _identity(e) == _identity(event)) for event in events]
 
 
 def _identity(event: Event) -> tuple[str, Number, Number]:

@@ -1,8 +1,8 @@
 """GPU spans of annotations.
 
-An operation belongs to the action that launched it. Computation makes the action's slice; a collective in it is
-the rank's own group's; a send or receive is an end of a message; a reduction or gathering over data-parallel
-replicas is an action of its own. Whatever is none of these is counted by name.
+An operation belongs to the action that launched it. Computation bounds the slice of the action. A collective
+inside an action belongs to the rank's own group. A send or receive is an end of a message. A reduction or gather
+over data-parallel replicas is a separate action. All remaining operations are counted by name.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _EARLIEST, _LATEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 
 class _Role(IntEnum):
-    """What an operation is to the action that launched it."""
+    """Role of an operation in the action that launched it."""
 
     NONE = 0
     COMPUTES = 1
@@ -43,7 +43,7 @@ class _Role(IntEnum):
 
 
 def with_gpu_spans(recording: Recording) -> Recording:
-    """Return a recording whose actions have their time on the GPU, and whose messages are its kernels'."""
+    """Return a recording with GPU spans of actions and with messages timed by kernels."""
     operations = recording.operations
     if operations is None:
         return recording
@@ -68,7 +68,7 @@ def with_gpu_spans(recording: Recording) -> Recording:
 def _renumbered(
     operations: Operations, executions: Sequence[Execution], added: Sequence[Execution]
 ) -> NDArray[np.int32]:
-    """Return each operation's action where others came between them."""
+    """Return the action of each operation after ``added`` is merged into the executions."""
     starts = [execution.start_ns for execution in executions]
     added_before = np.searchsorted(np.sort([execution.start_ns for execution in added]), starts, side="left")
     position = np.append(np.arange(len(starts)) + added_before, -1).astype(np.int32)
@@ -105,7 +105,7 @@ class _Work:
         )
 
     def spans(self) -> dict[int, GpuSpan]:
-        """Return by action what its kernels did."""
+        """Return the GPU span of each action."""
         operations = self.operations
         parts = np.flatnonzero((self.role == _Role.COMPUTES) | (self.role == _Role.COLLECTIVE))
         if not parts.size:
@@ -164,7 +164,7 @@ class _Work:
         for position in np.flatnonzero(self.role == _Role.MESSAGE).tolist():
             number = int(self.operations.action[position])
             around = self.executions[number].action if number >= 0 else None
-            payloads = [one for one in self.operations.payloads.get(position, ()) if one.is_message]
+            payloads = [payload for payload in self.operations.payloads.get(position, ()) if payload.is_message]
             if not payloads and around is not None:
                 yield self._end(position, sends=around.kind in SENDS, action=around)
             for payload in payloads:
@@ -185,7 +185,7 @@ class _Work:
         )  # fmt: skip
 
     def reductions(self) -> list[Execution]:
-        """Return what runs over data-parallel replicas; its stage is the one last worked on."""
+        """Return the operations over data-parallel replicas as actions of the last active stage."""
         reductions = []
         stages = [(one.start_ns, one.action.stage) for one in self.executions if one.action.kind in PASSES]
         starts = [start for start, _ in stages]
@@ -205,7 +205,7 @@ class _Work:
         return reductions
 
     def unattributed(self) -> list[Unattributed]:
-        """Return what belongs to no action, by name."""
+        """Return the operations without an action, summed by name."""
         operations = self.operations
         rows = np.flatnonzero(self.role == _Role.NONE)
         names, count, total = totals(operations.name[rows], (operations.end_ns - operations.start_ns)[rows])
@@ -216,7 +216,7 @@ class _Work:
 
 
 def _any(group: Int64s, chosen: NDArray[np.bool_], groups: int) -> NDArray[np.bool_]:
-    """Return of each group whether any of it is chosen."""
+    """Return for each group whether one of its rows is chosen."""
     some: NDArray[np.bool_] = np.bincount(group[chosen], minlength=groups) > 0
     return some
 
@@ -251,7 +251,7 @@ def covered_ns(group: Int64s, start_ns: Int64s, end_ns: Int64s, groups: int) -> 
     zero = np.zeros(groups, dtype=np.int64)
     first = np.flatnonzero(np.diff(group, prepend=-1))
     zero[group[first]] = start_ns[first]
-    # One axis for all groups, each beyond the longest before it, so that one running maximum serves them all.
+    # Groups are laid out one after another on one axis, so that one running maximum serves all groups.
     room = int((end_ns - zero[group]).max()) + 1
     begin, end = start_ns - zero[group] + group * room, end_ns - zero[group] + group * room
     reached = np.maximum.accumulate(end)
@@ -286,7 +286,7 @@ def uncovered_ns(span: tuple[int, int], others: Sequence[tuple[int, int]]) -> in
 
 
 def window_around(windows: Sequence[tuple[int, int]], at_ns: Sequence[int]) -> Int64s:
-    """Return the last window that starts before each instant where it ends behind it, else -1.
+    """Return the last window that starts before each instant; -1 if it ends before the instant.
 
     Args:
         windows: starts and ends, by start.

@@ -1,4 +1,4 @@
-"""Measurements from files of each format; a format's own code is imported when it is asked for."""
+"""Measurements from files of each format; the reader of a format is imported on first use."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _by_name(
     paths: Sequence[Path], request: ImportRequest, profiler: str,
     read: Callable[[Path, Rules], Sequence[Recording]],
 ) -> Measurement:  # fmt: skip
-    """Read files of a profiler that says actions in the names of its annotations alone."""
+    """Read files of a profiler that names actions only in annotations."""
     rules = read_rules(request.rules)
     names = rules.by_name(profiler)
     return _measure(paths, request, lambda path: rules.ranked(read(path, names)))
@@ -103,7 +103,7 @@ def _by_name(
 def _measure(
     paths: Sequence[Path], request: ImportRequest, read: Callable[[Path], Sequence[Recording]]
 ) -> Measurement:
-    """Read files by a format's own reader; one that cannot be read is noted, and the others are used."""
+    """Read files by the reader of a format; unreadable files are noted."""
     files, unread = read_files(paths, read)
     recordings = [recording for contents in files.values() for recording in contents]
     if not recordings:

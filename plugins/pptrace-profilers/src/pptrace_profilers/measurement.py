@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def measure_recordings(
     recordings: Sequence[Recording], request: ImportRequest, notes: Sequence[str] = ()
 ) -> Measurement:
-    """Bring recordings of any profiler together; without any action there are summaries only.
+    """Measure recordings of any profiler; without actions there are only summaries.
 
     Raises:
         TraceError: they are no pipeline's.
@@ -59,7 +59,7 @@ def measure_recordings(
 
 
 def _with_replicas(recordings: Sequence[Recording], request: ImportRequest, notes: Sequence[str]) -> Measurement:
-    """Return the measurement of one pipeline with the steps of all; one that cannot be read is noted."""
+    """Return the measurement of one pipeline with the steps of all pipelines; unreadable ones are noted."""
     asked = replace(request, every_replica=False)
     measured = measure_recordings(recordings, asked, notes)
     pipelines = whole_pipelines(recordings, request.layout)
@@ -130,7 +130,7 @@ def without_actions(recordings: Sequence[Recording]) -> Measurement:
 def _transfers(recordings: Sequence[Recording]) -> Iterator[tuple[int, int, int, int]]:
     """Yield sender, receiver, when it was sent and when it was there, in order between two ranks.
 
-    Where one side has fewer, nobody knows which are missing: none of the two ranks' messages count.
+    If the ends differ in number, the missing ones are unknown: no message of the two ranks counts.
     """
     for source, sender in enumerate(recordings):
         for target, receiver in enumerate(recordings):
@@ -178,7 +178,7 @@ def _occupied(rank: int, operations: Operations) -> Occupied:
 
 
 def _of_messages(rank: int, recording: Recording) -> Iterator[Summary]:
-    """Yield what the host's own messages amount to; those of GPU operations are counted as operations."""
+    """Yield the sums of messages on the host; those of GPU operations count as operations."""
     operations = recording.operations
     times = () if operations is None else (operations.start_ns.tolist(), operations.end_ns.tolist())
     counted = set(zip(*times, strict=True))

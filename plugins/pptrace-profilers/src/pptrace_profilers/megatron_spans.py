@@ -1,14 +1,13 @@
 """Spans of Megatron-LM, exported by OpenTelemetry.
 
 Source: Megatron-LM, docs/user-guide/observability and the decorated functions (``forward_step``,
-``backward_step``, ``P2PCommunicator``). A span is around a call of the host. Microbatches are numbered by
-attributes where there are any, else in the order of their forwards and backwards, which plain 1F1B keeps. The
-calls of a pipeline's steady state, which send and receive at once, have no spans: they are taken to last from one
-computation to the next.
+``backward_step``, ``P2PCommunicator``). A span covers a call on the host. Attributes number the microbatches. By
+default, microbatches are numbered in the order of their forwards and backwards, as in plain 1F1B. The combined
+send and receive calls of the steady state have no spans: they last from one computation to the next.
 
 Sources: opentelemetry-sdk's ``ReadableSpan.to_json`` (what its console exporter writes, NeMo Lens one span per
-line), the OTLP/JSON encoding (what the collector's file exporter writes), and the line that NeMo Lens' page on
-backends writes by an exporter of one's own. Lines of the program itself and of metrics may stand between.
+line), the OTLP/JSON encoding (of the collector's file exporter), and the lines of the custom exporter on NeMo
+Lens' page on backends. The file may also contain metrics and lines that the program prints.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ def read_megatron(paths: Sequence[Path]) -> tuple[list[Recording], str, list[str
 
 
 def _layout(sizes: Mapping[str, int], ranks: Collection[int]) -> str:
-    """Return a job's sizes where its spans say them; ranks count as Megatron-LM does, stages last."""
+    """Return the layout of a job if its spans have the sizes; the stage is the slowest axis of ranks."""
     world, known = sizes.get("world", 0), {axis: sizes.get(axis, 1) for axis in ("pp", "tp", "dp")}
     each = known["pp"] * known["tp"] * known["dp"]
     if not world or world % each or not all(0 <= rank < world for rank in ranks):
@@ -104,7 +103,7 @@ def _sizes(resource: Mapping[str, object]) -> Iterator[tuple[str, int]]:
 
 
 def _rank(resource: Mapping[str, object], path: Path) -> int:
-    """Return a span's global rank, -1 where neither its process nor the file's name says."""
+    """Return the global rank of a span, from its process or the file name; -1 if neither has it."""
     rank = whole(resource.get("dl.rank"), -1)
     named = _IN_NAME.search(str(resource.get("service.instance.id", ""))) or _IN_NAME.search(path.name)
     rank = rank if rank >= 0 else int(named[1]) if named else -1
@@ -146,7 +145,7 @@ def _recording(path: Path, rank: int, spans: Sequence[Span], stage: int, stages:
 
 
 def _executions(spans: Sequence[Span], stage: int) -> list[Execution]:
-    """Return a step's computations; those without a number are counted, forwards and backwards apart."""
+    """Return the computations of a step; forwards and backwards without a number are counted separately."""
     counted: Counter[Kind] = Counter()
     found = []
     for span in spans:
@@ -216,12 +215,12 @@ class Span:
     attributes: Mapping[str, Any]
     """Its own attributes."""
     resource: Mapping[str, Any]
-    """Those of its process; empty where the line does not say."""
+    """Attributes of its process; empty if the line has none."""
 
 
 @dataclass(slots=True)
 class SpanFile:
-    """What a file holds."""
+    """Spans of a file."""
 
     spans: list[Span]
     """Spans whose names begin as wanted."""
@@ -237,27 +236,27 @@ def read_spans(path: Path, prefix: str) -> SpanFile:
     Raises:
         TraceError: it cannot be read, or holds more spans than may be held.
     """
-    found = SpanFile([])
+    file = SpanFile([])
     for text in _objects(path):
         try:
             record = _DECODER.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            found.others += 1
+            file.others += 1
             continue
         for fields, resource in _spans(record):
             if not str(fields.get("name", "")).startswith(prefix):
                 continue
             span = _span(fields, resource)
             if span is None:
-                found.untimed += 1
+                file.untimed += 1
                 continue
-            found.spans.append(span)
-            check_events(len(found.spans), path)
-    return found
+            file.spans.append(span)
+            check_events(len(file.spans), path)
+    return file
 
 
 def _objects(path: Path) -> Iterator[bytes]:
-    """Yield what may be an object: a line, or the lines from one that opens a brace to one that closes it."""
+    """Yield possible objects: single lines, or lines from an opening to a closing brace."""
     parts: list[bytes] = []
     held = 0
     with open_unpacked(path) as file:
@@ -287,21 +286,21 @@ def _spans(record: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Mappi
         yield record, _mapping(resource.get("attributes") if isinstance(resource, dict) else None)
         return
     for process in _list(record["resourceSpans"]):
-        own = process.get("resource")
-        resource = _mapping(own.get("attributes") if isinstance(own, dict) else None)
+        described = process.get("resource")
+        resource = _mapping(described.get("attributes") if isinstance(described, dict) else None)
         for scope in _list(process.get("scopeSpans")):
             yield from ((span, resource) for span in _list(scope.get("spans")))
 
 
 def _list(value: object) -> list[dict[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
-    """Return attributes, which OTLP writes as a list of keys and typed values."""
+    """Return attributes; OTLP lists keys and typed values."""
     if isinstance(value, dict):
         return value
-    return {str(one.get("key")): _plain(one.get("value")) for one in _list(value)}
+    return {str(entry.get("key")): _plain(entry.get("value")) for entry in _list(value)}
 
 
 def _plain(value: object) -> Any:
@@ -322,13 +321,13 @@ def _span(fields: Mapping[str, Any], resource: Mapping[str, Any]) -> Span | None
 
 
 def _time(fields: Mapping[str, Any], *names: str) -> int:
-    """Return nanoseconds since the epoch, 0 for what is no time."""
+    """Return nanoseconds since the epoch, 0 for an invalid time."""
     value = next((fields[name] for name in names if name in fields), None)
     try:
         if isinstance(value, str) and not value.isdecimal():
             since = datetime.fromisoformat(value) - _EPOCH
             return (since.days * 86_400 + since.seconds) * 10**9 + since.microseconds * 1_000
-        at = int(value) if isinstance(value, (int, str)) else 0
+        time_ns = int(value) if isinstance(value, (int, str)) else 0
     except (ValueError, TypeError):
         return 0
-    return at if at < _LATEST_NS else 0
+    return time_ns if time_ns < _LATEST_NS else 0

@@ -1,11 +1,11 @@
 """Chains of messages between passes.
 
-A microbatch is a chain of forwards over all stages. A message links the forward that it leaves behind to the
-forward that waited for it; where a rank hands over to itself, its forwards that receive nothing follow, in order,
-those that send nothing. The place in its chain is a forward's stage, and chains are counted by when they begin.
-Gradients take the same ways back, and say how far that is right: they were linked by themselves.
+A microbatch is a chain of forwards over all stages. A message links the forward before its send to the forward
+that waited for it. If a rank holds consecutive stages, forwards without a receive follow, in order, forwards
+without a send. The index of a forward in its chain is its stage, and chains are numbered by their start.
+Gradients take the reverse route. They are linked independently and confirm the result.
 
-A host that waits for its messages says by that which action takes which. A GPU's kernels do not.
+The waits of a host assign messages to actions. The kernels of a GPU do not.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chained:
-    """A step's forwards, put in their places."""
+    """Stages and microbatches of the forwards of a step."""
 
     places: Mapping[_Node, tuple[int, int]]
     """Stage and microbatch of each forward."""
     shares: Mapping[str, tuple[int, int]]
-    """What speaks for it: of how many things how many fit, by what they are."""
+    """Counts of what fits and of the total, by description."""
     route: tuple[int, ...]
     """The rank of each stage."""
 
@@ -64,13 +64,13 @@ class _Links:
 
 
 def chained(parts: Sequence[Part]) -> Chained:
-    """Put one step's forwards in their places, one part per rank."""
+    """Assign stages and microbatches to the forwards of a step, one part per rank."""
     links = _linked(parts)
     forwards = _nodes(parts, links.next_of, forward=True)
     chains = list(_chains(forwards, _with_own(links.next_of, forwards)))
     routes = Counter(_route(chain) for chain in chains)
-    # Of routes that are as common the longest counts: what was cut short is none.
-    route = max(routes, key=lambda way: (routes[way] * len(way), len(way)), default=())
+    # Among equally common routes, the longest counts: shorter ones are truncated.
+    route = max(routes, key=lambda path: (routes[path] * len(path), len(path)), default=())
     whole = [chain for chain in chains if _route(chain) == route]
     places = {node: (stage, number) for number, chain in enumerate(whole) for stage, node in enumerate(chain)}
     held = [route.count(rank) for rank in range(len(parts))]
@@ -95,7 +95,7 @@ def _route(chain: Sequence[_Node]) -> tuple[int, ...]:
 def _returned(
     parts: Sequence[Part], back_of: Mapping[_Node, _Node], chains: Sequence[Sequence[_Node]]
 ) -> tuple[int, int]:
-    """Return how many gradients go back to the forward before in their chain, of how many."""
+    """Return the gradients that follow the links of their chains, and all links."""
     with_own = _with_own(back_of, _nodes(parts, back_of, forward=False))
     backwards = {
         (rank, run.forward_number) for rank, part in enumerate(parts) for run in part.runs if not run.forward
@@ -137,7 +137,7 @@ def _linked(parts: Sequence[Part]) -> _Links:
 
 
 def second_passes(runs: Sequence[Run]) -> set[int]:
-    """Return which backwards are weight gradients: the second through the same forward, which take no message."""
+    """Return which backwards are weight gradients: the second ones of the same forward."""
     seen: set[int] = set()
     second = set()
     for number, run in enumerate(runs):
@@ -149,13 +149,13 @@ def second_passes(runs: Sequence[Run]) -> set[int]:
 
 
 def _taker(runs: Sequence[Run], receive: MessageEnd, others: set[int]) -> int:
-    """Return the first run behind a wait that has no message yet; -1 where there is none."""
+    """Return the first run after a receive that has no message yet; -1 for none."""
     first = int(np.searchsorted([run.start_ns for run in runs], receive.end_ns))
     return next((number for number in range(first, len(runs)) if number not in others), -1)
 
 
 def _maker(runs: Sequence[Run], send: MessageEnd, others: set[int], *, forward: bool) -> int:
-    """Return the last run of a direction before a post whose output has not left; -1 where there is none."""
+    """Return the last run of a direction before a send whose output was not sent; -1 for none."""
     last = int(np.searchsorted([run.start_ns for run in runs], send.host_ns)) - 1
     return next(
         (number for number in range(last, -1, -1) if number not in others and runs[number].forward == forward), -1
@@ -190,7 +190,7 @@ class _Timed:
 
 
 def _with_own(next_of: Mapping[_Node, _Node], nodes: Mapping[int, Sequence[_Timed]]) -> dict[_Node, _Node]:
-    """Add what ranks hand over to themselves: what sends nothing before what receives nothing, in order."""
+    """Add links inside a rank: from runs without a send to runs without a receive, in order."""
     links = dict(next_of)
     for timed in nodes.values():
         given = [one for one in timed if not one.sends and one.receives]
@@ -202,7 +202,7 @@ def _with_own(next_of: Mapping[_Node, _Node], nodes: Mapping[int, Sequence[_Time
 
 
 def _chains(nodes: Mapping[int, Sequence[_Timed]], next_of: Mapping[_Node, _Node]) -> Iterator[tuple[_Node, ...]]:
-    """Yield the chains by when they begin."""
+    """Yield the chains by their start."""
     later = set(next_of.values())
     begins = sorted((one.start_ns, one.node) for timed in nodes.values() for one in timed if one.node not in later)
     for _, begin in begins:
@@ -213,7 +213,7 @@ def _chains(nodes: Mapping[int, Sequence[_Timed]], next_of: Mapping[_Node, _Node
 
 
 def alike(parts: Sequence[Part], places: Mapping[_Node, tuple[int, int]]) -> tuple[int, int]:
-    """Return how many forwards consist of the same operations as most of their stage's, of how many."""
+    """Return the forwards with the usual operations of their stage, and all forwards."""
     forms: dict[int, Counter[tuple[str, ...]]] = defaultdict(Counter)
     for rank, part in enumerate(parts):
         for run in part.runs:
@@ -224,7 +224,7 @@ def alike(parts: Sequence[Part], places: Mapping[_Node, tuple[int, int]]) -> tup
 
 
 def _ordered(parts: Sequence[Part], places: Mapping[_Node, tuple[int, int]], stages: int) -> tuple[int, int]:
-    """Return how many forwards begin behind that of the microbatch before on their stage, of how many."""
+    """Return the forwards that start in the order of microbatches on their stage, and all forwards."""
     begun: list[list[int]] = [[] for _ in range(stages)]
     for rank, part in enumerate(parts):
         for run in part.runs:
@@ -235,21 +235,21 @@ def _ordered(parts: Sequence[Part], places: Mapping[_Node, tuple[int, int]], sta
 
 
 NOBODY = -1
-"""Stands for the peer of what sends nothing."""
+"""The peer of an action without a send."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What is known of an action whose stage is not."""
+    """An action without a known stage."""
 
     forward: bool
     """Whether it goes forward."""
     second: bool
-    """Whether it is a weight gradient by itself, which takes and sends nothing."""
+    """Whether it is a separate weight gradient, without messages."""
     start_ns: int
     """When its work begins."""
     pair: int
-    """Number on its rank of the forward that it goes back through; -1 where nobody knows, and for a forward."""
+    """Index on its rank of the matching forward; -1 if unknown, and for a forward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,26 +264,26 @@ class Input:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Messages:
-    """Who made which message, if microbatches take some way."""
+    """Producers of messages for a given route."""
 
     sent_to: Sequence[Sequence[int]]
     """By rank and action, the rank that its output went to; :data:`NOBODY` for none."""
     inputs: Mapping[tuple[int, int, bool], Sequence[Input]]
-    """By target, source and whether they are activations, what arrives, in order."""
+    """Arriving messages in order, by target, source and whether they are activations."""
     linked: int
-    """Messages of which both ends are there and an action made them."""
+    """Messages with both ends and a producer."""
 
 
 def messages_of(
     parts: Sequence[Part], known: Sequence[Sequence[Known]], route: Sequence[int], *, gradient_first: bool
 ) -> Messages:
-    """Find the makers of a step's messages.
+    """Find the producers of the messages of a step.
 
     Args:
         parts: what each rank did, by launch.
         known: its actions.
         route: the rank of each stage.
-        gradient_first: of a gradient and an activation that were posted together to one rank, which comes first.
+        gradient_first: whether a gradient precedes an activation that was posted together to the same rank.
     """
     sent_to: list[list[int]] = []
     made: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -315,14 +315,14 @@ def _host_ns(end: MessageEnd) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rules:
-    """What the way says of one rank's messages, activations first."""
+    """Constraints of the route on the messages of one rank, activations first."""
 
     takers: tuple[frozenset[int], frozenset[int]]
-    """To which ranks they may go."""
+    """Ranks that may receive them."""
     always: tuple[bool, bool]
-    """Whether each action sends one: on the last stage no forward does, nor what a rank hands over to itself."""
+    """Whether each action sends one; false on the last stage, and for transfers inside a rank."""
     gradient_first: bool
-    """Of both that were posted together to one rank, which comes first."""
+    """Whether a gradient precedes an activation that was posted together to the same rank."""
 
     @classmethod
     def of(cls, route: Sequence[int], rank: int, *, gradient_first: bool) -> _Rules:
@@ -338,7 +338,7 @@ class _Rules:
 
 
 def _makers(part: Part, known: Sequence[Known], sends: Sequence[MessageEnd], rules: _Rules) -> list[int]:
-    """Return which action made each message that leaves, by launch; -1 for none."""
+    """Return the producer of each sent message, by launch; -1 for none."""
     begun = np.searchsorted([run.start_ns for run in part.runs], [send.host_ns for send in sends], side="right")
     makers = [-1] * len(sends)
     taken: set[int] = set()
@@ -347,10 +347,10 @@ def _makers(part: Part, known: Sequence[Known], sends: Sequence[MessageEnd], rul
         ready = [number for number in _latest(known, last - 1) if number not in taken]
         if len(block) > 1:
             ready.sort(key=lambda number: known[number].forward == rules.gradient_first)
-        else:  # of two that may have made it that one which must have, else the later one
+        else:  # an action that always sends precedes; ties go to the later action
             ready.sort(key=lambda number: (not rules.always[not known[number].forward], -number))
         for place in block:
-            fitting = (one for one in ready if sends[place].peer in rules.takers[not known[one].forward])
+            fitting = (number for number in ready if sends[place].peer in rules.takers[not known[number].forward])
             maker = next(fitting, -1)
             makers[place] = maker
             if maker >= 0:
@@ -360,11 +360,11 @@ def _makers(part: Part, known: Sequence[Known], sends: Sequence[MessageEnd], rul
 
 
 def _latest(known: Sequence[Known], last: int) -> list[int]:
-    """Return the last action up to one that may send, and the last one of the other direction."""
-    found: dict[bool, int] = {}
+    """Return the last action up to ``last`` that may send, and the last one of the other direction."""
+    latest: dict[bool, int] = {}
     for number in range(last, -1, -1):
         if not known[number].second:
-            found.setdefault(known[number].forward, number)
-        if len(found) == len((True, False)):
+            latest.setdefault(known[number].forward, number)
+        if len(latest) == len((True, False)):
             break
-    return list(found.values())
+    return list(latest.values())

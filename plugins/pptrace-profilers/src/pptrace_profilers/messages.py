@@ -23,7 +23,7 @@ _Key = tuple[bool, int, int]
 
 @dataclass(slots=True)
 class Message:
-    """A message; on one clock once :func:`shifted_message` has seen it."""
+    """A message; :func:`shifted_message` aligns its clocks."""
 
     source: int
     """The sending rank; -1 where nothing says."""
@@ -51,8 +51,8 @@ class Message:
 def match_ends(ranks: Sequence[Recording], unattributed: list[Unattributed]) -> list[Message]:
     """Return a step's messages.
 
-    Ends that say the same action belong together, whatever their order. Of the others, those between two ranks
-    arrive in the order in which they left. An end alone is a message where it says its action, and counted.
+    Ends with the same action match in any order. The remaining ends match in the order of their times, per pair
+    of ranks. An unmatched end is a message if it has an action, and is counted.
     """
     messages, lone_sends, lone_receives = _by_action(ranks)
     for source in range(len(ranks)):
@@ -93,7 +93,7 @@ def _half(rank: int, end: MessageEnd) -> Message:
 
 
 def _by_action(ranks: Sequence[Recording]) -> tuple[list[Message], list[list[MessageEnd]], list[list[MessageEnd]]]:
-    """Return messages of which both ends say the action, and all other ends by rank."""
+    """Return messages with an action at both ends, and all other ends by rank."""
     sent: dict[_Key, tuple[int, MessageEnd]] = {}
     received: dict[_Key, tuple[int, MessageEnd]] = {}
     lone: tuple[list[list[MessageEnd]], list[list[MessageEnd]]] = ([[] for _ in ranks], [[] for _ in ranks])
@@ -141,7 +141,7 @@ def _begin(message: Message) -> int:
 
 
 def _named(message: Message) -> Message:
-    """Say what a message carries, from either end's annotation."""
+    """Set the contents of a message from the annotation of either end."""
     for end in (message.sent, message.received):
         key = _message_key(end.action) if end is not None else None
         if key is not None and end is not None and end.action is not None:
@@ -176,10 +176,10 @@ def shifted_message(message: Message, clocks: Sequence[Clock]) -> Message:
 def name_messages(
     ranks: Sequence[Recording], messages: Sequence[Message], unattributed: list[Unattributed]
 ) -> None:
-    """Find out what messages without annotations carry, from the order of actions, and who the ends are.
+    """Infer the contents of messages without annotations, and missing ranks, from the order of actions.
 
-    A message is what its sender computed for a stage of its receiver, in that order. Where that may be of several
-    stages or directions, and there are more or fewer messages, nobody knows.
+    Messages carry the outputs of their sender for stages of their receiver, in order. If outputs of several stages
+    or directions differ in number from the messages, the contents stay unknown.
     """
     holders = _holders(ranks)
     named = {(one.forward, one.stage, one.microbatch) for one in messages if one.stage >= 0}

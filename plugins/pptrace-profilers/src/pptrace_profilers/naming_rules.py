@@ -1,15 +1,15 @@
 """Rules that name the actions and the ranks of a recording.
 
-``re`` looks for signals every few thousand steps (``sre_lib.h``, ``MAYBE_CHECK_SIGNALS``), so a timer ends a
-search that runs away. The timer counts processor time, so that a busy machine ends no pattern. Only a process's
-main thread gets signals: elsewhere a pattern has no limit.
+``re`` checks for signals every few thousand steps (``sre_lib.h``, ``MAYBE_CHECK_SIGNALS``), so a timer stops a
+slow search. The timer counts processor time, so that a busy machine stops no pattern. Only the main thread of a
+process receives signals: patterns in other threads have no limit.
 
 Sources: PyTorch's ``_PipelineScheduleRuntime`` (``PP:`` and the action) and its ``ScheduleGPipe`` (``Forward 3``);
 kernels of NCCL before 2.9 (``ncclSendRecvKernel_``), before and since 2.19 (``ncclKernel_``, ``ncclDevKernel_``)
 and of its symmetric memory (``ncclSymkDevKernel_``), RCCL with MSCCL, DeepEP, NVSHMEM.
 
-Patterns are regular expressions of Python; those of names and arguments match the whole text, the others find a
-part. What they capture by name, or what stands beside them, says what an event is.
+Patterns are regular expressions of Python. Patterns of names and arguments match the whole text; all others match
+a part. Named groups and the constants of a rule give the meaning of an event.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class TimedPattern:
     compiled: re.Pattern[str]
     """The pattern."""
     error: Callable[[str], ConfigError]
-    """Makes the error that says where the pattern stands."""
+    """Return the error with the location of the pattern."""
     spent_s: float = 0.0
     """What all texts took so far."""
 
@@ -134,7 +134,7 @@ class Stream(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meaning:
-    """What an event is."""
+    """Meaning of an event."""
 
     action: Action | None
     """The action; None for a message of which only the ends are known."""
@@ -148,7 +148,7 @@ class Meaning:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One way in which events are named; groups of its patterns count, and what stands beside them."""
+    """A rule that names events, from the groups of its patterns and its constants."""
 
     pattern: Matcher
     """Matches whole names; its groups are ``action`` in full, or ``kind``, ``stage``, ``microbatch`` and so on."""
@@ -166,7 +166,7 @@ class Rule:
     """Where it runs."""
 
     def meaning(self, name: str, args: Mapping[str, object]) -> Meaning | None:
-        """Return what an event is; None where the rule does not match, or what it captures is no number."""
+        """Return the meaning of an event; None if the rule does not match or captures an invalid number."""
         groups = self._groups(name, args)
         if groups is None:
             return None
@@ -221,12 +221,12 @@ class Rules:
     """All rules of an import, the first that matches counts."""
 
     actions: Sequence[Rule]
-    """How actions and messages are told."""
+    """Rules of actions and messages."""
     communication: Matcher
     """Finds the names of kernels that communicate."""
 
     def meaning(self, name: str, args: Mapping[str, object]) -> Meaning | None:
-        """Return what an event is; None where no rule matches."""
+        """Return the meaning of an event; None if no rule matches."""
         meanings = (rule.meaning(name, args) for rule in self.actions)
         return next((meaning for meaning in meanings if meaning is not None), None)
 
@@ -235,7 +235,7 @@ class Rules:
         return np.array([bool(self.communication.search(name)) for name in names], dtype=bool)
 
     def action(self, name: str) -> Action | None:
-        """Return the action that a name alone stands for."""
+        """Return the action that a name without arguments means."""
         meanings = (rule.meaning(name, {}) for rule in self.actions)
         return next((meaning.action for meaning in meanings if meaning is not None and meaning.action), None)
 
@@ -258,7 +258,7 @@ def _parsed(text: str) -> Action | None:
         action = parse_action(text)
     except TableError:
         return None
-    return None if any(one.span > _MOST_MICROBATCHES for one in (action, *action.sub_actions)) else action
+    return None if any(part.span > _MOST_MICROBATCHES for part in (action, *action.sub_actions)) else action
 
 
 def _kind(text: str | None) -> Kind | None:
@@ -341,7 +341,7 @@ class RulesFile:
         return self.rules
 
     def ranked(self, recordings: Sequence[Recording]) -> Sequence[Recording]:
-        """Return what a file holds, with the rank that these rules read in its name if they do and it is one."""
+        """Return the recordings of a file; a single one gets the rank that these rules read in the file name."""
         rank = self.rank.read(recordings[0].path.name) if self.rank is not None and len(recordings) == 1 else -1
         return [replace(recordings[0], rank=rank)] if rank >= 0 else recordings
 
@@ -396,7 +396,7 @@ def _rule(model: ActionModel, number: int, places: Places) -> Rule:
 
 
 def _timed(text: str, key: str, places: Places, flags: int = 0) -> TimedPattern:
-    """Return a user's pattern, with the error that says where it stands."""
+    """Return a pattern of the user, with the location for its errors."""
     place = places.get(key) or places.get(key.rpartition(".")[0]) or places.get(key.partition("[")[0])
     return TimedPattern(compiled=re.compile(text, flags), error=lambda what: _error_at(place, key, what))
 

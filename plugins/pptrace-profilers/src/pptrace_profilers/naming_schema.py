@@ -1,4 +1,4 @@
-"""What a YAML file of rules may say, checked before anything is read by it."""
+"""Schema of a YAML file of naming rules."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Pattern = Annotated[str, AfterValidator(_compiled)]
 
 
 class ActionModel(BaseModel):
-    """How one sort of event is told."""
+    """Rule that names one kind of event."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -57,7 +57,7 @@ class ActionModel(BaseModel):
 
 
 class RankModel(BaseModel):
-    """What tells a process's global rank."""
+    """Rule that reads the global rank of a process."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -3,9 +3,9 @@
 Source: NCCL's plugins/profiler/inspector (its README and the JSON that it writes): microseconds, bytes, and
 bandwidths in GB/s; a verbose line has the times at which it started and stopped, as ``gettimeofday`` counts.
 
-A rank's line counts from when its own kernel started, the wait for its peers included; of several ranks' lines of
-one operation the shortest has waited least. What a collective moves over each rank's link is what NCCL calls its
-bus traffic (nccl-tests, PERFORMANCE.md).
+The time on a line includes the wait of the kernel for its peers. Among the lines of one operation, the shortest
+waited least. NCCL calls the traffic of a collective over the link of each rank its bus traffic (nccl-tests,
+PERFORMANCE.md).
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def _is_other(fields: Mapping[str, Any]) -> bool:
-    """Return whether a line is of another sort than operations, as newer versions write them too."""
+    """Return whether a line describes no operation; newer versions write such lines."""
     return isinstance(fields.get("header"), dict) and not {"coll_perf", "p2p_perf"} & fields.keys()
 
 
@@ -156,7 +156,7 @@ def _transfer(fields: Mapping[str, Any]) -> Transfer | None:
 
 
 def _kbps(gigabytes: object, size: int, length_ns: int) -> int:
-    """Return what the line says, else bytes over time."""
+    """Return the bandwidth of the line; bytes over time by default."""
     if isinstance(gigabytes, int | float) and math.isfinite(gigabytes) and 0 < gigabytes < _FASTEST:
         return round(gigabytes * 1_000_000)
     return size * 1_000_000 // length_ns if length_ns else 0
@@ -195,7 +195,7 @@ def _recording(
         MessageEnd(
             sends=line.sends, start_ns=_start(line), end_ns=_start(line) + line.exec_ns,
             size_bytes=line.size_bytes,
-            # Ends without a time say nothing of clocks, so they name nobody.
+            # Ends without a time cannot align clocks, so they have no peer.
             peer=global_ranks[line.communicator].get(line.peer, -1) if line.start_ns >= 0 else -1,
         )
         for line in ordered
@@ -225,7 +225,7 @@ _LARGEST = 2**62
 
 
 def by_size(transfers: Sequence[Transfer]) -> tuple[tuple[BySize, ...], list[str]]:
-    """Return sizes and times by sort, messages first, and notes on what is not among them or less sure."""
+    """Return sizes and times by kind of operation, messages first, and notes on dropped or uncertain lines."""
     timed = [line for line in transfers if line.by_kernel and line.exec_ns > 0 and line.size_bytes > 0]
     messages, lone = _messages([line for line in timed if line.is_message])
     sizes = messages | _collectives([line for line in timed if not line.is_message])
@@ -248,19 +248,19 @@ def by_size(transfers: Sequence[Transfer]) -> tuple[tuple[BySize, ...], list[str
 
 
 def _messages(transfers: Iterable[Transfer]) -> tuple[Sizes, int]:
-    """Return messages by where their ends are, and how many lines have no other end.
+    """Return messages by the location of their ends, and the number of unmatched lines.
 
     The k-th send of a rank to a peer is that peer's k-th receive from it, where they are as many and as large.
     """
-    ways: dict[tuple[str, int, int], tuple[list[Transfer], list[Transfer]]] = defaultdict(lambda: ([], []))
+    links: dict[tuple[str, int, int], tuple[list[Transfer], list[Transfer]]] = defaultdict(lambda: ([], []))
     hosts: dict[tuple[str, int], str] = {}
     for line in transfers:
         hosts[line.communicator, line.rank] = line.process[0]
         source, target = (line.rank, line.peer) if line.sends else (line.peer, line.rank)
-        ways[line.communicator, source, target][0 if line.sends else 1].append(line)
+        links[line.communicator, source, target][0 if line.sends else 1].append(line)
     sizes: Sizes = defaultdict(list)
     lone = 0
-    for (communicator, source, target), ends in ways.items():
+    for (communicator, source, target), ends in links.items():
         sent, received = (sorted(lines, key=lambda line: line.number) for lines in ends)
         sort = _between(hosts, communicator, source, target, (sent or received)[0].nodes), True
         if [line.size_bytes for line in sent] == [line.size_bytes for line in received]:
@@ -280,7 +280,7 @@ def _between(hosts: Mapping[tuple[str, int], str], communicator: str, source: in
 
 
 def _collectives(transfers: Iterable[Transfer]) -> Sizes:
-    """Return collectives by name and ranks, what they move over a link and the shortest of their ranks' times."""
+    """Return link traffic and shortest time over ranks of each collective, by name and ranks."""
     shortest: dict[tuple[str, str, int], Transfer] = {}
     for place, line in enumerate(transfers):
         number = line.number if line.number >= 0 else -2 - place

@@ -154,9 +154,9 @@ class _Open:
 
 
 def _nested(events: PlainEvents) -> Iterator[_Open]:
-    """Yield each whole event; one that never ends is whole as it is.
+    """Yield each event when it ends; events without an end follow at the end of the file.
 
-    Numbers tell nothing apart (every ``KernelCh`` is 0): an end is that of the innermost open event of its name.
+    Ids are not unique (every ``KernelCh`` is 0): an end closes the innermost open event of its name.
     """
     opened: list[_Open] = []
     places: dict[tuple[str, ...], list[int]] = {}
@@ -181,7 +181,7 @@ def _named(event: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _operation(event: _Open, ranks: dict[str, int]) -> NcclOperation:
-    """Return a collective or message, and take note of its communicator's rank."""
+    """Return a collective or message, and record its rank in ``ranks``."""
     args = event.args
     communicator, rank = str(args.get("CommHash", "")), whole(args.get("Rank"), -1)
     if communicator and rank >= 0:
@@ -289,7 +289,7 @@ def _members(processes: Sequence[_Process]) -> dict[str, dict[int, int]]:
 
 
 def _numbered(processes: Sequence[_Process], members: Mapping[str, Mapping[int, int]]) -> tuple[list[int], str]:
-    """Return each process's global rank, and what was assumed."""
+    """Return the global rank of each process, and a note on an assumption."""
     whole = sorted(name for name, by_rank in members.items() if len(by_rank) == len(processes))
     if whole:
         by_process = {process: rank for rank, process in members[whole[0]].items()}

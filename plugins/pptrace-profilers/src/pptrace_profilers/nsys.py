@@ -159,7 +159,7 @@ class _Export:
                 self._add(owner, name, "user_annotation", (start, end))
 
     def _ranks(self, processes: Sequence[int]) -> Mapping[int, int]:
-        """Return each process's rank: as MPI, NVTX, the file's name or the environment say, else its GPU."""
+        """Return the rank of each process: from MPI, NVTX, file name or environment, by default its GPU."""
         for owner, rank in self._of_mpi():
             self.ranks[owner & _PROCESS] = rank
         if all(process in self.ranks for process in processes):
@@ -210,7 +210,7 @@ class Tables:
         """
         self._path, self._database, self._read, self._text = path, database, 0, 0
         self._most_text = max(_MOST_TEXT * path.stat().st_size, _LEAST_TEXT)
-        # What has no page of its own is made up when it is read, without end if its author wants.
+        # Tables without a page (views, virtual tables) may yield rows without end.
         stored = database.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND rootpage > 0")
         names = [str(name) for (name,) in stored]
         self._columns = {

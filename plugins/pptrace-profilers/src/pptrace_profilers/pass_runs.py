@@ -37,7 +37,7 @@ _MOST_BYTES = 512 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Work of one direction that nothing else came between."""
+    """Contiguous work of one direction."""
 
     forward: bool
     """Whether it goes forward."""
@@ -46,7 +46,7 @@ class Run:
     end_ns: int
     """When it ends."""
     forward_number: int
-    """Which forward it is, or goes back through: counted over the recording."""
+    """Number of the forward, or of the forward of a backward, in the recording."""
     operations: tuple[str, ...] = ()
     """Names of what ran in it, in order, for a forward."""
 
@@ -129,7 +129,7 @@ def _runs(
 
 
 def _begun_apart(operations: Sequence[_Operation], of_run: Sequence[int]) -> frozenset[int]:
-    """Return numbers of operations within a forward from which on no pass goes back that went back before them."""
+    """Return operations inside a forward that share no backward pass with the operations before them."""
     passes: dict[int, set[int]] = {}
     for operation, run in zip(operations, of_run, strict=True):
         if not operation.forward and operation.sequence >= 0:
@@ -155,7 +155,7 @@ def _begun(operation: _Operation, forward_number: int) -> Run:
 
 
 def _operations(events: Events) -> list[_Operation]:
-    """Return operations that autograd goes back through, the outer ones alone, and what goes back, by time."""
+    """Return the outer operations with a backward, and the backward operations, by time."""
     rows = np.argsort(events.start_ns, kind="stable").tolist()
     sequences = {row: _sequence(events, row) for row in rows}
     back = {row for row in rows if events.name_of(row).startswith(_BACKWARD)}
@@ -231,7 +231,7 @@ def launch_runs(operations: Operations | None, posts_ns: Sequence[int]) -> list[
 
 
 def work_starts_ns(operations: Operations | None, runs: Sequence[Run]) -> list[int]:
-    """Return when each run's first kernel on the compute stream began; where it has none, when the host began.
+    """Return the start of each run's first kernel on the compute stream, by default the start on the host.
 
     Args:
         operations: a GPU's; None where none were recorded.
@@ -305,16 +305,16 @@ class RankRuns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """How sure an inference is."""
+    """Confidence of an inference."""
 
     text: str
-    """The confidence, and where it is not 1 what it is for."""
+    """The confidence, and the weakest share if it is below 1."""
     objection: str
-    """What speaks against the inference; empty where nothing does."""
+    """Reason against the inference; empty for none."""
 
     @classmethod
     def of(cls, shares: Mapping[str, float], source: str) -> Verdict:
-        """Return the product of shares, and the least of them where that is not 1."""
+        """Return the product of shares, and the least share if the product is below 1."""
         confidence = float(np.prod(list(shares.values())))
         weakest = min(shares, key=lambda name: shares[name])
         # Rounded down: what is less than 1, or than the limit, is not to read as that.

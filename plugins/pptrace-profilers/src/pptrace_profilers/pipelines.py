@@ -74,9 +74,9 @@ def whole_pipelines(recordings: Sequence[Recording], layout: str = "") -> dict[s
 def numbers_of(
     pipeline: Sequence[Recording], known: Sequence[Recording], layout: str = ""
 ) -> tuple[tuple[int, ...], int]:
-    """Return the ranks' numbers where files of others are missing, none else, and how many ranks there are.
+    """Return pipeline ranks if files of some ranks are missing, else none, and the number of ranks.
 
-    Where neither a layout nor groups nor stages say so, those are all ranks of the job.
+    Without a layout, groups and inferred stages, all ranks of the job count.
     """
     ranks = tuple(max(one.rank, 0) for one in pipeline)
     if layout or any(map(_members, known)):
@@ -95,7 +95,7 @@ def numbers_of(
 
 
 def _members(recording: Recording) -> tuple[int, ...]:
-    """Return the global ranks of a recording's pipeline as its groups say them, directly or by what they leave."""
+    """Return the global ranks of a recording's pipeline, from its group or from the groups of all other axes."""
     rank = max(recording.rank, 0)
     return pipeline_group(recording.groups, rank) or left_over(recording.groups, rank, recording.world)
 
@@ -194,7 +194,7 @@ def _chosen(pipelines: dict[str, tuple[int, ...]], known: dict[int, Recording], 
 
 
 def _zeros(wanted: set[str], place: str) -> set[str]:
-    """Return the parts of a place that are 0 and that nobody asked for otherwise."""
+    """Return the coordinates of a place that are 0 and that ``wanted`` does not name."""
     named = {part.split("=")[0] for part in wanted}
     return {part for part in place.split(",") if part.endswith("=0") and part.split("=")[0] not in named}
 
@@ -211,7 +211,7 @@ def _span(recording: Recording) -> int:
 
 
 def _local(recording: Recording, local: dict[int, int]) -> Recording:
-    """Return a recording whose messages name pipeline ranks; those that leave the pipeline name none."""
+    """Return a recording with pipeline ranks as peers; -1 for peers outside of the pipeline."""
     ends = tuple(replace(end, peer=local.get(end.peer, -1)) for end in recording.ends)
     return replace(recording, ends=ends)
 
@@ -237,10 +237,10 @@ GROUPED = {
 
 
 def left_over(groups: Mapping[str, tuple[int, ...]], rank: int, world: int) -> tuple[int, ...]:
-    """Return the ranks that a job's other axes leave for a rank's pipeline, first stage first; else none.
+    """Return the ranks of a rank's pipeline from the groups of all other axes, first stage first; else none.
 
-    Ranks of a job are numbers whose digits are its axes, so a group's ranks lie equally far apart, and how far is
-    the product of all faster axes. One gap in those products is the pipeline's axis.
+    The ranks of a group have a constant stride: the product of the sizes of all faster axes. A single gap in
+    these products is the axis of the pipeline.
 
     Args:
         groups: the process groups of the rank, by description.
@@ -270,10 +270,10 @@ def left_over(groups: Mapping[str, tuple[int, ...]], rank: int, world: int) -> t
 
 
 def ranks_by_stages(pipeline: Sequence[Recording], world: int) -> int:
-    """Return how many ranks a pipeline has, by the stages that its recorded ranks hold; 0 where that is not sure.
+    """Return the number of ranks of a pipeline from the stages of its recorded ranks; 0 if uncertain.
 
-    A rank that holds several stages says how far apart they are: microbatches pass the ranks around, or there and
-    back. A rank's first stage is its number in the pipeline.
+    The distance between the stages of a rank depends on the route: around all ranks, or there and back. The first
+    stage of a rank is its pipeline rank.
     """
     fitting: set[int] | None = None
     for recording in pipeline:
@@ -292,7 +292,7 @@ def stages_of(recording: Recording) -> list[int]:
 
 
 def _held(number: int, ranks: int, chunks: int) -> tuple[list[int], list[int]]:
-    """Return the stages of a rank whose pipeline goes around, and of one that goes there and back."""
+    """Return the stages of a rank on a route around all ranks, and on a route there and back."""
     if number >= ranks:
         return [], []
     around = [chunk * ranks + number for chunk in range(chunks)]

@@ -1,4 +1,4 @@
-"""Which importer a file is for, from its first bytes; each is exact enough to sort a folder of many sorts."""
+"""Recognition of file formats from first bytes, exact enough for a folder of mixed formats."""
 
 from __future__ import annotations
 

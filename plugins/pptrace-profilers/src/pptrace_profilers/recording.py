@@ -20,7 +20,7 @@ Shifted = TypeVar("Shifted", bound=Any)
 
 
 NO_STAGE = -1
-"""Stands for the one stage of the rank, where a name does not say which."""
+"""The stage of an action whose name has none: the single stage of its rank."""
 MOST_RANKS = 2**22
 """Processes that a job may have; more are a mistake."""
 _PIPELINE = re.compile(r"(?:^|[_\W])pp(?:$|[_\W])|pipeline", re.IGNORECASE)
@@ -28,7 +28,7 @@ _PIPELINE = re.compile(r"(?:^|[_\W])pp(?:$|[_\W])|pipeline", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSpan:
-    """What an action's kernels did on a GPU."""
+    """Time span of the kernels of an action."""
 
     start_ns: int
     """When the first one started."""
@@ -55,7 +55,7 @@ class Execution:
     end_ns: int
     """Where it ends."""
     gpu: GpuSpan | None = None
-    """What its kernels did, where a GPU's work was recorded."""
+    """Span of its kernels; None if no GPU was recorded."""
     pair: int = -1
     """Number of the overlapped pair that it is a phase of, which communicates in the rank's own group; or -1."""
 
@@ -94,7 +94,7 @@ class MessageEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payload:
-    """What is known of one message or collective that a kernel carries."""
+    """One message or collective of a kernel."""
 
     operation: str
     """``send``, ``recv``, or the collective's name as PyTorch writes it."""
@@ -175,15 +175,15 @@ class Recording:
     operations: Operations | None = None
     """GPU operations; None where the host's own work was recorded."""
     origin_ns: int | None = None
-    """Which of those times is 0 in the file as viewers of traces show it; None where they do not open it."""
+    """Time that trace viewers show as 0; None if they cannot open the file."""
     has_clock: bool = False
     """Whether the file names a clock of its own, as Perfetto's format does."""
     allocated_bytes: int = 0
     """Most memory that was allocated on its GPU at once; 0 where that is not recorded."""
     notes: tuple[str, ...] = ()
-    """What was not read; one sentence each."""
+    """Notes on dropped events; one sentence each."""
     unattributed: tuple[Unattributed, ...] = ()
-    """Operations that belong to no action; their rank is whatever."""
+    """Operations without an action; their rank is not set."""
 
 
 def pipeline_group(groups: Mapping[str, tuple[int, ...]], rank: int) -> tuple[int, ...]:
@@ -192,7 +192,7 @@ def pipeline_group(groups: Mapping[str, tuple[int, ...]], rank: int) -> tuple[in
 
 
 def shifted(span: Shifted, by_ns: int, **changes: Any) -> Shifted:
-    """Return what has a start and an end, later by some time, with other fields changed too."""
+    """Return a span moved by ``by_ns``, with ``changes`` of other fields."""
     return replace(span, start_ns=span.start_ns + by_ns, end_ns=span.end_ns + by_ns, **changes)
 
 
@@ -212,7 +212,7 @@ class Annotations:
     def around(self, at_ns: Int64s, thread: Int32s, row: Int64s) -> Int64s:
         """Return the innermost annotation around each instant, -1 for none.
 
-        One of the instant's own thread goes before one of another: autograd launches from a thread without any.
+        An annotation of the same thread takes precedence: autograd launches from a thread without annotations.
 
         Args:
             at_ns: instants.
@@ -284,7 +284,7 @@ T = TypeVar("T")
 
 
 def read_files(paths: Sequence[Path], read: Callable[[Path], T]) -> tuple[dict[Path, T], list[str]]:
-    """Return what is read from each file, and a line on each that cannot be read.
+    """Return the contents of each file, and a note on each unreadable file.
 
     Raises:
         TraceError: no file can be read.

@@ -1,20 +1,17 @@
 """Inference of the stages of ranks that hold several.
 
-A GPU's kernels do not say which of them waited for which message. What they do say, taken together, is more:
+The kernels of a GPU do not record which message they waited for. The search uses these constraints:
 
-- what a rank sends leaves behind the action that made it (:mod:`~pptrace_profilers.message_chains`);
-- between two ranks messages of one direction are taken in the order in which they left;
-- an action begins behind the kernel that brought its message;
+- a rank sends a message after the action that produces it (:mod:`~pptrace_profilers.message_chains`);
+- messages of one direction between two ranks are consumed in the order of their sends;
+- an action starts after the kernel that received its message;
 - on a stage, forwards run in the order of microbatches;
-- a microbatch passes the ranks around and around, as interleaved schedules have it, or there and back, as V's and
-  waves do.
+- the route of a microbatch passes all ranks repeatedly (interleaved schedules), or there and back (V's and waves).
 
-Whatever fits all this is searched for (:mod:`~pptrace_profilers.stage_inference`). Where two ways fit, what they
-agree on is known.
+If several assignments fit, the actions with the same place in all of them are certain.
 
-An action that can be in one place alone is put there, which says what its message is to the next. Only where that
-leads no further a choice is tried, the later stage first, for what has come is mostly taken before more is begun;
-it is taken back once an action has no place.
+The search is depth-first with backtracking. It first assigns actions with a single possible place. Then it tries
+the choices of one action, later stages first. It backtracks when an action has no place.
 """
 
 from __future__ import annotations
@@ -37,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def from_ways_of_messages(ranks: Sequence[RankRuns], source: str) -> _Found | None:
-    """Return what the ways of messages say; None where neither hosts' waits nor GPUs' kernels were recorded."""
+    """Infer places from the routes of messages; None without waits of hosts and kernels of GPUs."""
     on_gpu = [end.posted_ns >= 0 for rank in ranks for end in rank.recording.ends if end.peer >= 0]
     if source == AUTOGRAD and not any(on_gpu):
         return _from_chains(ranks)
@@ -45,7 +42,7 @@ def from_ways_of_messages(ranks: Sequence[RankRuns], source: str) -> _Found | No
 
 
 class _Shares:
-    """What speaks for an inference, over all steps."""
+    """Shares of the confidence of an inference, over all steps."""
 
     def __init__(self) -> None:
         self.fitting: Counter[str] = Counter()
@@ -54,7 +51,7 @@ class _Shares:
         self.reason = ""
 
     def add(self, shares: Mapping[str, tuple[int, int]], route: tuple[int, ...], reason: str = "") -> None:
-        """Add a step's, and why nothing fits it."""
+        """Add the shares of a step, and the reason if no route fits."""
         self.routes.append(route)
         self.reason = self.reason or reason
         for what, (fit, count) in shares.items():
@@ -62,7 +59,7 @@ class _Shares:
             self.counted[what] += count
 
     def verdict(self, ranks: Sequence[RankRuns], source: str) -> tuple[Verdict, int]:
-        """Return how sure it is, and how many stages there are."""
+        """Return the verdict and the number of stages."""
         shares = {what: self.fitting[what] / self.counted[what] for what in self.counted}
         route = Counter(self.routes).most_common(1)[0][0]
         shares["of the steps have their stages in the same places"] = self.routes.count(route) / len(self.routes)
@@ -79,7 +76,7 @@ def _steps(ranks: Sequence[RankRuns]) -> list[int]:
 
 
 def _from_chains(ranks: Sequence[RankRuns]) -> _Found:
-    """Return what hosts say that waited for their messages."""
+    """Infer places from the waits of hosts for messages."""
     placed: list[Places] = [{} for _ in ranks]
     shares = _Shares()
     for step in _steps(ranks):
@@ -91,7 +88,7 @@ def _from_chains(ranks: Sequence[RankRuns]) -> _Found:
 
 
 def _from_routes(ranks: Sequence[RankRuns], source: str) -> _Found:
-    """Return what GPUs' kernels say."""
+    """Infer places from the kernels of GPUs."""
     placed: list[Places] = [{} for _ in ranks]
     runs = [list(rank.runs) for rank in ranks]
     shares = _Shares()
@@ -123,9 +120,9 @@ def _part(rank: RankRuns, step: int) -> Part:
 
 
 _MOST_CHUNKS = 8
-"""Stages per rank that are tried for ways there and back, whose messages do not say how many there are."""
+"""Maximum stages per rank on routes there and back, whose messages do not determine the number."""
 _TRIES = 100
-"""How many times as many actions as there are one search puts somewhere at most."""
+"""Maximum assignments of a search, per action."""
 _NOTHING_FITS = (
     "no order of stages fits its messages, neither one that passes all ranks around (interleaved) nor there and "
     "back (V); messages are missing, or stages of one rank follow each other, as in waves, and send nothing that "
@@ -136,20 +133,20 @@ _SEARCHED = "of the search for what fits came to its end"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routed:
-    """A step's actions, put in their places."""
+    """Stages and microbatches of the actions of a step."""
 
     places: Mapping[tuple[int, int], tuple[int, int]]
     """Stage and microbatch by rank and number of the action there; empty where nothing fits."""
     shares: Mapping[str, tuple[int, int]]
-    """What speaks for it: of how many things how many fit, by what they are."""
+    """Counts of what fits and of the total, by description."""
     route: tuple[int, ...]
     """The rank of each stage; empty where nothing fits."""
     reason: str = ""
-    """Why nothing fits; empty where something does, or the search was not brought to its end."""
+    """Reason why no route fits; empty if one fits, or if the search is incomplete."""
 
 
 def routed(parts: Sequence[Part], starts_ns: Sequence[Sequence[int]], *, paired: bool) -> Routed:
-    """Put one step's actions in their places.
+    """Assign stages and microbatches to the actions of a step.
 
     Args:
         parts: what each rank did, by launch.
@@ -185,16 +182,16 @@ def routed(parts: Sequence[Part], starts_ns: Sequence[Sequence[int]], *, paired:
 
 
 def _agreed(found: Sequence[Mapping[tuple[int, int], tuple[int, int]]]) -> int:
-    """Return how many actions have the same place in all that fits."""
+    """Return the number of actions with the same place in all solutions."""
     return sum(all(other[node] == place for other in found) for node, place in found[0].items())
 
 
 def _turning(
     known: Sequence[Known], route: Sequence[int], places: Mapping[tuple[int, int], tuple[int, int]]
 ) -> tuple[int, int]:
-    """Return before how many of the last stage's backwards one forward of it had not gone back, of how many.
+    """Return the backwards of the last stage with a single pending forward, and all its backwards.
 
-    Which of several goes back first no message says.
+    No message determines the order of several pending forwards.
     """
     ahead = alone = count = 0
     for number, one in enumerate(known):
@@ -219,17 +216,17 @@ def _known(part: Part, starts_ns: Sequence[int], *, paired: bool) -> list[Known]
 
 
 def _searches(parts: Sequence[Part], known: Sequence[Sequence[Known]]) -> Iterator[Placing]:
-    """Yield the searches that there are: one for each way through the ranks, and for who made which message."""
+    """Yield one search per route and per assignment of messages to producers."""
     tries = _TRIES * sum(map(len, known))
     for route, microbatches in _routes(parts, known):
-        # Of gradient and activation that leave together for one rank, either may be named first.
+        # A gradient and an activation to the same rank may be posted together in either order.
         first, second = (messages_of(parts, known, route, gradient_first=gradient) for gradient in (True, False))
         for messages in (first,) if first == second else (first, second):
             yield Placing(known, messages, route, microbatches, tries=tries)
 
 
 def _routes(parts: Sequence[Part], known: Sequence[Sequence[Known]]) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Yield the ranks of all stages, and how many microbatches pass them, for what forwards and messages can be.
+    """Yield possible routes with their microbatches, from the numbers of forwards and messages.
 
     With P ranks, M microbatches and v stages on each, a rank has vM forwards, and 2M(Pv - 1) messages go around;
     there and back, v - 1 times a rank hands over to itself.
@@ -252,28 +249,28 @@ def _routes(parts: Sequence[Part], known: Sequence[Sequence[Known]]) -> Iterator
 
 
 _ROUNDED_NS = 2_000
-"""By how much times of kernels may be off: older profilers write whole microseconds."""
+"""Error of kernel times: older profilers write whole microseconds."""
 _Node = tuple[int, int]
 _Place = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """A place that an action may have."""
+    """A possible place of an action."""
 
     place: _Place
     source: int
-    """The rank whose message it takes, its own for what that hands over; :data:`NOBODY` for none."""
+    """The rank that sends its input, the action's own rank for local input; :data:`NOBODY` for none."""
 
 
 class Placing:
-    """One step's actions, to be put in their places."""
+    """Depth-first search for the places of the actions of a step."""
 
     def __init__(
         self, known: Sequence[Sequence[Known]], messages: Messages, route: tuple[int, ...], microbatches: int,
         *, tries: int,
     ) -> None:  # fmt: skip
-        """Begin with no action in a place.
+        """Start the search without assigned actions.
 
         Args:
             known: by rank, actions by launch.
@@ -294,7 +291,7 @@ class Placing:
         self.trail: list[tuple[int, _Option]] = []
 
     def solutions(self) -> Iterator[dict[_Node, _Place]]:
-        """Yield places of all actions, as many ways as there are."""
+        """Yield all assignments of places to actions."""
         choices: list[tuple[int, int, list[_Option]]] = []
         while self.tries > 0:
             rank, options = self._advanced()
@@ -312,7 +309,7 @@ class Placing:
             self._put(rank, options.pop(0))
 
     def _advanced(self) -> tuple[int, list[_Option]]:
-        """Put all actions where they must be; return a rank whose next one has a choice, and that; else -1."""
+        """Assign all actions without a choice; return a rank whose next action has options, else -1."""
         moved = True
         while moved:
             moved, rank_of_choice, choice = False, -1, []
@@ -359,12 +356,12 @@ class Placing:
             self.handed[rank, one.forward].pop()
 
     def _next_rank(self, stage: int, *, forward: bool) -> int:
-        """Return the rank that an output goes to, :data:`NOBODY` at the end of the way."""
+        """Return the receiver of an output; :data:`NOBODY` after the last stage."""
         stage += 1 if forward else -1
         return self.route[stage] if 0 <= stage < len(self.route) else NOBODY
 
     def _options(self, rank: int) -> tuple[list[_Option], bool]:
-        """Return where a rank's next action may be, and whether that is open until another rank has gone on."""
+        """Return the options of a rank's next action, and whether they depend on progress of another rank."""
         number = self.at[rank]
         one = self.known[rank][number]
         if one.pair >= 0:
@@ -388,7 +385,7 @@ class Placing:
         return found, False
 
     def _option(self, rank: int, place: _Place) -> tuple[_Option | None, bool]:
-        """Return a place as a rank's next action can have it, None if it cannot; and whether that is open."""
+        """Return a place as an option, None if it does not fit; and whether it depends on another rank."""
         number = self.at[rank]
         one, (stage, microbatch) = self.known[rank][number], place
         if not self._leaves(rank, number, stage):
@@ -411,7 +408,7 @@ class Placing:
         return (_Option(place, source) if made == (before, microbatch) else None), False
 
     def _leaves(self, rank: int, number: int, stage: int) -> bool:
-        """Say whether what an action sent, and its backward if that is known, goes where a stage's output goes."""
+        """Return whether the sends of an action and of its known backward match the route of a stage."""
         ways = [(number, self.known[rank][number].forward)]
         if number in self.returned[rank]:
             ways.append((self.returned[rank][number], False))
@@ -423,6 +420,6 @@ class Placing:
 
 
 def _returned(known: Sequence[Known]) -> dict[int, int]:
-    """Return by forward the number of the first action that goes back through it."""
+    """Return the first backward of each forward."""
     pairs = [(one.pair, number) for number, one in enumerate(known) if one.pair >= 0 and not one.second]
     return dict(reversed(pairs))

@@ -1,9 +1,8 @@
 """Assembly of recordings to a timeline.
 
-A GPU's kernels say when a message was there whether or not anybody waited for it, so that nothing has to be
-guessed from waits, as it has where the host's own posts were recorded.
-
-A timeline counts them as ``collective_ns``, as it does of simulated pairs of actions in segments.
+Kernels of a GPU give the arrival of a message even if no action waits for it. For recordings of hosts, arrivals
+are inferred from waits. Waits for collectives of a rank's own group count as ``collective_ns``, as in simulated
+pairs of overlapped actions.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ _SKIPPED = (
 _ENDING_NS = 20_000
 """The most by which a kernel that sends ends later than its last byte is there."""
 _CONTRADICTED_NS = 50_000
-"""From how much on it is told that no one offset of a clock fits."""
+"""Contradictions of clocks from which on a note is written."""
 
 
 def assemble(recordings: Sequence[Recording], numbers: Sequence[int] = ()) -> Measurement:
@@ -91,7 +90,7 @@ def assemble(recordings: Sequence[Recording], numbers: Sequence[int] = ()) -> Me
         moves = [shifted_message(message, clocks) for message in step_messages]
         name_messages(parts, moves, unattributed)
         found.append((label, parts, moves))
-    # What a framework skips it skips in every step, however long one of them took.
+    # A framework skips empty gradients in all steps, so one decision serves all of them.
     skips = _skips_input_gradient([(part, arrivals_of(moves)) for _, parts, moves in found for part in parts])
     notes += [_SKIPPED] if skips else []
     steps = []
@@ -169,7 +168,7 @@ def _covered(recordings: Sequence[Recording], label: str) -> int:
 
 
 def _on_one_clock(part: Recording, clock: Clock, place: int) -> Recording:
-    """Return what a rank did, by rank 0's clock, with its place as its stage where names did not say one."""
+    """Return a recording by rank 0's clock; an action without a stage gets the rank's place."""
     executions = (_later(_staged(execution, place), clock.offset_ns) for execution in part.executions)
     return replace(part, executions=tuple(executions))
 
@@ -182,14 +181,14 @@ def _later(execution: Execution, by_ns: int) -> Execution:
 
 
 def _staged(execution: Execution, place: int) -> Execution:
-    """Give an action without a stage the one of its rank."""
+    """Set the stage of an action without a stage."""
     if execution.action.stage != NO_STAGE:
         return execution
     return replace(execution, action=replace(execution.action, stage=place))
 
 
 def _check_replicas(ranks: Sequence[Recording]) -> None:
-    """Refuse a stage that works on one microbatch on several ranks: those are of several pipelines."""
+    """Raise an error if several ranks run the same action: they belong to several pipelines."""
     holders: dict[str, int] = {}
     for number, rank in enumerate(ranks):
         members = (member for execution in rank.executions for member in execution.members)
@@ -223,7 +222,7 @@ def _skips_input_gradient(ranks: Sequence[tuple[Recording, Arrivals]]) -> bool:
 
 
 def _with_whole_backward(rank: Recording) -> Recording:
-    """Make one backward of the first stage's input gradient and what follows it."""
+    """Replace the input and weight gradients of the first stage by one backward."""
     executions = [
         replace(one, action=replace(one.action, kind=Kind.B))
         if one.action.stage == 0 and one.action.kind is Kind.W
@@ -244,7 +243,7 @@ def timeline_of(ranks: Sequence[Recording], messages: Sequence[Message]) -> tupl
     times = TimesAlone(ranks, arrivals)
     actions = [one for number, rank in enumerate(ranks) for one in _actions(number, rank, arrivals, times)]
     placement = _placement([action for action, _ in actions], len(ranks))
-    # A message of a microbatch that was nowhere computed has no place in the step.
+    # A message of a microbatch without computation does not belong to the step.
     moves = ((move, 0, done) for move, done in _moves(messages) if _is_within(move.action, placement))
     slices = [*((action, gap, -1) for action, gap in actions), *moves]
     slices.sort(key=lambda row: _place(row[0]))
@@ -258,7 +257,7 @@ def timeline_of(ranks: Sequence[Recording], messages: Sequence[Message]) -> tupl
 
 
 def arrivals_of(messages: Sequence[Message]) -> dict[tuple[bool, int, int], int]:
-    """Return when each input was there: by whether it is an activation, its stage, and its first microbatch."""
+    """Return the arrival of each input by whether it is an activation, its stage and its first microbatch."""
     return {
         (message.forward, message.to_stage, message.microbatch): message.received.end_ns
         for message in messages
@@ -271,7 +270,7 @@ def _is_within(action: Action, placement: Placement) -> bool:
 
 
 def _place(row: Slice) -> tuple[int, int, int, int, int]:
-    """Return what a timeline's rows are sorted by, so that they stay as they are here."""
+    """Return the sort key of a timeline's rows."""
     return row.rank, int(row.stream), row.peer, row.start_ns, row.end_ns
 
 
@@ -305,7 +304,7 @@ def _begin(execution: Execution) -> int:
 
 
 def _stream(execution: Execution) -> Stream:
-    """Return the stream of an action: the one that its kernels ran on, else the one that its kind stands for."""
+    """Return the stream of an action: that of its kernels, by default that of its kind."""
     kind, gpu = execution.action.kind, execution.gpu
     if kind in COMMUNICATION and execution.pair >= 0:
         return Stream.EXPERT_PARALLEL
@@ -314,7 +313,7 @@ def _stream(execution: Execution) -> Stream:
 
 
 def _on_host(execution: Execution, free: int, arrivals: Arrivals) -> tuple[int, int, int]:
-    """Return when an action was at the head of its stream, when it started and when it ended."""
+    """Return when an action reached the head of its stream, when it started and when it ended."""
     # A pair's members run one after another, so only the first one's input holds up its start.
     there = arrival(execution.members[0], arrivals, execution.start_ns)
     begin = max(execution.start_ns, free, min(there, execution.end_ns))
@@ -322,7 +321,7 @@ def _on_host(execution: Execution, free: int, arrivals: Arrivals) -> tuple[int, 
 
 
 def _on_gpu(execution: Execution, free: int | None) -> tuple[int, int, int]:
-    """Return the same of a GPU; an action without a kernel takes no time, where the host was or the stream is."""
+    """Return enter, start and end on a GPU; an action without a kernel takes no time."""
     gpu = execution.gpu
     if gpu is None:
         at = execution.start_ns if free is None else max(free, execution.start_ns)
@@ -376,7 +375,7 @@ def _moves(messages: Sequence[Message]) -> Iterator[tuple[Slice, int]]:
 def _times(
     end: MessageEnd, sent: MessageEnd | None, received: MessageEnd | None, *, batched: bool
 ) -> tuple[int, int]:
-    """Return from when until when a message moves at one end.
+    """Return the start and end of a message at one of its ends.
 
     One whose sender was done before the receiver began, or of which one end is known, moves at each end by that
     end's own time. A kernel that carries several messages ends with the last of them, so that what it received was
@@ -414,11 +413,11 @@ def _since(row: Slice, zero: int) -> Slice:
 
 
 _PROMPT_NS = 20_000
-"""Within which a computation starts when its input is there; what starts later waited for the host."""
+"""Maximum delay of a computation after its input; later ones waited for the host."""
 
 
 def with_causes(timeline: Timeline, received_ns: Int64s) -> Timeline:
-    """Return a step whose computations and messages say what released them, where that is known.
+    """Return a step with the causes of its computations and messages, where they are known.
 
     Args:
         timeline: a step of GPUs.
@@ -445,17 +444,17 @@ def with_causes(timeline: Timeline, received_ns: Int64s) -> Timeline:
 
 
 def with_group_waits(rows: Sequence[Row]) -> list[Row]:
-    """Return slices whose computations begin with their wait for the phase of an overlapped pair that feeds them.
+    """Return slices whose computations include the wait for their input from an overlapped pair.
 
     Args:
         rows: slices, of each stream by their time.
     """
     fed = {_fed_by(row.action): row for row, *_ in rows if row.stream is Stream.EXPERT_PARALLEL}
     free: dict[int, int] = {}
-    found = []
+    shifted_rows = []
     for row, gap, received in rows:
         if row.stream is not Stream.COMPUTE:
-            found.append((row, gap, received))
+            shifted_rows.append((row, gap, received))
             continue
         fits = row.action.kind is not Kind.W and row.rank in free
         brought = fed.get((row.action.kind is Kind.F, row.action.stage, row.action.microbatch)) if fits else None
@@ -463,8 +462,8 @@ def with_group_waits(rows: Sequence[Row]) -> list[Row]:
         if brought is not None:
             waited = min(brought.end_ns, row.start_ns) - max(free[row.rank], brought.start_ns)
         free[row.rank] = row.end_ns
-        found.append((_from(row, max(waited, 0)), gap, received))
-    return found
+        shifted_rows.append((_from(row, max(waited, 0)), gap, received))
+    return shifted_rows
 
 
 def _from(row: Slice, earlier_ns: int) -> Slice:
@@ -475,18 +474,18 @@ def _from(row: Slice, earlier_ns: int) -> Slice:
 
 
 def _fed_by(action: Action) -> tuple[bool, int, int]:
-    """Return which computation takes what a phase carries: whether a forward, its stage and its microbatch."""
+    """Return the consumer of a phase: whether it is a forward, its stage and its microbatch."""
     forward = action.kind.traits.direction is Pass.FORWARD
     away = (1 if forward else -1) if action.kind in SENDS else 0
     return forward, action.stage + away, action.microbatch
 
 
 Arrivals = dict[tuple[bool, int, int], int]
-"""When inputs were there: of forwards or of backwards, by stage and microbatch."""
+"""Arrivals of inputs: of forwards or of backwards, by stage and microbatch."""
 
 
 class TimesAlone:
-    """What actions take that run alone, by kind and stage."""
+    """Durations of actions that run alone, by kind and stage."""
 
     def __init__(self, ranks: Sequence[Recording], arrivals: Arrivals) -> None:
         times: dict[tuple[Kind, int], list[int]] = defaultdict(list)
@@ -501,7 +500,7 @@ class TimesAlone:
         self._by_kind = {kind: median(lengths) for (kind, stage), lengths in times.items() if stage < 0}
 
     def boundaries(self, members: Sequence[Action], length_ns: int) -> list[int]:
-        """Return where each member begins and the last one ends; even parts where one never ran alone."""
+        """Return the start of each member and the end of the last; equal parts if one never ran alone."""
         times = [self._of(member.kind, member.stage) for member in members]
         known = [time for time in times if time]
         weights = known if len(known) == len(times) else [1.0] * len(members)
@@ -523,7 +522,7 @@ def arrival(action: Action, arrivals: Arrivals, otherwise: int) -> int:
 
 
 def own_length(execution: Execution, arrivals: Arrivals) -> int:
-    """Return what an action took without the wait for its input."""
+    """Return the duration of an action without the wait for its input."""
     if execution.gpu is not None:
         return execution.gpu.end_ns - execution.gpu.start_ns
     there = arrival(execution.action, arrivals, execution.start_ns)

@@ -1,4 +1,4 @@
-"""PyTorch's profiler as a Perfetto trace (``.pftrace``): the slices that say what its Chrome JSON says.
+"""Perfetto traces (``.pftrace``) of PyTorch's profiler, with the slices of its Chrome JSON.
 
 Sources: Kineto's PerfettoTraceBuilder.cpp (each event on a track of its own below its thread's, its arguments as
 one JSON text named ``metadata``, the file's metadata as instants named ``trace_metadata``), and PyTorch's
@@ -76,7 +76,7 @@ def _packets(raw: bytes, path: Path, slices: _Slices) -> Iterator[tuple[int, int
 
 
 class _Slices:
-    """Slices as their packets come; what is interned counts per packet sequence."""
+    """Slices in packet order; interned strings are local to a packet sequence."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.cut = path, False
@@ -188,7 +188,7 @@ class _Slices:
 
 
 def _text(value: str | bytes) -> str:
-    """Return text; what is not UTF-8 comes as bytes."""
+    """Return text; protobuf returns bytes if it is not UTF-8."""
     return value if isinstance(value, str) else value.decode("utf-8", errors="replace")
 
 
@@ -204,7 +204,7 @@ def _value(annotation: Any) -> Any:
 
 
 def _parsed(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values whose texts are JSON as what they say."""
+    """Return fields with JSON texts decoded."""
     return {key: _json(value) if isinstance(value, str) else value for key, value in fields.items()}
 
 
