@@ -234,7 +234,7 @@ def _ordered(parts: Sequence[Part], places: Mapping[_Node, tuple[int, int]], sta
     return count - sum(int((np.diff(stage) < 0).sum()) for stage in begun), max(count, 1)
 
 
-NOBODY = -1
+NO_RANK = -1
 """The peer of an action without a send."""
 
 
@@ -267,7 +267,7 @@ class Messages:
     """Producers of messages for a given route."""
 
     sent_to: Sequence[Sequence[int]]
-    """By rank and action, the rank that its output went to; :data:`NOBODY` for none."""
+    """By rank and action, the rank that its output went to; :data:`NO_RANK` for none."""
     inputs: Mapping[tuple[int, int, bool], Sequence[Input]]
     """Arriving messages in order, by target, source and whether they are activations."""
     linked: int
@@ -290,7 +290,7 @@ def messages_of(
     for rank, part in enumerate(parts):
         sends = sorted((end for end in part.ends if end.sends and end.peer >= 0), key=_host_ns)
         makers = _makers(part, known[rank], sends, _Rules.of(route, rank, gradient_first=gradient_first))
-        peers = [NOBODY] * len(part.runs)
+        peers = [NO_RANK] * len(part.runs)
         for send, maker in zip(sends, makers, strict=True):
             made[rank, send.peer].append(maker)
             if maker >= 0:
@@ -328,12 +328,12 @@ class _Rules:
     def of(cls, route: Sequence[int], rank: int, *, gradient_first: bool) -> _Rules:
         goes = [
             [after[stage] for stage, at in enumerate(route) if at == rank]
-            for after in ((*route[1:], NOBODY), (NOBODY, *route[:-1]))
+            for after in ((*route[1:], NO_RANK), (NO_RANK, *route[:-1]))
         ]
-        forward, backward = (frozenset(ranks) - {rank, NOBODY} for ranks in goes)
+        forward, backward = (frozenset(ranks) - {rank, NO_RANK} for ranks in goes)
         return cls(
             takers=(forward, backward), gradient_first=gradient_first,
-            always=(not {rank, NOBODY} & set(goes[0]), not {rank, NOBODY} & set(goes[1])),
+            always=(not {rank, NO_RANK} & set(goes[0]), not {rank, NO_RANK} & set(goes[1])),
         )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pptrace_profilers.message_chains import NOBODY, Known, Part, alike, chained, messages_of, second_passes
+from pptrace_profilers.message_chains import NO_RANK, Known, Part, alike, chained, messages_of, second_passes
 from pptrace_profilers.pass_runs import AUTOGRAD, Verdict, mean, work_starts_ns
 
 if TYPE_CHECKING:
@@ -260,7 +260,7 @@ class _Option:
 
     place: _Place
     source: int
-    """The rank that sends its input, the action's own rank for local input; :data:`NOBODY` for none."""
+    """The rank that sends its input, the action's own rank for local input; :data:`NO_RANK` for none."""
 
 
 class Placing:
@@ -356,9 +356,9 @@ class Placing:
             self.handed[rank, one.forward].pop()
 
     def _next_rank(self, stage: int, *, forward: bool) -> int:
-        """Return the receiver of an output; :data:`NOBODY` after the last stage."""
+        """Return the receiver of an output; :data:`NO_RANK` after the last stage."""
         stage += 1 if forward else -1
-        return self.route[stage] if 0 <= stage < len(self.route) else NOBODY
+        return self.route[stage] if 0 <= stage < len(self.route) else NO_RANK
 
     def _options(self, rank: int) -> tuple[list[_Option], bool]:
         """Return the options of a rank's next action, and whether they depend on progress of another rank."""
@@ -369,7 +369,7 @@ class Placing:
             if place is None:
                 return [], False
             if one.second:
-                return [_Option(place, NOBODY)], False
+                return [_Option(place, NO_RANK)], False
             option, waits = self._option(rank, place)
             return [option] if option is not None else [], waits
         found: list[_Option] = []
@@ -392,7 +392,7 @@ class Placing:
             return None, False
         before = stage - 1 if one.forward else stage + 1
         if not 0 <= before < len(self.route):
-            return _Option(place, NOBODY), False
+            return _Option(place, NO_RANK), False
         source = self.route[before]
         taken = self.taken[rank, source, one.forward]
         if source == rank:
@@ -414,7 +414,7 @@ class Placing:
             ways.append((self.returned[rank][number], False))
         for action, forward in ways:
             goes = self._next_rank(stage, forward=forward)
-            if self.messages.sent_to[rank][action] != (NOBODY if goes == rank else goes):
+            if self.messages.sent_to[rank][action] != (NO_RANK if goes == rank else goes):
                 return False
         return True
 
