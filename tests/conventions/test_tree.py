@@ -55,6 +55,18 @@ def test_every_relative_link_leads_somewhere() -> None:
     assert broken == []
 
 
+def test_every_source_path_on_a_page_exists() -> None:
+    missing = [
+        f"{page} -> {path}"
+        for page in tracked()
+        if page.suffix == ".md"
+        for path in re.findall(r"`((?:pptrace|pptrace_kernel|plugins|benchmarks|examples)/[\w./-]+)`", text(page))
+        if not (ROOT / path).exists()
+    ]
+
+    assert missing == []
+
+
 def test_every_picture_is_shown_by_a_page() -> None:
     shown = {
         (ROOT / page.parent / target).resolve()
