@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from concurrent.futures import Future
 
-__all__ = ["advice", "compress", "make_folders", "replace_file", "write_behind"]
-
 _LEVEL = 6
 _ADVICE = {
     errno.ENOENT: "the folder does not exist; create it first",

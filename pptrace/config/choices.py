@@ -5,8 +5,6 @@ from __future__ import annotations
 from enum import Enum
 from typing import Self
 
-__all__ = ["Choice", "CopyStream", "PolicyName", "Receive", "Reshard", "Sharing", "StreamPer", "Validation"]
-
 
 class Choice(Enum):
     """A value of a setting: a word and its explanation.

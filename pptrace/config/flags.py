@@ -12,8 +12,6 @@ from pptrace.config.choices import PolicyName, Sharing
 if TYPE_CHECKING:
     from pptrace.config.choices import Choice
 
-__all__ = ["ARGUMENTS", "FLAGS", "HEADLINES", "SECTIONS", "Flag", "Settings", "SettingsBesideSchedule", "key_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Flag:

@@ -28,8 +28,6 @@ from pptrace.config.schema import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["json_schema"]
-
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _File: TypeAlias = Annotated[str, Field(pattern=r"(\.py:[A-Za-z_][A-Za-z_0-9]*|\.[cC][sS][vV]|\.[tT][xX][tT])$")]
 

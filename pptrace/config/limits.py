@@ -17,27 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from io import BufferedReader
 
-__all__ = [
-    "EVENTS",
-    "MEMORY",
-    "UNPACKED",
-    "UnpackedFile",
-    "check_events",
-    "check_packets",
-    "check_regular",
-    "gibibytes",
-    "is_named_pipe",
-    "memory_key",
-    "most_events",
-    "most_held",
-    "most_memory",
-    "most_parsed",
-    "most_unpacked",
-    "open_unpacked",
-    "read_unpacked",
-    "size_of",
-]
-
 MOST_RATIO, RATIO_FROM = 100, 32 << 20
 """How far a file may unfold, and from which size on that is looked at; traces unfold 5 to 40 times."""
 EVENT_BYTES = 350

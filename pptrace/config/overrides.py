@@ -15,8 +15,6 @@ from pptrace.config.validation import shown
 from pptrace.config.yaml_document import parse_value
 from pptrace.errors import ConfigError, nearest
 
-__all__ = ["Assignment", "assignment", "assignments", "overlaid", "plain"]
-
 _SIZES = frozenset({"parallel", "batch"})
 """Sections of which what sets one key is no place for the others: ``--pp`` says nothing of ``parallel.vp``."""
 

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-__all__ = ["KeyPath", "Place", "Places", "key_text", "place_of", "record"]
-
 KeyPath: TypeAlias = tuple[str | int, ...]
 """The way from the top of a configuration to a value: keys of mappings and indices of lists."""
 

@@ -16,33 +16,6 @@ if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
     from pydantic_core.core_schema import CoreSchema, ValidationInfo
 
-__all__ = [
-    "BARE_NUMBER",
-    "DURATION",
-    "FLOPS",
-    "QUANTITY_ERRORS",
-    "RATE",
-    "SIZE",
-    "Dimension",
-    "Duration",
-    "Flops",
-    "Rate",
-    "Size",
-    "exact_duration",
-    "exact_flops",
-    "exact_rate",
-    "exact_size",
-    "format_duration",
-    "format_flops",
-    "format_rate",
-    "format_size",
-    "parse_duration_ns",
-    "parse_flops",
-    "parse_rate",
-    "parse_share",
-    "parse_size",
-]
-
 BARE_NUMBER = "bare_number"
 """Pydantic's error type of a number without a unit, which only presets may hold."""
 

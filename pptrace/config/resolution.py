@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from pptrace.config.schema import Batch
 
-__all__ = ["Config", "Resolved", "check_arguments", "derived", "document_of", "given_document", "load"]
-
 Model = TypeVar("Model", bound=BaseModel)
 
 _NO_FLAGS: Mapping[str, Any] = MappingProxyType({})

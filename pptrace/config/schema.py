@@ -14,26 +14,6 @@ from pptrace.config.quantities import Duration, Rate, Size, parse_size
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "DEFAULT_COSTS",
-    "Batch",
-    "Cluster",
-    "Contending",
-    "CostChoice",
-    "DataParallel",
-    "Device",
-    "Experiment",
-    "NetworkChoice",
-    "NetworkPart",
-    "Offload",
-    "OpenSection",
-    "Parallel",
-    "PointToPoint",
-    "Preset",
-    "Recompute",
-    "ScheduleChoice",
-]
-
 DEFAULT_COSTS = "unit"
 """The cost model of a step without a model."""
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
 
-__all__ = ["describe_validation_error", "fields_at", "key_path", "merged", "shown", "validate_options"]
-
 Model = TypeVar("Model", bound=BaseModel)
 
 _NOWHERE: Places = MappingProxyType({})

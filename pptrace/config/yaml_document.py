@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from pptrace.config.places import Places
     from pptrace.config.yaml_nodes import Plain
 
-__all__ = ["Document", "parse_value", "parse_yaml", "read_yaml"]
-
 _MOST_BYTES = 2**20
 
 

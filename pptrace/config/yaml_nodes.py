@@ -10,8 +10,6 @@ from pptrace.config.places import KeyPath, Place, key_text
 from pptrace.config.yaml_scalars import MOST_DIGITS, is_of, tag_of, value_of
 from pptrace.errors import ConfigError
 
-__all__ = ["Builder", "NodeLoader", "Plain"]
-
 Plain: TypeAlias = Any
 """None, bool, int, float, str, list or dict of these, with text keys."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["MOST_DIGITS", "is_of", "is_one_word", "tag_of", "value_of"]
-
 MOST_DIGITS = 40
 """Characters of a number."""
 

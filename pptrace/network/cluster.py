@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from pptrace.network.layout import Layout
     from pptrace.steps.columns import Int32s, Int64s
 
-__all__ = ["Cluster", "Hops"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:

@@ -40,24 +40,6 @@ if TYPE_CHECKING:
     from pptrace.network.contract import Links, Network, Paths
     from pptrace.steps.columns import Int32s, Int64s
 
-__all__ = [
-    "NOTHING",
-    "CollectiveTime",
-    "Edge",
-    "Grouped",
-    "LinkCollectives",
-    "Load",
-    "Members",
-    "Plan",
-    "binary_tree",
-    "flows_at_once",
-    "pairwise_plan",
-    "ring",
-    "ring_plans",
-    "tree_plan",
-    "trees",
-]
-
 Edge = tuple[int, int]
 """(child, parent)."""
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["NO_ROUTE", "UNLIMITED", "Links", "Network", "Paths", "transfer_ns"]
-
 UNLIMITED = 0
 """Rate in kB/s of an unlimited path, on which bytes take no time."""
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from pptrace.steps.columns import Int32s
 
-__all__ = ["AXES", "Layout"]
-
 AXES = ("tp", "cp", "ep", "dp", "pp")
 """The parallel axes, in the default order: neighbours along the first are neighbouring GPUs."""
 

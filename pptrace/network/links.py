@@ -13,8 +13,6 @@ from pptrace.network.contract import NO_ROUTE, Links, Paths
 if TYPE_CHECKING:
     from pptrace.steps.columns import Int32s
 
-__all__ = ["Flat", "FlatNodes", "check_links", "check_paths", "check_reachable", "ideal"]
-
 _LARGEST = 2**60
 
 

@@ -30,15 +30,6 @@ if TYPE_CHECKING:
     from pptrace.steps.schedule import Schedule
     from pptrace.steps.workload import Workload
 
-__all__ = [
-    "pptrace_cost_models",
-    "pptrace_executors",
-    "pptrace_exporters",
-    "pptrace_importers",
-    "pptrace_message_policies",
-    "pptrace_networks",
-]
-
 
 @hookimpl
 def pptrace_networks() -> Iterable[NetworkOffer]:

@@ -28,17 +28,6 @@ if TYPE_CHECKING:
     from pptrace.plugins.requests import CostRequest
     from pptrace.steps.columns import Int32s, Int64s
 
-__all__ = [
-    "KindSegments",
-    "SegmentOptions",
-    "TableOptions",
-    "UnitOptions",
-    "lengthened",
-    "segments_of",
-    "table",
-    "unit",
-]
-
 _LONGEST_NS = 2**62
 
 _Bytes = Annotated[Size, Field(ge=0)]

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Processes", "Serial"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from pptrace.plugins.requests import NetworkRequest
 
-__all__ = ["HockneyOptions", "NodeOptions", "hockney"]
-
 _BANDWIDTH = "Rate of one message per direction, such as 400 Gb/s or 50 GB/s; or unlimited."
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["COMMANDS"]
-
 COMMANDS = {
     "simulate": "Simulate one training step: a summary, and traces with -o.",
     "costs": "Print what actions cost by stage, and write that as a table to be edited.",

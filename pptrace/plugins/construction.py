@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 from pptrace.errors import ConfigError, ConstraintError, PluginError, TableError
+from pptrace.network.contract import Links, Paths
+from pptrace.network.links import check_links, check_paths
 from pptrace.plugins.guards import call_plugin, plugin_code, plugin_error
+from pptrace.steps.actions import Action
+from pptrace.steps.message_calls import Policy, checked_calls
+from pptrace.steps.schedule import Schedule
+from pptrace.steps.validation import validate
+from pptrace.steps.workload import Workload
 
 if TYPE_CHECKING:
     from pptrace.network.contract import Network
@@ -22,12 +29,8 @@ if TYPE_CHECKING:
         ScheduleOffer,
     )
     from pptrace.plugins.requests import CostRequest, NetworkRequest, ScheduleRequest
-    from pptrace.steps.actions import Action
-    from pptrace.steps.message_calls import MessageRequest, Plan, Policy
-    from pptrace.steps.schedule import Schedule
-    from pptrace.steps.workload import Workload
-
-__all__ = ["build_network", "build_policy", "build_schedule", "build_workload", "checked_options"]
+    from pptrace.steps.columns import Int32s
+    from pptrace.steps.message_calls import MessageRequest, Plan
 
 _MOST_CELLS, _CELLS_PER_ACTION = 1_000_000, 64
 """Cells of a row, and per stage and microbatch: all kinds of actions, messages and copies are fewer."""
@@ -43,8 +46,6 @@ def build_schedule(provided: Provided[ScheduleOffer], request: ScheduleRequest) 
         ConstraintError: the schedule cannot take these sizes.
         PluginError: it raised, or what it returned is no table of this many ranks and microbatches.
     """
-    from pptrace.steps.schedule import Schedule
-
     offer, provider = provided.offer, provided.provider
     if offer.check is not None:
         call_plugin(provider, offer.check, request)
@@ -66,6 +67,49 @@ def build_schedule(provided: Provided[ScheduleOffer], request: ScheduleRequest) 
     return table
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardedNetwork:
+    """A plugin's network with checked links and paths; its exceptions become errors of the plugin."""
+
+    provider: Provider
+    """The plugin."""
+    name: str
+    """The name of its offer."""
+    network: Network
+    """The network that the plugin built."""
+
+    @property
+    def links(self) -> Links:
+        """All shared links.
+
+        Raises:
+            PluginError: the plugin raised, or returned no links.
+        """
+        name = f"links of network {self.name!r}"
+        with plugin_code(self.provider, type(self.network), name=name):
+            links: object = self.network.links
+        if not isinstance(links, Links):
+            raise plugin_error(self.provider, f"{name} are {links!r:.60}, expected Links")
+        return links
+
+    def paths(self, src: Int32s, dst: Int32s) -> Paths:
+        """Return the paths from each ``src`` to each ``dst`` rank.
+
+        Raises:
+            PluginError: the plugin raised, or returned invalid paths.
+        """
+        name = f"paths of network {self.name!r}"
+        with plugin_code(self.provider, self.network.paths, name=name):
+            paths: object = self.network.paths(src, dst)
+        if not isinstance(paths, Paths):
+            raise plugin_error(self.provider, f"{name} returned {paths!r:.60}, expected Paths")
+        try:
+            check_paths(paths, src.size, len(self.network.links))
+        except PluginError as error:
+            raise plugin_error(self.provider, str(error)) from error
+        return paths
+
+
 def build_network(provided: Provided[NetworkOffer], request: NetworkRequest) -> Network:
     """Return the network that an offer builds, whose paths are checked whenever they are asked for.
 
@@ -73,9 +117,6 @@ def build_network(provided: Provided[NetworkOffer], request: NetworkRequest) -> 
         PluginError: it raised, or returned something without links and paths.
     """
     offer, provider = provided.offer, provided.provider
-    from pptrace.network.links import check_links
-    from pptrace.plugins.guarded_network import GuardedNetwork
-
     network = call_plugin(provider, offer.build, request)
     has_links = hasattr(network, "links") or hasattr(type(network), "links")  # a property may raise
     if not callable(getattr(network, "paths", None)) or not has_links:
@@ -97,9 +138,6 @@ def build_policy(provided: Provided[MessagePolicyOffer], schedule: Schedule, opt
         PluginError: it raised, or returned no policy.
         ScheduleError: it cannot place them, and no policy could: the table is wrong in itself.
     """
-    from pptrace.steps.message_calls import Policy
-    from pptrace.steps.validation import validate
-
     offer, provider = provided.offer, provided.provider
     try:
         policy: object = call_plugin(provider, offer.build, schedule, options)
@@ -119,8 +157,6 @@ def build_policy(provided: Provided[MessagePolicyOffer], schedule: Schedule, opt
     own = program
 
     def guarded(request: MessageRequest) -> Plan:
-        from pptrace.steps.message_calls import checked_calls
-
         calls = call_plugin(provider, own, request)
         try:
             return checked_calls(request, calls, offer.name)
@@ -136,8 +172,6 @@ def build_workload(provided: Provided[CostModelOffer], request: CostRequest) -> 
     Raises:
         PluginError: it raised, or returned no workload of this many stages.
     """
-    from pptrace.steps.workload import Workload
-
     offer, provider = provided.offer, provided.provider
     workload: object = call_plugin(provider, offer.build, request)
     if not isinstance(workload, Workload):
@@ -176,8 +210,6 @@ def checked_options(provided: Provided[Any], given: Mapping[str, Any], key: str)
 def _rows(
     provider: Provider, offer: ScheduleOffer, built: object, request: ScheduleRequest
 ) -> list[list[str | Action | None]]:
-    from pptrace.steps.actions import Action
-
     if not isinstance(built, Iterable) or isinstance(built, str):
         message = f"returned {_told(built)}, expected a Schedule or one row of actions per rank"
         raise plugin_error(provider, f"schedule {offer.name!r} {message}")
@@ -205,8 +237,6 @@ def _rows(
 
 
 def _table(provider: Provider, offer: ScheduleOffer, rows: list[list[str | Action | None]]) -> Schedule:
-    from pptrace.steps.schedule import Schedule
-
     try:
         return Schedule.from_rows(rows)
     except TableError as error:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-__all__ = ["is_file_reference", "schedule_from_file"]
-
 _FIELDS = frozenset({*(field.name for field in fields(ScheduleRequest)), "microbatches", "stages"})
 _NAMED = frozenset(
     {

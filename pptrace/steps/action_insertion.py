@@ -27,21 +27,6 @@ if TYPE_CHECKING:
     from pptrace.steps.issue_order import IssueOrder
     from pptrace.steps.schedule import Schedule
 
-__all__ = [
-    "Blocks",
-    "Worked",
-    "blocks_of",
-    "inserted",
-    "inserted_of_stages",
-    "rows_of",
-    "waits_for_copies",
-    "with_copies",
-    "with_gathers",
-    "with_recompute",
-    "with_reductions",
-    "worked",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:

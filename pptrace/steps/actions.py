@@ -28,21 +28,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "CELL",
-    "Action",
-    "CellColumns",
-    "Cells",
-    "Form",
-    "cell_columns",
-    "cells_of",
-    "group_starts",
-    "overlapped",
-    "parse_action",
-    "parse_row",
-    "waits_of",
-]
-
 _KIND_NAMES = sorted((kind.name for kind in Kind), key=len, reverse=True)
 _ACTION = re.compile(rf"([0-9]+)({'|'.join(_KIND_NAMES)})(?:([0-9]+)(?:\+([0-9]+))?)?")
 _PAIR = re.compile(r"\(([^()]*)\)(\w*)")

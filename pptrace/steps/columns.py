@@ -12,18 +12,6 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-__all__ = [
-    "Int8s",
-    "Int32s",
-    "Int64s",
-    "column",
-    "difference",
-    "distinct_rows",
-    "empty_columns",
-    "find",
-    "unset",
-]
-
 Int8s: TypeAlias = NDArray[np.int8]
 Int32s: TypeAlias = NDArray[np.int32]
 Int64s: TypeAlias = NDArray[np.int64]

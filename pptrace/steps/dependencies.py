@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from pptrace.steps.columns import Int32s
     from pptrace.steps.schedule import Positions, Schedule, StageGraph
 
-__all__ = ["Issued", "cycle_text", "empty", "explain_deadlock", "walk"]
-
 
 class Issued(NamedTuple):
     """An issue order to be filled."""

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from pptrace.steps.placement import Placement
     from pptrace.steps.schedule import Schedule
 
-__all__ = ["Issue", "IssueOrder", "Receive", "as_issued", "with_messages", "with_sends"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issue:

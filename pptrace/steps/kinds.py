@@ -19,35 +19,6 @@ if TYPE_CHECKING:
 
     from pptrace.steps.columns import Int8s
 
-__all__ = [
-    "BACKWARD",
-    "COMMUNICATION",
-    "COMPUTE",
-    "COPIES",
-    "GRADIENTS",
-    "KINDS",
-    "ORDER",
-    "PASSES",
-    "PER_STAGE",
-    "RECEIVES",
-    "SENDS",
-    "STAGE_ENDS",
-    "TABLE",
-    "TOWARDS_NEXT",
-    "WEIGHT_GRADIENTS",
-    "Kind",
-    "KindSet",
-    "KindTable",
-    "Pass",
-    "Result",
-    "Role",
-    "Stream",
-    "Traits",
-    "kind_table",
-    "message_kind",
-    "present",
-]
-
 
 class Stream(IntEnum):
     """What a lane is: an in-order queue of a rank."""

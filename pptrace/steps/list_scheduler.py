@@ -45,23 +45,6 @@ if TYPE_CHECKING:
     from pptrace.steps.columns import Int8s, Int32s, Int64s
     from pptrace.steps.placement import Placement
 
-__all__ = [
-    "MOST_SEQUENCES",
-    "Actions",
-    "InFlight",
-    "Link",
-    "Priority",
-    "backward_first",
-    "links_of",
-    "list_schedule",
-    "queues_of",
-    "rank_room",
-    "room_of",
-    "rooms_of",
-    "rows_in_turn",
-    "stage_room",
-]
-
 _WHOLE = (Kind.F, Kind.B)
 _SPLIT = (Kind.F, Kind.I, Kind.W)
 _LONGEST = 2**62

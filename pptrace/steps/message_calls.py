@@ -25,19 +25,6 @@ if TYPE_CHECKING:
     from pptrace.steps.columns import Int8s, Int32s, Int64s
     from pptrace.steps.schedule import Schedule
 
-__all__ = [
-    "MOST_TURNS",
-    "MessageCalls",
-    "MessageRequest",
-    "Plan",
-    "Policy",
-    "PolicyName",
-    "Program",
-    "StreamPer",
-    "checked_calls",
-    "in_calls",
-]
-
 MOST_TURNS = TURNS
 """Turns between two actions: calls that a program may launch there one after the other."""
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from pptrace.steps.actions import CellColumns
     from pptrace.steps.columns import Int64s
 
-__all__ = ["Placement", "chain", "infer_placement"]
-
 _MOST_NEIGHBOURS = 1024
 """Stages that one stage may feed, and stages that may feed it: messages of a stage are matched one by one."""
 

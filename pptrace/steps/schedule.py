@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from pptrace.steps.columns import Int8s
     from pptrace.steps.placement import Placement
 
-__all__ = ["ABSENT", "Positions", "Problem", "Schedule", "StageGraph", "graph_of", "index_schedule"]
-
 _COLUMNS = ("row_ptr", *CELL)
 
 

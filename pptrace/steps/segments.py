@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from fractions import Fraction
 
-__all__ = ["Segment", "check_segments", "overlapped_ns", "problem_of", "results_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:

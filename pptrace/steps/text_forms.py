@@ -27,8 +27,6 @@ from pptrace.steps.schedule import Schedule
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Dialect", "Source", "TableFile", "in_dialect", "load_table", "parse_table", "read_table", "table_text"]
-
 _LARGEST = 1 << 30
 """Bytes; some 100 million actions."""
 

@@ -21,18 +21,6 @@ if TYPE_CHECKING:
     from pptrace.steps.placement import Placement
     from pptrace.steps.schedule import Schedule
 
-__all__ = [
-    "check_copies",
-    "check_messages",
-    "check_pairs",
-    "check_shape",
-    "check_stage_ends",
-    "check_waits",
-    "validate",
-    "validate_partial",
-    "validate_structure",
-]
-
 _PASSES = {Result.ACTIVATION: Kind.F, Result.GRADIENT: Kind.B, Result.WEIGHT_GRADIENT: Kind.W}
 """What each stage of each microbatch has, by the kind that leaves it."""
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from pptrace.steps.columns import Int64s
 
-__all__ = ["Filled", "fill_weights"]
-
 _NO_LIMIT = 2**62
 _LONGEST = 2**59
 

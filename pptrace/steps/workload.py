@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from pptrace.steps.kinds import Kind
 
-__all__ = ["OPTIONAL", "PER_MICROBATCH", "PER_STAGE", "WHOLE", "KernelCost", "Workload", "checked", "none"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelCost:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-__all__ = ["OUTSIDE", "Heap", "lift", "pop", "push", "sink"]
-
 OUTSIDE = -1
 """The place of an item that is not in the heap."""
 

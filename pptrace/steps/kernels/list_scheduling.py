@@ -15,18 +15,6 @@ from typing import Any, NamedTuple
 
 from pptrace.steps.kernels.heap import Heap, pop, push
 
-__all__ = [
-    "Playing",
-    "Progress",
-    "Queues",
-    "Rooms",
-    "Sequences",
-    "Work",
-    "Written",
-    "list_actions",
-    "list_in_turn",
-]
-
 
 class Work(NamedTuple):
     """What there is to do."""

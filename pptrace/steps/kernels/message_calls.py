@@ -11,17 +11,6 @@ from __future__ import annotations
 
 from pptrace.steps.kinds import Kind, Role
 
-__all__ = [
-    "NEVER",
-    "TURNS",
-    "find_results",
-    "find_wrong",
-    "issue_ends",
-    "list_messages",
-    "sort_ends",
-    "wait_for_calls",
-]
-
 TURNS = 16
 """Turns of a slot: calls that may be launched there one after another."""
 

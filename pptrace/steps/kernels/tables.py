@@ -10,20 +10,6 @@ from __future__ import annotations
 
 from pptrace.steps.kinds import Kind, Role
 
-__all__ = [
-    "RECEIVE",
-    "SEND",
-    "copy_action",
-    "count_messages",
-    "defer_receives",
-    "edges_fed",
-    "end_of_pair",
-    "index_actions",
-    "insert_sends",
-    "receiver",
-    "write_end",
-]
-
 OUT_OF_STAGES, OUT_OF_MICROBATCHES, TWICE, MISPLACED = 1, 2, 3, 4
 """What may be wrong with an action."""
 

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 from pptrace.steps.kernels.heap import Heap, pop, push
 from pptrace.steps.kernels.tables import RECEIVE, SEND, copy_action, edges_fed, end_of_pair, receiver, write_end
 
-__all__ = ["Walk", "place_messages"]
-
 COMPUTED, SENT = 1, 2
 """How far a result of a stage and microbatch has come."""
 

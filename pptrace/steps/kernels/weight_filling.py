@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 from pptrace.steps.kernels.heap import OUTSIDE, Heap, pop, push
 from pptrace.steps.kinds import Kind
 
-__all__ = ["Filling", "Given", "Placed", "Rules", "Stages", "fill_gaps"]
-
 F, I, W = int(Kind.F), int(Kind.I), int(Kind.W)  # noqa: E741 - PyTorch's name
 
 
