@@ -1,7 +1,7 @@
 """Advice: changes of a configuration that shorten its step.
 
-Candidates are many and a simulation is not free, so closed forms put them in order (:mod:`estimate`), and the
-first few are simulated as the user would simulate them. What is advised is the shortest simulated step that fits.
+Estimates rank the candidates (:mod:`pptrace.run.estimates`), and the best few are simulated. The advice is the
+shortest simulated step that fits.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from pptrace.run.neighbourhood import (
     Tried,
     change_of,
     chunks_of,
+    memory_savings,
     policies,
-    room_makers,
     schedules_of,
     sizes_of,
 )
@@ -35,7 +35,7 @@ from pptrace.run.summary import time_text
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from pptrace.config.schema import Parallel
+    from pptrace.config.schema import Experiment, Parallel
     from pptrace.plugins.offers import Provided, ScheduleOffer
     from pptrace.run.costs import Costs
     from pptrace.run.estimates import Estimate
@@ -43,35 +43,35 @@ if TYPE_CHECKING:
     from pptrace.run.simulated_step import SimulatedStep
 
 _WORTH = 0.005
-"""The part of a step below which nothing is worth a change."""
+"""The least saving of a change, as a share of the step."""
 
 _OVER_HALF = 0.5
-"""The part of the device's memory from which more pipeline ranks are tried."""
+"""The share of the device's memory above which candidates have more pipeline ranks."""
 
 _ALIKE = 1.01
-"""How far the computation of two steps may differ that do the same work."""
+"""Limit of the ratio between the computation of two steps with the same work."""
 
 
 _SIZES = frozenset({"parallel.pp", "parallel.dp", "parallel.vp"})
-"""What the number of actions goes by, beside the size of microbatches."""
+"""Keys that change the number of actions, except the size of microbatches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Effort:
-    """How much may be spent on advice."""
+    """Limits of a search for advice."""
 
     weighed: int
-    """Costs that are built for estimates."""
+    """Number of built costs."""
     simulated: int
-    """Candidates that are simulated."""
+    """Number of simulated candidates."""
     actions: int
-    """Actions of these in sum; one in a step whose messages share links counts for three."""
+    """Sum of their actions; with shared links, an action counts three times."""
     of_own: float
-    """The same as a part of the step's own, where that is more."""
+    """The same limit as a multiple of the step's actions; the larger limit holds."""
 
 
 _QUICK = _Effort(weighed=24, simulated=3, actions=3_200, of_own=0.25)
-"""Some tenths of a second: the summary waits for it."""
+"""Limits for the summary: some tenths of a second."""
 
 _DEEP = _Effort(weighed=400, simulated=32, actions=2_000_000, of_own=32)
 
@@ -79,19 +79,17 @@ _SHARED = 3
 
 
 def advise(run: SimulatedStep, *, deep: bool = False) -> Advice:
-    """Return the best of a bounded number of other configurations, each simulated.
-
-    All have the processes and the global batch of the run's own.
+    """Return the best of a limited number of simulated candidates with the same processes and global batch.
 
     Args:
         run: the simulated step.
-        deep: whether to try many, which may take minutes, or the few likeliest.
+        deep: whether to simulate many candidates, which may take minutes, or only the best few by estimate.
     """
     return _Search(run, _DEEP if deep else _QUICK, deep=deep).advice()
 
 
 class _Search:
-    """The candidates of one run."""
+    """The candidates of one step."""
 
     def __init__(self, run: SimulatedStep, effort: _Effort, *, deep: bool) -> None:
         self.run, self.effort, self.deep = run, effort, deep
@@ -105,7 +103,7 @@ class _Search:
         self.weighed = 0
 
     def advice(self) -> Advice:
-        """Estimate, simulate the likeliest, and leave out what the best one does not need."""
+        """Estimate, simulate the best candidates by estimate, and drop switches without effect."""
         if self.run.metrics.step_ns:
             for change in self._likeliest():
                 if len(self.tried) < self.effort.simulated:
@@ -114,7 +112,7 @@ class _Search:
         return Advice(best=self._best(), tried=tuple(self.tried.values()), estimated=self.estimated)
 
     def _likeliest(self) -> list[Change]:
-        """Return the candidates in the order of their estimates, each with the switches that only help."""
+        """Return the candidates by estimate, each with the switches that have no cost."""
         issued = dict(next(iter(policies(self.run)), {}))
         found = sorted(self._estimates(), key=lambda one: (not one[1].fits, one[1].step_ns))
         self.estimated = len(found)
@@ -133,15 +131,15 @@ class _Search:
         return [change for change in changes if change.settings]
 
     def _overlap(self, reduction_ns: int, step_ns: int) -> dict[str, Any]:
-        """Return what reduces gradients while the pipeline drains, where that could save something."""
+        """Return the switch for reductions during the drain, where it can save time."""
         worth = reduction_ns > _WORTH * step_ns and not self.own.data_parallel.overlaps
         return {"data_parallel.overlap": True} if worth else {}
 
     def _estimates(self) -> Iterator[tuple[Change, Estimate]]:
-        """Yield candidates with more and more room, until some of each size fit."""
+        """Yield candidates with increasing memory savings, until some of each size fit."""
         schedules = [name for name in schedules_of(self.run) if self._offers(name)]
         pending = list(sizes_of(self.own, self._reach())) if schedules else []
-        for switches in room_makers(self.run.prepared.resolved, self.run.registry) if self.own.model else [{}]:
+        for switches in memory_savings(self.run.prepared.resolved, self.run.registry) if self.own.model else [{}]:
             tight = []
             for sizes in pending:
                 found = list(self._of_sizes(sizes, switches, schedules))
@@ -152,7 +150,7 @@ class _Search:
             pending = tight
 
     def _offers(self, name: str) -> bool:
-        """Look a schedule up; one whose plugin fails is not tried."""
+        """Look up a schedule; return False where its plugin fails."""
         try:
             self.offers[name] = self.run.registry.schedules[name]
         except PptraceError:
@@ -162,7 +160,7 @@ class _Search:
     def _of_sizes(
         self, sizes: Sizes, switches: dict[str, Any], schedules: Sequence[str]
     ) -> Iterator[tuple[Change, Estimate]]:
-        """Yield every schedule with every number of chunks; those that cannot run are left out."""
+        """Yield every schedule with every number of chunks, without candidates that cannot run."""
         same = change_of(self.run, sizes, self._chunks(), "", switches)
         costs: Costs | None = None
         microbatches = sizes.microbatches(self.own.batch.global_batch or 0)
@@ -181,15 +179,8 @@ class _Search:
             for name in schedules:
                 provided = self.offers[name]
                 own = self.run.prepared.request.options if name == schedules[0] else None
-                guess = estimate(
-                    provided,
-                    workload,
-                    sizes.pp,
-                    microbatches,
-                    own,
-                    self.own.schedule.offload,
-                    self.own.schedule.recompute,
-                )
+                moved = self.own.schedule.offload, self.own.schedule.recompute
+                guess = estimate(provided, workload, sizes.pp, microbatches, own, *moved)
                 if guess is not None:
                     yield change_of(self.run, sizes, chunks, name, switches), guess
 
@@ -197,9 +188,9 @@ class _Search:
         return self.run.prepared.schedule.stages // self.run.prepared.schedule.ranks
 
     def _reach(self) -> Reach:
-        """Return how far sizes go: everywhere, or where the step's time and memory point.
+        """Return the factors of sizes: all, or those that the step's time and memory suggest.
 
-        A larger tensor-parallel group is tried on a cluster only: a flat network does not say whom it joins.
+        Larger tensor-parallel groups need a cluster, as a flat network has no topology.
         """
         metrics = self.run.metrics
         wider = (2.0,) if self.run.prepared.job is not None else ()
@@ -215,7 +206,7 @@ class _Search:
         )
 
     def _simulated(self, change: Change) -> Tried | None:
-        """Simulate a candidate as its arguments say; None where it is too large, or is another job."""
+        """Simulate a candidate; None where it is too large or is another job."""
         if change.arguments in self.tried:
             return self.tried[change.arguments]
         if self._actions_of(change.settings) > self.left:
@@ -229,7 +220,7 @@ class _Search:
                 return None
             self.left -= actions
             other = simulate(resolved, self.run.registry)
-            if self.own.model is None and not _alike(self.run, other):
+            if self.own.model is None and not _has_equal_work(self.run, other):
                 return None
             tried = Tried.of(change, other)
         except PptraceError as error:
@@ -241,7 +232,7 @@ class _Search:
         return 2 * (parallel.pp or 1) * parallel.vp * (microbatches or 0) * self.weight
 
     def _actions_of(self, settings: Mapping[str, Any]) -> int:
-        """Return how many actions a change's step has, as far as its settings say: 0 where they do not."""
+        """Return the number of actions of a candidate; 0 where its settings do not determine it."""
         sizes = {key: value for key, value in settings.items() if key in _SIZES}
         parallel = self.own.parallel.model_copy(
             update={key.removeprefix("parallel."): value for key, value in sizes.items()}
@@ -250,14 +241,16 @@ class _Search:
         microbatches, rest = divmod(self.own.batch.global_batch or 0, parallel.dp * micro)
         return 0 if rest else self._actions(parallel, microbatches)
 
-    def _is_same_job(self, other: Any) -> bool:
-        """Whether a configuration has the processes and the batch of the run's own."""
-        one, two = self.own.parallel, other.parallel
-        processes = [(side.pp or 1) * side.tp * side.dp * side.cp for side in (one, two)]
-        return processes[0] == processes[1] and self.own.batch.global_batch in {None, other.batch.global_batch}
+    def _is_same_job(self, other: Experiment) -> bool:
+        """Return whether a configuration has the processes and the batch of the step."""
+        processes = {
+            (parallel.pp or 1) * parallel.tp * parallel.dp * parallel.cp
+            for parallel in (self.own.parallel, other.parallel)
+        }
+        return len(processes) == 1 and self.own.batch.global_batch in {None, other.batch.global_batch}
 
     def _best(self) -> Tried | None:
-        """Return the shortest step that fits, if it is worth a change; equal ones go by fewer settings."""
+        """Return the shortest step that fits and saves enough; the tie-break is fewer settings."""
         most = int(self.run.metrics.step_ns * (1 - _WORTH)) if self.fits else None
         able = [
             (one.step_ns, len(one.change.settings), at, one)
@@ -267,7 +260,7 @@ class _Search:
         return min(able)[3] if able else None
 
     def _simplified(self) -> None:
-        """Try the best one without each of its switches, as long as it gets no longer."""
+        """Simulate the best candidate without each of its switches, while its step gets no longer."""
         best = self._best()
         for key in list(best.change.settings) if best else ():
             if best is None or key in DIVISION:
@@ -277,21 +270,21 @@ class _Search:
                 best = tried
 
 
-def _as_good(one: Tried, other: Tried) -> bool:
-    return one.fits and one.step_ns is not None and one.step_ns <= (other.step_ns or 0)
+def _as_good(first: Tried, second: Tried) -> bool:
+    return first.fits and first.step_ns is not None and first.step_ns <= (second.step_ns or 0)
 
 
-def _alike(one: SimulatedStep, other: SimulatedStep) -> bool:
-    """Whether two steps compute the same: costs of single stages say nothing of other numbers of stages."""
+def _has_equal_work(first: SimulatedStep, second: SimulatedStep) -> bool:
+    """Return whether two steps compute the same; costs per stage do not hold for other numbers of stages."""
     work = [
         run.prepared.schedule.microbatches * int((run.prepared.workload.f_ns + run.prepared.workload.b_ns).sum())
-        for run in (one, other)
+        for run in (first, second)
     ]
     return max(work) <= _ALIKE * min(work)
 
 
 def advice_lines(run: SimulatedStep, advice: Advice) -> list[str]:
-    """Return the configuration's own step and all others simulated, the shortest first, with their arguments."""
+    """Return the configuration's step and all simulated candidates with their arguments, the shortest first."""
     ran = _ran(advice)
     rows = [("step", "peak", "pptrace simulate ..."), *advice_rows(run, advice)]
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
@@ -306,7 +299,7 @@ def advice_lines(run: SimulatedStep, advice: Advice) -> list[str]:
 
 
 def advice_rows(run: SimulatedStep, advice: Advice) -> list[tuple[str, str, str]]:
-    """Return step, peak memory and arguments of the configuration and of each other one, the shortest first."""
+    """Return step, peak memory and arguments of the configuration and of each candidate, the shortest first."""
     metrics = run.metrics
     own = _cells(run, metrics.step_ns, metrics.memory.fullest_bytes, fits=metrics.over_capacity is None)
     return [(*own, "as it is"), *(_row(run, one) for one in _ran(advice))]

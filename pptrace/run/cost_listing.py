@@ -1,4 +1,4 @@
-"""What a cost model found, as a document, and as a configuration whose costs are a table to be edited."""
+"""Costs of a cost model as a document, and as a configuration with an editable table of costs."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _SIZES = {
     "checkpoint": "checkpoint_bytes", "weights": "weights_bytes", "gradients": "gradients_bytes",
     "optimizer": "optimizer_bytes", "boundary": "boundary_bytes",
 }  # fmt: skip
-"""Keys of ``costs: table`` and the columns that they are."""
+"""Keys of ``costs: table`` and their columns."""
 _KERNEL_HEAD = ("stage", "", "segment", "kernel", "times", "takes", "operations", "moves")
 _SEGMENTED = {Kind.F: "forward", Kind.B: "backward", Kind.I: "input_gradient", Kind.W: "weight_gradient"}
-"""Kinds of actions whose segments stand in place of a key."""
+"""Kinds of actions whose segments replace a key."""
 
 
 def costs_document(workload: Workload) -> Document:
@@ -40,10 +40,12 @@ def costs_document(workload: Workload) -> Document:
     sizes = {key: values for key, values in shown.items() if key in _SIZES}
     parts = [
         (
-            kind.word, str(stage), one.name, one.stream.name.lower().replace("_", "-"),
-            format_duration(one.duration_ns),
+            kind.word, str(stage), segment.name, segment.stream.name.lower().replace("_", "-"),
+            format_duration(segment.duration_ns),
         )
-        for kind, own in workload.segments.items() for stage, segments in enumerate(own) for one in segments
+        for kind, stages in workload.segments.items()
+        for stage, segments in enumerate(stages)
+        for segment in segments
     ]  # fmt: skip
     sections = [
         Section(title="times", blocks=(_by_stage(times, format_duration, workload.stages),)),
@@ -75,17 +77,19 @@ def _capacity(workload: Workload) -> str:
     return f"{format_size(workload.capacity_bytes)} on its device" if workload.capacity_bytes else ""
 
 
-def _kernels(listed: Sequence[KernelCost]) -> tuple[tuple[str, ...], ...]:
-    """Return one row a kernel of stages that are alike and follow one another."""
+def _kernels(kernels: Sequence[KernelCost]) -> tuple[tuple[str, ...], ...]:
+    """Return one row per kernel of consecutive equal stages."""
     by_stage: dict[int, list[tuple[str, ...]]] = {}
-    for one in listed:
-        product = one.product
-        sizes = "" if product is None else f" {product[0]} x " * (product[0] > 1) or " "
-        name = one.name if product is None else f"{one.name}{sizes}{product[1]} x {product[2]} x {product[3]}"
-        by_stage.setdefault(one.stage, []).append((
-            one.kind.word, one.part, name, str(one.times), format_duration(one.duration_ns),
-            f"{one.flops / 1e9:.6g} GFLOP" if one.flops else "",
-            format_size(one.size_bytes) if one.size_bytes else "",
+    for kernel in kernels:
+        product = kernel.product
+        name = kernel.name
+        if product is not None:
+            count = f"{product[0]} x " if product[0] > 1 else ""
+            name += f" {count}{product[1]} x {product[2]} x {product[3]}"
+        by_stage.setdefault(kernel.stage, []).append((
+            kernel.kind.word, kernel.part, name, str(kernel.times), format_duration(kernel.duration_ns),
+            f"{kernel.flops / 1e9:.6g} GFLOP" if kernel.flops else "",
+            format_size(kernel.size_bytes) if kernel.size_bytes else "",
         ))  # fmt: skip
     rows: list[tuple[str, ...]] = []
     stages = sorted(by_stage)
@@ -102,7 +106,7 @@ def _name(first: int, last: int) -> str:
 
 
 def costs_yaml(workload: Workload, configuration: Mapping[str, Any]) -> str:
-    """Return a configuration's text in which ``costs: table`` stands for its model, device and costs."""
+    """Return a configuration's text with ``costs: table`` in place of its model, device and costs."""
     import yaml
 
     table: dict[str, Any] = {"name": "table"}
@@ -116,7 +120,7 @@ def costs_yaml(workload: Workload, configuration: Mapping[str, Any]) -> str:
     kept = {key: value for key, value in configuration.items() if key not in {"model", "device", "costs"}}
     policy = kept.get("p2p", {})
     if policy.get("options"):
-        # A framework's program takes its own switches alone, and none that is not set.
+        # A framework's policy takes only its own switches, and no empty values.
         switches = {key: value for key, value in policy["options"].items() if value is not None}
         kept["p2p"] = {"policy": policy["policy"], "options": switches}
     head = "# Times and bytes of each stage, found by pptrace costs: edit them, and simulate this file.\n"
@@ -129,11 +133,11 @@ def costs_yaml(workload: Workload, configuration: Mapping[str, Any]) -> str:
 
 
 def _segments(workload: Workload) -> dict[str, Any]:
-    """Return the keys of a table that say what its actions are made of: one list where stages are alike."""
+    """Return the table's keys of segments, with one list for equal stages."""
     written: dict[str, Any] = {}
-    for kind, own in workload.segments.items():
-        lists = [[_segment(one) for one in segments] for segments in own]
-        written[kind.name] = lists[0] if all(one == lists[0] for one in lists) else lists
+    for kind, stages in workload.segments.items():
+        lists = [[_segment(segment) for segment in segments] for segments in stages]
+        written[kind.name] = lists[0] if all(segments == lists[0] for segments in lists) else lists
     return {"segments": written, **({"alone": "overlapped"} if workload.overlapped else {})}
 
 
@@ -160,7 +164,7 @@ def _column(workload: Workload, name: str) -> list[int]:
 
 
 def _by_stage(columns: Mapping[str, list[int]], written: Callable[[int], str], stages: int) -> Table:
-    """Return one row for stages that are alike, one after the other."""
+    """Return one row for consecutive equal stages."""
     rows: list[tuple[str, ...]] = []
     first = 0
     for stage in range(1, stages + 1):
@@ -173,5 +177,5 @@ def _by_stage(columns: Mapping[str, list[int]], written: Callable[[int], str], s
 
 
 def _row(columns: Mapping[str, list[int]], stage: int) -> list[int | None]:
-    """Return a stage's values; a boundary behind the last stage is none."""
+    """Return a stage's values; None for the boundary after the last stage."""
     return [values[stage] if stage < len(values) else None for values in columns.values()]

@@ -1,8 +1,8 @@
-"""What a candidate's step would about take, from costs and closed forms alone: which of many to simulate.
+"""Estimates of steps from costs and closed forms, to choose candidates for simulation.
 
-Each rank's computation, forwards computed again among it, or its copies where they take longer; the schedule's own
-bubble, what the step ends with; and for memory its peak activations. Nothing is waited for here, so a simulated
-step is rarely shorter.
+An estimate is the larger of computation (with recomputation) and copies of the slowest rank, plus the schedule's
+bubble and the end of the step. Memory is that of peak activations. Estimates contain no other waits, so a
+simulated step is rarely shorter.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     from pptrace.steps.workload import Workload
 
 _BESIDE_COPIES = 3
-"""Activations that a rank holds in spite of copies: one in use, one on its way out, one on its way back."""
+"""Activations on a rank that copies do not remove: one in use, one in each direction of copies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """About what a step takes."""
+    """An estimated step."""
 
     step_ns: int
     """Its length."""
     peak_bytes: int
     """The memory of its fullest rank."""
     fits: bool
-    """Whether that is no more than the device has, as far as is known."""
+    """Whether the memory fits the device; true for unknown devices."""
     reduction_ns: int = 0
     """The part of the step in which gradients are reduced over replicas."""
 
@@ -57,33 +57,32 @@ def estimate(
     *,
     hides: bool = False,
 ) -> Estimate | None:
-    """Return what a schedule's step would about take; None where it cannot run, or nothing is known of it.
+    """Return an estimate of a schedule's step; None where it cannot run or has no closed forms.
 
     Args:
         provided: the schedule.
-        workload: costs of the stages, which say how many chunks a rank has.
+        workload: costs of the stages of all chunks.
         ranks: pipeline ranks.
         microbatches: of one pipeline.
-        own: options of the schedule that the configuration runs, which has 1F1B's forms where it offers none;
-            others have their defaults.
-        offload: activations that are in host memory between forward and backward.
-        recompute: forwards that are computed again by actions of their own.
+        own: options of the configured schedule, which defaults to the closed forms of 1F1B; None for defaults.
+        offload: copies of activations to the host.
+        recompute: recomputation by separate actions.
         hides: whether overlapped pairs hide all collectives, as they do at most.
     """
     if recompute is not None and (offload is not None or not workload.recompute_ns.any()):
         return None
     chunks = workload.stages // ranks
-    told = _told(provided, ranks, microbatches, chunks, own)
-    if told is None:
+    forms = _closed_forms(provided, ranks, microbatches, chunks, own)
+    if forms is None:
         return None
-    share, held = told
+    share, held = forms
     once = _by_rank(workload.f_ns + workload.b_ns - (_collective_ns(workload) if hides else 0), ranks)
     again = _by_rank(np.where(_chosen(workload, ranks, recompute), workload.recompute_ns, 0), ranks)
     filled = once if recompute is not None and recompute.early else once + again
     idle = float(filled.mean()) * microbatches * share / (1 - share)
     if len(held) != ranks:
         held = [float(min(ranks - rank, ranks) * chunks) for rank in range(ranks)]
-    kept = _Kept(np.array(held), once, chunks)
+    kept = _HeldActivations(np.array(held), once, chunks)
     copied = _chosen(workload, ranks, offload) & kept.long_enough(workload, offload)
     reduction, update = (int(_by_rank(time, ranks).max()) for time in (workload.reduce_ns, workload.optimizer_ns))
     peaks = _peaks(workload, kept, _share(workload, copied, offload), _chosen(workload, ranks, recompute))
@@ -103,10 +102,10 @@ def _collective_ns(workload: Workload) -> Int64s:
     return collective_ns
 
 
-def _told(
+def _closed_forms(
     provided: Provided[ScheduleOffer], ranks: int, microbatches: int, chunks: int, own: Mapping[str, Any] | None
 ) -> tuple[float, list[float]] | None:
-    """Return a schedule's bubble and what ranks hold, as its closed forms say; None where they say no bubble."""
+    """Return bubble and activations per rank by a schedule's closed forms; None without a bubble."""
     offer = provided.offer
     try:
         with plugin_code(provided.provider, offer.build):
@@ -125,30 +124,30 @@ def _told(
     return None if share is None or not 0 <= share < 1 else (share, held)
 
 
-class _Kept(NamedTuple):
-    """What ranks hold in a schedule."""
+class _HeldActivations(NamedTuple):
+    """Activations on ranks under a schedule."""
 
     held: NDArray[np.float64]
-    """Shape (ranks,): the most activations of chunks."""
+    """Shape (ranks,): peak activations of chunks."""
     once_ns: Int64s
-    """Shape (ranks,): what a rank computes on a microbatch."""
+    """Shape (ranks,): computation of a microbatch."""
     chunks: int
     """Chunks of each rank."""
 
     def long_enough(self, workload: Workload, offload: Offload | None) -> NDArray[np.bool_]:
-        """Return which stages' activations wait longer than copies of them ask for.
+        """Return the stages whose activations wait longer than the configured gap.
 
-        So many at a time wait for as long as their rank takes for as many others (Little's law).
+        By Little's law, their wait is the computation of as many other microbatches.
         """
         if offload is None or offload.gap == 0:
             return np.ones(workload.stages, dtype=bool)
         waits = (self.held - 1) * self.once_ns / self.chunks
         copies = (workload.offload_ns + workload.reload_ns) * offload.ratio
-        found: NDArray[np.bool_] = np.tile(waits, self.chunks) > offload.gap * copies
-        return found
+        is_long: NDArray[np.bool_] = np.tile(waits, self.chunks) > offload.gap * copies
+        return is_long
 
 
-def _peaks(workload: Workload, kept: _Kept, away: Int64s, again: NDArray[np.bool_]) -> Int64s:
+def _peaks(workload: Workload, kept: _HeldActivations, away: Int64s, again: NDArray[np.bool_]) -> Int64s:
     """Return the memory of each rank."""
     ranks, state = kept.held.size, workload.weights_bytes + workload.gradients_bytes + workload.optimizer_bytes
     beside = np.where(again, workload.activation_bytes - workload.checkpoint_bytes, 0)
@@ -160,7 +159,7 @@ def _peaks(workload: Workload, kept: _Kept, away: Int64s, again: NDArray[np.bool
 
 
 def _chosen(workload: Workload, ranks: int, asked: Offload | Recompute | None) -> NDArray[np.bool_]:
-    """Return the stages that copies or forwards computed again are asked for."""
+    """Return the stages with configured copies or recomputation."""
     stage = np.arange(workload.stages)
     chosen: NDArray[np.bool_] = np.full(workload.stages, asked is not None)
     if asked is not None and asked.stages is not None:
@@ -171,14 +170,14 @@ def _chosen(workload: Workload, ranks: int, asked: Offload | Recompute | None) -
 
 
 def _share(workload: Workload, copied: NDArray[np.bool_], offload: Offload | None) -> Int64s:
-    """Return the bytes of each stage's activations that are in host memory between forward and backward."""
+    """Return the bytes of each stage's activations that are copied to the host."""
     ratio = 0 if offload is None else offload.ratio
     away: Int64s = np.where(copied, workload.copied_bytes * ratio, 0).astype(np.int64)
     return away
 
 
 def _copying_ns(workload: Workload, copied: NDArray[np.bool_], ranks: int, offload: Offload | None) -> int:
-    """Return for how long the busiest stream of copies copies what is left of a microbatch."""
+    """Return the time of copies per microbatch on the busiest copy stream."""
     if offload is None:
         return 0
     out, back = (
@@ -193,6 +192,6 @@ def _copying_ns(workload: Workload, copied: NDArray[np.bool_], ranks: int, offlo
 
 
 def _by_rank(values: Int64s, ranks: int) -> Int64s:
-    """Return what each rank's stages have in sum, the stages dealt out in turn."""
+    """Return the sum over each rank's stages, which loop over the ranks."""
     total: Int64s = values.reshape(-1, ranks).sum(axis=0)
     return total

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline
 
 _MOST = 64
-"""Links, and pairs that a link held up, that are listed."""
+"""Limit of listed links, and of listed delays."""
 
 
 def document(run: SimulatedStep, bottleneck: Bottleneck, advice: Advice) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def document(run: SimulatedStep, bottleneck: Bottleneck, advice: Advice) -> dict
 def rank_rows(run: SimulatedStep) -> list[dict[str, Any]]:
     """Return one row per rank."""
     metrics, memory = run.metrics, run.metrics.memory
-    names = [cause.name.lower() for cause in IdleCause]
+    causes = [cause.name.lower() for cause in IdleCause]
     rows = []
     for rank in range(metrics.ranks):
         row: dict[str, Any] = {
@@ -82,30 +82,25 @@ def rank_rows(run: SimulatedStep) -> list[dict[str, Any]]:
             "busy_ns": int(metrics.busy_ns[rank]),
             "idle_ns": int(metrics.idle_ns[rank].sum()),
         }
-        row |= {f"idle_{name}_ns": int(metrics.idle_ns[rank, i]) for i, name in enumerate(names)}
-        row |= {
-            "exposed_communication_ns": int(metrics.exposed_ns[rank]),
-            "collective_ns": int(metrics.collective_ns[rank]),
-            "reduction_ns": int(metrics.reduction_ns[rank]),
-            "peak_memory_bytes": int(memory.peak_bytes[rank]),
-            "peak_at_ns": int(memory.peak_at_ns[rank]),
-            "static_bytes": int(memory.static_bytes[rank]),
-            "weights_bytes": int(memory.weights_bytes[rank]),
-            "gradients_bytes": int(memory.gradients_bytes[rank]),
-            "optimizer_bytes": int(memory.optimizer_bytes[rank]),
-            "buffer_bytes": int(memory.buffer_bytes[rank]),
-            "reserved_bytes": int(memory.reserved_bytes[rank]),
-            "peak_activation_bytes": int(memory.peak_activation_bytes[rank]),
-            "peak_activations": int(memory.peak_activations[rank]),
-        }
+        row |= {f"idle_{name}_ns": int(metrics.idle_ns[rank, cause]) for cause, name in enumerate(causes)}
+        row["exposed_communication_ns"] = int(metrics.exposed_ns[rank])
+        row |= {name: int(getattr(metrics, name)[rank]) for name in ("collective_ns", "reduction_ns")}
+        row["peak_memory_bytes"] = int(memory.peak_bytes[rank])
+        row |= {name: int(getattr(memory, name)[rank]) for name in _MEMORY_COLUMNS}
         if memory.devices_differ:
             row["device_memory_bytes"] = int(memory.room_bytes[rank])
         rows.append(row)
     return rows
 
 
+_MEMORY_COLUMNS = (
+    "peak_at_ns", "static_bytes", "weights_bytes", "gradients_bytes", "optimizer_bytes", "buffer_bytes",
+    "reserved_bytes", "peak_activation_bytes", "peak_activations",
+)  # fmt: skip
+
+
 def member_rows(timeline: Timeline) -> list[dict[str, Any]]:
-    """Return each action in segments with its own start, end, and what of it computed, was hidden, was exposed."""
+    """Return start, end, computation, hidden and exposed time of each action with segments."""
     actions = actions_in_parts(timeline)
     names = ("rank", "start_ns", "end_ns", "busy_ns", "hidden_ns", "exposed_ns")
     columns = [getattr(actions, name).tolist() for name in names]
@@ -120,11 +115,11 @@ def member_rows(timeline: Timeline) -> list[dict[str, Any]]:
 
 
 def _communication(metrics: Metrics) -> dict[str, dict[str, float]]:
-    """Return, by group, how long its ranks communicated in sum and how much of it computation hid.
+    """Return total and hidden communication of each group of ranks.
 
-    Where no action is in segments, what is inside actions is one entry, of which nothing is hidden.
+    Without segments, collectives inside actions are one entry without hidden time.
     """
-    found: dict[str, dict[str, float]] = {
+    groups: dict[str, dict[str, float]] = {
         group.name: {
             "total_ns": int(group.total_ns.sum()),
             "hidden_ns": int(group.hidden_ns.sum()),
@@ -133,12 +128,12 @@ def _communication(metrics: Metrics) -> dict[str, dict[str, float]]:
         for group in metrics.groups
     }
     if not any(group.stream.is_group for group in metrics.groups) and metrics.collective_ns.any():
-        found["inside-actions"] = {"total_ns": int(metrics.collective_ns.sum()), "hidden_ns": 0, "hidden": 0.0}
-    return found
+        groups["inside-actions"] = {"total_ns": int(metrics.collective_ns.sum()), "hidden_ns": 0, "hidden": 0.0}
+    return groups
 
 
 def _links(run: SimulatedStep) -> list[dict[str, Any]] | None:
-    """Return the busiest links with their figures; links used alike are one entry."""
+    """Return the busiest links with their figures; links with equal use are one entry."""
     if run.traffic is None:
         return None
     return [
@@ -158,12 +153,12 @@ def _links(run: SimulatedStep) -> list[dict[str, Any]] | None:
 
 
 def _contention(run: SimulatedStep) -> list[dict[str, Any]] | None:
-    """Return whom which link held up, and for how long in sum."""
+    """Return the delays by link and pair of ranks."""
     if run.traffic is None:
         return None
     return [
-        {"source": one.source, "target": one.target, "link": one.link, "delay_ns": one.delay_ns}
-        for one in delays(run.timeline, run.traffic)[:_MOST]
+        {"source": delay.source, "target": delay.target, "link": delay.link, "delay_ns": delay.delay_ns}
+        for delay in delays(run.timeline, run.traffic)[:_MOST]
     ]
 
 
@@ -248,9 +243,9 @@ class Levels:
 
 
 def at_levels(run: SimulatedStep) -> Levels:
-    """Return a simulated step's schedule at all three levels.
+    """Return the bubble of a step's schedule at all three levels.
 
-    The table is the one that the schedule makes where it knows no times, so that it is not bent towards the costs.
+    The table is the schedule's table without times, which does not depend on costs.
     """
     choice = run.prepared.resolved.experiment.schedule
     if choice.kind == "table":

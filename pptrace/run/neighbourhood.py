@@ -1,8 +1,7 @@
-"""The changes of one setting that advice tries.
+"""Candidates near a configuration.
 
-A candidate is a division of the same processes, a size of microbatches, chunks per rank, a schedule, and
-switches of how training state is kept and messages are issued. All of it can be switched on by whoever runs the
-step: prices, such as another network, are :mod:`pptrace.run.overheads`' to say.
+A candidate has another division of the same processes, size of microbatches, chunks per rank, schedule, or
+switches of training state and messages. Users can make all of these changes.
 """
 
 from __future__ import annotations
@@ -35,15 +34,13 @@ if TYPE_CHECKING:
     from pptrace.steps.workload import Workload
 
 _POLICIES: tuple[Mapping[str, Any], ...] = ({"p2p.policy": "ordered", "p2p.stream": "direction"},)
-"""What programs can be told of how messages are issued; tried where messages are not ideal already, nor as a
-framework issues them."""
+"""Message policies of candidates, for configurations without ideal messages and without a framework's policy."""
 
 _LEAVES_ROOM = (("parallel.sequence_parallel", False), ("costs.zero", False), ("model.recompute", True))
-"""Settings that leave more room the later their value stands among those that they take, and whether they cost
-time then."""
+"""Settings whose later values save more memory, and whether these cost time."""
 
 WIDELY: Mapping[str, tuple[Any, ...]] = {"costs.zero": (0, 1)}
-"""Values that every framework with pipelines has, of those settings that have others."""
+"""Values that every framework with pipelines has."""
 
 DIVISION = frozenset(
     {
@@ -56,7 +53,7 @@ DIVISION = frozenset(
         "schedule.name",
     }
 )
-"""Keys that hang together: none of them can be left out of a change on its own."""
+"""Keys that depend on each other: a change without one of them is invalid."""
 
 _FLAG_OF = {key: name for name, flag in FLAGS.items() for key in (flag.key, f"{flag.key}.{flag.headline}")}
 """The flag of a key, with or without its headline."""
@@ -66,39 +63,39 @@ _CHUNKS = range(1, 9)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Settings that are laid over a configuration."""
+    """Settings over a configuration."""
 
     settings: Mapping[str, Any]
     """Values by key."""
 
     @property
     def flags(self) -> dict[str, Any]:
-        """Those that have a flag of the command line, by its name; a flag wins over all else."""
+        """Return the settings with a flag on the command line, by flag; flags override other settings."""
         return {_FLAG_OF[key]: value for key, value in self.settings.items() if key in _FLAG_OF}
 
     @property
     def sets(self) -> list[str]:
-        """All others, as ``--set`` takes them."""
+        """Return the settings without a flag, as ``--set`` takes them."""
         return [f"{key}={_text(value)}" for key, value in self.settings.items() if key not in _FLAG_OF]
 
     @property
     def arguments(self) -> str:
-        """What to write behind ``pptrace simulate``, and behind all that stands there."""
+        """Return the arguments to append to the command ``pptrace simulate``."""
         words = [word for name, value in self.flags.items() for word in (f"--{name}", _text(value))]
         return shlex.join([*words, *(word for text in self.sets for word in ("--set", text))])
 
     def with_settings(self, more: Mapping[str, Any]) -> Change:
-        """Return this and further settings."""
+        """Return the change with further settings."""
         return Change(settings={**self.settings, **more})
 
     def without(self, keys: frozenset[str]) -> Change:
-        """Return this without some settings."""
+        """Return the change without some settings."""
         return Change(settings={key: value for key, value in self.settings.items() if key not in keys})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How the processes of a job are divided, and the size of its microbatches."""
+    """Division of a job's processes, and the size of its microbatches."""
 
     pp: int
     tp: int
@@ -106,27 +103,27 @@ class Sizes:
     micro: int
 
     def microbatches(self, global_batch: int) -> int:
-        """Return how many one pipeline runs in a step; 0 where they do not divide the batch."""
+        """Return the microbatches of one pipeline in a step; 0 where they do not divide the batch."""
         count, rest = divmod(global_batch, self.dp * self.micro)
         return 0 if rest else count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """How far candidates go from a configuration."""
+    """Factors of sizes of candidates."""
 
     pp: tuple[Fraction | float, ...]
-    """By what the number of pipeline ranks is multiplied."""
+    """Of the number of pipeline ranks."""
     tp: tuple[Fraction | float, ...]
-    """By what the tensor-parallel size is."""
+    """Of the tensor-parallel size."""
     micro: tuple[Fraction | float, ...] = (1,)
-    """By what the sequences of a microbatch are."""
+    """Of the sequences in a microbatch."""
 
 
 def sizes_of(experiment: Experiment, reach: Reach) -> Iterator[Sizes]:
-    """Yield other sizes with the same processes and global batch, the configuration's own first.
+    """Yield sizes with the same processes and global batch, the configuration's own first.
 
-    Costs that read no model hold for one division only, and a table for its own microbatches.
+    Costs without a model hold for one division only, and a table for its own microbatches.
     """
     parallel, batch = experiment.parallel, experiment.batch
     pp, total = parallel.pp or 1, batch.global_batch or 0
@@ -145,9 +142,9 @@ def sizes_of(experiment: Experiment, reach: Reach) -> Iterator[Sizes]:
 
 
 def chunks_of(experiment: Experiment, own: int, ranks: int, *, deep: bool) -> list[int]:
-    """Return chunks per rank: a configuration's ``own``, one, and others that divide the model's layers.
+    """Return chunks per rank: the configuration's ``own``, one, and the largest that divides the model's layers.
 
-    That is the largest of these, or all where ``deep``.
+    ``deep`` returns all numbers that divide the layers.
     """
     layers = experiment.model.values.get("layers") if experiment.model else None
     if not isinstance(layers, int) or layers % ranks:
@@ -156,17 +153,17 @@ def chunks_of(experiment: Experiment, own: int, ranks: int, *, deep: bool) -> li
     return sorted({own, *(whole if deep else (1, whole[-1]))})
 
 
-def room_makers(resolved: Resolved, registry: Registry) -> list[dict[str, Any]]:
-    """Return settings with more and more room for activations, those that cost no time first.
+def memory_savings(resolved: Resolved, registry: Registry) -> list[dict[str, Any]]:
+    """Return settings by increasing memory savings, those without a cost in time first.
 
-    They begin with the least recomputation, even where the configuration has more.
+    The first have the least recomputation, even where the configuration has more.
     """
     steps: list[dict[str, Any]] = [{}]
     for key, costs_time in _LEAVES_ROOM:
         values, own = words_of(resolved, registry, key), value_of(resolved, key)
         if own not in values:
             continue
-        if key in WIDELY:  # others change what a framework has to be, and how messages of replicas run
+        if key in WIDELY:  # other values need other frameworks, and change messages of replicas
             values = tuple(value for value in values if value in {*WIDELY[key], own})
         if costs_time and own != values[0]:
             steps = [{**step, key: values[0]} for step in steps]
@@ -176,7 +173,7 @@ def room_makers(resolved: Resolved, registry: Registry) -> list[dict[str, Any]]:
 
 
 def policies(run: SimulatedStep) -> Iterator[Mapping[str, Any]]:
-    """Yield the ways of issuing messages that differ from the configuration's."""
+    """Yield the settings of message policies that differ from the configuration's."""
     resolved = run.prepared.resolved
     policy = resolved.experiment.p2p.policy
     fixed = policy == PolicyName.ASYNC.value or policy not in PolicyName.words()
@@ -189,10 +186,10 @@ def policies(run: SimulatedStep) -> Iterator[Mapping[str, Any]]:
 
 
 def schedules_of(run: SimulatedStep) -> list[str]:
-    """Return the schedules that may run instead, the configuration's own first.
+    """Return the schedules of candidates, the configuration's own first.
 
-    Only that one where a file is it, and where options were given on the command line, which no other takes.
-    Others that cut microbatches into unlike parts are left out: what smaller parts lose is not counted.
+    There is only the own schedule if it is a file, or has options on the command line, which others do not take.
+    Schedules with different parts of microbatches are excluded, as costs do not count the loss of small parts.
     """
     resolved = run.prepared.resolved
     choice = resolved.experiment.schedule
@@ -210,7 +207,7 @@ def schedules_of(run: SimulatedStep) -> list[str]:
 
 
 def change_of(run: SimulatedStep, sizes: Sizes, chunks: int, schedule: str, switches: Mapping[str, Any]) -> Change:
-    """Return the settings in which a candidate differs from a configuration."""
+    """Return the difference of a candidate to a configuration."""
     resolved = run.prepared.resolved
     batch = resolved.experiment.batch
     other = schedule not in {"", resolved.experiment.schedule.name}
@@ -231,7 +228,7 @@ def change_of(run: SimulatedStep, sizes: Sizes, chunks: int, schedule: str, swit
 
 
 def words_of(resolved: Resolved, registry: Registry, key: str) -> tuple[Any, ...]:
-    """Return the values that a switch takes, in their order; none where the cost model has no such option."""
+    """Return the values of a switch, in their order; none if the cost model does not have it."""
     experiment = resolved.experiment
     if key == "parallel.sequence_parallel":
         return (False, True) if experiment.parallel.tp > 1 else ()
@@ -244,13 +241,13 @@ def words_of(resolved: Resolved, registry: Registry, key: str) -> tuple[Any, ...
 
 
 def literals(model: type[BaseModel]) -> dict[str, tuple[Any, ...]]:
-    """Return the parameters of a model that take one of a few words or numbers, each with these."""
+    """Return the parameters of a model with a closed set of values, and these values."""
     fields = model.model_fields.items()
-    return {name: get_args(one.annotation) for name, one in fields if get_origin(one.annotation) is Literal}
+    return {name: get_args(info.annotation) for name, info in fields if get_origin(info.annotation) is Literal}
 
 
 def value_of(resolved: Resolved, key: str) -> Any:
-    """Return what a configuration says under a key, as plain values; None where it has no such section."""
+    """Return the plain value of a key; None where the configuration does not have its section."""
     section, _, name = key.partition(".")
     part = getattr(resolved.experiment, section)
     if part is None:
@@ -273,15 +270,15 @@ Settings: TypeAlias = "Mapping[str, Any]"
 
 _MICRO: tuple[Fraction | float, ...] = (2, 0.5, 4, 0.25)
 _LESS = (Fraction(15, 16), Fraction(7, 8), Fraction(13, 16), Fraction(3, 4))
-"""Parts of a form's activations within which a generated order is made anew."""
+"""Shares of a variant's activations for which another order is generated."""
 _MIB = 2**20
 _RATIOS = (0.25, 0.5, 1)
-"""Shares of activations that may be copied."""
+"""Shares of copied activations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ground:
-    """What the values of a setting may depend on."""
+    """Inputs for the values of settings."""
 
     resolved: Resolved
     """The configuration with its schedule, all options filled in."""
@@ -292,46 +289,46 @@ class Ground:
     options: Settings
     """Its options, defaults included."""
     chunks: int
-    """Chunks per rank that the configuration runs with; 0 where it does not run, or ranks differ in them."""
+    """Chunks per rank of the configuration; 0 where it does not run or ranks differ in them."""
     activation_bytes: int = 0
-    """The most activations on a rank of the form that is varied; 0 where none was simulated yet."""
+    """Peak activations on a rank of the current variant; 0 before any simulation."""
     copies_take_time: bool = False
-    """Whether the costs have times for copies of activations to the host and back."""
+    """Whether the costs have times of copies to the host and back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariedSetting:
-    """One setting, or several that hang together."""
+    """One variable setting, or several dependent settings."""
 
     name: str
-    """As ``--vary`` takes it."""
+    """Its name for ``--vary``."""
     text: str
-    """What it is."""
+    """Its description."""
     values: Callable[[Ground], Sequence[Settings]]
-    """Other values than the configuration's own, each as settings by key."""
+    """Returns values that differ from the configuration's, each as settings by key."""
     is_estimated: bool = True
-    """Whether estimates know what it changes; values of others are tried on the best form by estimated ones."""
+    """Whether estimates depend on it; other settings are varied on the best variant by estimate."""
     is_tried: bool = False
-    """Whether estimated values are tried on the best form too: estimates do not know them beside options."""
+    """Whether its values are varied on the best variant too; estimates do not combine them with options."""
     on_request: bool = False
-    """Whether it differs only where it is named."""
+    """Whether it varies only if named."""
 
 
 def varied_settings(names: Sequence[str], source: str) -> tuple[VariedSetting, ...]:
-    """Return the settings of some names, in the order of the table; all but those on request where none is named.
+    """Return the named settings, in the order of the table; by default, all except those on request.
 
     Args:
-        names: as ``--vary`` takes them.
-        source: what to call them in errors.
+        names: names for ``--vary``.
+        source: their name in errors.
 
     Raises:
         ConfigError: an unknown name.
     """
-    known = [one.name for one in VARIED]
+    known = [setting.name for setting in VARIED]
     for name in names:
         if name not in known:
             raise ConfigError(f"{name!r} is nothing that differs{nearest(name, known)}", file=source)
-    return tuple(one for one in VARIED if (one.name in names if names else not one.on_request))
+    return tuple(s for s in VARIED if (s.name in names if names else not s.on_request))
 
 
 def _chunks(ground: Ground) -> list[Settings]:
@@ -346,12 +343,12 @@ def _chunks(ground: Ground) -> list[Settings]:
 def _micro(ground: Ground) -> list[Settings]:
     experiment = ground.resolved.experiment
     written = "batch.microbatches" in ground.resolved.positions
-    found: list[Settings] = []
+    values: list[Settings] = []
     for sizes in sizes_of(experiment, Reach(pp=(1,), tp=(1,), micro=_MICRO)):
         count = sizes.microbatches(experiment.batch.global_batch or 0)
         if sizes.micro != experiment.batch.micro:
-            found.append({"batch.micro": sizes.micro, **({"batch.microbatches": count} if written else {})})
-    return found
+            values.append({"batch.micro": sizes.micro, **({"batch.microbatches": count} if written else {})})
+    return values
 
 
 def _words(key: str) -> Callable[[Ground], list[Settings]]:
@@ -375,7 +372,7 @@ def _options(ground: Ground) -> list[Settings]:
 
 
 def _order_memory(ground: Ground) -> list[Settings]:
-    """Return less memory than an order took: another order may be made for it, which is sometimes shorter."""
+    """Return memory limits below that of an order; an order for a lower limit is sometimes shorter."""
     if ground.offer is None or ground.options.get("order") == "fixed" or "memory" not in ground.options:
         return []
     sizes = [int(ground.activation_bytes * part) // _MIB * _MIB for part in _LESS]
@@ -383,7 +380,7 @@ def _order_memory(ground: Ground) -> list[Settings]:
 
 
 def _offload(ground: Ground) -> list[Settings]:
-    """Return shares of activations to copy to the host."""
+    """Return shares of copied activations."""
     own = ground.resolved.experiment.schedule
     if not ground.copies_take_time or own.offload is not None or own.recompute is not None:
         return []
@@ -423,34 +420,34 @@ VARIED = (
         is_estimated=False,
     ),
 )  # fmt: skip
-"""All settings that may differ, in the order in which they are tried."""
+"""All variable settings, in the order of the search."""
 
 _COPIED, _AGAIN = "schedule.offload.ratio", "schedule.recompute.early"
 
 MOVED = frozenset({_COPIED, _AGAIN})
-"""Settings that change a table, and no cost of its stages."""
+"""Settings that change a table, and not the costs of its stages."""
 
 NO_COPY_TIMES = "the costs have no time for copies: give device.host_bandwidth, or costs.offload and costs.reload"
-"""Why activations are not copied to the host."""
+"""The reason for no copies to the host."""
 
 
 def is_both(settings: Mapping[str, Any]) -> bool:
-    """Whether a form would copy what it computes again, which is refused."""
+    """Return whether a variant copies and recomputes the same activations, which is invalid."""
     return settings.keys() >= MOVED
 
 
 def copies_take_time(workload: Workload) -> bool:
-    """Whether all activations take time to be copied to the host and back."""
+    """Return whether copies of all activations take time."""
     costs = (workload, *workload.classes)
     return all(
-        bool((times[one.activation_bytes > 0] > 0).all())
-        for one in costs
-        for times in (one.offload_ns, one.reload_ns)
+        bool((times[each.activation_bytes > 0] > 0).all())
+        for each in costs
+        for times in (each.offload_ns, each.reload_ns)
     )
 
 
-def moved_by(settings: Mapping[str, Any], choice: ScheduleChoice) -> tuple[Offload | None, Recompute | None]:
-    """Return what a form copies and what it computes again, where it does not say so as the configuration does."""
+def memory_actions(settings: Mapping[str, Any], choice: ScheduleChoice) -> tuple[Offload | None, Recompute | None]:
+    """Return copies and recomputation of a variant; the configuration's own by default."""
     copied, again = settings.get(_COPIED), settings.get(_AGAIN)
     return (
         choice.offload if copied is None else Offload(ratio=copied),
@@ -459,14 +456,14 @@ def moved_by(settings: Mapping[str, Any], choice: ScheduleChoice) -> tuple[Offlo
 
 
 LIMITS = ("device.memory", "costs.capacity")
-"""Keys under which cost models read what a device holds, each a parameter of its section."""
+"""Keys of the device's memory in cost models."""
 
 
 def memory_limit(text: object, source: str) -> int:
     """Read a limit such as ``76GiB``, in bytes.
 
     Raises:
-        ConfigError: no size, or none above zero.
+        ConfigError: no positive size.
     """
     try:
         size = parse_size(text)
@@ -478,16 +475,16 @@ def memory_limit(text: object, source: str) -> int:
 
 
 def limit_settings(resolved: Resolved, costs: Costs, size_bytes: int, source: str) -> dict[str, Any]:
-    """Return the settings by which costs know of a limit.
+    """Return the settings that give a limit to the costs.
 
     Args:
-        resolved: the configuration as it was written.
+        resolved: the configuration as written.
         costs: its costs.
         size_bytes: the limit.
-        source: what to call it in errors.
+        source: its name in errors.
 
     Raises:
-        ConfigError: the costs know no memory.
+        ConfigError: the costs have no memory.
     """
     offer = costs.offer.offer
     key = next((key for key in LIMITS if _reads(offer, key)), None)
@@ -499,7 +496,7 @@ def limit_settings(resolved: Resolved, costs: Costs, size_bytes: int, source: st
     device = costs.resolved.experiment.device
     given: dict[str, Any] = {}
     if key.startswith("device.") and resolved.experiment.device is None and device is not None:
-        # A cluster's own device, which a setting below ``device`` would take the place of.
+        # A setting below ``device`` would replace the cluster's device.
         own = {name: value for name, value in device.values.items() if f"device.{name}" in costs.resolved.origins}
         given = {"device.preset": device.preset} if device.preset else {f"device.{k}": v for k, v in own.items()}
     if key.startswith("device.") and device is not None and device.ranks:
@@ -522,26 +519,26 @@ def _reads(offer: CostModelOffer, key: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """A candidate that was simulated."""
+    """A simulated candidate."""
 
     change: Change
-    """In what it differs from the configuration."""
+    """The difference to the configuration."""
     step_ns: int | None = None
     """Its step; None where it cannot run."""
     peak_bytes: int = 0
     """The memory of its fullest rank; 0 where the costs know none."""
     rank: int = 0
-    """That rank; the first of several alike."""
+    """That rank; the lowest of equals."""
     room_bytes: int = 0
     """The memory of its device; 0 where unknown."""
     fits: bool = True
     """Whether every rank fits its device."""
     reason: str = ""
-    """Why it cannot run, in one line."""
+    """The reason why it cannot run, in one line."""
 
     @classmethod
     def of(cls, change: Change, run: SimulatedStep) -> Tried:
-        """Return what a run of a changed configuration comes to."""
+        """Return the result of a simulated candidate."""
         memory = run.memory
         return cls(
             change=change, step_ns=run.step_ns, peak_bytes=memory.fullest_bytes,
@@ -550,11 +547,11 @@ class Tried:
 
     @classmethod
     def refused(cls, change: Change, error: PptraceError) -> Tried:
-        """Return one that cannot run."""
+        """Return a candidate that cannot run."""
         return cls(change=change, reason=" ".join(str(error).split()), fits=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain JSON values."""
+        """Return plain JSON values."""
         return {
             "settings": dict(self.change.settings),
             "arguments": self.change.arguments,
@@ -567,17 +564,17 @@ class Tried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What was tried, and the best of it."""
+    """Simulated candidates, and the best of them."""
 
     best: Tried | None
-    """The shortest step that fits; None where none is shorter than the configuration's own, or none fits."""
+    """The shortest step that fits; None if none fits or is shorter than the configuration's."""
     tried: tuple[Tried, ...]
-    """All that was simulated, in order."""
+    """All simulated candidates, in order."""
     estimated: int
-    """How many candidates were estimated to choose these."""
+    """Number of estimated candidates."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain JSON values, times in ns and sizes in bytes."""
+        """Return plain JSON values, times in ns and sizes in bytes."""
         return {
             "best": self.best.to_dict() if self.best else None,
             "tried": [one.to_dict() for one in self.tried],

@@ -1,6 +1,6 @@
-"""What the page of a run shows: figures, the step in time, where each rank's time and memory went, what may help.
+"""The HTML page of a step: figures, drawing, time and memory of each rank, overheads and advice.
 
-The page opens from disk, fetches nothing and runs no script; bars tell what they are where the pointer rests.
+The page is one file without scripts. Bars have tooltips.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline
 
 _MOST_LINKS = 12
-_BUSY, _OWN = ("computes", "#9cc3f0"), ("own group communicates", "#6f8a94")
+_BUSY, _COLLECTIVES = ("computes", "#9cc3f0"), ("own group communicates", "#6f8a94")
 """Parts of a rank's busy time: name, colour."""
 _MEMORY = (
     ("weights", "weights_bytes", "#6f9fd8"), ("gradients", "gradients_bytes", "#8b7fc7"),
@@ -56,7 +56,7 @@ class _Lane(NamedTuple):
 
 
 def run_page(run: SimulatedStep, timeline: Timeline, bottleneck: Bottleneck, advice: Advice) -> str:
-    """Return the page of a run, whose step is drawn from ``timeline``: its own, or a part of it."""
+    """Return the page of a step; ``timeline`` is drawn, the step's own or a part of it."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -65,6 +65,7 @@ def run_page(run: SimulatedStep, timeline: Timeline, bottleneck: Bottleneck, adv
         keep_trailing_newline=True, finalize=lambda value: printable(value) if type(value) is str else value,
     )  # fmt: skip
     chart, spent, memory = chart_of(timeline), list(_time(run)), list(_memory(run))
+    causes = [(cause.word, CAUSE_COLOURS[cause]) for cause in IdleCause]
     return templates.get_template("page.html").render(
         title=f"{job_text(run)}: {schedule_text(run)}",
         setting=f"{run.prepared.batch_text}, {setting_text(run)}",
@@ -72,7 +73,7 @@ def run_page(run: SimulatedStep, timeline: Timeline, bottleneck: Bottleneck, adv
         chart=Markup(chart_svg(chart)),  # noqa: S704 - made of escaped elements
         sampled=chart.sampled,
         spent=spent,
-        spent_keys=_shown(spent, [_BUSY, _OWN, *((cause.word, CAUSE_COLOURS[cause]) for cause in IdleCause)]),
+        spent_keys=_shown(spent, [_BUSY, _COLLECTIVES, *causes]),
         memory=memory,
         memory_keys=_shown(memory, [(name, colour) for name, _, colour in _MEMORY]),
         capacity=_capacity(run),
@@ -104,29 +105,29 @@ def _figures(run: SimulatedStep) -> Iterator[tuple[str, str]]:
 
 
 def _shown(lanes: Iterable[_Lane], keys: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the keys of what some lane has a bar of."""
+    """Return the keys of colours that are in a lane."""
     names = {share.name for lane in lanes for share in lane.shares}
     return [(name, colour) for name, colour in keys if name in names]
 
 
 def _time(run: SimulatedStep) -> Iterator[_Lane]:
-    """Yield where each rank's time went."""
+    """Yield each rank's time by busy time and idle cause."""
     metrics = run.metrics
     step = max(metrics.step_ns, 1)
     for rank in range(metrics.ranks):
-        own = int(metrics.collective_ns[rank])
-        parts = [(_BUSY, int(metrics.busy_ns[rank]) - own), (_OWN, own)]
+        collective_ns = int(metrics.collective_ns[rank])
+        parts = [(_BUSY, int(metrics.busy_ns[rank]) - collective_ns), (_COLLECTIVES, collective_ns)]
         parts += [((c.word, CAUSE_COLOURS[c]), int(metrics.idle_ns[rank, c])) for c in IdleCause]
         shares = [
-            _Share(name, 100 * took / step, f"{name}: {time_text(run, took)}, {took / step:.1%}", colour)
-            for (name, colour), took in parts
-            if took
+            _Share(name, 100 * time_ns / step, f"{name}: {time_text(run, time_ns)}, {time_ns / step:.1%}", colour)
+            for (name, colour), time_ns in parts
+            if time_ns
         ]
         yield _Lane(rank, shares, f"{int(metrics.busy_ns[rank]) / step:.1%} busy")
 
 
 def _memory(run: SimulatedStep) -> Iterator[_Lane]:
-    """Yield what each rank holds at its peak; nothing where the costs know no memory."""
+    """Yield each rank's memory at its peak; nothing for costs without memory."""
     memory = run.metrics.memory
     most = max(int(memory.peak_bytes.max(initial=0)), int(memory.room_bytes.max(initial=0)), 1)
     for rank in range(run.metrics.ranks if memory.peak_bytes.any() else 0):
@@ -141,7 +142,7 @@ def _memory(run: SimulatedStep) -> Iterator[_Lane]:
 
 
 def _capacity(run: SimulatedStep) -> tuple[float, str] | None:
-    """Return where devices' memory ends on the bars, in percent, and its size; None where it is not one known."""
+    """Return the device's memory in percent of the bars, and its size; None if unknown or different by rank."""
     memory = run.metrics.memory
     if not memory.capacity_bytes or memory.devices_differ:
         return None
@@ -150,7 +151,7 @@ def _capacity(run: SimulatedStep) -> tuple[float, str] | None:
 
 
 def _links(run: SimulatedStep) -> Iterator[tuple[str, str, str, str, str]]:
-    """Yield the fullest links: name, capacity, use, bytes, delay."""
+    """Yield the busiest links: name, capacity, use, bytes, delay."""
     used = [] if run.traffic is None else busiest_links(run.timeline, run.traffic, run.metrics.step_ns)
     for use in used[:_MOST_LINKS]:
         name = f"{use.names[0]} and {len(use.names) - 1} alike" if len(use.names) > 1 else use.names[0]

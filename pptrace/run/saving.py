@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline
 
 RANK = "{rank}"
-"""Stands for the rank in the name of a file."""
+"""The placeholder of the rank in file names."""
 
 _GZ = ".gz"
 
@@ -25,10 +25,10 @@ _GZ = ".gz"
 def save(
     timeline: Timeline, targets: Sequence[str], exporters: Mapping[str, ExporterOffer], options: Mapping[str, Any]
 ) -> list[Path]:
-    """Write a timeline in the formats that the targets' suffixes name, ``.gz`` behind it for compressed.
+    """Write a timeline in the formats of the targets' suffixes; ``.gz`` compresses.
 
-    ``{rank}`` in a name stands for one file per rank, whose folder is made where it is missing. All
-    files are written before the first takes its place, so that a failure leaves every old one.
+    ``{rank}`` in a name writes one file per rank, and creates its folder. All files are written before the
+    first replaces an old file, so a failure leaves all old files.
 
     Returns:
         The files, target by target and in rank order.
@@ -63,21 +63,21 @@ def _ranks(timeline: Timeline, target: str) -> Sequence[int | None]:
 
 
 def exporter_for(target: str, exporters: Mapping[str, ExporterOffer]) -> ExporterOffer:
-    """Return the format that a file name chooses, by the longest suffix that fits.
+    """Return the format of a file name, by the longest matching suffix.
 
     Raises:
-        OutputError: none does; the known suffixes are named.
+        OutputError: no suffix matches; names the known suffixes.
     """
     name = Path(target).name.lower().removesuffix(_GZ)
-    fitting = [
+    matches = [
         (len(suffix), offer) for offer in exporters.values() for suffix in offer.suffixes if name.endswith(suffix)
     ]
-    if not fitting:
+    if not matches:
         known = sorted({suffix for offer in exporters.values() for suffix in offer.suffixes})
         raise OutputError(
             f"no format has this suffix; known: {', '.join(known) or 'none'}, each also with {_GZ}", file=target
         )
-    return max(fitting, key=lambda fit: fit[0])[1]
+    return max(matches, key=lambda fit: fit[0])[1]
 
 
 def _write(

@@ -1,8 +1,8 @@
-"""A search over settings, guided by estimates.
+"""A search over variants of a schedule's settings, guided by estimates.
 
-Estimates put forms in order (:mod:`estimate`). A step is rarely a tenth shorter than its estimate, so forms are
-simulated until none promises a shorter one; what estimates do not know is then tried on the best. The own form of
-the configuration is always simulated, so nothing found is worse.
+Estimates order the variants (:mod:`pptrace.run.estimates`). A step is rarely a tenth shorter than its estimate, so
+the search simulates variants until no estimate promises a shorter step. It then varies the other settings of the
+best variant. The configured variant is always simulated, so the result is never worse.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pptrace.run.neighbourhood import (
     Tried,
     copies_take_time,
     is_both,
-    moved_by,
-    room_makers,
+    memory_actions,
+    memory_savings,
 )
 from pptrace.run.preparation import build_costs
 from pptrace.run.run import simulate
@@ -38,32 +38,32 @@ if TYPE_CHECKING:
     from pptrace.steps.workload import Workload
 
 _ESTIMATED, _OTHERS = 16, 20
-"""Forms of a schedule that are simulated: the likeliest by their estimates, and others near the best of these."""
+"""Limits of simulated variants: the best by estimate, and others near the best of these."""
 
 _NEARLY = 2
-"""Forms that do not fit from which others are tried."""
+"""Variants that do not fit, whose other settings are varied too."""
 
 _SMALLEST = 4
-"""The likeliest forms that are left out for those of least memory while none fits."""
+"""Variants of least memory that replace the best by estimate while none fits."""
 
 _SHORTER = 0.9
-"""The part of an estimate below which a step is not expected."""
+"""The least expected ratio of a step to its estimate."""
 
 _LESS_MEMORY = 0.6
-"""The same of memory; orders that are made for a limit take less than their estimate."""
+"""The same ratio of memory; orders that are generated for a limit take less than their estimate."""
 
 _ACTIONS, _OF_OWN = 4_000_000, 8
-"""Actions of all forms of a schedule in sum; or so many times those of its own form, where that is more."""
+"""Limits of the sum of actions: absolute, and as a multiple of the configured variant's; the larger holds."""
 
 _OPTIONS = "schedule.options."
 
 _WHOLE = (Kind.F, Kind.B)
 _ALIKE = 1.01
-"""How far the computation of two forms may differ where costs know no model."""
+"""Limit of the ratio of computation of two variants for costs without a model."""
 
 
 class FormSearch:
-    """The forms of one schedule."""
+    """The search over the variants of one schedule."""
 
     def __init__(
         self,
@@ -71,12 +71,12 @@ class FormSearch:
         workloads: dict[Any, Workload | None],
         watch: Callable[[int], None] | None = None,
     ) -> None:
-        """Look a schedule up.
+        """Look up a schedule.
 
         Args:
-            variation: the schedule, and what may differ.
-            workloads: costs that were built; shared by the schedules of a comparison.
-            watch: told how many forms were simulated.
+            variation: the schedule and its variable settings.
+            workloads: a cache of costs, shared by the schedules of a comparison.
+            watch: called with the number of simulated variants.
 
         Raises:
             PptraceError: costs or options that cannot be used.
@@ -100,12 +100,12 @@ class FormSearch:
         self.left, self.candidates, self.work_ns = 0, 0, 0
 
     def forms_found(self, likely: Change | None = None) -> Forms:
-        """Simulate the own form, one that was the best elsewhere, the likeliest, and what is near the best."""
+        """Simulate the configured variant, the ``likely`` one, the best by estimate, and those near the best."""
         own = self._own()
         if likely is not None:
             self._simulate(likely)
         self._simulate_likeliest(self._promising([{}]))
-        if not self._fits():  # other options may, with copies and forwards computed again as well
+        if not self._fits():  # other options may fit, with copies and recomputation as well
             others = [one for one in self.variation.settings if not one.is_estimated]
             bases = [change for one in others for change in self._values(one, self.ground)]
             for base in bases:
@@ -119,8 +119,8 @@ class FormSearch:
         )  # fmt: skip
 
     def with_room(self, tried: Tried) -> Tried | None:
-        """Return a form that fits with settings beyond those that vary; None where none does."""
-        return in_more_room(tried, self.variation, self.ground, self._run)
+        """Return a variant that fits with further memory savings; None if none fits."""
+        return add_memory_savings(tried, self.variation, self.ground, self._run)
 
     def _own(self) -> Tried:
         root, change = self.variation.resolved, Change(settings={})
@@ -145,12 +145,12 @@ class FormSearch:
         return self._ran(change, run)
 
     def _check_copies(self, workload: Workload | None) -> None:
-        """Offer copies to the host only where they take time."""
+        """Vary copies to the host only where they take time."""
         timed = workload is not None and copies_take_time(workload)
         self.ground = replace(self.ground, copies_take_time=timed)
 
     def _promising(self, bases: Sequence[Mapping[str, Any]]) -> list[tuple[Change, Estimate]]:
-        """Return forms that estimates tell apart, beside what each base sets; the likeliest first."""
+        """Return the variants of each base with different estimates, the best estimate first."""
         found = [guess for base in bases for guess in self._guessed(base)]
         self.candidates += len(found)
         return sorted(found, key=lambda one: (not self._may_fit(one[1]), one[1].step_ns))
@@ -171,7 +171,7 @@ class FormSearch:
         return [change for change in setting.values(ground) if not self.variation.keeps(change)]
 
     def _estimate(self, change: Change) -> Estimate | None:
-        """Return what a form about takes; None where the schedule does not take its sizes."""
+        """Return the estimate of a variant; None where the schedule does not take its sizes."""
         experiment = self.ground.resolved.experiment
         if self.provided is None:
             return Estimate(step_ns=0, peak_bytes=0, fits=True)
@@ -185,7 +185,7 @@ class FormSearch:
             key.removeprefix(_OPTIONS): value for key, value in change.settings.items() if key.startswith(_OPTIONS)
         }
         options = {**self.ground.options, **given}
-        moved = moved_by(change.settings, experiment.schedule)
+        moved = memory_actions(change.settings, experiment.schedule)
         hides = self.provided.offer.has_pairs and bool(workload.segments)
         return estimate(self.provided, workload, ranks, count, options, *moved, hides=hides)
 
@@ -204,7 +204,7 @@ class FormSearch:
         return self.workloads[key]
 
     def _is_the_same_work(self, workload: Workload, microbatches: int) -> bool:
-        """Whether stages compute what the own form's do: figures of single stages say nothing of other numbers."""
+        """Return whether stages compute as much as those of the configured variant."""
         if self.ground.resolved.experiment.model is not None or not self.work_ns:
             return True
         work = workload.total_ns(_WHOLE, microbatches)
@@ -214,7 +214,7 @@ class FormSearch:
         return guess.peak_bytes * _LESS_MEMORY <= self.variation.limit_bytes
 
     def _simulate_likeliest(self, promising: Sequence[tuple[Change, Estimate]]) -> None:
-        """Simulate forms until no estimate promises a shorter step; where none fits, those of least memory too."""
+        """Simulate variants until no estimate promises a shorter step; if none fits, those of least memory too."""
         until = len(self.tried) + _ESTIMATED
         for change, guess in promising:
             if self._hopeless(guess) or len(self.tried) >= until - (0 if self._fits() else _SMALLEST):
@@ -229,7 +229,7 @@ class FormSearch:
         return best is not None and best.tried.fits and guess.step_ns * _SHORTER >= (best.tried.step_ns or 0)
 
     def _refine(self) -> None:
-        """Vary what estimates do not tell on the best form, and on shorter ones that nearly fit."""
+        """Vary settings without estimates on the best variant, and on shorter variants that nearly fit."""
         best, until = self._best(), len(self.tried) + _OTHERS
         if best is None:
             return
@@ -243,14 +243,14 @@ class FormSearch:
         first = form
         for setting in self.variation.settings:
             ground = replace(self.ground, activation_bytes=form.activation_bytes)
-            # What made room, but not enough, may exclude what makes more: copies exclude forwards computed again.
+            # Insufficient memory savings may exclude larger ones: copies exclude recomputation.
             starts = [form] if form.tried.fits or form is first else [form, first]
             for change in (one for start in starts for one in self._tried_on(start.tried.change, setting, ground)):
                 found = self._simulate(change) if len(self.tried) < until else None
                 form = min(form, found, key=lambda one: one.order) if found else form
 
     def _tried_on(self, change: Change, setting: VariedSetting, ground: Ground) -> list[Change]:
-        """Return a form with each value of a setting, and without one, where estimates alone do not settle it."""
+        """Return a variant with each value of a setting and without it, where estimates do not decide."""
         if setting.is_estimated and not setting.is_tried:
             return []
         values = self._values(setting, ground)
@@ -260,7 +260,7 @@ class FormSearch:
         ]
 
     def _simulate(self, change: Change) -> Form | None:
-        """Simulate a form; None where it cannot run, is too large for what is left, or was simulated already."""
+        """Simulate a variant; None where it cannot run, exceeds the limit of actions, or has a result."""
         batch, parallel = self.ground.resolved.experiment.batch, self.ground.resolved.experiment.parallel
         stages = (parallel.pp or 1) * change.settings.get("parallel.vp", parallel.vp)
         per_stage = batch.known_microbatches * batch.micro // change.settings.get("batch.micro", batch.micro)
@@ -305,20 +305,22 @@ class FormSearch:
         return min(self.forms, key=lambda form: form.order, default=None)
 
 
-def in_more_room(tried: Tried, variation: Variation, ground: Ground, run: Callable[[Change], Run]) -> Tried | None:
-    """Return a form that fits with settings beyond those that vary; None where none does.
+def add_memory_savings(
+    tried: Tried, variation: Variation, ground: Ground, run: Callable[[Change], Run]
+) -> Tried | None:
+    """Return a variant that fits with settings beyond the variable ones; None if none fits.
 
-    What it has in common with the form that was tried is left out of its change.
+    Its change has only the further settings.
 
     Args:
-        tried: the form that does not fit.
-        variation: the schedule, and what may differ.
-        ground: what the values of settings depend on.
-        run: simulates a form; raises PptraceError where it cannot run.
+        tried: the variant that does not fit.
+        variation: the schedule and its variable settings.
+        ground: the inputs of the settings' values.
+        run: simulates a variant; raises PptraceError where it cannot run.
     """
     known = {key for one in variation.settings for change in one.values(ground) for key in change}
     seen = []
-    for switches in room_makers(ground.resolved, variation.registry):
+    for switches in memory_savings(ground.resolved, variation.registry):
         more = {key: value for key, value in switches.items() if key not in known}
         if not more or more in seen or variation.keeps(more):
             continue
@@ -334,62 +336,62 @@ def in_more_room(tried: Tried, variation: Variation, ground: Ground, run: Callab
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variation:
-    """A schedule, and what of it may differ."""
+    """A schedule and its variable settings."""
 
     resolved: Resolved
     """The configuration with the schedule and the limit."""
     registry: Registry
     """The plugins."""
     settings: tuple[VariedSetting, ...]
-    """What may differ."""
+    """The variable settings."""
     limit_bytes: int
-    """What a rank may hold."""
+    """The memory limit of a rank."""
     apart: tuple[Any, ...] = ()
-    """What tells its costs from those of the other schedules of a comparison."""
+    """The key of its costs among the schedules of a comparison."""
     kept: tuple[str, ...] = ()
-    """Keys that the schedule sets itself; they and all below them keep their values."""
+    """Keys that the entry sets; they and all keys below them are fixed."""
     loose: bool = True
-    """Whether chunks per rank that the schedule does not take are left out of its own form."""
+    """Whether to drop chunks per rank that the schedule does not take."""
 
     def keeps(self, change: Mapping[str, Any]) -> bool:
-        """Whether a change sets something that the schedule sets itself."""
+        """Return whether a change sets a fixed key."""
         return any(key == kept or key.startswith(f"{kept}.") for key in change for kept in self.kept)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """A form of a schedule that was simulated."""
+    """A simulated variant of a schedule."""
 
     tried: Tried
-    """In what it differs from the configuration, and what it comes to."""
+    """Its settings and its result."""
     activation_bytes: int
-    """The most activations on a rank."""
+    """Peak activations on a rank."""
 
     @property
     def order(self) -> tuple[bool, int, int]:
-        """The better the smaller: those that fit by their steps, others by their memory; then fewer settings."""
+        """Return the sort key: by step for variants that fit, else by memory; then by number of settings."""
         worth = (self.tried.step_ns or 0) if self.tried.fits else self.tried.peak_bytes
         return not self.tried.fits, worth, len(self.tried.change.settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forms:
-    """What was found of one schedule."""
+    """The result of the search over one schedule."""
 
     own: Tried
-    """The configuration's own form."""
+    """The configured variant."""
     error: PptraceError | None
-    """Why that cannot run, if so."""
+    """The error of the configured variant, if any."""
     best: Tried | None
-    """The shortest step that fits; else the form of least memory; None where none runs."""
+    """The shortest step that fits, else the variant of least memory; None if none runs."""
     run: Run | None
     """Its simulated step."""
     tried: tuple[Tried, ...]
-    """All that was simulated, in order, the own form first."""
+    """All simulated variants, in order, the configured one first."""
     candidates: int
-    """How many other forms estimates chose among."""
+    """Number of estimated variants."""
 
     @property
     def fits(self) -> bool:
-        """Whether a form fits."""
+        """Return whether a variant fits."""
         return self.best is not None and self.best.fits

@@ -1,4 +1,4 @@
-"""A run in at most 25 lines, those that are wider than the terminal folded; nothing is cut."""
+"""The summary of a step in at most 25 lines, folded at the width of the terminal."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ LINES = 25
 """Lines that a terminal shows at once."""
 
 ALL_RANKS = 16
-"""Up to here every rank has a line; beyond, the first, middle, last and worst."""
+"""Limit of ranks with a line each; larger jobs have the first, middle, last and worst."""
 
 _SHOWN = 3
-"""Pairs of ranks that are named for a link."""
+"""Limit of named rank pairs per link."""
 
 _COLUMNS = ("fill", "drain", "xfer", "cont", "HoL", "peer", "dp", "slow")
 
@@ -40,9 +40,9 @@ _COLUMNS = ("fill", "drain", "xfer", "cont", "HoL", "peer", "dp", "slow")
 def summary_lines(
     run: SimulatedStep, bottleneck: Bottleneck, advice: Advice, written: Sequence[Path] = ()
 ) -> list[str]:
-    """Return the summary's lines; the last names the next command, given the traces ``written``.
+    """Return the summary's lines; the last names the next command for the ``written`` traces.
 
-    Where all would be too many lines, blank ones go first, then the data-parallel one, then those about links.
+    Above the limit of lines, blank lines are dropped first, then the data-parallel line, then those of links.
     """
     width = shutil.get_terminal_size((WIDTH, LINES)).columns
     head = [*_headline(run), *_notes(run), _figures(run)]
@@ -67,9 +67,9 @@ def _folded(line: str, width: int) -> list[str]:
 
 
 def time_text(run: SimulatedStep, time_ns: float) -> str:
-    """Return a time as people read it: in units where the costs are units.
+    """Return a time in readable units, or in the cost model's units of time.
 
-    A simulated time is a whole number of nanoseconds; per-rank means need not be.
+    Means over ranks need not be whole nanoseconds.
     """
     unit = run.prepared.workload.unit_time_ns
     if unit:
@@ -78,7 +78,7 @@ def time_text(run: SimulatedStep, time_ns: float) -> str:
 
 
 def job_text(run: SimulatedStep) -> str:
-    """Return what is trained on what: model and device, or the costs that stand for them."""
+    """Return model and device, or the costs that replace them."""
     experiment = run.prepared.resolved.experiment
     costs = f"{experiment.costs.name} costs"
     model = (experiment.model.preset or "a model of one's own") if experiment.model else costs
@@ -86,27 +86,28 @@ def job_text(run: SimulatedStep) -> str:
 
 
 def devices_text(device: Device) -> str:
-    """Return what ranks run on, each sort once."""
-    own = [one if isinstance(one, str) else one.get("preset") for one in (device.ranks or {}).values()]
-    names = dict.fromkeys([device.preset, *(name for name in own if name)])
+    """Return the different devices of the ranks."""
+    entries = (device.ranks or {}).values()
+    presets = [entry if isinstance(entry, str) else entry.get("preset") for entry in entries]
+    names = dict.fromkeys([device.preset, *(name for name in presets if name)])
     text = " and ".join(name or "its device" for name in names)
     return f"{text}, unlike by rank" if device.ranks and len(names) == 1 else text
 
 
 def schedule_text(run: SimulatedStep) -> str:
-    """Return the schedule with the options that it ran with, its own defaults included."""
+    """Return the schedule with its options, defaults included."""
     options = options_text(run)
     return f"{run.prepared.resolved.experiment.schedule.name}{f' ({options})' if options else ''}"
 
 
 def options_text(run: SimulatedStep) -> str:
-    """Return the options that a schedule ran with; nothing where it has none."""
+    """Return the options of the schedule, defaults included; empty without options."""
     options = run.prepared.resolved.experiment.schedule.options
     return ", ".join(f"{key} {value}" for key, value in options.items() if value is not None)
 
 
 def setting_text(run: SimulatedStep, *, chunks: int = 1) -> str:
-    """Return how the job is divided and what its messages take; ``chunks`` per rank are named from two on."""
+    """Return parallel sizes, network and policy; ``chunks`` per rank are named above one."""
     experiment = run.prepared.resolved.experiment
     sizes = [f"pp {run.prepared.schedule.ranks}"]
     sizes += [f"vp {chunks}"] if chunks > 1 else []
@@ -169,7 +170,7 @@ def _where_time_goes(run: SimulatedStep, width: int) -> list[str]:
 
 
 def _path(run: SimulatedStep, width: int) -> str:
-    """Return the kinds on the path, as many as one line has room for."""
+    """Return the kinds on the critical path that fit one line."""
     path, step = run.metrics.path, run.metrics.step_ns or 1
     most = ""
     if path.slowest_stage >= 0 and run.prepared.schedule.stages > 1:
@@ -183,7 +184,7 @@ def _path(run: SimulatedStep, width: int) -> str:
 
 
 def _communication(run: SimulatedStep) -> list[str]:
-    """Return what the groups inside actions hide, and what the reduction of gradients exposes."""
+    """Return hidden communication by group, and the exposed gradient reduction."""
     groups = [group for group in run.metrics.groups if group.stream.is_group]
     hidden = ", ".join(f"{group.name} {group.hidden:.1%}" for group in groups)
     return [*([f"hidden         {hidden}"] if hidden else []), *_reduction(run)]
@@ -193,13 +194,13 @@ def _reduction(run: SimulatedStep) -> list[str]:
     metrics = run.metrics
     if not metrics.reduction_ns.any():
         return []
-    took = time_text(run, int(metrics.reduction_ns.max()))
+    reduction = time_text(run, int(metrics.reduction_ns.max()))
     exposed = time_text(run, int(metrics.idle_ns[:, IdleCause.REDUCTION].max()))
-    return [f"data parallel  reduction {took}, of which exposed {exposed}"]
+    return [f"data parallel  reduction {reduction}, of which exposed {exposed}"]
 
 
 def _busiest(run: SimulatedStep) -> list[str]:
-    """Return the fullest link, and the one that held messages up most."""
+    """Return the busiest link, and the link with the largest delay."""
     if run.traffic is None:
         return []
     used = busiest_links(run.timeline, run.traffic, run.metrics.step_ns)
@@ -261,8 +262,8 @@ def _warning(run: SimulatedStep) -> list[str]:
     over = run.metrics.over_capacity
     if over is None:
         return []
-    rank, at, size = over
-    return [f"warning: rank {rank} is {format_size(size)} over its memory at {time_text(run, at)}"]
+    rank, time_ns, size = over
+    return [f"warning: rank {rank} is {format_size(size)} over its memory at {time_text(run, time_ns)}"]
 
 
 def _last(
@@ -273,14 +274,14 @@ def _last(
     following = f"next: pptrace open {shell_word(str(traces[0]))}" if traces else "next: add -o step.pftrace"
     if best is not None:
         arguments = best.change.arguments.split(" --")
-        told = _wrapped("  ", [arguments[0], *(f"--{one}" for one in arguments[1:])], width, between=" ")
-        return [f"{lever}; {_advice(run, best)}", *told, following]
+        lines = _wrapped("  ", [arguments[0], *(f"--{word}" for word in arguments[1:])], width, between=" ")
+        return [f"{lever}; {_advice(run, best)}", *lines, following]
     joined = f"{lever}; {following}"
     return [joined] if len(joined) <= width else [lever, following]
 
 
 def _advice(run: SimulatedStep, tried: Tried) -> str:
-    """Return what a configuration that was simulated comes to, beside the run's own."""
+    """Return step and memory of a simulated candidate, next to the run's own step."""
     own = "" if run.metrics.over_capacity else f" in place of {time_text(run, run.metrics.step_ns)}"
     peak = f", peak {format_size(tried.peak_bytes)}" if tried.peak_bytes else ""
     return f"simulated {time_text(run, tried.step_ns or 0)}{own}{peak}, with"

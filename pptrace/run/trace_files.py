@@ -1,4 +1,4 @@
-"""Find the traces of a run, in files and folders, and read them by the importer that knows them."""
+"""Search of trace files in folders, and their import."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ _OF_GZIP = 31
 def read_measurement(
     sources: Sequence[Path], registry: Registry, request: ImportRequest | None = None
 ) -> tuple[Measurement, bool]:
-    """Read traces that belong together; a folder stands for what is in it, and what no importer knows is noted.
+    """Read the traces of one run, from files and folders; files without an importer become notes.
 
     Returns:
         The measurement, and whether it was recorded (a trace that pptrace wrote of a simulation was not).
 
     Raises:
-        TraceError: nothing there, nothing that an importer knows, or files of several sorts.
+        TraceError: no file, no file with an importer, or files of several formats.
     """
     files = [file for source in sources for file in _files(source)]
     known: dict[str, tuple[ImporterOffer, list[Path]]] = {}
-    strangers = []
+    unknown = []
     for file in files:
         try:
             offer = importer_of(file, registry)
@@ -56,33 +56,33 @@ def read_measurement(
                 raise
             offer = None
         if offer is None:
-            strangers.append(file)
+            unknown.append(file)
         else:
             known.setdefault(offer.name, (offer, []))[1].append(file)
     if not known:
-        raise _unknown(sources[0], strangers, registry)
-    most = sorted(known.values(), key=lambda one: -len(one[1]))
-    offer, own = most[0]
+        raise _unknown(sources[0], unknown, registry)
+    most = sorted(known.values(), key=lambda group: -len(group[1]))
+    offer, own_files = most[0]
     odd = [(file, other.name) for other, files in most[1:] for file in files]
-    if odd and (len(own) == len(most[1][1]) or not any(source.is_dir() for source in sources)):
-        told = ", ".join(f"{files[0].name} of {one.name}" for one, files in most)
-        raise TraceError(f"holds traces of several sorts ({told}): leave one sort", file=sources[0])
+    if odd and (len(own_files) == len(most[1][1]) or not any(source.is_dir() for source in sources)):
+        formats = ", ".join(f"{files[0].name} of {other.name}" for other, files in most)
+        raise TraceError(f"holds traces of several sorts ({formats}): leave one sort", file=sources[0])
     notes = tuple(f"{file.name} is a trace of {name}, the others of {offer.name}: left out" for file, name in odd)
-    notes += tuple(f"{file.name} is no trace that an importer knows: left out" for file in strangers[:_TOLD])
-    if len(strangers) > _TOLD:
-        notes += (f"{len(strangers) - _TOLD} further files are none either",)
+    notes += tuple(f"{file.name} is no trace that an importer knows: left out" for file in unknown[:_LISTED])
+    if len(unknown) > _LISTED:
+        notes += (f"{len(unknown) - _LISTED} further files are none either",)
     if offer.measure is None:
-        timeline = offer.read(own)
+        timeline = offer.read(own_files)
         step = Step(label="simulated", timeline=timeline, gap_ns=np.zeros(len(timeline), dtype=np.int64))
         return Measurement(steps=(step,), notes=notes), False
-    measured = offer.measure(own, request or ImportRequest())
+    measured = offer.measure(own_files, request or ImportRequest())
     for step in measured.steps:
-        _check_places(step, own[0])
+        _check_places(step, own_files[0])
     return _with_notes(measured, notes), True
 
 
 def _check_places(step: Step, file: Path) -> None:
-    """Refuse passes and messages of stages or microbatches that the step does not have.
+    """Check that passes and messages have stages and microbatches of the step.
 
     Raises:
         TraceError: the first of them.
@@ -99,18 +99,18 @@ def _check_places(step: Step, file: Path) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behind:
-    """What a simulation's trace was made with."""
+    """Costs and policy of a simulated trace."""
 
     workload: Workload
-    """What actions cost."""
+    """Costs of actions."""
     p2p: Mapping[str, Any]
-    """How messages were issued, as its configuration has it."""
+    """The section ``p2p`` of its configuration."""
 
 
 def simulation_behind(timeline: Timeline, registry: Registry) -> Behind | None:
-    """Return what a simulation's trace was made with, from the configuration that it holds.
+    """Return costs and policy of a simulated trace, from its configuration.
 
-    None where it holds none, or what is installed no longer takes it.
+    None without a configuration, or if the installed plugins do not take it.
     """
     configuration = _configuration_of(timeline)
     if configuration is None:
@@ -120,12 +120,12 @@ def simulation_behind(timeline: Timeline, registry: Registry) -> Behind | None:
     if not isinstance(parallel, dict) or not isinstance(batch, dict):
         return None
     parallel, batch = {**parallel}, {**batch}
-    if parallel.get("pp") is None:  # a table said it
+    if parallel.get("pp") is None:  # from the table
         parallel["pp"] = placement.ranks
     if all(batch.get(key) is None for key in ("microbatches", "global")):
         batch["microbatches"] = placement.microbatches
     edges = tuple((int(a), int(b)) for a, b in placement.edges)
-    # The order is known, and a table's file need not be there.
+    # The trace has the order, and the file of a table may be missing.
     plain = {**configuration, "schedule": {"name": "none"}, "parallel": parallel, "batch": batch}
     try:
         resolved = load(plain)
@@ -140,10 +140,9 @@ def simulation_behind(timeline: Timeline, registry: Registry) -> Behind | None:
 
 
 def prepared_behind(timeline: Timeline, registry: Registry) -> Prepared | None:
-    """Return what a simulation's trace was simulated on, from the configuration that it holds.
+    """Return the inputs of a simulated trace, from its configuration.
 
-    None where it holds none, what is installed no longer takes it, or it is of a step of another size, or of one
-    in segments.
+    None without a configuration, for plugins that do not take it, another size, or segments.
     """
     configuration = _configuration_of(timeline)
     if configuration is None or timeline.parts is not None:
@@ -156,15 +155,15 @@ def prepared_behind(timeline: Timeline, registry: Registry) -> Prepared | None:
         prepared = prepare(resolved, registry)
     except PptraceError:
         return None
-    sizes = [(one.ranks, one.stages, one.microbatches) for one in (prepared.schedule, placement)]
-    return prepared if sizes[0] == sizes[1] else None
+    table = prepared.schedule
+    sizes = table.ranks, table.stages, table.microbatches
+    return prepared if sizes == (placement.ranks, placement.stages, placement.microbatches) else None
 
 
 def _configuration_of(timeline: Timeline) -> dict[str, Any] | None:
-    """Return the configuration in a trace, as it can be read again; None where there is none.
+    """Return the configuration of a trace in readable form; None without one, or with a path in it.
 
-    It is written with every default filled in, and a policy that is a program takes no switches of the rules. One
-    that names a path is not ours.
+    Traces have all defaults, and the policies of frameworks do not take the switches of rules.
     """
     configuration = timeline.provenance.get("configuration")
     if not isinstance(configuration, dict) or any(_names_a_path(part) for part in configuration.values()):
@@ -176,25 +175,24 @@ def _configuration_of(timeline: Timeline) -> dict[str, Any] | None:
 
 
 def _fits(resolved: Resolved, placement: Placement) -> bool:
-    """Whether a configuration is for a step of a trace's size: nothing larger is to be built for its text."""
-    asked = resolved.experiment
-    sizes = asked.parallel.pp in {None, placement.ranks}, asked.batch.known_microbatches <= placement.microbatches
-    return all(sizes)
+    """Return whether a configuration has a trace's size, so that nothing larger is built."""
+    parallel, batch = resolved.experiment.parallel, resolved.experiment.batch
+    return parallel.pp in {None, placement.ranks} and batch.known_microbatches <= placement.microbatches
 
 
 def _names_a_path(part: Any) -> bool:
-    """Whether a part of a configuration is named by a path: we write none, and a trace is to have no file read."""
+    """Return whether a part of a configuration is a path; traces must not cause reads of files."""
     names = (part.get("name"), part.get("preset")) if isinstance(part, dict) else (part,)
     return any(isinstance(name, str) and ("/" in name or "\\" in name) for name in names)
 
 
 _OF_RULES = frozenset({"stream", "eager"})
-_TOLD = 5
-"""Files that are named one by one."""
+_LISTED = 5
+"""Limit of named files."""
 
 
 def importer_of(file: Path, registry: Registry) -> ImporterOffer | None:
-    """Return the importer that recognises a file.
+    """Return the importer of a file; None without one.
 
     Raises:
         TraceError: the file cannot be read.
@@ -219,7 +217,7 @@ def head_of(path: Path) -> bytes:
     except OSError as error:
         raise TraceError(error.strerror or "cannot be read", file=path) from error
     try:
-        # Of a file that ends in the middle, its beginning tells what it is.
+        # The first bytes are enough for a truncated file.
         return zlib.decompressobj(_OF_GZIP).decompress(start, _HEAD) if start[:2] == _GZIP else start
     except zlib.error as error:
         raise TraceError("is no whole gzip file", file=path) from error
@@ -234,11 +232,11 @@ def _files(source: Path) -> list[Path]:
     return found
 
 
-def _unknown(source: Path, strangers: Sequence[Path], registry: Registry) -> TraceError:
+def _unknown(source: Path, files: Sequence[Path], registry: Registry) -> TraceError:
     offers = registry.importers.values()
     known = ", ".join(f"{provided.offer.name} ({provided.offer.summary})" for provided in offers)
     hint = "" if any(p.offer.measure for p in offers) else "; for measured traces pip install pptrace-profilers"
-    file = strangers[0] if strangers else source
+    file = files[0] if files else source
     return TraceError(f"no importer recognises it; there are {known}{hint}", file=file)
 
 
