@@ -1,4 +1,4 @@
-"""``pptrace costs``: what a cost model found, and a table of it to be edited."""
+"""``pptrace costs``: costs of a cost model, and an editable table of them."""
 
 from __future__ import annotations
 

@@ -26,20 +26,19 @@ if TYPE_CHECKING:
     from pptrace.plugins.registry import Registry
 
 _COLLECTED = 50_000
-"""New objects after which garbage is looked for: Python's own 700 cost a small command a thirtieth of its time."""
+"""New objects per garbage collection: Python's default of 700 takes 3 % of a small command."""
 _LIGHT = {"OPENBLAS_NUM_THREADS": "1", "PYDANTIC_DISABLE_PLUGINS": "__all__"}
-"""numpy starts a thread per core for products of floats, of which we make none; pydantic reads the entry points of
-all that is installed to find who watches its models."""
+"""Avoid threads of numpy for float products, which pptrace does not use, and pydantic's search for plugins."""
 _TROUBLE = 2
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
 _TERMINATED = 143
 _CRASHED = 70
-"""EX_SOFTWARE of sysexits.h; 1 is an answer of ``diff`` and ``sweep``."""
+"""EX_SOFTWARE of sysexits.h; 1 is a result of ``diff`` and ``sweep``."""
 
 
 class _Lazy(click.Group):
-    """The core's commands, found without any plugin, and those that plugins bring."""
+    """The core's commands, which need no plugin, and the commands of plugins."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_helps(ctx))
@@ -80,7 +79,7 @@ def _registry(ctx: click.Context) -> Registry:
 
 
 def _helps(ctx: click.Context) -> dict[str, str]:
-    """Return all commands with their help; what is wrong with a plugin's costs no other."""
+    """Return all commands with their help; an error in plugins becomes a warning."""
     try:
         offered = _registry(ctx).commands
     except PptraceError as error:
@@ -90,7 +89,7 @@ def _helps(ctx: click.Context) -> dict[str, str]:
 
 
 def _warn(ctx: click.Context) -> Callable[[str], None]:
-    """Return what tells a warning, unless the shell completes a line."""
+    """Return a function that prints a warning, except during shell completion."""
     return lambda line: None if ctx.resilient_parsing else _show_warning(line, UserWarning)
 
 
@@ -106,16 +105,16 @@ def cli() -> None:
 def main() -> NoReturn:
     """Run the command line; every error that a user can cause is one line and exit code 2."""
     warnings.showwarning = _show_warning
-    warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # the plugin that returned it is named
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # the error names the plugin
     _start_light()
     with plain_streams(), _own_interrupts():
         code = _run()
-    gc.freeze()  # nothing is looked through once more at the end
+    gc.freeze()  # no garbage collection at exit
     sys.exit(code)
 
 
 def _start_light() -> None:
-    """Leave out what libraries do at their start for others; what the user sets in the environment holds."""
+    """Disable slow start-up work of libraries; variables that the user sets take precedence."""
     gc.set_threshold(_COLLECTED, *gc.get_threshold()[1:])
     for name, value in _LIGHT.items():
         os.environ.setdefault(name, value)
@@ -123,9 +122,9 @@ def _start_light() -> None:
 
 @contextmanager
 def _own_interrupts() -> Iterator[None]:
-    """End commands cleanly on Ctrl-C and SIGTERM, unless the shell has the signal ignored.
+    """End commands cleanly on Ctrl-C and SIGTERM, unless the shell ignores the signal.
 
-    Commands end on SIGTERM as after Ctrl-C, so that temporary files and workers go.
+    Both signals remove temporary files and end workers.
     """
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number, handler in before.items():
@@ -152,24 +151,24 @@ def _run() -> int:
     except click.exceptions.Exit as exit_:
         code = exit_.exit_code
     except BrokenPipeError:
-        code = _left_alone()
+        code = _broken_pipe()
     except SystemExit:
         if sys.stdout is out:
             raise
-        code = _left_alone()  # click exits with 1, and hides what cannot be written any more
-    except Exception as error:  # noqa: BLE001 - the last resort: a bug is told as such, with a status of its own
+        code = _broken_pipe()  # click exits with 1 at a broken pipe
+    except Exception as error:  # noqa: BLE001 - a bug has its own message and status
         code = _refused(error)
     return code if isinstance(code, int) else 0
 
 
-def _left_alone() -> int:
-    """Return the status of a broken pipe: its reader went away, and nothing may be written at exit either."""
+def _broken_pipe() -> int:
+    """Return the status of a broken pipe, and discard all later output."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return _BROKEN_PIPE
 
 
 def _refused(error: Exception) -> int:
-    """Tell what went wrong, in one line unless it is a bug, and return the exit code."""
+    """Print an error, in one line unless it is a bug, and return the exit code."""
     if isinstance(error, click.ClickException):
         sys.stderr.write(_refusal(error))
         return error.exit_code
@@ -187,7 +186,7 @@ def _refused(error: Exception) -> int:
 
 
 def _crashed(error: Exception) -> int:
-    """Show the traceback of a bug; return the status that says so, which no command's answer has."""
+    """Print the traceback of a bug, and return its status, which no command uses."""
     import traceback
 
     traceback.print_exception(error)
@@ -196,14 +195,14 @@ def _crashed(error: Exception) -> int:
 
 
 def _interrupted(cause: BaseException | None) -> int:
-    """Say that a signal ended the command, and return the status that shells give it."""
+    """Print that a signal ended the command, and return the shell's status for it."""
     terminated = isinstance(cause, UserInterrupt) and cause.args == (signal.SIGTERM,)
     sys.stderr.write(f"pptrace: {'terminated' if terminated else 'interrupted'}\n")
     return _TERMINATED if terminated else _INTERRUPTED
 
 
 def _refusal(error: click.ClickException) -> str:
-    """Return click's message as one line, or the help that it shows where no command is named."""
+    """Return click's message as one line, or its help for a missing command."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         return f"{error.format_message()}\n"
     line = " ".join(error.format_message().split())
@@ -215,12 +214,14 @@ def _refusal(error: click.ClickException) -> str:
 
 
 def _key_of(error: click.NoSuchOption) -> str:
-    """Return the key of a flag that a command with ``--set`` does not have, nor a longer one; else empty."""
+    """Return the key of a flag that a command with ``--set`` lacks; empty if a longer flag matches."""
     from pptrace.config.flags import FLAGS
 
     flag = FLAGS.get(error.option_name.removeprefix("--"))
-    longer = any(one.startswith(error.option_name) for one in error.possibilities or ())
-    takes_settings = error.ctx is not None and any(one.name == "sets" for one in error.ctx.command.params)
+    longer = any(name.startswith(error.option_name) for name in error.possibilities or ())
+    takes_settings = error.ctx is not None and any(
+        parameter.name == "sets" for parameter in error.ctx.command.params
+    )
     return flag.key if flag and takes_settings and not longer else ""
 
 

@@ -1,4 +1,4 @@
-"""``pptrace network``: a cluster's links and routes, and what a pipeline leaves of them."""
+"""``pptrace network``: links and routes of a cluster, and their load by a pipeline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pptrace.config.quantities import format_duration, format_rate
 from pptrace.sanitize import printable_line
 
 if TYPE_CHECKING:
-    from pptrace.run.cluster_traffic import Between, ClusterView
+    from pptrace.run.cluster_traffic import ClusterView, GpuRoute
 
 _EXAMPLES = """\b
 pptrace network dgx-h100x4
@@ -95,7 +95,7 @@ def _lines(view: ClusterView) -> list[str]:
     return lines if view.between is None else [*lines, "", *_route(view, view.between)]
 
 
-def _route(view: ClusterView, between: Between) -> list[str]:
+def _route(view: ClusterView, between: GpuRoute) -> list[str]:
     links = view.job.cluster.links
     source, target = (
         dict(view.job.layout.place(gpu)) if gpu < view.job.layout.gpus else {}
@@ -115,7 +115,7 @@ def _route(view: ClusterView, between: Between) -> list[str]:
 def _place(place: dict[str, int]) -> str:
     if not place:
         return " (spare)"
-    return f" ({', '.join(f'{axis} {at}' for axis, at in place.items())})"
+    return f" ({', '.join(f'{axis} {index}' for axis, index in place.items())})"
 
 
 def _rate(rate_kbps: int) -> str:

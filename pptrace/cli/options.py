@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
 _PREFIX = "flag_"
-"""Keeps the parameters of flags apart from a command's own."""
+"""Prefix of the parameters of flags."""
 
 
 def experiment_flags(*only: str, without: Sequence[str] = ()) -> Callable[[Function], Function]:
@@ -30,7 +30,7 @@ def experiment_flags(*only: str, without: Sequence[str] = ()) -> Callable[[Funct
 
     Args:
         only: the flags; all unless given.
-        without: flags that the command has no use for, such as ``schedule``.
+        without: excluded flags, such as ``schedule``.
     """
 
     def decorate(function: Function) -> Function:
@@ -47,7 +47,7 @@ def experiment_flags(*only: str, without: Sequence[str] = ()) -> Callable[[Funct
 
 
 def _checked_sets(context: click.Context, parameter: click.Parameter, sets: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the settings, checked before the next word is taken for a file: ``--set parallel.tp 4``."""
+    """Check settings before the next word is read as a file: ``--set parallel.tp 4``."""
     del context, parameter
     if not all("=" in text for text in sets):
         from pptrace.config.overrides import assignments
@@ -57,11 +57,11 @@ def _checked_sets(context: click.Context, parameter: click.Parameter, sets: tupl
 
 
 def flag_option(name: str, parameter: str = "") -> Callable[[Function], Function]:
-    """Return the option of one flag, as the settings describe it.
+    """Return the option of one flag.
 
     Args:
         name: the flag.
-        parameter: the name under which it arrives; one for :func:`given_flags` unless given.
+        parameter: its parameter name; by default, one for :func:`given_flags`.
     """
     flag = FLAGS[name]
     completed = completers.offers(flag.offers, or_file=flag.takes_file) if flag.offers else None
@@ -118,7 +118,7 @@ _OPTIONS = (
 
 
 def measured_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--layout``, ``--replica`` and ``--rules`` to a command, which gets them as one ``request``."""
+    """Add ``--layout``, ``--replica`` and ``--rules`` to a command, as its argument ``request``."""
 
     @wraps(function)
     def command(layout: str, replica: str, rules: Path | None, **given: Any) -> Any:
@@ -134,13 +134,13 @@ def measured_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def read(
     traces: Sequence[Path], request: ImportRequest, *, without_actions: bool = False
 ) -> tuple[Measurement, bool]:
-    """Read measured traces, or ours; what is noted goes to standard error.
+    """Read measured or simulated traces; print notes on standard error.
 
     Returns:
-        The measurement, and whether it was recorded, and is no simulation's trace.
+        The measurement, and whether it is recorded and not simulated.
 
     Raises:
-        TraceError: they cannot be read, or hold no action of a pipeline and are not taken ``without_actions``.
+        TraceError: unreadable traces, or traces without actions unless ``without_actions``.
     """
     from pptrace.errors import TraceError
     from pptrace.measured.sides import no_actions

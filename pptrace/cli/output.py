@@ -36,7 +36,7 @@ def echo_documents(documents: Document | Sequence[Document], *, as_json: bool) -
 
 @contextmanager
 def status(first: str) -> Iterator[Callable[[str], None] | None]:
-    """Show a line on the standard error while the block runs, and yield what changes it; None off a terminal."""
+    """Show a line on standard error during a block; yield a function that changes it, None without a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -50,13 +50,13 @@ def status(first: str) -> Iterator[Callable[[str], None] | None]:
 
 
 class _Printable:
-    """A stream of text in which control characters are spelt out."""
+    """A text stream with escaped control characters."""
 
     def __init__(self, stream: TextIO) -> None:
         self.raw = stream
 
     def write(self, text: str) -> int:
-        """Write text, and return how much of it there was."""
+        """Write text, and return its length."""
         self.raw.write(printable(text))
         return len(text)
 
@@ -70,14 +70,14 @@ class _Printable:
 
 
 class _StandardOutput(io.FileIO):
-    """The bytes of the standard output, which errors name."""
+    """The bytes of standard output; errors name it."""
 
     def write(self, content: Any, /) -> int:
         """Write bytes, and return how many.
 
         Raises:
-            BrokenPipeError: nobody reads them any more.
-            OutputError: they cannot be written for another reason.
+            BrokenPipeError: the reader closed the pipe.
+            OutputError: another error.
         """
         try:
             return super().write(content)
@@ -95,10 +95,10 @@ def _reason(error: OSError) -> str:
 
 @contextmanager
 def plain_streams() -> Iterator[None]:
-    """While the block runs, spell out control characters on the standard error, and on a terminal's output.
+    """Escape control characters on standard error and on terminals during a block.
 
-    Output for a file or another program stays as it is, but for what has no UTF-8. It has a descriptor of its own:
-    what plugins, and programs that they start, write to descriptor 1 goes to the standard error.
+    Output to files and programs is unchanged except for invalid UTF-8. It has its own descriptor: descriptor 1,
+    for plugins and their programs, is a duplicate of standard error.
     """
     before = sys.stdout, sys.__stdout__, sys.stderr
     sys.stdout = sys.__stdout__ = results = _results(sys.stdout)  # type: ignore[misc,assignment] # for shutil
@@ -110,14 +110,14 @@ def plain_streams() -> Iterator[None]:
     finally:
         sys.stdout, sys.__stdout__, sys.stderr = before  # type: ignore[misc] # as above
         if results is not before[0]:
-            with suppress(OSError, OutputError):  # what cannot be written has been reported
+            with suppress(OSError, OutputError):  # the error has been reported
                 results.close()
 
 
 def _results(stdout: TextIO | None) -> TextIO:
-    """Return a stream for results: Python's own standard output gets a duplicate of its descriptor.
+    """Return a stream for results: a duplicate of Python's standard output.
 
-    Descriptor 1 stays the standard error's until the process ends, when C code flushes what it still holds.
+    Descriptor 1 stays a duplicate of standard error until the process ends, as C code flushes its buffers then.
     """
     if not isinstance(stdout, io.TextIOWrapper):
         return stdout or io.StringIO()
@@ -134,7 +134,7 @@ def _results(stdout: TextIO | None) -> TextIO:
 
 
 def _open_error_descriptor() -> None:
-    """Point descriptor 2 at nothing where it is closed, so that no file gets its number."""
+    """Open descriptor 2 on the null device if it is closed, so that no file gets its number."""
     try:
         os.fstat(2)
     except OSError:
@@ -142,5 +142,5 @@ def _open_error_descriptor() -> None:
 
 
 def raw(stream: TextIO) -> TextIO:
-    """Return what lies under a stream, for those who draw: whatever they show, they make printable themselves."""
+    """Return the stream without escapes, for renderers that escape text themselves."""
     return stream.raw if isinstance(stream, _Printable) else stream

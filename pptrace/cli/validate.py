@@ -1,4 +1,4 @@
-"""``pptrace validate``: hold a schedule table in a file to its laws."""
+"""``pptrace validate``: check a schedule table in a file."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def command(file: Path, p2p: str | None, receive: str | None) -> None:
     if p2p is not None:
         _simulate(table.schedule, p2p, receive)
     under = f", also under p2p {p2p}" if p2p else ""
-    click.echo(f"{file}: valid{under}: {_described(table.schedule)}")
+    click.echo(f"{file}: valid{under}: {_description(table.schedule)}")
 
 
 def _simulate(schedule: Schedule, p2p: str, receive: str | None) -> None:
@@ -66,7 +66,7 @@ def _simulate(schedule: Schedule, p2p: str, receive: str | None) -> None:
     simulate(schedule, costs, ideal(), policy)
 
 
-def _described(schedule: Schedule) -> str:
+def _description(schedule: Schedule) -> str:
     from collections import Counter
 
     from pptrace.steps.kinds import Kind

@@ -1,4 +1,4 @@
-"""What a cluster offers between two GPUs, alone and under a pipeline's own traffic."""
+"""Rates between GPUs of a cluster, alone and under a pipeline's traffic."""
 
 from __future__ import annotations
 
@@ -34,43 +34,43 @@ _NUMBER = re.compile(r"[0-9]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkGroup:
-    """Links whose names differ in numbers only."""
+    """Links whose names differ only in numbers."""
 
     pattern: str
-    """Their names, ``*`` for each number."""
+    """Their names with ``*`` for each number."""
     links: tuple[int, ...]
     """The links."""
     rate_kbps: tuple[int, ...]
-    """Their capacities, each once."""
+    """Their different capacities."""
     latency_ns: tuple[int, ...]
-    """Their latencies, each once."""
+    """Their different latencies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Between:
-    """One way between two GPUs."""
+class GpuRoute:
+    """The route between two GPUs."""
 
     source: int
     """The sending GPU."""
     target: int
     """The receiving GPU."""
     links: tuple[int, ...]
-    """Links along the (first) way."""
+    """Links on the first path."""
     ways: int
-    """Ways that messages take in turn."""
+    """Number of paths, which messages take in turn."""
     overhead_ns: int
     """Launch overhead of a message."""
     latency_ns: int
     """Wire latency."""
     alone_kbps: int
-    """What a message alone gets; 0 for no limit."""
+    """Rate of a message alone; 0 for no limit."""
     shared_kbps: int
-    """What it gets while every hop of the pipeline is under way, both directions, all replicas."""
+    """Rate of a message while all hops of the pipeline are busy, in both directions and all replicas."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterView:
-    """A cluster and what a pipeline on it loads."""
+    """A cluster and its load by a pipeline."""
 
     job: JobNetwork
     """The cluster, and the pipeline's place on it."""
@@ -81,9 +81,9 @@ class ClusterView:
     groups: tuple[LinkGroup, ...]
     """The links in groups."""
     load: tuple[float, ...]
-    """How full each link is while every hop of the pipeline is under way."""
-    between: Between | None = None
-    """What lies between two GPUs, where asked."""
+    """Utilisation of each link while all hops of the pipeline are busy."""
+    between: GpuRoute | None = None
+    """The route between two GPUs, if requested."""
 
 
 def view_cluster(
@@ -93,7 +93,7 @@ def view_cluster(
     flags: Mapping[str, Any] | None = None,
     between: tuple[int, int] | None = None,
 ) -> ClusterView:
-    """Build a cluster, a preset's or a configuration file's, and look at it.
+    """Build the cluster of a preset or configuration file, and compute its loads.
 
     Args:
         cluster: a preset such as ``dgx-h100x4``, or a YAML file with a ``cluster``.
@@ -103,8 +103,8 @@ def view_cluster(
         between: two GPUs.
 
     Raises:
-        ConfigError: what cannot be used; GPUs that are not there or that no route joins.
-        PluginError: a preset or network that nobody offers.
+        ConfigError: an invalid configuration, unknown GPUs, or GPUs without a route.
+        PluginError: a preset or network that no plugin offers.
     """
     given = {key: value for key, value in (flags or {}).items() if value is not None}
     file = cluster if not isinstance(cluster, str) else None
@@ -132,7 +132,7 @@ def view_cluster(
 
 
 def _with_ranks(resolved: Resolved) -> Resolved:
-    """Take the pipeline ranks from a table file where the configuration leaves them to it."""
+    """Fill in the pipeline ranks of a table file, where the configuration has none."""
     experiment = resolved.experiment
     if experiment.parallel.pp is not None:
         return resolved
@@ -141,7 +141,7 @@ def _with_ranks(resolved: Resolved) -> Resolved:
 
 
 def _over_all(job: JobNetwork) -> JobNetwork:
-    """Put a stage on each node, tensor-parallel inside, or on each GPU of a single node."""
+    """Place a tensor-parallel stage on each node, or a stage on each GPU of a single node."""
     cluster = job.cluster
     several = cluster.nodes > 1
     layout = Layout(pp=cluster.nodes, tp=cluster.gpus) if several else Layout(pp=cluster.gpus)
@@ -149,7 +149,7 @@ def _over_all(job: JobNetwork) -> JobNetwork:
 
 
 def _pipeline(job: JobNetwork) -> tuple[Paths, Int64s]:
-    """Return every hop between neighbours, both directions, and its rate while all are under way."""
+    """Return every hop between neighbours in both directions, and its rate while all are busy."""
     low = np.arange(job.layout.pp - 1, dtype=np.int32)
     hops = job.hops.paths(np.concatenate([low, low + 1]), np.concatenate([low + 1, low]))
     return hops, steady_rates(hops, job.cluster.links)
@@ -172,9 +172,9 @@ def _load(job: JobNetwork, hops: Paths, rates: Int64s) -> NDArray[np.float64]:
 
 def _groups(job: JobNetwork) -> tuple[LinkGroup, ...]:
     links = job.cluster.links
-    found: dict[str, list[int]] = {}
+    links_of: dict[str, list[int]] = {}
     for link, name in enumerate(links.name):
-        found.setdefault(_NUMBER.sub("*", name), []).append(link)
+        links_of.setdefault(_NUMBER.sub("*", name), []).append(link)
     return tuple(
         LinkGroup(
             pattern=pattern,
@@ -182,34 +182,34 @@ def _groups(job: JobNetwork) -> tuple[LinkGroup, ...]:
             rate_kbps=tuple(np.unique(links.rate_kbps[same]).tolist()),
             latency_ns=tuple(np.unique(links.latency_ns[same]).tolist()),
         )
-        for pattern, same in found.items()
+        for pattern, same in links_of.items()
     )
 
 
-def _between(job: JobNetwork, hops: Paths, source: int, target: int) -> Between:
+def _between(job: JobNetwork, hops: Paths, source: int, target: int) -> GpuRoute:
     gpus = job.cluster.endpoints
     for gpu in (source, target):
         if not 0 <= gpu < gpus:
             raise ConfigError(f"GPU {gpu} is not there: the cluster has {gpus}, counted from 0", file="--between")
-    own = job.cluster.paths(np.array([source], dtype=np.int32), np.array([target], dtype=np.int32))
-    if int(own.rate_kbps[0]) == NO_ROUTE:
+    route = job.cluster.paths(np.array([source], dtype=np.int32), np.array([target], dtype=np.int32))
+    if int(route.rate_kbps[0]) == NO_ROUTE:
         message = f"no route from GPU {source} to GPU {target}: give the cluster a fabric"
         raise ConfigError(message, file="--between")
     both = Paths(
-        overhead_ns=np.append(hops.overhead_ns[:: hops.ways], own.overhead_ns[0]),
-        latency_ns=np.append(hops.latency_ns[:: hops.ways], own.latency_ns[0]),
-        rate_kbps=np.append(hops.rate_kbps[:: hops.ways], own.rate_kbps[0]),
-        **_first_ways([hops, own]),
+        overhead_ns=np.append(hops.overhead_ns[:: hops.ways], route.overhead_ns[0]),
+        latency_ns=np.append(hops.latency_ns[:: hops.ways], route.latency_ns[0]),
+        rate_kbps=np.append(hops.rate_kbps[:: hops.ways], route.rate_kbps[0]),
+        **_first_paths([hops, route]),
     )
-    return Between(
-        source=source, target=target, links=tuple(own.link[: own.link_ptr[1]].tolist()), ways=own.ways,
-        overhead_ns=int(own.overhead_ns[0]), latency_ns=int(own.latency_ns[0]), alone_kbps=int(own.rate_kbps[0]),
-        shared_kbps=int(steady_rates(both, job.cluster.links)[-1]),
+    return GpuRoute(
+        source=source, target=target, links=tuple(route.link[: route.link_ptr[1]].tolist()), ways=route.ways,
+        overhead_ns=int(route.overhead_ns[0]), latency_ns=int(route.latency_ns[0]),
+        alone_kbps=int(route.rate_kbps[0]), shared_kbps=int(steady_rates(both, job.cluster.links)[-1]),
     )  # fmt: skip
 
 
-def _first_ways(parts: Sequence[Paths]) -> dict[str, Any]:
-    """Return the links of the first way of each pair of several paths, one behind another."""
+def _first_paths(parts: Sequence[Paths]) -> dict[str, Any]:
+    """Return the concatenated links of the first path of each pair."""
     rows = [(part, row) for part in parts for row in range(0, len(part), part.ways)]
     spans = [(part, slice(int(part.link_ptr[row]), int(part.link_ptr[row + 1]))) for part, row in rows]
     return {

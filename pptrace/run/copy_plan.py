@@ -1,7 +1,7 @@
 """Plans of copies to host memory.
 
-Source: Wan et al., PipeOffload, ICML 2025, arXiv:2503.01328, and the authors' ``offloading.py``: copies out as
-early as they can be, copies back as late as they may be, and none of what is needed again soon.
+Source: Wan et al., PipeOffload, ICML 2025, arXiv:2503.01328, and the authors' ``offloading.py``: copies to the
+host as early as possible, copies back as late as possible, and none of activations with a short wait.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ if TYPE_CHECKING:
 
 
 class Plan(NamedTuple):
-    """When a table's rows run without copies, and what copies take; times by stage and microbatch."""
+    """Times of a table without copies, and durations of copies, by stage and microbatch."""
 
     schedule: Schedule
     start_ns: Int64s
-    """Shape (actions,): when each computation of the table starts; 0 for what does not compute."""
+    """Shape (actions,): start of each computation; 0 for other actions."""
     end_ns: Int64s
-    """The same of ends."""
+    """Shape (actions,): end of each computation."""
     forward_end_ns: Int64s
     """Shape (stages, microbatches)."""
     backward_start_ns: Int64s
     out_ns: Int64s
-    """What a copy out takes."""
+    """Duration of a copy to the host."""
     back_ns: Int64s
-    """What a copy back takes."""
+    """Duration of a copy back."""
 
     def long_enough(self, times: float) -> NDArray[np.bool_]:
-        """Return which activations wait longer than so many times what their copies take."""
+        """Return the activations that wait longer than this multiple of their copies."""
         waits = self.backward_start_ns - self.forward_end_ns
-        found: NDArray[np.bool_] = (waits > times * (self.out_ns + self.back_ns)) | (times == 0)
-        return found
+        is_long: NDArray[np.bool_] = (waits > times * (self.out_ns + self.back_ns)) | (times == 0)
+        return is_long
 
     def latest(self, chosen: NDArray[np.bool_], group: int = 1, *, one_stream: bool = False) -> Int64s:
-        """Return when each chosen copy back starts at the latest, shape (stages, microbatches).
+        """Return the latest start of each chosen copy back, shape (stages, microbatches).
 
-        Copies of a stream follow one another, each done before its backward and before the next one starts. What
-        a stream serves beside a rank's copies back takes its time too, so where copies are slower than what is
-        computed meanwhile, the first ones come back long before their backwards.
+        Copies of a stream run one after the other, and each ends before its backward starts. The stream's other
+        copies take time too. If copies are slower than computation, the first copies back start long before their
+        backwards.
 
         Args:
             chosen: shape (stages, microbatches).
             group: neighbouring ranks that share a stream for each direction.
-            one_stream: whether copies out share it, each in line when its forward has ended.
+            one_stream: whether copies to the host share the stream, each ready at the end of its forward.
         """
         jobs = _Jobs.of(self, chosen, one_stream=one_stream)
         latest = jobs.latest(jobs.rank // group)[jobs.back]
@@ -66,7 +66,7 @@ class Plan(NamedTuple):
         return found
 
     def ahead(self, chosen: NDArray[np.bool_], start_ns: Int64s) -> Int64s:
-        """Return how many blocks ahead of its backward each chosen copy back is at these times, and no earlier."""
+        """Return the number of blocks between each chosen copy back and its backward at these start times."""
         schedule, blocks = self.schedule, blocks_of(self.schedule)
         ahead = np.zeros(chosen.shape, dtype=np.int64)
         ends = self.end_ns[blocks.last]
@@ -85,15 +85,15 @@ class Plan(NamedTuple):
 
 
 class _Jobs(NamedTuple):
-    """Copies that streams have to do, those of an action together, in the order of their rows."""
+    """Copies of streams by action, in the order of the table's rows."""
 
     row: Int64s
-    """Of the table, the forward or the backward that a copy belongs to."""
+    """The forward or backward of the copy in the table."""
     rank: Int64s
     back: NDArray[np.bool_]
-    """Copies back; what else there is goes out."""
+    """Whether it is a copy back."""
     at_ns: Int64s
-    """When a copy out may start, and until when a copy back must have ended."""
+    """Earliest start of a copy to the host, and latest end of a copy back."""
     took_ns: Int64s
 
     @classmethod
@@ -110,15 +110,15 @@ class _Jobs(NamedTuple):
         return cls(row, schedule.rank_of_row()[row], back, at, took)
 
     def latest(self, stream: Int64s) -> Int64s:
-        """Return when each copy starts at the latest, those of a stream in the order of their times."""
-        found = np.empty(self.row.size, dtype=np.int64)
+        """Return the latest start of each copy, for copies of a stream in the order of their times."""
+        latest = np.empty(self.row.size, dtype=np.int64)
         order = np.lexsort((self.row, self.at_ns, stream))
         for own in np.split(order, np.flatnonzero(np.diff(stream[order])) + 1):
             before = np.concatenate([[0], np.cumsum(self.took_ns[own])])
             never = before[-1] + self.at_ns.max(initial=0)
             slack = np.where(self.back[own], self.at_ns[own], never) - before[1:]
-            found[own] = before[:-1] + np.minimum.accumulate(slack[::-1])[::-1]
-        return found
+            latest[own] = before[:-1] + np.minimum.accumulate(slack[::-1])[::-1]
+        return latest
 
 
 def plan_of(schedule: Schedule, timeline: Timeline, workload: Workload) -> Plan:
@@ -141,11 +141,11 @@ def plan_of(schedule: Schedule, timeline: Timeline, workload: Workload) -> Plan:
 
 
 def _copies(workload: Workload, shape: tuple[int, int]) -> tuple[Int64s, Int64s]:
-    """Return what copies out and back take, by stage and microbatch."""
+    """Return the durations of copies in both directions, by stage and microbatch."""
     used = workload.microbatch_class if workload.classes else np.zeros(shape[1], dtype=np.int32)
     costs = (workload, *workload.classes)
     out, back = (
-        np.stack([getattr(one, name) for one in costs])[used].T.copy() for name in ("offload_ns", "reload_ns")
+        np.stack([getattr(each, name) for each in costs])[used].T.copy() for name in ("offload_ns", "reload_ns")
     )
     return out, back
 
@@ -153,48 +153,49 @@ def _copies(workload: Workload, shape: tuple[int, int]) -> tuple[Int64s, Int64s]
 def copy_turns(schedule: Schedule, plan: Plan, latest_ns: Int64s, group: int) -> tuple[NDArray[np.int32], ...]:
     """Return the waits of copies where ``group`` neighbouring ranks share a stream for each direction.
 
-    Copies out follow one another in the order in which their ranks get to them in the plan, copies back in the
-    order in which they have to start. None waits for what only comes behind it: a rank gets to a copy back, and
-    the copy starts at the latest, before its backward starts in the plan.
+    Copies to the host are in the order of their ready times, copies back in the order of their latest starts. No
+    copy waits for a later action, as each copy back is ready and starts before its backward.
 
     Args:
         schedule: the plan's table with copies.
-        plan: when its rows run without.
-        latest_ns: shape (stages, microbatches): when copies back start at the latest.
+        plan: the times without copies.
+        latest_ns: shape (stages, microbatches): latest starts of copies back.
         group: ranks that share streams.
     """
     rows = np.flatnonzero(COMPUTE.mask(schedule.kind) & ~STAGE_ENDS.mask(schedule.kind))
     ends = np.zeros(len(schedule), dtype=np.int64)
     ends[rows] = plan.end_ns[blocks_of(plan.schedule).of_row >= 0]
     rank = schedule.rank_of_row()
-    reached = np.maximum.accumulate(ends + rank * (ends.max(initial=0) + 1))  # of a rank, what it last computed
+    reached = np.maximum.accumulate(ends + rank * (ends.max(initial=0) + 1))  # end of the rank's last computation
     turns = []
     for kind in (Kind.OFFLOAD, Kind.RELOAD):
         copies = np.flatnonzero(schedule.kind == kind)
-        at = reached[copies] - rank[copies] * (ends.max(initial=0) + 1)
+        start_ns = reached[copies] - rank[copies] * (ends.max(initial=0) + 1)
         if kind is Kind.RELOAD:
             latest = latest_ns[schedule.stage[copies], schedule.microbatch[copies]]
             far = rank[copies] * (1 + latest.max(initial=0) - latest.min(initial=0))
-            at = np.maximum(at, np.minimum.accumulate((latest + far)[::-1])[::-1] - far)  # in the row's order
-        order = np.lexsort((copies, at, rank[copies] // group))
+            start_ns = np.maximum(
+                start_ns, np.minimum.accumulate((latest + far)[::-1])[::-1] - far
+            )  # in the row's order
+        order = np.lexsort((copies, start_ns, rank[copies] // group))
         copies = copies[order]
-        told = np.stack([schedule.kind[copies], schedule.stage[copies], schedule.microbatch[copies]], axis=1)
+        described = np.stack([schedule.kind[copies], schedule.stage[copies], schedule.microbatch[copies]], axis=1)
         shared = np.flatnonzero(np.diff(rank[copies] // group)) + 1
-        turns += [np.hstack([turn[:-1], turn[1:]]) for turn in np.split(told.astype(np.int32), shared)]
+        turns += [np.hstack([turn[:-1], turn[1:]]) for turn in np.split(described.astype(np.int32), shared)]
     return tuple(turns)
 
 
 def sooner_alone(workload: Workload, timeline: Timeline, microbatches: int, share: float, group: int) -> Workload:
-    """Return costs in which copies take a share of their time for as long as they cross none.
+    """Return costs with faster copies during the time without copies in the other direction.
 
-    A copy that takes d, and of that runs beside copies in the other direction for x, takes x + share (d - x).
+    A copy of duration d that overlaps with copies in the other direction for x takes x + share (d - x).
 
     Args:
-        workload: costs of copies that always cross others.
+        workload: costs of copies that always overlap.
         timeline: a step with these costs.
-        microbatches: of that step.
-        share: time of a copy that crosses none, as a part of what it has otherwise.
-        group: neighbouring ranks whose copies cross each other, those behind one switch.
+        microbatches: number of microbatches in the step.
+        share: duration of a copy without overlap, relative to one with overlap.
+        group: neighbouring ranks whose copies affect each other, as they share a switch.
     """
     shape = workload.stages, microbatches
     crossed = np.ones((2, *shape))
@@ -225,7 +226,7 @@ def sooner_alone(workload: Workload, timeline: Timeline, microbatches: int, shar
 
 
 def _beside(timeline: Timeline, rows: NDArray[np.int64], others: NDArray[np.int64], group: int) -> Int64s:
-    """Return for how long each row runs beside others of its group, which follow one another there."""
+    """Return the overlap of each row with the consecutive ``others`` of its group."""
     rank = timeline.rank_of_row() // group
     beside = np.zeros(rows.size, dtype=np.int64)
     for one in np.unique(rank[rows]).tolist():
@@ -235,9 +236,9 @@ def _beside(timeline: Timeline, rows: NDArray[np.int64], others: NDArray[np.int6
 
         def until(time: Int64s, start: Int64s = start, busy: Int64s = busy, end: Int64s = end) -> Int64s:
             begun = np.searchsorted(start, time)
-            late = np.maximum(end[begun - 1] - time, 0) if end.size else 0
-            found: Int64s = busy[begun] - np.where(begun > 0, late, 0)
-            return found
+            remaining = np.maximum(end[begun - 1] - time, 0) if end.size else 0
+            busy_ns: Int64s = busy[begun] - np.where(begun > 0, remaining, 0)
+            return busy_ns
 
         beside[own] = until(timeline.end_ns[rows[own]]) - until(timeline.start_ns[rows[own]])
     return beside

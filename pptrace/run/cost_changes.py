@@ -1,4 +1,4 @@
-"""A step with its costs altered: other speeds of computation and communication, even stages, times that vary."""
+"""Changes of costs: speeds of computation and communication, even stages, random times."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
 
 _EVENED = tuple(f"{name}{part}_ns" for name in PASSES for part in ("", "_collective"))
 _CLASSES = 8
-"""Sorts of microbatches whose times vary."""
+"""Classes of microbatches with random times."""
 
 
 def at_speeds(prepared: Prepared, compute: float = 1, communication: float = 1) -> Prepared:
-    """Return a step whose computation, and whose communication, is so many times as fast.
+    """Return inputs with scaled speeds of computation and communication.
 
-    Communication is messages, collectives, reductions and copies to the host, their latencies included.
+    Communication has messages, collectives, reductions and copies to the host, latencies included.
     """
     network: Network = prepared.network if communication == 1 else _Faster(prepared.network, communication)
     return changed(prepared, lambda costs: slowed(costs, 1 / compute, 1 / communication), network=network)
 
 
 def evened(workload: Workload) -> Workload:
-    """Return costs in which every stage computes the mean of all; of segments, each has its share of it."""
+    """Return costs with the mean computation of all stages on each; segments are scaled to it."""
     means: dict[str, Any] = {
         name: np.full(workload.stages, round(float(getattr(workload, name).mean())), dtype=np.int64)
         for name in _EVENED
     }
-    classes = tuple(evened(one) for one in workload.classes)
+    classes = tuple(evened(each) for each in workload.classes)
     if not workload.segments:
         return replace(workload, classes=classes, **means)
     parts = {kind: _evened_segments(stages) for kind, stages in workload.segments.items()}
@@ -47,23 +47,24 @@ def evened(workload: Workload) -> Workload:
 
 
 def _evened_segments(stages: Sequence[tuple[Segment, ...]]) -> list[tuple[Segment, ...]]:
-    """Return each stage's segments so long that all stages compute, and communicate, alike if at all."""
+    """Return segments scaled to the mean computation and communication of stages that have them."""
     totals_ns = np.array([
-        [sum(one.duration_ns for one in segments if one.is_computation is computes) for computes in (True, False)]
+        [sum(each.duration_ns for each in segments if each.is_computation is is_computation)
+         for is_computation in (True, False)]
         for segments in stages
     ], dtype=np.float64)  # fmt: skip
     some = totals_ns > 0
     means_ns = totals_ns.sum(axis=0) / np.maximum(some.sum(axis=0), 1)
     factors = np.where(some, means_ns / np.where(some, totals_ns, 1), 1)
-    return [slowed_segments(segments, *own) for segments, own in zip(stages, factors.tolist(), strict=True)]
+    return [slowed_segments(segments, *pair) for segments, pair in zip(stages, factors.tolist(), strict=True)]
 
 
 def jittered(prepared: Prepared, seed: int, spread: float) -> Prepared:
-    """Return a step whose computations vary by stage and microbatch, normally and with a mean of 1.
+    """Return inputs with normally distributed factors of computations, by stage and microbatch, with mean 1.
 
     Args:
-        prepared: the step.
-        seed: what the times are drawn from; the same seed gives the same times.
+        prepared: the inputs.
+        seed: the seed of the random times.
         spread: their standard deviation, as a share.
     """
     workload, microbatches = prepared.workload, prepared.schedule.microbatches
@@ -71,21 +72,21 @@ def jittered(prepared: Prepared, seed: int, spread: float) -> Prepared:
         return prepared
     drawn = np.random.default_rng(seed)
     factors = np.clip(drawn.normal(1, spread, (_CLASSES, workload.stages)), 0.5, 2)
-    classes = tuple(slowed(workload, one, 1) for one in factors)
+    classes = tuple(slowed(workload, factor, 1) for factor in factors)
     numbers = drawn.integers(1, _CLASSES + 1, microbatches).astype(np.int32)
     return replace(prepared, workload=replace(workload, classes=classes, microbatch_class=numbers))
 
 
 @dataclass(frozen=True, slots=True)
 class _Faster:
-    """A network on which everything takes its part of the time."""
+    """A network with scaled times."""
 
     network: Network
     factor: float
 
     @property
     def links(self) -> Links:
-        """The same links with more capacity."""
+        """Return the links with scaled capacities and latencies."""
         links = self.network.links
         return replace(
             links, rate_kbps=times(links.rate_kbps, self.factor),
@@ -95,7 +96,7 @@ class _Faster:
         )  # fmt: skip
 
     def paths(self, src: Int32s, dst: Int32s) -> Paths:
-        """Return the same paths, faster; those without a limit or a route stay."""
+        """Return scaled paths; paths without a limit or a route stay."""
         paths = self.network.paths(src, dst)
         rate = np.where(paths.rate_kbps > 0, times(paths.rate_kbps, self.factor), paths.rate_kbps)
         return replace(

@@ -1,4 +1,4 @@
-"""Replicas of a job that differ, by the lengths of their microbatches or the speeds of their devices."""
+"""Replicas of a job that differ in microbatch lengths or device speeds."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ class ReplicaDifferences:
     """The replicas of a step that differ, each simulated alone."""
 
     kind_of: Int64s
-    """Which of the following each replica is, shape (replicas,)."""
+    """The kind of each replica, shape (replicas,)."""
     first: Int64s
     """The first replica of each kind, shape (kinds,)."""
     ready_ns: Int64s
-    """When each stage's gradients are whole, shape (kinds, stages)."""
+    """Time of each stage's complete gradients, shape (kinds, stages)."""
     peak_bytes: Int64s
-    """The most memory of each rank, shape (kinds, ranks)."""
+    """Peak memory of each rank, shape (kinds, ranks)."""
 
     @property
     def slowest(self) -> int:
-        """Return the kind that computes longest."""
+        """Return the kind with the longest computation."""
         return int(np.argmax(self.ready_ns.max(axis=1)))
 
     def workload_of(self, differing: ReplicaCosts, kind: int, placement: Placement) -> Workload:
-        """Return a step's costs in replicas of one kind, whose reductions wait for all others."""
-        others = np.delete(self.ready_ns, kind, axis=0).max(axis=0)
-        return replace(differing.costs_of(int(self.first[kind]), placement), released_ns=others)
+        """Return the costs of replicas of one kind, whose reductions wait for all replicas."""
+        released_ns = np.delete(self.ready_ns, kind, axis=0).max(axis=0)
+        return replace(differing.costs_of(int(self.first[kind]), placement), released_ns=released_ns)
 
 
 def changed(prepared: Prepared, costs: Callable[[Workload], Workload] | None = None, **parts: Any) -> Prepared:
-    """Return a step with other costs or parts, such as ``network``; replicas that differ have them all.
+    """Return inputs with other costs or fields, such as ``network``, for all replicas.
 
     Args:
-        prepared: the step.
-        costs: returns the costs changed; as they are unless given.
-        parts: fields of it.
+        prepared: the inputs.
+        costs: returns changed costs.
+        parts: changed fields.
 
     Raises:
         ConfigError: as for :func:`with_slowest_replica`.
@@ -67,27 +67,27 @@ def changed(prepared: Prepared, costs: Callable[[Workload], Workload] | None = N
 
 
 def with_slowest_replica(prepared: Prepared) -> Prepared:
-    """Return the step of the replica that computes longest, or of ``batch.replica``; its reductions wait for all.
+    """Return the inputs of the slowest replica, or of ``batch.replica``; its reductions wait for all replicas.
 
-    Reductions and meetings are the same moments for all replicas, so its step ends when theirs do. A step that is
-    of a replica already is simulated anew, as what it costs may have changed.
+    Reductions are simultaneous in all replicas, so all steps end at the same time. Inputs of one replica are
+    simulated again, as their costs may differ.
 
     Args:
-        prepared: a step whose costs have a class for each length; steps whose replicas are alike stay as they are.
+        prepared: inputs whose costs have a class for each length; unchanged for equal replicas.
 
     Raises:
-        ConfigError: replicas that are not alike would meet within the step, or their microbatches are cut.
+        ConfigError: different replicas that synchronise within the step, or have slices of microbatches.
     """
     differing = prepared.differing
     if differing is None:
         return prepared
-    asked = prepared.resolved.experiment.batch.replica
+    replica = prepared.resolved.experiment.batch.replica
     placement = prepared.schedule.placement
     if differing.kinds == 1:
         return replace(prepared, workload=differing.costs_of(0, placement))
     differences = simulate_replicas(prepared, differing)
-    shown = differences.slowest if asked is None else int(differences.kind_of[asked])
-    number = int(differences.first[shown]) if asked is None else asked
+    shown = differences.slowest if replica is None else int(differences.kind_of[replica])
+    number = int(differences.first[shown]) if replica is None else replica
     workload = differences.workload_of(differing, shown, placement)
     return replace(
         prepared, workload=replace(workload, notes=(*workload.notes, _note(differences, shown, number)))
@@ -95,14 +95,14 @@ def with_slowest_replica(prepared: Prepared) -> Prepared:
 
 
 def simulate_replicas(prepared: Prepared, differing: ReplicaCosts) -> ReplicaDifferences:
-    """Simulate each replica that is like no other, alone.
+    """Simulate one replica of each kind.
 
     Args:
-        prepared: the step.
-        differing: its replicas.
+        prepared: the inputs.
+        differing: the costs of replicas.
 
     Raises:
-        ConfigError: replicas that are not alike would meet within the step, or their microbatches are cut.
+        ConfigError: different replicas that synchronise within the step, or have slices of microbatches.
     """
     _check_uncut(prepared, differing)
     first, kind_of = kinds_of(differing.lengths, differing.speeds)

@@ -24,17 +24,17 @@ _RANGE = r"([0-9]{1,9})(?:-([0-9]{1,9}))?"
 _PLACES = re.compile(rf"{_RANGE}(?:/{_RANGE})?")
 _WHOLE, _SEED = 1000, 1
 _LEAST, _MOST = 0.5, 2
-"""Bounds of the times that are drawn."""
+"""Bounds of random times."""
 
 
 def speeds_of(resolved: Resolved) -> Int64s | None:
-    """Return the speed of each replica's ranks in thousandths, shape (replicas, ranks); None where all have 1.
+    """Return the speed of each replica's ranks in thousandths, shape (replicas, ranks); None for equal speeds.
 
-    A rank is as fast as the slowest of its tensor- and context-parallel GPUs, which all wait for it. With
-    ``data_parallel.spread`` each GPU's time is drawn, normally and around 1; speeds by name are of that.
+    A rank has the speed of the slowest of its tensor- and context-parallel GPUs. With ``data_parallel.spread``,
+    the time of each GPU is normally distributed with mean 1; named speeds multiply it.
 
     Raises:
-        ConfigError: a name that cannot be read, or a replica or rank that is not there or named twice.
+        ConfigError: an invalid name, or a replica or rank that does not exist or is named twice.
     """
     experiment = resolved.experiment
     asked, spread = experiment.data_parallel.speeds, experiment.data_parallel.spread
@@ -52,7 +52,7 @@ def speeds_of(resolved: Resolved) -> Int64s | None:
 
 
 def at_speeds_of_ranks(costs: Workload, speeds: Int64s, placement: Placement) -> Workload:
-    """Return costs of a replica whose ranks have these speeds, by which its forwards and backwards take longer.
+    """Return costs of a replica with these speeds of ranks for forwards and backwards.
 
     Args:
         costs: at full speed.
@@ -64,12 +64,14 @@ def at_speeds_of_ranks(costs: Workload, speeds: Int64s, placement: Placement) ->
     routes, number = np.unique(slowness, axis=0, return_inverse=True)
     if len(routes) == 1:
         return _slower(costs, routes[0])
-    alike = replace(costs, classes=(), microbatch_class=costs.microbatch_class[:0])
-    sorts = (alike, *costs.classes)
-    own = costs.microbatch_class if costs.microbatch_class.size else 0
+    base = replace(costs, classes=(), microbatch_class=costs.microbatch_class[:0])
+    classes = (base, *costs.classes)
+    class_of = costs.microbatch_class if costs.microbatch_class.size else 0
     return replace(
-        costs, classes=tuple(_slower(one, route) for route in routes for one in sorts),
-        microbatch_class=(number.ravel()[placement.microbatch_route] * len(sorts) + own + 1).astype(np.int32),
+        costs, classes=tuple(_slower(each, route) for route in routes for each in classes),
+        microbatch_class=(
+            number.ravel()[placement.microbatch_route] * len(classes) + class_of + 1
+        ).astype(np.int32),
     )  # fmt: skip
 
 
@@ -78,8 +80,8 @@ def _slower(costs: Workload, by_stage: NDArray[np.float64]) -> Workload:
 
 
 def _named(resolved: Resolved, asked: Mapping[str, float], shape: tuple[int, int]) -> NDArray[np.float64]:
-    """Return the speeds that are written, shape (replicas, ranks)."""
-    found, told = np.ones(shape), np.full(shape, -1)
+    """Return the named speeds, shape (replicas, ranks)."""
+    speeds, entry_of = np.ones(shape), np.full(shape, -1)
     names = list(asked)
     for number, (text, speed) in enumerate(asked.items()):
         key, match = f"{_KEY}.{text}", _PLACES.fullmatch(text)
@@ -95,23 +97,25 @@ def _named(resolved: Resolved, asked: Mapping[str, float], shape: tuple[int, int
             if last and int(last) < int(first):
                 raise resolved.error(key, f"{first}-{last} runs backwards: write {last}-{first}")
         places = tuple(slice(int(first), int(last or first) + 1) if first else slice(None) for first, last in span)
-        twice = np.argwhere(told[places] >= 0)
+        twice = np.argwhere(entry_of[places] >= 0)
         if twice.size:
-            replica, rank = (int(at) + (one.start or 0) for at, one in zip(twice[0], places, strict=True))
+            replica, rank = (int(place) + (part.start or 0) for place, part in zip(twice[0], places, strict=True))
             where = f"replica {replica}" + (f" rank {rank}" if match[3] else "")
-            raise resolved.error(key, f"{where} stands under {names[told[replica, rank]]}, too: name each once")
-        found[places], told[places] = speed, number
-    return found
+            raise resolved.error(
+                key, f"{where} stands under {names[entry_of[replica, rank]]}, too: name each once"
+            )
+        speeds[places], entry_of[places] = speed, number
+    return speeds
 
 
 PASSES = ("f", "b", "i", "w")
-"""Forwards and backwards, whole and split, as columns of costs begin."""
+"""Prefixes of the columns of forwards, and of whole and split backwards."""
 _MOVED = ("reduce_ns", "unshard_ns", "offload_ns", "reload_ns")
-"""Communication outside of forwards and backwards."""
+"""Columns of communication outside forwards and backwards."""
 
 
 def slowed(workload: Workload, compute: ArrayLike, communication: float) -> Workload:
-    """Return costs that take so many times as long; ``compute`` is one factor, or one per stage."""
+    """Return costs with scaled times; ``compute`` is one factor, or one per stage."""
     by_stage = np.broadcast_to(np.asarray(compute, dtype=float), (workload.stages,))
     columns: dict[str, Any] = {
         "optimizer_ns": times(workload.optimizer_ns, by_stage),
@@ -122,27 +126,32 @@ def slowed(workload: Workload, compute: ArrayLike, communication: float) -> Work
         columns[name] = times(getattr(workload, name), communication)
     for name in PASSES:
         whole, moved = getattr(workload, f"{name}_ns"), getattr(workload, f"{name}_collective_ns")
-        own = times(moved, communication)
-        columns |= {f"{name}_ns": times(whole - moved, by_stage) + own, f"{name}_collective_ns": own}
-    classes = tuple(slowed(one, compute, communication) for one in workload.classes)
+        collective_ns = times(moved, communication)
+        columns |= {
+            f"{name}_ns": times(whole - moved, by_stage) + collective_ns, f"{name}_collective_ns": collective_ns,
+        }  # fmt: skip
+    classes = tuple(slowed(each, compute, communication) for each in workload.classes)
     if not workload.segments:
         return replace(workload, classes=classes, **columns)
     parts = {
-        kind: [slowed_segments(own, factor, communication) for own, factor in zip(stages, by_stage, strict=True)]
+        kind: [
+            slowed_segments(segments, factor, communication)
+            for segments, factor in zip(stages, by_stage, strict=True)
+        ]
         for kind, stages in workload.segments.items()
     }
     return replace(workload, segments={}, classes=classes, **columns).segmented(parts)
 
 
 def slowed_segments(segments: Sequence[Segment], compute: float, communication: float) -> tuple[Segment, ...]:
-    """Return segments that take so many times as long, rounded."""
+    """Return segments with scaled times, rounded."""
     return tuple(
-        replace(one, duration_ns=round(one.duration_ns * (compute if one.is_computation else communication)))
-        for one in segments
+        replace(each, duration_ns=round(each.duration_ns * (compute if each.is_computation else communication)))
+        for each in segments
     )
 
 
 def times(values: NDArray[Any], factor: NDArray[np.float64] | float) -> Int64s:
-    """Return times that are so many times as long, rounded."""
-    found: Int64s = np.rint(values * factor).astype(np.int64)
-    return found
+    """Return scaled times, rounded."""
+    scaled: Int64s = np.rint(values * factor).astype(np.int64)
+    return scaled

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.config.choices import CopyStream, Reshard, Sharing, Validation
-from pptrace.run.copy_plan import copy_turns, plan_of, sooner_alone
 from pptrace.sim.rate_sharing import Contention
 from pptrace.sim.simulation import simulate
 from pptrace.steps.action_insertion import (
@@ -39,36 +38,38 @@ if TYPE_CHECKING:
     from pptrace.steps.workload import Workload
 
 _ON_A_SWITCH = 2
-"""Ranks that share it."""
+"""Ranks behind one PCIe switch."""
 
 
 def change_table(
     resolved: Resolved, table: Schedule, workload: Workload, network: Network, policy: Policy
 ) -> tuple[Schedule, Workload]:
-    """Return a table with what a configuration puts into any, and its costs.
+    """Return a table with the configured recomputation, copies, gathers and reductions, and its costs.
 
     Raises:
-        ConfigError: stages or chunks that there are not, nothing to compute again, copies already there, or what
-            :func:`~pptrace.run.table_changes.with_sharding` refuses.
+        ConfigError: unknown stages or chunks, no recomputation in the costs, a table with its own copies, or
+            errors of :func:`with_sharding`.
         ScheduleError: the table cannot run.
     """
     choice = resolved.experiment.schedule
     offload, recompute = choice.offload, choice.recompute
     if recompute is not None:
-        table = _recomputed(resolved, recompute, table, workload)
+        table = _with_recompute(resolved, recompute, table, workload)
     if offload is None:
         return with_sharding(resolved, table, workload), workload
     if COPIES.mask(table.kind).any():
         raise resolved.error("schedule.offload", f"{choice.name} has copies of its own: remove the key")
-    workload = _of_a_part(workload, offload)
-    table = _offloaded(resolved, offload, table, workload, network, policy)
+    workload = _with_copied_share(workload, offload)
+    table = _with_offload(resolved, offload, table, workload, network, policy)
     if offload.alone != 1:
         timeline = simulate(table, workload, network, policy, contention=Contention(links=Sharing.NONE))
+        from pptrace.run.copy_plan import sooner_alone
+
         workload = sooner_alone(workload, timeline, table.microbatches, offload.alone, _ranks_of(offload.stream))
     return with_sharding(resolved, table, workload), workload
 
 
-def _recomputed(resolved: Resolved, asked: Recompute, table: Schedule, workload: Workload) -> Schedule:
+def _with_recompute(resolved: Resolved, recompute: Recompute, table: Schedule, workload: Workload) -> Schedule:
     key = "schedule.recompute"
     if (table.kind == Kind.RECOMPUTE).any():
         name = resolved.experiment.schedule.name
@@ -77,105 +78,107 @@ def _recomputed(resolved: Resolved, asked: Recompute, table: Schedule, workload:
         raise resolved.error(
             key, "the model's own backward computes its forward again: remove the key, or model.recompute"
         )
-    return with_recompute(table, _chosen(resolved, key, asked, table), early=asked.early)
+    return with_recompute(table, _chosen(resolved, key, recompute, table), early=recompute.early)
 
 
-def _of_a_part(workload: Workload, asked: Offload) -> Workload:
-    """Return costs in which copies move a share of each activation, rounded down."""
-    classes = tuple(_of_a_part(one, asked) for one in workload.classes)
+def _with_copied_share(workload: Workload, offload: Offload) -> Workload:
+    """Return costs with copies of a share of each activation, rounded down."""
+    classes = tuple(_with_copied_share(costs, offload) for costs in workload.classes)
     return replace(
-        workload, classes=classes, one_copy_stream=asked.stream is CopyStream.RANK,
-        offload_ns=_part(workload.offload_ns, asked.ratio), reload_ns=_part(workload.reload_ns, asked.ratio),
-        offload_bytes=_part(workload.copied_bytes, asked.ratio),
+        workload, classes=classes, one_copy_stream=offload.stream is CopyStream.RANK,
+        offload_ns=_share(workload.offload_ns, offload.ratio), reload_ns=_share(workload.reload_ns, offload.ratio),
+        offload_bytes=_share(workload.copied_bytes, offload.ratio),
     )  # fmt: skip
 
 
-def _part(values: Int64s, ratio: float) -> Int64s:
+def _share(values: Int64s, ratio: float) -> Int64s:
     exact = Fraction(str(ratio))
     return np.array([int(value * exact) for value in values.tolist()], dtype=np.int64)
 
 
-def _offloaded(
-    resolved: Resolved, asked: Offload, table: Schedule, workload: Workload, network: Network, policy: Policy
+def _with_offload(
+    resolved: Resolved, offload: Offload, table: Schedule, workload: Workload, network: Network, policy: Policy
 ) -> Schedule:
-    chosen = _chosen(resolved, "schedule.offload", asked, table)
-    again = table.kind == Kind.RECOMPUTE
-    stages = np.intersect1d(table.stage[again], np.flatnonzero(chosen.any(axis=1)))
+    chosen = _chosen(resolved, "schedule.offload", offload, table)
+    recomputed = table.stage[table.kind == Kind.RECOMPUTE]
+    stages = np.intersect1d(recomputed, np.flatnonzero(chosen.any(axis=1)))
     if stages.size:
         message = f"stage {stages[0]} is computed again: leave it out here, or of schedule.recompute.stages"
         raise resolved.error("schedule.offload.stages", message)
+    from pptrace.run.copy_plan import copy_turns, plan_of
+
     timeline = simulate(table, workload, network, policy, contention=Contention(links=Sharing.NONE))
     plan = plan_of(table, timeline, workload)
-    chosen &= plan.long_enough(asked.gap)
-    group = _ranks_of(asked.stream)
-    latest = plan.latest(chosen, group, one_stream=asked.stream is CopyStream.RANK)
-    made = with_copies(table, chosen, plan.ahead(chosen, latest) if asked.ahead is None else asked.ahead)
+    chosen &= plan.long_enough(offload.gap)
+    group = _ranks_of(offload.stream)
+    latest = plan.latest(chosen, group, one_stream=offload.stream is CopyStream.RANK)
+    copied = with_copies(table, chosen, plan.ahead(chosen, latest) if offload.ahead is None else offload.ahead)
     if group > 1:
-        made = replace(made, waits=(*made.waits, *copy_turns(made, plan, latest, group)))
-    if asked.behind is not None:
-        made = replace(made, waits=(*made.waits, waits_for_copies(made, asked.behind)))
-    return made
+        copied = replace(copied, waits=(*copied.waits, *copy_turns(copied, plan, latest, group)))
+    if offload.behind is not None:
+        copied = replace(copied, waits=(*copied.waits, waits_for_copies(copied, offload.behind)))
+    return copied
 
 
 def _ranks_of(stream: CopyStream) -> int:
-    """Return how many neighbouring ranks share streams."""
+    """Return the number of neighbouring ranks that share copy streams."""
     return _ON_A_SWITCH if stream is CopyStream.PAIR else 1
 
 
-def _chosen(resolved: Resolved, key: str, asked: Offload | Recompute, table: Schedule) -> NDArray[np.bool_]:
-    """Return which stages' microbatches are meant, shape (stages, microbatches)."""
+def _chosen(resolved: Resolved, key: str, configured: Offload | Recompute, table: Schedule) -> NDArray[np.bool_]:
+    """Return the configured microbatches of stages, shape (stages, microbatches)."""
     placement = table.placement
     chosen = placement.stage_rank.T[:, placement.microbatch_route] >= 0
-    if asked.stages is not None:
-        _check(resolved, f"{key}.stages", asked.stages, table.stages, "stage")
-        chosen &= np.isin(np.arange(table.stages), asked.stages)[:, None]
-    if asked.chunks is not None:
+    if configured.stages is not None:
+        _check(resolved, f"{key}.stages", configured.stages, table.stages, "stage")
+        chosen &= np.isin(np.arange(table.stages), configured.stages)[:, None]
+    if configured.chunks is not None:
         chunk = _chunks(placement.stage_rank)
-        _check(resolved, f"{key}.chunks", asked.chunks, int(chunk.max(initial=0)) + 1, "chunk")
-        chosen &= np.isin(chunk, asked.chunks).T[:, placement.microbatch_route]
+        _check(resolved, f"{key}.chunks", configured.chunks, int(chunk.max(initial=0)) + 1, "chunk")
+        chosen &= np.isin(chunk, configured.chunks).T[:, placement.microbatch_route]
     return chosen
 
 
-def _check(resolved: Resolved, key: str, asked: list[int], count: int, what: str) -> None:
+def _check(resolved: Resolved, key: str, configured: list[int], count: int, what: str) -> None:
     there = f"there are {count} {what}s, 0 to {count - 1}," if count > 1 else f"there is 1 {what}, 0,"
-    for place, one in enumerate(asked):
-        if one >= count:
-            raise resolved.error(f"{key}[{place}]", f"{there} and no {one}")
+    for place, number in enumerate(configured):
+        if number >= count:
+            raise resolved.error(f"{key}[{place}]", f"{there} and no {number}")
 
 
 def _chunks(stage_rank: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Return how many stages of the same route lie before each on its rank, shape (routes, stages)."""
-    before = np.zeros(stage_rank.shape, dtype=np.int64)
+    """Return the chunk of each stage on its rank, shape (routes, stages)."""
+    chunk = np.zeros(stage_rank.shape, dtype=np.int64)
     for route, ranks in enumerate(stage_rank):
         for rank in np.unique(ranks):
-            own = np.flatnonzero(ranks == rank)
-            before[route, own] = np.arange(own.size)
-    return before
+            stages = np.flatnonzero(ranks == rank)
+            chunk[route, stages] = np.arange(stages.size)
+    return chunk
 
 
 _SHARDS = "write costs.zero: 3, or remove the key"
 _KEYS = ("reshard", "active_stages")
 _USUAL = (None, Reshard.NEVER)
 _ACTIVE = 3
-"""Stages that PyTorch's runtime keeps gathered."""
+"""Gathered stages in PyTorch's runtime."""
 
 
 def with_sharding(resolved: Resolved, table: Schedule, workload: Workload) -> Schedule:
-    """Return a table with the gathers, and the reductions behind each backward, that costs and configuration need.
+    """Return a table with gathers, and with reductions after each backward, as configured.
 
-    Weights that are whole during the step, but sharded by its optimizer, are gathered once and never freed.
+    Weights that only the optimizer shards are gathered once and never freed.
 
     Raises:
-        ConfigError: a key without sharded weights, reductions that would not overlap or are the table's own, or
-            of stages that several ranks hold.
+        ConfigError: a key without sharded weights, reductions without overlap, reductions in the table, or
+            reductions of stages on several ranks.
     """
-    asked = resolved.experiment.data_parallel
-    if asked.reduce_each:
+    configured = resolved.experiment.data_parallel
+    if configured.reduce_each:
         _check_reductions(resolved, table)
         table = with_reductions(table, workload.reduce_ns > 0)
     replicas = resolved.experiment.parallel.dp * resolved.experiment.parallel.cp
     freed, gathered = workload.gathered_bytes > 0, workload.unshard_ns > 0
-    written = [f"data_parallel.{key}" for key in _KEYS if getattr(asked, key) not in _USUAL]
+    written = [f"data_parallel.{key}" for key in _KEYS if getattr(configured, key) not in _USUAL]
     if written and replicas > 1 and not freed.any():
         raise resolved.error(written[0], f"no weights are gathered and freed: {_SHARDS}")
     if (table.kind == Kind.UNSHARD).any():
@@ -184,39 +187,41 @@ def with_sharding(resolved: Resolved, table: Schedule, workload: Workload) -> Sc
             raise resolved.error(written[0], f"{name} has gathers of its own: remove the key")
         return table
     if freed.any():
-        reshard, active = asked.reshard or Reshard.NEVER, asked.active_stages or _ACTIVE
+        reshard, active = configured.reshard or Reshard.NEVER, configured.active_stages or _ACTIVE
         return with_gathers(table, freed | gathered, reshard, active)
     return with_gathers(table, gathered, None) if gathered.any() else table
 
 
 def _check_reductions(resolved: Resolved, table: Schedule) -> None:
-    key, asked = "data_parallel.reduce_each", resolved.experiment.data_parallel
-    if not asked.overlaps:
+    key, configured = "data_parallel.reduce_each", resolved.experiment.data_parallel
+    if not configured.overlaps:
         raise resolved.error(key, "reductions behind each backward overlap: write data_parallel.overlap: true")
     if (table.kind == Kind.REDUCE_GRAD).any():
         name = resolved.experiment.schedule.name
         raise resolved.error(key, f"{name} has reductions of its own: remove the key")
-    if asked.stage_replicas and (table.placement.copies().sum(axis=0) > 1).any():
+    if configured.stage_replicas and (table.placement.copies().sum(axis=0) > 1).any():
         message = "stages that several ranks hold are reduced once: remove the key, or stage_replicas"
         raise resolved.error(key, message)
 
 
 def with_interleave(resolved: Resolved, table: Schedule) -> Schedule:
-    """Return a table with the orders that the configuration gives.
+    """Return a table with the configured orders of segments in overlapped pairs.
 
     Raises:
-        ConfigError: kinds that no pair of the table has, or a member that such a pair lacks.
+        ConfigError: kinds without a pair in the table, or an unknown member of a pair.
     """
-    given = resolved.experiment.schedule.interleave
-    if not given:
+    orders_by_pair = resolved.experiment.schedule.interleave
+    if not orders_by_pair:
         return table
-    there = _pairs(table)
+    known_pairs = _pairs(table)
     orders = dict(table.interleave)
-    for name, turns in given.items():
+    for name, turns in orders_by_pair.items():
         key = f"schedule.interleave.{name}"
         kinds = tuple(Kind[word] for word in name.split("+") if word in Kind.__members__)
-        if kinds not in there or len(kinds) != name.count("+") + 1:
-            known = ", ".join(sorted("+".join(kind.name for kind in pair) for pair in there)) or "none at all"
+        if kinds not in known_pairs or len(kinds) != name.count("+") + 1:
+            known = (
+                ", ".join(sorted("+".join(kind.name for kind in pair) for pair in known_pairs)) or "none at all"
+            )
             raise resolved.error(key, f"the table has no such pair; it has {known}")
         _check_turns(resolved, key, turns, len(kinds))
         orders[kinds] = tuple(turns)
@@ -230,25 +235,25 @@ def _check_turns(resolved: Resolved, key: str, turns: Sequence[int], members: in
 
 
 def _pairs(table: Schedule) -> set[tuple[Kind, ...]]:
-    """Return the kinds of the members of every sort of pair."""
+    """Return the different kinds of members of pairs."""
     rows = np.flatnonzero(table.pair >= 0)
     columns = table.rank_of_row()[rows], table.pair[rows], table.kind[rows]
     members = zip(*(column.tolist() for column in columns), strict=True)
-    alike = {tuple(kind for _, _, kind in pair) for _, pair in groupby(members, key=lambda row: row[:2])}
-    return {tuple(Kind(kind) for kind in pair) for pair in alike}
+    pairs = {tuple(kind for _, _, kind in pair) for _, pair in groupby(members, key=lambda row: row[:2])}
+    return {tuple(Kind(kind) for kind in pair) for pair in pairs}
 
 
 _UPDATES_WHERE_IT_FAILS = 3
-"""The update, its undoing, which takes as long, and the update with the true norm."""
+"""The update, its rollback of equal length, and the update with the true norm."""
 
 
 def with_validation(experiment: Experiment, workload: Workload) -> Workload:
-    """Return a step's costs with its validation before the update, after it, or failed.
+    """Return a step's costs with validation before the update, after it, or failed.
 
-    Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, arXiv:2401.10241, section 4. Behind the update,
-    the norm goes around while the next step warms up, which costs no rank time. A failed step is one whose ranks
-    update their weights for nothing, meet, undo that and update them again; all of it comes behind the last rank's
-    last action.
+    Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, arXiv:2401.10241, section 4. After the
+    update, the all-reduce of the norm overlaps with the next step's warm-up and takes no time of a rank. In a
+    failed step, ranks update their weights, synchronise, roll the update back and repeat it, after the last
+    action.
     """
     validation = experiment.data_parallel.validation
     if validation is Validation.AFTER:
