@@ -55,9 +55,9 @@ def infer(recordings: Sequence[Recording]) -> tuple[list[Recording], str]:
         return list(recordings), ""
     verdict, placed = one_stage_each(ranks, source), [_in_order(rank) for rank in ranks]
     if verdict.objection and any(end.peer >= 0 for rank in ranks for end in rank.recording.ends):
-        found = from_ways_of_messages(ranks, source)
-        if found is not None:
-            verdict, ranks, placed, stages = found
+        inference = from_ways_of_messages(ranks, source)
+        if inference is not None:
+            verdict, ranks, placed, stages = inference
             source = f"{source} and the ways of messages, {stages} stages"
     if verdict.objection:
         more = "" if source.startswith(AUTOGRAD) else _MORE
@@ -130,7 +130,11 @@ def one_stage_each(ranks: Sequence[RankRuns], source: str) -> Verdict:
         return Verdict(text="", objection=": no file of a rank that these exchange messages with is here")
     if not peers:
         return Verdict(text="", objection=": no message between these ranks tells a pipeline")
-    if any(_passes_over(rank.recording, number) for number, rank in enumerate(ranks)):
+    if any(
+        end.sends and end.peer >= 0 and abs(end.peer - number) != 1
+        for number, rank in enumerate(ranks)
+        for end in rank.recording.ends
+    ):
         return Verdict(text="", objection=(
             ": messages go to ranks that are no neighbours, so ranks hold several stages, and neither a host's "
             "operations and waits nor a GPU's kernels say which action is of which stage"
@@ -177,18 +181,14 @@ def _directed(rank: RankRuns, number: int) -> Iterator[bool]:
 def _counted(ranks: Sequence[RankRuns]) -> Iterator[float]:
     """Yield the ratio of messages to forwards for each rank and neighbour."""
     for number, rank in enumerate(ranks):
-        made = len(rank.forwards)
+        forward_count = len(rank.forwards)
         for peer in (number - 1, number + 1):
             if 0 <= peer < len(ranks):
                 ends = rank.recording.ends
                 sent = sum(
                     end.sends and end.peer == peer and _in_a_step(rank.recording, end.host_ns) for end in ends
                 )
-                yield min(sent, made) / max(sent, made)
-
-
-def _passes_over(recording: Recording, number: int) -> bool:
-    return any(end.sends and end.peer >= 0 and abs(end.peer - number) != 1 for end in recording.ends)
+                yield min(sent, forward_count) / max(sent, forward_count)
 
 
 def _in_a_step(recording: Recording, at_ns: int) -> bool:

@@ -144,8 +144,8 @@ def _left_out(
 
 
 def _listed(labels: Sequence[str]) -> str:
-    others = f" and {len(labels) - _MOST_NAMED} others" if len(labels) > _MOST_NAMED else ""
-    return f"{', '.join(labels[:_MOST_NAMED])}{others} {'is' if len(labels) == 1 else 'are'}"
+    remainder = f" and {len(labels) - _MOST_NAMED} others" if len(labels) > _MOST_NAMED else ""
+    return f"{', '.join(labels[:_MOST_NAMED])}{remainder} {'is' if len(labels) == 1 else 'are'}"
 
 
 def _by_mark(recording: Recording, labels: Sequence[str]) -> list[int]:

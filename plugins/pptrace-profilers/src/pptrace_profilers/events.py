@@ -85,17 +85,17 @@ class Blocks:
 
     def values(self, block: bytes) -> Iterator[Any]:
         """Yield the values of a block one by one: of one that holds the array's end, or broken events."""
-        text, at, decoder = block.decode("utf-8", errors="replace"), 0, json.JSONDecoder()
+        text, position, decoder = block.decode("utf-8", errors="replace"), 0, json.JSONDecoder()
         while True:
-            while at < len(text) and text[at] in " \t\r\n,":
-                at += 1
-            if at == len(text):
+            while position < len(text) and text[position] in " \t\r\n,":
+                position += 1
+            if position == len(text):
                 return
-            if text[at] == "]":
-                self._ended(text[at + 1 :].encode(errors="replace"))
+            if text[position] == "]":
+                self._ended(text[position + 1 :].encode(errors="replace"))
                 return
             try:
-                value, at = decoder.raw_decode(text, at)
+                value, position = decoder.raw_decode(text, position)
             except (ValueError, RecursionError):
                 self.cut = True
                 return
@@ -613,9 +613,9 @@ def detailed_events(block: bytes, events: Sequence[Event]) -> list[Detailed]:
         events: those of them that are wanted, in the order of the text.
     """
     detailed: list[Detailed] = []
-    at = 0
+    position = 0
     for event in events:
-        with_arguments, at = _next(block, event, at)
+        with_arguments, position = _next(block, event, position)
         if with_arguments is None:
             return _among_all(block, events)
         detailed.append(with_arguments)

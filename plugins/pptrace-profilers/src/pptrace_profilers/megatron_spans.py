@@ -111,28 +111,30 @@ def _rank(resource: Mapping[str, object], path: Path) -> int:
 
 
 def _recording(path: Path, rank: int, spans: Sequence[Span], stage: int, stages: int) -> Recording:
-    spans = sorted(spans, key=lambda one: (one.start_ns, -one.end_ns))
-    steps = [one for one in spans if one.name in _STEPS]
+    spans = sorted(spans, key=lambda span: (span.start_ns, -span.end_ns))
+    steps = [span for span in spans if span.name in _STEPS]
     windows = tuple(
-        (f"step {whole(one.attributes.get('megatron.iteration'), number)}", one.start_ns, one.end_ns)
-        for number, one in enumerate(steps)
+        (f"step {whole(span.attributes.get('megatron.iteration'), number)}", span.start_ns, span.end_ns)
+        for number, span in enumerate(steps)
     )
-    acting = [one for one in spans if one.name in _ACTIONS or _MESSAGE.fullmatch(one.name)]
+    acting = [span for span in spans if span.name in _ACTIONS or _MESSAGE.fullmatch(span.name)]
     around = [(start, end) for _, start, end in windows]
-    at = window_around(around, [one.start_ns for one in acting]).tolist() if around else [-1] * len(acting)
+    step_of_span = (
+        window_around(around, [span.start_ns for span in acting]).tolist() if around else [-1] * len(acting)
+    )
     executions: list[Execution] = []
     ends: list[MessageEnd] = []
     for step in range(len(windows)):
-        own = [one for one, number in zip(acting, at, strict=True) if number == step]
-        found = _executions(own, stage)
-        executions += found
-        ends += _ends(own, found, stages) if stage != NO_STAGE else ()
-    outside = sum(number < 0 for number in at)
+        step_spans = [span for span, number in zip(acting, step_of_span, strict=True) if number == step]
+        step_executions = _executions(step_spans, stage)
+        executions += step_executions
+        ends += _ends(step_spans, step_executions, stages) if stage != NO_STAGE else ()
+    outside = sum(number < 0 for number in step_of_span)
     sums = Counter[str]()
-    for one in spans:
-        if _OTHER_WORK.match(one.name):
-            sums[one.name] += one.end_ns - one.start_ns
-    counts = Counter(one.name for one in spans)
+    for span in spans:
+        if _OTHER_WORK.match(span.name):
+            sums[span.name] += span.end_ns - span.start_ns
+    counts = Counter(span.name for span in spans)
     return Recording(
         path=path, rank=rank, world=whole(spans[0].resource.get("dl.world_size"), 0), windows=windows,
         executions=tuple(executions), ends=tuple(ends),
@@ -147,16 +149,16 @@ def _recording(path: Path, rank: int, spans: Sequence[Span], stage: int, stages:
 def _executions(spans: Sequence[Span], stage: int) -> list[Execution]:
     """Return the computations of a step; forwards and backwards without a number are counted separately."""
     counted: Counter[Kind] = Counter()
-    found = []
+    executions = []
     for span in spans:
         kind = _ACTIONS.get(span.name)
         if kind is None:
             continue
         said = next((whole(span.attributes[name], -1) for name in _NUMBERS if name in span.attributes), -1)
         action = Action(kind=kind, stage=stage, microbatch=said if said >= 0 else counted[kind])
-        found.append(Execution(action=action, start_ns=span.start_ns, end_ns=span.end_ns))
+        executions.append(Execution(action=action, start_ns=span.start_ns, end_ns=span.end_ns))
         counted[kind] += 1
-    return found
+    return executions
 
 
 def _ends(spans: Sequence[Span], executions: Sequence[Execution], stages: int) -> Iterator[MessageEnd]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -88,7 +89,6 @@ def chained(parts: Sequence[Part]) -> Chained:
 
 
 def _route(chain: Sequence[_Node]) -> tuple[int, ...]:
-    """Return the ranks that a chain passes."""
     return tuple(rank for rank, _ in chain)
 
 
@@ -288,7 +288,7 @@ def messages_of(
     sent_to: list[list[int]] = []
     made: dict[tuple[int, int], list[int]] = defaultdict(list)
     for rank, part in enumerate(parts):
-        sends = sorted((end for end in part.ends if end.sends and end.peer >= 0), key=_host_ns)
+        sends = sorted((end for end in part.ends if end.sends and end.peer >= 0), key=attrgetter("host_ns"))
         makers = _makers(part, known[rank], sends, _Rules.of(route, rank, gradient_first=gradient_first))
         peers = [NO_RANK] * len(part.runs)
         for send, maker in zip(sends, makers, strict=True):
@@ -300,17 +300,15 @@ def messages_of(
     linked = 0
     for target, part in enumerate(parts):
         for source in range(len(parts)):
-            receives = sorted((end for end in part.ends if not end.sends and end.peer == source), key=_host_ns)
+            receives = sorted(
+                (end for end in part.ends if not end.sends and end.peer == source), key=attrgetter("host_ns")
+            )
             for maker, receive in zip(made[source, target], receives, strict=False):
                 if maker >= 0:
                     one = Input(maker=(source, maker), there_ns=receive.end_ns)
                     inputs[target, source, known[source][maker].forward].append(one)
                     linked += 1
     return Messages(sent_to=sent_to, inputs=inputs, linked=linked)
-
-
-def _host_ns(end: MessageEnd) -> int:
-    return end.host_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

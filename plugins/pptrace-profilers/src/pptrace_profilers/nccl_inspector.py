@@ -202,7 +202,15 @@ def _recording(
         if line.is_message
     )  # fmt: skip
     collectives = [
-        (_payload(line), _start(line), _start(line) + line.exec_ns, -1, -1)
+        (
+            Payload(
+                operation=line.what, size_bytes=line.size_bytes, group=line.communicator_name or line.communicator
+            ),
+            _start(line),
+            _start(line) + line.exec_ns,
+            -1,
+            -1,
+        )
         for line in ordered
         if not line.is_message
     ]
@@ -210,11 +218,6 @@ def _recording(
         path=path, rank=largest.rank, world=largest.ranks, ends=ends,
         operations=Operations.of_collectives(collectives),
     )  # fmt: skip
-
-
-def _payload(line: Transfer) -> Payload:
-    group = line.communicator_name or line.communicator
-    return Payload(operation=line.what, size_bytes=line.size_bytes, group=group)
 
 
 def _start(line: Transfer) -> int:
@@ -298,12 +301,12 @@ def _collectives(transfers: Iterable[Transfer]) -> Sizes:
 
 def _bus_traffic(line: Transfer) -> int:
     """Return what goes over each rank's link; 0 for a collective of another name."""
-    others = line.ranks - 1
+    peer_count = line.ranks - 1
     match line.what:
         case "AllReduce":
-            return 2 * others * line.size_bytes // line.ranks if others > 0 else 0
+            return 2 * peer_count * line.size_bytes // line.ranks if peer_count > 0 else 0
         case "AllGather" | "ReduceScatter":
-            return others * line.size_bytes if others > 0 else 0
+            return peer_count * line.size_bytes if peer_count > 0 else 0
         case "Broadcast" | "Reduce":
             return line.size_bytes
         case _:

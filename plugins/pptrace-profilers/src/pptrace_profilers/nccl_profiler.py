@@ -207,8 +207,8 @@ def _operation(event: _Open, ranks: dict[str, int]) -> NcclOperation:
 
 def _at(value: object) -> int:
     """Return nanoseconds, -1 for a time that was never set."""
-    at = microseconds(value)
-    return at if at is not None and at > 0 else -1
+    time_ns = microseconds(value)
+    return time_ns if time_ns is not None and time_ns > 0 else -1
 
 
 def _address(value: object) -> int:

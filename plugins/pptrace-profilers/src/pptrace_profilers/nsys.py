@@ -114,7 +114,7 @@ class _Export:
         if not isinstance(owner, int):
             return
         process = owner & _PROCESS
-        start, end = (at + (self.offset or 0) if isinstance(at, int) else None for at in times)
+        start, end = (time_ns + (self.offset or 0) if isinstance(time_ns, int) else None for time_ns in times)
         self.builders[process].add(
             name,
             category,
@@ -245,8 +245,8 @@ class Tables:
             raise TraceError(message, file=self._path)
         chosen = [*needed, *(column if column in self._columns[table] else None for column in wanted)]
         columns = ", ".join("NULL" if column is None else _quoted(column) for column in chosen)
-        found = self._database.execute(f"SELECT {columns} FROM {_quoted(table)}")  # noqa: S608 - names cannot be bound; quoted
-        while part := found.fetchmany(_BATCH):
+        cursor = self._database.execute(f"SELECT {columns} FROM {_quoted(table)}")  # noqa: S608 - names cannot be bound; quoted
+        while part := cursor.fetchmany(_BATCH):
             self._read += len(part)
             check_events(self._read, self._path)
             self._text += sum([len(value) for row in part for value in row if value.__class__ in _TEXTS])

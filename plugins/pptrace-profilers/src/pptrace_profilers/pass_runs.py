@@ -113,9 +113,12 @@ def _runs(
             continue
         forward = forward_of.get(operation.sequence, -1)
         # A pass of autograd goes through each function once: a second time is the next pass.
-        again = operation.sequence in gone_through
+        is_next_pass = operation.sequence in gone_through
         joins = (
-            current is not None and not current.forward and forward in {-1, current.forward_number} and not again
+            current is not None
+            and not current.forward
+            and forward in {-1, current.forward_number}
+            and not is_next_pass
         )
         if current is not None and joins:
             runs[-1] = replace(current, end_ns=max(current.end_ns, operation.end_ns))
@@ -214,19 +217,22 @@ def launch_runs(operations: Operations | None, posts_ns: Sequence[int]) -> list[
     forward = operations.thread[rows] == operations.thread[rows[0]]  # a step begins with a forward
     cuts = np.flatnonzero((np.diff(forward) != 0) | (np.diff(post) != 0)) + 1
     parts = np.split(np.arange(rows.size), cuts)
-    least = {way: np.median([len(p) for p in parts if forward[p[0]] == way]) / _SHORT for way in (True, False)}
+    least = {
+        direction: np.median([len(p) for p in parts if forward[p[0]] == direction]) / _SHORT
+        for direction in (True, False)
+    }
     runs, count = [], {True: 0, False: 0}
     for part in parts:
-        way = bool(forward[part[0]])
-        if len(part) < least[way]:
+        direction = bool(forward[part[0]])
+        if len(part) < least[direction]:
             continue
         launched = operations.launch_ns[rows[part]]
-        names = tuple(operations.names[name] for name in operations.name[rows[part]].tolist()) if way else ()
+        names = tuple(operations.names[name] for name in operations.name[rows[part]].tolist()) if direction else ()
         runs.append(Run(
-            forward=way, start_ns=int(launched[0]), end_ns=int(launched[-1]), forward_number=count[way],
-            operations=names,
+            forward=direction, start_ns=int(launched[0]), end_ns=int(launched[-1]),
+            forward_number=count[direction], operations=names,
         ))  # fmt: skip
-        count[way] += 1
+        count[direction] += 1
     return runs
 
 
@@ -243,10 +249,10 @@ def work_starts_ns(operations: Operations | None, runs: Sequence[Run]) -> list[i
     rows = rows[np.argsort(operations.launch_ns[rows], kind="stable")]
     launched = operations.launch_ns[rows]
     first = np.searchsorted(launched, [run.start_ns for run in runs], side="left")
-    behind = np.searchsorted(launched, [run.end_ns for run in runs], side="right")
+    after = np.searchsorted(launched, [run.end_ns for run in runs], side="right")
     return [
         int(operations.start_ns[rows[a]]) if a < b else run.start_ns
-        for a, b, run in zip(first.tolist(), behind.tolist(), runs, strict=True)
+        for a, b, run in zip(first.tolist(), after.tolist(), runs, strict=True)
     ]
 
 

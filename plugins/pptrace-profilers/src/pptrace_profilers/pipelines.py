@@ -38,7 +38,7 @@ def one_pipeline(
         ConfigError: a layout or replica that cannot be.
     """
     known = _by_rank(recordings)
-    pipelines, note = (_of_layout(known, layout), "") if layout else _of_groups(known)
+    pipelines, note = _pipelines(known, layout)
     complete = {place: ranks for place, ranks in pipelines.items() if all(rank in known for rank in ranks)}
     there = complete or _fullest(pipelines, known)
     chosen = _chosen(there, known, replica)
@@ -67,7 +67,7 @@ def whole_pipelines(recordings: Sequence[Recording], layout: str = "") -> dict[s
         ConfigError: a layout that cannot be.
     """
     known = _by_rank(recordings)
-    pipelines = _of_layout(known, layout) if layout else _of_groups(known)[0]
+    pipelines, _ = _pipelines(known, layout)
     return {place: ranks for place, ranks in pipelines.items() if all(rank in known for rank in ranks)}
 
 
@@ -80,8 +80,7 @@ def numbers_of(
     """
     ranks = tuple(max(one.rank, 0) for one in pipeline)
     if layout or any(map(_members, known)):
-        recorded = _by_rank(known)
-        pipelines = _of_layout(recorded, layout) if layout else _of_groups(recorded)[0]
+        pipelines, _ = _pipelines(_by_rank(known), layout)
         whole = next(its for its in pipelines.values() if ranks[0] in its)
         return tuple(map(whole.index, ranks)) if len(ranks) < len(whole) else (), len(whole)
     world = max((one.world for one in known), default=0)
@@ -121,7 +120,10 @@ def _apart(first: Path, second: Path) -> str:
     return f"{first.parent.name}/{first.name} is: give the folder of one run"
 
 
-def _of_groups(known: dict[int, Recording]) -> tuple[dict[str, tuple[int, ...]], str]:
+def _pipelines(known: dict[int, Recording], layout: str) -> tuple[dict[str, tuple[int, ...]], str]:
+    """Return the global ranks of each pipeline by its place, and a note on missing ranks."""
+    if layout:
+        return _of_layout(known, layout), ""
     groups = {_members(one) for one in known.values()} - {()}
     if groups:
         pipelines = sorted(groups)
@@ -224,8 +226,8 @@ def _missing(known: dict[int, Recording], world: int) -> str:
 
 
 def _listed(ranks: Sequence[int]) -> str:
-    others = f" and {len(ranks) - _MOST_NAMED} others" if len(ranks) > _MOST_NAMED else ""
-    return ", ".join(map(str, ranks[:_MOST_NAMED])) + others
+    remainder = f" and {len(ranks) - _MOST_NAMED} others" if len(ranks) > _MOST_NAMED else ""
+    return ", ".join(map(str, ranks[:_MOST_NAMED])) + remainder
 
 
 GROUPED = {

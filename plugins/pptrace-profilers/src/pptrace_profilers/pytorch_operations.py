@@ -79,9 +79,9 @@ def _launches(events: Events, rows: Int64s) -> Int64s:
     if not launches.size:
         return np.full(rows.size, -1, dtype=np.int64)
     launches = launches[np.argsort(events.correlation[launches], kind="stable")]
-    at = np.searchsorted(events.correlation[launches], wanted, side="right") - 1
-    same = (at >= 0) & (events.correlation[launches[at]] == wanted) & (wanted >= 0)
-    launch: Int64s = np.where(same, launches[at], -1)
+    launch_index = np.searchsorted(events.correlation[launches], wanted, side="right") - 1
+    same = (launch_index >= 0) & (events.correlation[launches[launch_index]] == wanted) & (wanted >= 0)
+    launch: Int64s = np.where(same, launches[launch_index], -1)
     return launch
 
 
@@ -215,5 +215,5 @@ def _operation(*, sends: bool) -> str:
 
 def _between(timed: Sequence[_Timed], since: int, until: int) -> Sequence[_Timed]:
     """Return what starts after one launch, up to another."""
-    first, last = (bisect_right(timed, at, key=lambda item: item.start_ns) for at in (since, until))
+    first, last = (bisect_right(timed, time_ns, key=lambda item: item.start_ns) for time_ns in (since, until))
     return timed[first:last]

@@ -239,21 +239,21 @@ def hidden_phases(executions: Sequence[Execution]) -> str:
     """Return how much of each way between halves was hidden by computation; empty where there is no GPU's pair."""
     spans: dict[str, list[tuple[int, int]]] = defaultdict(list)
     computing: list[tuple[int, int]] = []
-    for one in executions:
-        if one.pair < 0 or one.gpu is None:
+    for execution in executions:
+        if execution.pair < 0 or execution.gpu is None:
             continue
-        kind, half = one.action.kind, one.action.stage % 2
-        span = (one.gpu.start_ns, one.gpu.end_ns)
+        kind, half = execution.action.kind, execution.action.stage % 2
+        span = (execution.gpu.start_ns, execution.gpu.end_ns)
         carried = next((name for name, phase in _PHASES.items() if phase == (kind, half)), "")
         (computing if kind not in COMMUNICATION else spans[carried]).append(span)
-    told = []
-    for name, ways in sorted(spans.items()):
-        whole = sum(end - start for start, end in ways)
-        alone = sum(uncovered_ns(way, computing) for way in ways)
-        told.append(
+    descriptions = []
+    for name, phase_spans in sorted(spans.items()):
+        whole = sum(end - start for start, end in phase_spans)
+        alone = sum(uncovered_ns(span_ns, computing) for span_ns in phase_spans)
+        descriptions.append(
             f"{name} {(whole - alone) / 1e6:.3f} of {whole / 1e6:.3f} ms ({1 - alone / max(whole, 1):.1%})"
         )
-    return f"hidden by computation of the same pair: {', '.join(told)}" if told else ""
+    return f"hidden by computation of the same pair: {', '.join(descriptions)}" if descriptions else ""
 
 
 def _action(name: str, index: int, layers: int, pair: int) -> Action:

@@ -239,17 +239,17 @@ class Annotations:
             row: the place in the file of each instant.
         """
         start, end, at_ns = times[0][among], times[1][among], times[2]
-        at = np.searchsorted(start, at_ns, side="right") - 1
+        position = np.searchsorted(start, at_ns, side="right") - 1
         if bool((start == end).any()):
-            at = _last_before(start, np.where(start == end, self.row[among], -1), at_ns, row)
+            position = _last_before(start, np.where(start == end, self.row[among], -1), at_ns, row)
         outer = _outer(end)
-        unsettled = np.flatnonzero(at >= 0)
+        unsettled = np.flatnonzero(position >= 0)
         while unsettled.size:
-            over = end[at[unsettled]] < at_ns[unsettled]
+            over = end[position[unsettled]] < at_ns[unsettled]
             unsettled = unsettled[over]
-            at[unsettled] = outer[at[unsettled]]
-            unsettled = unsettled[at[unsettled] >= 0]
-        innermost: Int64s = np.where(at >= 0, among[at], -1)
+            position[unsettled] = outer[position[unsettled]]
+            unsettled = unsettled[position[unsettled] >= 0]
+        innermost: Int64s = np.where(position >= 0, among[position], -1)
         return innermost
 
 

@@ -80,9 +80,9 @@ def _from_chains(ranks: Sequence[RankRuns]) -> _Found:
     placed: list[Places] = [{} for _ in ranks]
     shares = _Shares()
     for step in _steps(ranks):
-        found = chained([_part(rank, step) for rank in ranks])
-        shares.add(found.shares, found.route)
-        for (rank, forward), place in found.places.items():
+        chains = chained([_part(rank, step) for rank in ranks])
+        shares.add(chains.shares, chains.route)
+        for (rank, forward), place in chains.places.items():
             placed[rank][forward] = place
     return shares.verdict(ranks, AUTOGRAD)[0], list(ranks), placed, len(shares.routes[0])
 
@@ -95,14 +95,17 @@ def _from_routes(ranks: Sequence[RankRuns], source: str) -> _Found:
     for step in _steps(ranks):
         numbers = [[number for number, its in enumerate(rank.steps) if its == step] for rank in ranks]
         starts = [work_starts_ns(rank.recording.operations, rank.runs) for rank in ranks]
-        found = routed(
+        assignment = routed(
             [_part(rank, step) for rank in ranks],
             [[start[number] for number in its] for start, its in zip(starts, numbers, strict=True)],
             paired=source == AUTOGRAD,
         )
-        shares.add(found.shares, found.route, found.reason)
+        shares.add(assignment.shares, assignment.route, assignment.reason)
         of_place: dict[tuple[int, int, int], int] = {}
-        for (rank, number), place in found.places.items():  # by rank and time: a forward comes before its backward
+        for (
+            rank,
+            number,
+        ), place in assignment.places.items():  # by rank and time: a forward comes before its backward
             run = runs[rank][numbers[rank][number]]
             forward = of_place.setdefault((rank, *place), run.forward_number)
             placed[rank][forward] = place
@@ -156,12 +159,12 @@ def routed(parts: Sequence[Part], starts_ns: Sequence[Sequence[int]], *, paired:
     known = [_known(part, starts, paired=paired) for part, starts in zip(parts, starts_ns, strict=True)]
     total = max(sum(map(len, known)), 1)
     searches = list(_searches(parts, known))
-    found = [(search, places) for search in searches for places in search.solutions()]
+    solutions = [(search, places) for search in searches for places in search.solutions()]
     whole = all(search.tries > 0 for search in searches)
-    if not found:
+    if not solutions:
         what = "of the actions have a place on a way through the ranks" if whole else _SEARCHED
         return Routed(places={}, shares={what: (0, total)}, route=(), reason=_NOTHING_FITS if whole else "")
-    search, places = found[0]
+    search, places = solutions[0]
     ends = max(sum(len(part.ends) for part in parts), 1)
     of_forwards = {
         (rank, run.forward_number): places[rank, number]
@@ -171,7 +174,7 @@ def routed(parts: Sequence[Part], starts_ns: Sequence[Sequence[int]], *, paired:
     }
     shares = {
         "of the messages lie between two actions": (2 * search.messages.linked, ends),
-        "of the actions have one place alone": (_agreed([every for _, every in found]), total),
+        "of the actions have one place alone": (_agreed([every for _, every in solutions]), total),
         _SEARCHED: (int(whole), 1),
         "of the forwards are like others of their stage": alike(parts, of_forwards),
     }
@@ -231,20 +234,20 @@ def _routes(parts: Sequence[Part], known: Sequence[Sequence[Known]]) -> Iterator
     With P ranks, M microbatches and v stages on each, a rank has vM forwards, and 2M(Pv - 1) messages go around;
     there and back, v - 1 times a rank hands over to itself.
     """
-    ranks, made = len(known), {sum(one.forward for one in rank) for rank in known}
-    if ranks == 1 or len(made) != 1:
+    ranks, forward_counts = len(known), {sum(one.forward for one in rank) for rank in known}
+    if ranks == 1 or len(forward_counts) != 1:
         return
-    (each,) = made
+    (each,) = forward_counts
     sent = sum(end.sends for part in parts for end in part.ends)
     around = ranks * each - sent // 2
     if around > 0 and each % around == 0 and each > around:
         yield tuple(range(ranks)) * (each // around), around
     if sent != 2 * each * (ranks - 1):
         return
-    way = tuple(range(ranks))
+    ascending = tuple(range(ranks))
     for chunks in range(2, min(_MOST_CHUNKS, each) + 1):
         if each % chunks == 0:
-            turns = (way[::-1] if chunk % 2 else way for chunk in range(chunks))
+            turns = (ascending[::-1] if chunk % 2 else ascending for chunk in range(chunks))
             yield tuple(rank for turn in turns for rank in turn), each // chunks
 
 
@@ -402,17 +405,17 @@ class Placing:
         inputs = self.messages.inputs.get((rank, source, one.forward), ())
         if taken >= len(inputs) or inputs[taken].there_ns > one.start_ns + _ROUNDED_NS:
             return None, False
-        made = self.places.get(inputs[taken].maker)
-        if made is None:
+        producer_place = self.places.get(inputs[taken].maker)
+        if producer_place is None:
             return None, True
-        return (_Option(place, source) if made == (before, microbatch) else None), False
+        return (_Option(place, source) if producer_place == (before, microbatch) else None), False
 
     def _leaves(self, rank: int, number: int, stage: int) -> bool:
         """Return whether the sends of an action and of its known backward match the route of a stage."""
-        ways = [(number, self.known[rank][number].forward)]
+        outputs = [(number, self.known[rank][number].forward)]
         if number in self.returned[rank]:
-            ways.append((self.returned[rank][number], False))
-        for action, forward in ways:
+            outputs.append((self.returned[rank][number], False))
+        for action, forward in outputs:
             goes = self._next_rank(stage, forward=forward)
             if self.messages.sent_to[rank][action] != (NO_RANK if goes == rank else goes):
                 return False

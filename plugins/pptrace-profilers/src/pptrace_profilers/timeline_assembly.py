@@ -79,7 +79,7 @@ def assemble(recordings: Sequence[Recording], numbers: Sequence[int] = ()) -> Me
     matched = [match_ends(step, unattributed) for step in rank_steps]
     clocks = align(len(recordings), list(_transfers([message for step in matched for message in step])))
     notes = [*(note for one in recordings for note in one.notes), *left_out, *_contradictions(clocks)]
-    found = []
+    aligned_steps = []
     for label, ranks, step_messages in zip(labels, rank_steps, matched, strict=True):
         if all(one.action.kind in COMMUNICATION for rank in ranks for one in rank.executions):
             notes.append(f"{label} holds no action: left out")
@@ -89,12 +89,14 @@ def assemble(recordings: Sequence[Recording], numbers: Sequence[int] = ()) -> Me
         _check_replicas(parts)
         moves = [shifted_message(message, clocks) for message in step_messages]
         name_messages(parts, moves, unattributed)
-        found.append((label, parts, moves))
+        aligned_steps.append((label, parts, moves))
     # A framework skips empty gradients in all steps, so one decision serves all of them.
-    skips = _skips_input_gradient([(part, arrivals_of(moves)) for _, parts, moves in found for part in parts])
+    skips = _skips_input_gradient(
+        [(part, arrivals_of(moves)) for _, parts, moves in aligned_steps for part in parts]
+    )
     notes += [_SKIPPED] if skips else []
     steps = []
-    for label, parts, moves in found:
+    for label, parts, moves in aligned_steps:
         whole = [_with_whole_backward(part) for part in parts] if skips else parts
         timeline, gap, begins = timeline_of(whole, moves)
         covered = _covered(recordings, label)
@@ -140,10 +142,10 @@ def _transfers(messages: Sequence[Message]) -> Iterator[tuple[int, int, int, int
         for one in messages
         if one.sent is not None and one.received is not None
     ]
-    ways = {(source, target) for source, target, _, _, alone in whole if alone}
+    links = {(source, target) for source, target, _, _, alone in whole if alone}
     for source, target, sent, received, alone in whole:
         left = sent.start_ns
-        if alone and (target, source) in ways:
+        if alone and (target, source) in links:
             left = max(left, sent.end_ns - _ENDING_NS)
         yield source, target, left, received.end_ns
 
@@ -217,8 +219,8 @@ def _skips_input_gradient(ranks: Sequence[tuple[Recording, Arrivals]]) -> bool:
         for one, arrivals in inputs
     ]
     first = [length for stage, length in lengths if stage == 0]
-    others = [length for stage, length in lengths if stage > 0]
-    return bool(first and others and np.median(first) <= _EMPTY_SHARE * np.median(others))
+    later_stages = [length for stage, length in lengths if stage > 0]
+    return bool(first and later_stages and np.median(first) <= _EMPTY_SHARE * np.median(later_stages))
 
 
 def _with_whole_backward(rank: Recording) -> Recording:
@@ -324,8 +326,8 @@ def _on_gpu(execution: Execution, free: int | None) -> tuple[int, int, int]:
     """Return enter, start and end on a GPU; an action without a kernel takes no time."""
     gpu = execution.gpu
     if gpu is None:
-        at = execution.start_ns if free is None else max(free, execution.start_ns)
-        return at, at, at
+        time_ns = execution.start_ns if free is None else max(free, execution.start_ns)
+        return time_ns, time_ns, time_ns
     begin = gpu.start_ns if free is None else max(free, gpu.start_ns)
     launch = gpu.launch_ns if gpu.launch_ns >= 0 else begin
     return min(max(launch, free or launch), begin), begin, max(gpu.end_ns, begin)
@@ -353,8 +355,8 @@ def _moves(messages: Sequence[Message]) -> Iterator[tuple[Slice, int]]:
         sent, received = message.sent, message.received
         batched = received is not None and payloads[kernel_of(message.target, received)] > 1
         size = max(end.size_bytes for end in (sent, received) if end is not None)
-        ways = (message.source, message.target, sent, True), (message.target, message.source, received, False)
-        for rank, peer, end, sends in ways:
+        sides = (message.source, message.target, sent, True), (message.target, message.source, received, False)
+        for rank, peer, end, sends in sides:
             if end is None or rank < 0:
                 continue
             start, stop = _times(end, sent, received, batched=batched)

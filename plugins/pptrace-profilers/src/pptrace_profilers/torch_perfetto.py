@@ -43,7 +43,9 @@ def read_pftrace(path: Path, rules: Rules) -> Recording:
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
 
     slices = _Slices(path)
-    raw = _unpacked(path)
+    raw = read_unpacked(path)
+    if not raw:
+        raise TraceError("is empty", file=path)
     for count, (start, stop) in enumerate(_packets(raw, path, slices), 1):
         check_packets(count, raw, stop, path)
         try:
@@ -53,26 +55,19 @@ def read_pftrace(path: Path, rules: Rules) -> Recording:
     return slices.recording(rules)
 
 
-def _unpacked(path: Path) -> bytes:
-    raw = read_unpacked(path)
-    if not raw:
-        raise TraceError("is empty", file=path)
-    return raw
-
-
 def _packets(raw: bytes, path: Path, slices: _Slices) -> Iterator[tuple[int, int]]:
     """Yield where each packet of ``Trace`` starts and stops."""
-    at = 0
-    while at < len(raw):
-        if raw[at] != _PACKET_TAG:
-            raise TraceError(f"is no Perfetto trace: byte {at} starts no packet", file=path)
-        size, length = read_varint(raw[at + 1 : at + 1 + _LONGEST_VARINT], 0)
-        start = at + 1 + length
+    offset = 0
+    while offset < len(raw):
+        if raw[offset] != _PACKET_TAG:
+            raise TraceError(f"is no Perfetto trace: byte {offset} starts no packet", file=path)
+        size, length = read_varint(raw[offset + 1 : offset + 1 + _LONGEST_VARINT], 0)
+        start = offset + 1 + length
         if not length or start + size > len(raw):
             slices.cut = True
             return
         yield start, start + size
-        at = start + size
+        offset = start + size
 
 
 class _Slices:
