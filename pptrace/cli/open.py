@@ -168,7 +168,7 @@ _REPLICAS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What is to be seen of a trace."""
+    """The requested part of a trace."""
 
     only: tuple[str, ...] = ()
     """Ranks and microbatches, as ``--only`` has them."""
@@ -187,7 +187,7 @@ class Wanted:
 
 @contextmanager
 def opened_part(file: Path, wanted: Wanted, say: Callable[[str], None]) -> Iterator[Path]:
-    """Yield a trace of what is wanted of a file or of a folder of traces rank by rank, while it is needed.
+    """Yield a temporary trace with the requested part of a file, or of a folder with a trace per rank.
 
     Raises:
         PptraceError: a trace that cannot be read, or that has not what is wanted.

@@ -1,4 +1,4 @@
-"""``pptrace plugins``: which plugins there are, what each offers, and what is wrong with the others."""
+"""``pptrace plugins``: installed plugins, their offers and the failures of the others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Listed", "command"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """A plugin that takes part, and what it offers."""
+    """A loaded plugin and its offers."""
 
     provider: Provider
     """The plugin."""

@@ -118,7 +118,7 @@ class Delivery:
 
 
 def has_display(environment: Mapping[str, str], platform: str = sys.platform) -> bool:
-    """Tell whether a browser started here would be seen by whoever typed the command.
+    """Return whether the user can see a browser that starts on this machine.
 
     >>> has_display({"DISPLAY": ":0"}, "linux"), has_display({}, "linux"), has_display({}, "darwin")
     (True, False, True)

@@ -30,7 +30,7 @@ def read(paths: Sequence[Path]) -> Timeline:
 
 
 def recognises(path: Path, head: bytes) -> bool:
-    """Tell our files from a profiler's by the key that stands first, whatever the blanks around it.
+    """Return whether a file is pptrace's own: its first key decides, with any blanks around it.
 
     >>> from pathlib import Path
     >>> recognises(Path("step.json"), b'{"pptraceFormat": 1, "distributedInfo": {"rank": 0')

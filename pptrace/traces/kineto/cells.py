@@ -129,7 +129,7 @@ def pieces(lines: int, parts: Iterable[Part]) -> Iterator[Block]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layout:
-    """Where cells are on a line, and what is around them."""
+    """The template of a line, and the positions of its cells."""
 
     template: NDArray[np.uint8]
     """A line without its cells."""

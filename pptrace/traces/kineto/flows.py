@@ -29,7 +29,7 @@ _NEVER = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Points:
-    """Points of flows, sorted by the row of the timeline, or behind them the hop, that each lies on."""
+    """Points of flows, sorted by their row of the timeline; points on hops follow those on rows."""
 
     row_ptr: Int64s
     """Shape (rows + hops + 1,): row ``r`` has the points ``row_ptr[r]:row_ptr[r + 1]``."""

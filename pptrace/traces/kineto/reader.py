@@ -294,7 +294,7 @@ def _events(file: UnpackedFile, path: Path) -> tuple[dict[str, Any], Iterable[li
 
 
 def _rest(file: UnpackedFile, held: int, path: Path) -> bytes:
-    """Return what is left of a file that is read whole."""
+    """Return the unread part of a file."""
     parts, most = [], most_parsed()
     while part := file.read(_BLOCK):
         parts.append(part)

@@ -166,7 +166,7 @@ def _span(event: bytes, start: int, end: int, *, whole: bool) -> bytes:
 
 
 def _counted(counter: Counter, process: int, rows: slice) -> Iterator[Block]:
-    """Yield a line per step of a counter; times keep their nanoseconds whatever the slices' do."""
+    """Yield a line per step of a counter, with times in nanosecond precision."""
     at = counter.at_ns[rows]
     name, unit = json.dumps(counter.name).encode(), json.dumps(counter.unit).encode()
     head = b'{"ph":"C","name":%s,"pid":%d,"ts":' % (name, process)

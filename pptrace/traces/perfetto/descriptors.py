@@ -203,7 +203,7 @@ def placement_of(step: Mapping[str, Any]) -> Placement:
 
 
 def renamed(step: dict[str, Any]) -> dict[str, Any]:
-    """Return what :func:`step_json` says today, where it may be what it said in format 1."""
+    """Return the JSON of a step in the current format; convert it from format 1 if necessary."""
     placement = step["placement"]
     if "unit_route" in placement:
         placement["microbatch_route"] = placement.pop("unit_route")

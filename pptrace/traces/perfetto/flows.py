@@ -34,7 +34,7 @@ class FlowIds:
 
     @classmethod
     def of(cls, ends: Sequence[Int32s], ids: Int32s, size: int) -> Self:
-        """Sort the ids by the rows that have them, which stand in each of ``ends``, -1 for none."""
+        """Sort the ids by their rows; each array of ``ends`` has one end of each flow, -1 for none."""
         of_row = np.full(size + 1, -1, dtype=np.int32)
         for rows in ends:
             of_row[rows] = ids

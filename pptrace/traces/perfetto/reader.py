@@ -324,7 +324,7 @@ def _matched(
 
 
 def _fill(columns: dict[str, Any]) -> None:
-    """Replace absent values by what they stand for."""
+    """Replace absent values by their defaults."""
     for name, default in _DEFAULTS.items():
         column = columns[_FIELDS[name]]
         column[column < 0] = default

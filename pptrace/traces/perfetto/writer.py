@@ -126,7 +126,7 @@ def write(timeline: Timeline, path: Path, options: Mapping[str, Any]) -> None:
 
 
 def write_packets(path: Path, head: bytes, runs: Sequence[Run]) -> None:
-    """Write packets that describe a trace, and behind them its runs of records."""
+    """Write the descriptors of a trace, then its runs of records."""
     with path.open("wb") as file:
         file.write(head)
         write_behind(file, (piece for run in runs for piece in _pieces(run)), waiting=1)

@@ -38,7 +38,7 @@ _GRACE = 0.5
 
 
 class Cluster(Executor):
-    """Calls on a client's workers; whatever it started ends with it."""
+    """Executor on the workers of a dask client. Closing it also ends the cluster that it started."""
 
     def __init__(self, client: Client, ending: ExitStack) -> None:
         self._inner = client.get_executor(pure=False)

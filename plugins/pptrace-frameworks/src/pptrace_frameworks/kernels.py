@@ -163,7 +163,7 @@ def _ahead(rank, gradient, loop):
 
 
 def _before_use(consumer, used, rank, gradient, loop):
-    """Return where 1F1B receives: with the send where forward and backward take turns, else behind it."""
+    """Return the call of a receive of 1F1B: that of the send in the steady state, else the next one."""
     turned = used < loop.number_of - loop.warm_up[rank] if gradient == 1 else used > loop.warm_up[rank]
     return _before(consumer, rank) + (0 if turned else NEXT_CALL)
 

@@ -176,7 +176,7 @@ class Exchange:
     """Experts in all."""
 
     def to_places_bytes(self, places: int) -> int:
-        """Return what a device sends where a token goes once to each of so many places with experts of its own.
+        """Return the bytes that a device sends if a token goes at most once to each of ``places`` expert groups.
 
         A token's experts are taken as drawn with equal chances, so a place is among its own with
         ``1 - C(e - e/p, k) / C(e, k)``.

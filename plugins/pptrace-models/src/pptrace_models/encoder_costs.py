@@ -77,7 +77,7 @@ class Tower:
         return replace(whole, input_gradient=back, weight_gradient=weight)
 
     def projector_collectives(self, groups: Groups) -> Passes:
-        """Return the projector's sums over the tensor-parallel group: of what it puts out, and of a gradient."""
+        """Return the durations of the projector's tensor-parallel all-reduces, forward and backward."""
         reduce = groups.ns("tp", self.projected * self.width * self.model.element_bytes, "all-reduce")
         return Passes(forward_ns=reduce, backward_ns=0 if self.encoder.frozen else reduce)
 
@@ -96,7 +96,7 @@ class Tower:
         return self.encoder.passes_back if projector else not self.encoder.frozen
 
     def reaches_back(self, stage: Stage) -> bool:
-        """Return whether a gradient goes back to one of its own stages: something up to there is trained."""
+        """Return whether a stage receives a gradient, because a layer up to it is trained."""
         return self.has_backward(projector=stage.projector)
 
     def kept(self) -> tuple[memory.Kept, memory.Kept]:

@@ -101,7 +101,7 @@ class ByFormula:
         )
 
     def _between(self, apart: int, replicas: int) -> Fabric:
-        """Return what lies between so many replicas that are so many devices apart."""
+        """Return the fabric between ``replicas`` that are ``apart`` devices from each other."""
         outer = data_parallel_fabric(self.network)
         if not (self.every_nic and outer.rate):
             return outer

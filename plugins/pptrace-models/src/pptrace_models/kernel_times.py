@@ -143,7 +143,7 @@ _REACH = 4.0
 
 
 class Shaped(Accelerator):
-    """A device whose kernels take what their shapes say, or what they measured."""
+    """A device with measured kernel times, or times from the shapes of kernels."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 

@@ -386,7 +386,7 @@ class _Beside:
     taken: Callable[[Product], int]
 
     def ring(self, products: Sequence[Product], collective_ns: int) -> int:
-        """Return what is left of a collective in pieces; where pieces lose more than they hide, it stays whole."""
+        """Return the exposed duration of a collective in pieces, or of the whole one where that is shorter."""
         if not (products and collective_ns):
             return collective_ns
         piece = self._sum([replace(one, m=-(-one.m // self.devices)) for one in products])
@@ -395,7 +395,7 @@ class _Beside:
         return min(round(together) - self._sum(products), collective_ns)
 
     def bulk(self, products: Sequence[Product], collective_ns: int) -> int:
-        """Return what is left of a collective beside products that do not depend on it."""
+        """Return the exposed duration of a collective that overlaps independent products."""
         alone = self._sum(products)
         return round(max(_slowed(alone, collective_ns), collective_ns)) - alone
 
@@ -410,7 +410,7 @@ def _slowed(product_ns: float, beside_ns: float) -> float:
 def beside_products(
     group: Passes, operations: Sequence[Operation], devices: int, taken: Callable[[Product], int]
 ) -> Passes:
-    """Return a layer's collectives with what is left of those that run beside products.
+    """Return the exposed durations of a layer's collectives that overlap matrix products.
 
     Args:
         group: the layer's collectives.

@@ -90,7 +90,7 @@ def build(request: CostRequest) -> Workload:
 
 
 def _has_default_segments(request: CostRequest, options: RooflineOptions, workload: Workload) -> bool:
-    """Return whether actions consist of segments where nobody chose: their times are the same with and without."""
+    """Return whether actions consist of segments by default. Segments do not change their durations."""
     if options.segments is not None or not request.has_pairs:
         return False
     if options.host or options.overlap_tp or options.accumulation == "separate":
@@ -128,7 +128,7 @@ def _check_optimizer(model: Transformer, options: RooflineOptions) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """A model on a job's stages, whatever the device."""
+    """A model on the stages of a job, independent of the device."""
 
     request: CostRequest
     model: Transformer

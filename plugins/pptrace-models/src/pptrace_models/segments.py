@@ -207,7 +207,7 @@ def _again(
 
 
 def _encoder(costing: Costing, tower: Tower) -> Unit:
-    """Return a layer of the encoder, of its own shape; a frozen one has no backward."""
+    """Return the segments of an encoder layer. A frozen encoder has no backward."""
     own = _layer(replace(costing, model=tower.model, shard=tower.shard, tower=None), Layer())
 
     def named(parts: Iterable[Part]) -> tuple[Part, ...]:

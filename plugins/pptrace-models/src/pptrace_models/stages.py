@@ -73,7 +73,7 @@ def stages_of(model: Transformer, stages: int) -> list[Stage]:
 def in_front(
     items: list[list[_Item]], stages: Sequence[Stage], layer: _Item, projector: _Item
 ) -> list[list[_Item]]:
-    """Return what something is of each item of each stage, with what it is of an encoder's in front."""
+    """Return the values of all items of each stage, with those of the encoder and the projector first."""
     return [
         [*[layer] * stage.tower, *[projector] * stage.projector, *own]
         for stage, own in zip(stages, items, strict=True)

@@ -54,7 +54,7 @@ class Parameters(BaseModel):
 
 
 def checked(model: type[_Model], values: Mapping[str, Any], key: str) -> _Model:
-    """Return ``values`` as ``model``; None stands for the default, and quantities may be bare integers.
+    """Return ``values`` as ``model``. None means the default; quantities can be plain integers.
 
     Raises:
         ConfigError: the first key that is unknown, missing or wrong, as ``key.name``.
@@ -102,7 +102,7 @@ def _docstrings(module: str) -> dict[str, dict[str, str]]:
 
 
 def _described(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
-    """Yield the fields of a class that a string stands behind, with that string."""
+    """Yield the fields of a class with their docstrings."""
     for field, behind in pairwise(node.body):
         match field, behind:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):

@@ -61,7 +61,7 @@ class NvLinkOptions(Options):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvSwitch:
-    """A switch that blocks nothing: only what a GPU sends and what it receives is bounded.
+    """A non-blocking switch: only the links of each GPU limit transfers.
 
     NICs are reached over PCI Express: a GPU's own link and the NIC's own. What lies between these two links is
     taken as wide enough, as it is where each GPU shares a switch with its NIC. Bisection of N GPUs: N // 2 times

@@ -78,7 +78,7 @@ def bound(problem: Problem) -> int:
 
 
 def copy_ratio(problem: Problem, rank: int) -> float:
-    """Return what copying a rank's activations out and back takes, in terms of what it computes meanwhile.
+    """Return the time of copying a rank's activations out and back, relative to its computation.
 
     All of them can be copied for nothing in the steady state where this is at most 1: PipeOffload's k (Wan et al.,
     arXiv:2503.01328, section 3). Without copies it is infinite.
@@ -188,7 +188,7 @@ def _way_out(problem: Problem, rank: int, stage: int) -> int:
 
 
 def _gradients_held(problem: Problem, rank: int) -> int:
-    """Return the longest work of gradients whose activations, or what is left of them, memory has room for.
+    """Return the largest total duration of gradients whose activations fit in memory together.
 
     Each microbatch on each stage leaves a weight gradient's part with that gradient to run, or all of it with
     both, or its checkpoint with a forward to run again too; parts of microbatches are allowed, which makes it no
@@ -220,7 +220,7 @@ def _held_steps(problem: Problem, stage: int) -> list[tuple[int, int]]:
 
 
 def _busy(problem: Problem, rank: int) -> int:
-    """Return the least time from a rank's first start to its last end, by work, what it idles, memory and copies.
+    """Return a lower bound of the time from a rank's first start to its last end.
 
     Where forwards may be computed again, that is the least over how many are; while the rank has no gradient yet,
     those cost nothing.
@@ -464,14 +464,14 @@ class _Counts:
         return self._at(sort, moment - self._took(sort)) if sort in self.begun else 0
 
     def _count(self, part: Part, stage: int, moment: int) -> Any:
-        """Return how many of a part have begun on a stage, whatever becomes of their activations."""
+        """Return how many operations of one part have started on a stage."""
         return sum(self._at(_Sort(part, stage, way), moment) for way in _WAYS)
 
     def _ended(self, part: Part, stage: int, moment: int) -> Any:
         return sum(self._done(_Sort(part, stage, way), moment) for way in _WAYS)
 
     def _dataflow(self, stage: int) -> None:
-        """Let no more of a sort have begun than what they need has ended."""
+        """Add the constraints that operations start after their inputs."""
         problem, trip = self.problem, self._trip(stage)
         out, back, again = (_Sort(part, stage) for part in (Part.O, Part.R, Part.C))
         for moment in range(self.moments):

@@ -99,7 +99,7 @@ class Cache:
         return self.path / f"v{VERSION}-{_shape(problem)}-{_key(problem)}.json"
 
     def get(self, problem: Problem) -> tuple[Entry | None, str]:
-        """Return what was found for a problem, and what is wrong with its file, if anything."""
+        """Return the cached result of a problem, if any, and the fault of its file, if any."""
         file = self.file_of(problem)
         try:
             return _entry(_read(file), problem), ""
@@ -139,7 +139,7 @@ class Cache:
                 temporary.write_text(f"{_digest(file.name, text)}\n{text}", encoding="utf-8")
 
     def entries(self) -> Iterator[tuple[str, str]]:
-        """Yield each file's name and what it is about."""
+        """Yield the name and a summary of each cache entry."""
         for file in sorted(self.path.glob("v*.json")):
             try:
                 content = _read(file)

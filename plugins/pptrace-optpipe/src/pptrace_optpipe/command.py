@@ -249,7 +249,7 @@ _AT_LEAST = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is searched for, with what, and for how long."""
+    """The setting, the options and the cache of a search."""
 
     setting: Setting
     options: OptimizeOptions
@@ -457,7 +457,7 @@ def _calibrated(run: Path, config: Path) -> float:
 
 
 def _pptrace(*words: str) -> str:
-    """Run a command of pptrace, and return what it prints.
+    """Run a pptrace command and return its output.
 
     Raises:
         TraceError: it fails; its last line says why.

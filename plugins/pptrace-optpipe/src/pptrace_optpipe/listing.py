@@ -108,7 +108,7 @@ class Lister:
         """Do what a rank does beside computing."""
 
     def finish(self, now: int, op: Op) -> None:
-        """Note an end: what it frees and what it lets start, where."""
+        """Record the end of an operation: freed memory and operations that become ready."""
         problem, (part, stage, microbatch) = self.problem, op
         rank = problem.stage_rank[stage]
         if part is Part.F:
@@ -216,7 +216,7 @@ def offloaded_rows(problem: Problem, kept: int, *, patient: bool, late: bool) ->
 
 
 class _Offloader(Lister):
-    """The ranks, with what is away and on its way."""
+    """The state of all ranks, with offloaded activations and running copies."""
 
     def __init__(self, problem: Problem, kept: int, *, patient: bool, late: bool) -> None:
         super().__init__(problem, Rule(limit=problem.limit, patient=patient))
@@ -257,7 +257,7 @@ class _Offloader(Lister):
         heappush(self.events, (self.away[at], rank))
 
     def wake(self, rank: int, now: int) -> None:
-        """Launch the reload of what is due next, if there is room."""
+        """Start the next reload if memory allows."""
         due = self._due(rank)
         if due is None or self.away[due] > now:
             return
@@ -273,7 +273,7 @@ class _Offloader(Lister):
         heappush(self.events, (self.back[due], rank))
 
     def begin(self, rank: int, op: Op, now: int) -> None:
-        """Start an op, and ask the stage before to fetch what it is for in time."""
+        """Start an operation and schedule the reload of the previous stage in time."""
         super().begin(rank, op, now)
         if op.part is Part.I and op.stage and self.late:
             before = op._replace(stage=op.stage - 1)
@@ -295,12 +295,12 @@ class _Offloader(Lister):
         return 0 if self.problem.one_stream else 1
 
     def _due(self, rank: int) -> tuple[int, int] | None:
-        """Return what is next in line of what is away."""
+        """Return the next offloaded activation to reload, if any."""
         near = self.line[rank][: self.kept + 1]
         return next((at for at in near if at in self.away and at not in self.back), None)
 
     def _held_at(self, rank: int, now: int) -> int:
-        """Return what a rank holds, without what is on the host by then."""
+        """Return the bytes on a rank at a time, without activations that are on the host."""
         return self.held[rank] - sum(size for moment, size in self.freed[rank] if moment <= now)
 
     def first(self, rank: int, part: Part, now: int) -> tuple[Op | None, int | None]:

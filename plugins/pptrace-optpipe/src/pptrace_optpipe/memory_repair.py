@@ -51,7 +51,7 @@ def recomputed(problem: Problem, row: list[Op], limit: int) -> list[Op] | None:
 
 
 def _with_own(op: Op, again: set[tuple[int, int]]) -> list[Op]:
-    """Return an op behind what is computed again for it."""
+    """Return an operation with its recomputation before it."""
     if op.part is Part.I and (op.stage, op.microbatch) in again:
         return [op._replace(part=Part.C), op]
     return [op]
@@ -114,7 +114,7 @@ def with_either(problem: Problem, rows: Rows, played: Played) -> Rows | None:
 
 
 class _Rank:
-    """One rank's computations, and what of them is copied."""
+    """The computations of one rank and their host copies."""
 
     def __init__(self, problem: Problem, row: list[Op], played: Played, limit: int) -> None:
         self.problem, self.limit = problem, limit
@@ -200,7 +200,7 @@ class _Rank:
         return None
 
     def _merged(self, copies: dict[Op, _Copy]) -> list[Op]:
-        """Return the row with the copies in their places."""
+        """Return the row with the copies inserted."""
         back: dict[int, list[tuple[int, Op]]] = {}
         for op, copy in copies.items():
             back.setdefault(copy.place, []).append((copy.back, op._replace(part=Part.R)))

@@ -126,7 +126,7 @@ def _interval(model: Model, op: Op, took: int) -> Any:
 
 
 def _dataflow(model: Model, problem: Problem) -> None:
-    """Let every op wait for what it needs."""
+    """Add the constraints of data dependencies."""
     cp, start, end = model.cp, model.start, model.end
     for microbatch in range(problem.microbatches):
         for stage in range(problem.stages):

@@ -43,7 +43,7 @@ class Played:
 
 
 def play(problem: Problem, rows: Rows) -> Played | None:
-    """Run every op as soon as its rank and what it needs allow; None where rows wait for each other."""
+    """Run every operation as early as its rank and its inputs allow. Return None for a deadlock."""
     player = _Player(problem)
     at = player.in_turn(rows) if problem.shared else player.rank_by_rank(rows)
     if any(at[rank] < len(row) for rank, row in enumerate(rows)):
@@ -96,7 +96,7 @@ class _Player:
             at[rank] += 1
 
     def runs(self, rank: int, op: Op) -> bool:
-        """Run an op if what it needs has run."""
+        """Run an operation if its inputs have run."""
         ready = self.ready(op)
         if ready is None:
             return False
@@ -154,7 +154,7 @@ def step_of(problem: Problem, rows: Rows, start: dict[Op, int], end: dict[Op, in
 
 
 def changes(problem: Problem, op: Op, again: Collection[tuple[int, int]]) -> tuple[int, int]:
-    """Return what an op takes at its start, and what it frees at its end.
+    """Return the bytes that an operation allocates at its start and frees at its end.
 
     Args:
         problem: what is scheduled.
@@ -171,7 +171,7 @@ def changes(problem: Problem, op: Op, again: Collection[tuple[int, int]]) -> tup
 
 
 def _peak(problem: Problem, row: list[Op], start: dict[Op, int], end: dict[Op, int]) -> int:
-    """Return the most that a rank holds; at one instant, what is freed comes first."""
+    """Return the peak bytes of a rank. At equal times, frees come first."""
     events, again = [], computed_again(row)
     for op in row:
         taken, freed = changes(problem, op, again)
@@ -289,7 +289,7 @@ class _Rank:
 
 
 def _taken(gone: dict[int, int], need: int) -> int:
-    """Take what is needed of what copies out have freed, the earliest first; return the last of them."""
+    """Take needed bytes from finished offloads, earliest first. Return the last offload used."""
     last = -1
     for turn in sorted(gone):
         if not need:

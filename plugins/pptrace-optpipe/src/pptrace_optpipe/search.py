@@ -80,7 +80,7 @@ class _Search:
         return self.left() <= 0 or (self.best is not None and self.best.played.step <= self.bound)
 
     def found(self) -> Found | None:
-        """Return what is known."""
+        """Return the best result so far."""
         if self.best is None:
             return None
         return Found(schedule=self.best, bound=self.bound, seconds=self.effort.clock() - self.began)
@@ -286,7 +286,7 @@ def cached_search(
     tell: Callable[[Found], None] = lambda _: None,
     warn: Callable[[str], None] = lambda _: None,
 ) -> Found | None:
-    """Search from what the cache has, if anything, and keep there what is found.
+    """Search from the cached result, if any, and cache the new result.
 
     What was searched as long, or is proved, is taken as it is; see :func:`pptrace_optpipe.search.search`.
     """
@@ -312,7 +312,7 @@ def cached_search(
 
 
 class _Judge:
-    """The simulator, which plays what is found in one placement and keeps the best that fits."""
+    """The simulator of found rows. It keeps the best rows that fit in memory."""
 
     def __init__(
         self, ground: Ground, memory: int, best: Optimised | None, tell: Callable[[Optimised], None]
@@ -443,7 +443,7 @@ def _of_rival(rival: Rival) -> Optimised:
 
 
 def _elsewhere(ground: Ground, rival: Rival) -> Ground | None:
-    """Return the ground of a rival whose placement is another one, if a search can split what it runs."""
+    """Return the search problem of a rival with another placement, if its backwards can be split."""
     table = rival.table
     if table.placement == ground.placement or table.microbatches != ground.placement.microbatches:
         return None

@@ -164,7 +164,7 @@ class Setting:
         return tuple(self.workload.rank_capacity_bytes.tolist())
 
     def limits(self, memory: int) -> tuple[int, ...]:
-        """Return what each rank may hold under a limit, in bytes; of unlike devices no more than its own has."""
+        """Return the bytes that each rank can use under a limit, at most the memory of its device."""
         return _limits(self.capacities, len(self.static_bytes), memory)
 
     def problem(self, memory: int) -> Problem:
@@ -284,7 +284,7 @@ def setting_in(
 
 
 def alone(placement: Placement, microbatches: int) -> Rows:
-    """Return rows of one microbatch after another, weight gradients behind what other stages wait for."""
+    """Return rows with one microbatch after another and weight gradients last."""
     rows: Rows = [[] for _ in range(placement.ranks)]
     for microbatch in range(microbatches):
         up = range(placement.stages)
@@ -329,7 +329,7 @@ def _actions(row: list[Op]) -> list[Action]:
 
 
 def rows_of_table(table: Schedule) -> Rows:
-    """Return a table as rows, backwards split, without its messages and whatever else ranks do beside.
+    """Return the computations of a table as rows, with split backwards.
 
     Raises:
         ScheduleError: it has overlapped pairs, actions of several microbatches or several routes: none of which

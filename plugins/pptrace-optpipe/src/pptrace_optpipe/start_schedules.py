@@ -323,7 +323,7 @@ def _work(prepared: Prepared) -> int:
 def _prepared(
     config: Path | None, sets: Sequence[str], registry: Registry, name: str, limits: Sequence[list[str]]
 ) -> Prepared | None:
-    """Return a schedule with what it runs in, the limit too if costs can say it; None if it cannot run."""
+    """Return the inputs of a schedule, with the memory limit if costs accept it. Return None if it cannot run."""
     for limit in [*limits, []]:
         try:
             return prepare(load(config, [*sets, *limit], {"schedule": name}), registry)
@@ -401,7 +401,7 @@ def _row_with_copies(problem: Problem, row: list[Op], limit: int, early: int) ->
 
 
 def _with_own(op: Op, gone: set[tuple[int, int]]) -> list[Op]:
-    """Return an op with its copy out behind it, or back in front of it."""
+    """Return an operation with its offload after it, or its reload before it."""
     if (op.stage, op.microbatch) not in gone or op.part not in (Part.F, Part.I):
         return [op]
     return [op, op._replace(part=Part.O)] if op.part is Part.F else [op._replace(part=Part.R), op]

@@ -182,7 +182,7 @@ class _Period:
         return self.start[op] + self.problem.duration(op)
 
     def _dataflow(self) -> None:
-        """Let ops wait for what they need."""
+        """Add the constraints of data dependencies."""
         problem, start = self.problem, self.start
         self.cp.add(start[Op(Part.F, 0, 0)] == 0)
         for stage in range(problem.stages):

@@ -1,4 +1,4 @@
-"""Improve rows a window of time at a time: the solver orders what is inside, and the rest keeps its order.
+"""Improvement of rows in windows of time: the solver orders the operations inside a window.
 
 What ran before the window keeps its times. What runs behind it may start earlier, every rank's as one block; by
 how much is what the solver maximises. Activations whose forward and input gradient are both inside may be
@@ -150,7 +150,7 @@ class _Window:
         self.cp.add_hint(self.variable[op], int(hint))
 
     def _streams(self, rank: int) -> None:
-        """Keep what runs on one stream apart, and behind what ran before and ahead of what comes."""
+        """Add the constraints that operations of one stream do not overlap and stay in their window."""
         problem, cp = self.problem, self.cp
         own = [op for op in self.ops if problem.stage_rank[op.stage] == rank]
         inside = [op for op in own if op in self.free]
@@ -231,7 +231,7 @@ class _Window:
         return found
 
     def _dataflow(self) -> None:
-        """Let ops wait for what they need where either may move."""
+        """Add the constraints of data dependencies with at least one variable operation."""
         problem, cp = self.problem, self.cp
         slack: dict[tuple[int, int], int] = {}
         for op in [one for one in self.ops if one in self.played.start or one in self.variable]:

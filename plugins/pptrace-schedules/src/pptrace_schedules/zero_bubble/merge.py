@@ -23,7 +23,7 @@ __all__ = ["Merging", "merged"]
 
 
 def merged(table: Schedule) -> Schedule:
-    """Return a table where an input gradient and its own weight gradient right behind it are a full backward."""
+    """Return a table in which an input gradient directly before its weight gradient becomes a full backward."""
     return _with_merged(table, _pairs(table))
 
 
@@ -51,7 +51,7 @@ def _rank_of(table: Schedule) -> NDArray[np.intp]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merging:
-    """What it takes to say which backwards of a table are better run as one; arrays have shape (stages,)."""
+    """Durations that decide which backwards are merged; arrays have shape (stages,)."""
 
     forward: Int64s
     input_gradient: Int64s
@@ -61,7 +61,7 @@ class Merging:
     """Time from one rank to another; messages meet nobody."""
 
     def of(self, table: Schedule) -> tuple[Schedule, Schedule]:
-        """Return a table with all halves merged that stand side by side, and with those that make nobody wait.
+        """Return the table with all adjacent halves merged, and with only those whose merge delays no stage.
 
         The latter is never longer than the table itself: a gradient that comes later is there before its stage
         starts with it, and a merged backward takes no longer than its halves. So each action may start when it
@@ -81,7 +81,7 @@ class Merging:
         return int((end - start).max()), int(end.max() - start.min())
 
     def _harmless(self, table: Schedule, pairs: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Return which backwards may be whole so that nobody waits longer for what they hand on."""
+        """Return which backwards can be merged without delaying another stage."""
         stage, microbatch = table.stage[pairs], table.microbatch[pairs]
         started = self._gradients_start(table)
         rank_of = table.placement.stage_rank[0]
