@@ -28,7 +28,7 @@ class Choice(Enum):
         return tuple(str(member.value) for member in cls)
 
     @classmethod
-    def told(cls) -> str:
+    def explanations(cls) -> str:
         """Return all words with their explanations as one line."""
         return "; ".join(f"{member.value}: {member.means}" for member in cls)
 

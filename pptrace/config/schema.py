@@ -110,7 +110,7 @@ class DataParallel(BaseModel):
     )
     validation: Validation = Field(
         default=Validation.BEFORE,
-        description=f"When a step learns the norm of all gradients. {Validation.told()}.",
+        description=f"When a step learns the norm of all gradients. {Validation.explanations()}.",
     )
     stage_replicas: bool = Field(
         default=True,
@@ -126,7 +126,7 @@ class DataParallel(BaseModel):
     reshard: Reshard | None = Field(
         default=None,
         description="When a rank frees a stage's weights that it gathered, where costs shard them "
-        f"(costs.zero: 3); never unless given. {Reshard.told()}",
+        f"(costs.zero: 3); never unless given. {Reshard.explanations()}",
     )
     active_stages: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
         default=None,
@@ -204,7 +204,8 @@ class Offload(_Modifier):
         "both, going by a step in which all take their whole time. PipeOffload's program counts with 0.7.",
     )
     stream: CopyStream = Field(
-        default=CopyStream.DIRECTION, description=f"What has a stream of copies of its own. {CopyStream.told()}"
+        default=CopyStream.DIRECTION,
+        description=f"What has a stream of copies of its own. {CopyStream.explanations()}",
     )
 
 
@@ -329,7 +330,7 @@ class Cluster(_Section):
 class Contending(_Section):
     """What traffic and computation that meet do to each other."""
 
-    links: Sharing = Field(default=Sharing.MAX_MIN, description=Sharing.told())
+    links: Sharing = Field(default=Sharing.MAX_MIN, description=Sharing.explanations())
     compute: _Speed = Field(
         default=1, description="Speed of computation while its rank communicates, of what it has alone."
     )
@@ -344,13 +345,13 @@ class PointToPoint(_Section):
     policy: str = Field(
         default=PolicyName.ASYNC.value,
         min_length=1,
-        description=f"{PolicyName.told()}; or a framework's, which a plugin offers by name.",
+        description=f"{PolicyName.explanations()}; or a framework's, which a plugin offers by name.",
         examples=["megatron"],
     )
     options: dict[str, Any] = Field(default={}, description="The options of a policy that a plugin offers.")
     stream: StreamPer = Field(
         default=StreamPer.DIRECTION,
-        description=f"Under ordered, what has a communication stream of its own. {StreamPer.told()}",
+        description=f"Under ordered, what has a communication stream of its own. {StreamPer.explanations()}",
     )
     eager: Size = Field(
         default=0,
@@ -360,7 +361,7 @@ class PointToPoint(_Section):
     receive: Receive | None = Field(
         default=None,
         description="Under blocking, ordered and batched, where a RECV is put in a schedule that has none; "
-        f"deferred under batched, else asap, unless given. {Receive.told()}",
+        f"deferred under batched, else asap, unless given. {Receive.explanations()}",
     )
 
     @property

@@ -25,10 +25,10 @@ from pptrace.errors import ScheduleError
 from pptrace.steps.actions import CellColumns, Cells
 from pptrace.steps.kernels.heap import OUTSIDE, Heap
 from pptrace.steps.kernels.list_scheduling import (
+    InFlightLimits,
     Playing,
     Progress,
     Queues,
-    Rooms,
     Sequences,
     Work,
     Written,
@@ -249,7 +249,7 @@ def _played(
                 duration=duration, after_ptr=after_ptr, after=target.astype(narrow), lag=lag,
                 queue=queue.astype(narrow), key=key,
             ),
-            Rooms(
+            InFlightLimits(
                 microbatches=actions.span,
                 returned=np.where(last[: len(rooms), None], rooms, -1).astype(narrow).ravel(),
                 taken=taking.ravel(),

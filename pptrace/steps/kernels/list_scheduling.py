@@ -30,7 +30,7 @@ class Work(NamedTuple):
     """Its place in the order of its rank's choice; distinct."""
 
 
-class Rooms(NamedTuple):
+class InFlightLimits(NamedTuple):
     """Limits on microbatches in flight; -1 for no limit."""
 
     microbatches: Any
@@ -77,7 +77,7 @@ class Playing(NamedTuple):
     """Per rank, its next place in ``order``."""
 
 
-def list_actions(work: Work, rooms: Rooms, queues: Queues, playing: Playing, events: Heap) -> int:
+def list_actions(work: Work, rooms: InFlightLimits, queues: Queues, playing: Playing, events: Heap) -> int:
     """Run all actions and fill ``order``; return how many could run."""
     actions, ranks = len(work.duration), len(playing.doing)
     begun = touched = now = 0
@@ -125,7 +125,14 @@ def _touch(playing: Playing, rank: int, touched: int) -> int:
 
 
 def _finish(
-    work: Work, rooms: Rooms, queues: Queues, playing: Playing, events: Heap, rank: int, now: int, touched: int
+    work: Work,
+    rooms: InFlightLimits,
+    queues: Queues,
+    playing: Playing,
+    events: Heap,
+    rank: int,
+    now: int,
+    touched: int,
 ) -> int:
     """End what a rank does: return its microbatches, enable what waits; return how many ranks are on the stack."""
     action: int = playing.doing[rank]
@@ -151,7 +158,7 @@ def _finish(
     return touched
 
 
-def _choose(work: Work, rooms: Rooms, queues: Queues, playing: Playing, rank: int) -> int:
+def _choose(work: Work, rooms: InFlightLimits, queues: Queues, playing: Playing, rank: int) -> int:
     """Return the queue whose first action a rank starts next, -1 for none."""
     best, chosen = -1, -1
     for own in range(queues.of_rank[rank], queues.of_rank[rank + 1]):
@@ -168,7 +175,7 @@ def _choose(work: Work, rooms: Rooms, queues: Queues, playing: Playing, rank: in
     return chosen
 
 
-def _begin(work: Work, rooms: Rooms, queues: Queues, playing: Playing, own: int) -> int:
+def _begin(work: Work, rooms: InFlightLimits, queues: Queues, playing: Playing, own: int) -> int:
     """Take the first action off a queue, and its microbatches from their rooms; return it."""
     action: int = playing.shelf[queues.ptr[own]]
     for side in range(2):
