@@ -349,12 +349,13 @@ def test_a_request_that_arrives_byte_by_byte_is_given_up(trace: Path, monkeypatc
 
 def test_more_connections_than_the_most_at_once_wait(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "_MOST_CONNECTIONS", 2)
-    open_now, most = [], []
+    open_now, most, begun = [], [], threading.Semaphore(0)
 
     class Counting(Handler):
         def handle(self) -> None:
             open_now.append(self)
             most.append(len(open_now))
+            begun.release()
             super().handle()
             open_now.remove(self)
 
@@ -363,6 +364,8 @@ def test_more_connections_than_the_most_at_once_wait(trace: Path, monkeypatch: p
         connections = [stack.enter_context(run.connect()) for _ in range(6)]
         for connection in connections:
             connection.sendall(f"GET {run.path('step.pftrace')} HTTP/1.0\r\nHost: {HOST}\r\n".encode())
+        begun.acquire()
+        begun.acquire()
         for connection in connections:
             connection.sendall(b"\r\n")
             assert connection.makefile("rb").read().endswith(CONTENT)
