@@ -63,9 +63,10 @@ class NvLinkOptions(Options):
 class NvSwitch:
     """A non-blocking switch: only the links of each GPU limit transfers.
 
-    NICs are reached over PCI Express: a GPU's own link and the NIC's own. What lies between these two links is
-    taken as wide enough, as it is where each GPU shares a switch with its NIC. Bisection of N GPUs: N // 2 times
-    a GPU's rate.
+    A message to a NIC uses the PCI Express links of the GPU and of the NIC. The switch between these links does
+    not limit it, because each GPU shares a switch with its NIC.
+
+    Bisection of N GPUs: N // 2 times a GPU's rate.
     """
 
     links: Links

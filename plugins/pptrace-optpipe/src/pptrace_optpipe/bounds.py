@@ -11,11 +11,10 @@ A rank works for a known time, and idles besides at least
 Where memory has no room for all forwards, one runs behind the first gradient, so the second and the third are
 apart and add up.
 
-Microbatches are alike, so a schedule that differs in nothing but their numbers is as good. Where copies or
-forwards computed again let one overtake another, no order of them may be assumed, and the solver meets every
-schedule as often as microbatches can be numbered. Here they have no numbers. For each stage and sort of op,
-``n(t)`` is how many have begun by moment ``t``; as all of a sort take as long, ``n(t - d)`` have ended. In any
-schedule:
+All microbatches have the same costs, so a permutation of their numbers does not change the step. With host copies
+or recomputation, one microbatch can overtake another, and the solver visits each schedule once per permutation.
+This model has no numbers of microbatches. For each stage and kind of operation, ``n(t)`` operations have started
+by time ``t``. All of one kind take the same time ``d``, so ``n(t - d)`` have ended. In any schedule:
 
 - Streams: ``n(t) - n(t - d)``, summed over what runs on a stream, is at most 1.
 - Dataflow: whatever has begun has its own predecessor ended, and no two share one, so at least as many of those

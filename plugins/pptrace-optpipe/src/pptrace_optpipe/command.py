@@ -271,13 +271,13 @@ class Work:
             self.setting, recompute=options.recompute, shared=shared_of(self.setting.prepared, options.copies)
         )
 
-        told: list[tuple[int, int]] = []
+        reported: list[tuple[int, int]] = []
 
         def tell(best: Optimised) -> None:
             step, bound = best.simulated.step_ns, best.bound_ns
-            if told[-1:] == [(step, bound)]:
+            if reported[-1:] == [(step, bound)]:
                 return
-            told.append((step, bound))
+            reported.append((step, bound))
             verdict = f"bound {bound / 1e6:.3f} ms  gap {best.gap:.2%}" if bound else "bound not known"
             sys.stderr.write(f"{time.monotonic() - began:7.1f} s  step {step / 1e6:.3f} ms  {verdict}\n")
 
@@ -379,10 +379,10 @@ class Better:
     def line(self) -> str:
         """Return what came of it, on a line."""
         step = f"{self.found.simulated.step_ns / 1e6:.3f} ms"
-        told = f"{step} in place of {self.present_ns / 1e6:.3f} ms ({self.present})"
+        change = f"{step} in place of {self.present_ns / 1e6:.3f} ms ({self.present})"
         if self.written:
-            return f"{told}: {self.gain:.1%} shorter, more than the noise of {self.noise:.1%}"
-        return f"{told}: {self.gain:.1%} is not more than the noise of {self.noise:.1%}: nothing is written"
+            return f"{change}: {self.gain:.1%} shorter, more than the noise of {self.noise:.1%}"
+        return f"{change}: {self.gain:.1%} is not more than the noise of {self.noise:.1%}: nothing is written"
 
 
 class Watch:
@@ -450,8 +450,8 @@ def _calibrated(run: Path, config: Path) -> float:
     Raises:
         TraceError: ``pptrace calibrate`` cannot use it.
     """
-    told = _pptrace("calibrate", str(run), "-o", str(config), "--json")
-    fitted: list[dict[str, Any]] = json.loads(told)["fitted"]
+    document = _pptrace("calibrate", str(run), "-o", str(config), "--json")
+    fitted: list[dict[str, Any]] = json.loads(document)["fitted"]
     spreads = [one["mean_ns_spread"] / one["mean_ns"] for one in fitted if one["mean_ns"]]
     return float(max(spreads, default=0.0))
 

@@ -290,8 +290,8 @@ class Effort:
     stopped: Callable[[], bool] = lambda: False
     """Asked now and then; true ends the search with the best so far."""
     clock: Callable[[], float] = time.monotonic
-    """What the seconds are told by, but for one run of the solver: ``time.process_time`` on a busy machine; or a
-    :class:`WorkClock`, whose units then limit the solver too."""
+    """The clock of the time limit, except in a run of the solver: ``time.process_time`` suits a busy machine. The
+    units of a :class:`WorkClock` also limit the solver."""
 
     def count(self, ops: int, solver_units: float = 0.0) -> None:
         """Add ops, and units of the solver's, to the work that was done, where that is limited."""

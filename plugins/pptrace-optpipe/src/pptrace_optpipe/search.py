@@ -225,7 +225,7 @@ def search(
         warm: rows to start from beside the heuristics'.
         only: whether to do no more than bound those.
         least: a lower bound that is known.
-        tell: told of every shorter schedule and higher bound.
+        tell: called for every shorter schedule and higher bound.
     """
     one = _Search(problem, effort, tell)
     one.bound = max(one.bound, least)

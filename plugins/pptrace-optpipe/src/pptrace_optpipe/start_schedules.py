@@ -91,7 +91,7 @@ def start(
         problem: what to schedule.
         enough: a lower bound of the step; what reaches it is taken at once.
         stopped: asked between rules; true ends the search with the best so far.
-        tell: told of every better schedule.
+        tell: called with every better schedule.
     """
     best: StartSchedule | None = None
     for found in started(problem):
@@ -171,7 +171,7 @@ def _by_round_trips(problem: Problem) -> Iterator[tuple[int, ...]]:
     """Yield how many activations each stage may have in flight where ranks have several.
 
     In a steady state, an activation is there for a round trip from its stage and some more, so a rank's memory, or
-    a part of it, is shared in the ratio of those. What is left over goes to the last stage, or to the first.
+    a part of it, is shared in that ratio. The remainder goes to the last stage, or to the first.
     """
     if problem.stages == problem.ranks or NO_LIMIT in problem.limit:
         return
