@@ -57,7 +57,7 @@ _MOST_LINES = 120
 @click.option("--width", type=click.IntRange(_NARROWEST), help="Columns to use; the terminal's by default.")
 @click.option(
     "-o", "--output", "outputs", multiple=True, metavar="FILE", type=click.Path(path_type=Path),
-    help="Write a picture: .svg, or .png or .pdf by matplotlib; may be repeated.",
+    help="Write a picture: .svg, .png or .pdf; may be repeated.",
 )  # fmt: skip
 def command(
     schedule: str | None,
@@ -132,15 +132,13 @@ def _title(prepared: Prepared, drawing: Drawing) -> str:
 
 def _write(drawing: Drawing, title: str, outputs: Sequence[Path]) -> None:
     from pptrace.files import replace_file
+    from pptrace.report.svg import write_drawing
     from pptrace.report.table_drawing import svg_text
-    from pptrace.report.table_picture import write_picture
 
+    svg = svg_text(drawing, title)
     for output in outputs:
         with replace_file(output) as temporary:
-            if output.suffix.lower() == ".svg":
-                temporary.write_text(svg_text(drawing, title), encoding="utf-8")
-            else:
-                write_picture(drawing, title, temporary, output.suffix.lower())
+            write_drawing(temporary, output.suffix.lower(), svg)
         sys.stderr.write(f"wrote {printable_line(str(output))}\n")
 
 

@@ -15,12 +15,12 @@ from pptrace.plugins.offers import (
     MessagePolicyOffer,
     NetworkOffer,
 )
-from pptrace.report import step_drawing
 from pptrace.traces import kineto, perfetto
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from concurrent.futures import Executor
+    from pathlib import Path
 
     from pydantic import BaseModel
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pptrace.steps.message_calls import Policy
     from pptrace.steps.schedule import Schedule
     from pptrace.steps.workload import Workload
+    from pptrace.timeline.timeline import Timeline
 
 
 @hookimpl
@@ -94,12 +95,9 @@ def pptrace_exporters() -> Iterable[ExporterOffer]:
         write=kineto.write,
         takes_rank=True,
     )
-    for suffix, write in (
-        (".svg", step_drawing.write_svg),
-        (".png", step_drawing.write_png),
-        (".pdf", step_drawing.write_pdf),
-    ):
+    for suffix in (".svg", ".png", ".pdf"):
         summary = f"A picture of the step in time, {suffix[1:].upper()}: why each rank waits, the critical path."
+        write = partial(_write_step_drawing, suffix=suffix)
         yield ExporterOffer(name=suffix[1:], summary=summary, suffixes=(suffix,), write=write)
 
 
@@ -118,6 +116,12 @@ def pptrace_importers() -> Iterable[ImporterOffer]:
         recognises=kineto.recognises,
         read=kineto.read,
     )
+
+
+def _write_step_drawing(timeline: Timeline, path: Path, options: Mapping[str, Any], suffix: str) -> None:
+    from pptrace.report import step_drawing
+
+    step_drawing.write(timeline, path, options, suffix)
 
 
 def _hockney(request: NetworkRequest) -> Network:

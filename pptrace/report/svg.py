@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+import re
+from typing import TYPE_CHECKING, Literal
 
 from markupsafe import Markup, escape
 
+from pptrace.errors import PptraceError
 from pptrace.sanitize import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
 _EMPTY = frozenset({"line", "path", "rect"})
+_FAMILY = "Helvetica, Arial, sans-serif"
+
+_PAGE = b"""#set document(date: none)
+#set page(width: auto, height: auto, margin: 0pt)
+#image(bytes(sys.inputs.svg), format: "svg")"""
+"""The page that a drawing becomes, in Typst's language."""
+_SIZE = re.compile(r'width="([\d.]+)" height="([\d.]+)"')
+_PER_INCH, _ENLARGED = 96, 1.5
+"""Pixels of an inch in SVG, and pixels of PNG per pixel of SVG."""
+_MOST_PIXELS = 30_000_000
+"""The most pixels of PNG; larger drawings are reduced."""
 
 
 def element(name: str, /, *children: str, **attributes: str | float) -> Markup:
@@ -53,9 +68,51 @@ def document(width: float, height: float, ink: str, *parts: str) -> str:
     ground = element("rect", width="100%", height="100%", fill="#ffffff")
     whole = element(
         "svg", lines([ground, *parts]), xmlns="http://www.w3.org/2000/svg", width=width, height=height,
-        font_family="Helvetica, Arial, sans-serif", font_size=12, fill=ink,
+        font_family=_FAMILY, font_size=12, fill=ink,
     )  # fmt: skip
     return f"{whole}\n"
+
+
+def write_drawing(path: Path, suffix: str, svg: str) -> None:
+    """Write an SVG document as ``.svg``, or convert it to ``.png`` or ``.pdf``; equal drawings give equal bytes.
+
+    Raises:
+        PptraceError: typst or matplotlib is not installed.
+        OSError: the file cannot be written.
+    """
+    if suffix == ".svg":
+        path.write_text(svg, encoding="utf-8")
+    else:
+        path.write_bytes(_convert(svg, "png" if suffix == ".png" else "pdf"))
+
+
+def _convert(svg: str, extension: Literal["png", "pdf"]) -> bytes:
+    """Return an SVG document as PNG or PDF, with a font of matplotlib instead of the system's."""
+    try:
+        import matplotlib as mpl
+        import typst
+    except ImportError as error:
+        message = f"{extension.upper()} needs typst and matplotlib: pip install 'pptrace[plot]', or write .svg"
+        raise PptraceError(message) from error
+    width, height = map(float, _SIZE.findall(svg)[0])
+    converted: bytes = typst.compile(
+        _PAGE,
+        format=extension,
+        ppi=_PER_INCH * min(_ENLARGED, math.sqrt(_MOST_PIXELS / (width * height))),
+        sys_inputs={"svg": svg.replace(_FAMILY, "DejaVu Sans")},
+        font_paths=[f"{mpl.get_data_path()}/fonts/ttf"],
+        ignore_system_fonts=True,
+    )
+    return converted
+
+
+def darker(colour: str) -> str:
+    """Return the colour of every other chunk of a rank.
+
+    >>> darker("#ffffff")
+    '#d6d6d6'
+    """
+    return "#" + "".join(f"{round(int(colour[start : start + 2], 16) * 0.84):02x}" for start in (1, 3, 5))
 
 
 def rectangle(x: float, y: float, width: float, height: float, class_: str, title: str = "") -> Markup:

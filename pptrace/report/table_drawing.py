@@ -13,7 +13,7 @@ import numpy as np
 from pptrace.config.choices import PolicyName
 from pptrace.errors import DeadlockError, ScheduleError
 from pptrace.network.links import Flat, ideal
-from pptrace.report.svg import document, element, lines
+from pptrace.report.svg import darker, document, element, lines
 from pptrace.sim.simulation import simulate
 from pptrace.steps.kinds import (
     COMMUNICATION,
@@ -410,16 +410,10 @@ _LONGEST = 2
 _SENT, _RECEIVED = "\N{RIGHTWARDS ARROW}", "\N{LEFTWARDS ARROW}"
 
 
-_DARKER = 0.84
-"""The brightness of colours of every other chunk."""
-
-
 def colour(cell: Cell) -> str:
     """Return a cell's colour: by kind, by direction where there are more routes, and darker on odd chunks."""
     basic = cell.action.kind.traits.colour[min(cell.route, 1)]
-    if cell.chunk % 2 == 0:
-        return basic
-    return "#" + "".join(f"{round(int(basic[at : at + 2], 16) * _DARKER):02x}" for at in (1, 3, 5))
+    return darker(basic) if cell.chunk % 2 else basic
 
 
 def basic_colour(cell: Cell) -> str:

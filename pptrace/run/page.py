@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pptrace.config.quantities import format_rate, format_size
-from pptrace.report.step_drawing.chart import CAUSE_COLOURS, chart_of
-from pptrace.report.step_drawing.svg import chart_svg
+from pptrace.report.step_drawing import CAUSE_COLOURS, chart_of, chart_svg
 from pptrace.run.advice import advice_rows
 from pptrace.run.overheads import overheads
 from pptrace.run.summary import job_text, schedule_text, setting_text, time_text

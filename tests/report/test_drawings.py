@@ -8,8 +8,9 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from pptrace.errors import DeadlockError, PptraceError
+from pptrace.report import svg
+from pptrace.report.svg import document, element, write_drawing
 from pptrace.report.table_drawing import SlotsOfKind, draw, plain_lines, rich_lines, svg_text, window
-from pptrace.report.table_picture import write_picture
 from pptrace.steps.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -104,40 +105,45 @@ def test_svg_is_well_formed_with_a_tooltip_per_action() -> None:
 
 
 @pytest.mark.parametrize(("suffix", "begins"), [(".png", b"\x89PNG\r\n\x1a\n"), (".pdf", b"%PDF-")])
-def test_pictures_are_written_with_matplotlib(suffix: str, begins: bytes, tmp_path: Path) -> None:
+def test_svg_is_converted_to_the_same_bytes_twice(suffix: str, begins: bytes, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
+    pytest.importorskip("typst")
     paths = tmp_path / "first", tmp_path / "second"
 
     for path in paths:
-        write_picture(draw(GPIPE), "gpipe", path, suffix)
+        write_drawing(path, suffix, svg_text(draw(GPIPE), "gpipe"))
 
     assert paths[0].read_bytes().startswith(begins)
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
-def test_without_matplotlib_png_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+def test_converted_text_is_visible(tmp_path: Path) -> None:
+    imread = pytest.importorskip("matplotlib.image").imread
+    pytest.importorskip("typst")
+    label = element("text", "step \N{RIGHTWARDS ARROW}", x=2, y=15)
+
+    for name, parts in (("empty.png", ()), ("text.png", (label,))):
+        write_drawing(tmp_path / name, ".png", document(60, 20, "#000000", *parts))
+
+    assert imread(tmp_path / "empty.png").min() == 1
+    assert imread(tmp_path / "text.png")[..., 0].min() < 0.2
+
+
+def test_large_drawings_are_reduced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    imread = pytest.importorskip("matplotlib.image").imread
+    pytest.importorskip("typst")
+    monkeypatch.setattr(svg, "_MOST_PIXELS", 5000)
+
+    write_drawing(tmp_path / "small.png", ".png", document(200, 100, "#000000"))
+
+    assert imread(tmp_path / "small.png").shape[:2] == (50, 100)
+
+
+@pytest.mark.parametrize("library", ["matplotlib", "typst"])
+def test_without_a_library_png_says_what_to_install(
+    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
 
     with pytest.raises(PptraceError, match=r"pptrace\[plot\]"):
-        write_picture(draw(GPIPE), "gpipe", tmp_path / "t.png", ".png")
-
-
-def test_pictures_are_wide_enough_for_their_labels(tmp_path: Path) -> None:
-    """Equally many slots take more room where labels name the stage, too: 1:19 where others say 39."""
-    pytest.importorskip("matplotlib")
-    from matplotlib.image import imread
-
-    one = [f"0{kind}{each}" for kind in "FB" for each in range(40)]
-    two = [
-        f"{stage}{kind}{each}"
-        for kind, stages in (("F", "01"), ("B", "10"))
-        for stage in stages
-        for each in range(20)
-    ]
-    wide = []
-    for row in (one, two):
-        drawing = draw(Schedule.from_rows([row]))
-        assert drawing.length == 120
-        write_picture(drawing, "table", tmp_path / "table.png", ".png")
-        wide.append(imread(tmp_path / "table.png").shape[1])
-    assert wide[0] < wide[1]
+        write_drawing(tmp_path / "t.png", ".png", svg_text(draw(GPIPE), "gpipe"))

@@ -1,12 +1,9 @@
-"""Overlapped pairs and chunks can be told apart in text, SVG and PNG."""
+"""Overlapped pairs and chunks can be told apart in text and SVG."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
-
-import pytest
 
 from pptrace.report.table_drawing import (
     colour,
@@ -20,13 +17,9 @@ from pptrace.report.table_drawing import (
     svg_text,
     window,
 )
-from pptrace.report.table_picture import write_picture
 from pptrace.steps.kinds import Kind
 from pptrace.steps.placement import Placement
 from pptrace.steps.schedule import Schedule
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ROWS = [["0F0", "0F1", "0F2", "0B0", "0B1", "0B2"], ["1F0", "(1F1;1B0)OVERLAP_F_B", "(1F2;1B1)OVERLAP_F_B", "1B2"]]
 PAIRS = replace(Schedule.from_rows(ROWS), interleave={(Kind.F, Kind.B): (0, 1, 1, 0, 1, 1)})
@@ -103,14 +96,6 @@ def test_a_long_note_of_pairs_is_wrapped() -> None:
     assert all(64 + 6.5 * len(line) <= width for line in lines)
 
 
-def test_png_draws_pairs(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-
-    write_picture(draw(PAIRS), "pairs", tmp_path / "t.png", ".png")
-
-    assert (tmp_path / "t.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-
-
 def test_chunks_of_a_v_are_told_apart() -> None:
     cells = {str(cell.action): cell for cell in draw(V).cells}
 
@@ -123,22 +108,3 @@ def test_directions_are_no_chunks() -> None:
     both = Schedule.from_rows([["0F0", "1F1", "1B1", "0B0"], ["0F1", "1F0", "1B0", "0B1"]])
 
     assert {cell.chunk for cell in draw(both).cells} == {0}
-
-
-def test_a_picture_is_as_wide_as_its_legend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    figures = pytest.importorskip("matplotlib.figure")
-    rows = [
-        ["0F0", "1F1", "1I1", "1W1", "1F3", "1B3", "0F2", "0I0", "0W0", "0B2"],
-        ["0F1", "1F0", "1I0", "1W0", "1F2", "1B2", "0F3", "0I1", "0W1", "0B3"],
-    ]
-    boxes: list[tuple[Any, Any]] = []
-
-    def measured(self: Any, *_: object, **__: object) -> None:
-        self.canvas.draw()
-        boxes.append((self.legends[0].get_window_extent(), self.bbox))
-
-    monkeypatch.setattr(figures.Figure, "savefig", measured)
-    write_picture(draw(Schedule.from_rows(rows)), "both ways", tmp_path / "t.png", ".png")
-
-    [(keys, picture)] = boxes
-    assert picture.x0 <= keys.x0 < keys.x1 <= picture.x1

@@ -1,14 +1,16 @@
-"""The bars of a Gantt chart of a step."""
+"""Gantt charts of a step: a lane per rank, waits coloured by cause, and the critical path."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import count
-from typing import TYPE_CHECKING
+from itertools import count, groupby
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pptrace.config.quantities import format_duration
+from pptrace.report.svg import darker, document, drawing, element, number, write_drawing
+from pptrace.sanitize import printable
 from pptrace.steps.kinds import COMPUTE, COPIES, KINDS, Kind, Stream
 from pptrace.timeline.actions import in_group
 from pptrace.timeline.critical_path import why
@@ -17,8 +19,10 @@ from pptrace.timeline.timeline import window
 from pptrace.traces.scene import NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
+    from markupsafe import Markup
     from numpy.typing import NDArray
 
     from pptrace.steps.columns import Int32s, Int64s
@@ -40,12 +44,19 @@ _GROUP = "#6f8a94"
 _MOST_BARS = 6_000
 """The most bars; larger charts sample each lane at :data:`_COLUMNS` instants."""
 _COLUMNS = 1_600
-_DARKER = 0.84
-"""The brightness of colours of every other chunk."""
 _TICKS = 8
 
-SMALLEST = 0.55
+_SMALLEST = 0.55
 """The smallest relative size of labels in bars; smaller labels are left out."""
+
+_WIDTH = 1200
+_LEFT, _RIGHT, _TOP, _AXIS, _KEYS = 64, 16, 34, 26, 22
+_TALLEST, _LANES = 24, 1_600
+"""The height of a lane, and the height of all lanes that narrows them, in pixels."""
+_LETTER, _LETTERS = 5.8, 10
+_EDGED = 2
+"""The width from which a bar has a white edge, in pixels."""
+_INK, _PALE = "#102030", "#6b7480"
 
 
 class Level:
@@ -203,8 +214,7 @@ class _Named:
             for stage, rank in enumerate(ranks):
                 chunk[one, stage] = ranks[:stage].count(rank)
         self.colours = [
-            shade for kind in KINDS for way in range(2) for odd in range(2)
-            for shade in [_shade(kind.traits.colour[way], dark=bool(odd))]
+            shade for kind in KINDS for colour in kind.traits.colour for shade in (colour, darker(colour))
         ]  # fmt: skip
         odd = chunk[route, timeline.stage] % 2
         self.colour = timeline.kind.astype(np.int64) * 4 + np.minimum(route, 1) * 2 + odd
@@ -224,18 +234,121 @@ def _wait_title(cause: IdleCause, peer: int) -> str:
     return f"waits: {cause.word}" + (f", for rank {peer}" if peer >= 0 else "")
 
 
-def _shade(colour: str, *, dark: bool) -> str:
-    if not dark:
-        return colour
-    return "#" + "".join(f"{round(int(colour[at : at + 2], 16) * _DARKER):02x}" for at in (1, 3, 5))
-
-
 def _legend(
     timeline: Timeline, work: Int64s, causes: NDArray[np.integer], *, has_groups: bool, has_chunks: bool
 ) -> tuple[tuple[str, str], ...]:
     kinds = [Kind(kind) for kind in np.unique(timeline.kind[work]).tolist()]
     entries = [(kind.traits.meaning or kind.name.lower(), kind.traits.colour[0]) for kind in kinds]
-    entries += [("darker: every other chunk", _shade(KINDS[Kind.F].colour[0], dark=True))] if has_chunks else []
+    entries += [("darker: every other chunk", darker(KINDS[Kind.F].colour[0]))] if has_chunks else []
     entries += [(IdleCause(cause).word, CAUSE_COLOURS[IdleCause(cause)]) for cause in np.unique(causes).tolist()]
     entries += [("collectives and copies", _GROUP)] if has_groups else []
     return (*entries, ("critical path", PATH))
+
+
+_PLACES = {Level.WAIT: (0.16, 0.62), Level.WORK: (0.06, 0.72), Level.BESIDE: (0.8, 0.12), Level.PATH: (0.0, 0.07)}
+"""The top and the height of each level, relative to the lane."""
+
+
+def write(timeline: Timeline, path: Path, options: Mapping[str, Any], suffix: str) -> None:
+    """Write the Gantt chart of a step in the format of a suffix; the option ``title`` is its heading.
+
+    Raises:
+        PptraceError: a library for PNG and PDF is not installed.
+        OSError: the file cannot be written.
+    """
+    chart = chart_of(timeline)
+    heading = str(options.get("title", "")) or _title(timeline, chart)
+    parts = [element("text", heading, x=_LEFT, y=20, font_size=14, font_weight="bold"), *_parts(chart)]
+    write_drawing(path, suffix, document(_WIDTH, _height(chart), _INK, *parts))
+
+
+def _title(timeline: Timeline, chart: Chart) -> str:
+    """Return the title of a chart: schedule, length and microbatches."""
+    schedule = timeline.provenance.get("configuration", {}).get("schedule", {})
+    name = schedule.get("name", "") if isinstance(schedule, dict) else ""
+    took = f"{format_duration(chart.end_ns - chart.start_ns)}, {timeline.placement.microbatches} microbatches"
+    return printable(f"{name}: {took}" if name else took)
+
+
+def chart_svg(chart: Chart) -> str:
+    """Return the chart as an SVG element that scales with its page."""
+    return drawing(_WIDTH, _height(chart), "the step in time, a lane per rank", *_parts(chart))
+
+
+def _height(chart: Chart) -> int:
+    """Return the height of the chart, with its axis and its legend."""
+    return _TOP + round(_lane(chart) * len(chart.ranks)) + _AXIS + _KEYS * len(list(_key_lines(chart))) + 8
+
+
+def _parts(chart: Chart) -> Iterator[Markup]:
+    """Yield the lanes with their bars, the axis and the legend."""
+    lane, place = _lane(chart), {rank: at for at, rank in enumerate(chart.ranks)}
+    span = max(chart.end_ns - chart.start_ns, 1)
+    scale = (_WIDTH - _LEFT - _RIGHT) / span
+    below = _TOP + lane * len(chart.ranks)
+    for at, text in chart.ticks:
+        x = _LEFT + (at - chart.start_ns) * scale
+        yield element("path", d=f"M{number(x)} {_TOP}V{number(below + 4)}", stroke="#d5dbe2", stroke_width="0.8")
+        yield element("text", text, x=x, y=below + 17, text_anchor="middle", font_size=10, fill=_PALE)
+    every, letters = max(1, round(14 / lane)), chart.letters
+    for at, rank in enumerate(chart.ranks):
+        if at % every == 0:
+            y = _TOP + at * lane + lane * 0.42 + 4
+            yield element("text", f"rank {rank}", x=_LEFT - 8, y=y, text_anchor="end", font_size=11)
+    for (rank, level), bars in groupby(chart.bars, key=lambda bar: (bar.rank, bar.level)):
+        first, tall = _PLACES[level]
+        top, height = _TOP + (place[rank] + first) * lane, tall * lane
+        boxes = [
+            _box(
+                bar,
+                _LEFT + (bar.start_ns - chart.start_ns) * scale,
+                top,
+                height,
+                scale,
+                letters.get(bar.colour, 0),
+            )
+            for bar in bars
+        ]
+        yield element("g", *boxes)
+    yield from _keys(chart, below + _AXIS)
+
+
+def _box(bar: Bar, x: float, y: float, height: float, scale: float, letters: int) -> Markup:
+    width = (bar.end_ns - bar.start_ns) * scale
+    line = {"stroke": "#ffffff", "stroke_width": "0.5"} if bar.level == Level.WORK and width > _EDGED else {}
+    box = element("rect", x=x, y=y, width=width, height=height, fill=bar.colour, **line)
+    if not bar.title:
+        return box
+    parts = [element("title", bar.title), box]
+    size = min((width - 0.5) / (max(letters, 1) * _LETTER), 1)
+    if bar.label and height >= _LETTERS and size >= _SMALLEST:
+        middle, base, size = x + width / 2, y + height / 2 + _LETTERS * size * 0.36, round(_LETTERS * size, 1)
+        parts.append(
+            element("text", bar.label, x=middle, y=base, text_anchor="middle", font_size=size, class_="on")
+        )
+    return element("g", *parts)
+
+
+def _lane(chart: Chart) -> float:
+    return min(_TALLEST, max(_LANES / max(len(chart.ranks), 1), 3))
+
+
+def _key_lines(chart: Chart) -> Iterator[list[tuple[float, str, str]]]:
+    """Yield the lines of the legend: position, meaning and colour of each entry."""
+    line: list[tuple[float, str, str]] = []
+    x = float(_LEFT)
+    for meaning, colour in chart.legend:
+        wide = 32 + 7 * len(meaning)
+        if line and x + wide > _WIDTH:
+            yield line
+            line, x = [], float(_LEFT)
+        line.append((x, meaning, colour))
+        x += wide
+    yield line
+
+
+def _keys(chart: Chart, y: float) -> Iterator[Markup]:
+    for at, line in enumerate(_key_lines(chart)):
+        for x, meaning, colour in line:
+            yield element("rect", x=x, y=y + at * _KEYS, width=12, height=12, fill=colour)
+            yield element("text", meaning, x=x + 17, y=y + at * _KEYS + 10, font_size=11)
