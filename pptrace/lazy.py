@@ -29,6 +29,7 @@ def names_of(module: str, file: str) -> tuple[Callable[[str], Any], Callable[[],
     def get(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(homes[name]), name)
+        home = importlib.import_module(homes[name])
+        return getattr(home, name) if hasattr(home, name) else importlib.import_module(f"{homes[name]}.{name}")
 
     return get, lambda: sorted(homes), sorted(homes)

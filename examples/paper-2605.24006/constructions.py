@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.plugin import InFlight, Kind, Placement, chain, list_schedule
+from pptrace.plugin import InFlight, Kind, Placement, list_schedule
 from pptrace_schedules.chimera import build
 
 if TYPE_CHECKING:
@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 def capped(ranks: int, microbatches: int) -> Schedule:
     """Return the merged table with at most D - s microbatches in flight on each pipeline's stage s."""
     down = np.arange(ranks, dtype=np.int32)
-    placement = Placement(
-        ranks=ranks, stage_rank=np.stack([down, down[::-1]]),
-        microbatch_route=np.arange(microbatches, dtype=np.int32) % 2,
-        edges=chain(ranks),
-    )  # fmt: skip
+    placement = Placement.of_stages(np.stack([down, down[::-1]]), microbatches)
     bound = np.tile(ranks - down, (2, 1))
     return list_schedule(placement, {Kind.F: 1, Kind.B: 2}, in_flight=InFlight(stage=bound))
 

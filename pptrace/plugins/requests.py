@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from fractions import Fraction
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -15,7 +15,6 @@ __all__ = [
     "ExecutorRequest",
     "GroupCollectives",
     "NetworkRequest",
-    "PlayedTable",
     "ScheduleRequest",
     "TableSimulator",
 ]
@@ -37,33 +36,11 @@ class GroupCollectives(Protocol):
         ...
 
 
-class PlayedTable(NamedTuple):
-    """What the simulator says of a table in a configuration."""
-
-    step_ns: int
-    peak_bytes: tuple[int, ...]
-    """Shape (ranks,): the most in use, weights and all else included."""
-    activation_bytes: tuple[int, ...]
-    """Shape (ranks,): the same without what is there from the step's start to its end."""
-    room_bytes: tuple[int, ...]
-    """Shape (ranks,): what the device leaves for that; empty where nobody says what it has."""
-    work_ns: int
-    """What forwards and backwards of all stages and microbatches take together."""
-
-
 class TableSimulator(Protocol):
     """A configuration while its schedule is built, for schedules that search. Tables are ``Schedule``."""
 
-    def play(self, table: Any) -> PlayedTable:
-        """Return what the simulator says of a table, under the configuration's network and message policy.
-
-        Raises:
-            PptraceError: the table cannot run.
-        """
-        ...
-
     def prepared(self, table: Any) -> Any:
-        """Return the configuration with a table, ready to run: a :class:`~pptrace.run.preparation.Prepared`.
+        """Return the configuration with a table, ready to run: a :class:`~pptrace.run.inputs.Prepared`.
 
         Raises:
             PptraceError: the table cannot run.
@@ -135,7 +112,7 @@ class ScheduleRequest:
     options: Mapping[str, Any] = field(default_factory=_nothing)
     """The schedule's own options, checked against its parameter model."""
     simulator: TableSimulator | None = None
-    """Plays tables and makes those of other schedules, where a configuration asks; None where sizes alone do."""
+    """The configuration that asks, for schedules that search; None where sizes alone ask."""
 
     @property
     def stages(self) -> int:

@@ -13,6 +13,7 @@ from pptrace.config.schema import OpenSection
 from pptrace.errors import ConfigError, ConstraintError, CostError, PluginError, PptraceError, ScheduleError
 from pptrace.network.layout import Layout
 from pptrace.plugins.from_file import is_file_reference
+from pptrace.sim.simulation import simulate_traffic
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from pptrace.plugins.registry import Registry
     from pptrace.plugins.requests import ScheduleRequest
     from pptrace.sim.rate_sharing import Contention
+    from pptrace.sim.simulation import Simulated
     from pptrace.steps.columns import Int64s
     from pptrace.steps.message_calls import Policy
     from pptrace.steps.placement import Placement
@@ -125,6 +127,19 @@ class Prepared:
         whole = self.request.microbatches
         slices = self.schedule.microbatches // whole
         return f"{whole} microbatches" + (f" in {slices} slices each" if slices > 1 else "")
+
+    def simulate(self) -> Simulated:
+        """Simulate the step.
+
+        Raises:
+            ScheduleError: the table cannot run.
+            PluginError: the network fails.
+        """
+        reduction = self.resolved.experiment.data_parallel
+        return simulate_traffic(
+            self.schedule, self.workload, self.network, self.policy, contention=self.contention,
+            overlap_reduction=reduction.overlaps, stage_replicas=reduction.stage_replicas,
+        )  # fmt: skip
 
 
 @dataclass(slots=True, kw_only=True)

@@ -11,8 +11,7 @@ import numpy as np
 from pptrace.errors import PptraceError, ScheduleError
 from pptrace.network.contract import transfer_ns
 from pptrace.plugins.construction import build_schedule, checked_options
-from pptrace.plugins.requests import PlayedTable, ScheduleRequest
-from pptrace.steps.kinds import Kind
+from pptrace.plugins.requests import ScheduleRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -117,33 +116,6 @@ class OtherTables:
     ) -> None:
         self._inputs, self._request = inputs, request
         self._compute_times, self._with_table = compute_times, with_table
-
-    def play(self, table: Schedule) -> PlayedTable:
-        """Simulate a table in this configuration, and return its figures.
-
-        Raises:
-            PptraceError: the table cannot run.
-        """
-        from pptrace.sim.simulation import simulate
-        from pptrace.timeline.metrics import measure
-
-        prepared = self.prepared(table)
-        reduction = prepared.resolved.experiment.data_parallel
-        timeline = simulate(
-            prepared.schedule, prepared.workload, prepared.network, prepared.policy,
-            contention=prepared.contention, overlap_reduction=reduction.overlaps,
-            stage_replicas=reduction.stage_replicas,
-        )  # fmt: skip
-        metrics = measure(timeline, prepared.workload)
-        memory, work = metrics.memory, prepared.workload
-        room = np.maximum(memory.room_bytes - memory.static_bytes, 0)
-        return PlayedTable(
-            step_ns=int(metrics.step_ns),
-            peak_bytes=tuple(memory.peak_bytes.tolist()),
-            activation_bytes=tuple((memory.peak_bytes - memory.static_bytes).tolist()),
-            room_bytes=tuple(room.tolist()) if work.capacity_bytes else (),
-            work_ns=work.total_ns((Kind.F, Kind.I, Kind.W), table.microbatches),
-        )
 
     def prepared(self, table: Schedule) -> Prepared:
         """Return the inputs of a step with a table.

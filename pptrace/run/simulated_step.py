@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from pptrace.errors import ScheduleError
 from pptrace.run.inputs import at_location, located
 from pptrace.run.preparation import prepare
-from pptrace.sim.simulation import simulate_traffic
 from pptrace.timeline.actions import communication
 from pptrace.timeline.memory import measure_memory
 from pptrace.timeline.metrics import measure
@@ -116,14 +115,9 @@ def run_prepared(prepared: Prepared, registry: Registry) -> SimulatedStep:
     Raises:
         PptraceError: errors of the simulation.
     """
-    reduction = prepared.resolved.experiment.data_parallel
     try:
         with at_location(prepared.resolved, "network"):
-            step = simulate_traffic(
-                prepared.schedule, prepared.workload, prepared.network, prepared.policy,
-                contention=prepared.contention, overlap_reduction=reduction.overlaps,
-                stage_replicas=reduction.stage_replicas,
-            )  # fmt: skip
+            step = prepared.simulate()
     except ScheduleError as error:
         raise located(error, prepared, registry) from error
     return SimulatedStep(prepared, step.timeline, step.traffic, registry)

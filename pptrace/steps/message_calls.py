@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
     from pptrace.steps.columns import Int8s, Int32s, Int64s
     from pptrace.steps.schedule import Schedule
-
-MOST_TURNS = TURNS
-"""Turns between two actions: calls that a program may launch there one after the other."""
 
 
 class _Messages(NamedTuple):
@@ -59,11 +56,11 @@ class MessageRequest:
 
     def before(self, rows: NDArray[np.integer]) -> Int64s:
         """Return the moments right before some positions of the table, turn 0."""
-        return np.asarray(rows + self._rank(rows)) * MOST_TURNS
+        return np.asarray(rows + self._rank(rows)) * TURNS
 
     def behind(self, rows: NDArray[np.integer]) -> Int64s:
         """Return the moments right behind some positions of the table, turn 0."""
-        return np.asarray(rows + self._rank(rows) + 1) * MOST_TURNS
+        return np.asarray(rows + self._rank(rows) + 1) * TURNS
 
     def _rank(self, rows: NDArray[np.integer]) -> NDArray[np.int64]:
         ranks = np.repeat(np.arange(self.schedule.ranks), np.diff(self.schedule.row_ptr))
@@ -75,7 +72,7 @@ class MessageCalls:
     """Where each message is sent, received and waited for; columns of one moment per message.
 
     A moment is a place between two actions of a rank, as :meth:`MessageRequest.before` and
-    :meth:`MessageRequest.behind` give it, plus a turn below :data:`MOST_TURNS`. What one rank issues at one
+    :meth:`MessageRequest.behind` give it, plus a turn below :attr:`MOST_TURNS`. What one rank issues at one
     moment on one communicator is one call: it begins behind its rank's computation so far and the calls before
     it on its communicator, each of its messages when the calls at both its ends have begun; it ends with its
     last message. Messages from one rank to another run in the order in which they are sent, whatever carries
@@ -92,6 +89,8 @@ class MessageCalls:
     """The same of the receiver's; the consumer waits for the whole call in any case."""
     communicator: Int32s | None = None
     """Number from 0 of the communicator that carries it; a rank's calls on one follow one another. None: one."""
+    MOST_TURNS: ClassVar[int] = TURNS
+    """Turns between two actions: calls that a program may launch there one after the other."""
 
 
 Program: TypeAlias = Callable[[MessageRequest], "MessageCalls | Plan"]
@@ -230,9 +229,9 @@ def _around_pairs(schedule: Schedule, messages: _Messages, plan: Plan) -> Plan:
     behind = np.minimum.accumulate(np.where(inside, inside.size, place)[::-1])[::-1]
 
     def moved(moment: Int64s, to: NDArray[np.integer]) -> Int64s:
-        return np.where(moment < 0, moment, to[moment // MOST_TURNS] * MOST_TURNS + moment % MOST_TURNS)
+        return np.where(moment < 0, moment, to[moment // TURNS] * TURNS + moment % TURNS)
 
-    needed = before[messages.consumer + messages.target] * MOST_TURNS + MOST_TURNS - 1
+    needed = before[messages.consumer + messages.target] * TURNS + TURNS - 1
     waited = np.where(plan.receive_waited < 0, needed, plan.receive_waited)
     receive, waited = (
         np.where(moved(moment, behind) <= needed, moved(moment, behind), moved(moment, before))

@@ -156,12 +156,15 @@ def test_a_table_with_a_row_too_many_is_refused_with_the_cell(tmp_path: Path) ->
 
 
 SEARCHER = """\
+from pptrace.plugin import measure
+
 def make(simulator):
     tables = {name: table for name, table, _ in simulator.others()}
-    played = {name: simulator.play(table) for name, table in tables.items()}
-    assert {name: one.step_ns for name, one in played.items()} == %s
-    assert played["eager"].activation_bytes == (4 * 2**20, 4 * 2**20)
-    assert played["eager"].room_bytes == (8 * 2**20, 8 * 2**20)
+    prepared = {name: simulator.prepared(table) for name, table in tables.items()}
+    measured = {name: measure(one.simulate().timeline, one.workload) for name, one in prepared.items()}
+    assert {name: metrics.step_ns for name, metrics in measured.items()} == %s
+    assert measured["eager"].memory.peak_bytes.tolist() == [5 * 2**20, 5 * 2**20]
+    assert measured["eager"].memory.room_bytes.tolist() == [9 * 2**20, 9 * 2**20]
     return tables["eager"]
 """
 

@@ -15,7 +15,7 @@ from strategies import valid_schedules, workloads
 
 from pptrace.errors import DeadlockError
 from pptrace.network.links import Flat
-from pptrace.plugin import MOST_TURNS, MessageCalls, MessageRequest, Policy, PolicyName
+from pptrace.plugin import MessageCalls, MessageRequest, Policy, PolicyName
 from pptrace.sim.simulation import simulate
 from pptrace.steps.kinds import SENDS, Kind
 
@@ -37,10 +37,10 @@ def random_calls(request: MessageRequest, random: Random) -> MessageCalls:
 
     def between(first: np.ndarray, last: np.ndarray) -> np.ndarray:
         slots = [random.randint(a, b) for a, b in zip(first.tolist(), last.tolist(), strict=True)]
-        return np.array(slots, dtype=np.int64) * MOST_TURNS + turns(len(slots))
+        return np.array(slots, dtype=np.int64) * MessageCalls.MOST_TURNS + turns(len(slots))
 
     def waits(launched: np.ndarray, rank: np.ndarray) -> np.ndarray:
-        later = np.maximum(between(launched // MOST_TURNS, high[rank]), launched)
+        later = np.maximum(between(launched // MessageCalls.MOST_TURNS, high[rank]), launched)
         return np.where(np.array([random.random() < 0.5 for _ in later], dtype=bool), later, -1)
 
     send = between(request.producer + request.source + 1, high[request.source])
@@ -99,15 +99,15 @@ def _of_calls(request: MessageRequest, calls: MessageCalls) -> Nodes:
         after["over", call] += [("call", call), ("message", end % count)]
         earlier = [one for one in of_end if one[0] == rank and one[2] == communicator and one[1] < moment]
         after["call", call] += [("over", one) for one in earlier]
-        row = moment // MOST_TURNS - rank - 1  # the row before the slot
+        row = moment // MessageCalls.MOST_TURNS - rank - 1  # the row before the slot
         after["call", call] += [("row", row)] if row >= table.row_ptr[rank] else []
         if end >= count:
             after["row", int(request.consumer[end - count])].append(("over", call))
         if waited[end] >= 0:
-            slot = waited[end] // MOST_TURNS
+            slot = waited[end] // MessageCalls.MOST_TURNS
             after["row", slot - rank] += [("over", call)] if slot - rank < table.row_ptr[rank + 1] else []
             for one in of_end:
-                if one[0] == rank and one[1] // MOST_TURNS == slot and one[1] > waited[end]:
+                if one[0] == rank and one[1] // MessageCalls.MOST_TURNS == slot and one[1] > waited[end]:
                     after["call", one].append(("over", call))
     return after
 

@@ -6,11 +6,11 @@ slot more behind it, plus a turn. Source: see :mod:`pptrace_frameworks.megatron`
 
 from typing import Any, NamedTuple
 
-from pptrace.plugin import MOST_TURNS
+from pptrace.plugin import MessageCalls
 
 __all__ = ["Calls", "Loop", "Messages", "number_rows", "place"]
 
-TURNS = MOST_TURNS
+TURNS = MessageCalls.MOST_TURNS
 
 NEXT_CALL = 4
 """Turns of one call: up to four operations."""

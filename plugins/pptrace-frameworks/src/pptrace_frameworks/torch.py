@@ -27,11 +27,11 @@ from pptrace.plugin import ConstraintError, Kind, MessageCalls, Policy, PolicyNa
 from pptrace_frameworks.rows import Ends, cannot, rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
-    from pptrace.plugin import MessageRequest, Program, Schedule
+    from pptrace.plugin import MessageRequest, Schedule
     from pptrace_frameworks.rows import Ints, Rows
 
 __all__ = ["build"]
@@ -71,7 +71,7 @@ def _check_stages(schedule: Schedule) -> None:
             raise cannot("torch", what, runs="chains of stages, each stage on one rank")
 
 
-def _program_of(schedule: Schedule) -> Program | None:
+def _program_of(schedule: Schedule) -> Callable[[MessageRequest], MessageCalls] | None:
     """Return the program of PyTorch's two schedules of one stage a rank, None for other tables.
 
     Neither splits a backward: a table that does runs in the runtime.

@@ -6,9 +6,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from pptrace.plugin import Placement, PptraceError, ScheduleError
+import numpy as np
+
+from pptrace.plugin import Kind, Placement, PptraceError, ScheduleError, measure
 from pptrace_optpipe.playback import play
 from pptrace_optpipe.problem import NO_LIMIT, Problem, again_of, check_room, pairs, shared_of
 from pptrace_optpipe.search import optimise
@@ -18,7 +20,7 @@ from pptrace_optpipe.start_schedules import Rival, is_as_much
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pptrace.plugin import PlayedTable, Schedule, ScheduleRequest, TableSimulator
+    from pptrace.plugin import Schedule, ScheduleRequest
     from pptrace_optpipe.cache import Cache
     from pptrace_optpipe.model import Effort
 
@@ -40,35 +42,36 @@ def searched_in_place(request: ScheduleRequest, effort: Effort, cache: Cache | N
     limit, copies = _limits(request, placement), request.options.get("copies", "cluster")
     shared: tuple[tuple[int, ...], ...] = pairs(request.ranks) if copies == "pair" else ()
     if simulator is None:
-        return optimise(_Asked(request, placement, None, limit, shared), 0, effort, cache).table
+        return optimise(_Asked(request, placement, limit, shared), 0, effort, cache).table
     began = effort.clock()
     with suppress(PptraceError):  # a policy may take only some orders
         one = table_of(alone(placement, placement.microbatches), placement)
-        limit = _limits(request, placement, simulator.play(one))
+        limit = _limits(request, placement, _played(request, one))
         shared = shared_of(simulator.prepared(one), copies)
-    ground = _Asked(request, placement, simulator, limit, shared)
-    rivals = list(_rivals(ground, simulator, effort))
+    ground = _Asked(request, placement, limit, shared)
+    rivals = list(_rivals(ground, effort))
     took = min(effort.clock() - began, effort.seconds * _SHARE)
     return optimise(ground, 0, replace(effort, seconds=effort.seconds - took), cache, rivals=rivals).table
 
 
-def _rivals(own: _Asked, simulator: TableSimulator, effort: Effort) -> Iterator[Rival]:
+def _rivals(own: _Asked, effort: Effort) -> Iterator[Rival]:
     """Yield what other plugins' schedules make of a request, where it fits and computes as much."""
     until = effort.clock() + max(effort.seconds * _SHARE, _AT_LEAST)
     problem = own.problem(0)
     work = sum(problem.work(rank) for rank in range(problem.ranks))
-    for name, table, asked in simulator.others():
+    simulator = own.request.simulator
+    for name, table, asked in simulator.others() if simulator else ():
         if effort.clock() > until or effort.stopped():
             return
         effort.count(int(table.row_ptr[-1]))
         if table.interleave or table.recompute_waits or table.microbatches != own.placement.microbatches:
             continue
         try:
-            played = simulator.play(table)
+            played = _played(own.request, table)
         except PptraceError:
             continue
-        request = replace(asked, options=own.request.options)
-        ground = _Asked(request, table.placement, simulator, _limits(request, table.placement, played), own.shared)
+        request = replace(asked, options=own.request.options, simulator=simulator)
+        ground = _Asked(request, table.placement, _limits(request, table.placement, played), own.shared)
         said = Simulated(played.step_ns, 0.0, played.activation_bytes)
         if is_as_much(played.work_ns, work) and ground.fits(said, 0):
             yield Rival(name=name, table=table, simulated=said, of=partial(_searchable, ground, table))
@@ -86,7 +89,6 @@ class _Asked:
 
     request: ScheduleRequest
     placement: Placement
-    simulator: TableSimulator | None
     limit: tuple[int, ...]
     shared: tuple[tuple[int, ...], ...] = ()
     """Groups of ranks whose GPUs copy to the host by one channel."""
@@ -94,7 +96,7 @@ class _Asked:
     @property
     def messages_are_simple(self) -> bool:
         """Return whether nothing but a search knows what messages cost."""
-        return self.simulator is None
+        return self.request.simulator is None
 
     def problem(self, memory: int) -> Problem:
         """Return the problem."""
@@ -105,8 +107,8 @@ class _Asked:
 
     def simulate(self, table: Schedule) -> Simulated:
         """Return what the simulator says of a table, or the search's own clock where there is none."""
-        if self.simulator is not None:
-            played = self.simulator.play(table)
+        if self.request.simulator is not None:
+            played = _played(self.request, table)
             return Simulated(played.step_ns, 0.0, played.activation_bytes)
         clock = play(self.problem(0), rows_of_table(table))
         if clock is None:
@@ -122,7 +124,35 @@ class _Asked:
         )
 
 
-def _limits(request: ScheduleRequest, placement: Placement, played: PlayedTable | None = None) -> tuple[int, ...]:
+class _Played(NamedTuple):
+    """Figures of a table that was simulated in the configuration of a request."""
+
+    step_ns: int
+    activation_bytes: tuple[int, ...]
+    """Shape (ranks,): the most in use, without what is there from the step's start to its end."""
+    room_bytes: tuple[int, ...]
+    """Shape (ranks,): what the device leaves for that; empty where its memory is not known."""
+    work_ns: int
+    """Time of the forwards and backwards of all stages and microbatches."""
+
+
+def _played(request: ScheduleRequest, table: Schedule) -> _Played:
+    if request.simulator is None:
+        raise ScheduleError("there is no configuration to simulate a table in")
+    prepared = request.simulator.prepared(table)
+    workload = prepared.workload
+    metrics = measure(prepared.simulate().timeline, workload)
+    memory = metrics.memory
+    room = np.maximum(memory.room_bytes - memory.static_bytes, 0)
+    return _Played(
+        step_ns=int(metrics.step_ns),
+        activation_bytes=tuple((memory.peak_bytes - memory.static_bytes).tolist()),
+        room_bytes=tuple(room.tolist()) if workload.capacity_bytes else (),
+        work_ns=workload.total_ns((Kind.F, Kind.I, Kind.W), table.microbatches),
+    )
+
+
+def _limits(request: ScheduleRequest, placement: Placement, played: _Played | None = None) -> tuple[int, ...]:
     """Return what each rank may hold of activations: as asked, or what its device leaves beside its stages."""
     asked = request.options.get("activations", 0)
     known = any(request.activation_bytes)

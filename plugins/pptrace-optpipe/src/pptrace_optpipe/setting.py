@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -68,12 +68,7 @@ def simulated(prepared: Prepared, table: Schedule) -> Simulated:
     Raises:
         PptraceError: the table cannot run.
     """
-    step = prepared.resolved.experiment
-    timeline = simulate(
-        table, prepared.workload, prepared.network, prepared.policy, contention=prepared.contention,
-        overlap_reduction=step.data_parallel.overlaps, stage_replicas=step.data_parallel.stage_replicas,
-    )  # fmt: skip
-    metrics = measure(timeline, prepared.workload)
+    metrics = measure(replace(prepared, schedule=table).simulate().timeline, prepared.workload)
     peak = tuple(int(value) for value in metrics.memory.peak_bytes)
     return Simulated(int(metrics.step_ns), float(metrics.bubble), peak)
 

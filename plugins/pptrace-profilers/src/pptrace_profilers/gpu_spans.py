@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.plugin import COMMUNICATION, PASSES, SENDS, Action, Kind, Unattributed
+from pptrace.plugin import Action, Kind, Unattributed, kinds
 from pptrace_profilers.recording import Execution, GpuSpan, MessageEnd
 
 if TYPE_CHECKING:
@@ -87,14 +87,14 @@ class _Work:
 
     @classmethod
     def of(cls, executions: tuple[Execution, ...], operations: Operations) -> _Work:
-        kinds = np.array([int(execution.action.kind) for execution in executions] or [-1])
-        kind = np.where(operations.action >= 0, kinds[operations.action], -1)
+        kind_of = np.array([int(execution.action.kind) for execution in executions] or [-1])
+        kind = np.where(operations.action >= 0, kind_of[operations.action], -1)
         unpaired = np.array([execution.pair < 0 for execution in executions] or [True])[operations.action]
-        moves = (kind >= 0) & COMMUNICATION.mask(kind) & unpaired
+        moves = (kind >= 0) & kinds.COMMUNICATION.mask(kind) & unpaired
         communicates = operations.communicates
         role = np.where(kind < 0, _Role.NONE, np.where(communicates, _Role.COLLECTIVE, _Role.COMPUTES))
         role = np.where(moves, np.where(communicates, _Role.MESSAGE, _Role.NONE), role).astype(np.int8)
-        passes = (kind < 0) | PASSES.mask(kind)
+        passes = (kind < 0) | kinds.PASSES.mask(kind)
         for position, payloads in operations.payloads.items():
             if any(payload.is_message for payload in payloads):
                 role[position] = _Role.MESSAGE
@@ -139,7 +139,7 @@ class _Work:
 
     def _bounding(self, parts: Int64s, group: Int64s, groups: int) -> NDArray[np.bool_]:
         """Return which operations bound an action: on the compute stream, else those that compute, else all."""
-        carries = np.array([execution.action.kind in COMMUNICATION for execution in self.executions])[
+        carries = np.array([execution.action.kind in kinds.COMMUNICATION for execution in self.executions])[
             self.operations.action[parts]
         ]
         computes = (self.role[parts] == _Role.COMPUTES) != carries  # a phase that carries is what it sends
@@ -152,7 +152,9 @@ class _Work:
         self, action: Int64s, low: Int64s, high: Int64s, last: Int64s, main: NDArray[np.bool_]
     ) -> Int64s:
         """Return the ends, with the collectives that the next action's computation waits for."""
-        passes = np.array([self.executions[number].action.kind in PASSES for number in action.tolist()]) & main
+        passes = (
+            np.array([self.executions[number].action.kind in kinds.PASSES for number in action.tolist()]) & main
+        )
         order = np.flatnonzero(passes)[np.argsort(low[passes], kind="stable")]
         until = high.copy()
         until[order] = np.append(low[order][1:], _LATEST)
@@ -166,10 +168,14 @@ class _Work:
             around = self.executions[number].action if number >= 0 else None
             payloads = [payload for payload in self.operations.payloads.get(position, ()) if payload.is_message]
             if not payloads and around is not None:
-                yield self._end(position, sends=around.kind in SENDS, action=around)
+                yield self._end(position, sends=around.kind in kinds.SENDS, action=around)
             for payload in payloads:
                 sends = payload.operation == "send"
-                fits = around is not None and around.kind in COMMUNICATION and (around.kind in SENDS) == sends
+                fits = (
+                    around is not None
+                    and around.kind in kinds.COMMUNICATION
+                    and (around.kind in kinds.SENDS) == sends
+                )
                 action = payload.action or (around if fits else None)
                 yield self._end(position, sends=sends, action=action, payload=payload)
 
@@ -187,7 +193,7 @@ class _Work:
     def reductions(self) -> list[Execution]:
         """Return the operations over data-parallel replicas as actions of the last active stage."""
         reductions = []
-        stages = [(one.start_ns, one.action.stage) for one in self.executions if one.action.kind in PASSES]
+        stages = [(one.start_ns, one.action.stage) for one in self.executions if one.action.kind in kinds.PASSES]
         starts = [start for start, _ in stages]
         for position in np.flatnonzero(self.role == _Role.REPLICAS).tolist():
             launch = int(self.operations.launch_ns[position])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.plugin import COMMUNICATION, COMPUTE, ConfigError, Measurement, Occupied, Replica, Summary, TraceError
+from pptrace.plugin import ConfigError, Measurement, Occupied, Replica, Summary, TraceError, kinds
 from pptrace_profilers.action_inference import infer
 from pptrace_profilers.alignment import align
 from pptrace_profilers.gpu_spans import covered_ns, totals
@@ -35,7 +35,9 @@ def measure_recordings(
     if request.every_replica:
         return _with_replicas(recordings, request, notes)
     pipeline, assumed = one_pipeline(recordings, request.layout, request.replica)
-    acts = any(one.action.kind not in COMMUNICATION for recording in pipeline for one in recording.executions)
+    acts = any(
+        one.action.kind not in kinds.COMMUNICATION for recording in pipeline for one in recording.executions
+    )
     inferred = ""
     if not acts:
         pipeline, inferred = infer(pipeline)
@@ -88,7 +90,7 @@ def _overlaps(recording: Recording) -> Iterator[str]:
     """Yield how many computations of a rank's host begin before another one has ended."""
     until, first, count = -(2**63), "", 0
     for execution in recording.executions:
-        if execution.action.kind in COMPUTE and execution.gpu is None:
+        if execution.action.kind in kinds.COMPUTE and execution.gpu is None:
             if until > execution.start_ns:
                 first = first or str(execution.action)
                 count += 1

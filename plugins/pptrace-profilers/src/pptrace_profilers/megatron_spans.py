@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pptrace.plugin import Action, Kind, TraceError, Unattributed, check_events, message_kind, open_unpacked
+from pptrace.plugin import Action, Kind, TraceError, Unattributed, check_events, kinds, open_unpacked
 from pptrace_profilers.event_builder import whole
 from pptrace_profilers.gpu_spans import window_around
 from pptrace_profilers.recording import MOST_RANKS, NO_STAGE, Execution, MessageEnd, Recording, read_files
@@ -189,7 +189,7 @@ def _ends(spans: Sequence[Span], executions: Sequence[Execution], stages: int) -
 
 def _end(computed: Action, start_ns: int, end_ns: int, *, sends: bool) -> MessageEnd:
     """Return the end of a message that feeds a computation, or that it leaves."""
-    kind = message_kind(sends=sends, forward=computed.kind is Kind.F)
+    kind = kinds.message_kind(sends=sends, forward=computed.kind is Kind.F)
     return MessageEnd(
         sends=sends, peer=-1, start_ns=start_ns, end_ns=end_ns, size_bytes=0, action=replace(computed, kind=kind)
     )

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pptrace.plugin import PASSES, SENDS, Kind, Pass, Unattributed
+from pptrace.plugin import Kind, Unattributed, kinds
 from pptrace_profilers.recording import shifted
 
 if TYPE_CHECKING:
@@ -121,8 +121,8 @@ def _by_action(ranks: Sequence[Recording]) -> tuple[list[Message], list[list[Mes
 def _message_key(action: Action | None) -> _Key | None:
     if action is None:
         return None
-    forward = action.kind.traits.direction is Pass.FORWARD
-    if action.kind in SENDS:
+    forward = action.kind.traits.direction is kinds.Pass.FORWARD
+    if action.kind in kinds.SENDS:
         return forward, action.stage, action.microbatch
     return forward, action.stage - (1 if forward else -1), action.microbatch
 
@@ -215,7 +215,7 @@ def _holders(ranks: Sequence[Recording]) -> dict[tuple[int, int], int]:
 
 
 def _passes(rank: Recording) -> Iterator[Action]:
-    return (action for one in rank.executions for action in one.members if action.kind in PASSES)
+    return (action for one in rank.executions for action in one.members if action.kind in kinds.PASSES)
 
 
 def _outputs(rank: Recording, target: int, holders: Mapping[tuple[int, int], int]) -> list[Action]:

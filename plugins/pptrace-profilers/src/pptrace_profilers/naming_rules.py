@@ -24,18 +24,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from pptrace.plugin import (
-    COMMUNICATION,
-    PASSES,
-    PER_STAGE,
-    SENDS,
-    Action,
-    ConfigError,
-    Kind,
-    TableError,
-    message_kind,
-    parse_action,
-)
+from pptrace.plugin import Action, ConfigError, Kind, TableError, kinds, parse_action
 from pptrace_profilers.recording import MOST_RANKS, NO_STAGE
 
 if TYPE_CHECKING:
@@ -179,8 +168,8 @@ class Rule:
             return None
         if action is None and self.stream is Stream.COMPUTE:
             return None
-        sends = action.kind in SENDS if action is not None else self.stream is Stream.SEND
-        moves = action is None or action.kind in COMMUNICATION
+        sends = action.kind in kinds.SENDS if action is not None else self.stream is Stream.SEND
+        moves = action is None or action.kind in kinds.COMMUNICATION
         return Meaning(
             action=action, sends=sends if moves else None,
             peer=-1 if peer is None else peer, size_bytes=size or 0,
@@ -204,15 +193,15 @@ class Rule:
             return _parsed(groups["action"])
         kind = self.kind if self.kind is not None else _kind(groups.get("kind"))
         if self.stream in {Stream.SEND, Stream.RECEIVE}:
-            if kind in PASSES:
-                kind = message_kind(sends=self.stream is Stream.SEND, forward=kind is Kind.F)
+            if kind in kinds.PASSES:
+                kind = kinds.message_kind(sends=self.stream is Stream.SEND, forward=kind is Kind.F)
             if stage is None or microbatch is None:
                 return None
         elif self.stream is Stream.DATA_PARALLEL and kind is None:
             kind = Kind.REDUCE_GRAD
         if kind is None:
             return None
-        number = -1 if kind in PER_STAGE else microbatch or 0
+        number = -1 if kind.traits.per_stage else microbatch or 0
         return Action(kind=kind, stage=NO_STAGE if stage is None else stage, microbatch=number)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
-from pptrace.plugin import AXES, ConfigError, Layout, TraceError
+from pptrace.plugin import ConfigError, Layout, TraceError
 from pptrace_profilers.recording import MOST_RANKS, NO_STAGE, pipeline_group
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _of_layout(known: dict[int, Recording], text: str) -> dict[str, tuple[int, .
     sizes: dict[str, int] = {}
     for part in text.split(","):
         match = _SIZE.fullmatch(part.strip())
-        if match is None or match[1] not in AXES or not int(match[2]):
+        if match is None or match[1] not in Layout().order or not int(match[2]):
             raise ConfigError(f"{part!r} is no size: write such as pp=4,tp=2,dp=8", file="--layout")
         sizes[match[1]] = int(match[2])
     pp, dp, cp, ep, tp = (sizes.get(axis, 1) for axis in ("pp", "dp", "cp", "ep", "tp"))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from pptrace.plugin import COMMUNICATION, SENDS
+from pptrace.plugin import kinds
 from pptrace_profilers.recording import MessageEnd, Operations, Payload
 
 if TYPE_CHECKING:
@@ -182,14 +182,14 @@ def batch_payloads(
         executions: actions by time; those that send or receive say which message, and stand for posts if there
             are none.
     """
-    moves = [execution for execution in executions if execution.action.kind in COMMUNICATION]
+    moves = [execution for execution in executions if execution.action.kind in kinds.COMMUNICATION]
     payloads: dict[int, tuple[Payload, ...]] = {}
     since = -1
     for kernel, at in sorted(launches.items(), key=lambda launch: launch[1]):
         batch, annotated = _between(posts, since, at), _between(moves, since, at)
         since = at
         actions = {
-            sends: [move.action for move in annotated if (move.action.kind in SENDS) == sends]
+            sends: [move.action for move in annotated if (move.action.kind in kinds.SENDS) == sends]
             for sends in (True, False)
         }
         if batch:
@@ -203,7 +203,7 @@ def batch_payloads(
             )  # fmt: skip
         elif annotated:
             payloads[kernel] = tuple(
-                Payload(operation=_operation(sends=move.action.kind in SENDS), action=move.action)
+                Payload(operation=_operation(sends=move.action.kind in kinds.SENDS), action=move.action)
                 for move in annotated
             )
     return payloads

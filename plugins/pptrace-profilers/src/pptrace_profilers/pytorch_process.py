@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pptrace.plugin import COMMUNICATION, COMPUTE, SENDS, Action, Kind, Pass
+from pptrace.plugin import Action, Kind, kinds
 from pptrace_profilers.events import MEMORY, Keep, read_events
 from pptrace_profilers.gpu_spans import uncovered_ns, with_gpu_spans
 from pptrace_profilers.naming_rules import FILE_NAME
@@ -143,7 +143,7 @@ def _innermost_of_each(executions: list[Execution], threads: list[int]) -> list[
     dropped = set()
     open_on: dict[int, list[int]] = {}
     for number, execution in enumerate(executions):
-        if execution.action.kind not in COMPUTE:
+        if execution.action.kind not in kinds.COMPUTE:
             continue
         around = open_on.setdefault(threads[number], [])
         while around and executions[around[-1]].end_ns <= execution.start_ns:
@@ -245,7 +245,7 @@ def hidden_phases(executions: Sequence[Execution]) -> str:
         kind, half = execution.action.kind, execution.action.stage % 2
         span = (execution.gpu.start_ns, execution.gpu.end_ns)
         carried = next((name for name, phase in _PHASES.items() if phase == (kind, half)), "")
-        (computing if kind not in COMMUNICATION else spans[carried]).append(span)
+        (computing if kind not in kinds.COMMUNICATION else spans[carried]).append(span)
     descriptions = []
     for name, phase_spans in sorted(spans.items()):
         whole = sum(end - start for start, end in phase_spans)
@@ -259,7 +259,7 @@ def hidden_phases(executions: Sequence[Execution]) -> str:
 def _action(name: str, index: int, layers: int, pair: int) -> Action:
     """Return the action of a phase that comes for the ``index``-th time in its pair."""
     kind, half = _PHASES[name]
-    forward = kind.traits.direction is Pass.FORWARD
+    forward = kind.traits.direction is kinds.Pass.FORWARD
     layer = index if forward else layers - 1 - index
     return Action(kind=kind, stage=2 * layer + half, microbatch=2 * pair + forward)
 
@@ -284,7 +284,7 @@ def posted_ends(events: Events, executions: Sequence[Execution], members: Sequen
     on_host = ~events.of(MIRRORS)
     posts = events.by_start(events.named(_POSTS.__contains__) & on_host)
     work = events.by_start(events.named(_WORK.fullmatch) & on_host)
-    moves = [execution for execution in executions if execution.action.kind in COMMUNICATION]
+    moves = [execution for execution in executions if execution.action.kind in kinds.COMMUNICATION]
     starts = np.array([move.start_ns for move in moves], dtype=np.int64)
     inside = np.searchsorted(events.start_ns[work], events.start_ns[posts]).tolist()
     begun = np.searchsorted(starts, events.start_ns[posts], side="right").tolist()
@@ -305,7 +305,9 @@ def posted_ends(events: Events, executions: Sequence[Execution], members: Sequen
 def _around(moves: Sequence[Execution], at_ns: int, *, sends: bool) -> Action | None:
     """Return the innermost action of the same direction around an instant."""
     fitting = (
-        move.action for move in reversed(moves) if move.end_ns >= at_ns and (move.action.kind in SENDS) == sends
+        move.action
+        for move in reversed(moves)
+        if move.end_ns >= at_ns and (move.action.kind in kinds.SENDS) == sends
     )
     return next(fitting, None)
 

@@ -16,15 +16,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.plugin import (
-    COMMUNICATION,
-    COPIES,
-    PASSES,
-    SENDS,
     Action,
     CellColumns,
     Kind,
     Measurement,
-    Pass,
     ScheduleError,
     Slice,
     Source,
@@ -35,7 +30,7 @@ from pptrace.plugin import (
     compute_rows,
     from_slices,
     infer_placement,
-    message_kind,
+    kinds,
     messages,
 )
 from pptrace_profilers.alignment import align, split_steps
@@ -81,7 +76,7 @@ def assemble(recordings: Sequence[Recording], numbers: Sequence[int] = ()) -> Me
     notes = [*(note for one in recordings for note in one.notes), *left_out, *_contradictions(clocks)]
     aligned_steps = []
     for label, ranks, step_messages in zip(labels, rank_steps, matched, strict=True):
-        if all(one.action.kind in COMMUNICATION for rank in ranks for one in rank.executions):
+        if all(one.action.kind in kinds.COMMUNICATION for rank in ranks for one in rank.executions):
             notes.append(f"{label} holds no action: left out")
             continue
         places = numbers or range(len(ranks))
@@ -194,7 +189,7 @@ def _check_replicas(ranks: Sequence[Recording]) -> None:
     holders: dict[str, int] = {}
     for number, rank in enumerate(ranks):
         members = (member for execution in rank.executions for member in execution.members)
-        for action in (str(member) for member in members if member.kind in PASSES):
+        for action in (str(member) for member in members if member.kind in kinds.PASSES):
             first = holders.setdefault(action, number)
             if first != number:
                 a, b = ranks[first].rank, rank.rank
@@ -282,7 +277,7 @@ def _actions(rank: int, step: Recording, arrivals: Arrivals, times: TimesAlone) 
     pairs = 0
     on_gpu = any(execution.gpu is not None for execution in step.executions)
     for execution in sorted(step.executions, key=_begin):
-        if execution.action.kind in COMMUNICATION and execution.pair < 0:
+        if execution.action.kind in kinds.COMMUNICATION and execution.pair < 0:
             continue
         members, stream = execution.members, _stream(execution)
         if on_gpu:
@@ -308,9 +303,9 @@ def _begin(execution: Execution) -> int:
 def _stream(execution: Execution) -> Stream:
     """Return the stream of an action: that of its kernels, by default that of its kind."""
     kind, gpu = execution.action.kind, execution.gpu
-    if kind in COMMUNICATION and execution.pair >= 0:
+    if kind in kinds.COMMUNICATION and execution.pair >= 0:
         return Stream.EXPERT_PARALLEL
-    computed = gpu is not None and gpu.computes and kind not in COMMUNICATION | COPIES
+    computed = gpu is not None and gpu.computes and kind not in kinds.COMMUNICATION | kinds.COPIES
     return Stream.COMPUTE if computed else kind.traits.stream
 
 
@@ -335,7 +330,7 @@ def _on_gpu(execution: Execution, free: int | None) -> tuple[int, int, int]:
 
 def _gap_and_collective(execution: Execution, number: int, members: int, length: int) -> tuple[int, int]:
     """Return a member's share of an action's gaps and collectives, no more than fits into it."""
-    if execution.gpu is None or execution.action.kind in COMMUNICATION:
+    if execution.gpu is None or execution.action.kind in kinds.COMMUNICATION:
         return 0, 0
     gap, collective = (
         whole * (number + 1) // members - whole * number // members
@@ -367,7 +362,7 @@ def _moves(messages: Sequence[Message]) -> Iterator[tuple[Slice, int]]:
                 rank=rank, stream=Stream.SEND if sends else Stream.RECV, peer=peer, size_bytes=size,
                 start_ns=start, end_ns=stop, enter_ns=min(end.start_ns, start),
                 action=Action(
-                    kind=message_kind(sends=sends, forward=message.forward),
+                    kind=kinds.message_kind(sends=sends, forward=message.forward),
                     stage=message.stage if sends else message.to_stage,
                     microbatch=message.microbatch, span=message.span,
                 ),
@@ -477,8 +472,8 @@ def _from(row: Slice, earlier_ns: int) -> Slice:
 
 def _fed_by(action: Action) -> tuple[bool, int, int]:
     """Return the consumer of a phase: whether it is a forward, its stage and its microbatch."""
-    forward = action.kind.traits.direction is Pass.FORWARD
-    away = (1 if forward else -1) if action.kind in SENDS else 0
+    forward = action.kind.traits.direction is kinds.Pass.FORWARD
+    away = (1 if forward else -1) if action.kind in kinds.SENDS else 0
     return forward, action.stage + away, action.microbatch
 
 

@@ -13,7 +13,7 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from pptrace.plugin import Action, Kind, TraceError, message_kind
+from pptrace.plugin import Action, Kind, TraceError, kinds
 from pptrace_stragglers.simulation import Job, JobOperation
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class _Dependencies:
         if index not in self.computation:
             return None
         direction, end = operation.type.split("-")
-        kind = message_kind(sends=end == "send", forward=direction == "forward")
+        kind = kinds.message_kind(sends=end == "send", forward=direction == "forward")
         computation = self.computation[index]
         microbatch = self._operations[computation].microbatch
         return Action(kind=kind, stage=self._stage(computation), microbatch=microbatch)

@@ -8,16 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.plugin import (
-    COMMUNICATION,
-    COMPUTE,
-    SENDS,
-    ConfigError,
-    ImportRequest,
-    Kind,
-    TraceError,
-    Unattributed,
-)
+from pptrace.plugin import ConfigError, ImportRequest, Kind, TraceError, Unattributed, kinds
 from pptrace_profilers.measurement import measure_recordings
 from pptrace_profilers.recording import Execution, MessageEnd, Recording
 from pptrace_stragglers.dependencies import job_of_table
@@ -71,7 +62,7 @@ def _replica_index(job: Job, name: str) -> int:
         # Replicas end together, so their computations are compared.
         computations = [
             index for index, operation in enumerate(job.operations)
-            if operation.action and operation.action.kind in COMPUTE
+            if operation.action and operation.action.kind in kinds.COMPUTE
         ]  # fmt: skip
         spans = job.end_ns[computations].max(axis=0) - job.start_ns[computations].min(axis=0)
         order = np.argsort(spans.mean(axis=1), kind="stable")
@@ -108,7 +99,7 @@ def _recording(
                 unattributed_ns.setdefault(operation.type, []).append(end[index] - start[index])
             continue
         times = zip(start[index].tolist(), end[index].tolist(), strict=True)
-        if action.kind in COMMUNICATION:
+        if action.kind in kinds.COMMUNICATION:
             ends += [_message_end(action, rank, job.ranks, *span) for span in times]
         else:
             executions += [
@@ -131,7 +122,7 @@ def _recording(
 
 def _without_overlaps(executions: list[Execution]) -> list[Execution]:
     """Return executions in which consecutive computations do not overlap by rounding."""
-    computations = [index for index, execution in enumerate(executions) if execution.action.kind in COMPUTE]
+    computations = [index for index, execution in enumerate(executions) if execution.action.kind in kinds.COMPUTE]
     for index, successor in pairwise(computations):
         start_ns = executions[successor].start_ns
         if 0 < executions[index].end_ns - start_ns <= _ROUNDING_NS:
@@ -141,7 +132,7 @@ def _without_overlaps(executions: list[Execution]) -> list[Execution]:
 
 def _message_end(action: Action, rank: int, ranks: int, start_ns: int, end_ns: int) -> MessageEnd:
     """Return an end of a message; its peer is the neighbour in the message's direction."""
-    sends = action.kind in SENDS
+    sends = action.kind in kinds.SENDS
     to_next = sends == (action.kind in {Kind.SEND_F, Kind.RECV_F})
     return MessageEnd(
         sends=sends, peer=(rank + (1 if to_next else -1)) % ranks, start_ns=start_ns, end_ns=end_ns, size_bytes=0,

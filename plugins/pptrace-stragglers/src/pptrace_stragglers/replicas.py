@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pptrace.plugin import PER_STAGE, Kind, ScheduleError, Stream, extract_computations
+from pptrace.plugin import Kind, ScheduleError, Stream, extract_computations
 from pptrace_stragglers.simulation import Job, JobOperation
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _start_and_end(operations: Sequence[_Timed]) -> NDArray[np.int64]:
 
 
 def _is_across_replicas(kind: Kind) -> bool:
-    return kind in PER_STAGE and kind.traits.stream is Stream.DATA_PARALLEL
+    return kind.traits.per_stage and kind.traits.stream is Stream.DATA_PARALLEL
 
 
 def _clock_offsets(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.plugin import BACKWARD, COMMUNICATION, COMPUTE, RECEIVES, SENDS, Kind, Slice, Stream, from_slices
+from pptrace.plugin import Kind, Slice, Stream, from_slices, kinds
 from pptrace_stragglers.simulation import JobSimulation
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ def equalize_lengths(job: Job, duration_ns: Times) -> Times:
     indices: dict[int, list[int]] = {}
     for index, operation in enumerate(job.operations):
         action = operation.action
-        if action is not None and action.kind in COMPUTE and action.microbatch >= 0:
+        if action is not None and action.kind in kinds.COMPUTE and action.microbatch >= 0:
             indices.setdefault(action.microbatch, []).append(index)
     equal = duration_ns.copy()
     if indices:
@@ -279,9 +279,9 @@ def correlate_passes(job: Job, duration_ns: Times) -> float:
     sums: dict[tuple[int, int], dict[bool, Times]] = {}
     for index, operation in enumerate(job.operations):
         action = operation.action
-        if action is not None and action.kind in COMPUTE and action.microbatch >= 0:
+        if action is not None and action.kind in kinds.COMPUTE and action.microbatch >= 0:
             passes = sums.setdefault((action.stage, action.microbatch), {})
-            backward = action.kind in BACKWARD
+            backward = action.kind in kinds.BACKWARD
             passes[backward] = passes.get(backward, 0) + duration_ns[index]
     by_stage: dict[int, list[list[Times]]] = {}
     for (stage, _), passes in sums.items():
@@ -324,11 +324,11 @@ def _slices(job: Job, start_ns: list[int], end_ns: list[int]) -> Iterator[Slice]
     for index in sorted(range(len(start_ns)), key=lambda index: (start_ns[index], end_ns[index])):
         operation = job.operations[index]
         action = operation.action
-        if action is None or action.kind in RECEIVES:
+        if action is None or action.kind in kinds.RECEIVES:
             continue
         peer = -1
-        stream = Stream.SEND if action.kind in SENDS else action.kind.traits.stream
-        if action.kind in COMMUNICATION:
+        stream = Stream.SEND if action.kind in kinds.SENDS else action.kind.traits.stream
+        if action.kind in kinds.COMMUNICATION:
             peer = (operation.rank + (1 if action.kind is Kind.SEND_F else -1)) % job.ranks
         lane = operation.rank, stream, peer
         # With two ranks, messages of both directions share the stream to one peer, which carries one at a time.
