@@ -78,15 +78,14 @@ def run(kernel: Callable[..., Any], inputs: Sequence[Argument], outputs: Sequenc
     if compiles(rows, loaded=kernel in _loaded):
         from pptrace_kernel import compiled
 
-        arguments = [*(_map_arrays(np.ascontiguousarray, value) for value in inputs), *outputs]
+        arguments = [*_map_arrays(np.ascontiguousarray, inputs), *outputs]
         if compiled.is_ready(kernel, arguments) or _should_compile(kernel, rows):
             _loaded.add(kernel)
             return compiled.call(kernel, arguments)
     _budget.interpreted[kernel] += work
-    filled = [_map_arrays(np.ndarray.tolist, value) for value in outputs]
-    result = kernel(*(_map_arrays(np.ndarray.tolist, value) for value in inputs), *filled)
-    for output, values in zip(outputs, filled, strict=True):
-        _map_arrays(_write_back, output, values)
+    filled = _map_arrays(np.ndarray.tolist, outputs)
+    result = kernel(*_map_arrays(np.ndarray.tolist, inputs), *filled)
+    _write_back(outputs, filled)
     return int(result or 0)
 
 
@@ -102,22 +101,32 @@ def _should_compile(kernel: Callable[..., Any], rows: int) -> bool:
 
 def _count_values(arguments: Sequence[Argument]) -> int:
     """Return the number of values in all columns."""
-    return sum(
-        argument.size
-        if isinstance(argument, np.ndarray)
-        else _count_values(argument)
-        if isinstance(argument, tuple)
-        else 0
-        for argument in arguments
-    )
+    count = 0
+    for argument in arguments:
+        if isinstance(argument, np.ndarray):
+            count += argument.size
+        elif isinstance(argument, tuple):
+            count += _count_values(argument)
+    return count
 
 
-def _map_arrays(function: Callable[..., Any], value: Argument, *others: Any) -> Any:
-    """Apply a function to an array or to each array of a record. Return integers unchanged."""
-    if isinstance(value, tuple):
-        return value._make(_map_arrays(function, *columns) for columns in zip(value, *others, strict=True))  # type: ignore[attr-defined] # a named tuple
-    return function(value, *others) if isinstance(value, np.ndarray) else value
+def _map_arrays(function: Callable[[NDArray[Any]], Any], arguments: Sequence[Argument]) -> list[Any]:
+    """Apply a function to each array, also inside records. Keep integers unchanged."""
+    mapped: list[Any] = []
+    for argument in arguments:
+        if isinstance(argument, np.ndarray):
+            mapped.append(function(argument))
+        elif isinstance(argument, tuple):
+            mapped.append(type(argument)(*_map_arrays(function, argument)))
+        else:
+            mapped.append(argument)
+    return mapped
 
 
-def _write_back(array: NDArray[Any], values: list[int]) -> None:
-    array[:] = values
+def _write_back(outputs: Sequence[Argument], filled: Sequence[Any]) -> None:
+    """Copy lists into arrays, also inside records."""
+    for output, values in zip(outputs, filled, strict=True):
+        if isinstance(output, np.ndarray):
+            output[:] = values
+        elif isinstance(output, tuple):
+            _write_back(output, values)

@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pptrace.network.contract import Network, Paths
-    from pptrace.sim.task_graph import ActionTimes
     from pptrace.steps.columns import Int32s
     from pptrace.steps.issue_order import IssueOrder
     from pptrace.steps.message_calls import Policy
@@ -120,14 +119,15 @@ def lower(
     barrier: bool = False,
     stage_replicas: bool = False,
     slows: bool = False,
-    times: ActionTimes | None = None,
+    segmented: bool = True,
     made_at: Int32s | None = None,
 ) -> TaskGraph:
     """Return the task graph of a validated schedule with validated costs.
 
     With ``barrier``, no gradient is reduced before every rank has computed its last one. With ``stage_replicas``,
     no gradient is reduced before all ranks that hold its stage have computed it. With ``slows``, concurrent
-    computation and communication get separate rows. ``made_at``: see :func:`issue`.
+    computation and communication get separate rows. Without ``segmented``, each action is one row.
+    ``made_at``: see :func:`issue`.
 
     Raises:
         DeadlockError: a rank needs a result that it computes later, or no order of messages exists.
@@ -137,7 +137,7 @@ def lower(
     issued = issue(schedule, policy, made_at)
     graph = graph_of(issued.placement)
     expansion = Expansion()
-    if times is None:
+    if segmented:
         whole = issued
         issued, expansion = in_segments(issued, workload, policy, schedule.interleave, slows=slows)
         if expansion.names and is_early(whole):
@@ -149,8 +149,6 @@ def lower(
         issued, expansion, graph, lanes, find_routes(graph.ranks, lanes, network, expansion.links), rules
     )
     placed = lowering_of.place(workload)
-    if times is not None:
-        times.laid_over(placed.cells, placed.task, issued.placement)
     check_total(schedule.ranks, placed.task.duration_ns, placed.task.lag_ns)
     called = find_call_tasks(issued, placed.place, placed.task.fork)
     needs = find_cross_rank_edges(
@@ -160,8 +158,6 @@ def lower(
     linked = lowering_of.link(placed, called, needs.edges, needs.tasks)
     if linked is None:
         raise explain_deadlock(schedule)
-    if times is not None:
-        times.shared(placed.task, linked.sender_row)
     edges = linked.edges
     if schedule.recompute_waits:
         edges = add_recompute_edges(edges, placed.cells, placed.ends.made_at, graph.stages)

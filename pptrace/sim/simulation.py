@@ -16,7 +16,7 @@ from pptrace.sim.engines import FlowSet, graph_record, run_graph, run_jobs
 from pptrace.sim.kernels import sweep as sweep_kernels
 from pptrace.sim.lowering import lower
 from pptrace.sim.rate_sharing import FINER, Contention, find_jobs, shared_links
-from pptrace.sim.streams import check_costs
+from pptrace.sim.streams import check_costs, check_total
 from pptrace.steps.columns import empty_columns
 from pptrace.steps.dependencies import cycle_text
 from pptrace.steps.kinds import SENDS, WEIGHT_GRADIENTS
@@ -99,6 +99,71 @@ def simulate_traffic(
     partial: bool = False,
 ) -> Simulated:
     """Simulate as :func:`simulate` does, and return the traffic too."""
+    lowered = lower_step(
+        schedule, workload, network, policy, contention=contention, overlap_reduction=overlap_reduction,
+        stage_replicas=stage_replicas, segmented=times is None, partial=partial,
+    )  # fmt: skip
+    return lowered.run(times)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoweredStep:
+    """A task graph that runs with one set of times after another."""
+
+    schedule: Schedule
+    """The table, with the end of the step."""
+    workload: Workload
+    """Costs of actions."""
+    network: Network
+    """The network between ranks."""
+    policy: Policy
+    """The message policy."""
+    contention: Contention
+    """Effects of simultaneous messages and computations on each other."""
+    overlap_reduction: bool
+    """Whether gradients are reduced as soon as they are complete."""
+    graph: TaskGraph
+    """The tasks."""
+
+    def run(self, times: ActionTimes | None = None) -> Simulated:
+        """Run the tasks, with other times of single actions where given.
+
+        Raises:
+            CostError: the times could exceed 2**62 ns.
+            DeadlockError: the schedule deadlocks.
+        """
+        graph, links = self.graph, self.network.links
+        if times is not None:
+            graph = graph.with_times(times)
+            check_total(graph.placement.ranks, graph.duration_ns, graph.lag_ns)
+        ran, rates = _run(graph, links, self.contention)
+        ghosts = int(np.count_nonzero(graph.sender_row >= 0))
+        if ran.done < graph.tasks - ghosts:
+            raise explain_stuck(self.schedule, self.workload, self.network, self.policy, graph, ran.waiting)
+        timeline, in_order = _timeline(graph, ran, has_twins=ghosts > 0)
+        if self.workload.released_ns.any():
+            whole = _whole(timeline, overlap=self.overlap_reduction)
+            timeline = replace(timeline, provenance={WHOLE_KEY: whole})
+        order = None if in_order else np.lexsort((timeline.end_ns, timeline.start_ns, timeline.lane_of_row()))
+        return Simulated(
+            timeline=timeline if order is None else _reordered(timeline, order),
+            traffic=_traffic(graph, links, rates, order) if len(links) else None,
+        )
+
+
+def lower_step(
+    schedule: Schedule,
+    workload: Workload,
+    network: Network | None = None,
+    policy: Policy | None = None,
+    *,
+    contention: Contention | None = None,
+    overlap_reduction: bool = True,
+    stage_replicas: bool = False,
+    segmented: bool = True,
+    partial: bool = False,
+) -> LoweredStep:
+    """Validate and lower a schedule; see :func:`simulate`. Without ``segmented``, each action is one row."""
     policy, network = policy or Policy(), network or ideal()
     contention = contention or Contention()
     # Streams reveal every deadlock except that of a pair with itself.
@@ -114,21 +179,12 @@ def simulate_traffic(
     whole = with_epilogue(schedule, workload, overlap=overlap_reduction)
     graph = lower(
         whole, workload, network, policy, barrier=not overlap_reduction, stage_replicas=stage_replicas,
-        slows=contention.slows, times=times, made_at=made_at if whole is schedule else None,
+        slows=contention.slows, segmented=segmented, made_at=made_at if whole is schedule else None,
     )  # fmt: skip
-    links = network.links
-    ran, rates = _run(graph, links, contention)
-    ghosts = int(np.count_nonzero(graph.sender_row >= 0))
-    if ran.done < graph.tasks - ghosts:
-        raise explain_stuck(whole, workload, network, policy, graph, ran.waiting)
-    timeline, in_order = _timeline(graph, ran, has_twins=ghosts > 0)
-    if workload.released_ns.any():
-        timeline = replace(timeline, provenance={WHOLE_KEY: _whole(timeline, overlap=overlap_reduction)})
-    order = None if in_order else np.lexsort((timeline.end_ns, timeline.start_ns, timeline.lane_of_row()))
-    return Simulated(
-        timeline=timeline if order is None else _reordered(timeline, order),
-        traffic=_traffic(graph, links, rates, order) if len(links) else None,
-    )
+    return LoweredStep(
+        schedule=whole, workload=workload, network=network, policy=policy, contention=contention,
+        overlap_reduction=overlap_reduction, graph=graph,
+    )  # fmt: skip
 
 
 def _run(graph: TaskGraph, links: Links, contention: Contention) -> tuple[Ran, Rates | None]:

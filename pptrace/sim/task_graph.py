@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,8 +13,6 @@ from pptrace.steps.kinds import SENDS
 
 if TYPE_CHECKING:
     from pptrace.network.contract import Paths
-    from pptrace.sim.streams import TaskColumns
-    from pptrace.steps.actions import CellColumns
     from pptrace.steps.columns import Int8s, Int32s
     from pptrace.steps.placement import Placement
     from pptrace.timeline.timeline import Parts
@@ -87,6 +85,25 @@ class TaskGraph(Cells):
         """Return the rows that are no tasks."""
         return np.flatnonzero(self.sender_row >= 0).astype(np.int32)
 
+    def with_times(self, times: ActionTimes) -> TaskGraph:
+        """Return the graph of whole actions with other times of single actions."""
+        placement, kinds = self.placement, self.kind.astype(np.int64)
+        rows = np.flatnonzero((self.microbatch >= 0) & (self.stage >= 0))
+        cell = (kinds * placement.stages + self.stage) * placement.microbatches + self.microbatch
+        index = find(times.place, cell[rows])
+        rows, index = rows[index >= 0], index[index >= 0]
+        duration_ns, lag_ns = self.duration_ns.copy(), self.lag_ns.copy()
+        known = times.duration_ns[index] >= 0
+        duration_ns[rows[known]] = times.duration_ns[index[known]]
+        duration_ns[rows] += times.gap_ns[index]
+        sent = SENDS.mask(self.kind[rows]) & (times.transfer_ns[index] >= 0)
+        duration_ns[rows[sent]] = 0
+        lag_ns[rows[sent]] = times.transfer_ns[index[sent]]
+        received = self.ghosts()
+        for values in (duration_ns, lag_ns):
+            values[received] = values[self.sender_row[received]]
+        return replace(self, duration_ns=duration_ns, lag_ns=lag_ns)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionTimes:
@@ -108,34 +125,3 @@ class ActionTimes:
     def __post_init__(self) -> None:
         for one in fields(self):
             object.__setattr__(self, one.name, column(getattr(self, one.name), np.int64))
-
-    def laid_over(self, cells: CellColumns, task: TaskColumns, placement: Placement) -> None:
-        """Write these times into the rows that they are for, in place.
-
-        Args:
-            cells: what the rows are.
-            task: what they take.
-            placement: the stages and microbatches that cells count.
-        """
-        rows = np.flatnonzero((cells.microbatch >= 0) & (cells.stage >= 0))
-        kind, stage, microbatch = (values[rows].astype(np.int64) for values in cells[:3])
-        index = find(self.place, (kind * placement.stages + stage) * placement.microbatches + microbatch)
-        rows, index, kind = rows[index >= 0], index[index >= 0], kind[index >= 0]
-        known = self.duration_ns[index] >= 0
-        task.duration_ns[rows[known]] = self.duration_ns[index[known]]
-        task.duration_ns[rows] += self.gap_ns[index]
-        sent = SENDS.mask(kind) & (self.transfer_ns[index] >= 0)
-        task.duration_ns[rows[sent]] = 0
-        task.lag_ns[rows[sent]] = self.transfer_ns[index[sent]]
-
-    @staticmethod
-    def shared(task: TaskColumns, sender_row: Int32s) -> None:
-        """Give each receiver's side of a rendezvous, in place, what its sender's side takes.
-
-        Args:
-            task: what rows take.
-            sender_row: the sender's side of each receiver's side, -1 for other rows.
-        """
-        received = np.flatnonzero(sender_row >= 0)
-        for values in (task.duration_ns, task.lag_ns):
-            values[received] = values[sender_row[received]]
