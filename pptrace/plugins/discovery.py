@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
-from itertools import islice
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from pptrace.errors import nearest
 from pptrace.plugins import hookspecs
-from pptrace.plugins.guards import MOST_OFFERS, interruption, one_line, plugin_output
-from pptrace.plugins.hookspecs import PROJECT
+from pptrace.plugins.guards import interruption, one_line, plugin_output
+from pptrace.plugins.hookspecs import MARK, PROJECT
 from pptrace.plugins.offers import Failure, Provider
 from pptrace.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from pluggy import HookImpl, PluginManager, Result
+    from collections.abc import Collection, Iterator
 
 ALL = "all"
 """Value of the list of disabled plugins that means every entry point."""
@@ -125,7 +121,6 @@ def _entry_point(line: str) -> metadata.EntryPoint | str:
     return f"its entry point {line!r} is not NAME = MODULE"
 
 
-_MARK = f"{PROJECT}_impl"
 _PREFIX = f"{PROJECT}_"
 
 
@@ -137,50 +132,17 @@ def misfit(plugin: object) -> str:
         function = getattr(plugin, name, None)
         if not inspect.isroutine(function):
             continue
-        mark = getattr(function, _MARK, None)
-        hook = (mark and mark.get("specname")) or name
-        if mark and hook not in known:
-            return f"hook {hook!r} does not exist{nearest(hook, known)}"
-        if not mark and name.startswith(_PREFIX) and name in known:
-            return f"{name} is not marked; write @hookimpl above it"
-        if mark and inspect.signature(function).parameters:
+        if not hasattr(function, MARK):
+            if name in known:
+                return f"{name} is not marked; write @hookimpl above it"
+            continue
+        if name not in known:
+            return f"hook {name!r} does not exist{nearest(name, known)}"
+        if inspect.signature(function).parameters:
             return f"{name} takes no arguments, and this one declares {inspect.signature(function)}"
-        if mark and (inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)):
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
             return f"{name} is async, and nothing awaits it: write it without async"
-        hooks += bool(mark)
+        hooks += 1
     if hooks:
         return ""
     return f"it implements no hook{nearest('', known)}"
-
-
-def trace_calls(manager: PluginManager, stream: TextIO) -> None:
-    """Print one line per hook call of ``manager`` to ``stream``: the hook, the plugin and its offers."""
-
-    def before(hook: str, impls: Sequence[HookImpl], arguments: Mapping[str, object]) -> None:
-        """Print nothing; ``after`` prints one line for call and result."""
-
-    def after(
-        outcome: Result[list[object]], hook: str, impls: Sequence[HookImpl], arguments: Mapping[str, object]
-    ) -> None:
-        del arguments
-        plugins = ", ".join(impl.plugin_name for impl in impls)
-        print(f"pptrace: {hook}() of {plugins} -> {_offer_names(outcome)}", file=stream)
-
-    manager.add_hookcall_monitoring(before, after)
-
-
-def _offer_names(outcome: Result[list[object]]) -> str:
-    """Return the names of the offers of a call. Replace each generator by the list of its items."""
-    if outcome.exception is not None:
-        return one_line(outcome.exception)
-    try:
-        results = [
-            list(islice(item, MOST_OFFERS + 1)) if isinstance(item, Iterator) else item
-            for item in outcome.get_result()
-        ]
-    except Exception as error:  # noqa: BLE001 - a plugin's generator may raise anything
-        outcome.force_exception(error)
-        return one_line(error)
-    outcome.force_result(results)
-    offers = [offer for item in results for offer in (item if isinstance(item, list | tuple) else [item])]
-    return ", ".join(str(getattr(offer, "name", repr(offer))) for offer in offers) or "nothing"

@@ -94,12 +94,12 @@ def guarded(provider: Provider, offer: Offer, noun: str) -> Offer:
     What an option model, a closed form or a reader returns is checked as well, and that a writer wrote; ``build``
     of each sort has its own check in :mod:`pptrace.plugins.construction`.
     """
-    guards = {
+    guards: dict[str, Any] = {
         field.name: _guard(provider, f"{field.name} of {noun} {offer.name!r}", field.name, function)
-        for field in fields(offer)  # type: ignore[arg-type] # every offer is a dataclass
+        for field in fields(offer)
         if callable(function := getattr(offer, field.name))
     }
-    return replace(offer, **guards)  # type: ignore[type-var] # as above
+    return replace(offer, **guards)
 
 
 def _guard(provider: Provider, title: str, field: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -53,13 +53,21 @@ Rows: TypeAlias = "Sequence[Sequence[str | Action | None]]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleOffer:
-    """A pipeline schedule."""
+class AnyOffer:
+    """Fields of every offer."""
 
     name: str
-    """As users type it: lower case, words joined by hyphens, the paper's name."""
+    """As users type it: lower case, words joined by hyphens."""
     summary: str
     """One line."""
+    api: int = API
+    """Version of the plugin interface that the offer is written for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleOffer(AnyOffer):
+    """A pipeline schedule, by its paper's name."""
+
     build: Callable[[ScheduleRequest], Schedule | Rows]
     """Returns the table: a :class:`~pptrace.steps.schedule.Schedule`, or per rank a list of actions."""
     options: Callable[[], type[BaseModel]] | None = None
@@ -87,26 +95,20 @@ class ScheduleOffer:
     """The sizes that it takes, one sentence."""
     source: str = ""
     """The paper or code that describes it."""
-    api: int = API
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkOffer:
+class NetworkOffer(AnyOffer):
     """A network model."""
 
-    name: str
-    summary: str
     build: Callable[[NetworkRequest], Network]
     options: Callable[[], type[BaseModel]] | None = None
-    api: int = API
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessagePolicyOffer:
+class MessagePolicyOffer(AnyOffer):
     """How messages between pipeline ranks are issued: what ``p2p.policy`` may say."""
 
-    name: str
-    summary: str
     build: Callable[[Schedule, Mapping[str, Any]], Policy]
     """Returns the policy for a table, given the checked options: one of the core's, or one with a program that
     places every message. Raises :class:`~pptrace.errors.ConstraintError` for a table whose messages it cannot
@@ -114,102 +116,80 @@ class MessagePolicyOffer:
     options: Callable[[], type[BaseModel]] | None = None
     source: str = ""
     """The code or paper that describes it."""
-    api: int = API
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CostModelOffer:
+class CostModelOffer(AnyOffer):
     """A model of what a step's actions cost."""
 
-    name: str
-    summary: str
     build: Callable[[CostRequest], Workload]
     options: Callable[[], type[BaseModel]] | None = None
     model: Callable[[], type[BaseModel]] | None = None
     """Returns the parameter model of ``CostRequest.model``; None where it reads no model."""
     device: Callable[[], type[BaseModel]] | None = None
     """Returns the parameter model of ``CostRequest.device``; None where it reads no device."""
-    api: int = API
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelOffer:
+class ModelOffer(AnyOffer):
     """A preset of a model: the values that a user would otherwise write under ``model:``."""
 
-    name: str
-    summary: str
     values: Mapping[str, Any]
     source: str = ""
-    api: int = API
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceOffer:
+class DeviceOffer(AnyOffer):
     """A preset of a device: the values that a user would otherwise write under ``device:``."""
 
-    name: str
-    summary: str
     values: Mapping[str, Any]
     source: str = ""
-    api: int = API
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterOffer:
+class ClusterOffer(AnyOffer):
     """A preset of a cluster: the values that a user would otherwise write under ``cluster:``."""
 
-    name: str
-    summary: str
     values: Mapping[str, Any]
     """``node`` and ``fabric`` (each a network's name and options), ``gpus`` and ``nics`` per node, ``nodes``."""
     device: str | Mapping[str, Any] = ""
     """The device in it: a preset's name or a device's values; for configurations that name none."""
     source: str = ""
-    api: int = API
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutorOffer:
+class ExecutorOffer(AnyOffer):
     """Where the points of a sweep run."""
 
-    name: str
-    summary: str
     build: Callable[[ExecutorRequest], Executor]
     """Returns an executor with so many workers, anew after one broke; ``shutdown(wait=False)`` ends it at once."""
     options: Callable[[], type[BaseModel]] | None = None
     in_process: bool = False
     """Whether calls run in this process; else functions, arguments and results have to be pickled."""
-    api: int = API
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExporterOffer:
+class ExporterOffer(AnyOffer):
     """A trace format that pptrace writes."""
 
-    name: str
-    summary: str
     suffixes: tuple[str, ...]
     """File name endings that choose it, such as ``.pftrace``; ``.gz`` behind one is handled outside."""
     write: Callable[[Timeline, Path, Mapping[str, Any]], None]
     """Writes the timeline to a path (a temporary name; the caller renames it)."""
     takes_rank: bool = False
     """Whether ``write`` takes an option ``rank`` and writes that rank alone; else timelines are trimmed for it."""
-    api: int = API
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImporterOffer:
+class ImporterOffer(AnyOffer):
     """A trace format that pptrace reads."""
 
-    name: str
-    summary: str
     recognises: Callable[[Path, bytes], bool]
     """Whether a file is of this format, from its path and first 4096 (decompressed) bytes."""
     read: Callable[[Sequence[Path]], Timeline]
     """Reads files that belong together into one timeline."""
     measure: Callable[[Sequence[Path], ImportRequest], Measurement] | None = None
     """Reads a run's files into all its steps, with what is not known of them; None for our own traces."""
-    api: int = API
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,45 +209,19 @@ class ExplanationPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExplanationOffer:
+class ExplanationOffer(AnyOffer):
     """An analysis of measured runs for ``pptrace explain``."""
 
-    name: str
-    summary: str
     explain: Callable[[Measurement, Step], ExplanationPart | None]
     """Analyses a run, of which one step is explained; returns None for a run that it does not apply to."""
-    api: int = API
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommandOffer:
-    """A command of ``pptrace``."""
+class CommandOffer(AnyOffer):
+    """A command of ``pptrace``; ``pptrace --help`` shows its summary."""
 
-    name: str
-    summary: str
-    """What ``pptrace --help`` says of it."""
     load: Callable[[], Command]
     """Returns the click command; called when it runs, so that its module is imported no earlier."""
-    api: int = API
-
-
-class AnyOffer(Protocol):
-    """What every offer has."""
-
-    @property
-    def name(self) -> str:
-        """As users type it."""
-        ...
-
-    @property
-    def summary(self) -> str:
-        """One line."""
-        ...
-
-    @property
-    def api(self) -> int:
-        """The version of the plugin interface that it was written for."""
-        ...
 
 
 Offer_co = TypeVar("Offer_co", covariant=True)
@@ -315,11 +269,6 @@ class Provided(Generic[Offer_co]):
     """What is offered."""
     provider: Provider
     """Who offers it."""
-
-    @property
-    def plugin(self) -> str:
-        """The plugin's name."""
-        return self.provider.name
 
     @property
     def distribution(self) -> str:

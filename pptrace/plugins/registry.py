@@ -11,13 +11,10 @@ from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
-from pluggy import PluginManager
-from pluggy import PluginValidationError as HookMismatch
-
 from pptrace.config.flags import FLAGS
 from pptrace.errors import PluginError, nearest
-from pptrace.plugins import hookspecs, offers
-from pptrace.plugins.discovery import core_provider, find_entry_points, misfit, trace_calls
+from pptrace.plugins import offers
+from pptrace.plugins.discovery import core_provider, find_entry_points, misfit
 from pptrace.plugins.guards import (
     MOST_OFFERS,
     check_offer,
@@ -28,7 +25,7 @@ from pptrace.plugins.guards import (
     plugin_error,
     plugin_output,
 )
-from pptrace.plugins.hookspecs import PROJECT
+from pptrace.plugins.hookspecs import MARK, PROJECT
 from pptrace.plugins.offers import AnyOffer, Failure, Offered, Provided, Provider
 
 if TYPE_CHECKING:
@@ -110,10 +107,7 @@ class Registry:
         self._offered: dict[str, Offered[Any]] = {}
         self._schedules_in_files: dict[str, Provided[offers.ScheduleOffer]] = {}
         self._warn: Callable[[str], None] = _print_warning
-        self._manager = PluginManager(PROJECT)
-        self._manager.add_hookspecs(hookspecs)
-        if trace is not None:
-            trace_calls(self._manager, trace)
+        self._trace = trace
         for provider, plugin in plugins:
             self._register(provider, plugin)
 
@@ -185,13 +179,11 @@ class Registry:
 
     def _call(self, provider: Provider, kind: OfferKind[Offer]) -> tuple[Provided[Offer], ...]:
         plugin, hook = self._plugins[provider], kind.hook
-        impls = getattr(self._manager.hook, hook).get_hookimpls()
-        function = next((impl.function for impl in impls if impl.plugin is plugin), None)
-        if function is None:
+        function = getattr(plugin, hook, None)
+        if function is None or not hasattr(function, MARK):
             return ()
-        others = [impl.plugin for impl in impls if impl.plugin is not plugin]
         with plugin_code(provider, function):
-            listed = self._listed(provider, hook, others)
+            listed = self._listed(provider, hook, function)
         if len(listed) > MOST_OFFERS:
             raise _UnusableError(f"{hook} yields more than {MOST_OFFERS:,} offers")
         for offer in listed:
@@ -200,18 +192,25 @@ class Registry:
         safe = listed if is_core else [guarded(provider, offer, kind.noun) for offer in listed]
         return tuple(Provided(offer=offer, provider=provider) for offer in safe)
 
-    def _listed(self, provider: Provider, hook: str, others: Collection[object]) -> list[Any]:
+    def _listed(self, provider: Provider, hook: str, function: Callable[[], object]) -> list[Any]:
         """Return the offers that a hook yields, at most one above the limit."""
         try:
-            results = self._manager.subset_hook_caller(hook, others)()
-            offers = results[0] if results else None
+            offers = function()
             if isinstance(offers, Iterable) and not isinstance(offers, str | Mapping):
-                return list(islice(offers, MOST_OFFERS + 1))
-        except (Exception, interruption()):
+                listed = list(islice(offers, MOST_OFFERS + 1))
+                self._print_call(provider, hook, ", ".join(str(getattr(offer, "name", offer)) for offer in listed))
+                return listed
+        except (Exception, interruption()) as error:
+            self._print_call(provider, hook, one_line(error))
             raise
         except BaseException as error:
             raise _UnusableError(f"{hook} raised {one_line(error)}") from error
         raise plugin_error(provider, f"{hook} returned {offers!r:.60}, expected an iterable of offers")
+
+    def _print_call(self, provider: Provider, hook: str, outcome: str) -> None:
+        if self._trace is not None:
+            name = f"{provider.distribution}:{provider.name}"
+            print(f"pptrace: {hook}() of {name} -> {outcome or 'nothing'}", file=self._trace)
 
     def _leave_out(self, provider: Provider, reason: str) -> None:
         """Remove a plugin that would end the program or never end."""
@@ -241,26 +240,20 @@ class Registry:
         return discovered.unknown
 
     def _register(self, provider: Provider, plugin: object) -> None:
-        key = f"{provider.distribution}:{provider.name}"
         try:
             with plugin_output():
-                hash(plugin)
-                self._manager.register(plugin, key)
-                self._manager.check_pending()
                 reason = misfit(plugin)
-        except HookMismatch as error:
-            reason = misfit(plugin) or one_line(error)
         except interruption():
             raise
         except BaseException as error:  # noqa: BLE001 - reading a foreign object's attributes may raise anything
             reason = one_line(error)
-        if not reason:
+        if provider in self._plugins or any(plugin is other for other in self._plugins.values()):
+            reason = "it is registered already"
+        if reason:
+            self.failures.append(Failure(provider=provider, reason=reason))
+        else:
             self.providers.append(provider)
             self._plugins[provider] = plugin
-            return
-        if self._manager.has_plugin(key):
-            self._manager.unregister(name=key)
-        self.failures.append(Failure(provider=provider, reason=reason))
 
 
 class _UnusableError(PluginError):

@@ -135,7 +135,7 @@ def test_a_registry_takes_a_file_where_it_takes_a_name(tmp_path: Path, monkeypat
 
     provided = Registry.load(entry_points=False).schedules["./mine.py:make"]
 
-    assert provided.plugin == "./mine.py:make"
+    assert provided.provider.name == "./mine.py:make"
     rows = build_schedule(provided, ScheduleRequest(ranks=2, microbatches=1)).rows()
     assert rows == [["0F0", "0B0"], ["1F0", "1B0"]]
 

@@ -24,7 +24,7 @@ def test_an_installed_plugin_offers_its_schedule_with_its_distribution(
     provided = Registry.load().schedules["my-schedule"]
 
     assert isinstance(provided.offer, ScheduleOffer)
-    assert (provided.plugin, provided.distribution, provided.version) == ("good", "pptrace-good", "1.2")
+    assert (provided.provider.name, provided.distribution, provided.version) == ("good", "pptrace-good", "1.2")
 
 
 def test_a_plugin_that_fails_to_import_is_one_warning_line_and_the_rest_works(
@@ -162,7 +162,7 @@ def test_an_object_can_be_a_plugin_without_any_installation() -> None:
 
     registry = Registry.load(entry_points=False, plugins={"inline": Mine()})
 
-    assert registry.schedules["mine"].plugin == "inline"
+    assert registry.schedules["mine"].provider.name == "inline"
     assert registry.schedules["mine"].distribution == ""
 
 
