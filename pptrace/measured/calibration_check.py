@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from pptrace.measured.computations import extract_computations
-from pptrace.measured.replay import nearest_policy, replayed_span_ns, run_order
+from pptrace.measured.replay import Resimulation, nearest_policy, run_order
 from pptrace.measured.waits import follow_chain
 from pptrace.steps.kinds import Kind
 
@@ -194,7 +194,7 @@ def check_calibration(
     error = abs(simulated_ns / step_ns - 1) if step_ns else 0.0
     shared = estimate_sharing(steps) if measured else None
     interval = _interval(
-        fit, steps, len(follow_chain(simulated[0]).positions), abs(simulated_ns - step_ns), step_ns, policy
+        fit, steps, follow_chain(simulated[0]).positions.size, abs(simulated_ns - step_ns), step_ns, policy
     )
     if interval is not None and shared is not None:
         interval += shared.at_most
@@ -309,7 +309,7 @@ def bootstrap_spans_ns(steps: Sequence[Computations], policy: Policy) -> Int64s:
     sizes = _sorts([one.transfers.size_bytes[None] for one in steps])
     took = np.concatenate([one.transfers.duration_ns for one in steps])
     seen = np.concatenate([one.transfers.observed for one in steps]) & (took >= 0)
-    spans = []
+    replay, spans = Resimulation.of_order(first.order, policy), []
     for _ in range(_DRAWS):
         step = replace(
             first,
@@ -319,7 +319,7 @@ def bootstrap_spans_ns(steps: Sequence[Computations], policy: Policy) -> Int64s:
                 first.transfers, duration_ns=_drawn(took, sizes, seen, random)[: len(first.transfers)]
             ),
         )
-        spans.append(replayed_span_ns(step.order, step.times(held=False), policy))
+        spans.append(replay.span_ns(step.times(held=False)))
     return np.array(spans, dtype=np.int64)
 
 

@@ -14,7 +14,8 @@ also runs with times and network of the second step, which separates the effect 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from itertools import accumulate, islice, pairwise
+from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,9 +37,9 @@ from pptrace.measured.findings import (
     standard_deviations,
 )
 from pptrace.measured.matching import MatchedActions, fold_first_stages, has_same_stages, match
-from pptrace.measured.replay import Resimulation, replayed_span_ns
+from pptrace.measured.replay import Resimulation
 from pptrace.measured.sides import median_deviation_factor
-from pptrace.measured.waits import Chain, PathsDiffer, follow_chain, paths_differ
+from pptrace.measured.waits import Chain, PathsDiffer, Releases, find_releases, follow_chain, paths_differ
 from pptrace.report.numbers import Figure, Sides, with_deviations
 from pptrace.steps.columns import find
 from pptrace.steps.kinds import Kind
@@ -54,6 +55,43 @@ if TYPE_CHECKING:
     from pptrace.timeline.metrics import Metrics
 
 
+@dataclass(frozen=True, kw_only=True)
+class ComparedStep:
+    """One step of a side as the diff compares it; replays and waits are computed once, at their first use."""
+
+    step: Computations
+    """Its computations and messages."""
+    metrics: Metrics
+    """Its metrics."""
+    parts_ns: Mapping[str, int]
+    """Nanoseconds by part, mean over ranks."""
+    simulation: Resimulation | None = None
+    """Its simulation; None for a recording, and where it is unknown."""
+    partial: bool = False
+    """Whether a compared step lacks computations."""
+
+    @cached_property
+    def replay(self) -> Resimulation:
+        """Its order, which runs with times of both steps."""
+        return Resimulation.of_order(self.step.order, partial=self.partial)
+
+    @cached_property
+    def releases(self) -> Releases:
+        """Its dependencies."""
+        return find_releases(self.step)
+
+    @cached_property
+    def chain(self) -> Chain:
+        """Its critical path."""
+        return follow_chain(self.step, self.releases)
+
+    @property
+    def sizes(self) -> str:
+        """The sizes of its pipeline."""
+        placement = self.step.placement
+        return f"{placement.ranks} ranks, {placement.stages} stages, {placement.microbatches} microbatches"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LadderStep:
     """One step of the ladder."""
@@ -66,66 +104,64 @@ class LadderStep:
     """The length after this change."""
 
 
-def replay_ladder(a: Computations, b: Computations, a_ns: int, b_ns: int) -> tuple[LadderStep, ...]:
-    """Return the ladder from a step of ``a_ns`` to one of ``b_ns``, from replays of both.
+_RUNGS = (
+    "durations", "order", "transfers", "messages held up", "host gaps", "not explained by replays",
+    "before and behind the pipeline",
+)  # fmt: skip
+"""The parts that are taken over, one after another."""
+
+
+def ladder(a: ComparedStep, b: ComparedStep) -> tuple[tuple[LadderStep, ...], str]:
+    """Return the ladder from the first step to the second, or the reason why there is none."""
+    if a.sizes != b.sizes:
+        return (), f"the steps have {a.sizes} and {b.sizes}"
+    try:
+        spans_ns = _simulated_spans(a, b) or _replayed_spans(a, b)
+    except ScheduleError as error:
+        return (), f"an order cannot be replayed: {error}"
+    before_ns = a.metrics.step_ns - a.step.span_ns
+    lengths_ns = [a.metrics.step_ns, *(before_ns + a.step.span_ns + span - spans_ns[0] for span in spans_ns[1:])]
+    lengths_ns += [before_ns + b.step.span_ns, b.metrics.step_ns]
+    return tuple(
+        LadderStep(name=name, change_ns=Figure(reached - length), reached_ns=reached)
+        for name, (length, reached) in zip(_RUNGS, pairwise(lengths_ns), strict=True)
+    ), ""
+
+
+def _replayed_spans(a: ComparedStep, b: ComparedStep) -> list[int]:
+    """Return the spans of replays, first with times of the first step, last with those of the second.
 
     Raises:
         ScheduleError: an order cannot be replayed.
     """
-    partial = a.partial or b.partial
-    first, second = a.order, b.order
-    runs = (
-        (first, a.times()),
-        (first, a.times(durations=b)),
-        (second, b.times(transfers=a, holds=a, gaps=a)),
-        (second, b.times(holds=a, gaps=a)),
-        (second, b.times(gaps=a)),
-        (second, b.times()),
-    )
-    return _rungs([replayed_span_ns(*run, partial=partial) for run in runs], (a, b), a_ns, b_ns)
+    first, second = a.step, b.step
+    return [
+        a.replay.span_ns(first.times()),
+        a.replay.span_ns(first.times(durations=second)),
+        b.replay.span_ns(second.times(transfers=first, holds=first, gaps=first)),
+        b.replay.span_ns(second.times(holds=first, gaps=first)),
+        b.replay.span_ns(second.times(gaps=first)),
+        b.replay.span_ns(second.times()),
+    ]
 
 
-def simulation_ladder(
-    steps: tuple[Computations, Computations], simulations: tuple[Resimulation, Resimulation], a_ns: int, b_ns: int
-) -> tuple[LadderStep, ...]:
-    """Return the ladder between two simulations; empty where one cannot run with inputs of the other.
-
-    Args:
-        steps: the computations of both.
-        simulations: both simulations.
-        a_ns: length of the first training step.
-        b_ns: length of the second.
-    """
-    (a, b), (first, second) = steps, simulations
-    reordered = replace(first.prepared, schedule=second.prepared.schedule)
-    moved = replace(reordered, workload=second.prepared.workload, network=second.prepared.network)
+def _simulated_spans(a: ComparedStep, b: ComparedStep) -> list[int] | None:
+    """Return the spans of simulations likewise; None where one cannot run with inputs of the other."""
+    first, second = a.simulation, b.simulation
+    if first is None or second is None:
+        return None
+    reordered = moved = second
+    if not first.has_setting_of(second):
+        reordered = replace(first, schedule=second.schedule)
+        moved = replace(reordered, workload=second.workload, network=second.network)
+    times = b.step.times()
     try:
-        spans_ns = [
-            first.span_ns(a.times()),
-            first.span_ns(a.times(durations=b)),
-            Resimulation(prepared=reordered).span_ns(b.times()),
-            Resimulation(prepared=moved).span_ns(b.times()),
-            second.span_ns(b.times()),
-        ]
+        spans_ns = [first.span_ns(a.step.times()), first.span_ns(a.step.times(durations=b.step))]
+        spans_ns += [simulation.span_ns(times) for simulation in (reordered, moved, second)]
     except PptraceError:
-        return ()
-    reproduced = (spans_ns[0], spans_ns[-1]) == (a.span_ns, b.span_ns)
-    return _rungs([*spans_ns, spans_ns[-1]], steps, a_ns, b_ns) if reproduced else ()
-
-
-def _rungs(
-    lengths: Sequence[int], steps: tuple[Computations, Computations], a_ns: int, b_ns: int
-) -> tuple[LadderStep, ...]:
-    a, b = steps
-    names = ("durations", "order", "transfers", "messages held up", "host gaps")
-    changes = [(name, after - before) for name, (before, after) in zip(names, pairwise(lengths), strict=True)]
-    changes.append(("not explained by replays", (b.span_ns - lengths[-1]) - (a.span_ns - lengths[0])))
-    changes.append(("before and behind the pipeline", (b_ns - b.span_ns) - (a_ns - a.span_ns)))
-    reached = accumulate((change for _, change in changes), initial=a_ns)
-    return tuple(
-        LadderStep(name=name, change_ns=Figure(change), reached_ns=length)
-        for (name, change), length in zip(changes, islice(reached, 1, None), strict=True)
-    )
+        return None
+    reproduced = (spans_ns[0], spans_ns[-1]) == (a.step.span_ns, b.step.span_ns)
+    return [*spans_ns, spans_ns[-1]] if reproduced else None
 
 
 _SPLIT = (Kind.B, Kind.I, Kind.W)
@@ -149,33 +185,30 @@ def order_share(a: ComparedStep, b: ComparedStep) -> OrderShare | None:
     first, second = a.step, b.step
     if first.partial or second.partial:
         return None
-    times = replace(first, duration_ns=_durations(first, second)).times(transfers=second, gaps=second, held=False)
+    mixed = replace(first, duration_ns=_durations(first, second)).times(transfers=second, gaps=second, held=False)
     try:
-        spans_ns = _simulated_spans(a, b, times) or _replayed_spans(first, second, times)
+        # In replays, only the message order delays messages.
+        before, between, after = _mixed_simulation(a, b, mixed) or (
+            a.replay.span_ns(first.times(held=False)), a.replay.span_ns(mixed),
+            b.replay.span_ns(second.times(held=False)),
+        )  # fmt: skip
     except PptraceError:
         return None
-    before, between, after = spans_ns
     order_ns, times_ns = after - between, between - before
     rest_ns = b.metrics.step_ns - a.metrics.step_ns - order_ns - times_ns
     return OrderShare(order_ns=Figure(order_ns), times_ns=Figure(times_ns), rest_ns=Figure(rest_ns))
 
 
-def _simulated_spans(a: ComparedStep, b: ComparedStep, times: ActionTimes) -> tuple[int, int, int] | None:
+def _mixed_simulation(a: ComparedStep, b: ComparedStep, times: ActionTimes) -> tuple[int, int, int] | None:
     """Return both spans, and between them the span of the first order on the second network."""
-    if a.simulation is None or b.simulation is None:
+    first, second = a.simulation, b.simulation
+    if first is None or second is None:
         return None
-    mixed = replace(b.simulation.prepared, schedule=a.simulation.prepared.schedule)
+    mixed = first if first.has_setting_of(second) else replace(second, schedule=first.schedule)
     try:
-        return a.step.span_ns, Resimulation(prepared=mixed).span_ns(times), b.step.span_ns
+        return a.step.span_ns, mixed.span_ns(times), b.step.span_ns
     except PptraceError:
         return None
-
-
-def _replayed_spans(a: Computations, b: Computations, times: ActionTimes) -> tuple[int, int, int]:
-    """Return the same spans from replays, in which only the message order delays messages."""
-    first, second = a.order, b.order
-    before = replayed_span_ns(first, a.times(held=False))
-    return before, replayed_span_ns(first, times), replayed_span_ns(second, b.times(held=False))
 
 
 def _durations(a: Computations, b: Computations) -> Int64s:
@@ -195,26 +228,6 @@ def _durations(a: Computations, b: Computations) -> Int64s:
     known = durations[find(keys, a.places)]
     known = np.where(known >= 0, known, substitute)
     return np.where(known >= 0, known, a.duration_ns)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedStep:
-    """One step of a side as the diff compares it."""
-
-    step: Computations
-    """Its computations and messages."""
-    metrics: Metrics
-    """Its metrics."""
-    parts_ns: Mapping[str, int]
-    """Nanoseconds by part, mean over ranks."""
-    simulation: Resimulation | None = None
-    """Its simulation; None for a recording, and where it is unknown."""
-
-    @classmethod
-    def of(cls, side: Side, index: int, step: Computations) -> ComparedStep:
-        """Return a step of a side with these computations."""
-        analysis = side.analyses[index]
-        return cls(step=step, metrics=analysis.metrics, parts_ns=analysis.parts_ns, simulation=side.simulation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,42 +265,19 @@ def compare_pair(a: ComparedStep, b: ComparedStep) -> Pair:
     first, second = a.step, b.step
     matched = match(first, second)
     between = links(first, second)
-    ladder, why = _ladder(a, b)
-    chains = follow_chain(first), follow_chain(second)
+    rungs, why = ladder(a, b)
     reordered = orders(first, second)
     return Pair(
         step_ns=Sides(Figure(a.metrics.step_ns), Figure(b.metrics.step_ns)), matched=matched,
-        parts_ns=_sides(a.parts_ns, b.parts_ns), ladder=ladder, no_ladder=why, orders=reordered,
-        order_share=order_share(a, b) if reordered and _sizes(first) == _sizes(second) else None,
+        parts_ns=_sides(a.parts_ns, b.parts_ns), ladder=rungs, no_ladder=why, orders=reordered,
+        order_share=order_share(a, b) if reordered and a.sizes == b.sizes else None,
         kinds=kinds(first, second), links=between, blame=attribute_slowdown(first, second, matched, between),
-        chains=chains,
-        paths_ns=_sides(chains[0].by_kind_ns, chains[1].by_kind_ns),
+        chains=(a.chain, b.chain), paths_ns=_sides(a.chain.by_kind_ns, b.chain.by_kind_ns),
     )  # fmt: skip
 
 
 def _sides(first: Mapping[str, int], second: Mapping[str, int]) -> Mapping[str, Sides]:
     return {name: Sides(Figure(first.get(name, 0)), Figure(second.get(name, 0))) for name in {**first, **second}}
-
-
-def _sizes(step: Computations) -> str:
-    placement = step.placement
-    return f"{placement.ranks} ranks, {placement.stages} stages, {placement.microbatches} microbatches"
-
-
-def _ladder(a: ComparedStep, b: ComparedStep) -> tuple[tuple[LadderStep, ...], str]:
-    """Return the ladder, or the reason why there is none."""
-    first, second = _sizes(a.step), _sizes(b.step)
-    if first != second:
-        return (), f"the steps have {first} and {second}"
-    lengths_ns = (a.metrics.step_ns, b.metrics.step_ns)
-    if a.simulation is not None and b.simulation is not None:
-        ladder = simulation_ladder((a.step, b.step), (a.simulation, b.simulation), *lengths_ns)
-        if ladder:
-            return ladder, ""
-    try:
-        return replay_ladder(a.step, b.step, *lengths_ns), ""
-    except ScheduleError as error:
-        return (), f"an order cannot be replayed: {error}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -416,49 +406,54 @@ class StepDiff(Pair):
         return first, second
 
 
-def diff(a: Side, b: Side, tolerance: float = TOLERANCE) -> StepDiff:
-    """Compare two steps action by action."""
+def diff(
+    a: Side,
+    b: Side,
+    tolerance: float = TOLERANCE,
+    simulations: tuple[Resimulation | None, Resimulation | None] = (None, None),
+) -> StepDiff:
+    """Compare two steps action by action; ``simulations`` reproduce the steps where both are simulated."""
     sides = (a, b)
     ranks = max(side.numbers[-1] + 1 if side.numbers else side.computations.placement.ranks for side in sides)
-    first, second, folded = fold_first_stages(*(_numbered(side, side.computations, ranks) for side in sides))
-    compared = ComparedStep.of(a, a.chosen, first), ComparedStep.of(b, b.chosen, second)
-    steps = [[_numbered(side, step, ranks).folded(folded) for step in side.step_computations] for side in sides]
-    pair = _varied(compare_pair(*compared), _replicates(sides, compared, steps), sides)
-    noise_ns, end_noise_ns = (
-        _noise(sides, (first, second), steps, pair.matched, column) for column in ("duration_ns", "end_ns")
+    *steps, folded = fold_first_stages(*(_renumbered(side, side.computations, ranks) for side in sides))
+    first, second = steps
+    every = [[_renumbered(side, step, ranks).folded(folded) for step in side.step_computations] for side in sides]
+    partial = any(step.partial for step in steps)
+    of_a, of_b = (
+        [
+            ComparedStep(
+                step=step, metrics=analysis.metrics, parts_ns=analysis.parts_ns, simulation=simulation,
+                partial=partial,
+            )
+            for step, analysis in zip((compared, *alike), (side.analysis, *side.analyses), strict=True)
+        ]
+        for side, compared, alike, simulation in zip(sides, steps, every, simulations, strict=True)
+    )  # fmt: skip
+    replicates = (
+        [compare_pair(step, of_b[0]) for step in of_a[1:]] if len(a.steps) > 1 else [],
+        [compare_pair(of_a[0], step) for step in of_b[1:]] if len(b.steps) > 1 else [],
     )
-    changed = [change for change in changes(first, second, pair.matched, noise_ns) if change.change_ns.value]
+    pair = _varied(compare_pair(of_a[0], of_b[0]), replicates, sides)
+    noise_ns, end_noise_ns = (
+        _noise(sides, (first, second), every, pair.matched, column) for column in ("duration_ns", "end_ns")
+    )
+    changed, noise = changes(first, second, pair.matched, noise_ns)
     blamed = culprits(pair.blame, pair.links, tolerance) + spikes(first, second, pair.matched, tolerance, noise_ns)
-    metrics = compared[0].metrics, compared[1].metrics
+    metrics = of_a[0].metrics, of_b[0].metrics
     return StepDiff(
         **{field.name: getattr(pair, field.name) for field in fields(pair)},
         names=(a.name, b.name), tolerance=tolerance, steps=(first, second), folded=folded, metrics=metrics,
-        changes=tuple(change for change in changed if not change.change_ns.is_noise),
-        noise=sum(change.change_ns.is_noise for change in changed),
-        divergence=first_divergence(first, second, pair.matched, tolerance, end_noise_ns),
+        changes=changed, noise=noise,
+        divergence=first_divergence(first, second, pair.matched, of_b[0].releases, tolerance, end_noise_ns),
         culprits=tuple(sorted(blamed, key=lambda culprit: (-abs(culprit.total_ns), culprit.kind, culprit.what))),
         paths_differ=paths_differ(first, second, pair.chains),
         spans_ns=(a.spans_ns, b.spans_ns), pools=(a.pools, b.pools), memory=compare_memory(sides, metrics),
     )  # fmt: skip
 
 
-def _numbered(side: Side, step: Computations, ranks: int) -> Computations:
+def _renumbered(side: Side, step: Computations, ranks: int) -> Computations:
     """Return a step with the rank numbers of the whole pipeline where recordings of ranks are missing."""
     return step.renumbered(side.numbers, ranks) if side.numbers else step
-
-
-def _replicates(
-    sides: tuple[Side, Side], compared: tuple[ComparedStep, ComparedStep], steps: Sequence[Sequence[Computations]]
-) -> list[list[Pair]]:
-    """Compare each recorded step of one side with the compared step of the other side."""
-    first, second = (
-        [ComparedStep.of(side, index, step) for index, step in enumerate(of_side)] if len(of_side) > 1 else []
-        for side, of_side in zip(sides, steps, strict=True)
-    )
-    return [
-        [compare_pair(step, compared[1]) for step in first],
-        [compare_pair(compared[0], step) for step in second],
-    ]
 
 
 def _varied(pair: Pair, groups: Sequence[Sequence[Pair]], sides: Sequence[Side]) -> Pair:

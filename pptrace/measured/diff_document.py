@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -558,9 +558,9 @@ def compare_steps(
         _side(source, which, registry, request)
         for source, which in zip((first, second), split_step_option(step), strict=True)
     )
-    if not a.measured and not b.measured:
-        a, b = (replace(side, simulation=simulation_of(side, registry)) for side in (a, b))
-    return Diff(diff(a, b, equal), (a, b), tuple(notes_on((a, b), step, request)))
+    simulated = not a.measured and not b.measured
+    simulations = (simulation_of(a, registry), simulation_of(b, registry)) if simulated else (None, None)
+    return Diff(diff(a, b, equal, simulations), (a, b), tuple(notes_on((a, b), step, request)))
 
 
 def _side(

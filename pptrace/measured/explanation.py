@@ -12,7 +12,7 @@ import numpy as np
 from pptrace.config.quantities import format_rate, format_size
 from pptrace.errors import OutputError, ScheduleError
 from pptrace.files import replace_file
-from pptrace.measured.replay import nearest_policy, replayed_span_ns
+from pptrace.measured.replay import Resimulation, nearest_policy
 from pptrace.measured.sides import simulation_of
 from pptrace.measured.waits import BETWEEN, follow_chain
 from pptrace.plugins.guards import call_plugin
@@ -75,17 +75,17 @@ def what_if(step: Computations, again: Callable[[Computations], int] | None = No
     Raises:
         ScheduleError: an action precedes its inputs.
     """
-    ranks = rank_loads(step)
+    ranks, kept = rank_loads(step), Resimulation.of_order(step.order, partial=step.partial)
     slowest = max(ranks, key=lambda load: (load.busy_ns.value, -load.rank))
     longer = 1 + max(slowest.share.value, 0.0)
     repaired = np.where(step.rank == slowest.rank, (step.duration_ns / longer).astype(np.int64), step.duration_ns)
     nothing = np.zeros_like(step.transfers.duration_ns)
     at_once = replace(step.transfers, duration_ns=nothing, blocked_ns=nothing)
     alone = step.duration_ns - step.collective_ns
-    span_ns = again or _replay_blocked
+    span_ns = again or (lambda changed: kept.span_ns(changed.times()))
     return Counterfactuals(
         replayed_ns=Figure(span_ns(step)),
-        free_communication_ns=Figure(_replay_blocked(replace(step, transfers=at_once, duration_ns=alone))),
+        free_communication_ns=Figure(kept.span_ns(replace(step, transfers=at_once, duration_ns=alone).times())),
         no_host_gaps_ns=Figure(span_ns(replace(step, gap_ns=step.gap_ns - step.host_gap_ns))),
         no_bubble_ns=slowest.busy_ns,
         repaired_ns=Figure(span_ns(replace(step, duration_ns=repaired))), slowest=slowest,
@@ -100,10 +100,6 @@ def rank_loads(step: Computations) -> tuple[RankLoad, ...]:
         RankLoad(rank=rank, busy_ns=Figure(time), share=Figure(time / middle - 1))
         for rank, time in enumerate(busy.tolist())
     )
-
-
-def _replay_blocked(step: Computations) -> int:
-    return replayed_span_ns(step.order, step.times(), partial=step.partial)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +218,8 @@ def resimulator(side: Side, registry: Registry) -> Callable[[Computations], int]
     nearest = nearest_policy(step, registry, measured=side.measured, any_order=side.measured)
     if step.transfers.blocked_ns.any() and nearest.off_ns > _GIVES_BACK * step.span_ns:
         return None
-    return lambda changed: replayed_span_ns(changed.order, changed.times(held=False), nearest.policy)
+    replay = Resimulation.of_order(step.order, nearest.policy)
+    return lambda changed: replay.span_ns(changed.times(held=False))
 
 
 MARK_ACTIONS_HINT = (
@@ -524,4 +521,8 @@ def replay_document(replays: Mapping[str, Replayed]) -> Document:
 
 def _of_step(one: Replayed) -> str:
     """Return the length of the step where it is longer than its computations."""
-    return f" from the first computation to the last, of a step of {ms(one.step_ns)}" if one.has_more else ""
+    return (
+        f" from the first computation to the last, of a step of {ms(one.step_ns)}"
+        if one.step_ns != one.step.span_ns
+        else ""
+    )

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from math import nan
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pptrace.measured.matching import first_difference, has_same_stages
-from pptrace.measured.sides import median_deviation_factor, values_over_steps
-from pptrace.measured.waits import find_releases
-from pptrace.report.numbers import SIGMAS, Figure, Sides, median_of
+from pptrace.measured.sides import group_medians, group_quantiles, median_deviation_factor, values_over_steps
+from pptrace.report.numbers import SIGMAS, Figure, Sides
 from pptrace.steps.kinds import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from pptrace.measured.computations import Computations, Transfers
+    from pptrace.measured.computations import Computations
     from pptrace.measured.matching import MatchedActions
     from pptrace.measured.waits import Releases
     from pptrace.steps.actions import Action
     from pptrace.steps.columns import Int64s
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,21 +97,31 @@ def kinds(a: Computations, b: Computations) -> dict[tuple[str, int], KindRow]:
     """Return a row per kind and stage of either step; empty where stages differ."""
     if not has_same_stages(a, b):
         return {}
-    pairs = sorted({pair for step in (a, b) for pair in zip(step.kind.tolist(), step.stage.tolist(), strict=True)})
+    stages = max(a.placement.stages, b.placement.stages)
+    cells = [step.kind.astype(np.int64) * stages + step.stage for step in (a, b)]
+    known = np.unique(np.concatenate(cells))
+    sides = [
+        group_medians(step.duration_ns, np.searchsorted(known, cell), known.size, absent=0)
+        for step, cell in zip((a, b), cells, strict=True)
+    ]
     rows = {}
-    for kind, stage in pairs:
-        first, second = (step.duration_ns[(step.kind == kind) & (step.stage == stage)] for step in (a, b))
-        median = Sides(median_of(first, absent=0), median_of(second, absent=0))
-        before, after = median.first.value, median.second.value
-        rows[Kind(kind).name, stage] = KindRow(
-            kind=Kind(kind).name, stage=stage, count=(first.size, second.size), median_ns=median,
-            ratio=Figure(after / before) if before and after else None,
+    for cell, *pair in zip(known.tolist(), *(zip(*side, strict=True) for side in sides), strict=True):
+        (first_count, first), (second_count, second) = pair
+        kind, stage = Kind(cell // stages).name, cell % stages
+        known_ratio = first.value and second.value
+        rows[kind, stage] = KindRow(
+            kind=kind, stage=stage, count=(first_count, second_count), median_ns=Sides(first, second),
+            ratio=Figure(second.value / first.value) if known_ratio else None,
         )  # fmt: skip
     return rows
 
 
-def changes(a: Computations, b: Computations, matched: MatchedActions, noise_ns: Int64s) -> tuple[Change, ...]:
-    """Return every matched action, the largest change first.
+def changes(
+    a: Computations, b: Computations, matched: MatchedActions, noise_ns: Int64s
+) -> tuple[tuple[Change, ...], int]:
+    """Return the matched actions that changed beyond noise, and the number of changes within noise.
+
+    The largest change is first.
 
     Args:
         a: the first step.
@@ -121,16 +129,19 @@ def changes(a: Computations, b: Computations, matched: MatchedActions, noise_ns:
         matched: the pairs.
         noise_ns: shape (pairs,): the deviation of each difference from step to step.
     """
-    delta = b.duration_ns[matched.second] - a.duration_ns[matched.first]
-    order = np.lexsort((b.start_ns[matched.second], -delta, -np.abs(delta)))
-    columns = (matched.first, matched.second, noise_ns, delta)
-    return tuple(
+    delta_ns = b.duration_ns[matched.second] - a.duration_ns[matched.first]
+    changed = np.abs(delta_ns) > SIGMAS * noise_ns
+    order = np.lexsort((b.start_ns[matched.second], -delta_ns, -np.abs(delta_ns)))
+    order = order[changed[order]]
+    columns = (matched.first[order], matched.second[order], noise_ns[order], delta_ns[order])
+    rows = tuple(
         Change(
             rank=int(b.rank[j]), action=b.action(j), first_ns=int(a.duration_ns[i]),
             second_ns=int(b.duration_ns[j]), change_ns=Figure(change, noise or None), start_ns=int(b.start_ns[j]),
         )
-        for i, j, noise, change in zip(*(column[order].tolist() for column in columns), strict=True)
+        for i, j, noise, change in zip(*(column.tolist() for column in columns), strict=True)
     )  # fmt: skip
+    return rows, int(np.count_nonzero(delta_ns[~changed]))
 
 
 def standard_deviations(
@@ -166,40 +177,45 @@ def orders(a: Computations, b: Computations) -> tuple[OrderChange, ...]:
         return ()
     changed = []
     for rank in range(max(a.placement.ranks, b.placement.ranks)):
-        rows = [[str(step.action(i)) for i in np.flatnonzero(step.rank == rank).tolist()] for step in (a, b)]
-        position = first_difference(*rows)
+        rows = [np.flatnonzero(step.rank == rank) for step in (a, b)]
+        position = first_difference(a, rows[0], b, rows[1])
         if position is not None:
-            first, second = (row[position] if position < len(row) else "" for row in rows)
+            first, second = (
+                str(step.action(row[position])) if position < row.size else ""
+                for step, row in zip((a, b), rows, strict=True)
+            )
             changed.append(OrderChange(rank=rank, position=position, first=first, second=second))
     return tuple(changed)
 
 
 def links(a: Computations, b: Computations) -> dict[tuple[int, int], Link]:
     """Return the messages of either step by sender and receiver."""
-    sides = (a.transfers, b.transfers)
-    pairs = sorted({pair for one in sides for pair in zip(one.source.tolist(), one.target.tolist(), strict=True)})
-    return {(source, target): _compare_link(source, target, *sides) for source, target in pairs}
-
-
-def _compare_link(source: int, target: int, *sides: Transfers) -> Link:
-    sent = [(one.source == source) & (one.target == target) for one in sides]
-    seen = [mask & one.observed for one, mask in zip(sides, sent, strict=True)]
-    count = _both(int(mask.sum()) for mask in sent)
-    size = _both(int(one.size_bytes[mask].sum()) for one, mask in zip(sides, sent, strict=True))
-    median = Sides(*(median_of(one.duration_ns[mask]) for one, mask in zip(sides, seen, strict=True)))
-    return Link(
-        source=source, target=target, count=count, size_bytes=size, median_ns=median,
-        seen=_both(int(mask.sum()) for mask in seen), bytes_per_s=_both(map(_rate, size, count, median)),
-    )  # fmt: skip
+    ranks = max(a.placement.ranks, b.placement.ranks)
+    pairs = [step.transfers.source.astype(np.int64) * ranks + step.transfers.target for step in (a, b)]
+    known = np.unique(np.concatenate(pairs))
+    sides = []
+    for step, pair in zip((a, b), pairs, strict=True):
+        sent, index = step.transfers, np.searchsorted(known, pair)
+        sizes = np.zeros(known.size, dtype=np.int64)
+        np.add.at(sizes, index, sent.size_bytes)
+        counts = np.bincount(index, minlength=known.size).tolist()
+        times_ns, of_seen = sent.duration_ns[sent.observed], index[sent.observed]
+        seen_counts, medians_ns = group_medians(times_ns, of_seen, known.size, absent=nan)
+        rates = list(map(_rate, sizes.tolist(), counts, medians_ns))
+        sides.append(list(zip(counts, sizes.tolist(), seen_counts, medians_ns, rates, strict=True)))
+    rows = {}
+    for pair, first, second in zip(known.tolist(), *sides, strict=True):
+        count, size_bytes, seen, median_ns, rate = zip(first, second, strict=True)
+        source, target = divmod(pair, ranks)
+        rows[source, target] = Link(
+            source=source, target=target, count=count, size_bytes=size_bytes, seen=seen,
+            median_ns=Sides(*median_ns), bytes_per_s=rate,
+        )  # fmt: skip
+    return rows
 
 
 def _rate(size_bytes: int, count: int, median_ns: Figure) -> float | None:
     return size_bytes / count / median_ns.value * 1e9 or None if median_ns.value > 0 and count else None
-
-
-def _both(values: Iterable[T]) -> tuple[T, T]:
-    first, second = values
-    return first, second
 
 
 _FEWEST = 3
@@ -251,15 +267,15 @@ def attribute_slowdown(
         return Blame(common=Figure(0.0), ranks={}, stages={}, links=slower, network=network, before_ns={})
     before = a.duration_ns[i].astype(np.float64)
     ratio = b.duration_ns[j] / before
-    rank, stage = b.rank[j], b.stage[j]
-    ranks = np.unique(rank).tolist()
-    common = _common([float(np.median(ratio[rank == number])) for number in ranks])
-    pairs = sorted(set(zip(rank.tolist(), stage.tolist(), strict=True)))
-    masks = {pair: (rank == pair[0]) & (stage == pair[1]) for pair in pairs}
+    ranks, by_rank = np.unique(b.rank[j], return_inverse=True)
+    cells, by_cell = np.unique(b.rank[j].astype(np.int64) * b.placement.stages + b.stage[j], return_inverse=True)
+    pairs = [divmod(cell, b.placement.stages) for cell in cells.tolist()]
+    (of_ranks,), (of_cells,) = group_quantiles(ratio, by_rank), group_quantiles(ratio, by_cell)
+    common = _common(sorted(of_ranks.tolist()))
     return Blame(
-        common=Figure(common - 1), ranks={number: _beyond(ratio[rank == number], common) for number in ranks},
-        stages={pair: _beyond(ratio[mask], common) for pair, mask in masks.items()}, links=slower, network=network,
-        before_ns={pair: float(before[mask].sum()) for pair, mask in masks.items()},
+        common=Figure(common - 1), ranks=dict(zip(ranks.tolist(), _beyond(of_ranks, common), strict=True)),
+        stages=dict(zip(pairs, _beyond(of_cells, common), strict=True)), links=slower, network=network,
+        before_ns=dict(zip(pairs, np.bincount(by_cell, before).tolist(), strict=True)),
     )  # fmt: skip
 
 
@@ -317,7 +333,8 @@ def _network(links: Mapping[tuple[int, int], Link]) -> tuple[Figure, dict[tuple[
     common = 1.0
     if len(ratio) > 1 and (min(ratio.values()) > 1 or max(ratio.values()) < 1):
         common = min(ratio.values(), key=_distance_from_equal)
-    return Figure(common - 1), {ends: _less(value, common) for ends, value in ratio.items()}
+    beyond = _beyond(np.array(list(ratio.values()), dtype=np.float64), common)
+    return Figure(common - 1), dict(zip(ratio, beyond, strict=True))
 
 
 def spikes(
@@ -325,40 +342,37 @@ def spikes(
 ) -> list[Culprit]:
     """Return ranks with outliers among actions of one kind and stage, beyond the tolerance and the noise."""
     i, j = matched.first, matched.second
-    allowed = np.maximum(tolerance * a.duration_ns[i], SIGMAS * noise_ns)
-    change = (b.duration_ns[j] - a.duration_ns[i]).astype(np.float64)
-    rank, cells = b.rank[j], b.kind[j].astype(np.int64) * b.placement.stages + b.stage[j]
-    out = np.zeros(change.size)
-    for cell in np.unique(cells) if change.size >= _FEWEST else ():
-        alike = cells == cell
-        beyond = change[alike] - np.median(change[alike])
-        least = np.maximum(_OUTLYING * max(float(np.median(np.abs(beyond))), 1000), allowed[alike])
-        out[alike] = np.where(beyond > least, beyond, 0)
-    return [_spike(number, out[rank == number]) for number in np.unique(rank[out > 0]).tolist()]
-
-
-def _spike(rank: int, out: NDArray[np.float64]) -> Culprit:
-    count = int((out > 0).sum())
-    what = f"{count} action{'s' if count > 1 else ''} of rank {rank}"
-    return Culprit(kind="spikes", what=what, share=Figure(0.0), total_ns=int(out.sum()))
+    if i.size < _FEWEST:
+        return []
+    change_ns = (b.duration_ns[j] - a.duration_ns[i]).astype(np.float64)
+    cells = np.unique(b.kind[j].astype(np.int64) * b.placement.stages + b.stage[j], return_inverse=True)[1]
+    beyond_ns = change_ns - group_quantiles(change_ns, cells)[0][cells]
+    usual_ns = group_quantiles(np.abs(beyond_ns), cells)[0][cells]
+    allowed_ns = np.maximum(tolerance * a.duration_ns[i], SIGMAS * noise_ns)
+    outlying = beyond_ns > np.maximum(_OUTLYING * np.maximum(usual_ns, 1000), allowed_ns)
+    counts = np.bincount(b.rank[j][outlying])
+    total_ns = np.bincount(b.rank[j][outlying], beyond_ns[outlying])
+    return [
+        Culprit(
+            kind="spikes", what=f"{counts[rank]} action{'s' if counts[rank] > 1 else ''} of rank {rank}",
+            share=Figure(0.0), total_ns=int(total_ns[rank]),
+        )
+        for rank in np.flatnonzero(counts).tolist()
+    ]  # fmt: skip
 
 
 def _common(ratios: Sequence[float]) -> float:
-    """Return the median ratio; of two middle ones, the one nearer to 1."""
-    ordered = sorted(ratios)
-    return min(ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2], key=_distance_from_equal)
+    """Return the median of sorted ratios; of two middle ones, the one nearer to 1."""
+    return min(ratios[(len(ratios) - 1) // 2], ratios[len(ratios) // 2], key=_distance_from_equal)
 
 
 def _distance_from_equal(ratio: float) -> float:
     return abs(ratio - 1)
 
 
-def _beyond(ratio: NDArray[np.float64], common: float) -> Figure:
-    return _less(float(np.median(ratio)), common)
-
-
-def _less(ratio: float, common: float) -> Figure:
-    return Figure(ratio / common - 1 if common else 0.0)
+def _beyond(ratios: NDArray[np.float64], common: float) -> list[Figure]:
+    """Return the slowdowns beyond a common one."""
+    return [Figure(share) for share in (ratios / common - 1 if common else np.zeros_like(ratios)).tolist()]
 
 
 def _speed(share: Figure) -> str:
@@ -409,7 +423,12 @@ class Divergence:
 
 
 def first_divergence(
-    a: Computations, b: Computations, matched: MatchedActions, tolerance: float, noise_ns: Int64s
+    a: Computations,
+    b: Computations,
+    matched: MatchedActions,
+    releases: Releases,
+    tolerance: float,
+    noise_ns: Int64s,
 ) -> Divergence | None:
     """Return the first computation whose end differs by more than the noise and the tolerance of its duration.
 
@@ -417,32 +436,35 @@ def first_divergence(
         a: the first step.
         b: the second.
         matched: the pairs.
+        releases: the dependencies of the second step.
         tolerance: the relative tolerance.
         noise_ns: shape (pairs,): the deviation of the difference of ends from step to step.
     """
     if not len(matched):
         return None
     begin_a, begin_b = int(a.start_ns.min()), int(b.start_ns.min())
-    late = (b.end_ns[matched.second] - begin_b) - (a.end_ns[matched.first] - begin_a)
-    allowed = np.maximum(tolerance * a.duration_ns[matched.first], SIGMAS * noise_ns)
-    off = np.abs(late) > allowed
+    late_ns = (b.end_ns[matched.second] - begin_b) - (a.end_ns[matched.first] - begin_a)
+    off = np.abs(late_ns) > np.maximum(tolerance * a.duration_ns[matched.first], SIGMAS * noise_ns)
     if not off.any():
         return None
     index = int(off.argmax())
-    i, j = int(matched.first[index]), int(matched.second[index])
-    ended = dict(zip(matched.second.tolist(), late.tolist(), strict=True))
-    releases = find_releases(b)
-    by = releases.of(j)
+    i, j, late = int(matched.first[index]), int(matched.second[index]), int(late_ns[index])
+    late_of = dict(zip(matched.second.tolist(), late_ns.tolist(), strict=True))
+    release = int(releases.position[j])
     local_ns = int((b.end_ns[j] - b.start_ns[j]) - (a.end_ns[i] - a.start_ns[i]))
-    released = ended.get(by, 0) if by is not None else 0
-    rest = int(late[index]) - local_ns - released
-    source = -1 if by is None else int(b.rank[by])
-    idle = int(b.gap_ns[j] - a.gap_ns[i]) if source not in {-1, int(b.rank[j])} else rest
+    released_ns = late_of.get(release, 0)
+    rest_ns = late - local_ns - released_ns
+    source = int(b.rank[release]) if release >= 0 else -1
+    idle_ns = int(b.gap_ns[j] - a.gap_ns[i]) if source not in {-1, int(b.rank[j])} else rest_ns
+    chain: list[Release] = []
+    while release >= 0 and len(chain) < _LONGEST:
+        chain.append(Release(rank=int(b.rank[release]), action=b.action(release), late_ns=late_of.get(release)))
+        release = int(releases.position[release])
     return Divergence(
         rank=int(b.rank[j]), action=b.action(j), start_ns=int(b.start_ns[j]) - begin_b,
-        late_ns=Figure(int(late[index]), int(noise_ns[index]) or None),
-        local_ns=local_ns, message_ns=rest - idle, idle_ns=idle, released_ns=released, source=source,
-        predecessors=_predecessors((a, i), (b, j)), chain=tuple(_chain(releases, j, ended)),
+        late_ns=Figure(late, int(noise_ns[index]) or None), local_ns=local_ns, message_ns=rest_ns - idle_ns,
+        idle_ns=idle_ns, released_ns=released_ns, source=source, predecessors=_predecessors((a, i), (b, j)),
+        chain=tuple(chain),
     )  # fmt: skip
 
 
@@ -453,13 +475,3 @@ def _predecessors(*places: tuple[Computations, int]) -> tuple[str, str]:
         for step, index in places
     )
     return ("", "") if first == second else (first, second)
-
-
-def _chain(releases: Releases, index: int, ended: Mapping[int, int]) -> Iterator[Release]:
-    """Yield the actions that released an action, one after another."""
-    step, position = releases.step, releases.of(index)
-    for _ in range(_LONGEST):
-        if position is None:
-            return
-        yield Release(rank=int(step.rank[position]), action=step.action(position), late_ns=ended.get(position))
-        position = releases.of(position)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,8 +17,6 @@ from pptrace.steps.kinds import Kind
 from pptrace.steps.workload import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pptrace.measured.computations import Computations
     from pptrace.plugins.registry import Registry
     from pptrace.steps.columns import Int64s
@@ -65,14 +62,22 @@ def has_same_stages(a: Computations, b: Computations) -> bool:
     return less.placement.stages == more.placement.stages or less.lacks_ranks
 
 
-def first_difference(first: Sequence[str], second: Sequence[str]) -> int | None:
-    """Return the length of the common prefix of two sequences; None where they are equal.
+def first_difference(a: Computations, first: Int64s, b: Computations, second: Int64s) -> int | None:
+    """Return the number of equal actions with which two sequences begin; None where all are equal.
 
-    >>> first_difference(["0F0", "0F1"], ["0F0", "0B0"]), first_difference(["0F0"], ["0F0"])
-    (1, None)
+    Args:
+        a: one step.
+        first: positions of the sequence in that step.
+        b: the other step.
+        second: positions of the sequence in that step.
     """
-    pairs = enumerate(zip_longest(first, second))
-    return next((index for index, (a, b) in pairs if a != b), None)
+    both = min(first.size, second.size)
+    same = np.ones(both, dtype=np.bool_)
+    for name in ("rank", "kind", "stage", "microbatch", "span"):
+        same &= getattr(a, name)[first[:both]] == getattr(b, name)[second[:both]]
+    if same.all():
+        return None if first.size == second.size else both
+    return int(same.argmin())
 
 
 def match(a: Computations, b: Computations) -> MatchedActions:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from pptrace.config.choices import PolicyName
 from pptrace.errors import DeadlockError, PptraceError, ScheduleError
 from pptrace.measured.computations import Computations, extent, extract_computations
 from pptrace.plugins.construction import build_policy, checked_options
-from pptrace.sim.simulation import simulate
+from pptrace.sim.simulation import lower_step, simulate
 from pptrace.steps.message_calls import Policy
 from pptrace.steps.schedule import Schedule
 from pptrace.steps.workload import Workload
@@ -20,9 +21,13 @@ from pptrace.timeline.timeline import window
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pptrace.config.schema import Experiment
+    from pptrace.network.contract import Network
     from pptrace.plugins.offers import MessagePolicyOffer, Provided
     from pptrace.plugins.registry import Registry
     from pptrace.run.inputs import Prepared
+    from pptrace.sim.rate_sharing import Contention
+    from pptrace.sim.simulation import LoweredStep
     from pptrace.sim.task_graph import ActionTimes
     from pptrace.timeline.timeline import Timeline
 
@@ -30,8 +35,91 @@ _MOST_NAMED = 4
 """Actions of a cycle that an error names."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replayed:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Resimulation:
+    """An order that runs again and again: it is lowered once, and runs once for each set of times."""
+
+    schedule: Schedule
+    """The order."""
+    workload: Workload
+    """Costs of actions without times."""
+    policy: Policy
+    """The message policy."""
+    partial: bool = False
+    """Whether actions may be missing; nothing waits for them."""
+    network: Network | None = None
+    """The network of a simulation; None for a replay, whose times include transfers and gaps."""
+    contention: Contention | None = None
+    """Effects of simultaneous messages on each other."""
+    experiment: Experiment | None = None
+    """The configuration of a simulation."""
+    _spans_ns: dict[bytes, int] = field(default_factory=dict, init=False)
+
+    @classmethod
+    def of_order(cls, order: Schedule, policy: Policy | None = None, *, partial: bool = False) -> Self:
+        """Return the replay of an order under a message policy, by default ``async``."""
+        costs = Workload.uniform(order.stages, edges=len(order.placement.edges), f_ns=0, b_ns=0)
+        return cls(schedule=order, workload=costs, policy=policy or Policy(), partial=partial)
+
+    @classmethod
+    def of_simulation(cls, inputs: Prepared) -> Self:
+        """Return a simulation that runs with other durations."""
+        return cls(
+            schedule=inputs.schedule, workload=inputs.workload, policy=inputs.policy, network=inputs.network,
+            contention=inputs.contention, experiment=inputs.resolved.experiment,
+        )  # fmt: skip
+
+    def has_setting_of(self, other: Resimulation) -> bool:
+        """Return whether another simulation differs by the order of actions alone."""
+        settings = [one.experiment and one.experiment.model_dump(exclude={"schedule"}) for one in (self, other)]
+        same_stages = self.schedule.placement == other.schedule.placement
+        return settings[0] == settings[1] and self.policy == other.policy and same_stages
+
+    @cached_property
+    def _lowered(self) -> LoweredStep:
+        return lower_step(
+            self.schedule, self.workload, self.network, self.policy, contention=self.contention, segmented=False,
+            partial=self.partial,
+        )  # fmt: skip
+
+    def run(self, times: ActionTimes) -> Timeline:
+        """Return the step with these times; of a simulation, with these durations.
+
+        Raises:
+            ScheduleError: the actions deadlock without a policy, so they are not of one run.
+            PptraceError: they deadlock under the policy, which may not support the order; wrong costs.
+        """
+        if self.network is not None:
+            unset = np.full_like(times.transfer_ns, -1)
+            times = replace(times, transfer_ns=unset, gap_ns=np.zeros_like(times.gap_ns))
+        try:
+            return self._lowered.run(times).timeline
+        except DeadlockError as error:
+            if self.policy.name is not PolicyName.ASYNC:
+                raise
+            circle = ", ".join(error.cycle[:_MOST_NAMED])
+            message = "a step's actions cannot have happened together, for some wait for each other"
+            raise ScheduleError(f"{message} ({circle} and others): are all files of one run?") from error
+
+    def span_ns(self, times: ActionTimes) -> int:
+        """Return the span of the computations of :meth:`run`."""
+        columns = [times.place, times.duration_ns]
+        if self.network is None:
+            columns += [times.gap_ns, times.transfer_ns]
+        key = b"".join(column.tobytes() for column in columns)
+        if key not in self._spans_ns:
+            self._spans_ns[key] = extent(self.run(times)).span_ns
+        return self._spans_ns[key]
+
+
+def run_order(
+    order: Schedule, times: ActionTimes, policy: Policy | None = None, *, partial: bool = False
+) -> Timeline:
+    """Simulate an order with given times; see :class:`Resimulation`."""
+    return Resimulation.of_order(order, policy, partial=partial).run(times)
+
+
+class Replayed(NamedTuple):
     """A step and its replay."""
 
     step: Computations
@@ -42,11 +130,6 @@ class Replayed:
     """The span of the computations in the replay."""
     step_ns: int
     """Length of the whole step, with messages before the first computation and after the last."""
-
-    @property
-    def has_more(self) -> bool:
-        """Whether the step is longer than the span of its computations."""
-        return self.step_ns != self.step.span_ns
 
     @property
     def explained(self) -> float:
@@ -75,67 +158,7 @@ def replay(
     chosen = None if policy is None else policy(step.order)
     replayed = run_order(step.order, step.times(held=chosen is None), chosen, partial=step.partial)
     opened, closed = window(timeline)
-    return Replayed(
-        step=step, timeline=replayed, replayed_ns=extent(replayed).span_ns, step_ns=int(closed - opened)
-    )
-
-
-def run_order(
-    order: Schedule, times: ActionTimes, policy: Policy | None = None, *, partial: bool = False
-) -> Timeline:
-    """Simulate an order with given times under a message policy, by default ``async``.
-
-    Nothing waits for missing actions if ``partial`` is true.
-
-    Raises:
-        ScheduleError: the actions deadlock without a policy, so they are not of one run.
-        DeadlockError: they deadlock under this policy.
-    """
-    costs = Workload.uniform(order.stages, edges=len(order.placement.edges), f_ns=0, b_ns=0)
-    policy = policy or Policy()
-    try:
-        return simulate(order, costs, policy=policy, times=times, partial=partial)
-    except DeadlockError as error:
-        if policy.name is not PolicyName.ASYNC:
-            raise
-        circle = ", ".join(error.cycle[:_MOST_NAMED])
-        message = "a step's actions cannot have happened together, for some wait for each other"
-        raise ScheduleError(f"{message} ({circle} and others): are all files of one run?") from error
-
-
-def replayed_span_ns(
-    order: Schedule, times: ActionTimes, policy: Policy | None = None, *, partial: bool = False
-) -> int:
-    """Return the span of the computations of :func:`run_order`."""
-    return extent(run_order(order, times, policy, partial=partial)).span_ns
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Resimulation:
-    """A simulation that runs again with other durations, once for each set of durations."""
-
-    prepared: Prepared
-    """The inputs of the simulation."""
-    spans_ns: dict[bytes, int] = field(default_factory=dict)
-    """Results by durations."""
-
-    def span_ns(self, times: ActionTimes) -> int:
-        """Return the span of the computations with these durations.
-
-        The network and the policy of the simulation determine transfers and waits.
-
-        Raises:
-            PptraceError: the policy cannot insert the messages of the order, or the costs do not fit the order.
-        """
-        key = times.duration_ns.tobytes()
-        if key not in self.spans_ns:
-            inputs, unset = self.prepared, np.full_like(times.transfer_ns, -1)
-            timeline = simulate(
-                inputs.schedule, inputs.workload, inputs.network, inputs.policy, contention=inputs.contention,
-                times=replace(times, transfer_ns=unset, gap_ns=np.zeros_like(times.gap_ns)),
-            )  # fmt: skip
-            self.spans_ns[key] = extent(timeline).span_ns
-        return self.spans_ns[key]
+    return Replayed(step, replayed, extent(replayed).span_ns, int(closed - opened))
 
 
 _AS_NEAR = 0.001

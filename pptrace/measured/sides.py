@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from pptrace.config.resolution import load
 from pptrace.errors import ConfigError, PptraceError, TraceError
 from pptrace.measured.computations import extent, extract_computations
 from pptrace.measured.replay import Resimulation
+from pptrace.report.numbers import Figure
 from pptrace.run.simulated_step import simulate
 from pptrace.run.trace_files import prepared_behind, read_measurement
 from pptrace.steps.kinds import Kind, Stream
@@ -106,8 +107,6 @@ class Side:
     """The whole recording."""
     run: SimulatedStep | None = None
     """The simulation."""
-    simulation: Resimulation | None = None
-    """The simulation that reproduces the step and its waits; None where it is unknown."""
     incomplete: tuple[str, ...] = ()
     """One note per recorded step that lacks actions."""
     pools: bool = False
@@ -318,7 +317,10 @@ def median_step(step: Computations, others: Sequence[Computations]) -> Computati
     """Return a step with the medians over several steps as durations, gaps and transfer times."""
     if not others:
         return step
-    durations, gaps = (_medians(values_over_steps(step, others, name)) for name in ("duration_ns", "gap_ns"))
+    durations, gaps = (
+        np.nanmedian(values_over_steps(step, others, name), axis=0).astype(np.int64)
+        for name in ("duration_ns", "gap_ns")
+    )
     return replace(step, duration_ns=durations, gap_ns=gaps, transfers=_transfers(step.transfers, others))
 
 
@@ -351,27 +353,62 @@ def _column(step: Computations, other: Computations, name: str) -> NDArray[np.fl
     return matching
 
 
-def _medians(values: NDArray[np.float64]) -> Int64s:
-    medians: Int64s = np.nanmedian(values, axis=0).astype(np.int64)
-    return medians
-
-
 def _transfers(transfers: Transfers, others: Sequence[Computations]) -> Transfers:
     """Return messages with the median over their observed transfer times, else over all of them."""
-    seen: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
-    unseen: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
-    for one in (transfers, *(other.transfers for other in others)):
-        columns = (one.kind, one.stage, one.microbatch, one.duration_ns, one.blocked_ns, one.observed)
-        for kind, stage, microbatch, took, held, observed in zip(
-            *(column.tolist() for column in columns), strict=True
-        ):
-            if took >= 0:
-                (seen if observed else unseen).setdefault((kind, stage, microbatch), []).append((took, held))
-    keys = list(zip(transfers.kind.tolist(), transfers.stage.tolist(), transfers.microbatch.tolist(), strict=True))
-    middle = [np.median(seen.get(key) or unseen.get(key) or [(-1, 0)], axis=0).astype(np.int64) for key in keys]
-    times = np.array(middle, dtype=np.int64).reshape(-1, 2)
-    observed = np.array([key in seen for key in keys], dtype=np.bool_)
-    return replace(transfers, duration_ns=times[:, 0], blocked_ns=times[:, 1], observed=observed)
+    steps = (transfers, *(other.transfers for other in others))
+    names = [np.stack([step.kind, step.stage, step.microbatch]) for step in steps]
+    messages, index = np.unique(np.concatenate(names, axis=1), axis=1, return_inverse=True)
+    took_ns, blocked_ns, observed = (
+        np.concatenate([getattr(step, name) for step in steps])
+        for name in ("duration_ns", "blocked_ns", "observed")
+    )
+    index, known = index.reshape(-1), took_ns >= 0
+    seen = np.bincount(index[known & observed], minlength=messages.shape[1]) > 0
+    used = known & (observed | ~seen[index])
+    own = index[: len(transfers)]
+    duration_ns, blocked_ns = (
+        np.nan_to_num(group_quantiles(values[used], index[used], messages.shape[1])[0][own], nan=absent)
+        for values, absent in ((took_ns, -1), (blocked_ns, 0))
+    )
+    return replace(
+        transfers, duration_ns=duration_ns.astype(np.int64), blocked_ns=blocked_ns.astype(np.int64),
+        observed=seen[own],
+    )  # fmt: skip
+
+
+def group_quantiles(
+    values: NDArray[Any], groups: NDArray[np.integer], size: int = 0, shares: Sequence[float] = (0.5,)
+) -> NDArray[np.float64]:
+    """Return quantiles of the values of each group, shape (shares, groups); NaN for empty groups.
+
+    Args:
+        values: the values.
+        groups: the group of each value, from 0.
+        size: the number of groups; by default up to the last one with values.
+        shares: the quantiles; the median by default.
+    """
+    count = np.bincount(groups, minlength=size)
+    ordered = np.append(values[np.lexsort((values, groups))], 0).astype(np.float64)
+    first = np.cumsum(count) - count
+    place = np.multiply.outer(shares, np.maximum(count - 1, 0))
+    low = np.floor(place)
+    upper = place - low
+    quantiles = ordered[first + low.astype(int)] * (1 - upper)
+    quantiles += ordered[first + np.ceil(place).astype(int)] * upper
+    return np.where(count > 0, quantiles, np.nan)
+
+
+def group_medians(
+    values: Int64s, groups: NDArray[np.integer], size: int, absent: float
+) -> tuple[list[int], list[Figure]]:
+    """Return the number of values of each of ``size`` groups, and their median with the interquartile range."""
+    counts = np.bincount(groups, minlength=size).tolist()
+    quantiles = np.nan_to_num(group_quantiles(values, groups, size, (0.25, 0.5, 0.75)))
+    medians, spreads = quantiles[1].astype(np.int64).tolist(), (quantiles[2] - quantiles[0]).astype(np.int64)
+    return counts, [
+        Figure(median if count else absent, spread=spread)
+        for count, median, spread in zip(counts, medians, spreads.tolist(), strict=True)
+    ]
 
 
 def simulation_of(side: Side, registry: Registry) -> Resimulation | None:
@@ -384,7 +421,7 @@ def simulation_of(side: Side, registry: Registry) -> Resimulation | None:
     prepared = side.run.prepared if side.run is not None else prepared_behind(side.timeline, registry)
     if prepared is None:
         return None
-    simulation, step = Resimulation(prepared=prepared), side.computations
+    simulation, step = Resimulation.of_simulation(prepared), side.computations
     try:
         return simulation if simulation.span_ns(step.times()) == step.span_ns else None
     except PptraceError:

@@ -3,80 +3,80 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from pptrace.measured.computations import extract_computations
 from pptrace.measured.matching import first_difference, has_same_stages
-from pptrace.steps.kinds import TABLE, Kind, Pass
+from pptrace.steps.kinds import TABLE, TOWARDS_NEXT, Kind
 from pptrace.timeline.critical_path import why
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from typing import TypeAlias
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
 
     from pptrace.measured.computations import Computations
+    from pptrace.steps.columns import Int64s
     from pptrace.timeline.timeline import Timeline
 
-    Input: TypeAlias = tuple[bool, int, int]
-    """Whether it goes forward, the stage that takes it, and the microbatch."""
 
+class Releases(NamedTuple):
+    """The last dependency of each computation to finish, in columns."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Releases:
-    """The producers of the inputs of a step."""
-
-    step: Computations
-    """The step."""
-    producers: Mapping[Input, int]
-    """The position of the producer of each input."""
-    transfer_ns: Mapping[Input, int]
-    """The transfer time of each input between ranks, where known."""
-
-    def of(self, index: int) -> int | None:
-        """Return the position of the last dependency of a computation to finish; None without dependencies."""
-        step, candidates = self.step, []
-        if index > 0 and step.rank[index - 1] == step.rank[index]:
-            candidates.append((int(step.end_ns[index - 1]), index - 1))
-        for key in self._inputs(index):
-            producer = self.producers.get(key)
-            # Clocks of ranks are inexact: a producer that ends after its consumer does not count.
-            if producer is not None and producer != index and step.end_ns[producer] <= step.end_ns[index]:
-                candidates.append((int(step.end_ns[producer]) + self.transfer_ns.get(key, 0), producer))
-        return max(candidates)[1] if candidates else None
-
-    def waited_ns(self, before: int, after: int) -> int:
-        """Return the transfer time between two computations, at most the time between them."""
-        times = [self.transfer_ns.get(key, 0) for key in self._inputs(after) if self.producers.get(key) == before]
-        between = int(self.step.start_ns[after] - self.step.end_ns[before])
-        return max(min(max(times, default=0), between), 0)
-
-    def _inputs(self, index: int) -> Iterator[Input]:
-        step = self.step
-        stage, microbatch = int(step.stage[index]), int(step.microbatch[index])
-        direction = int(TABLE.feeds[step.kind[index]])
-        for number in range(microbatch, microbatch + int(step.span[index])) if direction >= 0 else ():
-            yield direction == 0, stage, number
+    position: Int64s
+    """The position of the dependency; -1 without dependencies."""
+    transfer_ns: Int64s
+    """The transfer time between both, at most the time between them; 0 where unknown."""
 
 
 def find_releases(step: Computations) -> Releases:
-    """Return the producers and transfer times of the inputs of a step."""
-    producers: dict[Input, int] = {}
-    for index in range(len(step)):
-        stage, microbatch = int(step.stage[index]), int(step.microbatch[index])
-        direction = int(TABLE.feeds[step.kind[index]])
-        for number in range(microbatch, microbatch + int(step.span[index])) if direction >= 0 else ():
-            producers[direction == 0, stage + (1 if direction == 0 else -1), number] = index
+    """Return the last dependency of each computation: the previous one of its rank, or a producer of its input."""
+    consumer, microbatch = _microbatches(step)
+    backward = TABLE.feeds[step.kind[consumer]] == 1
+    stage = step.stage[consumer]
+    width = int(microbatch.max(initial=0)) + 1
+
+    def inputs(stage: NDArray[np.integer], microbatch: NDArray[np.integer], backward: NDArray[np.bool_]) -> Int64s:
+        """Return the index of each input by the stage that takes it; -1 for stages that do not exist."""
+        exists = (stage >= 0) & (stage < step.placement.stages) & (microbatch < width)
+        index: Int64s = (backward * step.placement.stages + stage) * width + microbatch
+        return np.where(exists, index, -1)
+
+    taken = inputs(stage, microbatch, backward)
+    producers = np.full(2 * step.placement.stages * width + 1, -1, dtype=np.int64)
+    producers[inputs(stage + np.where(backward, -1, 1), microbatch, backward)] = consumer
+    producers[-1] = -1
     sent = step.transfers
-    transfers: dict[Input, int] = {}
-    columns = (sent.kind, sent.stage, sent.microbatch, sent.duration_ns, sent.blocked_ns)
-    for kind, stage, microbatch, took, held in zip(*(column.tolist() for column in columns), strict=True):
-        forward = Kind(kind).traits.direction is Pass.FORWARD
-        if took >= 0:
-            transfers[forward, stage + (1 if forward else -1), microbatch] = took + held
-    return Releases(step=step, producers=producers, transfer_ns=transfers)
+    known, forward = sent.duration_ns >= 0, TOWARDS_NEXT.mask(sent.kind)
+    sends = inputs(sent.stage + np.where(forward, 1, -1), sent.microbatch, ~forward)[known]
+    transfer_ns = np.zeros(producers.size, dtype=np.int64)
+    transfer_ns[sends] = (sent.duration_ns + sent.blocked_ns)[known]
+    producer, transfer_ns = producers[taken], transfer_ns[taken]
+    # Clocks of ranks are inexact: a producer that ends after its consumer does not count.
+    usable = (producer >= 0) & (producer != consumer) & (step.end_ns[producer] <= step.end_ns[consumer])
+    follows = np.flatnonzero(np.diff(step.rank, prepend=-1) == 0)
+    candidates = np.concatenate([follows - 1, producer[usable]])
+    released = np.concatenate([follows, consumer[usable]])
+    ready_ns = step.end_ns[candidates] + np.concatenate([np.zeros_like(follows), transfer_ns[usable]])
+    order = np.lexsort((candidates, ready_ns, released))
+    position = np.full(len(step), -1, dtype=np.int64)
+    position[released[order]] = candidates[order]
+    waited_ns = np.zeros(len(step), dtype=np.int64)
+    chosen = usable & (producer == position[consumer])
+    np.maximum.at(waited_ns, consumer[chosen], transfer_ns[chosen])
+    between_ns = np.maximum(step.start_ns - step.end_ns[position], 0)
+    return Releases(position, np.minimum(waited_ns, between_ns))
+
+
+def _microbatches(step: Computations) -> tuple[Int64s, Int64s]:
+    """Return positions of computations with inputs, once per microbatch, and the microbatches."""
+    passes = np.flatnonzero(TABLE.feeds[step.kind] >= 0)
+    spans = step.span[passes].astype(np.int64)
+    first = np.repeat(np.cumsum(spans) - spans, spans)
+    consumer = np.repeat(passes, spans)
+    return consumer, step.microbatch[consumer] + np.arange(consumer.size) - first
 
 
 BETWEEN = "between actions"
@@ -89,7 +89,7 @@ MESSAGES = "messages"
 class Chain:
     """The computations on the critical path, first to last."""
 
-    positions: tuple[int, ...]
+    positions: Int64s
     """Their positions in the step."""
     by_kind_ns: Mapping[str, int]
     """Their time by kind, and time between them; the sum is the span of the computations."""
@@ -107,23 +107,23 @@ class PathsDiffer:
     """The computation before them in the second step."""
 
 
-def follow_chain(step: Computations) -> Chain:
+def follow_chain(step: Computations, releases: Releases | None = None) -> Chain:
     """Follow last dependencies back from the computation that ends last."""
     if not len(step):
-        return Chain(positions=(), by_kind_ns={})
-    releases = find_releases(step)
-    positions: list[int] = []
-    position: int | None = int(step.end_ns.argmax())
-    while position is not None:
-        positions.append(position)
-        position = releases.of(position)
-    positions.reverse()
-    by_kind = {Kind(kind).name: 0 for kind in np.unique(step.kind).tolist()}
-    for index in positions:
-        by_kind[Kind(int(step.kind[index])).name] += int(step.end_ns[index] - step.start_ns[index])
-    by_kind[MESSAGES] = sum(releases.waited_ns(before, after) for before, after in pairwise(positions))
-    whole = int(step.end_ns[positions[-1]] - step.start_ns.min())
-    return Chain(positions=tuple(positions), by_kind_ns={**by_kind, BETWEEN: whole - sum(by_kind.values())})
+        return Chain(positions=np.zeros(0, dtype=np.int64), by_kind_ns={})
+    releases = releases or find_releases(step)
+    previous, path = releases.position.tolist(), [int(step.end_ns.argmax())]
+    while previous[path[-1]] >= 0:
+        path.append(previous[path[-1]])
+    positions = np.array(path[::-1], dtype=np.int64)
+    lasted_ns = (step.end_ns - step.start_ns)[positions]
+    by_kind = {
+        Kind(kind).name: int(lasted_ns[step.kind[positions] == kind].sum())
+        for kind in np.unique(step.kind).tolist()
+    }
+    by_kind[MESSAGES] = int(releases.transfer_ns[positions[1:]].sum())
+    whole_ns = int(step.end_ns[positions[-1]] - step.start_ns.min())
+    return Chain(positions=positions, by_kind_ns={**by_kind, BETWEEN: whole_ns - sum(by_kind.values())})
 
 
 def explain_waits(timeline: Timeline) -> Timeline:
@@ -132,20 +132,18 @@ def explain_waits(timeline: Timeline) -> Timeline:
     first = np.diff(step.rank, prepend=-1) != 0
     if not (timeline.cause[step.row[~first]] < 0).any():
         return replace(timeline, why=why(timeline))
-    rows = step.row[list(follow_chain(step).positions)].astype(np.int32)
+    rows = step.row[follow_chain(step).positions].astype(np.int32)
     return replace(timeline, why=why(timeline, rows))
 
 
 def paths_differ(a: Computations, b: Computations, chains: tuple[Chain, Chain]) -> PathsDiffer | None:
     """Return the last difference of the paths; None where they are equal, or stages differ."""
-    if not has_same_stages(a, b):
-        return None
-    names = [
-        [f"rank {step.rank[i]}: {step.action(i)}" for i in reversed(chain.positions)]
-        for step, chain in zip((a, b), chains, strict=True)
-    ]
-    common = first_difference(*names)
+    paths = [chain.positions[::-1] for chain in chains]
+    common = first_difference(a, paths[0], b, paths[1]) if has_same_stages(a, b) else None
     if common is None:
         return None
-    first, second = (path[common] if common < len(path) else "" for path in names)
+    first, second = (
+        f"rank {step.rank[path[common]]}: {step.action(path[common])}" if common < path.size else ""
+        for step, path in zip((a, b), paths, strict=True)
+    )
     return PathsDiffer(common=common, first=first, second=second)

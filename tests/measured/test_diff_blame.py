@@ -143,7 +143,9 @@ def test_a_host_that_hesitates_is_until_it_was_begun() -> None:
     gap[at] += 3 * MS
     slow = replace(own, start_ns=own.start_ns + later, end_ns=own.end_ns + later, gap_ns=gap)
 
-    found = first_divergence(own, slow, match(own, slow), 0.02, np.zeros(len(own), dtype=np.int64))
+    found = first_divergence(
+        own, slow, match(own, slow), find_releases(slow), 0.02, np.zeros(len(own), dtype=np.int64)
+    )
 
     assert found is not None
     assert (str(found.action), found.late_ns.value, found.idle_ns) == ("0F1", 3 * MS, 3 * MS)
@@ -180,7 +182,7 @@ def test_what_released_an_action_is_what_came_last_and_not_what_ended_last() -> 
     second = int(np.flatnonzero(own.rank == 1)[1])
 
     assert str(own.order.rows()[1][1]) == "1F1"
-    assert own.rank[releases.of(second) or 0] == 0
+    assert own.rank[releases.position[second]] == 0
 
 
 def test_where_the_order_is_why_it_is_said() -> None:
