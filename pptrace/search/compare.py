@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pptrace.config.quantities import format_size
 from pptrace.errors import ConfigError, PptraceError
-from pptrace.report.charts import CYCLE, INK, MUTED, write_picture
+from pptrace.report.charts import CYCLE, add_captions, columns_of, draw_bars, write_picture
 from pptrace.run.figures import at_levels, metrics_row
 from pptrace.run.summary import job_text, options_text, setting_text, time_text
 from pptrace.sanitize import Printed, csv_of
@@ -398,10 +398,6 @@ _LEVELS = ("formula", "table", "simulated")
 _SHADES = ("#c6dbef", "#6baed6", "#08519c")
 """Of the levels, light to dark: told apart without their hue (ColorBrewer's Blues, https://colorbrewer2.org)."""
 
-_BAR = 0.25
-"""Height of one of three bars in a row of height 1."""
-
-_LONGEST_CAPTION = 150
 _LONGEST_LINE = 28
 """Letters of a schedule's name that are written."""
 
@@ -420,7 +416,7 @@ def save_comparison_plot(comparison: Comparison, path: str | Path) -> Path:
         ranks, bubbles = figure.subplots(1, 2, sharey=True, width_ratios=(1.0, 1.7))
         _draw_ranks(ranks, rows)
         _draw_bubbles(bubbles, rows)
-        add_captions(figure, comparison_heading(comparison), refused, _LONGEST_CAPTION)
+        add_captions(figure, comparison_heading(comparison), refused)
 
     write_picture(Path(path), (11.0, 2.2 + 0.62 * len(rows) + 0.18 * len(refused)), draw)
     return Path(path)
@@ -432,79 +428,39 @@ def _simulated(row: ComparedSchedule) -> tuple[int, str]:
 
 def _draw_ranks(axes: Any, rows: Sequence[ComparedSchedule]) -> None:
     """Draw a line per schedule through its places; the places by simulation are the rows of the bubbles."""
-    columns = [[_bar_rank(row, level) for row in rows] for level in range(len(_LEVELS))]
-    places = [_bar_places(ranks) for ranks in columns]
-    for level, ranks in enumerate(columns):
-        _draw_ties(axes, level, ranks, places[level])
+    ranks = [[_bar_rank(row, level) for row in rows] for level in range(len(_LEVELS))]
+    places = [_bar_places(column) for column in ranks]
     for index, row in enumerate(rows):
-        color = CYCLE[index % len(CYCLE)]
-        known = [
-            (level, places[level][index]) for level in range(len(_LEVELS)) if places[level][index] is not None
-        ]
-        style = ("-", (0, (4, 1.5)))[index // len(CYCLE) % 2]
-        axes.plot(*zip(*known, strict=True), color=color, lw=2.6, ls=style, zorder=2, solid_capstyle="round")
+        known = [(level, place) for level in range(len(_LEVELS)) if (place := places[level][index]) is not None]
+        color, dashes = CYCLE[index % len(CYCLE)], ("-", (0, (4, 1.5)))[index // len(CYCLE) % 2]
+        axes.plot(*columns_of(known), "o", color=color, lw=2.6, ls=dashes, ms=17, mfc="white", mew=2.2)
         for level, place in known:
-            axes.plot(level, place, "o", ms=17, mfc="white", mec=color, mew=2.2, zorder=3)
             tilde = "~" if level == 0 and not row.formula_is_exact else ""
-            text = f"{tilde}{_bar_rank(row, level)}"
-            axes.text(level, place, text, ha="center", va="center_baseline", fontsize=9, color=INK, zorder=4)
-    axes.set(xlim=(-0.35, len(_LEVELS) - 0.65), xticks=range(len(_LEVELS)), xticklabels=_LEVELS)
+            axes.text(level, place, f"{tilde}{ranks[level][index]}", ha="center", va="center_baseline", fontsize=9)
+    for level, column in enumerate(ranks):
+        for rank in sorted({rank for rank in column if rank is not None and column.count(rank) > 1}):
+            tied = [place for place, other in zip(places[level], column, strict=True) if other == rank]
+            axes.plot([level] * len(tied), tied, color="#e1e5ea", lw=24, solid_capstyle="round", zorder=1)
+    axes.set(xlim=(-0.35, len(_LEVELS) - 0.65))
+    axes.set_xticks(range(len(_LEVELS)), _LEVELS, fontsize=10)
     axes.xaxis.tick_top()
-    axes.tick_params(length=0, labelsize=10, labelcolor=INK, labelleft=False)
+    axes.tick_params(length=0, labelleft=False)
+    axes.grid(visible=False)
     axes.spines[:].set_visible(False)
-    axes.set_title("rank", loc="left", fontsize=10, fontweight="bold", color=INK, pad=22)
-
-
-def _draw_ties(axes: Any, level: int, ranks: Sequence[int | None], places: Sequence[int | None]) -> None:
-    """Join the places of schedules that share a rank."""
-    for rank in sorted({rank for rank in ranks if rank is not None and ranks.count(rank) > 1}):
-        tied = [place for place, other in zip(places, ranks, strict=True) if other == rank and place is not None]
-        axes.plot([level] * 2, [min(tied), max(tied)], color="#e1e5ea", lw=24, solid_capstyle="round", zorder=1)
+    axes.set_title("rank", fontweight="bold", pad=22)
 
 
 def _draw_bubbles(axes: Any, rows: Sequence[ComparedSchedule]) -> None:
-    for level, (name, shade) in enumerate(zip(_LEVELS, _SHADES, strict=True)):
-        values = [_bubble(row, level) for row in rows]
-        positions = [index + (level - 1) * _BAR for index in range(len(rows))]
-        axes.barh(positions, [100 * (value or 0) for value in values], _BAR * 0.92, color=shade, label=name)
-    most = max(_bubble(row, level) or 0 for row in rows for level in range(len(_LEVELS))) or 1
+    parts = {
+        name: ([100 * (_bubble(row, level) or 0) for row in rows], shade)
+        for level, (name, shade) in enumerate(zip(_LEVELS, _SHADES, strict=True))
+    }
     least = min(row.levels.run.metrics.step_ns for row in rows if row.levels is not None)
-    for index, row in enumerate(rows):
-        end = max(_bubble(row, level) or 0 for level in range(len(_LEVELS)))
-        axes.text(100 * end + 1.2 * most, index, _step(row, least), va="center", fontsize=9, color=INK)
-    axes.set(
-        xlim=(0, 100 * most * 1.32), ylim=(len(rows) - 0.45, -0.55), yticks=range(len(rows)),
-        yticklabels=[_name(row) for row in rows],
+    draw_bars(
+        axes, [_name(row) for row in rows], parts, title="bubble, and idle time in the simulation",
+        unit="% of all ranks' time", notes=[_step(row, least) for row in rows],
     )  # fmt: skip
-    style_bars(axes, "bubble, and idle time in the simulation", "% of all ranks' time")
-    axes.tick_params(axis="y", labelsize=10, labelleft=True)
-    add_legend(axes)
-
-
-def add_captions(figure: Any, heading: Sequence[str], refused: Sequence[str], longest: int) -> None:
-    """Write the heading above a chart, and lines of at most ``longest`` letters below it."""
-    figure.suptitle("\n".join(heading), x=0.01, ha="left", fontsize=11, color=INK)
-    if refused:
-        text = "\n".join(line if len(line) <= longest else f"{line[: longest - 1]}…" for line in refused)
-        figure.supxlabel(text, x=0.01, ha="left", fontsize=8, color=INK)
-
-
-def style_bars(axes: Any, title: str, unit: str) -> None:
-    """Give axes of horizontal bars their title, unit and grid."""
-    axes.tick_params(axis="y", length=0, labelsize=9, labelcolor=INK)
-    axes.tick_params(axis="x", labelsize=8, color=MUTED, labelcolor=INK)
-    axes.set_xlabel(unit, fontsize=9, color=INK)
-    axes.grid(axis="x", color="#eaeef2", lw=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["left", "bottom"]].set_color(MUTED)
-    axes.set_title(title, loc="left", fontsize=10, fontweight="bold", color=INK, pad=22)
-
-
-def add_legend(axes: Any) -> None:
-    """Draw the legend above horizontal bars."""
-    axes.legend(
-        loc="lower left", bbox_to_anchor=(-0.01, 0.985), ncols=3, fontsize=9, frameon=False, borderaxespad=0
-    )
+    axes.tick_params(labelleft=True)
 
 
 def _bar_rank(row: ComparedSchedule, level: int) -> int | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pptrace.config.quantities import format_duration, format_size
 from pptrace.errors import ConfigError, PptraceError
-from pptrace.report.charts import INK, write_picture
+from pptrace.report.charts import add_captions, draw_bars, write_picture
 from pptrace.run.neighbourhood import (
     LIMITS,
     NO_COPY_TIMES,
@@ -25,7 +25,7 @@ from pptrace.run.settings_search import FormSearch, Variation
 from pptrace.run.summary import job_text, setting_text, time_text
 from pptrace.sanitize import Printed, csv_of
 from pptrace.search.basis import short_reason
-from pptrace.search.compare import add_captions, add_legend, first_text, style_bars
+from pptrace.search.compare import first_text
 from pptrace.search.ranking import (
     ANY_TABLE,
     POLICY,
@@ -633,10 +633,8 @@ def _arguments(rows: Sequence[EqualSchedule]) -> list[str]:
     return ["each step again, behind pptrace simulate and what stands before --schedules:", *lines]
 
 
-_STEP, _STATE_COLOR, _ACTIVATIONS, _LIMIT = "#6baed6", "#8c959f", "#e69f00", "#d55e00"
+_STEP, _STATE_COLOR, _ACTIVATIONS = "#6baed6", "#8c959f", "#e69f00"
 _GIB = 2**30
-_LONGEST_SETTINGS = 140
-"""Letters of a line below the chart."""
 
 
 def save_equal_memory_plot(comparison: EqualComparison, path: str | Path) -> Path:
@@ -654,8 +652,8 @@ def save_equal_memory_plot(comparison: EqualComparison, path: str | Path) -> Pat
     def draw(figure: Any) -> None:
         steps, memory = figure.subplots(1, 2, sharey=True)
         _draw_steps(steps, rows, runs)
-        _draw_memory(memory, runs, limit)
-        add_captions(figure, equal_heading(rows, limit), refused, _LONGEST_SETTINGS)
+        _draw_memory(memory, rows, runs, limit)
+        add_captions(figure, equal_heading(rows, limit), refused)
 
     write_picture(Path(path), (11.0, 2.2 + 0.5 * len(rows) + 0.18 * len(refused)), draw)
     return Path(path)
@@ -663,30 +661,25 @@ def save_equal_memory_plot(comparison: EqualComparison, path: str | Path) -> Pat
 
 def _draw_steps(axes: Any, rows: Sequence[EqualSchedule], runs: Sequence[Run]) -> None:
     steps = [run.metrics.step_ns for run in runs]
-    axes.barh(range(len(rows)), [step / 1e9 for step in steps], 0.6, color=_STEP)
-    for index, (run, step) in enumerate(zip(runs, steps, strict=True)):
-        slower = slower_text(step, min(steps)).replace("-", "the shortest")
-        text = f"{time_text(run, step)}, {slower}"
-        axes.text(step / 1e9 + 0.02 * max(steps) / 1e9, index, text, va="center", fontsize=9, color=INK)
-    axes.set(
-        xlim=(0, max(steps) / 1e9 * 1.4 or 1), ylim=(len(rows) - 0.45, -0.55), yticks=range(len(rows)),
-        yticklabels=[_settings_label(row) for row in rows],
+    slower = [slower_text(step, min(steps)).replace("-", "the shortest") for step in steps]
+    texts = [time_text(run, step) for run, step in zip(runs, steps, strict=True)]
+    draw_bars(
+        axes, [_settings_label(row) for row in rows], {"step": ([step / 1e9 for step in steps], _STEP)},
+        title="step", unit="s", notes=list(map("{}, {}".format, texts, slower)), stacked=True,
     )  # fmt: skip
-    style_bars(axes, "step", "s")
 
 
-def _draw_memory(axes: Any, runs: Sequence[Run], limit_bytes: int) -> None:
-    memories = [run.metrics.memory for run in runs]
-    fullest = [memory.fullest for memory in memories]
-    held = [int(memory.peak_activation_bytes[rank]) / _GIB for memory, rank in zip(memories, fullest, strict=True)]
-    peaks = [int(memory.peak_bytes[rank]) / _GIB for memory, rank in zip(memories, fullest, strict=True)]
-    state = [peak - activations for peak, activations in zip(peaks, held, strict=True)]
-    axes.barh(range(len(runs)), state, 0.6, color=_STATE_COLOR, label="state")
-    axes.barh(range(len(runs)), held, 0.6, left=state, color=_ACTIVATIONS, label="activations")
-    axes.axvline(limit_bytes / _GIB, color=_LIMIT, lw=1.6, label=f"limit, {format_size(limit_bytes)}")
-    axes.set(xlim=(0, limit_bytes / _GIB * 1.08))
-    style_bars(axes, "memory of the fullest rank", "GiB")
-    add_legend(axes)
+def _draw_memory(axes: Any, rows: Sequence[EqualSchedule], runs: Sequence[Run], limit_bytes: int) -> None:
+    fullest = [(run.metrics.memory, run.metrics.memory.fullest) for run in runs]
+    activations = [int(memory.peak_activation_bytes[rank]) / _GIB for memory, rank in fullest]
+    peaks = [int(memory.peak_bytes[rank]) / _GIB for memory, rank in fullest]
+    state = [peak - held for peak, held in zip(peaks, activations, strict=True)]
+    parts = {"state": (state, _STATE_COLOR), "activations": (activations, _ACTIVATIONS)}
+    limit = limit_bytes / _GIB, f"limit, {format_size(limit_bytes)}"
+    draw_bars(
+        axes, [_settings_label(row) for row in rows], parts, title="memory of the fullest rank", unit="GiB",
+        limit=limit, stacked=True,
+    )  # fmt: skip
 
 
 def _settings_label(row: EqualSchedule) -> str:

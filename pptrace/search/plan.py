@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pptrace.config.quantities import DURATION, format_size
 from pptrace.errors import OutputError
 from pptrace.files import replace_file
-from pptrace.report.charts import CYCLE, INK, MUTED, check_picture, write_picture
+from pptrace.report.charts import INK, LIMIT, check_picture, columns_of, draw_points, write_picture
 from pptrace.run.preparation import build_costs
 from pptrace.run.summary import devices_text
 from pptrace.sanitize import Printed
@@ -530,9 +530,6 @@ def explain_gap(first: Candidate, other: Candidate) -> str:
 
 
 _GIB = 2**30
-_SCHEDULE_MARKERS = "osD^vP*X"
-_MOST_NAMED_POINTS = 8
-"""Schedules with their own color and marker."""
 
 
 def frontier(points: Sequence[Candidate]) -> list[Candidate]:
@@ -556,29 +553,19 @@ def save_frontier(plan: Plan, path: Path) -> None:
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
-        for index, name in enumerate(names):
-            style = min(index, _MOST_NAMED_POINTS - 1)
-            axes.scatter(
-                *_point_places([one for one in points if one.schedule == name]), s=26, label=name, alpha=0.8,
-                linewidths=0, color=CYCLE[style], marker=_SCHEDULE_MARKERS[style],
-            )  # fmt: skip
-        edge = frontier(plan.result.ranked)
-        axes.plot(*_point_places(edge), color=INK, lw=1.2, drawstyle="steps-post", label="frontier", zorder=0)
+        draw_points(axes, {name: _point_places([one for one in points if one.schedule == name]) for name in names})
+        edge = columns_of(_point_places(frontier(plan.result.ranked)))
+        axes.plot(*edge, color=INK, lw=1.2, drawstyle="steps-post", label="frontier", zorder=0)
         limit = int(plan.best.row["device_memory_bytes"] or 0)
         if limit:
-            axes.axvline(limit / _GIB, color="#d55e00", lw=1.2, ls="--", label="memory of a device")
-        x, y = _point_places([plan.best])
-        axes.annotate(f"#1 {plan.best.name}", (x[0], y[0]), xytext=(6, -12), textcoords="offset points",
-                      fontsize=8, color=INK)  # fmt: skip
+            axes.axvline(limit / _GIB, color=LIMIT, lw=1.2, ls="--", label="memory of a device")
+        [best] = _point_places([plan.best])
+        axes.annotate(f"#1 {plan.best.name}", best, xytext=(6, -12), textcoords="offset points", fontsize=8)
         axes.margins(0.06, 0.12)
-        axes.set_xlabel("memory of the fullest rank (GiB)", fontsize=9, color=INK)
-        axes.set_ylabel("step for as many sequences (s)", fontsize=9, color=INK)
-        axes.tick_params(labelsize=8, color=MUTED, labelcolor=INK)
-        axes.grid(color="#eaeef2", lw=0.8)
-        axes.set_axisbelow(True)
-        axes.set_title(f"{len(points):,} simulated configurations on {gpus_text(plan.request.gpus)}", loc="left",
-                       fontsize=10, fontweight="bold", color=INK)  # fmt: skip
-        axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        axes.set(xlabel="memory of the fullest rank (GiB)", ylabel="step for as many sequences (s)")
+        title = f"{len(points):,} simulated configurations on {gpus_text(plan.request.gpus)}"
+        axes.set_title(title, fontweight="bold")
+        axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
     write_picture(path, (9.0, 5.0), draw)
 
@@ -587,7 +574,6 @@ def _each(one: Candidate) -> float:
     return float(one.row["step_ns"] or 0) / one.layout.sequences
 
 
-def _point_places(points: Sequence[Candidate]) -> tuple[list[float], list[float]]:
+def _point_places(points: Sequence[Candidate]) -> list[tuple[float, float]]:
     scale = max((one.layout.sequences for one in points), default=1)
-    memory = [int(one.row["peak_memory_bytes"] or 0) / _GIB for one in points]
-    return memory, [_each(one) * scale / 1e9 for one in points]
+    return [(int(one.row["peak_memory_bytes"] or 0) / _GIB, _each(one) * scale / 1e9) for one in points]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pptrace.config.flags import key_of
 from pptrace.config.quantities import DURATION, FLOPS, RATE, SIZE
 from pptrace.errors import ConfigError, nearest
-from pptrace.report.charts import CYCLE, INK, MUTED, write_picture
+from pptrace.report.charts import CYCLE, MUTED, draw_cells, draw_line, line_style, write_picture
 from pptrace.report.numbers import unique_names
 from pptrace.run.figures import FIGURES
 
@@ -171,7 +171,6 @@ PLOTS = ("lines", "winners", "difference")
 """Kinds of pictures."""
 
 _DASHES = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
-_SERIES_MARKERS = "osD^vPX*"
 _COLUMNS = 3
 _DOUBLING = 6
 """Ratio of the largest to the smallest x from which the axis is logarithmic."""
@@ -239,10 +238,7 @@ def save_picture(over: Sequence[str], rows: Sequence[Row], picture: Picture, pat
         raise ConfigError(f"figures of one picture have one unit, not {units}", file="--y")
     roles = check_axes(picture, over, rows)
     if picture.plot == "winners":
-        beside, *further = roles.panels or (None,)
-        panels = panels_of(further, rows)
-        size = winners_size(roles.x, beside, rows, len(panels))
-        write_picture(path, size, lambda drawn: draw_winners(drawn, roles, beside, figures[0], panels))
+        _save_winners(roles, rows, figures[0], path)
         return
     panels = panels_of(roles.panels, rows)
     columns = min(len(panels), _COLUMNS)
@@ -252,16 +248,15 @@ def save_picture(over: Sequence[str], rows: Sequence[Row], picture: Picture, pat
 
 
 def _draw_lines(drawn: Any, roles: Roles, figures: Sequence[Figure], panels: Sequence[Panel]) -> None:
-    names = _names(panels, roles)
-    for axes, panel in zip(_axes(drawn, panels), panels, strict=True):
-        for place, name in enumerate(names):
+    rows = [row for panel in panels for row in panel.rows]
+    names = _labels_of(rows, roles.lines)
+    for axes, panel in zip(_axes(drawn, panels, roles), panels, strict=True):
+        for index, name in enumerate(names):
             for figure, dashes in zip(figures, _DASHES, strict=False):
-                points = [(_at(row, roles), figure.of(row)) for row in panel.rows if _has_role(row, roles, name)]
-                _plot(axes, points, place, dashes)
-        _finish(axes, panel, roles)
+                draw_line(axes, _points(panel, roles, name, figure).items(), index, dashes)
     unit = f" [{figures[0].unit}]" if figures[0].unit else ""
-    _label_axes(drawn, roles, f"{' and '.join(figure.title for figure in figures)}{unit}")
-    values = [value for panel in panels for row in panel.rows for f in figures if (value := f.of(row))]
+    drawn.supylabel(f"{' and '.join(figure.title for figure in figures)}{unit}")
+    values = [value for row in rows for figure in figures if (value := figure.of(row))]
     if values and min(values) > 0 and max(values) / min(values) >= _DECADES:
         _decades(drawn.axes[0])
     else:
@@ -270,63 +265,45 @@ def _draw_lines(drawn: Any, roles: Roles, figures: Sequence[Figure], panels: Seq
 
 
 def _draw_difference(drawn: Any, roles: Roles, figures: Sequence[Figure], panels: Sequence[Panel]) -> None:
-    names, (figure,) = _names(panels, roles), figures
-    for axes, panel in zip(_axes(drawn, panels), panels, strict=True):
-        first = {_at(row, roles): figure.of(row) for row in panel.rows if _has_role(row, roles, names[0])}
-        axes.axhline(0, color=CYCLE[0], lw=2)
-        for place, name in enumerate(names[1:], 1):
-            points = [
-                (_at(row, roles), _percent(figure.of(row), first.get(_at(row, roles))))
-                for row in panel.rows
-                if _has_role(row, roles, name)
-            ]
-            _plot(axes, points, place, "-")
-        _finish(axes, panel, roles)
+    names, (figure,) = _labels_of([row for panel in panels for row in panel.rows], roles.lines), figures
+    for axes, panel in zip(_axes(drawn, panels, roles), panels, strict=True):
+        base = _points(panel, roles, names[0], figure)
+        for index, name in enumerate(names):
+            values = _points(panel, roles, name, figure).items()
+            shares = [(x, _percent(value, base[x])) for x, value in values if base.get(x)]
+            draw_line(axes, shares, index)
     drawn.axes[0].yaxis.set_major_formatter("{x:+g}")
-    _label_axes(drawn, roles, f"{figure.title}, difference to {names[0]} [%]")
-    _legend(drawn, names, figures, base=True)
+    drawn.supylabel(f"{figure.title}, difference to {names[0]} [%]")
+    _legend(drawn, names, figures)
 
 
-def _axes(drawn: Any, panels: Sequence[Panel]) -> list[Any]:
+def _points(panel: Panel, roles: Roles, name: str, figure: Figure) -> dict[float, float]:
+    """Return the known values of one line by x."""
+    return {
+        number_of(row[roles.x]) or 0.0: value
+        for row in panel.rows
+        if (roles.lines is None or str(row[roles.lines]) == name) and (value := figure.of(row)) is not None
+    }
+
+
+def _axes(drawn: Any, panels: Sequence[Panel], roles: Roles) -> list[Any]:
+    """Return the axes of panels, with titles and ticks along x."""
     columns = min(len(panels), _COLUMNS)
     grid = drawn.subplots(-(-len(panels) // columns), columns, sharex=True, sharey=True, squeeze=False)
     for spare in grid.flat[len(panels) :]:
         spare.set_visible(False)
         grid.flat[spare.get_subplotspec().num1 - columns].xaxis.set_tick_params(labelbottom=True)
+    drawn.supxlabel(roles.x)
+    for axes, panel in zip(grid.flat, panels, strict=False):
+        axes.set_title(panel.title, fontsize=9)
+        ticks = {number_of(row[roles.x]) or 0.0: str(row[roles.x]) for row in panel.rows}
+        places = sorted(ticks)
+        if places[0] > 0 and places[-1] / places[0] >= _DOUBLING:
+            axes.set_xscale("log", base=2)
+            axes.minorticks_off()
+        shown = places[:: len(places) // -_MOST_TICKS][::-1]
+        axes.set_xticks(shown, [ticks[x] for x in shown])
     return list(grid.flat[: len(panels)])
-
-
-def _plot(axes: Any, points: Sequence[tuple[float, float | None]], place: int, dashes: Any) -> None:
-    """Draw a line. The first lines are wider, so that later ones do not cover them."""
-    points = sorted((x, value) for x, value in points if value is not None)
-    axes.plot(
-        [x for x, _ in points], [value for _, value in points], ls=dashes, zorder=2 + 0.01 * place,
-        **_line_style(place),
-    )  # fmt: skip
-
-
-def _line_style(place: int) -> dict[str, Any]:
-    color, wide = CYCLE[place % len(CYCLE)], max(3 - place, 0)
-    return {
-        "color": color, "lw": 1.4 + 0.6 * wide, "marker": _SERIES_MARKERS[place % len(_SERIES_MARKERS)],
-        "ms": 4.5 + 1.4 * wide, "mfc": "white" if wide else color, "mew": 1.3,
-    }  # fmt: skip
-
-
-def _finish(axes: Any, panel: Panel, roles: Roles) -> None:
-    axes.set_title(panel.title, loc="left", fontsize=9, color=INK)
-    axes.grid(color="#eaeef2", lw=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["left", "bottom"]].set_color(MUTED)
-    axes.tick_params(labelsize=8, color=MUTED, labelcolor=INK)
-    ticks = {_at(row, roles): str(row[roles.x]) for row in panel.rows}
-    at = sorted(ticks)
-    if at[0] > 0 and at[-1] / at[0] >= _DOUBLING:
-        axes.set_xscale("log", base=2)
-        axes.minorticks_off()
-    every = -(-len(at) // _MOST_TICKS)
-    shown = at[::-every][::-1]
-    axes.set_xticks(shown, [ticks[x] for x in shown])
 
 
 def _decades(axes: Any) -> None:
@@ -338,49 +315,26 @@ def _decades(axes: Any) -> None:
     axes.minorticks_off()
 
 
-def _label_axes(drawn: Any, roles: Roles, y: str) -> None:
-    drawn.supxlabel(roles.x, fontsize=9, color=INK)
-    drawn.supylabel(y, fontsize=9, color=INK)
-
-
-def _legend(drawn: Any, names: Sequence[str], figures: Sequence[Figure], *, base: bool = False) -> None:
-    """Draw the legend of lines and dashes; with ``base``, the first line is the reference."""
+def _legend(drawn: Any, names: Sequence[str], figures: Sequence[Figure]) -> None:
+    """Draw the legend of lines and dashes."""
     from matplotlib.lines import Line2D
 
     handles = []
     if len(names) > 1:
-        for place, name in enumerate(names):
-            look = {"color": CYCLE[0], "lw": 2} if base and not place else _line_style(place)
-            handles.append(Line2D([], [], label=name, **look))
+        handles += [Line2D([], [], label=name, **line_style(index)) for index, name in enumerate(names)]
     if len(figures) > 1:
         for figure, dashes in zip(figures, _DASHES, strict=False):
             handles.append(Line2D([], [], color=MUTED, lw=2, ls=dashes, label=figure.title))
     if handles:
-        drawn.legend(
-            handles=handles, loc="outside upper left", ncols=min(len(handles), 6), fontsize=9, frameon=False
-        )
-
-
-def _names(panels: Sequence[Panel], roles: Roles) -> list[str]:
-    return _labels_of([row for panel in panels for row in panel.rows], roles.lines)
+        drawn.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), 6))
 
 
 def _labels_of(rows: Sequence[Row], key: str | None) -> list[str]:
     return list(dict.fromkeys(str(row[key]) for row in rows)) if key is not None else [""]
 
 
-def _has_role(row: Row, roles: Roles, name: str) -> bool:
-    return roles.lines is None or str(row[roles.lines]) == name
-
-
-def _at(row: Row, roles: Roles) -> float:
-    return number_of(row[roles.x]) or 0.0
-
-
-def _percent(value: float | None, first: float | None) -> float | None:
-    if value is None or not first:
-        return None
-    return math.nan if math.isinf(value) else 100 * (value / first - 1)
+def _percent(value: float, base: float) -> float:
+    return math.nan if math.isinf(value) else 100 * (value / base - 1)
 
 
 _NONE, _TIE = "#ffffff", "#d9dde2"
@@ -389,63 +343,56 @@ _PALE = 0.5
 _LONGEST_WINNER = 14
 
 
-def winners_size(x: str, beside: str | None, rows: Sequence[Row], panels: int) -> tuple[float, float]:
-    """Return the size in inches for the cells and panels."""
-    across, up = len(_cells_of(rows, x)), len(_cells_of(rows, beside))
-    return 1.9 + max(1.05 * across, 3.2), 0.9 + panels * (0.75 + 0.55 * up)
+def _save_winners(roles: Roles, rows: Sequence[Row], figure: Figure, path: Path) -> None:
+    """Draw a cell per value of ``roles.x`` and of another axis, with the color and label of its best run."""
+    vertical, *further = roles.panels or (None,)
+    panels = panels_of(further, rows)
+    columns, lines = _cells_of(rows, roles.x), _cells_of(rows, vertical)
+    names = _labels_of(rows, roles.lines)
 
+    def draw(drawn: Any) -> None:
+        grid = drawn.subplots(len(panels), 1, squeeze=False, sharex=True)
+        for axes, panel in zip(grid.flat, panels, strict=True):
+            runs = {
+                (line, column): [
+                    row for row in panel.rows if row[roles.x] == column and (not vertical or row[vertical] == line)
+                ]
+                for line in lines
+                for column in columns
+            }
+            cells = [[_cell(runs[line, column], names, roles, figure) for column in columns] for line in lines]
+            draw_cells(axes, [str(column) for column in columns], [str(line) for line in lines if vertical], cells)
+            axes.set(ylabel=vertical or "", title=panel.title)
+        best = "highest" if figure.more_is_better else "least"
+        drawn.suptitle(f"{best} {figure.title}, and by how much the next is behind", x=0.01, ha="left")
+        drawn.supxlabel(roles.x)
 
-def draw_winners(drawn: Any, roles: Roles, beside: str | None, figure: Figure, panels: Sequence[Panel]) -> None:
-    """Draw a cell per value of ``roles.x`` and ``beside``, with the color and label of its best run."""
-    from matplotlib.patches import Rectangle
-
-    every = [row for panel in panels for row in panel.rows]
-    names = list(dict.fromkeys(str(row[str(roles.lines)]) for row in every))
-    across, up = _cells_of(every, roles.x), _cells_of(every, beside)
-    grid = drawn.subplots(len(panels), 1, squeeze=False, sharex=True)
-    for axes, panel in zip(grid.flat, panels, strict=True):
-        for column, value in enumerate(across):
-            for line, other in enumerate(up):
-                there = [row for row in panel.rows if row[roles.x] == value and _has_value(row, beside, other)]
-                text, color = _cell(there, names, roles, figure)
-                axes.add_patch(Rectangle((column - 0.5, line - 0.5), 1, 1, fc=color, ec="white", lw=2))
-                axes.text(column, line, text, ha="center", va="center", fontsize=8, color=INK, linespacing=1.35)
-        axes.set(
-            xlim=(-0.5, len(across) - 0.5), ylim=(-0.5, len(up) - 0.5), xticks=range(len(across)),
-            xticklabels=[str(value) for value in across], yticks=range(len(up)) if beside else [],
-        )  # fmt: skip
-        if beside:
-            axes.set_yticklabels([str(value) for value in up])
-            axes.set_ylabel(beside, fontsize=9, color=INK)
-        axes.spines[:].set_visible(False)
-        axes.tick_params(length=0, labelsize=8, labelcolor=INK)
-        axes.set_title(panel.title, loc="left", fontsize=9, color=INK)
-    best = "highest" if figure.more_is_better else "least"
-    drawn.suptitle(
-        f"{best} {figure.title}, and by how much the next is behind", x=0.01, ha="left", fontsize=10, color=INK
-    )
-    drawn.supxlabel(roles.x, fontsize=9, color=INK)
+    size = 1.9 + max(1.05 * len(columns), 3.2), 0.9 + len(panels) * (0.75 + 0.55 * len(lines))
+    write_picture(path, size, draw)
 
 
 def _cell(rows: Sequence[Row], names: Sequence[str], roles: Roles, figure: Figure) -> tuple[str, str]:
     """Return the text and color of a cell; runs over their memory cannot win."""
-    ran = [row for row in rows if figure.of(row) is not None]
-    fitting = [row for row in ran if row.get("fits") is not False]
+    known = [
+        (value, str(row[str(roles.lines)]), row.get("fits") is not False)
+        for row in rows
+        if (value := figure.of(row)) is not None
+    ]
+    fitting = sorted(
+        ((value, name) for value, name, fits in known if fits),
+        key=lambda run: -run[0] if figure.more_is_better else run[0],
+    )
     if not fitting:
-        return "none fits" if ran else "-", _NONE
-    known = [(value, str(row[str(roles.lines)])) for row in fitting if (value := figure.of(row)) is not None]
+        return "none fits" if known else "-", _NONE
     short = unique_names(names, _LONGEST_WINNER)
-    known.sort(key=lambda each: -each[0] if figure.more_is_better else each[0])
-    best, winner = known[0]
-    tied = [name for value, name in known if value == best]
+    best, winner = fitting[0]
+    tied = [name for value, name in fitting if value == best]
+    if len(tied) == 2:  # noqa: PLR2004 - two names fit
+        return "\n".join(["tie", *(short[name] for name in tied)]), _TIE
     if len(tied) > 1:
-        return "\n".join(["tie", *(short[name] for name in tied[:2])]) if len(
-            tied
-        ) == 2 else f"tie of {len(tied)}", _TIE  # noqa: PLR2004 - two names fit
+        return f"tie of {len(tied)}", _TIE
     color = _paler(CYCLE[names.index(winner) % len(CYCLE)])
-    if len(known) == 1:
-        return f"{short[winner]}\nalone", color
-    return f"{short[winner]}\n{_margin(best, known[1][0])}", color
+    return f"{short[winner]}\n{_margin(best, fitting[1][0]) if len(fitting) > 1 else 'alone'}", color
 
 
 def _margin(best: float, second: float) -> str:
@@ -456,7 +403,7 @@ def _margin(best: float, second: float) -> str:
 
 
 def _paler(color: str) -> str:
-    parts = [int(color[at : at + 2], 16) for at in (1, 3, 5)]
+    parts = [int(color[start : start + 2], 16) for start in (1, 3, 5)]
     return "#" + "".join(f"{round(part + (255 - part) * _PALE):02x}" for part in parts)
 
 
@@ -465,11 +412,6 @@ def _cells_of(rows: Sequence[Row], key: str | None) -> list[Cell]:
     if key is None:
         return [None]
     values = list(dict.fromkeys(row[key] for row in rows))
-    numbers = [number_of(value) for value in values]
-    if any(number is None for number in numbers):
+    if any(number_of(value) is None for value in values):
         return values
     return sorted(values, key=lambda value: number_of(value) or 0.0)
-
-
-def _has_value(row: Row, key: str | None, value: Cell) -> bool:
-    return key is None or row[key] == value

@@ -320,8 +320,6 @@ def _table(head: list[str], rows: Iterable[list[str]]) -> list[str]:
 _SIZE = (7.0, 6.0)
 _MARKERS = "osD^vP*X"
 _LINES = "#8c959f"
-_COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#7f7f7f", "#000000")
-"""Of sources, for any colour vision: Okabe and Ito, Color Universal Design (2008), with grey for yellow."""
 
 
 def save_scatter(rows: Sequence[_Row], path: Path) -> None:
@@ -348,11 +346,11 @@ def _draw(figure: Any, rows: Sequence[_Row]) -> None:
         group = [row for row in rows if row["source"] == source]
         axes.plot(
             [float(row["measured_s"]) for row in group], [float(row["simulated_s"]) for row in group],
-            linestyle="none", marker=_MARKERS[(number // len(_COLORS)) % len(_MARKERS)], markersize=5,
-            color=_COLORS[number % len(_COLORS)], alpha=0.8, label=source,
+            linestyle="none", marker=_MARKERS[number // 8 % len(_MARKERS)], markersize=5, color=f"C{number % 8}",
+            alpha=0.8, label=source,
         )  # fmt: skip
     axes.set(
         xscale="log", yscale="log", xlim=limits, ylim=limits, xlabel="measured step (s)",
         ylabel="simulated step (s)",
     )  # fmt: skip
-    axes.legend(frameon=False, fontsize=7, loc="upper left")
+    axes.legend(fontsize=7, loc="upper left")

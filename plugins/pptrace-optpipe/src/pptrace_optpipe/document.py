@@ -207,9 +207,7 @@ def draw_pareto(points: Sequence[tuple[int, Optimised]], rivals: Sequence[Rival]
         for (x, y), names in _labels(plain).items():
             axes.annotate("\n".join(names), (x, y), (5, 4), textcoords="offset points", fontsize=7)
         axes.set(xlabel="memory of the fullest rank, GiB", ylabel="step, ms")
-        axes.legend(fontsize=8, frameon=False, loc="upper right")
-        axes.grid(color="#eaeef2", lw=0.8)
-        axes.set_axisbelow(True)
+        axes.legend(loc="upper right")
 
     write_picture(path, (9.0, 5.4), draw)
 

@@ -184,6 +184,7 @@ def _draw(figure: Any, stragglers: Stragglers) -> None:
     axes.set_yticks(range(slowdowns.shape[0]))
     axes.set(xlabel="replica", ylabel="rank")
     axes.spines[:].set_visible(False)
+    axes.grid(visible=False)
     title = f"slowdown {stragglers.slowdown:.2f}, {_SHORT_CAUSES[stragglers.cause]}"
     axes.set_title(title, loc="left", fontsize=10)
     middle = (1 + _DARKEST) / 2
