@@ -15,8 +15,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pptrace_accuracy.records import build_cases, read_rows, read_rules
-from pptrace_accuracy.runner import run_cases
+from pptrace_accuracy.records import build_cases, read_rows, read_rules, run_cases
 
 if TYPE_CHECKING:
     from pptrace_accuracy.records import Case

@@ -16,8 +16,7 @@ from pathlib import Path
 from statistics import fmean, quantiles
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pptrace_accuracy.records import Rule, build_cases, read_rows, read_rules
-from pptrace_accuracy.runner import run_cases
+from pptrace_accuracy.records import Rule, build_cases, read_rows, read_rules, run_cases
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,8 +9,8 @@ import pytest
 
 from pptrace.plugins.builtin import pptrace_importers as own_importers
 from pptrace.run.trace_files import head_of
+from pptrace_profilers.importers import is_chrome, is_inspector, is_kineto, is_nccl, is_nsys, is_pftrace
 from pptrace_profilers.plugin import pptrace_importers
-from pptrace_profilers.recognition import is_chrome, is_inspector, is_kineto, is_nccl, is_nsys, is_pftrace
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,8 +15,7 @@ from pptrace.errors import ScheduleError
 from pptrace.measured.computations import extract_computations
 from pptrace.measured.replay import run_order
 from pptrace.timeline.measurement import Replica, Step
-from pptrace_stragglers.replicas import build_job
-from pptrace_stragglers.simulation import Job, JobOperation, JobSimulation
+from pptrace_stragglers.simulation import Job, JobOperation, JobSimulation, build_job
 from pptrace_stragglers.what_if import find_stragglers, ideal_durations, ideal_timeline
 
 if TYPE_CHECKING:

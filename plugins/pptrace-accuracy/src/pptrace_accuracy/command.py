@@ -15,14 +15,11 @@ from click.shell_completion import CompletionItem
 
 from pptrace.plugin import ConfigError, OutputError, Registry, check_picture, csv_of, parse_value, replace_file
 from pptrace_accuracy.figures import accuracy_text, compute_figures, save_scatter
-from pptrace_accuracy.records import build_cases, read_rows, read_rules
-from pptrace_accuracy.runner import run_cases
+from pptrace_accuracy.records import build_cases, read_rows, read_rules, run_cases
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import Any
-
-__all__ = ["command"]
 
 _EXAMPLES = """\b
 pptrace accuracy steps.csv

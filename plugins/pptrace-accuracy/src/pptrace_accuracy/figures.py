@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     _Group = list[tuple[Case, _Row]]
     _Pair = tuple[tuple[float, float], tuple[float, float]]  # measured and simulated seconds of two steps
 
-__all__ = ["Errors", "Figures", "Near", "Scale", "Series", "accuracy_text", "compute_figures", "save_scatter"]
-
 _TIE = 0.02
 """Measured steps whose lengths differ by less than this share have no order."""
 _NEAR_PERCENT = (2.0, 5.0, 10.0, None)
@@ -113,7 +111,7 @@ class Figures:
 
 
 def compute_figures(cases: Sequence[Case], rows: Sequence[_Row]) -> Figures:
-    """Return the figures of cases and their rows from :func:`~pptrace_accuracy.runner.run_cases`."""
+    """Return the figures of cases and their rows from :func:`~pptrace_accuracy.records.run_cases`."""
     simulated = [(case, row) for case, row in zip(cases, rows, strict=True) if row["error_pct"] is not None]
     sources = dict.fromkeys(str(row["source"]) for row in rows)
     kinds = sorted({(str(row["kind"]), str(row["precision"])) for _, row in simulated})

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import ExecutorRequest
 
-__all__ = ["Cluster", "connect", "difference", "installed", "run_there"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -6,8 +6,6 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["DaskOptions"]
-
 
 class DaskOptions(BaseModel):
     """Where the workers are."""

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from pptrace.plugin import MessageRequest, Schedule
     from pptrace_frameworks.rows import Ints, Rows
 
-__all__ = ["build"]
-
 
 def build(schedule: Schedule, options: Mapping[str, Any]) -> Policy:
     """Return the policy for a table.

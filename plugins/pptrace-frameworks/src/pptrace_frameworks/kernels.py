@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 from pptrace.plugin import MessageCalls
 
-__all__ = ["Calls", "Loop", "Messages", "number_rows", "place"]
-
 TURNS = MessageCalls.MOST_TURNS
 
 NEXT_CALL = 4

@@ -25,6 +25,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
 
 from pptrace.plugin import ConstraintError, MessageCalls, Policy, PolicyName, run_kernel
 from pptrace_frameworks import kernels
@@ -39,7 +40,32 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-__all__ = ["build"]
+
+class MegatronOptions(BaseModel):
+    """Megatron-LM's switches of point-to-point communication."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    overlap_p2p_comm: bool | None = Field(
+        default=None,
+        description="Run messages beside computation (--overlap-p2p-communication); with several chunks per rank "
+        "unless given, as training has it; cannot be true with one.",
+    )
+    batch_p2p_comm: bool | None = Field(
+        default=None,
+        description="Send and receive in one batch on the pipeline's communicator; where messages do not overlap, "
+        "unless given. False: each message is an operation of its own on its pair's communicator.",
+    )
+    overlap_p2p_comm_warmup_flush: bool = Field(
+        default=False,
+        description="Issue receives ahead in warm-up and at the end too "
+        "(--overlap-p2p-communication-warmup-flush); needs overlap_p2p_comm.",
+    )
+    deallocate_pipeline_outputs: bool = Field(
+        default=False,
+        description="Wait for a forward's send at once, even with overlap_p2p_comm, so that its output can be "
+        "freed: what core 0.18 (2026) and later do where training sets this; earlier ones freed without waiting.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,7 +48,7 @@ def _megatron(schedule: Schedule, options: Mapping[str, Any]) -> Policy:
 
 
 def _megatron_options() -> type[BaseModel]:
-    from pptrace_frameworks.options import MegatronOptions
+    from pptrace_frameworks.megatron import MegatronOptions
 
     return MegatronOptions
 
@@ -60,7 +60,7 @@ def _torch(schedule: Schedule, options: Mapping[str, Any]) -> Policy:
 
 
 def _torch_options() -> type[BaseModel]:
-    from pptrace_frameworks.options import TorchOptions
+    from pptrace_frameworks.torch import TorchOptions
 
     return TorchOptions
 

@@ -14,8 +14,6 @@ from pptrace_frameworks import kernels
 if TYPE_CHECKING:
     from pptrace.plugin import MessageRequest, Schedule
 
-__all__ = ["Ends", "Ints", "Rows", "cannot", "rows_of"]
-
 Ints: TypeAlias = NDArray[np.integer[Any]]
 
 _WAYS = [{Kind.F: 0, Kind.B: 1, Kind.I: 1}.get(kind, -1) for kind in Kind]

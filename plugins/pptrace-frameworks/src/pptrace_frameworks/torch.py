@@ -19,9 +19,10 @@ microbatches and stages that do not form a chain. One microbatch is in the order
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
 
 from pptrace.plugin import ConstraintError, Kind, MessageCalls, Policy, PolicyName, Receive, StreamPer
 from pptrace_frameworks.rows import Ends, cannot, rows_of
@@ -34,10 +35,21 @@ if TYPE_CHECKING:
     from pptrace.plugin import MessageRequest, Schedule
     from pptrace_frameworks.rows import Ints, Rows
 
-__all__ = ["build"]
-
 SENT, RECEIVED, TOGETHER = 1, 2, 4
 """Turns between two actions: a send, behind the wait for the one before (turn 0); a receive; a batch."""
+
+
+class TorchOptions(BaseModel):
+    """How PyTorch's pipelining places receives."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    receive: Literal["asap", "deferred"] = Field(
+        default="asap",
+        description="Where the runtime of interleaved, zero-bubble and V schedules puts a receive: as soon as its "
+        "send is issued, or right before its use (defer_pp_recv). Schedule1F1B and ScheduleGPipe have places of "
+        "their own.",
+    )
 
 
 def build(schedule: Schedule, options: Mapping[str, Any]) -> Policy:

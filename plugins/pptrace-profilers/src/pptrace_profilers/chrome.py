@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pptrace.plugin import TraceError
-from pptrace_profilers.event_builder import PlainEvents, microseconds
+from pptrace_profilers.events import microseconds
+from pptrace_profilers.json_events import PlainEvents
 from pptrace_profilers.naming_rules import FILE_NAME
 from pptrace_profilers.recording import Execution, MessageEnd, Operations, Recording
 

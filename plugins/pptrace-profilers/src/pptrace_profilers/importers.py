@@ -1,14 +1,15 @@
-"""Measurements from files of each format; the reader of a format is imported on first use."""
+"""Recognition of file formats from first bytes, and measurements from files of each format.
+
+Recognition is exact enough for a folder of mixed formats. The reader of a format is imported on first use.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pptrace.plugin import TraceError
-from pptrace_profilers.measurement import measure_recordings
-from pptrace_profilers.naming_rules import read_rules
-from pptrace_profilers.recording import read_files
+from pptrace.plugin import TraceError, read_varint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,6 +18,87 @@ if TYPE_CHECKING:
     from pptrace.plugin import ImportRequest, Measurement
     from pptrace_profilers.naming_rules import Rules
     from pptrace_profilers.recording import Recording
+
+_OURS = re.compile(rb'\s*\{\s*"pptraceFormat"')
+_EVENT = re.compile(rb'\{\s*"(?:ph|name|cat|args|ts|pid|tid|dur|id)"\s*:')
+_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+_PHASE = re.compile(rb'"ph"\s*:\s*"')
+_KINETO = re.compile(rb'"(?:distributedInfo|deviceProperties)"\s*:')
+_SCHEMA = re.compile(rb'"schemaVersion"\s*:\s*\d')
+_CATEGORY = re.compile(
+    rb'"cat"\s*:\s*"(?:cpu_op|user_annotation|gpu_user_annotation|kernel|gpu_memcpy|cuda_runtime|cuda_driver|'
+    rb'python_function|ac2g|Kernel|Runtime|Trace)"'
+)
+_NCCL = re.compile(
+    rb'"cat"\s*:\s*"(?:GROUP_API|KERNEL_LAUNCH|COLL_API|P2P_API|COLL|P2P|PROXY|GROUP|CE_COLL)"\s*,\s*"ph"\s*:\s*"[be]"'
+)
+_INSPECTOR = re.compile(rb'\{\s*"header"\s*:\s*\{')
+_OTLP = re.compile(rb'(?m)^\s*\{\s*"resource(?:Spans|Metrics|_metrics)"\s*:')
+_SPAN = re.compile(rb'(?m)^\s*\{\s*"name"\s*:')
+_TRACE = re.compile(rb'"(?:trace_id|traceId)"\s*:\s*"(?:0x)?[0-9a-f]{32}"')
+_NSYS = b"SQLite format 3\x00"
+_PACKET_FIELDS = frozenset({1, 2, 3, 6, 8, 10, 11, 12, 13, 33, 35, 36, 41, 42, 58, 59, 60, 79, 89, 126})
+"""Fields with which packets of traces begin (perfetto's trace_packet.proto)."""
+_PPTRACE_WITHIN = 64
+_PRINTABLE = 0x20
+"""The first byte that is no control character."""
+
+
+def is_kineto(head: bytes) -> bool:
+    """Say whether a file is Chrome JSON of PyTorch's profiler."""
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if not text.startswith((b"{", b"[")) or _OURS.match(text) or is_nccl(head):
+        return False
+    if text.startswith(b"["):
+        return bool(_EVENT.match(text[1:].lstrip()) and _CATEGORY.search(text))
+    described = _KINETO.search(text) and (_SCHEMA.search(text) or _EVENTS.search(text))
+    return bool(described or (_EVENTS.search(text) and _CATEGORY.search(text)))
+
+
+def is_nccl(head: bytes) -> bool:
+    """Say whether a file is of NCCL's example profiler plugin: a list of events whose categories are its own."""
+    return head.lstrip().startswith(b"[") and bool(_NCCL.search(head))
+
+
+def is_inspector(head: bytes) -> bool:
+    """Say whether a file has NCCL Inspector's lines."""
+    marks = (b'"inspector_output_format_version"', b'"coll_perf"', b'"p2p_perf"')
+    return bool(_INSPECTOR.match(head.lstrip())) and any(mark in head for mark in marks)
+
+
+def is_nsys(head: bytes) -> bool:
+    """Say whether a file is an SQLite database; its tables are looked at when it is read."""
+    return head.startswith(_NSYS)
+
+
+def is_otel(head: bytes) -> bool:
+    """Say whether a file has OpenTelemetry's spans, or metrics before them; lines of a program may come first."""
+    return bool(_OTLP.search(head) or (_SPAN.search(head) and _TRACE.search(head)))
+
+
+def is_pftrace(head: bytes) -> bool:
+    """Say whether a file is a Perfetto trace, and none that pptrace wrote."""
+    if head[:1] != b"\n" or b"pptrace.format" in head[:_PPTRACE_WITHIN] or _is_text(head[:256]):
+        return False
+    _, packet = read_varint(head, 1)
+    if not 0 < packet < len(head):
+        return False
+    tag, _ = read_varint(head, packet)
+    return tag >> 3 in _PACKET_FIELDS or head[1:2] == b"\x00"
+
+
+def _is_text(head: bytes) -> bool:
+    return not any(byte < _PRINTABLE and byte not in b"\t\r\n" for byte in head)
+
+
+def is_chrome(head: bytes) -> bool:
+    """Say whether a file is Chrome JSON of anybody else, for a user's rules."""
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if _OURS.match(text) or is_kineto(head) or is_nccl(head):
+        return False
+    if text.startswith(b"["):
+        return bool(_EVENT.match(text[1:].lstrip()) and _PHASE.search(text))
+    return text.startswith(b"{") and bool(_EVENTS.search(text))
 
 
 def measure_kineto(paths: Sequence[Path], request: ImportRequest) -> Measurement:
@@ -48,6 +130,7 @@ def measure_chrome(paths: Sequence[Path], request: ImportRequest) -> Measurement
         ConfigError: a rule, layout or replica that cannot be, or a rule not for these files.
     """
     from pptrace_profilers.chrome import read_chrome
+    from pptrace_profilers.naming_rules import read_rules
 
     rules = read_rules(request.rules)
     return _measure(paths, request, lambda path: read_chrome(path, rules))
@@ -59,6 +142,7 @@ def measure_nccl(paths: Sequence[Path], request: ImportRequest) -> Measurement:
     Raises:
         TraceError: no file can be read, or two are of the same rank.
     """
+    from pptrace_profilers.measurement import measure_recordings
     from pptrace_profilers.nccl_profiler import read_nccl
 
     recordings, notes = read_nccl(paths)
@@ -71,6 +155,7 @@ def measure_inspector(paths: Sequence[Path], request: ImportRequest) -> Measurem
     Raises:
         TraceError: no file can be read, or two are of the same process.
     """
+    from pptrace_profilers.measurement import measure_recordings
     from pptrace_profilers.nccl_inspector import read_inspector_run
 
     recordings, sizes, notes = read_inspector_run(paths)
@@ -84,6 +169,7 @@ def measure_otel(paths: Sequence[Path], request: ImportRequest) -> Measurement:
         TraceError: no file can be read, or what they hold is no pipeline's.
         ConfigError: a layout or replica that cannot be.
     """
+    from pptrace_profilers.measurement import measure_recordings
     from pptrace_profilers.megatron_spans import read_megatron
 
     recordings, layout, notes = read_megatron(paths)
@@ -95,6 +181,8 @@ def _by_name(
     read: Callable[[Path, Rules], Sequence[Recording]],
 ) -> Measurement:  # fmt: skip
     """Read files of a profiler that names actions only in annotations."""
+    from pptrace_profilers.naming_rules import read_rules
+
     rules = read_rules(request.rules)
     names = rules.by_name(profiler)
     return _measure(paths, request, lambda path: rules.ranked(read(path, names)))
@@ -104,6 +192,9 @@ def _measure(
     paths: Sequence[Path], request: ImportRequest, read: Callable[[Path], Sequence[Recording]]
 ) -> Measurement:
     """Read files by the reader of a format; unreadable files are noted."""
+    from pptrace_profilers.measurement import measure_recordings
+    from pptrace_profilers.recording import read_files
+
     files, unread = read_files(paths, read)
     recordings = [recording for contents in files.values() for recording in contents]
     if not recordings:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pptrace.plugin import Action, Kind, TraceError, Unattributed, check_events, kinds, open_unpacked
-from pptrace_profilers.event_builder import whole
+from pptrace_profilers.events import whole
 from pptrace_profilers.gpu_spans import window_around
 from pptrace_profilers.recording import MOST_RANKS, NO_STAGE, Execution, MessageEnd, Recording, read_files
 

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from pptrace.plugin import BySize, TraceError, check_events, open_unpacked
-from pptrace_profilers.event_builder import microseconds, whole
+from pptrace_profilers.events import microseconds, whole
 from pptrace_profilers.recording import MessageEnd, Operations, Payload, Recording, read_files
 
 if TYPE_CHECKING:

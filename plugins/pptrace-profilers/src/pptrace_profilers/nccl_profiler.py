@@ -18,7 +18,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pptrace.plugin import TraceError
-from pptrace_profilers.event_builder import PlainEvents, microseconds, whole
+from pptrace_profilers.events import microseconds, whole
+from pptrace_profilers.json_events import PlainEvents
 from pptrace_profilers.recording import MessageEnd, Operations, Payload, Recording, read_files
 
 if TYPE_CHECKING:

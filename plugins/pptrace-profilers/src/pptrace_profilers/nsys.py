@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pptrace.plugin import TraceError, check_events
-from pptrace_profilers.event_builder import EventBuilder, whole
+from pptrace_profilers.events import EventBuilder, whole
 from pptrace_profilers.naming_rules import FILE_NAME
 from pptrace_profilers.pytorch_process import recording_of
 from pptrace_profilers.recording import MOST_RANKS

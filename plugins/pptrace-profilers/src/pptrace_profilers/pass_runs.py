@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace_profilers.events import Keep, read_events
 from pptrace_profilers.gpu_spans import compute_stream, window_around
+from pptrace_profilers.json_events import Keep, read_events
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

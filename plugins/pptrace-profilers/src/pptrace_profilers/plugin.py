@@ -49,9 +49,9 @@ def _offer(name: str, summary: str, sort: str) -> ImporterOffer:
     """Offer a format by the names of its two functions, whose modules are imported on the first call."""
 
     def recognises(_: Path, head: bytes) -> bool:
-        from pptrace_profilers import recognition
+        from pptrace_profilers import importers
 
-        recognised: bool = getattr(recognition, f"is_{sort}")(head)
+        recognised: bool = getattr(importers, f"is_{sort}")(head)
         return recognised
 
     def measure(paths: Sequence[Path], request: ImportRequest) -> Measurement:

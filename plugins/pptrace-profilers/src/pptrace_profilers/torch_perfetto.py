@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pptrace.plugin import TraceError, check_packets, read_unpacked, read_varint
-from pptrace_profilers.event_builder import EventBuilder, whole
-from pptrace_profilers.events import Arguments
+from pptrace_profilers.events import Arguments, EventBuilder, whole
 from pptrace_profilers.pytorch_process import recording_of
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pptrace.plugin import Cell, ExplanationPart, Line, ScheduleError, Section, Table, write_picture
-from pptrace_stragglers.replicas import build_job
-from pptrace_stragglers.simulation import Job
+from pptrace_stragglers.simulation import Job, build_job
 from pptrace_stragglers.what_if import find_stragglers, ideal_timeline
 
 if TYPE_CHECKING:
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import Measurement, Step
     from pptrace_stragglers.what_if import Removed, Stragglers
-
-__all__ = ["explain_job"]
 
 _CAUSES = {
     "none": "nothing: its operations are as good as alike",

@@ -1,30 +1,36 @@
-"""Measurement of one replica of a job."""
+"""Measurement of a job's table: one replica's steps, and all replicas with the dependencies of their operations.
+
+The dependencies are those of Megatron-LM's 1F1B, plain or interleaved. Source: ByteDance-Seed/StragglerAnalysis
+and section 3 of its paper (OSDI 2025). The computations of a worker run one after another, and so do its sends
+and its receives of each direction. A send depends on its computation, a receive on the computation before its
+consumer. A step begins with the all-gather of weights. It ends with garbage collection, reductions, the clipping
+of gradients by all workers together, and the optimizer. The tables also have messages that do not exist: before
+a pipeline's first stage, after its last, and at a step's ends.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.plugin import ConfigError, ImportRequest, Kind, TraceError, Unattributed, kinds
+from pptrace.plugin import Action, ConfigError, ImportRequest, Kind, TraceError, Unattributed, kinds
 from pptrace_profilers.measurement import measure_recordings
 from pptrace_profilers.recording import Execution, MessageEnd, Recording
-from pptrace_stragglers.dependencies import job_of_table
+from pptrace_stragglers.simulation import Job, JobOperation
 from pptrace_stragglers.table import read_job_table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from pptrace.plugin import Action, Int64s, Measurement
-    from pptrace_stragglers.simulation import Job
+    from pptrace.plugin import Int64s, Measurement
     from pptrace_stragglers.table import JobTable
-
-__all__ = ["measure_job"]
 
 _GAP_NS = 1_000_000
 """Time between two steps, which the file does not have."""
@@ -138,3 +144,236 @@ def _message_end(action: Action, rank: int, ranks: int, start_ns: int, end_ns: i
         sends=sends, peer=(rank + (1 if to_next else -1)) % ranks, start_ns=start_ns, end_ns=end_ns, size_bytes=0,
         action=action,
     )  # fmt: skip
+
+
+_DIRECTIONS = {"forward": 1, "backward": -1}
+"""The directions of messages, and the offset of the receiving stage."""
+_TOLERANCE_NS = 50_000
+"""Error of clocks and rounded seconds where messages that do not exist are recognised."""
+_GATHER, _REDUCE, _SEPARATE = "params-all-gather", "grads-reduce-scatter", "separate-grads-all-reduce"
+_COLLECT, _NORMS, _EMBEDDING = "gc", "layernorm-grads-all-reduce", "embedding-grads-all-reduce"
+_CLIP, _OPTIMIZER = "optimizer-clip-main-grad", "optimizer"
+_MESSAGES = tuple(f"{direction}-{end}" for direction in _DIRECTIONS for end in ("send", "recv"))
+_FORWARD, _BACKWARD = _COMPUTATIONS = tuple(f"{direction}-compute" for direction in _DIRECTIONS)
+_COLLECTIVES = (_GATHER, _REDUCE, _SEPARATE, _NORMS, _EMBEDDING, _CLIP)
+_KNOWN = {*_MESSAGES, *_COMPUTATIONS, *_COLLECTIVES, _COLLECT, _OPTIMIZER}
+
+
+def job_of_table(table: JobTable) -> Job:
+    """Return a table's operations of known types, with their dependencies.
+
+    Raises:
+        TraceError: numbers of messages and computations do not match.
+    """
+    dependencies = _Dependencies(table)
+    dependencies.connect()
+    known = [index for index, operation in enumerate(table.operations) if operation.type in _KNOWN]
+    number = {index: position for position, index in enumerate(known)}
+
+    def job_operation(index: int) -> JobOperation:
+        operation = table.operations[index]
+        return JobOperation(
+            type=operation.type, rank=operation.stage,
+            dependencies=tuple(sorted(number[each] for each in dependencies.of[index])),
+            communicates=operation.type in {*_MESSAGES, *_COLLECTIVES},
+            category=f"{operation.type.partition('-')[0]}-pp-comm" if operation.type in _MESSAGES else "",
+            action=dependencies.action(index),
+        )  # fmt: skip
+
+    return Job(
+        operations=tuple(map(job_operation, known)),
+        rendezvous=tuple(tuple(number[index] for index in members) for members in dependencies.rendezvous),
+        across_replicas=frozenset(number[index] for index in dependencies.across_replicas),
+        workers=table.workers, replicas=tuple(f"dp={replica}" for replica in table.replicas),
+        steps=tuple(f"step {step}" for step in table.steps),
+        start_ns=table.start_ns[known], end_ns=table.end_ns[known],
+    )  # fmt: skip
+
+
+class _Dependencies:
+    """Dependencies of a table's operations, from the first replica's first step: all steps have the same."""
+
+    def __init__(self, table: JobTable) -> None:
+        self._table, self._operations = table, table.operations
+        self._start, self._end = table.start_ns[:, 0, 0], table.end_ns[:, 0, 0]
+        self._indices: dict[tuple[int, str], list[int]] = defaultdict(list)
+        for index, operation in enumerate(self._operations):
+            self._indices[operation.stage, operation.type].append(index)
+        chunks = max((operation.chunk for operation in self._operations), default=0) + 1
+        self._stages = table.stages * max(chunks, 1)
+        self.of: dict[int, set[int]] = defaultdict(set)
+        """By operation, its dependencies."""
+        self.rendezvous: list[tuple[int, ...]] = []
+        """Operations that move data once all of them have started."""
+        self.across_replicas: set[int] = set()
+        """Operations that also wait for the same operation of all replicas."""
+        self.computation: dict[int, int] = {}
+        """By message that exists, its producer or consumer."""
+
+    def action(self, index: int) -> Action | None:
+        """Return an operation's action in a schedule table; None for an operation that tables do not have."""
+        operation = self._operations[index]
+        if operation.type in _COMPUTATIONS:
+            kind = Kind.F if operation.type == _FORWARD else Kind.B
+            return Action(kind=kind, stage=self._stage(index), microbatch=operation.microbatch)
+        if operation.type in {_GATHER, _REDUCE}:
+            kind = Kind.UNSHARD if operation.type == _GATHER else Kind.REDUCE_GRAD
+            return Action(kind=kind, stage=self._stage(index))
+        if index not in self.computation:
+            return None
+        direction, end = operation.type.split("-")
+        kind = kinds.message_kind(sends=end == "send", forward=direction == "forward")
+        computation = self.computation[index]
+        microbatch = self._operations[computation].microbatch
+        return Action(kind=kind, stage=self._stage(computation), microbatch=microbatch)
+
+    def _stage(self, index: int) -> int:
+        """Return an operation's stage of the model."""
+        operation = self._operations[index]
+        return max(operation.chunk, 0) * self._table.stages + operation.stage
+
+    def connect(self) -> None:
+        """Find all dependencies and rendezvous."""
+        for rank in range(self._table.stages):
+            computations = self._computations(rank)
+            self._chain(computations)
+            for direction in _DIRECTIONS:
+                self._connect_messages(rank, direction)
+            self._delay_first_gradients(rank, computations)
+            self._connect_gathers(rank)
+            self._connect_end(rank, computations)
+        self._pair_messages()
+        self._add_collectives()
+
+    def _computations(self, rank: int) -> list[int]:
+        computations = self._by_time(self._of_types(rank, _COMPUTATIONS))
+        if not computations:
+            raise self._error(f"holds no forward-compute and no backward-compute of stage {rank}")
+        for index in computations:
+            operation = self._operations[index]
+            if operation.microbatch < 0:
+                name = f"{operation.type} {operation.number} of stage {rank}"
+                raise self._error(f"{name} has no microbatch (mb_id)")
+        return computations
+
+    def _error(self, message: str) -> TraceError:
+        return TraceError(message, file=self._table.path)
+
+    def _of_types(self, rank: int, types: Iterable[str]) -> list[int]:
+        return [index for type_ in types for index in self._indices[rank, type_]]
+
+    def _by_time(self, indices: Iterable[int]) -> list[int]:
+        return sorted(indices, key=lambda index: (self._start[index], self._operations[index].number, index))
+
+    def _by_number(self, rank: int, type_: str) -> list[int]:
+        return sorted(self._indices[rank, type_], key=lambda index: self._operations[index].number)
+
+    def _chain(self, indices: Iterable[int]) -> None:
+        for before, index in pairwise(indices):
+            self.of[index].add(before)
+
+    def _connect_messages(self, rank: int, direction: str) -> None:
+        """Connect sends and receives of one direction with their computations."""
+        computations = self._by_number(rank, f"{direction}-compute")
+        for end in ("send", "recv"):
+            posted = self._by_time(self._indices[rank, f"{direction}-{end}"])
+            self._chain(posted)
+            if end == "send":
+                first_ns = min((int(self._end[index]) for index in computations), default=0) - _TOLERANCE_NS
+                messages = [index for index in posted if self._end[index] >= first_ns]
+            else:
+                last_ns = max((int(self._start[index]) for index in computations), default=0) + _TOLERANCE_NS
+                messages = [index for index in posted if self._start[index] <= last_ns]
+            # The receive before the first stage's first forward is not always recorded.
+            skipped = int(end == "recv" and len(messages) == len(computations) - 1)
+            if len(messages) not in {0, len(computations), len(computations) - 1}:
+                counts = f"{len(messages)} {direction}-{end} for {len(computations)} {direction}-compute"
+                raise self._error(f"stage {rank} has {counts}: operations are missing")
+            for number, index in enumerate(messages, skipped):
+                self.computation[index] = computations[number]
+                if end == "send":
+                    self.of[index].add(computations[number])
+                    continue
+                self.of[computations[number]].add(index)
+                if number:
+                    self.of[index].add(computations[number - 1])
+
+    def _delay_first_gradients(self, rank: int, computations: Sequence[int]) -> None:
+        """Let a rank's first messages of gradients wait for the forward before its last one in the warm-up."""
+        types = [self._operations[index].type for index in computations]
+        warm_up = types.index(_BACKWARD) if _BACKWARD in types else 0
+        if warm_up > 1:
+            for end in ("send", "recv"):
+                for index in self._by_number(rank, f"backward-{end}")[:1]:
+                    self.of[index].add(computations[warm_up - 2])
+
+    def _connect_gathers(self, rank: int) -> None:
+        """Let the first forward of each chunk wait for the all-gather of its weights."""
+        self._chain(self._by_time(self._of_types(rank, (_GATHER, _REDUCE))))
+        last_gather = {self._operations[index].chunk: index for index in self._by_number(rank, _GATHER)}
+        for chunk, gather in last_gather.items():
+            forwards = self._of_chunk(rank, _FORWARD, chunk)
+            if forwards:
+                self.of[min(forwards, key=lambda index: int(self._start[index]))].add(gather)
+
+    def _of_chunk(self, rank: int, type_: str, chunk: int) -> list[int]:
+        return [index for index in self._indices[rank, type_] if self._operations[index].chunk == chunk]
+
+    def _connect_end(self, rank: int, computations: Sequence[int]) -> None:
+        """Connect the operations after the last computation."""
+        last = [max(computations, key=lambda index: int(self._end[index]))]
+        collect, reductions = self._indices[rank, _COLLECT][:1], self._by_number(rank, _REDUCE)
+        for index in collect:
+            self.of[index].update(last)
+        overlapped = bool(self._indices[rank, _SEPARATE])
+        if overlapped:
+            self._overlap_reductions(rank, reductions)
+        end = [
+            *self._indices[rank, _NORMS][:1], *self._indices[rank, _EMBEDDING][:1],
+            *(self._indices[rank, _SEPARATE][:1] if overlapped else reductions),
+            *self._indices[rank, _CLIP][:1], *self._indices[rank, _OPTIMIZER][:1],
+        ]  # fmt: skip
+        self._chain(end)
+        for index in end[:1]:
+            self.of[index].update([*(collect or last), *(reductions[-1:] if overlapped else [])])
+
+    def _overlap_reductions(self, rank: int, reductions: Sequence[int]) -> None:
+        """Let the first reduction of each chunk wait for the chunk's last backward."""
+        first_reduction = {self._operations[index].chunk: index for index in reversed(reductions)}
+        for chunk, reduction in first_reduction.items():
+            backwards = self._of_chunk(rank, _BACKWARD, chunk)
+            if backwards:
+                self.of[reduction].add(max(backwards, key=lambda index: int(self._end[index])))
+
+    def _pair_messages(self) -> None:
+        """Make a rendezvous of the k-th send and the k-th receive between two ranks."""
+        ranks = self._table.stages
+        for direction, offset in _DIRECTIONS.items():
+            for rank in range(ranks):
+                sends = self._existing(rank, f"{direction}-send", offset)
+                receives = self._existing((rank + offset) % ranks, f"{direction}-recv", -offset)
+                if len(sends) != len(receives):
+                    counts = f"{len(sends)} {direction}-send for {len(receives)} {direction}-recv"
+                    raise self._error(f"stage {rank} has {counts} of its neighbour")
+                self.rendezvous += zip(sends, receives, strict=True)
+
+    def _existing(self, rank: int, type_: str, offset: int) -> list[int]:
+        """Return messages by time, without those to or from a stage that the model does not have."""
+        existing = []
+        for index in self._by_time(self._indices[rank, type_]):
+            if index in self.computation and 0 <= self._stage(self.computation[index]) + offset < self._stages:
+                existing.append(index)
+            else:
+                self.computation.pop(index, None)
+        return existing
+
+    def _add_collectives(self) -> None:
+        """Make a rendezvous of each collective; all but the embedding's are across replicas."""
+        ranks = range(self._table.stages)
+        of_rank = [index for rank in ranks for index in self._of_types(rank, (_GATHER, _REDUCE, _SEPARATE))]
+        clip = tuple(index for rank in ranks for index in self._indices[rank, _CLIP][:1])
+        self.rendezvous += [(index,) for index in of_rank]
+        self.across_replicas.update(of_rank, clip)
+        first_and_last = sorted({0, self._table.stages - 1})
+        embedding = tuple(index for rank in first_and_last for index in self._indices[rank, _EMBEDDING][:1])
+        self.rendezvous += [members for members in (clip, embedding) if members]

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["JobTable", "TypedOperation", "read_job_table"]
-
 _INTEGERS = ("dp_rank", "stage", "rank", "step", "seq_id", "mc", "mb_id")
 _SECONDS = ("start_ts", "duration")
 _TYPES = "optype"

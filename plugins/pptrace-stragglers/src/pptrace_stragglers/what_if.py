@@ -26,19 +26,6 @@ if TYPE_CHECKING:
     from pptrace.plugin import Placement, Timeline
     from pptrace_stragglers.simulation import Job, Times
 
-__all__ = [
-    "CAUSES",
-    "Effect",
-    "Removed",
-    "Stragglers",
-    "Worker",
-    "correlate_passes",
-    "equalize_lengths",
-    "find_stragglers",
-    "ideal_durations",
-    "ideal_timeline",
-]
-
 _SLOWEST_PERCENT = 3
 """Share of the workers that count as the slowest, rounded up."""
 _CAUSE_SHARE = 0.5

@@ -1,0 +1,470 @@
+"""Events of Chrome JSON files.
+
+Source: the Trace Event Format (an object with ``traceEvents``, or a bare array whose end may be missing), and
+Kineto's output_json.cpp, which writes metadata before and after the events.
+
+Times are microseconds, in the three generations that PyTorch wrote: whole numbers since the Unix epoch, fractions
+since the epoch, and fractions since ``baseTimeNanoseconds`` (Kineto's output_json.cpp). Whole and fractional
+microseconds are converted separately: a double cannot hold nanoseconds since the epoch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import zlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from pptrace.plugin import TraceError, check_events, open_unpacked
+from pptrace_profilers.events import LARGEST_NS, LARGEST_US, Detailed, Event, EventBuilder, Marks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from pptrace.plugin import Int64s, UnpackedFile
+    from pptrace_profilers.events import Events, Number
+
+_BLOCK = 96 << 10  # larger ones leave the processor's cache, and at 128 KiB malloc maps each anew
+MOST_EVENT_BYTES = 16 << 20
+"""Bytes within which an event must end, and which the part before the events may have."""
+_ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
+_FIRST_KEY = re.compile(rb'\{\s*"(?:ph|name|cat|args|ts|pid|tid|dur|id|bp|s|tts|tdur|sf|cname)"\s*:')
+_EMPTY = re.compile(rb"(?:\s*\{\s*\}\s*,){16}")
+_BLANK = b" \t\r\n"
+_MARKS = (b'"ph"',)
+_MOST_BROKEN = 100_000
+"""Invalid events that a file may have if most of its events are invalid."""
+_LONGEST_KEY, _MOST_BLANKS = 4096, 256
+"""Bytes before an event's first key is whole, and blanks between two events, where a block is cut."""
+
+
+@dataclass(slots=True)
+class Blocks:
+    """The events of a file in blocks; ``top`` and ``cut`` are final after the last block."""
+
+    path: Path
+    """The file."""
+    top: dict[str, Any] = field(default_factory=dict)
+    """Metadata of the file."""
+    cut: bool = False
+    """Whether the file ends in the middle."""
+    size: int = 0
+    """Bytes read, unpacked."""
+    file: UnpackedFile | None = None
+    """The open file during iteration."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield texts of whole events with commas between, without brackets.
+
+        The last may hold the array's end and metadata; :meth:`values` reads it.
+
+        Raises:
+            TraceError: the file cannot be read, is no Chrome JSON, or unfolds without end.
+        """
+        with open_unpacked(self.path) as self.file:
+            yield from self._split(self.file)
+
+    def expect(self, events: int, bad: int) -> None:
+        """Check how many events there were, whole and broken, and how many will be.
+
+        Raises:
+            TraceError: there are more than a trace may have, or most are broken.
+        """
+        if self.file is not None:
+            self.file.expect(events + bad, _MARKS)
+        if bad > max(events, _MOST_BROKEN):
+            raise TraceError(f"holds {bad:,} broken events and {events:,} whole ones: not a trace", file=self.path)
+
+    def values(self, block: bytes) -> Iterator[Any]:
+        """Yield the values of a block one by one: of one that holds the array's end, or broken events."""
+        text, position, decoder = block.decode("utf-8", errors="replace"), 0, json.JSONDecoder()
+        while True:
+            while position < len(text) and text[position] in " \t\r\n,":
+                position += 1
+            if position == len(text):
+                return
+            if text[position] == "]":
+                self._ended(text[position + 1 :].encode(errors="replace"))
+                return
+            try:
+                value, position = decoder.raw_decode(text, position)
+            except (ValueError, RecursionError):
+                self.cut = True
+                return
+            yield value
+
+    def _ended(self, rest: bytes) -> None:
+        """Read the metadata after the array's end."""
+        text = rest.strip(_BLANK).removeprefix(b",").strip(_BLANK)
+        if text in {b"", b"}"}:
+            return
+        try:
+            self.top |= json.loads(b"{" + text)
+        except ValueError:
+            self.cut = True
+
+    def _split(self, file: UnpackedFile) -> Iterator[bytes]:
+        held, searched = self._begin(file), 0
+        while True:
+            part = self._part(file, len(held))
+            held += part
+            if not part:
+                break
+            at, end = _last_start(held, searched)
+            searched = len(held) - at
+            if at > 0:
+                yield held[:end]
+                held = held[at:]
+            elif len(held) > MOST_EVENT_BYTES:
+                what = "all events are empty" if _EMPTY.match(held) else "no event ends"
+                raise TraceError(f"{what} within {MOST_EVENT_BYTES >> 20} MiB: not a trace", file=self.path)
+        # The end is decoded event by event, which is slow. So it holds the last event alone.
+        at, end = _last_start(held)
+        if at > 0:
+            yield held[:end]
+        if held[at:].strip(_BLANK):
+            yield held[at:]
+
+    def _begin(self, file: UnpackedFile) -> bytes:
+        """Read up to the first event, and return what was read of the events."""
+        held = b""
+        while len(held) <= MOST_EVENT_BYTES:
+            part = self._part(file, len(held))
+            held += part
+            text = held.lstrip(b"\xef\xbb\xbf" + _BLANK)
+            if text.startswith(b"["):
+                return text[1:]
+            if text[:1] not in {b"{", b""}:
+                break
+            array = _ARRAY.search(held)
+            if array:
+                self._describe(held[: array.start()])
+                return held[array.end() :]
+            if not part:
+                break
+        if not held.strip(_BLANK):
+            raise TraceError("is empty", file=self.path)
+        raise TraceError("is no Chrome JSON: there are no traceEvents", file=self.path)
+
+    def _describe(self, head: bytes) -> None:
+        try:
+            self.top |= json.loads(head.strip(b"\xef\xbb\xbf" + _BLANK).removesuffix(b",") + b"}")
+        except (ValueError, RecursionError) as error:
+            raise TraceError(f"cannot be read before its events: {error}", file=self.path) from None
+
+    def _part(self, file: UnpackedFile, held: int) -> bytes:
+        """Return the next bytes, as many as are held where that is much: an event's end is soon found or never."""
+        try:
+            part = file.read(max(_BLOCK, held))
+        except (EOFError, zlib.error):
+            if not self.size:
+                raise
+            self.cut = True
+            return b""
+        self.size += len(part)
+        return part
+
+
+def _last_start(text: bytes, searched: int = 0) -> tuple[int, int]:
+    """Return where the last event starts that another one comes before, and where that one ends; 0, 0 for none.
+
+    Args:
+        text: the text.
+        searched: how much of its beginning was, in vain.
+    """
+    at, first = len(text), max(searched - _LONGEST_KEY, 0)
+    while (at := text.rfind(b"{", first, at)) > 0:
+        before = text[max(at - _MOST_BLANKS, 0) : at].rstrip(_BLANK)
+        comma = max(at - _MOST_BLANKS, 0) + len(before) - 1
+        closed = before.endswith(b",") and before[:-1].rstrip(_BLANK).endswith(b"}")
+        if closed and _FIRST_KEY.match(text, at):
+            return at, comma
+    return 0, 0
+
+
+_DECODER = msgspec.json.Decoder(list[dict[str, Any]])
+
+
+class PlainEvents:
+    """Events in the order of the file; ``cut`` and ``bad`` are final after the last event.
+
+    The reader accepts an array without an end, a final empty object and extra commas.
+    """
+
+    def __init__(self, path: Path, mend: Callable[[bytes], bytes] | None = None) -> None:
+        """Read ``path``; ``mend`` repairs the writer's invalid JSON."""
+        self._blocks, self._mend = Blocks(path), mend
+        self.bad = 0
+        """Number of values that are not objects."""
+
+    @property
+    def cut(self) -> bool:
+        """Whether the file ends in the middle of an event."""
+        return self._blocks.cut
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield each event.
+
+        Raises:
+            TraceError: the file cannot be read, is no Chrome JSON, or unfolds without end.
+        """
+        count = 0
+        for block in self._blocks:
+            text = self._mend(block) if self._mend is not None else block
+            try:
+                events = _DECODER.decode(b"[" + text + b"]")
+                count += len(events)
+                check_events(count, self._blocks.path)
+                self._blocks.expect(count - self.bad, self.bad)
+                yield from events
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                for event in self._blocks.values(text):
+                    count += 1
+                    if isinstance(event, dict):
+                        yield event
+                    else:
+                        self.bad += 1
+                check_events(count, self._blocks.path)
+                self._blocks.expect(count - self.bad, self.bad)
+
+
+MEMORY = "[memory]"
+"""The name of an instant at which PyTorch's allocator says how much it holds."""
+
+
+_NO_ARGUMENTS = Marks()
+
+
+def detached(event: Detailed) -> Detailed:
+    """Copy the raw arguments, so that the event does not keep its block in memory."""
+    if event.args is not None:
+        for name in ("inputs", "input_dims", "input_type"):
+            setattr(event.args, name, getattr(event.args, name).copy())
+    return event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """Which complete events are wanted."""
+
+    categories: frozenset[str]
+    """Categories of which all are."""
+    prefixes: tuple[str, ...] = ()
+    """Beginnings of names that are, whatever their category."""
+    without: frozenset[str] = frozenset()
+    """Names that are not, whatever their category."""
+    details: tuple[str, ...] = ()
+    """Beginnings of names whose arguments are."""
+
+
+_BATCH, _BATCH_BYTES = 1024, 4 << 20
+"""Events, and bytes of text, that are made columns at once."""
+_ALWAYS = 2
+_LEAN = msgspec.json.Decoder(list[Event])
+
+
+def read_events(path: Path, keep: Keep) -> Events:
+    """Read a file's complete events.
+
+    Raises:
+        TraceError: the file cannot be read or is no Chrome JSON.
+    """
+    blocks = Blocks(path)
+    builder = EventBuilder()
+    choice = _Choice(keep)
+    allocated: dict[int, int] = {}
+    waiting: list[Event] = []
+    seen, read = 0, 0
+    for block in blocks:
+        try:
+            events = _LEAN.decode(b"[" + block + b"]")
+            seen += len(events)
+            waiting += choice.of(events, block)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            whole, empty = _events_one_by_one(block, blocks, builder)
+            seen += len(whole) + empty
+            waiting += choice.of(whole)
+        blocks.expect(seen, builder.bad)
+        read += len(block)
+        if len(waiting) >= _BATCH or read >= _BATCH_BYTES:
+            _add(builder, waiting, allocated)
+            check_events(len(builder) + builder.bad, path, builder.held_bytes)
+            waiting, read = [], 0
+    _add(builder, waiting, allocated)
+    check_events(len(builder) + builder.bad, path, builder.held_bytes)
+    base = blocks.top.get("baseTimeNanoseconds")
+    base_ns = base if isinstance(base, int) and abs(base) < LARGEST_NS else 0
+    table = builder.events(path, blocks.top, base_ns=base_ns, cut=blocks.cut)
+    table.allocated = allocated
+    return table
+
+
+_LONGEST_US = 2**40
+"""12 days, so that sums of many durations have at most 62 bits."""
+
+
+def _add(builder: EventBuilder, events: Sequence[Event], allocated: dict[int, int]) -> None:
+    """Append the complete events to a builder, and update the most allocated bytes by type of device."""
+    for marks in [e.args for e in events if e.name == MEMORY and e.args is not None]:
+        total, device = marks.allocated, marks.device_type
+        if isinstance(total, int) and isinstance(device, int) and 0 < total < 2 * LARGEST_NS:
+            allocated[device] = max(allocated.get(device, 0), total)
+    complete = [e for e in events if e.ph == "X"]
+    start, duration = _times([e.ts for e in complete]), _times([e.dur for e in complete])
+    good = (np.abs(start) < LARGEST_US) & (duration >= 0) & (duration < _LONGEST_US)
+    if not good.all():
+        builder.bad += len(complete) - int(good.sum())
+        complete = [complete[index] for index in np.flatnonzero(good).tolist()]
+        start, duration = start[good], duration[good]
+    start_ns = _nanoseconds(start)
+    arguments = [e.args or _NO_ARGUMENTS for e in complete]
+    builder.extend(
+        [e.name for e in complete], [e.cat for e in complete], [(e.pid, e.tid) for e in complete],
+        start_ns, start_ns + _nanoseconds(duration),
+        [a.correlation for a in arguments], [a.stream for a in arguments], arguments,
+    )  # fmt: skip
+
+
+def _times(values: Sequence[Number]) -> NDArray[np.float64]:
+    """Return microseconds, NaN for a value that is not a number."""
+    try:
+        return np.array(values, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        return np.array([_time(value) for value in values], dtype=np.float64)
+
+
+def _time(value: Number) -> float:
+    return float(value) if isinstance(value, int | float) and abs(value) <= LARGEST_US else math.nan
+
+
+def _nanoseconds(times: NDArray[np.float64]) -> Int64s:
+    whole = np.floor(times)
+    nanoseconds: Int64s = whole.astype(np.int64) * 1000 + np.rint((times - whole) * 1000).astype(np.int64)
+    return nanoseconds
+
+
+class _Choice:
+    """Filter of wanted events; decides once per name."""
+
+    def __init__(self, keep: Keep) -> None:
+        self.categories = keep.categories
+        self.by_name = _PerName(lambda name: _ALWAYS if _begins(name, keep.prefixes) else name not in keep.without)
+        self.detailed = _PerName(lambda name: _begins(name, keep.details))
+
+    def of(self, events: Sequence[Event], block: bytes = b"") -> list[Event]:
+        """Return the wanted events, where those have details with all arguments, read from the block's text."""
+        categories, by_name, has_details = self.categories, self.by_name, self.detailed
+        kept = [e for e in events if (fate := by_name[e.name]) and (fate == _ALWAYS or e.cat in categories)]
+        places = [index for index, e in enumerate(kept) if has_details[e.name]]
+        if block:
+            whole: Sequence[Event] = detailed_events(block, [kept[index] for index in places]) if places else ()
+        else:
+            whole = [kept[index] for index in places]
+            kept = [_lean(e) for e in kept]
+        for index, event in zip(places, whole, strict=True):
+            kept[index] = event
+        return kept
+
+
+class _PerName(dict[str, int]):
+    """A verdict about each name."""
+
+    def __init__(self, decide: Callable[[str], int]) -> None:
+        super().__init__()
+        self.decide = decide
+
+    def __missing__(self, name: str) -> int:
+        verdict = self[name] = self.decide(name)
+        return verdict
+
+
+def _begins(name: str, beginnings: tuple[str, ...]) -> bool:
+    return bool(beginnings) and name.startswith(beginnings)
+
+
+def _lean(event: Event) -> Event:
+    """Return an event without its detailed arguments."""
+    marks = event.args and Marks(**{name: getattr(event.args, name) for name in Marks.__struct_fields__})
+    return Event(event.ph, event.cat, event.name, event.pid, event.tid, event.ts, event.dur, marks)
+
+
+def _events_one_by_one(block: bytes, blocks: Blocks, builder: EventBuilder) -> tuple[list[Detailed], int]:
+    """Return the valid events of a block that cannot be decoded at once, and the number of empty ones."""
+    events: list[Detailed] = []
+    empty = 0
+    for value in blocks.values(block):
+        if value == {}:
+            empty += 1
+            continue
+        try:
+            events.append(msgspec.convert(_with_raw_text(value), Detailed))
+        except (msgspec.ValidationError, UnicodeError, RecursionError):
+            builder.bad += 1
+    return events, empty
+
+
+def _with_raw_text(event: Any) -> Any:
+    """Return an event whose raw arguments are text again."""
+    arguments = event.get("args") if isinstance(event, dict) else None
+    if not isinstance(arguments, dict):
+        return event
+    raw = ("Concrete Inputs", "Input Dims", "Input type")
+    texts = {key: msgspec.Raw(json.dumps(arguments[key]).encode()) for key in raw if key in arguments}
+    return {**event, "args": {**arguments, **texts}}
+
+
+_ONE = msgspec.json.Decoder(Detailed)
+_ALL = msgspec.json.Decoder(list[Detailed])
+
+
+def detailed_events(block: bytes, events: Sequence[Event]) -> list[Detailed]:
+    """Return some events of a block with all their arguments, in the same order.
+
+    Args:
+        block: text of whole events.
+        events: those of them that are wanted, in the order of the text.
+    """
+    detailed: list[Detailed] = []
+    position = 0
+    for event in events:
+        with_arguments, position = _next(block, event, position)
+        if with_arguments is None:
+            return _among_all(block, events)
+        detailed.append(with_arguments)
+    return detailed
+
+
+def _next(block: bytes, event: Event, at: int) -> tuple[Detailed | None, int]:
+    """Return an event that is written with ``ph`` first and plain values before its name, and where to go on."""
+    name = msgspec.json.encode(event.name)
+    while (at := block.find(name, at)) >= 0:
+        start, stop = block.rfind(b"{", 0, at), block.find(b'"ph"', at)
+        at += len(name)
+        text = block[start : stop if stop >= 0 else len(block)]
+        if stop >= 0:
+            text = text.rstrip().removesuffix(b"{").rstrip().removesuffix(b",")
+        try:
+            detailed = _ONE.decode(text)
+        except msgspec.DecodeError:
+            continue
+        if (detailed.pid, *_identity(detailed)) == (event.pid, *_identity(event)):
+            return detached(detailed), at
+    return None, at
+
+
+def _among_all(block: bytes, events: Sequence[Event]) -> list[Detailed]:
+    """Return the detailed events of a block of any key order by decoding all of it."""
+    rest = iter(_ALL.decode(b"[" + block + b"]"))
+    return [next(detached(e) for e in rest if _identity(e) == _identity(event)) for event in events]
+
+
+def _identity(event: Event) -> tuple[str, Number, Number]:
+    return event.name, event.ts, event.tid
