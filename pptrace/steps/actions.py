@@ -6,8 +6,8 @@ The text grammar is PyTorch's (``torch.distributed.pipelining.schedules._Action`
             | "(" action {";" action} ")OVERLAP_F_B"           (0F3;7B1)OVERLAP_F_B
             | action "@" action                                0F3@0OFFLOAD1
 
-An action behind ``@`` is one whose end the action waits for, beside what it needs anyway. ``SEND_F`` names the
-sender's stage and ``RECV_F`` the receiver's; likewise ``SEND_B`` and ``RECV_B``.
+``a@b``: action ``a`` also waits for the end of action ``b``. ``SEND_F`` and ``SEND_B`` name the sender's stage,
+``RECV_F`` and ``RECV_B`` the receiver's.
 """
 
 from __future__ import annotations
@@ -43,28 +43,29 @@ class Action:
     """
 
     kind: Kind
-    """What it does; for an overlapped pair, its first sub-action's kind."""
+    """Its kind; for an overlapped pair, the kind of the first sub-action."""
     stage: int
     """Global stage index, from 0."""
     microbatch: int = -1
-    """First microbatch, from 0; -1 for an action that belongs to no microbatch."""
+    """First microbatch, from 0; -1 for an action of a whole stage."""
     span: int = 1
     """Number of microbatches."""
     sub_actions: tuple[Action, ...] = ()
-    """An overlapped pair's members, empty for any other action."""
+    """Members of an overlapped pair; empty for a single action."""
     after: tuple[Action, ...] = ()
-    """Actions, of one microbatch or the first of several, whose ends it waits for beside what it needs anyway."""
+    """Actions whose ends it waits for in addition to its data dependencies."""
 
     def __str__(self) -> str:
         if self.sub_actions:
             return f"({';'.join(map(str, self.sub_actions))})OVERLAP_F_B"
         microbatch = "" if self.microbatch < 0 else str(self.microbatch)
         span = f"+{self.span}" if self.span > 1 else ""
-        return f"{self.stage}{self.kind.name}{microbatch}{span}{''.join(f'@{one}' for one in self.after)}"
+        waits = "".join(f"@{action}" for action in self.after)
+        return f"{self.stage}{self.kind.name}{microbatch}{span}{waits}"
 
 
 def parse_action(text: str) -> Action:
-    """Read one action, the whole text and nothing more.
+    """Parse the text of one action.
 
     >>> parse_action("1SEND_F0")
     Action(kind=<Kind.SEND_F: 4>, stage=1, microbatch=0, span=1, sub_actions=(), after=())
@@ -72,7 +73,7 @@ def parse_action(text: str) -> Action:
     ['0F3', '7B1']
 
     Raises:
-        TableError: the text is no action; the message says what is allowed.
+        TableError: the text is not an action; the message shows valid forms.
     """
     text = text.strip()
     if text.startswith("("):
@@ -111,7 +112,9 @@ def _parse_pair(text: str) -> Action:
 
 def _parse_waiting(text: str) -> Action:
     action, *after = (parse_action(part) for part in text.split("@"))
-    if action.microbatch < 0 or any(one.sub_actions or one.microbatch < 0 or one.span > 1 for one in after):
+    if action.microbatch < 0 or any(
+        awaited.sub_actions or awaited.microbatch < 0 or awaited.span > 1 for awaited in after
+    ):
         raise TableError(
             "what waits and what it waits for have microbatches, the latter one: 0F3@0OFFLOAD1", cell=text
         )
@@ -144,7 +147,7 @@ _DTYPES: dict[Any, type[np.integer[Any]]] = {"Int8s": np.int8, "Int32s": np.int3
 
 
 class CellColumns(NamedTuple):
-    """The columns of :class:`Cells` alone, arrays or lists: what kernels take and readers fill."""
+    """The columns of :class:`Cells` as arrays for kernels, or as lists that readers fill."""
 
     kind: Any
     stage: Any
@@ -153,20 +156,19 @@ class CellColumns(NamedTuple):
     pair: Any
 
     def taken(self, rows: NDArray[np.integer]) -> CellColumns:
-        """Return some rows, in their order."""
+        """Return the given rows, in the given order."""
         return CellColumns(*(values[rows] for values in self))
 
 
 CELL = CellColumns._fields
-"""Names of the columns that say what an action is."""
+"""Names of the columns that define an action."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cells:
-    """What each action is, in columns of one value per action.
+    """Base of all tables of actions: columns of one value per action.
 
-    Whatever holds actions in columns is a subclass with further columns. The annotation of a column (``Int8s``,
-    ``Int32s``, ``Int64s``) is its dtype.
+    Subclasses add columns. The annotation of a column (``Int8s``, ``Int32s``, ``Int64s``) is its dtype.
     """
 
     kind: Int8s
@@ -174,27 +176,28 @@ class Cells:
     stage: Int32s
     """Global stage: the sender's for ``SEND_*``, the receiver's for ``RECV_*``."""
     microbatch: Int32s
-    """First microbatch, -1 for an action that belongs to none."""
+    """First microbatch, -1 for an action of a whole stage."""
     span: Int32s
     """Number of microbatches."""
     pair: Int32s
-    """Neighbours of a rank that share a number from 0 are an overlapped pair; -1 for an action alone."""
+    """Number of the overlapped pair, shared by adjacent actions of a rank; -1 for a single action."""
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            if one.type in _DTYPES:
-                object.__setattr__(self, one.name, column(getattr(self, one.name), _DTYPES[one.type]))
+        for attribute in fields(self):
+            if attribute.type in _DTYPES:
+                values = column(getattr(self, attribute.name), _DTYPES[attribute.type])
+                object.__setattr__(self, attribute.name, values)
 
     def __len__(self) -> int:
         return int(self.kind.size)
 
     @property
     def cells(self) -> CellColumns:
-        """The columns that say what each action is."""
+        """The columns that define each action."""
         return CellColumns(self.kind, self.stage, self.microbatch, self.span, self.pair)
 
     def action(self, index: int) -> Action:
-        """Return one action; a member of an overlapped pair stands alone."""
+        """Return one action; a member of an overlapped pair is returned as a single action."""
         kind = Kind(int(self.kind[index]))
         return Action(
             kind=kind,
@@ -218,51 +221,48 @@ def group_starts(pair: Int32s, row_ptr: Int32s) -> NDArray[np.int64]:
 
 
 def cell_columns(actions: Iterable[Action]) -> CellColumns:
-    """Return the columns of some actions, as lists; the members of an overlapped pair follow one another.
+    """Return the columns of actions as lists; members of an overlapped pair are adjacent.
 
     >>> cell_columns([Action(kind=Kind.F, stage=2, microbatch=6)])
     CellColumns(kind=[0], stage=[2], microbatch=[6], span=[1], pair=[-1])
     """
-    found = CellColumns([], [], [], [], [])
+    columns = CellColumns([], [], [], [], [])
     pairs = 0
     for action in actions:
+        pair = pairs if action.sub_actions else -1
         for member in action.sub_actions or (action,):
-            values = (
-                int(member.kind),
-                member.stage,
-                member.microbatch,
-                member.span,
-                pairs if action.sub_actions else -1,
-            )
-            for values_so_far, value in zip(found, values, strict=True):
-                values_so_far.append(value)
+            cell = (int(member.kind), member.stage, member.microbatch, member.span, pair)
+            for values, value in zip(columns, cell, strict=True):
+                values.append(value)
         pairs += bool(action.sub_actions)
-    return found
+    return columns
 
 
 def waits_of(actions: Iterable[Action]) -> Int32s:
-    """Return what actions wait for by name: kind, stage and first microbatch of that, then those of what waits.
+    """Return the explicit waits (``@``) of actions, shape (waits, 6).
+
+    Columns: kind, stage and first microbatch of the awaited action, then those of the waiting action.
 
     >>> from pptrace.steps.actions import parse_action
     >>> waits_of([parse_action("0F3@0OFFLOAD1")]).tolist()
     [[11, 0, 1, 0, 0, 3]]
     """
-    told = [
-        (int(one.kind), one.stage, one.microbatch, int(member.kind), member.stage, member.microbatch)
+    waits = [
+        (int(awaited.kind), awaited.stage, awaited.microbatch, int(member.kind), member.stage, member.microbatch)
         for action in actions
         for member in action.sub_actions or (action,)
-        for one in member.after
+        for awaited in member.after
     ]
-    return np.array(told, dtype=np.int32).reshape(-1, 6)
+    return np.array(waits, dtype=np.int32).reshape(-1, 6)
 
 
 class Form(Enum):
-    """How the cells of a row are separated."""
+    """Separator of the cells of a row."""
 
     CSV = "csv"
-    """By commas; a cell between two commas with nothing in it is idle."""
+    """Commas; an empty cell is idle."""
     TEXT = "text"
-    """By blanks; ``-`` is idle."""
+    """Blanks; ``-`` is idle."""
 
 
 _MICROBATCH_KINDS = "|".join(sorted((k.name for k in Kind if k not in PER_STAGE), key=len, reverse=True))
@@ -280,21 +280,21 @@ _TEXT_CELL = re.compile(r"\([^()]*\)\S*|\S+")
 
 
 def parse_row(line: str, form: Form) -> tuple[CellColumns, Int32s]:
-    """Read one row and what its actions wait for, as :func:`waits_of` has it; its overlapped pairs count from 0.
+    """Parse one row; return its cells, with pairs numbered from 0, and its waits as :func:`waits_of` does.
 
     >>> parse_row("0F0,,(0F1;1B0)OVERLAP_F_B", Form.CSV)[0].pair
     [-1, 0, 0]
 
     Raises:
-        TableError: a cell is no action (its column is named).
+        TableError: a cell is not an action; the error has its column.
     """
     if _ROW[form].fullmatch(line) is None:
         actions = [_parse_at(cell, column) for column, cell in cells_of(line, form)]
         return cell_columns(actions), waits_of(actions)
-    found = _TOKEN.findall(line)
-    if not found:
+    tokens = _TOKEN.findall(line)
+    if not tokens:
         return cell_columns([]), _NO_WAITS
-    opens, stages, kinds, microbatches, spans, closes = zip(*found, strict=True)
+    opens, stages, kinds, microbatches, spans, closes = zip(*tokens, strict=True)
     cells = CellColumns(
         kind=[_KIND_CODES[kind] for kind in kinds],
         stage=[int(stage) for stage in stages],
@@ -306,16 +306,15 @@ def parse_row(line: str, form: Form) -> tuple[CellColumns, Int32s]:
 
 
 def cells_of(line: str, form: Form) -> list[tuple[int, str]]:
-    """Return the cells of a row that are not idle, each with its column, counted from 1.
+    """Return the non-idle cells of a row with their columns, counted from 1.
 
     >>> cells_of('0F0, ,"0F1"', Form.CSV)
     [(1, '0F0'), (3, '0F1')]
-
     """
     if form is Form.TEXT:
         cells = _TEXT_CELL.findall(line)
         return [(column, cell) for column, cell in enumerate(cells, 1) if cell != "-"]
-    # No action has a comma or a quote in it, so a quoted cell is its inside.
+    # Actions contain no commas or quotes, so unquoting is enough.
     cells = [_unquoted(cell.strip()) for cell in line.split(",")]
     return [(column, cell) for column, cell in enumerate(cells, 1) if cell]
 

@@ -1,7 +1,7 @@
 """Kinds of actions, their roles and streams, and their codes in kernels.
 
-Whatever asks "is this a send, a backward, computation" asks this table. A new kind is one more row of it, and a
-member of :class:`Kind`.
+All code that distinguishes kinds reads this table. A new kind is a row of the table and a member of
+:class:`Kind`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Stream(IntEnum):
-    """What a lane is: an in-order queue of a rank."""
+    """In-order queue of a rank; each lane of a timeline is one."""
 
     COMPUTE = 0
     """Kernels of the model."""
@@ -40,33 +40,33 @@ class Stream(IntEnum):
     TENSOR_PARALLEL = 7
     """Collectives of the rank's tensor-parallel group, where actions consist of segments."""
     EXPERT_PARALLEL = 8
-    """Those of its expert-parallel group: dispatch and combine."""
+    """Collectives of the rank's expert-parallel group: dispatch and combine."""
     CONTEXT_PARALLEL = 9
-    """Those of its context-parallel group."""
+    """Collectives of the rank's context-parallel group."""
 
     @property
     def is_group(self) -> bool:
-        """Whether it is one of the rank's own groups', whose communication is inside actions."""
+        """Whether it carries collectives inside actions (tensor, expert or context parallel)."""
         return self >= Stream.TENSOR_PARALLEL
 
 
 class Role(IntEnum):
-    """What an action does for its rank."""
+    """Resource that an action uses."""
 
     COMPUTE = 0
-    """It keeps the compute stream busy."""
+    """Occupies the compute stream."""
     SEND = 1
-    """It is the sender's side of a message between ranks."""
+    """Sender's side of a message between ranks."""
     RECEIVE = 2
-    """It is the receiver's side."""
+    """Receiver's side of a message between ranks."""
     COPY = 3
-    """It moves data between the device and its host."""
+    """Copy between the device and its host."""
     COLLECTIVE = 4
-    """It communicates, or ends communication, with the stage's data-parallel replicas."""
+    """Communication with the stage's data-parallel replicas, or its end."""
 
 
 class Pass(IntEnum):
-    """Which way through the model an action belongs to."""
+    """Pass through the model that an action belongs to."""
 
     NEITHER = 0
     FORWARD = 1
@@ -74,7 +74,7 @@ class Pass(IntEnum):
 
 
 class Result(IntEnum):
-    """What an action of a microbatch leaves, at most once per stage and microbatch; all below MADE are named."""
+    """Result of an action, which exists at most once per stage and microbatch."""
 
     ACTIVATION = 0
     GRADIENT = 1
@@ -118,11 +118,11 @@ class Kind(IntEnum):
     RELOAD = 12
     """Copy an activation back from host memory."""
     RECOMPUTE = 13
-    """Compute an activation again."""
+    """Recompute an activation."""
     OPTIMIZER = 14
     """Update a stage's weights."""
     SYNC = 15
-    """Meet all ranks once gradients are whole, to reduce their norm."""
+    """Synchronize all ranks after the last gradient, to reduce the gradient norm."""
 
     @property
     def traits(self) -> Traits:
@@ -131,7 +131,7 @@ class Kind(IntEnum):
 
     @property
     def word(self) -> str:
-        """What a legend calls it beside its name, such as ``input gradient``."""
+        """Its legend text without the kind's letter, such as ``input gradient``."""
         return self.traits.meaning.removeprefix(f"{self.name} ")
 
 
@@ -140,39 +140,39 @@ class Traits:
     """One kind's row."""
 
     role: Role
-    """What it does for its rank."""
+    """Resource that it uses."""
     stream: Stream
-    """Where it runs; of a message, the stream that its policy may split by peer and direction."""
+    """Its stream; a message policy may split the stream of messages by peer and direction."""
     results: tuple[Result, ...] = ()
-    """What it leaves of its stage and microbatch; empty for a kind that belongs to a stage alone."""
+    """Results for its stage and microbatch; empty for a kind that belongs to a stage alone."""
     direction: Pass = Pass.NEITHER
-    """Which way through the model it belongs to."""
+    """Pass through the model that it belongs to."""
     per_stage: bool = False
     """Whether it belongs to a stage and to no microbatch."""
     waits_for: tuple[str, ...] = ()
-    """Kinds on other streams of its rank, of its stage (and microbatch), whose end it waits for."""
+    """Kinds on other streams of its rank that must end first, for the same stage (and microbatch)."""
     ends_stage: bool = False
     """Whether it follows the stage's last backward on its rank, once."""
     activation: int = 0
-    """How often it takes (or, below zero, frees) the bytes that a forward leaves."""
+    """Multiple of ``activation_bytes`` that it allocates; negative values free."""
     weight_activation: int = 0
-    """The same of the part of them that a weight gradient needs."""
+    """Multiple of ``weight_activation_bytes`` that it allocates; negative values free."""
     copied: int = 0
-    """How often it takes (or, below zero, frees) the bytes that a copy to host memory moves."""
+    """Multiple of the bytes of a host copy that it allocates on the device; negative values free."""
     recomputed: int = 0
-    """How often it takes the bytes that a forward leaves out where it is computed again."""
+    """Multiple of the bytes that it allocates by recomputation."""
     slots: int = 1
-    """Columns that it takes in the idealised table."""
+    """Its width in columns of the idealised table."""
     cost: str = ""
     """The workload's column of its duration; a kind without one takes no time."""
     colour: tuple[str, ...] = ("#c9cdd4", "#c9cdd4")
-    """In pictures, on the first and on every other route."""
+    """Colours in pictures: on the first route, and on all other routes."""
     terminal_colour: tuple[str, ...] = ("white", "white")
-    """As above, on a terminal of sixteen colours."""
+    """As above, for terminals of sixteen colours."""
     trace_colour: str = "grey"
-    """A reserved colour name of chrome://tracing."""
+    """Reserved colour name of chrome://tracing."""
     meaning: str = ""
-    """What a legend calls it; empty for what pictures leave out."""
+    """Legend text; empty for a kind that pictures omit."""
 
 
 _F, _B = Pass.FORWARD, Pass.BACKWARD
@@ -264,34 +264,34 @@ ORDER = (
     (Result.RECEIVED_ACTIVATION, Result.ACTIVATION),
     (Result.RECEIVED_GRADIENT, Result.GRADIENT),
 )
-"""Results of which the first comes before the second in a rank's row, where both are there."""
+"""Pairs of results: in a rank's row, the action of the first precedes that of the second."""
 
 
 class KindSet(frozenset[Kind]):
-    """Kinds that have something in common.
+    """Set of kinds with a mask over columns.
 
     >>> SENDS.mask(np.array([0, 4, 6, 7], dtype=np.int8)).tolist()
     [False, True, True, False]
     """
 
     def mask(self, kind: NDArray[np.integer]) -> NDArray[np.bool_]:
-        """Return which entries of a column of kinds are among them."""
-        found, same = np.zeros(kind.shape, dtype=bool), np.empty(kind.shape, dtype=bool)
+        """Return which entries of a column of kinds are in the set."""
+        mask, equal = np.zeros(kind.shape, dtype=bool), np.empty(kind.shape, dtype=bool)
         for member in self:
-            np.equal(kind, int(member), out=same)  # numpy would widen the whole column to compare it with a member
-            found |= same
-        return found
+            np.equal(kind, int(member), out=equal)  # an enum member would widen the whole column
+            mask |= equal
+        return mask
 
 
 def present(kind: NDArray[np.integer]) -> NDArray[np.intp]:
     """Return the kinds in a column, in the order of their numbers."""
-    same, found, left = np.empty(kind.shape, dtype=bool), [], kind.size
-    for one in range(len(KINDS)):
-        count = int(np.count_nonzero(np.equal(kind, one, out=same))) if left else 0
-        left -= count
+    equal, kinds, uncounted = np.empty(kind.shape, dtype=bool), [], kind.size
+    for number in range(len(KINDS)):
+        count = int(np.count_nonzero(np.equal(kind, number, out=equal))) if uncounted else 0
+        uncounted -= count
         if count:
-            found.append(one)
-    return np.array(found, dtype=np.intp)
+            kinds.append(number)
+    return np.array(kinds, dtype=np.intp)
 
 
 def _kinds(has: Callable[[Traits], bool]) -> KindSet:
@@ -299,16 +299,16 @@ def _kinds(has: Callable[[Traits], bool]) -> KindSet:
 
 
 COMPUTE = _kinds(lambda kind: kind.role is Role.COMPUTE)
-"""Kinds that keep the compute stream busy."""
+"""Kinds that occupy the compute stream."""
 
 SENDS = _kinds(lambda kind: kind.role is Role.SEND)
-"""The sender's sides of messages between ranks."""
+"""Sender's sides of messages between ranks."""
 
 RECEIVES = _kinds(lambda kind: kind.role is Role.RECEIVE)
-"""The receiver's sides."""
+"""Receiver's sides of messages between ranks."""
 
 COMMUNICATION = KindSet(SENDS | RECEIVES)
-"""Kinds that move a microbatch between ranks."""
+"""Both sides of messages between ranks."""
 
 COPIES = _kinds(lambda kind: kind.role is Role.COPY)
 """Kinds that move activations between the device and its host."""
@@ -317,34 +317,34 @@ PER_STAGE = _kinds(lambda kind: kind.per_stage)
 """Kinds that belong to a stage and to no microbatch."""
 
 BACKWARD = _kinds(lambda kind: kind.role is Role.COMPUTE and kind.direction is Pass.BACKWARD)
-"""Backwards, whole or a part."""
+"""Full backwards and their halves."""
 
 PASSES = _kinds(lambda kind: kind.role is Role.COMPUTE and kind.direction is not Pass.NEITHER)
 """Forwards and backwards."""
 
 GRADIENTS = _kinds(lambda kind: Result.GRADIENT in kind.results)
-"""Backwards whose result the stage before needs."""
+"""Backwards that compute the input gradient, which the previous stage needs."""
 
 WEIGHT_GRADIENTS = _kinds(lambda kind: Result.WEIGHT_GRADIENT in kind.results)
-"""Backwards after which nothing of a microbatch is left on its stage."""
+"""Backwards that compute the weight gradient, the last action of a microbatch on its stage."""
 
 TOWARDS_NEXT = KindSet(
     kind for kind in COMMUNICATION if (kind in SENDS) == (kind.traits.direction is Pass.FORWARD)
 )
-"""Ends of messages whose other end is on the next stage, not on the one before."""
+"""Sides of messages whose other side is on the next stage; the others' is on the previous stage."""
 
 STAGE_ENDS = _kinds(lambda kind: kind.ends_stage)
-"""What follows a stage's last backward, in the order of their numbers."""
+"""Kinds that follow a stage's last backward, in the order of their numbers."""
 
 
 def message_kind(*, sends: bool, forward: bool) -> Kind:
-    """Return the kind of one end of a message.
+    """Return the kind of one side of a message.
 
     >>> message_kind(sends=True, forward=False).name
     'SEND_B'
     """
-    way = Pass.FORWARD if forward else Pass.BACKWARD
-    return next(kind for kind in sorted(SENDS if sends else RECEIVES) if kind.traits.direction is way)
+    direction = Pass.FORWARD if forward else Pass.BACKWARD
+    return next(kind for kind in sorted(SENDS if sends else RECEIVES) if kind.traits.direction is direction)
 
 
 if list(KINDS) != list(Kind):
@@ -362,15 +362,15 @@ class KindTable(NamedTuple):
     direction: Int8s
     """:class:`Pass`."""
     result: Int8s
-    """The result that it leaves, -1 for a kind that belongs to a stage alone."""
+    """Its result, -1 for a kind that belongs to a stage alone."""
     second_result: Int8s
-    """Another one, -1 for none."""
+    """Its second result, -1 for none."""
     feeds: Int8s
-    """0 where other stages' forwards need its result, 1 where their backwards do, else -1."""
+    """0 if the next stage's forward needs its result, 1 if the previous stage's backward does, else -1."""
     wait_ptr: Int8s
-    """Shape (kinds + 1,): the kinds that it waits for are ``wait[wait_ptr[k]:wait_ptr[k + 1]]``."""
+    """Shape (kinds + 1,): kind ``k`` waits for ``wait[wait_ptr[k]:wait_ptr[k + 1]]``."""
     wait: Int8s
-    """Those kinds."""
+    """Kinds that other kinds wait for."""
     awaited: Int8s
     """Whether any kind waits for it."""
     activation: Int8s
@@ -386,15 +386,11 @@ class KindTable(NamedTuple):
 def kind_table() -> KindTable:
     """Return the table in columns; a kind per microbatch without a named result gets a unique result."""
     rows = list(KINDS.values())
-    own = iter(range(len(Result), len(Result) + len(rows)))
-    result = [-1 if row.per_stage else int(row.results[0]) if row.results else next(own) for row in rows]
+    unnamed = iter(range(len(Result), len(Result) + len(rows)))
+    result = [-1 if row.per_stage else int(row.results[0]) if row.results else next(unnamed) for row in rows]
     second = [int(row.results[1]) if len(row.results) > 1 else -1 for row in rows]
-    computes = [row.role is Role.COMPUTE for row in rows]
     fed = {Result.ACTIVATION: 0, Result.GRADIENT: 1}
-    feeds = [
-        fed.get(row.results[0], -1) if does and row.results else -1
-        for does, row in zip(computes, rows, strict=True)
-    ]
+    feeds = [fed.get(row.results[0], -1) if row.role is Role.COMPUTE and row.results else -1 for row in rows]
     wait = [[int(Kind[name]) for name in row.waits_for] for row in rows]
     awaited = {kind for kinds in wait for kind in kinds}
     columns = (

@@ -1,4 +1,4 @@
-"""The schedule table, positions of its actions, and the graph of its stages."""
+"""Schedule table, positions of its actions, and graph of its stages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _COLUMNS = ("row_ptr", *CELL)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Schedule(Cells):
-    """Per rank an ordered list of actions; rows follow each other rank by rank.
+    """Ordered actions of each rank, in columns that are concatenated by rank.
 
     >>> table = Schedule.from_rows([["0F0", "0B0"], ["1F0", "1B0"]])
     >>> [str(action) for action in table[1]]
@@ -45,19 +45,18 @@ class Schedule(Cells):
     """
 
     placement: Placement
-    """Where each stage of each microbatch's route is."""
+    """Rank of each stage, by route of microbatches."""
     row_ptr: Int32s
     """Shape (ranks + 1,): rank ``r`` holds the actions ``row_ptr[r]:row_ptr[r + 1]``."""
     interleave: Mapping[tuple[Kind, ...], tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    """By the kinds of an overlapped pair's members, the order of their segments on the compute stream: which
-    member's next segment comes, over and over. Pairs of other kinds take the segment that is ready first."""
+    """Repeated order of members whose next segment runs on the compute stream, by the kinds of a pair's members.
+    Other pairs run the segment that is ready first."""
     recompute_waits: bool = False
-    """Whether computing a forward again waits for what its backward waits for, as where a framework does it inside
-    of the backward; else it starts when its rank gets there."""
+    """Whether a recomputed forward has the dependencies of its backward, as frameworks that recompute inside the
+    backward do; otherwise it starts when its rank reaches it."""
     waits: tuple[Int32s, ...] = ()
-    """What starts only when something else has ended that neither a stream nor a message says, such as copies that
-    share a stream: arrays of shape (waits, 6), kind, stage and first microbatch of what is waited for, then those
-    of what waits. In text, ``0F3@0OFFLOAD1``."""
+    """Explicit waits, ``0F3@0OFFLOAD1`` in text: arrays of shape (waits, 6) with the columns of
+    :func:`~pptrace.steps.actions.waits_of`."""
 
     @classmethod
     def from_columns(
@@ -71,7 +70,7 @@ class Schedule(Cells):
         span: ArrayLike | None = None,
         pair: ArrayLike | None = None,
     ) -> Self:
-        """Build a schedule from columns; every span is 1 and nothing overlaps unless given."""
+        """Build a schedule from columns; by default every span is 1 and no actions overlap."""
         count = np.asarray(kind).size
         cells = CellColumns(
             kind=np.asarray(kind),
@@ -91,10 +90,10 @@ class Schedule(Cells):
     def from_rows(cls, rows: Sequence[Iterable[str | Action | None]], placement: Placement | None = None) -> Self:
         """Build a schedule from one list of actions (or their text) per rank; ``None`` and ``""`` are idle cells.
 
-        Without a placement, stages are where their actions are, and the stages form a chain.
+        Without a placement, the rank of a stage is the rank of its actions, and the stages form a chain.
 
         Raises:
-            TableError: a text is no action (its row and column are named).
+            TableError: a text is not an action; the error has its row and column.
         """
         actions, ptr = list[Action](), [0]
         for rank, row in enumerate(rows):
@@ -106,18 +105,18 @@ class Schedule(Cells):
                 count += len(actions[-1].sub_actions) or 1
             ptr.append(ptr[-1] + count)
         cells = CellColumns(*(np.array(values, dtype=np.int32) for values in cell_columns(actions)))
-        made = cls.of_cells(placement or infer_placement(np.asarray(ptr), cells), ptr, cells)
+        schedule = cls.of_cells(placement or infer_placement(np.asarray(ptr), cells), ptr, cells)
         waits = waits_of(actions)
-        return replace(made, waits=(waits,)) if waits.size else made
+        return replace(schedule, waits=(waits,)) if waits.size else schedule
 
     def awaited(self) -> dict[tuple[int, int, int], tuple[Action, ...]]:
-        """Return what actions wait for by name, by kind, stage and first microbatch of what waits."""
-        found: dict[tuple[int, int, int], tuple[Action, ...]] = {}
-        for before, stage, microbatch, *after in (one for waits in self.waits for one in waits.tolist()):
-            one = Action(kind=Kind(before), stage=stage, microbatch=microbatch)
-            key = (after[0], after[1], after[2])
-            found[key] = (*found.get(key, ()), one)
-        return found
+        """Return the awaited actions by kind, stage and first microbatch of the waiting action."""
+        awaited: dict[tuple[int, int, int], tuple[Action, ...]] = {}
+        for kind, stage, microbatch, *waiting in (row for waits in self.waits for row in waits.tolist()):
+            key = (waiting[0], waiting[1], waiting[2])
+            action = Action(kind=Kind(kind), stage=stage, microbatch=microbatch)
+            awaited[key] = (*awaited.get(key, ()), action)
+        return awaited
 
     @property
     def ranks(self) -> int:
@@ -136,7 +135,7 @@ class Schedule(Cells):
 
     @property
     def has_communication(self) -> bool:
-        """Whether the table places its own sends and receives."""
+        """Whether the table contains sends or receives."""
         return bool(COMMUNICATION.mask(self.kind).any())
 
     @property
@@ -155,17 +154,16 @@ class Schedule(Cells):
             action = self.action(index)
             if awaited:
                 action = replace(action, after=awaited.get((action.kind, action.stage, action.microbatch), ()))
-            same = int(self.pair[index])
-            if same < 0:
+            previous_pair, pair = pair, int(self.pair[index])
+            if pair < 0:
                 row.append(action)
             else:
-                members = (*row.pop().sub_actions, action) if same == pair else (action,)
+                members = (*row.pop().sub_actions, action) if pair == previous_pair else (action,)
                 row.append(overlapped(members))
-            pair = same
         return row
 
     def rank_at(self, index: int) -> int:
-        """Return the rank whose row holds a position of the columns."""
+        """Return the rank of a position of the columns."""
         return int(np.searchsorted(self.row_ptr, index, side="right")) - 1
 
     def rank_of_row(self) -> NDArray[np.int64]:
@@ -173,7 +171,7 @@ class Schedule(Cells):
         return np.repeat(np.arange(self.ranks), np.diff(self.row_ptr))
 
     def selected(self, rows: NDArray[np.integer]) -> Self:
-        """Return some actions alone, in their order."""
+        """Return the table with only the given rows."""
         return replace(
             self, row_ptr=np.searchsorted(rows, self.row_ptr).astype(np.int32), **self.cells.taken(rows)._asdict()
         )
@@ -190,7 +188,7 @@ class Schedule(Cells):
     __hash__ = None  # type: ignore[assignment] # arrays inside: equal by value, not hashable
 
     def difference(self, other: Schedule) -> str:
-        """Say where two schedules first differ, or ``""``."""
+        """Return the first difference between two schedules as text, or ``""``."""
         return difference(self, other, _COLUMNS)
 
     def __repr__(self) -> str:
@@ -212,14 +210,14 @@ ABSENT = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """The first action that cannot be placed in the index."""
+    """The first invalid action of a table."""
 
     code: int
-    """What is wrong, as the kernel numbers it."""
+    """Code of the fault, as the kernel defines it."""
     row: int
     """The action's position in the schedule's columns."""
     other: int
-    """The earlier action that it repeats, or the rank on which it should be."""
+    """Position of the earlier equal action, or the rank on which the action should be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +225,7 @@ class Positions:
     """Positions of actions in a schedule's columns."""
 
     results: int
-    """Results that the schedule's kinds leave, up to the last: 2 (F, B), 3 (also I, W), or more."""
+    """Number of indexed results: 2 (F, B), 3 (also I, W), or more."""
     flat: Int32s
     """Shape (results x stages x microbatches,): position or ``ABSENT``."""
     stages: int
@@ -235,15 +233,15 @@ class Positions:
     microbatches: int
     """Number of microbatches."""
     problem: Problem | None
-    """The first problem met, or None."""
+    """The first invalid action, or None."""
 
     @property
     def passed_on(self) -> Int32s:
-        """Positions of what stages pass on: activations, then gradients, each flat by stage and microbatch."""
+        """Positions of activations, then of gradients, each flat by stage and microbatch."""
         return self.flat[: (Result.GRADIENT + 1) * self.stages * self.microbatches]
 
     def of(self, result: int) -> Int32s:
-        """Return one result's positions, shape (stages, microbatches); all absent for one that no kind leaves."""
+        """Return one result's positions, shape (stages, microbatches); all absent if no action has this result."""
         size = self.stages * self.microbatches
         if result >= self.results:
             return np.full((self.stages, self.microbatches), ABSENT, dtype=np.int32)
@@ -251,36 +249,34 @@ class Positions:
 
 
 def index_schedule(schedule: Schedule) -> Positions:
-    """Index every microbatch's actions; stop at the first that is out of range, twice or misplaced."""
+    """Index every microbatch's actions; stop at the first that is out of range, duplicated or on a wrong rank."""
     placement = schedule.placement
     results = _results_of(schedule.kind)
     flat = np.full(results * placement.stages * placement.microbatches, ABSENT, dtype=np.int32)
     problem = np.zeros(3, dtype=np.int64)
     run(
         index_actions,
-        (
-            schedule.row_ptr, schedule.cells, graph_of(placement), TABLE
-        ),
+        (schedule.row_ptr, schedule.cells, graph_of(placement), TABLE),
         (flat, problem),
         work=len(schedule),
-    )  # fmt: skip
-    code, row, other = (int(value) for value in problem)
-    found = Problem(code=code, row=row, other=other) if code else None
-    return Positions(
-        results=results, flat=flat, stages=placement.stages, microbatches=placement.microbatches, problem=found
     )
+    code, row, other = (int(value) for value in problem)
+    return Positions(
+        results=results, flat=flat, stages=placement.stages, microbatches=placement.microbatches,
+        problem=Problem(code=code, row=row, other=other) if code else None,
+    )  # fmt: skip
 
 
 def _results_of(kind: Int8s) -> int:
     kinds = present(kind)
-    # A full backward's second result is indexed only beside others.
+    # A full backward's second result is indexed only if some backwards are split.
     split = kinds[(TABLE.result[kinds] == Result.GRADIENT) & (TABLE.second_result[kinds] < 0)].size
     least = 1 + (Result.WEIGHT_GRADIENT if split else Result.GRADIENT)
     return max(least, 1 + int(TABLE.result[kinds].max(initial=-1)))
 
 
 class StageGraph(NamedTuple):
-    """A placement, with the successors and predecessors of every stage as CSR."""
+    """A placement for kernels, with successors and predecessors of every stage as CSR."""
 
     ranks: int
     """Number of ranks."""
@@ -293,25 +289,25 @@ class StageGraph(NamedTuple):
     edges: int
     """Number of edges."""
     nearby: int
-    """Whether any rank holds both ends of an edge."""
+    """Whether any rank holds both stages of an edge."""
     stage_rank: Int32s
     """Shape (routes x stages,): the rank of each stage on each route, -1 where the route skips it."""
     microbatch_route: Int32s
     """Shape (microbatches,): each microbatch's route."""
     edge_from: Int32s
-    """Shape (edges,): the stage that an edge comes from."""
+    """Shape (edges,): first stage of each edge."""
     edge_to: Int32s
-    """Shape (edges,): the stage that it goes to."""
+    """Shape (edges,): second stage of each edge."""
     succ_ptr: Int32s
     """Shape (stages + 1,)."""
     succ: Int32s
-    """Stages that a stage feeds."""
+    """Successors of each stage."""
     succ_edge: Int32s
     """Index of the edge to each successor."""
     pred_ptr: Int32s
     """Shape (stages + 1,)."""
     pred: Int32s
-    """Stages that feed a stage."""
+    """Predecessors of each stage."""
     pred_edge: Int32s
     """Index of the edge from each predecessor."""
 
