@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Issued(NamedTuple):
-    """An issue order to be filled."""
+    """Columns of an issue order that a kernel fills."""
 
     row_ptr: Int32s
     cells: CellColumns
@@ -31,18 +32,29 @@ class Issued(NamedTuple):
 
 
 def empty(rows: int, ranks: int) -> Issued:
-    """Return one with room for so many rows."""
+    """Return unfilled columns of ``rows`` rows."""
     *cells, edge = empty_columns(rows, *(np.int8 if name == "kind" else np.int32 for name in CELL), np.int32)
     return Issued(np.zeros(ranks + 1, dtype=np.int32), CellColumns(*cells), edge)
 
 
 def walk(schedule: Schedule, out: Issued | None = None) -> tuple[int, Int32s]:
-    """Walk the ranks in rounds; return the actions walked and each rank's next position.
+    """Visit actions in dependency order, rank by rank in rounds.
 
-    With ``out`` (its ``row_ptr`` set), the actions and their messages are written there.
+    Args:
+        schedule: the table.
+        out: columns for the actions and their messages; ``row_ptr`` is set.
+
+    Returns:
+        The number of visited actions, and the position of each rank's next action.
     """
     placement, issued = schedule.placement, out or empty(0, schedule.ranks)
-    state = _start(schedule.ranks, 2 * placement.stages * placement.microbatches)
+    ranks, results = schedule.ranks, 2 * placement.stages * placement.microbatches
+    head, write, needy, edge, offset, item, time = (np.zeros(ranks, dtype=np.int32) for _ in range(7))
+    state = Walk(
+        head=head, write=write, done=np.zeros(results, dtype=np.int8), needy=needy, edge=edge, offset=offset,
+        waiting=unset(results), next_waiting=unset(ranks), running=np.zeros(2 * ranks, dtype=np.int32),
+        woken=Heap(item=item, place=unset(ranks), time=time, size=np.zeros(1, dtype=np.int32)),
+    )  # fmt: skip
     walked = run(
         place_messages,
         (
@@ -55,24 +67,14 @@ def walk(schedule: Schedule, out: Issued | None = None) -> tuple[int, Int32s]:
     return walked, state.head
 
 
-def _start(ranks: int, cells: int) -> Walk:
-    """Return the state of a walk before its first round."""
-    head, write, needy, edge, offset, item, time = (np.zeros(ranks, dtype=np.int32) for _ in range(7))
-    return Walk(
-        head=head, write=write, done=np.zeros(cells, dtype=np.int8), needy=needy, edge=edge, offset=offset,
-        waiting=unset(cells), next_waiting=unset(ranks), running=np.zeros(2 * ranks, dtype=np.int32),
-        woken=Heap(item=item, place=unset(ranks), time=time, size=np.zeros(1, dtype=np.int32)),
-    )  # fmt: skip
-
-
 SHOWN = 12
-"""Actions of a cycle that are spelled out; the rest is counted."""
+"""Number of actions of a cycle that an error names."""
 
 
 def explain_deadlock(schedule: Schedule) -> DeadlockError:
-    """Return the error for a schedule whose walk gets stuck (index it without problem first)."""
-    _, stuck = walk(schedule)
-    head = stuck.tolist()
+    """Return the error, with its cycle, for a deadlocked schedule without other faults."""
+    _, next_position = walk(schedule)
+    head = next_position.tolist()
     near, positions = graph_of(schedule.placement), index_schedule(schedule)
     rank = next(r for r in range(schedule.ranks) if head[r] < schedule.row_ptr[r + 1])
     chain: list[str] = []
@@ -96,14 +98,12 @@ def explain_deadlock(schedule: Schedule) -> DeadlockError:
 
 
 def cycle_text(cycle: Sequence[str]) -> str:
-    """Return a cycle on one line, at most 12 actions spelled out, and once those that follow themselves.
+    """Return a cycle as one line of at most 12 actions, without adjacent repetitions.
 
     >>> cycle_text(["rank 0: 0B0", "rank 1: 1B0", "rank 1: 1B0"])
     'rank 0: 0B0 -> rank 1: 1B0 -> rank 0: 0B0'
     """
-    cycle = [
-        one for one, before in zip(cycle, [None, *cycle], strict=False) if one != before
-    ]  # segments of one action
+    cycle = [name for name, _ in groupby(cycle)]  # segments of one action have equal names
     if len(cycle) > 1 and cycle[-1] == cycle[0]:
         cycle.pop()
     shown = list(cycle[:SHOWN])
@@ -116,27 +116,27 @@ def _waits(
     schedule: Schedule, head: Sequence[int], rank: int, near: StageGraph, positions: Positions
 ) -> Iterator[tuple[int, int]]:
     """Yield each waiting row of a rank's blocked action or overlapped pair, and the row that it waits for."""
-    placement, own = schedule.placement, schedule.has_communication
-    for row in _together(schedule, head[rank], int(schedule.row_ptr[rank + 1])):
+    placement, has_messages = schedule.placement, schedule.has_communication
+    for row in _pair_rows(schedule, head[rank], int(schedule.row_ptr[rank + 1])):
         stage = int(schedule.stage[row])
-        way = int(TABLE.feeds[schedule.kind[row]])
-        if way < 0:
+        feeds = int(TABLE.feeds[schedule.kind[row]])
+        if feeds < 0:
             continue
-        forward = way == 0
-        ptr, others = (near.pred_ptr, near.pred) if forward else (near.succ_ptr, near.succ)
+        forward = feeds == 0
+        ptr, neighbours = (near.pred_ptr, near.pred) if forward else (near.succ_ptr, near.succ)
         computed = positions.of(Result.ACTIVATION if forward else Result.GRADIENT)
         sent = positions.of(Result.SENT_ACTIVATION if forward else Result.SENT_GRADIENT)
         for microbatch in range(int(schedule.microbatch[row]), int(schedule.microbatch[row] + schedule.span[row])):
-            for other in others[ptr[stage] : ptr[stage + 1]]:
-                at = placement.rank_of(int(other), microbatch)
-                if at < 0:
+            for neighbour in neighbours[ptr[stage] : ptr[stage + 1]].tolist():
+                peer = placement.rank_of(neighbour, microbatch)
+                if peer < 0:
                     continue
-                needed = int(sent[other, microbatch] if own and at != rank else computed[other, microbatch])
-                if needed >= head[at]:
-                    yield row, needed
+                awaited = sent if has_messages and peer != rank else computed
+                if awaited[neighbour, microbatch] >= head[peer]:
+                    yield row, int(awaited[neighbour, microbatch])
 
 
-def _together(schedule: Schedule, first: int, end: int) -> Iterator[int]:
+def _pair_rows(schedule: Schedule, first: int, end: int) -> Iterator[int]:
     """Yield the position of an action, or of each member of the overlapped pair that begins there."""
     yield first
     pair = schedule.pair[first]

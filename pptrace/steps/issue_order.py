@@ -26,36 +26,41 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issue:
-    """The calls of an issue order."""
+    """Calls of an issue order: groups of message sides that a rank launches at once."""
 
     of_row: Int32s
-    """Shape (rows,): the call of each message's end, -1 for other rows."""
+    """Shape (rows,): call of each side of a message, -1 for other rows."""
     peer: Int32s
-    """Shape (rows,): the rank at the other end of each message, -1 for other rows."""
+    """Shape (rows,): rank at the other side of each message, -1 for other rows."""
     sent: Int32s
-    """Shape (ranks x ranks,): messages from one rank to another."""
+    """Shape (ranks x ranks,): number of messages from one rank to another."""
     before: Int32s
-    """Shape (calls,): the call before it on its rank's communicator, -1 for none."""
+    """Shape (calls,): previous call on the rank's communicator, -1 for none."""
     communicator: Int32s
-    """Shape (calls,): the communicator of each."""
+    """Shape (calls,): communicator of each call."""
     waited: Int32s
-    """Shape (calls,): the first row that waits for each, beside those that need the messages; -1 for none."""
+    """Shape (calls,): first row that waits for each call without using its messages; -1 for none."""
     further: Int8s
-    """Shape (calls,): 0 where that row alone waits, and needs what the call received."""
+    """Shape (calls,): 0 if only that row waits for the call, and uses a message that the call receives."""
     awaited: Int32s
     """Calls that further rows wait for."""
     row: Int32s
-    """The rows that wait for them."""
+    """Those further rows, one per entry of ``awaited``."""
     earlier: Int32s
     """Calls that other calls wait for."""
     later: Int32s
-    """The calls that wait for them."""
+    """The waiting calls, one per entry of ``earlier``."""
 
     def __len__(self) -> int:
         return int(self.before.size)
 
     def with_rows(self, source: NDArray[np.integer], begin: NDArray[np.integer]) -> Self:
-        """Return the calls of rows that were taken apart: the row each comes from, and where each now begins."""
+        """Return the calls after rows were split or inserted.
+
+        Args:
+            source: the original row of each new row.
+            begin: the first new row of each original row.
+        """
         waited = np.where(self.waited < 0, -1, begin[self.waited]).astype(np.int32)
         return replace(
             self, of_row=self.of_row[source], peer=self.peer[source], waited=waited,
@@ -65,26 +70,26 @@ class Issue:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class IssueOrder(Cells):
-    """A schedule's columns with its sends, and receives where the policy has them, in place."""
+    """Actions of a schedule with the sends, and the receives if the policy has any, in issue order."""
 
     placement: Placement
-    """As the schedule's."""
+    """Placement of the schedule."""
     row_ptr: Int32s
-    """Shape (ranks + 1,)."""
+    """Shape (ranks + 1,): first row of each rank."""
     edge: Int32s
     """Index into the placement's edges for a message, else -1."""
     calls: Issue | None = None
-    """Which ends of messages are launched as one, and where they are waited for; None without calls."""
+    """Calls of a message program; None for policies that follow a rule."""
 
     def selected(self, rows: NDArray[np.integer]) -> Self:
-        """Return some rows, in this order, each on its rank."""
+        """Return the given rows in the given order; each stays on its rank."""
         before = np.zeros(len(self) + 1, dtype=np.int32)
         before[rows + 1] = 1
         row_ptr = before.cumsum()[self.row_ptr]
         return replace(self, row_ptr=row_ptr, edge=self.edge[rows], **self.cells.taken(rows)._asdict())
 
     def with_whole_pairs(self) -> Self:
-        """Put what stands between a pair's members around it: receives before the first, sends behind the last."""
+        """Move messages out of overlapped pairs: receives before the first member, sends after the last."""
         members = np.flatnonzero(self.pair >= 0)
         rank = np.searchsorted(self.row_ptr, members, side="right")
         begins = np.ones(members.size, dtype=bool)
@@ -102,7 +107,7 @@ class IssueOrder(Cells):
 
 
 def with_sends(schedule: Schedule) -> IssueOrder:
-    """Put each send right behind its producer, and no receives; a table's own sends stay where they are."""
+    """Insert each send right after its producer, without receives; sends of the table keep their positions."""
     if schedule.has_communication:
         issued = as_issued(schedule)
         return issued.selected(np.flatnonzero(~RECEIVES.mask(issued.kind)))
@@ -118,7 +123,9 @@ def with_sends(schedule: Schedule) -> IssueOrder:
 
 
 def with_messages(schedule: Schedule, receive: Receive = Receive.ASAP) -> IssueOrder:
-    """Put sends behind their producers and receives where ``receive`` says; a table's own stay.
+    """Insert sends after their producers and receives by the rule ``receive``.
+
+    Messages of the table keep their positions.
 
     Raises:
         ScheduleError: no order of messages lets every action run.
@@ -137,10 +144,10 @@ def with_messages(schedule: Schedule, receive: Receive = Receive.ASAP) -> IssueO
 
 
 def as_issued(schedule: Schedule) -> IssueOrder:
-    """Take a table with its own messages as it stands.
+    """Return the issue order of a table that contains its messages.
 
     Raises:
-        ScheduleError: the stages form no chain, so that a message's other end is not known.
+        ScheduleError: the stages are not a chain, so that the peers of messages are unknown.
     """
     if not schedule.placement.is_chain and schedule.has_communication:
         raise ScheduleError("a table with messages of its own needs stages in a chain")

@@ -39,92 +39,85 @@ class _Messages(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageRequest:
-    """What a message policy places: a table's actions, and the messages between them as columns."""
+    """Input of a message policy: the actions of a table, and the messages between them in columns."""
 
     schedule: Schedule
-    """The table, its epilogue included; no messages in it."""
+    """The table without messages, including its epilogue."""
     producer: Int32s
-    """Shape (messages,): the position of the action whose result each message carries."""
+    """Shape (messages,): position of the action whose result each message carries."""
     consumer: Int32s
-    """The position of the action that needs it."""
+    """Position of the action that needs the message."""
     source: Int32s
-    """The rank that sends it."""
+    """Sending rank."""
     target: Int32s
-    """The rank that receives it."""
+    """Receiving rank."""
     gradient: NDArray[np.bool_]
-    """Whether it carries a gradient, against the direction of the stages."""
+    """Whether the message carries a gradient, against the direction of the stages."""
 
     def before(self, rows: NDArray[np.integer]) -> Int64s:
-        """Return the moments right before some positions of the table, turn 0."""
-        return np.asarray(rows + self._rank(rows)) * TURNS
+        """Return the moments right before positions of the table, turn 0."""
+        return np.asarray(rows + self.schedule.rank_of_row()[rows], dtype=np.int64) * TURNS
 
-    def behind(self, rows: NDArray[np.integer]) -> Int64s:
-        """Return the moments right behind some positions of the table, turn 0."""
-        return np.asarray(rows + self._rank(rows) + 1) * TURNS
-
-    def _rank(self, rows: NDArray[np.integer]) -> NDArray[np.int64]:
-        ranks = np.repeat(np.arange(self.schedule.ranks), np.diff(self.schedule.row_ptr))
-        return np.asarray(ranks[rows], dtype=np.int64)
+    def after(self, rows: NDArray[np.integer]) -> Int64s:
+        """Return the moments right after positions of the table, turn 0."""
+        return np.asarray(rows + self.schedule.rank_of_row()[rows] + 1, dtype=np.int64) * TURNS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageCalls:
-    """Where each message is sent, received and waited for; columns of one moment per message.
+    """Moments at which each message is sent, received and waited for; columns of one value per message.
 
-    A moment is a place between two actions of a rank, as :meth:`MessageRequest.before` and
-    :meth:`MessageRequest.behind` give it, plus a turn below :attr:`MOST_TURNS`. What one rank issues at one
-    moment on one communicator is one call: it begins behind its rank's computation so far and the calls before
-    it on its communicator, each of its messages when the calls at both its ends have begun; it ends with its
-    last message. Messages from one rank to another run in the order in which they are sent, whatever carries
-    them.
+    A moment is a position between two actions of a rank, from :meth:`MessageRequest.before` or
+    :meth:`MessageRequest.after`, plus a turn below :attr:`TURNS`. The sides of messages that a rank issues
+    at one moment on one communicator are one call. A call begins after the computation issued before it and the
+    previous call of its communicator. A message starts when the calls on both sides have begun. A call ends with
+    its last message. Messages from one rank to another run in the order of their sends.
     """
 
     send: Int64s
-    """When the sender's call is launched: behind the producer."""
+    """Moment of the sender's call, after the producer."""
     receive: Int64s
-    """When the receiver's is: before the consumer."""
+    """Moment of the receiver's call, before the consumer."""
     send_waited: Int64s | None = None
-    """From when on the sender's computation waits for its call; -1, or None for all, where it never does."""
+    """Moment from which the sender's computation waits for its call; -1 for never. None: never for all."""
     receive_waited: Int64s | None = None
-    """The same of the receiver's; the consumer waits for the whole call in any case."""
+    """Moment from which the receiver's computation waits for its call; the consumer always waits for it."""
     communicator: Int32s | None = None
-    """Number from 0 of the communicator that carries it; a rank's calls on one follow one another. None: one."""
-    MOST_TURNS: ClassVar[int] = TURNS
-    """Turns between two actions: calls that a program may launch there one after the other."""
+    """Index of the communicator; calls of a rank on one communicator run in sequence. None: a single one."""
 
 
 Program: TypeAlias = Callable[[MessageRequest], "MessageCalls | Plan"]
-"""Says how a program issues a table's messages; the core alone returns a plan, which it has checked."""
+"""Function that places a table's messages. Only the core returns a checked plan."""
 
 
 class _Ends(NamedTuple):
-    """Both ends of every message in the order in which they are issued."""
+    """Both sides of every message in issue order."""
 
     first: Int32s
-    """Shape (slots + 1,): where each slot's ends begin."""
+    """Shape (slots + 1,): first side of each slot."""
     order: Int32s
     key: Int32s
-    """Turn and communicator of each: ends of one slot and key are one call."""
+    """Turn and communicator of each side: sides of one slot and key are one call."""
 
 
 class _Waits(NamedTuple):
-    """Which waits for which."""
+    """Pairs of a source and a target that waits for it."""
 
     source: Int32s
     target: Int32s
 
 
 def in_calls(schedule: Schedule, program: Program, name: str, made_at: Int32s | None = None) -> IssueOrder:
-    """Return a table's issue order with its messages where a program issues them.
+    """Return a table's issue order with messages placed by a program.
 
     Args:
         schedule: the table.
-        program: says where.
-        name: what messages call the program's policy.
-        made_at: where each stage makes each microbatch's activation, then its gradient, where that is known.
+        program: the message program.
+        name: name of the program's policy in errors.
+        made_at: row of each activation, then of each gradient, if known.
 
     Raises:
-        PluginError: the program's moments cannot be; see :func:`~pptrace.steps.message_calls.checked_calls`.
+        PluginError: a moment is invalid; see :func:`~pptrace.steps.message_calls.checked_calls`.
     """
     messages, sent = _listed(schedule, made_at)
     request = MessageRequest(
@@ -135,12 +128,12 @@ def in_calls(schedule: Schedule, program: Program, name: str, made_at: Int32s | 
 
 
 def _listed(schedule: Schedule, made_at: Int32s | None) -> tuple[_Messages, Int32s]:
-    """Return a table's messages, and how many one rank sends to another, shape (ranks x ranks,)."""
+    """Return a table's messages, and the number from one rank to another, shape (ranks x ranks,)."""
     graph = graph_of(schedule.placement)
     widest = int(max(np.diff(graph.succ_ptr).max(initial=0), np.diff(graph.pred_ptr).max(initial=0)))
     out = _Messages(
         *empty_columns(len(schedule) * widest, *[np.int32] * 5, np.int8)
-    )  # what is not needed is not touched
+    )  # an upper bound; unused memory is not touched
     if made_at is None:
         made_at = unset(2 * graph.stages * graph.microbatches)
         run(kernels.find_results, (schedule.cells, graph, TABLE), (made_at,), work=len(schedule))
@@ -155,10 +148,10 @@ def _listed(schedule: Schedule, made_at: Int32s | None) -> tuple[_Messages, Int3
 
 
 def _issued(schedule: Schedule, messages: _Messages, sent: Int32s, plan: Plan) -> IssueOrder:
-    """Put both ends of every message in place."""
+    """Return the issue order with both sides of every message."""
     count, ranks = messages.producer.size, schedule.ranks
     plan = _around_pairs(schedule, messages, plan)
-    # A power of two, so that kernels take no remainders.
+    # A power of two, so that kernels need no division.
     communicators = 1 << int(plan.communicator.max(initial=0)).bit_length()
     first = np.zeros(len(schedule) + ranks + 1, dtype=np.int32)
     ends = _Ends(first, *empty_columns(2 * count, np.int32, np.int32))
@@ -195,25 +188,26 @@ def _waits(
     at: Int32s,
     number: int,
 ) -> tuple[Int32s, Int8s, _Waits, _Waits]:
-    """Return the first row that waits for each call, and whether others may; which those are; which calls do."""
-    room, wide = 2 * plan.send.size, int(schedule.span.max(initial=1) > 1)
-    rows = _Waits(*empty_columns(room, np.int32, np.int32))
+    """Return the waits for calls.
+
+    Returns:
+        The first row that waits for each call, whether further rows wait, waits of further rows, waits of calls.
+    """
+    capacity, wide = 2 * plan.send.size, int(schedule.span.max(initial=1) > 1)
+    rows = _Waits(*empty_columns(capacity, np.int32, np.int32))
     while True:
         waited, further = unset(number), np.zeros(number, dtype=np.int8)
-        later, counted = _Waits(*empty_columns(room, np.int32, np.int32)), np.zeros(2, dtype=np.int64)
+        later, counted = _Waits(*empty_columns(capacity, np.int32, np.int32)), np.zeros(2, dtype=np.int64)
         run(
             kernels.wait_for_calls,
             (schedule.row_ptr, schedule.cells, TABLE, messages, plan, communicators, *ends, of_end, at, wide),
             (waited, further, rows, later, counted),
             work=len(schedule),
         )
-        if counted[1] <= room:
-            found, behind = (
-                _Waits(*(side[: counted[0]] for side in rows)),
-                _Waits(*(side[: counted[1]] for side in later)),
-            )
-            return waited, further, found, behind
-        room = int(counted[1])  # seldom: more calls wait for calls than messages have ends
+        if counted[1] <= capacity:
+            row_waits = _Waits(*(side[: counted[0]] for side in rows))
+            return waited, further, row_waits, _Waits(*(side[: counted[1]] for side in later))
+        capacity = int(counted[1])  # rare: more waits between calls than sides of messages
 
 
 def _around_pairs(schedule: Schedule, messages: _Messages, plan: Plan) -> Plan:
@@ -243,9 +237,9 @@ def _around_pairs(schedule: Schedule, messages: _Messages, plan: Plan) -> Plan:
     )  # fmt: skip
 
 
-_WAIT = "a wait is not before its call nor behind its rank's end"
+_WAIT = "a wait is not before its call or after its rank's end"
 _LAWS = (
-    ("the send of {}'s result on rank {}", "a send is behind its producer"),
+    ("the send of {}'s result on rank {}", "a send is after its producer"),
     ("the receive of {}'s result on rank {}", "a receive is before its consumer"),
     ("the wait for the send of {}'s result on rank {}", _WAIT),
     ("the wait for the receive of {}'s result on rank {}", _WAIT),
@@ -253,18 +247,18 @@ _LAWS = (
 
 
 class Plan(NamedTuple):
-    """A program's moments, each of its columns there."""
+    """Checked moments of a program, all columns filled."""
 
     send: Int64s
     receive: Int64s
     send_waited: Int64s
     receive_waited: Int64s
     communicator: Int32s
-    """Empty where there is one."""
+    """Empty for a single communicator."""
 
 
 class _CheckedEnds(NamedTuple):
-    """Both ends of each message."""
+    """Actions and ranks on both sides of each message."""
 
     producer: Int32s
     consumer: Int32s
@@ -273,16 +267,16 @@ class _CheckedEnds(NamedTuple):
 
 
 def checked_calls(request: MessageRequest, calls: object, name: str) -> Plan:
-    """Return a program's moments as columns.
+    """Check the result of a message program and return its columns.
 
     Args:
-        request: what the program was asked.
-        calls: its answer; a plan is one that was checked.
-        name: what messages call the program's policy.
+        request: the program's input.
+        calls: its result; a :class:`Plan` is already checked.
+        name: name of the program's policy in errors.
 
     Raises:
-        PluginError: no moments, columns of another shape or of no integers, a send before its producer, a receive
-            behind its consumer, a wait before its call or behind its rank's last action, a negative communicator.
+        PluginError: missing moments, a wrong shape or dtype, a send before its producer, a receive after its
+            consumer, a wait before its call or after its rank's last action, or a negative communicator.
     """
     if isinstance(calls, Plan):
         return calls
@@ -302,11 +296,13 @@ def checked_calls(request: MessageRequest, calls: object, name: str) -> Plan:
     ends = _CheckedEnds(request.producer, request.consumer, request.source, request.target)
     wrong = run(kernels.find_wrong, (request.schedule.row_ptr, ends, plan), (), work=count) - 1
     if wrong >= 0:
-        sort, message = divmod(wrong, count)
-        what, law = _LAWS[sort]
+        law_index, message = divmod(wrong, count)
+        subject, law = _LAWS[law_index]
         action = request.schedule.action(int(request.producer[message]))
-        rank = int((request.target if sort % 2 else request.source)[message])
-        raise PluginError(f"message policy {name!r} places {what.format(action, rank)} where it cannot be: {law}")
+        rank = int((request.target if law_index % 2 else request.source)[message])
+        raise PluginError(
+            f"message policy {name!r} places {subject.format(action, rank)} where it cannot be: {law}"
+        )
     return plan
 
 
@@ -321,7 +317,7 @@ def _column(values: object, column: str, count: int, name: str) -> NDArray[np.in
 
 
 def _numbered(communicator: NDArray[np.integer], name: str) -> Int32s:
-    """Return communicators as numbers below that of the messages, in their order."""
+    """Return communicators renumbered in their order, if necessary, to be below the number of messages."""
     if communicator.min(initial=0) < 0:
         raise PluginError(f"message policy {name!r} returned a communicator below 0")
     if communicator.max(initial=0) >= max(communicator.size, 1):
@@ -338,39 +334,39 @@ class Policy:
     """
 
     name: PolicyName = PolicyName.ASYNC
-    """Which policy; ``batched`` for a program's calls, which are batches of its own."""
+    """Rule for streams and rendezvous; ``batched`` for a program's calls."""
     receive: Receive | None = None
-    """Where receives are put in a table that has none; deferred under ``batched``, else asap, unless given."""
+    """Rule for inserting receives; None for the policy's default (``batched``: deferred, else asap)."""
     stream: StreamPer = StreamPer.DIRECTION
-    """What has a stream of its own, under ``ordered``."""
+    """Messages that share a stream, for ``ordered``."""
     eager_bytes: int = 0
-    """Messages up to this size do not wait for their receiver, under ``ordered``; 0 for none at all."""
+    """The largest message that does not wait for its receiver, for ``ordered``; 0 for none."""
     program: Program | None = None
-    """Says which messages are one call, and where calls are launched and waited for, under ``batched``."""
+    """Function that groups messages into calls and places their launches and waits, for ``batched``."""
     title: str = ""
-    """The name by which a plugin offers it."""
+    """Name of the plugin's offer."""
 
     @property
     def label(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return self.title or str(self.name.value)
 
     @property
     def placing(self) -> Receive:
-        """Where receives are put in a table that has none."""
+        """Rule for inserting receives."""
         return self.receive or (Receive.DEFERRED if self.name is PolicyName.BATCHED else Receive.ASAP)
 
     @property
     def has_receives(self) -> bool:
-        """Whether receives have places of their own."""
+        """Whether receives are rows of the issue order."""
         return self.name in {PolicyName.BLOCKING, PolicyName.ORDERED, PolicyName.BATCHED}
 
     @property
     def blocks(self) -> bool:
-        """Whether messages hold the compute streams."""
+        """Whether messages occupy the compute streams."""
         return self.name in {PolicyName.BLOCKING, PolicyName.SENDER_BLOCKING}
 
     @property
     def largest_eager(self) -> int:
-        """The largest message that does not wait for its receiver; -1 where every one does."""
+        """The largest message that does not wait for its receiver; -1 if all messages wait."""
         return self.eager_bytes if self.name is PolicyName.ORDERED and self.eager_bytes else -1

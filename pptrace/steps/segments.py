@@ -1,9 +1,8 @@
-"""Segments: what an action consists of, on which of its rank's streams, and what each part needs.
+"""Segments of an action: computations and collectives, with their streams and dependencies.
 
-A forward with tensor parallelism is attention, its all-reduce, the MLP, its all-reduce; with experts it is
-attention, dispatch, experts, combine. Alone, an action's segments follow one another, and no later segment of its
-rank starts before the last one ends. In an overlapped pair, one member computes while a collective of the other
-one is under way.
+A forward with tensor parallelism consists of attention, its all-reduce, the MLP and its all-reduce. With experts
+it consists of attention, dispatch, experts and combine. The segments of a single action run in sequence. In an
+overlapped pair, one member computes during a collective of the other.
 """
 
 from __future__ import annotations
@@ -33,21 +32,21 @@ class Segment:
     stream: Stream = Stream.COMPUTE
     """Stream: compute, or the communication stream of one of the rank's groups."""
     needs: tuple[int, ...] | None = None
-    """Places of earlier segments of its action that it waits for, one or more; None for the one before it.
-    The first waits for what the action needs."""
+    """Indices of earlier segments that it depends on, at least one; None for the previous segment.
+    The first segment has the dependencies of the action."""
     result: bool = False
-    """Whether the action's message may leave, and its own stage go on, at its end. Where no segment of an
-    action says so, that takes all that no other segment needs. An action alone is done when all of it is."""
+    """Whether its end completes the action's result, so that the message can leave. By default, all segments
+    without dependents complete it. A single action ends with its last segment."""
     size_bytes: int = 0
-    """Bytes that it moves; 0 where unknown."""
+    """Bytes that it transfers; 0 for unknown."""
     link: str = ""
-    """The network's link that the bytes go over and share; then those say what it takes, not ``duration_ns``."""
+    """Shared link of the network for its bytes; the transfer time then replaces ``duration_ns``."""
     activation_bytes: int | None = None
-    """Bytes that it takes at its start or, below zero, frees at its end. Where no segment of an action says
-    it, the first takes and the last frees what the action does."""
+    """Bytes allocated at its start; negative values are freed at its end. By default, the first segment
+    allocates and the last frees the action's bytes."""
 
     def scaled(self, share: Fraction) -> Segment:
-        """Return the segment of a microbatch that holds ``share`` as much, rounded down."""
+        """Return the segment with its time and sizes multiplied by ``share``, rounded down."""
         change = self.activation_bytes
         return replace(
             self, duration_ns=int(self.duration_ns * share), size_bytes=int(self.size_bytes * share),
@@ -56,7 +55,7 @@ class Segment:
 
     @property
     def is_computation(self) -> bool:
-        """Whether it keeps the compute stream busy."""
+        """Whether it runs on the compute stream."""
         return self.stream is Stream.COMPUTE
 
     def needs_of(self, place: int) -> tuple[int, ...]:
@@ -70,8 +69,8 @@ def check_segments(segments: tuple[Segment, ...], where: str) -> None:
     """Check one action's segments.
 
     Raises:
-        ValueError: none, a duration or size below zero, a need of a later segment, a stream that is neither the
-            compute stream nor a group's, or bytes over a link that have no size.
+        ValueError: no segments, a negative duration or size, a dependency on a later segment, a stream of another
+            kind, or a link without bytes.
     """
     if not segments:
         msg = f"{where}: no segments: an action has at least one"
@@ -105,9 +104,9 @@ def problem_of(segment: Segment, place: int) -> str:
 
 
 def overlapped_ns(segments: Sequence[Segment]) -> int:
-    """Return what an action alone takes that computes beside its own communication.
+    """Return the duration of a single action whose communication overlaps with its computation.
 
-    Computations keep their order, and communication is issued as soon as what it needs has been.
+    Computations keep their order; communication is issued right after its dependencies.
 
     >>> reduce = Segment(name="all-reduce", duration_ns=2, stream=Stream.TENSOR_PARALLEL)
     >>> weight = Segment(name="weights", duration_ns=5, needs=(0,))
@@ -117,27 +116,27 @@ def overlapped_ns(segments: Sequence[Segment]) -> int:
     end, free = dict[int, int](), dict[Stream, int]()
     waiting = list(range(len(segments)))
     while waiting:
-        issued = (
-            at for at in waiting
-            if not segments[at].is_computation and all(need in end for need in segments[at].needs_of(at))
+        communication = (
+            index for index in waiting
+            if not segments[index].is_computation and all(need in end for need in segments[index].needs_of(index))
         )  # fmt: skip
-        place = next(issued, -1)
-        if place < 0:
-            place = next(at for at in waiting if segments[at].is_computation)
-        segment = segments[place]
-        ready = max((end[need] for need in segment.needs_of(place)), default=0)
-        end[place] = max(ready, free.get(segment.stream, 0)) + segment.duration_ns
-        free[segment.stream] = end[place]
-        waiting.remove(place)
+        index = next(communication, -1)
+        if index < 0:
+            index = next(candidate for candidate in waiting if segments[candidate].is_computation)
+        segment = segments[index]
+        ready = max((end[need] for need in segment.needs_of(index)), default=0)
+        end[index] = max(ready, free.get(segment.stream, 0)) + segment.duration_ns
+        free[segment.stream] = end[index]
+        waiting.remove(index)
     return max(end.values())
 
 
 def results_of(segments: Sequence[Segment]) -> tuple[int, ...]:
-    """Return the places of the segments at whose ends an action's result is there.
+    """Return the indices of the segments whose ends complete an action's result.
 
     >>> results_of([Segment(name="attention"), Segment(name="weights"), Segment(name="mlp", needs=(0,))])
     (1, 2)
     """
-    named = tuple(place for place, segment in enumerate(segments) if segment.result)
-    needed = {need for place, segment in enumerate(segments) for need in segment.needs_of(place)}
-    return named or tuple(place for place in range(len(segments)) if place not in needed)
+    marked = tuple(index for index, segment in enumerate(segments) if segment.result)
+    needed = {need for index, segment in enumerate(segments) for need in segment.needs_of(index)}
+    return marked or tuple(index for index in range(len(segments)) if index not in needed)

@@ -1,7 +1,7 @@
 """Schedule tables as CSV and text.
 
-A row of CSV is a rank and a cell an action; an empty cell is an idle step, which a table does not keep.
-Text has blanks between its cells; its empty lines and those that begin with ``#`` are skipped.
+A CSV row is a rank and a cell is an action; empty cells are idle steps, which tables do not store.
+Text separates cells by blanks. Its empty lines and its lines that begin with ``#`` are ignored.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _LARGEST = 1 << 30
-"""Bytes; some 100 million actions."""
+"""Limit of a table file in bytes, about 100 million actions."""
 
 _ENDS = re.compile(r"\r\n|\n|\r")
 _FORMS = {".csv": Form.CSV, ".txt": Form.TEXT}
 
 
 def read_table(path: Path | str) -> Schedule:
-    """Read a table: as its suffix says (``.csv``, ``.txt``), else CSV where there are commas.
+    """Read a table file; the suffix (``.csv``, ``.txt``) or the presence of commas selects the form.
 
     Raises:
-        TableError: the file cannot be read, or a cell is no action (row, column, cell).
+        TableError: the file cannot be read, or a cell is not an action (row, column, cell).
     """
     return load_table(path).schedule
 
 
 def load_table(path: Path | str) -> TableFile:
-    """Read a table and keep its rows, for errors; raises as :func:`read_table`."""
+    """Read a table with its source rows for errors; raises as :func:`read_table`."""
     path = Path(path)
     return parse_table(_text(path), path, _FORMS.get(path.suffix.lower()))
 
@@ -56,7 +56,7 @@ def parse_table(text: str, file: Path | str = "", form: Form | None = None) -> T
     [['0F0', '0B0'], ['1F0', '1B0']]
 
     Raises:
-        TableError: a cell is no action, or a row is blank.
+        TableError: a cell is not an action, or a row is blank.
     """
     lines = _ENDS.split(text)
     form = form or (Form.CSV if "," in text else Form.TEXT)
@@ -64,16 +64,16 @@ def parse_table(text: str, file: Path | str = "", form: Form | None = None) -> T
     rows, waits = [], []
     for number in numbers:
         try:
-            cells, asked = parse_row(lines[number - 1], form)
+            cells, row_waits = parse_row(lines[number - 1], form)
             rows.append(cells)
-            waits.append(asked)
+            waits.append(row_waits)
         except TableError as error:
             raise TableError(error.message, file=file, row=number, column=error.column, cell=error.cell) from None
     source = Source(
         file=str(file), form=form, lines=tuple(lines[number - 1] for number in numbers), numbers=tuple(numbers)
     )
-    schedule, told = _schedule(rows, source), np.concatenate(waits)
-    return TableFile(schedule=replace(schedule, waits=(told,)) if told.size else schedule, source=source)
+    schedule, all_waits = _schedule(rows, source), np.concatenate(waits)
+    return TableFile(schedule=replace(schedule, waits=(all_waits,)) if all_waits.size else schedule, source=source)
 
 
 def _text(path: Path) -> str:
@@ -132,14 +132,14 @@ def _schedule(rows: list[CellColumns], source: Source) -> Schedule:
 
 _NAMES = [kind.name for kind in Kind]
 _INSERTED = KindSet({*COMMUNICATION, Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD})
-"""What PyTorch puts into a compute-only table itself, and refuses to find in one."""
+"""Kinds that PyTorch inserts into a compute-only table, and rejects in one."""
 
 
 class Dialect(Enum):
-    """What a table holds."""
+    """Contents of a table file."""
 
     COMPUTE = "compute"
-    """Computation alone: PyTorch's ``compute_only``."""
+    """Computation only: PyTorch's ``compute_only``."""
     COMMS = "comms"
     """Computation and messages: PyTorch's ``compute_comms``."""
 
@@ -161,13 +161,13 @@ def table_text(schedule: Schedule, form: Form = Form.CSV) -> str:
 
 
 def in_dialect(schedule: Schedule, dialect: Dialect, receive: Receive = Receive.ASAP) -> Schedule:
-    """Return a schedule with what a dialect holds: messages removed, or put in place unless they are.
+    """Return a schedule with messages removed or inserted for a dialect.
 
-    The compute dialect keeps neither messages nor what else PyTorch inserts by itself
-    (``UNSHARD``, ``RESHARD``, ``REDUCE_GRAD``).
+    The compute dialect also omits the other kinds that PyTorch inserts (``UNSHARD``, ``RESHARD``,
+    ``REDUCE_GRAD``).
 
     Raises:
-        ScheduleError: messages are to be placed, and no order of them lets every action run.
+        ScheduleError: no order of messages lets every action run.
     """
     if dialect is Dialect.COMPUTE:
         return schedule.selected(np.flatnonzero(~_INSERTED.mask(schedule.kind)))
@@ -178,19 +178,19 @@ def in_dialect(schedule: Schedule, dialect: Dialect, receive: Receive = Receive.
 
 
 def _cells(schedule: Schedule) -> list[str]:
-    """Return every action's text, overlapped pairs taken apart."""
+    """Return the text of every action, members of pairs separately."""
     kinds, stages, microbatches = schedule.kind.tolist(), schedule.stage.tolist(), schedule.microbatch.tolist()
     cells = [f"{s}{_NAMES[k]}{u}" for k, s, u in zip(kinds, stages, microbatches, strict=True)]
     for row in np.flatnonzero((schedule.span > 1) | PER_STAGE.mask(schedule.kind)).tolist():
         cells[row] = str(schedule.action(row))
     awaited = schedule.awaited()
-    for row, own in enumerate(zip(kinds, stages, microbatches, strict=True)) if awaited else ():
-        cells[row] += "".join(f"@{one}" for one in awaited.get(own, ()))
+    for row, key in enumerate(zip(kinds, stages, microbatches, strict=True)) if awaited else ():
+        cells[row] += "".join(f"@{action}" for action in awaited.get(key, ()))
     return cells
 
 
 def _joined(cells: list[str], pair: list[int]) -> list[str]:
-    """Return the cells of a row, neighbours of one overlapped pair as one."""
+    """Return the cells of a row, with members of a pair joined into one cell."""
     row: list[str] = []
     members: list[str] = []
     for position, cell in enumerate(cells):
@@ -210,16 +210,16 @@ class Source:
     """The rows of a file, one per rank."""
 
     file: str
-    """As the user named it."""
+    """Name of the file as given by the user."""
     form: Form
-    """How the rows are written."""
+    """Separator of cells."""
     lines: tuple[str, ...]
-    """The row of each rank."""
+    """Text of each rank's row."""
     numbers: tuple[int, ...]
-    """Each row's line in the file, counted from 1."""
+    """Line number of each row, counted from 1."""
 
     def locate(self, error: ScheduleError, row_ptr: Sequence[int]) -> TableError:
-        """Return a schedule's error as that of a cell: the schedule's rows begin at ``row_ptr``."""
+        """Return a schedule's error as an error of a cell; ``row_ptr`` is the schedule's."""
         if not 0 <= error.rank < len(self.lines):
             return TableError(error.message, file=self.file)
         row = self.numbers[error.rank]

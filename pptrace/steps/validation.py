@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from pptrace.steps.schedule import Schedule
 
 _PASSES = {Result.ACTIVATION: Kind.F, Result.GRADIENT: Kind.B, Result.WEIGHT_GRADIENT: Kind.W}
-"""What each stage of each microbatch has, by the kind that leaves it."""
+"""Required results of each stage and microbatch, with the kind that computes each."""
 
 
 def validate(schedule: Schedule) -> None:
-    """Check a schedule wholly.
+    """Check that a schedule is complete, in order and free of deadlock.
 
     Raises:
-        ScheduleError: an action is out of range, on a wrong rank, there twice, missing, out of order
-            in its row, or a message without its other end.
+        ScheduleError: an action is out of range, on a wrong rank, duplicated, missing or out of order
+            in its row, or a message has only one side.
         DeadlockError: the rows wait for each other in a cycle.
     """
     validate_structure(schedule)
@@ -40,7 +40,7 @@ def validate(schedule: Schedule) -> None:
 
 
 def validate_structure(schedule: Schedule) -> Positions:
-    """Check all but deadlock, and return the positions found.
+    """Check a schedule except for deadlock; return the positions of its actions.
 
     Raises:
         ScheduleError: as :func:`validate`.
@@ -62,10 +62,10 @@ def validate_structure(schedule: Schedule) -> Positions:
 
 
 def validate_partial(schedule: Schedule) -> None:
-    """Check a table of computations of which some may be missing: every action once, in place and in order.
+    """Check a table in which computations may be missing.
 
     Raises:
-        ScheduleError: an action is on a wrong rank, there twice, or out of order in its row.
+        ScheduleError: an action is on a wrong rank, duplicated, or out of order in its row.
     """
     positions = index_schedule(schedule)
     if positions.problem is not None:
@@ -141,10 +141,10 @@ def _check_order(schedule: Schedule, positions: Positions) -> None:
 
 
 def check_messages(schedule: Schedule, positions: Positions) -> None:
-    """Check that every hop between ranks has both ends, and that no message goes where no hop is.
+    """Check that every stage boundary between ranks has a send and a receive, and that no other messages exist.
 
     Raises:
-        ScheduleError: an end without a hop, without its other end, or with other microbatches.
+        ScheduleError: a side of a message has no peer, or the peer has other microbatches.
     """
     placement = schedule.placement
     rank = placement.stage_rank.T[:, placement.microbatch_route]
@@ -152,20 +152,22 @@ def check_messages(schedule: Schedule, positions: Positions) -> None:
     hop[1:-1] = (rank[1:] != rank[:-1]) & (rank[1:] >= 0) & (rank[:-1] >= 0)
     for kind in sorted(COMMUNICATION):
         wanted = hop[1:] if kind in TOWARDS_NEXT else hop[:-1]
-        place = positions.of(kind.traits.results[0])
-        there = place >= 0
-        wrong = wanted != there
+        position = positions.of(kind.traits.results[0])
+        present = position >= 0
+        wrong = wanted != present
         if not wrong.any():
             continue
         stage, microbatch = (int(axis[0]) for axis in np.nonzero(wrong))
         name = f"{stage}{kind.name}{microbatch}"
-        at = int(rank[stage, microbatch])
-        if there[stage, microbatch]:
-            text = f"rank {at}: {name} has no peer: that stage's neighbour is on the same rank, or there is none"
-            raise ScheduleError(text, rank=at, position=int(place[stage, microbatch]), action=name)
+        holder = int(rank[stage, microbatch])
+        if present[stage, microbatch]:
+            text = (
+                f"rank {holder}: {name} has no peer: that stage's neighbour is on the same rank, or there is none"
+            )
+            raise ScheduleError(text, rank=holder, position=int(position[stage, microbatch]), action=name)
         raise ScheduleError(
-            f"rank {at}: {name} is missing: a table with messages needs both ends of every hop",
-            rank=at,
+            f"rank {holder}: {name} is missing: a table with messages needs both ends of every hop",
+            rank=holder,
             missing=name,
         )
     _check_equal(schedule, positions.of(Result.SENT_ACTIVATION)[:-1], positions.of(Result.RECEIVED_ACTIVATION)[1:])
@@ -216,12 +218,13 @@ def check_copies(schedule: Schedule, positions: Positions) -> None:
 
 
 def check_stage_ends(schedule: Schedule) -> None:
-    """Check that each rank updates a stage at most once, and reduces it, behind the stage's last backward.
+    """Check reductions and updates of stages.
 
-    Where it reduces more than once, backwards are between.
+    A rank updates a stage at most once, after the stage's last backward. It reduces a stage's gradients after the
+    last backward; between two reductions of a stage there are backwards of it.
 
     Raises:
-        ScheduleError: the first that does not.
+        ScheduleError: an action breaks one of these rules.
     """
     ends = np.flatnonzero(STAGE_ENDS.mask(schedule.kind))
     if not ends.size:
@@ -234,27 +237,29 @@ def check_stage_ends(schedule: Schedule) -> None:
     seen: dict[tuple[int, int], int] = {}
     final = {(int(schedule.kind[row]), int(cell[row])): row for row in ends.tolist()}
     for row, backwards in zip(ends.tolist(), between.tolist(), strict=True):
-        kind, at = int(schedule.kind[row]), int(cell[row])
-        if (kind, at) in seen and (kind != Kind.REDUCE_GRAD or seen[kind, at] == backwards):
+        kind, held_stage = int(schedule.kind[row]), int(cell[row])
+        reduces = kind == Kind.REDUCE_GRAD
+        if (kind, held_stage) in seen and (not reduces or seen[kind, held_stage] == backwards):
             raise _end_error(schedule, row, "is there twice", str(schedule.action(row)))
-        if last[at] > row and (kind != Kind.REDUCE_GRAD or final[kind, at] == row or not backwards):
-            raise _end_error(schedule, row, "comes before", str(schedule.action(int(last[at]))))
-        if kind == Kind.REDUCE_GRAD and (int(Kind.OPTIMIZER), at) in seen:
+        if last[held_stage] > row and (not reduces or final[kind, held_stage] == row or not backwards):
+            raise _end_error(schedule, row, "comes before", str(schedule.action(int(last[held_stage]))))
+        if reduces and (int(Kind.OPTIMIZER), held_stage) in seen:
             raise _end_error(schedule, row, "comes behind", f"{schedule.stage[row]}OPTIMIZER")
-        seen[kind, at] = backwards
+        seen[kind, held_stage] = backwards
 
 
 def _backwards_before(cell: np.ndarray, backward: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return how many backwards of their rank's stage come before rows."""
+    """Return, per row, the number of backwards of the same rank and stage before it."""
     width = cell.size + 1
-    places = np.sort(cell[backward] * width + backward)
-    found = np.searchsorted(places, cell[rows] * width + rows) - np.searchsorted(places, cell[rows] * width)
-    return np.asarray(found)
+    positions = np.sort(cell[backward] * width + backward)
+    return np.asarray(
+        np.searchsorted(positions, cell[rows] * width + rows) - np.searchsorted(positions, cell[rows] * width)
+    )
 
 
-def _end_error(schedule: Schedule, row: int, what: str, other: str) -> ScheduleError:
+def _end_error(schedule: Schedule, row: int, fault: str, other: str) -> ScheduleError:
     rank, action = int(schedule.rank_at(row)), str(schedule.action(row))
-    text = f"rank {rank}: {action} {what}"
+    text = f"rank {rank}: {action} {fault}"
     text += ": remove one" if action == other else f" {other}: swap them"
     return ScheduleError(text, rank=rank, position=row, action=action, missing="" if action == other else other)
 
@@ -268,8 +273,8 @@ def check_waits(schedule: Schedule) -> None:
     if not schedule.waits:
         return
     waits = np.concatenate(schedule.waits)
-    there = _names(schedule.kind, schedule.stage, schedule.microbatch)
-    missing = ~np.isin(_names(*waits.reshape(-1, 3).T), there)
+    present = _action_keys(schedule.kind, schedule.stage, schedule.microbatch)
+    missing = ~np.isin(_action_keys(*waits.reshape(-1, 3).T), present)
     if not missing.any():
         return
     first = int(np.argmax(missing))
@@ -277,8 +282,8 @@ def check_waits(schedule: Schedule) -> None:
         str(Action(kind=Kind(int(kind)), stage=int(stage), microbatch=int(microbatch)))
         for kind, stage, microbatch in waits[first // 2].reshape(2, 3)
     )
-    own = there == _names(*waits[first // 2, 3:])
-    row = int(np.argmax(own)) if own.any() else -1
+    waits_here = present == _action_keys(*waits[first // 2, 3:])
+    row = int(np.argmax(waits_here)) if waits_here.any() else -1
     name = waiting if first % 2 else waited_for
     raise ScheduleError(
         f"{waiting} waits for {waited_for}: there is no {name}: add it, or wait for nothing",
@@ -286,20 +291,20 @@ def check_waits(schedule: Schedule) -> None:
     )  # fmt: skip
 
 
-def _names(kind: np.ndarray, stage: np.ndarray, microbatch: np.ndarray) -> np.ndarray:
-    """Return one number for each of some actions."""
+def _action_keys(kind: np.ndarray, stage: np.ndarray, microbatch: np.ndarray) -> np.ndarray:
+    """Return a unique integer per action."""
     return np.asarray((kind.astype(np.int64) << 58) + (stage.astype(np.int64) << 29) + microbatch)
 
 
 MOST_ACTIONS = 2**28
-"""So many, with their messages and what they wait for, are counted with 32 bits."""
+"""Limit of actions, so that tasks and edges have 32-bit indices."""
 
 
 def check_shape(schedule: Schedule) -> None:
-    """Check lengths and ranges of columns, and that every stage is somewhere.
+    """Check lengths and ranges of columns, and that every stage has a rank.
 
     Raises:
-        ScheduleError: what does not fit; a plugin that builds columns itself may get here.
+        ScheduleError: a length or a value is invalid.
     """
     placement = schedule.placement
     if schedule.ranks != placement.ranks:
@@ -330,20 +335,20 @@ def _check_columns(schedule: Schedule) -> None:
         raise ScheduleError(f"column kind holds numbers that are no kind: they are 0 to {len(Kind) - 1}")
     if schedule.span.min() < 1:
         row = int(np.argmax(schedule.span < 1))
-        raise _at(schedule, row, f"a span is at least 1, not {int(schedule.span[row])}")
+        raise _row_error(schedule, row, f"a span is at least 1, not {int(schedule.span[row])}")
 
 
 def _check_placement(placement: Placement) -> None:
-    held, route = placement.stage_rank, placement.microbatch_route
-    if held.size and (held.min() < -1 or held.max() >= placement.ranks):
+    stage_rank, route = placement.stage_rank, placement.microbatch_route
+    if stage_rank.size and (stage_rank.min() < -1 or stage_rank.max() >= placement.ranks):
         raise ScheduleError(f"the placement names ranks beyond its {placement.ranks}: they count from 0")
     if route.size and (route.min() < 0 or route.max() >= placement.routes):
         raise ScheduleError(f"the placement names routes beyond its {placement.routes}: they count from 0")
     if placement.edge_fault:
         raise ScheduleError(f"the placement's {placement.edge_fault}")
-    nowhere = np.flatnonzero((held < 0).all(axis=0))
-    if nowhere.size:
-        stage = int(nowhere[0])
+    unplaced = np.flatnonzero((stage_rank < 0).all(axis=0))
+    if unplaced.size:
+        stage = int(unplaced[0])
         raise ScheduleError(
             f"stage {stage} has no actions on any rank: stages are numbered from 0 without gaps",
             missing=f"{stage}F0",
@@ -351,41 +356,43 @@ def _check_placement(placement: Placement) -> None:
 
 
 def _check_spans(schedule: Schedule) -> None:
-    """All microbatches of a span take one route, for they travel as one message."""
+    """Check that all microbatches of a span have one route, since they are one message."""
     placement = schedule.placement
     wide = np.flatnonzero((schedule.span > 1) & (schedule.microbatch >= 0))
     if not wide.size or placement.routes == 1:
         return
-    _, alike = distinct_rows(placement.stage_rank)
-    route = alike[placement.microbatch_route]
+    _, distinct_route = distinct_rows(placement.stage_rank)
+    route = distinct_route[placement.microbatch_route]
     changes = np.concatenate([[0], np.cumsum(route[1:] != route[:-1])])
     first = schedule.microbatch[wide].astype(np.int64)
     last = np.minimum(first + schedule.span[wide], placement.microbatches) - 1
     split = wide[changes[np.minimum(first, last)] != changes[last]]
     if split.size:
-        raise _at(schedule, int(split[0]), "its microbatches take different routes: write one action for each")
+        raise _row_error(
+            schedule, int(split[0]), "its microbatches take different routes: write one action for each"
+        )
 
 
-def _at(schedule: Schedule, row: int, text: str) -> ScheduleError:
+def _row_error(schedule: Schedule, row: int, text: str) -> ScheduleError:
     rank, action = schedule.rank_at(row), str(schedule.action(row))
     return ScheduleError(f"rank {rank}: {action}: {text}", rank=rank, position=row, action=action)
 
 
 def check_pairs(schedule: Schedule, positions: Positions) -> None:
-    """Check that members of a pair do not wait for each other; a weight gradient may follow its input's.
+    """Check that members of a pair do not depend on each other; a weight gradient may follow its input gradient.
 
     Raises:
-        ScheduleError: a member's backward is of its own pair's forward, or its stage feeds another member's.
+        ScheduleError: a member is the backward of another member's forward, or its stage feeds that of another.
     """
     if not (schedule.pair >= 0).any():
         return
     starts = group_starts(schedule.pair, schedule.row_ptr)
     group = np.repeat(np.arange(starts.size), np.diff(starts, append=len(schedule)))
-    for made, needed in _waits(schedule, positions):
-        both = (made >= 0) & (needed >= 0) & (made != needed) & (group[made] == group[needed])
-        if both.any():
-            at = np.flatnonzero(both)[0]
-            row, other = int(needed.flat[at]), int(made.flat[at])
+    for producer, consumer in _dependencies(schedule, positions):
+        in_pair = (producer >= 0) & (consumer >= 0) & (producer != consumer) & (group[producer] == group[consumer])
+        if in_pair.any():
+            first = np.flatnonzero(in_pair)[0]
+            row, other = int(consumer.flat[first]), int(producer.flat[first])
             rank = schedule.rank_at(row)
             raise ScheduleError(
                 f"rank {rank}: {schedule.action(row)} needs {schedule.action(other)}, which is in the same "
@@ -397,8 +404,8 @@ def check_pairs(schedule: Schedule, positions: Positions) -> None:
             )
 
 
-def _waits(schedule: Schedule, positions: Positions) -> Iterator[tuple[Int32s, Int32s]]:
-    """Yield positions of which the first makes what the second needs, by microbatch; -1 where there is none."""
+def _dependencies(schedule: Schedule, positions: Positions) -> Iterator[tuple[Int32s, Int32s]]:
+    """Yield positions of producers and of their consumers, by microbatch; -1 for missing actions."""
     forward, backward = positions.of(Result.ACTIVATION), positions.of(Result.GRADIENT)
     yield forward, backward
     low, high = schedule.placement.edges.T

@@ -21,31 +21,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelCost:
-    """A kernel, or a group of them that a cost model does not take apart, of one microbatch's action.
+    """A kernel, or a group of kernels, of one microbatch's action.
 
-    An action's kernels take what it takes: what it waits for, such as its collectives, is one of them.
+    The durations of an action's kernels, collectives included, sum to the action's duration.
     """
 
     stage: int
-    """Whose action."""
+    """Stage of the action."""
     kind: Kind
-    """Of which kind: a forward, or either half of a backward."""
+    """Kind of the action: a forward, or either half of a backward."""
     part: str
-    """Which segment it belongs to: ``attention``, ``experts``, ``head``."""
+    """Segment that it belongs to: ``attention``, ``experts``, ``head``."""
     name: str
-    """What it computes: ``attention core``."""
+    """Its operation: ``attention core``."""
     times: int = 1
-    """How many of them the action has, such as one a layer."""
+    """Number of such kernels in the action, for example one per layer."""
     duration_ns: int
-    """What they take in all."""
+    """Total duration."""
     flops: int = 0
-    """Floating-point operations in all."""
+    """Total floating-point operations."""
     size_bytes: int = 0
-    """Bytes to and from memory in all."""
+    """Total bytes to and from memory."""
     causal: bool = False
-    """Whether it grows with the tokens before its own: the core of causal attention that reaches all of them."""
+    """Whether its cost grows with the number of preceding tokens (causal attention over the whole sequence)."""
     product: tuple[int, int, int, int] | None = None
-    """Copies, rows, columns and depth of one, where it is a matrix product."""
+    """Batch, rows, columns and depth of a matrix product; None for other kernels."""
 
 
 PER_STAGE = (
@@ -68,15 +68,15 @@ WHOLE = (
 
 
 def none() -> Int64s:
-    """Return a column of nothing."""
+    """Return an empty column."""
     return np.zeros(0, dtype=np.int64)
 
 
 def checked(name: str, values: Any) -> Int64s:
-    """Return what a plugin gave as a column.
+    """Return values from a plugin as a column.
 
     Raises:
-        ValueError: it is no list of whole numbers.
+        ValueError: the values are not a list of integers.
     """
     try:
         array = column(values, np.int64)
@@ -106,87 +106,86 @@ class Workload:
     w_ns: Int64s
     """Backward of one microbatch for the weight gradient, its collectives included."""
     f_collective_ns: Int64s
-    """The part of ``f_ns`` in which the rank's own group (tensor, context, expert parallel) communicates."""
+    """Part of ``f_ns`` in which tensor, context or expert parallel groups communicate."""
     b_collective_ns: Int64s
-    """The same part of ``b_ns``."""
+    """Collective part of ``b_ns``."""
     i_collective_ns: Int64s
-    """The same part of ``i_ns``."""
+    """Collective part of ``i_ns``."""
     w_collective_ns: Int64s
-    """The same part of ``w_ns``."""
+    """Collective part of ``w_ns``."""
     boundary_bytes: Int64s
     """Shape (edges,): bytes of one microbatch over each edge of the stages' graph, forward."""
     activation_bytes: Int64s
-    """Bytes that one microbatch's forward leaves until its backward."""
+    """Activations of one microbatch that are kept from its forward to its backward."""
     weight_activation_bytes: Int64s
-    """The part of ``activation_bytes`` that an input-gradient backward keeps for the weight gradient."""
+    """Part of ``activation_bytes`` that is kept until the weight gradient."""
     weights_bytes: Int64s
-    """Weights, on each rank that holds the stage (as the three below)."""
+    """Weights, on each rank that holds the stage (as the next two)."""
     gradients_bytes: Int64s
     """Gradient buffers."""
     optimizer_bytes: Int64s
     """Optimizer state and master weights."""
     reduce_ns: Int64s
-    """Reduction of the stage's gradients over its data-parallel replicas; 0 where there are none."""
+    """Reduction of the stage's gradients over its data-parallel replicas; 0 for a single replica."""
     optimizer_ns: Int64s
     """Optimizer update of the stage."""
     offload_ns: Int64s = field(default_factory=none)
-    """Copy of one microbatch's activations to host memory; zero unless given, as the three below."""
+    """Copy of one microbatch's activations to host memory; zero by default, like the next two."""
     reload_ns: Int64s = field(default_factory=none)
-    """Copy of one microbatch's activations back."""
+    """Copy of one microbatch's activations back from host memory."""
     recompute_ns: Int64s = field(default_factory=none)
-    """One microbatch's forward computed again by an action of its own."""
+    """Recomputation of one microbatch's forward by a separate action."""
     offload_bytes: Int64s = field(default_factory=none)
-    """The part of ``activation_bytes`` that copies to host memory free, and copies back take; all where empty."""
+    """Part of ``activation_bytes`` that copies to host memory free, and copies back allocate; empty: all of it."""
     checkpoint_bytes: Int64s = field(default_factory=none)
-    """The part of ``activation_bytes`` that stays until a forward is computed again by an action of its own: its
-    input. Zero unless given."""
+    """Part of ``activation_bytes`` that is kept for recomputation by a separate action (its input); zero by
+    default."""
     boundary_gradient_bytes: Int64s = field(default_factory=none)
-    """Shape (edges,): bytes of one microbatch's gradient back over each edge; as ``boundary_bytes`` where empty. A
-    gradient that nobody needs, in front of frozen stages, has none: its message takes a latency alone."""
+    """Shape (edges,): bytes of one microbatch's gradient over each edge; empty: as ``boundary_bytes``. Gradients
+    for frozen stages have no bytes: their messages take only the latency."""
     one_copy_stream: bool = False
-    """Whether copies to host memory and back follow one another, in the order of their row."""
+    """Whether copies to host memory and back share a stream, in the order of their row."""
     unshard_ns: Int64s = field(default_factory=none)
-    """Gathering the stage's sharded weights."""
+    """Gather of the stage's sharded weights."""
     gathered_bytes: Int64s = field(default_factory=none)
-    """What that takes until they are freed, beside ``weights_bytes``; zero unless given, as the one below."""
+    """Gathered weights until they are freed, in addition to ``weights_bytes``; zero by default, like the next."""
     unreduced_bytes: Int64s = field(default_factory=none)
-    """Whole gradients, from the first backward behind a reduction to the next one's end, likewise."""
+    """Unreduced gradients, from the first backward after a reduction to the end of the next reduction."""
     released_ns: Int64s = field(default_factory=none)
-    """When the last of the other replicas has computed the stage's gradients, before which they are not reduced:
-    from the step's start, and 0 where all replicas are alike."""
+    """Time from the step's start at which the slowest other replica has the stage's gradients, the earliest start
+    of their reduction; 0 for equal replicas."""
     sync_ns: int = 0
-    """What all ranks do together once gradients are whole, such as reducing their norm; not computing."""
+    """Communication of all ranks after the reductions, such as the reduction of the gradient norm."""
     reserved_bytes: int = 0
-    """Bytes per rank that no action accounts for: context, workspace, fragmentation."""
+    """Bytes per rank that no action allocates: context, workspace, fragmentation."""
     reserved_permille: int = 0
-    """What the allocator holds beyond all that is allocated at a rank's peak, in thousandths of that."""
+    """Memory that the allocator reserves beyond a rank's allocated peak, in thousandths of the peak."""
     capacity_bytes: int = 0
-    """Memory of the rank's device, of the smallest one where ranks have unlike devices; 0 where unknown."""
+    """Memory of a rank's device, the smallest for different devices; 0 for unknown."""
     rank_capacity_bytes: Int64s = field(default_factory=none)
-    """Shape (ranks,): memory of each rank's device where they differ; empty where all have ``capacity_bytes``."""
+    """Shape (ranks,): memory of each rank's device; empty: ``capacity_bytes`` for all."""
     tokens: int = 0
-    """Tokens that the whole job trains on in one step; 0 where unknown."""
+    """Tokens of the whole job's step; 0 for unknown."""
     model_flops: int = 0
-    """Floating-point operations that the whole job's step needs, without recomputation; 0 where unknown."""
+    """Floating-point operations of the whole job's step, without recomputation; 0 for unknown."""
     peak_flops: int = 0
-    """Dense peak of all devices of the whole job, in FLOP/s; 0 where unknown."""
+    """Dense peak of all devices of the whole job, in FLOP/s; 0 for unknown."""
     unit_time_ns: int = 0
-    """Nanoseconds of one abstract unit of time; 0 where the costs are real times."""
+    """Nanoseconds of one abstract unit of time; 0 for real times."""
     segments: Mapping[Kind, Sequence[tuple[Segment, ...]]] = field(default_factory=lambda: MappingProxyType({}))
-    """By kind, the segments of each stage's action; a kind that is not there is one segment of computation. What
-    they take is the kind's duration: :meth:`segmented` sees to that."""
+    """By kind, the segments of each stage's action; other kinds are a single computation. Set them with
+    :meth:`segmented`, which derives the durations."""
     overlapped: bool = False
-    """Whether an action outside pairs, too, computes what does not need its communication beside that; else its
-    segments follow one another."""
+    """Whether an action outside pairs overlaps its communication with independent computation of its own;
+    otherwise its segments run in sequence."""
     microbatch_class: Int32s = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
-    """Shape (microbatches,): which costs each microbatch has, 0 for these here; empty where all are alike."""
+    """Shape (microbatches,): cost class of each microbatch, 0 for this workload; empty for uniform costs."""
     classes: tuple[Workload, ...] = ()
-    """Costs of microbatches of classes 1, 2 and so on; what belongs to a stage alone is said here, not there."""
+    """Costs of microbatches of classes 1, 2 and so on. Costs of whole stages are read from this workload."""
     notes: tuple[str, ...] = field(default=())
-    """How figures were counted, one sentence each, for the detailed output."""
+    """Assumptions behind the figures, one sentence each, for the detailed output."""
     kernels: Callable[[], Sequence[KernelCost]] | None = field(default=None, compare=False)
-    """Lists the kernels of every stage's actions, for those who ask; None where the costs know none, or no more
-    where they are scaled."""
+    """Function that lists the kernels of every stage's actions; None if unknown, or for scaled costs."""
 
     def __post_init__(self) -> None:
         for name in (*PER_STAGE, "boundary_bytes"):
@@ -207,8 +206,8 @@ class Workload:
         for name in ("rank_capacity_bytes", "boundary_gradient_bytes"):
             object.__setattr__(self, name, checked(name, getattr(self, name)))
         if self.boundary_gradient_bytes.size not in {0, self.boundary_bytes.size}:
-            own, edges = self.boundary_gradient_bytes.size, self.boundary_bytes.size
-            msg = f"boundary_gradient_bytes has {own} values for {edges} edges: one each"
+            values, edges = self.boundary_gradient_bytes.size, self.boundary_bytes.size
+            msg = f"boundary_gradient_bytes has {values} values for {edges} edges: one each"
             raise ValueError(msg)
         for name in WHOLE:
             value = getattr(self, name)
@@ -238,23 +237,24 @@ class Workload:
         if used.size and not 0 <= int(used.min()) <= int(used.max()) <= len(self.classes):
             msg = f"microbatch_class names classes beyond the {len(self.classes) + 1} that have costs"
             raise ValueError(msg)
-        if any(one.stages != self.stages or one.classes for one in self.classes):
+        if any(costs.stages != self.stages or costs.classes for costs in self.classes):
             msg = f"classes are costs of the same {self.stages} stages, and have no classes of their own"
             raise ValueError(msg)
 
     def duration_ns(self, kind: Kind) -> Int64s:
-        """Return what one microbatch's action of a kind takes on each stage; 0 for a kind without costs."""
+        """Return the duration of one microbatch's action of a kind, per stage; 0 for a kind without costs."""
         name = kind.traits.cost
         if not name and kind in self.segments:
-            return np.array([self._alone_ns(own) for own in self.segments[kind]], dtype=np.int64)
-        given = getattr(self, f"{name}_ns") if name else 0
-        return np.broadcast_to(np.asarray(given, dtype=np.int64), (self.stages,))
+            return np.array([self._alone_ns(segments) for segments in self.segments[kind]], dtype=np.int64)
+        durations = getattr(self, f"{name}_ns") if name else 0
+        return np.broadcast_to(np.asarray(durations, dtype=np.int64), (self.stages,))
 
     def _alone_ns(self, segments: Sequence[Segment]) -> int:
-        return overlapped_ns(segments) if self.overlapped else sum(one.duration_ns for one in segments)
+        """Return the duration of an action outside pairs."""
+        return overlapped_ns(segments) if self.overlapped else sum(segment.duration_ns for segment in segments)
 
     def collective_ns(self, kind: Kind) -> Int64s:
-        """Return the share of the duration in which the rank's group communicates."""
+        """Return the collective part of the duration, per stage."""
         name = f"{kind.traits.cost}_collective_ns"
         return np.asarray(getattr(self, name, np.zeros(self.stages, dtype=np.int64)))
 
@@ -265,7 +265,7 @@ class Workload:
 
         Args:
             segments: as the field.
-            overlapped: as the field; as these costs have it unless given.
+            overlapped: as the field; None keeps the present value.
         """
         if overlapped is not None and overlapped != self.overlapped:
             return replace(self, segments=MappingProxyType({}), overlapped=overlapped).segmented(segments)
@@ -274,25 +274,24 @@ class Workload:
             name = kind.traits.cost
             if not name:
                 continue
-            took = np.array([self._alone_ns(own) for own in stages], dtype=np.int64)
-            columns[f"{name}_ns"] = took
+            durations = np.array([self._alone_ns(parts) for parts in stages], dtype=np.int64)
+            columns[f"{name}_ns"] = durations
             if hasattr(self, f"{name}_collective_ns"):
-                computed = [sum(one.duration_ns for one in own if one.is_computation) for own in stages]
-                columns[f"{name}_collective_ns"] = took - np.array(computed, dtype=np.int64)
+                computed = [sum(part.duration_ns for part in parts if part.is_computation) for parts in stages]
+                columns[f"{name}_collective_ns"] = durations - np.array(computed, dtype=np.int64)
         return replace(self, segments=MappingProxyType(dict(segments)), **columns)
 
     def capacities(self, ranks: int) -> Int64s:
-        """Return the memory of each rank's device, shape (ranks,); 0 where unknown.
+        """Return the memory of each rank's device, shape (ranks,); 0 for unknown.
 
         Raises:
-            ValueError: the costs are of another number of ranks.
+            ValueError: the costs are for another number of ranks.
         """
-        own = self.rank_capacity_bytes
-        if own.size not in {0, ranks}:
-            msg = f"rank_capacity_bytes has {own.size} values for {ranks} ranks: one each"
+        capacities = self.rank_capacity_bytes
+        if capacities.size not in {0, ranks}:
+            msg = f"rank_capacity_bytes has {capacities.size} values for {ranks} ranks: one each"
             raise ValueError(msg)
-        capacities: Int64s = own if own.size else np.full(ranks, self.capacity_bytes, dtype=np.int64)
-        return capacities
+        return capacities if capacities.size else np.full(ranks, self.capacity_bytes, dtype=np.int64)
 
     def of_class(self, number: int) -> Workload:
         """Return the costs of one class of microbatches."""
@@ -304,16 +303,16 @@ class Workload:
 
         ``b_ns`` defaults to ``i_ns + w_ns``, and ``i_ns`` and ``w_ns`` to the halves of ``b_ns``.
         """
-        given = dict(values)
-        if "b_ns" not in given:
-            given["b_ns"] = np.add(given.get("i_ns", 0), given.get("w_ns", 0))
-        half = np.asarray(given["b_ns"]) // 2
-        given.setdefault("i_ns", np.asarray(given["b_ns"]) - np.asarray(given.get("w_ns", half)))
-        given.setdefault("w_ns", np.asarray(given["b_ns"]) - np.asarray(given["i_ns"]))
+        columns = dict(values)
+        if "b_ns" not in columns:
+            columns["b_ns"] = np.add(columns.get("i_ns", 0), columns.get("w_ns", 0))
+        half = np.asarray(columns["b_ns"]) // 2
+        columns.setdefault("i_ns", np.asarray(columns["b_ns"]) - np.asarray(columns.get("w_ns", half)))
+        columns.setdefault("w_ns", np.asarray(columns["b_ns"]) - np.asarray(columns["i_ns"]))
         for name in PER_STAGE:
-            given[name] = np.broadcast_to(np.asarray(given.get(name, 0), dtype=np.int64), (stages,))
+            columns[name] = np.broadcast_to(np.asarray(columns.get(name, 0), dtype=np.int64), (stages,))
         count = stages - 1 if edges < 0 else edges
-        return cls(boundary_bytes=np.full(max(count, 0), boundary_bytes, dtype=np.int64), **given)
+        return cls(boundary_bytes=np.full(max(count, 0), boundary_bytes, dtype=np.int64), **columns)
 
     @property
     def stages(self) -> int:
@@ -321,45 +320,50 @@ class Workload:
         return int(self.f_ns.size)
 
     def scaled(self, share: Fraction) -> Workload:
-        """Return the costs of microbatches that each hold ``share`` of what this workload's hold, rounded down.
+        """Return costs of microbatches multiplied by ``share``, rounded down.
 
         >>> from fractions import Fraction
         >>> Workload.uniform(stages=1, f_ns=4, b_ns=8).scaled(Fraction(1, 2)).b_ns.tolist()
         [4]
         """
-        columns: dict[str, Any] = {"classes": tuple(one.scaled(share) for one in self.classes), "kernels": None}
+        columns: dict[str, Any] = {
+            "classes": tuple(costs.scaled(share) for costs in self.classes),
+            "kernels": None,
+        }
         for name in PER_MICROBATCH:
             columns[name] = np.array(
                 [int(value * share) for value in getattr(self, name).tolist()], dtype=np.int64
             )
-        if self.segments:
-            parts = {kind: [tuple(one.scaled(share) for one in own) for own in stages]
-                     for kind, stages in self.segments.items()}  # fmt: skip
-            return replace(self, segments=MappingProxyType({}), **columns).segmented(parts)
-        return replace(self, **columns)
+        if not self.segments:
+            return replace(self, **columns)
+        segments = {
+            kind: [tuple(part.scaled(share) for part in parts) for parts in stages]
+            for kind, stages in self.segments.items()
+        }
+        return replace(self, segments=MappingProxyType({}), **columns).segmented(segments)
 
     def total_ns(self, kinds: Sequence[Kind], microbatches: int) -> int:
-        """Return what actions of some kinds take on all stages, of all microbatches of their classes."""
-        each = [sum(int(one.duration_ns(kind).sum()) for kind in kinds) for one in (self, *self.classes)]
-        return sum(map(mul, each, np.bincount(self.microbatch_class).tolist() or [microbatches]))
+        """Return the sum of durations of actions of ``kinds`` over all stages and microbatches."""
+        per_class = [sum(int(costs.duration_ns(kind).sum()) for kind in kinds) for costs in (self, *self.classes)]
+        return sum(map(mul, per_class, np.bincount(self.microbatch_class).tolist() or [microbatches]))
 
     def divided(self, parts: int) -> Workload:
-        """Return the costs of so many parts of each microbatch, alike, one after the other."""
+        """Return the costs of microbatches that are split into ``parts`` equal parts."""
         return replace(self.scaled(Fraction(1, parts)), microbatch_class=np.repeat(self.microbatch_class, parts))
 
     @property
     def copied_bytes(self) -> Int64s:
-        """Bytes that a copy of one microbatch's activations to host memory moves, on each stage."""
+        """Bytes of a copy of one microbatch's activations to host memory, per stage."""
         return self.offload_bytes if self.offload_bytes.size else self.activation_bytes
 
     @property
     def edge_bytes(self) -> Int64s:
-        """Bytes of one microbatch's messages, shape (2, edges): forward, and gradients back."""
-        back = self.boundary_gradient_bytes if self.boundary_gradient_bytes.size else self.boundary_bytes
-        return np.stack([self.boundary_bytes, back])
+        """Bytes of one microbatch's messages, shape (2, edges): activations, then gradients."""
+        gradients = self.boundary_gradient_bytes if self.boundary_gradient_bytes.size else self.boundary_bytes
+        return np.stack([self.boundary_bytes, gradients])
 
     @property
     def static_bytes(self) -> Int64s:
-        """Weights, gradients and optimizer state of each stage that are always there."""
+        """Weights, gradient buffers and optimizer state of each stage."""
         total: Int64s = self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
         return total

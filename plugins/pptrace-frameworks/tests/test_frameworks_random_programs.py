@@ -47,7 +47,7 @@ def random_calls(request: MessageRequest, random: Random) -> MessageCalls:
     receive = between(low[request.target], request.consumer + request.target)
     near = random.random() < 0.7  # else most steps deadlock
     if near:
-        send, receive = request.behind(request.producer), request.before(request.consumer)
+        send, receive = request.after(request.producer), request.before(request.consumer)
         send, receive = (moments + turns(moments.size) for moments in (send, receive))
     kinds = random.choice([1, 2, 40])
     ways = [[random.randrange(kinds) for _ in ranks] for _ in ranks]

@@ -172,7 +172,7 @@ def step(program: Callable[[MessageRequest], Any]) -> pptrace.Run:
 
 
 def waited_for(request: MessageRequest, **changed: Any) -> MessageCalls:
-    send, receive = request.behind(request.producer), request.before(request.consumer)
+    send, receive = request.after(request.producer), request.before(request.consumer)
     columns: dict[str, Any] = {
         "send": send, "receive": receive, "send_waited": send, "receive_waited": receive,
         "communicator": np.minimum(request.source, request.target),
@@ -196,7 +196,7 @@ FAULTS: dict[str, tuple[Callable[[MessageRequest], Any], str]] = {
         "message policy 'theirs' places the send of 0F0's result on rank 0 where it cannot be: a send is behind",
     ),
     "a receive behind its consumer": (
-        lambda request: waited_for(request, receive=request.behind(request.consumer)),
+        lambda request: waited_for(request, receive=request.after(request.consumer)),
         "message policy 'theirs' places the receive of 0F0's result on rank 1 where it cannot be: a receive is",
     ),
     "a wait before its call": (
@@ -208,7 +208,7 @@ FAULTS: dict[str, tuple[Callable[[MessageRequest], Any], str]] = {
         "message policy 'theirs' places the wait for the receive of 0F0's result on rank 1 where it cannot be",
     ),
     "a column that is too short": (
-        lambda request: waited_for(request, send=request.behind(request.producer)[1:]),
+        lambda request: waited_for(request, send=request.after(request.producer)[1:]),
         "message policy 'theirs' returned send of shape (3,), expected (4,)",
     ),
     "communicators that are too few": (

@@ -61,7 +61,7 @@ def _calls(request: MessageRequest) -> MessageCalls:
     adjacent = ~ends.gradient & (k >= 0) & (k < rows.count)
     # That receive stands right before the backward: copies and weight gradients may be between the two.
     backward = rows.backward[ends.source, np.clip(k, 0, rows.count - 1)]
-    send = np.where(adjacent, request.before(backward) + 1, request.behind(request.producer))
+    send = np.where(adjacent, request.before(backward) + 1, request.after(request.producer))
     before = _step(rows, ends.target, ends.used, backward=True) - 1
     j = (before - ends.target) // 2
     first = ends.gradient & (j >= 0) & (j < rows.count)

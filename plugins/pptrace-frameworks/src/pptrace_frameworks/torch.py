@@ -170,11 +170,11 @@ def _one_f_one_b(request: MessageRequest) -> MessageCalls:
     # Where the sender takes turns its receiver does too, and the message is part of a batch at both ends.
     steady = rows.count - warm_up[ends.source]
     together = np.where(ends.gradient, ends.made < steady - 1, ends.made >= warm_up[ends.source])
-    behind = request.behind(request.producer)
+    behind = request.after(request.producer)
     following = np.minimum(ends.made + 1, rows.count - 1)
     next_one = np.where(ends.gradient, rows.backward[ends.source, following], rows.forward[ends.source, following])
     last = ends.gradient & (ends.made == rows.count - 1)
-    waited = np.where(last, behind + RECEIVED, request.behind(next_one))
+    waited = np.where(last, behind + RECEIVED, request.after(next_one))
     receive = request.before(request.consumer) + np.where(together, TOGETHER, RECEIVED)
     return MessageCalls(
         send=behind + np.where(together, TOGETHER, SENT),
@@ -191,6 +191,6 @@ def _gpipe(request: MessageRequest) -> MessageCalls:
     receive = request.before(request.consumer) + RECEIVED
     none = np.zeros(ends.made.size, dtype=bool)
     return MessageCalls(
-        send=request.behind(request.producer) + SENT, send_waited=request.behind(last) + SENT,
+        send=request.after(request.producer) + SENT, send_waited=request.after(last) + SENT,
         receive=receive, receive_waited=receive, communicator=_communicators(ends, rows, none),
     )  # fmt: skip
