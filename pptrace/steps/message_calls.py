@@ -68,7 +68,7 @@ class MessageCalls:
     """Moments at which each message is sent, received and waited for; columns of one value per message.
 
     A moment is a position between two actions of a rank, from :meth:`MessageRequest.before` or
-    :meth:`MessageRequest.after`, plus a turn below :attr:`TURNS`. The sides of messages that a rank issues
+    :meth:`MessageRequest.after`, plus a turn below :attr:`MOST_TURNS`. The sides of messages that a rank issues
     at one moment on one communicator are one call. A call begins after the computation issued before it and the
     previous call of its communicator. A message starts when the calls on both sides have begun. A call ends with
     its last message. Messages from one rank to another run in the order of their sends.
@@ -84,6 +84,8 @@ class MessageCalls:
     """Moment from which the receiver's computation waits for its call; the consumer always waits for it."""
     communicator: Int32s | None = None
     """Index of the communicator; calls of a rank on one communicator run in sequence. None: a single one."""
+    MOST_TURNS: ClassVar[int] = TURNS
+    """Number of turns between two actions: successive calls that a program can launch there."""
 
 
 Program: TypeAlias = Callable[[MessageRequest], "MessageCalls | Plan"]
