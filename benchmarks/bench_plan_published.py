@@ -19,7 +19,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pptrace.config.resolution import given_document
+from pptrace.config.resolution import document_of
 from pptrace.errors import PptraceError
 from pptrace.plugins.registry import Registry
 from pptrace.search.plan import differences_ns
@@ -171,7 +171,7 @@ class Planner:
         settings = {**own, "batch": {**self.case.settings["batch"], "global": sequences}}
         request = PlanRequest(gpus=int(self.case.row["n_gpus"]), top=top)
         vary = {**sizes, "recompute": [own["model"].get("recompute", "none")]}
-        document = given_document(settings)
+        document = document_of(settings)
         try:
             found = find_plan(
                 document, request, self.registry, flags={}, vary=vary, robust=False, executor="serial"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from pptrace.config.flags import ARGUMENTS
 from pptrace.config.quantities import parse_share
-from pptrace.config.resolution import Config, check_arguments, given_document, load
+from pptrace.config.resolution import Config, check_arguments, document_of, load
 from pptrace.plugins.registry import Registry
 from pptrace.run.run import Run
 from pptrace.run.run import simulate as simulate_resolved
@@ -50,7 +50,7 @@ def simulate(
     >>> run = simulate(schedule="table.csv")  # doctest: +SKIP
     """
     check_arguments(values, ARGUMENTS)
-    resolved = load(given_document(config), sets, values)
+    resolved = load(config, sets, values)
     return simulate_resolved(resolved, registry or Registry.load())
 
 
@@ -211,7 +211,7 @@ def sweep(
     paths = [Path(output) for output in outputs]
     study.check_outputs(paths)
     axes = axes_of(over) if isinstance(over, Mapping) else parse_axes(over)
-    grid = grid_of(given_document(config), sets, values, axes, gpus)
+    grid = grid_of(document_of(config), sets, values, axes, gpus)
     swept = study.sweep(
         grid, registry or Registry.load(), executor=executor, workers=workers or 0, outputs=paths, fresh=fresh,
         shares_registry=registry is not None, progress=progress,
@@ -266,7 +266,7 @@ def _basis(
     from pptrace.search.basis import Basis
 
     check_arguments(values, [name for name in ARGUMENTS if name != "schedule"])
-    return Basis(file=given_document(config), sets=tuple(sets), flags=values, registry=registry or Registry.load())
+    return Basis(file=document_of(config), sets=tuple(sets), flags=values, registry=registry or Registry.load())
 
 
 def _listed(texts: str | Sequence[str]) -> Sequence[str]:

@@ -94,7 +94,7 @@ def overlaid(
             noted.setdefault(key_text(one.path[:depth]), one.place)
     for section in HEADLINES:
         if not isinstance(tree.get(section, {}), dict):
-            raise _no_choice(section, tree[section], noted[section])
+            raise noted[section].error(section, f"must be a name or a mapping, not {shown(tree[section])}")
     return tree, noted
 
 
@@ -176,21 +176,14 @@ def _remove(tree: dict[str, Any], path: KeyPath) -> None:
 def _check_item(below: object, index: int, one: Assignment, depth: int) -> None:
     key = key_text(one.path[:depth])
     if not isinstance(below, list):
-        raise ConfigError(f"is no list, so it has no item {index}", key=key, file=one.place.source)
+        raise one.place.error(key, f"is no list, so it has no item {index}")
     if index >= len(below):
-        message = f"has no item {index}; its {len(below)} items count from 0"
-        raise ConfigError(message, key=key, file=one.place.source)
+        raise one.place.error(key, f"has no item {index}; its {len(below)} items count from 0")
 
 
 def _no_keys(below: object, one: Assignment, depth: int) -> ConfigError:
-    key = key_text(one.path[:depth])
-    sort = "a list, whose items are set as key[0]" if isinstance(below, list) else "a single value"
-    return ConfigError(f"is {sort}; it has no key {one.path[depth]!r}", key=key, file=one.place.source)
-
-
-def _no_choice(section: str, value: object, place: Place) -> ConfigError:
-    message = f"must be a name or a mapping, not {shown(value)}"
-    return ConfigError(message, key=section, file=place.source, line=place.line, column=place.column)
+    shape = "a list, whose items are set as key[0]" if isinstance(below, list) else "a single value"
+    return one.place.error(key_text(one.path[:depth]), f"is {shape}; it has no key {one.path[depth]!r}")
 
 
 def plain(value: object, source: str) -> Any:

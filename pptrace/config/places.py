@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from pptrace.errors import ConfigError
+
 KeyPath: TypeAlias = tuple[str | int, ...]
 """The way from the top of a configuration to a value: keys of mappings and indices of lists."""
 
@@ -27,6 +29,10 @@ class Place:
 
     def __str__(self) -> str:
         return f"{self.source}:{self.line}" if self.line else self.source
+
+    def error(self, key: str, message: str) -> ConfigError:
+        """Return an error about a key that is written here."""
+        return ConfigError(message, key=key, file=self.source, line=self.line, column=self.column)
 
 
 Places: TypeAlias = Mapping[str, Place]
@@ -56,6 +62,11 @@ def place_of(key: str, places: Places) -> Place | None:
             return None
         key = key[:cut]
     return places[key]
+
+
+def error_at(key: str, message: str, places: Places, file: object = "") -> ConfigError:
+    """Return an error about a key at its place, at the place of the nearest key above it, or in ``file``."""
+    return (place_of(key, places) or Place(source=str(file))).error(key, message)
 
 
 def record(places: dict[str, Place], key: str, value: object, place: Place) -> None:

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from pptrace.config.choices import Reshard
 from pptrace.config.overrides import Assignment, assignments, overlaid, plain
-from pptrace.config.places import Place, Places, key_text, place_of, record
+from pptrace.config.places import Place, Places, error_at, key_text, record
 from pptrace.config.schema import DEFAULT_COSTS, Experiment, PointToPoint, ScheduleChoice
 from pptrace.config.validation import merged, validate_options
 from pptrace.config.yaml_document import Document, read_yaml
@@ -29,6 +29,9 @@ Model = TypeVar("Model", bound=BaseModel)
 _NO_FLAGS: Mapping[str, Any] = MappingProxyType({})
 _OPTIONS_APART = (ScheduleChoice, PointToPoint)
 """Sections whose plugins' options stand under a key of their own."""
+
+Config: TypeAlias = str | Path | Mapping[str, Any]
+"""A YAML file, or the mapping that it would hold."""
 
 _MAPPING = "config"
 """The place of what a mapping says that stands for a file."""
@@ -59,8 +62,7 @@ class Resolved:
 
     def error(self, key: str, message: str) -> ConfigError:
         """Return an error about a key, located where the key, or the nearest above it, was written."""
-        place = place_of(key, self.positions) or Place(source=self.file)
-        return ConfigError(message, key=key, file=place.source, line=place.line, column=place.column)
+        return error_at(key, message, self.positions, self.file)
 
     def options(
         self, key: str, model: type[Model], preset: Mapping[str, Any] = _NO_FLAGS
@@ -87,11 +89,6 @@ class Resolved:
         origins = dict(self.origins) | {key_text(path, prefix): label for path, _ in _leaves(preset)}
         filled = checked.model_dump(mode="json", by_alias=True)
         return replace(self, experiment=self._with(key, filled), origins=origins), checked
-
-    def with_costs(self, name: str, origin: str) -> Resolved:
-        """Return a copy with the default cost model ``name``."""
-        costs = self.experiment.costs.model_copy(update={"name": name})
-        return self.with_section("costs", costs, {"costs.name": origin})
 
     def without_chunks(self) -> Resolved:
         """Return a copy without the user's ``parallel.vp``."""
@@ -123,29 +120,6 @@ class Resolved:
         plain: dict[str, Any] = _portable(self._dumped())
         return plain
 
-    def part(
-        self, key: str, model: type[Model] | None, values: Mapping[str, Any]
-    ) -> tuple[Mapping[str, Any], dict[str, Any]]:
-        """Check the values of a cluster's part against a network's parameter model.
-
-        Args:
-            key: ``cluster.node`` or ``cluster.fabric``.
-            model: the parameter model; None where it takes none.
-            values: a preset's values with the user's over them.
-
-        Returns:
-            The checked parameters as their model gives them, and as plain values.
-
-        Raises:
-            ConfigError: a parameter that is unknown, missing or of another type.
-        """
-        if model is None:
-            if values:
-                raise self.error(f"{key}.{next(iter(values))}", "this network takes no options: remove it")
-            return {}, {}
-        checked = validate_options(model, values, key, self.positions, file=self.file)
-        return dict(checked.model_dump()), checked.model_dump(mode="json", by_alias=True)
-
     def with_section(self, key: str, section: BaseModel, origins: Mapping[str, str]) -> Resolved:
         """Return this with a whole section in place of another, and the origins of its keys."""
         experiment = self.experiment.model_copy(update={key: section})
@@ -169,7 +143,7 @@ class Resolved:
 
 
 def load(
-    file: Path | Mapping[str, Any] | Document | None,
+    file: Config | Document | None,
     sets: Sequence[str] = (),
     flags: Mapping[str, Any] = _NO_FLAGS,
     varied: Sequence[Assignment] = (),
@@ -203,16 +177,18 @@ def load(
     return replace(bare, experiment=experiment, origins=origins)
 
 
-def document_of(source: Path | Mapping[str, Any] | Document | None) -> Document:
+def document_of(source: Config | Document | None) -> Document:
     """Return the document of a file, a mapping or an earlier document.
 
     Raises:
         ConfigError: a file that cannot be read, or values that no file could hold.
     """
-    if isinstance(source, Path):
-        return read_yaml(source)
-    if not isinstance(source, Mapping):
+    if source is None or isinstance(source, Document):
         return source or Document()
+    if isinstance(source, str | PathLike):
+        return read_yaml(Path(source))
+    if not isinstance(source, Mapping):
+        raise ConfigError(f"must be a file's name or a mapping, not {source!r:.60}", key="config")
     places: dict[str, Place] = {}
     value = plain(source, _MAPPING)
     for key, below in value.items():
@@ -341,23 +317,6 @@ def _check_agreement(experiment: Experiment, error: Complaint) -> None:
     if reduction.active_stages is not None and reduction.reshard not in {None, Reshard.NEVER}:
         message = f"reshard: {reduction.reshard.value} frees weights itself: remove one of the two keys"
         raise error("data_parallel.active_stages", message)
-
-
-Config: TypeAlias = str | Path | Mapping[str, Any]
-"""A YAML file, or the mapping that it would hold."""
-
-
-def given_document(config: Config | None) -> Document:
-    """Return what a configuration holds.
-
-    Raises:
-        ConfigError: no file's name and no mapping, or a file that cannot be read.
-    """
-    if config is None or isinstance(config, Mapping):
-        return document_of(config)
-    if not isinstance(config, str | PathLike):
-        raise ConfigError(f"must be a file's name or a mapping, not {config!r:.60}", key="config")
-    return document_of(Path(config))
 
 
 def check_arguments(values: Mapping[str, Any], known: Collection[str]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from pptrace.config.flags import key_of
-from pptrace.config.places import KeyPath, Place, Places, key_text, place_of
+from pptrace.config.places import KeyPath, Places, error_at, key_text
 from pptrace.config.quantities import BARE_NUMBER, QUANTITY_ERRORS
 from pptrace.errors import ConfigError, nearest
 
@@ -44,18 +44,20 @@ def validate_options(
     """
     text = _json(values, key_prefix, positions, file)
     _check_known(model, values, key_prefix, positions, file)
-    try:
-        return model.model_validate_json(text, strict=True)
-    except ValidationError as error:
-        errors = error.errors(include_url=False)
-        wrong = [one for one in errors if not _is_preset_integer(one, values, key_prefix, positions)]
-        if wrong:
-            raise describe_validation_error(wrong, model, values, key_prefix, positions, file) from None
-    try:
-        return model.model_validate_json(text, strict=True, context={"integers": True})
-    except ValidationError as error:
-        errors = error.errors(include_url=False)
-        raise describe_validation_error(errors, model, values, key_prefix, positions, file) from None
+
+    def validated(*, integers: bool) -> Model | list[ErrorDetails]:
+        try:
+            return model.model_validate_json(text, strict=True, context={"integers": integers})
+        except ValidationError as error:
+            return error.errors(include_url=False)
+
+    result = validated(integers=False)
+    if isinstance(result, list):
+        wrong = [one for one in result if not _is_preset_integer(one, values, key_prefix, positions)]
+        result = wrong or validated(integers=True)
+    if isinstance(result, list):
+        raise _validation_error(result, model, values, key_prefix, positions, file)
+    return result
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,14 +89,14 @@ def _check_known(
     known = fields_at(model, ())
     unknown = next((key for key in values if key not in known), None)
     if unknown is not None:
-        raise _error(f"unknown key{nearest(unknown, known)}", key_text((unknown,), prefix), positions, file)
+        raise error_at(key_text((unknown,), prefix), f"unknown key{nearest(unknown, known)}", positions, file)
 
 
 def _json(values: Mapping[str, Any], prefix: str, positions: Places, file: str | Path) -> str:
     wrong = _not_json(values)
     if wrong is not None:
         path, message = wrong
-        raise _error(message, key_text(path, prefix), positions, file)
+        raise error_at(key_text(path, prefix), message, positions, file)
     return json.dumps(values, allow_nan=False)
 
 
@@ -119,11 +121,6 @@ def _not_json(value: object) -> tuple[tuple[str | int, ...], str] | None:
 def _is_unicode(text: str) -> bool:
     """Return whether no byte of a file's or argument's name was kept as a lone surrogate."""
     return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def _error(message: str, key: str, positions: Places, file: str | Path) -> ConfigError:
-    place = place_of(key, positions) or Place(source=str(file))
-    return ConfigError(message, key=key, file=place.source, line=place.line, column=place.column)
 
 
 _EXPECTED: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
@@ -155,24 +152,15 @@ _FORMS = frozenset({"model_type", "dict_type", "list_type"})
 _LONGEST = 60
 
 
-def describe_validation_error(
+def _validation_error(
     errors: Sequence[ErrorDetails],
     model: type[BaseModel],
     values: Mapping[str, Any],
-    key_prefix: str = "",
-    positions: Places | None = None,
-    file: str | Path = "",
+    key_prefix: str,
+    positions: Places,
+    file: str | Path,
 ) -> ConfigError:
-    """Turn what pydantic found in ``values`` into the error that its user reads.
-
-    Args:
-        errors: what ``ValidationError.errors()`` gives.
-        model: what the values were checked against, for its known keys.
-        values: what was checked.
-        key_prefix: the key under which the values stand.
-        positions: where each key was written.
-        file: the file to name for a key that stands nowhere.
-    """
+    """Return the error that the user reads for pydantic's errors of ``values``."""
     ordered = sorted(errors, key=lambda error: (error["type"] != "extra_forbidden", error["type"] in _FORMS))
     first = key_path(ordered[0], values)
     below = [(key_path(error, values), error) for error in ordered]
@@ -182,14 +170,7 @@ def describe_validation_error(
     field, _, rest = message.partition(": ")
     if found[0]["type"] == "value_error" and field in fields_at(model, path):  # a model's own check of its fields
         path, message = (*path, field), rest
-    place = place_of(key_text(path, key_prefix), positions or {}) or Place(source=str(file))
-    return ConfigError(
-        message,
-        key=key_text(path, key_prefix),
-        file=place.source,
-        line=place.line,
-        column=place.column,
-    )
+    return error_at(key_text(path, key_prefix), message, positions, file)
 
 
 def key_path(error: ErrorDetails, values: object) -> KeyPath:

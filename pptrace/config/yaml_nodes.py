@@ -117,5 +117,4 @@ class Builder:
         return Place(source=self.source, line=mark.line + 1, column=mark.column + 1)
 
     def _error(self, node: yaml.Node, path: KeyPath, message: str) -> ConfigError:
-        place = self._place(node)
-        return ConfigError(message, key=key_text(path), file=self.source, line=place.line, column=place.column)
+        return self._place(node).error(key_text(path), message)

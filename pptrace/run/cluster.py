@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pptrace.config.schema import Cluster as Section
 from pptrace.config.schema import Device
-from pptrace.config.validation import merged
+from pptrace.config.validation import merged, validate_options
 from pptrace.errors import ConfigError, PluginError
 from pptrace.network.cluster import Cluster, Hops
 from pptrace.plugins.construction import build_network
@@ -139,8 +139,14 @@ def _options(
     name = options.pop("name")
     with at_location(inputs.resolved, f"cluster.{part}.name"):
         provided = inputs.registry.networks[name]
-    model = provided.offer.options
-    return provided, *inputs.resolved.part(f"cluster.{part}", model() if model else None, options)
+    resolved, model = inputs.resolved, provided.offer.options
+    if model is None:
+        if options:
+            message = "this network takes no options: remove it"
+            raise resolved.error(f"cluster.{part}.{next(iter(options))}", message)
+        return provided, {}, {}
+    checked = validate_options(model(), options, f"cluster.{part}", resolved.positions, file=resolved.file)
+    return provided, checked.model_dump(), checked.model_dump(mode="json", by_alias=True)
 
 
 def _origins(values: Mapping[str, Any], section: Section, nodes: str) -> dict[str, str]:

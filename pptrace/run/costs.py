@@ -150,7 +150,9 @@ def _cost_model(inputs: Inputs) -> Provided[CostModelOffer]:
             known = ", ".join(readers) or "none is installed: pip install pptrace-models"
             raise inputs.resolved.error("costs", f"write which cost model reads the model: {known}")
         (name,) = readers
-        inputs.resolved = inputs.resolved.with_costs(name, "the cost model that reads models")
+        costs = inputs.experiment.costs.model_copy(update={"name": name})
+        origins = {"costs.name": "the cost model that reads models"}
+        inputs.resolved = inputs.resolved.with_section("costs", costs, origins)
     return inputs.look_up(models, name, "costs")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pptrace.config.choices import PolicyName
 from pptrace.config.limits import gibibytes, memory_key, most_memory
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from pptrace.steps.text_forms import TableFile
     from pptrace.steps.workload import Workload
 
-Result = TypeVar("Result")
-
 
 def prepare(resolved: Resolved, registry: Registry, *, loose: bool | None = None) -> Prepared:
     """Look up every name, check every option, and build schedule, costs, network and policy.
@@ -56,27 +54,35 @@ def prepare(resolved: Resolved, registry: Registry, *, loose: bool | None = None
         PluginError: a name that no plugin offers, or a plugin that fails.
         ScheduleError: sizes that the schedule cannot take.
     """
-    if (resolved.experiment.parallel.pp or 0) > MOST_RANKS:
-        raise resolved.error("parallel.pp", f"at most {MOST_RANKS} pipeline ranks are simulated")
-    check_size(resolved)
     loose = _has_chunks_of_file(resolved) if loose is None else loose
-    inputs = Inputs(resolved=resolved, registry=registry)
-    file = _without_refused_chunks(inputs, _table_file, loose=loose)
-    platform = _platform(inputs)
-    if file is not None:
-        prepared = _with_table(inputs, platform, file.schedule, _schedule_request(inputs), file)
-    else:
-        table, request = _without_refused_chunks(inputs, lambda inputs: _table(inputs, platform), loose=loose)
-        prepared = _with_table(inputs, platform, table, request)
-    if resolved.positions.get(CHUNKS) == inputs.resolved.positions.get(CHUNKS):
-        return prepared
-    experiment, place = prepared.resolved.experiment, resolved.origin(CHUNKS)
+    try:
+        return _prepare(resolved, registry)
+    except (ConstraintError, ConfigError) as error:
+        if error.key != CHUNKS or not loose:
+            raise
+        try:
+            prepared = _prepare(resolved.without_chunks(), registry)
+        except (ConstraintError, ConfigError) as second:
+            raise (error if second.key == CHUNKS else second) from None
+    refused, experiment = resolved.experiment.parallel.vp, prepared.resolved.experiment
     note = (
-        f"vp {resolved.experiment.parallel.vp} ({place}) is left out: {experiment.schedule.name} runs with "
+        f"vp {refused} ({resolved.origin(CHUNKS)}) is left out: {experiment.schedule.name} runs with "
         f"{experiment.parallel.vp}"
     )
     workload = replace(prepared.workload, notes=(note, *prepared.workload.notes))
     return replace(prepared, workload=workload, notes=(note, *prepared.notes))
+
+
+def _prepare(resolved: Resolved, registry: Registry) -> Prepared:
+    if (resolved.experiment.parallel.pp or 0) > MOST_RANKS:
+        raise resolved.error("parallel.pp", f"at most {MOST_RANKS} pipeline ranks are simulated")
+    check_size(resolved)
+    inputs = Inputs(resolved=resolved, registry=registry)
+    file = _table_file(inputs)
+    platform = _platform(inputs)
+    if file is not None:
+        return _with_table(inputs, platform, file.schedule, _schedule_request(inputs), file)
+    return _with_table(inputs, platform, *_table(inputs, platform))
 
 
 def build_costs(resolved: Resolved, registry: Registry) -> Costs:
@@ -100,21 +106,6 @@ def _has_chunks_of_file(resolved: Resolved) -> bool:
     """Return whether the file has chunks per rank, and the schedule's name has another source."""
     chunks, name = resolved.positions.get(CHUNKS), resolved.positions.get("schedule.name")
     return chunks is not None and name is not None and chunks.source == resolved.file != name.source
-
-
-def _without_refused_chunks(inputs: Inputs, stage: Callable[[Inputs], Result], *, loose: bool) -> Result:
-    """Return the result of a stage; if it refuses the chunks per rank and ``loose``, its result without them."""
-    resolved = inputs.resolved
-    try:
-        return stage(inputs)
-    except (ConstraintError, ConfigError) as error:
-        if error.key != CHUNKS or not loose:
-            raise
-        inputs.resolved = resolved.without_chunks()
-        try:
-            return stage(inputs)
-        except (ConstraintError, ConfigError) as second:
-            raise (error if second.key == CHUNKS else second) from None
 
 
 def _table_file(inputs: Inputs) -> TableFile | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from pptrace.config.flags import ARGUMENTS
-from pptrace.config.resolution import Config, check_arguments, given_document
+from pptrace.config.resolution import Config, check_arguments, document_of
 from pptrace.plugins.registry import Registry
 from pptrace.search.best_first import Search
 from pptrace.search.execution import ExecutorPool, choose
@@ -112,7 +112,7 @@ def plan(
     check_arguments(values, ARGUMENTS)
     paths = [Path(output) for output in outputs]
     found = find_plan(
-        given_document(config),
+        document_of(config),
         PlanRequest(gpus=gpus, memory=memory, objective=objective, top=top, exhaustive=exhaustive),
         registry or Registry.load(), sets=sets, flags=values, vary=vary, robust=robust, executor=executor,
         workers=workers or 0, outputs=paths, fresh=fresh, shares_registry=registry is not None, watch=progress,

@@ -85,9 +85,6 @@ def test_a_section_that_nobody_wrote_takes_defaults() -> None:
     resolved = load(None, flags={"schedule": "1f1b", "pp": 2, "microbatches": 4})
 
     assert resolved.options("device", Rates)[1] == Rates()
-    chosen = resolved.with_costs("roofline", "default, as a model is given")
-    assert chosen.experiment.costs.name == "roofline"
-    assert chosen.origin("costs.name") == "default, as a model is given"
 
 
 @pytest.mark.parametrize(
