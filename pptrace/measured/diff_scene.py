@@ -28,18 +28,31 @@ from pptrace.config.limits import UnpackedFile
 from pptrace.report.numbers import BARELY_NS, change, ms
 from pptrace.sanitize import printable
 from pptrace.timeline.timeline import Timeline
-from pptrace.traces.link_slices import Hops
-from pptrace.traces.perfetto.columns import CATEGORIES, DIFFERENCE_CATEGORY, Names, PlainColumn, Records
-from pptrace.traces.perfetto.descriptors import TITLE_KEY, Tracks, descriptor_set
-from pptrace.traces.perfetto.wire import BEGIN, COUNTER, END, SEQUENCE, Cell, Layout, Run, cell_size, packet
-from pptrace.traces.perfetto.writer import Slices, begin_place, write, write_packets
+from pptrace.traces.perfetto.columns import Column, Names, Records
+from pptrace.traces.perfetto.descriptors import (
+    CATEGORY_NUMBERS,
+    TITLE_KEY,
+    Tracks,
+    write_attributes,
+    write_names,
+    write_slice,
+)
+from pptrace.traces.perfetto.wire import Cell, Run
+from pptrace.traces.perfetto.writer import (
+    Slices,
+    columns_of,
+    point_run,
+    tracks_of,
+    write,
+    write_packets,
+)
+from pptrace.traces.scene import Scene
 from pptrace.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
     from pptrace.measured.diff import StepDiff
@@ -48,8 +61,6 @@ if TYPE_CHECKING:
     from pptrace.timeline.measurement import Source
 
 _ABREAST = 3
-_STATE_CLEARED = 1
-_SHARED_AXIS = "lateness"
 
 
 def write_diff_trace(path: Path, findings: StepDiff, sides: Sequence[Side]) -> None:
@@ -62,30 +73,32 @@ def write_diff_trace(path: Path, findings: StepDiff, sides: Sequence[Side]) -> N
 
     head, uuids = Trace(), count(1)
     steps, start_ns = _aligned([side.timeline for side in sides], findings)
-    named = [Names.of(step) for step in steps]
-    texts = [*named[0].names, *named[1].names]
-    named[1] = replace(named[1], name=named[1].name + np.int32(len(named[0].names)))
+    texts: list[str] = []
     runs: list[Run] = []
-    _write_attributes(head, findings, segments=any(step.parts is not None for step in steps))
+    write_attributes(head, _attributes(findings), steps)
     first_row = process = 0
-    for place, (step, names, label) in enumerate(zip(steps, named, labels(sides), strict=True)):
+    for place, (step, label) in enumerate(zip(steps, labels(sides), strict=True)):
+        scene = Scene(timeline=step, first_row=first_row)
         tracks = Tracks(
-            step, head, Hops.of(step), suffix=f" · {place + 1} {label}", place=place, abreast=_ABREAST,
-            process=process, uuids=uuids,
+            scene, head, suffix=f" · {place + 1} {label}", place=place, abreast=_ABREAST, process=process,
+            uuids=uuids,
         )  # fmt: skip
-        tracks.write(set())
+        tracks.write()
         process = tracks.process
-        slices = Slices(step, np.array(tracks.lanes, dtype=np.int32), names, first_row)
-        slices.columns["cause"] = PlainColumn(np.where(step.cause < 0, -1, step.cause + first_row))
+        names = Names.of(scene)
+        names = replace(names, name=names.name + np.int32(len(texts)))
+        texts += names.names
+        slices = Slices(scene, np.array(tracks.lanes, dtype=np.int32), names)
+        slices.columns["cause"] = Column.of(np.where(step.cause < 0, -1, step.cause + first_row))
         runs += slices.runs()
         first_row += len(step)
     late = lateness(findings)
-    differences, counters = _more_tracks(tracks, max(step.placement.ranks for step in findings.steps))
+    differences, counters = _difference_tracks(tracks, max(step.placement.ranks for step in findings.steps))
     begins_ns = int(findings.steps[0].start_ns.min()) if len(findings.steps[0]) else 0
-    write_rungs(head, tracks, findings, start_ns - begins_ns)
-    spelt, slices_of_differences = difference_runs(findings, late, start_ns, differences, len(texts) + 1)
-    runs += [*slices_of_differences, counter_run(late, start_ns, counters)]
-    _write_interned(head, [*texts, *spelt])
+    _write_ladder(head, tracks, findings, start_ns - begins_ns)
+    delays, difference_runs = _differences(findings, late, start_ns, differences, len(texts) + 1)
+    runs += [*difference_runs, _lateness_run(late, start_ns, counters)]
+    write_names(head, [*texts, *delays], ["difference"])
     write_packets(path, head.SerializeToString(), sorted(runs, key=lambda run: run.place))
 
 
@@ -104,46 +117,33 @@ def _aligned(timelines: Sequence[Timeline], findings: StepDiff) -> tuple[list[Ti
     return [shifted(step, start - begin) for step, begin in zip(plain, begins, strict=True)], start
 
 
-def _write_attributes(head: Trace, findings: StepDiff, *, segments: bool) -> None:
-    attributes = head.packet.add().trace_attributes.attribute
+def _attributes(findings: StepDiff) -> dict[str, str | int]:
     first, second = map(printable, findings.names)
-    attributes.add(key=TITLE_KEY, string_value=f"{first} and {second}")
-    attributes.add(key="pptrace.version", string_value=__version__)
-    attributes.add(key="pptrace.first", string_value=first)
-    attributes.add(key="pptrace.second", string_value=second)
-    attributes.add(key="pptrace.first_ns", long_value=int(findings.step_ns.first.value))
-    attributes.add(key="pptrace.second_ns", long_value=int(findings.step_ns.second.value))
-    embedded = head.packet.add().extension_descriptor.extension_set
-    embedded.ParseFromString(descriptor_set(links=False, segments=segments, why=False).SerializeToString())
+    return {
+        TITLE_KEY: f"{first} and {second}",
+        "pptrace.version": __version__,
+        "pptrace.first": first,
+        "pptrace.second": second,
+        "pptrace.first_ns": int(findings.step_ns.first.value),
+        "pptrace.second_ns": int(findings.step_ns.second.value),
+    }
 
 
-def _more_tracks(tracks: Tracks, ranks: int) -> tuple[dict[int, int], dict[int, int]]:
+def _difference_tracks(tracks: Tracks, ranks: int) -> tuple[dict[int, int], dict[int, int]]:
     """Describe the difference track and the counter of each rank; return their ids by rank."""
     digits = len(str(ranks - 1))
     differences, counters = {}, {}
     for rank in range(ranks):
         top = tracks.thread(f"rank {rank:0{digits}} · difference", rank * _ABREAST + 2)
-        child = tracks.child(top, "lateness", 0)
-        child.counter.unit_name = "ms"
-        child.counter.y_axis_share_key = _SHARED_AXIS
-        differences[rank], counters[rank] = top.uuid, child.uuid
+        differences[rank], counters[rank] = top.uuid, tracks.counter(top, "lateness", "ms", 0, "lateness")
     return differences, counters
 
 
-def _write_interned(head: Trace, texts: Sequence[str]) -> None:
-    packet = head.packet.add(trusted_packet_sequence_id=SEQUENCE, sequence_flags=_STATE_CLEARED)
-    for iid, category in enumerate(CATEGORIES, 1):
-        packet.interned_data.event_categories.add(iid=iid, name=category)
-    packet.interned_data.event_categories.add(iid=DIFFERENCE_CATEGORY, name="difference")
-    for iid, text in enumerate(texts, 1):
-        packet.interned_data.event_names.add(iid=iid, name=printable(text))
-
-
-_TIMESTAMP, _TRACK_UUID, _DOUBLE_COUNTER_VALUE = 8, 11, 44
-"""Fields of TracePacket and TrackEvent, in perfetto/trace/track_event/track_event.proto."""
+_DOUBLE_COUNTER_VALUE = 44
+"""A field of TrackEvent, in perfetto/trace/track_event/track_event.proto."""
 _VALUE_SIZE = 10
 """A tag of two bytes and a double."""
-_BEHIND_THE_REST, _BEHIND_SLICES = 6, 1 << 8
+_AFTER_ACTIONS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,111 +179,60 @@ def lateness(findings: StepDiff) -> Lateness:
     )  # fmt: skip
 
 
-def difference_runs(
+def _differences(
     findings: StepDiff, late: Lateness, shift_ns: int, tracks: Mapping[int, int], first_name: int
 ) -> tuple[list[str], list[Run]]:
-    """Return the names of the slices of delays, and their runs.
+    """Return the names of the slices of delays, numbered from ``first_name``, and their runs.
 
-    Args:
-        findings: the diff.
-        late: its delays.
-        shift_ns: the start of the steps in the trace.
-        tracks: the track per rank.
-        first_name: the id of the first name.
+    The steps start at ``shift_ns``; ``tracks`` has a track for each rank.
     """
     chosen = (np.abs(late.late_ns) >= BARELY_NS) & (late.end_ns > late.start_ns)
     micros, name = np.unique((late.late_ns[chosen] + 500) // 1000, return_inverse=True)
-    names = [f"{value / 1000:+,.3f} ms" for value in micros.tolist()]
-    step, rows = findings.steps[1], late.row[chosen]
-    rank = late.rank[chosen]
-    columns: dict[str, NDArray[np.integer[Any]]] = {
-        "start": late.start_ns[chosen] + shift_ns,
-        "end": late.end_ns[chosen] + shift_ns,
-        "track": _numbers(rank, tracks),
-        "name": name.astype(np.int64) + first_name,
-        "category": np.full(rank.size, DIFFERENCE_CATEGORY, dtype=np.int8),
+    step, rows, rank = findings.steps[1], late.row[chosen], late.rank[chosen]
+    columns = columns_of({
+        "start": late.start_ns[chosen] + shift_ns, "end": late.end_ns[chosen] + shift_ns,
+        "track": tracks_of(rank, tracks), "name": name.astype(np.int64) + first_name,
+        "category": np.full(rank.size, CATEGORY_NUMBERS["difference"], dtype=np.int8),
         "kind": step.kind[rows], "rank": rank, "stage": step.stage[rows], "microbatch": step.microbatch[rows],
-    }  # fmt: skip
-    if not rank.size:
-        return [], []
-    records = Records({key: PlainColumn(values) for key, values in columns.items()})
-    every = np.arange(rank.size, dtype=np.int32)
-    return names, [
-        Run(place=0, layout=Layout(tuple(records.end())), rows=every, values=records.values),
-        Run(
-            place=begin_place(_BEHIND_THE_REST, lasting=True),
-            layout=Layout(tuple(records.begin(every, leaving=0, ending=0))), rows=every, values=records.values,
-        ),
-    ]  # fmt: skip
+    })  # fmt: skip
+    runs = list(Records(columns).runs(np.arange(rank.size, dtype=np.int32), _AFTER_ACTIONS))
+    return [f"{value / 1000:+,.3f} ms" for value in micros.tolist()], runs
 
 
-def counter_run(late: Lateness, shift_ns: int, tracks: Mapping[int, int]) -> Run:
+def _lateness_run(late: Lateness, shift_ns: int, tracks: Mapping[int, int]) -> Run:
     """Return the counter of delays in milliseconds: 0 at the start, then one value per end of an action."""
     ranks = np.unique(late.rank)
-    columns = {
-        "at": np.concatenate([np.zeros(ranks.size, dtype=np.int64), late.end_ns]) + shift_ns,
-        "track": _numbers(np.concatenate([ranks, late.rank]), tracks),
-        "value": np.concatenate([np.zeros(ranks.size), late.late_ns / 1e6]).view(np.int64),
-    }
-    cells = [
-        Cell("track", _TRACK_UUID, cell_size(1, int(columns["track"].max(initial=0)))),
+    return point_run(
+        np.concatenate([np.zeros(ranks.size, dtype=np.int64), late.end_ns]) + shift_ns,
+        tracks_of(np.concatenate([ranks, late.rank]), tracks),
+        np.concatenate([np.zeros(ranks.size), late.late_ns / 1e6]).view(np.int64),
         Cell("value", _DOUBLE_COUNTER_VALUE, _VALUE_SIZE, fixed=True),
-    ]
-    when = Cell("at", _TIMESTAMP, cell_size(1, int(columns["at"].max(initial=0))))
-
-    def values(_layout: Layout, rows: Int32s) -> dict[str, Int64s]:
-        return {name: column[rows] for name, column in columns.items()}
-
-    return Run(
-        place=_BEHIND_SLICES, layout=Layout(tuple(packet(COUNTER, when, cells))),
-        rows=np.arange(columns["at"].size, dtype=np.int32), values=values,
-    )  # fmt: skip
+    )
 
 
-def _numbers(ranks: Int32s, tracks: Mapping[int, int]) -> Int64s:
-    known, place = np.unique(ranks, return_inverse=True)
-    return np.array([tracks[int(rank)] for rank in known], dtype=np.int64)[place]
-
-
-_CATEGORY = "ladder"
+_LADDER = "ladder"
 _ABOVE_THE_RANKS = -1
 
 
-def write_rungs(head: Trace, tracks: Tracks, findings: StepDiff, start_ns: int) -> None:
-    """Write the ladder's tracks and slices, if there is a ladder.
-
-    Args:
-        head: the trace.
-        tracks: creates tracks.
-        findings: the diff.
-        start_ns: the start of the first step in the trace.
-    """
+def _write_ladder(head: Trace, tracks: Tracks, findings: StepDiff, start_ns: int) -> None:
+    """Write the ladder's tracks and slices, if there is a ladder; the first step starts at ``start_ns``."""
     if not findings.ladder:
         return
     first_ns, second_ns = (int(side.value) for side in findings.step_ns)
-    top = tracks.thread("ladder", _ABOVE_THE_RANKS)
-    whole = f"{'first' if first_ns <= second_ns else 'second'} step {ms(min(first_ns, second_ns))}"
-    _write_slice(head, top.uuid, [start_ns, start_ns + min(first_ns, second_ns)], whole)
+    top = tracks.thread(_LADDER, _ABOVE_THE_RANKS)
+    shorter_ns, longer_ns = sorted((first_ns, second_ns))
+    whole = f"{'first' if first_ns <= second_ns else 'second'} step {ms(shorter_ns)}"
+    write_slice(head, top.uuid, (start_ns, start_ns + shorter_ns), whole, _LADDER)
     if first_ns != second_ns:
         more = change(findings.step_ns.change)
-        _write_slice(head, top.uuid, sorted((start_ns + first_ns, start_ns + second_ns)), more)
+        write_slice(head, top.uuid, (start_ns + shorter_ns, start_ns + longer_ns), more, _LADDER)
     before_ns = first_ns
     for place, rung in enumerate(findings.ladder):
         if rung.reached_ns != before_ns:
             track = tracks.child(top, rung.name, place)
-            ends = sorted((start_ns + before_ns, start_ns + rung.reached_ns))
-            _write_slice(head, track.uuid, ends, f"{rung.name} {change(rung.change_ns)}")
+            low_ns, high_ns = sorted((start_ns + before_ns, start_ns + rung.reached_ns))
+            write_slice(head, track.uuid, (low_ns, high_ns), f"{rung.name} {change(rung.change_ns)}", _LADDER)
         before_ns = rung.reached_ns
-
-
-def _write_slice(head: Trace, track: int, ends_ns: Sequence[int], name: str) -> None:
-    start_ns, end_ns = ends_ns
-    begin = head.packet.add(trusted_packet_sequence_id=SEQUENCE, timestamp=start_ns)
-    begin.track_event.type, begin.track_event.track_uuid = BEGIN, track
-    begin.track_event.name = printable(name)
-    begin.track_event.categories.append(_CATEGORY)
-    end = head.packet.add(trusted_packet_sequence_id=SEQUENCE, timestamp=end_ns)
-    end.track_event.type, end.track_event.track_uuid = END, track
 
 
 def shifted(timeline: Timeline, by_ns: int) -> Timeline:

@@ -76,6 +76,11 @@ class Messages:
     consumer: Int32s
     """The compute slice that waited for it, -1 where unknown."""
 
+    @property
+    def transfer(self) -> Int32s:
+        """The sender's slice, the receiver's where the sender has none."""
+        return np.where(self.send >= 0, self.send, self.recv)
+
 
 def messages(timeline: Timeline) -> Messages:
     """Match sends, receives, producers and consumers by stage, microbatch and direction.

@@ -5,8 +5,6 @@ Columns are lists or arrays of integers, alike in use, hence without annotations
 
 from __future__ import annotations
 
-__all__ = ["first_free"]
-
 
 def first_free(ptr, start, end, until, place, lanes):
     """Put each slice of a group on the group's first lane that is free by then.

@@ -1,36 +1,34 @@
-"""Categories and lanes of traces.
+"""The scene of a trace, for both formats: names of slices, messages on links, one rank's part of a step.
 
-A kind that is new has a name, a category, a colour and a kernel here as soon as the table has a row for it.
+A kind that is new has a name, a category, a color and a kernel here as soon as the table has a row for it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
+from pptrace.config.quantities import format_rate
+from pptrace.errors import ConfigError
 from pptrace.steps.kinds import COMMUNICATION, KINDS, Kind, Role
 from pptrace.steps.kinds import RECEIVES as RECEIVING
 from pptrace.steps.kinds import TOWARDS_NEXT as WITH_NEXT
+from pptrace.timeline.timeline import LANE_COLUMNS, ROW_COLUMNS
+from pptrace.traces.kernels import first_free
+from pptrace_kernel import run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from pptrace.steps.kinds import Stream, Traits
-
-__all__ = [
-    "CARRIES",
-    "CATEGORY",
-    "COLLECTIVE",
-    "COLORS",
-    "NAMES",
-    "NUMBERED",
-    "RECEIVES",
-    "TOWARDS_NEXT",
-    "stream_title",
-]
+    from pptrace.steps.columns import Int32s, Int64s
+    from pptrace.steps.kinds import Stream
+    from pptrace.steps.placement import Placement
+    from pptrace.timeline.timeline import Routes, Timeline
 
 COLLECTIVE = "collective"
 """The category of communication within a group of replicas, whole actions and segments of them."""
@@ -40,22 +38,17 @@ _CATEGORIES = {
     Role.COLLECTIVE: COLLECTIVE,
 }  # fmt: skip
 
-
-def _which(holds: Callable[[Traits], bool]) -> NDArray[np.bool_]:
-    return np.array([holds(traits) for traits in KINDS.values()])
-
-
 NAMES = tuple(kind.name for kind in KINDS)
-"""What each kind is called; this and what follows is in the order of their numbers."""
+"""Names of kinds; all columns of kinds here are in the order of their numbers."""
 
 CATEGORY = tuple(_CATEGORIES[traits.role] for traits in KINDS.values())
 """``compute``, ``communication``, ``collective`` or ``copy``."""
 
 COLORS = tuple(traits.trace_colour for traits in KINDS.values())
-"""A reserved colour name of chrome://tracing (``cname``)."""
+"""A reserved color name of chrome://tracing (``cname``)."""
 
-NUMBERED = _which(lambda traits: traits.role is Role.COMPUTE and not traits.per_stage)
-"""Whether it computes on a microbatch, whose number then is part of its name."""
+NUMBERED = np.array([traits.role is Role.COMPUTE and not traits.per_stage for traits in KINDS.values()])
+"""Whether it computes on a microbatch, whose number is part of its name."""
 
 _EVERY = np.arange(len(Kind))
 
@@ -66,7 +59,10 @@ RECEIVES = RECEIVING.mask(_EVERY)
 """Whether it is the receiver's side of a message."""
 
 TOWARDS_NEXT = WITH_NEXT.mask(_EVERY)
-"""Whether the rank at a message's other end holds the next stage, not the one before."""
+"""Whether the rank at a message's other end holds the next stage, not the previous one."""
+
+COLOR_BY = ("kind", "microbatch")
+"""Properties that slices of one color share; chrome://tracing reads ``cname``, Perfetto colors by name."""
 
 _SPELT_OUT = {"COMM": "communication", "RECV": "receive"}
 
@@ -79,3 +75,262 @@ def stream_title(stream: Stream) -> str:
     ('communication', 'data parallel')
     """
     return _SPELT_OUT.get(stream.name) or stream.name.lower().replace("_", " ")
+
+
+class Labels(NamedTuple):
+    """Distinct texts that follow the kind in names of slices, by span, microbatch and segment."""
+
+    microbatch: list[str]
+    """Nothing, `` 3``, or `` 6+2`` for two microbatches from 6."""
+    segment: list[str]
+    """Nothing, or the segment's name after a blank."""
+    of_row: Int32s
+    """Shape (rows,): the index of each row's texts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """A step, or one rank's part of it, and what both formats derive from it."""
+
+    timeline: Timeline
+    """The rows; their causes count the rows of the whole step."""
+    first_row: int = 0
+    """The number of the first row in the whole step."""
+    color_by: str = COLOR_BY[0]
+    """One of :data:`COLOR_BY`."""
+
+    @classmethod
+    def of(cls, timeline: Timeline, options: Mapping[str, Any]) -> Self:
+        """Return the scene of all ranks, or of the option ``rank``; ``color`` is one of :data:`COLOR_BY`.
+
+        Raises:
+            ConfigError: an option has no such value.
+        """
+        rank, color = options.get("rank"), options.get("color", COLOR_BY[0])
+        if color not in COLOR_BY:
+            raise ConfigError(f"{color!r} is none of {', '.join(COLOR_BY)}", key="color")
+        if rank is None:
+            return cls(timeline=timeline, color_by=color)
+        if rank not in timeline.lane_rank:
+            raise ConfigError(f"the timeline has no rank {rank}", key="rank")
+        part, first_row = _part_of(timeline, rank)
+        return cls(timeline=part, first_row=first_row, color_by=color)
+
+    @cached_property
+    def hops(self) -> Hops:
+        """Messages on links."""
+        return Hops.of(self.timeline)
+
+    @cached_property
+    def labels(self) -> Labels:
+        """Texts that follow the kind in names of slices."""
+        timeline, parts = self.timeline, self.timeline.parts
+        segments = [""] if parts is None else ["", *(f" {name}" for name in parts.names)]
+        spans, span = numbered(timeline.span)
+        microbatches = int(timeline.microbatch.max(initial=-1)) + 2
+        key = span.astype(np.int64) * microbatches + timeline.microbatch + 1
+        keys, of_row = numbered(key if parts is None else key * len(segments) + parts.name + 1)
+        pairs, segment = np.divmod(keys, len(segments))
+        first, length = pairs % microbatches - 1, spans[pairs // microbatches]
+        texts = list(map(_microbatch_text, first.tolist(), length.tolist()))
+        return Labels(texts, [segments[index] for index in segment.tolist()], of_row)
+
+    def hop_titles(self) -> NDArray[np.bytes_]:
+        """Return a title such as ``SEND_F 3 0>1`` for each message that has hops."""
+        names, sent, peer = np.array(NAMES, dtype=np.bytes_), self.hops.sent, self.hops.peer
+        kind, rank = self.timeline.kind[sent], self.timeline.rank_of_row()[sent]
+        source, target = np.where(RECEIVES[kind], (peer, rank), (rank, peer))
+        labels, label = np.unique(self.labels.of_row[sent], return_inverse=True)
+        microbatch = np.array([self.labels.microbatch[index] for index in labels.tolist()], dtype=np.bytes_)
+        what = np.strings.add(names[kind], microbatch[label])
+        titles: NDArray[np.bytes_] = np.strings.add(what, _ends(source, target))
+        return titles
+
+
+def _microbatch_text(microbatch: int, span: int) -> str:
+    return "" if microbatch < 0 else f" {microbatch}" + (f"+{span}" if span > 1 else "")
+
+
+def _ends(source: Int32s, target: Int32s) -> NDArray[np.bytes_]:
+    """Return `` 0>1`` for each pair of ranks, nothing where one is unknown."""
+    width = int(target.max(initial=0)) + 2
+    keys, index = np.unique((source.astype(np.int64) + 1) * width + target + 1, return_inverse=True)
+    pairs = [(key // width - 1, key % width - 1) for key in keys.tolist()]
+    texts = [f" {source}>{target}" if source >= 0 and target >= 0 else "" for source, target in pairs]
+    return np.array(texts, dtype=np.bytes_)[index]
+
+
+_DENSE = 1 << 24
+"""Keys below this are numbered by marking them; above, by sorting them."""
+
+
+def numbered(keys: NDArray[np.integer[Any]]) -> tuple[NDArray[Any], Int32s]:
+    """Return the distinct keys, none below zero, and each row's index among them."""
+    largest = int(keys.max(initial=0))
+    if largest >= _DENSE:
+        distinct, index = np.unique(keys, return_inverse=True)
+        return distinct, index.astype(np.int32)
+    present = np.zeros(largest + 1, dtype=bool)
+    present[keys] = True
+    return np.flatnonzero(present), (np.cumsum(present, dtype=np.int32) - np.int32(1))[keys]
+
+
+def _part_of(timeline: Timeline, rank: int) -> tuple[Timeline, int]:
+    """Return one rank's rows and the first row's number; causes and reasons keep the rows of the whole step.
+
+    The links of its messages are included; the cluster's counters are in the part of the first rank.
+    """
+    first, last = np.searchsorted(timeline.lane_rank, [rank, rank + 1]).tolist()
+    ptr = timeline.lane_ptr[first : last + 1]
+    rows = slice(int(ptr[0]), int(ptr[-1]))
+    owners = {rank, -1} if first == 0 else {rank}
+    part = replace(
+        timeline,
+        lane_ptr=ptr - ptr[0],
+        counters=tuple(counter for counter in timeline.counters if counter.rank in owners),
+        routes=None if timeline.routes is None else timeline.routes.of_rows(np.arange(rows.start, rows.stop)),
+        why=None if timeline.why is None else timeline.why.of_ranks({rank}, timeline.rank_of_row()),
+        parts=None if timeline.parts is None else timeline.parts.of_rows(np.arange(rows.start, rows.stop)),
+        **{name: getattr(timeline, name)[first:last] for name in LANE_COLUMNS[:3]},
+        **{name: getattr(timeline, name)[rows] for name in ROW_COLUMNS},
+    )
+    return part, rows.start
+
+
+def links_and_segments(timeline: Timeline) -> dict[str, Any]:
+    """Return the description of links and the names of segments, where the timeline has some, as JSON values."""
+    routes, parts = timeline.routes, timeline.parts
+    links = {} if routes is None else {"routes": [routes.name, routes.rate_kbps.tolist(), routes.link.size]}
+    return links if parts is None else {**links, "segments": parts.names}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Hops:
+    """One per message and link, by lane, then time; columns of shape (hops,) but where they say."""
+
+    row: Int32s
+    """The message's row in the timeline, whose times are the hop's."""
+    place: Int32s
+    """Which link of the message's route it is, from 0."""
+    lane_link: Int32s
+    """Shape (lanes,): the link of each lane, ascending; a link has as many as it had messages at once."""
+    lane_copy: Int32s
+    """Shape (lanes,): which of its link's lanes it is, from 0."""
+    lane_ptr: Int64s
+    """Shape (lanes + 1,): lane ``l`` has the hops ``lane_ptr[l]:lane_ptr[l + 1]``."""
+    sent: Int32s
+    """Shape (messages,): the rows that have hops, ascending."""
+    message: Int32s
+    """Which of :attr:`sent` the hop is of."""
+    peer: Int32s
+    """Shape (messages,): the rank at the message's other end, -1 where unknown."""
+
+    @classmethod
+    def of(cls, timeline: Timeline) -> Self:
+        """Spread a timeline's routes over lanes; without routes there are no hops."""
+        routes = timeline.routes
+        if routes is None or not routes.link.size:
+            none = np.zeros(0, dtype=np.int32)
+            return cls(row=none, place=none, lane_link=none, lane_copy=none, lane_ptr=np.zeros(1, dtype=np.int64),
+                       sent=none, message=none, peer=none)  # fmt: skip
+        length = np.diff(routes.ptr)
+        sent = np.flatnonzero(length).astype(np.int32)
+        message = np.repeat(np.arange(sent.size, dtype=np.int32), length[sent])
+        place = np.arange(routes.link.size, dtype=np.int32) - np.repeat(routes.ptr[:-1], length)
+        order = _by_link_and_time(timeline, routes.link, sent, message)
+        link, hops = np.unique(routes.link, return_counts=True)
+        copy, lanes = _spread(timeline, sent[message[order]], hops)
+        before = np.cumsum(lanes) - lanes
+        lane = np.repeat(before, hops) + copy
+        order = order[np.argsort(lane, kind="stable")]
+        return cls(
+            row=sent[message[order]],
+            place=place[order],
+            lane_link=np.repeat(link, lanes),
+            lane_copy=(np.arange(int(lanes.sum())) - np.repeat(before, lanes)).astype(np.int32),
+            lane_ptr=np.concatenate([[0], np.cumsum(np.bincount(lane))]),
+            sent=sent,
+            message=message[order],
+            peer=_peers(timeline, sent),
+        )
+
+    def __len__(self) -> int:
+        return int(self.row.size)
+
+    @property
+    def link(self) -> Int32s:
+        """The link of each hop."""
+        return np.repeat(self.lane_link, np.diff(self.lane_ptr))
+
+
+def link_title(routes: Routes, link: int) -> str:
+    """Return a link's name with its capacity, such as ``leaf0>spine2 (50 GB/s)``."""
+    name, rate_kbps = routes.name[link], int(routes.rate_kbps[link])
+    return f"{name} ({format_rate(rate_kbps * 1000)})" if rate_kbps > 0 else name
+
+
+def _by_link_and_time(timeline: Timeline, link: Int32s, sent: Int32s, message: Int32s) -> Int64s:
+    """Return the order of hops by link, then by their messages' starts and ends, then along the route."""
+    rank = np.empty(sent.size, dtype=np.int64)
+    rank[np.lexsort((timeline.end_ns[sent], timeline.start_ns[sent]))] = np.arange(sent.size)
+    return np.argsort(link * np.int64(sent.size) + rank[message], kind="stable")
+
+
+def _spread(timeline: Timeline, row: Int32s, hops: Int64s) -> tuple[Int64s, Int64s]:
+    """Return the lane of each hop among its link's, and how many lanes each link takes."""
+    lane, lanes = np.zeros(row.size, dtype=np.int64), np.zeros(hops.size, dtype=np.int64)
+    until = np.zeros(int(hops.max()), dtype=np.int64)
+    ptr = np.concatenate([[0], np.cumsum(hops)])
+    run(first_free, [ptr, timeline.start_ns[row], timeline.end_ns[row]], [until, lane, lanes], work=row.size)
+    return lane, lanes
+
+
+def _peers(timeline: Timeline, rows: Int32s) -> Int32s:
+    """Take the lane's peer where it serves one only, else the neighbour that the placement tells."""
+    peer = np.repeat(timeline.lane_peer, np.diff(timeline.lane_ptr))[rows]
+    carried = CARRIES[timeline.kind[rows]]
+    told = np.where(carried, Peers.of(timeline.placement).among(timeline, rows), np.int32(-1))
+    return np.where(peer >= 0, peer, told)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peers:
+    """The neighbours of each stage on each route; -1 where a stage has none, or several."""
+
+    microbatch_route: Int32s
+    """Shape (microbatches,): each microbatch's route."""
+    after: Int32s
+    """Shape (routes, stages): the rank that holds the next stage."""
+    before: Int32s
+    """Shape (routes, stages): the rank that holds the stage before."""
+
+    @classmethod
+    def of(cls, placement: Placement) -> Self:
+        """Find the neighbours along the placement's edges."""
+        source, target = placement.edges[:, 0], placement.edges[:, 1]
+        return cls(
+            microbatch_route=placement.microbatch_route,
+            after=_only(placement.stage_rank, source, target),
+            before=_only(placement.stage_rank, target, source),
+        )
+
+    def among(self, timeline: Timeline, rows: slice | Int32s) -> Int32s:
+        """Return the peer of each row's message, by its stage, microbatch and direction."""
+        microbatch, stage = timeline.microbatch[rows], timeline.stage[rows]
+        known = (microbatch >= 0) & (microbatch < self.microbatch_route.size) & (stage < self.after.shape[1])
+        route = np.zeros_like(microbatch)
+        route[known] = self.microbatch_route[microbatch[known]]
+        stage = np.where(known, stage, 0)
+        onward = TOWARDS_NEXT[timeline.kind[rows]]
+        peer = np.where(onward, self.after[route, stage], self.before[route, stage])
+        return np.where(known, peer, np.int32(-1))
+
+
+def _only(stage_rank: Int32s, at: Int32s, neighbour: Int32s) -> Int32s:
+    """Return the rank of each stage's neighbour where it has one only on the route."""
+    route, edge = np.nonzero((stage_rank[:, at] >= 0) & (stage_rank[:, neighbour] >= 0))
+    count = np.zeros_like(stage_rank)
+    np.add.at(count, (route, at[edge]), 1)
+    rank = np.full_like(stage_rank, -1)
+    rank[route, at[edge]] = stage_rank[route, neighbour[edge]]
+    return np.where(count == 1, rank, np.int32(-1))

@@ -13,7 +13,7 @@ import pytest
 from shown_steps import RANKS, step
 
 from pptrace.traces import kineto, perfetto
-from pptrace.traces.link_slices import Hops
+from pptrace.traces.scene import Hops
 
 if TYPE_CHECKING:
     from pptrace.timeline.timeline import Routes, Timeline

@@ -16,7 +16,7 @@ from pptrace.steps.kinds import Kind
 from pptrace.timeline.messages import messages
 from pptrace.timeline.metrics import phases
 from pptrace.traces import kineto, perfetto
-from pptrace.traces.link_slices import Hops
+from pptrace.traces.scene import Hops
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -23,7 +23,7 @@ from pptrace.steps.schedule import Schedule
 from pptrace.steps.workload import Workload
 from pptrace.timeline.memory import measure_memory
 from pptrace.timeline.metrics import measure
-from pptrace.traces.link_slices import Peers
+from pptrace.traces.scene import Peers
 
 if TYPE_CHECKING:
     from pptrace.steps.actions import CellColumns

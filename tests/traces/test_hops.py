@@ -19,7 +19,8 @@ from pptrace.steps.actions import Action
 from pptrace.steps.kinds import Kind, Stream
 from pptrace.steps.placement import Placement
 from pptrace.timeline.timeline import Routes, Slice, Timeline, from_slices
-from pptrace.traces.link_slices import Hops, link_title, routed
+from pptrace.traces.assembly import join_hops
+from pptrace.traces.scene import Hops, Scene, link_title
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn
@@ -48,7 +49,7 @@ def test_hops_spell_out_the_routes(timeline: Timeline) -> None:
     hops, routes = Hops.of(timeline), timeline.routes
     assert routes is not None
 
-    found = routed(len(timeline), hops.row, hops.place, hops.link)
+    found = join_hops(len(timeline), hops.row, hops.place, hops.link)
 
     assert found is not None
     assert replace(routes, ptr=found[0], link=found[1]) == routes
@@ -92,7 +93,7 @@ def test_titles_name_the_message_and_the_ranks_that_it_goes_between() -> None:
     timeline = from_slices(slices, Placement.looped(RANKS, 9))
     routes = Routes(name=("a",), rate_kbps=np.array([1]), ptr=np.arange(5), link=np.zeros(4, dtype=np.int32))
 
-    titles = Hops.of(replace(timeline, routes=routes)).titles(timeline)
+    titles = Scene(timeline=replace(timeline, routes=routes)).hop_titles()
 
     assert sorted(titles.tolist()) == [b"F 1+4", b"RECV_F 1+3 0>1", b"SEND_B 1+2 2>1", b"SEND_F 1 0>1"]
 
@@ -113,4 +114,4 @@ def test_without_routes_there_are_no_hops() -> None:
     ("row", "place"), [([0, 0], [0, 2]), ([0, 0], [0, 0]), ([0, 2], [0, 0]), ([0, -1], [0, 0])]
 )
 def test_hops_with_a_gap_are_no_routes(row: list[int], place: list[int]) -> None:
-    assert routed(2, np.array(row), np.array(place), np.array([0, 0])) is None
+    assert join_hops(2, np.array(row), np.array(place), np.array([0, 0])) is None

@@ -100,7 +100,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_files_of_the_same_ranks_are_refused(trace: Path) -> None:
-    with pytest.raises(TraceError, match="was not written beside"):
+    with pytest.raises(TraceError, match="rank 0 is in another of the files too"):
         read([trace, trace])
     with pytest.raises(TraceError, match="no trace file was given"):
         read([])

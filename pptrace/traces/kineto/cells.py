@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["Block", "Choice", "Part", "Some", "alike", "microseconds", "number", "pieces", "stacked", "words"]
-
 Block: TypeAlias = NDArray[np.uint8]
 """Shape (lines, width)."""
 Part: TypeAlias = "bytes | Block | Some"

@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     from pptrace.steps.columns import Int8s, Int32s, Int64s
     from pptrace.timeline.messages import Messages
     from pptrace.timeline.timeline import Timeline
-    from pptrace.traces.link_slices import Hops
-
-__all__ = ["END", "START", "STEP", "Points", "flow_points"]
+    from pptrace.traces.scene import Hops, Scene
 
 START, STEP, END = range(3)
 """Phases ``s``, ``t`` and ``f`` of a flow."""
@@ -42,14 +40,16 @@ class Points:
     on_path: NDArray[np.bool_]
     """Whether it is a flow along the critical path, whose numbers are not those of messages."""
 
+    def at_once(self, rows: slice) -> int:
+        """Return the most flows that touch one of some rows."""
+        return int(np.diff(self.row_ptr[rows.start : rows.stop + 1]).max(initial=0))
 
-def flow_points(timeline: Timeline, hops: Hops, first_row: int) -> Points:
-    """Return all flows that touch two slices at least; hop ``h`` counts as row ``rows + h``.
 
-    The critical path counts rows from ``first_row``, the number of the timeline's own first.
-    """
+def flow_points(scene: Scene) -> Points:
+    """Return all flows that touch two slices at least; hop ``h`` counts as row ``rows + h``."""
+    timeline, hops = scene.timeline, scene.hops
     row, phase, at, flow = _of_messages(timeline, hops)
-    along = _of_path(timeline, first_row)
+    along = _of_path(timeline, scene.first_row)
     on_path = np.repeat([False, True], [row.size, along[0].size])
     row, phase = np.concatenate([row, along[0]]), np.concatenate([phase, along[1]])
     at, flow = np.concatenate([at, along[2]]), np.concatenate([flow, along[3]])
@@ -85,9 +85,9 @@ def _of_path(timeline: Timeline, first_row: int) -> tuple[Int32s, Int8s, Int64s,
 
 def _of_messages(timeline: Timeline, hops: Hops) -> tuple[Int32s, Int8s, Int64s, Int32s]:
     """Return rows, phases, times and numbers of the flows of messages."""
-    found = messages(timeline)
-    transfer = np.where(found.send >= 0, found.send, found.recv)
-    along = [found.producer, found.send, *_along(hops, found, len(timeline)), found.recv, found.consumer]
+    ends = messages(timeline)
+    transfer = ends.transfer
+    along = [ends.producer, ends.send, *_along(hops, ends, len(timeline)), ends.recv, ends.consumer]
     rows = np.stack([row for row in along if (row >= 0).any()] or along[:1])
     start_ns = np.concatenate([timeline.start_ns, timeline.start_ns[hops.row]])
     end_ns = np.concatenate([timeline.end_ns, timeline.end_ns[hops.row]])
@@ -109,14 +109,14 @@ def _phases(kept: NDArray[np.bool_]) -> Int8s:
     return np.where(position == 0, np.int8(START), np.where(position < count - 1, np.int8(STEP), np.int8(END)))
 
 
-def _along(hops: Hops, found: Messages, rows: int) -> Int32s:
+def _along(hops: Hops, ends: Messages, rows: int) -> Int32s:
     """Return the hops of each message, counted behind the rows: shape (longest route, messages), -1 for none."""
     longest = int(hops.place.max(initial=-1)) + 1
     along = np.full((longest, hops.sent.size + 1), -1, dtype=np.int32)
     along[hops.place, hops.message] = np.arange(rows, rows + len(hops))
     of_row = np.full(rows + 1, hops.sent.size, dtype=np.int32)
     of_row[hops.sent] = np.arange(hops.sent.size)
-    sent, received = of_row[found.send], of_row[found.recv]
+    sent, received = of_row[ends.send], of_row[ends.recv]
     passed: Int32s = along[:, np.where(sent < hops.sent.size, sent, received)]
     return passed
 

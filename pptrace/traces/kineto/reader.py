@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pptrace.config.limits import check_events, gibibytes, memory_key, most_parsed, open_unpacked
 from pptrace.errors import TraceError
-from pptrace.steps.placement import Placement
-from pptrace.timeline.timeline import Counter, Parts, Routes, Timeline
-from pptrace.traces.damage import DAMAGE, checked_timeline, named_damage
+from pptrace.timeline.timeline import Counter
+from pptrace.traces.assembly import DAMAGE, Part, join, links_of
 from pptrace.traces.kineto.writer import FORMAT, process_of
-from pptrace.traces.link_slices import routed
 from pptrace.traces.scene import NAMES
 
 if TYPE_CHECKING:
@@ -24,8 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pptrace.config.limits import UnpackedFile
-
-__all__ = ["Part", "joined", "read"]
+    from pptrace.timeline.timeline import Timeline
 
 _KINDS = {name: kind for kind, name in enumerate(NAMES)}
 _KERNELS = frozenset({"kernel", "gpu_memcpy"})
@@ -47,58 +43,40 @@ _FORMER = {"pair": "braid"}
 _ASSUMED = {"span": 1, "pair": -1, "cause": 0, "segment_number": -1}
 
 
-_SHARED = ("placement", "provenance", "segments")
-"""What files of one run have in common."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """One file's rows, numbered as in the whole timeline."""
-
-    own: dict[str, Any]
-    """What the file says of itself."""
-    columns: dict[str, NDArray[np.int64]]
-    """Columns of the timeline, and ``row``; ``cause`` is a row too, 0 for none."""
-    counters: tuple[Counter, ...]
-    """In the order of display."""
-    links: tuple[tuple[str, ...], tuple[int, ...]] | None
-    """Names and rates of all links; None where no routes are known."""
-    hops: NDArray[np.int64]
-    """Shape (hops, 3): a message's row, the place along its route, and the link there."""
-
-    @classmethod
-    def of(cls, own: dict[str, Any], batches: Iterable[list[dict[str, Any]]]) -> Self:
-        """Gather one file's events."""
-        keys = _keys(own["placement"])
-        pieces: dict[str, list[NDArray[np.int64]]] = {}
-        launches: list[NDArray[np.int64]] = []
-        steps: dict[tuple[int, str, str], list[tuple[int, int]]] = {
-            (process_of(rank, own["placement"]["ranks"]), name, unit): [] for rank, name, unit in own["counters"]
-        }
-        hops: list[NDArray[np.int64]] = []
-        for events in batches:
-            slices = [event for event in events if event["ph"] == "X"]
-            kernels = [e for e in slices if e["cat"] in _KERNELS]
-            for name, values in _kernels(kernels, own.get("segments", ()), keys).items():
-                pieces.setdefault(name, []).append(values)
-            launches.append(_launches([e for e in slices if e["cat"] == "cuda_runtime"]))
-            hops.append(_hops([e["args"] for e in slices if e["cat"] == "link"]))
-            for event in events:
-                if event["ph"] == "C":
-                    ((unit, value),) = event["args"].items()
-                    steps[event["pid"], event["name"], unit].append((_ns(event["ts"]), value))
-        columns = {name: np.concatenate(values) for name, values in pieces.items()}
-        columns["enter_ns"] = _entered(columns["row"], np.concatenate(launches, axis=1))
-        counters = zip(own["counters"], steps.values(), strict=True)
-        return cls(
-            own=own,
-            columns=columns,
-            counters=tuple(_counter(rank, name, unit, found) for (rank, name, unit), found in counters),
-            links=(tuple(map(str, own["routes"][0])), tuple(map(int, own["routes"][1])))
-            if "routes" in own
-            else None,
-            hops=np.concatenate(hops),
-        )
+def _part(path: Path, step: dict[str, Any], batches: Iterable[list[dict[str, Any]]]) -> Part:
+    """Gather one file's events."""
+    keys = _keys(step["placement"])
+    pieces: dict[str, list[NDArray[np.int64]]] = {}
+    launches: list[NDArray[np.int64]] = []
+    points: dict[tuple[int, str, str], list[tuple[int, int]]] = {
+        (process_of(rank, step["placement"]["ranks"]), name, unit): [] for rank, name, unit in step["counters"]
+    }
+    hops: list[NDArray[np.int64]] = []
+    for events in batches:
+        slices = [event for event in events if event["ph"] == "X"]
+        kernels = [e for e in slices if e["cat"] in _KERNELS]
+        for name, values in _kernels(kernels, step.get("segments", ()), keys).items():
+            pieces.setdefault(name, []).append(values)
+        launches.append(_launches([e for e in slices if e["cat"] == "cuda_runtime"]))
+        hops.append(_hops([e["args"] for e in slices if e["cat"] == "link"]))
+        for event in events:
+            if event["ph"] == "C":
+                ((unit, value),) = event["args"].items()
+                points[event["pid"], event["name"], unit].append((_ns(event["ts"]), value))
+    columns = {name: np.concatenate(values) for name, values in pieces.items()}
+    columns["enter_ns"] = _entered(columns["row"], np.concatenate(launches, axis=1))
+    lanes = _integers(step["lanes"]).reshape(-1, 4)
+    if lanes[:, 3].sum() != columns["row"].size:
+        raise TraceError("slices are missing; was it cut short or edited?", file=path)
+    counters = zip(step["counters"], points.values(), strict=True)
+    part = Part(
+        path=path, step=step, provenance=step["provenance"], lanes=lanes, columns=columns, links=links_of(step),
+        counters=tuple(_counter(rank, name, unit, found) for (rank, name, unit), found in counters),
+        hops=np.concatenate(hops),
+    )  # fmt: skip
+    if len(part.hops) != (step["routes"][2] if part.links else 0):
+        raise TraceError("slices on links are missing; was it cut short or edited?", file=path)
+    return part
 
 
 def _keys(placement: dict[str, Any]) -> dict[str, str]:
@@ -107,74 +85,6 @@ def _keys(placement: dict[str, Any]) -> dict[str, str]:
         return _KEYS
     placement["microbatch_route"] = placement.pop("unit_route")
     return _KEYS | _FORMER
-
-
-def joined(parts: Sequence[tuple[Path, Part]]) -> Timeline:
-    """Return the timeline of files that were written together.
-
-    Raises:
-        TraceError: a file tells of another run than the first, repeats a rank, or has lost rows.
-    """
-    if not parts:
-        raise TraceError("no trace file was given")
-    first, links = parts[0][1].own, parts[0][1].links
-    seen: set[int] = set()
-    for path, part in parts:
-        ranks = {lane[0] for lane in part.own["lanes"]}
-        if part.links != links or any(part.own.get(key) != first.get(key) for key in _SHARED):
-            raise TraceError(f"not of the same run as {parts[0][0]}; read them apart", file=path)
-        if seen & ranks:
-            raise TraceError(f"rank {min(seen & ranks)} is in another of the files too", file=path)
-        if sum(lane[3] for lane in part.own["lanes"]) != part.columns["row"].size:
-            raise TraceError("slices are missing; was it cut short or edited?", file=path)
-        if len(part.hops) != (part.own["routes"][2] if part.links else 0):
-            raise TraceError("slices on links are missing; was it cut short or edited?", file=path)
-        seen |= ranks
-    return _timeline(parts)
-
-
-def _timeline(files: Sequence[tuple[Path, Part]]) -> Timeline:
-    parts = [part for _, part in files]
-    lanes = np.array(sorted(lane for part in parts for lane in part.own["lanes"]), dtype=np.int64).reshape(-1, 4)
-    columns: dict[str, Any] = {
-        name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns
-    }
-    row = columns.pop("row")
-    order = np.argsort(row, kind="stable")
-    columns = {name: values[order] for name, values in columns.items()}
-    columns["cause"] = _found(row[order], columns["cause"])
-    segments, number, name = parts[0].own.get("segments"), columns.pop("segment_number"), columns.pop("segment")
-    counters = sorted((counter for part in parts for counter in part.counters), key=lambda c: c.rank)
-    placement = parts[0].own["placement"]
-    return Timeline(
-        placement=Placement(
-            ranks=placement["ranks"],
-            stage_rank=np.array(placement["stage_rank"], dtype=np.int32),
-            microbatch_route=np.array(placement["microbatch_route"], dtype=np.int32),
-            edges=np.array(placement["edges"], dtype=np.int32).reshape(-1, 2),
-        ),
-        lane_rank=lanes[:, 0].astype(np.int32),
-        lane_stream=lanes[:, 1].astype(np.int8),
-        lane_peer=lanes[:, 2].astype(np.int32),
-        lane_ptr=np.concatenate([[0], np.cumsum(lanes[:, 3])]),
-        counters=tuple(counters),
-        routes=_routes(files, row[order]),
-        parts=None if segments is None else Parts(number=number, name=name, names=tuple(map(str, segments))),
-        provenance=parts[0].own["provenance"],
-        **columns,
-    )
-
-
-def _routes(parts: Sequence[tuple[Path, Part]], row: NDArray[np.int64]) -> Routes | None:
-    path, first = parts[0]
-    if first.links is None:
-        return None
-    name, rate_kbps = first.links
-    transfer, place, link = np.concatenate([part.hops for _, part in parts]).T
-    found = routed(row.size, _found(row, transfer), place, link)
-    if found is None or not np.isin(link, np.arange(len(name))).all():
-        raise TraceError("slices on links lead nowhere; was it edited?", file=path)
-    return Routes(name=name, rate_kbps=np.array(rate_kbps, dtype=np.int64), ptr=found[0], link=found[1])
 
 
 def _hops(args: Sequence[dict[str, Any]]) -> NDArray[np.int64]:
@@ -209,12 +119,6 @@ def _entered(row: NDArray[np.int64], launches: NDArray[np.int64]) -> NDArray[np.
         raise ValueError(msg)
     entered: NDArray[np.int64] = at_ns[found]
     return entered
-
-
-def _found(row: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return where each wanted row is among the sorted ones, -1 where it is not."""
-    at = np.minimum(np.searchsorted(row, wanted), max(row.size - 1, 0))
-    return np.where(row[at] == wanted, at, -1) if row.size else at
 
 
 def _counter(rank: int, name: str, unit: str, steps: Sequence[tuple[int, int]]) -> Counter:
@@ -256,16 +160,14 @@ def read(paths: Sequence[Path]) -> Timeline:
     Raises:
         TraceError: a file cannot be read, is not ours, or does not belong with the others.
     """
-    parts = [(path, _read_one(path)) for path in paths]
-    with named_damage(paths):
-        return checked_timeline(joined(parts), paths[0])
+    return join([_read_one(path) for path in paths])
 
 
 def _read_one(path: Path) -> Part:
     try:
         with open_unpacked(path) as file:
             top, batches = _events(file, path)
-            return Part.of(top["metadata"]["pptrace"], batches)
+            return _part(path, top["metadata"]["pptrace"], batches)
     except json.JSONDecodeError as error:
         raise TraceError(f"{error}; was it cut short?", file=path) from None
     except RecursionError:

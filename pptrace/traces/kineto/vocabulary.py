@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pptrace.steps.kinds import KINDS, Stream
 from pptrace.traces.scene import CARRIES, CATEGORY, NAMES, RECEIVES
 
-__all__ = ["COLORS", "WORDS", "Word", "collective", "group_word"]
-
 _LISTED_RANKS = 30
 """PyTorch cuts its list of a group's ranks here."""
 _SEND, _ALL_REDUCE = "SendRecv", "AllReduce_Sum_f32_RING_LL"

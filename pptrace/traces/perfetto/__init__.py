@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["read", "recognises", "write"]
-
 _PACKET = b"\n"
 _MARK = b"pptrace.format"
 _WITHIN = 64

@@ -1,175 +1,221 @@
-"""Columns of packets: strings and records."""
+"""Columns of packets: names, flow ids, typed fields, and their records."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from pptrace.sanitize import printable
 from pptrace.timeline.actions import in_group
-from pptrace.traces.perfetto.descriptors import FIELD_NUMBERS
-from pptrace.traces.perfetto.wire import BEGIN, END, Cell, cell_size, packet, varint
-from pptrace.traces.scene import CATEGORY, COLLECTIVE, NAMES
+from pptrace.timeline.messages import messages
+from pptrace.traces.perfetto.descriptors import CATEGORY_NUMBERS, FIELD_NUMBERS
+from pptrace.traces.perfetto.wire import BEGIN, END, Cell, Layout, Run, cell_size, packet, varint
+from pptrace.traces.scene import CARRIES, CATEGORY, COLLECTIVE, NAMES, numbered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
-    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import InternedData
 
     from pptrace.steps.columns import Int8s, Int32s
+    from pptrace.timeline.messages import Messages
     from pptrace.timeline.timeline import Timeline
-    from pptrace.traces.perfetto.flows import FlowIds, Flows
-    from pptrace.traces.perfetto.wire import Layout, Part
-
-__all__ = [
-    "CATEGORIES",
-    "DIFFERENCE_CATEGORY",
-    "KIND_CATEGORY",
-    "LINK_CATEGORY",
-    "PATH_CATEGORY",
-    "WAIT_CATEGORY",
-    "Column",
-    "FlowColumn",
-    "Names",
-    "PlainColumn",
-    "Records",
-    "SparseColumn",
-    "TakenColumn",
-    "categories",
-    "event_columns",
-    "field_columns",
-    "numbered",
-]
-
-
-class Column(Protocol):
-    """Values of rows, -1 for a row that has none."""
-
-    def at(self, rows: Int32s) -> NDArray[np.integer[Any]]:
-        """Return the rows' values."""
-        ...
-
-    @property
-    def bounds(self) -> tuple[int, int]:
-        """A value that no row is below, and one that none is above; both -1 where no row has one."""
-        ...
+    from pptrace.traces.perfetto.wire import Part
+    from pptrace.traces.scene import Scene
 
 
 @dataclass(frozen=True, slots=True)
-class PlainColumn:
-    """Values as they are."""
+class Column:
+    """Values of rows, -1 for a row without one."""
 
-    values: NDArray[np.integer[Any]]
-    """Shape (rows,)."""
+    take: Callable[[Int32s], NDArray[np.integer[Any]]]
+    """Returns the values of some rows."""
+    bounds: tuple[int, int]
+    """A lower and an upper bound of all values; both -1 where no row has one."""
 
-    def at(self, rows: Int32s) -> NDArray[np.integer[Any]]:
-        """Return the rows' values."""
-        return self.values.take(rows)
+    @classmethod
+    def of(
+        cls, values: NDArray[np.integer[Any]], expected: NDArray[np.integer[Any]] | int | None = None
+    ) -> Column:
+        """Return values as a column; those that equal ``expected``, which a reader assumes, are absent."""
+        if expected is None:
+            return cls(values.take, (int(values.min()), int(values.max())) if values.size else (-1, -1))
 
-    @property
-    def bounds(self) -> tuple[int, int]:
-        """The smallest and the largest value."""
-        return (int(self.values.min()), int(self.values.max())) if self.values.size else (-1, -1)
+        def take(rows: Int32s) -> NDArray[np.integer[Any]]:
+            some = values.take(rows)
+            return np.where(some == (expected if isinstance(expected, int) else expected.take(rows)), -1, some)
 
+        return cls(take, (-1, int(values.max()) if (values != expected).any() else -1))
 
-@dataclass(frozen=True, slots=True)
-class SparseColumn:
-    """Values that are absent where they are what a reader expects."""
-
-    values: NDArray[np.integer[Any]]
-    """Shape (rows,)."""
-    expected: NDArray[np.integer[Any]] | int
-    """One for all rows, or one per row."""
-
-    def at(self, rows: Int32s) -> NDArray[np.integer[Any]]:
-        """Return the rows' values."""
-        values = self.values.take(rows)
-        expected = self.expected if isinstance(self.expected, int) else self.expected.take(rows)
-        return np.where(values == expected, -1, values)
-
-    @property
-    def bounds(self) -> tuple[int, int]:
-        """-1 and the largest value."""
-        return -1, int(self.values.max()) if (self.values != self.expected).any() else -1
+    def of_rows(self, rows: Int32s) -> Column:
+        """Return the values of some rows, which may repeat, as a column."""
+        return Column(lambda chosen: self.take(rows.take(chosen)), self.bounds)
 
 
-@dataclass(frozen=True, slots=True)
-class FlowColumn:
-    """The n-th flow id of each row."""
-
-    ids: FlowIds
-    """All of them."""
-    place: int
-    """Which, from 0."""
-
-    def at(self, rows: Int32s) -> NDArray[np.integer[Any]]:
-        """Return the rows' ids."""
-        return self.ids.at(rows, self.place)
-
-    @property
-    def bounds(self) -> tuple[int, int]:
-        """-1 and the largest id."""
-        return -1, int(self.ids.ids.max(initial=-1))
+PATH_FLOW = 2**31 - 1
+"""The flow through the slices of the critical path."""
 
 
-@dataclass(frozen=True, slots=True)
-class TakenColumn:
-    """A column of other rows, some of them, several times."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowIds:
+    """The flow ids of each row."""
 
-    column: Column
-    """Their column."""
-    rows: Int32s
-    """Which of them each row is."""
+    row_ptr: Int32s
+    """Shape (rows + 1,): row ``r`` has ``ids[row_ptr[r]:row_ptr[r + 1]]``."""
+    ids: Int32s
+    """Ids, not zero."""
 
-    def at(self, rows: Int32s) -> NDArray[np.integer[Any]]:
-        """Return the rows' values."""
-        return self.column.at(self.rows.take(rows))
+    @classmethod
+    def of(cls, ends: Sequence[Int32s], ids: Int32s, size: int) -> Self:
+        """Sort the ids by their rows; each array of ``ends`` has one end of each flow, -1 for none."""
+        of_row = np.full(size + 1, -1, dtype=np.int32)
+        for rows in ends:
+            of_row[rows] = ids
+        has = of_row[:-1] >= 0
+        row_ptr = np.zeros(size + 1, dtype=np.int32)
+        if np.count_nonzero(has) == sum(np.count_nonzero(rows >= 0) for rows in ends):
+            np.cumsum(has, out=row_ptr[1:])
+            return cls(row_ptr=row_ptr, ids=of_row[:-1][has])
+        rows, repeated = np.concatenate(ends), np.tile(ids, len(ends))
+        rows, repeated = rows[rows >= 0], repeated[rows >= 0]
+        np.cumsum(np.bincount(rows, minlength=size), out=row_ptr[1:])
+        return cls(row_ptr=row_ptr, ids=repeated[np.argsort(rows, kind="stable")])
 
-    @property
-    def bounds(self) -> tuple[int, int]:
-        """Those of the whole column."""
-        return self.column.bounds
+    def passing(self, flow: int, rows: Int32s) -> Self:
+        """Return the same with one more flow through some rows, in each of them last."""
+        ends = self.row_ptr[rows + 1]
+        order = np.argsort(ends, kind="stable")
+        more = np.zeros(self.row_ptr.size, dtype=np.int32)
+        np.add.at(more, rows + 1, 1)
+        return replace(
+            self, row_ptr=self.row_ptr + np.cumsum(more, dtype=np.int32),
+            ids=np.insert(self.ids, ends[order], np.int32(flow)),
+        )  # fmt: skip
+
+    def per_row(self) -> Int32s:
+        """Return the number of ids of each row, rounded up to powers of two, so that there are few groups."""
+        count = np.diff(self.row_ptr)
+        if count.max(initial=0) <= 2:  # noqa: PLR2004 - powers of two already
+            return count
+        powers = np.int64(1) << np.arange(31)
+        return np.where(count == 0, 0, powers[np.searchsorted(powers, count)]).astype(np.int32)
+
+    def take(self, rows: Int32s, place: int) -> Int32s:
+        """Return the rows' ids at ``place``, -1 for rows that have fewer."""
+        index = self.row_ptr.take(rows) + place
+        inside = index < self.row_ptr[1:].take(rows)
+        if inside.all():
+            return self.ids.take(index)
+        ids = np.full(rows.size, -1, dtype=np.int32)
+        ids[inside] = self.ids[index[inside]]
+        return ids
+
+    def columns(self, name: str, most: int) -> dict[str, Column]:
+        """Return the ids at each place, with the name and the place as their name."""
+        bounds = -1, int(self.ids.max(initial=-1))
+        return {
+            f"{name} {place}": Column(lambda rows, place=place: self.take(rows, place), bounds)  # type: ignore[misc]
+            for place in range(most)
+        }
 
 
-def field_columns(timeline: Timeline, flows: Flows, first_row: int) -> dict[str, Column]:
-    """Return the columns of the typed fields."""
-    t = timeline
-    columns: dict[str, Column] = {
-        "row": PlainColumn(np.arange(first_row, first_row + len(t), dtype=np.int32)),
-        "kind": PlainColumn(t.kind),
-        "rank": PlainColumn(t.rank_of_row()),
-        "stage": PlainColumn(t.stage),
-        "microbatch": PlainColumn(t.microbatch),
-        "span": SparseColumn(t.span, 1),
-        "peer": PlainColumn(flows.peer),
-        "bytes": SparseColumn(t.size_bytes, 0),
-        "enter_ns": SparseColumn(t.enter_ns, t.start_ns),
-        "lag_ns": SparseColumn(t.lag_ns, 0),
-        "uncontended_ns": SparseColumn(t.uncontended_ns, t.end_ns - t.start_ns),
-        "collective_ns": SparseColumn(t.collective_ns, 0),
-        "cause": PlainColumn(t.cause),
-        "pair": PlainColumn(t.pair),
-    }
-    if t.parts is not None:
-        columns["segment_number"] = PlainColumn(t.parts.number)
-    return columns
+def flow_ids(scene: Scene) -> tuple[FlowIds, FlowIds, Int32s]:
+    """Return the ids that leave slices, those that end there, and the rank at the other end of each message.
+
+    A message's producer, its transfer and its consumer share an id: the transfer's row, counted from 1 over all
+    ranks.
+    """
+    timeline, ends = scene.timeline, messages(scene.timeline)
+    ids = ends.transfer + np.int32(scene.first_row + 1)
+    leaving = FlowIds.of([ends.producer, ends.send, ends.recv], ids, len(timeline))
+    if timeline.why is not None:
+        leaving = leaving.passing(PATH_FLOW, np.unique(timeline.why.path.row - scene.first_row))
+    return leaving, FlowIds.of([ends.consumer], ids, len(timeline)), _peers(timeline, ends)
 
 
-def event_columns(timeline: Timeline, lane_uuid: Int32s, names: Names) -> dict[str, Column]:
-    """Return the columns of Perfetto's own fields."""
-    columns: dict[str, Column] = {
-        "start": PlainColumn(timeline.start_ns),
-        "end": PlainColumn(timeline.end_ns),
-        "track": PlainColumn(np.repeat(lane_uuid, np.diff(timeline.lane_ptr))),
-        "name": PlainColumn(names.name),
-        "category": PlainColumn(categories(timeline)),
+def _peers(timeline: Timeline, ends: Messages) -> Int32s:
+    """Return the peer of the lane where it has one, else the rank of the message's other end, -1 for none."""
+    rank, sizes = timeline.rank_of_row(), np.diff(timeline.lane_ptr)
+    peer = np.repeat(timeline.lane_peer, sizes)
+    open_ended = (peer < 0) & CARRIES[timeline.kind]
+    if not open_ended.any():
+        return peer
+    other = np.full(len(timeline), -1, dtype=np.int32)
+    for here, near, far in ((ends.send, ends.recv, ends.consumer), (ends.recv, ends.send, ends.producer)):
+        there = np.where(near >= 0, near, far)
+        known = (here >= 0) & (there >= 0)
+        other[here[known]] = rank[there[known]]
+    return np.where(open_ended, other, peer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """Slice names such as ``F 3`` and, where slices are colored by them, microbatches such as ``mb 3``."""
+
+    names: list[str]
+    """Name of each number from 1."""
+    name: Int32s
+    """Each row's name."""
+    microbatches: list[str]
+    """Microbatch of each number from 1."""
+    microbatch: Int32s | None = None
+    """Each row's microbatch, -1 for none; None where slices are colored by their names."""
+
+    @classmethod
+    def of(cls, scene: Scene) -> Self:
+        """Number the names of a scene's slices."""
+        labels = scene.labels
+        keys, name = numbered(labels.of_row * np.int64(len(NAMES)) + scene.timeline.kind)
+        pairs = [divmod(key, len(NAMES)) for key in keys.tolist()]
+        names = [f"{NAMES[kind]}{labels.microbatch[label]}{labels.segment[label]}" for label, kind in pairs]
+        if scene.color_by != "microbatch":
+            return cls(names=names, name=name + np.int32(1), microbatches=[])
+        number = {text: number for number, text in enumerate(dict.fromkeys(labels.microbatch), 1)}
+        of_label = np.array([number[text] for text in labels.microbatch], dtype=np.int32)
+        microbatch = np.where(scene.timeline.microbatch < 0, np.int32(-1), of_label[labels.of_row])
+        microbatches = [f"mb{text}" for text in number]
+        return cls(names=names, name=name + np.int32(1), microbatches=microbatches, microbatch=microbatch)
+
+
+def row_columns(scene: Scene, lane_uuid: Int32s, names: Names, peer: Int32s) -> dict[str, Column]:
+    """Return the columns of the timeline's rows: Perfetto's own and the typed fields."""
+    t = scene.timeline
+    columns = {
+        "start": Column.of(t.start_ns),
+        "end": Column.of(t.end_ns),
+        "track": Column.of(np.repeat(lane_uuid, np.diff(t.lane_ptr))),
+        "name": Column.of(names.name),
+        "category": Column.of(_categories(t)),
+        "row": Column.of(np.arange(scene.first_row, scene.first_row + len(t), dtype=np.int32)),
+        "kind": Column.of(t.kind),
+        "rank": Column.of(t.rank_of_row()),
+        "stage": Column.of(t.stage),
+        "microbatch": Column.of(t.microbatch),
+        "span": Column.of(t.span, 1),
+        "peer": Column.of(peer),
+        "bytes": Column.of(t.size_bytes, 0),
+        "enter_ns": Column.of(t.enter_ns, t.start_ns),
+        "lag_ns": Column.of(t.lag_ns, 0),
+        "uncontended_ns": Column.of(t.uncontended_ns, t.end_ns - t.start_ns),
+        "collective_ns": Column.of(t.collective_ns, 0),
+        "cause": Column.of(t.cause),
+        "pair": Column.of(t.pair),
     }
     if names.microbatch is not None:
-        columns["correlation"] = PlainColumn(names.microbatch)
+        columns["correlation"] = Column.of(names.microbatch)
+    if t.parts is not None:
+        columns["segment_number"] = Column.of(t.parts.number)
     return columns
+
+
+_KIND_CATEGORIES = np.array([CATEGORY_NUMBERS[category] for category in CATEGORY], dtype=np.int8)
+
+
+def _categories(timeline: Timeline) -> Int8s:
+    numbers = _KIND_CATEGORIES[timeline.kind]
+    numbers[in_group(timeline)] = CATEGORY_NUMBERS[COLLECTIVE]
+    return numbers
 
 
 _TIMESTAMP, _TRACK_UUID, _NAME_IID, _CATEGORY_IIDS = 8, 11, 10, 3
@@ -177,21 +223,34 @@ _FLOW_IDS, _TERMINATING_FLOW_IDS, _CORRELATION_ID_STR_IID = 47, 48, 54
 _FLOW_CELL, _CATEGORY_CELL = 10, 2
 _FIELD_TAG, _CORRELATION_TAG = 3, 2
 _TEXT = 2
+_LASTING = 8
+"""Slices with a length begin from this place on, after those without."""
 
 
+@dataclass(frozen=True, slots=True)
 class Records:
     """Columns of slices: Perfetto's own (``start``, ``end``, ``track``, ``name``, …), typed fields and flows.
 
     A flow that leaves is in a column ``out 0`` (``out 1``, …), one that ends there in ``in 0``.
     """
 
-    def __init__(self, columns: Mapping[str, Column]) -> None:
-        self._column = columns
-        self._known: dict[str, tuple[int, int]] = {}
+    columns: Mapping[str, Column]
+    """By name."""
 
-    def values(self, layout: Layout, rows: Int32s) -> dict[str, NDArray[np.integer]]:
-        """Return the values of a layout's cells."""
-        return {cell.name: self._column[cell.name].at(rows) for _, cell in layout.cells}
+    def run(self, place: int, parts: Sequence[Part], rows: Int32s, segment: int = -1) -> Run:
+        """Return a run of some rows."""
+        return Run(place=place, layout=Layout(tuple(parts)), rows=rows, values=self._values, segment=segment)
+
+    def runs(self, rows: Int32s, order: int, *, leaving: int = 0, lasting: bool = True) -> Iterator[Run]:
+        """Yield the runs of slices that begin at the place ``order``: ends and begins, or both in one."""
+        if not rows.size:
+            return
+        begin = self.begin(rows, leaving, 0)
+        if lasting:
+            yield self.run(0, self.end(), rows)
+            yield self.run(begin_place(order, lasting=True), begin, rows)
+        else:
+            yield self.run(begin_place(order, lasting=False), begin + self.end(), rows)
 
     def begin(self, rows: Int32s, leaving: int, ending: int, segment: str | None = None) -> list[Part]:
         """Return the packet that begins a slice with so many flows, with the fields that any of the rows has.
@@ -203,11 +262,9 @@ class Records:
             self._cell("name", _NAME_IID),
             Cell("category", _CATEGORY_IIDS, _CATEGORY_CELL),
         ]
-        if "correlation" in self._column:
-            parts += self._optional("correlation", _CORRELATION_ID_STR_IID, _CORRELATION_TAG, rows)
+        parts += self._optional("correlation", _CORRELATION_ID_STR_IID, _CORRELATION_TAG, rows)
         for name, number in FIELD_NUMBERS.items():
-            if name in self._column:
-                parts += self._optional(name, number, _FIELD_TAG, rows)
+            parts += self._optional(name, number, _FIELD_TAG, rows)
         if segment is not None:
             text = segment.encode()
             parts.append(varint(FIELD_NUMBERS["segment"] << 3 | _TEXT) + varint(len(text)) + text)
@@ -220,121 +277,26 @@ class Records:
         """Return the packet that ends a slice."""
         return packet(END, self._cell("end", _TIMESTAMP), [self._cell("track", _TRACK_UUID)])
 
+    def _values(self, layout: Layout, rows: Int32s) -> dict[str, NDArray[np.integer]]:
+        return {cell.name: self.columns[cell.name].take(rows) for _, cell in layout.cells}
+
     def _cell(self, name: str, number: int) -> Cell:
-        return Cell(name, number, cell_size(1, self._bounds(name)[1]))
+        return Cell(name, number, cell_size(1, self.columns[name].bounds[1]))
 
     def _optional(self, name: str, number: int, tag_bytes: int, rows: Int32s) -> Iterator[Cell]:
-        """Return the cell of a field that any of the rows has."""
-        smallest, largest = self._bounds(name)
+        """Yield the cell of a field that any of the rows has."""
+        if name not in self.columns:
+            return
+        smallest, largest = self.columns[name].bounds
         if smallest < 0 <= largest:
-            values = self._column[name].at(rows)
-            smallest, found = int(values.min()), int(values.max())
-            largest = largest if found >= 0 else -1
+            values = self.columns[name].take(rows)
+            smallest = int(values.min())
+            if values.max() < 0:
+                return
         if largest >= 0:
             yield Cell(name, number, cell_size(tag_bytes, largest), optional=smallest < 0)
 
-    def _bounds(self, name: str) -> tuple[int, int]:
-        if name not in self._known:
-            self._known[name] = self._column[name].bounds
-        return self._known[name]
 
-
-CATEGORIES = ("compute", "communication", "copy", "collective")
-"""Categories of slices on ranks; the number of one is its place, counted from 1."""
-
-LINK_CATEGORY = len(CATEGORIES) + 1
-"""The number of the category of slices on links."""
-
-DIFFERENCE_CATEGORY = LINK_CATEGORY + 1
-"""The number of the category of slices that tell two steps apart."""
-
-WAIT_CATEGORY, PATH_CATEGORY = DIFFERENCE_CATEGORY + 1, DIFFERENCE_CATEGORY + 2
-"""The numbers of the categories of waits and of the critical path."""
-
-_DENSE = 1 << 24
-"""Keys below this are numbered by marking them; above, by sorting them."""
-
-
-KIND_CATEGORY = np.array([CATEGORIES.index(category) + 1 for category in CATEGORY], dtype=np.int8)
-"""The category's number of each kind."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Names:
-    """Slice names such as ``F 3`` and, where asked for, microbatches such as ``mb 3``."""
-
-    names: tuple[str, ...]
-    """Name of each number from 1."""
-    name: Int32s
-    """Each row's name."""
-    microbatches: tuple[str, ...] = ()
-    """Microbatch of each number from 1."""
-    microbatch: Int32s | None = None
-    """Each row's microbatch, -1 for none; None where slices are coloured by their names."""
-
-    @classmethod
-    def of(cls, timeline: Timeline, *, by_microbatch: bool = False) -> Self:
-        """Number the names of a timeline's slices."""
-        spans, span = numbered(timeline.span.astype(np.int64))
-        microbatches = int(timeline.microbatch.max(initial=-1)) + 2
-        pair = span.astype(np.int64) * microbatches + timeline.microbatch + 1
-        whats, what = _whats(timeline)
-        keys, name = numbered(pair * len(whats) + what)
-        texts = _microbatches((keys // len(whats)).tolist(), microbatches, spans.tolist())
-        chosen = [whats[key] for key in (keys % len(whats)).tolist()]
-        names = tuple(f"{kind}{text}{part}" for (kind, part), text in zip(chosen, texts, strict=True))
-        if not by_microbatch:
-            return cls(names=names, name=name + np.int32(1))
-        keys, place = numbered(pair)
-        return cls(
-            names=names,
-            name=name + np.int32(1),
-            microbatches=tuple(f"mb{text}" for text in _microbatches(keys.tolist(), microbatches, spans.tolist())),
-            microbatch=np.where(timeline.microbatch < 0, np.int32(-1), place + np.int32(1)),
-        )
-
-    def write(self, interned: InternedData) -> None:
-        """Add the strings to a packet's interned data."""
-        for iid, text in enumerate(CATEGORIES, 1):
-            interned.event_categories.add(iid=iid, name=text)
-        for iid, text in enumerate(self.names, 1):
-            interned.event_names.add(iid=iid, name=printable(text))
-        for iid, text in enumerate(self.microbatches, 1):
-            interned.correlation_id_str.add(iid=iid, str=text.encode())
-
-
-def categories(timeline: Timeline) -> Int8s:
-    """Return the number of each slice's category."""
-    found = KIND_CATEGORY[timeline.kind]
-    found[in_group(timeline)] = CATEGORIES.index(COLLECTIVE) + 1
-    return found
-
-
-def _whats(timeline: Timeline) -> tuple[list[tuple[str, str]], NDArray[np.integer[Any]]]:
-    """Return what may stand before and behind a name's microbatch, kind and segment, and which each row has."""
-    parts = timeline.parts
-    if parts is None:
-        return [(kind, "") for kind in NAMES], timeline.kind
-    segments = ["", *(f" {name}" for name in parts.names)]
-    whats = [(kind, segment) for segment in segments for kind in NAMES]
-    return whats, (parts.name.astype(np.int64) + 1) * len(NAMES) + timeline.kind
-
-
-def _microbatches(pairs: list[int], microbatches: int, spans: list[int]) -> list[str]:
-    """Return the text behind each name: nothing, `` 3`` or `` 6+2``."""
-    beyond = ["" if span == 1 else f"+{span}" for span in spans]
-    return [
-        f" {pair % microbatches - 1}{beyond[pair // microbatches]}" if pair % microbatches else ""
-        for pair in pairs
-    ]
-
-
-def numbered(keys: NDArray[np.integer[Any]]) -> tuple[NDArray[Any], Int32s]:
-    """Return the distinct keys, none below zero, and each row's place among them."""
-    largest = int(keys.max(initial=0))
-    if largest >= _DENSE:
-        distinct, place = np.unique(keys, return_inverse=True)
-        return distinct, place.astype(np.int32)
-    present = np.zeros(largest + 1, dtype=bool)
-    present[keys] = True
-    return np.flatnonzero(present), (np.cumsum(present, dtype=np.int32) - np.int32(1))[keys]
+def begin_place(order: int, *, lasting: bool) -> int:
+    """Return the place of begins: 1 for sends, 3 for receives and 5 for the rest leave room between."""
+    return 1 + order + _LASTING * lasting

@@ -1,6 +1,6 @@
-"""Descriptors of tracks, the extension of the format and the provenance of a trace.
+"""Packets that describe a trace: attributes, typed fields, names, tracks, and single slices.
 
-Viewers from v55 on list them; older ones skip them.
+Viewers from v55 on list attributes; older ones skip them.
 
 A pipeline is a process and each rank a thread of it, so that standard queries find them: what a rank does, on
 whatever stream, is in ``thread_slice`` under the thread's name. Viewers of all versions order the threads of a
@@ -23,44 +23,25 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from pptrace.sanitize import printable
 from pptrace.steps.kinds import Stream
-from pptrace.steps.placement import Placement
-from pptrace.traces.link_slices import link_title
-from pptrace.traces.perfetto.wire import SEQUENCE, Cell, Layout
-from pptrace.traces.scene import NAMES, stream_title
+from pptrace.traces.perfetto.wire import BEGIN, END, SEQUENCE, Cell, Layout
+from pptrace.traces.scene import NAMES, link_title, links_and_segments, stream_title
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from collections.abc import Set as AbstractSet
 
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
-    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import CounterDescriptor, Trace, TrackDescriptor
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (
+        InternedData,
+        Trace,
+        TrackDescriptor,
+    )
 
-    from pptrace.timeline.timeline import Routes, Timeline
-    from pptrace.traces.link_slices import Hops
+    from pptrace.timeline.timeline import Timeline
     from pptrace.traces.perfetto.wire import Run
-
-__all__ = [
-    "FIELD_NUMBERS",
-    "FILE_NAME",
-    "FORMAT_KEY",
-    "MESSAGE",
-    "PACKAGE",
-    "PROVENANCE_KEY",
-    "STEP_KEY",
-    "TITLE_KEY",
-    "VERSION",
-    "Tracks",
-    "descriptor_set",
-    "layout_of",
-    "placement_of",
-    "provenance_json",
-    "renamed",
-    "step_json",
-    "stream_name",
-]
+    from pptrace.traces.scene import Scene
 
 FILE_NAME = "proto/pptrace.proto"
 PACKAGE = "pptrace"
@@ -95,11 +76,10 @@ _OF_SEGMENTS = frozenset({"segment_number", "segment"})
 _OF_WHY = frozenset({"shown"})
 
 
-def descriptor_set(*, links: bool = True, segments: bool = True, why: bool = True) -> FileDescriptorSet:
-    """Return what ``protoc`` makes of ``proto/pptrace.proto``, without Perfetto's own file.
+def descriptor_set(timelines: Sequence[Timeline] | None = None) -> FileDescriptorSet:
+    """Return the descriptor of ``proto/pptrace.proto`` as ``protoc`` builds it, without Perfetto's own file.
 
-    Without ``links``, fields that only slices on links have are left out; so with
-    ``segments``, and with ``why`` for what only slices on the critical path's track have.
+    With ``timelines``, fields of links, segments and the critical path are left out where none has any.
     """
     from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorSet
 
@@ -110,8 +90,14 @@ def descriptor_set(*, links: bool = True, segments: bool = True, why: bool = Tru
     kinds = message.enum_type.add(name="Kind")
     for kind, name in enumerate(NAMES):
         kinds.value.add(name=name, number=kind)
-    parts = ((links, _OF_LINKS), (segments, _OF_SEGMENTS), (why, _OF_WHY))
-    left_out = {name for there, names in parts if not there for name in names}
+    left_out: set[str] = set()
+    if timelines is not None:
+        if not any(timeline.routes is not None and timeline.routes.link.size for timeline in timelines):
+            left_out |= _OF_LINKS
+        if all(timeline.parts is None for timeline in timelines):
+            left_out |= _OF_SEGMENTS
+        if all(timeline.why is None for timeline in timelines):
+            left_out |= _OF_WHY
     for name, number in FIELD_NUMBERS.items():
         if name in left_out:
             continue
@@ -147,19 +133,59 @@ def provenance_json(provenance: Mapping[str, Any]) -> str:
     return json.dumps(provenance, default=_plain, ensure_ascii=False)
 
 
-def step_json(
-    timeline: Timeline,
-    lane_tracks: Sequence[int],
-    counter_tracks: Sequence[int],
-    runs: Sequence[Run],
-    first_row: int,
-) -> str:
-    """Return all that slices and counters do not say, and the runs of records behind."""
-    placement = timeline.placement
+def write_attributes(head: Trace, values: Mapping[str, str | int], timelines: Sequence[Timeline] = ()) -> None:
+    """Write a trace's attributes, and the descriptor of the fields that its timelines have."""
+    attributes = head.packet.add().trace_attributes.attribute
+    for key, value in values.items():
+        if isinstance(value, int):
+            attributes.add(key=key, long_value=value)
+        else:
+            attributes.add(key=key, string_value=value)
+    if timelines:
+        embedded = head.packet.add().extension_descriptor.extension_set
+        embedded.ParseFromString(descriptor_set(timelines).SerializeToString())
+
+
+SLICE_CATEGORIES = ("compute", "communication", "copy", "collective")
+"""Categories of slices on ranks."""
+
+_CATEGORIES = (*SLICE_CATEGORIES, "link", "difference", "wait", "critical path")
+
+CATEGORY_NUMBERS = {name: number for number, name in enumerate(_CATEGORIES, 1)}
+"""The number of each category: of slices on ranks and on links, of delays, waits and the critical path."""
+
+_STATE_CLEARED = 1
+
+
+def write_names(head: Trace, names: Sequence[str], more_categories: Sequence[str] = ()) -> InternedData:
+    """Write names, numbered from 1, and the categories of slices on ranks and some more; return the data."""
+    packet = head.packet.add(trusted_packet_sequence_id=SEQUENCE, sequence_flags=_STATE_CLEARED)
+    for category in (*SLICE_CATEGORIES, *more_categories):
+        packet.interned_data.event_categories.add(iid=CATEGORY_NUMBERS[category], name=category)
+    for iid, name in enumerate(names, 1):
+        packet.interned_data.event_names.add(iid=iid, name=printable(name))
+    interned: InternedData = packet.interned_data
+    return interned
+
+
+def write_slice(head: Trace, track: int, ends_ns: tuple[int, int], name: str, category: str) -> None:
+    """Write a single slice with its name and category as text."""
+    start_ns, end_ns = ends_ns
+    begin = head.packet.add(trusted_packet_sequence_id=SEQUENCE, timestamp=start_ns)
+    begin.track_event.type, begin.track_event.track_uuid = BEGIN, track
+    begin.track_event.name = printable(name)
+    begin.track_event.categories.append(category)
+    end = head.packet.add(trusted_packet_sequence_id=SEQUENCE, timestamp=end_ns)
+    end.track_event.type, end.track_event.track_uuid = END, track
+
+
+def step_json(scene: Scene, tracks: Tracks, runs: Sequence[Run]) -> str:
+    """Return what slices and counters do not have, and the runs of records in the file."""
+    timeline, placement = scene.timeline, scene.timeline.placement
     return json.dumps(
         {
             "slices": len(timeline),
-            "first_row": first_row,
+            "first_row": scene.first_row,
             "placement": {
                 "ranks": placement.ranks,
                 "stages": placement.stages,
@@ -171,34 +197,16 @@ def step_json(
                 timeline.lane_rank.tolist(),
                 timeline.lane_stream.tolist(),
                 timeline.lane_peer.tolist(),
-                list(lane_tracks),
+                tracks.lanes,
             ],
             "counters": [
                 [counter.rank, counter.name, counter.unit, track, counter.at_ns.size]
-                for counter, track in zip(timeline.counters, counter_tracks, strict=True)
+                for counter, track in zip(timeline.counters, tracks.counters, strict=True)
             ],
-            **_routes(timeline.routes),
-            **({} if timeline.parts is None else {"segments": timeline.parts.names}),
+            **links_and_segments(timeline),
             "runs": [_run(run) for run in runs],
         },
         separators=(",", ":"),
-    )
-
-
-def _routes(routes: Routes | None) -> dict[str, Any]:
-    if routes is None:
-        return {}
-    return {"routes": [routes.name, routes.rate_kbps.tolist(), routes.link.size]}
-
-
-def placement_of(step: Mapping[str, Any]) -> Placement:
-    """Undo the placement's part of :func:`step_json`."""
-    placement = step["placement"]
-    return Placement(
-        ranks=placement["ranks"],
-        stage_rank=np.array(placement["stage_rank"], dtype=np.int32).reshape(-1, placement["stages"]),
-        microbatch_route=np.array(placement["microbatch_route"], dtype=np.int32),
-        edges=np.array(placement["edges"], dtype=np.int32).reshape(-1, 2),
     )
 
 
@@ -246,7 +254,7 @@ _SHARE = "%"
 """The unit of counters that are worth the same on any link; bytes/s are not."""
 
 
-def stream_name(stream: Stream, peer: int) -> str:
+def _stream_name(stream: Stream, peer: int) -> str:
     """Return a lane's name, such as ``send → rank 1``."""
     name = stream_title(stream)
     if peer < 0:
@@ -256,55 +264,61 @@ def stream_name(stream: Stream, peer: int) -> str:
 
 @dataclass(slots=True)
 class Tracks:
-    """Writes track descriptors and hands out their numbers."""
+    """Writes track descriptors and assigns their numbers."""
 
-    timeline: Timeline
-    """What the tracks show."""
+    scene: Scene
+    """The step."""
     trace: Trace
-    """Where the descriptors go, one packet each."""
-    hops: Hops
-    """What the tracks of links show."""
+    """The trace that gets the descriptors, one packet each."""
+    suffix: str = ""
+    """The end of the names of ranks, where a trace holds several steps."""
+    place: int = 0
+    """The index of this step's track among those that a rank has at the top level."""
+    abreast: int = 1
+    """The number of tracks that a rank has at the top level."""
+    process: int = 0
+    """Track of the process whose threads are the ranks; 0 before it is described."""
+    uuids: Iterator[int] = field(default_factory=lambda: count(1))
+    """Numbers that no track has yet."""
     phases: dict[int, int] = field(default_factory=dict)
     """Track of each rank's phases, for the ranks that have some."""
     waits: dict[int, int] = field(default_factory=dict)
     """Track of each rank's waits, for the ranks that have some."""
     path: tuple[int, int] = (0, 0)
-    """Tracks of the critical path and of the rank that it is on, where there is one."""
+    """Tracks of the critical path and of its rank, where there is one."""
     lanes: list[int] = field(default_factory=list)
     """Track of each lane."""
     links: list[int] = field(default_factory=list)
     """Track of each lane of the hops."""
     counters: list[int] = field(default_factory=list)
     """Track of each counter."""
-    suffix: str = ""
-    """What stands behind the names of ranks, where a trace holds several steps."""
-    place: int = 0
-    """Which of the tracks that a rank has at the top level its own is."""
-    abreast: int = 1
-    """How many tracks a rank has there."""
-    process: int = 0
-    """Track of the process that the ranks are threads of, 0 where it is not described yet."""
-    uuids: Iterator[int] = field(default_factory=lambda: count(1))
-    """Numbers that no track has yet."""
 
-    def write(self, phased: set[int]) -> None:
+    def write(self, phased: AbstractSet[int] = frozenset()) -> None:
         """Describe all tracks, those of phases for the ranks in ``phased``."""
-        lanes: dict[int, list[int]] = {c.rank: [] for c in self.timeline.counters if c.rank >= 0}
-        for lane, rank in enumerate(self.timeline.lane_rank.tolist()):
+        timeline = self.scene.timeline
+        lanes: dict[int, list[int]] = {c.rank: [] for c in timeline.counters if c.rank >= 0}
+        for lane, rank in enumerate(timeline.lane_rank.tolist()):
             lanes.setdefault(rank, []).append(lane)
-        self.lanes = [0] * self.timeline.lanes
-        self.counters = [0] * len(self.timeline.counters)
+        self.lanes = [0] * timeline.lanes
+        self.counters = [0] * len(timeline.counters)
         digits = len(str(max(lanes, default=0)))
         if not self.process:
             self.describe_process()
-        why = self.timeline.why
-        waiting = set(why.waits.rank.tolist()) if why else set()
-        if why and len(why.path):
-            self._write_path()
+        waiting = set(timeline.why.waits.rank.tolist()) if timeline.why else set()
+        if timeline.why and len(timeline.why.path):
+            top = self.thread("critical path", -1)
+            # Viewers move a track that has none below it.
+            self.path = top.uuid, self.counter(top, "on rank", "rank", 0)
         for rank in sorted(lanes):
-            self._write_rank(rank, f"rank {rank:0{digits}}{self.suffix}", lanes[rank], phased, waiting)
-        shared = [index for index, counter in enumerate(self.timeline.counters) if counter.rank < 0]
-        if len(self.hops) or shared:
+            top = self.thread(f"rank {rank:0{digits}}{self.suffix}", rank * self.abreast + self.place)
+            place = count()
+            if rank in phased:
+                self.phases[rank] = self.child(top, "phases", next(place)).uuid
+            if rank in waiting:
+                self.waits[rank] = self.child(top, f"why rank {rank} waits", next(place)).uuid
+            self._write_rank(top, rank, lanes[rank], place)
+        shared = [index for index, counter in enumerate(timeline.counters) if counter.rank < 0]
+        if len(self.scene.hops) or shared:
             self._write_links(shared)
 
     def describe_process(self) -> None:
@@ -313,63 +327,35 @@ class Tracks:
         track.process.pid, track.process.process_name = _PROCESS_ID, "pipeline"
         self.process = track.uuid
 
-    def _write_rank(self, rank: int, name: str, lanes: list[int], phased: set[int], waiting: set[int]) -> None:
-        top = self.thread(name, rank * self.abreast + self.place)
-        place = count()
-        if rank in phased:
-            self.phases[rank] = self.child(top, "phases", next(place)).uuid
-        if rank in waiting:
-            self.waits[rank] = self.child(top, f"why rank {rank} waits", next(place)).uuid
-        for lane in lanes:
-            self._write_lane(top, lane, next(place))
-        for index, counter in enumerate(self.timeline.counters):
+    def _write_rank(self, top: TrackDescriptor, rank: int, lanes: list[int], place: Iterator[int]) -> None:
+        """Write the tracks of a rank's lanes, of which the compute stream is the top one, and of its counters."""
+        timeline = self.scene.timeline
+        for lane, below in zip(lanes, place, strict=False):
+            stream, peer = Stream(int(timeline.lane_stream[lane])), int(timeline.lane_peer[lane])
+            is_top = stream is Stream.COMPUTE and peer < 0
+            self.lanes[lane] = top.uuid if is_top else self.child(top, _stream_name(stream, peer), below).uuid
+        for index, counter in enumerate(timeline.counters):
             if counter.rank == rank:
-                self._write_counter(top, index, next(place)).y_axis_share_key = counter.name
-
-    def _write_path(self) -> None:
-        """Write the critical path's track, and below it a counter: viewers put tracks that have none elsewhere."""
-        top = self.thread("critical path", -1)
-        below = self.child(top, "on rank", 0)
-        below.counter.unit_name = "rank"
-        self.path = top.uuid, below.uuid
+                self.counters[index] = self.counter(top, counter.name, counter.unit, next(place), counter.name)
 
     def _write_links(self, shared: list[int]) -> None:
         """Write a track for each lane of a link and for each of the counters, in the order of the links."""
         top = self._add("links")
         top.parent_uuid = self.process
         top.child_ordering = top.EXPLICIT
-        names = self.timeline.routes.name if self.timeline.routes else ()
-        number = {name: link for link, name in enumerate(names)}
-        tracks = [(link, False, lane) for lane, link in enumerate(self.hops.lane_link.tolist())]
-        tracks += [(number.get(self.timeline.counters[i].name, len(number)), True, i) for i in shared]
+        routes, counters = self.scene.timeline.routes, self.scene.timeline.counters
+        number = {name: link for link, name in enumerate(routes.name if routes else ())}
+        tracks = [(link, False, lane) for lane, link in enumerate(self.scene.hops.lane_link.tolist())]
+        tracks += [(number.get(counters[index].name, len(number)), True, index) for index in shared]
         for place, (link, is_counter, index) in enumerate(sorted(tracks)):
-            if not is_counter:
-                self.links.append(self._write_link(top, link, place))
-            elif self.timeline.counters[index].unit == _SHARE:
-                self._write_counter(top, index, place).y_axis_share_key = _SHARE
-            else:
-                self._write_counter(top, index, place)
-
-    def _write_link(self, parent: TrackDescriptor, link: int, place: int) -> int:
-        title = link_title(self.timeline.routes, link) if self.timeline.routes else ""
-        track = self.child(parent, title, place)
-        track.sibling_merge_behavior = track.SIBLING_MERGE_BEHAVIOR_BY_SIBLING_MERGE_KEY
-        track.sibling_merge_key_int = link
-        uuid: int = track.uuid
-        return uuid
-
-    def _write_counter(self, parent: TrackDescriptor, index: int, place: int) -> CounterDescriptor:
-        track = self.child(parent, self.timeline.counters[index].name, place)
-        track.counter.unit_name = self.timeline.counters[index].unit
-        self.counters[index] = track.uuid
-        described: CounterDescriptor = track.counter
-        return described
-
-    def _write_lane(self, top: TrackDescriptor, lane: int, place: int) -> None:
-        stream = Stream(int(self.timeline.lane_stream[lane]))
-        peer = int(self.timeline.lane_peer[lane])
-        own_track = stream is not Stream.COMPUTE or peer >= 0
-        self.lanes[lane] = self.child(top, stream_name(stream, peer), place).uuid if own_track else top.uuid
+            if is_counter:
+                name, unit = counters[index].name, counters[index].unit
+                self.counters[index] = self.counter(top, name, unit, place, _SHARE if unit == _SHARE else None)
+            elif routes:
+                track = self.child(top, link_title(routes, link), place)
+                track.sibling_merge_behavior = track.SIBLING_MERGE_BEHAVIOR_BY_SIBLING_MERGE_KEY
+                track.sibling_merge_key_int = link
+                self.links.append(track.uuid)
 
     def thread(self, name: str, place: int) -> TrackDescriptor:
         """Describe the ``place``-th thread of the process; return its track for slices, which nests others."""
@@ -389,6 +375,15 @@ class Tracks:
         track.sibling_order_rank = place
         track.sibling_merge_behavior = track.SIBLING_MERGE_BEHAVIOR_NONE
         return track
+
+    def counter(self, parent: TrackDescriptor, name: str, unit: str, place: int, axis: str | None = None) -> int:
+        """Describe a counter below a track; counters of one ``axis`` have the same scale. Return its track."""
+        track = self.child(parent, name, place)
+        track.counter.unit_name = unit
+        if axis is not None:
+            track.counter.y_axis_share_key = axis
+        uuid: int = track.uuid
+        return uuid
 
     def _add(self, name: str = "") -> TrackDescriptor:
         sequence = SEQUENCE if name else _TABLES_SEQUENCE

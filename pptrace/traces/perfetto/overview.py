@@ -1,12 +1,13 @@
-"""A step in few slices, where it is too large for viewers: how busy ranks are in each part of it, and why not.
+"""Overview of a step that is too large for viewers: busy share and idle causes of each rank per interval.
 
-Beside that stand the phases, the critical path by rank, and each rank's counters at their highest. A step of any
-length becomes some hundred slices and values per rank.
+It also has the phases, the critical path by rank, and the maximum of each rank's counters per interval. A step of
+any length becomes some hundred slices and values per rank.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,27 +16,33 @@ from pptrace.sanitize import printable
 from pptrace.timeline.idle import IdleCause
 from pptrace.timeline.metrics import phases
 from pptrace.timeline.timeline import Counter, window
-from pptrace.traces.link_slices import Hops
-from pptrace.traces.perfetto.descriptors import PROVENANCE_KEY, TITLE_KEY, Tracks, provenance_json
-from pptrace.traces.perfetto.wire import BEGIN, END, SEQUENCE
+from pptrace.traces.perfetto.descriptors import (
+    PROVENANCE_KEY,
+    TITLE_KEY,
+    Tracks,
+    provenance_json,
+    write_attributes,
+    write_slice,
+)
 from pptrace.traces.perfetto.writer import counter_run, write_packets
+from pptrace.traces.scene import Scene
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from numpy.typing import NDArray
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackDescriptor
 
-    from pptrace.steps.columns import Int64s
-    from pptrace.timeline.timeline import Timeline, Waits
+    from pptrace.steps.columns import Int32s, Int64s
+    from pptrace.timeline.timeline import OnPath, Timeline, Waits
 
-__all__ = ["WINDOWS", "busy_percent", "write_overview"]
-
+_CATEGORY = "overview"
 WINDOWS = 500
-"""Into how many equal parts a step is divided."""
+"""Number of equal intervals of a step."""
 
 _WORDS = ((95, "busy"), (70, "mostly busy"), (30, "half idle"), (0, "idle"))
-"""From how many percent on a part of a rank's step is called so."""
+"""Lower bound of the busy share in percent, and the name, of each sort of interval."""
 
 
 def write_overview(
@@ -45,15 +52,15 @@ def write_overview(
     about: Mapping[int, str],
     replicas: Iterable[tuple[str, Timeline]] = (),
 ) -> None:
-    """Write the overview of a step that says why its ranks wait.
+    """Write the overview of a step whose waits are known.
 
     Args:
         timeline: the step.
         path: the file.
-        title: what the trace is called.
-        about: what is said of ranks, such as which GPUs they are.
-        replicas: those that differ, with names, as long as the step; each becomes a track of how busy its ranks
-            are in the mean.
+        title: the trace's name.
+        about: descriptions of ranks, such as their GPUs.
+        replicas: names and steps of replicas that differ; each becomes a track with the mean busy share of its
+            ranks.
 
     Raises:
         OSError: the file cannot be written.
@@ -61,15 +68,15 @@ def write_overview(
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
     head = Trace()
-    attributes = head.packet.add().trace_attributes.attribute
-    attributes.add(key=TITLE_KEY, string_value=printable(title))
-    attributes.add(key=PROVENANCE_KEY, string_value=provenance_json(timeline.provenance))
-    edges = _edges(timeline)
-    tracks = Tracks(timeline, head, Hops.of(replace(timeline, routes=None)))
+    provenance = provenance_json(timeline.provenance)
+    write_attributes(head, {TITLE_KEY: printable(title), PROVENANCE_KEY: provenance})
+    begin, end = window(timeline) if len(timeline) else (0, 0)
+    edges = np.unique(np.linspace(begin, end, WINDOWS + 1).astype(np.int64))
+    tracks = Tracks(Scene(timeline=timeline), head)
     tracks.describe_process()
     counters: list[tuple[Counter, int]] = []
     if timeline.why is not None and len(timeline.why.path):
-        _write_path(head, tracks.thread("critical path", -1), timeline)
+        _write_path(head, tracks.thread("critical path", -1).uuid, timeline.rank_of_row(), timeline.why.path)
     ranks = sorted(set(timeline.lane_rank.tolist()))
     digits = len(str(max(ranks, default=0)))
     for rank in ranks:
@@ -81,11 +88,6 @@ def write_overview(
         counters.append(_write_replica(head, tracks, tracks.thread(name, number), replica, edges))
     run = counter_run([counter for counter, _ in counters], [track for _, track in counters])
     write_packets(path, head.SerializeToString(), [run])
-
-
-def _edges(timeline: Timeline) -> Int64s:
-    begin, end = window(timeline) if len(timeline) else (0, 0)
-    return np.unique(np.linspace(begin, end, WINDOWS + 1).astype(np.int64))
 
 
 def busy_percent(timeline: Timeline, rank: int, edges: Int64s) -> tuple[Int64s, dict[IdleCause, Int64s]]:
@@ -122,37 +124,32 @@ def _write_rank(
     if parts:
         track = tracks.child(top, "phases", 0).uuid
         for part in parts:
-            _write_slice(head, track, part.start_ns, part.end_ns, part.name)
+            write_slice(head, track, (part.start_ns, part.end_ns), part.name, _CATEGORY)
     shares = {"busy": busy, **{f"idle: {cause.word}": share for cause, share in idle.items()}}
     shown = [
         Counter(rank=rank, name=name, unit="%", at_ns=edges[:-1], value=share) for name, share in shares.items()
     ]
     shown += [_highest(counter, edges) for counter in timeline.counters if counter.rank == rank]
     for place, counter in enumerate(shown, 1):
-        track = tracks.child(top, counter.name, place)
-        track.counter.unit_name, track.counter.y_axis_share_key = counter.unit, counter.unit
-        yield counter, track.uuid
+        yield counter, tracks.counter(top, counter.name, counter.unit, place, counter.unit)
 
 
 def _write_words(head: Trace, top: TrackDescriptor, busy: Int64s, edges: Int64s) -> None:
     """Write a slice for each part of a step that is equally busy."""
     words = np.searchsorted([-least for least, _ in _WORDS], -busy)
-    turns = np.flatnonzero(np.diff(words, prepend=-1))
-    ends = np.append(turns[1:], words.size)
-    for first, end in zip(turns.tolist(), ends.tolist(), strict=True):
-        _write_slice(head, top.uuid, int(edges[first]), int(edges[end]), _WORDS[words[first]][1])
+    for first, end in _stretches(words):
+        write_slice(head, top.uuid, (int(edges[first]), int(edges[end])), _WORDS[words[first]][1], _CATEGORY)
 
 
 def _write_replica(
     head: Trace, tracks: Tracks, top: TrackDescriptor, timeline: Timeline, edges: Int64s
 ) -> tuple[Counter, int]:
-    """Write how busy a replica's ranks are in the mean; return that as a counter, with its track."""
+    """Write the mean busy share of a replica's ranks; return it as a counter, with its track."""
     ranks = sorted(set(timeline.lane_rank.tolist()))
     busy: Int64s = np.sum([busy_percent(timeline, rank, edges)[0] for rank in ranks], axis=0) // len(ranks)
     _write_words(head, top, busy, edges)
-    track = tracks.child(top, "busy", 1)
-    track.counter.unit_name = track.counter.y_axis_share_key = "%"
-    return Counter(rank=ranks[0], name="busy", unit="%", at_ns=edges[:-1], value=busy), track.uuid
+    counter = Counter(rank=ranks[0], name="busy", unit="%", at_ns=edges[:-1], value=busy)
+    return counter, tracks.counter(top, "busy", "%", 1, "%")
 
 
 def _highest(counter: Counter, edges: Int64s) -> Counter:
@@ -167,21 +164,15 @@ def _highest(counter: Counter, edges: Int64s) -> Counter:
     return replace(counter, at_ns=edges[:-1], value=value)
 
 
-def _write_path(head: Trace, top: TrackDescriptor, timeline: Timeline) -> None:
-    """Write which rank the critical path is on."""
-    path = timeline.why.path if timeline.why is not None else None
-    if path is None:
-        return
-    rank = timeline.rank_of_row()[path.row]
-    turns = np.flatnonzero(np.diff(rank, prepend=-1))
-    ends = np.append(turns[1:], rank.size)
-    for first, end in zip(turns.tolist(), ends.tolist(), strict=True):
-        _write_slice(head, top.uuid, int(path.start_ns[first]), int(path.end_ns[end - 1]), f"rank {rank[first]}")
+def _write_path(head: Trace, track: int, rank_of_row: Int32s, path: OnPath) -> None:
+    """Write the rank that the critical path is on over time."""
+    rank = rank_of_row[path.row]
+    for first, end in _stretches(rank):
+        ends_ns = int(path.start_ns[first]), int(path.end_ns[end - 1])
+        write_slice(head, track, ends_ns, f"rank {rank[first]}", _CATEGORY)
 
 
-def _write_slice(head: Trace, track: int, start_ns: int, end_ns: int, name: str) -> None:
-    begin = head.packet.add(trusted_packet_sequence_id=SEQUENCE, timestamp=start_ns)
-    begin.track_event.type, begin.track_event.track_uuid, begin.track_event.name = BEGIN, track, name
-    begin.track_event.categories.append("overview")
-    end = head.packet.add(trusted_packet_sequence_id=SEQUENCE, timestamp=end_ns)
-    end.track_event.type, end.track_event.track_uuid = END, track
+def _stretches(values: NDArray[np.integer]) -> Iterator[tuple[int, int]]:
+    """Yield the first index and the end of each stretch of equal values, none of which is below zero."""
+    turns = np.flatnonzero(np.diff(values, prepend=-1))
+    return pairwise([*turns.tolist(), values.size])

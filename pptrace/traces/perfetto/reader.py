@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pptrace.config.limits import check_events, check_packets, gibibytes, memory_key, most_parsed, read_unpacked
 from pptrace.errors import TraceError
-from pptrace.timeline.timeline import LANE_COLUMNS, ROW_COLUMNS, Counter, Parts, Routes, Timeline
-from pptrace.traces.damage import DAMAGE, checked_timeline, named_damage
-from pptrace.traces.link_slices import routed
+from pptrace.timeline.timeline import Counter
+from pptrace.traces.assembly import Part, join, links_of, named_damage
 from pptrace.traces.perfetto.descriptors import (
     FIELD_NUMBERS,
     FORMAT_KEY,
@@ -25,26 +23,22 @@ from pptrace.traces.perfetto.descriptors import (
     VERSION,
     descriptor_set,
     layout_of,
-    placement_of,
     renamed,
 )
+from pptrace.traces.perfetto.varint import read_varint
 from pptrace.traces.perfetto.wire import BEGIN, COUNTER, END
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from pptrace.steps.columns import Int32s, Int64s
+    from pptrace.steps.columns import Int64s
+    from pptrace.timeline.timeline import Timeline
     from pptrace.traces.perfetto.wire import Layout
 
-__all__ = ["Events", "Part", "joined", "read", "scan"]
-
 _PACKET_TAG = 0x0A
-_LONGEST_VARINT = 10
-_MORE = 0x80
 _OF_LINKS = "transfer"
 """The field that tells a slice on a link from its message's."""
-_TRUNCATED = "is truncated; write it again"
 
 
 @dataclass(slots=True)
@@ -156,15 +150,10 @@ def _packet(raw: bytes, at: int, file: str) -> tuple[int, int]:
     """Return where the packet at a place of the file starts and stops."""
     if raw[at] != _PACKET_TAG:
         raise TraceError(f"is no Perfetto trace: byte {at} starts no packet", file=file)
-    size = shift = 0
-    for place in range(at + 1, min(at + 1 + _LONGEST_VARINT, len(raw))):
-        size |= (raw[place] & 0x7F) << shift
-        shift += 7
-        if not raw[place] & _MORE:
-            if place + 1 + size > len(raw):
-                break
-            return place + 1, place + 1 + size
-    raise TraceError(_TRUNCATED, file=file)
+    size, start = read_varint(raw, at + 1)
+    if not start or start + size > len(raw):
+        raise TraceError("is truncated; write it again", file=file)
+    return start, start + size
 
 
 def _add_packet(body: bytes, at: int, events: Events, file: str) -> None:
@@ -236,8 +225,10 @@ _FIELDS = {
     "bytes": "size_bytes",
     "cause": "cause",
     "pair": "pair",
+    "segment": "segment",
+    "segment_number": "segment_number",
 }
-"""The timeline's column of each typed field."""
+"""The column of each typed field."""
 _DEFAULTS = {"span": 1, "lag_ns": 0, "collective_ns": 0, "bytes": 0}
 """What an absent field stands for, where that is the same for all rows and not -1."""
 
@@ -248,49 +239,37 @@ def read(paths: Sequence[Path]) -> Timeline:
     Raises:
         TraceError: a file is missing, truncated, not pptrace's or does not belong with the others.
     """
-    parts = [_read_one(path) for path in paths]
-    with named_damage(paths):
-        return checked_timeline(joined(parts), paths[0])
+    return join([_read_one(path) for path in paths])
 
 
 def _read_one(path: Path) -> Part:
     raw = read_unpacked(path)
-    try:
-        events = scan(raw, str(path))
-        return Part(path=path, timeline=_timeline(events, str(path)), first_row=events.step["first_row"])
-    except DAMAGE as error:
-        raise TraceError(f"is damaged ({' '.join(str(error).split())}); write it again", file=path) from None
+    with named_damage(path):
+        return _part(scan(raw, str(path)), path)
 
 
-def _timeline(events: Events, file: str) -> Timeline:
-    rank, stream, peer = (np.array(part, dtype=np.int32) for part in events.step["lanes"][:3])
-    tracks = np.array(events.step["lanes"][3], dtype=np.int64)
-    names = ("position", "track", "start", "row", *_FIELDS, "segment", "segment_number")
+def _part(events: Events, path: Path) -> Part:
+    step = events.step
+    tracks = np.array(step["lanes"][3], dtype=np.int64)
+    names = ("position", "track", "start", "row", *_FIELDS)
     begin = {name: _joined(events.begins, name) for name in names}
     end = {name: _joined(events.ends, name) for name in ("position", "track", "end")}
-    start, end_ns, order = _matched(begin, end, tracks, file)
-    row = begin["row"][order] - events.step["first_row"]
-    if row.size != events.step["slices"] or not np.array_equal(np.sort(row), np.arange(row.size)):
-        raise TraceError(f"holds {row.size} of its {events.step['slices']} slices; write it again", file=file)
-    columns: dict[str, Any] = {"start_ns": np.empty_like(start), "end_ns": np.empty_like(start)}
+    start, end_ns, order = _matched(begin, end, tracks, str(path))
+    row = begin["row"][order] - step["first_row"]
+    if row.size != step["slices"] or not np.array_equal(np.sort(row), np.arange(row.size)):
+        raise TraceError(f"holds {row.size} of its {step['slices']} slices; write it again", file=path)
+    columns = {name: np.empty_like(start) for name in ("start_ns", "end_ns", *_FIELDS.values())}
     columns["start_ns"][row], columns["end_ns"][row] = start, end_ns
     for name, column in _FIELDS.items():
-        columns[column] = np.empty_like(start)
         columns[column][row] = begin[name][order]
     _fill(columns)
-    sizes = np.bincount(_lanes(begin["track"][order], tracks), minlength=tracks.size)
-    return Timeline(
-        placement=placement_of(events.step),
-        lane_rank=rank,
-        lane_stream=stream.astype(np.int8),
-        lane_peer=peer,
-        lane_ptr=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32),
-        **columns,
-        counters=_counters(events, file),
-        routes=_read_routes(events, file),
-        parts=_parts(events, begin, order, row),
-        provenance=events.provenance,
-    )
+    columns["row"] = step["first_row"] + np.arange(row.size)
+    slices = np.bincount(_lanes(begin["track"][order], tracks), minlength=tracks.size)
+    return Part(
+        path=path, step=step, provenance=events.provenance, columns=columns, links=links_of(step),
+        lanes=np.stack([*np.array(step["lanes"][:3], dtype=np.int64), slices], axis=1),
+        counters=_counters(events, str(path)), hops=_hops(events, path),
+    )  # fmt: skip
 
 
 def _lanes(track: Int64s, tracks: Int64s) -> Int64s:
@@ -349,103 +328,16 @@ def _counters(events: Events, file: str) -> tuple[Counter, ...]:
     return tuple(found)
 
 
-def _read_routes(events: Events, file: str) -> Routes | None:
-    """Return the routes that slices on links spell out, hop by hop."""
-    if "routes" not in events.step:
-        return None
-    name, rate_kbps, hops = events.step["routes"]
-    link, row, place = (_joined(events.hops, key) for key in ("link", "transfer", "hop"))
-    found = routed(events.step["slices"], row - events.step["first_row"], place, link)
-    if found is None or link.size != hops or not np.isin(link, np.arange(len(name))).all():
-        raise TraceError(f"holds {link.size} of its {hops} slices on links; write it again", file=file)
-    return Routes(name=tuple(name), rate_kbps=np.array(rate_kbps, dtype=np.int64), ptr=found[0], link=found[1])
-
-
-def _parts(events: Events, begin: Mapping[str, Int64s], order: Int64s, row: Int64s) -> Parts | None:
-    """Return which rows are segments; None where the step has none."""
-    if "segments" not in events.step:
-        return None
-    number, name = np.empty((2, row.size), dtype=np.int32)
-    number[row], name[row] = begin["segment_number"][order], begin["segment"][order]
-    return Parts(number=number, name=name, names=tuple(events.step["segments"]))
+def _hops(events: Events, path: Path) -> Int64s:
+    """Return the message, the index along the route, and the link of each slice on a link."""
+    hops = np.stack([_joined(events.hops, name) for name in ("transfer", "hop", "link")], axis=1)
+    written = events.step["routes"][2] if "routes" in events.step else 0
+    if len(hops) != written:
+        raise TraceError(f"holds {len(hops)} of its {written} slices on links; write it again", file=path)
+    return hops
 
 
 def _joined(parts: list[dict[str, Int64s]], name: str) -> Int64s:
     """Concatenate a column of all parts, -1 for a part that lacks it."""
     arrays = [part[name] if name in part else np.full(part["track"].size, -1) for part in parts]
     return np.concatenate(arrays) if arrays else np.zeros(0, dtype=np.int64)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """What one file holds."""
-
-    path: Path
-    """The file."""
-    timeline: Timeline
-    """Its lanes, rows and counters; causes count the rows of all files."""
-    first_row: int
-    """The number of its first row among those of all files."""
-
-    @property
-    def ranks(self) -> Int32s:
-        """Its ranks, in order."""
-        return np.unique(self.timeline.lane_rank)
-
-
-def joined(parts: Sequence[Part]) -> Timeline:
-    """Return the timeline of files that were written together; a cause that is in none of them becomes -1.
-
-    Raises:
-        TraceError: there is no file, or one is not of the same run as the first, or repeats a rank.
-    """
-    if not parts:
-        raise TraceError("no trace file was given")
-    first = parts[0]
-    for part in parts:
-        if _run(part.timeline) != _run(first.timeline):
-            raise TraceError(f"is not of the same run as {first.path}; read them apart", file=part.path)
-    ordered = sorted((part for part in parts if part.ranks.size), key=lambda part: int(part.ranks[0])) or [first]
-    for before, after in pairwise(ordered):
-        rows = before.first_row + len(before.timeline)
-        if before.ranks[-1] >= after.ranks[0] or rows > after.first_row:
-            raise TraceError(f"was not written beside {before.path}; read them apart", file=after.path)
-    return _concatenated(ordered)
-
-
-def _concatenated(parts: Sequence[Part]) -> Timeline:
-    timelines = [part.timeline for part in parts]
-    columns: dict[str, Any] = {
-        name: np.concatenate([getattr(timeline, name) for timeline in timelines])
-        for name in (*LANE_COLUMNS[:3], *ROW_COLUMNS)
-    }
-    sizes = np.concatenate([np.diff(timeline.lane_ptr) for timeline in timelines])
-    columns["lane_ptr"] = np.concatenate([[0], np.cumsum(sizes)])
-    rows = np.concatenate([part.first_row + np.arange(len(part.timeline)) for part in parts])
-    columns["cause"] = _places(rows, columns["cause"])
-    counters = tuple(counter for timeline in timelines for counter in timeline.counters)
-    segments = Parts.joined([timeline.parts for timeline in timelines])
-    return replace(timelines[0], counters=counters, routes=_merge_routes(timelines), parts=segments, **columns)
-
-
-def _run(timeline: Timeline) -> tuple[Any, ...]:
-    """Return what files of one run have in common."""
-    routes = timeline.routes
-    links = routes and (routes.name, routes.rate_kbps.tolist())
-    segments = timeline.parts and timeline.parts.names
-    return timeline.placement, timeline.provenance, links, segments
-
-
-def _merge_routes(timelines: Sequence[Timeline]) -> Routes | None:
-    known = [timeline.routes for timeline in timelines if timeline.routes is not None]
-    if not known:
-        return None
-    length = np.concatenate([np.diff(routes.ptr) for routes in known])
-    link = np.concatenate([routes.link for routes in known])
-    return replace(known[0], ptr=np.concatenate([[0], np.cumsum(length)]), link=link)
-
-
-def _places(rows: Int64s, wanted: Int32s) -> Int64s:
-    """Return where each wanted row is among the ascending ones, -1 where it is not."""
-    place = np.minimum(np.searchsorted(rows, wanted), max(rows.size - 1, 0))
-    return np.where(rows[place] == wanted, place, -1) if rows.size else place

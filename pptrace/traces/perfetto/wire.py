@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from pptrace.steps.columns import Int32s, Int64s
 
-__all__ = ["BEGIN", "COUNTER", "END", "SEQUENCE", "Cell", "Layout", "Part", "Run", "cell_size", "packet", "varint"]
-
 _PIECES = {2: ("<u2",), 4: ("<u4",), 8: ("<u8",), 10: ("<u8", "<u2"), 12: ("<u8", "<u4")}
 _LOW = 0x007F007F007F007F
 _STEPS = (

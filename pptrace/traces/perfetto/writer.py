@@ -7,8 +7,6 @@ ended, and a flow reaches sender, links, receiver and consumer in this order tho
 Within a class, slices are grouped by their number of flow ids, so that records of one group have one
 size.
 
-Their begins stand between those of sends and of receives, along each route.
-
 A wait is named by its cause; a part of the path as the slice that it shows, or ``wire`` and ``wait`` behind it.
 """
 
@@ -20,53 +18,30 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pptrace.errors import ConfigError, OutputError
+from pptrace.errors import OutputError
 from pptrace.files import write_behind
 from pptrace.sanitize import printable
 from pptrace.timeline.critical_path import PATH_PARTS
 from pptrace.timeline.idle import IdleCause
 from pptrace.timeline.metrics import phases
 from pptrace.timeline.timeline import Counter
-from pptrace.traces.kineto.writer import part_of
-from pptrace.traces.link_slices import Hops
-from pptrace.traces.perfetto.columns import (
-    LINK_CATEGORY,
-    PATH_CATEGORY,
-    WAIT_CATEGORY,
-    FlowColumn,
-    Names,
-    PlainColumn,
-    Records,
-    TakenColumn,
-    event_columns,
-    field_columns,
-    numbered,
-)
+from pptrace.traces.perfetto.columns import Column, Names, Records, begin_place, flow_ids, row_columns
 from pptrace.traces.perfetto.descriptors import (
+    CATEGORY_NUMBERS,
     FORMAT_KEY,
     PROVENANCE_KEY,
     STEP_KEY,
     TITLE_KEY,
     VERSION,
     Tracks,
-    descriptor_set,
     provenance_json,
     step_json,
+    write_attributes,
+    write_names,
+    write_slice,
 )
-from pptrace.traces.perfetto.flows import Flows
-from pptrace.traces.perfetto.wire import (
-    BEGIN,
-    COUNTER,
-    END,
-    SEQUENCE,
-    Cell,
-    Layout,
-    Run,
-    cell_size,
-    packet,
-    varint,
-)
-from pptrace.traces.scene import CARRIES, RECEIVES
+from pptrace.traces.perfetto.wire import COUNTER, Cell, Layout, Run, cell_size, packet, varint
+from pptrace.traces.scene import CARRIES, RECEIVES, Scene, numbered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -76,29 +51,8 @@ if TYPE_CHECKING:
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
     from pptrace.steps.columns import Int32s, Int64s
-    from pptrace.timeline.metrics import Phase
     from pptrace.timeline.timeline import OnPath, Timeline, Waits
-    from pptrace.traces.perfetto.columns import Column
 
-__all__ = [
-    "COLOR_BY",
-    "NAMES",
-    "Slices",
-    "begin_place",
-    "counter_run",
-    "link_runs",
-    "path_runs",
-    "spelt_names",
-    "wait_runs",
-    "write",
-    "write_packets",
-]
-
-_BY_MICROBATCH = "microbatch"
-COLOR_BY = ("kind", _BY_MICROBATCH)
-"""What slices may be coloured by."""
-
-_STATE_CLEARED = 1
 _NOT_NEGATIVE = (
     "lane_rank", "span", "enter_ns", "start_ns", "end_ns",
     "lag_ns", "uncontended_ns", "collective_ns", "size_bytes",
@@ -108,20 +62,17 @@ _NOT_NEGATIVE = (
 def write(timeline: Timeline, path: Path, options: Mapping[str, Any]) -> None:
     """Write all ranks to one file, or with the option ``rank`` that rank's alone.
 
-    ``color``, one of :data:`COLOR_BY`, says what slices of one colour have in common; ``title`` names the
-    trace. Rows keep the numbers that they have in the whole timeline, so files written rank by rank can be
-    read as one again.
+    ``color`` is one of :data:`~pptrace.traces.scene.COLOR_BY`; ``title`` names the trace. Rows keep the numbers
+    that they have in the whole timeline, so files written rank by rank can be read as one again.
 
     Raises:
         ConfigError: an option has no such value.
         OutputError: a value that the format cannot hold.
         OSError: the file cannot be written.
     """
-    color = _checked(timeline, options)
-    first_row = 0
-    if options.get("rank") is not None:
-        timeline, first_row = part_of(timeline, options["rank"])
-    head, runs = _encoded(timeline, first_row, color, str(options.get("title", "")))
+    scene = Scene.of(timeline, options)
+    _check_signs(timeline)
+    head, runs = _encoded(scene, str(options.get("title", "")))
     write_packets(path, head, runs)
 
 
@@ -132,69 +83,47 @@ def write_packets(path: Path, head: bytes, runs: Sequence[Run]) -> None:
         write_behind(file, (piece for run in runs for piece in _pieces(run)), waiting=1)
 
 
-def _encoded(timeline: Timeline, first_row: int, color: str, title: str) -> tuple[bytes, list[Run]]:
+def _encoded(scene: Scene, title: str) -> tuple[bytes, list[Run]]:
     """Return the packets that describe a trace, and its runs of records."""
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
-    head = Trace()
-    names, hops = Names.of(timeline, by_microbatch=color == _BY_MICROBATCH), Hops.of(timeline)
-    _write_attributes(head, timeline, title)
-    behind = _write_interned(head, timeline, names, hops)
-    tracks, parts = Tracks(timeline, head, hops), phases(timeline)
+    head, timeline, why = Trace(), scene.timeline, scene.timeline.why
+    names = Names.of(scene)
+    titles = {TITLE_KEY: printable(title)} if title else {}
+    provenance = provenance_json(timeline.provenance)
+    write_attributes(head, {FORMAT_KEY: VERSION, **titles, PROVENANCE_KEY: provenance}, [timeline])
+    first_cause = _write_names(head, scene, names)
+    tracks, parts = Tracks(scene, head), phases(timeline)
     tracks.write({phase.rank for phase in parts})
-    _write_phases(head, parts, tracks.phases)
-    slices = Slices(timeline, np.array(tracks.lanes, dtype=np.int32), names, first_row)
+    for part in parts:
+        write_slice(head, tracks.phases[part.rank], (part.start_ns, part.end_ns), part.name, "phase")
+    slices = Slices(scene, np.array(tracks.lanes, dtype=np.int32), names)
     runs = list(slices.runs())
-    if len(hops):
-        links = np.array(tracks.links, dtype=np.int32)
-        runs += link_runs(timeline, hops, slices, links, len(names.names) + 1)
-    if timeline.why is not None:
-        runs += wait_runs(timeline.why.waits, tracks.waits, behind)
-        runs += path_runs(timeline.why.path, slices, tracks.path, behind, first_row)
+    if len(scene.hops):
+        runs += _link_runs(slices, np.array(tracks.links, dtype=np.int32), len(names.names) + 1)
+    if why is not None:
+        runs += _wait_runs(why.waits, tracks.waits, first_cause)
+        runs += _path_runs(why.path, slices, tracks.path, first_cause)
     runs.sort(key=lambda run: run.place)
     runs.append(counter_run(timeline.counters, tracks.counters))
-    marker = step_json(timeline, tracks.lanes, tracks.counters, runs, first_row)
-    head.packet.add().trace_attributes.attribute.add(key=STEP_KEY, string_value=marker)
+    write_attributes(head, {STEP_KEY: step_json(scene, tracks, runs)})
     whole: bytes = head.SerializeToString()
     return whole, runs
 
 
-def _write_attributes(head: Trace, timeline: Timeline, title: str) -> None:
-    attributes = head.packet.add().trace_attributes.attribute
-    attributes.add(key=FORMAT_KEY, long_value=VERSION)
-    if title:
-        attributes.add(key=TITLE_KEY, string_value=printable(title))
-    attributes.add(key=PROVENANCE_KEY, string_value=provenance_json(timeline.provenance))
-    embedded = head.packet.add().extension_descriptor.extension_set
-    links = timeline.routes is not None and timeline.routes.link.size > 0
-    descriptor = descriptor_set(links=links, segments=timeline.parts is not None, why=timeline.why is not None)
-    embedded.ParseFromString(descriptor.SerializeToString())
-
-
-def _write_interned(head: Trace, timeline: Timeline, names: Names, hops: Hops) -> int:
-    """Write what slices are called; return the number of the first name behind those of actions and messages."""
-    packet = head.packet.add(trusted_packet_sequence_id=SEQUENCE, sequence_flags=_STATE_CLEARED)
-    names.write(packet.interned_data)
+def _write_names(head: Trace, scene: Scene, names: Names) -> int:
+    """Write the names of slices, messages, waits and parts of the path; return the number of the first cause."""
+    why, hops = scene.timeline.why, scene.hops
+    links = ["link"] if len(hops) else []
+    interned = write_names(head, names.names, [*links, *(["wait", "critical path"] if why else [])])
+    for iid, text in enumerate(names.microbatches, 1):
+        interned.correlation_id_str.add(iid=iid, str=text.encode())
     if len(hops):
-        packet.interned_data.event_categories.add(iid=LINK_CATEGORY, name="link")
-        packet.interned_data.MergeFromString(spelt_names(hops.titles(timeline), len(names.names) + 1))
-    behind = len(names.names) + hops.sent.size + 1
-    if timeline.why is not None:
-        packet.interned_data.event_categories.add(iid=WAIT_CATEGORY, name="wait")
-        packet.interned_data.event_categories.add(iid=PATH_CATEGORY, name="critical path")
-        for iid, name in enumerate(NAMES, behind):
-            packet.interned_data.event_names.add(iid=iid, name=name)
-    return behind
-
-
-def _write_phases(head: Trace, parts: Sequence[Phase], tracks: Mapping[int, int]) -> None:
-    for part in parts:
-        begin = head.packet.add(trusted_packet_sequence_id=SEQUENCE, timestamp=part.start_ns)
-        begin.track_event.type, begin.track_event.track_uuid = BEGIN, tracks[part.rank]
-        begin.track_event.name = part.name
-        begin.track_event.categories.append("phase")
-        end = head.packet.add(trusted_packet_sequence_id=SEQUENCE, timestamp=part.end_ns)
-        end.track_event.type, end.track_event.track_uuid = END, tracks[part.rank]
+        interned.MergeFromString(_encoded_names(scene.hop_titles(), len(names.names) + 1))
+    first_cause = len(names.names) + hops.sent.size + 1
+    for iid, name in enumerate(_REASONS if why else (), first_cause):
+        interned.event_names.add(iid=iid, name=name)
+    return first_cause
 
 
 def _pieces(run: Run) -> Iterator[memoryview]:
@@ -209,13 +138,8 @@ def _pieces(run: Run) -> Iterator[memoryview]:
         yield records[: chosen.size].data
 
 
-def _checked(timeline: Timeline, options: Mapping[str, Any]) -> str:
-    """Return the option ``color``; refuse options and values that cannot be written."""
-    rank, color = options.get("rank"), str(options.get("color", COLOR_BY[0]))
-    if color not in COLOR_BY:
-        raise ConfigError(f"{color!r} is none of {', '.join(COLOR_BY)}", key="color")
-    if rank is not None and rank not in timeline.lane_rank:
-        raise ConfigError(f"the timeline has no rank {rank}", key="rank")
+def _check_signs(timeline: Timeline) -> None:
+    """Refuse values that the format cannot hold."""
     for name in _NOT_NEGATIVE:
         values = getattr(timeline, name)
         if values.size and values.min() < 0:
@@ -225,62 +149,43 @@ def _checked(timeline: Timeline, options: Mapping[str, Any]) -> str:
         if counter.at_ns.size and counter.at_ns[0] < 0:
             which = f"counter {counter.name!r} of {f'rank {counter.rank}' if counter.rank >= 0 else 'the cluster'}"
             raise OutputError(f"{which} starts before time 0; a Perfetto trace has no negative times")
-    return color
 
 
-_CLASS = np.where(RECEIVES, 2, np.where(CARRIES, 0, 4)).astype(np.int8)
+_ORDER = np.where(RECEIVES, 2, np.where(CARRIES, 0, 4)).astype(np.int8)
 """Place of each kind among slices that begin at once."""
 
 
-_LASTING = 8
-"""From here on stand slices that have a length, behind those without."""
-
-
 class Slices:
-    """A timeline's slices with the tracks, names and flows that they refer to."""
+    """A scene's slices with the tracks, names and flows that they refer to."""
 
-    def __init__(self, timeline: Timeline, lane_uuid: Int32s, names: Names, first_row: int = 0) -> None:
-        self._timeline = timeline
-        self.flows = Flows.of(timeline, first_row)
-        """Flow ids of each row."""
-        self.columns = event_columns(timeline, lane_uuid, names) | field_columns(timeline, self.flows, first_row)
-        """What a row's record may hold, by name."""
+    def __init__(self, scene: Scene, lane_uuid: Int32s, names: Names) -> None:
+        self.scene = scene
+        self.leaving, self._ending, peer = flow_ids(scene)
+        self.columns = row_columns(scene, lane_uuid, names, peer)
+        """The columns of rows, by name."""
 
     def runs(self) -> Iterator[Run]:
         """Return all runs in the order of the file."""
-        lasting = self._timeline.end_ns > self._timeline.start_ns
-        out, into = _rounded(self.flows.leaving.per_row), _rounded(self.flows.ending.per_row)
-        records = Records(
-            self.columns
-            | {f"out {n}": FlowColumn(self.flows.leaving, n) for n in range(int(out.max(initial=0)))}
-            | {f"in {n}": FlowColumn(self.flows.ending, n) for n in range(int(into.max(initial=0)))}
-        )
+        timeline, parts = self.scene.timeline, self.scene.timeline.parts
+        lasting = timeline.end_ns > timeline.start_ns
+        out, into = self.leaving.per_row(), self._ending.per_row()
+        flows = self.leaving.columns("out", int(out.max(initial=0)))
+        records = Records({**self.columns, **flows, **self._ending.columns("in", int(into.max(initial=0)))})
         if lasting.any():
-            yield Run(place=0, layout=Layout(tuple(records.end())), rows=_places(lasting), values=records.values)
-        parts = self._timeline.parts
-        keys = [lasting, _CLASS[self._timeline.kind], out, into, *([parts.name + 1] if parts is not None else [])]
+            yield records.run(0, records.end(), _indices(lasting))
+        keys = [lasting, _ORDER[timeline.kind], out, into, *([parts.name + 1] if parts is not None else [])]
         groups, group = numbered(_combined(keys))
         for index in range(groups.size):
-            rows = _places(group == index)
+            rows = _indices(group == index)
             first, lasts = int(rows[0]), bool(lasting[rows[0]])
-            named = int(parts.name[first]) if parts is not None else -1
-            text = parts.names[named] if parts is not None and named >= 0 else None
+            segment = int(parts.name[first]) if parts is not None else -1
+            text = parts.names[segment] if parts is not None and segment >= 0 else None
             begin = records.begin(rows, int(out[first]), int(into[first]), text)
-            yield Run(
-                place=begin_place(int(_CLASS[self._timeline.kind[first]]), lasting=lasts),
-                layout=Layout(tuple(begin if lasts else begin + records.end())),
-                rows=rows,
-                values=records.values,
-                segment=named,
-            )
+            place = begin_place(int(_ORDER[timeline.kind[first]]), lasting=lasts)
+            yield records.run(place, begin if lasts else begin + records.end(), rows, segment)
 
 
-def begin_place(order: int, *, lasting: bool) -> int:
-    """Return the place of begins: 1 for sends, 3 for receives and 5 for the rest leave room between."""
-    return 1 + order + _LASTING * lasting
-
-
-def _places(chosen: NDArray[np.bool_]) -> Int32s:
+def _indices(chosen: NDArray[np.bool_]) -> Int32s:
     return np.flatnonzero(chosen).astype(np.int32)
 
 
@@ -294,180 +199,127 @@ def _combined(keys: list[NDArray[Any]]) -> NDArray[np.integer[Any]]:
     return combined
 
 
-def _rounded(count: Int32s) -> Int32s:
-    """Round up to powers of two, so that there are few groups."""
-    if count.max(initial=0) <= 2:  # noqa: PLR2004 - powers of two already
-        return count
-    powers = np.int64(1) << np.arange(31)
-    return np.where(count == 0, 0, powers[np.searchsorted(powers, count)]).astype(np.int32)
-
-
-_BEHIND_SENDS = 1
-_REPEATED = ("start", "end", "correlation", "kind", "rank", "stage", "microbatch", "span", "bytes")
-"""What a slice on a link has of its message."""
+_AFTER_SENDS, _LAST = 1, 4
+"""Places of slices on links, and of waits and the path, among slices that begin at once."""
+_OF_MESSAGE = ("start", "end", "correlation", "kind", "rank", "stage", "microbatch", "span", "bytes")
+"""Columns that a slice on a link has from its message."""
+_OF_SLICE = ("kind", "rank", "stage", "microbatch", "span", "bytes", "peer", "correlation")
+"""Columns that a part of the path has from its slice."""
+_REASONS = (*(cause.word for cause in IdleCause), *PATH_PARTS[1:])
+"""Names of waits, then of parts of the path that are no actions."""
 _ENTRY, _IID, _NAME = varint(2 << 3 | 2), varint(1 << 3), varint(2 << 3 | 2)
 """InternedData.event_names, EventName.iid and EventName.name."""
 _IID_BYTES = 5
 
 
-def link_runs(timeline: Timeline, hops: Hops, slices: Slices, tracks: Int32s, first_name: int) -> Iterator[Run]:
-    """Return the runs of slices on links.
-
-    Args:
-        timeline: what they belong to.
-        hops: the passages that they show.
-        slices: the slices of the messages.
-        tracks: track of each of the hops' lanes.
-        first_name: number of the first message's name.
-    """
-    records = Records(_columns(timeline, hops, slices, tracks, first_name))
+def _link_runs(slices: Slices, tracks: Int32s, first_name: int) -> Iterator[Run]:
+    """Return the runs of slices on links, along each route; ``tracks`` has one for each of the hops' lanes."""
+    timeline, hops = slices.scene.timeline, slices.scene.hops
+    columns = {name: slices.columns[name].of_rows(hops.row) for name in _OF_MESSAGE if name in slices.columns}
+    columns["transfer"] = slices.columns["row"].of_rows(hops.row)
+    flow = np.where(CARRIES[timeline.kind[hops.row]], slices.leaving.take(hops.row, 0), -1)
+    records = Records(columns | columns_of({
+        "track": np.repeat(tracks, np.diff(hops.lane_ptr)), "name": hops.message + np.int32(first_name),
+        "category": _constant(len(hops), CATEGORY_NUMBERS["link"]), "peer": hops.peer[hops.message],
+        "link": hops.link, "hop": hops.place, "out 0": flow,
+    }))  # fmt: skip
     along = np.lexsort((hops.place, hops.row)).astype(np.int32)
     lasting = (timeline.end_ns > timeline.start_ns)[hops.row[along]]
-    for lasts, rows in ((True, along[lasting]), (False, along[~lasting])):
-        if not rows.size:
-            continue
-        begin = records.begin(rows, leaving=1, ending=0)
-        if lasts:
-            yield Run(place=0, layout=Layout(tuple(records.end())), rows=rows, values=records.values)
-        yield Run(
-            place=begin_place(_BEHIND_SENDS, lasting=lasts),
-            layout=Layout(tuple(begin if lasts else begin + records.end())),
-            rows=rows,
-            values=records.values,
-        )
+    yield from records.runs(along[lasting], _AFTER_SENDS, leaving=1)
+    yield from records.runs(along[~lasting], _AFTER_SENDS, leaving=1, lasting=False)
 
 
-def spelt_names(titles: NDArray[np.bytes_], first_name: int) -> bytes:
+def _encoded_names(titles: NDArray[np.bytes_], first_name: int) -> bytes:
     """Return entries of ``InternedData.event_names`` for titles that are numbered from ``first_name``."""
     length = np.strings.str_len(titles)
     number = np.arange(first_name, first_name + titles.size)[:, None] >> (7 * np.arange(_IID_BYTES)) & 0x7F
     number[:, :-1] |= 0x80
     inner = len(_IID) + _IID_BYTES + len(_NAME) + 1 + length
-    parts = (_constant(_ENTRY, titles.size), inner[:, None], _constant(_IID, titles.size), number,
-             _constant(_NAME, titles.size), length[:, None])  # fmt: skip
-    head = np.concatenate(parts, axis=1).astype(np.uint8)
+    entry, iid, name = (np.tile(np.frombuffer(raw, np.uint8), (titles.size, 1)) for raw in (_ENTRY, _IID, _NAME))
+    head = np.concatenate((entry, inner[:, None], iid, number, name, length[:, None]), axis=1).astype(np.uint8)
     text = titles.view(np.uint8).reshape(titles.size, titles.itemsize)
     whole = np.concatenate([head, text], axis=1)
     kept: NDArray[np.uint8] = whole[np.arange(whole.shape[1]) < (head.shape[1] + length)[:, None]]
     return kept.tobytes()
 
 
-def _columns(timeline: Timeline, hops: Hops, slices: Slices, tracks: Int32s, first_name: int) -> dict[str, Column]:
-    carried = CARRIES[timeline.kind[hops.row]]
-    flow = np.where(carried, slices.flows.leaving.at(hops.row, 0), -1)
-    columns: dict[str, Column] = {
-        name: TakenColumn(slices.columns[name], hops.row) for name in _REPEATED if name in slices.columns
-    }
-    plain: dict[str, NDArray[np.integer[Any]]] = {
-        "track": np.repeat(tracks, np.diff(hops.lane_ptr)),
-        "name": hops.message + np.int32(first_name),
-        "category": np.full(len(hops), LINK_CATEGORY, dtype=np.int8),
-        "peer": hops.peer[hops.message],
-        "link": hops.link,
-        "hop": hops.place,
-        "out 0": flow,
-    }
-    columns |= {name: PlainColumn(values) for name, values in plain.items()}
-    return columns | {"transfer": TakenColumn(slices.columns["row"], hops.row)}
-
-
-def _constant(raw: bytes, rows: int) -> NDArray[np.uint8]:
-    return np.tile(np.frombuffer(raw, dtype=np.uint8), (rows, 1))
-
-
-NAMES = (*(cause.word for cause in IdleCause), *PATH_PARTS[1:])
-"""Names of slices on these tracks, beside those of actions."""
-
-_LAST = 4
-_SHOWN = ("kind", "rank", "stage", "microbatch", "span", "bytes", "peer", "correlation")
-"""What a part of the path has of its slice."""
-
-
-def wait_runs(waits: Waits, tracks: Mapping[int, int], first_name: int) -> Iterator[Run]:
-    """Return the runs of waits, on each rank's track; :data:`NAMES` are numbered from ``first_name``."""
-    track = np.zeros(int(waits.rank.max(initial=0)) + 1, dtype=np.int64)
-    for rank in np.unique(waits.rank).tolist():
-        track[rank] = tracks[rank]
-    columns: dict[str, NDArray[np.integer[Any]]] = {
-        "start": waits.start_ns, "end": waits.end_ns, "track": track[waits.rank],
-        "name": waits.cause.astype(np.int32) + np.int32(first_name), "category": _alike(waits, WAIT_CATEGORY),
+def _wait_runs(waits: Waits, tracks: Mapping[int, int], first_cause: int) -> Iterator[Run]:
+    """Return the runs of waits, on each rank's track; the names of causes are numbered from ``first_cause``."""
+    columns = columns_of({
+        "start": waits.start_ns, "end": waits.end_ns, "track": tracks_of(waits.rank, tracks),
+        "name": waits.cause.astype(np.int32) + np.int32(first_cause),
+        "category": _constant(len(waits), CATEGORY_NUMBERS["wait"]),
         "rank": waits.rank, "peer": waits.peer, "cause": waits.row,
-    }  # fmt: skip
-    yield from _runs({name: PlainColumn(values) for name, values in columns.items()}, len(waits))
+    })  # fmt: skip
+    return Records(columns).runs(np.arange(len(waits), dtype=np.int32), _LAST)
 
 
-def path_runs(
-    path: OnPath, slices: Slices, tracks: tuple[int, int], first_name: int, first_row: int
-) -> Iterator[Run]:
-    """Return the runs of the critical path and of the rank that it is on, each on its track.
-
-    The slices' first row has the number ``first_row``.
-    """
-    row = path.row - np.int32(first_row)
-    columns: dict[str, Column] = {
-        name: TakenColumn(slices.columns[name], row) for name in _SHOWN if name in slices.columns
-    }
-    other = np.int32(first_name + len(IdleCause) - 1)
-    name = np.where(path.part == 0, slices.columns["name"].at(row), path.part + other)
-    plain: dict[str, NDArray[np.integer[Any]]] = {
-        "start": path.start_ns, "end": path.end_ns, "track": _alike(path, tracks[0]),
-        "name": name, "category": _alike(path, PATH_CATEGORY), "shown": path.row,
-    }  # fmt: skip
-    yield from _runs(columns | {name: PlainColumn(values) for name, values in plain.items()}, len(path))
+def _path_runs(path: OnPath, slices: Slices, tracks: tuple[int, int], first_cause: int) -> Iterator[Run]:
+    """Return the runs of the critical path and of the rank that it is on, each on its track."""
+    row = path.row - np.int32(slices.scene.first_row)
+    columns = {name: slices.columns[name].of_rows(row) for name in _OF_SLICE if name in slices.columns}
+    part_name = path.part + np.int32(first_cause + len(IdleCause) - 1)
+    columns |= columns_of({
+        "start": path.start_ns, "end": path.end_ns, "track": _constant(len(path), tracks[0]),
+        "name": np.where(path.part == 0, slices.columns["name"].take(row), part_name),
+        "category": _constant(len(path), CATEGORY_NUMBERS["critical path"]), "shown": path.row,
+    })  # fmt: skip
+    yield from Records(columns).runs(np.arange(len(path), dtype=np.int32), _LAST)
     if len(path):
-        rank = slices.columns["rank"].at(row).astype(np.int64)
+        rank = slices.columns["rank"].take(row).astype(np.int64)
         on_rank = Counter(rank=-1, name="on rank", unit="rank", at_ns=path.start_ns, value=rank)
         yield counter_run([on_rank], tracks[1:])
 
 
-def _runs(columns: dict[str, Column], size: int) -> Iterator[Run]:
-    if not size:
-        return
-    records, rows = Records(columns), np.arange(size, dtype=np.int32)
-    yield Run(place=0, layout=Layout(tuple(records.end())), rows=rows, values=records.values)
-    yield Run(
-        place=begin_place(_LAST, lasting=True), layout=Layout(tuple(records.begin(rows, leaving=0, ending=0))),
-        rows=rows, values=records.values,
-    )  # fmt: skip
+def columns_of(values: Mapping[str, NDArray[np.integer[Any]]]) -> dict[str, Column]:
+    """Return values as columns."""
+    return {name: Column.of(array) for name, array in values.items()}
 
 
-def _alike(columns: Waits | OnPath, value: int) -> NDArray[np.int64]:
-    return np.full(len(columns), value, dtype=np.int64)
+def tracks_of(rank: Int32s, tracks: Mapping[int, int]) -> Int64s:
+    """Return the track of each rank of a column."""
+    ranks, index = np.unique(rank, return_inverse=True)
+    return np.array([tracks[number] for number in ranks.tolist()], dtype=np.int64)[index]
+
+
+def _constant(size: int, value: int) -> NDArray[np.int64]:
+    return np.full(size, value, dtype=np.int64)
 
 
 _TIMESTAMP, _TRACK_UUID, _COUNTER_VALUE = 8, 11, 30
 _VALUE_TAG = 2
 _WITH_SIGN = 12
 """Size of a cell whose values may be below zero."""
-_BEHIND_SLICES = 1 << 8
+_AFTER_SLICES = 1 << 8
 
 
 def counter_run(counters: Sequence[Counter], tracks: Sequence[int]) -> Run:
-    """Return the points of all counters, one counter behind the other."""
-    sizes = [counter.at_ns.size for counter in counters]
-    columns = {
-        "at": _joined([counter.at_ns for counter in counters]),
-        "track": np.repeat(np.array(tracks, dtype=np.int64), sizes),
-        "value": _joined([counter.value for counter in counters]),
-    }
-    largest = {name: int(column.max(initial=0)) for name, column in columns.items()}
-    value_size = _WITH_SIGN if columns["value"].min(initial=0) < 0 else cell_size(_VALUE_TAG, largest["value"])
-    cells = [
-        Cell("track", _TRACK_UUID, cell_size(1, largest["track"])),
-        Cell("value", _COUNTER_VALUE, value_size),
-    ]
-    when = Cell("at", _TIMESTAMP, cell_size(1, largest["at"]))
+    """Return the points of all counters, one counter after another."""
+    none = np.zeros(0, dtype=np.int64)
+    value = np.concatenate([none, *(counter.value for counter in counters)])
+    largest = int(value.max(initial=0))
+    value_size = _WITH_SIGN if value.min(initial=0) < 0 else cell_size(_VALUE_TAG, largest)
+    return point_run(
+        np.concatenate([none, *(counter.at_ns for counter in counters)]),
+        np.repeat(np.array(tracks, dtype=np.int64), [counter.at_ns.size for counter in counters]),
+        value, Cell("value", _COUNTER_VALUE, value_size),
+    )  # fmt: skip
+
+
+def point_run(at_ns: Int64s, track: Int64s, value: Int64s, value_cell: Cell) -> Run:
+    """Return the run of a value per time and track."""
+    columns = {"at": at_ns, "track": track, "value": value}
+    when, where = (
+        Cell(name, number, cell_size(1, int(columns[name].max(initial=0))))
+        for name, number in (("at", _TIMESTAMP), ("track", _TRACK_UUID))
+    )
 
     def values(_layout: Layout, rows: Int32s) -> dict[str, Int64s]:
         return {name: column[rows] for name, column in columns.items()}
 
     return Run(
-        place=_BEHIND_SLICES,
-        layout=Layout(tuple(packet(COUNTER, when, cells))),
-        rows=np.arange(sum(sizes), dtype=np.int32),
+        place=_AFTER_SLICES,
+        layout=Layout(tuple(packet(COUNTER, when, [where, value_cell]))),
+        rows=np.arange(at_ns.size, dtype=np.int32),
         values=values,
     )
-
-
-def _joined(arrays: list[Int64s]) -> Int64s:
-    return np.concatenate(arrays) if arrays else np.zeros(0, dtype=np.int64)

@@ -1,0 +1,254 @@
+"""Timelines from columns of files, and checks for damaged and forged files."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pptrace.config.limits import gibibytes, memory_key, most_memory
+from pptrace.errors import TraceError
+from pptrace.sim.streams import MOST_RANKS
+from pptrace.steps.kinds import Kind, Stream
+from pptrace.steps.placement import Placement
+from pptrace.timeline.timeline import Parts, Routes, Timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from pptrace.steps.columns import Int32s, Int64s
+    from pptrace.timeline.timeline import Counter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Content of one file; rows have the numbers of the whole step."""
+
+    path: Path
+    """The file."""
+    step: Mapping[str, Any]
+    """Its description: ``placement``, and ``routes`` and ``segments`` where the step has some."""
+    provenance: Mapping[str, Any]
+    """The provenance."""
+    lanes: Int64s
+    """Shape (lanes, 4): rank, stream, peer, and number of slices, in order."""
+    columns: dict[str, NDArray[Any]]
+    """Columns of the timeline, ``row``, ``segment`` and ``segment_number``; causes are row numbers."""
+    counters: tuple[Counter, ...]
+    """In the order of display."""
+    links: tuple[tuple[str, ...], tuple[int, ...]] | None
+    """Names and capacities of all links; None where no routes are known."""
+    hops: Int64s
+    """Shape (hops, 3): a message's row, the index along its route, and the link there."""
+
+
+def links_of(step: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[int, ...]] | None:
+    """Return names and capacities of the links that a file describes."""
+    if "routes" not in step:
+        return None
+    names, rates_kbps, _ = step["routes"]
+    return tuple(map(str, names)), tuple(map(int, rates_kbps))
+
+
+_SHARED = ("placement", "segments")
+
+
+def join(parts: Sequence[Part]) -> Timeline:
+    """Return the timeline of files that were written together; a cause that is in none of them becomes -1.
+
+    Raises:
+        TraceError: there is no file, one is of another run or of a rank that another has, or routes are damaged.
+    """
+    if not parts:
+        raise TraceError("no trace file was given")
+    with named_damage(parts[0].path):
+        _check_run(parts)
+        timeline = _timeline(parts)
+        _check_timeline(timeline, parts[0].path)
+    return timeline
+
+
+def _check_run(parts: Sequence[Part]) -> None:
+    """Check that files are of one run, and each of other ranks."""
+    first = parts[0]
+    seen: set[int] = set()
+    for part in parts:
+        ranks = set(part.lanes[:, 0].tolist())
+        same = all(part.step.get(key) == first.step.get(key) for key in _SHARED)
+        if not same or part.provenance != first.provenance or part.links != first.links:
+            raise TraceError(f"is not of the same run as {first.path}; read them apart", file=part.path)
+        if seen & ranks:
+            raise TraceError(f"rank {min(seen & ranks)} is in another of the files too", file=part.path)
+        seen |= ranks
+
+
+def _timeline(parts: Sequence[Part]) -> Timeline:
+    parts = sorted(parts, key=lambda part: part.columns["row"][:1].tolist())
+    first = parts[0]
+    columns: dict[str, Any] = {
+        name: _concatenate([part.columns[name] for part in parts]) for name in first.columns
+    }
+    if (np.diff(columns["row"]) <= 0).any():
+        order = np.argsort(columns["row"], kind="stable")
+        columns = {name: values[order] for name, values in columns.items()}
+        if (np.diff(columns["row"]) == 0).any():
+            message = "a slice is there twice"
+            raise ValueError(message)
+    row, number, name = (columns.pop(name) for name in ("row", "segment_number", "segment"))
+    columns["cause"] = _indices(row, columns["cause"])
+    segments = first.step.get("segments")
+    lanes = np.concatenate([part.lanes for part in parts])
+    lanes = lanes[np.lexsort(lanes[:, 2::-1].T)]
+    return Timeline(
+        placement=_placement(first.step["placement"]),
+        lane_rank=lanes[:, 0],
+        lane_stream=lanes[:, 1],
+        lane_peer=lanes[:, 2],
+        lane_ptr=np.concatenate([[0], np.cumsum(lanes[:, 3])]),
+        counters=tuple(sorted((c for part in parts for c in part.counters), key=lambda counter: counter.rank)),
+        routes=_routes(parts, row),
+        parts=None if segments is None else Parts(number=number, name=name, names=tuple(map(str, segments))),
+        provenance=first.provenance,
+        **columns,
+    )
+
+
+def _concatenate(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Concatenate arrays, without a copy of a single one."""
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def _placement(placement: Mapping[str, Any]) -> Placement:
+    stage_rank = np.array(placement["stage_rank"], dtype=np.int32)
+    return Placement(
+        ranks=placement["ranks"],
+        stage_rank=stage_rank.reshape(-1, placement["stages"]) if "stages" in placement else stage_rank,
+        microbatch_route=np.array(placement["microbatch_route"], dtype=np.int32),
+        edges=np.array(placement["edges"], dtype=np.int32).reshape(-1, 2),
+    )
+
+
+def _routes(parts: Sequence[Part], row: Int64s) -> Routes | None:
+    """Return the routes of messages, hop by hop."""
+    if parts[0].links is None:
+        return None
+    name, rate_kbps = parts[0].links
+    transfer, place, link = _concatenate([part.hops for part in parts]).T
+    columns = join_hops(row.size, _indices(row, transfer), place, link)
+    if columns is None or not np.isin(link, np.arange(len(name))).all():
+        raise TraceError("slices on links lead nowhere; was it edited?", file=parts[0].path)
+    return Routes(name=name, rate_kbps=np.array(rate_kbps, dtype=np.int64), ptr=columns[0], link=columns[1])
+
+
+def join_hops(rows: int, row: Int64s, place: Int64s, link: Int64s) -> tuple[Int32s, Int32s] | None:
+    """Return ``ptr`` and ``link`` of the routes whose hops are given in any order; None where some are missing."""
+    if row.size and not 0 <= row.min() <= row.max() < rows:
+        return None
+    order = np.lexsort((place, row))
+    length = np.bincount(row, minlength=rows)
+    ptr = np.concatenate([[0], np.cumsum(length)])
+    whole = np.array_equal(place[order], np.arange(row.size) - np.repeat(ptr[:-1], length))
+    return (ptr.astype(np.int32), link[order].astype(np.int32)) if whole else None
+
+
+def _indices(rows: Int64s, wanted: Int64s) -> Int64s:
+    """Return the index of each wanted row among the ascending ones, -1 where it is not."""
+    index = np.minimum(np.searchsorted(rows, wanted), max(rows.size - 1, 0))
+    return np.where(rows[index] == wanted, index, -1) if rows.size else np.full_like(wanted, -1)
+
+
+DAMAGE = (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError, RecursionError)
+"""What JSON and arrays raise where a file was tampered with."""
+_LATEST_NS = 2**62
+_MOST_PEERS = 2**20
+_CELL_BYTES = 40
+"""Memory that each stage and each edge takes for each microbatch where a step is analysed, at most."""
+_LEAST_MICROBATCHES = 32
+"""Microbatches that take as much memory for each stage as its costs."""
+_ROOM, _CELLS_PER_SLICE = 1 << 22, 256
+"""Stages and edges, times microbatches, that a trace may have, and how many more for each of its slices."""
+_MAPPINGS = ("configuration", "trimmed")
+"""Parts of a provenance that are mappings where they are there."""
+
+
+@contextmanager
+def named_damage(path: Path) -> Iterator[None]:
+    """Run a block that decodes a file.
+
+    Raises:
+        TraceError: it raised any of :data:`DAMAGE`.
+    """
+    try:
+        yield
+    except DAMAGE as error:
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise TraceError(f"is damaged ({text:.200}); write it again", file=path) from None
+
+
+def _check_timeline(timeline: Timeline, path: Path) -> None:
+    """Check that the columns of a timeline refer to ranks, stages, rows and times that exist.
+
+    Raises:
+        TraceError: an index of its stages and microbatches would take more memory than the limit.
+        ValueError: a rank, stage, microbatch, kind, stream, cause or time is out of its range, or the provenance
+            is no mapping.
+    """
+    provenance = timeline.provenance
+    if not isinstance(provenance, dict) or not all(isinstance(provenance.get(key, {}), dict) for key in _MAPPINGS):
+        raise ValueError("its provenance is no mapping")
+    placement, rows = timeline.placement, len(timeline)
+    for name, values, low, limit in (
+        ("rank of a stage", placement.stage_rank, -1, placement.ranks),
+        ("route", placement.microbatch_route, 0, placement.routes),
+        ("slices of a lane", np.diff(timeline.lane_ptr), 0, rows + 1),
+        ("rank", timeline.lane_rank, 0, placement.ranks),
+        ("peer", timeline.lane_peer, -1, _MOST_PEERS),
+        ("stream", timeline.lane_stream, 0, max(Stream) + 1),
+        ("kind", timeline.kind, 0, max(Kind) + 1),
+        ("stage", timeline.stage, -1, placement.stages),
+        ("microbatch", timeline.microbatch, -1, max(placement.microbatches, 1)),
+        ("cause", timeline.cause, -1, rows),
+        ("start", timeline.start_ns, -_LATEST_NS, _LATEST_NS),
+        ("end", timeline.end_ns, -_LATEST_NS, _LATEST_NS),
+    ):
+        _check_range(name, values, low, limit)
+    if placement.edge_fault:
+        message = f"its {placement.edge_fault}"
+        raise ValueError(message)
+    _check_room(timeline, path)
+    if not 0 <= placement.ranks <= MOST_RANKS:
+        message = f"{placement.ranks:,} ranks: a pipeline has at most {MOST_RANKS:,}"
+        raise ValueError(message)
+    if (timeline.end_ns < timeline.start_ns).any():
+        row = int(np.argmax(timeline.end_ns < timeline.start_ns))
+        message = f"slice {row} ends before it starts"
+        raise ValueError(message)
+
+
+def _check_room(timeline: Timeline, path: Path) -> None:
+    """Check that stages and microbatches are no more than slices can fill, and than memory can index.
+
+    A part of a larger step has that step's stages and microbatches.
+    """
+    placement = timeline.placement
+    stages, microbatches = placement.stages, max(placement.microbatches, placement.routes)
+    cells = (stages + len(placement.edges)) * max(microbatches, _LEAST_MICROBATCHES)
+    if cells > _ROOM + _CELLS_PER_SLICE * len(timeline) and "trimmed" not in timeline.provenance:
+        message = f"{len(timeline):,} slices cannot fill {stages:,} stages x {microbatches:,} microbatches"
+        raise ValueError(message)
+    needed = cells * _CELL_BYTES
+    if needed > most_memory():
+        message = f"needs {gibibytes(needed)} of memory for {stages:,} stages x {microbatches:,} microbatches"
+        raise TraceError(f"{message}: {memory_key()}", file=path)
+
+
+def _check_range(name: str, values: NDArray[Any], low: int, limit: int) -> None:
+    wrong = (values < low) | (values >= limit)
+    if wrong.any():
+        message = f"{name} {int(values[wrong][0])} is not in {low} to {limit - 1}"
+        raise ValueError(message)
