@@ -103,7 +103,7 @@ def _timeline(parts: Sequence[Part]) -> Timeline:
     columns["cause"] = _indices(row, columns["cause"])
     segments = first.step.get("segments")
     lanes = np.concatenate([part.lanes for part in parts])
-    lanes = lanes[np.lexsort(lanes[:, 2::-1].T)]
+    lanes = lanes[np.argsort(lanes[:, 0], kind="stable")]
     return Timeline(
         placement=_placement(first.step["placement"]),
         lane_rank=lanes[:, 0],

@@ -126,13 +126,12 @@ class Scene:
         """Texts that follow the kind in names of slices."""
         timeline, parts = self.timeline, self.timeline.parts
         segments = [""] if parts is None else ["", *(f" {name}" for name in parts.names)]
-        spans, span = numbered(timeline.span)
         microbatches = int(timeline.microbatch.max(initial=-1)) + 2
-        key = span.astype(np.int64) * microbatches + timeline.microbatch + 1
+        key = timeline.span.astype(np.int64) * microbatches + timeline.microbatch + 1
         keys, of_row = numbered(key if parts is None else key * len(segments) + parts.name + 1)
         pairs, segment = np.divmod(keys, len(segments))
-        first, length = pairs % microbatches - 1, spans[pairs // microbatches]
-        texts = list(map(_microbatch_text, first.tolist(), length.tolist()))
+        span, microbatch = np.divmod(pairs, microbatches)
+        texts = list(map(_microbatch_text, (microbatch - 1).tolist(), span.tolist()))
         return Labels(texts, [segments[index] for index in segment.tolist()], of_row)
 
     def hop_titles(self) -> NDArray[np.bytes_]:
