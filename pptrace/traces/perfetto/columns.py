@@ -111,13 +111,9 @@ class FlowIds:
         ids[inside] = self.ids[index[inside]]
         return ids
 
-    def columns(self, name: str, most: int) -> dict[str, Column]:
-        """Return the ids at each place, with the name and the place as their name."""
-        bounds = -1, int(self.ids.max(initial=-1))
-        return {
-            f"{name} {place}": Column(lambda rows, place=place: self.take(rows, place), bounds)  # type: ignore[misc]
-            for place in range(most)
-        }
+    def column(self, place: int) -> Column:
+        """Return the ids at ``place`` as a column."""
+        return Column(lambda rows: self.take(rows, place), (-1, int(self.ids.max(initial=-1))))
 
 
 def flow_ids(scene: Scene) -> tuple[FlowIds, FlowIds, Int32s]:

@@ -169,8 +169,11 @@ class Slices:
         timeline, parts = self.scene.timeline, self.scene.timeline.parts
         lasting = timeline.end_ns > timeline.start_ns
         out, into = self.leaving.per_row(), self._ending.per_row()
-        flows = self.leaving.columns("out", int(out.max(initial=0)))
-        records = Records({**self.columns, **flows, **self._ending.columns("in", int(into.max(initial=0)))})
+        records = Records(
+            self.columns
+            | {f"out {place}": self.leaving.column(place) for place in range(int(out.max(initial=0)))}
+            | {f"in {place}": self._ending.column(place) for place in range(int(into.max(initial=0)))}
+        )
         if lasting.any():
             yield records.run(0, records.end(), _indices(lasting))
         keys = [lasting, _ORDER[timeline.kind], out, into, *([parts.name + 1] if parts is not None else [])]
