@@ -12,7 +12,7 @@ message then gets the usual transfer time of its link, and the wait counts as ho
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
@@ -101,9 +101,7 @@ class Computations(Cells):
     @property
     def places(self) -> Int64s:
         """The index of each in an array of kinds x stages x microbatches."""
-        stages, microbatches = self.placement.stages, self.placement.microbatches
-        places: Int64s = (self.kind.astype(np.int64) * stages + self.stage) * microbatches + self.microbatch
-        return places
+        return _places(self, self.placement)
 
     @property
     def span_ns(self) -> int:
@@ -179,7 +177,7 @@ class Computations(Cells):
             held: whether transfer times include blocked times.
         """
         sends = [
-            (_sends(step.transfers, self.placement), step.transfers, column)
+            (_places(step.transfers, self.placement), step.transfers, column)
             for column, other in (("duration_ns", transfers), ("blocked_ns", holds))
             for step in (self, other)
             if step is not None
@@ -224,58 +222,39 @@ def extract_computations(timeline: Timeline, *, lacks_ranks: bool = False) -> Co
     """
     timeline = folded(timeline)
     by_rank = compute_rows(timeline)
-    rows = np.concatenate(by_rank) if by_rank else np.zeros(0, dtype=np.int64)
-    before = np.zeros(len(timeline), dtype=np.int64)
-    for row in by_rank:
-        before[row[1:]] = timeline.end_ns[row[:-1]]
+    rows = np.concatenate([*by_rank, np.zeros(0, dtype=np.int64)])
+    previous_ns = np.zeros(len(timeline), dtype=np.int64)
+    for rank_rows in by_rank:
+        previous_ns[rank_rows[1:]] = timeline.end_ns[rank_rows[:-1]]
     pairs = messages(timeline)
-    found = arrivals(timeline, pairs, before)
-    ready = before.copy()
-    np.maximum.at(ready, found.consumer, found.arrival_ns)
-    released, waited = is_released_by_message(timeline), np.zeros(len(timeline), dtype=np.bool_)
-    released[pairs.consumer[(pairs.consumer >= 0) & (pairs.producer < 0)]] = (
-        False  # nothing else records these waits
-    )
-    seen = found.observed & (released[found.consumer] | (timeline.cause[found.consumer] < 0))
-    waited[found.consumer[seen]] = True
-    first = np.concatenate([[0], np.cumsum([row.size for row in by_rank])[:-1]]).astype(np.int64)
-    gap = np.where(released, 0, np.maximum(timeline.start_ns - ready, 0))[rows]
+    released = is_released_by_message(timeline)
+    transfers, consumer, arrival_ns = _transfers(timeline, pairs, previous_ns, released)
+    ready_ns = previous_ns.copy()
+    np.maximum.at(ready_ns, consumer, arrival_ns)
+    # Nothing else records waits for messages of unrecorded producers.
+    released[pairs.consumer[(pairs.consumer >= 0) & (pairs.producer < 0)]] = False
+    waited = np.zeros(len(timeline), dtype=np.bool_)
+    waited[consumer[transfers.observed & (released[consumer] | (timeline.cause[consumer] < 0))]] = True
+    gap_ns = np.where(released, 0, np.maximum(timeline.start_ns - ready_ns, 0))[rows]
     cells = timeline.cells.taken(rows)
     outside = depends_on_missing(cells, timeline.placement, lacks_ranks=lacks_ranks)
-    first = first[first < rows.size]
-    since = timeline.start_ns[rows[first]] - min(timeline.start_ns[rows], default=0)
+    start_ns, end_ns, rank = timeline.start_ns[rows], timeline.end_ns[rows], timeline.rank_of_row()[rows]
+    first = np.flatnonzero(np.diff(rank, prepend=-1))
+    since_ns = start_ns[first] - start_ns.min(initial=np.iinfo(np.int64).max)
     # Before the first action of a rank is no host gap, but possibly a wait for an unrecorded computation.
-    gap[first] = np.where(outside[first], np.minimum(gap[first], since), 0)
+    gap_ns[first] = np.where(outside[first], np.minimum(gap_ns[first], since_ns), 0)
     return Computations(
-        **cells._asdict(), placement=timeline.placement, rank=timeline.rank_of_row()[rows],
-        row=rows, start_ns=timeline.start_ns[rows], end_ns=timeline.end_ns[rows],
-        duration_ns=(timeline.end_ns - timeline.start_ns)[rows], gap_ns=gap,
-        collective_ns=timeline.collective_ns[rows], waited=waited[rows],
-        outside=outside,
-        transfers=_transfers(timeline, found),
+        **cells._asdict(), placement=timeline.placement, rank=rank, row=rows, start_ns=start_ns, end_ns=end_ns,
+        duration_ns=end_ns - start_ns, gap_ns=gap_ns, collective_ns=timeline.collective_ns[rows],
+        waited=waited[rows], outside=outside, transfers=transfers,
     )  # fmt: skip
 
 
-def _sends(transfers: Transfers, placement: Placement) -> Int64s:
-    """Return the index of each send in kinds x stages x microbatches; 0 where the placement lacks it."""
-    here = (transfers.stage < placement.stages) & (transfers.microbatch < placement.microbatches)
-    cells: Int64s = (
-        transfers.kind.astype(np.int64) * placement.stages + transfers.stage
-    ) * placement.microbatches + transfers.microbatch
-    return np.where(here, cells, 0)
-
-
-def _transfers(timeline: Timeline, found: Arrivals) -> Transfers:
-    cells, rank, size = timeline.cells.taken(found.row), timeline.rank_of_row(), timeline.size_bytes
-    received, ahead = RECEIVES.mask(cells.kind), TOWARDS_NEXT.mask(cells.kind)
-    cells = cells._replace(
-        kind=_SENDER[cells.kind], stage=cells.stage + np.where(received, np.where(ahead, 1, -1), 0)
-    )
-    return Transfers(
-        **cells._asdict(), source=rank[found.producer], target=rank[found.consumer],
-        size_bytes=np.maximum(size[found.row], np.where(found.send >= 0, size[found.send], 0)),
-        duration_ns=found.duration_ns, blocked_ns=found.blocked_ns, observed=found.observed,
-    )  # fmt: skip
+def _places(cells: Cells, placement: Placement) -> Int64s:
+    """Return the index of each action in kinds x stages x microbatches; 0 where the placement lacks it."""
+    exists = (cells.stage < placement.stages) & (cells.microbatch < placement.microbatches)
+    stage = cells.kind.astype(np.int64) * placement.stages + cells.stage
+    return np.where(exists, stage * placement.microbatches + cells.microbatch, 0)
 
 
 def depends_on_missing(cells: CellColumns, placement: Placement, *, lacks_ranks: bool) -> NDArray[np.bool_]:
@@ -329,60 +308,47 @@ def _exists(placement: Placement, stage: Int64s, microbatch: Int64s) -> NDArray[
     return nowhere[stage] | (placement.stage_rank[placement.microbatch_route[microbatch], stage] >= 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrivals:
-    """One value per message with a known producer and consumer."""
-
-    producer: Int32s
-    """The row of its producer."""
-    consumer: Int32s
-    """The row of its consumer."""
-    row: Int32s
-    """Its own row: its receive where recorded, else its send."""
-    send: Int32s
-    """The row of its send, -1 where there is none."""
-    duration_ns: Int64s
-    """Time from both ends ready to arrival."""
-    blocked_ns: Int64s
-    """Other time between producer and consumer, as in :attr:`Transfers.blocked_ns`."""
-    observed: NDArray[np.bool_]
-    """Whether the arrival is known."""
-    arrival_ns: Int64s
-    """Its arrival."""
-
-
-def arrivals(timeline: Timeline, pairs: Messages, before: Int64s) -> Arrivals:
-    """Return the arrivals of the messages of a step.
+def _transfers(
+    timeline: Timeline, pairs: Messages, previous_ns: Int64s, released: NDArray[np.bool_]
+) -> tuple[Transfers, Int32s, Int64s]:
+    """Return the messages with known producer and consumer, the rows of their consumers, and their arrivals.
 
     Args:
         timeline: the step.
         pairs: its messages.
-        before: per row, the end of the previous computation of the rank.
+        previous_ns: per row, the end of the previous computation of the rank.
+        released: per row, whether a message is its recorded cause.
     """
     known = (pairs.producer >= 0) & (pairs.consumer >= 0)
     producer, consumer, send, recv = (
         column[known] for column in (pairs.producer, pairs.consumer, pairs.send, pairs.recv)
     )
-    rows = np.where(recv >= 0, recv, send)
-    there = timeline.end_ns[rows] + timeline.lag_ns[rows]
+    rows, rank = np.where(recv >= 0, recv, send), timeline.rank_of_row()
+    there_ns = timeline.end_ns[rows] + timeline.lag_ns[rows]
     # Simulations and GPU recordings have causes of slices, and the time when both ends were ready.
     caused = timeline.cause[consumer] >= 0
-    ready = np.where(caused, timeline.start_ns[rows], np.where(recv >= 0, timeline.enter_ns[rows], 0))
-    left = np.where(caused, timeline.end_ns[producer], _left_ns(timeline, producer, send))
-    ready = np.maximum(ready, left)
-    took = np.maximum(there - ready, 0)
-    held = np.where(caused, ready, left) - timeline.end_ns[producer]
-    joined = caused & is_released_by_message(timeline)[consumer]
-    held[joined] += np.maximum(timeline.start_ns[consumer] - there, 0)[joined]
-    enter = timeline.enter_ns[consumer]
-    looked = np.maximum(before[consumer], np.where(enter < timeline.start_ns[consumer], enter, 0))
-    watched = there - looked
-    observed = caused | ((watched > 0) & (2 * watched >= took))
-    took = _usual_durations(took, observed, timeline.rank_of_row()[producer], timeline.rank_of_row()[consumer])
-    return Arrivals(
-        producer=producer, consumer=consumer, row=rows, send=send, duration_ns=took, blocked_ns=held,
-        observed=observed, arrival_ns=np.where(observed, there, ready + took),
+    left_ns = np.where(caused, timeline.end_ns[producer], _left_ns(timeline, producer, send))
+    posted_ns = np.where(caused, timeline.start_ns[rows], np.where(recv >= 0, timeline.enter_ns[rows], 0))
+    ready_ns = np.maximum(posted_ns, left_ns)
+    took_ns = np.maximum(there_ns - ready_ns, 0)
+    blocked_ns = np.where(caused, ready_ns, left_ns) - timeline.end_ns[producer]
+    joined = caused & released[consumer]
+    blocked_ns[joined] += np.maximum(timeline.start_ns[consumer] - there_ns, 0)[joined]
+    enter_ns = timeline.enter_ns[consumer]
+    looked_ns = np.maximum(previous_ns[consumer], np.where(enter_ns < timeline.start_ns[consumer], enter_ns, 0))
+    watched_ns = there_ns - looked_ns
+    observed = caused | ((watched_ns > 0) & (2 * watched_ns >= took_ns))
+    took_ns = _usual_durations(took_ns, observed, rank[producer], rank[consumer])
+    cells, size = timeline.cells.taken(rows), timeline.size_bytes
+    to_sender = np.where(TOWARDS_NEXT.mask(cells.kind), 1, -1)
+    stage = cells.stage + np.where(RECEIVES.mask(cells.kind), to_sender, 0)
+    transfers = Transfers(
+        **cells._replace(kind=_SENDER[cells.kind], stage=stage)._asdict(),
+        source=rank[producer], target=rank[consumer],
+        size_bytes=np.maximum(size[rows], np.where(send >= 0, size[send], 0)),
+        duration_ns=took_ns, blocked_ns=blocked_ns, observed=observed,
     )  # fmt: skip
+    return transfers, consumer, np.where(observed, there_ns, ready_ns + took_ns)
 
 
 def _left_ns(timeline: Timeline, producer: Int32s, send: Int32s) -> Int64s:
@@ -409,15 +375,14 @@ def _usual_durations(took: Int64s, observed: NDArray[np.bool_], source: Int32s, 
 
     A link without observed messages uses the median over all links, or its own minimum where nothing is observed.
     """
-    durations = took.copy()
-    link = source.astype(np.int64) * (int(target.max(initial=0)) + 1) + target
-    for number in np.unique(link[~observed]):
-        same = link == number
-        seen = took[same & observed] if (same & observed).any() else took[observed]
-        usual = int(np.median(seen)) if seen.size else int(took[same].min())
-        unseen = same & ~observed
-        durations[unseen] = np.minimum(took[unseen], usual)
-    return durations
+    _, link = np.unique(source.astype(np.int64) * (int(target.max(initial=0)) + 1) + target, return_inverse=True)
+    if not observed.any():
+        shortest = np.full(int(link.max(initial=-1)) + 1, np.iinfo(np.int64).max)
+        np.minimum.at(shortest, link, took)
+        return shortest[link]
+    (usual,) = group_quantiles(took[observed], link[observed], int(link.max()) + 1)
+    usual = np.where(np.isnan(usual), np.median(took[observed]), usual).astype(np.int64)
+    return np.where(observed, took, np.minimum(took, usual[link]))
 
 
 def is_released_by_message(timeline: Timeline) -> NDArray[np.bool_]:
@@ -426,3 +391,25 @@ def is_released_by_message(timeline: Timeline) -> NDArray[np.bool_]:
     is_message = COMMUNICATION.mask(timeline.kind) & off_compute
     released: NDArray[np.bool_] = np.append(is_message, False)[timeline.cause]
     return released
+
+
+def group_quantiles(
+    values: NDArray[Any], groups: NDArray[np.integer], size: int = 0, shares: Sequence[float] = (0.5,)
+) -> NDArray[np.float64]:
+    """Return quantiles of the values of each group, shape (shares, groups); NaN for empty groups.
+
+    Args:
+        values: the values.
+        groups: the group of each value, from 0.
+        size: the number of groups; by default up to the last one with values.
+        shares: the quantiles; the median by default.
+    """
+    count = np.bincount(groups, minlength=size)
+    ordered = np.append(values[np.lexsort((values, groups))], 0).astype(np.float64)
+    first = np.cumsum(count) - count
+    place = np.multiply.outer(shares, np.maximum(count - 1, 0))
+    low = np.floor(place)
+    upper = place - low
+    quantiles = ordered[first + low.astype(int)] * (1 - upper)
+    quantiles += ordered[first + np.ceil(place).astype(int)] * upper
+    return np.where(count > 0, quantiles, np.nan)

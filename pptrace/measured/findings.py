@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pptrace.measured.computations import group_quantiles
 from pptrace.measured.matching import first_difference, has_same_stages
-from pptrace.measured.sides import group_medians, group_quantiles, median_deviation_factor, values_over_steps
+from pptrace.measured.sides import group_medians, median_deviation_factor, values_over_steps
 from pptrace.report.numbers import SIGMAS, Figure, Sides
 from pptrace.steps.kinds import Kind
 
@@ -164,9 +165,7 @@ def standard_deviations(
     known = (~np.isnan(values)).sum(axis=0)
     spread = np.sqrt(np.nansum((values - np.nanmean(values, axis=0)) ** 2, axis=0) / np.maximum(known - 1, 1))
     cells = step.kind.astype(np.int64) * step.placement.stages + step.stage
-    for cell in np.unique(cells):
-        alike = cells == cell
-        spread[alike] = np.maximum(spread[alike], np.median(spread[alike]))
+    spread = np.maximum(spread, group_quantiles(spread, cells)[0][cells])
     whole: Int64s = (spread * (median_deviation_factor(len(values)) if pooled else 1)).astype(np.int64)
     return whole
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pptrace.config.resolution import load
 from pptrace.errors import ConfigError, PptraceError, TraceError
-from pptrace.measured.computations import extent, extract_computations
+from pptrace.measured.computations import extent, extract_computations, group_quantiles
 from pptrace.measured.replay import Resimulation
 from pptrace.report.numbers import Figure
 from pptrace.run.simulated_step import simulate
@@ -374,28 +374,6 @@ def _transfers(transfers: Transfers, others: Sequence[Computations]) -> Transfer
         transfers, duration_ns=duration_ns.astype(np.int64), blocked_ns=blocked_ns.astype(np.int64),
         observed=seen[own],
     )  # fmt: skip
-
-
-def group_quantiles(
-    values: NDArray[Any], groups: NDArray[np.integer], size: int = 0, shares: Sequence[float] = (0.5,)
-) -> NDArray[np.float64]:
-    """Return quantiles of the values of each group, shape (shares, groups); NaN for empty groups.
-
-    Args:
-        values: the values.
-        groups: the group of each value, from 0.
-        size: the number of groups; by default up to the last one with values.
-        shares: the quantiles; the median by default.
-    """
-    count = np.bincount(groups, minlength=size)
-    ordered = np.append(values[np.lexsort((values, groups))], 0).astype(np.float64)
-    first = np.cumsum(count) - count
-    place = np.multiply.outer(shares, np.maximum(count - 1, 0))
-    low = np.floor(place)
-    upper = place - low
-    quantiles = ordered[first + low.astype(int)] * (1 - upper)
-    quantiles += ordered[first + np.ceil(place).astype(int)] * upper
-    return np.where(count > 0, quantiles, np.nan)
 
 
 def group_medians(
