@@ -9,7 +9,7 @@ median slope between several message sizes (H. Theil, 1950; P. K. Sen, 1968). On
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from itertools import combinations
+from itertools import combinations, product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +19,7 @@ from pptrace.report.numbers import Figure, mean_of, median_of
 from pptrace.steps.kinds import PASSES, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -132,19 +132,18 @@ def calibrate(steps: Sequence[Computations], node_ranks: int = 0) -> Calibration
     Raises:
         ValueError: there are no steps, or steps of different sizes.
     """
-    sizes = {(one.placement.ranks, one.placement.stages, one.placement.microbatches) for one in steps}
+    sizes = {(step.placement.ranks, step.placement.stages, step.placement.microbatches) for step in steps}
     if len(sizes) != 1:
         msg = "steps of one size are fitted together"
         raise ValueError(msg)
-    ((ranks, stages, microbatches),) = sizes
-    fits = (_fitted(steps, kind, stage) for stage in range(stages) for kind in sorted(PASSES))
+    ranks, stages, microbatches = sizes.pop()
     gaps = np.concatenate([one.host_gaps_ns for one in steps])
     sent = np.concatenate([one.transfers.size_bytes for one in steps])
     seen = _seen(steps)
     near = seen.source // node_ranks == seen.target // node_ranks if node_ranks else np.zeros(len(seen), bool)
     return Calibration(
         ranks=ranks, stages=stages, microbatches=microbatches, steps=len(steps),
-        fitted=tuple(one for one in fits if one is not None),
+        fitted=tuple(_fit_actions(steps, stages)),
         overhead_ns=round(float(gaps.mean())) if gaps.size else 0,
         overhead_deviation_ns=round(float(gaps.std())) if gaps.size else 0, gaps=gaps.size,
         link=_link(seen, ~near), node_ranks=node_ranks, node_link=_link(seen, near),
@@ -174,17 +173,21 @@ def extend_to_pipeline(fit: Calibration, step: Computations, numbers: Sequence[i
     return replace(fit, ranks=ranks, stages=ranks * chunks) if held in (looped, v_shaped) else fit
 
 
-def _fitted(steps: Sequence[Computations], kind: Kind, stage: int) -> ActionFit | None:
-    masks = [(one.kind == kind) & (one.stage == stage) for one in steps]
-    alone = [one.duration_ns[mask & (one.pair < 0)] for one, mask in zip(steps, masks, strict=True)]
-    every = [one.duration_ns[mask] for one, mask in zip(steps, masks, strict=True)]
-    paired = not any(times.size for times in alone)
-    times = np.concatenate(every if paired else alone)
-    if not times.size:
-        return None
-    return ActionFit(
-        kind=kind.name, stage=stage, count=times.size, mean_ns=mean_of(times), in_overlapped_pairs=paired
+def _fit_actions(steps: Sequence[Computations], stages: int) -> Iterator[ActionFit]:
+    """Yield the fit of each kind on each stage, from actions outside overlapped pairs where there are any."""
+    kinds, stage_of, pair, duration_ns = (
+        np.concatenate([getattr(step, name) for step in steps])
+        for name in ("kind", "stage", "pair", "duration_ns")
     )
+    for stage, kind in product(range(stages), sorted(PASSES)):
+        alike = (kinds == kind) & (stage_of == stage)
+        alone = alike & (pair < 0)
+        times_ns = duration_ns[alone if alone.any() else alike]
+        if times_ns.size:
+            yield ActionFit(
+                kind=kind.name, stage=stage, count=times_ns.size, mean_ns=mean_of(times_ns),
+                in_overlapped_pairs=not alone.any(),
+            )  # fmt: skip
 
 
 def _seen(steps: Sequence[Computations]) -> Transfers:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -61,46 +61,24 @@ def estimate_sharing(steps: Sequence[Computations]) -> Sharing | None:
     """
     if any(step.lacks_ranks for step in steps):
         return None
-    found = _Actions.of(steps)
-    spread = float((found.ranks_apart**2).sum())
-    free = found.ranks.size - found.sorts - 1
+    took_ns = np.concatenate([step.duration_ns for step in steps]).astype(np.float64)
+    ranks = np.concatenate([concurrent_ranks(step) for step in steps])
+    lasted = (took_ns > 0) & (ranks > 0)
+    ranks, times = ranks[lasted], np.log(took_ns[lasted])
+    sorts = np.unique(_sorts_of_actions(steps)[lasted], return_inverse=True)[1]
+    count = np.bincount(sorts)
+    ranks_apart, times_apart = (values - (np.bincount(sorts, values) / count)[sorts] for values in (ranks, times))
+    spread = float((ranks_apart**2).sum())
+    free = ranks.size - count.size - 1
     if not spread or free < 1:
         return None
-    slope = float((found.ranks_apart * found.times_apart).sum()) / spread
-    missed = found.times_apart - slope * found.ranks_apart
-    error = float(np.sqrt((missed**2).sum() / free / spread))
-    few, many = (float(each) for each in np.percentile(found.ranks, [5, 95]))
+    slope = float((ranks_apart * times_apart).sum()) / spread
+    error = float(np.sqrt(((times_apart - slope * ranks_apart) ** 2).sum() / free / spread))
+    few, many = (float(quantile) for quantile in np.percentile(ranks, [5, 95]))
     if (slope - _ERRORS * error) * (many - few) < math.log1p(_CLEAR):
         return None
-    more = steps[0].placement.ranks - float(found.ranks.mean())
+    more = steps[0].placement.ranks - float(ranks.mean())
     return Sharing(few=few, many=many, ratio=math.exp(slope * (many - few)), at_most=math.expm1(slope * more))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Actions:
-    ranks: NDArray[np.float64]
-    """Ranks that compute meanwhile."""
-    ranks_apart: NDArray[np.float64]
-    """That minus the mean of its kind and stage."""
-    times_apart: NDArray[np.float64]
-    """The logarithm of its duration minus the mean of its kind and stage."""
-    sorts: int
-    """The number of kinds and stages."""
-
-    @classmethod
-    def of(cls, steps: Sequence[Computations]) -> Self:
-        """Return the actions of all steps with a duration."""
-        took = np.concatenate([step.duration_ns for step in steps]).astype(np.float64)
-        ranks = np.concatenate([concurrent_ranks(step) for step in steps])
-        columns = np.concatenate([np.stack([step.kind, step.stage, step.pair >= 0]) for step in steps], axis=1)
-        lasted = (took > 0) & (ranks > 0)
-        took, ranks = took[lasted], ranks[lasted]
-        sort = np.unique(columns[:, lasted], axis=1, return_inverse=True)[1].reshape(-1)
-        count, times = np.bincount(sort), np.log(took)
-        return cls(
-            ranks=ranks, ranks_apart=ranks - (np.bincount(sort, ranks) / count)[sort],
-            times_apart=times - (np.bincount(sort, times) / count)[sort], sorts=count.size,
-        )  # fmt: skip
 
 
 def concurrent_ranks(step: Computations) -> NDArray[np.float64]:
@@ -186,10 +164,8 @@ def check_calibration(
     """
     policy = nearest_policy(steps[0], registry, measured=measured).policy
     simulated = [_simulated(fit, step, policy) for step in steps]
-    spans = [step.span_ns for step in steps]
     step_ns, simulated_ns = (
-        round(float(np.mean(spans))),
-        round(float(np.mean([step.span_ns for step in simulated]))),
+        round(float(np.mean([step.span_ns for step in spanned]))) for spanned in (steps, simulated)
     )
     error = abs(simulated_ns / step_ns - 1) if step_ns else 0.0
     shared = estimate_sharing(steps) if measured else None
@@ -247,18 +223,14 @@ def _late_ns(fit: Calibration, steps: Sequence[Computations]) -> float:
     return unseen * max(float(late.mean()), 0.0) if late.size else 0.0
 
 
-def _with_fit(fit: Calibration, step: Computations) -> Computations:
-    """Return a step with the times of a fit; waits for unrecorded computations stay."""
+def _simulated(fit: Calibration, step: Computations, policy: Policy) -> Computations:
+    """Return a step simulated with the times of a fit; waits for unrecorded computations stay."""
     duration = step.duration_ns.copy()
-    for one in fit.fitted:
-        duration[(step.kind == Kind[one.kind]) & (step.stage == one.stage)] = round(one.mean_ns.value)
+    for action in fit.fitted:
+        duration[(step.kind == Kind[action.kind]) & (step.stage == action.stage)] = round(action.mean_ns.value)
     transfers = replace(step.transfers, duration_ns=fit.wire_ns(step.transfers.size_bytes))
     gap = np.where(step.outside, step.gap_ns, fit.overhead_ns)
-    return replace(step, duration_ns=duration, gap_ns=gap, transfers=transfers)
-
-
-def _simulated(fit: Calibration, step: Computations, policy: Policy) -> Computations:
-    times = _with_fit(fit, step).times(held=False)
+    times = replace(step, duration_ns=duration, gap_ns=gap, transfers=transfers).times(held=False)
     return extract_computations(run_order(step.order, times, policy, partial=step.partial))
 
 
@@ -303,7 +275,7 @@ def bootstrap_spans_ns(steps: Sequence[Computations], policy: Policy) -> Int64s:
     """
     random = np.random.default_rng(0)
     first = steps[0]
-    sorts = _sorts([np.stack([one.kind, one.stage, one.pair >= 0]) for one in steps])
+    sorts = _sorts_of_actions(steps)
     durations = np.concatenate([one.duration_ns for one in steps])
     gaps = np.concatenate([one.host_gaps_ns for one in steps])
     sizes = _sorts([one.transfers.size_bytes[None] for one in steps])
@@ -321,6 +293,11 @@ def bootstrap_spans_ns(steps: Sequence[Computations], policy: Policy) -> Int64s:
         )
         spans.append(replay.span_ns(step.times(held=False)))
     return np.array(spans, dtype=np.int64)
+
+
+def _sorts_of_actions(steps: Sequence[Computations]) -> Int64s:
+    """Return the index of kind, stage and overlap of each action of all steps."""
+    return _sorts([np.stack([step.kind, step.stage, step.pair >= 0]) for step in steps])
 
 
 def _sorts(columns: Sequence[NDArray[Any]]) -> Int64s:

@@ -49,7 +49,7 @@ def calibrated_yaml(
     ]  # fmt: skip
     lines += _times(fit)
     if fit.overhead_ns:
-        lines.append(f"  overhead: {_exact(fit.overhead_ns)}  # mean host gap before an action")
+        lines.append(f"  overhead: {fit.overhead_ns} ns  # mean host gap before an action")
     if check and check.interval:
         share = min(check.interval, _MOST_UNCERTAIN)
         lines.append(f"  uncertainty: {share:.3f}  # of steps of other schedules; nearer ones are a tie")
@@ -215,16 +215,12 @@ def _listed(times: Sequence[int | None]) -> str:
     """Return times by stage; unrecorded stages have the mean of the others."""
     known = [time for time in times if time is not None]
     usual = round(mean(known)) if known else 0
-    return f"[{', '.join(_exact(usual if time is None else time) for time in times)}]"
+    return f"[{', '.join(f'{usual if time is None else time} ns' for time in times)}]"
 
 
 def _spreads(fitted: Sequence[ActionFit | None]) -> str:
     known = [format_duration(one.mean_ns.spread or 0) for one in fitted if one is not None]
     return f"  # {', '.join(known)}" if known else ""
-
-
-def _exact(time_ns: int) -> str:
-    return f"{time_ns} ns"
 
 
 def _network(fit: Calibration) -> list[str]:

@@ -297,31 +297,31 @@ def compare_memory(sides: tuple[Side, Side], metrics: tuple[Metrics, Metrics]) -
     if metrics[0].ranks != metrics[1].ranks:
         return ()
     peaks = [_peaks(side, figures) for side, figures in zip(sides, metrics, strict=True)]
-    held = [figures.memory.peak_activations for figures in metrics]
-    ranks = tuple(
+    held = [figures.memory.peak_activations.tolist() for figures in metrics]
+    known = all(peaks)
+    if not known and held[0] == held[1]:
+        return ()
+    return tuple(
         RankMemory(
-            rank=rank,
-            peak_bytes=None
-            if peaks[0] is None or peaks[1] is None
-            else (int(peaks[0][rank]), int(peaks[1][rank])),
-            activations=(int(held[0][rank]), int(held[1][rank])),
+            rank=rank, peak_bytes=(peaks[0][rank], peaks[1][rank]) if known else None,
+            activations=(held[0][rank], held[1][rank]),
         )
         for rank in range(metrics[0].ranks)
-    )
-    differs = any(rank.peak_bytes is not None or rank.activations[0] != rank.activations[1] for rank in ranks)
-    return ranks if differs else ()
+    )  # fmt: skip
 
 
-def _peaks(side: Side, metrics: Metrics) -> Int64s | None:
-    """Return the peak of each rank, from costs or else from memory counters of the trace."""
-    if metrics.memory.peak_bytes.any():
-        return metrics.memory.peak_bytes
+def _peaks(side: Side, metrics: Metrics) -> list[int]:
+    """Return the peak of each rank, from costs or else from memory counters of the trace; empty where unknown."""
+    peak_bytes: list[int] = metrics.memory.peak_bytes.tolist()
+    if any(peak_bytes):
+        return peak_bytes
     counted = {
-        one.rank: one.value for one in side.timeline.counters if (one.name, one.unit) == ("memory", "bytes")
+        counter.rank: int(counter.value.max(initial=0))
+        for counter in side.timeline.counters
+        if (counter.name, counter.unit) == ("memory", "bytes")
     }
-    if any(rank not in counted for rank in range(metrics.ranks)):
-        return None
-    return np.array([int(counted[rank].max(initial=0)) for rank in range(metrics.ranks)], dtype=np.int64)
+    known = all(rank in counted for rank in range(metrics.ranks))
+    return [counted[rank] for rank in range(metrics.ranks)] if known else []
 
 
 TOLERANCE = 0.02
@@ -373,10 +373,9 @@ class StepDiff(Pair):
     @property
     def same(self) -> bool:
         """Whether lengths, medians and orders are equal within the tolerance."""
-        ratios = [row.ratio for row in self.kinds.values()]
         return (
             abs(self.change) <= self.tolerance
-            and all(ratio is not None and abs(ratio.value - 1) <= self.tolerance for ratio in ratios)
+            and all(row.is_equal(self.tolerance) for row in self.kinds.values())
             and not self.orders
             and not self.unlike
         )

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pptrace.measured.diff import StepDiff
-    from pptrace.measured.findings import Divergence, KindRow, Link, Release
+    from pptrace.measured.findings import Divergence, KindRow, Link
     from pptrace.measured.sides import Side
     from pptrace.plugins.registry import Registry
     from pptrace.report.document import Block
@@ -46,9 +46,10 @@ def diff_document(findings: StepDiff, top: int = 10, notes: Iterable[str] = ()) 
     """Return the document of a diff, with at most ``top`` actions; short for equal steps."""
     first, second = findings.steps
     equal = not findings.step_ns.change.value and first.equals(second)
+    alike = f"{len(first)} actions in the same order, {len(first.transfers)} messages, all times equal"
     return Document(
         title=f"{findings.names[0]} and {findings.names[1]}",
-        lead=tuple(_lead(findings)) + ((Line(text=_nothing(findings)),) if equal else ()),
+        lead=(*_lead(findings), *([Line(text=f"no difference: {alike}")] if equal else [])),
         sections=() if equal else tuple(_sections(findings, top)), notes=tuple(notes),
         values=_values(findings, top, tuple(notes)),
     )  # fmt: skip
@@ -64,11 +65,7 @@ def verdict(findings: StepDiff) -> str:
     reasons = (
         [f"{len(findings.orders)} rank{'s' * (len(findings.orders) > 1)} in order"] if findings.orders else []
     )
-    off = [
-        row
-        for row in findings.kinds.values()
-        if row.ratio is None or abs(row.ratio.value - 1) > findings.tolerance
-    ]
+    off = [row for row in findings.kinds.values() if not row.is_equal(findings.tolerance)]
     if off:
         more = f" and {len(off) - _NAMED} more" if len(off) > _NAMED else ""
         reasons.append(f"times of {', '.join(f'{row.stage}{row.kind}' for row in off[:_NAMED])}{more}")
@@ -94,11 +91,6 @@ def _lead(findings: StepDiff) -> Iterator[Block]:
     yield Line(text=_matched(findings), tone="soft")
 
 
-def _nothing(findings: StepDiff) -> str:
-    step = findings.steps[0]
-    return f"no difference: {len(step)} actions in the same order, {len(step.transfers)} messages, all times equal"
-
-
 def _matched(findings: StepDiff) -> str:
     pairs = findings.matched
     if findings.unlike:
@@ -116,12 +108,16 @@ def _matched(findings: StepDiff) -> str:
 
 
 def _sections(findings: StepDiff, top: int) -> Iterator[Section]:
-    ladder = Picture(draw=lambda: waterfall(findings), instead=ladder_table(findings))
+    ladder = Table(
+        rows=tuple((rung.name, change(rung.change_ns), ms(rung.reached_ns)) for rung in findings.ladder),
+        unchanged=_places(abs(rung.change_ns.value) < BARELY_NS for rung in findings.ladder),
+    )
+    drawn = Picture(draw=lambda: waterfall(findings), instead=ladder)
     yield Section(
         title="what changes it, one after another",
         about="The first step is replayed with the second's durations, then its order, its transfers, its host "
         "gaps. Together they are the whole difference.",
-        blocks=(ladder if findings.ladder else Line(text=f"no ladder: {findings.no_ladder}"),),
+        blocks=(drawn if findings.ladder else Line(text=f"no ladder: {findings.no_ladder}"),),
     )
     yield Section(
         title="what the difference goes back to, since orders differ",
@@ -132,12 +128,12 @@ def _sections(findings: StepDiff, top: int) -> Iterator[Section]:
     bars, keys = part_bars(findings)
     yield Section(
         title="parts of the step, mean over ranks", about="Each side's parts sum to its step.",
-        blocks=(Picture(draw=bars, keys=keys), parts(findings)),
+        blocks=(Picture(draw=bars, keys=keys), _compared(findings.parts_ns)),
     )  # fmt: skip
     yield Section(
         title="communication in ranks' own groups, all ranks",
         about="Collectives and exchanges of tokens, and the part of them beside which their rank computed.",
-        blocks=groups(findings),
+        blocks=(_compared(findings.groups_ns),) if findings.groups_ns else (),
     )  # fmt: skip
     yield Section(
         title="time of an action, second over first, by stage",
@@ -210,28 +206,8 @@ _FAINTEST_RANGE = math.log(1.1)
 _COMPARED = ("first", "second", "change")
 
 
-def ladder_table(findings: StepDiff) -> Table:
-    """Return the ladder: changes of the length, and the length after each."""
-    rows = tuple((rung.name, change(rung.change_ns), ms(rung.reached_ns)) for rung in findings.ladder)
-    return Table(rows=rows, unchanged=_places(_barely(rung.change_ns.value) for rung in findings.ladder))
-
-
 def _places(unchanged: Iterable[bool]) -> frozenset[int]:
     return frozenset(place for place, same in enumerate(unchanged) if same)
-
-
-def _barely(time_ns: float) -> bool:
-    return abs(time_ns) < BARELY_NS
-
-
-def parts(findings: StepDiff) -> Table:
-    """Return the parts of both steps."""
-    return _compared(findings.parts_ns)
-
-
-def groups(findings: StepDiff) -> tuple[Block, ...]:
-    """Return communication of groups and its hidden part; nothing without groups."""
-    return (_compared(findings.groups_ns),) if findings.groups_ns else ()
 
 
 def _compared(times: Mapping[str, Sides]) -> Table:
@@ -239,7 +215,7 @@ def _compared(times: Mapping[str, Sides]) -> Table:
         name: pair for name, pair in times.items() if any(figure.value for figure in pair) or name == BETWEEN
     }
     rows = tuple((name, ms(pair.first), ms(pair.second), change(pair.change)) for name, pair in listed.items())
-    unchanged = _places(_barely(pair.change.value) for pair in listed.values())
+    unchanged = _places(abs(pair.change.value) < BARELY_NS for pair in listed.values())
     return Table(head=("", *_COMPARED), rows=rows, unchanged=unchanged)
 
 
@@ -266,16 +242,14 @@ def _ratio(row: KindRow | None, reach: float) -> str | Cell:
         f"{row.kind} of stage {row.stage}: {row.count[0]} and {row.count[1]} actions, "
         f"median {ms(row.median_ns.first)} and {ms(row.median_ns.second)}"
     )
-    if row.ratio is None:
+    ratio = row.ratio
+    if ratio is None:
         return Cell(text="!", title=title)
-    return Cell(text=_ratio_text(row.ratio), title=title, shade=math.log(row.ratio.value) / reach)
-
-
-def _ratio_text(ratio: Figure) -> str:
-    if ratio.deviation is None:
-        return f"{ratio.value:.3f}"
-    beyond = Figure(ratio.value - 1, ratio.deviation)
-    return f"{ratio.value:.3f} ±{ratio.deviation:.3f}{MARK if ratio.deviation and beyond.is_noise else ''}"
+    text = f"{ratio.value:.3f}"
+    if ratio.deviation is not None:
+        noise = ratio.deviation and Figure(ratio.value - 1, ratio.deviation).is_noise
+        text += f" ±{ratio.deviation:.3f}{MARK if noise else ''}"
+    return Cell(text=text, title=title, shade=math.log(ratio.value) / reach)
 
 
 def kinds(findings: StepDiff) -> tuple[Block, ...]:
@@ -292,12 +266,8 @@ def kinds(findings: StepDiff) -> tuple[Block, ...]:
         ("", "how many", "median, first", "second", "spread, first", "second"),
         rows,
         "kinds, whose medians changed less",
-        unchanged=_places(_equals(row, findings.tolerance) for row in ordered),
+        unchanged=_places(row.is_equal(findings.tolerance) for row in ordered),
     )
-
-
-def _equals(row: KindRow, tolerance: float) -> bool:
-    return row.ratio is not None and abs(row.ratio.value - 1) <= tolerance
 
 
 def divergence(findings: StepDiff) -> tuple[Block, ...]:
@@ -305,8 +275,12 @@ def divergence(findings: StepDiff) -> tuple[Block, ...]:
     one = findings.divergence
     if one is None:
         return ()
-    links = ", ".join(map(_release, one.chain))
-    return (Line(text=describe_divergence(one)), *([Line(text=f"released by {links}")] if links else []))
+    releases = ", ".join(
+        f"rank {release.rank}: {release.action}"
+        f"{'' if release.late_ns is None else f' {ms(release.late_ns, sign=True)}'}"
+        for release in one.chain
+    )
+    return (Line(text=describe_divergence(one)), *([Line(text=f"released by {releases}")] if releases else []))
 
 
 def describe_divergence(one: Divergence) -> str:
@@ -328,26 +302,15 @@ def describe_divergence(one: Divergence) -> str:
     return f"at {ms(one.start_ns)}: rank {one.rank}, {one.action} {ends}{why and f': {why}'}{order}"
 
 
-def _release(link: Release) -> str:
-    late = "" if link.late_ns is None else f" {ms(link.late_ns, sign=True)}"
-    return f"rank {link.rank}: {link.action}{late}"
-
-
 def changes(findings: StepDiff, top: int) -> tuple[Block, ...]:
     """Return the actions with the largest changes."""
     noise = f"{findings.noise} more lie within the steps' own noise" if findings.noise else ""
     rows = tuple(
-        (
-            f"rank {one.rank}",
-            str(one.action),
-            ms(one.start_ns),
-            ms(one.first_ns),
-            ms(one.second_ns),
-            change(one.change_ns),
-        )
-        for one in findings.changes[:top]
-        if abs(one.change_ns.value) > BARELY_NS or one is findings.changes[0]
-    )
+        (f"rank {row.rank}", str(row.action), *map(ms, (row.start_ns, row.first_ns, row.second_ns)),
+         change(row.change_ns))
+        for row in findings.changes[:top]
+        if abs(row.change_ns.value) > BARELY_NS or row is findings.changes[0]
+    )  # fmt: skip
     table = Table(head=("", "", "starts at", *_COMPARED), rows=rows, words=2)
     return (*([table] if rows else []), *([Line(text=noise, tone="soft")] if noise else []))
 
@@ -363,32 +326,27 @@ def orders(findings: StepDiff) -> tuple[Block, ...]:
 
 def messages(findings: StepDiff) -> tuple[Block, ...]:
     """Return messages by link: all links, or those with the largest changes."""
-    most = sorted(findings.links.values(), key=_link_change)[:_MOST]
+    most = sorted(
+        findings.links.values(),
+        key=lambda link: -abs(link.median_ns.change.value) if link.median_ns.change.known else 0.0,
+    )
+    listed = sorted(most[:_MOST], key=lambda link: (link.source, link.target))
+    rows, unchanged = [], []
+    for link in listed:
+        times = [
+            (ms(median) if median.known else "not seen", format_rate(round(rate)) if rate else "")
+            for median, rate in zip(link.median_ns, link.bytes_per_s, strict=True)
+        ]
+        rows.append(
+            (f"{link.source} to {link.target}", _counts(link.count), link_sizes(link), *times[0], *times[1])
+        )
+        change_ns = link.median_ns.change
+        unchanged.append(
+            change_ns.known and abs(change_ns.value) <= findings.tolerance * link.median_ns.first.value
+        )
     head = ("", "how many", "size", "median, first", "rate", "second", "rate")
-    listed = sorted(most, key=lambda link: (link.source, link.target))
-    rows = [
-        (f"{link.source} to {link.target}", _counts(link.count), link_sizes(link), *_times(link))
-        for link in listed
-    ]
     rest = "ways, whose medians changed less"
-    unchanged = _places(_same_link(link, findings.tolerance) for link in listed)
-    return _bounded(head, rows, rest, all_of_them=len(findings.links), unchanged=unchanged)
-
-
-def _same_link(link: Link, tolerance: float) -> bool:
-    first, second = link.median_ns
-    return first.known and second.known and abs(link.median_ns.change.value) <= tolerance * first.value
-
-
-def _link_change(link: Link) -> float:
-    return -abs(link.median_ns.change.value) if link.median_ns.change.known else 0.0
-
-
-def _times(link: Link) -> list[str]:
-    cells = []
-    for median, rate in zip(link.median_ns, link.bytes_per_s, strict=True):
-        cells += [ms(median) if median.known else "not seen", format_rate(round(rate)) if rate else ""]
-    return cells
+    return _bounded(head, rows, rest, all_of_them=len(findings.links), unchanged=_places(unchanged))
 
 
 def link_sizes(link: Link) -> str:
@@ -599,15 +557,11 @@ def _write(
     if name.endswith(".html"):
         write_page(path, diff_document(findings, top, notes))
         return
-    if name.endswith(".tar"):
-        from pptrace.measured.diff_scene import write_bundle
-
-        write_bundle(path, findings, sides)
-        return
-    from pptrace.measured.diff_scene import write_diff_trace
+    from pptrace.measured.diff_scene import write_bundle, write_diff_trace
 
     if not name.endswith(".gz"):
-        write_diff_trace(path, findings, sides)
+        write = write_bundle if name.endswith(".tar") else write_diff_trace
+        write(path, findings, sides)
         return
     plain = path.with_suffix(".plain")
     try:

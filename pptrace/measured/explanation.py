@@ -19,7 +19,7 @@ from pptrace.plugins.guards import call_plugin
 from pptrace.plugins.registry import more_of
 from pptrace.report.document import Document, Line, Section, Table
 from pptrace.report.numbers import Figure, ms, several_steps, share
-from pptrace.report.rendering import check_targets
+from pptrace.report.rendering import check_targets, write_page
 from pptrace.run.saving import save
 
 if TYPE_CHECKING:
@@ -161,45 +161,6 @@ def _figures(times: Mapping[str, int]) -> Mapping[str, Figure]:
     return {name: Figure(time) for name, time in times.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Total:
-    """The sum of operations."""
-
-    count: int
-    """Their number."""
-    total_ns: int
-    """Their durations."""
-    size_bytes: int
-    """Their sizes; 0 where unknown."""
-
-
-def total_of(operations: Iterable[Summary | Total]) -> Total:
-    """Return the sum of operations."""
-    listed = list(operations)
-    names = [field.name for field in fields(Total)]
-    return Total(**{name: sum(getattr(one, name) for one in listed) for name in names})
-
-
-def by_rank(operations: Sequence[Summary]) -> dict[int, dict[str, Total]]:
-    """Return each rank's communication and computation."""
-    return {
-        rank: {
-            name: total_of(one for one in operations if one.rank == rank and one.communicates == communicates)
-            for name, communicates in (("communication", True), ("computation", False))
-        }
-        for rank in sorted({one.rank for one in operations})
-    }
-
-
-def by_name(operations: Sequence[Summary]) -> dict[str, Total]:
-    """Return operations of all ranks by name, the longest in sum first."""
-    named: dict[str, list[Summary]] = {}
-    for one in operations:
-        named.setdefault(one.what, []).append(one)
-    totals = {what: total_of(members) for what, members in named.items()}
-    return dict(sorted(totals.items(), key=lambda item: (-item[1].total_ns, item[0])))
-
-
 _GIVES_BACK = 0.01
 """The relative error of starts up to which a policy explains blocked messages."""
 
@@ -318,8 +279,7 @@ def _without(one: Explanation) -> tuple[Block, ...]:
 
 def operations_document(measurement: Measurement, name: str, top: int = 10) -> Document:
     """Return the document of a trace without actions, with at most ``top`` names per table."""
-    operations = measurement.summaries
-    ranks = by_rank(operations)
+    operations, ranks = measurement.summaries, _sums_by_rank(measurement.summaries)
     clocks = (
         f"clock of rank {clock.rank}: set by {clock.offset_ns / 1e6:+.3f} (±{clock.bound_ns / 1e6:.3f}) ms"
         for clock in measurement.clocks
@@ -338,7 +298,7 @@ def operations_document(measurement: Measurement, name: str, top: int = 10) -> D
         ),
         values={
             "step": None,
-            "ranks": [{"rank": rank, **totals} for rank, totals in ranks.items()],
+            "ranks": ranks,
             "occupied": measurement.occupied,
             "summaries": operations,
             "clocks": measurement.clocks,
@@ -363,13 +323,30 @@ def brief(name: str) -> str:
     return plain
 
 
-def _by_rank(ranks: dict[int, dict[str, Total]]) -> Table:
+def _sum_of(operations: Iterable[Summary]) -> dict[str, int]:
+    """Return the sum of numbers, durations and sizes."""
+    listed = list(operations)
+    return {name: sum(getattr(row, name) for row in listed) for name in ("count", "total_ns", "size_bytes")}
+
+
+def _sums_by_rank(operations: Sequence[Summary]) -> list[dict[str, Any]]:
+    """Return communication and computation of each rank."""
+    return [
+        {
+            "rank": rank,
+            "communication": _sum_of(row for row in operations if row.rank == rank and row.communicates),
+            "computation": _sum_of(row for row in operations if row.rank == rank and not row.communicates),
+        }
+        for rank in sorted({row.rank for row in operations})
+    ]
+
+
+def _by_rank(ranks: Sequence[Mapping[str, Any]]) -> Table:
     rows = []
-    for rank, totals in ranks.items():
-        sent, computed = totals["communication"], totals["computation"]
-        size = _size(sent.size_bytes)
-        counts = f"{sent.count:,}", f"{computed.count:,}"
-        rows.append((f"rank {rank}", ms(sent.total_ns), counts[0], size, ms(computed.total_ns), counts[1]))
+    for sums in ranks:
+        name, sent, computed = f"rank {sums['rank']}", sums["communication"], sums["computation"]
+        communication = (ms(sent["total_ns"]), f"{sent['count']:,}", _size(sent["size_bytes"]))
+        rows.append((name, *communication, ms(computed["total_ns"]), f"{computed['count']:,}"))
     return Table(head=("", "communication", "operations", "bytes", "computation", "operations"), rows=tuple(rows))
 
 
@@ -386,21 +363,25 @@ def _occupied(measurement: Measurement) -> tuple[Block, ...]:
 
 def _by_name(operations: Sequence[Summary], top: int, *, communicates: bool) -> tuple[Block, ...]:
     """Return a row per name, the longest first, and a row for further names; sizes and rates where known."""
-    totals = by_name([one for one in operations if one.communicates == communicates])
-    listed = {brief(what): total for what, total in list(totals.items())[:top]}
-    rest = list(totals.values())[top:]
-    if rest:
-        listed[f"{len(rest)} further names"] = total_of(rest)
-    columns = 6 if any(total.size_bytes for total in totals.values()) else 4
-    rows = tuple(_operation(name, total)[:columns] for name, total in listed.items())
+    named: dict[str, list[Summary]] = {}
+    for row in operations:
+        if row.communicates == communicates:
+            named.setdefault(row.what, []).append(row)
+    sums = {what: _sum_of(members) for what, members in named.items()}
+    names = sorted(sums, key=lambda what: (-sums[what]["total_ns"], what))
+    listed = {brief(what): sums[what] for what in names[:top]}
+    if names[top:]:
+        rest = _sum_of(row for what in names[top:] for row in named[what])
+        listed[f"{len(names) - top} further names"] = rest
+    columns = 6 if any(total["size_bytes"] for total in sums.values()) else 4
+    rows = []
+    for name, total in listed.items():
+        count, size, time_ns = total["count"], total["size_bytes"], total["total_ns"]
+        rate = format_rate(round(size * 1e9 / time_ns)) if size and time_ns else ""
+        cells = (name, f"{count:,}", ms(time_ns), ms(time_ns / max(count, 1)), _size(size), rate)
+        rows.append(cells[:columns])
     head = ("", "how many", "in sum", "each", "bytes", "a second")
-    return (Table(head=head[:columns], rows=rows),) if rows else ()
-
-
-def _operation(name: str, total: Total) -> tuple[str, ...]:
-    size, time = total.size_bytes, total.total_ns
-    rate = format_rate(round(size * 1e9 / time)) if size and time else ""
-    return name, f"{total.count:,}", ms(time), ms(time / max(total.count, 1)), _size(size), rate
+    return (Table(head=head[:columns], rows=tuple(rows)),) if rows else ()
 
 
 def _size(size_bytes: int) -> str:
@@ -474,7 +455,8 @@ def save_explanation(
     for target in targets:
         name = target.lower()
         if name.endswith(_PAGE):
-            _save_page(Path(target), document)
+            with replace_file(Path(target)) as temporary:
+                write_page(temporary, document)
         elif name.endswith(_PICTURES) and write_picture is not None:
             write_picture(Path(target))
         elif name.endswith(_TRACES) and timeline is not None:
@@ -487,18 +469,16 @@ def save_explanation(
     return [Path(target) for target in targets]
 
 
-def _save_page(path: Path, document: Document) -> None:
-    from pptrace.report.rendering import page_of
-
-    with replace_file(path) as temporary:
-        temporary.write_text(page_of(document), encoding="utf-8", errors="replace", newline="\n")
-
-
 def replay_document(replays: Mapping[str, Replayed]) -> Document:
     """Return a line per step, and one over all."""
+
+    def of_step(one: Replayed) -> str:
+        longer = f" from the first computation to the last, of a step of {ms(one.step_ns)}"
+        return longer if one.step_ns != one.step.span_ns else ""
+
     shares = [one.explained for one in replays.values()]
     lines = [
-        f"{label}: measured {ms(one.step.span_ns)}{_of_step(one)}, replayed {ms(one.replayed_ns)}: "
+        f"{label}: measured {ms(one.step.span_ns)}{of_step(one)}, replayed {ms(one.replayed_ns)}: "
         f"{one.explained:.2%} explained"
         for label, one in replays.items()
     ]
@@ -517,12 +497,3 @@ def replay_document(replays: Mapping[str, Replayed]) -> Document:
             for label, one in replays.items()
         ],
     )  # fmt: skip
-
-
-def _of_step(one: Replayed) -> str:
-    """Return the length of the step where it is longer than its computations."""
-    return (
-        f" from the first computation to the last, of a step of {ms(one.step_ns)}"
-        if one.step_ns != one.step.span_ns
-        else ""
-    )

@@ -41,6 +41,10 @@ class KindRow:
     ratio: Figure | None
     """The second median over the first; None where a side has none."""
 
+    def is_equal(self, tolerance: float) -> bool:
+        """Return whether the medians are equal within a relative tolerance."""
+        return self.ratio is not None and abs(self.ratio.value - 1) <= tolerance
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
