@@ -23,20 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-__all__ = [
-    "ConfigError",
-    "ConstraintError",
-    "CostError",
-    "DeadlockError",
-    "OutputError",
-    "PluginError",
-    "PptraceError",
-    "ScheduleError",
-    "TableError",
-    "TraceError",
-    "nearest",
-]
-
 
 class PptraceError(Exception):
     """The root: only ``main()`` catches it, prints its one line and exits with :attr:`exit_code`."""

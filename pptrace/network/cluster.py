@@ -63,16 +63,12 @@ class Cluster:
         from_node, to_node = src // self.gpus, dst // self.gpus
         inside = np.flatnonzero(from_node == to_node)
         across = np.flatnonzero(from_node != to_node)
-        parts: list[tuple[Int64s, Paths]] = [(inside, self._within(from_node, src, dst, inside))]
-        if across.size and self.fabric is None:
-            parts.append((across, _unreachable(across.size)))
-        elif across.size:
+        within = self._inner(from_node[inside], src[inside] % self.gpus, dst[inside] % self.gpus)
+        parts: list[tuple[Int64s, Paths]] = [(inside, within)]
+        if across.size:
             parts.append((across, self._between(from_node, to_node, src, dst, across)))
         ways = max(part.ways for _, part in parts)
         return _merged(src.size, ways, parts)
-
-    def _within(self, node: Int32s, src: Int32s, dst: Int32s, pairs: Int64s) -> Paths:
-        return self._inner(node[pairs], src[pairs] % self.gpus, dst[pairs] % self.gpus)
 
     def _between(self, from_node: Int32s, to_node: Int32s, src: Int32s, dst: Int32s, pairs: Int64s) -> Paths:
         if self.fabric is None or not self.nics:

@@ -238,20 +238,6 @@ class Grouped(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveTime:
-    """What a collective takes, and why."""
-
-    ns: int
-    """Nanoseconds."""
-    algorithm: str
-    """``ring``, ``tree`` or ``pairwise``; ``none`` for a group of one."""
-    channels: int
-    """Rings, or pairs of trees, that share the vector."""
-    link: str
-    """Name of the link that bounds its rate; empty where none does."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LinkCollectives:
     """Collectives over the groups of a job's layout, on the links between its GPUs.
@@ -272,7 +258,7 @@ class LinkCollectives:
     """Which GPUs take part."""
     _rings: dict[str, list[dict[int, Plan]]] = field(default_factory=dict, init=False, repr=False)
     _plans: dict[tuple[str, str], list[Plan]] = field(default_factory=dict, init=False, repr=False)
-    _times: dict[tuple[str, str, int], CollectiveTime] = field(default_factory=dict, init=False, repr=False)
+    _fastest: dict[tuple[str, str, int], Plan] = field(default_factory=dict, init=False, repr=False)
 
     def ns(self, collective: str, axis: str, size_bytes: int) -> int:
         """Return what a collective takes.
@@ -286,18 +272,15 @@ class LinkCollectives:
         Raises:
             ValueError: another collective or axis.
         """
-        return self.explain(collective, axis, size_bytes).ns
+        return self.fastest(collective, axis, size_bytes).ns(size_bytes)
 
-    def explain(self, collective: str, axis: str, size_bytes: int) -> CollectiveTime:
-        """Return what a collective takes, by which algorithm, and on which link it is bound; see :meth:`ns`."""
+    def fastest(self, collective: str, axis: str, size_bytes: int) -> Plan:
+        """Return the fastest plan of a collective; see :meth:`ns`."""
         key = (collective, axis, size_bytes)
-        if key not in self._times:
+        if key not in self._fastest:
             plans = self._plans_of(collective, axis)
-            best = min(plans, key=lambda plan: plan.ns(size_bytes))
-            self._times[key] = CollectiveTime(
-                ns=best.ns(size_bytes), algorithm=best.algorithm, channels=best.channels, link=best.link
-            )
-        return self._times[key]
+            self._fastest[key] = min(plans, key=lambda plan: plan.ns(size_bytes))
+        return self._fastest[key]
 
     def _plans_of(self, collective: str, axis: str) -> list[Plan]:
         """Return every way to do a collective; of equally fast ones the first is taken."""

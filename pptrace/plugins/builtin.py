@@ -19,16 +19,11 @@ from pptrace.traces import kineto, perfetto
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from concurrent.futures import Executor
     from pathlib import Path
+    from types import ModuleType
 
-    from pydantic import BaseModel
-
-    from pptrace.network.contract import Network
-    from pptrace.plugins.requests import CostRequest, ExecutorRequest, NetworkRequest
     from pptrace.steps.message_calls import Policy
     from pptrace.steps.schedule import Schedule
-    from pptrace.steps.workload import Workload
     from pptrace.timeline.timeline import Timeline
 
 
@@ -38,10 +33,10 @@ def pptrace_networks() -> Iterable[NetworkOffer]:
     yield NetworkOffer(
         name="hockney",
         summary="Every pair of ranks alone: overhead + bytes / bandwidth + latency.",
-        build=_hockney,
-        options=_hockney_options,
+        build=lambda request: _networks().hockney(request),
+        options=lambda: _networks().HockneyOptions,
     )
-    yield NetworkOffer(name="ideal", summary="Messages take no time.", build=_ideal)
+    yield NetworkOffer(name="ideal", summary="Messages take no time.", build=lambda _: _networks().Flat())
 
 
 @hookimpl
@@ -58,23 +53,30 @@ def pptrace_cost_models() -> Iterable[CostModelOffer]:
     yield CostModelOffer(
         name="unit",
         summary="Abstract units of time: forward 1, backward 2 unless said otherwise.",
-        build=_unit,
-        options=_unit_options,
+        build=lambda request: _costs().unit(request),
+        options=lambda: _costs().UnitOptions,
     )
     yield CostModelOffer(
         name="table",
         summary="Times and bytes per stage, as written or as calibrated.",
-        build=_table,
-        options=_table_options,
+        build=lambda request: _costs().table(request),
+        options=lambda: _costs().TableOptions,
     )
 
 
 @hookimpl
 def pptrace_executors() -> Iterable[ExecutorOffer]:
     """Offer a pool of local processes, and the current process."""
-    yield ExecutorOffer(name="processes", summary="Processes on this machine, one per core.", build=_processes)
     yield ExecutorOffer(
-        name="serial", summary="This process, one point after another.", build=_serial, in_process=True
+        name="processes",
+        summary="Processes on this machine, one per core.",
+        build=lambda request: _executors().Processes(request.workers),
+    )
+    yield ExecutorOffer(
+        name="serial",
+        summary="This process, one point after another.",
+        build=lambda _: _executors().Serial(),
+        in_process=True,
     )
 
 
@@ -124,60 +126,22 @@ def _write_step_drawing(timeline: Timeline, path: Path, options: Mapping[str, An
     step_drawing.write(timeline, path, options, suffix)
 
 
-def _hockney(request: NetworkRequest) -> Network:
-    from pptrace.plugins.builtin_networks import hockney
+def _networks() -> ModuleType:
+    from pptrace.plugins import builtin_networks
 
-    return hockney(request)
-
-
-def _hockney_options() -> type[BaseModel]:
-    from pptrace.plugins.builtin_networks import HockneyOptions
-
-    return HockneyOptions
+    return builtin_networks
 
 
-def _ideal(request: NetworkRequest) -> Network:
-    from pptrace.network.links import ideal
+def _costs() -> ModuleType:
+    from pptrace.plugins import builtin_costs
 
-    del request
-    return ideal()
-
-
-def _unit(request: CostRequest) -> Workload:
-    from pptrace.plugins.builtin_costs import unit
-
-    return unit(request)
+    return builtin_costs
 
 
-def _unit_options() -> type[BaseModel]:
-    from pptrace.plugins.builtin_costs import UnitOptions
+def _executors() -> ModuleType:
+    from pptrace.plugins import builtin_executors
 
-    return UnitOptions
-
-
-def _table(request: CostRequest) -> Workload:
-    from pptrace.plugins.builtin_costs import table
-
-    return table(request)
-
-
-def _table_options() -> type[BaseModel]:
-    from pptrace.plugins.builtin_costs import TableOptions
-
-    return TableOptions
-
-
-def _processes(request: ExecutorRequest) -> Executor:
-    from pptrace.plugins.builtin_executors import Processes
-
-    return Processes(request.workers)
-
-
-def _serial(request: ExecutorRequest) -> Executor:
-    from pptrace.plugins.builtin_executors import Serial
-
-    del request
-    return Serial()
+    return builtin_executors
 
 
 def _policy(name: PolicyName, schedule: Schedule, options: Mapping[str, Any]) -> Policy:

@@ -51,16 +51,19 @@ def build_schedule(provided: Provided[ScheduleOffer], request: ScheduleRequest) 
         call_plugin(provider, offer.check, request)
     with plugin_code(provider, offer.build):
         built = offer.build(request)
-        rows = None if isinstance(built, Schedule) else _rows(provider, offer, built, request)
-    table = built if isinstance(built, Schedule) else _table(provider, offer, rows or [])
+        rows = [] if isinstance(built, Schedule) else _rows(provider, offer, built, request)
+    title = f"the table of schedule {offer.name!r}"
+    try:
+        table = built if isinstance(built, Schedule) else Schedule.from_rows(rows)
+    except TableError as error:
+        raise plugin_error(provider, f"{title} cannot be read: {error}") from error
     if table.ranks != request.ranks:
-        message = f"has {table.ranks} ranks where {request.ranks} were asked for"
-        raise plugin_error(provider, f"the table of schedule {offer.name!r} {message}")
+        raise plugin_error(provider, f"{title} has {table.ranks} ranks where {request.ranks} were asked for")
     parts = call_plugin(provider, offer.parts, request) if offer.parts else 1
     if table.microbatches != request.microbatches * parts:
         cut = f" of {parts} parts" if parts > 1 else ""
         message = f"has {table.microbatches} microbatches where {request.microbatches}{cut} were asked for"
-        raise plugin_error(provider, f"the table of schedule {offer.name!r} {message}")
+        raise plugin_error(provider, f"{title} {message}")
     if table.has_pairs and not offer.has_pairs:
         message = f"schedule {offer.name!r} has overlapped pairs: its offer needs has_pairs=True"
         raise plugin_error(provider, message)
@@ -174,15 +177,16 @@ def build_workload(provided: Provided[CostModelOffer], request: CostRequest) -> 
     """
     offer, provider = provided.offer, provided.provider
     workload: object = call_plugin(provider, offer.build, request)
+    title = f"cost model {offer.name!r} returned"
     if not isinstance(workload, Workload):
-        raise plugin_error(provider, f"cost model {offer.name!r} returned {_told(workload)}, expected a Workload")
+        raise plugin_error(provider, f"{title} {_told(workload)}, expected a Workload")
     if workload.stages != request.stages:
-        message = f"returned costs of {workload.stages} stages where {request.stages} were asked for"
-        raise plugin_error(provider, f"cost model {offer.name!r} {message}")
-    if workload.microbatch_class.size not in {0, request.microbatches}:
-        found = workload.microbatch_class.size
-        message = f"returned classes of {found} microbatches where there are {request.microbatches}"
-        raise plugin_error(provider, f"cost model {offer.name!r} {message}")
+        message = f"costs of {workload.stages} stages where {request.stages} were asked for"
+        raise plugin_error(provider, f"{title} {message}")
+    classified = workload.microbatch_class.size
+    if classified not in {0, request.microbatches}:
+        message = f"classes of {classified} microbatches where there are {request.microbatches}"
+        raise plugin_error(provider, f"{title} {message}")
     return workload
 
 
@@ -210,38 +214,28 @@ def checked_options(provided: Provided[Any], given: Mapping[str, Any], key: str)
 def _rows(
     provider: Provider, offer: ScheduleOffer, built: object, request: ScheduleRequest
 ) -> list[list[str | Action | None]]:
+    def error(message: str) -> PluginError:
+        return plugin_error(provider, f"schedule {offer.name!r} returned {message}")
+
     if not isinstance(built, Iterable) or isinstance(built, str):
-        message = f"returned {_told(built)}, expected a Schedule or one row of actions per rank"
-        raise plugin_error(provider, f"schedule {offer.name!r} {message}")
+        raise error(f"{_told(built)}, expected a Schedule or one row of actions per rank")
     rows: list[list[str | Action | None]] = []
     most = max(_MOST_CELLS, _CELLS_PER_ACTION * request.stages * request.microbatches)
     for rank, row in enumerate(built):
         if rank == request.ranks:
-            message = f"returned more rows than the {rank} ranks that were asked for"
-            raise plugin_error(provider, f"schedule {offer.name!r} {message}")
+            raise error(f"more rows than the {rank} ranks that were asked for")
         if not isinstance(row, Iterable):
-            message = f"returned {_told(row)} as the row of rank {rank}, expected a list of actions"
-            raise plugin_error(provider, f"schedule {offer.name!r} {message}")
+            raise error(f"{_told(row)} as the row of rank {rank}, expected a list of actions")
         cells = (
             [cell for cell in _BETWEEN.split(row) if cell] if isinstance(row, str) else list(islice(row, most + 1))
         )
         if len(cells) > most:
-            message = f"returned more than {most:,} actions of rank {rank}: does it ever end?"
-            raise plugin_error(provider, f"schedule {offer.name!r} {message}")
+            raise error(f"more than {most:,} actions of rank {rank}: does it ever end?")
         for position, cell in enumerate(cells):
             if cell is not None and not isinstance(cell, str | Action):
-                message = f"returned {_told(cell)} as action {position} of rank {rank}, expected text such as 0F3"
-                raise plugin_error(provider, f"schedule {offer.name!r} {message}")
+                raise error(f"{_told(cell)} as action {position} of rank {rank}, expected text such as 0F3")
         rows.append(cast("list[str | Action | None]", cells))
     return rows
-
-
-def _table(provider: Provider, offer: ScheduleOffer, rows: list[list[str | Action | None]]) -> Schedule:
-    try:
-        return Schedule.from_rows(rows)
-    except TableError as error:
-        message = f"the table of schedule {offer.name!r} cannot be read: {error}"
-        raise plugin_error(provider, message) from error
 
 
 def _told(value: object) -> str:

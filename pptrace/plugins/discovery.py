@@ -3,66 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING
 
 from pptrace.errors import nearest
 from pptrace.plugins import hookspecs
-from pptrace.plugins.guards import interruption, one_line, plugin_output
 from pptrace.plugins.hookspecs import MARK, PROJECT
-from pptrace.plugins.offers import Failure, Provider
+from pptrace.plugins.offers import Provider
 from pptrace.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-
-ALL = "all"
-"""Value of the list of disabled plugins that means every entry point."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiscoveredPlugins:
-    """Plugins of the entry point group ``pptrace``."""
-
-    plugins: tuple[tuple[Provider, object], ...]
-    """Plugins that could be imported, in the order of distribution and name."""
-    failures: tuple[Failure, ...]
-    """Plugins that could not."""
-    disabled: tuple[Provider, ...]
-    """Plugins that the user disabled."""
-    unknown: tuple[str, ...]
-    """Names to disable that match no plugin."""
-
-
-def find_entry_points(disable: Collection[str]) -> DiscoveredPlugins:
-    """Import every plugin whose name or distribution is not in ``disable``."""
-    plugins: list[tuple[Provider, object]] = []
-    failures: list[Failure] = []
-    disabled: list[Provider] = []
-    used: set[str] = {ALL}
-    for provider, entry_point in sorted(_entry_points(), key=lambda pair: (pair[0].distribution, pair[0].name)):
-        names = {provider.name, provider.distribution}
-        used |= names
-        if ALL in disable or not names.isdisjoint(disable):
-            disabled.append(provider)
-            continue
-        if isinstance(entry_point, str):
-            failures.append(Failure(provider=provider, reason=entry_point))
-            continue
-        try:
-            with plugin_output():
-                plugins.append((provider, entry_point.load()))
-        except interruption():
-            raise
-        except BaseException as error:  # noqa: BLE001 - a plugin may raise anything
-            failures.append(Failure(provider=provider, reason=one_line(error)))
-    return DiscoveredPlugins(
-        plugins=tuple(plugins),
-        failures=tuple(failures),
-        disabled=tuple(disabled),
-        unknown=tuple(sorted(set(disable) - used)),
-    )
+    from collections.abc import Iterator
 
 
 def core_provider() -> Provider:
@@ -70,7 +21,7 @@ def core_provider() -> Provider:
     return Provider(name="builtin", distribution=PROJECT, version=__version__)
 
 
-def _entry_points() -> Iterator[tuple[Provider, metadata.EntryPoint | str]]:
+def entry_points() -> Iterator[tuple[Provider, metadata.EntryPoint | str]]:
     """Yield each plugin with its entry point or an error message.
 
     ``metadata.entry_points`` fails if one line of any installed distribution is malformed.

@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 import types
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from pptrace.plugins.offers import Provided, Provider, ScheduleOffer
 from pptrace.plugins.requests import ScheduleRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from pydantic import BaseModel
 
@@ -70,12 +70,12 @@ def schedule_from_file(reference: str, folder: Path | None = None) -> Provided[S
         raise _error(provider, f"{file} has no function {name!r}{nearest(name, functions)}")
     if not callable(function):
         raise _error(provider, f"{name} in {file} is a {type(function).__name__}, not a function")
-    signature = _signature(provider, function, name)
+    build, options = _signature(provider, function, name)
     offer = ScheduleOffer(
         name=Path(file).stem.lower().replace("_", "-"),
         summary=(inspect.getdoc(function) or f"{name} of {file}").partition("\n")[0],
-        build=functools.update_wrapper(functools.partial(signature.build), function),
-        options=signature.model if signature.options else None,
+        build=functools.update_wrapper(build, function),
+        options=functools.partial(_model, function, options) if options else None,
         has_pairs=True,  # or not: nothing says so before there is a table
     )
     return Provided(offer=guarded(provider, offer, "schedule"), provider=provider)
@@ -102,42 +102,10 @@ def _run(provider: Provider, file: str, path: Path) -> types.ModuleType:
     return module
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Signature:
-    """What a function takes: the request or parts of it, and options, which are its other parameters."""
-
-    function: Callable[..., Any]
-    """The function."""
-    parts: tuple[str, ...] | None
-    """Fields of the request that go to parameters of their names; None where parameters have other names."""
-    leading: int
-    """Parameters of other names: 1 takes the request, 2 take ranks and microbatches."""
-    options: tuple[inspect.Parameter, ...]
-    """Parameters with a default that are no part of the request."""
-
-    def build(self, request: ScheduleRequest) -> Any:
-        """Call the function."""
-        chosen = {each.name: request.options.get(each.name, each.default) for each in self.options}
-        if self.parts is not None:
-            return self.function(**{part: getattr(request, part) for part in self.parts}, **chosen)
-        if self.leading == _RANKS_AND_MICROBATCHES:
-            return self.function(request.ranks, request.microbatches, **chosen)
-        return self.function(request, **chosen)
-
-    def model(self) -> type[BaseModel]:
-        """Return the parameter model of the options."""
-        from pydantic import ConfigDict, create_model
-
-        fields: dict[str, Any] = {each.name: (_type(each), each.default) for each in self.options}
-        config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-        made: type[BaseModel] = create_model(
-            "Options", __config__=config, __module__=self.function.__module__, **fields
-        )
-        made.model_rebuild()
-        return made
-
-
-def _signature(provider: Provider, function: Callable[..., Any], name: str) -> _Signature:
+def _signature(
+    provider: Provider, function: Callable[..., Any], name: str
+) -> tuple[Callable[[ScheduleRequest], Any], tuple[inspect.Parameter, ...]]:
+    """Return a function that builds the rows from a request, and the parameters that are options."""
     with plugin_code(provider, function):
         signature = inspect.signature(function)
     parameters = [p for p in signature.parameters.values() if p.kind in _NAMED]
@@ -154,7 +122,27 @@ def _signature(provider: Provider, function: Callable[..., Any], name: str) -> _
         for p in parameters[leading:]
         if not (by_name and p.name in parts) and p.kind is not p.POSITIONAL_ONLY and not p.name.startswith("_")
     )
-    return _Signature(function=function, parts=parts if by_name else None, leading=leading, options=options)
+
+    def build(request: ScheduleRequest) -> Any:
+        chosen = {option.name: request.options.get(option.name, option.default) for option in options}
+        if by_name:
+            return function(**{part: getattr(request, part) for part in parts}, **chosen)
+        if leading == _RANKS_AND_MICROBATCHES:
+            return function(request.ranks, request.microbatches, **chosen)
+        return function(request, **chosen)
+
+    return build, options
+
+
+def _model(function: Callable[..., Any], options: Sequence[inspect.Parameter]) -> type[BaseModel]:
+    """Return the parameter model of the options of a function."""
+    from pydantic import ConfigDict, create_model
+
+    fields: dict[str, Any] = {option.name: (_type(option), option.default) for option in options}
+    config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model: type[BaseModel] = create_model("Options", __config__=config, __module__=function.__module__, **fields)
+    model.model_rebuild()
+    return model
 
 
 def _type(parameter: inspect.Parameter) -> Any:

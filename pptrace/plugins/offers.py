@@ -24,28 +24,6 @@ if TYPE_CHECKING:
     from pptrace.timeline.measurement import ImportRequest, Measurement, Step
     from pptrace.timeline.timeline import Timeline
 
-__all__ = [
-    "API",
-    "AnyOffer",
-    "ClusterOffer",
-    "CommandOffer",
-    "CostModelOffer",
-    "DeviceOffer",
-    "ExecutorOffer",
-    "ExplanationOffer",
-    "ExplanationPart",
-    "ExporterOffer",
-    "Failure",
-    "ImporterOffer",
-    "MessagePolicyOffer",
-    "ModelOffer",
-    "NetworkOffer",
-    "Offered",
-    "Provided",
-    "Provider",
-    "ScheduleOffer",
-]
-
 API = 1
 """The plugin interface's version; an offer with another one is refused."""
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import EntryPoint
 from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 from pptrace.config.flags import FLAGS
 from pptrace.errors import PluginError, nearest
 from pptrace.plugins import offers
-from pptrace.plugins.discovery import core_provider, find_entry_points, misfit
+from pptrace.plugins.discovery import core_provider, entry_points, misfit
 from pptrace.plugins.guards import (
     MOST_OFFERS,
     check_offer,
@@ -29,12 +30,12 @@ from pptrace.plugins.hookspecs import MARK, PROJECT
 from pptrace.plugins.offers import AnyOffer, Failure, Offered, Provided, Provider
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import TextIO
 
 Offer = TypeVar("Offer", bound=AnyOffer)
 DISABLE = "PPTRACE_DISABLE_PLUGINS"
 """Environment variable: names of plugins or distributions to leave out, separated by commas, or ``all``."""
+ALL = "all"
 
 TRACE = "PPTRACE_TRACE_HOOKS"
 """Environment variable: 1 prints every hook call."""
@@ -230,22 +231,29 @@ class Registry:
             self._schedules_in_files[name] = schedule_from_file(name)
         return self._schedules_in_files[name]
 
-    def _add_installed(self, disable: Collection[str]) -> tuple[str, ...]:
+    def _add_installed(self, disable: Collection[str]) -> list[str]:
         """Register installed plugins; return the names in ``disable`` that match no plugin."""
-        discovered = find_entry_points(disable)
-        self.failures += discovered.failures
-        self.disabled += discovered.disabled
-        for provider, plugin in discovered.plugins:
-            self._register(provider, plugin)
-        return discovered.unknown
+        used = {ALL}
+        for provider, entry_point in sorted(entry_points(), key=lambda pair: (pair[0].distribution, pair[0].name)):
+            names = {provider.name, provider.distribution}
+            used |= names
+            if ALL in disable or not names.isdisjoint(disable):
+                self.disabled.append(provider)
+            elif isinstance(entry_point, str):
+                self.failures.append(Failure(provider=provider, reason=entry_point))
+            else:
+                self._register(provider, entry_point)
+        return sorted(set(disable) - used)
 
     def _register(self, provider: Provider, plugin: object) -> None:
+        """Add a plugin, or the one that an entry point names."""
         try:
             with plugin_output():
+                plugin = plugin.load() if isinstance(plugin, EntryPoint) else plugin
                 reason = misfit(plugin)
         except interruption():
             raise
-        except BaseException as error:  # noqa: BLE001 - reading a foreign object's attributes may raise anything
+        except BaseException as error:  # noqa: BLE001 - a plugin may raise anything
             reason = one_line(error)
         if provider in self._plugins or any(plugin is other for other in self._plugins.values()):
             reason = "it is registered already"
@@ -295,7 +303,8 @@ def more_of(kind: OfferKind[Any], registry: Registry) -> str:
     """Return how to get more offers of a kind, as the end of a message; empty if its source is installed."""
     source, broken = kind.source, [failure.provider for failure in registry.failures]
     if not source or _has(source, registry.providers):
-        return f"; left out, see `pptrace plugins`: {_listed(broken)}" if broken else ""
+        names = ", ".join(provider.distribution or provider.name for provider in broken)
+        return f"; left out, see `pptrace plugins`: {names}" if broken else ""
     if _has(source, registry.disabled):
         return f"; {source} is disabled by PPTRACE_DISABLE_PLUGINS"
     if _has(source, broken):
@@ -305,10 +314,6 @@ def more_of(kind: OfferKind[Any], registry: Registry) -> str:
 
 def _has(distribution: str, providers: Iterable[Provider]) -> bool:
     return any(provider.distribution == distribution for provider in providers)
-
-
-def _listed(providers: Sequence[Provider]) -> str:
-    return ", ".join(provider.distribution or provider.name for provider in providers)
 
 
 OFFER_KINDS: tuple[OfferKind[Any], ...] = tuple(

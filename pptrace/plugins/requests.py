@@ -10,15 +10,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = [
-    "CostRequest",
-    "ExecutorRequest",
-    "GroupCollectives",
-    "NetworkRequest",
-    "ScheduleRequest",
-    "TableSimulator",
-]
-
 
 class GroupCollectives(Protocol):
     """Times of collectives over the groups of one parallel axis, on the links between their GPUs."""

@@ -12,8 +12,6 @@ from pptrace.plugins.requests import ScheduleRequest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["core_registry", "registry", "schedule_request"]
-
 
 @pytest.fixture
 def registry() -> Registry:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from pptrace.plugins.offers import NetworkOffer
     from pptrace.steps.columns import Int32s, Int64s
 
-__all__ = ["Cut", "Route", "Subject", "assert_valid_network", "minimum_cut", "routes"]
-
 _HERE = Provider(name="under test")
 _ALONE = 256
 """How many pairs are asked for one by one; all where there are fewer."""

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from pptrace.plugins.offers import ScheduleOffer
     from pptrace.steps.schedule import Schedule
 
-__all__ = ["Counted", "assert_linear_growth", "assert_schedule_family", "assert_valid_schedule", "count", "grid"]
-
 _HERE = Provider(name="under test")
 
 

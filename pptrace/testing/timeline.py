@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["assert_same_timeline"]
-
 
 def assert_same_timeline(first: Timeline, second: Timeline) -> None:
     """Assert that two timelines agree in every column; provenance may differ.

@@ -10,7 +10,7 @@ import numpy as np
 from small_clusters import Ports, cluster
 
 from pptrace.network import collectives
-from pptrace.network.collectives import CollectiveTime, LinkCollectives, _alike
+from pptrace.network.collectives import LinkCollectives, Plan, _alike
 from pptrace.network.layout import Layout
 from pptrace.network.links import Flat
 
@@ -31,9 +31,9 @@ def test_equally_fast_ways_are_taken_in_order_one_channel_first() -> None:
     whole = LinkCollectives(network=network, layout=Layout(dp=16))
     split = LinkCollectives(network=network, layout=Layout(dp=2, tp=8))
 
-    assert whole.explain("all-gather", "dp", 0).channels == 1
-    assert whole.explain("all-gather", "dp", 10**9).channels == 8
-    assert split.explain("all-gather", "tp", 10**9).channels == 1
+    assert whole.fastest("all-gather", "dp", 0).channels == 1
+    assert whole.fastest("all-gather", "dp", 10**9).channels == 8
+    assert split.fastest("all-gather", "tp", 10**9).channels == 1
 
 
 def test_groups_in_one_node_use_no_nic_and_one_channel() -> None:
@@ -48,7 +48,7 @@ def test_the_first_of_two_links_that_are_equally_slow_is_named() -> None:
     network = cluster(nodes=2, gpus=2, nics=1, per_leaf=2, gpu_kbps=1000, nic_kbps=2000)
     job = LinkCollectives(network=network, layout=Layout(dp=2, tp=2))
 
-    assert job.explain("all-gather", "dp", 10**6).link == "node0/port0up"
+    assert job.fastest("all-gather", "dp", 10**6).link == "node0/port0up"
 
 
 def test_members_whose_numbers_alternate_between_nodes_stand_node_by_node_in_a_ring() -> None:
@@ -122,10 +122,10 @@ def test_without_links_the_busiest_end_sends_or_receives_at_the_slowest_pair_s_r
 
 
 def test_pairs_asked_for_a_few_at_once_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    def times() -> list[CollectiveTime]:
+    def times() -> list[Plan]:
         network = cluster(nodes=3, gpus=4, nics=2, per_leaf=2, spines=3, gpu_kbps=900, spine_kbps=500)
         job = LinkCollectives(network=network, layout=Layout(dp=12))
-        return [job.explain(name, "dp", 10**6) for name in ("all-reduce", "all-gather", "all-to-all")]
+        return [job.fastest(name, "dp", 10**6) for name in ("all-reduce", "all-gather", "all-to-all")]
 
     at_once = times()
     monkeypatch.setattr(collectives, "_AT_ONCE", 2)

@@ -59,7 +59,7 @@ def test_every_hook_has_a_kind_of_offer() -> None:
 @pytest.mark.parametrize("kind", OFFER_KINDS, ids=lambda kind: kind.hook)
 def test_every_offer_is_a_frozen_record_of_this_interface_version(kind: OfferKind[Any]) -> None:
     assert kind.offer.__dataclass_params__.frozen
-    assert kind.offer.__name__ in offers.__all__
+    assert kind.offer.__name__ in pptrace.plugin.__all__
     assert inspect.signature(kind.offer).parameters["api"].default == offers.API
 
 
@@ -98,7 +98,7 @@ def test_a_new_kind_of_offer_is_a_hook_and_a_record() -> None:
         _ = registry(str).offered(colours)["blue"]
 
 
-@pytest.mark.parametrize("module", [pptrace.plugin, pptrace.testing, offers])
+@pytest.mark.parametrize("module", [pptrace.plugin, pptrace.testing])
 def test_what_a_public_module_exports_is_there(module: object) -> None:
     for name in module.__all__:
         assert hasattr(module, name)
