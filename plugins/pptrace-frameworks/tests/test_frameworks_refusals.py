@@ -193,7 +193,7 @@ def test_a_third_party_s_program_runs() -> None:
 FAULTS: dict[str, tuple[Callable[[MessageRequest], Any], str]] = {
     "a send before its producer": (
         lambda request: waited_for(request, send=request.before(request.producer)),
-        "message policy 'theirs' places the send of 0F0's result on rank 0 where it cannot be: a send is behind",
+        "message policy 'theirs' places the send of 0F0's result on rank 0 where it cannot be: a send is after",
     ),
     "a receive behind its consumer": (
         lambda request: waited_for(request, receive=request.after(request.consumer)),
