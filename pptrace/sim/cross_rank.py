@@ -70,7 +70,7 @@ def find_cross_rank_edges(
     further = _wait_for_actions(cells, schedule.waits, schedule.placement.microbatches)
     tasks += hub is not None
     others = _wait_for_replicas(cells, released_ns, tasks, barrier=barrier)
-    edges = [found for found in (hub, holders, further, others) if found is not None]
+    edges = [pairs for pairs in (hub, holders, further, others) if pairs is not None]
     released = released_ns if others is not None else released_ns[:0]
     return CrossRankEdges(edges, tasks + released.size, released)
 
@@ -87,13 +87,13 @@ def add_cross_rank_tasks(task: TaskColumns, needs: CrossRankEdges) -> TaskColumn
 
 def _wait_for_all_ranks(cells: CellColumns, lanes: Lanes, hub: int, *, barrier: bool) -> Pairs | None:
     """Return edges through the task ``hub``, at which ranks synchronize; with ``barrier``, reductions wait too."""
-    behind = np.flatnonzero((_ENDS if barrier else _MEETINGS).mask(cells.kind)).astype(np.int32)
-    if not behind.size:
+    waiting = np.flatnonzero((_ENDS if barrier else _MEETINGS).mask(cells.kind)).astype(np.int32)
+    if not waiting.size:
         return None
-    before = _last_computations(lanes, cells.kind)
+    last = _last_computations(lanes, cells.kind)
     return Pairs(
-        np.concatenate([before, np.full(behind.size, hub, dtype=np.int32)]),
-        np.concatenate([np.full(before.size, hub, dtype=np.int32), behind]),
+        np.concatenate([last, np.full(waiting.size, hub, dtype=np.int32)]),
+        np.concatenate([np.full(last.size, hub, dtype=np.int32), waiting]),
     )
 
 
@@ -121,10 +121,11 @@ def _wait_for_holders(cells: CellColumns, lanes: Lanes, placement: Placement) ->
     backward = np.flatnonzero(BACKWARD.mask(kind))
     last = np.full((lanes.lane_rank.size, placement.stages), -1, dtype=np.int64)
     np.maximum.at(last.ravel(), lane[backward] * placement.stages + stage[backward], backward)
-    which, other = np.nonzero(last.T[stage[reductions]] >= 0)
-    away = lanes.lane_rank[other] != lanes.lane_rank[lane[reductions[which]]]
-    which, other = which[away], other[away]
-    return Pairs(last[other, stage[reductions[which]]].astype(np.int32), reductions[which].astype(np.int32))
+    index, holder = np.nonzero(last.T[stage[reductions]] >= 0)
+    row = reductions[index]
+    remote = lanes.lane_rank[holder] != lanes.lane_rank[lane[row]]
+    row, holder = row[remote], holder[remote]
+    return Pairs(last[holder, stage[row]].astype(np.int32), row.astype(np.int32))
 
 
 def _wait_for_replicas(cells: CellColumns, released_ns: Int64s, first: int, *, barrier: bool) -> Pairs | None:
@@ -153,14 +154,14 @@ def _wait_for_actions(cells: CellColumns, waits: Sequence[Int32s], microbatches:
     def number(kind: Int32s, stage: Int32s, microbatch: Int32s) -> NDArray[np.int64]:
         return (kind.astype(np.int64) * stages + stage) * microbatches + microbatch
 
-    asked = np.concatenate(waits)
-    kinds = np.unique(asked[:, [0, 3]])
+    wait = np.concatenate(waits)
+    kinds = np.unique(wait[:, [0, 3]])
     rows = np.flatnonzero(np.isin(cells.kind, kinds) & (cells.microbatch >= 0)).astype(np.int32)
-    own = number(cells.kind[rows], cells.stage[rows], cells.microbatch[rows])
-    order = np.argsort(own, kind="stable")
-    rows, own = rows[order], own[order]
-    before = np.searchsorted(own, number(*asked[:, :3].T), side="right") - 1
-    return Pairs(rows[before], rows[np.searchsorted(own, number(*asked[:, 3:].T))])
+    action = number(cells.kind[rows], cells.stage[rows], cells.microbatch[rows])
+    order = np.argsort(action, kind="stable")
+    rows, action = rows[order], action[order]
+    awaited = np.searchsorted(action, number(*wait[:, :3].T), side="right") - 1
+    return Pairs(rows[awaited], rows[np.searchsorted(action, number(*wait[:, 3:].T))])
 
 
 _LATE = (Kind.SYNC, Kind.OPTIMIZER)
@@ -176,23 +177,23 @@ def with_epilogue(schedule: Schedule, workload: Workload, *, overlap: bool) -> S
     takes = {kind: workload.duration_ns(kind) > 0 for kind in (Kind.REDUCE_GRAD, *_LATE)}
     if overlap and not any(stages.any() for stages in takes.values()):
         return schedule
-    own = {kind: _held(schedule, kind) for kind in STAGE_ENDS}
+    in_table = {kind: _held(schedule, kind) for kind in STAGE_ENDS}
     table = schedule if overlap else schedule.selected(np.flatnonzero(~STAGE_ENDS.mask(schedule.kind)))
     last = _last_backward(table)
     ends = table.row_ptr[1:, None]
     added = []
     for kind in (Kind.REDUCE_GRAD, *_LATE):
-        wanted = (last >= 0) & takes[kind]
+        needed = (last >= 0) & takes[kind]
         if kind is Kind.SYNC:
-            wanted[:, 1:] &= ~np.logical_or.accumulate(wanted, axis=1)[:, :-1]
+            needed[:, 1:] &= ~np.logical_or.accumulate(needed, axis=1)[:, :-1]
         elif table is schedule:
-            wanted &= ~own[kind]
+            needed &= ~in_table[kind]
         else:
-            wanted |= own[kind]
+            needed |= in_table[kind]
         early = overlap and kind is Kind.REDUCE_GRAD
-        at = _behind(table, last) if early else np.broadcast_to(ends, last.shape)
-        rank, stage = np.nonzero(wanted)
-        added.append(np.stack([at[rank, stage], rank, np.full(rank.size, kind), stage]))
+        position = _positions_after(table, last) if early else np.broadcast_to(ends, last.shape)
+        rank, stage = np.nonzero(needed)
+        added.append(np.stack([position[rank, stage], rank, np.full(rank.size, kind), stage]))
     return inserted_of_stages(table, np.concatenate(added, axis=1))
 
 
@@ -212,7 +213,7 @@ def _last_backward(schedule: Schedule) -> NDArray[np.int64]:
     return last
 
 
-def _behind(schedule: Schedule, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+def _positions_after(schedule: Schedule, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the positions after rows, or after the overlapped pairs of these rows."""
     starts = group_starts(schedule.pair, schedule.row_ptr)
     return np.append(starts, len(schedule))[np.searchsorted(starts, rows, side="right")]
@@ -222,7 +223,7 @@ _NONE = np.zeros(0, dtype=np.int32)
 
 
 class _Calls(NamedTuple):
-    """The calls of an issue order; see :class:`pptrace.steps.message_calls.Issue`."""
+    """The calls of an issue order for kernels; see :class:`pptrace.steps.issue_order.Issue`."""
 
     of_row: Int32s
     before: Int32s
@@ -268,12 +269,8 @@ def find_call_tasks(issued: IssueOrder, place: Int32s, fork: Int32s) -> CallTask
     """
     if issued.calls is None:
         return CallTasks()
-    own = issued.calls
-    calls = _Calls(
-        own.of_row, own.before, own.communicator, own.waited, own.further, own.awaited, own.row,
-        own.earlier, own.later,
-    )  # fmt: skip
-    known = _CallColumns(*empty_columns(len(own), np.int32, np.int8))
+    calls = _Calls(*(getattr(issued.calls, name) for name in _Calls._fields))
+    known = _CallColumns(*empty_columns(len(issued.calls), np.int32, np.int8))
     known.waited[:], known.flags[:] = -1, 0
     tasks = run(
         classify_calls,
@@ -281,7 +278,7 @@ def find_call_tasks(issued: IssueOrder, place: Int32s, fork: Int32s) -> CallTask
         known,
         work=len(issued),
     )
-    return CallTasks(calls, known, tasks, tasks + _most_edges(issued, own, known.flags))
+    return CallTasks(calls, known, tasks, tasks + _most_edges(issued, issued.calls, known.flags))
 
 
 def _most_edges(issued: IssueOrder, calls: Issue, flags: Int8s) -> int:

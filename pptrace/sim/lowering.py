@@ -41,7 +41,6 @@ from pptrace.steps.issue_order import with_messages, with_sends
 from pptrace.steps.kinds import COMMUNICATION, COMPUTE, COPIES, GRADIENTS, TABLE, Kind, KindSet, present
 from pptrace.steps.message_calls import in_calls
 from pptrace.steps.schedule import StageGraph, graph_of
-from pptrace.steps.workload import Workload
 from pptrace.timeline.timeline import LANE_COLUMNS
 from pptrace_kernel import run
 
@@ -55,6 +54,7 @@ if TYPE_CHECKING:
     from pptrace.steps.issue_order import IssueOrder
     from pptrace.steps.message_calls import Policy
     from pptrace.steps.schedule import Schedule
+    from pptrace.steps.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,40 +314,39 @@ class _Lowering:
 
     def _inside(self, place: Int32s, sender_row: Int32s, called: CallTasks, first: Int32s | None) -> Pairs:
         """Return the edges between segments; ``first`` are the first tasks of a program's calls."""
-        before, behind = self.expansion.needs
-        at = place[behind]
-        task, launch = np.where(sender_row[at] < 0, at, sender_row[at]), np.full(at.size, -1, dtype=np.int32)
-        message = np.flatnonzero(COMMUNICATION.mask(self.issued.kind[behind]))
+        awaited, waiting = self.expansion.needs
+        row = place[waiting]
+        task, launch = np.where(sender_row[row] < 0, row, sender_row[row]), np.full(row.size, -1, dtype=np.int32)
+        message = np.flatnonzero(COMMUNICATION.mask(self.issued.kind[waiting]))
         if self.issued.calls is not None and first is not None:
-            call = self.issued.calls.of_row[behind[message]]
+            call = self.issued.calls.of_row[waiting[message]]
             launch[message] = np.where(called.known.flags[call] & LAUNCHED, first[call], -1)
         elif self.rules.batched:
-            launch[message] = self.rules.rows + 2 * self.lanes.columns.group[behind[message]]
-        return Pairs(place[before], np.where(launch < 0, task, launch))
+            launch[message] = self.rules.rows + 2 * self.lanes.columns.group[waiting[message]]
+        return Pairs(place[awaited], np.where(launch < 0, task, launch))
 
 
 def _most_edges(issued: IssueOrder, kinds: NDArray[np.intp], parts: PartColumns, rules: Rules) -> int:
     """Return an upper bound of the edges that neither streams nor calls imply: forks, receivers, consumers."""
-    apart = _IN_CALLS if rules.called else COMPUTE
-    without = sum(int(np.count_nonzero(np.equal(issued.kind, one))) for one in kinds.tolist() if one in apart)
-    rows = len(issued) - without + int(np.count_nonzero(parts.stream > codes.COMPUTE_STREAM))
+    excluded = _IN_CALLS if rules.called else COMPUTE
+    excluded_rows = sum(
+        int(np.count_nonzero(np.equal(issued.kind, kind))) for kind in kinds.tolist() if kind in excluded
+    )
+    rows = len(issued) - excluded_rows + int(np.count_nonzero(parts.stream > codes.COMPUTE_STREAM))
     widest = int(issued.span.max(initial=1))
-    microbatches = rows if widest == 1 else int(issued.span[~apart.mask(issued.kind)].sum())
+    microbatches = rows if widest == 1 else int(issued.span[~excluded.mask(issued.kind)].sum())
     return 2 * rows + 2 * microbatches + (2 * rows if rules.batched else 0)
 
 
 def cost_columns(workload: Workload, graph: StageGraph) -> CostColumns:
     """Return the costs of actions, flat over class, kind and stage."""
     classes = (workload, *workload.classes)
-    by_kind = [
-        [np.concatenate([per(one, kind) for kind in Kind]) for one in classes]
-        for per in (Workload.duration_ns, Workload.collective_ns)
-    ]
     return CostColumns(
         classes=len(classes), width=len(Kind) * graph.stages,
         class_of=workload.microbatch_class if len(classes) > 1 else np.zeros(0, dtype=np.int32),
-        duration_ns=np.concatenate(by_kind[0]), collective_ns=np.concatenate(by_kind[1]),
-        boundary_bytes=np.concatenate([one.edge_bytes.ravel() for one in classes]),
+        duration_ns=np.concatenate([costs.duration_ns(kind) for costs in classes for kind in Kind]),
+        collective_ns=np.concatenate([costs.collective_ns(kind) for costs in classes for kind in Kind]),
+        boundary_bytes=np.concatenate([costs.edge_bytes.ravel() for costs in classes]),
     )  # fmt: skip
 
 
@@ -365,20 +364,20 @@ def issue(schedule: Schedule, policy: Policy, made_at: Int32s | None = None) -> 
     Raises:
         ScheduleError: no order of messages lets every action run.
     """
-    beside = _rows_off_messages(schedule)
-    if beside.size:
-        kept = np.setdiff1d(np.arange(len(schedule)), beside)
+    removed = _rows_off_messages(schedule)
+    if removed.size:
+        kept = np.setdiff1d(np.arange(len(schedule)), removed)
         issued = issue(schedule.selected(kept), policy)
-        computed = np.searchsorted(kept[COMPUTE.mask(schedule.kind[kept])], beside)
-        return _insert_rows(issued, schedule.cells.taken(beside), computed, waits=False)
+        computed = np.searchsorted(kept[COMPUTE.mask(schedule.kind[kept])], removed)
+        return _insert_rows(issued, schedule.cells.taken(removed), computed, waits=False)
     recomputes = np.flatnonzero(_RECOMPUTES.mask(schedule.kind))
     waits = schedule.recompute_waits
     if not recomputes.size or not (waits or policy.program is not None):
         return _with_messages(schedule, policy, made_at)
-    others = np.flatnonzero(~_RECOMPUTES.mask(schedule.kind))
-    issued = _with_messages(schedule.selected(others), policy)
-    behind = np.searchsorted(others[COMPUTE.mask(schedule.kind[others])], recomputes)
-    return _insert_rows(issued, schedule.cells.taken(recomputes), behind, waits=waits)
+    kept = np.flatnonzero(~_RECOMPUTES.mask(schedule.kind))
+    issued = _with_messages(schedule.selected(kept), policy)
+    computed = np.searchsorted(kept[COMPUTE.mask(schedule.kind[kept])], recomputes)
+    return _insert_rows(issued, schedule.cells.taken(recomputes), computed, waits=waits)
 
 
 def _rows_off_messages(schedule: Schedule) -> NDArray[np.int64]:
@@ -387,15 +386,15 @@ def _rows_off_messages(schedule: Schedule) -> NDArray[np.int64]:
     reduces = np.equal(kind, int(Kind.REDUCE_GRAD))  # a member itself would widen the column
     reduced = np.flatnonzero(reduces)
     cells = _ranks_of(schedule, reduced) * schedule.stages + schedule.stage[reduced]
-    each = bool((np.diff(np.sort(cells)) == 0).any())  # without np.unique, which imports masked arrays
-    there = _OFF_MESSAGES.mask(kind) | (reduces & each)
-    if schedule.has_communication or not there.any():
+    per_microbatch = bool((np.diff(np.sort(cells)) == 0).any())  # without np.unique, which imports masked arrays
+    candidate = _OFF_MESSAGES.mask(kind) | (reduces & per_microbatch)
+    if schedule.has_communication or not candidate.any():
         return np.zeros(0, dtype=np.int64)
     computed = np.append(np.flatnonzero(COMPUTE.mask(kind)), len(schedule))
-    rows = np.flatnonzero(there)
-    behind = computed[np.searchsorted(computed, rows)]
+    rows = np.flatnonzero(candidate)
+    next_computation = computed[np.searchsorted(computed, rows)]
     ends = schedule.row_ptr[1:][_ranks_of(schedule, rows)]
-    return np.asarray(rows[behind < ends])
+    return np.asarray(rows[next_computation < ends])
 
 
 def _ranks_of(schedule: Schedule, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -410,20 +409,23 @@ def _with_messages(schedule: Schedule, policy: Policy, made_at: Int32s | None = 
 
 
 def _insert_rows(
-    issued: IssueOrder, recomputes: CellColumns, behind: NDArray[np.integer], *, waits: bool
+    issued: IssueOrder, inserted: CellColumns, computed: NDArray[np.integer], *, waits: bool
 ) -> IssueOrder:
-    """Insert each recomputed forward before the computation number ``behind``."""
-    at = np.flatnonzero(COMPUTE.mask(issued.kind))[behind]
-    place = at + np.arange(at.size)
-    row = np.insert(np.arange(len(issued)), at, at)
+    """Insert each action before the computation with index ``computed``.
+
+    With ``waits``, the actions are recomputed forwards that have the dependencies of their backwards.
+    """
+    before = np.flatnonzero(COMPUTE.mask(issued.kind))[computed]
+    position = before + np.arange(before.size)
+    row = np.insert(np.arange(len(issued)), before, before)
     cells, edge = issued.cells.taken(row), issued.edge[row]
-    for column, values in zip(cells, recomputes, strict=True):
-        column[place] = values
-    edge[place] = -1
-    begin = np.flatnonzero(~np.isin(np.arange(row.size), place))
-    if waits:  # a recomputed forward has the dependencies of its backward
-        begin[_backwards(issued, recomputes)] = place
-    rank = np.searchsorted(issued.row_ptr, at, side="right") - 1
+    for column, values in zip(cells, inserted, strict=True):
+        column[position] = values
+    edge[position] = -1
+    begin = np.flatnonzero(~np.isin(np.arange(row.size), position))
+    if waits:
+        begin[_backwards(issued, inserted)] = position
+    rank = np.searchsorted(issued.row_ptr, before, side="right") - 1
     shift = np.cumsum([0, *np.bincount(rank, minlength=issued.row_ptr.size - 1)])
     calls = None if issued.calls is None else issued.calls.with_rows(row, begin)
     return replace(issued, row_ptr=issued.row_ptr + shift, edge=edge, calls=calls, **cells._asdict())
@@ -451,15 +453,16 @@ def add_recompute_edges(edges: Pairs, cells: CellColumns, made_at: Int32s, stage
         stages: number of stages.
     """
     microbatches = made_at.size // (2 * stages)
-    recomputes = np.flatnonzero(_RECOMPUTES.mask(cells.kind))[
-        ::-1
-    ]  # the first of several segments is written last
+    # In reverse order: of several segments, the first is written last.
+    recomputes = np.flatnonzero(_RECOMPUTES.mask(cells.kind))[::-1]
     first = np.full(max(int(made_at.max(initial=-1)), int(edges.target.max(initial=-1))) + 1, -1, dtype=np.int32)
-    made = made_at.reshape(2, stages, microbatches)[1]
+    gradient_row = made_at.reshape(2, stages, microbatches)[1]
     for offset in range(int(cells.span[recomputes].max(initial=0))):
         rows = recomputes[cells.span[recomputes] > offset]
-        first[made[cells.stage[rows], cells.microbatch[rows] + offset]] = rows
-    there = edges.target >= 0
-    behind = np.where(there, first[np.where(there, edges.target, 0)], -1)
-    more = np.flatnonzero(behind >= 0)
-    return Pairs(np.concatenate([edges.source, edges.source[more]]), np.concatenate([edges.target, behind[more]]))
+        first[gradient_row[cells.stage[rows], cells.microbatch[rows] + offset]] = rows
+    waits_for_end = edges.target >= 0
+    recompute = np.where(waits_for_end, first[np.where(waits_for_end, edges.target, 0)], -1)
+    added = np.flatnonzero(recompute >= 0)
+    return Pairs(
+        np.concatenate([edges.source, edges.source[added]]), np.concatenate([edges.target, recompute[added]])
+    )

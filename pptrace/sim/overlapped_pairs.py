@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import cycle
+from itertools import cycle, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -57,12 +57,14 @@ class Paired:
 
 def alone(segments: Sequence[Segment]) -> Paired:
     """Return the order of a single action: each segment waits for the previous one."""
-    places = range(len(segments))
-    computed = [max((i for i in places[:at] if segments[i].is_computation), default=STREAM) for at in places]
-    release = [ROW if segments[i].is_computation or not i else computed[i] for i in places]
+    order, last_computation = [], STREAM
+    for number, segment in enumerate(segments):
+        order.append(Placed(0, number, ROW if segment.is_computation or not number else last_computation))
+        if segment.is_computation:
+            last_computation = number
     return Paired(
-        order=tuple(Placed(0, place, release[place]) for place in places),
-        needs=tuple((i - 1, i) for i in places[1:] if segments[i].stream is not segments[i - 1].stream),
+        order=tuple(order),
+        needs=tuple((i, i + 1) for i, (a, b) in enumerate(pairwise(segments)) if a.stream is not b.stream),
         results=((len(segments) - 1,),),
     )
 
@@ -70,7 +72,7 @@ def alone(segments: Sequence[Segment]) -> Paired:
 def alone_overlapped(segments: Sequence[Segment]) -> Paired:
     """Return the order of a single action whose computation and communication overlap; all are its result."""
     rows = paired((segments,))
-    last = {segments[one.number].stream: place for place, one in enumerate(rows.order)}
+    last = {segments[placed.number].stream: index for index, placed in enumerate(rows.order)}
     return replace(rows, results=(tuple(sorted(last.values())),))
 
 
@@ -90,8 +92,8 @@ def paired(members: Sequence[Sequence[Segment]], interleave: Sequence[int] = ())
         order.append(Placed(member, number, ROW))
         _issue_communication(members, order, place)
     needs = [
-        (place[member, need], at)
-        for (member, number), at in sorted(place.items(), key=lambda item: item[1])
+        (place[member, need], index)
+        for (member, number), index in sorted(place.items(), key=lambda item: item[1])
         for need in members[member][number].needs_of(number)
         if members[member][need].stream is not members[member][number].stream
     ]
@@ -102,7 +104,11 @@ def paired(members: Sequence[Sequence[Segment]], interleave: Sequence[int] = ())
 
 
 def _next_computation(segments: Sequence[Segment], member: int, place: dict[tuple[int, int], int]) -> int:
-    return next(i for i, one in enumerate(segments) if one.is_computation and (member, i) not in place)
+    return next(
+        number
+        for number, segment in enumerate(segments)
+        if segment.is_computation and (member, number) not in place
+    )
 
 
 def _issue_communication(
@@ -121,7 +127,7 @@ def _issue_communication(
             return
         member, number = ready[0]
         needs = [place[member, need] for need in members[member][number].needs_of(number)]
-        computed = [at for at in needs if members[order[at].member][order[at].number].is_computation]
+        computed = [index for index in needs if members[order[index].member][order[index].number].is_computation]
         place[member, number] = len(order)
         order.append(Placed(member, number, max(computed, default=STREAM if number else ROW)))
 
@@ -161,8 +167,10 @@ def _first_ready(members: Sequence[Sequence[Segment]]) -> list[int]:
             and all((member, need) in end for need in segment.needs_of(number))
             and all((member, i) in end for i in range(number) if segments[i].stream is segment.stream)
         ]
-        communication = [one for one in waiting if not members[one[0]][one[1]].is_computation]
-        chosen = min(communication or waiting, key=lambda one: (ready(*one), one))
+        communication = [
+            (member, number) for member, number in waiting if not members[member][number].is_computation
+        ]
+        chosen = min(communication or waiting, key=lambda segment: (ready(*segment), segment))
         if not communication:
             turns.append(chosen[0])
         run(*chosen)
@@ -225,7 +233,9 @@ def in_segments(
     if not workload.segments or not _overlaps(issued, workload, slows=slows):
         return issued, Expansion()
     issued = issued.with_whole_pairs()
-    groups = [_group(issued, workload, interleave, start, size) for start, size in _alike(issued, workload)]
+    groups = [
+        _group(issued, workload, interleave, start, size) for start, size in _equal_actions(issued, workload)
+    ]
     return _expanded(issued, policy, groups)
 
 
@@ -233,7 +243,7 @@ def _overlaps(issued: IssueOrder, workload: Workload, *, slows: bool) -> bool:
     return (workload.overlapped and slows) or bool((issued.pair >= 0).any())
 
 
-def _alike(issued: IssueOrder, workload: Workload) -> Iterator[tuple[NDArray[np.int64], int]]:
+def _equal_actions(issued: IssueOrder, workload: Workload) -> Iterator[tuple[NDArray[np.int64], int]]:
     """Yield groups of equal actions, messages and pairs: their first rows, and the number of rows of each."""
     first = group_starts(issued.pair, issued.row_ptr)
     size = np.diff(first, append=len(issued))
@@ -244,9 +254,9 @@ def _alike(issued: IssueOrder, workload: Workload) -> Iterator[tuple[NDArray[np.
         code = code * (len(workload.classes) + 1) + np.where(issued.microbatch < 0, 0, used[issued.microbatch])
     key = np.zeros(first.size, dtype=np.int64)
     for member in range(int(size.max(initial=0))):
-        own = np.where(member < size, code[np.minimum(first + member, len(issued) - 1)] + 1, 0)
-        key = np.unique(np.unique(key, return_inverse=True)[1] * (int(code.max(initial=0)) + 2) + own,
-                        return_inverse=True)[1]  # fmt: skip
+        member_code = np.where(member < size, code[np.minimum(first + member, len(issued) - 1)] + 1, 0)
+        dense = np.unique(key, return_inverse=True)[1]
+        key = np.unique(dense * (int(code.max(initial=0)) + 2) + member_code, return_inverse=True)[1]
     order = np.argsort(key, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(key[order])) + 1):
         yield first[rows], int(size[rows[0]])
@@ -262,12 +272,12 @@ def _group(
     """Return the order of an action's or pair's segments; messages and actions without segments have none."""
     rows = range(int(start[0]), int(start[0]) + size)
     kinds = tuple(Kind(int(issued.kind[row])) for row in rows)
-    given = [_segments_of(issued, workload, row) for row in rows]
-    if not any(given):
+    segments = [_segments_of(issued, workload, row) for row in rows]
+    if not any(segments):
         return _Group(start, size, None, ())
     members = tuple(
-        found or (Segment(name=kind.name, duration_ns=_whole_ns(issued, workload, row)),)
-        for row, kind, found in zip(rows, kinds, given, strict=True)
+        parts or (Segment(name=kind.name, duration_ns=_whole_ns(issued, workload, row)),)
+        for row, kind, parts in zip(rows, kinds, segments, strict=True)
     )
     turns = interleave.get(kinds, ())
     if any(not 0 <= turn < size for turn in turns):
@@ -297,8 +307,8 @@ def _segments_of(issued: IssueOrder, workload: Workload, row: int) -> tuple[Segm
         return ()
     span = int(issued.span[row])
     return tuple(
-        replace(one, duration_ns=one.duration_ns * span, size_bytes=one.size_bytes * span)
-        for one in by_stage[int(issued.stage[row])]
+        replace(segment, duration_ns=segment.duration_ns * span, size_bytes=segment.size_bytes * span)
+        for segment in by_stage[int(issued.stage[row])]
     )
 
 
@@ -308,41 +318,46 @@ def _expanded(issued: IssueOrder, policy: Policy, groups: Sequence[_Group]) -> t
         if group.rows is not None:
             length[group.start[:, None] + np.arange(group.size)] = 0
             length[group.start] = len(group.rows.order)
-    at = np.concatenate([[0], np.cumsum(length)])
+    first = np.concatenate([[0], np.cumsum(length)])
     source = np.repeat(np.arange(len(issued)), length)
     results = np.full((_most_results(groups), len(issued)), -1, dtype=np.int64)
-    begin = at[:-1].copy()
+    begin = first[:-1].copy()
     columns = _unfilled(source.size)
     name, names, links = np.full(source.size, -1, dtype=np.int32), dict[str, int](), dict[str, int]()
     needs: list[NDArray[np.int64]] = []
     for start, _, rows, members in groups:
         if rows is None:
             continue
-        place = at[start][:, None] + np.arange(len(rows.order))
-        segments = [members[one.member][one.number] for one in rows.order]
-        source[place] = start[:, None] + [one.member for one in rows.order]
-        name[place] = [names.setdefault(one.name, len(names)) for one in segments]
-        columns.number[place] = [one.number for one in rows.order]
-        columns.stream[place] = [int(one.stream) for one in segments]
-        columns.duration_ns[place] = [one.duration_ns for one in segments]
-        columns.path[place] = [links.setdefault(one.link, len(links)) if one.link else -1 for one in segments]
-        columns.size_bytes[place] = [one.size_bytes for one in segments]
-        columns.release[place] = _released(rows, at[start])
+        origin = first[start]
+        place = origin[:, None] + np.arange(len(rows.order))
+        segments = [members[placed.member][placed.number] for placed in rows.order]
+        source[place] = start[:, None] + [placed.member for placed in rows.order]
+        name[place] = [names.setdefault(segment.name, len(names)) for segment in segments]
+        columns.number[place] = [placed.number for placed in rows.order]
+        columns.stream[place] = [int(segment.stream) for segment in segments]
+        columns.duration_ns[place] = [segment.duration_ns for segment in segments]
+        columns.path[place] = [
+            links.setdefault(segment.link, len(links)) if segment.link else -1 for segment in segments
+        ]
+        columns.size_bytes[place] = [segment.size_bytes for segment in segments]
+        release = np.array([placed.release for placed in rows.order])
+        columns.release[place] = np.where(release < 0, release, origin[:, None] + release)
         for member, places in enumerate(rows.results):
-            begin[start + member] = at[start] + rows.order.index(
-                next(one for one in rows.order if one[:2] == (member, 0))
-            )
-            results[: len(places), start + member] = at[start] + np.array(places)[:, None]
-        needs += [np.stack([at[start] + before, at[start] + behind]) for before, behind in rows.needs]
+            first_segment = next(i for i, placed in enumerate(rows.order) if placed[:2] == (member, 0))
+            begin[start + member] = origin + first_segment
+            results[: len(places), start + member] = origin + np.array(places)[:, None]
+        needs += [np.stack([origin + awaited, origin + waiting]) for awaited, waiting in rows.needs]
     calls = None if issued.calls is None else issued.calls.with_rows(source, begin)
-    whole = replace(
-        issued, row_ptr=at[issued.row_ptr], edge=issued.edge[source], calls=calls,
+    expanded = replace(
+        issued, row_ptr=first[issued.row_ptr], edge=issued.edge[source], calls=calls,
         **issued.cells.taken(source)._asdict(),
     )  # fmt: skip
-    paths = _paths_over_links(whole, columns, list(links))
+    paths = _paths_over_links(expanded, columns, list(links))
     needs += wait_for_results(issued, columns, begin, results, policy)
-    both = np.concatenate(needs, axis=1).astype(np.int32)
-    return whole, Expansion(columns=columns, name=name, names=tuple(names), links=paths, needs=(both[0], both[1]))
+    edges = np.concatenate(needs, axis=1).astype(np.int32)
+    return expanded, Expansion(
+        columns=columns, name=name, names=tuple(names), links=paths, needs=(edges[0], edges[1])
+    )
 
 
 def _most_results(groups: Sequence[_Group]) -> int:
@@ -355,17 +370,12 @@ def _paths_over_links(whole: IssueOrder, columns: PartColumns, links: Sequence[s
     rank = np.searchsorted(whole.row_ptr, rows, side="right") - 1
     key = (columns.path[rows].astype(np.int64) * whole.placement.ranks + rank) * len(Stream) + columns.stream[rows]
     distinct, columns.path[rows] = np.unique(key, return_inverse=True)
-    return tuple(links[one] for one in (distinct // (whole.placement.ranks * len(Stream))).tolist())
+    return tuple(links[index] for index in (distinct // (whole.placement.ranks * len(Stream))).tolist())
 
 
 def _unfilled(rows: int) -> PartColumns:
-    none, some = np.full(rows, -1, dtype=np.int32), np.zeros(rows, dtype=np.int64)
-    return PartColumns(none, none.copy(), some, none.copy(), none.copy(), some.copy())
-
-
-def _released(rows: Paired, start: NDArray[np.int64]) -> NDArray[np.int64]:
-    release = np.array([one.release for one in rows.order])
-    return np.where(release < 0, release, start[:, None] + release)
+    none, zero = np.full(rows, -1, dtype=np.int32), np.zeros(rows, dtype=np.int64)
+    return PartColumns(none, none.copy(), zero, none.copy(), none.copy(), zero.copy())
 
 
 _KEEPS_MESSAGES = {PolicyName.ASYNC, PolicyName.ORDERED}
@@ -375,10 +385,10 @@ _KEEPS_MESSAGES = {PolicyName.ASYNC, PolicyName.ORDERED}
 def is_early(issued: IssueOrder) -> bool:
     """Return whether an action needs a result that its own rank computes later in its row."""
     cell, rows, cells = _cells(issued)
-    made = np.full(2 * cells, -1, dtype=np.int64)
-    made[cell] = rows
-    before, behind = (made[side] for side in _on_own_rank(issued.placement))
-    return bool(((before > behind) & (behind >= 0)).any())
+    producer = np.full(2 * cells, -1, dtype=np.int64)
+    producer[cell] = rows
+    awaited, waiting = (producer[side] for side in _local_dependencies(issued.placement))
+    return bool(((awaited > waiting) & (waiting >= 0)).any())
 
 
 def wait_for_results(
@@ -398,7 +408,7 @@ def wait_for_results(
     cell, rows, cells = _cells(issued)
     begins, makers = np.full(2 * cells, -1, dtype=np.int64), np.full(2 * cells, -1, dtype=np.int64)
     begins[cell], makers[cell] = begin[rows], rows
-    before, behind = _on_own_rank(placement)
+    awaited, waiting = _local_dependencies(placement)
     computed = _last(issued, COMPUTE.mask(issued.kind))
     sends = np.flatnonzero(SENDS.mask(issued.kind))
     sent = ((issued.kind[sends] == Kind.SEND_B) * stages + issued.stage[sends]) * microbatches
@@ -407,26 +417,26 @@ def wait_for_results(
     if policy.name in _KEEPS_MESSAGES:
         early = (issued.pair[maker] >= 0) & (issued.pair[maker] == issued.pair[computed[sends]])
         _release(columns, results[:, maker[early]], begin[sends[early]])
-    alone, later = _behind_alone(issued, results, policy, computed)
-    found = []
+    single, following = _followers_of_single_actions(issued, results, policy, computed)
+    edges = []
     for result in results:
         ends = np.where(makers < 0, -1, result[makers])
-        source = np.concatenate([ends[before], ends[sent], result[alone]])
-        target = np.concatenate([begins[behind], begin[sends], begin[later]])
+        source = np.concatenate([ends[awaited], ends[sent], result[single]])
+        target = np.concatenate([begins[waiting], begin[sends], begin[following]])
         kept = (source >= 0) & (target >= 0)
         kept &= columns.stream[source] != Stream.COMPUTE  # the compute stream keeps the order
-        found.append(np.stack([source, target])[:, kept])
-    return found
+        edges.append(np.stack([source, target])[:, kept])
+    return edges
 
 
 def _cells(issued: IssueOrder) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
     """Return the index of each result, its row, and the number of results per direction."""
     stages, microbatches = issued.placement.stages, issued.placement.microbatches
-    way = TABLE.feeds[issued.kind].astype(np.int64)
-    rows = np.flatnonzero((way >= 0) & (issued.microbatch >= 0))
+    direction = TABLE.feeds[issued.kind].astype(np.int64)
+    rows = np.flatnonzero((direction >= 0) & (issued.microbatch >= 0))
     rows = np.repeat(rows, issued.span[rows])
-    ahead = np.arange(rows.size) - np.searchsorted(rows, rows)
-    cell = (way[rows] * stages + issued.stage[rows]) * microbatches + issued.microbatch[rows] + ahead
+    offset = np.arange(rows.size) - np.searchsorted(rows, rows)
+    cell = (direction[rows] * stages + issued.stage[rows]) * microbatches + issued.microbatch[rows] + offset
     return cell, rows, stages * microbatches
 
 
@@ -434,24 +444,24 @@ def _release(columns: PartColumns, results: NDArray[np.int64], sends: NDArray[np
     """Release messages after the computations of their results, not after the whole pair."""
     computes = (results >= 0) & (columns.stream[results] == Stream.COMPUTE)
     last = np.where(computes, results, STREAM).max(axis=0)
-    own = (results >= 0).any(axis=0)
-    columns.release[sends[own]] = last[own]
+    segmented = (results >= 0).any(axis=0)
+    columns.release[sends[segmented]] = last[segmented]
 
 
-def _on_own_rank(placement: Placement) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _local_dependencies(placement: Placement) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return pairs of results on one rank, the second of which needs the first."""
     stages, microbatches = placement.stages, placement.microbatches
-    held, microbatch = placement.stage_rank[placement.microbatch_route], np.arange(microbatches)
+    rank, microbatch = placement.stage_rank[placement.microbatch_route], np.arange(microbatches)
     cells = np.arange(stages * microbatches)
-    before, behind = [cells], [stages * microbatches + cells]
+    awaited, waiting = [cells], [stages * microbatches + cells]
     for low, high in placement.edges.tolist():
-        here = microbatch[held[:, low] == held[:, high]]
-        before += [low * microbatches + here, (stages + high) * microbatches + here]
-        behind += [high * microbatches + here, (stages + low) * microbatches + here]
-    return np.concatenate(before), np.concatenate(behind)
+        local = microbatch[rank[:, low] == rank[:, high]]
+        awaited += [low * microbatches + local, (stages + high) * microbatches + local]
+        waiting += [high * microbatches + local, (stages + low) * microbatches + local]
+    return np.concatenate(awaited), np.concatenate(waiting)
 
 
-def _behind_alone(
+def _followers_of_single_actions(
     issued: IssueOrder, results: NDArray[np.int64], policy: Policy, computed: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return single actions, and the rows that their ranks issue next on any stream.
@@ -464,8 +474,8 @@ def _behind_alone(
     starts = group_starts(issued.pair, issued.row_ptr)
     last = np.repeat(last[starts], np.diff(starts, append=len(issued)))
     single = (results[0] >= 0) & (issued.pair < 0)
-    later = np.flatnonzero((last >= 0) & single[last])
-    return last[later], later
+    following = np.flatnonzero((last >= 0) & single[last])
+    return last[following], following
 
 
 def _last(issued: IssueOrder, rows: NDArray[np.bool_]) -> NDArray[np.int64]:

@@ -79,8 +79,8 @@ def find_jobs(graph: TaskGraph, shared: SharedLinks, contention: Contention) -> 
     task = np.flatnonzero(kind >= 0).astype(np.int32)
     kind, path = kind[task], graph.path[task]
     flow = kind == FLOW
-    own = np.where(flow, path, 0)
-    rate = paths.rate_kbps[own] if len(paths) else np.zeros(task.size, dtype=np.int64)
+    flow_path = np.where(flow, path, 0)
+    rate = paths.rate_kbps[flow_path] if len(paths) else np.zeros(task.size, dtype=np.int64)
     rate = np.where(rate == UNLIMITED, _LARGEST // BYTE, rate)
     largest = int(graph.size_bytes[task[flow]].max(initial=0))
     if largest * BYTE * FINER >= _LARGEST:
@@ -89,7 +89,7 @@ def find_jobs(graph: TaskGraph, shared: SharedLinks, contention: Contention) -> 
         task=task,
         volume=np.where(flow, graph.size_bytes[task] * (BYTE * FINER), graph.duration_ns[task] * WHOLE),
         full_rate=np.where(flow, rate * FINER, WHOLE),
-        overhead_ns=np.where(flow, paths.overhead_ns[own] if len(paths) else 0, 0).astype(np.int64),
+        overhead_ns=np.where(flow, paths.overhead_ns[flow_path] if len(paths) else 0, 0).astype(np.int64),
         path=np.where(flow, path, -1).astype(np.int32),
         kind=kind,
         rank=np.repeat(graph.lane_rank, np.diff(graph.lane_ptr))[task],
@@ -183,12 +183,12 @@ def _tightest(
     order = np.lexsort((path, link))
     order = order[kept[link[order]]]
     used = np.stack([path[order], weight[order]], axis=1)
-    number, first = np.unique(link[order], return_index=True)
+    numbers, first = np.unique(link[order], return_index=True)
     best: dict[bytes, int] = {}
-    for one, users in zip(number.tolist(), np.split(used, first)[1:], strict=True):
-        alike = users.tobytes()
-        if alike not in best or links.rate_kbps[one] < links.rate_kbps[best[alike]]:
-            best[alike] = one
+    for number, messages in zip(numbers.tolist(), np.split(used, first)[1:], strict=True):
+        key = messages.tobytes()
+        if key not in best or links.rate_kbps[number] < links.rate_kbps[best[key]]:
+            best[key] = number
     chosen = np.zeros(len(links), dtype=bool)
     chosen[list(best.values())] = True
     return chosen

@@ -224,8 +224,8 @@ def _whole(timeline: Timeline, *, overlap: bool) -> list[int]:
     whole = np.zeros(timeline.placement.stages, dtype=np.int64)
     rows = np.flatnonzero(WEIGHT_GRADIENTS.mask(timeline.kind))
     np.maximum.at(whole, timeline.stage[rows], timeline.end_ns[rows])
-    found: list[int] = (whole if overlap else np.full_like(whole, whole.max())).tolist()
-    return found
+    times: list[int] = (whole if overlap else np.full_like(whole, whole.max())).tolist()
+    return times
 
 
 def _reordered(timeline: Timeline, order: Int64s) -> Timeline:
@@ -250,27 +250,26 @@ def _traffic(graph: TaskGraph, links: Links, rates: Rates | None, order: Int64s 
         path = path[order]
     if rates is None:
         none = np.zeros(0, dtype=np.int64)
-        row, at, rate, limit = none.astype(np.int32), none, none, none.astype(np.int32)
+        row, time_ns, rate, limit = none.astype(np.int32), none, none, none.astype(np.int32)
     else:
-        row, at, rate, limit = rates.task, rates.time_ns, rates.rate // FINER, rates.limit
-        if order is not None:
-            row = _renamed(order)[row]
+        row = rates.task if order is None else _renamed(order)[rates.task]
         by_row = np.argsort(row, kind="stable")
-        row, at, rate, limit = row[by_row], at[by_row], rate[by_row], limit[by_row]
+        row, time_ns = row[by_row], rates.time_ns[by_row]
+        rate, limit = rates.rate[by_row] // FINER, rates.limit[by_row]
     return Traffic(
         links=links, paths=graph.paths, source=graph.source, target=graph.target, path=path,
-        row=row, at_ns=at, rate_kbps=rate, limit=limit,
+        row=row, at_ns=time_ns, rate_kbps=rate, limit=limit,
     )  # fmt: skip
 
 
 def _row_causes(graph: TaskGraph, cause: Int32s) -> Int32s:
     """Replace causes that are no rows (launches, joins, barriers) by the row that caused those."""
     rows = graph.rows
-    own = cause[:rows]
-    while graph.tasks > rows and (own >= rows).any():
-        outside = own >= rows
-        own[outside] = cause[own[outside]]
-    return own
+    row_cause = cause[:rows]
+    while graph.tasks > rows and (row_cause >= rows).any():
+        outside = row_cause >= rows
+        row_cause[outside] = cause[row_cause[outside]]
+    return row_cause
 
 
 _SHOWN = 8
@@ -293,13 +292,14 @@ def timed(workload: Workload, links: Links) -> Workload:
             )
         link = links.name.index(segment.link)
         path = Paths.along(links, [0, 1], [link])
-        took = transfer_ns(np.array([segment.size_bytes]), path.overhead_ns, path.rate_kbps)
-        return replace(segment, duration_ns=int(took[0] + path.latency_ns[0]))
+        transfer = transfer_ns(np.array([segment.size_bytes]), path.overhead_ns, path.rate_kbps)
+        return replace(segment, duration_ns=int(transfer[0] + path.latency_ns[0]))
 
-    if not any(one.link for stages in workload.segments.values() for own in stages for one in own):
+    by_kind = workload.segments
+    if not any(part.link for stages in by_kind.values() for parts in stages for part in parts):
         return workload
-    segments = {kind: [tuple(map(over, own)) for own in stages] for kind, stages in workload.segments.items()}
-    whole = replace(workload, segments={}, classes=tuple(timed(one, links) for one in workload.classes))
+    segments = {kind: [tuple(map(over, parts)) for parts in stages] for kind, stages in by_kind.items()}
+    whole = replace(workload, segments={}, classes=tuple(timed(costs, links) for costs in workload.classes))
     return whole.segmented(segments)
 
 
@@ -359,7 +359,7 @@ def _eager_remedy(
     for size in np.unique(graph.size_bytes[graph.path >= 0]).tolist():
         if size <= policy.eager_bytes:
             continue
-        again = lower(schedule, workload, network, replace(policy, eager_bytes=size))
-        if run_graph(again).done == again.tasks - again.ghosts().size:
+        eager_graph = lower(schedule, workload, network, replace(policy, eager_bytes=size))
+        if run_graph(eager_graph).done == eager_graph.tasks - eager_graph.ghosts().size:
             return f"; messages up to {size} B eager let it run: --set p2p.eager='{size} B'"
     return "; no eager size lets it run: reorder the receives (p2p.receive: asap) or use another policy"
