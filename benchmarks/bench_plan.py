@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 from pptrace.plugins.registry import Registry
-from pptrace.search.candidate import Outcome
-from pptrace.search.planner import find_plan
+from pptrace.search.candidates import Outcome
+from pptrace.search.plan import find_plan
 from pptrace.search.problem import PlanRequest
 from pptrace.search.runner import run_candidate
 
@@ -64,7 +64,7 @@ def main() -> None:
     sample = able[:: max(len(able) // options.sample, 1)]
     start = time.perf_counter()
     for one in sample:
-        run_candidate(found.problem.document, one.varied, None, registry)
+        run_candidate((one.varied, None), document=found.problem.document, registry=registry)
     each = (time.perf_counter() - start) / len(sample)
     whole = each * len(able)
     print(f"a plain sweep of the {len(able):,} that can run: {1 / each:,.0f}/s, {whole:,.0f} s in one process")

@@ -22,15 +22,14 @@ from typing import TYPE_CHECKING, Any
 from pptrace.config.resolution import document_of
 from pptrace.errors import PptraceError
 from pptrace.plugins.registry import Registry
-from pptrace.search.plan import differences_ns
-from pptrace.search.planner import find_plan
+from pptrace.search.plan import differences_ns, find_plan
 from pptrace.search.problem import PlanRequest
 from pptrace_accuracy.records import build_cases, read_rows, read_rules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pptrace.search.candidate import Candidate
+    from pptrace.search.candidates import Candidate
     from pptrace_accuracy.records import Case
 
 Division = tuple[int, ...]

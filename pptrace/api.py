@@ -159,9 +159,7 @@ def crossover(
 
     basis = _basis(config, sets, registry, values)
     pair = parse_entries(_listed(between), "between")
-    chosen = chosen_for_search(basis.registry, executor, workers)
-    if chosen is not None:
-        chosen.check_registry(shared=registry is not None)
+    chosen = chosen_for_search(basis.registry, executor, workers, shared=registry is not None)
     return cross(basis, pair, over, points=points, tolerance=parse_share(tolerance, "tolerance"), chosen=chosen)
 
 

@@ -68,7 +68,7 @@ from pptrace.run.preparation import check_size as check_size
 from pptrace.run.preparation import prepare as prepare
 from pptrace.run.simulated_step import SimulatedStep as SimulatedStep
 from pptrace.sanitize import csv_of as csv_of
-from pptrace.search.batch import simulate_many as simulate_many
+from pptrace.search.runner import simulate_many as simulate_many
 from pptrace.sim.simulation import simulate as simulate
 from pptrace.steps import kinds as kinds
 from pptrace.steps.action_insertion import with_copies as with_copies

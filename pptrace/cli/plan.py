@@ -80,7 +80,7 @@ def command(
     file = config_file(config)
     from pptrace.cli.sweep import report_journal
     from pptrace.plugins.registry import Registry
-    from pptrace.search.planner import find_plan
+    from pptrace.search.plan import find_plan
     from pptrace.search.problem import PlanRequest
     from pptrace.search.sweep import end_journals
 

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from pptrace.config.choices import Sharing
 from pptrace.config.quantities import format_size
 from pptrace.errors import PptraceError
+from pptrace.report.text_table import table_lines
 from pptrace.run.estimates import estimate
 from pptrace.run.neighbourhood import (
     DIVISION,
     Advice,
     Change,
-    Reach,
     Tried,
     change_of,
     chunks_of,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from pptrace.plugins.offers import Provided, ScheduleOffer
     from pptrace.run.costs import Costs
     from pptrace.run.estimates import Estimate
-    from pptrace.run.neighbourhood import Sizes
+    from pptrace.run.neighbourhood import Factor, Sizes
     from pptrace.run.simulated_step import SimulatedStep
 
 _WORTH = 0.005
@@ -138,7 +139,7 @@ class _Search:
     def _estimates(self) -> Iterator[tuple[Change, Estimate]]:
         """Yield candidates with increasing memory savings, until some of each size fit."""
         schedules = [name for name in schedules_of(self.run) if self._offers(name)]
-        pending = list(sizes_of(self.own, self._reach())) if schedules else []
+        pending = list(sizes_of(self.own, *self._factors())) if schedules else []
         for switches in memory_savings(self.run.prepared.resolved, self.run.registry) if self.own.model else [{}]:
             tight = []
             for sizes in pending:
@@ -187,22 +188,22 @@ class _Search:
     def _chunks(self) -> int:
         return self.run.prepared.schedule.stages // self.run.prepared.schedule.ranks
 
-    def _reach(self) -> Reach:
-        """Return the factors of sizes: all, or those that the step's time and memory suggest.
+    def _factors(self) -> tuple[Sequence[Factor], Sequence[Factor], Sequence[Factor]]:
+        """Return the factors of pp, tp and micro: all, or those that the step's time and memory suggest.
 
         Larger tensor-parallel groups need a cluster, as a flat network has no topology.
         """
         metrics = self.run.metrics
         wider = (2.0,) if self.run.prepared.job is not None else ()
         if self.deep:
-            return Reach(pp=(1, 0.5, 2, 0.25, 4, 0.125, 8), tp=(1, 0.5, 0.25, 0.125, *wider), micro=(1, 2, 0.5, 4))
+            return (1, 0.5, 2, 0.25, 4, 0.125, 8), (1, 0.5, 0.25, 0.125, *wider), (1, 2, 0.5, 4)
         peak, room = metrics.memory.fullest_bytes, metrics.memory.fullest_room_bytes
         collective = int(metrics.collective_ns.sum()) > _WORTH * metrics.ranks * metrics.step_ns
         fuller = room and peak > _OVER_HALF * room
-        return Reach(
-            pp=(0.5, 1, 2) if fuller else (0.5, 1),
-            tp=(*((0.5,) if collective and self.fits else ()), 1, *(wider if not self.fits else ())),
-            micro=(1,) if self.fits else (Fraction(1, self.own.batch.micro), 0.5, 1),
+        return (
+            (0.5, 1, 2) if fuller else (0.5, 1),
+            (*((0.5,) if collective and self.fits else ()), 1, *(wider if not self.fits else ())),
+            (1,) if self.fits else (Fraction(1, self.own.batch.micro), 0.5, 1),
         )
 
     def _simulated(self, change: Change) -> Tried | None:
@@ -251,13 +252,13 @@ class _Search:
 
     def _best(self) -> Tried | None:
         """Return the shortest step that fits and saves enough; the tie-break is fewer settings."""
-        most = int(self.run.metrics.step_ns * (1 - _WORTH)) if self.fits else None
+        most_ns = int(self.run.metrics.step_ns * (1 - _WORTH)) if self.fits else None
         able = [
-            (one.step_ns, len(one.change.settings), at, one)
-            for at, one in enumerate(self.tried.values())
-            if one.step_ns is not None and one.fits and (most is None or one.step_ns <= most)
+            tried
+            for tried in self.tried.values()
+            if tried.step_ns is not None and tried.fits and (most_ns is None or tried.step_ns <= most_ns)
         ]
-        return min(able)[3] if able else None
+        return min(able, key=attrgetter("order"), default=None)
 
     def _simplified(self) -> None:
         """Simulate the best candidate without each of its switches, while its step gets no longer."""
@@ -266,12 +267,9 @@ class _Search:
             if best is None or key in DIVISION:
                 continue
             fewer = best.change.without(frozenset({key}))
-            if fewer.settings and (tried := self._simulated(fewer)) is not None and _as_good(tried, best):
+            tried = self._simulated(fewer) if fewer.settings else None
+            if tried and tried.fits and tried.step_ns is not None and tried.step_ns <= (best.step_ns or 0):
                 best = tried
-
-
-def _as_good(first: Tried, second: Tried) -> bool:
-    return first.fits and first.step_ns is not None and first.step_ns <= (second.step_ns or 0)
 
 
 def _has_equal_work(first: SimulatedStep, second: SimulatedStep) -> bool:
@@ -287,8 +285,7 @@ def advice_lines(run: SimulatedStep, advice: Advice) -> list[str]:
     """Return the configuration's step and all simulated candidates with their arguments, the shortest first."""
     ran = _ran(advice)
     rows = [("step", "peak", "pptrace simulate ..."), *advice_rows(run, advice)]
-    widths = [max(len(row[column]) for row in rows) for column in range(2)]
-    lines = [f"{row[0]:>{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]}" for row in rows]
+    lines = table_lines(rows, {2})
     lines += [f"cannot run: {one.change.arguments}: {one.reason}" for one in advice.tried if one.step_ns is None]
     over = [] if all(one.fits for one in ran) else ["!: more than the device has"]
     return [

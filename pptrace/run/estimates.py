@@ -76,7 +76,8 @@ def estimate(
     if forms is None:
         return None
     share, held = forms
-    once = _by_rank(workload.f_ns + workload.b_ns - (_collective_ns(workload) if hides else 0), ranks)
+    hidden_ns = workload.f_collective_ns + workload.b_collective_ns if hides else 0
+    once = _by_rank(workload.f_ns + workload.b_ns - hidden_ns, ranks)
     again = _by_rank(np.where(_chosen(workload, ranks, recompute), workload.recompute_ns, 0), ranks)
     filled = once if recompute is not None and recompute.early else once + again
     idle = float(filled.mean()) * microbatches * share / (1 - share)
@@ -85,7 +86,9 @@ def estimate(
     kept = _HeldActivations(np.array(held), once, chunks)
     copied = _chosen(workload, ranks, offload) & kept.long_enough(workload, offload)
     reduction, update = (int(_by_rank(time, ranks).max()) for time in (workload.reduce_ns, workload.optimizer_ns))
-    peaks = _peaks(workload, kept, _share(workload, copied, offload), _chosen(workload, ranks, recompute))
+    ratio = 0 if offload is None else offload.ratio
+    copied_bytes = np.where(copied, workload.copied_bytes * ratio, 0).astype(np.int64)
+    peaks = _peaks(workload, kept, copied_bytes, _chosen(workload, ranks, recompute))
     computed = int((once + again).max()) * microbatches + int(idle)
     return Estimate(
         step_ns=max(computed, _copying_ns(workload, copied, ranks, offload) * microbatches)
@@ -94,12 +97,6 @@ def estimate(
         fits=not workload.capacity_bytes or bool((peaks <= workload.capacities(ranks)).all()),
         reduction_ns=reduction,
     )  # fmt: skip
-
-
-def _collective_ns(workload: Workload) -> Int64s:
-    """Return the collectives of a microbatch on each stage."""
-    collective_ns: Int64s = workload.f_collective_ns + workload.b_collective_ns
-    return collective_ns
 
 
 def _closed_forms(
@@ -167,13 +164,6 @@ def _chosen(workload: Workload, ranks: int, asked: Offload | Recompute | None) -
     if asked is not None and asked.chunks is not None:
         chosen &= np.isin(stage // ranks, asked.chunks)
     return chosen
-
-
-def _share(workload: Workload, copied: NDArray[np.bool_], offload: Offload | None) -> Int64s:
-    """Return the bytes of each stage's activations that are copied to the host."""
-    ratio = 0 if offload is None else offload.ratio
-    away: Int64s = np.where(copied, workload.copied_bytes * ratio, 0).astype(np.int64)
-    return away
 
 
 def _copying_ns(workload: Workload, copied: NDArray[np.bool_], ranks: int, offload: Offload | None) -> int:

@@ -15,7 +15,7 @@ from pptrace.config.places import key_text
 from pptrace.config.schema import Experiment
 from pptrace.config.yaml_document import parse_value, read_yaml
 from pptrace.errors import ConfigError, nearest
-from pptrace.search.basis import parse_entries
+from pptrace.search.basis import parse_entries, split_outside
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -105,7 +105,7 @@ def _parsed(text: str, option: str) -> Axis:
     if not equals or not key.strip():
         raise ConfigError(f"write KEY=VALUE,VALUE, such as microbatches=8,16, not {text!r}", file=option)
     key = key.strip()
-    words = [word.strip() for word in _split(values)]
+    words = [word.strip() for word in split_outside(values, ",")]
     return _axis(key, [value for word in words for value in _expand(word, f"{option} {key}")], option)
 
 
@@ -186,22 +186,6 @@ def _value(key: str, word: str, option: str) -> Value:
             raise ConfigError(f"{word} are several schedules, where each value is one", file=f"{option} {key}")
         return Value(text=entry.label, varied=entry.varied)
     return Value(text=word, varied=(assignment(key, word, f"{option} {key}={word}"),))
-
-
-def _split(text: str) -> list[str]:
-    """Split at commas outside brackets and quotes."""
-    parts, depth, quote = [""], 0, ""
-    for character in text:
-        opens = character in "\"'" and not quote and (not parts[-1].strip() or depth > 0)
-        if opens or character == quote:
-            quote = character if opens else ""
-        elif not quote:
-            depth += (character in "[{") - (character in "]}")
-        if character == "," and depth <= 0 and not quote:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return parts
 
 
 def _expand(word: str, source: str) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pptrace.config.flags import ARGUMENTS, key_of
 from pptrace.config.overrides import Assignment, assignment
 from pptrace.config.places import Place
+from pptrace.config.quantities import exact_size, parse_size
 from pptrace.config.resolution import load
 from pptrace.errors import ConfigError, ConstraintError, PluginError
 from pptrace.plugins.from_file import is_file_reference
@@ -19,11 +21,14 @@ from pptrace.run.run import simulate
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from pydantic import BaseModel
+
     from pptrace.config.resolution import Resolved
     from pptrace.config.yaml_document import Document
     from pptrace.errors import PptraceError
-    from pptrace.plugins.offers import ScheduleOffer
+    from pptrace.plugins.offers import CostModelOffer, ScheduleOffer
     from pptrace.plugins.registry import Registry
+    from pptrace.run.costs import Costs
     from pptrace.run.run import Run
 
 
@@ -87,7 +92,6 @@ class Basis:
 
 
 _SETTING = re.compile(r"\s*([A-Za-z_][\w.\[\]-]*)\s*=(.*)", re.DOTALL)
-_OPENING, _CLOSING = "[{(", "]})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,15 +141,19 @@ def parse_entries(texts: Sequence[str], option: str) -> tuple[Entry, ...]:
 
 
 def split_outside(text: str, separator: str) -> list[str]:
-    """Split at a separator outside brackets.
+    """Split at a separator outside brackets and quotes; a quote begins a part, or is inside brackets.
 
     >>> split_outside("a,b:x=[1,2],c", ",")
     ['a', 'b:x=[1,2]', 'c']
     """
-    parts, depth = [""], 0
+    parts, depth, quote = [""], 0, ""
     for character in text:
-        depth += (character in _OPENING) - (character in _CLOSING)
-        if character == separator and depth <= 0:
+        opens = character in "\"'" and not quote and (not parts[-1].strip() or depth > 0)
+        if opens or character == quote:
+            quote = character if opens else ""
+        elif not quote:
+            depth += (character in "[{(") - (character in "]})")
+        if character == separator and depth <= 0 and not quote:
             parts.append("")
         else:
             parts[-1] += character
@@ -192,3 +200,65 @@ def short_reason(error: PptraceError) -> str:
     elif isinstance(error, ConfigError):
         short = ConfigError(error.message, key=error.key)
     return " ".join(str(short).split())
+
+
+LIMITS = ("device.memory", "costs.capacity")
+"""Keys of the device's memory in cost models."""
+
+
+def memory_limit(text: object, source: str) -> int:
+    """Read a limit such as ``76GiB``, in bytes.
+
+    Raises:
+        ConfigError: no positive size.
+    """
+    try:
+        size = parse_size(text)
+    except ConfigError as error:
+        raise ConfigError(error.message, file=source) from None
+    if not size:
+        raise ConfigError("nothing fits into 0 bytes", file=source)
+    return size
+
+
+def limit_settings(resolved: Resolved, costs: Costs, size_bytes: int, source: str) -> dict[str, Any]:
+    """Return the settings that give a limit to the costs.
+
+    Args:
+        resolved: the configuration as written.
+        costs: its costs.
+        size_bytes: the limit.
+        source: its name in errors.
+
+    Raises:
+        ConfigError: the costs have no memory.
+    """
+    offer = costs.offer.offer
+    key = next((key for key in LIMITS if _reads(offer, key)), None)
+    if key is None:
+        message = (
+            f"costs {offer.name} know no memory: give a model and a device, or costs with bytes and a capacity"
+        )
+        raise ConfigError(message, file=source)
+    device = costs.resolved.experiment.device
+    given: dict[str, Any] = {}
+    if key.startswith("device.") and resolved.experiment.device is None and device is not None:
+        # A setting below ``device`` would replace the cluster's device.
+        own = {name: value for name, value in device.values.items() if f"device.{name}" in costs.resolved.origins}
+        given = {"device.preset": device.preset} if device.preset else {f"device.{k}": v for k, v in own.items()}
+    if key.startswith("device.") and device is not None and device.ranks:
+        return {**given, **device.limited(size_bytes, resolved.experiment.device)}
+    own_costs = costs.request.options.get("capacity")
+    if key == "costs.capacity" and isinstance(own_costs, list):
+        return {key: json.dumps([exact_size(min(size, size_bytes)) for size in own_costs])}
+    return {**given, key: exact_size(size_bytes)}
+
+
+def _reads(offer: CostModelOffer, key: str) -> bool:
+    section, _, name = key.partition(".")
+    parameters: type[BaseModel] | None = None
+    if section == "device":
+        parameters = offer.device() if offer.device else None
+    elif offer.options:
+        parameters = offer.options()
+    return parameters is not None and name in parameters.model_fields

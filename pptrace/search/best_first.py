@@ -17,16 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 from pptrace.config.quantities import format_size
 from pptrace.errors import ConfigError
-from pptrace.search.candidate import Outcome
-from pptrace.search.filtering import BoundPrefetch, CandidateFilter, should_prefetch
+from pptrace.search.candidates import BoundPrefetch, CandidateFilter, Outcome, should_prefetch
 from pptrace_kernel import always_compiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pptrace.search.candidate import Candidate
+    from pptrace.search.candidates import Candidate
     from pptrace.search.problem import Score
-    from pptrace.search.runner import Runner
+    from pptrace.search.runner import CandidateRunner
     from pptrace.search.space import Layout, Space
 
 _BATCHES = (2, 6, 16, 32)
@@ -62,7 +61,7 @@ class SearchResult:
 class Search:
     """Best-first search of a space; ``watch`` receives its progress."""
 
-    def __init__(self, space: Space, runner: Runner, watch: Callable[[str], None] | None = None) -> None:
+    def __init__(self, space: Space, runner: CandidateRunner, watch: Callable[[str], None] | None = None) -> None:
         self.space, self.runner = space, runner
         self.request = space.request
         self.watch = watch or (lambda _: None)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pptrace.config.schema import Experiment
     from pptrace.plugins.offers import Provided, ScheduleOffer
-    from pptrace.search.table_cache import CachedTable
+    from pptrace.plugins.requests import ScheduleRequest
     from pptrace.steps.columns import Int64s
     from pptrace.steps.schedule import Schedule
     from pptrace.steps.workload import Workload
@@ -66,20 +66,21 @@ def least_fits(workload: Workload, ranks: int) -> bool:
 
 
 def bound_of(
-    cached: CachedTable, workload: Workload, experiment: Experiment, provided: Provided[ScheduleOffer]
+    table: Schedule,
+    request: ScheduleRequest,
+    workload: Workload,
+    experiment: Experiment,
+    provided: Provided[ScheduleOffer],
 ) -> Bound:
     """Return the lower bounds of a table.
 
     Args:
-        cached: the table and its request.
+        table: the table.
+        request: its request.
         workload: its costs, per stage of the table.
         experiment: their configuration.
         provided: the schedule.
     """
-    table, request = cached.table, cached.request
-    if table is None:
-        message = "a table that depends on times has no bound"
-        raise ValueError(message)
     if table.microbatches > request.microbatches:
         parts = table.microbatches // request.microbatches
         workload = in_parts(workload, request.microbatches, parts, part_times(provided, request, workload))

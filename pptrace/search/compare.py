@@ -1,4 +1,4 @@
-"""Comparison of schedules, and its document."""
+"""Comparison of schedules at three levels and under message policies, and its document."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pptrace.config.choices import PolicyName, Receive, StreamPer
+from pptrace.config.overrides import assignment
 from pptrace.config.quantities import format_size
-from pptrace.errors import ConfigError, PptraceError
+from pptrace.errors import ConfigError, DeadlockError, PptraceError
 from pptrace.report.charts import CYCLE, add_captions, columns_of, draw_bars, write_picture
+from pptrace.report.text_table import table_lines
 from pptrace.run.figures import at_levels, metrics_row
 from pptrace.run.summary import job_text, options_text, setting_text, time_text
 from pptrace.sanitize import Printed, csv_of
 from pptrace.search.basis import short_reason
-from pptrace.search.policies import check_policies, compare_policies, policy_lines
 from pptrace.search.ranking import (
     POLICY,
     fallback_notes,
@@ -26,17 +28,18 @@ from pptrace.search.ranking import (
     run_with_fallback,
     slower_text,
     uncertainty_of,
+    versions_of,
 )
-from pptrace.search.text_table import table_lines
 from pptrace.steps.kinds import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from pptrace.config.choices import Choice
     from pptrace.run.figures import Levels, Row
     from pptrace.run.simulated_step import SimulatedStep
     from pptrace.search.basis import Basis, Entry
-    from pptrace.search.policies import PolicyTable
+    from pptrace.search.ranking import Ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,18 @@ class ComparedSchedule:
     """Places gained from formula to table, among schedules with a formula; negative if lost."""
     simulated_move: int = 0
     """Places gained from table to simulation; negative if lost."""
+
+    @property
+    def ranks(self) -> Ranks:
+        """The ranks by formula, table and simulation."""
+        return self.formula_rank, self.table_rank, self.simulated_rank
+
+    @property
+    def bubbles(self) -> list[float | None]:
+        """The bubbles of formula and table, and the idle share of the simulation."""
+        levels = self.levels
+        values = (levels.formula, levels.table, levels.run.metrics.bubble) if levels else (None, None, None)
+        return [None if value is None else float(value) for value in values]
 
     def row(self) -> Row:
         """Return one row of a tidy table, times in ns and sizes in bytes."""
@@ -96,19 +111,20 @@ class Comparison(Printed):
     """The steps under every message policy; None where not requested."""
 
     @property
+    def ran(self) -> list[tuple[ComparedSchedule, SimulatedStep]]:
+        """The schedules that ran, with their steps."""
+        return [(row, row.levels.run) for row in self.rows if row.levels is not None]
+
+    @property
     def uncertainty(self) -> float:
         """Relative uncertainty of steps (``costs.uncertainty``); 0 where unknown."""
-        return uncertainty_of(row.levels.run for row in self.rows if row.levels is not None)
+        return uncertainty_of(run for _, run in self.ran)
 
     @property
     def ties(self) -> tuple[tuple[str, ...], ...]:
         """Groups of schedules whose steps differ by less than their uncertainty, fastest first."""
-        steps = sorted(
-            (row.levels.run.metrics.step_ns, number, row.entry.label)
-            for number, row in enumerate(self.rows)
-            if row.levels is not None
-        )
-        return groups_within([(step, label) for step, _, label in steps], self.uncertainty)
+        steps = [(run.metrics.step_ns, row.entry.label) for row, run in self.ran]
+        return groups_within(sorted(steps, key=itemgetter(0)), self.uncertainty)
 
     def table(self) -> list[Row]:
         """Return one row per schedule, all with the same columns, for pandas."""
@@ -122,34 +138,43 @@ class Comparison(Printed):
 
     def to_dict(self) -> dict[str, Any]:
         """Return all results as plain JSON values, with the configuration of each run."""
-        ran = [row.levels.run for row in self.rows if row.levels is not None]
-        runs = iter(ran)
+        runs = {row.entry.label: run.provenance for row, run in self.ran}
         rows = [
-            {**row, "configuration": None if one.levels is None else next(runs).provenance["configuration"]}
-            for row, one in zip(self.table(), self.rows, strict=True)
+            {**row, "configuration": runs[label]["configuration"] if label in runs else None}
+            for row, label in ((row, str(row["schedule"])) for row in self.table())
         ]
-        plugins = {name: version for run in ran for name, version in run.provenance["plugins"].items()}
         policies = {"policies": self.policies.to_dict()} if self.policies else {}
         return {
-            "pptrace": ran[0].provenance["pptrace"], "plugins": dict(sorted(plugins.items())), "rows": rows,
+            **versions_of(runs.values()), "rows": rows,
             **({"uncertainty": self.uncertainty, "ties": self.ties} if self.uncertainty else {}), **policies,
         }  # fmt: skip
 
     def summary(self) -> str:
         """Return the table that the command line prints, as plain text."""
-        lines = comparison_lines(self)
+        lines = _lines(self)
         if self.policies is not None:
-            first = next(row.levels.run for row in self.rows if row.levels is not None)
-            lines += ["", *policy_lines(self.policies, first, self.uncertainty)]
+            lines += ["", *policy_lines(self.policies, self.ran[0][1], self.uncertainty)]
         return "\n".join(lines)
 
     def save(self, path: str | Path) -> Path:
-        """Draw the three levels: a .png, .svg or .pdf file.
+        """Draw the three levels: a .png, .svg or .pdf file; the same comparison gives the same bytes.
 
         Raises:
-            PptraceError: another suffix, no matplotlib, or a file that cannot be written.
+            OutputError: another suffix, or a file that cannot be written.
+            PptraceError: matplotlib is not installed.
         """
-        return save_comparison_plot(self, path)
+        rows = [row for row, _ in self.ran]
+        rows.sort(key=lambda row: (row.simulated_rank or 0, row.entry.label))
+        refused = [f"{row.entry.label} cannot run: {row.reason}" for row in self.rows if row.levels is None]
+
+        def draw(figure: Any) -> None:
+            ranks, bubbles = figure.subplots(1, 2, sharey=True, width_ratios=(1.0, 1.7))
+            _draw_ranks(ranks, rows)
+            _draw_bubbles(bubbles, rows)
+            add_captions(figure, _heading(self), refused)
+
+        write_picture(Path(path), (11.0, 2.2 + 0.62 * len(rows) + 0.18 * len(refused)), draw)
+        return Path(path)
 
 
 def compare(
@@ -216,85 +241,82 @@ def _none_runs(rows: Sequence[ComparedSchedule], errors: Sequence[PptraceError])
     return PptraceError("no schedule can run: " + "; ".join(f"{row.entry.label}: {row.reason}" for row in rows))
 
 
-_SIZES = ("pp", "vp", "microbatches")
-"""Sizes that have a column where schedules differ in them."""
-
 _AS_MUCH = 1.05
 """Ratio of two works up to which they count as equal."""
 
 
-def comparison_lines(comparison: Comparison) -> list[str]:
+def _lines(comparison: Comparison) -> list[str]:
     """Return the lines: heading, a row per schedule, the legend, and the fastest schedule."""
-    rows = comparison.rows
-    columns = _columns(rows, [row.levels for row in rows if row.levels is not None])
+    columns = _columns(comparison)
     cells = zip(*(texts for _, texts in columns), strict=True)
     table: list[Sequence[str]] = [
         ["", *(heading for (heading, _), _ in columns)],
         ["schedule", *(heading for (_, heading), _ in columns)],
     ]
-    for row in rows:
+    for row in comparison.rows:
         texts = next(cells) if row.levels is not None else (f"cannot run: {row.reason}",)
         table.append([row.entry.label, *texts])
     left = [index for index, heading in enumerate(table[1]) if heading in {"schedule", "#"}]
     return [
-        *comparison_heading(comparison), "", *table_lines(table, left), "", *_notes(rows), *_ties(comparison),
-        _verdict(rows, comparison.uncertainty),
+        *_heading(comparison), "", *table_lines(table, left), "", *_notes(comparison), *_ties(comparison),
+        _verdict(comparison),
     ]  # fmt: skip
 
 
-def comparison_heading(comparison: Comparison) -> list[str]:
+def _heading(comparison: Comparison) -> list[str]:
     """Return the lines of the job, and of its sizes and network where all schedules share them."""
-    ran = [(row.entry, row.levels) for row in comparison.rows if row.levels is not None]
-    usual = {row.entry for row in comparison.rows if not row.messages}
-    counts = {_size(levels, "microbatches") for _, levels in ran}
+    ran = comparison.ran
+    counts = {_sizes(run)["microbatches"] for _, run in ran}
     microbatches = f": {counts.pop()} microbatches" if len(counts) == 1 else ""
     # The label of an entry with settings shows how it differs.
-    plain = [levels.run for entry, levels in ran if not entry.settings]
-    configured = [levels.run for entry, levels in ran if not entry.settings and entry in usual]
-    settings = {setting_text(run) for run in configured or plain or [levels.run for _, levels in ran]}
-    return [f"{job_text(ran[0][1].run)}{microbatches}", *(settings if len(settings) == 1 else ())]
+    plain = [(row, run) for row, run in ran if not row.entry.settings]
+    configured = [(row, run) for row, run in plain if not row.messages]
+    settings = {setting_text(run) for _, run in configured or plain or ran}
+    return [f"{job_text(ran[0][1])}{microbatches}", *(settings if len(settings) == 1 else ())]
 
 
-def _columns(rows: Sequence[ComparedSchedule], ran: Sequence[Levels]) -> list[tuple[tuple[str, str], list[str]]]:
+def _columns(comparison: Comparison) -> list[tuple[tuple[str, str], list[str]]]:
     """Return each column: its two headings, and the text of every schedule that ran."""
-    running = [row for row in rows if row.levels is not None]
+    rows, runs = [row for row, _ in comparison.ran], [run for _, run in comparison.ran]
     columns = []
-    for name in _SIZES:
-        sizes = [_size(levels, name) for levels in ran]
+    for name in ("pp", "vp", "microbatches"):
+        sizes = [_sizes(run)[name] for run in runs]
         if len(set(sizes)) > 1:
             columns.append((("", name), [str(size) for size in sizes]))
-    policies = [policy_text(one.run) for one in ran]
-    if any(row.messages for row in running):
-        columns.append((("", "p2p"), policies))
-    tilde = ["" if row.formula_is_exact else "~" for row in running]
-    formulas = [
-        "-" if one.formula is None else f"{mark}{float(one.formula):.2%}"
-        for one, mark in zip(ran, tilde, strict=True)
-    ]
-    least = min(one.run.metrics.step_ns for one in ran)
+    if any(row.messages for row in rows):
+        columns.append((("", "p2p"), [policy_text(run) for run in runs]))
+    least = min(run.metrics.step_ns for run in runs)
     columns += [
-        (("formula", "bubble"), formulas),
-        (("", "#"), [_rank(row.formula_rank, 0) for row in running]),
-        (("table", "bubble"), [f"{float(one.table):.2%}" for one in ran]),
-        (("", "#"), [_rank(row.table_rank, row.table_move) for row in running]),
-        (("simulated", "idle"), [f"{float(one.run.metrics.bubble):.2%}" for one in ran]),
-        (("", "step"), [time_text(one.run, one.run.metrics.step_ns) for one in ran]),
-        (("", "#"), [_rank(row.simulated_rank, row.simulated_move) for row in running]),
-        (("", "slower"), [slower_text(one.run.metrics.step_ns, least) for one in ran]),
+        (("formula", "bubble"), [_bubble(row, 0) for row in rows]),
+        (("", "#"), [_rank(row.formula_rank, 0) for row in rows]),
+        (("table", "bubble"), [_bubble(row, 1) for row in rows]),
+        (("", "#"), [_rank(row.table_rank, row.table_move) for row in rows]),
+        (("simulated", "idle"), [_bubble(row, 2) for row in rows]),
+        (("", "step"), [time_text(run, run.metrics.step_ns) for run in runs]),
+        (("", "#"), [_rank(row.simulated_rank, row.simulated_move) for row in rows]),
+        (("", "slower"), [slower_text(run.metrics.step_ns, least) for run in runs]),
     ]
-    if any(one.run.metrics.tokens_per_s for one in ran):
-        tokens = [one.run.metrics.tokens_per_s for one in ran]
+    tokens = [run.metrics.tokens_per_s for run in runs]
+    if any(tokens):
         columns.append((("", "tokens/s"), [f"{value:,.0f}" if value else "-" for value in tokens]))
-    if any(one.run.metrics.memory.peak_bytes.any() for one in ran):
-        columns.append((("", "peak"), _peaks(ran)))
+    if any(run.metrics.memory.peak_bytes.any() for run in runs):
+        columns.append((("", "peak"), _peaks(runs)))
     return columns
 
 
-def _size(levels: Levels, name: str) -> int:
-    prepared = levels.run.prepared
-    if name == "microbatches":
-        return prepared.request.microbatches
-    return prepared.schedule.ranks if name == "pp" else prepared.schedule.stages // prepared.schedule.ranks
+def _sizes(run: SimulatedStep) -> dict[str, int]:
+    """Return the sizes that have a column where schedules differ in them."""
+    prepared = run.prepared
+    ranks = prepared.schedule.ranks
+    return {
+        "pp": ranks, "vp": prepared.schedule.stages // ranks, "microbatches": prepared.request.microbatches
+    }  # fmt: skip
+
+
+def _bubble(row: ComparedSchedule, level: int) -> str:
+    value = row.bubbles[level]
+    tilde = "" if level or row.formula_is_exact else "~"
+    return "-" if value is None else f"{tilde}{value:.2%}"
 
 
 def _rank(rank: int | None, move: int) -> str:
@@ -303,26 +325,27 @@ def _rank(rank: int | None, move: int) -> str:
     return f"#{rank} ({move:+d})" if move else f"#{rank}"
 
 
-def _peaks(ran: Sequence[Levels]) -> list[str]:
-    peaks = [format_size(int(one.run.metrics.memory.peak_bytes.max(initial=0))) for one in ran]
-    over = [one.run.metrics.over_capacity is not None for one in ran]
+def _peaks(runs: Sequence[SimulatedStep]) -> list[str]:
+    peaks = [format_size(int(run.metrics.memory.peak_bytes.max(initial=0))) for run in runs]
+    over = [run.metrics.over_capacity is not None for run in runs]
     mark = {True: " !", False: "  "} if any(over) else {False: ""}
     return [f"{peak}{mark[too_much]}" for peak, too_much in zip(peaks, over, strict=True)]
 
 
-def _notes(rows: Sequence[ComparedSchedule]) -> list[str]:
-    running = [row for row in rows if row.levels is not None]
+def _notes(comparison: Comparison) -> list[str]:
+    rows = [row for row, _ in comparison.ran]
+    runs = [(row.entry.label, run) for row, run in comparison.ran]
     notes = ["#: rank by bubble, in the simulation by step time; equal ones share it"]
-    if any(row.table_move or row.simulated_move for row in running):
+    if any(row.table_move or row.simulated_move for row in rows):
         notes.append("(+1), (-1): places won or lost against the level before")
-    if any(row.levels and row.levels.formula is not None and not row.formula_is_exact for row in running):
+    if any(row.bubbles[0] is not None and not row.formula_is_exact for row in rows):
         notes.append("~: a formula that the schedule's tables only come near")
-    notes += options_notes([(row.entry.label, row.levels.run) for row in running if row.levels])
-    notes += fallback_notes([(row.entry.label, row.messages, row.levels.run) for row in running if row.levels])
-    notes += work_note([(row.entry.label, row.levels.run) for row in running if row.levels])
-    over = [row.levels for row in running if row.levels and row.levels.run.metrics.over_capacity]
+    notes += options_notes(runs)
+    notes += fallback_notes([(row.entry.label, row.messages, run) for row, run in comparison.ran])
+    notes += work_note(runs)
+    over = [run.metrics.memory for _, run in runs if run.metrics.over_capacity]
     if over:
-        capacities = sorted({int(size) for one in over for size in one.run.metrics.memory.room_bytes})
+        capacities = sorted({int(size) for memory in over for size in memory.room_bytes})
         notes.append(f"!: more than the device has, {' or '.join(map(format_size, capacities))}")
     return notes
 
@@ -357,17 +380,17 @@ def _ties(comparison: Comparison) -> list[str]:
     return [f"steps are known to about ±{comparison.uncertainty:.1%} (costs.uncertainty); {verdict}"]
 
 
-def _verdict(rows: Sequence[ComparedSchedule], uncertainty: float) -> str:
+def _verdict(comparison: Comparison) -> str:
     """Return the line of the fastest schedule, and of the fastest one that fits."""
-    ran = [(row.levels.run, row.entry.label) for row in rows if row.levels is not None]
-    fits = [(run, label) for run, label in ran if run.metrics.over_capacity is None]
-    line = f"fastest: {first_text([(run.metrics.step_ns, label) for run, label in ran], uncertainty)}"
-    best = min(run.metrics.step_ns for run, _ in ran)
+    steps = [(run.metrics.step_ns, row.entry.label) for row, run in comparison.ran]
+    fits = [
+        (run.metrics.step_ns, row.entry.label) for row, run in comparison.ran if run.metrics.over_capacity is None
+    ]
+    line = f"fastest: {first_text(steps, comparison.uncertainty)}"
     if not fits:
         return f"{line}; none fits its device's memory"
-    if min(run.metrics.step_ns for run, _ in fits) > best:
-        steps = [(run.metrics.step_ns, label) for run, label in fits]
-        return f"{line}; of those that fit: {first_text(steps, uncertainty)}"
+    if min(fits)[0] > min(steps)[0]:
+        return f"{line}; of those that fit: {first_text(fits, comparison.uncertainty)}"
     return line
 
 
@@ -402,33 +425,9 @@ _LONGEST_LINE = 28
 """Letters of a schedule's name that are written."""
 
 
-def save_comparison_plot(comparison: Comparison, path: str | Path) -> Path:
-    """Draw a comparison into a .png, .svg or .pdf file; the same comparison gives the same bytes.
-
-    Raises:
-        OutputError: another suffix, or a file that cannot be written.
-        PptraceError: matplotlib is not installed.
-    """
-    rows = sorted((row for row in comparison.rows if row.levels is not None), key=_simulated)
-    refused = [f"{row.entry.label} cannot run: {row.reason}" for row in comparison.rows if row.levels is None]
-
-    def draw(figure: Any) -> None:
-        ranks, bubbles = figure.subplots(1, 2, sharey=True, width_ratios=(1.0, 1.7))
-        _draw_ranks(ranks, rows)
-        _draw_bubbles(bubbles, rows)
-        add_captions(figure, comparison_heading(comparison), refused)
-
-    write_picture(Path(path), (11.0, 2.2 + 0.62 * len(rows) + 0.18 * len(refused)), draw)
-    return Path(path)
-
-
-def _simulated(row: ComparedSchedule) -> tuple[int, str]:
-    return row.simulated_rank or 0, row.entry.label
-
-
 def _draw_ranks(axes: Any, rows: Sequence[ComparedSchedule]) -> None:
     """Draw a line per schedule through its places; the places by simulation are the rows of the bubbles."""
-    ranks = [[_bar_rank(row, level) for row in rows] for level in range(len(_LEVELS))]
+    ranks = list(zip(*(row.ranks for row in rows), strict=True))
     places = [_bar_places(column) for column in ranks]
     for index, row in enumerate(rows):
         known = [(level, place) for level in range(len(_LEVELS)) if (place := places[level][index]) is not None]
@@ -452,7 +451,7 @@ def _draw_ranks(axes: Any, rows: Sequence[ComparedSchedule]) -> None:
 
 def _draw_bubbles(axes: Any, rows: Sequence[ComparedSchedule]) -> None:
     parts = {
-        name: ([100 * (_bubble(row, level) or 0) for row in rows], shade)
+        name: ([100 * (row.bubbles[level] or 0) for row in rows], shade)
         for level, (name, shade) in enumerate(zip(_LEVELS, _SHADES, strict=True))
     }
     least = min(row.levels.run.metrics.step_ns for row in rows if row.levels is not None)
@@ -461,17 +460,6 @@ def _draw_bubbles(axes: Any, rows: Sequence[ComparedSchedule]) -> None:
         unit="% of all ranks' time", notes=[_step(row, least) for row in rows],
     )  # fmt: skip
     axes.tick_params(labelleft=True)
-
-
-def _bar_rank(row: ComparedSchedule, level: int) -> int | None:
-    return (row.formula_rank, row.table_rank, row.simulated_rank)[level]
-
-
-def _bubble(row: ComparedSchedule, level: int) -> float | None:
-    if row.levels is None:
-        return None
-    value = (row.levels.formula, row.levels.table, row.levels.run.metrics.bubble)[level]
-    return None if value is None else float(value)
 
 
 def _bar_places(ranks: Sequence[int | None]) -> list[int | None]:
@@ -495,3 +483,169 @@ def _name(row: ComparedSchedule) -> str:
     name = label if len(label) <= _LONGEST_LINE else f"{label[: _LONGEST_LINE - 1]}…"
     policy = row.messages.get(POLICY)
     return f"{name}\np2p {policy}" if policy else name
+
+
+_VARIANTS: tuple[tuple[str, type[Choice], frozenset[PolicyName]], ...] = (
+    ("p2p.stream", StreamPer, frozenset({PolicyName.ORDERED})),
+    ("p2p.receive", Receive, frozenset({PolicyName.BLOCKING, PolicyName.BATCHED})),
+)
+"""Settings with the largest effect on a policy, their values, and these policies."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyRow:
+    """One schedule under one policy."""
+
+    policy: str
+    """The policy with its variant, as ``ordered, stream pair``."""
+    settings: Mapping[str, str]
+    """Its settings by key."""
+    schedule: str
+    """The schedule, as the user wrote it."""
+    step_ns: int | None = None
+    """The step; None where the schedule cannot run under it."""
+    price: float | None = None
+    """The step above the schedule's shortest step under any policy, as a share."""
+    reason: str = ""
+    """Why it cannot run, in one line."""
+    deadlocks: bool = False
+    """Whether the reason is a deadlock of messages."""
+
+    def row(self) -> Row:
+        """Return one row of a tidy table."""
+        return {
+            "schedule": self.schedule, "policy": self.policy, "step_ns": self.step_ns, "price": self.price,
+            "refused": self.reason or None,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyTable:
+    """Schedules under every policy."""
+
+    rows: tuple[PolicyRow, ...]
+    """Ordered by policy, then by schedule."""
+
+    def by_policy(self) -> dict[str, list[PolicyRow]]:
+        """Return the rows of each policy."""
+        rows: dict[str, list[PolicyRow]] = {}
+        for row in self.rows:
+            rows.setdefault(row.policy, []).append(row)
+        return rows
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """Return a mapping per row, with its settings."""
+        return [{**row.row(), "settings": dict(row.settings)} for row in self.rows]
+
+
+def policy_settings(names: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Return the settings of policies by their titles: the core's with their variants, then those of plugins.
+
+    >>> policy_settings(["ordered"])["ordered, stream pair"]
+    {'p2p.policy': 'ordered', 'p2p.stream': 'pair'}
+    """
+    settings: dict[str, dict[str, str]] = {}
+    core = PolicyName.words()
+    for name in sorted(names, key=lambda name: (core.index(name) if name in core else len(core), name)):
+        policies = PolicyName(name) if name in core else None
+        varied = [(key, choices.words()) for key, choices, takers in _VARIANTS if policies in takers]
+        for key, word in [(key, word) for key, words in varied for word in words]:
+            settings[f"{name}, {key.partition('.')[2]} {word}"] = {"p2p.policy": name, key: word}
+        if not varied:
+            settings[name] = {"p2p.policy": name}
+    return settings
+
+
+def compare_policies(
+    basis: Basis, entries: Sequence[Entry], watch: Callable[[str], None] | None = None
+) -> PolicyTable:
+    """Simulate every schedule under every policy.
+
+    Args:
+        basis: the common configuration, whose policy and variant are overridden.
+        entries: the schedules, without a policy of their own.
+        watch: receives the name of each policy before it runs.
+    """
+    rows: list[PolicyRow] = []
+    for policy, settings in policy_settings(basis.registry.message_policies).items():
+        if watch is not None:
+            watch(f"policy {policy}")
+        rows += [_policy_row(basis, entry, policy, settings) for entry in entries]
+    least_ns = {entry.label: _least([row for row in rows if row.schedule == entry.label]) for entry in entries}
+    return PolicyTable(
+        rows=tuple(
+            replace(row, price=row.step_ns / least_ns[row.schedule] - 1)
+            if row.step_ns and least_ns[row.schedule]
+            else row
+            for row in rows
+        )
+    )
+
+
+def check_policies(entry: Entry) -> None:
+    """Refuse an entry with its own policy.
+
+    Raises:
+        ConfigError: it sets ``p2p``.
+    """
+    if any(one.path[0] == "p2p" for one in entry.varied):
+        raise ConfigError("every policy is run: leave p2p out", file=entry.source)
+
+
+def _policy_row(basis: Basis, entry: Entry, policy: str, settings: Mapping[str, str]) -> PolicyRow:
+    varied = [assignment(key, word, "--policies") for key, word in settings.items()]
+    row = PolicyRow(policy=policy, settings=settings, schedule=entry.label)
+    try:
+        return replace(row, step_ns=basis.run(entry, varied).metrics.step_ns)
+    except PptraceError as error:
+        return replace(row, reason=short_reason(error), deadlocks=isinstance(error, DeadlockError))
+
+
+def policy_lines(table: PolicyTable, run: SimulatedStep, uncertainty: float = 0.0) -> list[str]:
+    """Return the lines of the table; ``run`` decides whether times have units.
+
+    All schedules whose steps are within the share ``uncertainty`` of the shortest count as the fastest.
+    """
+    policies = table.by_policy()
+    schedules = [row.schedule for row in next(iter(policies.values()))]
+    least = [_least(rows) for rows in zip(*policies.values(), strict=True)]
+    cells = [["policy", *schedules]]
+    several = len(schedules) > 1
+    cells[0] += ["fastest"] if several else []
+    for policy, rows in policies.items():
+        steps = [_cell(row, least_ns, run) for row, least_ns in zip(rows, least, strict=True)]
+        cells.append([policy, *steps, *([_fastest_under(rows, uncertainty)] if several else [])])
+    lines = table_lines(cells, {0, len(schedules) + 1})
+    heading = "what each policy costs: the step, and by how much it is over the schedule's shortest"
+    return [heading, *lines, *_refusals(table)]
+
+
+def _refusals(table: PolicyTable) -> list[str]:
+    """Return a line per schedule that no policy can run, or per policy that cannot run it."""
+    reasons: dict[str, dict[str, str]] = {}
+    for row in table.rows:
+        if row.reason and not row.deadlocks:
+            reasons.setdefault(row.schedule, {})[row.policy] = row.reason
+    lines = []
+    for schedule, by_policy in reasons.items():
+        if len(by_policy) == len(table.by_policy()):
+            lines.append(f"{schedule} cannot run: {next(iter(by_policy.values()))}")
+        else:
+            lines += [f"{schedule} under {policy} cannot run: {reason}" for policy, reason in by_policy.items()]
+    return lines
+
+
+def _cell(row: PolicyRow, least_ns: int, run: SimulatedStep) -> str:
+    if row.step_ns is None:
+        return "deadlocks" if row.deadlocks else "cannot run"
+    return f"{time_text(run, row.step_ns)} {slower_text(row.step_ns, least_ns):>7}"
+
+
+def _least(rows: Sequence[PolicyRow]) -> int:
+    return min((row.step_ns for row in rows if row.step_ns is not None), default=0)
+
+
+def _fastest_under(rows: Sequence[PolicyRow], uncertainty: float) -> str:
+    """Return the schedule with the shortest step under a policy; all schedules of a tie."""
+    most = _least(rows) * (1 + uncertainty)
+    return " and ".join(row.schedule for row in rows if row.step_ns is not None and row.step_ns <= most) or "-"

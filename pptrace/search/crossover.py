@@ -8,22 +8,22 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from pptrace.config.quantities import DURATION
 from pptrace.config.resolution import document_of
 from pptrace.errors import ConfigError, PptraceError, ScheduleError
+from pptrace.report.text_table import table_lines
 from pptrace.run.preparation import check_size
 from pptrace.run.summary import job_text, setting_text
 from pptrace.sanitize import Printed
 from pptrace.search.basis import short_reason
 from pptrace.search.compare import options_notes, work_note
-from pptrace.search.execution import ExecutorPool, choose, run_all
+from pptrace.search.execution import choose
 from pptrace.search.grid import Base
-from pptrace.search.key_range import Bisection, geometric, parse_span
-from pptrace.search.runner import run_point
-from pptrace.search.sweep import cores
-from pptrace.search.text_table import table_lines
+from pptrace.search.key_range import Bisection, Scale, geometric, parse_span
+from pptrace.search.runner import Runner, run_point
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pptrace.plugins.registry import Registry
     from pptrace.run.figures import Row
@@ -34,17 +34,16 @@ if TYPE_CHECKING:
 
 
 def chosen_for_search(
-    registry: Registry, executor: str | Mapping[str, Any] | None, workers: int | None
+    registry: Registry, executor: str | Mapping[str, Any] | None, workers: int | None, *, shared: bool = False
 ) -> ExecutorChoice | None:
     """Return the executor of a search: processes where only their number is given, None without either.
 
     Raises:
-        PluginError: no plugin offers the executor.
-        ConfigError: an unknown or invalid option.
+        PptraceError: as for :func:`~pptrace.search.execution.choose`.
     """
     if executor is None and workers is None:
         return None
-    return choose(executor or "processes", registry, workers or cores())
+    return choose(executor or "processes", registry, workers or 0, shared=shared)
 
 
 _PAIR = 2
@@ -157,7 +156,21 @@ class Crossover(Printed):
 
     def summary(self) -> str:
         """Return what the command line prints, as plain text."""
-        return "\n".join(crossover_lines(self))
+        first, second = (entry.label for entry in self.between)
+        flips = f"{len(self.flips) or 'no'} flip{'s' if len(self.flips) != 1 else ''}"
+        stretches = [list(points) for _, points in groupby(self.points, key=attrgetter("sign"))]
+        return "\n".join([
+            *self.heading,
+            f"{first} against {second} over {self.span.key}, {self.span.ends}: {flips}",
+            "",
+            *_table(self, stretches),
+            "",
+            _sentence(self, stretches),
+            f"ran at {len(self.points)} values; flips that undo each other between two of them take more --points",
+            *_skipped(self),
+            *_memory(self),
+            *self.notes,
+        ])  # fmt: skip
 
     def _plain(self, point: Point) -> dict[str, Any]:
         return {
@@ -208,9 +221,8 @@ def crossover(
         changes = search.changes(grid)
     else:
         base = Base(document=document_of(basis.file), sets=basis.sets, flags=basis.flags)
-        pair.simulate = partial(_simulate, base=base, registry=basis.registry if chosen.in_process else None)
-        pair.ahead = 2 * chosen.request.workers
-        with ExecutorPool(chosen.start) as pair.pool:
+        with Runner(basis.registry, chosen) as runner:
+            pair.simulate = partial(runner.run, call=partial(run_point, base=base))
             pair.prefetch(grid)
             changes = search.changes(grid)
     if not pair.points:
@@ -244,12 +256,10 @@ class _Pair:
     between: tuple[Entry, Entry]
     span: Span
     watch: Callable[[str], None] | None
-    pool: ExecutorPool | None = None
-    simulate: Callable[[tuple[int, int, Entry]], Row] | None = None
-    ahead: int = 0
-    """Steps that are submitted to the executor at once."""
-    steps: dict[tuple[int, int], tuple[int, bool] | None] = field(default_factory=dict)
-    """Prefetched steps, and whether they fit, by value and index of the schedule; None where it cannot run."""
+    simulate: Callable[[Mapping[str, Entry]], Iterator[tuple[str, Row]]] | None = None
+    """Yields the rows of entries from the executor; None without one."""
+    steps: dict[str, tuple[int, bool] | None] = field(default_factory=dict)
+    """Prefetched steps, and whether they fit, by value and label; None where the schedule cannot run."""
     points: dict[int, Point] = field(default_factory=dict)
     skipped: list[Skipped] = field(default_factory=list)
     heading: tuple[str, ...] = ()
@@ -257,19 +267,19 @@ class _Pair:
 
     def prefetch(self, values: Sequence[int]) -> None:
         """Simulate both schedules at new values on the executor."""
-        if self.simulate is None or self.pool is None:
+        if self.simulate is None:
             return
         if self.watch is not None:
             self.watch(f"{self.span.word} {', '.join(map(self.span.shown, values))}: both")
-        items = [
-            (value, index, replace(entry, varied=(self.span.assign(value), *entry.varied)))
+        items = {
+            f"{value} {entry.label}": replace(entry, varied=(self.span.assign(value), *entry.varied))
             for value in values
-            for index, entry in enumerate(self.between)
-            if (value, index) not in self.steps
-        ]
-        for (value, index, _), row in run_all(items, self.simulate, self.pool, ahead=self.ahead):
+            for entry in self.between
+        }
+        missing = {key: entry for key, entry in items.items() if key not in self.steps}
+        for key, row in self.simulate(missing):
             step = row.get("step_ns")
-            self.steps[value, index] = (step, bool(row["fits"])) if isinstance(step, int) else None
+            self.steps[key] = (step, bool(row["fits"])) if isinstance(step, int) else None
 
     def sign(self, value: int) -> int | None:
         """Return the sign of the difference at a value; None where a schedule cannot run."""
@@ -295,10 +305,10 @@ class _Pair:
 
     def _prefetched(self, value: int) -> list[tuple[int, bool]] | None:
         """Return both steps of the executor; None where one cannot run, or before the heading exists."""
-        if self.pool is None or not self.heading:
+        if self.simulate is None or not self.heading:
             return None
         self.prefetch([value])
-        steps = [step for index in range(_PAIR) if (step := self.steps[value, index]) is not None]
+        steps = [step for entry in self.between if (step := self.steps[f"{value} {entry.label}"]) is not None]
         return steps if len(steps) == _PAIR else None
 
     def _add(self, value: int, first: tuple[int, bool], second: tuple[int, bool]) -> int:
@@ -310,10 +320,10 @@ class _Pair:
 
     def refusal(self) -> PptraceError:
         """Return the error of a range in which nothing runs."""
-        ends = f"{self.span.shown(self.span.low)} to {self.span.shown(self.span.high)}"
         last = self.skipped[-1]
         return ConfigError(
-            f"no value tried from {ends} can be run by both; at {last.text}, {last.schedule}: {last.reason}",
+            f"no value tried from {self.span.ends} can be run by both; "
+            f"at {last.text}, {last.schedule}: {last.reason}",
             key=self.span.key, file=f"--over {self.span.word}",
         )  # fmt: skip
 
@@ -326,36 +336,12 @@ class _Pair:
         self.notes = (*options_notes(named_runs), *work_note(named_runs))
 
 
-def _simulate(item: tuple[int, int, Entry], *, base: Base, registry: Registry | None) -> Row:
-    return run_point(base, item[2], registry)
-
-
-_SECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
+_TIME = Scale(dimension=DURATION)
 _SHOWN = 6
 """Runs of skipped values that are listed."""
 
 _FINE = 0.1
 """Percentage below which a margin has two significant digits instead of two decimals."""
-
-
-def crossover_lines(found: Crossover) -> list[str]:
-    """Return the lines of the summary."""
-    first, second = (entry.label for entry in found.between)
-    ends = f"{found.span.shown(found.span.low)} to {found.span.shown(found.span.high)}"
-    flips = f"{len(found.flips) or 'no'} flip{'s' if len(found.flips) != 1 else ''}"
-    stretches = [list(points) for _, points in groupby(found.points, key=lambda point: point.sign)]
-    return [
-        *found.heading,
-        f"{first} against {second} over {found.span.key}, {ends}: {flips}",
-        "",
-        *_table(found, stretches),
-        "",
-        _sentence(found, stretches),
-        f"ran at {len(found.points)} values; flips that undo each other between two of them take more --points",
-        *_skipped(found),
-        *_memory(found),
-        *found.notes,
-    ]
 
 
 def _table(found: Crossover, stretches: Sequence[Sequence[Point]]) -> list[str]:
@@ -377,7 +363,9 @@ def _table(found: Crossover, stretches: Sequence[Sequence[Point]]) -> list[str]:
 
 
 def _row(found: Crossover, point: Point) -> tuple[str, str, str, str]:
-    steps = [f"{_time(step)}{'' if fits else ' !'}" for step, fits in zip(point.step_ns, point.fits, strict=True)]
+    steps = [
+        f"{_TIME.shown(step)}{'' if fits else ' !'}" for step, fits in zip(point.step_ns, point.fits, strict=True)
+    ]
     name = found.name(point)
     return point.text, steps[0], steps[1], f"{name} by {_margin(point)}" if name else "tie"
 
@@ -437,12 +425,6 @@ def _memory(found: Crossover) -> list[str]:
     ]
     need = "need" if len(over) > 1 else "needs"
     return [f"!: {' and '.join(over)} {need} more memory than the device has"] if over else []
-
-
-def _time(step_ns: int) -> str:
-    """Return a time with six digits."""
-    unit = next((unit for unit, scale in _SECONDS.items() if step_ns >= scale), "ns")
-    return f"{step_ns / _SECONDS[unit]:.6g} {unit}"
 
 
 def _margin(point: Point) -> str:

@@ -11,20 +11,12 @@ from typing import TYPE_CHECKING, Any
 from pptrace.config.quantities import format_duration, format_size
 from pptrace.errors import ConfigError, PptraceError
 from pptrace.report.charts import add_captions, draw_bars, write_picture
-from pptrace.run.neighbourhood import (
-    LIMITS,
-    NO_COPY_TIMES,
-    Change,
-    copies_take_time,
-    limit_settings,
-    memory_limit,
-    varied_settings,
-)
+from pptrace.report.text_table import table_lines
+from pptrace.run.neighbourhood import Change
 from pptrace.run.preparation import build_costs
-from pptrace.run.settings_search import FormSearch, Variation
 from pptrace.run.summary import job_text, setting_text, time_text
 from pptrace.sanitize import Printed, csv_of
-from pptrace.search.basis import short_reason
+from pptrace.search.basis import LIMITS, limit_settings, memory_limit, short_reason
 from pptrace.search.compare import first_text
 from pptrace.search.ranking import (
     ANY_TABLE,
@@ -36,20 +28,20 @@ from pptrace.search.ranking import (
     ranked,
     slower_text,
     uncertainty_of,
+    versions_of,
 )
-from pptrace.search.text_table import table_lines
+from pptrace.search.settings_search import NO_COPY_TIMES, SettingsSearch, copies_take_time, varied_settings
 from pptrace.timeline.metrics import hidden_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pptrace.config.resolution import Resolved
-    from pptrace.run.costs import Costs
     from pptrace.run.figures import Row
-    from pptrace.run.neighbourhood import Tried, VariedSetting
+    from pptrace.run.neighbourhood import Tried
     from pptrace.run.run import Run
-    from pptrace.run.settings_search import Forms
     from pptrace.search.basis import Basis, Entry
+    from pptrace.search.settings_search import VariableSetting
     from pptrace.steps.workload import Workload
 
 _DERIVED = "batch.microbatches"
@@ -62,13 +54,13 @@ class EqualSchedule:
 
     entry: Entry
     """The schedule, as the user wrote it."""
-    forms: Forms | None = None
-    """The result of the search of its settings; None where its costs cannot be built."""
+    search: SettingsSearch | None = None
+    """The search of its settings; None where its costs cannot be built."""
     given: Mapping[str, Any] = field(default_factory=dict)
     """The settings of all its forms: its name, its own settings and the limit."""
     messages: Mapping[str, Any] = field(default_factory=dict)
     """Overrides of ``p2p``, where the configured policy cannot place its messages."""
-    common_policy: Forms | None = None
+    common_policy: SettingsSearch | None = None
     """The same search under a policy that takes any table, where one schedule needs that policy."""
     reason: str = ""
     """Why the configured form, or every form, cannot run, in one line."""
@@ -80,24 +72,22 @@ class EqualSchedule:
     @property
     def fits(self) -> bool:
         """Whether a form fits on every rank."""
-        return self.forms is not None and self.forms.fits
+        return self.search is not None and self.search.fits
 
     @property
     def run(self) -> Run | None:
         """The step of the best form; None where none fits."""
-        return self.forms.run if self.forms and self.forms.fits else None
+        return self.search.run if self.search and self.search.fits else None
 
     @property
     def best(self) -> Tried | None:
         """The best form, or the one of least memory where none fits; None where none runs."""
-        return self.forms.best if self.forms else None
+        return self.search.best if self.search else None
 
     @property
-    def lacks_copy_times(self) -> bool:
-        """Whether the costs have no copy times, so that no form copies activations to the host."""
-        run = self.forms.run if self.forms else None
-        copied = run is not None and run.prepared.resolved.experiment.schedule.offload is not None
-        return run is not None and not copied and not copies_take_time(run.prepared.workload)
+    def common(self) -> Tried | None:
+        """The best form under the common policy; None where none fits, or without a common policy."""
+        return self.common_policy.best if self.common_policy and self.common_policy.fits else None
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -105,32 +95,9 @@ class EqualSchedule:
         return {**self.given, **(self.best.change.settings if self.best else {})}
 
     @property
-    def common_step_ns(self) -> int | None:
-        """The step of the best form under the common policy; None without one."""
-        return (
-            self.common_policy.best.step_ns
-            if self.common_policy and self.common_policy.fits and self.common_policy.best
-            else None
-        )
-
-    @property
-    def common_form(self) -> str:
-        """The settings of that form; empty where it is the best form here, too."""
-        other = self.common_policy.best if self.common_policy else None
-        if not self.best or not other or not self.forms or other.change.settings == self.best.change.settings:
-            return ""
-        return form_text(other.change, self.forms.own.change) or "as configured"
-
-    @property
     def common_settings(self) -> Mapping[str, Any]:
         """The settings of all its forms under the common policy."""
         return {**{key: value for key, value in self.given.items() if not key.startswith("p2p.")}, **ANY_TABLE}
-
-    @property
-    def common_arguments(self) -> str:
-        """The arguments of ``pptrace simulate`` that reproduce that form."""
-        best = self.common_policy.best if self.common_policy else None
-        return Change(settings={**self.common_settings, **best.change.settings}).arguments if best else ""
 
     @property
     def arguments(self) -> str:
@@ -140,13 +107,19 @@ class EqualSchedule:
     @property
     def form(self) -> str:
         """The settings in which the best form differs from the configured one."""
-        return form_text(self.best.change, self.forms.own.change) if self.best and self.forms else ""
+        return form_text(self.best.change, self.search.configured.change) if self.best and self.search else ""
 
 
-def without_copy_times(rows: Sequence[EqualSchedule], varied: Sequence[VariedSetting]) -> list[str]:
+def without_copy_times(rows: Sequence[EqualSchedule], varied: Sequence[VariableSetting]) -> list[str]:
     """Return the schedules whose forms omit requested copies to the host, because copy times are unknown."""
-    asked = any(setting.name == "offload" for setting in varied)
-    return [row.entry.label for row in rows if asked and row.lacks_copy_times]
+    if all(setting.name != "offload" for setting in varied):
+        return []
+    prepared = [(row.entry.label, row.search.run.prepared) for row in rows if row.search and row.search.run]
+    return [
+        label
+        for label, step in prepared
+        if step.resolved.experiment.schedule.offload is None and not copies_take_time(step.workload)
+    ]
 
 
 def form_text(change: Change, own: Change | None = None) -> str:
@@ -175,7 +148,7 @@ class EqualComparison(Printed):
     """One per schedule, in the requested order."""
     limit_bytes: int
     """Memory of every rank."""
-    varied: tuple[VariedSetting, ...]
+    varied: tuple[VariableSetting, ...]
     """Settings that vary between forms."""
 
     def table(self) -> list[Row]:
@@ -190,20 +163,18 @@ class EqualComparison(Printed):
 
     def to_dict(self) -> dict[str, Any]:
         """Return all results as plain JSON values, with all simulated forms and the configuration of the best."""
-        runs = [row.run.provenance for row in self.rows if row.run]
-        plugins = {name: version for run in runs for name, version in run["plugins"].items()}
         rows = [
             {
                 **cells,
                 "settings": dict(row.settings) if row.fits else None,
-                "as_configured": row.forms.own.to_dict() if row.forms else None,
-                "tried": [form.to_dict() for form in row.forms.tried] if row.forms else [],
+                "as_configured": row.search.configured.to_dict() if row.search else None,
+                "tried": [form.to_dict() for form in row.search.tried] if row.search else [],
                 "configuration": row.run.provenance["configuration"] if row.run else None,
             }
             for cells, row in zip(self.table(), self.rows, strict=True)
         ]
         return {
-            "pptrace": runs[0]["pptrace"], "plugins": dict(sorted(plugins.items())),
+            **versions_of(row.run.provenance for row in self.rows if row.run),
             "memory_limit_bytes": self.limit_bytes,
             "varied": {setting.name: setting.text for setting in self.varied},
             "without_copy_times": without_copy_times(self.rows, self.varied), "rows": rows,
@@ -211,15 +182,27 @@ class EqualComparison(Printed):
 
     def summary(self) -> str:
         """Return the table that the command line prints, as plain text."""
-        return "\n".join(equal_lines(self.rows, self.limit_bytes, self.varied))
+        return "\n".join(_lines(self.rows, self.limit_bytes, self.varied))
 
     def save(self, path: str | Path) -> Path:
-        """Draw steps and memory: a .png, .svg or .pdf file.
+        """Draw steps and memory: a .png, .svg or .pdf file; the same comparison gives the same bytes.
 
         Raises:
-            PptraceError: another suffix, no matplotlib, or a file that cannot be written.
+            OutputError: another suffix, or a file that cannot be written.
+            PptraceError: matplotlib is not installed.
         """
-        return save_equal_memory_plot(self, path)
+        rows = sorted((row for row in self.rows if row.fits), key=lambda row: (row.rank or 0, row.entry.label))
+        runs = [row.run for row in rows if row.run]
+        refused = [f"{row.entry.label} {shortage(row, self.limit_bytes)}" for row in self.rows if not row.fits]
+
+        def draw(figure: Any) -> None:
+            steps, memory = figure.subplots(1, 2, sharey=True)
+            _draw_steps(steps, rows, runs)
+            _draw_memory(memory, rows, runs, self.limit_bytes)
+            add_captions(figure, _heading(self.rows, self.limit_bytes), refused)
+
+        write_picture(Path(path), (11.0, 2.2 + 0.5 * len(rows) + 0.18 * len(refused)), draw)
+        return Path(path)
 
 
 def compare_equal(
@@ -237,7 +220,7 @@ def compare_equal(
         basis: the common configuration.
         entries: the schedules; settings of an entry do not vary.
         memory: memory of a rank, such as ``76GiB``.
-        vary: names of :data:`~pptrace.run.neighbourhood.VARIED`; by default those that need no request.
+        vary: names of :data:`~pptrace.search.settings_search.VARIED`; by default those that need no request.
         watch: receives the name of each form before it runs.
         option: prefix of argument names in errors.
 
@@ -253,14 +236,14 @@ def compare_equal(
     for entry, root in zip(entries, roots, strict=True):
         basis.check(entry, root)
     _check_jobs(entries, roots)
-    searches = _Searches(basis=basis, limit=limit, settings=settings, source=source, workloads={})
-    rows = searches.rows(entries, roots, watch)
+    searches = _Searches(basis=basis, limit=limit, settings=settings, source=source, watch=watch)
+    rows = searches.rows(entries, roots)
     if not any(row.fits for row in rows):
         raise none_fits(rows, limit, source)
     steps = [row.best.step_ns if row.fits and row.best else None for row in rows]
     rows = [replace(row, rank=rank) for row, rank in zip(rows, ranked(steps), strict=True)]
     if len({POLICY in row.messages for row in rows if row.fits}) > 1:
-        rows = searches.with_common_policy(rows, roots, watch)
+        rows = [searches.with_common_policy(row, root) for row, root in zip(rows, roots, strict=True)]
     return EqualComparison(rows=tuple(rows), limit_bytes=limit, varied=settings)
 
 
@@ -291,13 +274,12 @@ class _Searches:
 
     basis: Basis
     limit: int
-    settings: tuple[VariedSetting, ...]
+    settings: tuple[VariableSetting, ...]
     source: str
-    workloads: dict[Any, Workload | None]
+    watch: Callable[[str], None] | None
+    workloads: dict[Any, Workload | None] = field(default_factory=dict)
 
-    def rows(
-        self, entries: Sequence[Entry], roots: Sequence[Resolved], watch: Callable[[str], None] | None
-    ) -> list[EqualSchedule]:
+    def rows(self, entries: Sequence[Entry], roots: Sequence[Resolved]) -> list[EqualSchedule]:
         """Return the result of each schedule, or the error of its costs as its reason.
 
         Raises:
@@ -306,78 +288,65 @@ class _Searches:
         rows: list[EqualSchedule] = []
         errors: list[PptraceError] = []
         for index, (entry, root) in enumerate(zip(entries, roots, strict=True)):
-            title = f"{entry.label} ({index + 1} of {len(entries)})"
             try:
                 costs = build_costs(root, self.basis.registry)
             except PptraceError as error:
                 errors.append(error)
                 rows.append(EqualSchedule(entry=entry, reason=short_reason(error)))
             else:
-                rows.append(self._row(entry, root, costs, _counting(watch, title)))
+                limit = limit_settings(root, costs, self.limit, self.source)
+                rows.append(self._row(entry, root, limit, f"{entry.label} ({index + 1} of {len(entries)})"))
         if len(errors) == len(rows):
             raise errors[0]
         return rows
 
-    def _row(
-        self, entry: Entry, root: Resolved, costs: Costs, watch: Callable[[int], None] | None
-    ) -> EqualSchedule:
+    def _row(self, entry: Entry, root: Resolved, limit: Mapping[str, Any], title: str) -> EqualSchedule:
         """Return the result of a schedule, with the reason where its configured form cannot run."""
-        limit = limit_settings(root, costs, self.limit, self.source)
         messages: dict[str, Any] = {}
         while True:
-            search = self._search(entry, root, {**limit, **messages}, watch)
-            forms = search.forms_found()
-            more = {} if forms.best else fallback_policy(self.basis, entry, search.misplaced)
+            search = self._search(entry, root, {**limit, **messages}, title)
+            more = {} if search.best else fallback_policy(self.basis, entry, search.misplaced)
             if more.keys() <= messages.keys():
                 break
             messages |= more
-        if forms.run is not None and not forms.run.metrics.memory.peak_bytes.any():
+        if search.run is not None and not search.run.metrics.memory.peak_bytes.any():
             raise ConfigError("the costs say no bytes, so every schedule fits: leave it out", file=self.source)
-        settings = {"schedule.name": entry.name, **dict(entry.settings), **limit, **messages}
-        row = EqualSchedule(
-            entry=entry, forms=forms, given=settings, messages=messages,
-            reason=short_reason(forms.error) if forms.error else "",
+        return EqualSchedule(
+            entry=entry, search=search, messages=messages,
+            given={"schedule.name": entry.name, **dict(entry.settings), **limit, **messages},
+            reason=short_reason(search.error) if search.error else "",
+            remedy=None if search.fits else search.add_memory_savings(),
         )  # fmt: skip
-        return row if forms.fits else replace(row, remedy=search.with_room(forms.best or forms.own))
 
     def _search(
-        self, entry: Entry, root: Resolved, given: Mapping[str, Any], watch: Callable[[int], None] | None
-    ) -> FormSearch:
-        """Return the search of a schedule whose forms share settings."""
-        change = Change(settings=given)
-        variation = Variation(
+        self, entry: Entry, root: Resolved, given: Mapping[str, Any], title: str, likely: Change | None = None
+    ) -> SettingsSearch:
+        """Search the forms of a schedule that share the ``given`` settings."""
+        change, watch = Change(settings=given), self.watch
+        search = SettingsSearch(
             resolved=root.again(change.sets, change.flags), registry=self.basis.registry, settings=self.settings,
-            limit_bytes=self.limit, kept=tuple(key for key, _ in entry.settings),
-            apart=tuple(setting for setting in entry.settings if not setting[0].startswith("schedule.")),
-            loose=not entry.sets("parallel.vp"),
+            limit_bytes=self.limit, fixed=tuple(key for key, _ in entry.settings),
+            costs_key=tuple(setting for setting in entry.settings if not setting[0].startswith("schedule.")),
+            loose=not entry.sets("parallel.vp"), workloads=self.workloads,
+            watch=None if watch is None else lambda count: watch(f"{title}, form {count}"),
         )  # fmt: skip
-        return FormSearch(variation, self.workloads, watch)
+        search.search(likely)
+        return search
 
-    def with_common_policy(
-        self, rows: Sequence[EqualSchedule], roots: Sequence[Resolved], watch: Callable[[str], None] | None
-    ) -> list[EqualSchedule]:
-        """Return schedules with the results of the same searches under the policy that takes any table."""
-        policy = f"under {ANY_TABLE[POLICY]}"
-        return [
-            replace(
-                row, common_policy=self._common_policy(row, root, _counting(watch, f"{row.entry.label} {policy}"))
-            )
-            for row, root in zip(rows, roots, strict=True)
-        ]
-
-    def _common_policy(
-        self, row: EqualSchedule, root: Resolved, watch: Callable[[int], None] | None
-    ) -> Forms | None:
-        """Search a schedule's forms under the policy that takes any table; None where its policy is fixed.
+    def with_common_policy(self, row: EqualSchedule, root: Resolved) -> EqualSchedule:
+        """Return a schedule with the search of its forms under the policy that takes any table.
 
         The search includes the best form under the configured policy, so its result is no worse than that form.
+        Schedules with a policy of their own have no such search.
         """
-        best = row.best if row.fits else None
-        if best is None or row.entry.sets(POLICY) or row.entry.sets("p2p"):
-            return None
+        if row.best is None or not row.fits or row.entry.sets(POLICY) or row.entry.sets("p2p"):
+            return row
         if POLICY in row.messages:
-            return row.forms
-        return self._search(row.entry, root, row.common_settings, watch).forms_found(best.change)
+            return replace(row, common_policy=row.search)
+        title = f"{row.entry.label} under {ANY_TABLE[POLICY]}"
+        return replace(
+            row, common_policy=self._search(row.entry, root, row.common_settings, title, row.best.change)
+        )
 
 
 def _check_jobs(entries: Sequence[Entry], roots: Sequence[Resolved]) -> None:
@@ -399,30 +368,31 @@ def _check_jobs(entries: Sequence[Entry], roots: Sequence[Resolved]) -> None:
                 raise ConfigError(message, file=entry.source)
 
 
-def _counting(watch: Callable[[str], None] | None, title: str) -> Callable[[int], None] | None:
-    return None if watch is None else lambda count: watch(f"{title}, form {count}")
-
-
 def equal_row(row: EqualSchedule, limit_bytes: int) -> Row:
     """Return one row of a tidy table: times in ns, sizes in bytes, memory of the fullest rank."""
     cells: Row = {"schedule": row.entry.label, "rank": row.rank}
+    common = row.common
     if row.run is not None:
         cells |= {
             "form": row.form,
             "arguments": row.arguments,
-            "alike_step_ns": row.common_step_ns,
-            "alike_arguments": row.common_arguments or None,
+            "alike_step_ns": common.step_ns if common else None,
+            "alike_arguments": _common_arguments(row, common) if common else None,
             **_figures(row.run, limit_bytes),
         }
-    if row.forms is not None:
-        own = row.forms.own
+    if row.search is not None:
+        configured = row.search.configured
         cells |= {
-            "configured_step_ns": own.step_ns,
-            "configured_peak_memory_bytes": own.peak_bytes or None,
-            "configured_fits": int(own.fits),
-            "simulated": len(row.forms.tried),
+            "configured_step_ns": configured.step_ns,
+            "configured_peak_memory_bytes": configured.peak_bytes or None,
+            "configured_fits": int(configured.fits),
+            "simulated": len(row.search.tried),
         }
     return cells | {"refused": None if row.fits else shortage(row, limit_bytes)}
+
+
+def _common_arguments(row: EqualSchedule, common: Tried) -> str:
+    return Change(settings=row.common_settings).with_settings(common.change.settings).arguments
 
 
 def _figures(run: Run, limit_bytes: int) -> Row:
@@ -461,12 +431,12 @@ def shortage(row: EqualSchedule, limit_bytes: int) -> str:
 
 def _lack(row: EqualSchedule, limit_bytes: int) -> str:
     """Return the excess of the form of least memory with its remedy, or the reason why no form runs."""
-    best, run, remedy = row.best, row.forms.run if row.forms else None, row.remedy
+    best, run, remedy = row.best, row.search.run if row.search else None, row.remedy
     with_more = remedy and f": fits with {form_text(remedy.change)} at {format_duration(remedy.step_ns or 0)}"
-    if row.forms is None or best is None or run is None:
+    if row.search is None or best is None or run is None:
         return f"{row.reason}{with_more or ''}"
     state = int(run.metrics.memory.static_bytes[best.rank])
-    form, room = form_text(best.change, row.forms.own.change), best.room_bytes or limit_bytes
+    form, room = form_text(best.change, row.search.configured.change), best.room_bytes or limit_bytes
     text = f"{needs(best.rank, best.peak_bytes, room)}{f', with {form}' if form else ''}"
     if state > room:
         text += f", {format_size(state)} of it before any activation, {format_size(state - room)} more"
@@ -508,24 +478,24 @@ def _rounded_up(size_bytes: int) -> str:
 _STATE = ("weights_bytes", "gradients_bytes", "optimizer_bytes", "buffer_bytes", "reserved_bytes")
 
 
-def equal_lines(rows: Sequence[EqualSchedule], limit_bytes: int, varied: Sequence[VariedSetting]) -> list[str]:
+def _lines(rows: Sequence[EqualSchedule], limit_bytes: int, varied: Sequence[VariableSetting]) -> list[str]:
     """Return the lines: heading, a row per schedule, the legend, arguments, and the fastest schedule."""
     runs = {row.entry.label: row.run for row in rows if row.run}
     columns = _columns([row for row in rows if row.fits], runs, limit_bytes)
     cells = zip(*columns, strict=True)
     table: list[Sequence[str]] = [["schedule", *next(cells)]]
     table += [[row.entry.label, *(next(cells) if row.fits else [shortage(row, limit_bytes)])] for row in rows]
-    lines = [*equal_heading(rows, limit_bytes), "", *table_lines(table, {0, 1, len(columns)}), ""]
+    lines = [*_heading(rows, limit_bytes), "", *table_lines(table, {0, 1, len(columns)}), ""]
     lines += [*_legend(rows, varied), *_mended(rows, limit_bytes), *_arguments(rows)]
     steps = [(run.metrics.step_ns, label) for label, run in runs.items()]
     uncertainty = uncertainty_of(runs.values())
-    alike = [(row.common_step_ns, row.entry.label) for row in rows if row.common_step_ns is not None]
+    alike = [(row.common.step_ns or 0, row.entry.label) for row in rows if row.common]
     if alike:
         lines += [_common_forms(rows), f"fastest under {ANY_TABLE[POLICY]}: {first_text(alike, uncertainty)}"]
     return [*lines, f"fastest: {first_text(steps, uncertainty)}"]
 
 
-def equal_heading(rows: Sequence[EqualSchedule], limit_bytes: int) -> list[str]:
+def _heading(rows: Sequence[EqualSchedule], limit_bytes: int) -> list[str]:
     """Return the lines of the job with its batch and limit, and of a run under the configured policy if any."""
     ran = [(row.messages, row.run) for row in rows if row.run]
     run = next((run for messages, run in ran if not messages), ran[0][1])
@@ -554,8 +524,11 @@ def _columns(rows: Sequence[EqualSchedule], runs: dict[str, Run], limit_bytes: i
     for name in ("hidden", "exposed"):
         shares = [_share(cells, f"{name}_communication_ns") for cells in figures]
         columns.append([name, *(f"{share:.2%}" for share in shares)])
-    if any(row.common_step_ns is not None for row in rows):
-        alike = [_alike(row, run) for row, run in zip(rows, runs.values(), strict=True)]
+    if any(row.common for row in rows):
+        alike = [
+            time_text(run, row.common.step_ns or 0) if row.common else "-"
+            for row, run in zip(rows, runs.values(), strict=True)
+        ]
         columns += [
             ["p2p", *map(policy_text, runs.values())],
             [f"all {ANY_TABLE[POLICY]}", *alike],
@@ -568,15 +541,11 @@ def _common_forms(rows: Sequence[EqualSchedule]) -> str:
     policy = ANY_TABLE[POLICY]
     text = f"all {policy}: each schedule's best form under {policy}"
     others = [
-        f"{row.entry.label} {row.common_form}"
+        f"{row.entry.label} {form_text(row.common.change, row.search.configured.change) or 'as configured'}"
         for row in rows
-        if row.common_step_ns is not None and row.common_form
+        if row.common and row.best and row.search and row.common.change.settings != row.best.change.settings
     ]
     return f"{text}, another one for {'; '.join(others)}" if others else f"{text}, the same form for each"
-
-
-def _alike(row: EqualSchedule, run: Run) -> str:
-    return "-" if row.common_step_ns is None else time_text(run, row.common_step_ns)
 
 
 def _size(value: object) -> str:
@@ -587,39 +556,32 @@ def _share(row: Row, key: str) -> float:
     return float(row[key] or 0) / (float(row["step_ns"] or 1) * float(row["pp"] or 1))
 
 
-def _legend(rows: Sequence[EqualSchedule], varied: Sequence[VariedSetting]) -> list[str]:
-    searched = [row.forms for row in rows if row.forms]
+def _legend(rows: Sequence[EqualSchedule], varied: Sequence[VariableSetting]) -> list[str]:
     names = ", ".join(setting.name for setting in varied)
-    searched += [row.common_policy for row in rows if row.common_policy and row.common_policy is not row.forms]
-    simulated, candidates = (sum(count) for count in zip(
-        *((len(forms.tried), forms.candidates) for forms in searched), strict=True
-    ))  # fmt: skip
+    searches = [row.search for row in rows if row.search]
+    searches += [row.common_policy for row in rows if row.common_policy and row.common_policy is not row.search]
+    simulated = sum(len(search.tried) for search in searches)
+    candidates = sum(search.candidates for search in searches)
+    untimed = without_copy_times(rows, varied)
+    of = f" for {join_names(untimed)}" if len(untimed) not in {0, len(rows)} else ""
     ran = [(row.entry.label, row.messages, row.run) for row in rows if row.run]
     return [
         "peak: the fullest rank's, state and activations; state: weights, gradients, optimizer, buffers, reserve",
         "hidden, exposed: communication that computation hid, and that it did not, in parts of all ranks' time",
         f"varied: {names}; all else is the configuration's, so are GPUs and batch",
         f"simulated {simulated} forms: of {candidates} estimated ones the likeliest, and others near the best",
-        *_copies_note(rows, varied),
+        *([f"offload left out{of}: {NO_COPY_TIMES}"] if untimed else []),
         *fallback_notes(ran),
     ]
-
-
-def _copies_note(rows: Sequence[EqualSchedule], varied: Sequence[VariedSetting]) -> list[str]:
-    untimed = without_copy_times(rows, varied)
-    if not untimed:
-        return []
-    of = f" for {join_names(untimed)}" if len(untimed) < len(rows) else ""
-    return [f"offload left out{of}: {NO_COPY_TIMES}"]
 
 
 def _mended(rows: Sequence[EqualSchedule], limit_bytes: int) -> list[str]:
     """Return a line per schedule that fits in another form than the configured one."""
     lines = []
     for row in rows:
-        if row.forms is None or row.forms.own.fits or row.run is None:
+        if row.search is None or row.search.configured.fits or row.run is None:
             continue
-        configured, reason = row.forms.own, f"cannot run: {row.reason}"
+        configured, reason = row.search.configured, f"cannot run: {row.reason}"
         if not configured.reason:
             reason = needs(configured.rank, configured.peak_bytes, configured.room_bytes or limit_bytes)
         step = time_text(row.run, row.run.metrics.step_ns)
@@ -635,28 +597,6 @@ def _arguments(rows: Sequence[EqualSchedule]) -> list[str]:
 
 _STEP, _STATE_COLOR, _ACTIVATIONS = "#6baed6", "#8c959f", "#e69f00"
 _GIB = 2**30
-
-
-def save_equal_memory_plot(comparison: EqualComparison, path: str | Path) -> Path:
-    """Draw a comparison into a .png, .svg or .pdf file; the same comparison gives the same bytes.
-
-    Raises:
-        OutputError: another suffix, or a file that cannot be written.
-        PptraceError: matplotlib is not installed.
-    """
-    limit = comparison.limit_bytes
-    rows = sorted((row for row in comparison.rows if row.fits), key=lambda row: (row.rank or 0, row.entry.label))
-    runs = [row.run for row in rows if row.run]
-    refused = [f"{row.entry.label} {shortage(row, limit)}" for row in comparison.rows if not row.fits]
-
-    def draw(figure: Any) -> None:
-        steps, memory = figure.subplots(1, 2, sharey=True)
-        _draw_steps(steps, rows, runs)
-        _draw_memory(memory, rows, runs, limit)
-        add_captions(figure, equal_heading(rows, limit), refused)
-
-    write_picture(Path(path), (11.0, 2.2 + 0.5 * len(rows) + 0.18 * len(refused)), draw)
-    return Path(path)
 
 
 def _draw_steps(axes: Any, rows: Sequence[EqualSchedule], runs: Sequence[Run]) -> None:

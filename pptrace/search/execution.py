@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import warnings
 from collections import deque
@@ -48,7 +49,7 @@ class ExecutorPool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Shut down the executor; after an error, without waiting for its calls."""
-        self._end(wait=error is None)
+        self.end(wait=error is None)
 
     def begin(self) -> Executor:
         """Return the executor, started if necessary."""
@@ -56,19 +57,15 @@ class ExecutorPool:
             self._executor = self._start()
         return self._executor
 
-    def end(self, *, wait: bool, alive: bool) -> None:
-        """Keep the executor for the next run, unless it broke or has unfinished calls."""
-        if not (wait and alive):
-            self._end(wait=wait)
-
-    def _end(self, *, wait: bool) -> None:
+    def end(self, *, wait: bool) -> None:
+        """Shut down the executor; the next run starts another one."""
         executor, self._executor = self._executor, None
         if executor is not None:
             executor.shutdown(wait=wait, cancel_futures=True)
 
 
 def run_all(
-    items: Iterable[Item], call: Callable[[Item], Row], start: Callable[[], Executor] | ExecutorPool, *, ahead: int
+    items: Iterable[Item], call: Callable[[Item], Row], pool: ExecutorPool, *, ahead: int
 ) -> Iterator[tuple[Item, Row]]:
     """Yield items with their rows, in the order in which they finish.
 
@@ -78,16 +75,10 @@ def run_all(
     Args:
         items: the items, in the order of submission.
         call: returns the row of an item; picklable where the executor pickles.
-        start: an executor pool, or a function that starts an executor for these items.
+        pool: the executor.
         ahead: number of calls that are submitted at once.
     """
     waiting = deque(items)
-    if not isinstance(start, ExecutorPool):
-        if waiting:
-            with ExecutorPool(start) as pool:
-                yield from run_all(waiting, call, pool, ahead=ahead)
-        return
-    pool = start
     while waiting:
         suspects = yield from _until_broken(waiting, call, pool, ahead)
         for suspect in suspects:
@@ -124,7 +115,8 @@ def _until_broken(
                     yield item, row
         finished = True
     finally:
-        pool.end(wait=finished, alive=not broken)
+        if broken or not finished:
+            pool.end(wait=finished)
     return [*broken, *running.values()]
 
 
@@ -134,6 +126,11 @@ def _done(running: dict[Future[Row], Item], *, block: bool) -> list[Future[Row]]
         return done
     wait(running, return_when=FIRST_COMPLETED)
     return [future for future in running if future.done()]
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 _KEY = "executor"
@@ -153,16 +150,6 @@ class ExecutorChoice:
         """Whether calls run in this process."""
         return self.provided.offer.in_process
 
-    def check_registry(self, *, shared: bool) -> None:
-        """Refuse a caller's registry where calls run in other processes.
-
-        Raises:
-            ConfigError: other processes would load the installed plugins instead.
-        """
-        if shared and not self.in_process:
-            message = "runs in other processes, which load plugins anew: take serial, or no registry"
-            raise ConfigError(f"{self.provided.offer.name} {message}", key=_KEY)
-
     def start(self) -> Executor:
         """Build an executor.
 
@@ -177,22 +164,28 @@ class ExecutorChoice:
         return built
 
 
-def choose(choice: str | Mapping[str, Any], registry: Registry, workers: int) -> ExecutorChoice:
+def choose(
+    choice: str | Mapping[str, Any], registry: Registry, workers: int = 0, *, shared: bool = False
+) -> ExecutorChoice:
     """Return the executor with this name, its options checked.
 
     Args:
         choice: ``NAME``, ``NAME:key=value:key=value``, or a mapping with ``name`` and options.
         registry: the plugins.
-        workers: number of concurrent calls.
+        workers: number of concurrent calls; 0 for the number of cores.
+        shared: whether the registry is the caller's own, which other processes do not have.
 
     Raises:
         PluginError: no plugin offers it.
-        ConfigError: an unknown or invalid option.
+        ConfigError: an unknown or invalid option, or a caller's registry with an executor in other processes.
     """
     name, given = _read(choice) if isinstance(choice, str) else _name_and_options(choice)
     provided = registry.executors[name]
     options = checked_options(provided, given, _KEY)
-    return ExecutorChoice(provided=provided, request=ExecutorRequest(workers=workers, options=options))
+    if shared and not provided.offer.in_process:
+        message = "runs in other processes, which load plugins anew: take serial, or no registry"
+        raise ConfigError(f"{name} {message}", key=_KEY)
+    return ExecutorChoice(provided=provided, request=ExecutorRequest(workers=workers or cores(), options=options))
 
 
 def _read(text: str) -> tuple[str, dict[str, Any]]:

@@ -143,6 +143,11 @@ class Span:
         """Return a value for people."""
         return self.scale.shown(value)
 
+    @property
+    def ends(self) -> str:
+        """Both ends for people."""
+        return f"{self.shown(self.low)} to {self.shown(self.high)}"
+
 
 def parse_span(text: str, basis: Basis, entries: Sequence[Entry]) -> Span:
     """Read ``KEY`` or ``KEY=LOW..HIGH``; :func:`_default` has the default range.

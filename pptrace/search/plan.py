@@ -1,4 +1,4 @@
-"""A ranked plan and its document."""
+"""A plan from its request to its document."""
 
 from __future__ import annotations
 
@@ -8,35 +8,49 @@ from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
+from pptrace.config.flags import ARGUMENTS
 from pptrace.config.quantities import DURATION, format_size
-from pptrace.errors import OutputError
+from pptrace.config.resolution import Config, check_arguments, document_of
 from pptrace.files import replace_file
-from pptrace.report.charts import INK, LIMIT, check_picture, columns_of, draw_points, write_picture
+from pptrace.plugins.registry import Registry
+from pptrace.report.charts import INK, LIMIT, columns_of, draw_points, write_picture
+from pptrace.report.text_table import table_lines
 from pptrace.run.preparation import build_costs
 from pptrace.run.summary import devices_text
 from pptrace.sanitize import Printed
-from pptrace.search.candidate import Outcome
+from pptrace.search.best_first import Search
+from pptrace.search.candidates import Outcome
+from pptrace.search.execution import choose
 from pptrace.search.launch_arguments import megatron_arguments, torchtitan_arguments, values_of
-from pptrace.search.pricing import LAYERS, own_split
-from pptrace.search.problem import OBJECTIVES, gpus_text, setting
+from pptrace.search.pricing import own_split
+from pptrace.search.problem import (
+    LAYERS,
+    OBJECTIVES,
+    PLANNED,
+    PlanRequest,
+    gpus_text,
+    plan_problem,
+    setting,
+)
 from pptrace.search.ranking import join_names
-from pptrace.search.result_table import TABLES, check_table, write_table
-from pptrace.search.runner import TRIALS
-from pptrace.search.space import PLAIN
-from pptrace.search.text_table import table_lines
+from pptrace.search.result_table import TABLES, write_table
+from pptrace.search.runner import MACHINES, CandidateRunner
+from pptrace.search.space import PLAIN, Space
+from pptrace.search.sweep import PICTURES, check_outputs, end_journals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from pptrace.config.flags import Settings
     from pptrace.config.schema import Experiment
+    from pptrace.config.yaml_document import Document
     from pptrace.run.figures import Row
     from pptrace.search.best_first import SearchResult
-    from pptrace.search.candidate import Candidate
+    from pptrace.search.candidates import Candidate
     from pptrace.search.launch_arguments import Arguments
-    from pptrace.search.problem import PlanProblem, PlanRequest, Score
-    from pptrace.search.runner import Runner
+    from pptrace.search.problem import PlanProblem, Score
 
 _CONTENDERS = 5
 _NEAR = Fraction(11, 10)
@@ -47,7 +61,7 @@ _NEAR = Fraction(11, 10)
 class Verdict:
     """The first place on one other machine."""
 
-    trial: str
+    machine: str
     """The machine."""
     slowdown: float
     """Its score above the best score there, as a share; 0 where it stays first."""
@@ -76,18 +90,21 @@ class Robustness:
 
 
 def robustness_of(
-    request: PlanRequest, ranked: Sequence[Candidate], runner: Runner, watch: Callable[[str], None] | None = None
+    request: PlanRequest,
+    ranked: Sequence[Candidate],
+    runner: CandidateRunner,
+    watch: Callable[[str], None] | None = None,
 ) -> Robustness | None:
     """Re-simulate the first places on every other machine; None where no place is near the first."""
     contenders = [one for one in ranked[:_CONTENDERS] if one.score[-1] <= _NEAR * ranked[0].score[-1]]
     if len(contenders) == 1:
         return None
     verdicts = []
-    for number, trial in enumerate(TRIALS, 1):
+    for number, machine in enumerate(MACHINES, 1):
         if watch is not None:
-            watch(f"trying the first places on another machine, {number} of {len(TRIALS)}: {trial.name}")
+            watch(f"trying the first places on another machine, {number} of {len(MACHINES)}: {machine.name}")
         scores: list[Score | None] = []
-        for one, row in zip(contenders, runner.rows(contenders, trial), strict=True):
+        for one, row in zip(contenders, runner.rows(contenders, machine), strict=True):
             step = None if row.get("error") or not row.get("fits") else int(row["step_ns"] or 0)
             layout = one.layout
             scores.append(None if step is None else request.score(step, layout.sequences, layout.gpus))
@@ -96,12 +113,13 @@ def robustness_of(
             continue
         best, index = min((score, index) for index, score in enumerate(scores) if score is not None)
         slowdown = float(first[-1] / best[-1] - 1) if best[-1] else 0.0
-        verdicts.append(Verdict(trial=trial.name, slowdown=max(slowdown, 0.0), best=index))
+        verdicts.append(Verdict(machine=machine.name, slowdown=max(slowdown, 0.0), best=index))
     return Robustness(contenders=len(contenders), verdicts=tuple(verdicts))
 
 
 _CONFIGURATIONS = (".yaml", ".yml")
-_PICTURES = (".png", ".svg", ".pdf")
+_KNOWN = ".yaml for the best configuration, .csv or .parquet for all, .png, .svg or .pdf for a picture"
+"""The suffixes of outputs in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +229,7 @@ class Plan(Printed):
                 "contenders": robustness.contenders, "machines": len(robustness.verdicts),
                 "first": robustness.first, "within_2_percent": robustness.near,
                 "trials": [
-                    {"machine": verdict.trial, "behind": verdict.slowdown, "best": verdict.best + 1}
+                    {"machine": verdict.machine, "behind": verdict.slowdown, "best": verdict.best + 1}
                     for verdict in robustness.verdicts
                 ],
             },
@@ -230,7 +248,7 @@ class Plan(Printed):
             PptraceError: a package that is missing.
         """
         paths = [Path(target) for target in targets]
-        check_plan_outputs(paths)
+        check_outputs(paths, _CONFIGURATIONS, _KNOWN)
         with ExitStack() as pending:
             for path in paths:
                 self._write(path, pending)
@@ -238,7 +256,7 @@ class Plan(Printed):
 
     def _write(self, path: Path, pending: ExitStack) -> None:
         suffix = path.suffix.lower()
-        if suffix in _PICTURES:
+        if suffix in PICTURES:
             save_frontier(self, path)
             return
         temporary = pending.enter_context(replace_file(path))
@@ -259,27 +277,10 @@ class Plan(Printed):
 
     def summary(self) -> str:
         """Return the lines that the command line prints."""
-        return "\n".join(plan_lines(self))
-
-
-def check_plan_outputs(paths: Sequence[Path]) -> None:
-    """Check the output files before anything runs.
-
-    Raises:
-        OutputError: an unknown suffix, or a file named twice.
-        PptraceError: a package that is missing.
-    """
-    for index, path in enumerate(paths):
-        suffix = path.suffix.lower()
-        if path in paths[:index]:
-            raise OutputError("two outputs are this file; name each file once", file=path)
-        if suffix in TABLES:
-            check_table(path)
-        elif suffix in _PICTURES:
-            check_picture(path)
-        elif suffix not in _CONFIGURATIONS:
-            known = ".yaml for the best configuration, .csv or .parquet for all, .png, .svg or .pdf for a picture"
-            raise OutputError(f"no such format; write {known}", file=path)
+        return "\n".join([
+            *_request_lines(self), "", *_table(self), "", *_reasons(self), *_ties(self), *_equivalents(self),
+            *_robustness(self), "", *_counts(self), "", *_frameworks(self),
+        ])  # fmt: skip
 
 
 def _point(one: Candidate) -> Row:
@@ -294,6 +295,101 @@ def _point(one: Candidate) -> Row:
         "bound_memory_bytes": bound.peak_bytes if bound else None,
         **figures,
     }  # fmt: skip
+
+
+def find_plan(
+    file: Path | Document | None,
+    request: PlanRequest,
+    registry: Registry,
+    *,
+    sets: Sequence[str] = (),
+    flags: Mapping[str, Any],
+    vary: Sequence[str] | Mapping[str, Iterable[Any]] = (),
+    robust: bool = True,
+    executor: str | Mapping[str, Any] = "processes",
+    workers: int = 0,
+    outputs: Sequence[Path] = (),
+    fresh: bool = False,
+    shares_registry: bool = False,
+    watch: Callable[[str], None] | None = None,
+) -> Plan:
+    """Return the ranked plan of a job; :func:`plan` describes most arguments.
+
+    ``file`` is the configuration, ``flags`` are values by flag name, and ``watch`` receives the progress. With
+    ``shares_registry``, the registry is the caller's own, which other processes do not have.
+
+    Raises:
+        PptraceError: invalid input, an empty or too large space, or no configuration that fits.
+    """
+    check_outputs(outputs, _CONFIGURATIONS, _KNOWN)
+    chosen = choose(executor, registry, workers, shared=shares_registry)
+    problem = plan_problem(file, sets, flags, vary, request, registry)
+    space = Space(problem, request)
+    first = outputs[0] if outputs else None
+    with CandidateRunner(problem.document, registry, chosen, first, fresh=fresh) as runner:
+        result = Search(space, runner, watch).run()
+        robustness = robustness_of(request, result.ranked, runner, watch) if robust else None
+    return Plan(request=request, problem=problem, result=result, robustness=robustness, heading=space.heading)
+
+
+def plan(
+    config: Config | None = None,
+    *,
+    gpus: int,
+    memory: str | None = None,
+    objective: str = "tokens",
+    vary: Mapping[str, Iterable[Any]] | Sequence[str] = (),
+    top: int = 10,
+    exhaustive: bool = False,
+    robust: bool = True,
+    sets: Sequence[str] = (),
+    outputs: Sequence[str | Path] = (),
+    fresh: bool = False,
+    executor: str | Mapping[str, Any] = "processes",
+    workers: int | None = None,
+    registry: Registry | None = None,
+    progress: Callable[[str], None] | None = None,
+    **values: Unpack[Settings],
+) -> Plan:
+    """Find the best configuration of a model on so many GPUs: how to divide it, and what to schedule.
+
+    Args:
+        config: a YAML file, the mapping that it would hold, or None for ``values`` alone.
+        gpus: as many the job has; with ``objective="gpus"``, at most so many.
+        memory: what a rank may hold, ``"76GiB"``; the device's memory unless given.
+        objective: ``tokens``, ``mfu``, ``step``, or ``gpus`` for the fewest GPUs that fit.
+        vary: values by key, ``{"pp": [4, 8], "zero": [1]}``, or texts as for ``--vary``; other keys keep the
+            values that practitioners vary.
+        top: how many to rank.
+        exhaustive: simulate all that can run, without bounds.
+        robust: try the first places on other machines.
+        sets: ``key.path=value`` texts, as for ``--set``; sizes among them are fixed.
+        outputs: the best (.yaml), tables of all points and pictures to write; finished simulations are taken over
+            after an interruption.
+        fresh: take over no finished simulation.
+        executor: what configurations are simulated on, as for :func:`sweep`.
+        workers: how many at once; one per core by default.
+        registry: the plugins; all installed ones by default. One of your own needs an executor in this process.
+        progress: told how far it is, in words.
+        values: as for :func:`simulate`; sizes among them are fixed.
+
+    Raises:
+        PptraceError: whatever cannot be used, in one line; nothing that fits, with the smallest memory that would.
+
+    >>> found = plan("step.yaml", gpus=256, memory="76GiB")  # doctest: +SKIP
+    >>> found.best.name, found.save("best.yaml", "points.csv")  # doctest: +SKIP
+    """
+    check_arguments(values, ARGUMENTS)
+    paths = [Path(output) for output in outputs]
+    found = find_plan(
+        document_of(config),
+        PlanRequest(gpus=gpus, memory=memory, objective=objective, top=top, exhaustive=exhaustive),
+        registry or Registry.load(), sets=sets, flags=values, vary=vary, robust=robust, executor=executor,
+        workers=workers or 0, outputs=paths, fresh=fresh, shares_registry=registry is not None, watch=progress,
+    )  # fmt: skip
+    found.save(*paths)
+    end_journals(paths)
+    return found
 
 
 MARGIN = Fraction(2, 100)
@@ -318,22 +414,12 @@ _OPTIONAL = ("vp", "cp", "ep", "gbs", "settings")
 _SHORT = {"model.recompute": "recompute", "costs.zero": "zero", "parallel.order": "order",
           "model.layers_per_stage": "layers", "model.recompute_modules": "modules",
           "model.recompute_method": "method", "model.recompute_num_layers": "num_layers"}  # fmt: skip
-_OWN = frozenset({
-    "parallel.pp", "parallel.tp", "parallel.cp", "parallel.ep", "parallel.dp", "parallel.vp", "batch.micro",
-    "batch.global", "schedule.name", "parallel.sequence_parallel",
-})  # fmt: skip
+_SIZES = frozenset({*PLANNED, "parallel.sequence_parallel"})
+"""Keys whose values have columns of their own, or follow from these."""
 _WIDTH = 110
 _FREE = "ideal"
 """The default network, on which messages take no time."""
 _MARGIN = f"{float(100 * MARGIN):g} %"
-
-
-def plan_lines(plan: Plan) -> list[str]:
-    """Return the lines of the summary."""
-    return [
-        *_request_lines(plan), "", *_table(plan), "", *_reasons(plan), *_ties(plan), *_equivalents(plan),
-        *_robustness(plan), "", *_counts(plan), "", *_frameworks(plan),
-    ]  # fmt: skip
 
 
 def _request_lines(plan: Plan) -> list[str]:
@@ -377,7 +463,7 @@ def _settings(one: Candidate) -> str:
     """Return the settings of a configuration other than its sizes, without those that have no effect."""
     texts = []
     for key, value in one.settings.items():
-        if key in _OWN or key.startswith("schedule.options.") or value in (None, "none", 0, []):
+        if key in _SIZES or key.startswith("schedule.options.") or value in (None, "none", 0, []):
             continue
         texts.append(_setting_text(key, value))
     return ", ".join(texts)
@@ -434,7 +520,7 @@ def _robustness(plan: Plan) -> list[str]:
         return []
     total = len(robustness.verdicts)
     lost = [
-        f"{verdict.trial}: #{verdict.best + 1} by {verdict.slowdown:.1%}"
+        f"{verdict.machine}: #{verdict.best + 1} by {verdict.slowdown:.1%}"
         for verdict in robustness.verdicts
         if verdict.slowdown > 0
     ]

@@ -1,4 +1,4 @@
-"""Costs of each layout, and the split of layers over stages."""
+"""Tables and costs of candidates, their lower bounds, and the split of layers over stages."""
 
 from __future__ import annotations
 
@@ -11,33 +11,34 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pptrace.config.places import key_text
-from pptrace.errors import PptraceError
-from pptrace.run.neighbourhood import NO_COPY_TIMES, copies_take_time
-from pptrace.run.preparation import build_costs, costs_and_network
-from pptrace.run.schedule_request import times
+from pptrace.errors import ConfigError, PptraceError
+from pptrace.plugins.construction import build_schedule
+from pptrace.plugins.guards import call_plugin
+from pptrace.plugins.requests import ScheduleRequest
+from pptrace.run.inputs import Inputs
+from pptrace.run.preparation import build_costs, costs_and_network, message_policy, too_large
+from pptrace.run.schedule_request import LazyRequest, times
 from pptrace.search.basis import short_reason
 from pptrace.search.bounds import Bound, bound_of, least_fits, least_memory, least_work_ns
-from pptrace.search.problem import setting
+from pptrace.search.problem import LAYERS, setting
+from pptrace.search.settings_search import NO_COPY_TIMES, copies_take_time
 from pptrace.search.space import OPTIONS, RECOMPUTE
-from pptrace.search.table_cache import TableCache
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from pptrace.config.overrides import Assignment
     from pptrace.config.resolution import Resolved
-    from pptrace.network.contract import Network
     from pptrace.run.costs import Costs
     from pptrace.search.basis import Entry
     from pptrace.search.problem import PlanProblem
     from pptrace.search.space import Layout
-    from pptrace.search.table_cache import CachedTable
+    from pptrace.steps.schedule import Schedule
     from pptrace.steps.workload import Workload
 
-LAYERS = "model.layers_per_stage"
 _OF_COSTS = (RECOMPUTE, *OPTIONS, "costs.zero", LAYERS)
 """Settings that affect a step through its costs alone."""
-_KEPT = 96
+_KEPT_LAYOUTS = 96
 """Layouts in the cost cache; candidates of one layout are consecutive."""
 _COLUMNS = (
     "f_ns", "b_ns", "i_ns", "w_ns", "f_collective_ns", "b_collective_ns", "i_collective_ns", "w_collective_ns",
@@ -72,6 +73,11 @@ class Origin:
     split: Any
     """The split of layers: ``even``, ``balanced``, or layers per stage."""
 
+    @property
+    def settings(self) -> tuple[Assignment, ...]:
+        """The setting of several chunks."""
+        return (setting("parallel.vp", self.chunks),) if self.chunks is not None and self.chunks > 1 else ()
+
 
 @dataclass(slots=True, kw_only=True)
 class Priced:
@@ -88,7 +94,7 @@ class Priced:
     sameness: Any = None
     """Digest that configurations with the same step share."""
     bound: Bound | None = None
-    """Its lower bounds; None where an equal candidate has them."""
+    """Its lower bounds; None where it cannot run."""
 
 
 class Pricing:
@@ -107,8 +113,8 @@ class Pricing:
         """
         self.problem, self.entries, self.layers = problem, entries, layers
         self.tables = TableCache(problem, entries)
-        self._groups: OrderedDict[int, _Weighed] = OrderedDict()
-        self._seen: set[Any] = set()
+        self._groups: OrderedDict[int, _LayoutCosts] = OrderedDict()
+        self._bounds: dict[Any, Bound] = {}
 
     def least(self, group: Group, *, has_pairs: bool = False) -> Bound:
         """Return lower bounds of all candidates of a group, for any table.
@@ -123,7 +129,7 @@ class Pricing:
             PptraceError: invalid costs.
         """
         layout = group.layout
-        workload = self._weighed(group).workload(layout.pp, None, has_pairs=has_pairs)
+        workload = self._costs_of(group).workload(layout.pp, has_pairs=has_pairs)
         return Bound(
             step_ns=least_work_ns(workload, layout.pp, layout.microbatches),
             peak_bytes=least_memory(workload, layout.pp),
@@ -141,7 +147,7 @@ class Pricing:
 
     def _price(self, found: Priced, origin: Origin) -> None:
         group, entry = origin.group, self.entries[origin.entry]
-        layout, work = group.layout, self._weighed(group)
+        layout, work = group.layout, self._costs_of(group)
         cached = self.tables.of(entry, layout, origin.chunks)
         stages = layout.pp * cached.chunks
         found.chunks = cached.chunks
@@ -151,20 +157,21 @@ class Pricing:
             return
         found.layers = layers
         own = (setting(LAYERS, layers),) if layers is not None else ()
-        settings = _chunks_set(origin)
-        resolved = self.problem.resolved((*group.varied, *entry.varied, *settings, *own))
+        resolved = self.problem.resolved((*group.varied, *entry.varied, *origin.settings, *own))
         has_pairs = self.has_pairs(entry) if cached.table is None else cached.table.has_pairs
-        workload = work.workload(stages, layers, self.problem, has_pairs=has_pairs)
+        workload = work.workload(stages, layers, has_pairs=has_pairs)
         if resolved.experiment.schedule.offload is not None and not copies_take_time(workload):
             raise resolved.error("schedule.offload", NO_COPY_TIMES)
         if cached.table is None:
             cached = self.tables.timed(entry, cached, times(workload, work.network, layout.pp))
         self.tables.check_policy(resolved, cached)
         found.sameness = _sameness(work, entry, cached, workload)
-        if found.sameness not in self._seen:
-            self._seen.add(found.sameness)
+        if found.sameness not in self._bounds and cached.table is not None:
             provided = self.problem.registry.schedules[entry.name]
-            found.bound = bound_of(cached, workload, resolved.experiment, provided)
+            self._bounds[found.sameness] = bound_of(
+                cached.table, cached.request, workload, resolved.experiment, provided
+            )
+        found.bound = self._bounds[found.sameness]
 
     def has_pairs(self, entry: Entry) -> bool:
         """Return whether tables of a schedule may have overlapped pairs."""
@@ -178,39 +185,29 @@ class Pricing:
         """
         if not self.has_pairs(entry):
             return False
-        return bool(self._weighed(group).workload(group.layout.pp, None, has_pairs=True).segments)
+        return bool(self._costs_of(group).workload(group.layout.pp, has_pairs=True).segments)
 
-    def forget(self, sameness: Any) -> None:
-        """Compute the bound of the same step again at its next request."""
-        self._seen.discard(sameness)
-
-    def _weighed(self, group: Group) -> _Weighed:
+    def _costs_of(self, group: Group) -> _LayoutCosts:
         found = self._groups.get(group.number)
         if found is None:
-            resolved = self.problem.resolved(group.varied)
-            costs, network = costs_and_network(resolved, self.problem.registry)
-            found = self._groups[group.number] = _Weighed(group.layout, group.varied, resolved, costs, network)
-            if len(self._groups) > _KEPT:
+            found = self._groups[group.number] = _LayoutCosts(self.problem, group.varied)
+            if len(self._groups) > _KEPT_LAYOUTS:
                 self._groups.popitem(last=False)
         self._groups.move_to_end(group.number)
         return found
 
 
-class _Weighed:
-    """A layout with its costs, and caches of workloads and splits."""
+class _LayoutCosts:
+    """The costs of a layout, with caches of workloads and splits."""
 
-    def __init__(
-        self, layout: Layout, varied: tuple[Assignment, ...], resolved: Resolved, costs: Costs, network: Network
-    ) -> None:
-        self.layout, self.varied = layout, varied
-        self.resolved, self.costs, self.network = resolved, costs, network
+    def __init__(self, problem: PlanProblem, varied: tuple[Assignment, ...]) -> None:
+        self.problem, self.varied = problem, varied
+        self.costs, self.network = costs_and_network(problem.resolved(varied), problem.registry)
         self._workloads: dict[Any, Workload] = {}
         self._splits: dict[int, list[int] | None] = {}
 
-    def workload(
-        self, stages: int, layers: list[int] | None, problem: PlanProblem | None = None, *, has_pairs: bool = False
-    ) -> Workload:
-        """Return the workload of a number of stages.
+    def workload(self, stages: int, layers: list[int] | None = None, *, has_pairs: bool = False) -> Workload:
+        """Return the workload of a number of stages; layers per stage default to those of the model.
 
         Raises:
             PptraceError: an invalid number of stages or layers.
@@ -218,8 +215,9 @@ class _Weighed:
         key = (stages, tuple(layers or ()), has_pairs)
         if key not in self._workloads:
             costs = self.costs
-            if layers is not None and problem is not None:
-                costs = build_costs(problem.resolved((*self.varied, setting(LAYERS, layers))), problem.registry)
+            if layers is not None:
+                resolved = self.problem.resolved((*self.varied, setting(LAYERS, layers)))
+                costs = build_costs(resolved, self.problem.registry)
             self._workloads[key] = costs.workload(stages, _chain(stages), has_pairs=has_pairs)
         return self._workloads[key]
 
@@ -234,7 +232,7 @@ class _Weighed:
         return self._splits[stages]
 
 
-def _sameness(work: _Weighed, entry: Entry, cached: CachedTable, workload: Workload) -> Any:
+def _sameness(work: _LayoutCosts, entry: Entry, cached: CachedTable, workload: Workload) -> Any:
     """Return the key that configurations with the same step share."""
     group = [(key_text(setting.path), repr(setting.value)) for setting in work.varied]
     entry_settings = [(key_text(setting.path), repr(setting.value)) for setting in entry.varied]
@@ -247,11 +245,6 @@ def _sameness(work: _Weighed, entry: Entry, cached: CachedTable, workload: Workl
     return cached.digest, _digest(workload), str(known), str(others)
 
 
-def _chunks_set(origin: Origin) -> tuple[Assignment, ...]:
-    many = origin.chunks is not None and origin.chunks > 1
-    return (setting("parallel.vp", origin.chunks),) if many else ()
-
-
 def _digest(workload: Workload) -> str:
     digest = hashlib.sha256()
     for costs in (workload, *workload.classes):
@@ -262,7 +255,166 @@ def _digest(workload: Workload) -> str:
     return digest.hexdigest()[:16]
 
 
-_LAYERS = "layers_per_stage"
+_KEPT_TABLES = 96
+"""Tables in the cache; layouts with the same tables are consecutive."""
+_MOST_ACTIONS = 2**24
+"""Largest number of actions of a candidate's step."""
+_TIMES: dict[str, Any] = {
+    "f_ns": (), "b_ns": (), "i_ns": (), "w_ns": (), "transfer_ns": 0, "activation_bytes": (), "offload_ns": (),
+    "reload_ns": (), "memory_limit_bytes": 0, "weight_activation_bytes": (), "stage_bytes": (), "device_bytes": 0,
+    "rank_bytes": (),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedTable:
+    """The table of a schedule for given sizes."""
+
+    request: ScheduleRequest
+    """The request of the schedule."""
+    table: Schedule | None
+    """The table; None where it depends on times, as :meth:`TableCache.timed` builds it."""
+    digest: str
+    """Digest of the table; empty without one."""
+    chunks: int
+    """Chunks per rank."""
+
+
+class TableCache:
+    """The tables of a plan."""
+
+    def __init__(self, problem: PlanProblem, entries: Sequence[Entry]) -> None:
+        """Read the options of all schedules.
+
+        Raises:
+            PptraceError: an invalid option, or an unknown schedule.
+        """
+        self.registry = problem.registry
+        self._found: OrderedDict[Any, CachedTable] = OrderedDict()
+        self._policies: dict[Any, PptraceError | None] = {}
+        self._refusals: dict[Any, PptraceError | None] = {}
+        self._options: dict[str, Mapping[str, Any]] = {}
+        plain = [setting("parallel.pp", 1), setting("batch.global", 1)]
+        for entry in entries:
+            resolved = problem.resolved([*plain, *entry.varied])
+            offered = self.registry.schedules[entry.name].offer.options
+            inputs = Inputs(resolved=resolved, registry=self.registry)
+            self._options[entry.label] = inputs.fill_options("schedule", offered)
+
+    def refusal(self, entry: Entry, layout: Layout, chunks: int | None) -> PptraceError | None:
+        """Return the error by which a schedule refuses sizes before it builds a table; None without one."""
+        key = (entry.label, layout.pp, layout.microbatches, chunks)
+        if key not in self._refusals:
+            provided = self.registry.schedules[entry.name]
+            self._refusals[key] = None
+            try:
+                request = self._request(entry, layout, chunks)
+                if provided.offer.check is not None:
+                    call_plugin(provided.provider, provided.offer.check, request)
+            except PptraceError as error:
+                self._refusals[key] = error
+        return self._refusals[key]
+
+    def of(self, entry: Entry, layout: Layout, chunks: int | None) -> CachedTable:
+        """Return the table of a schedule on a layout's ranks and microbatches.
+
+        Args:
+            entry: the schedule, with its own settings.
+            layout: the layout.
+            chunks: chunks per rank; None for the default of the schedule.
+
+        Raises:
+            PptraceError: refused sizes, or a failing plugin.
+        """
+        key = (entry.label, layout.pp, layout.microbatches, chunks)
+        if key not in self._found:
+            self._found[key] = self._build(entry, self._request(entry, layout, chunks))
+            if len(self._found) > _KEPT_TABLES:
+                self._found.popitem(last=False)
+        return self._found[key]
+
+    def timed(self, entry: Entry, cached: CachedTable, times: Mapping[str, Any]) -> CachedTable:
+        """Return the table that a schedule builds from times and memory.
+
+        Raises:
+            PptraceError: refused times or memory.
+        """
+        request = replace(cached.request, **times)
+        table = build_schedule(self.registry.schedules[entry.name], request)
+        return replace(cached, request=request, table=table, digest=_table_digest(table))
+
+    def check_policy(self, resolved: Resolved, cached: CachedTable) -> None:
+        """Refuse a table that the message policy does not accept.
+
+        Raises:
+            PptraceError: the error of the policy.
+        """
+        p2p = resolved.experiment.p2p
+        key = (p2p.policy, str(p2p.options), cached.digest)
+        if key not in self._policies and cached.table is not None:
+            try:
+                message_policy(Inputs(resolved=resolved, registry=self.registry), cached.table)
+                self._policies[key] = None
+            except PptraceError as error:
+                self._policies[key] = error
+        refused = self._policies.get(key)
+        if refused is not None:
+            raise refused
+
+    def _request(self, entry: Entry, layout: Layout, chunks: int | None) -> ScheduleRequest:
+        provided = self.registry.schedules[entry.name]
+        request = ScheduleRequest(
+            ranks=layout.pp,
+            microbatches=layout.microbatches,
+            chunks=chunks or 1,
+            options=self._options[entry.label],
+        )
+        if chunks is None and provided.offer.chunks is not None:
+            request = replace(request, chunks=call_plugin(provided.provider, provided.offer.chunks, request))
+        reason = too_large(request.ranks, request.chunks, request.microbatches) or _too_long(request)
+        if reason:
+            raise ConfigError(reason, key="batch.microbatches")
+        return request
+
+    def _build(self, entry: Entry, request: ScheduleRequest) -> CachedTable:
+        reads: list[bool] = []
+
+        def read_times() -> dict[str, Any]:
+            reads.append(True)
+            return _TIMES
+
+        table = build_schedule(self.registry.schedules[entry.name], LazyRequest.of(request, read_times))
+        chunks = table.stages // table.ranks
+        if reads:
+            return CachedTable(request=request, table=None, digest="", chunks=chunks)
+        return CachedTable(request=request, table=table, digest=_table_digest(table), chunks=chunks)
+
+
+def _too_long(request: ScheduleRequest) -> str:
+    """Return why a step is too large for a plan; empty where it is not."""
+    actions = 2 * request.ranks * request.chunks * request.microbatches
+    if actions <= _MOST_ACTIONS:
+        return ""
+    return (
+        f"{actions:,} actions in a step, and the most in a plan is {_MOST_ACTIONS:,}: name fewer sequences "
+        "(--global) or larger microbatches (--vary micro=8)"
+    )
+
+
+def _table_digest(table: Schedule) -> str:
+    """Return a digest of the content of a table."""
+    digest = hashlib.sha256()
+    placement = table.placement
+    for column in (
+        table.row_ptr, *table.cells, placement.stage_rank, placement.microbatch_route, placement.edges,
+        *table.waits,
+    ):  # fmt: skip
+        digest.update(column.tobytes())
+        digest.update(b"|")
+    digest.update(repr((sorted(table.interleave.items()), table.recompute_waits)).encode())
+    return digest.hexdigest()[:16]
+
+
 _THREE = 3
 _OF_SPLIT = ("weights_bytes", "activation_bytes", "f_ns", "b_ns")
 """Columns that identify a split."""
@@ -322,17 +474,17 @@ def own_split(costs: Costs, stages: int, layers: int) -> list[int] | None:
         between = (low + more).tolist()
         left = layers - sum(between)
         first = (left + up) // 2
-        if left >= 0 and _costs_as(costs, [first, *between, left - first], own):
+        if left >= 0 and _has_costs(costs, [first, *between, left - first], own):
             return [first, *between, left - first]
     return None
 
 
-def _costs_as(costs: Costs, split: list[int], own: Workload) -> bool:
+def _has_costs(costs: Costs, split: list[int], expected: Workload) -> bool:
     try:
-        found = _with_split(costs, split)
+        workload = _with_split(costs, split)
     except PptraceError:
         return False
-    return all(np.array_equal(getattr(found, name), getattr(own, name)) for name in _OF_SPLIT)
+    return all(np.array_equal(getattr(workload, name), getattr(expected, name)) for name in _OF_SPLIT)
 
 
 def _chain(stages: int) -> tuple[tuple[int, int], ...]:
@@ -340,5 +492,5 @@ def _chain(stages: int) -> tuple[tuple[int, int], ...]:
 
 
 def _with_split(costs: Costs, split: list[int]) -> Workload:
-    model = {**costs.request.model, _LAYERS: split}
+    model = {**costs.request.model, LAYERS.partition(".")[2]: split}
     return replace(costs, request=replace(costs.request, model=model)).workload(len(split), _chain(len(split)))

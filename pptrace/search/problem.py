@@ -14,10 +14,9 @@ from pptrace.config.resolution import document_of, load
 from pptrace.config.yaml_document import Document
 from pptrace.errors import ConfigError, nearest
 from pptrace.run.devices import ranks_named
-from pptrace.run.neighbourhood import limit_settings, memory_limit
 from pptrace.run.preparation import build_costs
 from pptrace.search.axes import axes_of, parse_axes
-from pptrace.search.basis import parse_entries
+from pptrace.search.basis import limit_settings, memory_limit, parse_entries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -132,8 +131,10 @@ def _key(axis: Axis) -> str:
 
 
 _SIZES = ("pp", "tp", "cp", "ep", "dp", "vp")
-_PLANNED = (*(f"parallel.{size}" for size in _SIZES), "batch.micro", "batch.global", "schedule.name")
+PLANNED = (*(f"parallel.{size}" for size in _SIZES), "batch.micro", "batch.global", "schedule.name")
 """Keys that a plan chooses, unless the command line sets them."""
+LAYERS = "model.layers_per_stage"
+"""The key of the split of layers over stages."""
 _PLACE = Place(source="plan")
 
 
@@ -201,18 +202,18 @@ def plan_problem(
     """
     request.check()
     source = document_of(file)
-    own = assignments(sets, {name: value for name, value in flags.items() if value is not None})
-    tree, places = overlaid(source.value, source.places, own)
+    given = assignments(sets, {name: value for name, value in flags.items() if value is not None})
+    tree, places = overlaid(source.value, source.places, given)
     written = tree.pop("plan", None) or {}
-    texts, given = ([], vary) if not isinstance(vary, (list, tuple)) else (vary, {})
-    axes = varied_axes(texts, {**written, **dict(given)})  # type: ignore[arg-type] # a mapping by now
-    axes = _fixed(own, axes) | axes
+    texts, values = ([], vary) if not isinstance(vary, (list, tuple)) else (vary, {})
+    axes = varied_axes(texts, {**written, **dict(values)})  # type: ignore[arg-type] # a mapping by now
+    axes = _fixed({key_text(assigned.path): assigned for assigned in given}, axes) | axes
     if not tree.get("model"):
         raise ConfigError("missing: a plan divides a model over GPUs, such as --model llama3-70b", key="model")
-    _check_microbatches(own)
     sequences = _sequences(tree, places)
     schedule = str((tree.get("schedule") or {}).get("name") or "")
-    _without_sizes(tree)
+    for section, keys in (("parallel", _SIZES), ("batch", ("global", "micro", "microbatches"))):
+        tree[section] = {key: value for key, value in (tree.get(section) or {}).items() if key not in keys}
     if not schedule:
         tree["schedule"] = {"name": "1f1b"}
     document = Document(value=tree, places=places, source=source.source)
@@ -220,48 +221,35 @@ def plan_problem(
     if request.memory is not None:
         document = _limited(document, request, costs)
         costs = _trial(document, registry, request)
-    return _problem(document, registry, axes, costs, (sequences, schedule))
-
-
-def _problem(
-    document: Document, registry: Registry, axes: Mapping[str, Axis], costs: Costs, said: tuple[int, str]
-) -> PlanProblem:
-    experiment = costs.resolved.experiment
+    cluster, model = costs.resolved.experiment.cluster, costs.offer.offer.model
     devices = costs.request.rank_devices or (costs.request.device,)
-    cluster = experiment.cluster
-    model = costs.offer.offer.model
+    scale_up = min(int(device.get("scale_up_size") or 8) for device in devices)
     return PlanProblem(
         document=document, registry=registry, axes=axes, facts=dict(costs.request.model),
         model_keys=frozenset(model().model_fields if model else ()), costs_name=costs.offer.offer.name,
-        node_gpus=(cluster.gpus or 1) if cluster else min(int(one.get("scale_up_size") or 8) for one in devices),
-        on_cluster=cluster is not None, sequences=said[0], schedule=said[1],
-        sequence=experiment.batch.sequence or 0,
+        node_gpus=(cluster.gpus or 1) if cluster else scale_up, on_cluster=cluster is not None,
+        sequences=sequences, schedule=schedule, sequence=costs.resolved.experiment.batch.sequence or 0,
     )  # fmt: skip
 
 
-def _fixed(own: Sequence[Assignment], axes: Mapping[str, Axis]) -> dict[str, Axis]:
+def _fixed(given: Mapping[str, Assignment], axes: Mapping[str, Axis]) -> dict[str, Axis]:
     """Return the sizes on the command line as axes with one value."""
-    fixed = {key_text(one.path): one for one in own}
-    for key, one in fixed.items():
-        if key in axes and key in _PLANNED:
-            raise ConfigError("it varies, too: leave one of them out", key=key, file=str(one.place.source))
-    several = fixed.get("schedule.name")
-    if several is not None and len(parse_entries([str(several.value)], str(several.place.source))) > 1:
-        message = f"{several.value} are several, where one is fixed: write --vary schedule={several.value}"
-        raise ConfigError(message, key="schedule.name", file=str(several.place.source))
-    return {
-        key: next(iter(axes_of({key: [one.value]})))
-        for key, one in fixed.items()
-        if key in _PLANNED and one.value is not None
-    }
+    fixed = {key: assigned for key, assigned in given.items() if assigned.value is not None}
+    if "batch.microbatches" in fixed:
+        message = "they follow from the global batch and each layout: write --global and --micro instead"
+        raise _refusal(message, "batch.microbatches", fixed)
+    for key in given:
+        if key in axes and key in PLANNED:
+            raise _refusal("it varies, too: leave one of them out", key, given)
+    schedule = given.get("schedule.name")
+    if schedule is not None and len(parse_entries([str(schedule.value)], str(schedule.place.source))) > 1:
+        message = f"{schedule.value} are several, where one is fixed: write --vary schedule={schedule.value}"
+        raise _refusal(message, "schedule.name", given)
+    return {key: axes_of({key: [assigned.value]})[0] for key, assigned in fixed.items() if key in PLANNED}
 
 
-def _check_microbatches(own: Sequence[Assignment]) -> None:
-    """Refuse microbatches, which follow from the batch and the replicas of a layout."""
-    for one in own:
-        if key_text(one.path) == "batch.microbatches" and one.value is not None:
-            message = "they follow from the global batch and each layout: write --global and --micro instead"
-            raise ConfigError(message, key="batch.microbatches", file=str(one.place.source))
+def _refusal(message: str, key: str, given: Mapping[str, Assignment]) -> ConfigError:
+    return ConfigError(message, key=key, file=str(given[key].place.source))
 
 
 def _sequences(tree: Mapping[str, Any], places: Places) -> int:
@@ -284,11 +272,6 @@ def _number(tree: Mapping[str, Any], key: str, default: int, places: Places) -> 
             line=place.line if place else 0,
         )  # fmt: skip
     return int(value)
-
-
-def _without_sizes(tree: dict[str, Any]) -> None:
-    for section, keys in (("parallel", _SIZES), ("batch", ("global", "micro", "microbatches"))):
-        tree[section] = {key: value for key, value in (tree.get(section) or {}).items() if key not in keys}
 
 
 def _trial(document: Document, registry: Registry, request: PlanRequest) -> Costs:

@@ -86,6 +86,13 @@ def uncertainty_of(runs: Iterable[SimulatedStep]) -> float:
     return max((float(share) for share in known if share is not None), default=0.0)
 
 
+def versions_of(provenances: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the versions of pptrace and of all plugins from the provenance of steps."""
+    provenances = list(provenances)
+    plugins = {name: version for each in provenances for name, version in each["plugins"].items()}
+    return {"pptrace": provenances[0]["pptrace"], "plugins": dict(sorted(plugins.items()))}
+
+
 POLICY, _OPTIONS = "p2p.policy", "p2p.options."
 ANY_TABLE: Mapping[str, Any] = {POLICY: PolicyName.ORDERED.value}
 """The policy that accepts any table: NCCL's semantics for each operation."""

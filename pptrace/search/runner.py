@@ -1,4 +1,4 @@
-"""Simulation of points and candidates into rows of figures."""
+"""Simulation of points, candidates and configurations into rows of figures, with a journal of finished rows."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from functools import cache, partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from pptrace.config.resolution import load
+from pptrace.config.resolution import document_of, load
 from pptrace.errors import PptraceError
 from pptrace.plugins.guards import one_line
 from pptrace.plugins.registry import Registry
 from pptrace.run.cost_changes import at_speeds, jittered
 from pptrace.run.figures import at_levels, figures_of, metrics_row
 from pptrace.run.preparation import prepare
-from pptrace.run.simulated_step import run_prepared
+from pptrace.run.simulated_step import run_prepared, simulate
 from pptrace.search.basis import short_reason
-from pptrace.search.execution import Journal, journal_path, run_all
+from pptrace.search.execution import ExecutorPool, Journal, choose, journal_path, run_all
 from pptrace.timeline.idle import IdleCause
 from pptrace.version import __version__
 from pptrace_kernel import always_compiled, many_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from concurrent.futures import Executor
     from pathlib import Path
     from types import TracebackType
@@ -37,24 +37,24 @@ if TYPE_CHECKING:
     from pptrace.run.inputs import Prepared
     from pptrace.run.simulated_step import SimulatedStep
     from pptrace.search.basis import Entry
-    from pptrace.search.candidate import Candidate
-    from pptrace.search.execution import ExecutorChoice, ExecutorPool
+    from pptrace.search.candidates import Candidate
+    from pptrace.search.execution import ExecutorChoice, Item
     from pptrace.search.grid import Base
 
 
-def run_point(base: Base, entry: Entry, registry: Registry | None = None, *, rows: int = 0) -> Row:
+def run_point(entry: Entry, *, base: Base, registry: Registry | None = None, actions: int = 0) -> Row:
     """Simulate one point and return its inputs and figures, or the reason of its failure as ``error``.
 
     Args:
-        base: the common configuration of the points.
         entry: the settings of this point.
+        base: the common configuration of the points.
         registry: the plugins; the installed ones of this process by default.
-        rows: actions of this point and the following ones, which decide whether kernels are compiled.
+        actions: actions of this point and the following ones, which decide whether kernels are compiled.
     """
     plugins = registry or installed()
 
-    def simulate() -> Row:
-        with many_runs(rows):
+    def simulate_row() -> Row:
+        with many_runs(actions):
             run = base.basis(plugins).run(entry)
             figures = metrics_row(at_levels(run))
         prepared = run.prepared
@@ -65,13 +65,13 @@ def run_point(base: Base, entry: Entry, registry: Registry | None = None, *, row
             "plugins": plugins_text(prepared.plugins),
         }
 
-    row = _row_or_error(simulate, str, "ranks or microbatches, or fewer --workers")
+    row = _row_or_error(simulate_row, str, "ranks or microbatches, or fewer --workers")
     return row | {"pptrace": __version__}
 
 
-def _row_or_error(simulate: Callable[[], Row], reason_of: Callable[[PptraceError], str], less: str) -> Row:
+def _row_or_error(call: Callable[[], Row], reason_of: Callable[[PptraceError], str], less: str) -> Row:
     try:
-        return simulate()
+        return call()
     except PptraceError as error:
         reason = reason_of(error)
     except MemoryError:
@@ -104,7 +104,7 @@ def _cell(value: Any) -> Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class Machine:
     """A machine whose speed differs from the configured one."""
 
     name: str
@@ -123,36 +123,36 @@ class Trial:
         return at_speeds(prepared, self.compute, self.communication)
 
 
-TRIALS = (
-    Trial(name="bandwidth -20%", communication=0.8),
-    Trial(name="bandwidth +20%", communication=1.2),
-    Trial(name="efficiency -10%", compute=0.9),
-    Trial(name="efficiency +10%", compute=1.1),
-    *(Trial(name=f"jitter 5%, seed {seed}", jitter=0.05, seed=seed) for seed in range(1, 5)),
+MACHINES = (
+    Machine(name="bandwidth -20%", communication=0.8),
+    Machine(name="bandwidth +20%", communication=1.2),
+    Machine(name="efficiency -10%", compute=0.9),
+    Machine(name="efficiency +10%", compute=1.1),
+    *(Machine(name=f"jitter 5%, seed {seed}", jitter=0.05, seed=seed) for seed in range(1, 5)),
 )
 """Machines on which the first places of a plan are re-simulated."""
 
 
 def run_candidate(
-    document: Document, varied: Sequence[Assignment], trial: Trial | None, registry: Registry | None = None
+    item: tuple[Sequence[Assignment], Machine | None], *, document: Document, registry: Registry | None = None
 ) -> Row:
     """Simulate one candidate and return its figures, or the reason of its failure as ``error``.
 
     Args:
+        item: the settings of the candidate, and another machine to simulate it on; None for the configured one.
         document: the common configuration.
-        varied: the settings of the candidate.
-        trial: another machine to simulate it on; the configured one by default.
         registry: the plugins; the installed ones of this process by default.
     """
     plugins = registry or installed()
+    varied, machine = item
 
-    def simulate() -> Row:
+    def simulate_row() -> Row:
         with always_compiled():
             prepared = prepare(load(document, (), {}, varied), plugins)
-            run = run_prepared(trial.apply(prepared) if trial else prepared, plugins)
+            run = run_prepared(machine.apply(prepared) if machine else prepared, plugins)
         return {**figures_of(run), **_breakdown(run), "error": None, "plugins": plugins_text(prepared.plugins)}
 
-    return _row_or_error(simulate, short_reason, "--workers")
+    return _row_or_error(simulate_row, short_reason, "--workers")
 
 
 def _breakdown(run: SimulatedStep) -> Row:
@@ -181,36 +181,33 @@ def installed() -> Registry:
 
 _AHEAD = 4
 """Calls per worker that are submitted in advance."""
+_ACTIONS = 10_000
+"""Typical number of actions of a step, from which the kernels' work is estimated."""
 
 
 class Runner:
-    """Simulates the candidates of a plan and stores finished rows in a journal, as a context."""
+    """Simulates keyed items on an executor and stores finished rows in a journal, as a context."""
+
+    known: dict[str, Row]
+    """Rows that earlier starts finished, by key."""
 
     def __init__(
-        self, document: Document, registry: Registry, chosen: ExecutorChoice, pool: ExecutorPool,
-        output: Path | None, *, fresh: bool,
-    ) -> None:  # fmt: skip
+        self, registry: Registry, chosen: ExecutorChoice, journal: Path | None = None, *, fresh: bool = False
+    ) -> None:
         """Read the rows that an earlier start finished.
 
         Args:
-            document: the common configuration.
             registry: the plugins.
-            chosen: the choice of the executor.
-            pool: its executor, shared by all batches.
-            output: the first output file; the journal is beside it.
+            chosen: the choice of the executor, which starts with the first item.
+            journal: the file of the journal; None without one.
             fresh: ignore finished rows.
 
         Raises:
             OutputError: the journal cannot be read or written.
         """
-        self.document, self.registry, self.chosen, self.pool = document, registry, chosen, pool
-        self._plugins = sorted((provider.distribution, provider.version) for provider in registry.providers)
-        self._known: dict[str, Row] = {}
-        self._journal: Journal | None = None
-        self._is_warm = False
-        if output is not None:
-            self._journal = Journal(journal_path(output), fresh=fresh)
-            self._known = {str(row["point"]): row for row in self._journal.rows}
+        self.registry, self.chosen, self.pool = registry, chosen, ExecutorPool(chosen.start)
+        self._journal = Journal(journal, fresh=fresh) if journal is not None else None
+        self.known = {str(row["point"]): row for row in self._journal.rows} if self._journal else {}
 
     def __enter__(self) -> Self:
         return self
@@ -218,7 +215,8 @@ class Runner:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the journal and keep it, because writing the outputs can still fail."""
+        """Shut down the executor, and close the journal, which stays because writing outputs can still fail."""
+        self.pool.__exit__(kind, error, trace)
         if self._journal is not None:
             self._journal.__exit__(kind, error, trace)
 
@@ -226,6 +224,64 @@ class Runner:
     def workers(self) -> int:
         """Number of concurrent simulations."""
         return self.chosen.request.workers
+
+    def run(
+        self,
+        items: Mapping[str, Item],
+        call: Callable[..., Row],
+        labels: Mapping[str, Row] | None = None,
+        *,
+        warms: bool = False,
+    ) -> Iterator[tuple[str, Row]]:
+        """Yield keys with their rows, in the order in which they finish.
+
+        Args:
+            items: the items by key, in the order of submission.
+            call: returns the row of an item; takes the plugins as ``registry``, None for the installed ones.
+            labels: further cells of each row, by key.
+            warms: whether to run the last item in this process before workers start, which compiles kernels once.
+        """
+        waiting = list(items.items())
+        if warms and waiting:
+            key, item = waiting.pop()
+            yield key, self._finish(key, call(item, registry=self.registry), labels)
+            installed()  # forked workers share the plugins
+        call = partial(_call, call=call, registry=self.registry if self.chosen.in_process else None)
+        for (key, _), row in run_all(waiting, call, self.pool, ahead=_AHEAD * self.workers):
+            yield key, self._finish(key, row, labels)
+
+    def _finish(self, key: str, row: Row, labels: Mapping[str, Row] | None) -> Row:
+        """Return a row with its key and labels; store it, unless it is an error."""
+        row = {**(labels[key] if labels else {}), **row, "point": key}
+        if self._journal is not None and not row.get("error"):
+            self._journal.append(row)
+        return row
+
+
+def _call(item: tuple[str, Any], *, call: Callable[..., Row], registry: Registry | None) -> Row:
+    return call(item[1], registry=registry)
+
+
+class CandidateRunner(Runner):
+    """Simulates the candidates of a plan."""
+
+    def __init__(
+        self, document: Document, registry: Registry, chosen: ExecutorChoice, output: Path | None, *, fresh: bool
+    ) -> None:
+        """Read finished rows from the journal beside the first output, and start the executor.
+
+        Raises:
+            OutputError: the journal cannot be read or written.
+        """
+        super().__init__(registry, chosen, output and journal_path(output), fresh=fresh)
+        self.document = document
+        self._plugins = sorted((provider.distribution, provider.version) for provider in registry.providers)
+        self._is_warm = False
+
+    def __enter__(self) -> Self:
+        """Start the executor, so that an unreachable one fails before there is work."""
+        self.pool.begin()
+        return self
 
     def worker_executor(self) -> Executor | None:
         """Return the executor of several other processes; None without one, or before the first simulation."""
@@ -235,47 +291,89 @@ class Runner:
     def rows(
         self,
         candidates: Sequence[Candidate],
-        trial: Trial | None = None,
+        machine: Machine | None = None,
         watch: Callable[[int], None] | None = None,
     ) -> list[Row]:
         """Return the rows of candidates, in their order.
 
         Args:
             candidates: the candidates.
-            trial: another machine to simulate them on.
+            machine: another machine to simulate them on.
             watch: receives the number of finished rows after each simulation.
         """
-        names = [self._identity(candidate, trial) for candidate in candidates]
-        rows = {name: self._known[name] for name in names if name in self._known}
-        items: list[Any] = [
-            (name, candidate.varied, trial)
-            for name, candidate in zip(names, candidates, strict=True)
-            if name not in rows
-        ]
-        if items and not self._is_warm:
+        keys = [self._key(candidate, machine) for candidate in candidates]
+        rows = {key: self.known[key] for key in keys if key in self.known}
+        missing = {
+            key: (candidate.varied, machine)
+            for key, candidate in zip(keys, candidates, strict=True)
+            if key not in rows
+        }
+        call = partial(run_candidate, document=self.document)
+        for key, row in self.run(missing, call, warms=not self._is_warm):
             self._is_warm = True
-            item = items.pop()  # compiles once, for all workers, before they start
-            self._add(rows, item[0], _call(item, document=self.document, registry=self.registry))
-            installed()
-        registry = self.registry if self.chosen.in_process else None
-        call = partial(_call, document=self.document, registry=registry)
-        for item, row in run_all(items, call, self.pool, ahead=_AHEAD * self.workers) if items else ():
-            self._add(rows, item[0], row)
+            rows[key] = row
             if watch is not None:
                 watch(len(rows))
-        return [rows[name] for name in names]
+        return [rows[key] for key in keys]
 
-    def _add(self, rows: dict[str, Row], name: str, row: Row) -> None:
-        rows[name] = {**row, "point": name}
-        if self._journal is not None and not row.get("error"):
-            self._journal.append(rows[name])
-
-    def _identity(self, candidate: Candidate, trial: Trial | None) -> str:
-        parts = [__version__, self._plugins, self.document.value, candidate.settings, str(trial or "")]
-        text = json.dumps(parts, sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+    def _key(self, candidate: Candidate, machine: Machine | None) -> str:
+        return _digest([__version__, self._plugins, self.document.value, candidate.settings, str(machine or "")])
 
 
-def _call(item: Any, *, document: Document, registry: Registry | None) -> Row:
-    _, varied, trial = item
-    return run_candidate(document, varied, trial, registry)
+def _digest(parts: Any) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def simulate_many(
+    configurations: Sequence[Mapping[str, Any]],
+    figures: Callable[[SimulatedStep], Row],
+    *,
+    executor: str = "processes",
+    workers: int = 0,
+    journal: Path | None = None,
+    fresh: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Row]:
+    """Return a row of figures per configuration; one that cannot be simulated has a row with ``error``.
+
+    Args:
+        configurations: mappings, as YAML files hold them.
+        figures: returns the row of a simulated step; picklable, unless the executor runs in this process.
+        executor: name and options of an executor, as for a sweep.
+        workers: configurations that run at once; 0 for as many as this machine has cores.
+        journal: a file that keeps finished rows, so that an interrupted call can go on. The caller removes it.
+        fresh: whether to ignore the rows that the journal holds.
+        progress: called with the number of finished configurations and the number of all.
+
+    Raises:
+        OutputError: the journal cannot be written.
+        PluginError: no plugin offers the executor.
+    """
+    registry = Registry.load(warn=lambda _: None)
+    plugins = sorted((name, str(provided.provider)) for name, provided in registry.cost_models.items())
+    keys = [_digest([__version__, plugins, configuration]) for configuration in configurations]
+    report = progress or (lambda _done, _total: None)
+    with Runner(registry, choose(executor, registry, workers), journal, fresh=fresh) as runner:
+        rows = {key: runner.known[key] for key in keys if key in runner.known}
+        missing = {key: each for key, each in zip(keys, configurations, strict=True) if key not in rows}
+        call = partial(_run_figures, figures=figures, actions=_ACTIONS * len(missing) // runner.workers)
+        report(len(rows), len(rows) + len(missing))
+        for key, row in runner.run(missing, call):
+            rows[key] = row
+            report(len(rows), len(keys))
+    return [{name: value for name, value in rows[key].items() if name != "point"} for key in keys]
+
+
+def _run_figures(
+    configuration: Mapping[str, Any],
+    *,
+    figures: Callable[[SimulatedStep], Row],
+    actions: int,
+    registry: Registry | None,
+) -> Row:
+    def simulate_figures() -> Row:
+        with many_runs(actions):
+            resolved = load(document_of(dict(configuration)), (), {})
+            return figures(simulate(resolved, registry or installed()))
+
+    return _row_or_error(simulate_figures, lambda error: str(error).removeprefix("config: "), "--workers")

@@ -17,7 +17,7 @@ from pptrace.config.places import key_text
 from pptrace.errors import ConfigError
 from pptrace.run.neighbourhood import WIDELY, literals
 from pptrace.search.basis import Entry, parse_entries
-from pptrace.search.problem import gpus_text, setting
+from pptrace.search.problem import LAYERS, PLANNED, gpus_text, setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -64,17 +64,11 @@ _LONG, _LONGER = 8_192, 16_384
 """Tokens in a sequence from which context parallelism uses two devices, and a whole node."""
 _MOST_STAGES = 64
 """Largest default number of pipeline ranks."""
-_LAYERS = "model.layers_per_stage"
 _COPIED = "schedule.offload.ratio"
 _EVEN, _BALANCED = "even", "balanced"
 _NEAREST = ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp")
 """Orders of the axes on a cluster: replicas, or pipeline neighbours, inside a node."""
 _SWITCHES = (RECOMPUTE, "costs.zero")
-_OWN = (
-    "parallel.pp", "parallel.tp", "parallel.cp", "parallel.ep", "parallel.dp", "parallel.vp", "batch.micro",
-    "batch.global", "schedule.name", _LAYERS,
-)  # fmt: skip
-"""Keys of a layout; settings of all other keys are combined with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,9 +208,9 @@ class Space:
         return tuple(size for size in divisors if experts and experts % size == 0 and size <= most) or (1,)
 
     def _splits(self) -> tuple[Any, ...]:
-        axis = self.problem.axes.get(_LAYERS)
+        axis = self.problem.axes.get(LAYERS)
         if axis is None:
-            return (_EVEN, _BALANCED) if _LAYERS.partition(".")[2] in self.problem.model_keys else (_EVEN,)
+            return (_EVEN, _BALANCED) if LAYERS.partition(".")[2] in self.problem.model_keys else (_EVEN,)
         splits = tuple(value.varied[0].value for value in axis.values)
         for split in splits:
             if not isinstance(split, list) and split not in {_EVEN, _BALANCED}:
@@ -259,7 +253,7 @@ class Space:
         found = [
             [tuple(map(_whole, value.varied)) for value in axis.values]
             for key, axis in axes.items()
-            if key not in _OWN
+            if key not in {*PLANNED, LAYERS}
         ]
         for key in _SWITCHES:
             words = self._words(key) if key not in axes else ()
@@ -303,7 +297,7 @@ class Space:
 
 def _check_beside(axis: Axis) -> None:
     """Refuse coupled keys of a layout."""
-    both = sorted({key_text(path) for path in axis.paths} & set(_OWN))
+    both = sorted({key_text(path) for path in axis.paths} & {*PLANNED, LAYERS})
     if both and axis.is_coupled:
         message = f"{both[0]} has values of its own in a plan; pptrace sweep --gpus takes whole layouts"
         raise ConfigError(message, file=f"--vary {axis.key}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,12 +15,12 @@ from pptrace.errors import OutputError, PptraceError
 from pptrace.files import replace_file
 from pptrace.report.charts import check_picture
 from pptrace.report.numbers import unique_names
+from pptrace.report.text_table import table_lines
 from pptrace.run.preparation import prepare
-from pptrace.search.execution import ExecutorChoice, Journal, choose, journal_path, run_all
+from pptrace.search.execution import Journal, choose, journal_path
 from pptrace.search.result_table import ADVICE, TABLES, check_table, columns_of, read_table, write_table
-from pptrace.search.runner import inputs_of, run_point
+from pptrace.search.runner import Runner, inputs_of, run_point
 from pptrace.search.sweep_charts import Picture, save_picture
-from pptrace.search.text_table import table_lines
 from pptrace.version import __version__
 from pptrace_kernel import COMPILE_FROM
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from pptrace.run.figures import Cell, Row
     from pptrace.search.grid import Base, Grid, Point
 
-_AHEAD = 4
-"""Calls per worker that are submitted in advance."""
+PICTURES = (".png", ".svg", ".pdf")
+"""Suffixes of pictures."""
 
 _SIMULATED = 2
 """Simulations per point: with its costs, and for its bubble without messages."""
@@ -85,22 +85,30 @@ class Sweep:
         return paths
 
 
-def check_outputs(paths: Sequence[Path]) -> None:
+_KNOWN = ".csv or .parquet for tables, .png, .svg or .pdf for pictures"
+
+
+def check_outputs(paths: Sequence[Path], others: tuple[str, ...] = (), known: str = _KNOWN) -> None:
     """Check the output files before anything runs.
 
+    Args:
+        paths: the files.
+        others: suffixes beside those of tables and pictures.
+        known: all suffixes in words.
+
     Raises:
-        OutputError: two are one file, a folder that is missing, or a suffix that is neither table nor picture.
+        OutputError: two are one file, a folder that is missing, or an unknown suffix.
         PptraceError: a package that is missing.
     """
     for index, path in enumerate(paths):
+        suffix = path.suffix.lower()
         if os.path.realpath(path) in map(os.path.realpath, paths[:index]):
             raise OutputError("two outputs are this file; name each file once", file=path)
-        if path.suffix.lower() in TABLES:
+        if suffix in TABLES:
             check_table(path)
-        elif path.suffix.lower() in {".png", ".svg", ".pdf"}:
+        elif suffix in PICTURES:
             check_picture(path)
-        else:
-            known = ".csv or .parquet for tables, .png, .svg or .pdf for pictures"
+        elif suffix not in others:
             raise OutputError(f"no such format; write {known}", file=path)
         _check_writable(path)
 
@@ -134,18 +142,16 @@ def sweep(
         PluginError: no plugin offers the executor.
         ConfigError: a caller's registry with an executor in other processes, or an invalid option.
     """
-    chosen = choose(executor, registry, workers or cores())
-    chosen.check_registry(shared=shares_registry)
+    chosen = choose(executor, registry, workers, shared=shares_registry)
     rows = {} if fresh else earlier_rows(grid, registry, outputs)
     missing = [point for point in grid.points if point.identity not in rows]
     done = len(grid.points) - len(missing)
     report = progress or _no_progress
     report(done, len(grid.points))
-    with Journal(journal_path(outputs[0]), fresh=fresh) if outputs and missing else nullcontext() as journal:
-        for point, found in _run(grid, missing, registry, chosen):
-            row = rows[point.identity] = _labelled(grid, point, found)
-            if journal is not None and not row.get("error"):
-                journal.append(row)
+    journal = journal_path(outputs[0]) if outputs and missing else None
+    with Runner(registry, chosen, journal, fresh=fresh) as runner:
+        for key, row in _run(grid, missing, runner):
+            rows[key] = row
             done += 1
             report(done, len(grid.points))
     own = [rows.pop(point.identity) for point in grid.points]
@@ -159,30 +165,27 @@ def end_journals(outputs: Sequence[Path]) -> None:
         path.unlink(missing_ok=True)
 
 
-def _run(
-    grid: Grid, points: Sequence[Point], registry: Registry, chosen: ExecutorChoice
-) -> Iterator[tuple[Point, Row]]:
-    """Yield points with their rows as they finish; large points start first, to balance the load."""
-    rows = _SIMULATED * sum(point.actions for point in points)
-    own = registry if chosen.in_process else None
-    call = partial(_call, grid.base, registry=own, rows=rows)
-    waiting = sorted(points, key=lambda point: -point.actions)
-    if rows >= COMPILE_FROM and not chosen.in_process:
-        smallest = waiting.pop()  # loads or compiles once, for all workers, before they start
-        yield smallest, _call(grid.base, smallest, registry=registry, rows=rows)
-    yield from run_all(waiting, call, chosen.start, ahead=_AHEAD * chosen.request.workers)
+def _run(grid: Grid, points: Sequence[Point], runner: Runner) -> Iterator[tuple[str, Row]]:
+    """Yield the keys of points with their rows; large points start first, to balance the load."""
+    actions = _SIMULATED * sum(point.actions for point in points)
+    items = {point.identity: point for point in sorted(points, key=lambda point: -point.actions)}
+    common: Row = {
+        "pptrace": __version__, "configuration": grid.configuration, "over": ", ".join(grid.keys),
+    }  # fmt: skip
+    labels = {
+        point.identity: cells | common for point, cells in zip(grid.points, grid.cells(), strict=True)
+    }  # fmt: skip
+    call = partial(_run_point, base=grid.base, actions=actions)
+    warms = actions >= COMPILE_FROM and not runner.chosen.in_process
+    return runner.run(items, call, labels, warms=warms)
 
 
-def _call(base: Base, point: Point, *, registry: Registry | None, rows: int) -> Row:
-    if point.refused:
-        return {"error": point.refused, "pptrace": __version__}
-    return run_point(base, point.entry, registry, rows=rows)
-
-
-def _labelled(grid: Grid, point: Point, row: Row) -> Row:
-    cells = {key: row.get(key, value.cell) for key, value in zip(grid.keys, point.values, strict=True)}
-    which: Row = {"configuration": grid.configuration, "point": point.identity, "over": ", ".join(grid.keys)}
-    return cells | row | {"pptrace": __version__} | which
+def _run_point(point: Point, *, base: Base, actions: int, registry: Registry | None) -> Row:
+    return (
+        {"error": point.refused}
+        if point.refused
+        else run_point(point.entry, base=base, registry=registry, actions=actions)
+    )
 
 
 def _rows_of_all_columns(axes: Sequence[str], rows: Sequence[Row]) -> list[Row]:
@@ -211,11 +214,6 @@ def _check_writable(path: Path) -> None:
 
 def _no_progress(done: int, total: int) -> None:
     del done, total
-
-
-def cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 _DERIVED = ("derived", "table ", "schedule ", "cluster")

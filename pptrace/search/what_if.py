@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from pptrace.config.choices import Sharing
 from pptrace.config.quantities import format_duration
 from pptrace.errors import ConfigError, DeadlockError, PptraceError, ScheduleError
 from pptrace.network.links import ideal
+from pptrace.report.text_table import table_lines
 from pptrace.run.cost_changes import at_speeds, evened
 from pptrace.run.heterogeneous_replicas import changed
 from pptrace.run.neighbourhood import value_of
@@ -27,7 +29,6 @@ from pptrace.run.summary import job_text, schedule_text, setting_text, time_text
 from pptrace.run.table_changes import with_sharding
 from pptrace.sanitize import Printed
 from pptrace.search.basis import short_reason
-from pptrace.search.text_table import table_lines
 from pptrace.sim.rate_sharing import Contention
 from pptrace.sim.simulation import simulate
 from pptrace.steps.kinds import COPIES, Kind
@@ -83,8 +84,12 @@ class WhatIfs(Printed):
         return {"step_ns": step, "lever": str(self.run.lever), "changes": rows, "provenance": self.run.provenance}
 
     def summary(self) -> str:
-        """Return the lines that the command line prints."""
-        return "\n".join(whatif_lines(self))
+        """Return the lines that the command line prints: a row per change with its step and saving."""
+        run = self.run
+        rows = [("what if", "step", "saves"), *(_cells(self, row) for row in self.rows)]
+        chunks = run.prepared.schedule.stages // run.prepared.schedule.ranks
+        heading = f"{job_text(run)}: {schedule_text(run)}, {run.prepared.schedule.microbatches} microbatches"
+        return "\n".join([heading, setting_text(run, chunks=chunks), "", *table_lines(rows, {0, 2})])
 
 
 def whatif(run: Run, *, lost: int = 0) -> WhatIfs:
@@ -104,22 +109,18 @@ def whatif(run: Run, *, lost: int = 0) -> WhatIfs:
     Raises:
         ConfigError: more workers lost than leave a replica of each stage.
     """
-    step = run.metrics.step_ns
-    changes: list[tuple[str, Callable[[Run], int | None]]] = [
-        ("bandwidth x2", _faster),
-        ("free network", _free),
-        ("half the bubble", _half_bubble),
-        ("even stages", _even),
-        ("no stragglers", _no_stragglers),
-        ("one more microbatch", _one_more),
-    ]
-    rows = [WhatIf(name=f"largest lever: {run.lever}", step_ns=step)]
-    rows += [_row(name, change, run) for name, change in changes]
+    changes: dict[str, Callable[[Run], int | None]] = {
+        "bandwidth x2": _faster,
+        "free network": _free,
+        "half the bubble": _half_bubble,
+        "even stages": _even,
+        "no stragglers": _no_stragglers,
+        "one more microbatch": _one_more,
+    }
     if lost:
-        rows.append(
-            _row(f"{lost} worker{'s' * (lost > 1)} lost, re-routed", lambda own: step_without(own, lost), run)
-        )
-    return WhatIfs(run=run, rows=tuple(rows))
+        changes[f"{lost} worker{'s' * (lost > 1)} lost, re-routed"] = partial(step_without, lost=lost)
+    first = WhatIf(name=f"largest lever: {run.lever}", step_ns=run.metrics.step_ns)
+    return WhatIfs(run=run, rows=(first, *(_row(name, change, run) for name, change in changes.items())))
 
 
 def _row(name: str, change: Callable[[Run], int | None], run: Run) -> WhatIf:
@@ -163,16 +164,13 @@ def _even(run: Run) -> int | None:
 
 def _no_stragglers(run: Run) -> int | None:
     resolved = run.prepared.resolved
-    slow = [key for key in ("costs.spread", "costs.skew") if _positive(value_of(resolved, key))]
+    values = {key: str(value_of(resolved, key)).partition(" ")[0] for key in ("costs.spread", "costs.skew")}
+    slow = [key for key, value in values.items() if value not in {"None", "0", "0.0"}]
     sets = [f"{key}=0{' ns' * (key == 'costs.skew')}" for key in slow]
     reduction = resolved.experiment.data_parallel
     sets += ["data_parallel.speeds="] * bool(reduction.speeds)
     sets += ["data_parallel.spread=0"] * bool(reduction.spread)
     return run.under(resolved.again(sets, {})).metrics.step_ns if sets else None
-
-
-def _positive(value: object) -> bool:
-    return str(value).split(" ")[0] not in {"None", "0", "0.0"}
 
 
 def _one_more(run: Run) -> int | None:
@@ -189,15 +187,6 @@ def _with_microbatches(resolved: Resolved, count: int) -> Resolved:
     written: Sequence[str] = [key for key in ("batch.microbatches", "batch.global") if key in resolved.positions]
     values = {"batch.microbatches": count, "batch.global": total}
     return resolved.again([f"{key}={values[key]}" for key in written], {})
-
-
-def whatif_lines(found: WhatIfs) -> list[str]:
-    """Return the lines: heading, and a row per change with its step and saving."""
-    run = found.run
-    rows = [("what if", "step", "saves"), *(_cells(found, row) for row in found.rows)]
-    chunks = run.prepared.schedule.stages // run.prepared.schedule.ranks
-    heading = f"{job_text(run)}: {schedule_text(run)}, {run.prepared.schedule.microbatches} microbatches"
-    return [heading, setting_text(run, chunks=chunks), "", *table_lines(rows, {0, 2})]
 
 
 def _cells(found: WhatIfs, row: WhatIf) -> tuple[str, str, str]:

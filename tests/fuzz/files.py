@@ -181,7 +181,7 @@ def accuracy_journal(folder: Path) -> Path:
 
 def _journal(command: str, folder: Path) -> Path:
     """Run a command with ``-o out.csv``, and write half of its rows into a journal."""
-    from pptrace.search import batch, runner, sweep
+    from pptrace.search import runner, sweep
     from pptrace.search.execution import Journal, journal_path
 
     finished: list[Row] = []
@@ -190,7 +190,7 @@ def _journal(command: str, folder: Path) -> Path:
         def append(self, row: Row) -> None:
             finished.append(row)
 
-    for module in (sweep, runner, batch):
+    for module in (sweep, runner):
         vars(module)["Journal"] = Recording
     complete(f"{command} -o out.csv", folder)
     (folder / "out.csv").unlink()

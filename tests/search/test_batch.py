@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import pptrace
-from pptrace.search.batch import simulate_many
+from pptrace.search.runner import simulate_many
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,7 +47,7 @@ def test_a_configuration_that_cannot_be_simulated_costs_no_other(configurations:
 def test_figures_that_fail_are_reported_as_a_bug(configurations: list[dict[str, Any]]) -> None:
     (row,) = simulate_many(configurations[:1], lambda _: {"never": 1 // 0}, executor="serial")
 
-    assert str(row["error"]).endswith("(a bug)")
+    assert str(row["error"]).endswith("(a bug: pptrace simulate shows where)")
 
 
 def test_finished_rows_are_taken_from_the_journal_unless_they_are_not_wanted(

@@ -15,7 +15,7 @@ from pptrace.api import compare, simulate
 from pptrace.cli.main import cli
 from pptrace.config.choices import PolicyName, Receive, StreamPer
 from pptrace.errors import ConfigError
-from pptrace.search.policies import policy_settings
+from pptrace.search.compare import policy_settings
 
 NETWORK = {"name": "hockney", "bandwidth": "1 GB/s"}
 COSTS = {"name": "table", "forward": "1 ms", "backward": "2 ms", "boundary": "1 MB"}

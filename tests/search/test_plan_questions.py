@@ -142,11 +142,11 @@ def test_a_plan_goes_on_where_it_was(registry: Registry, tmp_path: Path, monkeyp
     ran: list[Any] = []
     simulate = runner.run_candidate
 
-    def counted(*args: Any) -> Any:
-        ran.append(args)
+    def counted(item: Any, **named: Any) -> Any:
+        ran.append(item)
         if len(ran) == 4:
             raise KeyboardInterrupt
-        return simulate(*args)
+        return simulate(item, **named)
 
     monkeypatch.setattr(runner, "run_candidate", counted)
     with pytest.raises(KeyboardInterrupt):

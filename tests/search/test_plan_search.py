@@ -14,17 +14,16 @@ from pptrace.config.resolution import load
 from pptrace.plugins.construction import build_schedule, checked_options
 from pptrace.plugins.registry import Registry
 from pptrace.plugins.requests import ScheduleRequest
-from pptrace.search import best_first, filtering
+from pptrace.search import best_first, candidates
 from pptrace.search.bounds import bound_of
-from pptrace.search.candidate import Outcome
+from pptrace.search.candidates import Outcome
 from pptrace.search.plan import differences_ns
-from pptrace.search.table_cache import CachedTable
 from pptrace.sim.simulation import simulate
 from pptrace.steps.workload import Workload
 from pptrace.timeline.metrics import measure
 
 if TYPE_CHECKING:
-    from pptrace.search.candidate import Candidate
+    from pptrace.search.candidates import Candidate
 
 pytestmark = pytest.mark.needs_plugins
 
@@ -44,12 +43,12 @@ def planned(own: Registry, **changed: Any) -> Any:
     return pptrace.plan(**{**given_, **changed})
 
 
-kept = filtering.BoundPrefetch.of
+kept = candidates.BoundPrefetch.of
 ELSEWHERE = {"executor": "processes", "workers": 2, "registry": None}
 
 
-def failing(ask: Any) -> Any:
-    raise RuntimeError(ask.token)
+def failing(*_: Any) -> Any:
+    raise RuntimeError
 
 
 @pytest.fixture(scope="module")
@@ -169,15 +168,15 @@ def test_layouts_are_weighed_once_each_and_scattered(count: int) -> None:
 def test_bounds_made_on_other_processes_give_the_same_plan(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(filtering, "_LEAST", 1)
+    monkeypatch.setattr(candidates, "_LEAST", 1)
     monkeypatch.setattr(best_first, "_PEEKS", (2,))
-    monkeypatch.setattr(filtering, "_CHUNK", 3)
+    monkeypatch.setattr(candidates, "_CHUNK", 3)
     asked = {
         "vary": {"schedule": ["1f1b", "interleaved-1f1b", "zb-h1"], "micro": [1], "zero": [0, 1]}, "top": 3,
     }  # fmt: skip
     alone = planned(registry, **asked)
     bounded = []
-    monkeypatch.setattr(filtering.BoundPrefetch, "of", lambda self, one: bounded.append(one) or kept(self, one))
+    monkeypatch.setattr(candidates.BoundPrefetch, "of", lambda self, one: bounded.append(one) or kept(self, one))
 
     several = planned(registry, **asked, **ELSEWHERE)
 
@@ -186,9 +185,9 @@ def test_bounds_made_on_other_processes_give_the_same_plan(
 
 
 def test_bounds_whose_worker_dies_are_made_here(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filtering, "_LEAST", 1)
+    monkeypatch.setattr(candidates, "_LEAST", 1)
     monkeypatch.setattr(best_first, "_PEEKS", (2,))
-    monkeypatch.setattr(filtering, "_priced", failing)
+    monkeypatch.setattr(candidates, "_priced", failing)
     asked = {"vary": {"schedule": ["1f1b", "zb-h1"], "micro": [1], "tp": [1], "recompute": ["none"]}}
 
     found = planned(registry, **asked, **ELSEWHERE)
@@ -208,9 +207,7 @@ def test_the_bound_of_a_chain_is_its_step_where_messages_take_no_time(registry: 
         )
         experiment = load(None, flags={"schedule": name, "pp": 4, "microbatches": 8}).experiment
 
-        bound = bound_of(
-            CachedTable(request=request, table=table, digest="", chunks=chunks), workload, experiment, provided
-        )
+        bound = bound_of(table, request, workload, experiment, provided)
 
         metrics = measure(simulate(table, workload), workload)
         assert (bound.step_ns, bound.peak_bytes) == (metrics.step_ns, metrics.memory.peak_bytes.max()), name

@@ -20,7 +20,7 @@ import pptrace_kernel
 from pptrace.errors import ConfigError, PluginError
 from pptrace.plugin import ExecutorOffer, ExecutorRequest, hookimpl
 from pptrace.plugins.registry import Registry
-from pptrace.search.execution import run_all
+from pptrace.search.execution import ExecutorPool, run_all
 
 MINE = '''
 import os, signal
@@ -280,15 +280,17 @@ def test_rows_come_when_they_are_finished_not_when_all_are() -> None:
 
     from pptrace.plugins.builtin_executors import Serial
 
-    for item, row in run_all([1, 2, 3], call, Serial, ahead=8):
-        assert row == {"item": item}
-        assert begun == list(range(1, item + 1))
+    with ExecutorPool(Serial) as pool:
+        for item, row in run_all([1, 2, 3], call, pool, ahead=8):
+            assert row == {"item": item}
+            assert begun == list(range(1, item + 1))
 
 
 def test_an_executor_that_breaks_again_and_again_fails_what_breaks_it_and_nothing_else() -> None:
     from pptrace.plugins.builtin_executors import Processes
 
-    rows = dict(run_all(range(6), _dies_at_odd, lambda: Processes(2), ahead=4))
+    with ExecutorPool(lambda: Processes(2)) as pool:
+        rows = dict(run_all(range(6), _dies_at_odd, pool, ahead=4))
 
     assert sorted(rows) == list(range(6))
     assert [item for item, row in sorted(rows.items()) if row.get("error")] == [1, 4]

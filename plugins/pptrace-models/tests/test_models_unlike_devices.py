@@ -9,10 +9,10 @@ import pytest
 from pptrace.config.resolution import load
 from pptrace.errors import PptraceError
 from pptrace.plugins.registry import Registry
-from pptrace.run.neighbourhood import limit_settings
 from pptrace.run.preparation import build_costs, prepare
 from pptrace.run.run import Run
 from pptrace.run.simulated_step import run_prepared
+from pptrace.search.basis import limit_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Lower bounds of the candidates of a plan, computed in parallel.
+"""Candidates of a plan, with their lower bounds and outcomes.
 
 The order in which candidates get their own bounds is known in advance, so worker processes prefetch chunks of
 them. The order in which the search uses them does not depend on the machine.
@@ -6,19 +6,20 @@ them. The order in which the search uses them does not depend on the machine.
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 from collections import deque
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
 from functools import lru_cache
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from pptrace.config.places import key_text
 from pptrace.errors import ConstraintError, PptraceError
+from pptrace.run.neighbourhood import Change
 from pptrace.search.basis import short_reason
-from pptrace.search.candidate import Candidate, Outcome
-from pptrace.search.pricing import LAYERS, Group, Origin, Pricing
-from pptrace.search.problem import PlanProblem, setting
+from pptrace.search.pricing import Group, Origin, Pricing
+from pptrace.search.problem import LAYERS, PlanProblem, setting
 from pptrace.search.runner import installed
 from pptrace.search.space import PLAIN
 
@@ -27,13 +28,81 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
 
     from pptrace.config.overrides import Assignment
+    from pptrace.run.figures import Row
     from pptrace.search.basis import Entry
     from pptrace.search.bounds import Bound
     from pptrace.search.pricing import Priced
     from pptrace.search.problem import Score
     from pptrace.search.space import Layout, Space
 
-_VP = "parallel.vp"
+
+class Outcome(StrEnum):
+    """The outcome of a candidate."""
+
+    REFUSED = "refused"
+    """It cannot run."""
+    MEMORY = "memory"
+    """Its lower bound on memory is above the capacity."""
+    EQUAL = "equal"
+    """Another candidate has the same table and costs."""
+    COVERED = "covered"
+    """It has one pipeline rank, where 1F1B represents all schedules."""
+    BOUNDED = "bounded"
+    """Its lower bound on the step excludes it from the first places."""
+    SIMULATED = "simulated"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Candidate:
+    """A configuration of the space."""
+
+    number: int
+    """Its index in the order of the space."""
+    layout: Layout
+    """The division of the GPUs, and the batch."""
+    schedule: str
+    """The label of the schedule."""
+    chunks: int
+    """Chunks per rank."""
+    varied: tuple[Assignment, ...]
+    """All settings that it makes."""
+    outcome: Outcome = Outcome.BOUNDED
+    reason: str = ""
+    """Why it is refused, or which candidate it equals or is covered by."""
+    bound: Bound | None = None
+    """Lower bounds on its step and memory."""
+    score: Score = ()
+    """The score of the bound; after the simulation, that of the step."""
+    origin: Origin | None = None
+    """The inputs of its own bound; None once that is computed, or where it is refused before."""
+    row: Row = field(default_factory=dict)
+    """The figures of its simulation."""
+    equivalents: list[Candidate] = field(default_factory=list)
+    """Candidates that share its place: same layout, schedule, step and memory, but other settings."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether its simulated step fits its devices."""
+        return self.outcome is Outcome.SIMULATED and bool(self.row.get("fits"))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Its settings by key; a later setting overrides an earlier one."""
+        return {key_text(one.path): one.value for one in self.varied}
+
+    @property
+    def arguments(self) -> str:
+        """The arguments of ``pptrace simulate CONFIG`` that reproduce it."""
+        return Change(settings={key: value for key, value in self.settings.items() if value is not None}).arguments
+
+    @property
+    def name(self) -> str:
+        """Schedule and sizes in one line."""
+        layout = self.layout
+        sizes = {"pp": layout.pp, "vp": self.chunks, "tp": layout.tp, "cp": layout.cp, "ep": layout.ep,
+                 "dp": layout.dp, "micro": layout.micro}  # fmt: skip
+        shown = [f"{name} {size}" for name, size in sizes.items() if size > 1 or name in {"pp", "micro"}]
+        return f"{self.schedule}, {' '.join(shown)}"
 
 
 class CandidateFilter:
@@ -58,7 +127,7 @@ class CandidateFilter:
         if not layout.microbatches:
             step = layout.dp * layout.micro
             reason = f"batch.global: {layout.sequences} is no multiple of dp x micro = {step}"
-            return [self.made(layout, entry, varied, reason) for entry in entries]
+            return [self._add(layout, entry, varied, reason) for entry in entries]
         group = Group(number=self.groups, layout=layout, varied=varied)
         self.groups += 1
         try:
@@ -67,19 +136,18 @@ class CandidateFilter:
         except PptraceError as error:
             if self.request.objective != "gpus" and _is_everywhere(error):
                 raise
-            return [self.made(layout, entry, varied, short_reason(error)) for entry in entries]
-        found: list[Candidate] = []
-        for number, entry in enumerate(entries):
+            return [self._add(layout, entry, varied, short_reason(error)) for entry in entries]
+        candidates: list[Candidate] = []
+        for index, entry in enumerate(entries):
             bound = least[self.pricing.has_pairs(entry)]
             score = self.request.score(bound.step_ns, layout.sequences, layout.gpus)
-            candidates = list(self._of_entry(group, number, entry))
-            for one in candidates:
-                if one.outcome is Outcome.BOUNDED:
-                    self._put(one, bound, score)
-            found += candidates
-        return found
+            for candidate in self._of_entry(group, index, entry):
+                if candidate.outcome is Outcome.BOUNDED:
+                    self._bound(candidate, bound, score)
+                candidates.append(candidate)
+        return candidates
 
-    def made(self, layout: Layout, entry: Entry, varied: tuple[Assignment, ...], reason: str = "") -> Candidate:
+    def _add(self, layout: Layout, entry: Entry, varied: tuple[Assignment, ...], reason: str = "") -> Candidate:
         """Return a new candidate; a reason makes it a refused one."""
         self.count += 1
         return Candidate(
@@ -92,41 +160,24 @@ class CandidateFilter:
         origin, candidate.origin = candidate.origin, None
         if origin is None:
             return
-        found = self.prefetch.of(candidate) if self.prefetch is not None else None
-        if found is None or self._is_half(found):
-            found = self._priced(origin)
-        if found.chunks is not None:
-            candidate.chunks = found.chunks
-        if found.layers is not None:
-            candidate.varied += (setting(LAYERS, found.layers),)
-        if found.is_even:
+        priced = self.prefetch.of(candidate) if self.prefetch is not None else None
+        priced = priced or self.pricing.priced(origin)
+        if priced.chunks is not None:
+            candidate.chunks = priced.chunks
+        if priced.layers is not None:
+            candidate.varied += (setting(LAYERS, priced.layers),)
+        if priced.is_even:
             candidate.outcome, candidate.reason = Outcome.EQUAL, "an even split"
-        elif found.reason:
-            candidate.outcome, candidate.reason = Outcome.REFUSED, found.reason
-        else:
-            self._compare(candidate, found)
-
-    def _compare(self, candidate: Candidate, found: Priced) -> None:
-        first = self.seen.setdefault(found.sameness, candidate)
-        if first is not candidate:
+        elif priced.bound is None:
+            candidate.outcome, candidate.reason = Outcome.REFUSED, priced.reason
+        elif (first := self.seen.setdefault(priced.sameness, candidate)) is not candidate:
             candidate.outcome, candidate.reason = Outcome.EQUAL, first.name
-        elif found.bound is not None:
+        else:
             layout = candidate.layout
-            score = self.request.score(found.bound.step_ns, layout.sequences, layout.gpus)
-            self._put(candidate, found.bound, score)
+            score = self.request.score(priced.bound.step_ns, layout.sequences, layout.gpus)
+            self._bound(candidate, priced.bound, score)
 
-    def _priced(self, origin: Origin) -> Priced:
-        found = self.pricing.priced(origin)
-        if self._is_half(found):
-            self.pricing.forget(found.sameness)
-            found = self.pricing.priced(origin)
-        return found
-
-    def _is_half(self, found: Priced) -> bool:
-        """Return whether the bound is missing because of an equal candidate that was never used."""
-        return found.bound is None and not (found.is_even or found.reason) and found.sameness not in self.seen
-
-    def _put(self, candidate: Candidate, bound: Bound, score: Score) -> None:
+    def _bound(self, candidate: Candidate, bound: Bound, score: Score) -> None:
         candidate.bound, candidate.score = bound, score
         if not bound.fits and not self.request.exhaustive:
             candidate.outcome = Outcome.MEMORY
@@ -135,19 +186,19 @@ class CandidateFilter:
         """Yield a schedule's candidates on a layout: one per accepted number of chunks and per split."""
         alone = group.layout.pp == 1 and self.space.is_plain_alone(entry)
         if alone and not self.pricing.overlaps(group, entry):
-            one = self.made(group.layout, entry, group.varied)
-            one.outcome, one.reason = Outcome.COVERED, f"{PLAIN} on one rank"
-            yield one
+            candidate = self._add(group.layout, entry, group.varied)
+            candidate.outcome, candidate.reason = Outcome.COVERED, f"{PLAIN} on one rank"
+            yield candidate
             return
         for chunks in self._chunks_of(group.layout, entry):
             refused = self.pricing.tables.refusal(entry, group.layout, chunks)
-            settings = (setting(_VP, chunks),) if chunks is not None and chunks > 1 else ()
+            reason = short_reason(refused) if refused else ""
             for split in self.space.splits:
-                reason = short_reason(refused) if refused else ""
-                one = self.made(group.layout, entry, group.varied, reason)
-                one.chunks, one.varied = chunks or 1, (*one.varied, *settings)
-                one.origin = Origin(group=group, entry=index, chunks=chunks, split=split)
-                yield one
+                candidate = self._add(group.layout, entry, group.varied, reason)
+                candidate.origin = Origin(group=group, entry=index, chunks=chunks, split=split)
+                candidate.chunks = chunks or 1
+                candidate.varied += candidate.origin.settings
+                yield candidate
 
     def _chunks_of(self, layout: Layout, entry: Entry) -> list[int | None]:
         """Return the chunks per rank that a schedule accepts; its default where it accepts no requested one."""
@@ -156,14 +207,11 @@ class CandidateFilter:
         if own is None and not named:
             return [own]
         taken: list[int | None] = [
-            chunks for chunks in self.space.chunks_of(layout.pp) if self._takes(entry, layout, chunks)
+            chunks
+            for chunks in self.space.chunks_of(layout.pp)
+            if getattr(self.pricing.tables.refusal(entry, layout, chunks), "key", "") != "parallel.vp"
         ]
         return taken or ([own] if named else [])
-
-    def _takes(self, entry: Entry, layout: Layout, chunks: int) -> bool:
-        """Return whether a schedule accepts a number of chunks; other sizes may still be refused."""
-        refused = self.pricing.tables.refusal(entry, layout, chunks)
-        return getattr(refused, "key", "") != _VP
 
 
 def _is_everywhere(error: PptraceError) -> bool:
@@ -183,16 +231,6 @@ def should_prefetch(candidates: Sequence[Candidate]) -> bool:
     return len(candidates) >= _LEAST
 
 
-class _Ask(NamedTuple):
-    """A task of a worker."""
-
-    token: str
-    """Digest of the plan."""
-    plan: bytes
-    """Pickled inputs of the bounds."""
-    origins: tuple[Origin, ...]
-
-
 class BoundPrefetch:
     """Bounds that worker processes compute in advance."""
 
@@ -207,8 +245,7 @@ class BoundPrefetch:
         """
         problem = space.problem
         own = {field.name: getattr(problem, field.name) for field in fields(problem) if field.name != "registry"}
-        self._plan = pickle.dumps((own, space.entries, space.layers))
-        self._token = hashlib.sha256(self._plan).hexdigest()
+        self._problem = pickle.dumps((own, space.entries, space.layers))
         self._executor, self._most = executor, 2 * workers
         self._chunks = _chunks(candidates)
         self._running: deque[tuple[list[int], Future[list[Priced]]]] = deque()
@@ -241,7 +278,7 @@ class BoundPrefetch:
                 return
             origins = tuple(one.origin for one in chunk if one.origin is not None)
             try:
-                future = self._executor.submit(_priced, _Ask(self._token, self._plan, origins))
+                future = self._executor.submit(_priced, self._problem, origins)
             except Exception:  # noqa: BLE001 - without an executor, this process computes the bounds
                 self.end()
                 return
@@ -255,14 +292,13 @@ def _chunks(candidates: Sequence[Candidate]) -> Iterator[list[Candidate]]:
         yield from (members[begin : begin + _CHUNK] for begin in range(0, len(members), _CHUNK))
 
 
-def _priced(ask: _Ask) -> list[Priced]:
-    pricing = _pricing(ask.token, ask.plan)
-    return [pricing.priced(origin) for origin in ask.origins]
+def _priced(problem: bytes, origins: Sequence[Origin]) -> list[Priced]:
+    pricing = _pricing(problem)
+    return [pricing.priced(origin) for origin in origins]
 
 
 @lru_cache(maxsize=1)
-def _pricing(token: str, plan: bytes) -> Pricing:
-    del token
+def _pricing(problem: bytes) -> Pricing:
     values: Any
-    values, entries, layers = pickle.loads(plan)  # noqa: S301 - pickled by the process of this plan
+    values, entries, layers = pickle.loads(problem)  # noqa: S301 - pickled by the process of this plan
     return Pricing(PlanProblem(**values, registry=installed()), entries, layers)
