@@ -137,8 +137,8 @@ def calibrate(steps: Sequence[Computations], node_ranks: int = 0) -> Calibration
         msg = "steps of one size are fitted together"
         raise ValueError(msg)
     ranks, stages, microbatches = sizes.pop()
-    gaps = np.concatenate([one.host_gaps_ns for one in steps])
-    sent = np.concatenate([one.transfers.size_bytes for one in steps])
+    gaps = np.concatenate([step.host_gaps_ns for step in steps])
+    sent = np.concatenate([step.transfers.size_bytes for step in steps])
     seen = _seen(steps)
     near = seen.source // node_ranks == seen.target // node_ranks if node_ranks else np.zeros(len(seen), bool)
     return Calibration(
@@ -192,9 +192,9 @@ def _fit_actions(steps: Sequence[Computations], stages: int) -> Iterator[ActionF
 
 def _seen(steps: Sequence[Computations]) -> Transfers:
     """Return the observed messages of all steps."""
-    masks = [one.transfers.observed & (one.transfers.duration_ns >= 0) for one in steps]
+    masks = [step.transfers.observed & (step.transfers.duration_ns >= 0) for step in steps]
     columns = {
-        field.name: [getattr(one.transfers, field.name)[mask] for one, mask in zip(steps, masks, strict=True)]
+        field.name: [getattr(step.transfers, field.name)[mask] for step, mask in zip(steps, masks, strict=True)]
         for field in fields(Transfers)
     }
     return Transfers(**{name: np.concatenate(parts) for name, parts in columns.items()})
@@ -271,13 +271,13 @@ class OperationFit:
 def fit_network(sorts: Sequence[BySize]) -> tuple[OperationFit, ...]:
     """Fit each kind of operations."""
     return tuple(
-        OperationFit(what=one.what, messages=one.messages, link=fit_link(one.took_ns, one.size_bytes))
-        for one in sorts
-        if one.took_ns.size
+        OperationFit(what=group.what, messages=group.messages, link=fit_link(group.took_ns, group.size_bytes))
+        for group in sorts
+        if group.took_ns.size
     )
 
 
 def choose_network(sorts: Sequence[OperationFit]) -> OperationFit | None:
     """Return the slowest messages with a known rate, else the slowest collective, else None."""
-    known = [one for one in sorts if (one.link.bytes_per_s or 0) >= _SLOWEST]
-    return min(known, key=lambda one: (not one.messages, one.link.bytes_per_s), default=None)
+    known = [fit for fit in sorts if (fit.link.bytes_per_s or 0) >= _SLOWEST]
+    return min(known, key=lambda fit: (not fit.messages, fit.link.bytes_per_s), default=None)

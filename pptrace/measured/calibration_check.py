@@ -204,10 +204,10 @@ def _interval(
 def _varies_ns(steps: Sequence[Computations], policy: Policy) -> float:
     """Return the deviation of another step from a fit of these steps."""
     drawn = bootstrap_spans_ns(steps, policy)
-    one = float(np.quantile(np.abs(drawn - drawn.mean()), _SURE))
+    deviation_ns = float(np.quantile(np.abs(drawn - drawn.mean()), _SURE))
     if len(steps) > 1:
-        one = max(one, float(np.std([step.span_ns for step in steps], ddof=1)))
-    return one * math.sqrt(1 + 1 / len(steps))
+        deviation_ns = max(deviation_ns, float(np.std([step.span_ns for step in steps], ddof=1)))
+    return deviation_ns * math.sqrt(1 + 1 / len(steps))
 
 
 def _late_ns(fit: Calibration, steps: Sequence[Computations]) -> float:
@@ -276,11 +276,11 @@ def bootstrap_spans_ns(steps: Sequence[Computations], policy: Policy) -> Int64s:
     random = np.random.default_rng(0)
     first = steps[0]
     sorts = _sorts_of_actions(steps)
-    durations = np.concatenate([one.duration_ns for one in steps])
-    gaps = np.concatenate([one.host_gaps_ns for one in steps])
-    sizes = _sorts([one.transfers.size_bytes[None] for one in steps])
-    took = np.concatenate([one.transfers.duration_ns for one in steps])
-    seen = np.concatenate([one.transfers.observed for one in steps]) & (took >= 0)
+    durations = np.concatenate([step.duration_ns for step in steps])
+    gaps = np.concatenate([step.host_gaps_ns for step in steps])
+    sizes = _sorts([step.transfers.size_bytes[None] for step in steps])
+    took = np.concatenate([step.transfers.duration_ns for step in steps])
+    seen = np.concatenate([step.transfers.observed for step in steps]) & (took >= 0)
     replay, spans = Resimulation.of_order(first.order, policy), []
     for _ in range(_DRAWS):
         step = replace(

@@ -106,12 +106,12 @@ def calibration_document(fit: Calibration, check: CalibrationCheck, schedules: S
     """Return the document of a calibration, its check and the schedules with the measured order."""
     rows = tuple(
         (
-            Kind[one.kind].word.replace(" ", "_"), str(one.stage), str(one.count),
-            format_duration(round(one.mean_ns.value)), format_duration(one.mean_ns.spread or 0),
+            Kind[action.kind].word.replace(" ", "_"), str(action.stage), str(action.count),
+            format_duration(round(action.mean_ns.value)), format_duration(action.mean_ns.spread or 0),
         )
-        for one in sorted(fit.fitted, key=lambda one: (Kind[one.kind], one.stage))
+        for action in sorted(fit.fitted, key=lambda action: (Kind[action.kind], action.stage))
     )  # fmt: skip
-    pairs = ", ".join(f"{one.stage}{one.kind}" for one in fit.fitted if one.in_overlapped_pairs)
+    pairs = ", ".join(f"{action.stage}{action.kind}" for action in fit.fitted if action.in_overlapped_pairs)
     lines = [
         *([f"measured in overlapped pairs alone, whose time is shared out: {pairs}"] if pairs else []),
         f"overhead of an action: {format_duration(fit.overhead_ns)}, seen before {fit.gaps} actions",
@@ -128,7 +128,8 @@ def calibration_document(fit: Calibration, check: CalibrationCheck, schedules: S
             Section(title="what it is worth", blocks=tuple(Line(text=line) for line in worth)),
         ),
         values={
-            **{one.name: getattr(fit, one.name) for one in fields(fit)}, "check": check, "schedules": schedules,
+            **{field.name: getattr(fit, field.name) for field in fields(fit)},
+            "check": check, "schedules": schedules,
         },
     )  # fmt: skip
 
@@ -150,7 +151,7 @@ def _about_check(check: CalibrationCheck) -> list[str]:
 
 def network_document(fits: Sequence[OperationFit]) -> Document:
     """Return the document of a network fit."""
-    lines = [_NO_COSTS, *(line for one in fits for line in _about_sort(one))]
+    lines = [_NO_COSTS, *(line for fit in fits for line in _about_sort(fit))]
     return Document(title="network", lead=tuple(Line(text=line) for line in lines), values={"network": fits})
 
 
@@ -160,20 +161,20 @@ def network_yaml(fits: Sequence[OperationFit], source: str) -> str:
     if chosen is None:
         return ""
     lines = [f"# Fitted to {source}: pptrace calibrate.", f"# {_NO_COSTS}"]
-    lines += [f"# {line}" for one in fits for line in _about_sort(one)]
+    lines += [f"# {line}" for fit in fits for line in _about_sort(fit)]
     bandwidth, latency = _wires(chosen.link)
     lines += ["network:", "  name: hockney", f"{bandwidth}  # {chosen.what}"]
     unknown = "  # what a message takes beside its bytes is not known from collectives"
     return "\n".join([*lines, latency if chosen.messages else unknown]) + "\n"
 
 
-def _about_sort(one: OperationFit) -> list[str]:
-    link = one.link
+def _about_sort(fit: OperationFit) -> list[str]:
+    link = fit.link
     sizes = " to ".join(dict.fromkeys(format_size(size) for size in (link.sizes[0], link.sizes[-1])))
-    seen = f"{one.what}: {link.count:,} of {sizes}, median {format_duration(round(link.median_ns.value))}"
+    seen = f"{fit.what}: {link.count:,} of {sizes}, median {format_duration(round(link.median_ns.value))}"
     if link.bytes_per_s is None or link.latency_ns is None:
         return [seen, f"  latency and bandwidth cannot be told apart from {_sizes_word(link)}"]
-    rate = f"{format_rate(round(link.bytes_per_s))}{'' if one.messages else ' on each link'}"
+    rate = f"{format_rate(round(link.bytes_per_s))}{'' if fit.messages else ' on each link'}"
     off = f"half are off by less than {format_duration(link.residual_ns)}"
     return [seen, f"  {format_duration(link.latency_ns)} and {rate}; {off}"]
 
@@ -190,13 +191,13 @@ def _times(fit: Calibration) -> list[str]:
         both = _mean(i) + _mean(w) if i is not None and w is not None else None
         whole.append(_mean(b) if b is not None else both)
         gradients.append(i)
-    lines = [f"  forward: {_listed([_mean(one) if one else None for one in forward])}{_spreads(forward)}"]
+    lines = [f"  forward: {_listed([_mean(action) if action else None for action in forward])}{_spreads(forward)}"]
     lines.append(f"  backward: {_listed(whole)}")
-    measured = [one for one in gradients if one is not None]
+    measured = [action for action in gradients if action is not None]
     if len(measured) == fit.stages:
-        lines.append(f"  input_gradient: {_listed([_mean(one) for one in measured])}{_spreads(measured)}")
+        lines.append(f"  input_gradient: {_listed([_mean(action) for action in measured])}{_spreads(measured)}")
     elif measured:
-        shares = sorted(_mean(one) / time for one in measured if (time := whole[one.stage]))
+        shares = sorted(_mean(action) / time for action in measured if (time := whole[action.stage]))
         share = shares[len(shares) // 2] if shares else 0.5
         ratio = [round(time * share) if time else None for time in whole]
         lines.append(
@@ -219,7 +220,7 @@ def _listed(times: Sequence[int | None]) -> str:
 
 
 def _spreads(fitted: Sequence[ActionFit | None]) -> str:
-    known = [format_duration(one.mean_ns.spread or 0) for one in fitted if one is not None]
+    known = [format_duration(action.mean_ns.spread or 0) for action in fitted if action is not None]
     return f"  # {', '.join(known)}" if known else ""
 
 

@@ -227,7 +227,8 @@ def extract_computations(timeline: Timeline, *, lacks_ranks: bool = False) -> Co
     for rank_rows in by_rank:
         previous_ns[rank_rows[1:]] = timeline.end_ns[rank_rows[:-1]]
     pairs = messages(timeline)
-    released = is_released_by_message(timeline)
+    off_compute = timeline.lane_stream[timeline.lane_of_row()] != Stream.COMPUTE
+    released = np.append(COMMUNICATION.mask(timeline.kind) & off_compute, False)[timeline.cause]
     transfers, consumer, arrival_ns = _transfers(timeline, pairs, previous_ns, released)
     ready_ns = previous_ns.copy()
     np.maximum.at(ready_ns, consumer, arrival_ns)
@@ -298,14 +299,11 @@ def _lacks_maker(cells: CellColumns, placement: Placement, edges: Int32s) -> NDA
     needed = maker * width + cell[asking] % width
     made = np.searchsorted(starts, needed, side="right") > np.searchsorted(ends, needed, side="right")
     lacking = np.zeros(cell.size, dtype=np.bool_)
-    lacking[asking[~made & _exists(placement, maker, cell[asking] % width)]] = True
+    # A stage that no route has is missing; another one exists on the routes that have it.
+    nowhere = np.all(placement.stage_rank < 0, axis=0)
+    routed = placement.stage_rank[placement.microbatch_route[cell[asking] % width], maker] >= 0
+    lacking[asking[~made & (nowhere[maker] | routed)]] = True
     return lacking[cell_of_row]
-
-
-def _exists(placement: Placement, stage: Int64s, microbatch: Int64s) -> NDArray[np.bool_]:
-    """Return whether each microbatch's route has a stage; a stage that no route has is missing."""
-    nowhere: NDArray[np.bool_] = np.all(placement.stage_rank < 0, axis=0)
-    return nowhere[stage] | (placement.stage_rank[placement.microbatch_route[microbatch], stage] >= 0)
 
 
 def _transfers(
@@ -383,14 +381,6 @@ def _usual_durations(took: Int64s, observed: NDArray[np.bool_], source: Int32s, 
     (usual,) = group_quantiles(took[observed], link[observed], int(link.max()) + 1)
     usual = np.where(np.isnan(usual), np.median(took[observed]), usual).astype(np.int64)
     return np.where(observed, took, np.minimum(took, usual[link]))
-
-
-def is_released_by_message(timeline: Timeline) -> NDArray[np.bool_]:
-    """Return, per row, whether its recorded cause is a message."""
-    off_compute = timeline.lane_stream[timeline.lane_of_row()] != Stream.COMPUTE
-    is_message = COMMUNICATION.mask(timeline.kind) & off_compute
-    released: NDArray[np.bool_] = np.append(is_message, False)[timeline.cause]
-    return released
 
 
 def group_quantiles(

@@ -272,34 +272,35 @@ def kinds(findings: StepDiff) -> tuple[Block, ...]:
 
 def divergence(findings: StepDiff) -> tuple[Block, ...]:
     """Return the first divergence and the actions that released it."""
-    one = findings.divergence
-    if one is None:
+    first = findings.divergence
+    if first is None:
         return ()
     releases = ", ".join(
         f"rank {release.rank}: {release.action}"
         f"{'' if release.late_ns is None else f' {ms(release.late_ns, sign=True)}'}"
-        for release in one.chain
+        for release in first.chain
     )
-    return (Line(text=describe_divergence(one)), *([Line(text=f"released by {releases}")] if releases else []))
+    return (Line(text=describe_divergence(first)), *([Line(text=f"released by {releases}")] if releases else []))
 
 
-def describe_divergence(one: Divergence) -> str:
+def describe_divergence(divergence: Divergence) -> str:
     """Return the first divergence in a sentence."""
-    late = "late" if one.late_ns.value > 0 else "early"
+    late = "late" if divergence.late_ns.value > 0 else "early"
     times = [
-        (one.local_ns, "its own time"),
-        (one.message_ns, f"its input's way from rank {one.source}"),
-        (one.idle_ns, "until it was begun"),
-        (one.released_ns, "from what released it"),
+        (divergence.local_ns, "its own time"),
+        (divergence.message_ns, f"its input's way from rank {divergence.source}"),
+        (divergence.idle_ns, "until it was begun"),
+        (divergence.released_ns, "from what released it"),
     ]
     why = ", ".join(f"{ms(time, sign=True)} {what}" for time, what in times if abs(time) >= BARELY_NS)
-    ends = f"ends {ms(Figure(abs(one.late_ns.value), one.late_ns.deviation))} {late}"
+    ends = f"ends {ms(Figure(abs(divergence.late_ns.value), divergence.late_ns.deviation))} {late}"
     order = (
-        f"; it comes behind {one.predecessors[0]} there, behind {one.predecessors[1]} here"
-        if any(one.predecessors)
+        f"; it comes behind {divergence.predecessors[0]} there, behind {divergence.predecessors[1]} here"
+        if any(divergence.predecessors)
         else ""
     )
-    return f"at {ms(one.start_ns)}: rank {one.rank}, {one.action} {ends}{why and f': {why}'}{order}"
+    place = f"at {ms(divergence.start_ns)}: rank {divergence.rank}, {divergence.action}"
+    return f"{place} {ends}{why and f': {why}'}{order}"
 
 
 def changes(findings: StepDiff, top: int) -> tuple[Block, ...]:
@@ -318,8 +319,8 @@ def changes(findings: StepDiff, top: int) -> tuple[Block, ...]:
 def orders(findings: StepDiff) -> tuple[Block, ...]:
     """Return the first difference of order per rank."""
     rows = [
-        (f"rank {one.rank}", one.first or "nothing", one.second or "nothing", str(one.position))
-        for one in findings.orders
+        (f"rank {order.rank}", order.first or "nothing", order.second or "nothing", str(order.position))
+        for order in findings.orders
     ]
     return _bounded(("", "first has", "second has", "behind so many actions"), rows, "ranks", words=3)
 
@@ -358,16 +359,19 @@ def link_sizes(link: Link) -> str:
 
 def paths(findings: StepDiff) -> tuple[Block, ...]:
     """Return time on both critical paths, and their last difference."""
-    one = findings.paths_differ
-    if one is None:
+    differ = findings.paths_differ
+    if differ is None:
         return (_compared(findings.paths_ns),)
-    before = f"{one.first or 'its beginning'} there, {one.second or 'its beginning'} here"
-    return (_compared(findings.paths_ns), Line(text=f"differs {one.common} computations before the end: {before}"))
+    before = f"{differ.first or 'its beginning'} there, {differ.second or 'its beginning'} here"
+    return (
+        _compared(findings.paths_ns),
+        Line(text=f"differs {differ.common} computations before the end: {before}"),
+    )
 
 
 def memory_title(findings: StepDiff) -> str:
     """Return the title of :func:`memory`."""
-    if not any(one.peak_bytes is not None for one in findings.memory):
+    if not any(rank.peak_bytes is not None for rank in findings.memory):
         return "microbatches whose activations are held, at most, by rank"
     room = {int(size) for metrics in findings.metrics for size in metrics.memory.room_bytes} - {0}
     devices = f" (a device has {format_size(room.pop())})" if len(room) == 1 else ""
@@ -377,14 +381,14 @@ def memory_title(findings: StepDiff) -> str:
 def memory(findings: StepDiff) -> tuple[Block, ...]:
     """Return a row per rank: bytes where known on both sides, else numbers of activations."""
     rows = []
-    for one in findings.memory:
-        if one.peak_bytes is not None:
-            first, second = one.peak_bytes
+    for row in findings.memory:
+        if row.peak_bytes is not None:
+            first, second = row.peak_bytes
             larger = f"{'+' if second >= first else '-'}{format_size(abs(second - first))}"
-            rows.append((f"rank {one.rank}", format_size(first), format_size(second), larger))
+            rows.append((f"rank {row.rank}", format_size(first), format_size(second), larger))
         else:
-            first, second = one.activations
-            rows.append((f"rank {one.rank}", str(first), str(second), f"{second - first:+}"))
+            first, second = row.activations
+            rows.append((f"rank {row.rank}", str(first), str(second), f"{second - first:+}"))
     unchanged = _places(row[1] == row[2] for row in rows)
     return _bounded(("", *_COMPARED), rows, "ranks", unchanged=unchanged)
 
@@ -447,8 +451,13 @@ def culprits(findings: StepDiff) -> tuple[Block, ...]:
     if not findings.culprits:
         return ()
     rows = tuple(
-        (one.kind, one.what, share(one.share, sign=True) if one.share.value else "", ms(one.total_ns, sign=True))
-        for one in findings.culprits
+        (
+            culprit.kind,
+            culprit.what,
+            share(culprit.share, sign=True) if culprit.share.value else "",
+            ms(culprit.total_ns, sign=True),
+        )
+        for culprit in findings.culprits
     )
     return (Table(head=("", "", "its times", "in sum"), rows=rows, words=2),)
 
@@ -564,8 +573,5 @@ def _write(
         write(path, findings, sides)
         return
     plain = path.with_suffix(".plain")
-    try:
-        write_diff_trace(plain, findings, sides)
-        compress(plain, path)
-    finally:
-        plain.unlink(missing_ok=True)
+    write_diff_trace(plain, findings, sides)
+    compress(plain, path)

@@ -193,78 +193,73 @@ _UNRECORDED_WAITS = "waits for what nobody recorded, {} on all ranks, stay as lo
 
 
 def explanation_document(
-    name: str, one: Explanation, lengths_ns: Sequence[int], measurement: Measurement | None = None
+    name: str, explanation: Explanation, lengths_ns: Sequence[int], measurement: Measurement | None = None
 ) -> Document:
     """Return the document of an explanation.
 
     Args:
         name: the source of the step.
-        one: the explanation; its figures have deviations where there are several steps.
+        explanation: the explanation; its figures have deviations where there are several steps.
         lengths_ns: the lengths of all steps.
         measurement: the recording; None for a simulation.
     """
     unattributed = measurement.unattributed if measurement is not None else ()
-    lost = (
-        f"rank {work.rank}: {work.count} {work.what} belong to no action, {ms(work.total_ns)}"
+    lead = [f"{name}, {explanation.step}: step {ms(explanation.step_ns)}, bubble {share(explanation.bubble, 2)}"]
+    if len(lengths_ns) > 1:
+        lead.append(f"{several_steps(lengths_ns)}; ± is one standard deviation from step to step")
+    ranks = tuple(
+        (f"rank {load.rank}", ms(load.busy_ns), ms(idle_ns), f"{load.share.value:+.1%}")
+        for load, idle_ns in zip(explanation.ranks, explanation.idle_ns, strict=True)
+    )
+    path = tuple(
+        (kind, ms(time)) for kind, time in explanation.critical_path_ns.items() if time.value or kind == BETWEEN
+    )
+    lost = tuple(
+        Line(text=f"rank {work.rank}: {work.count} {work.what} belong to no action, {ms(work.total_ns)}")
         for work in unattributed
     )
-    notes = measurement.notes if measurement is not None else ()
     return Document(
-        title=f"{name}, {one.step}", lead=tuple(_lead(name, one, lengths_ns)),
+        title=f"{name}, {explanation.step}", lead=tuple(Line(text=line) for line in lead),
         sections=(
-            Section(title="parts of the step, mean over ranks", blocks=_parts(one)),
-            Section(title="ranks", blocks=(_ranks(one),)),
-            Section(title="critical path: computations, and what lies between", blocks=(_path(one),)),
-            Section(title="the pipeline would take, from its first computation to its last", blocks=_without(one)),
-            Section(title="what belongs to no action", blocks=tuple(Line(text=line) for line in lost)),
+            Section(title="parts of the step, mean over ranks", blocks=_parts(explanation)),
+            Section(
+                title="ranks", blocks=(Table(head=("", "computing", "idle", "against the median"), rows=ranks),)
+            ),
+            Section(title="critical path: computations, and what lies between", blocks=(Table(rows=path),)),
+            Section(
+                title="the pipeline would take, from its first computation to its last",
+                blocks=_without(explanation),
+            ),
+            Section(title="what belongs to no action", blocks=lost),
         ),
         values={
-            **{field.name: getattr(one, field.name) for field in fields(one)},
-            "lengths_ns": lengths_ns, "unattributed": unattributed, "notes": notes,
+            **{field.name: getattr(explanation, field.name) for field in fields(explanation)},
+            "lengths_ns": lengths_ns, "unattributed": unattributed,
+            "notes": measurement.notes if measurement is not None else (),
         },
     )  # fmt: skip
 
 
-def _lead(name: str, one: Explanation, lengths_ns: Sequence[int]) -> list[Block]:
-    lines = [f"{name}, {one.step}: step {ms(one.step_ns)}, bubble {share(one.bubble, 2)}"]
-    if len(lengths_ns) > 1:
-        lines.append(f"{several_steps(lengths_ns)}; ± is one standard deviation from step to step")
-    return [Line(text=line) for line in lines]
-
-
-def _parts(one: Explanation) -> tuple[Block, ...]:
-    whole = max(sum(time.value for time in one.parts_ns.values()), 1)
+def _parts(explanation: Explanation) -> tuple[Block, ...]:
+    whole = max(sum(time.value for time in explanation.parts_ns.values()), 1)
     rows = tuple(
-        (part, ms(time), f"{time.value / whole:.1%}") for part, time in one.parts_ns.items() if time.value
+        (part, ms(time), f"{time.value / whole:.1%}") for part, time in explanation.parts_ns.items() if time.value
     )
-    exposed, ranks = one.exposed_communication_ns, len(one.ranks)
+    exposed, ranks = explanation.exposed_communication_ns, len(explanation.ranks)
     mean = Figure(exposed.value / ranks, None if exposed.deviation is None else exposed.deviation / ranks)
-    hidden = f"communication that nothing hid: {ms(mean)} ({mean.value / max(one.step_ns.value, 1):.1%})"
+    hidden = f"communication that nothing hid: {ms(mean)} ({mean.value / max(explanation.step_ns.value, 1):.1%})"
     groups = (
-        f"{name}: {ms(time)} on all ranks, of it {ms(one.hidden_ns[name])} hidden by computation "
-        f"({one.hidden_ns[name].value / max(time.value, 1):.1%})"
-        for name, time in one.groups_ns.items()
+        f"{name}: {ms(time)} on all ranks, of it {ms(explanation.hidden_ns[name])} hidden by computation "
+        f"({explanation.hidden_ns[name].value / max(time.value, 1):.1%})"
+        for name, time in explanation.groups_ns.items()
     )
     return Table(rows=rows), Line(text=hidden), *(Line(text=line) for line in groups)
 
 
-def _ranks(one: Explanation) -> Table:
-    rows = tuple(
-        (f"rank {rank.rank}", ms(rank.busy_ns), ms(idle), f"{rank.share.value:+.1%}")
-        for rank, idle in zip(one.ranks, one.idle_ns, strict=True)
-    )
-    return Table(head=("", "computing", "idle", "against the median"), rows=rows)
-
-
-def _path(one: Explanation) -> Table:
-    path = one.critical_path_ns.items()
-    return Table(rows=tuple((kind, ms(time)) for kind, time in path if time.value or kind == BETWEEN))
-
-
-def _without(one: Explanation) -> tuple[Block, ...]:
-    without = one.what_if
+def _without(explanation: Explanation) -> tuple[Block, ...]:
+    without = explanation.what_if
     if without is None:
-        return (Line(text=f"it is not known what less, for it cannot be replayed: {one.no_what_if}"),)
+        return (Line(text=f"it is not known what less, for it cannot be replayed: {explanation.no_what_if}"),)
     rows = [("as it was, replayed", ms(without.replayed_ns), "")]
     for text, length in (
         ("with free communication", without.free_communication_ns),
@@ -273,8 +268,8 @@ def _without(one: Explanation) -> tuple[Block, ...]:
         ("without any bubble", without.no_bubble_ns),
     ):
         rows.append((text, ms(length), f"{length.value / max(without.replayed_ns.value, 1) - 1:+.1%}"))
-    kept = _UNRECORDED_WAITS.format(ms(one.unrecorded_ns))
-    return Table(rows=tuple(rows)), *((Line(text=kept),) if one.unrecorded_ns.value else ())
+    kept = _UNRECORDED_WAITS.format(ms(explanation.unrecorded_ns))
+    return Table(rows=tuple(rows)), *((Line(text=kept),) if explanation.unrecorded_ns.value else ())
 
 
 def operations_document(measurement: Measurement, name: str, top: int = 10) -> Document:
@@ -472,17 +467,17 @@ def save_explanation(
 def replay_document(replays: Mapping[str, Replayed]) -> Document:
     """Return a line per step, and one over all."""
 
-    def of_step(one: Replayed) -> str:
-        longer = f" from the first computation to the last, of a step of {ms(one.step_ns)}"
-        return longer if one.step_ns != one.step.span_ns else ""
+    def of_step(replay: Replayed) -> str:
+        longer = f" from the first computation to the last, of a step of {ms(replay.step_ns)}"
+        return longer if replay.step_ns != replay.step.span_ns else ""
 
-    shares = [one.explained for one in replays.values()]
+    shares = [replay.explained for replay in replays.values()]
     lines = [
-        f"{label}: measured {ms(one.step.span_ns)}{of_step(one)}, replayed {ms(one.replayed_ns)}: "
-        f"{one.explained:.2%} explained"
-        for label, one in replays.items()
+        f"{label}: measured {ms(replay.step.span_ns)}{of_step(replay)}, replayed {ms(replay.replayed_ns)}: "
+        f"{replay.explained:.2%} explained"
+        for label, replay in replays.items()
     ]
-    waits = max(int((one.step.gap_ns - one.step.host_gap_ns).sum()) for one in replays.values())
+    waits = max(int((replay.step.gap_ns - replay.step.host_gap_ns).sum()) for replay in replays.values())
     if waits:
         lines.append(_UNRECORDED_WAITS.format(f"at most {ms(waits)}"))
     if len(shares) > 1:
@@ -491,9 +486,9 @@ def replay_document(replays: Mapping[str, Replayed]) -> Document:
         title="replays", lead=tuple(Line(text=line) for line in lines),
         values=[
             {
-                "step": label, "step_ns": one.step_ns, "measured_ns": one.step.span_ns,
-                "replayed_ns": one.replayed_ns, "explained": one.explained,
+                "step": label, "step_ns": replay.step_ns, "measured_ns": replay.step.span_ns,
+                "replayed_ns": replay.replayed_ns, "explained": replay.explained,
             }
-            for label, one in replays.items()
+            for label, replay in replays.items()
         ],
     )  # fmt: skip

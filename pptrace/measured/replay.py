@@ -71,7 +71,10 @@ class Resimulation:
 
     def has_setting_of(self, other: Resimulation) -> bool:
         """Return whether another simulation differs by the order of actions alone."""
-        settings = [one.experiment and one.experiment.model_dump(exclude={"schedule"}) for one in (self, other)]
+        settings = [
+            simulation.experiment and simulation.experiment.model_dump(exclude={"schedule"})
+            for simulation in (self, other)
+        ]
         same_stages = self.schedule.placement == other.schedule.placement
         return settings[0] == settings[1] and self.policy == other.policy and same_stages
 

@@ -233,11 +233,11 @@ def simulate_source(source: str | Path, registry: Registry) -> Side | None:
         PptraceError: the file cannot be read or simulated.
     """
     path, text = Path(source), str(source)
-    if path.suffix.lower() in _CONFIGURATIONS:
-        return simulated_side(simulate(load(path), registry), text)
-    if path.suffix.lower() in _TABLES:
-        return simulated_side(simulate(load(None, (), {"schedule": text}), registry), text)
-    return None
+    suffix = path.suffix.lower()
+    if suffix not in _CONFIGURATIONS | _TABLES:
+        return None
+    configuration = load(path) if suffix in _CONFIGURATIONS else load(None, (), {"schedule": text})
+    return simulated_side(simulate(configuration, registry), text)
 
 
 def read_side(source: str | Path, step: str, registry: Registry, request: ImportRequest) -> Side:
@@ -273,7 +273,7 @@ def notes_on(sides: Sequence[Side], step: str, request: ImportRequest) -> list[s
     recorded = [side for side in sides if side.measured]
     if recorded:
         planned = [side for side in sides if side.run is not None and Path(side.name).suffix.lower() in _TABLES]
-        return [*lines, *(_UNIT_COSTS.format(table=one.name, run=recorded[0].name) for one in planned)]
+        return [*lines, *(_UNIT_COSTS.format(table=side.name, run=recorded[0].name) for side in planned)]
     idle = ignored_options(step, request)
     return [*lines, f"{idle}: neither side is a measurement"] if idle else lines
 
@@ -306,8 +306,9 @@ def notes_of(side: Side) -> list[str]:
         ranks = ", ".join(str(clock.rank) for clock in clocks)
         lines.append(f"{side.name}: clocks of ranks {ranks} set by {offsets} ms")
     lines += [
-        f"{side.name}: rank {one.rank}: {one.count} {one.what} belong to no action ({one.total_ns / 1e6:.3f} ms)"
-        for one in measurement.unattributed[:_NAMED]
+        f"{side.name}: rank {work.rank}: {work.count} {work.what} belong to no action "
+        f"({work.total_ns / 1e6:.3f} ms)"
+        for work in measurement.unattributed[:_NAMED]
     ]
     more = len(measurement.unattributed) - _NAMED
     return [*lines, f"{side.name}: {more} further sorts belong to no action"] if more > 0 else lines
@@ -356,18 +357,20 @@ def _column(step: Computations, other: Computations, name: str) -> NDArray[np.fl
 def _transfers(transfers: Transfers, others: Sequence[Computations]) -> Transfers:
     """Return messages with the median over their observed transfer times, else over all of them."""
     steps = (transfers, *(other.transfers for other in others))
-    names = [np.stack([step.kind, step.stage, step.microbatch]) for step in steps]
-    messages, index = np.unique(np.concatenate(names, axis=1), axis=1, return_inverse=True)
+    names = [np.stack([step.kind, step.stage, step.microbatch]).astype(np.int64) for step in steps]
+    kind, stage, microbatch = np.concatenate(names, axis=1)
+    places = (kind * (stage.max(initial=0) + 1) + stage) * (microbatch.max(initial=0) + 1) + microbatch
+    messages, index = np.unique(places, return_inverse=True)
     took_ns, blocked_ns, observed = (
         np.concatenate([getattr(step, name) for step in steps])
         for name in ("duration_ns", "blocked_ns", "observed")
     )
-    index, known = index.reshape(-1), took_ns >= 0
-    seen = np.bincount(index[known & observed], minlength=messages.shape[1]) > 0
+    known = took_ns >= 0
+    seen = np.bincount(index[known & observed], minlength=messages.size) > 0
     used = known & (observed | ~seen[index])
     own = index[: len(transfers)]
     duration_ns, blocked_ns = (
-        np.nan_to_num(group_quantiles(values[used], index[used], messages.shape[1])[0][own], nan=absent)
+        np.nan_to_num(group_quantiles(values[used], index[used], messages.size)[0][own], nan=absent)
         for values, absent in ((took_ns, -1), (blocked_ns, 0))
     )
     return replace(

@@ -33,7 +33,10 @@ class Releases(NamedTuple):
 
 def find_releases(step: Computations) -> Releases:
     """Return the last dependency of each computation: the previous one of its rank, or a producer of its input."""
-    consumer, microbatch = _microbatches(step)
+    passes = np.flatnonzero(TABLE.feeds[step.kind] >= 0)
+    spans = step.span[passes].astype(np.int64)
+    consumer = np.repeat(passes, spans)
+    microbatch = step.microbatch[consumer] + np.arange(consumer.size) - np.repeat(np.cumsum(spans) - spans, spans)
     backward = TABLE.feeds[step.kind[consumer]] == 1
     stage = step.stage[consumer]
     width = int(microbatch.max(initial=0)) + 1
@@ -68,15 +71,6 @@ def find_releases(step: Computations) -> Releases:
     np.maximum.at(waited_ns, consumer[chosen], transfer_ns[chosen])
     between_ns = np.maximum(step.start_ns - step.end_ns[position], 0)
     return Releases(position, np.minimum(waited_ns, between_ns))
-
-
-def _microbatches(step: Computations) -> tuple[Int64s, Int64s]:
-    """Return positions of computations with inputs, once per microbatch, and the microbatches."""
-    passes = np.flatnonzero(TABLE.feeds[step.kind] >= 0)
-    spans = step.span[passes].astype(np.int64)
-    first = np.repeat(np.cumsum(spans) - spans, spans)
-    consumer = np.repeat(passes, spans)
-    return consumer, step.microbatch[consumer] + np.arange(consumer.size) - first
 
 
 BETWEEN = "between actions"

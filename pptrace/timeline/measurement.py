@@ -14,19 +14,6 @@ if TYPE_CHECKING:
 
     from pptrace.timeline.timeline import Timeline
 
-__all__ = [
-    "BySize",
-    "Clock",
-    "ImportRequest",
-    "Measurement",
-    "Occupied",
-    "Replica",
-    "Source",
-    "Step",
-    "Summary",
-    "Unattributed",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportRequest:
