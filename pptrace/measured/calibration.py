@@ -114,8 +114,8 @@ class Calibration:
             return np.zeros_like(size_bytes)
         if link.latency_ns is None or link.bytes_per_s is None:
             return np.full_like(size_bytes, link.median_ns.value)
-        took: Int64s = (link.latency_ns + size_bytes * (1e9 / link.bytes_per_s)).astype(np.int64)
-        return took
+        times_ns: Int64s = (link.latency_ns + size_bytes * (1e9 / link.bytes_per_s)).astype(np.int64)
+        return times_ns
 
     def of(self, kind: Kind, stage: int) -> ActionFit | None:
         """Return the fit of one kind on one stage; None where it was not measured."""
@@ -163,14 +163,14 @@ def extend_to_pipeline(fit: Calibration, step: Computations, numbers: Sequence[i
         numbers: the number of each recorded rank in the pipeline.
         ranks: the number of ranks of the pipeline.
     """
-    held = [set(step.stage[step.rank == rank].tolist()) for rank in range(len(numbers))]
-    chunks = len(held[0])
+    stages_by_rank = [set(step.stage[step.rank == rank].tolist()) for rank in range(len(numbers))]
+    chunks = len(stages_by_rank[0])
     looped = [set(range(number, ranks * chunks, ranks)) for number in numbers]
     v_shaped = [
         {chunk * ranks + (ranks - 1 - number if chunk % 2 else number) for chunk in range(chunks)}
         for number in numbers
     ]
-    return replace(fit, ranks=ranks, stages=ranks * chunks) if held in (looped, v_shaped) else fit
+    return replace(fit, ranks=ranks, stages=ranks * chunks) if stages_by_rank in (looped, v_shaped) else fit
 
 
 def _fit_actions(steps: Sequence[Computations], stages: int) -> Iterator[ActionFit]:
@@ -214,7 +214,7 @@ def _uneven(seen: Transfers) -> tuple[LinkTime, ...]:
     times = {
         link: seen.duration_ns[of_size & (seen.source == link[0]) & (seen.target == link[1])] for link in links
     }
-    known = {link: each for link, each in times.items() if each.size >= _FEWEST}
+    known = {link: times_ns for link, times_ns in times.items() if times_ns.size >= _FEWEST}
     if len(known) <= 1:
         return ()
     slow = max(known, key=lambda link: float(np.median(known[link])))
@@ -227,29 +227,27 @@ def _uneven(seen: Transfers) -> tuple[LinkTime, ...]:
     )
 
 
-def fit_link(took: Int64s, size: Int64s) -> LinkFit:
-    """Fit latency and bandwidth to transfer times and sizes of at least one message."""
-    sizes = [int(each) for each in np.unique(size[size > 0]) if (size == each).sum() >= _FEWEST]
-    latency, rate, residual = _line(took, size, sizes)
+def fit_link(times_ns: Int64s, size_bytes: Int64s) -> LinkFit:
+    """Fit latency and bandwidth to transfer times and sizes of at least one message.
+
+    The fit is the median line through the medians of the sizes.
+    """
+    sizes = [int(size) for size in np.unique(size_bytes[size_bytes > 0]) if (size_bytes == size).sum() >= _FEWEST]
+    medians = [float(np.median(times_ns[size_bytes == size])) for size in sizes]
+    slopes = [
+        (after - before) / (b - a) for (a, before), (b, after) in combinations(zip(sizes, medians, strict=True), 2)
+    ]
+    slope = float(np.median(slopes)) if slopes else 0.0
+    latency_ns, bytes_per_s, missed_ns = None, None, times_ns - np.median(times_ns)
+    if slope > 0:
+        known = np.isin(size_bytes, sizes)
+        latency = max(float(np.median(times_ns[known] - slope * size_bytes[known])), 0.0)
+        latency_ns, bytes_per_s = round(latency), 1e9 / slope
+        missed_ns = times_ns[known] - latency - slope * size_bytes[known]
     return LinkFit(
-        count=took.size, sizes=tuple(np.unique(size).tolist()), median_ns=median_of(took), latency_ns=latency,
-        bytes_per_s=rate, residual_ns=residual,
+        count=times_ns.size, sizes=tuple(np.unique(size_bytes).tolist()), median_ns=median_of(times_ns),
+        latency_ns=latency_ns, bytes_per_s=bytes_per_s, residual_ns=int(np.median(np.abs(missed_ns))),
     )  # fmt: skip
-
-
-def _line(took: Int64s, size: Int64s, sizes: Sequence[int]) -> tuple[int | None, float | None, int]:
-    """Return latency, rate and residual of the median line through the sizes' medians."""
-    if len(sizes) <= 1:
-        return None, None, int(np.median(np.abs(took - np.median(took))))
-    middle = {each: float(np.median(took[size == each])) for each in sizes}
-    slopes = [(middle[b] - middle[a]) / (b - a) for a, b in combinations(sizes, 2)]
-    slope = float(np.median(slopes))
-    if slope <= 0:
-        return None, None, int(np.median(np.abs(took - np.median(took))))
-    known: NDArray[np.bool_] = np.isin(size, sizes)
-    latency = max(float(np.median(took[known] - slope * size[known])), 0.0)
-    residual = np.abs(took[known] - latency - slope * size[known])
-    return round(latency), 1e9 / slope, int(np.median(residual))
 
 
 _SLOWEST = 1000

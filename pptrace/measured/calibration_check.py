@@ -230,7 +230,7 @@ def _simulated(fit: Calibration, step: Computations, policy: Policy) -> Computat
         duration[(step.kind == Kind[action.kind]) & (step.stage == action.stage)] = round(action.mean_ns.value)
     transfers = replace(step.transfers, duration_ns=fit.wire_ns(step.transfers.size_bytes))
     gap = np.where(step.outside, step.gap_ns, fit.overhead_ns)
-    times = replace(step, duration_ns=duration, gap_ns=gap, transfers=transfers).times(held=False)
+    times = replace(step, duration_ns=duration, gap_ns=gap, transfers=transfers).times(with_blocked=False)
     return extract_computations(run_order(step.order, times, policy, partial=step.partial))
 
 
@@ -291,7 +291,7 @@ def bootstrap_spans_ns(steps: Sequence[Computations], policy: Policy) -> Int64s:
                 first.transfers, duration_ns=_drawn(took, sizes, seen, random)[: len(first.transfers)]
             ),
         )
-        spans.append(replay.span_ns(step.times(held=False)))
+        spans.append(replay.span_ns(step.times(with_blocked=False)))
     return np.array(spans, dtype=np.int64)
 
 

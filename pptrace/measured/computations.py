@@ -165,7 +165,7 @@ class Computations(Cells):
 
     def times(
         self, *, durations: Self | None = None, transfers: Self | None = None, gaps: Self | None = None,
-        holds: Self | None = None, held: bool = True,
+        blocked: Self | None = None, with_blocked: bool = True,
     ) -> ActionTimes:  # fmt: skip
         """Return times by action; a given step replaces one kind of times where it has the same action.
 
@@ -173,12 +173,12 @@ class Computations(Cells):
             durations: the step with the durations of computations.
             transfers: the step with the transfer times.
             gaps: the step with the host gaps.
-            holds: the step with the blocked times of messages.
-            held: whether transfer times include blocked times.
+            blocked: the step with the blocked times of messages.
+            with_blocked: whether transfer times include blocked times.
         """
         sends = [
             (_places(step.transfers, self.placement), step.transfers, column)
-            for column, other in (("duration_ns", transfers), ("blocked_ns", holds))
+            for column, other in (("duration_ns", transfers), ("blocked_ns", blocked))
             for step in (self, other)
             if step is not None
         ]
@@ -193,7 +193,7 @@ class Computations(Cells):
         for places, moves, column in sends:
             times, index = transfer if column == "duration_ns" else hold, find(place, places)
             times[index] = np.where(moves.duration_ns >= 0, getattr(moves, column), times[index])
-        if held:
+        if with_blocked:
             transfer = np.where(transfer >= 0, transfer + hold, transfer)
         return ActionTimes(place=place, duration_ns=duration, gap_ns=gap, transfer_ns=transfer)
 
@@ -297,12 +297,12 @@ def _lacks_maker(cells: CellColumns, placement: Placement, edges: Int32s) -> NDA
     asking = np.repeat(np.arange(cell.size), end - begin)
     maker = by_taker[np.arange(asking.size) + (end - np.cumsum(end - begin))[asking], 0]
     needed = maker * width + cell[asking] % width
-    made = np.searchsorted(starts, needed, side="right") > np.searchsorted(ends, needed, side="right")
+    computed = np.searchsorted(starts, needed, side="right") > np.searchsorted(ends, needed, side="right")
     lacking = np.zeros(cell.size, dtype=np.bool_)
     # A stage that no route has is missing; another one exists on the routes that have it.
     nowhere = np.all(placement.stage_rank < 0, axis=0)
     routed = placement.stage_rank[placement.microbatch_route[cell[asking] % width], maker] >= 0
-    lacking[asking[~made & (nowhere[maker] | routed)]] = True
+    lacking[asking[~computed & (nowhere[maker] | routed)]] = True
     return lacking[cell_of_row]
 
 
@@ -364,11 +364,11 @@ def _left_ns(timeline: Timeline, producer: Int32s, send: Int32s) -> Int64s:
         np.maximum.at(last, place.reshape(-1), timeline.end_ns)
         ends = np.where(paired, last[place.reshape(-1)], ends)
     posted = np.where(send >= 0, timeline.enter_ns[send], 0)
-    own: Int64s = timeline.end_ns[producer]
-    return np.where(posted >= ends[producer], ends[producer], own)
+    ended_ns: Int64s = timeline.end_ns[producer]
+    return np.where(posted >= ends[producer], ends[producer], ended_ns)
 
 
-def _usual_durations(took: Int64s, observed: NDArray[np.bool_], source: Int32s, target: Int32s) -> Int64s:
+def _usual_durations(times_ns: Int64s, observed: NDArray[np.bool_], source: Int32s, target: Int32s) -> Int64s:
     """Return transfer times; unobserved ones are at most the median of the observed ones of the same link.
 
     A link without observed messages uses the median over all links, or its own minimum where nothing is observed.
@@ -376,11 +376,11 @@ def _usual_durations(took: Int64s, observed: NDArray[np.bool_], source: Int32s, 
     _, link = np.unique(source.astype(np.int64) * (int(target.max(initial=0)) + 1) + target, return_inverse=True)
     if not observed.any():
         shortest = np.full(int(link.max(initial=-1)) + 1, np.iinfo(np.int64).max)
-        np.minimum.at(shortest, link, took)
+        np.minimum.at(shortest, link, times_ns)
         return shortest[link]
-    (usual,) = group_quantiles(took[observed], link[observed], int(link.max()) + 1)
-    usual = np.where(np.isnan(usual), np.median(took[observed]), usual).astype(np.int64)
-    return np.where(observed, took, np.minimum(took, usual[link]))
+    (usual,) = group_quantiles(times_ns[observed], link[observed], int(link.max()) + 1)
+    usual = np.where(np.isnan(usual), np.median(times_ns[observed]), usual).astype(np.int64)
+    return np.where(observed, times_ns, np.minimum(times_ns, usual[link]))
 
 
 def group_quantiles(

@@ -138,8 +138,8 @@ def _replayed_spans(a: ComparedStep, b: ComparedStep) -> list[int]:
     return [
         a.replay.span_ns(first.times()),
         a.replay.span_ns(first.times(durations=second)),
-        b.replay.span_ns(second.times(transfers=first, holds=first, gaps=first)),
-        b.replay.span_ns(second.times(holds=first, gaps=first)),
+        b.replay.span_ns(second.times(transfers=first, blocked=first, gaps=first)),
+        b.replay.span_ns(second.times(blocked=first, gaps=first)),
         b.replay.span_ns(second.times(gaps=first)),
         b.replay.span_ns(second.times()),
     ]
@@ -185,12 +185,14 @@ def order_share(a: ComparedStep, b: ComparedStep) -> OrderShare | None:
     first, second = a.step, b.step
     if first.partial or second.partial:
         return None
-    mixed = replace(first, duration_ns=_durations(first, second)).times(transfers=second, gaps=second, held=False)
+    mixed = replace(first, duration_ns=_durations(first, second)).times(
+        transfers=second, gaps=second, with_blocked=False
+    )
     try:
         # In replays, only the message order delays messages.
         before, between, after = _mixed_simulation(a, b, mixed) or (
-            a.replay.span_ns(first.times(held=False)), a.replay.span_ns(mixed),
-            b.replay.span_ns(second.times(held=False)),
+            a.replay.span_ns(first.times(with_blocked=False)), a.replay.span_ns(mixed),
+            b.replay.span_ns(second.times(with_blocked=False)),
         )  # fmt: skip
     except PptraceError:
         return None
@@ -297,14 +299,14 @@ def compare_memory(sides: tuple[Side, Side], metrics: tuple[Metrics, Metrics]) -
     if metrics[0].ranks != metrics[1].ranks:
         return ()
     peaks = [_peaks(side, figures) for side, figures in zip(sides, metrics, strict=True)]
-    held = [figures.memory.peak_activations.tolist() for figures in metrics]
+    activations = [figures.memory.peak_activations.tolist() for figures in metrics]
     known = all(peaks)
-    if not known and held[0] == held[1]:
+    if not known and activations[0] == activations[1]:
         return ()
     return tuple(
         RankMemory(
             rank=rank, peak_bytes=(peaks[0][rank], peaks[1][rank]) if known else None,
-            activations=(held[0][rank], held[1][rank]),
+            activations=(activations[0][rank], activations[1][rank]),
         )
         for rank in range(metrics[0].ranks)
     )  # fmt: skip

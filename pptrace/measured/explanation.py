@@ -64,13 +64,13 @@ class Counterfactuals:
     """The slowest rank."""
 
 
-def what_if(step: Computations, again: Callable[[Computations], int] | None = None) -> Counterfactuals:
+def what_if(step: Computations, resimulate: Callable[[Computations], int] | None = None) -> Counterfactuals:
     """Replay a step without one cost after another.
 
     Args:
         step: the step.
-        again: returns the span of a step with other durations and gaps, in which blocked times adapt. By default
-            blocked times stay.
+        resimulate: returns the span of a step with other durations and gaps, in which blocked times adapt. By
+            default blocked times stay.
 
     Raises:
         ScheduleError: an action precedes its inputs.
@@ -82,7 +82,7 @@ def what_if(step: Computations, again: Callable[[Computations], int] | None = No
     nothing = np.zeros_like(step.transfers.duration_ns)
     at_once = replace(step.transfers, duration_ns=nothing, blocked_ns=nothing)
     alone = step.duration_ns - step.collective_ns
-    span_ns = again or (lambda changed: kept.span_ns(changed.times()))
+    span_ns = resimulate or (lambda changed: kept.span_ns(changed.times()))
     return Counterfactuals(
         replayed_ns=Figure(span_ns(step)),
         free_communication_ns=Figure(kept.span_ns(replace(step, transfers=at_once, duration_ns=alone).times())),
@@ -180,7 +180,7 @@ def resimulator(side: Side, registry: Registry) -> Callable[[Computations], int]
     if step.transfers.blocked_ns.any() and nearest.off_ns > _GIVES_BACK * step.span_ns:
         return None
     replay = Resimulation.of_order(step.order, nearest.policy)
-    return lambda changed: replay.span_ns(changed.times(held=False))
+    return lambda changed: replay.span_ns(changed.times(with_blocked=False))
 
 
 MARK_ACTIONS_HINT = (

@@ -264,8 +264,8 @@ def attribute_slowdown(
 ) -> Blame:
     """Return the slowdowns of ranks, stages and links."""
     network, slower = _network(links)
-    took = a.duration_ns[matched.first] > 0
-    i, j = matched.first[took], matched.second[took]
+    lasting = a.duration_ns[matched.first] > 0
+    i, j = matched.first[lasting], matched.second[lasting]
     if i.size < _FEWEST:
         return Blame(common=Figure(0.0), ranks={}, stages={}, links=slower, network=network, before_ns={})
     before = a.duration_ns[i].astype(np.float64)
@@ -305,8 +305,8 @@ def culprits(blame: Blame, links: Mapping[tuple[int, int], Link], tolerance: flo
                 for pair in slow
             ]
     if off(blame.network):
-        took = sum(links[ends].median_ns.first.value * links[ends].count[1] for ends in blame.links)
-        blamed.append(_culprit("network", f"all {len(blame.links)} ways between ranks", blame.network, took))
+        before_ns = sum(links[ends].median_ns.first.value * links[ends].count[1] for ends in blame.links)
+        blamed.append(_culprit("network", f"all {len(blame.links)} ways between ranks", blame.network, before_ns))
     blamed += [
         _link_culprit(links[ends], share, blame.network) for ends, share in blame.links.items() if off(share)
     ]

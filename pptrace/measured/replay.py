@@ -159,7 +159,7 @@ def replay(
     """
     step = extract_computations(timeline, lacks_ranks=lacks_ranks)
     chosen = None if policy is None else policy(step.order)
-    replayed = run_order(step.order, step.times(held=chosen is None), chosen, partial=step.partial)
+    replayed = run_order(step.order, step.times(with_blocked=chosen is None), chosen, partial=step.partial)
     opened, closed = window(timeline)
     return Replayed(step, replayed, extent(replayed).span_ns, int(closed - opened))
 
@@ -223,7 +223,7 @@ def _off(step: Computations, provided: Provided[MessagePolicyOffer], *, any_orde
                 policy = build_policy(provided, other, options)
                 simulate(other, Workload.uniform(4, edges=3, f_ns=1, b_ns=1), policy=policy)
         policy = build_policy(provided, step.order, options)
-        replayed = extract_computations(run_order(step.order, step.times(held=False), policy))
+        replayed = extract_computations(run_order(step.order, step.times(with_blocked=False), policy))
     except PptraceError:
         return None
     off = (replayed.start_ns - replayed.start_ns.min()) - (step.start_ns - step.start_ns.min())
