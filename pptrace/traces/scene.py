@@ -85,7 +85,7 @@ class Labels(NamedTuple):
     segment: list[str]
     """Nothing, or the segment's name after a blank."""
     of_row: Int32s
-    """Shape (rows,): the index of each row's texts."""
+    """The index of each row's texts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,29 +121,28 @@ class Scene:
         """Messages on links."""
         return Hops.of(self.timeline)
 
-    @cached_property
-    def labels(self) -> Labels:
-        """Texts that follow the kind in names of slices."""
-        timeline, parts = self.timeline, self.timeline.parts
-        segments = [""] if parts is None else ["", *(f" {name}" for name in parts.names)]
-        microbatches = int(timeline.microbatch.max(initial=-1)) + 2
-        key = timeline.span.astype(np.int64) * microbatches + timeline.microbatch + 1
-        keys, of_row = numbered(key if parts is None else key * len(segments) + parts.name + 1)
-        pairs, segment = np.divmod(keys, len(segments))
-        span, microbatch = np.divmod(pairs, microbatches)
-        texts = list(map(_microbatch_text, (microbatch - 1).tolist(), span.tolist()))
-        return Labels(texts, [segments[index] for index in segment.tolist()], of_row)
-
     def hop_titles(self) -> NDArray[np.bytes_]:
         """Return a title such as ``SEND_F 3 0>1`` for each message that has hops."""
         names, sent, peer = np.array(NAMES, dtype=np.bytes_), self.hops.sent, self.hops.peer
         kind, rank = self.timeline.kind[sent], self.timeline.rank_of_row()[sent]
         source, target = np.where(RECEIVES[kind], (peer, rank), (rank, peer))
-        labels, label = np.unique(self.labels.of_row[sent], return_inverse=True)
-        microbatch = np.array([self.labels.microbatch[index] for index in labels.tolist()], dtype=np.bytes_)
-        what = np.strings.add(names[kind], microbatch[label])
+        labels = labels_of(self.timeline, sent)
+        what = np.strings.add(names[kind], np.array(labels.microbatch, dtype=np.bytes_)[labels.of_row])
         titles: NDArray[np.bytes_] = np.strings.add(what, _ends(source, target))
         return titles
+
+
+def labels_of(timeline: Timeline, rows: slice | Int32s = slice(None)) -> Labels:
+    """Return the labels of some rows."""
+    parts, microbatch = timeline.parts, timeline.microbatch[rows]
+    segments = [""] if parts is None else ["", *(f" {name}" for name in parts.names)]
+    microbatches = int(microbatch.max(initial=-1)) + 2
+    key = timeline.span[rows].astype(np.int64) * microbatches + microbatch + 1
+    keys, of_row = numbered(key if parts is None else key * len(segments) + parts.name[rows] + 1)
+    pairs, segment = np.divmod(keys, len(segments))
+    span, first = np.divmod(pairs, microbatches)
+    texts = list(map(_microbatch_text, (first - 1).tolist(), span.tolist()))
+    return Labels(texts, [segments[index] for index in segment.tolist()], of_row)
 
 
 def _microbatch_text(microbatch: int, span: int) -> str:

@@ -49,6 +49,7 @@ from pptrace.traces.scene import (
     NUMBERED,
     Peers,
     Scene,
+    labels_of,
     link_title,
     links_and_segments,
     stream_title,
@@ -209,10 +210,12 @@ class Encoder:
     """The neighbours of each stage."""
     rank: Int32s
     """Rank of each row."""
+    label: Int32s
+    """The label of each row, for the ends of names."""
     actions: Block
-    """The end of the action's name for each of the scene's labels."""
+    """The end of the action's name for each label."""
     kernels: Block
-    """The end of the kernel's name for each of the scene's labels."""
+    """The end of the kernel's name for each label."""
     titles: Block
     """The title of each message that has hops, with its closing quote and blanks behind."""
     whole: bool
@@ -221,7 +224,7 @@ class Encoder:
     @classmethod
     def of(cls, scene: Scene) -> Self:
         """Prepare to write a scene; flows pass the hops of its messages."""
-        timeline, labels = scene.timeline, scene.labels
+        timeline, labels = scene.timeline, labels_of(scene.timeline)
         microbatches = [text[1:] for text in labels.microbatch]
         kernels = [text + segment for text, segment in zip(microbatches, labels.segment, strict=True)]
         quoted = np.strings.add(scene.hop_titles(), np.bytes_(b'"'))
@@ -230,7 +233,7 @@ class Encoder:
         return cls(
             scene=scene, points=flow_points(scene), first=scene.first_row + _FIRST,
             peers=Peers.of(timeline.placement), rank=timeline.rank_of_row(),
-            actions=_ends(microbatches), kernels=_ends(kernels),
+            label=labels.of_row, actions=_ends(microbatches), kernels=_ends(kernels),
             titles=np.where(titles == 0, np.uint8(_BLANK), titles),
             whole=not any(bool((column % 1000).any()) for column in times),
         )  # fmt: skip
@@ -324,7 +327,7 @@ class Encoder:
     def _taken(self, ends: Block, rows: slice | Int32s) -> Block:
         """Return the ends of some rows' names."""
         width = ends.shape[1]
-        return ends.view(f"V{width}").take(self.scene.labels.of_row[rows]).view(np.uint8).reshape(-1, width)
+        return ends.view(f"V{width}").take(self.label[rows]).view(np.uint8).reshape(-1, width)
 
     def _kernel(
         self, lane: Lane, rows: slice, kind: Choice, ends: Block

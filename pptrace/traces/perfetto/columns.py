@@ -11,7 +11,7 @@ from pptrace.timeline.actions import in_group
 from pptrace.timeline.messages import messages
 from pptrace.traces.perfetto.descriptors import CATEGORY_NUMBERS, FIELD_NUMBERS
 from pptrace.traces.perfetto.wire import BEGIN, END, Cell, Layout, Run, cell_size, packet, varint
-from pptrace.traces.scene import CARRIES, CATEGORY, COLLECTIVE, NAMES, numbered
+from pptrace.traces.scene import CARRIES, CATEGORY, COLLECTIVE, NAMES, labels_of, numbered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -161,7 +161,7 @@ class Names:
     @classmethod
     def of(cls, scene: Scene) -> Self:
         """Number the names of a scene's slices."""
-        labels = scene.labels
+        labels = labels_of(scene.timeline)
         keys, name = numbered(labels.of_row * np.int64(len(NAMES)) + scene.timeline.kind)
         pairs = [divmod(key, len(NAMES)) for key in keys.tolist()]
         names = [f"{NAMES[kind]}{labels.microbatch[label]}{labels.segment[label]}" for label, kind in pairs]
