@@ -9,7 +9,6 @@ import numpy as np
 
 from pptrace.steps.actions import Cells
 from pptrace.steps.kinds import COMPUTE, Stream
-from pptrace.timeline.timeline import ROW_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -71,10 +70,10 @@ def communication(groups: Sequence[GroupTime]) -> dict[str, dict[str, Any]]:
     {'tensor-parallel': {'total_ns': 4, 'hidden_ns': 3, 'hidden': 0.75}}
     """
     return {
-        one.name: {
-            "total_ns": int(one.total_ns.sum()), "hidden_ns": int(one.hidden_ns.sum()), "hidden": one.hidden,
+        group.name: {
+            "total_ns": int(group.total_ns.sum()), "hidden_ns": int(group.hidden_ns.sum()), "hidden": group.hidden,
         }
-        for one in groups
+        for group in groups
     }  # fmt: skip
 
 
@@ -114,14 +113,6 @@ def _beside_computation(timeline: Timeline) -> Iterator[tuple[int, slice, Int64s
             clock = Clock.of(timeline, computing[rank], waits_first=inside)
             hidden = clock.at(timeline.end_ns[rows]) - clock.at(timeline.start_ns[rows])
         yield lane, rows, hidden
-
-
-def _hidden(timeline: Timeline) -> Int64s:
-    """Return, for rows off the compute stream, how long their rank computed meanwhile; 0 for others."""
-    hidden = np.zeros(len(timeline), dtype=np.int64)
-    for _, rows, own in _beside_computation(timeline):
-        hidden[rows] = own
-    return hidden
 
 
 class Clock(NamedTuple):
@@ -164,21 +155,30 @@ def actions_in_parts(timeline: Timeline) -> Actions:
     count = int(action.max(initial=-1)) + 1
     first = np.zeros(count, dtype=np.int32)
     first[action[::-1]] = rows[::-1]
-    start, end = np.full(count, np.iinfo(np.int64).max), np.zeros(count, dtype=np.int64)
-    np.minimum.at(start, action, timeline.start_ns[rows])
-    np.maximum.at(end, action, timeline.end_ns[rows])
-    took, hidden, own = (
+    start, end = _extents(action, count, timeline.start_ns[rows], timeline.end_ns[rows])
+    hidden_ns = np.zeros(len(timeline), dtype=np.int64)
+    for _, lane_rows, lane_hidden_ns in _beside_computation(timeline):
+        hidden_ns[lane_rows] = lane_hidden_ns
+    took, hidden, grouped = (
         timeline.end_ns[rows] - timeline.start_ns[rows],
-        _hidden(timeline)[rows],
+        hidden_ns[rows],
         in_group(timeline)[rows],
     )
     sums = np.zeros((3, count), dtype=np.int64)
-    for total, values in zip(sums, (took * ~own, hidden * own, (took - hidden) * own), strict=True):
+    for total, values in zip(sums, (took * ~grouped, hidden * grouped, (took - hidden) * grouped), strict=True):
         np.add.at(total, action, values)
     return Actions(
         **timeline.cells.taken(first)._asdict(), rank=timeline.rank_of_row()[first], first=first,
         start_ns=start, end_ns=end, busy_ns=sums[0], hidden_ns=sums[1], exposed_ns=sums[2],
     )  # fmt: skip
+
+
+def _extents(action: Int64s, count: int, start_ns: Int64s, end_ns: Int64s) -> tuple[Int64s, Int64s]:
+    """Return when the first segment of each action starts and when the last ends."""
+    start, end = np.full(count, np.iinfo(np.int64).max), np.zeros(count, dtype=np.int64)
+    np.minimum.at(start, action, start_ns)
+    np.maximum.at(end, action, end_ns)
+    return start, end
 
 
 def segment_rows(timeline: Timeline) -> tuple[Int64s, Int64s]:
@@ -220,32 +220,24 @@ def include_group_waits(timeline: Timeline) -> GroupWaits:
     if timeline.parts is None:
         return GroupWaits(start, end, collective)
     start, end, collective = start.copy(), end.copy(), collective.copy()
-    own, follows = in_group(timeline), _follows(timeline)
-    _fill_actions_alone(timeline, own, start, end)
-    cause = timeline.cause
-    waits = follows & (timeline.pair[1:] >= 0)
-    waits &= (timeline.parts.number[1:] > 0) | ((cause[1:] >= 0) & own[cause[1:]])
+    grouped, lane, cause = in_group(timeline), timeline.lane_of_row(), timeline.cause
+    _fill_actions_alone(timeline, grouped, start, end)
+    waits = (lane[1:] == lane[:-1]) & (timeline.lane_stream[lane[1:]] == Stream.COMPUTE) & (timeline.pair[1:] >= 0)
+    waits &= (timeline.parts.number[1:] > 0) | ((cause[1:] >= 0) & grouped[cause[1:]])
     start[1:] -= np.where(waits, np.maximum(start[1:] - end[:-1], 0), 0)
     collective += timeline.start_ns - start + end - timeline.end_ns
     return GroupWaits(start, end, collective)
 
 
-def _fill_actions_alone(timeline: Timeline, own: NDArray[np.bool_], start: Int64s, end: Int64s) -> None:
+def _fill_actions_alone(timeline: Timeline, grouped: NDArray[np.bool_], start: Int64s, end: Int64s) -> None:
     """Let the computations of each action alone take all of its time."""
     actions, (rows, action) = actions_in_parts(timeline), segment_rows(timeline)
-    computes = ~own[rows] & (timeline.pair[rows] < 0)
+    computes = ~grouped[rows] & (timeline.pair[rows] < 0)
     rows, action = rows[computes], action[computes]
     leads = np.diff(action, prepend=-1) != 0  # an action's computations follow one another on their lane
     ends = np.diff(action, append=-1) != 0
     start[rows[leads]], end[rows[ends]] = actions.start_ns[action[leads]], actions.end_ns[action[ends]]
     start[rows[~leads]] = end[rows[~leads] - 1]
-
-
-def _follows(timeline: Timeline) -> NDArray[np.bool_]:
-    """Return, for each row but the first, whether it follows the row before it on a compute stream."""
-    lane = timeline.lane_of_row()
-    found: NDArray[np.bool_] = (lane[1:] == lane[:-1]) & (timeline.lane_stream[lane[1:]] == Stream.COMPUTE)
-    return found
 
 
 def folded(timeline: Timeline) -> Timeline:
@@ -265,21 +257,18 @@ def folded(timeline: Timeline) -> Timeline:
     renumbered = np.full(len(timeline) + 1, -1, dtype=np.int32)
     renumbered[rows] = np.arange(rows.size, dtype=np.int32)
     renumbered[segments] = renumbered[first[action]]
-    columns = {name: getattr(timeline, name).copy() for name in ROW_COLUMNS}
-    columns["start_ns"][first], columns["end_ns"][first] = _shared(timeline, actions)
-    took = columns["end_ns"] - columns["start_ns"]
-    columns["uncontended_ns"][first] = took[first]
-    columns["collective_ns"][first] = np.minimum(actions.exposed_ns, took[first])
-    columns["enter_ns"] = np.minimum(columns["enter_ns"], columns["start_ns"])
-    columns["cause"] = renumbered[columns["cause"]]
-    columns = {name: values[rows] for name, values in columns.items()}
-    columns["cause"][columns["cause"] == np.arange(rows.size)] = -1
-    lanes, counts = np.unique(timeline.lane_of_row()[rows], return_counts=True)
-    return replace(
-        timeline, parts=None, lane_rank=timeline.lane_rank[lanes], lane_stream=timeline.lane_stream[lanes],
-        lane_peer=timeline.lane_peer[lanes], lane_ptr=np.concatenate([[0], np.cumsum(counts)]),
-        routes=None if timeline.routes is None else timeline.routes.of_rows(rows), **columns,
-    )  # fmt: skip
+    start, end = timeline.start_ns.copy(), timeline.end_ns.copy()
+    uncontended, collective = timeline.uncontended_ns.copy(), timeline.collective_ns.copy()
+    start[first], end[first] = _shared(timeline, actions)
+    uncontended[first] = end[first] - start[first]
+    collective[first] = np.minimum(actions.exposed_ns, uncontended[first])
+    kept = replace(
+        timeline, parts=None, enter_ns=np.minimum(timeline.enter_ns, start), start_ns=start, end_ns=end,
+        uncontended_ns=uncontended, collective_ns=collective,
+    ).of_rows(rows)  # fmt: skip
+    cause = renumbered[kept.cause]
+    cause[cause == np.arange(rows.size)] = -1
+    return replace(kept, cause=cause)
 
 
 def _shared(timeline: Timeline, actions: Actions) -> tuple[Int64s, Int64s]:
@@ -287,9 +276,7 @@ def _shared(timeline: Timeline, actions: Actions) -> tuple[Int64s, Int64s]:
     times, (rows, action) = include_group_waits(timeline), segment_rows(timeline)
     computes = ~in_group(timeline)[rows]
     rows, action = rows[computes], action[computes]
-    start, end = np.full(len(actions), np.iinfo(np.int64).max), np.zeros(len(actions), dtype=np.int64)
-    np.minimum.at(start, action, times.start_ns[rows])
-    np.maximum.at(end, action, times.end_ns[rows])
+    start, end = _extents(action, len(actions), times.start_ns[rows], times.end_ns[rows])
     order = np.lexsort((actions.first, actions.pair))
     order = order[actions.pair[order] >= 0]
     if not order.size:

@@ -45,22 +45,22 @@ class CriticalPath:
 def critical_path(timeline: Timeline) -> CriticalPath:
     """Walk back from the slice that ends last (the lowest row on a tie) along the recorded causes."""
     rows = _path(timeline)
-    if not rows.size:
-        return CriticalPath(rows=rows, by_kind_ns={}, by_stage_ns={})
-    opened, _ = window(timeline)
-    begin, ran, wire, until = _split(timeline, rows, opened)
-    waited = int((until - begin - ran - wire).sum()) + int(begin[0]) - opened
-    kinds = np.zeros(len(Kind), dtype=np.int64)
-    np.add.at(kinds, timeline.kind[rows], ran)
-    by_kind = {Kind(kind).name: int(time) for kind, time in enumerate(kinds)}
-    by_kind |= {"wire": int(wire.sum()), "wait": waited}
-    computes = COMPUTE.mask(timeline.kind[rows])
-    stages = np.zeros(timeline.placement.stages, dtype=np.int64)
-    np.add.at(stages, timeline.stage[rows][computes], ran[computes])
+    path = on_path(timeline, rows)
+    took_ns, runs = path.end_ns - path.start_ns, path.part == 0
+    kind, stage, ran_ns = timeline.kind[path.row[runs]], timeline.stage[path.row[runs]], took_ns[runs]
+    computes = COMPUTE.mask(kind)
+    parts, kinds, stages = (
+        np.zeros(n, dtype=np.int64) for n in (len(PATH_PARTS), len(Kind), timeline.placement.stages)
+    )
+    np.add.at(parts, path.part, took_ns)
+    np.add.at(kinds, kind, ran_ns)
+    np.add.at(stages, stage[computes], ran_ns[computes])
+    by_kind = {Kind(number).name: int(time_ns) for number, time_ns in enumerate(kinds)}
+    by_kind |= {PATH_PARTS[index]: int(parts[index]) for index in (1, 2)}
     return CriticalPath(
         rows=rows,
         by_kind_ns=dict(sorted(((k, v) for k, v in by_kind.items() if v), key=lambda item: (-item[1], item[0]))),
-        by_stage_ns={stage: int(time) for stage, time in enumerate(stages) if time},
+        by_stage_ns={index: int(time_ns) for index, time_ns in enumerate(stages) if time_ns},
     )
 
 

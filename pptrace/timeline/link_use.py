@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.steps.columns import Int32s, Int64s, column
-from pptrace.timeline.timeline import Counter, Routes
+from pptrace.timeline.timeline import Counter, Routes, step_functions
 
 if TYPE_CHECKING:
     from pptrace.network.contract import Links, Paths
@@ -166,21 +166,16 @@ def busiest_links(timeline: Timeline, traffic: Traffic, step_ns: int) -> list[Li
     alike: dict[tuple[object, ...], list[int]] = {}
     for link in np.flatnonzero(total).tolist():
         alike.setdefault((total[link], links.rate_kbps[link], delay[link], users[link]), []).append(link)
-    found = [
-        LinkUse(
-            names=tuple(links.name[link] for link in same),
-            rate_kbps=int(links.rate_kbps[same[0]]),
-            size_bytes=int(total[same[0]]),
-            utilisation=int(total[same[0]])
-            * (_SECOND_NS // _KILO)
-            / (int(links.rate_kbps[same[0]]) * (step_ns or 1)),
-            delay_ns=int(delay[same[0]]),
-            from_ns=int(first[same[0]]) if last[same[0]] else 0,
-            until_ns=int(last[same[0]]),
-            hops=tuple((int(traffic.source[pair]), int(traffic.target[pair])) for pair in users[same[0]]),
-        )
-        for same in alike.values()
-    ]
+    found = []
+    for same in alike.values():
+        link = same[0]
+        size_bytes, rate_kbps = int(total[link]), int(links.rate_kbps[link])
+        found.append(LinkUse(
+            names=tuple(links.name[link] for link in same), rate_kbps=rate_kbps, size_bytes=size_bytes,
+            utilisation=size_bytes * (_SECOND_NS // _KILO) / (rate_kbps * (step_ns or 1)),
+            delay_ns=int(delay[link]), from_ns=int(first[link]) if last[link] else 0, until_ns=int(last[link]),
+            hops=tuple((int(traffic.source[pair]), int(traffic.target[pair])) for pair in users[link]),
+        ))  # fmt: skip
     return sorted(found, key=lambda use: (-use.utilisation, -use.delay_ns, use.names))
 
 
@@ -193,16 +188,12 @@ def delays(timeline: Timeline, traffic: Traffic) -> list[Delay]:
     key, entry = np.unique(pair.astype(np.int64) * len(traffic.links) + moving.limit[slowed], return_inverse=True)
     total = np.zeros(key.size, dtype=np.int64)
     np.add.at(total, entry, lost[slowed])
-    found = [
-        Delay(
-            source=int(traffic.source[one // len(traffic.links)]),
-            target=int(traffic.target[one // len(traffic.links)]),
-            link=traffic.links.name[one % len(traffic.links)],
-            delay_ns=cost,
-        )
-        for one, cost in zip(key.tolist(), total.tolist(), strict=True)
-    ]
-    return sorted(found, key=lambda one: (-one.delay_ns, one.source, one.target, one.link))
+    found = []
+    for pair_and_link, delay_ns in zip(key.tolist(), total.tolist(), strict=True):
+        index, link = divmod(pair_and_link, len(traffic.links))
+        source, target = int(traffic.source[index]), int(traffic.target[index])
+        found.append(Delay(source=source, target=target, link=traffic.links.name[link], delay_ns=delay_ns))
+    return sorted(found, key=lambda delay: (-delay.delay_ns, delay.source, delay.target, delay.link))
 
 
 def link_counters(timeline: Timeline, traffic: Traffic, most: int = 32) -> tuple[Counter, ...]:
@@ -216,11 +207,12 @@ def link_counters(timeline: Timeline, traffic: Traffic, most: int = 32) -> tuple
     moving = traffic.segments(timeline.start_ns, timeline.end_ns)
     segment, link, weight = _over(traffic.paths, np.array(chosen, dtype=np.int32), traffic.path[moving.row])
     rate = moving.rate_kbps[segment] * weight * _KILO
-    return _step_counters(
-        [traffic.links.name[link] for link in chosen],
-        np.tile(link, 2),
-        np.concatenate([moving.start_ns[segment], moving.end_ns[segment]]),
-        np.concatenate([rate, -rate]),
+    link, time_ns = np.tile(link, 2), np.concatenate([moving.start_ns[segment], moving.end_ns[segment]])
+    order = np.lexsort((time_ns, link))
+    total = np.cumsum(np.concatenate([rate, -rate])[order])
+    return tuple(
+        Counter(rank=-1, name=traffic.links.name[chosen[index]], unit="bytes/s", at_ns=at_ns, value=value)
+        for index, at_ns, value in step_functions(link[order], time_ns[order], total)
     )
 
 
@@ -252,22 +244,7 @@ def _users(pair: Int64s, link: Int32s, size: Int64s) -> dict[int, tuple[int, ...
     for key in zip(link.tolist(), pair.tolist(), size.tolist(), strict=True):
         if key[2]:
             total[key[:2]] = total.get(key[:2], 0) + key[2]
-    found: dict[int, list[tuple[int, int]]] = {}
-    for (one, user), carried in total.items():
-        found.setdefault(one, []).append((-carried, user))
-    return {one: tuple(user for _, user in sorted(users)) for one, users in found.items()}
-
-
-def _step_counters(names: list[str], which: Int64s, at_ns: Int64s, change: Int64s) -> tuple[Counter, ...]:
-    order = np.lexsort((at_ns, which))
-    which, at_ns, total = which[order], at_ns[order], np.cumsum(change[order])
-    last = np.ones(which.size, dtype=bool)
-    last[:-1] = (which[1:] != which[:-1]) | (at_ns[1:] != at_ns[:-1])
-    found = []
-    for link, name in enumerate(names):
-        # Every link's changes sum to zero, so the running total starts anew with each.
-        own = np.flatnonzero(last & (which == link))
-        kept = own[np.diff(total[own], prepend=0) != 0]
-        if kept.size:
-            found.append(Counter(rank=-1, name=name, unit="bytes/s", at_ns=at_ns[kept], value=total[kept]))
-    return tuple(found)
+    by_link: dict[int, list[tuple[int, int]]] = {}
+    for (number, user), carried in total.items():
+        by_link.setdefault(number, []).append((-carried, user))
+    return {number: tuple(user for _, user in sorted(users)) for number, users in by_link.items()}

@@ -96,10 +96,11 @@ def messages(timeline: Timeline) -> Messages:
     cell, count = np.flatnonzero(shown), np.count_nonzero(shown, axis=1)
     send, recv = index.send[cell], index.recv[cell]
     producer, consumer = (index.made[cell + np.repeat(column, count)] for column in away.T)
+    first = np.where(send >= 0, send, recv)
     if timeline.parts is not None:
-        producer = _result_segments(timeline, producer, np.where(send >= 0, send, recv))
+        producer = _result_segments(timeline, producer, first)
         consumer = _first_segments(timeline, consumer)
-    order = _order(timeline, np.where(send >= 0, send, recv), consumer)
+    order = _order(timeline, first, consumer)
     return Messages(send=send[order], recv=recv[order], producer=producer[order], consumer=consumer[order])
 
 

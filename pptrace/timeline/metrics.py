@@ -14,7 +14,7 @@ from pptrace.timeline.critical_path import CriticalPath, critical_path
 from pptrace.timeline.idle import COMMUNICATION, IdleCause, time_spent
 from pptrace.timeline.memory import Memory, measure_memory
 from pptrace.timeline.messages import messages
-from pptrace.timeline.timeline import Counter, window
+from pptrace.timeline.timeline import Counter, step_functions, window
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -127,16 +127,20 @@ def hidden_ns(timeline: Timeline) -> Int64s:
     total = np.zeros(timeline.ranks, dtype=np.int64)
     for group in group_times(timeline):
         total += group.hidden_ns
-    found = messages(timeline)
-    known = found.consumer >= 0
-    row = np.where(found.send >= 0, found.send, found.recv)[known]
-    receiver = timeline.rank_of_row()[found.consumer[known]]
+    receiver, start_ns, arrived_ns = _received(timeline)
     compute = np.flatnonzero(timeline.lane_stream == Stream.COMPUTE)
     for rank, lane in zip(timeline.lane_rank[compute].tolist(), compute.tolist(), strict=True):
-        clock, own = Clock.of(timeline, lane), row[receiver == rank]
-        arrived = timeline.end_ns[own] + timeline.lag_ns[own]
-        total[rank] += int((clock.at(arrived) - clock.at(timeline.start_ns[own])).sum())
+        clock, to_rank = Clock.of(timeline, lane), receiver == rank
+        total[rank] += int((clock.at(arrived_ns[to_rank]) - clock.at(start_ns[to_rank])).sum())
     return total
+
+
+def _received(timeline: Timeline) -> tuple[Int32s, Int64s, Int64s]:
+    """Return the receiver of each message with a known consumer, its start and the arrival of its data."""
+    ends = messages(timeline)
+    known = ends.consumer >= 0
+    row, receiver = ends.transfer[known], timeline.rank_of_row()[ends.consumer[known]]
+    return receiver, timeline.start_ns[row], timeline.end_ns[row] + timeline.lag_ns[row]
 
 
 _NEVER = int(np.iinfo(np.int64).max)
@@ -165,36 +169,29 @@ def phases(timeline: Timeline) -> tuple[Phase, ...]:
     segments, computation counts.
     """
     computes = ~in_group(timeline)
-    forward = (timeline.kind == Kind.F) & computes
-    backward = BACKWARD.mask(timeline.kind) & computes
-    ranks, firsts = _ranks(timeline)
-    start = _of_ranks(np.minimum, np.where(forward, timeline.start_ns, _NEVER), firsts)
-    turn = _of_ranks(np.minimum, np.where(backward, timeline.start_ns, _NEVER), firsts)
-    last = _of_ranks(np.maximum, np.where(forward, timeline.end_ns, -1), firsts)
-    end = _of_ranks(np.maximum, np.where(backward, timeline.end_ns, -1), firsts)
+    forward, backward = (timeline.kind == Kind.F) & computes, BACKWARD.mask(timeline.kind) & computes
+    start, turn = (
+        _per_rank(np.minimum, _NEVER, timeline, rows, timeline.start_ns) for rows in (forward, backward)
+    )
+    last, end = (_per_rank(np.maximum, -1, timeline, rows, timeline.end_ns) for rows in (forward, backward))
     found = []
-    for index, rank in enumerate(ranks):
-        if turn[index] == _NEVER or start[index] == _NEVER:
+    for rank, bounds in enumerate(zip(start, turn, map(max, last, turn), end, strict=True)):
+        if _NEVER in bounds[:2]:
             continue
-        cool = max(last[index], turn[index])
-        bounds = (start[index], turn[index], cool, end[index])
-        names = ("warm-up", "steady", "cool-down")
-        for name, begin, until in zip(names, bounds, bounds[1:], strict=False):
+        for name, begin, until in zip(("warm-up", "steady", "cool-down"), bounds, bounds[1:], strict=False):
             if until > begin:
                 found.append(Phase(rank=rank, name=name, start_ns=begin, end_ns=until))
     return tuple(found)
 
 
-def _ranks(timeline: Timeline) -> tuple[list[int], NDArray[np.int64]]:
-    """Return the ranks that have rows, and the first row of each."""
-    filled = np.diff(timeline.lane_ptr) > 0
-    rank, first = np.unique(timeline.lane_rank[filled], return_index=True)
-    return rank.tolist(), timeline.lane_ptr[:-1][filled][first].astype(np.int64)
-
-
-def _of_ranks(pick: np.ufunc, time: Int64s, firsts: NDArray[np.int64]) -> list[int]:
-    found: list[int] = pick.reduceat(time, firsts).tolist() if firsts.size else []
-    return found
+def _per_rank(
+    pick: np.ufunc, initial: int, timeline: Timeline, chosen: NDArray[np.bool_], time_ns: Int64s
+) -> list[int]:
+    """Return the extreme time of each rank's chosen rows, ``initial`` for none."""
+    extreme = np.full(timeline.ranks, initial, dtype=np.int64)
+    pick.at(extreme, timeline.rank_of_row()[chosen], time_ns[chosen])
+    times: list[int] = extreme.tolist()
+    return times
 
 
 _RELEASES = sorted(BACKWARD, key=lambda kind: (kind not in WEIGHT_GRADIENTS, kind in GRADIENTS))
@@ -267,28 +264,15 @@ def _per_second(size_bytes: Int64s, took_ns: Int64s) -> Int64s:
 def _summed(name: str, unit: str, rank: Int32s, at_ns: Int64s, change: Int64s) -> tuple[Counter, ...]:
     """Add up each rank's changes."""
     order = np.lexsort((at_ns, rank))
-    return counters_of(name, unit, rank[order], at_ns[order], np.cumsum(change[order]))
+    return _counters(name, unit, rank[order], at_ns[order], np.cumsum(change[order]))
 
 
-def counters_of(name: str, unit: str, rank: Int32s, at_ns: Int64s, total: Int64s) -> tuple[Counter, ...]:
-    """Return a counter per rank of values that are sorted by rank and time, and go on from rank to rank.
-
-    Of those at one time the last counts, and one that changes nothing is no step.
-    """
-    last = np.ones(rank.size, dtype=bool)
-    last[:-1] = (rank[1:] != rank[:-1]) | (at_ns[1:] != at_ns[:-1])
-    rank, at_ns, total = rank[last], at_ns[last], total[last]
-    found = []
-    ends = np.flatnonzero(np.diff(rank, append=-1)) + 1
-    before, start = 0, 0
-    for end in ends.tolist():
-        value = total[start:end] - before
-        kept = np.diff(value, prepend=0) != 0
-        at, value = at_ns[start:end][kept], value[kept]
-        if at.size:
-            found.append(Counter(rank=int(rank[start]), name=name, unit=unit, at_ns=at, value=value))
-        before, start = int(total[end - 1]), end
-    return tuple(found)
+def _counters(name: str, unit: str, rank: Int32s, at_ns: Int64s, total: Int64s) -> tuple[Counter, ...]:
+    """Return a counter per rank of totals that are sorted by rank and time, and go on from rank to rank."""
+    return tuple(
+        Counter(rank=number, name=name, unit=unit, at_ns=times_ns, value=value)
+        for number, times_ns, value in step_functions(rank, at_ns, total)
+    )
 
 
 _UNIT = "at once"
@@ -306,28 +290,15 @@ def communication_counters(timeline: Timeline, waits: Waits) -> tuple[Counter, .
     computing = (stream == Stream.COMPUTE) & COMPUTE.mask(timeline.kind)
     inside, reducing = in_group(timeline), stream == Stream.DATA_PARALLEL
     for_others = np.isin(waits.cause, COMMUNICATION)
-    ranks, at, (busy, own, passing, held) = _active(
-        *((rank[rows], timeline.start_ns[rows], timeline.end_ns[rows]) for rows in (computing, inside)),
-        _passing(timeline, rank, reducing),
+    ranks, at, (busy, own, reduced, received, held) = _active(
+        *((rank[rows], timeline.start_ns[rows], timeline.end_ns[rows]) for rows in (computing, inside, reducing)),
+        _received(timeline),
         (waits.rank[for_others], waits.start_ns[for_others], waits.end_ns[for_others]),
     )
-    hidden, exposed = (own + passing) * busy, held + own * (1 - busy)
+    hidden, exposed = (own + reduced + received) * busy, held + own * (1 - busy)
     return (
-        *counters_of("hidden communication", _UNIT, ranks, at, hidden),
-        *counters_of("exposed communication", _UNIT, ranks, at, exposed),
-    )
-
-
-def _passing(timeline: Timeline, rank: Int32s, reducing: NDArray[np.bool_]) -> tuple[Int32s, Int64s, Int64s]:
-    """Return rank, start and end of each message at its receiver and of communication between replicas."""
-    found = messages(timeline)
-    known = found.consumer >= 0
-    row, consumer = np.where(found.send >= 0, found.send, found.recv)[known], found.consumer[known]
-    arrived = timeline.end_ns[row] + timeline.lag_ns[row]
-    return (
-        np.concatenate([rank[consumer], rank[reducing]]),
-        np.concatenate([timeline.start_ns[row], timeline.start_ns[reducing]]),
-        np.concatenate([arrived, timeline.end_ns[reducing]]),
+        *_counters("hidden communication", _UNIT, ranks, at, hidden),
+        *_counters("exposed communication", _UNIT, ranks, at, exposed),
     )
 
 
@@ -339,4 +310,4 @@ def _active(*spans: tuple[Int32s, Int64s, Int64s]) -> tuple[Int32s, Int64s, list
     change = np.repeat(np.array([1, -1], dtype=np.int64), at.size // 2)
     order = np.lexsort((at, ranks))
     sort, change = sort[order], change[order]
-    return ranks[order], at[order], [np.cumsum(np.where(sort == one, change, 0)) for one in range(len(spans))]
+    return ranks[order], at[order], [np.cumsum(np.where(sort == index, change, 0)) for index in range(len(spans))]

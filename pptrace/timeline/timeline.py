@@ -14,7 +14,7 @@ from pptrace.steps.columns import Int8s, Int32s, Int64s, column, difference
 from pptrace.steps.kinds import Stream
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping
     from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
@@ -73,15 +73,6 @@ class Parts:
         """Return the parts of some rows, in their order; names keep their numbers."""
         return replace(self, number=self.number[rows], name=self.name[rows])
 
-    @classmethod
-    def joined(cls, parts: Sequence[Parts | None]) -> Parts | None:
-        """Return the parts of rows that follow one another and share their names; None where none are known."""
-        known = [one for one in parts if one is not None]
-        if not known:
-            return None
-        number, name = (np.concatenate([getattr(one, column) for one in known]) for column in ("number", "name"))
-        return replace(known[0], number=number, name=name)
-
     def name_of(self, row: int) -> str:
         """Return the name of a row's segment, ``""`` for none."""
         name = int(self.name[row])
@@ -90,8 +81,8 @@ class Parts:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Parts):
             return NotImplemented
-        own, others = (np.array([*one.names, ""], dtype=object)[one.name] for one in (self, other))
-        return np.array_equal(self.number, other.number) and np.array_equal(own, others)
+        names, other_names = (np.array([*parts.names, ""], dtype=object)[parts.name] for parts in (self, other))
+        return np.array_equal(self.number, other.number) and np.array_equal(names, other_names)
 
     __hash__ = None  # type: ignore[assignment] # arrays inside: equal by value, not hashable
 
@@ -333,6 +324,20 @@ class Timeline(Cells):
         """Return each row's rank, shape (rows,)."""
         return np.repeat(self.lane_rank, np.diff(self.lane_ptr))
 
+    def of_rows(self, rows: NDArray[np.integer]) -> Self:
+        """Return some rows, in their order, without the lanes that they leave empty; causes keep their numbers."""
+        lanes, counts = np.unique(self.lane_of_row()[rows], return_counts=True)
+        return replace(
+            self,
+            lane_rank=self.lane_rank[lanes],
+            lane_stream=self.lane_stream[lanes],
+            lane_peer=self.lane_peer[lanes],
+            lane_ptr=np.concatenate([[0], np.cumsum(counts)]),
+            routes=None if self.routes is None else self.routes.of_rows(rows),
+            parts=None if self.parts is None else self.parts.of_rows(rows),
+            **{name: getattr(self, name)[rows] for name in ROW_COLUMNS},
+        )
+
     def __getitem__(self, row: int) -> Slice:
         if not 0 <= row < len(self):
             msg = f"row {row} of {len(self)}"
@@ -403,6 +408,24 @@ def _value(item: Slice, name: str) -> int:
     if value < 0 and name == "uncontended_ns":
         return item.end_ns - item.start_ns
     return value
+
+
+def step_functions(key: Int32s | Int64s, time_ns: Int64s, total: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
+    """Yield each key with its times and values; totals are sorted by key and time, and go on from key to key.
+
+    Of values at one time the last counts, and one that changes nothing is no step.
+    """
+    last = np.ones(key.size, dtype=bool)
+    last[:-1] = (key[1:] != key[:-1]) | (time_ns[1:] != time_ns[:-1])
+    key, time_ns, total = key[last], time_ns[last], total[last]
+    ends = np.flatnonzero(np.diff(key, append=-1)) + 1
+    before = start = 0
+    for end in ends.tolist():
+        value = total[start:end] - before
+        kept = np.diff(value, prepend=0) != 0
+        if kept.any():
+            yield int(key[start]), time_ns[start:end][kept], value[kept]
+        before, start = int(total[end - 1]), end
 
 
 _MESSAGES = (Stream.COMM, Stream.SEND, Stream.RECV)

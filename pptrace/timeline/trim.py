@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.errors import ConfigError, nearest
-from pptrace.timeline.timeline import ROW_COLUMNS, Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from pptrace.timeline.timeline import Counter, Routes
+    from pptrace.timeline.timeline import Counter, Timeline
 
 _LONGEST = 1 << 24
 _KEYS = ("ranks", "microbatches")
@@ -88,17 +87,10 @@ def _of_ranks(timeline: Timeline, ranks: AbstractSet[int]) -> Timeline:
     rank = timeline.rank_of_row()
     why = None if timeline.why is None else timeline.why.of_ranks(ranks, rank)
     kept = _of_rows(replace(timeline, why=why), np.isin(rank, sorted(ranks)))
-    unused = _unused_links(kept.routes)
+    routes = kept.routes
+    unused = set() if routes is None else {*routes.name} - {routes.name[link] for link in np.unique(routes.link)}
     counters = [c for c in timeline.counters if (c.rank in ranks if c.rank >= 0 else c.name not in unused)]
     return replace(kept, counters=tuple(counters))
-
-
-def _unused_links(routes: Routes | None) -> AbstractSet[str]:
-    """Return the names of links that no route goes over."""
-    if routes is None:
-        return frozenset()
-    used = {routes.name[link] for link in np.unique(routes.link).tolist()}
-    return frozenset(name for name in routes.name if name not in used)
 
 
 def _of_microbatches(timeline: Timeline, microbatches: Sequence[int]) -> Timeline:
@@ -147,23 +139,12 @@ def _within(counter: Counter, start_ns: int, end_ns: int) -> Counter | None:
 
 def _of_rows(timeline: Timeline, chosen: NDArray[np.bool_]) -> Timeline:
     """Return the chosen rows, without the lanes that they leave empty."""
-    kept = np.flatnonzero(chosen)
-    renumbered = np.full(len(timeline) + 1, -1, dtype=np.int32)
-    renumbered[kept] = np.arange(kept.size, dtype=np.int32)
-    lanes, counts = np.unique(timeline.lane_of_row()[kept], return_counts=True)
-    columns = {name: getattr(timeline, name)[kept] for name in ROW_COLUMNS}
-    columns["cause"] = renumbered[columns["cause"]]
-    return replace(
-        timeline,
-        why=None if timeline.why is None else timeline.why.renumbered(renumbered),
-        lane_rank=timeline.lane_rank[lanes],
-        lane_stream=timeline.lane_stream[lanes],
-        lane_peer=timeline.lane_peer[lanes],
-        lane_ptr=np.concatenate([[0], np.cumsum(counts)]),
-        routes=None if timeline.routes is None else timeline.routes.of_rows(kept),
-        parts=None if timeline.parts is None else timeline.parts.of_rows(kept),
-        **columns,
-    )
+    rows = np.flatnonzero(chosen)
+    number = np.full(len(timeline) + 1, -1, dtype=np.int32)
+    number[rows] = np.arange(rows.size, dtype=np.int32)
+    kept = timeline.of_rows(rows)
+    why = None if timeline.why is None else timeline.why.renumbered(number)
+    return replace(kept, cause=number[kept.cause], why=why)
 
 
 def _note(timeline: Timeline, ranks: Sequence[int] | None, microbatches: Sequence[int] | None) -> dict[str, str]:
