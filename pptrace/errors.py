@@ -137,20 +137,18 @@ class PluginError(PptraceError):
         super().__init__(message)
 
 
-class TraceError(PptraceError):
+class _FileError(PptraceError):
+    def __init__(self, message: str, *, file: str | Path = "") -> None:
+        self.file = str(file)
+        super().__init__(f"{self.file}: {message}" if self.file else message)
+
+
+class TraceError(_FileError):
     """A trace file that cannot be read."""
 
-    def __init__(self, message: str, *, file: str | Path = "") -> None:
-        self.file = str(file)
-        super().__init__(f"{self.file}: {message}" if self.file else message)
 
-
-class OutputError(PptraceError):
+class OutputError(_FileError):
     """A file that cannot be written; an existing file at its path is unchanged."""
-
-    def __init__(self, message: str, *, file: str | Path = "") -> None:
-        self.file = str(file)
-        super().__init__(f"{self.file}: {message}" if self.file else message)
 
 
 def nearest(name: str, known: Iterable[str] | Mapping[str, object]) -> str:

@@ -156,21 +156,17 @@ def _assign(tree: dict[str, Any], one: Assignment) -> None:
         if isinstance(part, int):
             _check_item(below, part, one, depth)
         elif not isinstance(below, dict):
-            raise _no_keys(below, one, depth)
-        if following is None:
+            key = key_text(one.path[:depth])
+            shape = "a list, whose items are set as key[0]" if isinstance(below, list) else "a single value"
+            raise one.place.error(key, f"is {shape}; it has no key {part!r}")
+        if following is None and one.value is None and isinstance(part, str):
+            below.pop(part, None)
+        elif following is None:
             below[part] = _copy(one.value)
-        elif isinstance(part, str) and below.get(part) is None:
-            below[part] = {}
-        below = below[part]
-    if one.value is None and isinstance(one.path[-1], str):
-        _remove(tree, one.path)
-
-
-def _remove(tree: dict[str, Any], path: KeyPath) -> None:
-    below: Any = tree
-    for part in path[:-1]:
-        below = below[part]
-    del below[path[-1]]
+        else:
+            if isinstance(part, str) and below.get(part) is None:
+                below[part] = {}
+            below = below[part]
 
 
 def _check_item(below: object, index: int, one: Assignment, depth: int) -> None:
@@ -179,11 +175,6 @@ def _check_item(below: object, index: int, one: Assignment, depth: int) -> None:
         raise one.place.error(key, f"is no list, so it has no item {index}")
     if index >= len(below):
         raise one.place.error(key, f"has no item {index}; its {len(below)} items count from 0")
-
-
-def _no_keys(below: object, one: Assignment, depth: int) -> ConfigError:
-    shape = "a list, whose items are set as key[0]" if isinstance(below, list) else "a single value"
-    return one.place.error(key_text(one.path[:depth]), f"is {shape}; it has no key {one.path[depth]!r}")
 
 
 def plain(value: object, source: str) -> Any:

@@ -92,11 +92,8 @@ class Resolved:
 
     def without_chunks(self) -> Resolved:
         """Return a copy without the user's ``parallel.vp``."""
-        parallel = self.experiment.parallel.model_copy(update={"vp": 1})
         positions = {key: place for key, place in self.positions.items() if key != "parallel.vp"}
-        return replace(
-            self, experiment=self.experiment.model_copy(update={"parallel": parallel}), positions=positions
-        )
+        return replace(self.with_values("parallel", {"vp": 1}), positions=positions)
 
     def again(self, sets: Sequence[str], flags: Mapping[str, Any]) -> Resolved:
         """Resolve the same configuration with further settings, which override all earlier ones.
@@ -124,6 +121,13 @@ class Resolved:
         """Return this with a whole section in place of another, and the origins of its keys."""
         experiment = self.experiment.model_copy(update={key: section})
         return replace(self, experiment=experiment, origins={**self.origins, **origins})
+
+    def with_values(self, key: str, values: Mapping[str, Any], origin: str = "default") -> Resolved:
+        """Return this with other values in a section, and their origin."""
+        section = getattr(self.experiment, key)
+        fields = type(section).model_fields
+        origins = {f"{key}.{fields[name].alias or name}": origin for name in values}
+        return self.with_section(key, section.model_copy(update=values), origins)
 
     def _dumped(self) -> dict[str, Any]:
         # A file may say how rules run, and another policy be named over it.
@@ -173,8 +177,7 @@ def load(
         raise ConfigError(message, key="schedule", file=document.source)
     written = Document(value=tree, places=positions, source=document.source)
     bare = Resolved(experiment=experiment, positions=positions, origins={}, file=document.source, written=written)
-    experiment, origins = derived(experiment, bare.error)
-    return replace(bare, experiment=experiment, origins=origins)
+    return _with_derived_values(bare)
 
 
 def document_of(source: Config | Document | None) -> Document:
@@ -217,30 +220,25 @@ def _portable(value: Any) -> Any:
     return PurePath(value).name if is_path else value
 
 
-Complaint: TypeAlias = Callable[[str, str], ConfigError]
-"""Makes a located error from a key and a message."""
-
 _MOST = 2**31 - 1
 
 
-def derived(experiment: Experiment, error: Complaint) -> tuple[Experiment, Mapping[str, str]]:
-    """Fill what follows from other keys, and return with it the origin of each filled key.
+def _with_derived_values(resolved: Resolved) -> Resolved:
+    """Return a configuration with the values that follow from other keys.
 
     Raises:
-        ConfigError: what ``error`` makes, for a missing key or numbers that cannot be.
+        ConfigError: a key is missing, or its value does not go with other keys.
     """
-    _check_present(experiment, error)
-    batch, origins = _batch(experiment, error)
-    experiment = experiment.model_copy(update={"batch": batch})
-    if experiment.costs.name is None and experiment.model is None:
-        costs = experiment.costs.model_copy(update={"name": DEFAULT_COSTS})
-        experiment = experiment.model_copy(update={"costs": costs})
-    _check_counts(experiment, error)
-    _check_agreement(experiment, error)
-    return experiment, origins
+    _check_present(resolved.experiment, resolved.error)
+    resolved = _with_batch(resolved)
+    if resolved.experiment.costs.name is None and resolved.experiment.model is None:
+        resolved = resolved.with_values("costs", {"name": DEFAULT_COSTS})
+    _check_counts(resolved.experiment, resolved.error)
+    _check_agreement(resolved.experiment, resolved.error)
+    return resolved
 
 
-def _check_present(experiment: Experiment, error: Complaint) -> None:
+def _check_present(experiment: Experiment, error: Callable[[str, str], ConfigError]) -> None:
     is_table = experiment.schedule.kind == "table"
     if experiment.parallel.pp is None and not is_table:
         raise error("parallel.pp", "missing: write the pipeline ranks, such as --pp 8")
@@ -255,26 +253,22 @@ def _check_present(experiment: Experiment, error: Complaint) -> None:
         raise error("device", "missing: a model's costs depend on it, write --device NAME or --costs unit")
 
 
-def _batch(experiment: Experiment, error: Complaint) -> tuple[Batch, dict[str, str]]:
-    batch, dp = experiment.batch, experiment.parallel.dp
+def _with_batch(resolved: Resolved) -> Resolved:
+    batch, dp = resolved.experiment.batch, resolved.experiment.parallel.dp
     step = dp * batch.micro
     if batch.global_batch is None:
         if batch.microbatches is None:
-            return batch, {}
+            return resolved
         total = batch.microbatches * step
-        return batch.model_copy(update={"global_batch": total}), {
-            "batch.global": "derived: microbatches x dp x micro"
-        }
-    if batch.global_batch % step:
-        raise error("batch.global", _not_divisible(batch.global_batch, dp, batch.micro))
-    microbatches = batch.global_batch // step
-    if batch.microbatches is not None and batch.microbatches != microbatches:
-        raise error("batch.microbatches", _disagreement(batch, dp))
-    if batch.microbatches is not None:
-        return batch, {}
-    return batch.model_copy(update={"microbatches": microbatches}), {
-        "batch.microbatches": "derived: global / (dp x micro)"
-    }
+        return resolved.with_values("batch", {"global_batch": total}, "derived: microbatches x dp x micro")
+    microbatches, rest = divmod(batch.global_batch, step)
+    if rest:
+        raise resolved.error("batch.global", _not_divisible(batch.global_batch, dp, batch.micro))
+    if batch.microbatches is None:
+        return resolved.with_values("batch", {"microbatches": microbatches}, "derived: global / (dp x micro)")
+    if batch.microbatches != microbatches:
+        raise resolved.error("batch.microbatches", _disagreement(batch, dp))
+    return resolved
 
 
 def _not_divisible(total: int, dp: int, micro: int) -> str:
@@ -292,7 +286,7 @@ def _disagreement(batch: Batch, dp: int) -> str:
     )
 
 
-def _check_counts(experiment: Experiment, error: Complaint) -> None:
+def _check_counts(experiment: Experiment, error: Callable[[str, str], ConfigError]) -> None:
     parallel = experiment.parallel
     pp = parallel.pp or 1
     processes = pp * parallel.tp * parallel.dp * parallel.cp
@@ -306,7 +300,7 @@ def _check_counts(experiment: Experiment, error: Complaint) -> None:
         raise error("batch.microbatches", f"{sizes} make {actions:,} actions; the most is {_MOST:,}")
 
 
-def _check_agreement(experiment: Experiment, error: Complaint) -> None:
+def _check_agreement(experiment: Experiment, error: Callable[[str, str], ConfigError]) -> None:
     """Refuse keys that other keys leave without a meaning."""
     replica, replicas = experiment.batch.replica, experiment.parallel.dp
     if replica is not None and replica >= replicas:

@@ -178,7 +178,7 @@ def key_path(error: ErrorDetails, values: object) -> KeyPath:
     path: list[str | int] = []
     *above, last = error["loc"] or ("",)
     for part in (*above, last):
-        if isinstance(values, Mapping) and (part in values or _is_missing_key(error, part)):
+        if isinstance(values, Mapping) and (part in values or (error["type"] == "missing" and part == last)):
             values = values.get(str(part))
         elif isinstance(values, list | tuple) and isinstance(part, int) and part < len(values):
             values = values[part]
@@ -289,10 +289,6 @@ def _models_in(annotation: object) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for part in get_args(annotation) for model in _models_in(part)]
-
-
-def _is_missing_key(error: ErrorDetails, part: object) -> bool:
-    return error["type"] == "missing" and part == error["loc"][-1]
 
 
 def _lower_first(text: str) -> str:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pptrace.steps.columns import Int32s
 
 _LARGEST = 2**60
+_NO_LINKS = Links(rate_kbps=np.zeros(0, dtype=np.int64))
 
 
 def check_links(links: Links) -> None:
@@ -101,7 +102,7 @@ class Flat:
     @property
     def links(self) -> Links:
         """No links: the network has no contention."""
-        return Links(rate_kbps=np.zeros(0, dtype=np.int64))
+        return _NO_LINKS
 
     def paths(self, src: Int32s, dst: Int32s) -> Paths:
         """Return the same figures for every pair."""

@@ -75,13 +75,10 @@ def _field_fault(offer: Any) -> str:
             return f"its {field.name} are not a mapping"
     if isinstance(offer, ClusterOffer) and not isinstance(offer.device, str | Mapping):
         return "its device is neither a name nor a mapping"
-    if isinstance(offer, ExporterOffer) and not _are_suffixes(offer.suffixes):
+    suffixes = offer.suffixes if isinstance(offer, ExporterOffer) else ()
+    if not isinstance(suffixes, tuple) or not all(isinstance(each, str) and each[:1] == "." for each in suffixes):
         return "its suffixes are not a tuple of endings such as '.json'"
     return ""
-
-
-def _are_suffixes(suffixes: object) -> bool:
-    return isinstance(suffixes, tuple) and all(isinstance(each, str) and each.startswith(".") for each in suffixes)
 
 
 _FILES = frozenset({"write", "recognises", "read"})
@@ -121,10 +118,6 @@ def _guard(provider: Provider, title: str, field: str, function: Callable[..., A
     return guard
 
 
-def _is_model(value: object) -> bool:
-    return isinstance(value, type) and hasattr(value, "model_validate")
-
-
 def _is_fractions(value: object) -> bool:
     return value is None or (isinstance(value, Sequence) and all(isinstance(item, Rational) for item in value))
 
@@ -141,7 +134,7 @@ def _is_command(value: object) -> bool:
     return isinstance(value, Command)
 
 
-_MODEL = ("a pydantic model class", _is_model)
+_MODEL = ("a pydantic model class", lambda value: isinstance(value, type) and hasattr(value, "model_validate"))
 _COUNT = ("a whole number from 1", lambda value: isinstance(value, int) and value >= 1)
 _RETURNS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "options": _MODEL,

@@ -113,10 +113,9 @@ def view_cluster(
     sized = file is not None or ("pp" in (flags or {}) and (flags or {})["pp"] is not None)
     stand_in = {"schedule": "none", "microbatches": 1} if file is None else {}
     resolved = load(file, sets, {**stand_in, **given})
-    section = resolved.experiment.cluster
-    if section is None:
+    if resolved.experiment.cluster is None:
         raise ConfigError("missing: the file describes no cluster", key="cluster", file=file or "")
-    resolved = _with_ranks(resolved.with_section("cluster", section.model_copy(update={"spare": True}), {}))
+    resolved = _with_ranks(resolved.with_values("cluster", {"spare": True}))
     inputs = Inputs(resolved=resolved, registry=registry)
     job = job_network(inputs)
     if not sized:
@@ -137,7 +136,7 @@ def _with_ranks(resolved: Resolved) -> Resolved:
     if experiment.parallel.pp is not None:
         return resolved
     ranks = load_table(Path(experiment.schedule.name)).schedule.ranks
-    return resolved.with_section("parallel", experiment.parallel.model_copy(update={"pp": ranks}), {})
+    return resolved.with_values("parallel", {"pp": ranks})
 
 
 def _over_all(job: JobNetwork) -> JobNetwork:

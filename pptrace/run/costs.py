@@ -43,8 +43,7 @@ def with_reduction(resolved: Resolved, network: Network) -> Resolved:
     defaults = {"bandwidth": rate}
     if "data_parallel.latency" not in resolved.positions:
         defaults["latency"] = int(path.latency_ns[0])
-    origins = {f"data_parallel.{key}": "as the pipeline's network" for key in defaults}
-    return resolved.with_section("data_parallel", reduction.model_copy(update=defaults), origins)
+    return resolved.with_values("data_parallel", defaults, "as the pipeline's network")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,9 +149,7 @@ def _cost_model(inputs: Inputs) -> Provided[CostModelOffer]:
             known = ", ".join(readers) or "none is installed: pip install pptrace-models"
             raise inputs.resolved.error("costs", f"write which cost model reads the model: {known}")
         (name,) = readers
-        costs = inputs.experiment.costs.model_copy(update={"name": name})
-        origins = {"costs.name": "the cost model that reads models"}
-        inputs.resolved = inputs.resolved.with_section("costs", costs, origins)
+        inputs.resolved = inputs.resolved.with_values("costs", {"name": name}, "the cost model that reads models")
     return inputs.look_up(models, name, "costs")
 
 
@@ -227,13 +224,11 @@ def part_times(
     shares = provided.offer.part_times
     if shares is None:
         return ()
-    return call_plugin(provided.provider, shares, replace(request, causal_share=_causal_share(workload)))
-
-
-def _causal_share(workload: Workload) -> Fraction:
     kernels = workload.kernels() if workload.kernels else ()
     total_ns = sum(kernel.duration_ns for kernel in kernels)
-    return Fraction(sum(kernel.duration_ns for kernel in kernels if kernel.causal), max(total_ns, 1))
+    causal_ns = sum(kernel.duration_ns for kernel in kernels if kernel.causal)
+    request = replace(request, causal_share=Fraction(causal_ns, max(total_ns, 1)))
+    return call_plugin(provided.provider, shares, request)
 
 
 def in_parts(workload: Workload, microbatches: int, parts: int, times: Sequence[Fraction]) -> Workload:
@@ -283,9 +278,7 @@ def lengths_of(resolved: Resolved) -> tuple[Resolved, Int64s | None]:
     lengths = np.broadcast_to(np.array(values, dtype=np.int64).reshape(-1, count), (dp, count))
     longest = int(lengths.max())
     if batch.sequence is None:
-        batch = batch.model_copy(update={"sequence": longest})
-        origins = {"batch.sequence": "the longest of batch.lengths"}
-        return resolved.with_section("batch", batch, origins), lengths
+        return resolved.with_values("batch", {"sequence": longest}, "the longest of batch.lengths"), lengths
     if longest > batch.sequence:
         place = values.index(longest)
         raise resolved.error(_LENGTHS, f"{longest} in place {place} passes batch.sequence ({batch.sequence})")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pptrace.plugins.construction import build_schedule
 from pptrace.plugins.guards import call_plugin
+from pptrace.run.inputs import layout_of
 from pptrace.sim.simulation import simulate
 from pptrace.steps.workload import Workload
 from pptrace.timeline.actions import actions_in_parts
@@ -21,7 +22,6 @@ from pptrace.timeline.metrics import measure
 if TYPE_CHECKING:
     from fractions import Fraction
 
-    from pptrace.config.schema import Experiment
     from pptrace.run.neighbourhood import Advice
     from pptrace.run.overheads import Bottleneck
     from pptrace.run.simulated_step import SimulatedStep
@@ -203,7 +203,7 @@ def figures_of(run: SimulatedStep) -> Row:
     """Return the figures of a simulated step alone, as :func:`metrics_row` has them."""
     metrics = run.metrics
     whole = metrics.ranks * metrics.step_ns
-    gpus = gpus_of(run.prepared.resolved.experiment)
+    gpus = layout_of(run.prepared.resolved).gpus
     return {
         "step_ns": metrics.step_ns,
         "idle": float(metrics.bubble),
@@ -222,12 +222,6 @@ def figures_of(run: SimulatedStep) -> Row:
         "peak_activation_bytes": int(metrics.memory.peak_activation_bytes.max(initial=0)),
         "peak_activations": int(metrics.memory.peak_activations.max(initial=0)),
     }
-
-
-def gpus_of(experiment: Experiment) -> int:
-    """Return the GPUs of a job: pp x tp x dp x cp."""
-    parallel = experiment.parallel
-    return (parallel.pp or 1) * parallel.tp * parallel.dp * parallel.cp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -138,12 +138,9 @@ def _with_sizes(resolved: Resolved, table: Schedule) -> Resolved:
             )
     origin = f"table {Path(experiment.schedule.name).name}"
     step = experiment.parallel.dp * experiment.batch.micro
-    parallel = experiment.parallel.model_copy(update={"pp": table.ranks, "vp": chunks})
-    batch = experiment.batch.model_copy(
-        update={"microbatches": table.microbatches, "global_batch": table.microbatches * step}
-    )
-    resolved = resolved.with_section("parallel", parallel, dict.fromkeys(("parallel.pp", CHUNKS), origin))
-    return resolved.with_section("batch", batch, dict.fromkeys(("batch.microbatches", "batch.global"), origin))
+    resolved = resolved.with_values("parallel", {"pp": table.ranks, "vp": chunks}, origin)
+    batch = {"microbatches": table.microbatches, "global_batch": table.microbatches * step}
+    return resolved.with_values("batch", batch, origin)
 
 
 class _Platform(NamedTuple):
@@ -214,7 +211,6 @@ def _table(inputs: Inputs, platform: _Platform) -> tuple[Schedule, ScheduleReque
         stages = request.stages
         table = build_schedule(provided, LazyRequest.of(request, lambda: compute_times(stages), others))
     inputs.resolved = _with_chunks(inputs.resolved, table)
-    check_size(inputs.resolved)  # the schedule may make more chunks than the configuration has
     return table, request
 
 
@@ -268,8 +264,9 @@ def _with_chunks(resolved: Resolved, schedule: Schedule) -> Resolved:
     if CHUNKS in resolved.positions:
         message = f"{name} has {chunks} per rank, not {experiment.parallel.vp}: write {chunks}"
         raise resolved.error(CHUNKS, message)
-    parallel = experiment.parallel.model_copy(update={"vp": chunks})
-    return resolved.with_section("parallel", parallel, {CHUNKS: f"schedule {name}"})
+    resolved = resolved.with_values("parallel", {"vp": chunks}, f"schedule {name}")
+    check_size(resolved)
+    return resolved
 
 
 def message_policy(inputs: Inputs, table: Schedule) -> Policy:

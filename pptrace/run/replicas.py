@@ -43,8 +43,7 @@ class Replicas:
         Raises:
             PptraceError: the job cannot be simulated.
         """
-        batch = self.resolved.experiment.batch.model_copy(update={"replica": replica})
-        return simulate(self.resolved.with_section("batch", batch, {}), self.registry)
+        return simulate(self.resolved.with_values("batch", {"replica": replica}), self.registry)
 
     def alike(self, replica: int) -> int:
         """Return how many replicas equal one of them, itself included."""

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from pptrace.run.overheads import Bottleneck
     from pptrace.timeline.timeline import Timeline
 
-_PAGE = "page"
-"""The format of a run's page, which has more than a timeline."""
-
 
 class Run(SimulatedStep, Printed):
     """One simulated step; prints as its summary."""
@@ -77,13 +74,18 @@ class Run(SimulatedStep, Printed):
         from pptrace.run.saving import save
         from pptrace.timeline.trim import parse_only, trim
 
+        def write_page(timeline: Timeline, path: Path, _options: Mapping[str, Any]) -> None:
+            from pptrace.run.page import run_page
+
+            path.write_text(run_page(self, timeline, self.lever, self.advice), encoding="utf-8")
+
         timeline = self.traced()
         if only:
             kept = parse_only(only)
             timeline = trim(timeline, kept.ranks, kept.microbatches)
         exporters = {name: provided.offer for name, provided in self.registry.exporters.items()}
-        exporters[_PAGE] = ExporterOffer(
-            name=_PAGE, summary="The run as a page.", suffixes=(".html",), write=self._write_page
+        exporters["page"] = ExporterOffer(
+            name="page", summary="The run as a page.", suffixes=(".html",), write=write_page
         )
         return save(timeline, [str(target) for target in targets], exporters, {"color": color})
 
@@ -116,11 +118,6 @@ class Run(SimulatedStep, Printed):
 
     def __repr__(self) -> str:
         return self.summary()
-
-    def _write_page(self, timeline: Timeline, path: Path, _options: Mapping[str, Any]) -> None:
-        from pptrace.run.page import run_page
-
-        path.write_text(run_page(self, timeline, self.lever, self.advice), encoding="utf-8")
 
 
 def simulate(resolved: Resolved, registry: Registry, *, loose: bool | None = None) -> Run:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from fractions import Fraction
-from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pptrace.config.choices import CopyStream, Reshard, Sharing, Validation
+from pptrace.run.speeds import PASSES
 from pptrace.sim.rate_sharing import Contention
 from pptrace.sim.simulation import simulate
 from pptrace.steps.action_insertion import (
@@ -23,8 +24,6 @@ from pptrace.steps.action_insertion import (
 from pptrace.steps.kinds import COPIES, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from pptrace.config.resolution import Resolved
@@ -223,15 +222,12 @@ def with_interleave(resolved: Resolved, table: Schedule) -> Schedule:
                 ", ".join(sorted("+".join(kind.name for kind in pair) for pair in known_pairs)) or "none at all"
             )
             raise resolved.error(key, f"the table has no such pair; it has {known}")
-        _check_turns(resolved, key, turns, len(kinds))
+        for place, turn in enumerate(turns):
+            if turn >= len(kinds):
+                message = f"member {turn} of a pair of {len(kinds)}: they count from 0"
+                raise resolved.error(f"{key}[{place}]", message)
         orders[kinds] = tuple(turns)
     return replace(table, interleave=MappingProxyType(orders))
-
-
-def _check_turns(resolved: Resolved, key: str, turns: Sequence[int], members: int) -> None:
-    for place, turn in enumerate(turns):
-        if turn >= members:
-            raise resolved.error(f"{key}[{place}]", f"member {turn} of a pair of {members}: they count from 0")
 
 
 def _pairs(table: Schedule) -> set[tuple[Kind, ...]]:
@@ -239,7 +235,7 @@ def _pairs(table: Schedule) -> set[tuple[Kind, ...]]:
     rows = np.flatnonzero(table.pair >= 0)
     columns = table.rank_of_row()[rows], table.pair[rows], table.kind[rows]
     members = zip(*(column.tolist() for column in columns), strict=True)
-    pairs = {tuple(kind for _, _, kind in pair) for _, pair in groupby(members, key=lambda row: row[:2])}
+    pairs = {tuple(kind for _, _, kind in pair) for _, pair in itertools.groupby(members, key=lambda row: row[:2])}
     return {tuple(Kind(kind) for kind in pair) for pair in pairs}
 
 
@@ -276,16 +272,15 @@ def overlap_notes(inputs: Inputs, costs: Costs, table: Schedule, workload: Workl
         table: the schedule's table.
         workload: its costs.
     """
-    if not table.has_pairs or any(_has_communication(one) for one in (workload, *workload.classes)):
+    segments = [
+        segment
+        for costs_of_class in (workload, *workload.classes)
+        for stages in costs_of_class.segments.values()
+        for segment in itertools.chain.from_iterable(stages)
+    ]
+    if not table.has_pairs or any(not segment.is_computation for segment in segments):
         return ()
     return (f"the pairs of this schedule overlap nothing: {_reason(inputs, costs, workload)}",)
-
-
-def _has_communication(workload: Workload) -> bool:
-    return any(
-        not segment.is_computation
-        for stages in workload.segments.values() for segments in stages for segment in segments
-    )  # fmt: skip
 
 
 def _reason(inputs: Inputs, costs: Costs, workload: Workload) -> str:
@@ -295,7 +290,12 @@ def _reason(inputs: Inputs, costs: Costs, workload: Workload) -> str:
         return f"{offer.name} costs have no segments; set costs.name to {models}, which have costs.{_OPTION}"
     if workload.segments:
         return "no segment of these costs communicates; set the stream of one under costs.segments"
-    if offer.model is not None and not _has_collectives(workload):
+    columns = [
+        getattr(costs_of_class, f"{kind}_collective_ns")
+        for costs_of_class in (workload, *workload.classes)
+        for kind in PASSES
+    ]
+    if offer.model is not None and not any(column.any() for column in columns):
         return "costs have no segments, as no action has a collective; set parallel.tp, parallel.cp or parallel.ep"
     if costs.request.options.get(_OPTION) is False:
         return f"costs have no segments, as costs.{_OPTION} is false; set it to true"
@@ -305,11 +305,3 @@ def _reason(inputs: Inputs, costs: Costs, workload: Workload) -> str:
 def _gives_segments(inputs: Inputs, name: str) -> bool:
     options = inputs.registry.cost_models[name].offer.options
     return options is not None and _OPTION in options().model_fields
-
-
-def _has_collectives(workload: Workload) -> bool:
-    return any(
-        getattr(one, name).any()
-        for one in (workload, *workload.classes)
-        for name in ("f_collective_ns", "b_collective_ns", "i_collective_ns", "w_collective_ns")
-    )
