@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from pptrace_profilers.messages import Message
     from pptrace_profilers.recording import Execution, MessageEnd, Recording
 
-    Row = tuple[Slice, int, int]
-    """A slice, and what belongs to it."""
 
 _EMPTY_SHARE = 0.1
 _SKIPPED = (
@@ -166,22 +164,18 @@ def _covered(recordings: Sequence[Recording], label: str) -> int:
 
 def _on_one_clock(part: Recording, clock: Clock, place: int) -> Recording:
     """Return a recording by rank 0's clock; an action without a stage gets the rank's place."""
-    executions = (_later(_staged(execution, place), clock.offset_ns) for execution in part.executions)
-    return replace(part, executions=tuple(executions))
+    return replace(
+        part, executions=tuple(_aligned(execution, clock.offset_ns, place) for execution in part.executions)
+    )
 
 
-def _later(execution: Execution, by_ns: int) -> Execution:
-    gpu = execution.gpu
+def _aligned(execution: Execution, offset_ns: int, place: int) -> Execution:
+    action, gpu = execution.action, execution.gpu
+    if action.stage == NO_STAGE:
+        action = replace(action, stage=place)
     if gpu is not None:
-        gpu = shifted(gpu, by_ns, launch_ns=gpu.launch_ns + by_ns if gpu.launch_ns >= 0 else -1)
-    return shifted(execution, by_ns, gpu=gpu)
-
-
-def _staged(execution: Execution, place: int) -> Execution:
-    """Set the stage of an action without a stage."""
-    if execution.action.stage != NO_STAGE:
-        return execution
-    return replace(execution, action=replace(execution.action, stage=place))
+        gpu = shifted(gpu, offset_ns, launch_ns=gpu.launch_ns + offset_ns if gpu.launch_ns >= 0 else -1)
+    return shifted(execution, offset_ns, action=action, gpu=gpu)
 
 
 def _check_replicas(ranks: Sequence[Recording]) -> None:
@@ -238,19 +232,26 @@ def timeline_of(ranks: Sequence[Recording], messages: Sequence[Message]) -> tupl
     """
     arrivals = arrivals_of(messages)
     times = TimesAlone(ranks, arrivals)
-    actions = [one for number, rank in enumerate(ranks) for one in _actions(number, rank, arrivals, times)]
+    actions = [row for number, rank in enumerate(ranks) for row in _actions(number, rank, arrivals, times)]
     placement = _placement([action for action, _ in actions], len(ranks))
     # A message of a microbatch without computation does not belong to the step.
-    moves = ((move, 0, done) for move, done in _moves(messages) if _is_within(move.action, placement))
-    slices = [*((action, gap, -1) for action, gap in actions), *moves]
-    slices.sort(key=lambda row: _place(row[0]))
-    slices = with_group_waits(slices)
-    zero = min(row.start_ns for row, _, _ in slices)
-    timeline = from_slices([_since(row, zero) for row, _, _ in slices], placement)
-    received = np.array([-1 if done < 0 else done - zero for _, _, done in slices], dtype=np.int64)
-    if (received >= 0).any():
-        timeline = with_causes(timeline, received)
-    return timeline, np.array([gap for _, gap, _ in slices], dtype=np.int64), zero
+    moves = [
+        (move, 0, received_ns) for move, received_ns in _moves(messages) if _is_within(move.action, placement)
+    ]
+    rows = [*((action, gap_ns, -1) for action, gap_ns in actions), *moves]
+    rows.sort(key=lambda row: _lane_and_time(row[0]))
+    timeline = from_slices([row for row, _, _ in rows], placement)
+    begins_ns = int(timeline.start_ns.min())
+    timeline = replace(
+        timeline, start_ns=timeline.start_ns - begins_ns, end_ns=timeline.end_ns - begins_ns,
+        # What was launched before the step's first action waits from then on.
+        enter_ns=np.maximum(timeline.enter_ns - begins_ns, 0),
+    )  # fmt: skip
+    timeline = with_group_waits(timeline)
+    received_ns = np.array([received_ns for _, _, received_ns in rows], dtype=np.int64)
+    if (received_ns >= 0).any():
+        timeline = with_causes(timeline, np.where(received_ns < 0, -1, received_ns - begins_ns))
+    return timeline, np.array([gap_ns for _, gap_ns, _ in rows], dtype=np.int64), begins_ns
 
 
 def arrivals_of(messages: Sequence[Message]) -> dict[tuple[bool, int, int], int]:
@@ -266,8 +267,7 @@ def _is_within(action: Action, placement: Placement) -> bool:
     return action.microbatch + action.span <= placement.microbatches and action.stage < placement.stages
 
 
-def _place(row: Slice) -> tuple[int, int, int, int, int]:
-    """Return the sort key of a timeline's rows."""
+def _lane_and_time(row: Slice) -> tuple[int, int, int, int, int]:
     return row.rank, int(row.stream), row.peer, row.start_ns, row.end_ns
 
 
@@ -404,11 +404,6 @@ def _placement(slices: Sequence[Slice], ranks: int) -> Placement:
         raise TraceError(f"its actions are no pipeline's: {error}") from error
 
 
-def _since(row: Slice, zero: int) -> Slice:
-    """Return a slice by the time since the step's first action; what was launched before waits from then on."""
-    return shifted(row, -zero, enter_ns=max(row.enter_ns - zero, 0))
-
-
 _PROMPT_NS = 20_000
 """Maximum delay of a computation after its input; later ones waited for the host."""
 
@@ -440,34 +435,24 @@ def with_causes(timeline: Timeline, received_ns: Int64s) -> Timeline:
     return replace(timeline, cause=cause)
 
 
-def with_group_waits(rows: Sequence[Row]) -> list[Row]:
-    """Return slices whose computations include the wait for their input from an overlapped pair.
-
-    Args:
-        rows: slices, of each stream by their time.
-    """
-    fed = {_fed_by(row.action): row for row, *_ in rows if row.stream is Stream.EXPERT_PARALLEL}
-    free: dict[int, int] = {}
-    shifted_rows = []
-    for row, gap, received in rows:
-        if row.stream is not Stream.COMPUTE:
-            shifted_rows.append((row, gap, received))
-            continue
-        fits = row.action.kind is not Kind.W and row.rank in free
-        brought = fed.get((row.action.kind is Kind.F, row.action.stage, row.action.microbatch)) if fits else None
-        waited = 0
-        if brought is not None:
-            waited = min(brought.end_ns, row.start_ns) - max(free[row.rank], brought.start_ns)
-        free[row.rank] = row.end_ns
-        shifted_rows.append((_from(row, max(waited, 0)), gap, received))
-    return shifted_rows
-
-
-def _from(row: Slice, earlier_ns: int) -> Slice:
-    begin = row.start_ns - earlier_ns
+def with_group_waits(timeline: Timeline) -> Timeline:
+    """Return a step whose computations include the wait for their input from an overlapped pair."""
+    stream = np.repeat(timeline.lane_stream, np.diff(timeline.lane_ptr))
+    exchanges = np.flatnonzero(stream == Stream.EXPERT_PARALLEL).tolist()
+    fed = {_fed_by(timeline.action(row)): row for row in exchanges}
+    start_ns, end_ns = timeline.start_ns, timeline.end_ns
+    waited_ns = np.zeros_like(start_ns)
+    for lane in np.flatnonzero(timeline.lane_stream == Stream.COMPUTE).tolist() if fed else ():
+        for before, row in pairwise(range(timeline.lane_ptr[lane], timeline.lane_ptr[lane + 1])):
+            action = timeline.action(row)
+            source = fed.get((action.kind is Kind.F, action.stage, action.microbatch))
+            if source is not None and action.kind is not Kind.W:
+                begin_ns = max(end_ns[before], start_ns[source])
+                waited_ns[row] = max(min(end_ns[source], start_ns[row]) - begin_ns, 0)
     return replace(
-        row, start_ns=begin, enter_ns=min(row.enter_ns, begin), collective_ns=row.collective_ns + earlier_ns
-    )
+        timeline, start_ns=start_ns - waited_ns, enter_ns=np.minimum(timeline.enter_ns, start_ns - waited_ns),
+        uncontended_ns=timeline.uncontended_ns + waited_ns, collective_ns=timeline.collective_ns + waited_ns,
+    )  # fmt: skip
 
 
 def _fed_by(action: Action) -> tuple[bool, int, int]:
