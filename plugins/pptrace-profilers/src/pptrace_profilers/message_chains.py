@@ -11,7 +11,7 @@ The waits of a host assign messages to actions. The kernels of a GPU do not.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pptrace_profilers.recording import MessageEnd
 
 _Node = tuple[int, int]
-"""A forward: its rank, and its number there."""
+"""A forward, or a run: its rank, and its number there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,48 +39,43 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chained:
-    """Stages and microbatches of the forwards of a step."""
+class StepPlaces:
+    """Stages and microbatches of the runs of a step."""
 
     places: Mapping[_Node, tuple[int, int]]
-    """Stage and microbatch of each forward."""
+    """Stage and microbatch by rank and index of the run there, in their order; empty where nothing fits."""
     shares: Mapping[str, tuple[int, int]]
     """Counts of what fits and of the total, by description."""
     route: tuple[int, ...]
-    """The rank of each stage."""
+    """The rank of each stage; empty where nothing fits."""
+    reason: str = ""
+    """Reason why no route fits; empty if one fits, or if the search is incomplete."""
 
 
-@dataclass(slots=True)
-class _Links:
-    """Which run's output goes to which run."""
-
-    next_of: dict[_Node, _Node] = field(default_factory=dict)
-    """By forward, the one that its output went to."""
-    back_of: dict[_Node, _Node] = field(default_factory=dict)
-    """By forward, the one that its gradient went to."""
-    messages: int = 0
-    """Messages that are there, at either end."""
-    linked: int = 0
-    """Those of which both ends belong to runs of one direction."""
-
-
-def chained(parts: Sequence[Part]) -> Chained:
+def chained(parts: Sequence[Part]) -> StepPlaces:
     """Assign stages and microbatches to the forwards of a step, one part per rank."""
-    links = _linked(parts)
-    forwards = _nodes(parts, links.next_of, forward=True)
-    chains = list(_chains(forwards, _with_own(links.next_of, forwards)))
+    next_of, back_of = _linked(parts)
+    forwards = _passes(parts, forward=True)
+    chains = list(_chains(forwards, _with_own(next_of, forwards)))
     routes = Counter(_route(chain) for chain in chains)
     # Among equally common routes, the longest counts: shorter ones are truncated.
     route = max(routes, key=lambda path: (routes[path] * len(path), len(path)), default=())
     whole = [chain for chain in chains if _route(chain) == route]
     places = {node: (stage, number) for number, chain in enumerate(whole) for stage, node in enumerate(chain)}
     held = [route.count(rank) for rank in range(len(parts))]
-    return Chained(
-        places=places, route=route,
+    ends = sum(len(part.ends) for part in parts)
+    return StepPlaces(
+        places={
+            (rank, index): places[rank, run.forward_number]
+            for rank, part in enumerate(parts)
+            for index, run in enumerate(part.runs)
+            if run.forward and (rank, run.forward_number) in places
+        },
+        route=route,
         shares={
-            "of the messages lie between two actions": (2 * links.linked, links.messages),
-            "of the forwards pass through all stages": (len(places), sum(map(len, forwards.values()))),
-            "of the gradients go back as their forwards came": _returned(parts, links.back_of, whole),
+            "of the messages lie between two actions": (2 * (len(next_of) + len(back_of)), ends),
+            "of the forwards pass through all stages": (len(places), sum(map(len, forwards))),
+            "of the gradients go back as their forwards came": _returned(parts, back_of, whole),
             "of the ranks hold as many stages as others": (held.count(max(held)), len(held)),
             "of the forwards are like others of their stage": alike(parts, places),
             "of the forwards begin in the order of microbatches": _ordered(parts, places, len(route)),
@@ -96,7 +91,7 @@ def _returned(
     parts: Sequence[Part], back_of: Mapping[_Node, _Node], chains: Sequence[Sequence[_Node]]
 ) -> tuple[int, int]:
     """Return the gradients that follow the links of their chains, and all links."""
-    with_own = _with_own(back_of, _nodes(parts, back_of, forward=False))
+    with_own = _with_own(back_of, _passes(parts, forward=False))
     backwards = {
         (rank, run.forward_number) for rank, part in enumerate(parts) for run in part.runs if not run.forward
     }
@@ -104,12 +99,16 @@ def _returned(
     return sum(with_own.get(b) == a for a, b in links), max(len(links), 1)
 
 
-def _linked(parts: Sequence[Part]) -> _Links:
-    """Link runs by their messages: between two ranks those arrive in the order in which they left."""
-    links = _Links(messages=sum(len(part.ends) for part in parts))
+def _linked(parts: Sequence[Part]) -> tuple[dict[_Node, _Node], dict[_Node, _Node]]:
+    """Link runs by their messages: between two ranks those arrive in the order in which they left.
+
+    Returns:
+        By forward, the one that its output went to; and the one that its gradient went to.
+    """
+    next_of: dict[_Node, _Node] = {}
+    back_of: dict[_Node, _Node] = {}
     second = [second_passes(part.runs) for part in parts]
-    taken: list[set[int]] = [set() for _ in parts]
-    made: list[set[int]] = [set() for _ in parts]
+    receivers, senders = [set(indices) for indices in second], [set(indices) for indices in second]
     messages = [
         (receive.end_ns, source, target, send, receive)
         for source, part in enumerate(parts)
@@ -121,19 +120,18 @@ def _linked(parts: Sequence[Part]) -> _Links:
         )
     ]
     for _, source, target, send, receive in sorted(messages, key=lambda message: message[:3]):
-        taker = _taker(parts[target].runs, receive, taken[target] | second[target])
-        if taker < 0:
+        receiver = _taker(parts[target].runs, receive, receivers[target])
+        if receiver < 0:
             continue
-        run = parts[target].runs[taker]
-        maker = _maker(parts[source].runs, send, made[source] | second[source], forward=run.forward)
-        if maker < 0:
+        run = parts[target].runs[receiver]
+        sender = _maker(parts[source].runs, send, senders[source], forward=run.forward)
+        if sender < 0:
             continue
-        taken[target].add(taker)
-        made[source].add(maker)
-        links.linked += 1
-        a, b = (source, parts[source].runs[maker].forward_number), (target, run.forward_number)
-        (links.next_of if run.forward else links.back_of)[a] = b
-    return links
+        receivers[target].add(receiver)
+        senders[source].add(sender)
+        from_node = source, parts[source].runs[sender].forward_number
+        (next_of if run.forward else back_of)[from_node] = target, run.forward_number
+    return next_of, back_of
 
 
 def second_passes(runs: Sequence[Run]) -> set[int]:
@@ -162,49 +160,37 @@ def _maker(runs: Sequence[Run], send: MessageEnd, others: set[int], *, forward: 
     )
 
 
-def _nodes(parts: Sequence[Part], next_of: Mapping[_Node, _Node], *, forward: bool) -> dict[int, list[_Timed]]:
+def _passes(parts: Sequence[Part], *, forward: bool) -> list[list[tuple[_Node, Run]]]:
     """Return each rank's forwards, or first backwards, by time."""
-    has_input = set(next_of.values())
-    nodes: dict[int, list[_Timed]] = defaultdict(list)
-    for rank, part in enumerate(parts):
-        second = second_passes(part.runs)
-        for number, run in enumerate(part.runs):
-            if run.forward == forward and number not in second:
-                node = (rank, run.forward_number)
-                nodes[rank].append(_Timed(
-                    node=node, start_ns=run.start_ns, end_ns=run.end_ns,
-                    receives=node in has_input, sends=node in next_of,
-                ))  # fmt: skip
-    return nodes
+    second = [second_passes(part.runs) for part in parts]
+    return [
+        [
+            ((rank, run.forward_number), run)
+            for index, run in enumerate(part.runs)
+            if run.forward == forward and index not in second[rank]
+        ]
+        for rank, part in enumerate(parts)
+    ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Timed:
-    """A run of one direction, and whether messages came and left."""
-
-    node: _Node
-    start_ns: int
-    end_ns: int
-    receives: bool
-    sends: bool
-
-
-def _with_own(next_of: Mapping[_Node, _Node], nodes: Mapping[int, Sequence[_Timed]]) -> dict[_Node, _Node]:
+def _with_own(next_of: Mapping[_Node, _Node], passes: Sequence[Sequence[tuple[_Node, Run]]]) -> dict[_Node, _Node]:
     """Add links inside a rank: from runs without a send to runs without a receive, in order."""
-    links = dict(next_of)
-    for timed in nodes.values():
-        given = [one for one in timed if not one.sends and one.receives]
-        taken = [one for one in timed if not one.receives and one.sends]
-        pairs = list(zip(given, taken, strict=False))
-        if len(given) == len(taken) and all(a.end_ns <= b.start_ns for a, b in pairs):
-            links |= {a.node: b.node for a, b in pairs}
+    links, has_input = dict(next_of), set(next_of.values())
+    for runs in passes:
+        senders = [(node, run) for node, run in runs if node not in next_of and node in has_input]
+        receivers = [(node, run) for node, run in runs if node in next_of and node not in has_input]
+        pairs = list(zip(senders, receivers, strict=False))
+        if len(senders) == len(receivers) and all(a.end_ns <= b.start_ns for (_, a), (_, b) in pairs):
+            links |= {a: b for (a, _), (b, _) in pairs}
     return links
 
 
-def _chains(nodes: Mapping[int, Sequence[_Timed]], next_of: Mapping[_Node, _Node]) -> Iterator[tuple[_Node, ...]]:
+def _chains(
+    passes: Sequence[Sequence[tuple[_Node, Run]]], next_of: Mapping[_Node, _Node]
+) -> Iterator[tuple[_Node, ...]]:
     """Yield the chains by their start."""
     later = set(next_of.values())
-    begins = sorted((one.start_ns, one.node) for timed in nodes.values() for one in timed if one.node not in later)
+    begins = sorted((run.start_ns, node) for runs in passes for node, run in runs if node not in later)
     for _, begin in begins:
         chain = [begin]
         while chain[-1] in next_of:  # each node is in one link at most at either end: no circle is reached
@@ -253,23 +239,13 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Input:
-    """A message as it arrives."""
-
-    maker: tuple[int, int]
-    """The rank of the action that made it, and its number there."""
-    there_ns: int
-    """When the kernel that brought it ended."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Messages:
     """Producers of messages for a given route."""
 
     sent_to: Sequence[Sequence[int]]
     """By rank and action, the rank that its output went to; :data:`NO_RANK` for none."""
-    inputs: Mapping[tuple[int, int, bool], Sequence[Input]]
-    """Arriving messages in order, by target, source and whether they are activations."""
+    inputs: Mapping[tuple[int, int, bool], Sequence[tuple[_Node, int]]]
+    """By target, source and whether they are activations: producer and arrival of each message, in order."""
     linked: int
     """Messages with both ends and a producer."""
 
@@ -296,7 +272,7 @@ def messages_of(
             if maker >= 0:
                 peers[maker] = send.peer
         sent_to.append(peers)
-    inputs: dict[tuple[int, int, bool], list[Input]] = defaultdict(list)
+    inputs: dict[tuple[int, int, bool], list[tuple[_Node, int]]] = defaultdict(list)
     linked = 0
     for target, part in enumerate(parts):
         for source in range(len(parts)):
@@ -305,8 +281,8 @@ def messages_of(
             )
             for maker, receive in zip(made[source, target], receives, strict=False):
                 if maker >= 0:
-                    one = Input(maker=(source, maker), there_ns=receive.end_ns)
-                    inputs[target, source, known[source][maker].forward].append(one)
+                    message = (source, maker), receive.end_ns
+                    inputs[target, source, known[source][maker].forward].append(message)
                     linked += 1
     return Messages(sent_to=sent_to, inputs=inputs, linked=linked)
 

@@ -20,7 +20,16 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pptrace_profilers.message_chains import NO_RANK, Known, Part, alike, chained, messages_of, second_passes
+from pptrace_profilers.message_chains import (
+    NO_RANK,
+    Known,
+    Part,
+    StepPlaces,
+    alike,
+    chained,
+    messages_of,
+    second_passes,
+)
 from pptrace_profilers.pass_runs import AUTOGRAD, Verdict, mean, work_starts_ns
 
 if TYPE_CHECKING:
@@ -33,14 +42,6 @@ if TYPE_CHECKING:
     """How sure it is, ranks with backwards of the right forwards, the place of each forward, how many stages."""
 
 
-def from_ways_of_messages(ranks: Sequence[RankRuns], source: str) -> _Found | None:
-    """Infer places from the routes of messages; None without waits of hosts and kernels of GPUs."""
-    on_gpu = [end.posted_ns >= 0 for rank in ranks for end in rank.recording.ends if end.peer >= 0]
-    if source == AUTOGRAD and not any(on_gpu):
-        return _from_chains(ranks)
-    return _from_routes(ranks, source) if all(on_gpu) else None
-
-
 class _Shares:
     """Shares of the confidence of an inference, over all steps."""
 
@@ -50,11 +51,11 @@ class _Shares:
         self.routes: list[tuple[int, ...]] = []
         self.reason = ""
 
-    def add(self, shares: Mapping[str, tuple[int, int]], route: tuple[int, ...], reason: str = "") -> None:
+    def add(self, step: StepPlaces) -> None:
         """Add the shares of a step, and the reason if no route fits."""
-        self.routes.append(route)
-        self.reason = self.reason or reason
-        for what, (fit, count) in shares.items():
+        self.routes.append(step.route)
+        self.reason = self.reason or step.reason
+        for what, (fit, count) in step.shares.items():
             self.fitting[what] += fit
             self.counted[what] += count
 
@@ -71,55 +72,43 @@ class _Shares:
         return Verdict.of(shares, source), len(route)
 
 
-def _steps(ranks: Sequence[RankRuns]) -> list[int]:
-    return sorted({step for rank in ranks for step in rank.steps} - {-1})
-
-
-def _from_chains(ranks: Sequence[RankRuns]) -> _Found:
-    """Infer places from the waits of hosts for messages."""
-    placed: list[Places] = [{} for _ in ranks]
-    shares = _Shares()
-    for step in _steps(ranks):
-        chains = chained([_part(rank, step) for rank in ranks])
-        shares.add(chains.shares, chains.route)
-        for (rank, forward), place in chains.places.items():
-            placed[rank][forward] = place
-    return shares.verdict(ranks, AUTOGRAD)[0], list(ranks), placed, len(shares.routes[0])
-
-
-def _from_routes(ranks: Sequence[RankRuns], source: str) -> _Found:
-    """Infer places from the kernels of GPUs."""
+def from_ways_of_messages(ranks: Sequence[RankRuns], source: str) -> _Found | None:
+    """Infer places from the routes of messages; None without waits of hosts and kernels of GPUs."""
+    on_gpu = [end.posted_ns >= 0 for rank in ranks for end in rank.recording.ends if end.peer >= 0]
+    from_waits = source == AUTOGRAD and not any(on_gpu)
+    if not from_waits and not all(on_gpu):
+        return None
     placed: list[Places] = [{} for _ in ranks]
     runs = [list(rank.runs) for rank in ranks]
+    starts_ns = [[] if from_waits else work_starts_ns(rank.recording.operations, rank.runs) for rank in ranks]
     shares = _Shares()
-    for step in _steps(ranks):
-        numbers = [[number for number, its in enumerate(rank.steps) if its == step] for rank in ranks]
-        starts = [work_starts_ns(rank.recording.operations, rank.runs) for rank in ranks]
-        assignment = routed(
-            [_part(rank, step) for rank in ranks],
-            [[start[number] for number in its] for start, its in zip(starts, numbers, strict=True)],
-            paired=source == AUTOGRAD,
-        )
-        shares.add(assignment.shares, assignment.route, assignment.reason)
-        of_place: dict[tuple[int, int, int], int] = {}
-        for (
-            rank,
-            number,
-        ), place in assignment.places.items():  # by rank and time: a forward comes before its backward
-            run = runs[rank][numbers[rank][number]]
-            forward = of_place.setdefault((rank, *place), run.forward_number)
+    for step in sorted({step for rank in ranks for step in rank.steps} - {-1}):
+        indices = [[index for index, number in enumerate(rank.steps) if number == step] for rank in ranks]
+        parts = [_part(rank, chosen, step) for rank, chosen in zip(ranks, indices, strict=True)]
+        if from_waits:
+            result = chained(parts)
+        else:
+            starts = [[times[index] for index in chosen] for times, chosen in zip(starts_ns, indices, strict=True)]
+            result = routed(parts, starts, paired=source == AUTOGRAD)
+        shares.add(result)
+        forward_of_place: dict[tuple[int, int, int], int] = {}
+        for (rank, number), place in result.places.items():  # by time: a forward comes before its backward
+            index = indices[rank][number]
+            forward = forward_of_place.setdefault((rank, *place), runs[rank][index].forward_number)
             placed[rank][forward] = place
-            runs[rank][numbers[rank][number]] = replace(run, forward_number=forward)
+            runs[rank][index] = replace(runs[rank][index], forward_number=forward)
     paired = [replace(rank, runs=its) for rank, its in zip(ranks, runs, strict=True)]
     verdict, stages = shares.verdict(paired, source)
     return verdict, paired, placed, stages
 
 
-def _part(rank: RankRuns, step: int) -> Part:
-    runs = [run for run, its in zip(rank.runs, rank.steps, strict=True) if its == step]
+def _part(rank: RankRuns, indices: Sequence[int], step: int) -> Part:
     windows = rank.recording.windows
     start, end = windows[step][1:] if windows else (-(2**63), 2**63)
-    return Part(runs=runs, ends=[one for one in rank.recording.ends if start <= one.host_ns <= end])
+    return Part(
+        runs=[rank.runs[index] for index in indices],
+        ends=[message for message in rank.recording.ends if start <= message.host_ns <= end],
+    )
 
 
 _MOST_CHUNKS = 8
@@ -134,21 +123,7 @@ _NOTHING_FITS = (
 _SEARCHED = "of the search for what fits came to its end"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Routed:
-    """Stages and microbatches of the actions of a step."""
-
-    places: Mapping[tuple[int, int], tuple[int, int]]
-    """Stage and microbatch by rank and number of the action there; empty where nothing fits."""
-    shares: Mapping[str, tuple[int, int]]
-    """Counts of what fits and of the total, by description."""
-    route: tuple[int, ...]
-    """The rank of each stage; empty where nothing fits."""
-    reason: str = ""
-    """Reason why no route fits; empty if one fits, or if the search is incomplete."""
-
-
-def routed(parts: Sequence[Part], starts_ns: Sequence[Sequence[int]], *, paired: bool) -> Routed:
+def routed(parts: Sequence[Part], starts_ns: Sequence[Sequence[int]], *, paired: bool) -> StepPlaces:
     """Assign stages and microbatches to the actions of a step.
 
     Args:
@@ -163,7 +138,7 @@ def routed(parts: Sequence[Part], starts_ns: Sequence[Sequence[int]], *, paired:
     whole = all(search.tries > 0 for search in searches)
     if not solutions:
         what = "of the actions have a place on a way through the ranks" if whole else _SEARCHED
-        return Routed(places={}, shares={what: (0, total)}, route=(), reason=_NOTHING_FITS if whole else "")
+        return StepPlaces(places={}, shares={what: (0, total)}, route=(), reason=_NOTHING_FITS if whole else "")
     search, places = solutions[0]
     ends = max(sum(len(part.ends) for part in parts), 1)
     of_forwards = {
@@ -181,7 +156,7 @@ def routed(parts: Sequence[Part], starts_ns: Sequence[Sequence[int]], *, paired:
     if not paired:
         what = "of the backwards that begin on the last stage follow one forward alone"
         shares[what] = _turning(known[search.route[-1]], search.route, places)
-    return Routed(places=places, route=search.route, shares=shares)
+    return StepPlaces(places=places, route=search.route, shares=shares)
 
 
 def _agreed(found: Sequence[Mapping[tuple[int, int], tuple[int, int]]]) -> int:
@@ -403,9 +378,9 @@ class Placing:
             fits = taken < len(handed) and self.places[handed[taken]] == (before, microbatch)
             return (_Option(place, source) if fits else None), False
         inputs = self.messages.inputs.get((rank, source, one.forward), ())
-        if taken >= len(inputs) or inputs[taken].there_ns > one.start_ns + _ROUNDED_NS:
+        if taken >= len(inputs) or inputs[taken][1] > one.start_ns + _ROUNDED_NS:
             return None, False
-        producer_place = self.places.get(inputs[taken].maker)
+        producer_place = self.places.get(inputs[taken][0])
         if producer_place is None:
             return None, True
         return (_Option(place, source) if producer_place == (before, microbatch) else None), False
