@@ -77,7 +77,7 @@ def test_ends_of_nothing_inside_many_open_events_end_nothing(tmp_path: Path) -> 
 
     found = read_communicator(path)
 
-    assert [(one.size_bytes, one.done_ns) for one in found.operations] == [(12, 9_000)]
+    assert [(one.size_bytes, one.end_ns) for one in found.operations] == [(12, 9_000)]
 
 
 def test_without_the_gpus_clock_the_hosts_counts(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pptrace.plugin import MessagePolicyOffer, hookimpl
@@ -22,50 +24,30 @@ def pptrace_message_policies() -> Iterable[MessagePolicyOffer]:
     yield MessagePolicyOffer(
         name="megatron",
         summary="Megatron-LM: batches that are waited for at once, or with vp messages beside computation.",
-        build=_megatron,
-        options=_megatron_options,
+        build=partial(_build, "megatron"),
+        options=partial(_options, "megatron", "MegatronOptions"),
         source="https://github.com/NVIDIA/Megatron-LM",
     )
     yield MessagePolicyOffer(
         name="torch",
         summary="PyTorch's pipelining: Schedule1F1B's and ScheduleGPipe's calls, its runtime's for all others.",
-        build=_torch,
-        options=_torch_options,
+        build=partial(_build, "torch"),
+        options=partial(_options, "torch", "TorchOptions"),
         source="https://github.com/pytorch/pytorch",
     )
     yield MessagePolicyOffer(
         name="deepspeed",
         summary="DeepSpeed's pipeline engine: every send and receive waited for at once.",
-        build=_deepspeed,
+        build=partial(_build, "deepspeed"),
         source="https://github.com/deepspeedai/DeepSpeed",
     )
 
 
-def _megatron(schedule: Schedule, options: Mapping[str, Any]) -> Policy:
-    from pptrace_frameworks.megatron import build
-
-    return build(schedule, options)
-
-
-def _megatron_options() -> type[BaseModel]:
-    from pptrace_frameworks.megatron import MegatronOptions
-
-    return MegatronOptions
+def _build(framework: str, schedule: Schedule, options: Mapping[str, Any]) -> Policy:
+    policy: Policy = import_module(f"pptrace_frameworks.{framework}").build(schedule, options)
+    return policy
 
 
-def _torch(schedule: Schedule, options: Mapping[str, Any]) -> Policy:
-    from pptrace_frameworks.torch import build
-
-    return build(schedule, options)
-
-
-def _torch_options() -> type[BaseModel]:
-    from pptrace_frameworks.torch import TorchOptions
-
-    return TorchOptions
-
-
-def _deepspeed(schedule: Schedule, options: Mapping[str, Any]) -> Policy:
-    from pptrace_frameworks.deepspeed import build
-
-    return build(schedule, options)
+def _options(framework: str, name: str) -> type[BaseModel]:
+    options: type[BaseModel] = getattr(import_module(f"pptrace_frameworks.{framework}"), name)
+    return options

@@ -5,7 +5,6 @@ Source: the Trace Event Format: phases ``X``, ``B`` and ``E``, microseconds, ``p
 
 from __future__ import annotations
 
-from array import array
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pptrace.plugin import TraceError
-from pptrace_profilers.events import microseconds
+from pptrace_profilers.events import EventBuilder, microseconds
 from pptrace_profilers.json_events import PlainEvents
 from pptrace_profilers.naming_rules import FILE_NAME
 from pptrace_profilers.recording import Execution, MessageEnd, Operations, Recording
@@ -22,6 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
+    from pptrace.plugin import Int64s
+    from pptrace_profilers.events import Events
     from pptrace_profilers.naming_rules import Meaning, RulesFile
 
 _MOST_OPEN = 10_000
@@ -42,7 +45,7 @@ def read_chrome(path: Path, rules: RulesFile) -> list[Recording]:
     for event in events:
         contents.take(event)
     contents.bad += events.bad + sum(map(len, contents.open.values()))
-    if not contents.others and not contents.rows:
+    if not len(contents.others) and not contents.rows:
         raise TraceError("holds no event with a start and an end", file=path)
     return contents.recordings(cut=events.cut)
 
@@ -58,15 +61,6 @@ class _Row:
     end_ns: int
 
 
-@dataclass(slots=True)
-class _Others:
-    """Events of one process that no rule tells: only their names and times are kept."""
-
-    name: array[int] = field(default_factory=lambda: array("q"))
-    start_ns: array[int] = field(default_factory=lambda: array("q"))
-    end_ns: array[int] = field(default_factory=lambda: array("q"))
-
-
 @dataclass(slots=True, kw_only=True)
 class _Contents:
     """What was read so far."""
@@ -74,8 +68,8 @@ class _Contents:
     path: Path
     rules: RulesFile
     rows: list[_Row] = field(default_factory=list)
-    others: dict[tuple[str, str], _Others] = field(default_factory=lambda: defaultdict(_Others))
-    names: dict[str, int] = field(default_factory=dict)
+    others: EventBuilder = field(default_factory=EventBuilder)
+    """Events that no rule tells, with process and text of the rank as threads."""
     labels: dict[str, str] = field(default_factory=dict)
     open: dict[tuple[str, str], list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
     bad: int = 0
@@ -113,10 +107,7 @@ class _Contents:
         if meaning is not None:
             self.rows.append(_Row(process, rank_text, meaning, start, start + length))
             return
-        others = self.others[process, rank_text]
-        others.name.append(self.names.setdefault(name, len(self.names)))
-        others.start_ns.append(start)
-        others.end_ns.append(start + length)
+        self.others.add(name, "", (process, rank_text), start, start + length)
 
     def recordings(self, *, cut: bool) -> list[Recording]:
         """Return what each rank did."""
@@ -126,14 +117,13 @@ class _Contents:
         rows: dict[int, list[_Row]] = defaultdict(list)
         for row in self.rows:
             rows[self._rank(row.process, row.rank_text)].append(row)
-        others: dict[int, list[_Others]] = defaultdict(list)
-        for (process, rank_text), events in self.others.items():
-            others[self._rank(process, rank_text)].append(events)
-        ranks = sorted(rows) or sorted(others)
+        others = self.others.events(self.path, {})
+        other_ranks = np.array([self._rank(*map(str, thread)) for thread in others.threads], dtype=np.int64)
+        ranks = sorted(rows) or sorted(set(other_ranks.tolist()))
         nameless = len(rows.get(-1, ())) if len(ranks) > 1 else 0
         notes = tuple(self._notes(nameless, cut=cut))
         return [
-            self._recording(rank, rows.get(rank, []), others.get(rank, []), notes)
+            self._recording(rank, rows.get(rank, []), others, other_ranks, notes)
             for rank in ranks
             if rank >= 0 or len(ranks) == 1
         ]
@@ -150,11 +140,13 @@ class _Contents:
             yield f"{self.path.name}: {self.bad:,} events have no time, a negative one, or no end: left out"
         if nameless:
             yield f"{self.path.name}: {nameless:,} events name no rank: left out"
-        count = sum(len(others.name) for others in self.others.values())
+        count = len(self.others)
         if count and self.rows:
             yield f"{self.path.name}: {count:,} of {count + len(self.rows):,} events match no rule"
 
-    def _recording(self, rank: int, rows: list[_Row], others: list[_Others], notes: tuple[str, ...]) -> Recording:
+    def _recording(
+        self, rank: int, rows: list[_Row], others: Events, other_ranks: Int64s, notes: tuple[str, ...]
+    ) -> Recording:
         executions, ends = [], []
         for row in sorted(rows, key=lambda row: (row.start_ns, -row.end_ns)):
             meaning = row.meaning
@@ -167,23 +159,20 @@ class _Contents:
                 executions.append(Execution(action=meaning.action, start_ns=row.start_ns, end_ns=row.end_ns))
         return Recording(
             path=self.path, rank=rank, world=0, executions=tuple(executions), ends=tuple(ends),
-            operations=None if executions else self._operations(others), origin_ns=0, notes=notes,
+            operations=None if executions else self._operations(others, other_ranks == rank),
+            origin_ns=0, notes=notes,
         )  # fmt: skip
 
-    def _operations(self, others: list[_Others]) -> Operations | None:
-        """Return events that no rule tells, for summaries where there is no action at all."""
-        if not others:
+    def _operations(self, others: Events, threads: NDArray[np.bool_]) -> Operations | None:
+        """Return the events of some threads, for summaries where there is no action at all."""
+        if not threads.any():
             return None
-        name, start, end = (
-            np.concatenate([np.array(getattr(events, key), dtype=np.int64) for events in others])
-            for key in ("name", "start_ns", "end_ns")
-        )
-        order = np.argsort(start, kind="stable")
-        unknown = np.full(name.size, -1)
+        rows = others.by_start(threads[others.thread])
+        unknown = np.full(rows.size, -1)
         return Operations(
-            name=name[order].astype(np.int32), names=tuple(self.names), stream=unknown, start_ns=start[order],
-            end_ns=end[order], launch_ns=unknown, action=unknown.astype(np.int32),
-            communicates=self.rules.rules.communicate(tuple(self.names))[name[order]],
+            name=others.name[rows], names=tuple(others.names), stream=unknown, start_ns=others.start_ns[rows],
+            end_ns=others.end_ns[rows], launch_ns=unknown, action=unknown.astype(np.int32),
+            communicates=self.rules.rules.communicate(others.names)[others.name[rows]],
         )  # fmt: skip
 
 

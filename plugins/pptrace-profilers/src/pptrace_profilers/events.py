@@ -156,7 +156,7 @@ class EventBuilder:
         return self._count + len(self._rows)
 
     def add(
-        self, name: str, category: str, thread: tuple[int, int], start_ns: Any, end_ns: Any, *,
+        self, name: str, category: str, thread: tuple[Number, Number], start_ns: Any, end_ns: Any, *,
         correlation: int = -1, stream: int = -1, arguments: Arguments | None = None,
     ) -> None:  # fmt: skip
         """Append an event; ``thread`` is its process and thread, ``arguments`` are in Kineto's terms."""

@@ -228,8 +228,6 @@ class SpanFile:
     """Spans whose names begin as wanted."""
     untimed: int = 0
     """Such spans without times, or with times that cannot be."""
-    others: int = 0
-    """Lines that are no JSON."""
 
 
 def read_spans(path: Path, prefix: str) -> SpanFile:
@@ -243,7 +241,6 @@ def read_spans(path: Path, prefix: str) -> SpanFile:
         try:
             record = _DECODER.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            file.others += 1
             continue
         for fields, resource in _spans(record):
             if not str(fields.get("name", "")).startswith(prefix):

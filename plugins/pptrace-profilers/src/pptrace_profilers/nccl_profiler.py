@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from pptrace.plugin import TraceError
@@ -39,7 +40,7 @@ ITEM_BYTES = {
 """Bytes of an element by NCCL's name of its type (nccl.h)."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NcclOperation:
     """A collective, a send or a receive."""
 
@@ -49,31 +50,19 @@ class NcclOperation:
     """Hash of its communicator."""
     posted_ns: int
     """When the host enqueued it; -1 where that was never set."""
-    done_ns: int
-    """When the plugin saw its end; -1 likewise."""
+    start_ns: int
+    """When its kernel started; by default, when it was enqueued; -1 where neither is known."""
+    end_ns: int
+    """When its kernel ended; by default, when the plugin saw its end."""
     peer: int
     """Rank at the other end within the communicator; -1 for a collective."""
     size_bytes: int
     """Elements times their size; 0 where the type is unknown."""
     stream: int
     """The stream that the caller gave; -1 where that is not recorded."""
-    kernel_ns: list[tuple[int, int]] = field(default_factory=list)
-    """Per channel, start and end of the kernel as the host's clock saw them."""
-    clock_ns: list[tuple[int, int]] = field(default_factory=list)
-    """Likewise, as the GPU's clock did."""
 
-    def span(self) -> tuple[int, int] | None:
-        """Return start and end: the kernel's where it was seen, as long as the GPU says; None where neither is."""
-        start = min((begin for begin, _ in self.kernel_ns), default=self.posted_ns)
-        end = max((end for _, end in self.kernel_ns), default=self.done_ns)
-        if self.clock_ns and start >= 0:
-            first, last = min(begin for begin, _ in self.clock_ns), max(end for _, end in self.clock_ns)
-            return start, start + last - first
-        return (start, end) if 0 <= start <= end else None
 
-    def order(self) -> tuple[int, int]:
-        """Return its start and end, for sorting."""
-        return self.span() or (0, 0)
+_BY_TIME = attrgetter("start_ns", "end_ns")
 
 
 @dataclass(slots=True)
@@ -115,8 +104,12 @@ def read_communicator(path: Path) -> CommunicatorFile:
     if named is not None and not ranks:
         ranks[named[1]] = whole(named[2], 0)
     if len(ranks) == 1:
-        operations = [replace(one, communicator=one.communicator or next(iter(ranks))) for one in operations]
-    timed = sorted((one for one in operations if one.span() is not None), key=NcclOperation.order)
+        (only,) = ranks
+        operations = [
+            operation if operation.communicator else replace(operation, communicator=only)
+            for operation in operations
+        ]
+    timed = sorted((operation for operation in operations if operation.start_ns >= 0), key=_BY_TIME)
     return CommunicatorFile(
         path=path, process=process, ranks=ranks, operations=timed, untimed=len(operations) - len(timed),
         cut=events.cut,
@@ -169,9 +162,9 @@ def _nested(events: PlainEvents) -> Iterator[_Open]:
         elif event.get("ph") == "e" and places.get(named):
             place = places[named][-1]
             opened[place].end = event.get("ts")
-            for one in reversed(opened[place:]):
-                places[_named(one.fields)].pop()
-                yield one
+            for closed in reversed(opened[place:]):
+                places[_named(closed.fields)].pop()
+                yield closed
             del opened[place:]
     yield from reversed(opened)
 
@@ -188,22 +181,33 @@ def _operation(event: _Open, ranks: dict[str, int]) -> NcclOperation:
     if communicator and rank >= 0:
         ranks[communicator] = rank
     call = event.call.args if event.call is not None else {}
+    posted_ns = _at(event.fields.get("ts"))
+    start_ns, end_ns = _span(event, posted_ns)
+    return NcclOperation(
+        name=str(event.fields.get("name", "")), communicator=communicator,
+        posted_ns=posted_ns, start_ns=start_ns, end_ns=end_ns, peer=whole(args.get("Peer"), -1),
+        size_bytes=max(whole(args.get("Count", args.get("count")), 0), 0)
+        * ITEM_BYTES.get(str(args.get("Datatype", args.get("datatype"))), 0),
+        stream=_address(call.get("Stream")),
+    )  # fmt: skip
+
+
+def _span(event: _Open, posted_ns: int) -> tuple[int, int]:
+    """Return start and end: the kernel's where it was seen, as long as the GPU says; -1 where neither is known."""
     kernel_ns = [(_at(kernel.fields.get("ts")), _at(kernel.end)) for kernel in event.kernels]
+    kernel_ns = [(start, end) for start, end in kernel_ns if 0 <= start <= end]
     clock_ns = [
         (whole(kernel.args.get("StartGpuClk"), 0), whole(kernel.args.get("StopGpuClk"), 0))
         for kernel in event.kernels
     ]
-    of_copies = whole(args.get("duration_gpu_us"), 0)
-    clock_ns += [(1, 1 + of_copies * 1_000)] if of_copies > 0 else []
-    return NcclOperation(
-        name=str(event.fields.get("name", "")), communicator=communicator,
-        posted_ns=_at(event.fields.get("ts")), done_ns=_at(event.end), peer=whole(args.get("Peer"), -1),
-        size_bytes=max(whole(args.get("Count", args.get("count")), 0), 0)
-        * ITEM_BYTES.get(str(args.get("Datatype", args.get("datatype"))), 0),
-        stream=_address(call.get("Stream")),
-        kernel_ns=[(start, end) for start, end in kernel_ns if 0 <= start <= end],
-        clock_ns=[(start, end) for start, end in clock_ns if 0 < start <= end],
-    )  # fmt: skip
+    copies_us = whole(event.args.get("duration_gpu_us"), 0)
+    clock_ns += [(1, 1 + copies_us * 1_000)] if copies_us > 0 else []
+    clock_ns = [(start, end) for start, end in clock_ns if 0 < start <= end]
+    start_ns = min((start for start, _ in kernel_ns), default=posted_ns)
+    end_ns = max((end for _, end in kernel_ns), default=_at(event.end))
+    if clock_ns and start_ns >= 0:
+        end_ns = start_ns + max(end for _, end in clock_ns) - min(start for start, _ in clock_ns)
+    return (start_ns, end_ns) if 0 <= start_ns <= end_ns else (-1, -1)
 
 
 def _at(value: object) -> int:
@@ -226,10 +230,7 @@ class _Process:
 
     files: list[CommunicatorFile] = field(default_factory=list)
     ranks: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def operations(self) -> list[NcclOperation]:
-        return sorted((one for file in self.files for one in file.operations), key=NcclOperation.order)
+    operations: list[NcclOperation] = field(default_factory=list)
 
 
 def read_nccl(paths: Sequence[Path]) -> tuple[list[Recording], list[str]]:
@@ -248,7 +249,7 @@ def read_nccl(paths: Sequence[Path]) -> tuple[list[Recording], list[str]]:
     processes = _processes(list(files.values()))
     members = _members(processes)
     ranks, note = _numbered(processes, members)
-    peers = [one.peer for process in processes for one in process.operations if not note]
+    peers = [operation.peer for process in processes for operation in process.operations if not note]
     notes += [note] if note else []
     groups = _pipelines(processes, members, ranks)
     world = max(len(processes), max([*ranks, *peers]) + 1)
@@ -272,6 +273,9 @@ def _processes(files: Sequence[CommunicatorFile]) -> list[_Process]:
             raise TraceError(message, file=file.path)
         process.files.append(file)
         process.ranks |= file.ranks
+        process.operations += file.operations
+    for process in processes.values():
+        process.operations.sort(key=_BY_TIME)
     return list(processes.values())
 
 
@@ -303,7 +307,9 @@ def _numbered(processes: Sequence[_Process], members: Mapping[str, Mapping[int, 
 
 
 def _with_messages(processes: Sequence[_Process], members: Mapping[str, Mapping[int, int]]) -> list[str]:
-    used = {one.communicator for process in processes for one in process.operations if one.peer >= 0}
+    used = {
+        operation.communicator for process in processes for operation in process.operations if operation.peer >= 0
+    }
     return sorted(used & members.keys(), key=lambda name: (sorted(members[name].values()), name))
 
 
@@ -325,7 +331,7 @@ def _recording(
     ends, collectives = [], []
     for operation in process.operations:
         name, size = operation.name, operation.size_bytes
-        start, end = operation.order()
+        start, end = operation.start_ns, operation.end_ns
         if operation.peer < 0:
             payload = Payload(operation=name, size_bytes=size, group=operation.communicator)
             collectives.append((payload, start, end, operation.stream, operation.posted_ns))
