@@ -84,9 +84,9 @@ def _processes(workers: int) -> LocalCluster:
 def _check_answer(address: str, options: DaskOptions) -> None:
     """Refuse an address behind which no scheduler is; a client waits for other servers' answers for ever."""
     with ThreadPoolExecutor(1) as thread:  # the caller may have a loop of its own
-        asked = thread.submit(asyncio.run, _shake_hands(address, options.timeout))
+        handshake = thread.submit(asyncio.run, _shake_hands(address, options.timeout))
         try:
-            asked.result()
+            handshake.result()
         except (OSError, ValueError) as error:
             raise _no_scheduler(address, error) from error
         except Exception as error:
@@ -147,9 +147,9 @@ def _installed_there() -> Mapping[str, str]:
 
 def run_there(expected: Mapping[str, str], fn: Callable[..., R], *args: Any, **kwargs: Any) -> R:
     """Run a call on a worker that may have joined after the others were checked."""
-    found = difference(expected, installed())
-    if found:
-        message = f"a worker has other versions ({found}); install there what is installed here"
+    reason = difference(expected, installed())
+    if reason:
+        message = f"a worker has other versions ({reason}); install there what is installed here"
         raise RuntimeError(message)
     return fn(*args, **kwargs)
 
@@ -163,11 +163,11 @@ _ALSO = ("pptrace", "numpy")
 @cache
 def installed() -> Mapping[str, str]:
     """Return the versions of Python, pptrace and all installed plugins, by name."""
-    found = {"python": f"{sys.version_info[0]}.{sys.version_info[1]}"}
+    versions = {"python": f"{sys.version_info[0]}.{sys.version_info[1]}"}
     plugins = {point.dist.name for point in metadata.entry_points(group=_GROUP) if point.dist is not None}
     for name in sorted(plugins.union(_ALSO)):
-        found[name] = metadata.version(name)
-    return found
+        versions[name] = metadata.version(name)
+    return versions
 
 
 def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str:

@@ -66,13 +66,13 @@ class Calls(NamedTuple):
     communicator: Any
 
 
-def number_rows(row_ptr, cells, ways, count, forward, backward, ahead, number, told):
+def number_rows(row_ptr, cells, ways, count, forward, backward, ahead, number, results):
     """List and number each rank's forwards and backwards, ``count`` of both.
 
-    ``told`` becomes whether there are so many everywhere, and whether all ranks run the same microbatches of the
-    same chunks in one order; up to the first rank that has not so many.
+    ``results`` becomes whether there are so many everywhere, and whether all ranks run the same microbatches of
+    the same chunks in one order; up to the first rank that has not so many.
     """
-    told[1] = 1
+    results[1] = 1
     for rank in range(len(row_ptr) - 1):
         first, forwards, backwards = rank * count, 0, 0
         for row in range(row_ptr[rank], row_ptr[rank + 1]):
@@ -91,10 +91,10 @@ def number_rows(row_ptr, cells, ways, count, forward, backward, ahead, number, t
                 backward[first + k] = row
                 backwards += 1
             if not _is_alike(row, backward[k] if way == 1 else forward[k], rank, cells):
-                told[1] = 0
+                results[1] = 0
         if forwards != count or backwards != count:
             return
-    told[0] = 1
+    results[0] = 1
 
 
 def _is_alike(row, of_first, rank, cells):
@@ -138,8 +138,8 @@ def _behind(row, rank):
 
 def _row(k, rank, gradient, loop):
     """Return the position of a rank's k-th forward, or backward."""
-    at = rank * loop.number_of + k
-    return loop.backward[at] if gradient == 1 else loop.forward[at]
+    index = rank * loop.number_of + k
+    return loop.backward[index] if gradient == 1 else loop.forward[index]
 
 
 def _communicator(source, target, loop):

@@ -68,16 +68,6 @@ class MegatronOptions(BaseModel):
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Switches:
-    """Megatron's own, with its defaults filled in."""
-
-    overlap: bool
-    batch: bool
-    flush: bool
-    free_outputs: bool
-
-
 def build(schedule: Schedule, options: Mapping[str, Any]) -> Policy:
     """Return the policy for a table.
 
@@ -89,7 +79,8 @@ def build(schedule: Schedule, options: Mapping[str, Any]) -> Policy:
     return Policy(name=PolicyName.BATCHED, program=partial(_calls, known=(schedule, loop), switches=switches))
 
 
-def _switches(loop: _Loop, options: Mapping[str, Any]) -> _Switches:
+def _switches(loop: _Loop, options: Mapping[str, Any]) -> dict[str, int]:
+    """Return Megatron's own switches as the kernel's, with its defaults filled in."""
     overlap, batch, flush = (
         options[name] for name in ("overlap_p2p_comm", "batch_p2p_comm", "overlap_p2p_comm_warmup_flush")
     )
@@ -103,8 +94,8 @@ def _switches(loop: _Loop, options: Mapping[str, Any]) -> _Switches:
     if loop.chunks > 1 and not overlap and loop.rows.ranks == _PAIR:
         raise _refused("overlap_p2p_comm", "cannot be false on 2 ranks with several chunks, as in Megatron")
     batch = not overlap if batch is None else batch
-    free_outputs = options["deallocate_pipeline_outputs"]
-    return _Switches(overlap=overlap, batch=batch, flush=flush, free_outputs=free_outputs)
+    frees = options["deallocate_pipeline_outputs"]
+    return {"overlap": int(overlap), "flush": int(flush), "frees": int(frees), "batch": int(batch)}
 
 
 _PAIR = 2
@@ -178,26 +169,25 @@ def _group(schedule: Schedule, rows: Rows, chunks: int) -> int:
     return group
 
 
-def _calls(request: MessageRequest, *, known: tuple[Schedule, _Loop], switches: _Switches) -> MessageCalls:
+def _calls(request: MessageRequest, *, known: tuple[Schedule, _Loop], switches: dict[str, int]) -> MessageCalls:
     """Place the messages of a table: the ``known`` one, most often with what ends its step behind."""
     schedule, loop = known
     if request.schedule is not schedule:
         loop = _Loop.of(request.schedule)
     rows, count = loop.rows, request.producer.size
     last = (len(request.schedule) + rows.ranks + 1) * kernels.TURNS
-    told = kernels.Loop(
+    kernel_loop = kernels.Loop(
         forward=rows.forward.ravel(), backward=rows.backward.ravel(), number=rows.number, warm_up=loop.warm_up,
         ranks=rows.ranks, number_of=rows.count, group=loop.group, several=int(loop.chunks > 1),
-        overlap=int(switches.overlap), flush=int(switches.flush), frees=int(switches.free_outputs),
-        batch=int(switches.batch),
+        **switches,
     )  # fmt: skip
     moments = np.empty((4, count), dtype=np.int32 if last < 2**31 else np.int64)
     calls = kernels.Calls(moments[0], moments[1], moments[2], moments[3], np.zeros(count, dtype=np.int32))
     messages = kernels.Messages(
         request.producer, request.consumer, request.source, request.target, request.gradient.astype(np.int8)
     )
-    run_kernel(kernels.place, (messages, told), (calls,), work=count)
+    run_kernel(kernels.place, (messages, kernel_loop), (calls,), work=count)
     return MessageCalls(
         send=calls.send, receive=calls.receive, send_waited=calls.send_waited,
-        receive_waited=calls.receive_waited, communicator=None if switches.batch else calls.communicator,
+        receive_waited=calls.receive_waited, communicator=None if switches["batch"] else calls.communicator,
     )  # fmt: skip

@@ -85,14 +85,14 @@ def rows_of(schedule: Schedule, framework: str) -> Rows:
     """
     count, rest = divmod(int(np.count_nonzero(np.equal(schedule.kind, int(Kind.F)))), schedule.ranks)
     rows = np.empty((3, schedule.ranks, count), dtype=np.int32)
-    number, told = np.empty(len(schedule), dtype=np.int32), np.zeros(2, dtype=np.int64)
+    number, results = np.empty(len(schedule), dtype=np.int32), np.zeros(2, dtype=np.int64)
     run_kernel(
         kernels.number_rows,
         (schedule.row_ptr, schedule.cells, np.array(_WAYS), count),
-        (*rows.reshape(3, -1), number, told),
+        (*rows.reshape(3, -1), number, results),
         work=len(schedule),
     )
-    is_equal, is_one_order = told.astype(bool).tolist()
+    is_equal, is_one_order = results.astype(bool).tolist()
     if rest or not is_equal:
         raise cannot(framework, "does not give all ranks equally many forwards and backwards")
     forward, backward, ahead = rows

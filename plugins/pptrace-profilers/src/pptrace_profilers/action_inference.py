@@ -50,7 +50,10 @@ def infer(recordings: Sequence[Recording]) -> tuple[list[Recording], str]:
     ranks = [RankRuns.of(recording, _from_autograd(recording)) for recording in recordings]
     if not all(rank.forwards for rank in ranks):
         source = "the threads of launches"
-        ranks = [RankRuns.of(one, launch_runs(one.operations, _posts(one))) for one in recordings]
+        ranks = [
+            RankRuns.of(recording, launch_runs(recording.operations, _posts(recording)))
+            for recording in recordings
+        ]
     if not all(rank.forwards for rank in ranks):
         return list(recordings), ""
     verdict, placed = one_stage_each(ranks, source), [_in_order(rank) for rank in ranks]

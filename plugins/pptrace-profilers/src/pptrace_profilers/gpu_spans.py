@@ -193,7 +193,11 @@ class _Work:
     def reductions(self) -> list[Execution]:
         """Return the operations over data-parallel replicas as actions of the last active stage."""
         reductions = []
-        stages = [(one.start_ns, one.action.stage) for one in self.executions if one.action.kind in kinds.PASSES]
+        stages = [
+            (execution.start_ns, execution.action.stage)
+            for execution in self.executions
+            if execution.action.kind in kinds.PASSES
+        ]
         starts = [start for start, _ in stages]
         for position in np.flatnonzero(self.role == _Role.REPLICAS).tolist():
             launch = int(self.operations.launch_ns[position])
@@ -278,14 +282,14 @@ def totals(key: NDArray[Any], amount: Int64s) -> tuple[NDArray[Any], Int64s, Int
     return keys, np.bincount(group, minlength=keys.size), total
 
 
-def uncovered_ns(span: tuple[int, int], others: Sequence[tuple[int, int]]) -> int:
+def uncovered_ns(span: tuple[int, int], spans: Sequence[tuple[int, int]]) -> int:
     """Return for how long nothing else ran within a span.
 
     >>> uncovered_ns((0, 10), [(-2, 3), (2, 4), (8, 12)])
     4
     """
     alone, reached = 0, span[0]
-    for start, end in sorted(others):
+    for start, end in sorted(spans):
         alone += max(min(start, span[1]) - reached, 0)
         reached = max(reached, min(end, span[1]))
     return alone + span[1] - reached

@@ -118,20 +118,20 @@ class Blocks:
             held += part
             if not part:
                 break
-            at, end = _last_start(held, searched)
-            searched = len(held) - at
-            if at > 0:
+            start, end = _last_start(held, searched)
+            searched = len(held) - start
+            if start > 0:
                 yield held[:end]
-                held = held[at:]
+                held = held[start:]
             elif len(held) > MOST_EVENT_BYTES:
                 what = "all events are empty" if _EMPTY.match(held) else "no event ends"
                 raise TraceError(f"{what} within {MOST_EVENT_BYTES >> 20} MiB: not a trace", file=self.path)
         # The end is decoded event by event, which is slow. So it holds the last event alone.
-        at, end = _last_start(held)
-        if at > 0:
+        start, end = _last_start(held)
+        if start > 0:
             yield held[:end]
-        if held[at:].strip(_BLANK):
-            yield held[at:]
+        if held[start:].strip(_BLANK):
+            yield held[start:]
 
     def _begin(self, file: UnpackedFile) -> bytes:
         """Read up to the first event, and return what was read of the events."""
@@ -180,13 +180,13 @@ def _last_start(text: bytes, searched: int = 0) -> tuple[int, int]:
         text: the text.
         searched: how much of its beginning was, in vain.
     """
-    at, first = len(text), max(searched - _LONGEST_KEY, 0)
-    while (at := text.rfind(b"{", first, at)) > 0:
-        before = text[max(at - _MOST_BLANKS, 0) : at].rstrip(_BLANK)
-        comma = max(at - _MOST_BLANKS, 0) + len(before) - 1
+    position, first = len(text), max(searched - _LONGEST_KEY, 0)
+    while (position := text.rfind(b"{", first, position)) > 0:
+        before = text[max(position - _MOST_BLANKS, 0) : position].rstrip(_BLANK)
+        comma = max(position - _MOST_BLANKS, 0) + len(before) - 1
         closed = before.endswith(b",") and before[:-1].rstrip(_BLANK).endswith(b"}")
-        if closed and _FIRST_KEY.match(text, at):
-            return at, comma
+        if closed and _FIRST_KEY.match(text, position):
+            return position, comma
     return 0, 0
 
 
@@ -442,12 +442,12 @@ def detailed_events(block: bytes, events: Sequence[Event]) -> list[Detailed]:
     return detailed
 
 
-def _next(block: bytes, event: Event, at: int) -> tuple[Detailed | None, int]:
+def _next(block: bytes, event: Event, position: int) -> tuple[Detailed | None, int]:
     """Return an event that is written with ``ph`` first and plain values before its name, and where to go on."""
     name = msgspec.json.encode(event.name)
-    while (at := block.find(name, at)) >= 0:
-        start, stop = block.rfind(b"{", 0, at), block.find(b'"ph"', at)
-        at += len(name)
+    while (position := block.find(name, position)) >= 0:
+        start, stop = block.rfind(b"{", 0, position), block.find(b'"ph"', position)
+        position += len(name)
         text = block[start : stop if stop >= 0 else len(block)]
         if stop >= 0:
             text = text.rstrip().removesuffix(b"{").rstrip().removesuffix(b",")
@@ -456,8 +456,8 @@ def _next(block: bytes, event: Event, at: int) -> tuple[Detailed | None, int]:
         except msgspec.DecodeError:
             continue
         if (detailed.pid, *_identity(detailed)) == (event.pid, *_identity(event)):
-            return detached(detailed), at
-    return None, at
+            return detached(detailed), position
+    return None, position
 
 
 def _among_all(block: bytes, events: Sequence[Event]) -> list[Detailed]:

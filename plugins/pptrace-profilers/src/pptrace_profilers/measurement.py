@@ -36,7 +36,9 @@ def measure_recordings(
         return _with_replicas(recordings, request, notes)
     pipeline, assumed = one_pipeline(recordings, request.layout, request.replica)
     acts = any(
-        one.action.kind not in kinds.COMMUNICATION for recording in pipeline for one in recording.executions
+        execution.action.kind not in kinds.COMMUNICATION
+        for recording in pipeline
+        for execution in recording.executions
     )
     inferred = ""
     if not acts:
@@ -111,7 +113,7 @@ def without_actions(recordings: Sequence[Recording]) -> Measurement:
     Raises:
         TraceError: there is neither an operation nor a message.
     """
-    summaries = [one for rank, recording in enumerate(recordings) for one in _of_rank(rank, recording)]
+    summaries = [summary for rank, recording in enumerate(recordings) for summary in _of_rank(rank, recording)]
     if not summaries:
         message = "holds no action of a pipeline, no operation of a GPU and no message"
         raise TraceError(message, file=recordings[0].path)
@@ -145,7 +147,9 @@ def _transfers(recordings: Sequence[Recording]) -> Iterator[tuple[int, int, int,
 def _of_rank(rank: int, recording: Recording) -> list[Summary]:
     operations = recording.operations
     summaries = [] if operations is None else _of_operations(rank, operations)
-    return sorted([*summaries, *_of_messages(rank, recording)], key=lambda one: (-one.total_ns, one.what))
+    return sorted(
+        [*summaries, *_of_messages(rank, recording)], key=lambda summary: (-summary.total_ns, summary.what)
+    )
 
 
 def _of_operations(rank: int, operations: Operations) -> list[Summary]:

@@ -53,10 +53,10 @@ def read_megatron(paths: Sequence[Path]) -> tuple[list[Recording], str, list[str
     files, notes = read_files(paths, lambda path: read_spans(path, _PREFIX))
     by_rank: dict[int, list[Span]] = defaultdict(list)
     origin: dict[int, Path] = {}
-    for path, file in files.items():
-        if file.untimed:
-            notes.append(f"{path.name}: {file.untimed:,} spans have no time, or one that cannot be: left out")
-        for span in file.spans:
+    for path, (spans, untimed) in files.items():
+        if untimed:
+            notes.append(f"{path.name}: {untimed:,} spans have no time, or one that cannot be: left out")
+        for span in spans:
             rank = _rank(span.resource, path)
             by_rank[rank].append(span)
             origin.setdefault(rank, path)
@@ -169,22 +169,22 @@ def _ends(spans: Sequence[Span], executions: Sequence[Execution], stages: int) -
         if match is None:
             continue
         sends, kind = match[1] == "send", Kind.F if match[2] == "forward" else Kind.B
-        alike = [one for one in executions if one.action.kind is kind]
+        alike = [execution for execution in executions if execution.action.kind is kind]
         if sends:
-            fitting = [one for one in alike if one.end_ns <= span.start_ns][-1:]
+            fitting = [execution for execution in alike if execution.end_ns <= span.start_ns][-1:]
         else:
-            fitting = [one for one in alike if one.start_ns >= span.end_ns][:1]
-        for one in fitting:
-            named.add((sends, one.action))
-            yield _end(one.action, span.start_ns, span.end_ns, sends=sends)
-    for at, one in enumerate(executions):
-        before = executions[at - 1].end_ns if at else one.start_ns
-        after = executions[at + 1].start_ns if at + 1 < len(executions) else one.end_ns
-        ahead = 1 if one.action.kind is Kind.F else -1
-        if 0 <= one.action.stage - ahead < stages and (False, one.action) not in named:
-            yield _end(one.action, min(before, one.start_ns), one.start_ns, sends=False)
-        if 0 <= one.action.stage + ahead < stages and (True, one.action) not in named:
-            yield _end(one.action, one.end_ns, max(after, one.end_ns), sends=True)
+            fitting = [execution for execution in alike if execution.start_ns >= span.end_ns][:1]
+        for execution in fitting:
+            named.add((sends, execution.action))
+            yield _end(execution.action, span.start_ns, span.end_ns, sends=sends)
+    for index, execution in enumerate(executions):
+        before = executions[index - 1].end_ns if index else execution.start_ns
+        after = executions[index + 1].start_ns if index + 1 < len(executions) else execution.end_ns
+        ahead = 1 if execution.action.kind is Kind.F else -1
+        if 0 <= execution.action.stage - ahead < stages and (False, execution.action) not in named:
+            yield _end(execution.action, min(before, execution.start_ns), execution.start_ns, sends=False)
+        if 0 <= execution.action.stage + ahead < stages and (True, execution.action) not in named:
+            yield _end(execution.action, execution.end_ns, max(after, execution.end_ns), sends=True)
 
 
 def _end(computed: Action, start_ns: int, end_ns: int, *, sends: bool) -> MessageEnd:
@@ -220,23 +220,14 @@ class Span:
     """Attributes of its process; empty if the line has none."""
 
 
-@dataclass(slots=True)
-class SpanFile:
-    """Spans of a file."""
-
-    spans: list[Span]
-    """Spans whose names begin as wanted."""
-    untimed: int = 0
-    """Such spans without times, or with times that cannot be."""
-
-
-def read_spans(path: Path, prefix: str) -> SpanFile:
-    """Read the spans of a file whose names begin with ``prefix``.
+def read_spans(path: Path, prefix: str) -> tuple[list[Span], int]:
+    """Read the spans of a file whose names begin with ``prefix``, and the number of those without valid times.
 
     Raises:
         TraceError: it cannot be read, or holds more spans than may be held.
     """
-    file = SpanFile([])
+    spans: list[Span] = []
+    untimed = 0
     for text in _objects(path):
         try:
             record = _DECODER.decode(text)
@@ -247,11 +238,11 @@ def read_spans(path: Path, prefix: str) -> SpanFile:
                 continue
             span = _span(fields, resource)
             if span is None:
-                file.untimed += 1
+                untimed += 1
                 continue
-            file.spans.append(span)
-            check_events(len(file.spans), path)
-    return file
+            spans.append(span)
+            check_events(len(spans), path)
+    return spans, untimed
 
 
 def _objects(path: Path) -> Iterator[bytes]:

@@ -146,17 +146,18 @@ def second_passes(runs: Sequence[Run]) -> set[int]:
     return second
 
 
-def _taker(runs: Sequence[Run], receive: MessageEnd, others: set[int]) -> int:
+def _taker(runs: Sequence[Run], receive: MessageEnd, excluded: set[int]) -> int:
     """Return the first run after a receive that has no message yet; -1 for none."""
     first = int(np.searchsorted([run.start_ns for run in runs], receive.end_ns))
-    return next((number for number in range(first, len(runs)) if number not in others), -1)
+    return next((number for number in range(first, len(runs)) if number not in excluded), -1)
 
 
-def _maker(runs: Sequence[Run], send: MessageEnd, others: set[int], *, forward: bool) -> int:
+def _maker(runs: Sequence[Run], send: MessageEnd, excluded: set[int], *, forward: bool) -> int:
     """Return the last run of a direction before a send whose output was not sent; -1 for none."""
     last = int(np.searchsorted([run.start_ns for run in runs], send.host_ns)) - 1
     return next(
-        (number for number in range(last, -1, -1) if number not in others and runs[number].forward == forward), -1
+        (number for number in range(last, -1, -1) if number not in excluded and runs[number].forward == forward),
+        -1,
     )
 
 
@@ -262,13 +263,13 @@ def messages_of(
         gradient_first: whether a gradient precedes an activation that was posted together to the same rank.
     """
     sent_to: list[list[int]] = []
-    made: dict[tuple[int, int], list[int]] = defaultdict(list)
+    makers_of: dict[tuple[int, int], list[int]] = defaultdict(list)
     for rank, part in enumerate(parts):
         sends = sorted((end for end in part.ends if end.sends and end.peer >= 0), key=attrgetter("host_ns"))
         makers = _makers(part, known[rank], sends, _Rules.of(route, rank, gradient_first=gradient_first))
         peers = [NO_RANK] * len(part.runs)
         for send, maker in zip(sends, makers, strict=True):
-            made[rank, send.peer].append(maker)
+            makers_of[rank, send.peer].append(maker)
             if maker >= 0:
                 peers[maker] = send.peer
         sent_to.append(peers)
@@ -279,7 +280,7 @@ def messages_of(
             receives = sorted(
                 (end for end in part.ends if not end.sends and end.peer == source), key=attrgetter("host_ns")
             )
-            for maker, receive in zip(made[source, target], receives, strict=False):
+            for maker, receive in zip(makers_of[source, target], receives, strict=False):
                 if maker >= 0:
                     message = (source, maker), receive.end_ns
                     inputs[target, source, known[source][maker].forward].append(message)
@@ -301,7 +302,7 @@ class _Rules:
     @classmethod
     def of(cls, route: Sequence[int], rank: int, *, gradient_first: bool) -> _Rules:
         goes = [
-            [after[stage] for stage, at in enumerate(route) if at == rank]
+            [after[stage] for stage, rank_of_stage in enumerate(route) if rank_of_stage == rank]
             for after in ((*route[1:], NO_RANK), (NO_RANK, *route[:-1]))
         ]
         forward, backward = (frozenset(ranks) - {rank, NO_RANK} for ranks in goes)

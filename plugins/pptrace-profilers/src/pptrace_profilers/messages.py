@@ -158,7 +158,11 @@ def kernel_of(rank: int, end: MessageEnd) -> Kernel | None:
 
 def kernel_payloads(messages: Iterable[Message]) -> Counter[Kernel | None]:
     """Return how many ends of messages each kernel carries; 0 for None, which is no kernel."""
-    ends = ((rank, end) for one in messages for rank, end in ((one.source, one.sent), (one.target, one.received)))
+    ends = (
+        (rank, end)
+        for message in messages
+        for rank, end in ((message.source, message.sent), (message.target, message.received))
+    )
     count = Counter(kernel_of(rank, end) for rank, end in ends if end is not None)
     del count[None]
     return count
@@ -182,7 +186,7 @@ def name_messages(
     or directions differ in number from the messages, the contents stay unknown.
     """
     holders = _holders(ranks)
-    named = {(one.forward, one.stage, one.microbatch) for one in messages if one.stage >= 0}
+    named = {(message.forward, message.stage, message.microbatch) for message in messages if message.stage >= 0}
     unnamed: dict[tuple[int, int], list[Message]] = defaultdict(list)
     for message in messages:
         if message.stage >= 0:
@@ -215,7 +219,7 @@ def _holders(ranks: Sequence[Recording]) -> dict[tuple[int, int], int]:
 
 
 def _passes(rank: Recording) -> Iterator[Action]:
-    return (action for one in rank.executions for action in one.members if action.kind in kinds.PASSES)
+    return (action for execution in rank.executions for action in execution.members if action.kind in kinds.PASSES)
 
 
 def _outputs(rank: Recording, target: int, holders: Mapping[tuple[int, int], int]) -> list[Action]:

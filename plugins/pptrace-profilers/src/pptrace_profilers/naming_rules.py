@@ -19,7 +19,6 @@ import signal
 import threading
 import time
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -112,15 +111,6 @@ _MOST_MICROBATCHES = 2**16
 _WORDS = {"forward": Kind.F, "fwd": Kind.F, "backward": Kind.B, "bwd": Kind.B}
 
 
-class Stream(Enum):
-    """Where an event runs."""
-
-    COMPUTE = "compute"
-    SEND = "send"
-    RECEIVE = "receive"
-    DATA_PARALLEL = "data-parallel"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meaning:
     """Meaning of an event."""
@@ -151,8 +141,8 @@ class Rule:
     """The microbatch, likewise."""
     peer: int | None = None
     """Rank at the other end, likewise."""
-    stream: Stream = Stream.COMPUTE
-    """Where it runs."""
+    stream: str = "compute"
+    """Where it runs: ``compute``, ``send``, ``receive`` or ``data-parallel``."""
 
     def meaning(self, name: str, args: Mapping[str, object]) -> Meaning | None:
         """Return the meaning of an event; None if the rule does not match or captures an invalid number."""
@@ -166,9 +156,9 @@ class Rule:
             action = self._action(groups, stage, microbatch)
         except ValueError:
             return None
-        if action is None and self.stream is Stream.COMPUTE:
+        if action is None and self.stream == "compute":
             return None
-        sends = action.kind in kinds.SENDS if action is not None else self.stream is Stream.SEND
+        sends = action.kind in kinds.SENDS if action is not None else self.stream == "send"
         moves = action is None or action.kind in kinds.COMMUNICATION
         return Meaning(
             action=action, sends=sends if moves else None,
@@ -192,12 +182,12 @@ class Rule:
         if "action" in groups:
             return _parsed(groups["action"])
         kind = self.kind if self.kind is not None else _kind(groups.get("kind"))
-        if self.stream in {Stream.SEND, Stream.RECEIVE}:
+        if self.stream in {"send", "receive"}:
             if kind in kinds.PASSES:
-                kind = kinds.message_kind(sends=self.stream is Stream.SEND, forward=kind is Kind.F)
+                kind = kinds.message_kind(sends=self.stream == "send", forward=kind is Kind.F)
             if stage is None or microbatch is None:
                 return None
-        elif self.stream is Stream.DATA_PARALLEL and kind is None:
+        elif self.stream == "data-parallel" and kind is None:
             kind = Kind.REDUCE_GRAD
         if kind is None:
             return None
@@ -380,7 +370,7 @@ def _rule(model: ActionModel, number: int, places: Places) -> Rule:
         pattern=re.compile(".*", re.DOTALL) if model.name is None else _timed(model.name, f"{key}.name", places),
         args={name: _timed(pattern, f"{key}.args.{name}", places) for name, pattern in model.args.items()},
         kind=Kind[model.kind] if model.kind is not None else None,
-        stage=model.stage, microbatch=model.microbatch, peer=model.peer, stream=Stream(model.stream),
+        stage=model.stage, microbatch=model.microbatch, peer=model.peer, stream=model.stream,
     )  # fmt: skip
 
 

@@ -78,16 +78,16 @@ def numbers_of(
 
     Without a layout, groups and inferred stages, all ranks of the job count.
     """
-    ranks = tuple(max(one.rank, 0) for one in pipeline)
+    ranks = tuple(max(recording.rank, 0) for recording in pipeline)
     if layout or any(map(_members, known)):
         pipelines, _ = _pipelines(_by_rank(known), layout)
         whole = next(its for its in pipelines.values() if ranks[0] in its)
         return tuple(map(whole.index, ranks)) if len(ranks) < len(whole) else (), len(whole)
-    world = max((one.world for one in known), default=0)
+    world = max((recording.world for recording in known), default=0)
     if len(ranks) >= world or max(ranks) >= world:
         return (), len(ranks)
     size = ranks_by_stages(pipeline, world)
-    numbers = tuple(stages_of(one)[0] for one in pipeline) if size else ()
+    numbers = tuple(stages_of(recording)[0] for recording in pipeline) if size else ()
     if numbers and all(a < b for a, b in pairwise(numbers)):
         return numbers if len(numbers) < size else (), size
     return ranks, world
@@ -100,7 +100,7 @@ def _members(recording: Recording) -> tuple[int, ...]:
 
 
 def _by_rank(recordings: Sequence[Recording]) -> dict[int, Recording]:
-    unknown = [one for one in recordings if one.rank < 0]
+    unknown = [recording for recording in recordings if recording.rank < 0]
     if unknown and len(recordings) > 1:
         message = "does not say whose it is: name it rank0.json and so on"
         raise TraceError(message, file=unknown[0].path)
@@ -124,14 +124,14 @@ def _pipelines(known: dict[int, Recording], layout: str) -> tuple[dict[str, tupl
     """Return the global ranks of each pipeline by its place, and a note on missing ranks."""
     if layout:
         return _of_layout(known, layout), ""
-    groups = {_members(one) for one in known.values()} - {()}
+    groups = {_members(recording) for recording in known.values()} - {()}
     if groups:
         pipelines = sorted(groups)
         places = [_place(known, ranks) for ranks in pipelines]
         if len(set(places)) < len(places) or "" in places:
             places = [f"of rank {min(ranks)}" for ranks in pipelines]
         return dict(zip(places, pipelines, strict=True)), ""
-    world = max((one.world for one in known.values()), default=0) or len(known)
+    world = max((recording.world for recording in known.values()), default=0) or len(known)
     present = tuple(known)
     # A file may say any number of ranks, so they are counted and never listed.
     if len(present) == world or max(present) >= world:
@@ -172,7 +172,7 @@ def _of_layout(known: dict[int, Recording], text: str) -> dict[str, tuple[int, .
         for cp in range(layout.cp):
             for tp in range(layout.tp):
                 sized = (("dp", dp, layout.dp), ("cp", cp, layout.cp), ("tp", tp, layout.tp))
-                place = ",".join(f"{axis}={at}" for axis, at, size in sized if size > 1)
+                place = ",".join(f"{axis}={coordinate}" for axis, coordinate, size in sized if size > 1)
                 pipelines[place] = tuple(int(rank) for rank in grid[:, dp, cp, tp])
     return pipelines
 

@@ -292,10 +292,10 @@ def posted_ends(events: Events, executions: Sequence[Execution], members: Sequen
     inside = np.searchsorted(events.start_ns[work], events.start_ns[posts]).tolist()
     begun = np.searchsorted(starts, events.start_ns[posts], side="right").tolist()
     ends = []
-    for row, at, first in zip(posts.tolist(), inside, begun, strict=True):
+    for row, position, first in zip(posts.tolist(), inside, begun, strict=True):
         start, sends = int(events.start_ns[row]), _POSTS[events.name_of(row)]
-        annotated = at < work.size and events.start_ns[work[at]] <= events.end_ns[row]
-        backend = int(work[at]) if annotated else row
+        annotated = position < work.size and events.start_ns[work[position]] <= events.end_ns[row]
+        backend = int(work[position]) if annotated else row
         sizes = (input_bytes(events.arguments.get(event)) for event in (backend, row))
         ends.append(MessageEnd(
             sends=sends, peer=global_rank(_peer(events.arguments.get(row)), members),
@@ -477,9 +477,9 @@ def batch_payloads(
     moves = [execution for execution in executions if execution.action.kind in kinds.COMMUNICATION]
     payloads: dict[int, tuple[Payload, ...]] = {}
     since = -1
-    for kernel, at in sorted(launches.items(), key=lambda launch: launch[1]):
-        batch, annotated = _between(posts, since, at), _between(moves, since, at)
-        since = at
+    for kernel, launch_ns in sorted(launches.items(), key=lambda launch: launch[1]):
+        batch, annotated = _between(posts, since, launch_ns), _between(moves, since, launch_ns)
+        since = launch_ns
         actions = {
             sends: [move.action for move in annotated if (move.action.kind in kinds.SENDS) == sends]
             for sends in (True, False)

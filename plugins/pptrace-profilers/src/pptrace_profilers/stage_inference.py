@@ -20,6 +20,8 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from pptrace_profilers.message_chains import (
     NO_RANK,
     Known,
@@ -159,9 +161,9 @@ def routed(parts: Sequence[Part], starts_ns: Sequence[Sequence[int]], *, paired:
     return StepPlaces(places=places, route=search.route, shares=shares)
 
 
-def _agreed(found: Sequence[Mapping[tuple[int, int], tuple[int, int]]]) -> int:
+def _agreed(solutions: Sequence[Mapping[tuple[int, int], tuple[int, int]]]) -> int:
     """Return the number of actions with the same place in all solutions."""
-    return sum(all(other[node] == place for other in found) for node, place in found[0].items())
+    return sum(all(other[node] == place for other in solutions) for node, place in solutions[0].items())
 
 
 def _turning(
@@ -172,12 +174,12 @@ def _turning(
     No message determines the order of several pending forwards.
     """
     ahead = alone = count = 0
-    for number, one in enumerate(known):
+    for number, action in enumerate(known):
         if places[route[-1], number][0] != len(route) - 1:
             continue
-        alone += not one.forward and ahead == 1
-        count += not one.forward
-        ahead += 1 if one.forward else -1
+        alone += not action.forward and ahead == 1
+        count += not action.forward
+        ahead += 1 if action.forward else -1
     return alone, max(count, 1)
 
 
@@ -209,7 +211,7 @@ def _routes(parts: Sequence[Part], known: Sequence[Sequence[Known]]) -> Iterator
     With P ranks, M microbatches and v stages on each, a rank has vM forwards, and 2M(Pv - 1) messages go around;
     there and back, v - 1 times a rank hands over to itself.
     """
-    ranks, forward_counts = len(known), {sum(one.forward for one in rank) for rank in known}
+    ranks, forward_counts = len(known), {sum(action.forward for action in rank) for rank in known}
     if ranks == 1 or len(forward_counts) != 1:
         return
     (each,) = forward_counts
@@ -259,9 +261,9 @@ class Placing:
         """
         self.known, self.messages, self.route, self.microbatches = known, messages, route, microbatches
         self.tries = tries
-        self.stages = [[stage for stage, at in enumerate(route) if at == rank] for rank in range(len(known))]
+        self.stages = [np.flatnonzero(np.equal(route, rank)).tolist() for rank in range(len(known))]
         self.returned = [_returned(rank) for rank in known]
-        self.at = [0] * len(known)
+        self.next_action = [0] * len(known)
         self.places: dict[_Node, _Place] = {}
         self.begun: Counter[tuple[bool, int]] = Counter()
         self.taken: Counter[tuple[int, int, bool]] = Counter()
@@ -292,7 +294,7 @@ class Placing:
         while moved:
             moved, rank_of_choice, choice = False, -1, []
             for rank in range(len(self.known)):
-                while self.at[rank] < len(self.known[rank]) and self.tries > 0:
+                while self.next_action[rank] < len(self.known[rank]) and self.tries > 0:
                     options, waits = self._options(rank)
                     if waits:
                         break
@@ -307,31 +309,31 @@ class Placing:
         return rank_of_choice, choice
 
     def _put(self, rank: int, option: _Option) -> None:
-        node = (rank, self.at[rank])
-        one = self.known[rank][node[1]]
+        node = (rank, self.next_action[rank])
+        action = self.known[rank][node[1]]
         self.tries -= 1
         self.trail.append((rank, option))
         self.places[node] = option.place
-        self.at[rank] += 1
-        if one.second:
+        self.next_action[rank] += 1
+        if action.second:
             return
-        self.begun[one.forward, option.place[0]] += 1
-        self.taken[rank, option.source, one.forward] += 1
-        if self._next_rank(option.place[0], forward=one.forward) == rank:
-            self.handed[rank, one.forward].append(node)
+        self.begun[action.forward, option.place[0]] += 1
+        self.taken[rank, option.source, action.forward] += 1
+        if self._next_rank(option.place[0], forward=action.forward) == rank:
+            self.handed[rank, action.forward].append(node)
 
     def _undo(self) -> None:
         rank, option = self.trail.pop()
-        self.at[rank] -= 1
-        node = (rank, self.at[rank])
-        one = self.known[rank][node[1]]
+        self.next_action[rank] -= 1
+        node = (rank, self.next_action[rank])
+        action = self.known[rank][node[1]]
         del self.places[node]
-        if one.second:
+        if action.second:
             return
-        self.begun[one.forward, option.place[0]] -= 1
-        self.taken[rank, option.source, one.forward] -= 1
-        if self._next_rank(option.place[0], forward=one.forward) == rank:
-            self.handed[rank, one.forward].pop()
+        self.begun[action.forward, option.place[0]] -= 1
+        self.taken[rank, option.source, action.forward] -= 1
+        if self._next_rank(option.place[0], forward=action.forward) == rank:
+            self.handed[rank, action.forward].pop()
 
     def _next_rank(self, stage: int, *, forward: bool) -> int:
         """Return the receiver of an output; :data:`NO_RANK` after the last stage."""
@@ -340,45 +342,45 @@ class Placing:
 
     def _options(self, rank: int) -> tuple[list[_Option], bool]:
         """Return the options of a rank's next action, and whether they depend on progress of another rank."""
-        number = self.at[rank]
-        one = self.known[rank][number]
-        if one.pair >= 0:
-            place = self.places.get((rank, one.pair))
+        number = self.next_action[rank]
+        action = self.known[rank][number]
+        if action.pair >= 0:
+            place = self.places.get((rank, action.pair))
             if place is None:
                 return [], False
-            if one.second:
+            if action.second:
                 return [_Option(place, NO_RANK)], False
             option, waits = self._option(rank, place)
             return [option] if option is not None else [], waits
-        found: list[_Option] = []
+        options: list[_Option] = []
         for stage in reversed(self.stages[rank]):
-            microbatch = self.begun[one.forward, stage]
-            if microbatch >= (self.microbatches if one.forward else self.begun[True, stage]):
+            microbatch = self.begun[action.forward, stage]
+            if microbatch >= (self.microbatches if action.forward else self.begun[True, stage]):
                 continue
             option, waits = self._option(rank, (stage, microbatch))
             if waits:
                 return [], True
             if option is not None:
-                found.append(option)
-        return found, False
+                options.append(option)
+        return options, False
 
     def _option(self, rank: int, place: _Place) -> tuple[_Option | None, bool]:
         """Return a place as an option, None if it does not fit; and whether it depends on another rank."""
-        number = self.at[rank]
-        one, (stage, microbatch) = self.known[rank][number], place
+        number = self.next_action[rank]
+        action, (stage, microbatch) = self.known[rank][number], place
         if not self._leaves(rank, number, stage):
             return None, False
-        before = stage - 1 if one.forward else stage + 1
+        before = stage - 1 if action.forward else stage + 1
         if not 0 <= before < len(self.route):
             return _Option(place, NO_RANK), False
         source = self.route[before]
-        taken = self.taken[rank, source, one.forward]
+        taken = self.taken[rank, source, action.forward]
         if source == rank:
-            handed = self.handed[rank, one.forward]
+            handed = self.handed[rank, action.forward]
             fits = taken < len(handed) and self.places[handed[taken]] == (before, microbatch)
             return (_Option(place, source) if fits else None), False
-        inputs = self.messages.inputs.get((rank, source, one.forward), ())
-        if taken >= len(inputs) or inputs[taken][1] > one.start_ns + _ROUNDED_NS:
+        inputs = self.messages.inputs.get((rank, source, action.forward), ())
+        if taken >= len(inputs) or inputs[taken][1] > action.start_ns + _ROUNDED_NS:
             return None, False
         producer_place = self.places.get(inputs[taken][0])
         if producer_place is None:
@@ -399,5 +401,7 @@ class Placing:
 
 def _returned(known: Sequence[Known]) -> dict[int, int]:
     """Return the first backward of each forward."""
-    pairs = [(one.pair, number) for number, one in enumerate(known) if one.pair >= 0 and not one.second]
+    pairs = [
+        (action.pair, number) for number, action in enumerate(known) if action.pair >= 0 and not action.second
+    ]
     return dict(reversed(pairs))

@@ -71,14 +71,16 @@ def assemble(recordings: Sequence[Recording], numbers: Sequence[int] = ()) -> Me
     ]
     matched = [match_ends(step, unattributed) for step in rank_steps]
     clocks = align(len(recordings), list(_transfers([message for step in matched for message in step])))
-    notes = [*(note for one in recordings for note in one.notes), *left_out, *_contradictions(clocks)]
+    notes = [*(note for recording in recordings for note in recording.notes), *left_out, *_contradictions(clocks)]
     aligned_steps = []
     for label, ranks, step_messages in zip(labels, rank_steps, matched, strict=True):
-        if all(one.action.kind in kinds.COMMUNICATION for rank in ranks for one in rank.executions):
+        if all(execution.action.kind in kinds.COMMUNICATION for rank in ranks for execution in rank.executions):
             notes.append(f"{label} holds no action: left out")
             continue
         places = numbers or range(len(ranks))
-        parts = [_on_one_clock(*one) for one in zip(ranks, clocks, places, strict=True)]
+        parts = [
+            _on_one_clock(rank, clock, place) for rank, clock, place in zip(ranks, clocks, places, strict=True)
+        ]
         _check_replicas(parts)
         moves = [shifted_message(message, clocks) for message in step_messages]
         name_messages(parts, moves, unattributed)
@@ -116,9 +118,9 @@ def _contradictions(clocks: Sequence[Clock]) -> Iterator[str]:
 def _sources(recordings: Sequence[Recording]) -> tuple[Source, ...]:
     """Return the ranks' files, where viewers of traces open all of them."""
     sources = [
-        Source(rank=rank, path=one.path, origin_ns=one.origin_ns, has_clock=one.has_clock)
-        for rank, one in enumerate(recordings)
-        if one.origin_ns is not None
+        Source(rank=rank, path=recording.path, origin_ns=recording.origin_ns, has_clock=recording.has_clock)
+        for rank, recording in enumerate(recordings)
+        if recording.origin_ns is not None
     ]
     return tuple(sources) if len(sources) == len(recordings) else ()
 
@@ -131,10 +133,16 @@ def _transfers(messages: Sequence[Message]) -> Iterator[tuple[int, int, int, int
     """
     payloads = kernel_payloads(messages)
     whole = [
-        (one.source, one.target, one.sent, one.received, payloads[kernel_of(one.source, one.sent)] == 1)
-        for one in messages
-        if one.sent is not None and one.received is not None
-    ]
+        (
+            message.source,
+            message.target,
+            message.sent,
+            message.received,
+            payloads[kernel_of(message.source, message.sent)] == 1,
+        )
+        for message in messages
+        if message.sent is not None and message.received is not None
+    ]  # fmt: skip
     links = {(source, target) for source, target, _, _, alone in whole if alone}
     for source, target, sent, received, alone in whole:
         left = sent.start_ns
@@ -204,8 +212,8 @@ def _skips_input_gradient(ranks: Sequence[tuple[Recording, Arrivals]]) -> bool:
     ]
     on_gpu = any(execution.gpu is not None for execution, _ in inputs)
     lengths = [  # of a GPU's actions one without a kernel took no time
-        (one.action.stage, 0 if on_gpu and one.gpu is None else own_length(one, arrivals))
-        for one, arrivals in inputs
+        (execution.action.stage, 0 if on_gpu and execution.gpu is None else own_length(execution, arrivals))
+        for execution, arrivals in inputs
     ]
     first = [length for stage, length in lengths if stage == 0]
     later_stages = [length for stage, length in lengths if stage > 0]
@@ -215,11 +223,11 @@ def _skips_input_gradient(ranks: Sequence[tuple[Recording, Arrivals]]) -> bool:
 def _with_whole_backward(rank: Recording) -> Recording:
     """Replace the input and weight gradients of the first stage by one backward."""
     executions = [
-        replace(one, action=replace(one.action, kind=Kind.B))
-        if one.action.stage == 0 and one.action.kind is Kind.W
-        else one
-        for one in rank.executions
-        if one.action.stage != 0 or one.action.kind is not Kind.I
+        replace(execution, action=replace(execution.action, kind=Kind.B))
+        if execution.action.stage == 0 and execution.action.kind is Kind.W
+        else execution
+        for execution in rank.executions
+        if execution.action.stage != 0 or execution.action.kind is not Kind.I
     ]
     return replace(rank, executions=tuple(executions))
 
@@ -346,7 +354,7 @@ def _moves(messages: Sequence[Message]) -> Iterator[tuple[Slice, int]]:
     """
     free: dict[tuple[int, int, bool], int] = {}
     payloads = kernel_payloads(messages)
-    for message in sorted((one for one in messages if one.stage >= 0), key=_end):
+    for message in sorted((message for message in messages if message.stage >= 0), key=_end):
         sent, received = message.sent, message.received
         batched = received is not None and payloads[kernel_of(message.target, received)] > 1
         size = max(end.size_bytes for end in (sent, received) if end is not None)
@@ -391,7 +399,7 @@ def _end(message: Message) -> int:
 
 def _placement(slices: Sequence[Slice], ranks: int) -> Placement:
     rows = sorted(
-        (one for one in slices if one.stream is Stream.COMPUTE), key=lambda one: (one.rank, one.start_ns)
+        (row for row in slices if row.stream is Stream.COMPUTE), key=lambda row: (row.rank, row.start_ns)
     )
     columns = [
         np.array([getattr(row.action, name) for row in rows], dtype=np.int32)
