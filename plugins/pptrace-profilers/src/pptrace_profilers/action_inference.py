@@ -185,14 +185,13 @@ def _counted(ranks: Sequence[RankRuns]) -> Iterator[float]:
     """Yield the ratio of messages to forwards for each rank and neighbour."""
     for number, rank in enumerate(ranks):
         forward_count = len(rank.forwards)
+        windows = rank.recording.windows or [("", -(2**63), 2**63)]
         for peer in (number - 1, number + 1):
             if 0 <= peer < len(ranks):
-                ends = rank.recording.ends
                 sent = sum(
-                    end.sends and end.peer == peer and _in_a_step(rank.recording, end.host_ns) for end in ends
+                    end.sends
+                    and end.peer == peer
+                    and any(start <= end.host_ns <= stop for _, start, stop in windows)
+                    for end in rank.recording.ends
                 )
                 yield min(sent, forward_count) / max(sent, forward_count)
-
-
-def _in_a_step(recording: Recording, at_ns: int) -> bool:
-    return not recording.windows or any(start <= at_ns <= end for _, start, end in recording.windows)

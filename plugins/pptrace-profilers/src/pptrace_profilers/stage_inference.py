@@ -151,7 +151,10 @@ def routed(parts: Sequence[Part], starts_ns: Sequence[Sequence[int]], *, paired:
     }
     shares = {
         "of the messages lie between two actions": (2 * search.messages.linked, ends),
-        "of the actions have one place alone": (_agreed([every for _, every in solutions]), total),
+        "of the actions have one place alone": (
+            sum(all(other[node] == place for _, other in solutions) for node, place in places.items()),
+            total,
+        ),
         _SEARCHED: (int(whole), 1),
         "of the forwards are like others of their stage": alike(parts, of_forwards),
     }
@@ -159,11 +162,6 @@ def routed(parts: Sequence[Part], starts_ns: Sequence[Sequence[int]], *, paired:
         what = "of the backwards that begin on the last stage follow one forward alone"
         shares[what] = _turning(known[search.route[-1]], search.route, places)
     return StepPlaces(places=places, route=search.route, shares=shares)
-
-
-def _agreed(solutions: Sequence[Mapping[tuple[int, int], tuple[int, int]]]) -> int:
-    """Return the number of actions with the same place in all solutions."""
-    return sum(all(other[node] == place for other in solutions) for node, place in solutions[0].items())
 
 
 def _turning(
@@ -262,7 +260,11 @@ class Placing:
         self.known, self.messages, self.route, self.microbatches = known, messages, route, microbatches
         self.tries = tries
         self.stages = [np.flatnonzero(np.equal(route, rank)).tolist() for rank in range(len(known))]
-        self.returned = [_returned(rank) for rank in known]
+        self.returned = [
+            {action.pair: number for number, action in reversed(list(enumerate(rank))) if not action.second}
+            for rank in known
+        ]
+        """By rank and forward, its first backward."""
         self.next_action = [0] * len(known)
         self.places: dict[_Node, _Place] = {}
         self.begun: Counter[tuple[bool, int]] = Counter()
@@ -397,11 +399,3 @@ class Placing:
             if self.messages.sent_to[rank][action] != (NO_RANK if goes == rank else goes):
                 return False
         return True
-
-
-def _returned(known: Sequence[Known]) -> dict[int, int]:
-    """Return the first backward of each forward."""
-    pairs = [
-        (action.pair, number) for number, action in enumerate(known) if action.pair >= 0 and not action.second
-    ]
-    return dict(reversed(pairs))

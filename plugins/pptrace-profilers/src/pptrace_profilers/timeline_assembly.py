@@ -84,17 +84,17 @@ def assemble(recordings: Sequence[Recording], numbers: Sequence[int] = ()) -> Me
         _check_replicas(parts)
         moves = [shifted_message(message, clocks) for message in step_messages]
         name_messages(parts, moves, unattributed)
-        aligned_steps.append((label, parts, moves))
+        aligned_steps.append((label, parts, moves, arrivals_of(moves)))
     # A framework skips empty gradients in all steps, so one decision serves all of them.
-    skips = _skips_input_gradient(
-        [(part, arrivals_of(moves)) for _, parts, moves in aligned_steps for part in parts]
-    )
+    skips = _skips_input_gradient([(part, arrivals) for _, parts, _, arrivals in aligned_steps for part in parts])
     notes += [_SKIPPED] if skips else []
     steps = []
-    for label, parts, moves in aligned_steps:
+    for label, parts, moves, arrivals in aligned_steps:
         whole = [_with_whole_backward(part) for part in parts] if skips else parts
-        timeline, gap, begins = timeline_of(whole, moves)
-        covered = _covered(recordings, label)
+        timeline, gap, begins = timeline_of(whole, moves, arrivals)
+        covered = max(
+            (end - start for part in parts for name, start, end in part.windows if name == label), default=0
+        )
         steps.append(Step(label=label, timeline=timeline, gap_ns=gap, covered_ns=covered, begins_ns=begins))
     if not steps:
         raise TraceError("holds no action of a pipeline", file=recordings[0].path)
@@ -164,12 +164,6 @@ def _summed(unattributed: Sequence[Unattributed]) -> tuple[Unattributed, ...]:
     return tuple(sorted(sums.values(), key=lambda work: (-work.total_ns, work.rank, work.what)))
 
 
-def _covered(recordings: Sequence[Recording], label: str) -> int:
-    """Return the longest of the ranges that the ranks' profilers wrote around a step."""
-    ranges = (end - start for recording in recordings for name, start, end in recording.windows if name == label)
-    return max(ranges, default=0)
-
-
 def _on_one_clock(part: Recording, clock: Clock, place: int) -> Recording:
     """Return a recording by rank 0's clock; an action without a stage gets the rank's place."""
     return replace(
@@ -232,19 +226,23 @@ def _with_whole_backward(rank: Recording) -> Recording:
     return replace(rank, executions=tuple(executions))
 
 
-def timeline_of(ranks: Sequence[Recording], messages: Sequence[Message]) -> tuple[Timeline, Int64s, int]:
+def timeline_of(
+    ranks: Sequence[Recording], messages: Sequence[Message], arrivals: Arrivals
+) -> tuple[Timeline, Int64s, int]:
     """Return a step's timeline, from its first action on, the gaps inside its slices, and when it begins.
 
     Raises:
         TraceError: the actions are no pipeline's.
     """
-    arrivals = arrivals_of(messages)
     times = TimesAlone(ranks, arrivals)
     actions = [row for number, rank in enumerate(ranks) for row in _actions(number, rank, arrivals, times)]
     placement = _placement([action for action, _ in actions], len(ranks))
-    # A message of a microbatch without computation does not belong to the step.
     moves = [
-        (move, 0, received_ns) for move, received_ns in _moves(messages) if _is_within(move.action, placement)
+        (move, 0, received_ns)
+        for move, received_ns in _moves(messages)
+        # A message of a microbatch without computation does not belong to the step.
+        if move.action.stage < placement.stages
+        and move.action.microbatch + move.action.span <= placement.microbatches
     ]
     rows = [*((action, gap_ns, -1) for action, gap_ns in actions), *moves]
     rows.sort(key=lambda row: _lane_and_time(row[0]))
@@ -262,17 +260,13 @@ def timeline_of(ranks: Sequence[Recording], messages: Sequence[Message]) -> tupl
     return timeline, np.array([gap_ns for _, gap_ns, _ in rows], dtype=np.int64), begins_ns
 
 
-def arrivals_of(messages: Sequence[Message]) -> dict[tuple[bool, int, int], int]:
+def arrivals_of(messages: Sequence[Message]) -> Arrivals:
     """Return the arrival of each input by whether it is an activation, its stage and its first microbatch."""
     return {
         (message.forward, message.to_stage, message.microbatch): message.received.end_ns
         for message in messages
         if message.stage >= 0 and message.received is not None
     }
-
-
-def _is_within(action: Action, placement: Placement) -> bool:
-    return action.microbatch + action.span <= placement.microbatches and action.stage < placement.stages
 
 
 def _lane_and_time(row: Slice) -> tuple[int, int, int, int, int]:
@@ -284,7 +278,7 @@ def _actions(rank: int, step: Recording, arrivals: Arrivals, times: TimesAlone) 
     free: dict[Stream, int] = {}
     pairs = 0
     on_gpu = any(execution.gpu is not None for execution in step.executions)
-    for execution in sorted(step.executions, key=_begin):
+    for execution in sorted(step.executions, key=lambda execution: (execution.gpu or execution).start_ns):
         if execution.action.kind in kinds.COMMUNICATION and execution.pair < 0:
             continue
         members, stream = execution.members, _stream(execution)
@@ -302,10 +296,6 @@ def _actions(rank: int, step: Recording, arrivals: Arrivals, times: TimesAlone) 
                 pair=pairs if len(members) > 1 else execution.pair, collective_ns=collective,
             ), gap  # fmt: skip
         pairs += len(members) > 1
-
-
-def _begin(execution: Execution) -> int:
-    return execution.gpu.start_ns if execution.gpu is not None else execution.start_ns
 
 
 def _stream(execution: Execution) -> Stream:

@@ -44,7 +44,8 @@ def explain_job(measurement: Measurement, step: Step) -> ExplanationPart | None:
     stragglers = find_stragglers(job)
     return ExplanationPart(
         sections=_sections(stragglers),
-        values=_values(stragglers),
+        values={name: getattr(stragglers, name) for name in stragglers.__slots__}
+        | {"heat": stragglers.heat.tolist()},
         write_picture=partial(_write_heat_map, stragglers=stragglers),
         timeline=partial(ideal_timeline, job, step.timeline.placement),
     )
@@ -52,10 +53,12 @@ def explain_job(measurement: Measurement, step: Step) -> ExplanationPart | None:
 
 def _sections(stragglers: Stragglers) -> tuple[Section, ...]:
     """Return what stragglers cost, as sections of an explanation."""
+    slowdowns = tuple((name, f"{effect.slowdown:.3f}") for name, effect in stragglers.by_type.items())
+    types = Table(head=("", "slowdown"), rows=slowdowns)
     return (
         Section(title="the job, all replicas", blocks=tuple(Line(text=text) for text in _summary(stragglers))),
         Section(title="what the loss goes back to", blocks=(_causes(stragglers),)),
-        Section(title="slowdown by type of operation, each alone", blocks=(_types(stragglers),)),
+        Section(title="slowdown by type of operation, each alone", blocks=(types,)),
         Section(title="the slowest workers", blocks=(_workers(stragglers),)),
         Section(
             title="slowdown by replica and rank",
@@ -63,12 +66,6 @@ def _sections(stragglers: Stragglers) -> tuple[Section, ...]:
             blocks=_heat_table(stragglers),
         ),
     )
-
-
-def _values(stragglers: Stragglers) -> dict[str, Any]:
-    """Return all figures as values for JSON."""
-    names = stragglers.__slots__
-    return {name: getattr(stragglers, name) for name in names} | {"heat": stragglers.heat.tolist()}
 
 
 def _ms(time_ns: float) -> str:
@@ -113,11 +110,6 @@ def _causes(stragglers: Stragglers) -> Table:
             for name, removed in causes
         ),
     )
-
-
-def _types(stragglers: Stragglers) -> Table:
-    rows = tuple((name, f"{effect.slowdown:.3f}") for name, effect in stragglers.by_type.items())
-    return Table(head=("", "slowdown"), rows=rows)
 
 
 def _workers(stragglers: Stragglers) -> Table:

@@ -160,7 +160,10 @@ def build_job(replicas: Sequence[Replica]) -> Job:
     kept = [label for label in shared if all(order == operations for order in orders[label])]
     if not kept:
         raise ScheduleError("there is no step in which all replicas ran the same actions in the same order")
-    times = np.array([[_start_and_end(steps[label]) for label in kept] for steps in by_label])
+    times = np.array(
+        [[[(timed.start_ns, timed.end_ns) for timed in steps[label]] for label in kept] for steps in by_label],
+        dtype=np.int64,
+    )
     start, end = times.transpose(3, 2, 0, 1)
     across_replicas = [
         index for index, operation in enumerate(operations)
@@ -174,11 +177,6 @@ def build_job(replicas: Sequence[Replica]) -> Job:
         replicas=tuple(replica.name for replica in replicas), steps=tuple(kept),
         start_ns=start - offset, end_ns=end - offset,
     )  # fmt: skip
-
-
-def _start_and_end(operations: Sequence[_Timed]) -> NDArray[np.int64]:
-    """Return the times of operations, shape (operations, 2)."""
-    return np.array([(timed.start_ns, timed.end_ns) for timed in operations], dtype=np.int64)
 
 
 def _is_across_replicas(kind: Kind) -> bool:

@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 _INTEGERS = ("dp_rank", "stage", "rank", "step", "seq_id", "mc", "mb_id")
 _SECONDS = ("start_ts", "duration")
 _TYPES = "optype"
-_LONGEST_S = 2.0**32
+_BOUNDS = {
+    "rank": (-1, 2**31), "mc": (-1, 2**31), "mb_id": (-1, 2**31), "dp_rank": (0, 2**22), "stage": (0, 2**22),
+    "start_ts": (-(2**32), 2**32), "duration": (0, 2**32),
+}  # fmt: skip
+"""Least and smallest excluded value of columns; others have 0 and 2**31."""
 _MOST_NAMED = 5
 _MOST_RATIO, _FREE_BYTES, _VALUE_BYTES = 100, 32 << 20, 8
 """Maximum ratio of the unpacked to the packed size, unpacked size that is always allowed, and size of a value."""
@@ -183,8 +187,7 @@ def _read_columns(path: Path) -> tuple[dict[str, NDArray[Any]], tuple[str, ...]]
             table = file.read(columns=needed)
         types = table.column(_TYPES).cast(pa.string()).combine_chunks().dictionary_encode()
         types = types.chunk(0) if isinstance(types, pa.ChunkedArray) else types
-        columns: dict[str, NDArray[Any]] = {name: _integers(table, name, path) for name in _INTEGERS}
-        columns |= {name: _seconds(table, name, path) for name in _SECONDS}
+        columns: dict[str, NDArray[Any]] = {name: _numbers(table, name, path) for name in (*_INTEGERS, *_SECONDS)}
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise TraceError(f"is no parquet of operations that can be read: {reason}", file=path) from error
@@ -214,30 +217,17 @@ def _check_size(metadata: Any, path: Path) -> None:
         )
 
 
-def _integers(table: Any, name: str, path: Path) -> NDArray[np.int64]:
-    """Return a column of whole numbers; an absent value is -1."""
+def _numbers(table: Any, name: str, path: Path) -> NDArray[Any]:
+    """Return a column of whole numbers, where -1 is an absent value, or of seconds."""
     import pyarrow as pa
 
     values = table.column(name)
+    type_, absent, what = (pa.int64(), -1, "numbers") if name in _INTEGERS else (pa.float64(), np.nan, "times")
     if not pa.types.is_integer(values.type) and not pa.types.is_floating(values.type):
-        raise TraceError(f"column {name} holds {values.type} and no whole numbers", file=path)
-    numbers: NDArray[np.int64] = values.cast(pa.int64()).fill_null(-1).to_numpy().astype(np.int64)
-    low, high = (-1, 2**31) if name in {"mc", "mb_id", "rank"} else (0, 2**31)
-    if name in {"dp_rank", "stage"}:
-        high = 2**22
-    if numbers.size and not low <= int(numbers.min()) <= int(numbers.max()) < high:
-        raise TraceError(f"column {name} holds numbers that cannot be, or rows without one", file=path)
+        kind = "whole numbers" if name in _INTEGERS else "seconds"
+        raise TraceError(f"column {name} holds {values.type} and no {kind}", file=path)
+    numbers: NDArray[Any] = values.cast(type_).fill_null(absent).to_numpy()
+    low, high = _BOUNDS.get(name, (0, 2**31))
+    if not ((numbers >= low) & (numbers < high)).all():
+        raise TraceError(f"column {name} holds {what} that cannot be, or rows without one", file=path)
     return numbers
-
-
-def _seconds(table: Any, name: str, path: Path) -> NDArray[np.float64]:
-    import pyarrow as pa
-
-    values = table.column(name)
-    if not pa.types.is_integer(values.type) and not pa.types.is_floating(values.type):
-        raise TraceError(f"column {name} holds {values.type} and no seconds", file=path)
-    seconds: NDArray[np.float64] = values.cast(pa.float64()).fill_null(np.nan).to_numpy().astype(np.float64)
-    low = 0.0 if name == "duration" else -_LONGEST_S
-    if not bool(((seconds >= low) & (seconds < _LONGEST_S)).all()):
-        raise TraceError(f"column {name} holds times that cannot be, or rows without one", file=path)
-    return seconds

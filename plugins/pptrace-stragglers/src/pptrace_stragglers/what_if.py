@@ -35,9 +35,6 @@ _LENGTHS_CORRELATION = 0.9
 _NO_LOSS = 1.005
 """Maximum slowdown of a job without a cause."""
 
-CAUSES = ("none", "workers", "last-stage", "lengths", "mixed")
-"""Causes of a slowdown: none, some workers, the last stage, lengths of sequences, or several."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
@@ -82,7 +79,7 @@ class Stragglers:
     """A job's stragglers; lengths are means over its steps."""
 
     cause: str
-    """One of :data:`CAUSES`."""
+    """``none``, ``workers``, ``last-stage``, ``lengths`` (of sequences), or ``mixed``."""
     step_ns: float
     """Length of a recorded step."""
     replayed_ns: float
