@@ -60,12 +60,16 @@ def match_ends(ranks: Sequence[Recording], unattributed: list[Unattributed]) -> 
             sent = [end for end in lone_sends[source] if end.peer == target]
             received = [end for end in lone_receives[target] if end.peer == source]
             for send, receive in zip(sent, received, strict=False):
-                messages.append(_named(Message(source=source, target=target, sent=send, received=receive)))
+                messages.append(_message(source, target, send, receive))
                 lone_sends[source].remove(send)
                 lone_receives[target].remove(receive)
     for rank in range(len(ranks)):
         for ends, what in ((lone_sends[rank], "sends to"), (lone_receives[rank], "receives from")):
-            messages += [_half(rank, end) for end in ends if end.action is not None]
+            messages += [
+                _message(rank, end.peer, end, None) if end.sends else _message(end.peer, rank, None, end)
+                for end in ends
+                if end.action is not None
+            ]
             unattributed += _lone(rank, what, ends)
     return messages
 
@@ -84,14 +88,6 @@ def _lone(rank: int, what: str, ends: Sequence[MessageEnd]) -> list[Unattributed
     ]  # fmt: skip
 
 
-def _half(rank: int, end: MessageEnd) -> Message:
-    sends = end.sends
-    return _named(Message(
-        source=rank if sends else end.peer, target=end.peer if sends else rank,
-        sent=end if sends else None, received=None if sends else end,
-    ))  # fmt: skip
-
-
 def _by_action(ranks: Sequence[Recording]) -> tuple[list[Message], list[list[MessageEnd]], list[list[MessageEnd]]]:
     """Return messages with an action at both ends, and all other ends by rank."""
     sent: dict[_Key, tuple[int, MessageEnd]] = {}
@@ -99,17 +95,19 @@ def _by_action(ranks: Sequence[Recording]) -> tuple[list[Message], list[list[Mes
     lone: tuple[list[list[MessageEnd]], list[list[MessageEnd]]] = ([[] for _ in ranks], [[] for _ in ranks])
     for number, rank in enumerate(ranks):
         for end in rank.ends:
-            key, (named, unnamed) = _message_key(end.action), (sent, lone[0]) if end.sends else (received, lone[1])
-            if key is None:
+            named, unnamed = (sent, lone[0]) if end.sends else (received, lone[1])
+            if end.action is None:
                 unnamed[number].append(end)
-            elif key in named and named[key][0] == number:
+                continue
+            key = _message_key(end.action)
+            if key in named and named[key][0] == number:
                 named[key] = (number, _joined(named[key][1], end))
             else:
                 named.setdefault(key, (number, end))
     messages = []
     for key in sent.keys() & received.keys():
         (source, send), (target, receive) = sent[key], received[key]
-        messages.append(_named(Message(source=source, target=target, sent=send, received=receive)))
+        messages.append(_message(source, target, send, receive))
     for key in sent.keys() ^ received.keys():
         number, end = sent.get(key) or received[key]
         (lone[0] if key in sent else lone[1])[number].append(end)
@@ -118,9 +116,7 @@ def _by_action(ranks: Sequence[Recording]) -> tuple[list[Message], list[list[Mes
     return sorted(messages, key=_begin), *lone
 
 
-def _message_key(action: Action | None) -> _Key | None:
-    if action is None:
-        return None
+def _message_key(action: Action) -> _Key:
     forward = action.kind.traits.direction is kinds.Pass.FORWARD
     if action.kind in kinds.SENDS:
         return forward, action.stage, action.microbatch
@@ -140,14 +136,13 @@ def _begin(message: Message) -> int:
     return end.start_ns if end is not None else 0
 
 
-def _named(message: Message) -> Message:
-    """Set the contents of a message from the annotation of either end."""
-    for end in (message.sent, message.received):
-        key = _message_key(end.action) if end is not None else None
-        if key is not None and end is not None and end.action is not None:
-            message.forward, message.stage, message.microbatch = key
-            message.span = end.action.span
-            break
+def _message(source: int, target: int, sent: MessageEnd | None, received: MessageEnd | None) -> Message:
+    """Return a message with the contents that the annotation of either end gives."""
+    message = Message(source=source, target=target, sent=sent, received=received)
+    actions = [end.action for end in (sent, received) if end is not None and end.action is not None]
+    for action in actions[:1]:
+        message.forward, message.stage, message.microbatch = _message_key(action)
+        message.span = action.span
     return message
 
 

@@ -101,32 +101,31 @@ def _runs(
         current = runs[-1] if runs and post == last_post else None
         last_post = post
         if operation.forward:
-            if current is not None and current.forward and number not in begins:
-                runs[-1] = replace(current, end_ns=operation.end_ns)
-                names[-1].append(operation.name)
-            else:
-                forwards += 1
-                runs.append(_begun(operation, forwards))
-                names.append([operation.name])
-            forward_of[operation.sequence] = forwards
-            of_run.append(len(runs) - 1)
-            continue
-        forward = forward_of.get(operation.sequence, -1)
-        # A pass of autograd goes through each function once: a second time is the next pass.
-        is_next_pass = operation.sequence in gone_through
-        joins = (
-            current is not None
-            and not current.forward
-            and forward in {-1, current.forward_number}
-            and not is_next_pass
-        )
+            joins = current is not None and current.forward and number not in begins
+            forwards += not joins
+            forward = forward_of[operation.sequence] = forwards
+        else:
+            forward = forward_of.get(operation.sequence, -1)
+            joins = (
+                current is not None
+                and not current.forward
+                and forward in {-1, current.forward_number}
+                # A pass of autograd goes through each function once: a second time is the next pass.
+                and operation.sequence not in gone_through
+            )
         if current is not None and joins:
             runs[-1] = replace(current, end_ns=max(current.end_ns, operation.end_ns))
         elif forward >= 0:
-            runs.append(_begun(operation, forward))
+            runs.append(Run(
+                forward=operation.forward, start_ns=operation.start_ns, end_ns=operation.end_ns,
+                forward_number=forward,
+            ))  # fmt: skip
             names.append([])
             gone_through = set()
-        gone_through |= {operation.sequence} - {-1}
+        if operation.forward:
+            names[-1].append(operation.name)
+        else:
+            gone_through |= {operation.sequence} - {-1}
         of_run.append(len(runs) - 1 if joins or forward >= 0 else -1)
     return [replace(run, operations=tuple(held)) for run, held in zip(runs, names, strict=True)], of_run
 
@@ -148,13 +147,6 @@ def _begun_apart(operations: Sequence[_Operation], of_run: Sequence[int]) -> fro
             begins.add(number)
         reaches = max(reaches, *(last_of[run] for run in passes[operations[number].sequence]))
     return frozenset(begins)
-
-
-def _begun(operation: _Operation, forward_number: int) -> Run:
-    return Run(
-        forward=operation.forward, start_ns=operation.start_ns, end_ns=operation.end_ns,
-        forward_number=forward_number,
-    )  # fmt: skip
 
 
 def _operations(events: Events) -> list[_Operation]:
