@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.plugin import Action, Kind, Unattributed, kinds
-from pptrace_profilers.recording import Execution, GpuSpan, MessageEnd
+from pptrace_profilers.recording import Execution, GpuSpan, MessageEnd, Payload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pptrace.plugin import Int64s
-    from pptrace_profilers.recording import Operations, Payload, Recording
+    from pptrace_profilers.recording import Operations, Recording
 
 _DATA = re.compile(r"(?:^|[_\W])(?:dp|ddp|fsdp|hsdp)(?:$|[_\W])|data", re.IGNORECASE)
 _GATHERS = re.compile(r"gather", re.IGNORECASE)
@@ -163,32 +163,23 @@ class _Work:
 
     def ends(self) -> Iterator[MessageEnd]:
         """Yield the ends of messages."""
+        operations = self.operations
         for position in np.flatnonzero(self.role == _Role.MESSAGE).tolist():
-            number = int(self.operations.action[position])
+            number = int(operations.action[position])
             around = self.executions[number].action if number >= 0 else None
-            payloads = [payload for payload in self.operations.payloads.get(position, ()) if payload.is_message]
+            moves = around is not None and around.kind in kinds.COMMUNICATION
+            around_sends = around is not None and around.kind in kinds.SENDS
+            payloads = [payload for payload in operations.payloads.get(position, ()) if payload.is_message]
             if not payloads and around is not None:
-                yield self._end(position, sends=around.kind in kinds.SENDS, action=around)
+                payloads = [Payload(operation="send" if around_sends else "recv", action=around)]
             for payload in payloads:
                 sends = payload.operation == "send"
-                fits = (
-                    around is not None
-                    and around.kind in kinds.COMMUNICATION
-                    and (around.kind in kinds.SENDS) == sends
-                )
-                action = payload.action or (around if fits else None)
-                yield self._end(position, sends=sends, action=action, payload=payload)
-
-    def _end(
-        self, position: int, *, sends: bool, action: Action | None, payload: Payload | None = None
-    ) -> MessageEnd:
-        operations = self.operations
-        return MessageEnd(
-            sends=sends, action=action, posted_ns=int(operations.launch_ns[position]),
-            peer=payload.peer if payload else -1, size_bytes=payload.size_bytes if payload else 0,
-            start_ns=int(operations.start_ns[position]), end_ns=int(operations.end_ns[position]),
-            stream=int(operations.stream[position]),
-        )  # fmt: skip
+                yield MessageEnd(
+                    sends=sends, peer=payload.peer, size_bytes=payload.size_bytes,
+                    action=payload.action or (around if moves and around_sends == sends else None),
+                    start_ns=int(operations.start_ns[position]), end_ns=int(operations.end_ns[position]),
+                    posted_ns=int(operations.launch_ns[position]), stream=int(operations.stream[position]),
+                )  # fmt: skip
 
     def reductions(self) -> list[Execution]:
         """Return the operations over data-parallel replicas as actions of the last active stage."""

@@ -31,7 +31,7 @@ def pptrace_importers() -> Iterable[ImporterOffer]:
     yield ImporterOffer(
         name="straggler-analysis",
         summary="Parquet of a job's operations, as ByteDance's StragglerAnalysis has it.",
-        recognises=_recognises, read=_read, measure=_measure,
+        recognises=lambda _, head: head.startswith(_PARQUET), read=_read, measure=_measure,
     )  # fmt: skip
 
 
@@ -39,10 +39,6 @@ def _explain(measurement: Measurement, step: Step) -> ExplanationPart | None:
     from pptrace_stragglers.document import explain_job
 
     return explain_job(measurement, step)
-
-
-def _recognises(_: Path, head: bytes) -> bool:
-    return head.startswith(_PARQUET)
 
 
 def _measure(paths: Sequence[Path], request: ImportRequest) -> Measurement:
