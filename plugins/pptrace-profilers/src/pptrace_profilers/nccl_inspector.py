@@ -10,7 +10,6 @@ PERFORMANCE.md).
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from dataclasses import dataclass
 from itertools import count
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 
 _BATCH = 1 << 16
 _LONGEST_LINE = 16 << 20
-_FASTEST = 10**9
-"""GB/s from which on a bandwidth is none."""
 _DECODER = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -56,8 +53,6 @@ class Transfer:
     """Its message's size."""
     exec_ns: int
     """How long it took."""
-    bandwidth_kbps: int
-    """What was carried in that time, in kB/s (NCCL's "algorithm bandwidth")."""
     start_ns: int
     """When it started, since the Unix epoch; -1 where the line is not verbose."""
     process: tuple[str, int]
@@ -147,19 +142,11 @@ def _transfer(fields: Mapping[str, Any]) -> Transfer | None:
         what=str(perf.get(sort, "")), communicator=str(header.get("id", "")),
         communicator_name=str(header.get("comm_name", "")), rank=rank, ranks=whole(header.get("n_ranks"), 0),
         peer=whole(perf.get("p2p_peer"), -1) if sort == "p2p" else -1, size_bytes=size, exec_ns=length,
-        bandwidth_kbps=_kbps(perf.get(f"{sort}_algobw_gbs"), size, length),
         start_ns=start if start is not None and start > 0 else -1,
         process=(str(metadata.get("hostname", "")), whole(metadata.get("pid"), -1)),
         number=whole(perf.get(f"{sort}_sn"), -1), nodes=whole(header.get("nnodes"), 0),
         by_kernel=perf.get(f"{sort}_timing_source") != "collective_cpu",
     )  # fmt: skip
-
-
-def _kbps(gigabytes: object, size: int, length_ns: int) -> int:
-    """Return the bandwidth of the line; bytes over time by default."""
-    if isinstance(gigabytes, int | float) and math.isfinite(gigabytes) and 0 < gigabytes < _FASTEST:
-        return round(gigabytes * 1_000_000)
-    return size * 1_000_000 // length_ns if length_ns else 0
 
 
 def read_inspector_run(paths: Sequence[Path]) -> tuple[list[Recording], tuple[BySize, ...], list[str]]:

@@ -73,7 +73,7 @@ class _Export:
     def __init__(self, path: Path, tables: Tables) -> None:
         self.path, self.tables = path, tables
         self.strings = dict(tables.rows("StringIds", ("id", "value")))
-        self.offset = tables.first("TARGET_INFO_SESSION_START_TIME", "utcEpochNs")
+        self.offset_ns = tables.first("TARGET_INFO_SESSION_START_TIME", "utcEpochNs") or 0
         self.builders: dict[int, EventBuilder] = defaultdict(EventBuilder)
         self.devices: dict[int, set[int]] = defaultdict(set)
         self.ranks: dict[int, int] = {}
@@ -114,16 +114,11 @@ class _Export:
         if not isinstance(owner, int):
             return
         process = owner & _PROCESS
-        start, end = (time_ns + (self.offset or 0) if isinstance(time_ns, int) else None for time_ns in times)
+        start, end = (time_ns + self.offset_ns if isinstance(time_ns, int) else None for time_ns in times)
         self.builders[process].add(
-            name,
-            category,
-            (process, owner),
-            start,
-            end,
-            correlation=whole(correlation, -1),
-            stream=whole(stream, -1),
-        )
+            name, category, (process, owner), start, end,
+            correlation=whole(correlation, -1), stream=whole(stream, -1),
+        )  # fmt: skip
 
     def _on_gpu(self) -> None:
         columns = ("start", "end", "streamId", "correlationId", "deviceId", "globalPid")
