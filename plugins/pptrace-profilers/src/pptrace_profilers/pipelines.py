@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from itertools import islice, pairwise
+from itertools import islice, pairwise, product
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import ConfigError, Layout, TraceError
@@ -168,12 +168,10 @@ def _of_layout(known: dict[int, Recording], text: str) -> dict[str, tuple[int, .
         raise ConfigError(message, file="--layout")
     pipelines: dict[str, tuple[int, ...]] = {}
     grid = layout.grid()
-    for dp in range(layout.dp):
-        for cp in range(layout.cp):
-            for tp in range(layout.tp):
-                sized = (("dp", dp, layout.dp), ("cp", cp, layout.cp), ("tp", tp, layout.tp))
-                place = ",".join(f"{axis}={coordinate}" for axis, coordinate, size in sized if size > 1)
-                pipelines[place] = tuple(int(rank) for rank in grid[:, dp, cp, tp])
+    for dp, cp, tp in product(range(layout.dp), range(layout.cp), range(layout.tp)):
+        coordinates = (("dp", dp, layout.dp), ("cp", cp, layout.cp), ("tp", tp, layout.tp))
+        place = ",".join(f"{axis}={index}" for axis, index, size in coordinates if size > 1)
+        pipelines[place] = tuple(int(rank) for rank in grid[:, dp, cp, tp])
     return pipelines
 
 
@@ -184,21 +182,18 @@ def _chosen(pipelines: dict[str, tuple[int, ...]], known: dict[int, Recording], 
         # Clocks may differ by rank, so spans are those of single ranks.
         spans = sorted((max(_span(known[rank]) for rank in ranks), place) for place, ranks in pipelines.items())
         return spans[-1 if replica == "slowest" else (len(spans) - 1) // 2][1]
-    wanted = set(replica.replace(" ", "").split(","))
-    fitting = [place for place in pipelines if set(place.split(",")) - {""} <= wanted | _zeros(wanted, place)]
-    exact = [place for place in fitting if all(part in place.split(",") or part.endswith("=0") for part in wanted)]
-    if not exact:
+    chosen = next((place for place in pipelines if _coordinates(place) == _coordinates(replica)), None)
+    if chosen is None:
         known_text = "; ".join(pipelines) or "the only one"
         raise ConfigError(
             f"no such replica among those recorded: {known_text}, slowest, median", file=f"--replica {replica}"
         )
-    return exact[0]
+    return chosen
 
 
-def _zeros(wanted: set[str], place: str) -> set[str]:
-    """Return the coordinates of a place that are 0 and that ``wanted`` does not name."""
-    named = {part.split("=")[0] for part in wanted}
-    return {part for part in place.split(",") if part.endswith("=0") and part.split("=")[0] not in named}
+def _coordinates(place: str) -> set[str]:
+    """Return the coordinates of a place that are not 0."""
+    return {part for part in place.replace(" ", "").split(",") if part and not part.endswith("=0")}
 
 
 def _span(recording: Recording) -> int:
