@@ -83,12 +83,14 @@ def misfit(plugin: object) -> str:
         function = getattr(plugin, name, None)
         if not inspect.isroutine(function):
             continue
-        if not hasattr(function, MARK):
+        mark = getattr(function, MARK, None)
+        if mark is None:
             if name in known:
                 return f"{name} is not marked; write @hookimpl above it"
             continue
-        if name not in known:
-            return f"hook {name!r} does not exist{nearest(name, known)}"
+        hook = mark["specname"] or name
+        if hook not in known:
+            return f"hook {hook!r} does not exist{nearest(hook, known)}"
         if inspect.signature(function).parameters:
             return f"{name} takes no arguments, and this one declares {inspect.signature(function)}"
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):

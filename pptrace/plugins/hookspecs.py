@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
+
+import pluggy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,75 +25,82 @@ if TYPE_CHECKING:
     )
 
 PROJECT = "pptrace"
-"""Name of the project, and the group of its entry points."""
+"""Name of the project for pluggy, and the group of its entry points."""
 
-MARK = f"{PROJECT}_hook"
-"""Attribute of functions that implement a hook."""
+MARK = f"{PROJECT}_impl"
+"""Attribute that pluggy gives to functions that implement a hook."""
 
-Hook = TypeVar("Hook", bound=Callable[..., Any])
-
-
-def hookimpl(function: Hook) -> Hook:
-    """Mark a plugin's function as the implementation of the hook of the same name."""
-    function.__dict__[MARK] = True
-    return function
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
+@hookspec
 def pptrace_schedules() -> Iterable[ScheduleOffer]:
     """Yield pipeline schedules, for ``schedule.name``."""
     return ()
 
 
+@hookspec
 def pptrace_networks() -> Iterable[NetworkOffer]:
     """Yield network models, for ``network.name``, ``cluster.node`` and ``cluster.fabric``."""
     return ()
 
 
+@hookspec
 def pptrace_message_policies() -> Iterable[MessagePolicyOffer]:
     """Yield policies that issue the messages between pipeline ranks, for ``p2p.policy``."""
     return ()
 
 
+@hookspec
 def pptrace_cost_models() -> Iterable[CostModelOffer]:
     """Yield models of the time and memory of actions, for ``costs.name``."""
     return ()
 
 
+@hookspec
 def pptrace_models() -> Iterable[ModelOffer]:
     """Yield presets of trained models, for ``model.preset``."""
     return ()
 
 
+@hookspec
 def pptrace_devices() -> Iterable[DeviceOffer]:
     """Yield presets of devices, for ``device.preset``."""
     return ()
 
 
+@hookspec
 def pptrace_clusters() -> Iterable[ClusterOffer]:
     """Yield presets of clusters, for ``cluster.preset``."""
     return ()
 
 
+@hookspec
 def pptrace_executors() -> Iterable[ExecutorOffer]:
     """Yield executors that run the points of a sweep, for ``--executor``."""
     return ()
 
 
+@hookspec
 def pptrace_exporters() -> Iterable[ExporterOffer]:
     """Yield formats in which pptrace writes a step, by file name suffix."""
     return ()
 
 
+@hookspec
 def pptrace_importers() -> Iterable[ImporterOffer]:
     """Yield trace formats that pptrace reads."""
     return ()
 
 
+@hookspec
 def pptrace_explanations() -> Iterable[ExplanationOffer]:
     """Yield analyses of measured runs, for ``pptrace explain``."""
     return ()
 
 
+@hookspec
 def pptrace_commands() -> Iterable[CommandOffer]:
     """Yield commands of ``pptrace``."""
     return ()

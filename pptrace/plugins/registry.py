@@ -12,9 +12,11 @@ from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
+from pluggy import PluginManager
+
 from pptrace.config.flags import FLAGS
 from pptrace.errors import PluginError, nearest
-from pptrace.plugins import offers
+from pptrace.plugins import hookspecs, offers
 from pptrace.plugins.discovery import core_provider, entry_points, misfit
 from pptrace.plugins.guards import (
     MOST_OFFERS,
@@ -26,7 +28,7 @@ from pptrace.plugins.guards import (
     plugin_error,
     plugin_output,
 )
-from pptrace.plugins.hookspecs import MARK, PROJECT
+from pptrace.plugins.hookspecs import PROJECT
 from pptrace.plugins.offers import AnyOffer, Failure, Offered, Provided, Provider
 
 if TYPE_CHECKING:
@@ -109,6 +111,8 @@ class Registry:
         self._schedules_in_files: dict[str, Provided[offers.ScheduleOffer]] = {}
         self._warn: Callable[[str], None] = _print_warning
         self._trace = trace
+        self._manager = PluginManager(PROJECT)
+        self._manager.add_hookspecs(hookspecs)
         for provider, plugin in plugins:
             self._register(provider, plugin)
 
@@ -180,11 +184,13 @@ class Registry:
 
     def _call(self, provider: Provider, kind: OfferKind[Offer]) -> tuple[Provided[Offer], ...]:
         plugin, hook = self._plugins[provider], kind.hook
-        function = getattr(plugin, hook, None)
-        if function is None or not hasattr(function, MARK):
+        implementations = getattr(self._manager.hook, hook).get_hookimpls()
+        function = next((impl.function for impl in implementations if impl.plugin is plugin), None)
+        if function is None:
             return ()
+        others = [impl.plugin for impl in implementations if impl.plugin is not plugin]
         with plugin_code(provider, function):
-            listed = self._listed(provider, hook, function)
+            listed = self._listed(provider, hook, others)
         if len(listed) > MOST_OFFERS:
             raise _UnusableError(f"{hook} yields more than {MOST_OFFERS:,} offers")
         for offer in listed:
@@ -193,10 +199,11 @@ class Registry:
         safe = listed if is_core else [guarded(provider, offer, kind.noun) for offer in listed]
         return tuple(Provided(offer=offer, provider=provider) for offer in safe)
 
-    def _listed(self, provider: Provider, hook: str, function: Callable[[], object]) -> list[Any]:
-        """Return the offers that a hook yields, at most one above the limit."""
+    def _listed(self, provider: Provider, hook: str, others: Collection[object]) -> list[Any]:
+        """Return the offers that a hook yields without the plugins ``others``, at most one above the limit."""
         try:
-            offers = function()
+            results = self._manager.subset_hook_caller(hook, others)()
+            offers = results[0] if results else None
             if isinstance(offers, Iterable) and not isinstance(offers, str | Mapping):
                 listed = list(islice(offers, MOST_OFFERS + 1))
                 self._print_call(provider, hook, ", ".join(str(getattr(offer, "name", offer)) for offer in listed))
@@ -251,12 +258,14 @@ class Registry:
             with plugin_output():
                 plugin = plugin.load() if isinstance(plugin, EntryPoint) else plugin
                 reason = misfit(plugin)
+                if provider in self._plugins or any(plugin is other for other in self._plugins.values()):
+                    reason = "it is registered already"
+                if not reason:
+                    self._manager.register(plugin, f"{provider.distribution}:{provider.name}")
         except interruption():
             raise
         except BaseException as error:  # noqa: BLE001 - a plugin may raise anything
             reason = one_line(error)
-        if provider in self._plugins or any(plugin is other for other in self._plugins.values()):
-            reason = "it is registered already"
         if reason:
             self.failures.append(Failure(provider=provider, reason=reason))
         else:

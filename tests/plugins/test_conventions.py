@@ -15,7 +15,7 @@ import pptrace.plugin
 import pptrace.testing
 from pptrace.errors import PluginError
 from pptrace.plugins import builtin, hookspecs, offers
-from pptrace.plugins.hookspecs import hookimpl
+from pptrace.plugins.hookspecs import hookimpl, hookspec
 from pptrace.plugins.registry import OFFER_KINDS, OfferKind, Registry
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ def test_a_new_kind_of_offer_is_a_hook_and_a_record() -> None:
 
     colours = OfferKind("pptrace_colours", ColourOffer, "pptrace-paint")
 
+    @hookspec
     def pptrace_colours() -> None:
         """Yield colours."""
 
