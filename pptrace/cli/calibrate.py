@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from pptrace.cli import completers
-from pptrace.cli.options import measured_options, one_output, read
-from pptrace.cli.output import echo_documents
-from pptrace.sanitize import printable_line
+from pptrace.cli.options import json_option, measured_options, output_option, read, traces_argument
+from pptrace.cli.output import echo_documents, echo_notes, write_text
 
 if TYPE_CHECKING:
-    from pptrace.timeline.measurement import ImportRequest, Measurement
+    from pathlib import Path
 
-__all__ = ["command"]
+    from pptrace.timeline.measurement import ImportRequest, Measurement
 
 _EXAMPLES = """\b
 pptrace calibrate run/ -o costs.yaml
@@ -25,19 +21,14 @@ pptrace simulate costs.yaml --schedule interleaved-1f1b --vp 2"""
 
 
 @click.command("calibrate", epilog=_EXAMPLES)
-@click.argument(
-    "traces", nargs=-1, required=True, type=click.Path(path_type=Path), shell_complete=completers.files
-)
+@traces_argument("traces")
 @measured_options
-@click.option(
-    "-o", "--output", multiple=True, callback=one_output, metavar="FILE", shell_complete=completers.files,
-    help="Write a configuration: .yaml.",
-)  # fmt: skip
+@output_option("Write a configuration: .yaml.", ".yaml", ".yml", subject="a calibration is written as .yaml")
 @click.option(
     "--node-ranks", type=click.IntRange(min=2), default=None, metavar="N",
     help="Consecutive pipeline ranks that share a node: their messages are fitted apart.",
 )  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option()
 def command(
     traces: tuple[Path, ...],
     request: ImportRequest,
@@ -58,15 +49,12 @@ def command(
     from pptrace.plugins.registry import Registry
     from pptrace.run.trace_files import simulation_behind
 
-    if output is not None and not output.lower().endswith((".yaml", ".yml")):
-        raise click.UsageError(f"{output}: a calibration is written as .yaml")
     measurement, measured = read(traces, request, without_actions=True)
     if not measurement.steps:
         _network_alone(measurement, traces[0], output, as_json=as_json)
         return
     side = measured_side(measurement, str(traces[0]))
-    for incomplete in side.incomplete:
-        click.echo(printable_line(f"note: {incomplete}"), err=True)
+    echo_notes(side.incomplete)
     registry, steps = Registry.load(), side.step_computations
     fit = calibrate(steps, node_ranks or 0)
     if measurement.numbers:
@@ -78,7 +66,7 @@ def command(
     echo_documents(calibration_document(fit, check, names), as_json=as_json)
     if output is not None:
         known = None if measured else simulation_behind(side.timeline, registry)
-        _write(output, calibrated_yaml(fit, traces[0].name, names, check, known))
+        write_text(output, calibrated_yaml(fit, traces[0].name, names, check, known))
 
 
 def _network_alone(measurement: Measurement, traces: Path, output: str | None, *, as_json: bool) -> None:
@@ -101,12 +89,4 @@ def _network_alone(measurement: Measurement, traces: Path, output: str | None, *
         if not text:
             message = "latency and bandwidth cannot be told apart: a network needs messages of several sizes"
             raise TraceError(message, file=traces)
-        _write(output, text)
-
-
-def _write(output: str, text: str) -> None:
-    from pptrace.files import replace_file
-
-    with replace_file(Path(output)) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-    sys.stderr.write(f"wrote {printable_line(str(output))}\n")
+        write_text(output, text)

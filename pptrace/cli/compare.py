@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from pptrace.cli import completers
-from pptrace.cli.options import config_file, experiment_flags, given_flags
-from pptrace.cli.output import status
-from pptrace.sanitize import printable_line
+from pptrace.cli.options import experiment_flags, json_option, outputs_option
+from pptrace.cli.output import echo_result, report_written, status
 
-__all__ = ["command"]
+if TYPE_CHECKING:
+    from pptrace.cli.options import Source
 
 _EXAMPLES = """\b
 pptrace compare llama.yaml --schedules gpipe,1f1b,chimera,hanayo
@@ -25,18 +24,13 @@ pptrace compare llama.yaml --schedules 1f1b,hanayo,hanayo:waves=2 -o compare.svg
 
 
 @click.command("compare", epilog=_EXAMPLES)
-@click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=completers.files)
 @click.option(
     "--schedules", multiple=True, required=True, metavar="NAME,...",
     shell_complete=completers.listed_offers("schedules"),
     help="Schedules, each with settings of its own behind colons: hanayo:waves=2. May be repeated.",
 )  # fmt: skip
 @experiment_flags(without=["schedule"])
-@click.option(
-    "-o", "--output", "outputs", multiple=True, metavar="FILE",
-    shell_complete=completers.files,
-    help="Draw it: .png, .svg or .pdf; may be repeated.",
-)  # fmt: skip
+@outputs_option("Draw it: .png, .svg or .pdf; may be repeated.")
 @click.option(
     "--policies",
     is_flag=True,
@@ -51,14 +45,13 @@ pptrace compare llama.yaml --schedules 1f1b,hanayo,hanayo:waves=2 -o compare.svg
     help="With --memory, in what forms differ: vp, micro, recompute, options, offload, recompute-actions, memory "
     "unless given; zero, sequence-parallel too.",
 )  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@json_option("Print everything as JSON.")
 @click.option(
     "--csv", "as_csv", is_flag=True, help="Print a row per schedule as CSV; with --policies one per policy."
 )
 def command(
-    config: tuple[str, ...],
+    source: Source,
     schedules: tuple[str, ...],
-    sets: tuple[str, ...],
     outputs: tuple[str, ...],
     *,
     policies: bool,
@@ -66,7 +59,6 @@ def command(
     vary: tuple[str, ...],
     as_json: bool,
     as_csv: bool,
-    **flags: str | None,
 ) -> None:
     """Compare schedules on CONFIG at three levels: formula, idealised table, simulation.
 
@@ -75,7 +67,7 @@ def command(
     """
     if as_json and as_csv:
         raise click.UsageError("--json or --csv, not both")
-    file = config_file(config)
+    file = source.file
     from pptrace.plugins.registry import Registry
     from pptrace.report.charts import check_picture
     from pptrace.search.basis import Basis, parse_entries
@@ -86,18 +78,15 @@ def command(
     for output in outputs:
         check_picture(Path(output))
     entries = parse_entries(schedules, "--schedules")
-    basis = Basis(file=file, sets=sets, flags=given_flags(flags), registry=Registry.load())
+    basis = Basis(file=file, sets=source.sets, flags=source.flags, registry=Registry.load())
     with status("comparing") as watch:
         comparison = (
             compare(basis, entries, watch, policies=policies)
             if memory is None
             else compare_equal(basis, entries, memory, parse_names(vary), watch, option="--")
         )
-    if as_json:
-        click.echo(json.dumps(comparison.to_dict(), indent=2, ensure_ascii=False))
-    elif as_csv:
+    if as_csv:
         click.echo(comparison.to_csv(), nl=False)
     else:
-        click.echo(comparison.summary())
-    for output in outputs:
-        sys.stderr.write(f"wrote {printable_line(str(comparison.save(output)))}\n")
+        echo_result(comparison, as_json=as_json)
+    report_written(comparison.save(output) for output in outputs)

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     Items: TypeAlias = list[CompletionItem[str]]
     Completer: TypeAlias = Callable[[Context, Parameter, str], Items]
 
-__all__ = ["files", "listed_offers", "offers", "words"]
-
 
 def files(_context: Context, _parameter: Parameter, start: str) -> Items:
     """Return the item with which click makes the shell complete a file name."""

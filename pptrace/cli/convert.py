@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -10,8 +9,8 @@ import click
 
 from pptrace.cli import completers
 from pptrace.cli.options import measured_options, read
+from pptrace.cli.output import report_written
 from pptrace.config.choices import Receive
-from pptrace.sanitize import printable_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from pptrace.plugins.offers import ExporterOffer
     from pptrace.steps.schedule import Schedule
     from pptrace.timeline.timeline import Timeline
-
-__all__ = ["command"]
 
 _EXAMPLES = """\b
 pptrace convert step.pftrace step.json.gz
@@ -77,13 +74,14 @@ def command(
     if to_table and only:
         raise click.UsageError("--only is for traces: name a .pftrace or .json as the target")
     if to_table:
-        schedule = _table(sources[0]) if from_table else _order(_read(sources, step, where))
+        from pptrace.timeline.messages import computed_order
+
+        schedule = _table(sources[0]) if from_table else computed_order(_read(sources, step, where))
         paths = [_convert_table(schedule, target, messages)]
     else:
         exporters = _exporters(target)
         paths = _convert_trace(_read(sources, step, where), target, exporters, only, color)
-    for path in paths:
-        sys.stderr.write(f"wrote {printable_line(str(path))}\n")
+    report_written(paths)
 
 
 def _table(source: Path) -> Schedule:
@@ -97,12 +95,6 @@ def _table(source: Path) -> Schedule:
     except ScheduleError as error:
         raise table.locate(error) from error
     return table.schedule
-
-
-def _order(timeline: Timeline) -> Schedule:
-    from pptrace.timeline.messages import computed_order
-
-    return computed_order(timeline)
 
 
 def _convert_table(schedule: Schedule, target: str, messages: str | None) -> Path:

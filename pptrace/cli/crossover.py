@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pptrace.cli import completers
-from pptrace.cli.options import config_file, experiment_flags, given_flags
-from pptrace.cli.output import status
+from pptrace.cli.options import experiment_flags, json_option
+from pptrace.cli.output import echo_result, status
 from pptrace.config.quantities import parse_share
 from pptrace.errors import ConfigError
 
-__all__ = ["command"]
+if TYPE_CHECKING:
+    from pptrace.cli.options import Source
 
 _EXAMPLES = """\b
 pptrace crossover llama.yaml --between chimera,1f1b --over microbatches
@@ -37,7 +37,6 @@ class _Part(click.ParamType):  # type: ignore[type-arg] # generic in the stubs, 
 
 
 @click.command("crossover", epilog=_EXAMPLES)
-@click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=completers.files)
 @click.option(
     "--between", multiple=True, required=True, metavar="A,B", shell_complete=completers.listed_offers("schedules"),
     help="Two schedules, with settings as for compare.",
@@ -61,19 +60,17 @@ class _Part(click.ParamType):  # type: ignore[type-arg] # generic in the stubs, 
 )  # fmt: skip
 @click.option("--workers", type=click.IntRange(1), metavar="N", help="Steps at once, on processes; one per core.")
 @experiment_flags(without=["schedule"])
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@json_option("Print everything as JSON.")
 def command(
-    config: tuple[str, ...],
+    source: Source,
     between: tuple[str, ...],
     over: tuple[str, ...],
     points: int,
     tolerance: float,
-    sets: tuple[str, ...],
     executor: str | None,
     workers: int | None,
     *,
     as_json: bool,
-    **flags: str | None,
 ) -> None:
     """Find where the ranking of two schedules by step time flips as a number of CONFIG grows.
 
@@ -81,18 +78,15 @@ def command(
     """
     if len(over) > 1:
         raise click.UsageError(f"one axis at a time, not {' and '.join(over)}")
-    file = config_file(config)
+    file = source.file
     from pptrace.plugins.registry import Registry
     from pptrace.search.basis import Basis, parse_entries
     from pptrace.search.crossover import chosen_for_search, crossover
 
     pair = parse_entries(between, "--between")
     registry = Registry.load()
-    basis = Basis(file=file, sets=sets, flags=given_flags(flags), registry=registry)
+    basis = Basis(file=file, sets=source.sets, flags=source.flags, registry=registry)
     chosen = chosen_for_search(registry, executor, workers)
     with status("searching") as watch:
         found = crossover(basis, pair, over[0], points=points, tolerance=tolerance, watch=watch, chosen=chosen)
-    if as_json:
-        click.echo(json.dumps(found.to_dict(), indent=2, ensure_ascii=False))
-    else:
-        click.echo(found.summary())
+    echo_result(found, as_json=as_json)

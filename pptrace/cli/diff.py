@@ -8,15 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from pptrace.cli import completers
-from pptrace.cli.options import measured_options
-from pptrace.cli.output import echo_documents
-from pptrace.sanitize import printable_line
+from pptrace.cli.options import json_option, measured_options, outputs_option
+from pptrace.cli.output import echo_documents, report_written
 
 if TYPE_CHECKING:
     from pptrace.measured.diff import StepDiff
     from pptrace.timeline.measurement import ImportRequest
-
-__all__ = ["command"]
 
 _EXAMPLES = """\b
 pptrace diff step.yaml run/                     a simulation against a folder of measured traces
@@ -58,11 +55,8 @@ class _Share(click.ParamType):  # type: ignore[type-arg] # generic in the stubs,
 )  # fmt: skip
 @measured_options
 @click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="Actions that are listed.")
-@click.option(
-    "-o", "--output", "outputs", multiple=True, metavar="FILE", shell_complete=completers.files,
-    help="Write a report (.html), both steps as one trace (.pftrace), or all files for the viewer (.tar).",
-)  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@outputs_option("Write a report (.html), both steps as one trace (.pftrace), or all files for the viewer (.tar).")
+@json_option()
 def command(
     first: str,
     second: str,
@@ -83,8 +77,7 @@ def command(
     check_targets(outputs, DIFF_SUFFIXES, "a diff")
     difference = compare_steps(first, second, tolerance, step, request, Registry.load())
     echo_documents(difference.document(top), as_json=as_json)
-    for path in difference.save(*outputs, top=top):
-        click.echo(f"wrote {printable_line(str(path))}", err=True)
+    report_written(difference.save(*outputs, top=top))
     sys.exit(_code(difference.findings, fail_over))
 
 

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from pptrace.cli import completers
-from pptrace.cli.options import measured_options, read
-from pptrace.cli.output import echo_documents
-from pptrace.sanitize import printable_line
+from pptrace.cli.options import json_option, measured_options, outputs_option, read, traces_argument
+from pptrace.cli.output import echo_documents, echo_notes, report_written
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pptrace.measured.sides import Side
     from pptrace.plugins.registry import Registry
     from pptrace.report.document import Document
     from pptrace.timeline.measurement import ImportRequest
-
-__all__ = ["command"]
 
 _EXAMPLES = """\b
 pptrace explain run/
@@ -29,14 +26,13 @@ pptrace explain job.parquet -o stragglers.html -o heat.png -o ideal.pftrace"""
 
 
 @click.command("explain", epilog=_EXAMPLES)
-@click.argument("steps", nargs=-1, required=True, type=click.Path(path_type=Path), shell_complete=completers.files)
+@traces_argument("steps")
 @measured_options
 @click.option("--step", default="median", show_default=True, help="Which step: a number, median or all.")
-@click.option(
-    "-o", "--output", "outputs", multiple=True, metavar="FILE", shell_complete=completers.files,
-    help="Write a page (.html); of a job's replicas a heat map (.png, .svg, .pdf) or the ideal step (.pftrace).",
-)  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@outputs_option(
+    "Write a page (.html); of a job's replicas a heat map (.png, .svg, .pdf) or the ideal step (.pftrace)."
+)
+@json_option()
 def command(
     steps: tuple[Path, ...], request: ImportRequest, step: str, outputs: tuple[str, ...], *, as_json: bool
 ) -> None:
@@ -69,15 +65,13 @@ def command(
                 notes = [f"replicas are not compared{more_of(type(registry).explanations, registry)}"]
         else:
             documents = [operations_document(measurement, name)]
-    for note in (*notes, *(side.incomplete if side is not None else ())):
-        click.echo(printable_line(f"note: {note}"), err=True)
+    echo_notes((*notes, *(side.incomplete if side is not None else ())))
     if side is not None:
         documents = _explained(side, step, registry)
         documents[0] = with_analyses(documents[0], parts)
     paths = save_explanation(outputs, documents[0], parts.values(), registry)
     echo_documents(documents if step == "all" else documents[0], as_json=as_json)
-    for path in paths:
-        click.echo(f"wrote {printable_line(str(path))}", err=True)
+    report_written(paths)
 
 
 def _planned(steps: tuple[Path, ...], request: ImportRequest, step: str, registry: Registry) -> Side | None:
@@ -91,7 +85,7 @@ def _planned(steps: tuple[Path, ...], request: ImportRequest, step: str, registr
         raise click.UsageError(f"{steps[1]}: a configuration or a table is explained alone")
     idle = ignored_options(step, request)
     if idle:
-        click.echo(printable_line(f"note: {idle}: {steps[0]} is no measurement"), err=True)
+        echo_notes([f"{idle}: {steps[0]} is no measurement"])
     return side
 
 

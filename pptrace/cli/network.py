@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pptrace.cli import completers
-from pptrace.cli.options import experiment_flags, given_flags, one_output
+from pptrace.cli.options import experiment_flags, json_option, output_option
+from pptrace.cli.output import write_text
 from pptrace.config.quantities import format_duration, format_rate
-from pptrace.sanitize import printable_line
 
 if TYPE_CHECKING:
+    from pptrace.cli.options import Source
     from pptrace.run.cluster_traffic import ClusterView, GpuRoute
 
 _EXAMPLES = """\b
@@ -36,40 +35,26 @@ class _Pair(click.ParamType):  # type: ignore[type-arg] # generic in the stubs, 
 @click.command("network", epilog=_EXAMPLES)
 @click.argument("cluster", metavar="CLUSTER")
 @click.option("--between", type=_Pair(), help="Show the route and the capacity between two GPUs.")
-@experiment_flags("pp", "tp", "dp", "cp")
-@click.option(
-    "-o", "--output", multiple=True, callback=one_output, metavar="FILE", shell_complete=completers.files,
-    help="Draw the cluster: an .svg file.",
-)  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@experiment_flags("pp", "tp", "dp", "cp", config=False)
+@output_option("Draw the cluster: an .svg file.", ".svg", subject="a picture of a cluster ends in .svg")
+@json_option()
 def command(
-    cluster: str,
-    between: tuple[int, int] | None,
-    sets: tuple[str, ...],
-    output: str | None,
-    *,
-    as_json: bool,
-    **flags: str | None,
+    cluster: str, between: tuple[int, int] | None, source: Source, output: str | None, *, as_json: bool
 ) -> None:
     """Print the links and routes of CLUSTER, a preset such as dgx-h100x4 or a YAML file with a cluster."""
     from pptrace.plugins.registry import Registry
     from pptrace.run.cluster_traffic import view_cluster
 
-    if output is not None and Path(output).suffix.lower() != ".svg":
-        raise click.UsageError(f"{output}: a picture of a cluster ends in .svg")
-    source: str | Path = Path(cluster) if cluster.lower().endswith((".yaml", ".yml")) else cluster
-    view = view_cluster(source, Registry.load(), sets, given_flags(flags), between)
+    given = Path(cluster) if cluster.lower().endswith((".yaml", ".yml")) else cluster
+    view = view_cluster(given, Registry.load(), source.sets, source.flags, between)
     if as_json:
         click.echo(json.dumps(_document(view), indent=2))
     else:
         click.echo("\n".join(_lines(view)))
     if output is not None:
-        from pptrace.files import replace_file
         from pptrace.run.cluster_drawing import cluster_svg
 
-        with replace_file(Path(output)) as temporary:
-            temporary.write_text(cluster_svg(view), encoding="utf-8")
-        sys.stderr.write(f"wrote {printable_line(str(output))}\n")
+        write_text(output, cluster_svg(view))
 
 
 def _lines(view: ClusterView) -> list[str]:

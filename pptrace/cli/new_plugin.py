@@ -20,8 +20,6 @@ from pptrace.sanitize import printable_line
 if TYPE_CHECKING:
     from pptrace.plugins.offers import Provider
 
-__all__ = ["command", "write_plugin"]
-
 _NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 _FILES = {
     "pyproject.toml.txt": "pyproject.toml",

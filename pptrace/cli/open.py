@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from pptrace.run.replicas import Replicas
     from pptrace.timeline.timeline import Timeline
 
-__all__ = ["Wanted", "check", "command", "marked_step", "opened_part"]
-
 _MEGABYTE = 1_000_000
 _HEAD = 4096
 _EXAMPLES = """\b

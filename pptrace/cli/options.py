@@ -4,44 +4,70 @@ from __future__ import annotations
 
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from pptrace.cli import completers
+from pptrace.cli.output import echo_notes
 from pptrace.config.flags import FLAGS
-from pptrace.sanitize import printable_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
+    from typing import TypeAlias
 
     from pptrace.timeline.measurement import ImportRequest, Measurement
 
-Function = TypeVar("Function", bound="Callable[..., Any]")
+    Option: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _PREFIX = "flag_"
 """Prefix of the parameters of flags."""
 
 
-def experiment_flags(*only: str, without: Sequence[str] = ()) -> Callable[[Function], Function]:
-    """Return a decorator that gives a command the flags of a training step, and ``--set`` as ``sets``.
+class Source(NamedTuple):
+    """The configuration that a command runs: a file, settings and flags."""
 
-    The flags arrive as keyword arguments for :func:`given_flags`.
+    words: tuple[str, ...]
+    """The arguments of the command."""
+    sets: tuple[str, ...]
+    """``key.path=value`` texts."""
+    flags: dict[str, str | None]
+    """Values by flag, as :func:`~pptrace.config.resolution.load` takes them."""
+
+    @property
+    def file(self) -> Path | None:
+        """The configuration file among the arguments, if any.
+
+        Raises:
+            click.UsageError: there are several, or it is a schedule's file.
+        """
+        return config_file(self.words)
+
+
+def experiment_flags(*only: str, without: Sequence[str] = (), config: bool = True) -> Option:
+    """Return a decorator that gives a command a configuration file, flags and ``--set``, as its ``source``.
 
     Args:
         only: the flags; all unless given.
         without: excluded flags, such as ``schedule``.
+        config: whether the command takes a configuration file.
     """
+    names = [name for name in only or FLAGS if name not in without]
 
-    def decorate(function: Function) -> Function:
-        sets = click.option(
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def with_source(sets: tuple[str, ...], config: tuple[str, ...] = (), **given: Any) -> Any:
+            flags = {name: given.pop(f"{_PREFIX}{name}") for name in names}
+            return function(source=Source(config, sets, flags), **given)
+
+        command: Callable[..., Any] = click.option(
             "--set", "sets", multiple=True, metavar="KEY=VALUE", callback=_checked_sets,
             help="Set any key; may be repeated.",
-        )  # fmt: skip
-        function = sets(function)
-        for name in reversed([name for name in only or FLAGS if name not in without]):
-            function = flag_option(name)(function)
-        return function
+        )(with_source)  # fmt: skip
+        for name in reversed(names):
+            command = flag_option(name)(command)
+        argument = click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=completers.files)
+        return argument(command) if config else command
 
     return decorate
 
@@ -56,12 +82,12 @@ def _checked_sets(context: click.Context, parameter: click.Parameter, sets: tupl
     return sets
 
 
-def flag_option(name: str, parameter: str = "") -> Callable[[Function], Function]:
+def flag_option(name: str, parameter: str = "") -> Option:
     """Return the option of one flag.
 
     Args:
         name: the flag.
-        parameter: its parameter name; by default, one for :func:`given_flags`.
+        parameter: its parameter name; by default, one for :func:`experiment_flags`.
     """
     flag = FLAGS[name]
     completed = completers.offers(flag.offers, or_file=flag.takes_file) if flag.offers else None
@@ -70,11 +96,6 @@ def flag_option(name: str, parameter: str = "") -> Callable[[Function], Function
     return click.option(
         f"--{name}", parameter or f"{_PREFIX}{name}", metavar="VALUE", help=flag.help, shell_complete=completed
     )
-
-
-def given_flags(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flags by their names, as :func:`~pptrace.config.resolution.load` takes them."""
-    return {name: arguments[f"{_PREFIX}{name}"] for name in FLAGS if f"{_PREFIX}{name}" in arguments}
 
 
 def config_file(words: Sequence[str]) -> Path | None:
@@ -96,16 +117,45 @@ def config_file(words: Sequence[str]) -> Path | None:
     return file
 
 
-def one_output(context: click.Context, parameter: click.Parameter, outputs: tuple[str, ...]) -> str | None:
-    """Return the only output of a command that writes one file; a callback of ``-o``.
+def outputs_option(text: str) -> Option:
+    """Return the option ``-o`` with a help text, which may be repeated; the files are ``outputs``."""
+    return click.option(
+        "-o", "--output", "outputs", multiple=True, metavar="FILE", shell_complete=completers.files, help=text
+    )
 
-    Raises:
-        click.UsageError: there are several.
+
+def output_option(text: str, *suffixes: str, subject: str = "") -> Option:
+    """Return the option ``-o`` of a command that writes one file.
+
+    Args:
+        text: the help.
+        suffixes: the file's possible suffixes; any unless given.
+        subject: the start of the refusal of other suffixes, such as ``costs are written as .yaml``.
     """
-    del context, parameter
-    if len(outputs) > 1:
-        raise click.UsageError(f"one output at a time, not {outputs[0]} and {outputs[1]}")
-    return outputs[0] if outputs else None
+
+    def check(context: click.Context, parameter: click.Parameter, outputs: tuple[str, ...]) -> str | None:
+        del context, parameter
+        if len(outputs) > 1:
+            raise click.UsageError(f"one output at a time, not {outputs[0]} and {outputs[1]}")
+        if suffixes and outputs and not outputs[0].lower().endswith(suffixes):
+            raise click.UsageError(f"{outputs[0]}: {subject}")
+        return outputs[0] if outputs else None
+
+    return click.option(
+        "-o", "--output", multiple=True, callback=check, metavar="FILE", shell_complete=completers.files, help=text
+    )
+
+
+def json_option(text: str = "Print JSON.") -> Option:
+    """Return the option ``--json``, as ``as_json``."""
+    return click.option("--json", "as_json", is_flag=True, help=text)
+
+
+def traces_argument(name: str) -> Option:
+    """Return the argument of at least one trace, configuration or folder."""
+    return click.argument(
+        name, nargs=-1, required=True, type=click.Path(path_type=Path), shell_complete=completers.files
+    )
 
 
 _OPTIONS = (
@@ -150,6 +200,5 @@ def read(
     measurement, measured = read_measurement(traces, Registry.load(), request)
     if not measurement.steps and not without_actions:
         raise TraceError(no_actions(measurement), file=traces[0])
-    for note in measurement.notes:
-        click.echo(printable_line(f"note: {note}"), err=True)
+    echo_notes(measurement.notes)
     return measurement, measured

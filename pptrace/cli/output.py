@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import shutil
 import sys
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, cast
 
 import click
 
 from pptrace.errors import OutputError
-from pptrace.sanitize import printable
+from pptrace.sanitize import printable, printable_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from pptrace.report.document import Document
+
+    class Result(Protocol):
+        """What a command found."""
+
+        def to_dict(self) -> dict[str, Any]:
+            """Return everything as JSON values."""
+
+        def summary(self) -> str:
+            """Return a text."""
 
 
 def echo_documents(documents: Document | Sequence[Document], *, as_json: bool) -> None:
@@ -34,6 +45,36 @@ def echo_documents(documents: Document | Sequence[Document], *, as_json: bool) -
     click.echo("\n\n".join(text_of(document, width) for document in several))
 
 
+def echo_result(result: Result, *, as_json: bool) -> None:
+    """Print a result as JSON or as its summary."""
+    click.echo(json.dumps(result.to_dict(), indent=2, ensure_ascii=False) if as_json else result.summary())
+
+
+def report_written(paths: Iterable[Path | str]) -> None:
+    """Name written files on standard error."""
+    for path in paths:
+        click.echo(f"wrote {printable_line(str(path))}", err=True)
+
+
+def write_text(output: str, text: str) -> None:
+    """Replace a file by a text, and name it on standard error.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    from pptrace.files import replace_file
+
+    with replace_file(Path(output)) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    report_written([output])
+
+
+def echo_notes(notes: Iterable[object]) -> None:
+    """Print notes on standard error."""
+    for note in notes:
+        click.echo(printable_line(f"note: {note}"), err=True)
+
+
 @contextmanager
 def status(first: str) -> Iterator[Callable[[str], None] | None]:
     """Show a line on standard error during a block; yield a function that changes it, None without a terminal."""
@@ -42,8 +83,6 @@ def status(first: str) -> Iterator[Callable[[str], None] | None]:
         return
     from rich.console import Console
     from rich.markup import escape
-
-    from pptrace.sanitize import printable_line
 
     with Console(file=raw(sys.stderr)).status(first) as shown:
         yield lambda text: shown.update(escape(printable_line(text)))

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from pptrace.cli import completers
-from pptrace.cli.options import config_file, experiment_flags, given_flags
-from pptrace.cli.output import status
-from pptrace.sanitize import printable_line
+from pptrace.cli.options import experiment_flags, json_option, outputs_option
+from pptrace.cli.output import echo_result, report_written, status
 
-__all__ = ["command"]
+if TYPE_CHECKING:
+    from pptrace.cli.options import Source
 
 _EXAMPLES = """\b
 pptrace plan llama.yaml --gpus 256 -o best.yaml
@@ -23,7 +22,6 @@ pptrace plan --model llama3-70b --cluster dgx-h100 --sequence 8192 --global 512 
 
 
 @click.command("plan", epilog=_EXAMPLES)
-@click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=completers.files)
 @click.option("--gpus", type=int, required=True, metavar="N", help="GPUs that the job has.")
 @click.option("--memory", metavar="SIZE", help="What a rank may hold, such as 76GiB; the device's unless given.")
 @click.option(
@@ -41,26 +39,23 @@ pptrace plan --model llama3-70b --cluster dgx-h100 --sequence 8192 --global 512 
 @click.option("--no-robustness", "robust", is_flag=True, default=True, flag_value=False,
               help="Leave out the first places on other machines.")  # fmt: skip
 @experiment_flags()
-@click.option(
-    "-o", "--output", "outputs", multiple=True, metavar="FILE",
-    shell_complete=completers.files,
-    help="Write the best (.yaml), all points (.csv, .parquet) or a picture (.png, .svg, .pdf); may be repeated.",
-)  # fmt: skip
+@outputs_option(
+    "Write the best (.yaml), all points (.csv, .parquet) or a picture (.png, .svg, .pdf); may be repeated."
+)
 @click.option(
     "--executor", default="processes", show_default=True, metavar="NAME[:KEY=VALUE]",
     shell_complete=completers.offers("executors"), help="What configurations are simulated on.",
 )  # fmt: skip
 @click.option("--workers", type=click.IntRange(1), metavar="N", help="How many at once; one per core.")
 @click.option("--fresh", is_flag=True, help="Take over nothing of an earlier start.")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@json_option("Print everything as JSON.")
 def command(
-    config: tuple[str, ...],
+    source: Source,
     gpus: int,
     memory: str | None,
     objective: str,
     vary: tuple[str, ...],
     top: int,
-    sets: tuple[str, ...],
     outputs: tuple[str, ...],
     executor: str,
     workers: int | None,
@@ -69,7 +64,6 @@ def command(
     robust: bool,
     fresh: bool,
     as_json: bool,
-    **flags: str | None,
 ) -> None:
     """Find the best configuration of CONFIG's model on as many GPUs: how to divide it, what to schedule.
 
@@ -77,7 +71,7 @@ def command(
     kept beside the first output: after an interruption, the same command goes on. Exits with 2 where nothing
     can run or fits.
     """
-    file = config_file(config)
+    file = source.file
     from pptrace.cli.sweep import report_journal
     from pptrace.plugins.registry import Registry
     from pptrace.search.plan import find_plan
@@ -88,10 +82,9 @@ def command(
     request = PlanRequest(gpus=gpus, memory=memory, objective=objective, top=top, exhaustive=exhaustive)
     with report_journal(paths), status("planning") as watch:
         found = find_plan(
-            file, request, Registry.load(), sets=sets, flags=given_flags(flags), vary=vary, robust=robust,
+            file, request, Registry.load(), sets=source.sets, flags=source.flags, vary=vary, robust=robust,
             executor=executor, workers=workers or 0, outputs=paths, fresh=fresh, watch=watch,
         )  # fmt: skip
-    click.echo(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if as_json else found.summary())
-    for path in found.save(*paths):
-        sys.stderr.write(f"wrote {printable_line(str(path))}\n")
+    echo_result(found, as_json=as_json)
+    report_written(found.save(*paths))
     end_journals(paths)

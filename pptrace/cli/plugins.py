@@ -14,8 +14,6 @@ from pptrace.errors import PluginError
 from pptrace.plugins.offers import Failure, Provider
 from pptrace.plugins.registry import OFFER_KINDS, Registry
 
-__all__ = ["Listed", "command"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from pptrace.cli import completers
-from pptrace.cli.options import measured_options, one_output, read
-from pptrace.cli.output import echo_documents
-from pptrace.sanitize import printable_line
+from pptrace.cli.options import json_option, measured_options, output_option, read, traces_argument
+from pptrace.cli.output import echo_documents, echo_notes, report_written
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from pptrace.steps.message_calls import Policy
     from pptrace.steps.schedule import Schedule
     from pptrace.timeline.measurement import ImportRequest, Measurement
-
-__all__ = ["command"]
 
 _EXAMPLES = """\b
 pptrace replay run/
@@ -28,9 +25,7 @@ pptrace replay run/ --p2p torch --p2p-option receive=deferred"""
 
 
 @click.command("replay", epilog=_EXAMPLES)
-@click.argument(
-    "traces", nargs=-1, required=True, type=click.Path(path_type=Path), shell_complete=completers.files
-)
+@traces_argument("traces")
 @measured_options
 @click.option(
     "--p2p", metavar="POLICY", shell_complete=completers.offers("message_policies"),
@@ -43,11 +38,8 @@ pptrace replay run/ --p2p torch --p2p-option receive=deferred"""
     metavar="KEY=VALUE",
     help="An option of that policy, as under p2p.options; may be repeated.",
 )
-@click.option(
-    "-o", "--output", multiple=True, callback=one_output, metavar="FILE", shell_complete=completers.files,
-    help="Write the (first) replay.",
-)  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@output_option("Write the (first) replay.")
+@json_option()
 def command(
     traces: tuple[Path, ...],
     request: ImportRequest,
@@ -77,8 +69,7 @@ def command(
             failed[step.label] = error
     if not replays:
         raise next(iter(failed.values()))
-    for label, reason in failed.items():
-        click.echo(printable_line(f"note: {label} is left out: {reason}"), err=True)
+    echo_notes(f"{label} is left out: {reason}" for label, reason in failed.items())
     echo_documents(replay_document(replays), as_json=as_json)
     if output is not None:
         from pptrace.measured.waits import explain_waits
@@ -87,8 +78,7 @@ def command(
 
         exporters = {name: provided.offer for name, provided in Registry.load().exporters.items()}
         timeline = explain_waits(next(iter(replays.values())).timeline)
-        for path in save(timeline, [output], exporters, {"color": "kind"}):
-            click.echo(f"wrote {printable_line(str(path))}", err=True)
+        report_written(save(timeline, [output], exporters, {"color": "kind"}))
 
 
 def _nearest(measurement: Measurement, *, measured: bool) -> Callable[[Schedule], Policy] | None:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from pptrace.plugins.offers import Provided
 
-__all__ = ["command"]
-
 
 _EXAMPLES = """\b
 pptrace schema > pptrace.schema.json

@@ -10,9 +10,8 @@ import click
 
 from pptrace.cli import completers
 from pptrace.cli.options import flag_option
-from pptrace.cli.output import raw
+from pptrace.cli.output import raw, report_written
 from pptrace.config.flags import FLAGS
-from pptrace.sanitize import printable_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -139,7 +138,7 @@ def _write(drawing: Drawing, title: str, outputs: Sequence[Path]) -> None:
     for output in outputs:
         with replace_file(output) as temporary:
             write_drawing(temporary, output.suffix.lower(), svg)
-        sys.stderr.write(f"wrote {printable_line(str(output))}\n")
+        report_written([output])
 
 
 def _print(drawing: Drawing, title: str, first: int, last: int, width: int | None) -> None:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pptrace.cli import completers
-from pptrace.cli.options import config_file, experiment_flags, given_flags
+from pptrace.cli.options import config_file, experiment_flags, json_option, outputs_option
 from pptrace.sanitize import printable_line
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from pptrace.cli.options import Source
     from pptrace.run.run import Run
 
 _EXAMPLES = """\b
@@ -24,13 +24,11 @@ pptrace simulate llama.yaml --set network.bandwidth='200 Gb/s' --json"""
 
 
 @click.command("simulate", epilog=_EXAMPLES)
-@click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=completers.files)
 @experiment_flags()
-@click.option(
-    "-o", "--output", "outputs", multiple=True, metavar="FILE", shell_complete=completers.files,
-    help="Write a trace: .pftrace or .json, with .gz for compressed; {rank} for one file per rank. "
-    "Or a picture of the step, .svg, .png or .pdf; or a page, .html.",
-)  # fmt: skip
+@outputs_option(
+    "Write a trace: .pftrace or .json, with .gz for compressed; {rank} for one file per rank. "
+    "Or a picture of the step, .svg, .png or .pdf; or a page, .html."
+)
 @click.option(
     "--only", metavar="PART ...", multiple=True, help="Trim traces: ranks=0,7 microbatches=0:32, one or both."
 )
@@ -40,11 +38,10 @@ pptrace simulate llama.yaml --set network.bandwidth='200 Gb/s' --json"""
     is_flag=True,
     help="Try dozens of configurations of as many GPUs and the same batch, not the likeliest few.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print everything measured as JSON.")
+@json_option("Print everything measured as JSON.")
 @click.option("--explain", is_flag=True, help="Print every resolved value and where it came from.")
 def command(
-    config: tuple[str, ...],
-    sets: tuple[str, ...],
+    source: Source,
     outputs: tuple[str, ...],
     only: tuple[str, ...],
     color: str,
@@ -52,7 +49,6 @@ def command(
     advise: bool,
     as_json: bool,
     explain: bool,
-    **flags: str | None,
 ) -> None:
     """Simulate one training step of CONFIG, a YAML file, with flags over it."""
     from pptrace.config.resolution import load
@@ -61,10 +57,10 @@ def command(
     from pptrace.run.run import simulate
 
     # A second part behind --only arrives as an argument: --only ranks=0,7 microbatches=0:32.
-    parts = tuple(word for word in config if only and word.startswith(("ranks=", "microbatches=")))
-    file = config_file([word for word in config if word not in parts])
+    parts = tuple(word for word in source.words if only and word.startswith(("ranks=", "microbatches=")))
+    file = config_file([word for word in source.words if word not in parts])
     only = tuple(part for text in (*only, *parts) for part in text.split())
-    resolved = load(file, sets, given_flags(flags))
+    resolved = load(file, source.sets, source.flags)
     registry = Registry.load()
     if only and not outputs:
         raise click.UsageError("--only trims a trace: name one with -o")

@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING
 import click
 
 from pptrace.cli import completers
-from pptrace.cli.options import config_file, experiment_flags, given_flags
+from pptrace.cli.options import experiment_flags, json_option, outputs_option
 from pptrace.cli.output import raw
 from pptrace.sanitize import printable_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from pptrace.cli.options import Source
     from pptrace.search.sweep import Sweep
     from pptrace.search.sweep_charts import Picture
-
-__all__ = ["command", "report_journal"]
 
 _EXAMPLES = """\b
 pptrace sweep llama.yaml --over microbatches=8..256*2 --over schedule=gpipe,1f1b -o results.csv -o fig.png
@@ -33,18 +32,13 @@ _REDRAW_S = 0.1
 
 
 @click.command("sweep", epilog=_EXAMPLES)
-@click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=completers.files)
 @click.option(
     "--over", "over", multiple=True, required=True, metavar="KEY=VALUE,...",
     help="An axis: a flag's name or a key, with its values; 8..64*2 doubles, 8..64+8 adds. May be repeated.",
 )  # fmt: skip
 @click.option("--gpus", type=int, metavar="N", help="GPUs of every point: its replicas (dp) follow.")
 @experiment_flags()
-@click.option(
-    "-o", "--output", "outputs", multiple=True, metavar="FILE",
-    shell_complete=completers.files,
-    help="Write a table (.csv, .parquet) or a picture (.png, .svg, .pdf); may be repeated.",
-)  # fmt: skip
+@outputs_option("Write a table (.csv, .parquet) or a picture (.png, .svg, .pdf); may be repeated.")
 @click.option(
     "--plot", default="lines", metavar="SORT", shell_complete=completers.words("lines", "winners", "difference"),
     help="What pictures show: lines, winners or difference (to the first schedule).",
@@ -59,12 +53,11 @@ _REDRAW_S = 0.1
 )  # fmt: skip
 @click.option("--workers", type=click.IntRange(1), metavar="N", help="Points that run at once; one per core.")
 @click.option("--fresh", is_flag=True, help="Run every point anew, and replace what the outputs hold.")
-@click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
+@json_option("Print the rows as JSON.")
 def command(
-    config: tuple[str, ...],
+    source: Source,
     over: tuple[str, ...],
     gpus: int | None,
-    sets: tuple[str, ...],
     outputs: tuple[str, ...],
     plot: str,
     x: str | None,
@@ -74,14 +67,13 @@ def command(
     *,
     fresh: bool,
     as_json: bool,
-    **flags: str | None,
 ) -> int:
     """Simulate every combination of the axes' values on CONFIG, several at once.
 
     Finished rows are kept beside the first output at once: after an interruption, the same command goes on. Rows
     that the outputs hold already are not run again. Exits with 1 where points failed.
     """
-    file = config_file(config)
+    file = source.file
     from pptrace.plugins.registry import Registry
     from pptrace.search.axes import parse_axes
     from pptrace.search.grid import grid_of
@@ -93,7 +85,7 @@ def command(
     picture = Picture(plot=plot, x=x, y=tuple(name.strip() for name in y.split(",") if name.strip()))
     check_choice(picture)
     check_outputs(paths)
-    grid = grid_of(file, sets, given_flags(flags), parse_axes(over), gpus)
+    grid = grid_of(file, source.sets, source.flags, parse_axes(over), gpus)
     if any(path.suffix.lower() not in TABLES for path in paths):
         check_axes(picture, grid.keys, grid.cells())
     with report_journal(paths), _progress() as progress:

@@ -30,20 +30,6 @@ if TYPE_CHECKING:
 
     from _typeshed import WriteableBuffer
 
-__all__ = [
-    "HOST",
-    "PUBLIC_PORT",
-    "PUBLIC_UI",
-    "Delivery",
-    "Handler",
-    "Server",
-    "Site",
-    "byte_range",
-    "forward_command",
-    "has_display",
-    "open_browser",
-]
-
 _ONE_RANGE = re.compile(r"\s*bytes\s*=\s*(\d{0,18})\s*-\s*(\d{0,18})\s*", re.ASCII | re.IGNORECASE)
 
 
