@@ -11,8 +11,11 @@ import click
 from pptrace.cli.options import experiment_flags, json_option, output_option
 from pptrace.cli.output import write_text
 from pptrace.config.quantities import format_duration, format_rate
+from pptrace.report.text_table import table_lines
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pptrace.cli.options import Source
     from pptrace.run.cluster_traffic import ClusterView, GpuRoute
 
@@ -62,21 +65,21 @@ def _lines(view: ClusterView) -> list[str]:
     inside, outside = view.parts
     between = f", {outside} between" if outside else ""
     sizes = ", ".join(f"{axis} {size}" for axis in ("pp", "tp", "cp", "dp") if (size := getattr(layout, axis)) > 1)
-    width = max([len(group.pattern) for group in view.groups] or [0])
-    lines = [
-        f"{view.name}: {cluster.nodes} x {cluster.gpus} GPUs, {cluster.nics} NICs each; {inside} inside{between}",
-        f"pipeline: {sizes or 'one GPU'}, {'-'.join(layout.order)}",
-        "",
-        f"{'links':<{width}}  {'count':>6}  {'capacity':>12}  {'latency':>9}  fullest under the pipeline's load",
-    ]
+    rows = [["links", "count", "capacity", "latency", "fullest under the pipeline's load"]]
     for group in view.groups:
         fullest = max(group.links, key=lambda link: view.load[link])
         load = view.load[fullest]
         where = f"  {cluster.links.name[fullest]}" if load else ""
-        lines.append(
-            f"{group.pattern:<{width}}  {len(group.links):>6}  {_rates(group.rate_kbps):>12}  "
-            f"{_times(group.latency_ns):>9}  {load:.0%}{where}"
-        )
+        latency = _several(group.latency_ns, format_duration)
+        rows.append([
+            group.pattern, str(len(group.links)), _several(group.rate_kbps, _rate), latency, f"{load:.0%}{where}",
+        ])  # fmt: skip
+    lines = [
+        f"{view.name}: {cluster.nodes} x {cluster.gpus} GPUs, {cluster.nics} NICs each; {inside} inside{between}",
+        f"pipeline: {sizes or 'one GPU'}, {'-'.join(layout.order)}",
+        "",
+        *table_lines(rows, {0, 4}),
+    ]
     return lines if view.between is None else [*lines, "", *_route(view, view.between)]
 
 
@@ -107,12 +110,8 @@ def _rate(rate_kbps: int) -> str:
     return format_rate(rate_kbps * 1000) if rate_kbps else "no limit"
 
 
-def _rates(rates: tuple[int, ...]) -> str:
-    return _rate(rates[0]) if len(rates) == 1 else f"{_rate(rates[0])} …"
-
-
-def _times(times: tuple[int, ...]) -> str:
-    return format_duration(times[0]) if len(times) == 1 else f"{format_duration(times[0])} …"
+def _several(values: tuple[int, ...], text: Callable[[int], str]) -> str:
+    return text(values[0]) if len(values) == 1 else f"{text(values[0])} …"
 
 
 def _document(view: ClusterView) -> dict[str, Any]:

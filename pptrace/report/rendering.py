@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from io import StringIO
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pptrace.errors import OutputError
 from pptrace.report.document import Document, Line, Picture
 from pptrace.report.numbers import MARK, Figure
+from pptrace.report.text_table import GAP, table_lines
 from pptrace.sanitize import printable, printable_line
 from pptrace.steps.actions import Action
 from pptrace.version import __version__
@@ -22,13 +22,8 @@ from pptrace.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from rich.console import RenderableType
-
     from pptrace.report.document import Block, Table
 
-_GAP = 2
-_NARROWEST = 20
-"""The least width of a column of words."""
 _USUAL = 120
 """The width of tables that split, outside terminals."""
 
@@ -37,7 +32,7 @@ def text_of(document: Document, width: int | None = None) -> str:
     """Return the text of a document, wrapped to ``width`` columns if given."""
     lines = [*_blocks(document.lead, width, indent=0), ""]
     for section in document.sections:
-        if inner := list(_blocks(section.blocks, width, indent=_GAP)):
+        if inner := list(_blocks(section.blocks, width, indent=GAP)):
             lines += [printable_line(section.title), *inner, ""]
     return "\n".join(
         [
@@ -68,14 +63,18 @@ def _table(table: Table, width: int | None) -> list[str]:
     rows = [tuple(printable_line(str(cell)) for cell in row) for row in (table.head, *table.rows) if row]
     columns = list(zip(*rows, strict=True))
     parts = _parts(columns, width or _USUAL) if table.splits else [columns]
-    return [line for part in parts for line in _aligned(part, table.words, width)]
+    lines = []
+    for part in parts:
+        cells = zip(*map(_marked, part), strict=True)
+        lines += table_lines(list(cells), range(table.words), width)
+    return lines
 
 
 def _parts(columns: Sequence[Sequence[str]], width: int) -> Iterator[Sequence[Sequence[str]]]:
     """Yield groups of columns that fit, each with the first column."""
     part = [columns[0]]
     for column in columns[1:]:
-        if len(part) > 1 and sum(map(_width_of, (*part, column))) > width + _GAP:
+        if len(part) > 1 and sum(map(_width_of, (*part, column))) > width + GAP:
             yield part
             part = [columns[0]]
         part.append(column)
@@ -83,37 +82,13 @@ def _parts(columns: Sequence[Sequence[str]], width: int) -> Iterator[Sequence[Se
 
 
 def _width_of(column: Sequence[str]) -> int:
-    return max(map(len, column)) + _GAP
+    return max(map(len, column)) + GAP
 
 
-def _aligned(columns: Sequence[Sequence[str]], words: int, width: int | None) -> list[str]:
-    """Return aligned lines: words to the left, wrapped if necessary; figures to the right, marks after them."""
-    from rich.console import Console
-    from rich.table import Table as Grid
-
-    grid = Grid.grid(padding=(0, _GAP, 0, 0))
-    for index in range(len(columns)):
-        is_word = index < words
-        grid.add_column(justify="left" if is_word else "right", no_wrap=not is_word, overflow="fold")
-    for row in zip(*(_cells(column) for column in columns), strict=True):
-        grid.add_row(*row)
-    console = Console(file=StringIO(), width=1 << 16, color_system=None, legacy_windows=False)
-    natural = console.measure(grid).maximum
-    if width is not None and natural > width:
-        spare = sum(max(_width_of(column) - _GAP - _NARROWEST, 0) for column in columns[:words])
-        natural = max(width, natural - spare)
-    lines = console.render_lines(grid, console.options.update_width(natural), pad=False)
-    return ["".join(segment.text for segment in line).rstrip() for line in lines]
-
-
-def _cells(column: Sequence[str]) -> Iterator[RenderableType]:
-    from rich.padding import Padding
-    from rich.text import Text
-
+def _marked(column: Sequence[str]) -> list[str]:
+    """Return figures with room for the marks of others."""
     marked = any(cell.endswith(MARK) for cell in column)
-    for cell in column:
-        padding = len(MARK) if marked and not cell.endswith(MARK) else 0
-        yield Padding(Text(cell), (0, padding, 0, 0)) if padding else Text(cell)
+    return [f"{cell}{' ' * len(MARK)}" if marked and not cell.endswith(MARK) else cell for cell in column]
 
 
 def check_targets(targets: Sequence[str | Path], suffixes: Sequence[str], subject: str) -> None:

@@ -34,6 +34,9 @@ ALL_RANKS = 16
 _SHOWN = 3
 """Limit of named rank pairs per link."""
 
+_BLANK, _COMMUNICATION, _LINKS, _ALWAYS = range(4)
+"""Priorities of sections; the least is dropped first."""
+
 _COLUMNS = ("fill", "drain", "xfer", "cont", "HoL", "peer", "dp", "slow")
 
 
@@ -46,13 +49,20 @@ def summary_lines(
     """
     width = shutil.get_terminal_size((WIDTH, LINES)).columns
     head = [*_headline(run), *_notes(run), _figures(run)]
+    last = _last(run, bottleneck, advice.best, written, width)
     parts = [
-        head, [""], _where_time_goes(run, width), _communication(run), _busiest(run), [""], _ranks(run),
-        _warning(run), _last(run, bottleneck, advice.best, written, width),
+        (_ALWAYS, head), (_BLANK, [""]), (_ALWAYS, _where_time_goes(run, width)),
+        (_COMMUNICATION, _communication(run)), (_LINKS, _busiest(run)), (_BLANK, [""]),
+        (_ALWAYS, [*_ranks(run), *_warning(run), *last]),
     ]  # fmt: skip
-    parts = [[part for line in lines for part in _folded(line, width)] for lines in parts]
-    for dropped in ([], [1, 5], [1, 3, 5], [1, 3, 4, 5]):
-        lines = [line for index, part in enumerate(parts) if index not in dropped for line in part]
+    for least in range(_ALWAYS + 1):
+        lines = [
+            part
+            for priority, section in parts
+            if priority >= least
+            for line in section
+            for part in _folded(line, width)
+        ]
         if len(lines) <= LINES:
             break
     return lines

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from pptrace.plugin import PptraceError, write_picture
+from pptrace.plugin import PptraceError, table_lines, write_picture
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -254,40 +254,35 @@ _ERRORS_HEAD = ["source", "rows", "skipped", "mean absolute", "mean", "least", "
 def accuracy_text(figures: Figures, rows: Sequence[_Row]) -> str:
     """Return tables of errors, choices and slowdowns, and the reasons of skipped rows."""
     lines = ["error in % of the measured step; negative: simulated is shorter", ""]
-    lines += _table(_ERRORS_HEAD, map(_cells, (*figures.sources, *figures.groups)))
+    lines += table_lines([_ERRORS_HEAD, *map(_cells, (*figures.sources, *figures.groups))])
     if figures.memory:
         lines += ["", "peak memory, error in % of the printed one", ""]
-        lines += _table(_ERRORS_HEAD, map(_cells, figures.memory))
+        lines += table_lines([_ERRORS_HEAD, *map(_cells, figures.memory)])
     if figures.series:
-        lines += ["", "best microbatch", ""]
-        lines += _table(
-            ["series", "measured s by microbatch", "best", "chosen", "costs"],
-            [
-                [series.name, ", ".join(f"{micro}: {step_s:.1f}" for micro, step_s in series.measured),
-                 str(series.best), str(series.chosen), f"{series.regret:+.1f}%"]
-                for series in figures.series
-            ],
-        )  # fmt: skip
+        head = ["series", "measured s by microbatch", "best", "chosen", "costs"]
+        series_rows = [
+            [series.name, ", ".join(f"{micro}: {step_s:.1f}" for micro, step_s in series.measured),
+             str(series.best), str(series.chosen), f"{series.regret:+.1f}%"]
+            for series in figures.series
+        ]  # fmt: skip
+        lines += ["", "best microbatch", "", *table_lines([head, *series_rows])]
     if figures.scales:
-        lines += ["", "slowdown by scale", ""]
-        lines += _table(
-            ["series", "devices", "measured", "simulated"],
-            [
-                [scale.name, f"{scale.devices[0]} to {scale.devices[1]}", f"{scale.measured:+.1f}%",
-                 f"{scale.simulated:+.1f}%"]
-                for scale in figures.scales
-            ],
-        )  # fmt: skip
+        head = ["series", "devices", "measured", "simulated"]
+        scale_rows = [
+            [scale.name, f"{scale.devices[0]} to {scale.devices[1]}", f"{scale.measured:+.1f}%",
+             f"{scale.simulated:+.1f}%"]
+            for scale in figures.scales
+        ]  # fmt: skip
+        lines += ["", "slowdown by scale", "", *table_lines([head, *scale_rows])]
     right, pairs = figures.ordered
     if pairs:
+        head = ["simulated steps apart by", "pairs", "in the measured order"]
+        near_rows = [
+            ["more" if near.most is None else f"up to {near.most:g}%", str(near.pairs), str(near.right)]
+            for near in figures.near
+        ]
         lines += ["", f"{right} of {pairs} pairs that lie more than 2 % apart come in the measured order", ""]
-        lines += _table(
-            ["simulated steps apart by", "pairs", "in the measured order"],
-            [
-                ["more" if near.most is None else f"up to {near.most:g}%", str(near.pairs), str(near.right)]
-                for near in figures.near
-            ],
-        )
+        lines += table_lines([head, *near_rows])
     return "\n".join([*lines, *_skipped(rows)])
 
 
@@ -304,15 +299,6 @@ def _skipped(rows: Sequence[_Row]) -> list[str]:
         return []
     lines = ["", f"skipped, {sum(reasons.values())} rows", ""]
     return [*lines, *(f"{count:4} {source}: {reason}" for (source, reason), count in reasons.items())]
-
-
-def _table(head: list[str], rows: Iterable[list[str]]) -> list[str]:
-    """Return lines of aligned cells, the first column to the left."""
-    cells = [head, *rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return [
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in cells
-    ]  # fmt: skip
 
 
 _SIZE = (7.0, 6.0)
