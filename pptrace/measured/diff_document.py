@@ -12,21 +12,12 @@ from pptrace.config.quantities import format_rate, format_size, parse_share
 from pptrace.files import compress, replace_file
 from pptrace.measured.diff import diff
 from pptrace.measured.diff_drawing import part_bars, strips, waterfall
-from pptrace.measured.sides import (
-    measured_side,
-    notes_on,
-    read_side,
-    simulated_side,
-    simulation_of,
-    split_step_option,
-)
+from pptrace.measured.sides import notes_on, read_side, simulation_of, split_step_option
 from pptrace.measured.waits import BETWEEN
 from pptrace.report.document import Cell, Document, Line, Picture, Section, Table
 from pptrace.report.numbers import BARELY_NS, MARK, SIGMAS, Figure, change, ms, several_steps, share
 from pptrace.report.rendering import check_targets, plain, text_of, write_page
-from pptrace.run.simulated_step import SimulatedStep
 from pptrace.steps.kinds import Kind
-from pptrace.timeline.measurement import ImportRequest, Measurement
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,6 +28,8 @@ if TYPE_CHECKING:
     from pptrace.plugins.registry import Registry
     from pptrace.report.document import Block
     from pptrace.report.numbers import Sides
+    from pptrace.run.simulated_step import SimulatedStep
+    from pptrace.timeline.measurement import ImportRequest, Measurement
 
 _NAMED = 4
 """Kinds and stages that a verdict names."""
@@ -522,22 +515,12 @@ def compare_steps(
     """
     equal = parse_share(tolerance, "tolerance")
     a, b = (
-        _side(source, which, registry, request)
+        read_side(source, which, registry, request)
         for source, which in zip((first, second), split_step_option(step), strict=True)
     )
     simulated = not a.measured and not b.measured
     simulations = (simulation_of(a, registry), simulation_of(b, registry)) if simulated else (None, None)
     return Diff(diff(a, b, equal, simulations), (a, b), tuple(notes_on((a, b), step, request)))
-
-
-def _side(
-    source: str | Path | SimulatedStep | Measurement, step: str, registry: Registry, request: ImportRequest
-) -> Side:
-    if isinstance(source, SimulatedStep):
-        return simulated_side(source, "a simulation")
-    if isinstance(source, Measurement):
-        return measured_side(source, "a measurement", step)
-    return read_side(source, step, registry, request)
 
 
 DIFF_SUFFIXES = (".html", ".pftrace", ".pftrace.gz", ".tar")

@@ -292,38 +292,37 @@ def culprits(blame: Blame, links: Mapping[tuple[int, int], Link], tolerance: flo
         return abs(share.value) > tolerance
 
     before = blame.before_ns
-    blamed = [_culprit("drift", "all ranks", blame.common, sum(before.values()))] if off(blame.common) else []
+    blamed = []
+    if off(blame.common):
+        blamed.append(_culprit("drift", "all ranks", blame.common, blame.common.value * sum(before.values())))
     for rank, share in blame.ranks.items():
         stages = [pair for pair in before if pair[0] == rank]
         slow = [pair for pair in stages if off(blame.stages[pair])]
         if slow == stages:
             which = "" if len(stages) > 1 else f" (its one stage, {stages[0][1]})"
-            blamed.append(_culprit("rank", f"rank {rank}{which}", share, sum(before[pair] for pair in stages)))
+            before_ns = sum(before[pair] for pair in stages)
+            blamed.append(_culprit("rank", f"rank {rank}{which}", share, share.value * before_ns))
         else:
             blamed += [
-                _culprit("stage", f"stage {pair[1]} on rank {rank}", blame.stages[pair], before[pair])
-                for pair in slow
+                _culprit("stage", f"stage {pair[1]} on rank {rank}", share, share.value * before[pair])
+                for pair, share in ((pair, blame.stages[pair]) for pair in slow)
             ]
     if off(blame.network):
+        what = f"all {len(blame.links)} ways between ranks"
         before_ns = sum(links[ends].median_ns.first.value * links[ends].count[1] for ends in blame.links)
-        blamed.append(_culprit("network", f"all {len(blame.links)} ways between ranks", blame.network, before_ns))
-    blamed += [
-        _link_culprit(links[ends], share, blame.network) for ends, share in blame.links.items() if off(share)
-    ]
+        blamed.append(_culprit("network", what, blame.network, blame.network.value * before_ns))
+    for (source, target), share in blame.links.items():
+        if off(share):
+            link = links[source, target]
+            longer_ns = link.median_ns.second.value - link.median_ns.first.value * (1 + blame.network.value)
+            what = f"rank {source} to rank {target}"
+            blamed.append(_culprit("link", what, share, int(longer_ns) * link.count[1]))
     return [culprit for culprit in blamed if not culprit.share.is_noise]
 
 
-def _culprit(kind: str, what: str, share: Figure, before_ns: float) -> Culprit:
-    kind = kind if kind == "drift" else f"{_speed(share)} {kind}"
-    return Culprit(kind=kind, what=what, share=share, total_ns=int(share.value * before_ns))
-
-
-def _link_culprit(link: Link, share: Figure, network: Figure) -> Culprit:
-    longer_ns = link.median_ns.second.value - link.median_ns.first.value * (1 + network.value)
-    return Culprit(
-        kind=f"{_speed(share)} link", what=f"rank {link.source} to rank {link.target}", share=share,
-        total_ns=int(longer_ns) * link.count[1],
-    )  # fmt: skip
+def _culprit(kind: str, what: str, share: Figure, total_ns: float) -> Culprit:
+    speed = "" if kind == "drift" else "slow " if share.value > 0 else "fast "
+    return Culprit(kind=f"{speed}{kind}", what=what, share=share, total_ns=int(total_ns))
 
 
 def _network(links: Mapping[tuple[int, int], Link]) -> tuple[Figure, dict[tuple[int, int], Figure]]:
@@ -376,10 +375,6 @@ def _distance_from_equal(ratio: float) -> float:
 def _beyond(ratios: NDArray[np.float64], common: float) -> list[Figure]:
     """Return the slowdowns beyond a common one."""
     return [Figure(share) for share in (ratios / common - 1 if common else np.zeros_like(ratios)).tolist()]
-
-
-def _speed(share: Figure) -> str:
-    return "slow" if share.value > 0 else "fast"
 
 
 _LONGEST = 6

@@ -19,10 +19,11 @@ from pptrace.errors import ConfigError, PptraceError, TraceError
 from pptrace.measured.computations import extent, extract_computations, group_quantiles
 from pptrace.measured.replay import Resimulation
 from pptrace.report.numbers import Figure
-from pptrace.run.simulated_step import simulate
+from pptrace.run.simulated_step import SimulatedStep, simulate
 from pptrace.run.trace_files import prepared_behind, read_measurement
 from pptrace.steps.kinds import Kind, Stream
 from pptrace.steps.workload import Workload
+from pptrace.timeline.measurement import Measurement, Step
 from pptrace.timeline.metrics import measure
 
 if TYPE_CHECKING:
@@ -32,9 +33,8 @@ if TYPE_CHECKING:
 
     from pptrace.measured.computations import Computations, Transfers
     from pptrace.plugins.registry import Registry
-    from pptrace.run.simulated_step import SimulatedStep
     from pptrace.steps.columns import Int64s
-    from pptrace.timeline.measurement import ImportRequest, Measurement, Step
+    from pptrace.timeline.measurement import ImportRequest
     from pptrace.timeline.metrics import Metrics
     from pptrace.timeline.timeline import Timeline
 
@@ -164,8 +164,6 @@ def no_actions(measurement: Measurement) -> str:
 
 def simulated_side(run: SimulatedStep, name: str) -> Side:
     """Return a simulated side."""
-    from pptrace.timeline.measurement import Step
-
     step = Step(label="simulated", timeline=run.timeline, gap_ns=np.zeros(len(run.timeline), dtype=np.int64))
     return Side(name=name, measured=False, steps=(step,), chosen=0, workload=run.prepared.workload, run=run)
 
@@ -240,11 +238,13 @@ def simulate_source(source: str | Path, registry: Registry) -> Side | None:
     return simulated_side(simulate(configuration, registry), text)
 
 
-def read_side(source: str | Path, step: str, registry: Registry, request: ImportRequest) -> Side:
-    """Read or simulate the side at a path.
+def read_side(
+    source: str | Path | SimulatedStep | Measurement, step: str, registry: Registry, request: ImportRequest
+) -> Side:
+    """Return the side of a simulation or a recording; read or simulate it where ``source`` is a path.
 
     Args:
-        source: a configuration (.yaml), a table (.csv, .txt), a trace, or a folder of traces of one run.
+        source: a step; a configuration (.yaml), a table (.csv, .txt), a trace, or a folder of traces of one run.
         step: which recorded step: its number, ``median`` or ``all``.
         registry: the plugins.
         request: options for measured traces.
@@ -252,6 +252,10 @@ def read_side(source: str | Path, step: str, registry: Registry, request: Import
     Raises:
         PptraceError: the file cannot be read or has no step.
     """
+    if isinstance(source, SimulatedStep):
+        return simulated_side(source, "a simulation")
+    if isinstance(source, Measurement):
+        return measured_side(source, "a measurement", step)
     simulated = simulate_source(source, registry)
     if simulated is not None:
         return simulated
@@ -332,26 +336,25 @@ def values_over_steps(step: Computations, others: Sequence[Computations], name: 
         Shape (1 + others, actions); starts and ends are relative to the first start of each step; NaN where a step
         lacks an action.
     """
-    sizes = (step.placement.stages, step.placement.microbatches)
-    alike = [other for other in others if (other.placement.stages, other.placement.microbatches) == sizes]
-    return np.stack([_column(step, step, name), *(_column(step, other, name) for other in alike)])
+    stages, microbatches = step.placement.stages, step.placement.microbatches
+    rows = []
+    for other in (step, *others):
+        if (other.placement.stages, other.placement.microbatches) != (stages, microbatches):
+            continue
+        values = getattr(other, name).astype(np.float64)
+        if name in {"start_ns", "end_ns"} and len(other):
+            values -= other.start_ns.min()
+        if other is not step:
+            index = np.full(len(Kind) * stages * microbatches, -1, dtype=np.int64)
+            index[other.places] = np.arange(len(other))
+            values = np.append(values, np.nan)[index[step.places]]
+        rows.append(values)
+    return np.stack(rows)
 
 
 def median_deviation_factor(steps: int) -> float:
     """Return the ratio of the deviation of a median over steps to that of one step: (pi / 2n) ** 0.5."""
     return min(math.sqrt(math.pi / (2 * steps)), 1.0)
-
-
-def _column(step: Computations, other: Computations, name: str) -> NDArray[np.float64]:
-    values: NDArray[np.float64] = getattr(other, name).astype(np.float64)
-    if name in {"start_ns", "end_ns"} and len(other):
-        values = values - other.start_ns.min()
-    if other is step:
-        return values
-    index = np.full(len(Kind) * step.placement.stages * step.placement.microbatches, -1, dtype=np.int64)
-    index[other.places] = np.arange(len(other))
-    matching: NDArray[np.float64] = np.append(values, np.nan)[index[step.places]]
-    return matching
 
 
 def _transfers(transfers: Transfers, others: Sequence[Computations]) -> Transfers:
