@@ -23,16 +23,17 @@ import numpy as np
 from pptrace.errors import PptraceError, ScheduleError
 from pptrace.measured.findings import (
     Blame,
+    Change,
     Culprit,
     Divergence,
     OrderChange,
     attribute_slowdown,
-    changes,
     culprits,
     first_divergence,
     kinds,
     links,
     orders,
+    rank_changes,
     spikes,
     standard_deviations,
 )
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pptrace.measured.computations import Computations
-    from pptrace.measured.findings import Change, KindRow, Link
+    from pptrace.measured.findings import KindRow, Link
     from pptrace.measured.sides import Side
     from pptrace.sim.task_graph import ActionTimes
     from pptrace.steps.columns import Int64s
@@ -344,8 +345,10 @@ class StepDiff(Pair):
     """The stages whose backwards are merged."""
     metrics: tuple[Metrics, Metrics]
     """The metrics of both steps."""
-    changes: tuple[Change, ...]
-    """Changed actions beyond noise, the largest change first."""
+    changed: Int64s
+    """The pairs of computations that changed beyond noise, the largest change first."""
+    noise_ns: Int64s
+    """Shape (pairs,): the deviation of each change from step to step."""
     noise: int
     """The number of changed actions within noise."""
     divergence: Divergence | None
@@ -366,6 +369,25 @@ class StepDiff(Pair):
         """The relative change of the length of the step."""
         first, second = self.step_ns
         return second.value / first.value - 1 if first.value else 0.0
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """The actions that changed beyond noise, the largest change first."""
+        return self.largest_changes(len(self.changed))
+
+    def largest_changes(self, top: int) -> tuple[Change, ...]:
+        """Return the first ``top`` of :attr:`changes`."""
+        first, second = self.steps
+        rows = []
+        for pair in self.changed[:top].tolist():
+            i, j = int(self.matched.first[pair]), int(self.matched.second[pair])
+            first_ns, second_ns = int(first.duration_ns[i]), int(second.duration_ns[j])
+            change_ns = Figure(second_ns - first_ns, int(self.noise_ns[pair]) or None)
+            rows.append(Change(
+                rank=int(second.rank[j]), action=second.action(j), first_ns=first_ns, second_ns=second_ns,
+                change_ns=change_ns, start_ns=int(second.start_ns[j]),
+            ))  # fmt: skip
+        return tuple(rows)
 
     @property
     def varies(self) -> bool:
@@ -438,13 +460,13 @@ def diff(
     noise_ns, end_noise_ns = (
         _noise(sides, (first, second), every, pair.matched, column) for column in ("duration_ns", "end_ns")
     )
-    changed, noise = changes(first, second, pair.matched, noise_ns)
+    changed, noise = rank_changes(first, second, pair.matched, noise_ns)
     blamed = culprits(pair.blame, pair.links, tolerance) + spikes(first, second, pair.matched, tolerance, noise_ns)
     metrics = of_a[0].metrics, of_b[0].metrics
     return StepDiff(
         **{field.name: getattr(pair, field.name) for field in fields(pair)},
         names=(a.name, b.name), tolerance=tolerance, steps=(first, second), folded=folded, metrics=metrics,
-        changes=changed, noise=noise,
+        changed=changed, noise_ns=noise_ns, noise=noise,
         divergence=first_divergence(first, second, pair.matched, of_b[0].releases, tolerance, end_noise_ns),
         culprits=tuple(sorted(blamed, key=lambda culprit: (-abs(culprit.total_ns), culprit.kind, culprit.what))),
         paths_differ=paths_differ(first, second, pair.chains),

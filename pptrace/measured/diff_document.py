@@ -146,7 +146,8 @@ def _sections(findings: StepDiff, top: int) -> Iterator[Section]:
         title="slow or fast throughout, and what stands out", about=blame(findings),
         blocks=culprits(findings), priority=2,
     )  # fmt: skip
-    changed = f"actions that changed most, of {len(findings.changes)}" if findings.changes else "no action changed"
+    count = len(findings.changed)
+    changed = f"actions that changed most, of {count}" if count else "no action changed"
     yield Section(title=changed, blocks=changes(findings, top))
     yield Section(title="order differs", blocks=orders(findings))
     yield Section(
@@ -176,8 +177,8 @@ def _values(findings: StepDiff, top: int, notes: tuple[str, ...]) -> dict[str, A
         "parts_ns": findings.parts_ns,
         "groups_ns": findings.groups_ns,
         "kinds": tuple(findings.kinds.values()),
-        "actions": findings.changes[:top],
-        "actions_changed": len(findings.changes),
+        "actions": findings.largest_changes(top),
+        "actions_changed": len(findings.changed),
         "actions_within_noise": findings.noise,
         "divergence": findings.divergence,
         "culprits": findings.culprits,
@@ -302,8 +303,8 @@ def changes(findings: StepDiff, top: int) -> tuple[Block, ...]:
     rows = tuple(
         (f"rank {row.rank}", str(row.action), *map(ms, (row.start_ns, row.first_ns, row.second_ns)),
          change(row.change_ns))
-        for row in findings.changes[:top]
-        if abs(row.change_ns.value) > BARELY_NS or row is findings.changes[0]
+        for index, row in enumerate(findings.largest_changes(top))
+        if abs(row.change_ns.value) > BARELY_NS or index == 0
     )  # fmt: skip
     table = Table(head=("", "", "starts at", *_COMPARED), rows=rows, words=2)
     return (*([table] if rows else []), *([Line(text=noise, tone="soft")] if noise else []))

@@ -121,12 +121,10 @@ def kinds(a: Computations, b: Computations) -> dict[tuple[str, int], KindRow]:
     return rows
 
 
-def changes(
+def rank_changes(
     a: Computations, b: Computations, matched: MatchedActions, noise_ns: Int64s
-) -> tuple[tuple[Change, ...], int]:
-    """Return the matched actions that changed beyond noise, and the number of changes within noise.
-
-    The largest change is first.
+) -> tuple[Int64s, int]:
+    """Return the pairs that changed beyond noise, and the number of changes within noise; the largest is first.
 
     Args:
         a: the first step.
@@ -137,16 +135,7 @@ def changes(
     delta_ns = b.duration_ns[matched.second] - a.duration_ns[matched.first]
     changed = np.abs(delta_ns) > SIGMAS * noise_ns
     order = np.lexsort((b.start_ns[matched.second], -delta_ns, -np.abs(delta_ns)))
-    order = order[changed[order]]
-    columns = (matched.first[order], matched.second[order], noise_ns[order], delta_ns[order])
-    rows = tuple(
-        Change(
-            rank=int(b.rank[j]), action=b.action(j), first_ns=int(a.duration_ns[i]),
-            second_ns=int(b.duration_ns[j]), change_ns=Figure(change, noise or None), start_ns=int(b.start_ns[j]),
-        )
-        for i, j, noise, change in zip(*(column.tolist() for column in columns), strict=True)
-    )  # fmt: skip
-    return rows, int(np.count_nonzero(delta_ns[~changed]))
+    return order[changed[order]], int(np.count_nonzero(delta_ns[~changed]))
 
 
 def standard_deviations(
