@@ -7,6 +7,7 @@ import gzip
 import os
 import secrets
 import shutil
+import sys
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from pptrace.errors import OutputError
+from pptrace.sanitize import printable_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -103,6 +105,20 @@ def advice(error: OSError) -> str:
     """Return why a file cannot be written, and what to do."""
     reason = _ADVICE.get(error.errno or 0) or error.strerror or str(error)
     return f"cannot be written: {reason}"
+
+
+def print_or_write(text: str, output: Path | None) -> None:
+    """Print a text, or write it to a file and say so on standard error.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    if output is None:
+        sys.stdout.write(text)
+        return
+    with replace_file(output) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    sys.stderr.write(f"wrote {printable_line(str(output))}\n")
 
 
 def write_behind(file: BinaryIO, pieces: Iterable[bytes | memoryview], *, waiting: int) -> None:

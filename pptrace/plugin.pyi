@@ -28,6 +28,7 @@ from pptrace.errors import ScheduleError as ScheduleError
 from pptrace.errors import TableError as TableError
 from pptrace.errors import TraceError as TraceError
 from pptrace.errors import nearest as nearest
+from pptrace.files import print_or_write as print_or_write
 from pptrace.files import replace_file as replace_file
 from pptrace.measured.computations import Computations as Computations
 from pptrace.measured.computations import extract_computations as extract_computations
@@ -114,6 +115,5 @@ from pptrace.timeline.timeline import Slice as Slice
 from pptrace.timeline.timeline import Timeline as Timeline
 from pptrace.timeline.timeline import from_slices as from_slices
 from pptrace.traces.perfetto.varint import read_varint as read_varint
-from pptrace.traces.script import print_or_write as print_or_write
 from pptrace.traces.table_file import write_table as write_table
 from pptrace_kernel import run_kernel as run_kernel

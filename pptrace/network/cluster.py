@@ -222,12 +222,7 @@ def _bundled(own: Paths, rows: Int64s, links: Links) -> Paths:
     """Return one path per row of ``rows``, which holds rows of ``own`` that belong together."""
     bundles, flows = rows.shape
     length = np.diff(own.link_ptr)[rows.ravel()]
-    starts = np.cumsum(length) - length
-    entry = (
-        np.arange(int(length.sum()))
-        - np.repeat(starts, length)
-        + np.repeat(own.link_ptr[:-1][rows.ravel()], length)
-    )
+    entry = _spread(own.link_ptr[:-1][rows.ravel()], length)
     bundle = np.repeat(np.arange(bundles * flows) // flows, length)
     key, first = np.unique(bundle * max(len(links), 1) + own.link[entry], return_inverse=True)
     weight = np.bincount(first, weights=own.weight[entry], minlength=key.size).astype(np.int32)
@@ -237,11 +232,10 @@ def _bundled(own: Paths, rows: Int64s, links: Links) -> Paths:
     np.minimum.at(rate, owner, links.rate_kbps[link] // weight)
     route = np.diff(own.link_ptr)[rows[:, 0]]
     route_ptr = np.concatenate([[0], np.cumsum(route)])
-    shown = np.arange(int(route.sum())) - np.repeat(route_ptr[:-1], route)
     return Paths(
         overhead_ns=own.overhead_ns[rows].max(axis=1), latency_ns=own.latency_ns[rows].max(axis=1),
         rate_kbps=np.where(rate == np.iinfo(np.int64).max, UNLIMITED, np.maximum(rate, 1)),
         link_ptr=np.searchsorted(owner, np.arange(bundles + 1)).astype(np.int32),
         link=link, weight=weight, ways=own.ways,
-        route_ptr=route_ptr, route=own.link[shown + np.repeat(own.link_ptr[:-1][rows[:, 0]], route)],
+        route_ptr=route_ptr, route=own.link[_spread(own.link_ptr[:-1][rows[:, 0]], route)],
     )  # fmt: skip

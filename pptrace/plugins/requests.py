@@ -30,7 +30,7 @@ class GroupCollectives(Protocol):
 class TableSimulator(Protocol):
     """A configuration while its schedule is built, for schedules that search. Tables are ``Schedule``."""
 
-    def prepared(self, table: Any) -> Any:
+    def prepared(self, table: Any, /) -> Any:
         """Return the configuration with a table, ready to run: a :class:`~pptrace.run.inputs.Prepared`.
 
         Raises:

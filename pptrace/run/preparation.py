@@ -200,9 +200,10 @@ def _table(inputs: Inputs, platform: _Platform) -> tuple[Schedule, ScheduleReque
         chain = tuple((stage, stage + 1) for stage in range(stages - 1))
         return _times(start, platform.workload(stages, chain, (), has_pairs=False), platform.network)
 
-    others = OtherTables(
-        start, request, compute_times, lambda table: _with_table(start.copy(), platform, table, request)
-    )
+    def prepared(table: Schedule) -> Prepared:
+        return _with_table(start.copy(), platform, table, request)
+
+    others = OtherTables(inputs=start, request=request, compute_times=compute_times, prepared=prepared)
     provided = inputs.look_up(inputs.registry.schedules, inputs.experiment.schedule.name, "schedule")
     request = replace(request, options=inputs.fill_options("schedule", provided.offer.options))
     with at_location(inputs.resolved, "schedule"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -104,46 +104,38 @@ def _buffers(workload: Workload) -> Int64s:
     return buffers
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OtherTables:
     """A configuration while its schedule is built; see :class:`~pptrace.plugins.requests.TableSimulator`."""
 
-    def __init__(
-        self,
-        inputs: Inputs,
-        request: ScheduleRequest,
-        compute_times: Callable[[int], dict[str, Any]],
-        with_table: Callable[[Schedule], Prepared],
-    ) -> None:
-        self._inputs, self._request = inputs, request
-        self._compute_times, self._with_table = compute_times, with_table
-
-    def prepared(self, table: Schedule) -> Prepared:
-        """Return the inputs of a step with a table.
-
-        Raises:
-            PptraceError: the table cannot run.
-        """
-        return self._with_table(table)
+    inputs: Inputs
+    """The configuration and the plugins."""
+    request: ScheduleRequest
+    """The sizes, without options."""
+    compute_times: Callable[[int], dict[str, Any]]
+    """Returns the times in a request, by the number of stages."""
+    prepared: Callable[[Schedule], Prepared]
+    """Returns the inputs of a step with a table."""
 
     def others(self) -> Iterator[tuple[str, Schedule, ScheduleRequest]]:
         """Yield name, table and request of each other schedule that takes these sizes."""
-        for name in sorted(self._inputs.registry.schedules):
-            if name != self._inputs.experiment.schedule.name:
+        for name in sorted(self.inputs.registry.schedules):
+            if name != self.inputs.experiment.schedule.name:
                 with suppress(PptraceError):
                     yield name, *self._build(name)
 
     def _build(self, name: str) -> tuple[Schedule, ScheduleRequest]:
         """Return a schedule's table and request, with its own default of chunks where none are written."""
-        provided = self._inputs.registry.schedules[name]
+        provided = self.inputs.registry.schedules[name]
         offer = provided.offer
-        request = replace(self._request, options=checked_options(provided, {}, "schedule.options"))
-        if offer.chunks is not None and CHUNKS not in self._inputs.resolved.positions:
+        request = replace(self.request, options=checked_options(provided, {}, "schedule.options"))
+        if offer.chunks is not None and CHUNKS not in self.inputs.resolved.positions:
             request = replace(request, chunks=offer.chunks(request))
         table = build_schedule(provided, self._lazy(request))
         # Options can set the number of stages, as Hanayo's waves.
-        if table.stages != request.stages and CHUNKS in self._inputs.resolved.positions:
+        if table.stages != request.stages and CHUNKS in self.inputs.resolved.positions:
             raise ScheduleError(f"{name} has {table.stages} stages, not {request.stages}")
         return table, self._lazy(replace(request, chunks=table.stages // table.ranks))
 
     def _lazy(self, request: ScheduleRequest) -> ScheduleRequest:
-        return LazyRequest.of(request, lambda: self._compute_times(request.stages))
+        return LazyRequest.of(request, lambda: self.compute_times(request.stages))
