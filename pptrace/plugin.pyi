@@ -94,6 +94,7 @@ from pptrace.steps.placement import Placement as Placement
 from pptrace.steps.placement import infer_placement as infer_placement
 from pptrace.steps.schedule import Schedule as Schedule
 from pptrace.steps.segments import Segment as Segment
+from pptrace.steps.text_forms import write_table as write_table
 from pptrace.steps.weight_filling import Filled as Filled
 from pptrace.steps.weight_filling import fill_weights as fill_weights
 from pptrace.steps.workload import KernelCost as KernelCost
@@ -115,5 +116,4 @@ from pptrace.timeline.timeline import Slice as Slice
 from pptrace.timeline.timeline import Timeline as Timeline
 from pptrace.timeline.timeline import from_slices as from_slices
 from pptrace.traces.perfetto.varint import read_varint as read_varint
-from pptrace.traces.table_file import write_table as write_table
 from pptrace_kernel import run_kernel as run_kernel

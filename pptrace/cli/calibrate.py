@@ -47,7 +47,7 @@ def command(
     from pptrace.measured.matching import matching_schedules
     from pptrace.measured.sides import measured_side
     from pptrace.plugins.registry import Registry
-    from pptrace.run.trace_files import simulation_behind
+    from pptrace.run.trace_files import simulated_source
 
     measurement, measured = read(traces, request, without_actions=True)
     if not measurement.steps:
@@ -65,7 +65,7 @@ def command(
     )
     echo_documents(calibration_document(fit, check, names), as_json=as_json)
     if output is not None:
-        known = None if measured else simulation_behind(side.timeline, registry)
+        known = None if measured else simulated_source(side.timeline, registry)
         write_text(output, calibrated_yaml(fit, traces[0].name, names, check, known))
 
 

@@ -98,8 +98,7 @@ def _table(source: Path) -> Schedule:
 
 
 def _convert_table(schedule: Schedule, target: str, messages: str | None) -> Path:
-    from pptrace.steps.text_forms import Dialect, in_dialect
-    from pptrace.traces.table_file import write_table
+    from pptrace.steps.text_forms import Dialect, in_dialect, write_table
 
     if messages is not None:
         dialect = Dialect.COMPUTE if messages == "none" else Dialect.COMMS

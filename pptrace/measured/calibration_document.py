@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pptrace.measured.calibration import ActionFit, Calibration, LinkFit, LinkTime, OperationFit
     from pptrace.measured.calibration_check import CalibrationCheck
-    from pptrace.run.trace_files import Behind
+    from pptrace.run.trace_files import SimulatedSource
     from pptrace.steps.workload import Workload
 
 _NO_COSTS = (
@@ -32,7 +32,7 @@ _MOST_UNCERTAIN = 10
 
 def calibrated_yaml(
     fit: Calibration, source: str, schedules: Sequence[str] = (), check: CalibrationCheck | None = None,
-    known: Behind | None = None,
+    known: SimulatedSource | None = None,
 ) -> str:  # fmt: skip
     """Return the configuration of a fit, with the first of the schedules that have the measured order.
 

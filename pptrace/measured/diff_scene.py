@@ -254,8 +254,11 @@ _CLOCK = "BOOTTIME"
 """The clock of a Perfetto trace whose packets name none."""
 
 
+_MODE = 0o644
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class _Member:
     """One trace of the archive."""
 
     path: str
@@ -266,39 +269,6 @@ class Member:
     """The offset of its times."""
     has_clock: bool
     """Whether it has its own clock, as in Perfetto's format; false for Chrome JSON."""
-
-
-def manifest_json(members: Sequence[Member], attributes: Mapping[str, str]) -> str:
-    """Return the text of the manifest; its reference is the first trace with a clock, else the first one."""
-    reference = next((member for member in members if member.has_clock), members[0])
-    document: dict[str, Any] = {"version": 1}
-    if reference.has_clock:
-        document["trace_time"] = {"clock": _CLOCK, "file": reference.path}
-    document["files"] = [_entry(member, reference) for member in members]
-    document["attributes"] = dict(attributes)
-    # Trace processors recognize a manifest by its first key.
-    return json.dumps({"perfetto_manifest": document}, indent=1) + "\n"
-
-
-def _entry(member: Member, reference: Member) -> dict[str, Any]:
-    entry: dict[str, Any] = {"path": member.path, "machine": {"name": member.machine}}
-    if member is reference:
-        return entry
-    clocks: dict[str, Any] = {"clock": _CLOCK} if member.has_clock else {}
-    clocks["sync_to"] = {"file": reference.path, **({"clock": _CLOCK} if reference.has_clock else {})}
-    clocks["offset_ns"] = member.offset_ns - reference.offset_ns
-    return {**entry, "clocks": clocks}
-
-
-_MODE = 0o644
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """A file of the archive and its source."""
-
-    member: Member
-    """Its entry in the manifest."""
     content: Path | Timeline
     """An existing file, or a step to write."""
 
@@ -309,41 +279,59 @@ def write_bundle(path: Path, findings: StepDiff, sides: Sequence[Side]) -> None:
     Raises:
         OSError: a file cannot be read or written.
     """
-    parts = sorted(_parts(findings, sides), key=lambda part: part.member.path)
+    members = sorted(_members(findings, sides), key=lambda member: member.path)
     first, second = findings.names
     about = {"pptrace.first": first, "pptrace.second": second, "pptrace.version": __version__}
-    text = manifest_json([part.member for part in parts], about).encode()
     with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive:
-        _add(archive, NAME, io.BytesIO(text))
-        for part in parts:
+        _add(archive, NAME, io.BytesIO(_manifest(members, about).encode()))
+        for member in members:
             with tempfile.TemporaryFile(dir=path.parent) as file:
-                _fill(file, part.content, path)
-                _add(archive, part.member.path, file)
+                _fill(file, member.content, path)
+                _add(archive, member.path, file)
 
 
-def _parts(findings: StepDiff, sides: Sequence[Side]) -> Iterator[_Part]:
+def _manifest(members: Sequence[_Member], attributes: Mapping[str, str]) -> str:
+    """Return the text of the manifest; its reference is the first trace with a clock, else the first one."""
+    reference = next((member for member in members if member.has_clock), members[0])
+    clock = {"clock": _CLOCK} if reference.has_clock else {}
+    files: list[dict[str, Any]] = []
+    for member in members:
+        files.append({"path": member.path, "machine": {"name": member.machine}})
+        if member is not reference:
+            files[-1]["clocks"] = {
+                **({"clock": _CLOCK} if member.has_clock else {}),
+                "sync_to": {"file": reference.path, **clock},
+                "offset_ns": member.offset_ns - reference.offset_ns,
+            }
+    trace_time = {"trace_time": {**clock, "file": reference.path}} if clock else {}
+    # Trace processors recognize a manifest by its first key.
+    document = {"version": 1, **trace_time, "files": files, "attributes": dict(attributes)}
+    return json.dumps({"perfetto_manifest": document}, indent=1) + "\n"
+
+
+def _members(findings: StepDiff, sides: Sequence[Side]) -> Iterator[_Member]:
     """Yield all files, with offsets that align the first computations of both steps."""
     begins = [int(step.start_ns.min()) if len(step) else 0 for step in findings.steps]
-    sources = [_sources(side) for side in sides]
     # The start of a recorded step in the times of its files; a written step can start at any time.
     starts = [
-        side.steps[side.chosen].begins_ns + begin - _earliest_zero_ns(side) if files else None
-        for side, files, begin in zip(sides, sources, begins, strict=True)
+        side.steps[side.chosen].begins_ns + begin - _earliest_zero_ns(side) if _sources(side) else None
+        for side, begin in zip(sides, begins, strict=True)
     ]
-    steps = [_traced(side) if not files else None for side, files in zip(sides, sources, strict=True)]
+    steps = [
+        None if _sources(side) else side.run.traced() if side.run is not None else side.timeline for side in sides
+    ]
     needed = [begin - earliest_ns(step) for step, begin in zip(steps, begins, strict=True) if step is not None]
     start = max([*(known for known in starts if known is not None), *needed, 0])
     for number, (side, label) in enumerate(zip(sides, labels(sides), strict=True)):
         step, recorded_start = steps[number], starts[number]
         if step is not None:
             content = shifted(step, start - begins[number])
-            member = Member(path=f"{label}.pftrace", machine=label, offset_ns=0, has_clock=True)
-            yield _Part(member=member, content=content)
+            yield _Member(path=f"{label}.pftrace", machine=label, offset_ns=0, has_clock=True, content=content)
         elif recorded_start is not None:
             yield from _recorded(side, label, start - recorded_start)
 
 
-def _recorded(side: Side, label: str, later_ns: int) -> Iterator[_Part]:
+def _recorded(side: Side, label: str, later_ns: int) -> Iterator[_Member]:
     """Yield the files of a measured side, each once."""
     sources = _sources(side)
     zero = _earliest_zero_ns(side)
@@ -352,11 +340,11 @@ def _recorded(side: Side, label: str, later_ns: int) -> Iterator[_Part]:
     for source in sources:
         if source.path not in names:
             continue
-        member = Member(
+        yield _Member(
             path=f"{label}/{names.pop(source.path)}", machine=label if shared else f"{label} rank {source.rank}",
             offset_ns=source.origin_ns + _clock(side, source.rank) - zero + later_ns, has_clock=source.has_clock,
+            content=source.path,
         )  # fmt: skip
-        yield _Part(member=member, content=source.path)
 
 
 def _sources(side: Side) -> tuple[Source, ...]:
@@ -371,10 +359,6 @@ def _clock(side: Side, rank: int) -> int:
 def _earliest_zero_ns(side: Side) -> int:
     """Return the earliest time 0 of the files of a side, in time of rank 0."""
     return min(source.origin_ns + _clock(side, source.rank) for source in _sources(side))
-
-
-def _traced(side: Side) -> Timeline:
-    return side.run.traced() if side.run is not None else side.timeline
 
 
 def _names(paths: Iterable[Path]) -> dict[Path, str]:

@@ -20,7 +20,7 @@ from pptrace.measured.computations import extent, extract_computations, group_qu
 from pptrace.measured.replay import Resimulation
 from pptrace.report.numbers import Figure
 from pptrace.run.simulated_step import SimulatedStep, simulate
-from pptrace.run.trace_files import prepared_behind, read_measurement
+from pptrace.run.trace_files import read_measurement, source_inputs
 from pptrace.steps.kinds import Kind, Stream
 from pptrace.steps.workload import Workload
 from pptrace.timeline.measurement import Measurement, Step
@@ -402,7 +402,7 @@ def simulation_of(side: Side, registry: Registry) -> Resimulation | None:
     """
     if side.measured or side.timeline.parts is not None:
         return None
-    prepared = side.run.prepared if side.run is not None else prepared_behind(side.timeline, registry)
+    prepared = side.run.prepared if side.run is not None else source_inputs(side.timeline, registry)
     if prepared is None:
         return None
     simulation, step = Resimulation.of_simulation(prepared), side.computations

@@ -78,7 +78,7 @@ def read_measurement(
     measured = offer.measure(own_files, request or ImportRequest())
     for step in measured.steps:
         _check_places(step, own_files[0])
-    return _with_notes(measured, notes), True
+    return replace(measured, notes=(*notes, *measured.notes)), True
 
 
 def _check_places(step: Step, file: Path) -> None:
@@ -98,7 +98,7 @@ def _check_places(step: Step, file: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Behind:
+class SimulatedSource:
     """Costs and policy of a simulated trace."""
 
     workload: Workload
@@ -107,7 +107,7 @@ class Behind:
     """The section ``p2p`` of its configuration."""
 
 
-def simulation_behind(timeline: Timeline, registry: Registry) -> Behind | None:
+def simulated_source(timeline: Timeline, registry: Registry) -> SimulatedSource | None:
     """Return costs and policy of a simulated trace, from its configuration.
 
     None without a configuration, or if the installed plugins do not take it.
@@ -136,10 +136,10 @@ def simulation_behind(timeline: Timeline, registry: Registry) -> Behind | None:
         )
     except PptraceError:
         return None
-    return Behind(workload=workload, p2p=configuration.get("p2p") or {})
+    return SimulatedSource(workload=workload, p2p=configuration.get("p2p") or {})
 
 
-def prepared_behind(timeline: Timeline, registry: Registry) -> Prepared | None:
+def source_inputs(timeline: Timeline, registry: Registry) -> Prepared | None:
     """Return the inputs of a simulated trace, from its configuration.
 
     None without a configuration, for plugins that do not take it, another size, or segments.
@@ -238,7 +238,3 @@ def _unknown(source: Path, files: Sequence[Path], registry: Registry) -> TraceEr
     hint = "" if any(p.offer.measure for p in offers) else "; for measured traces pip install pptrace-profilers"
     file = files[0] if files else source
     return TraceError(f"no importer recognises it; there are {known}{hint}", file=file)
-
-
-def _with_notes(measured: Measurement, notes: tuple[str, ...]) -> Measurement:
-    return replace(measured, notes=(*notes, *measured.notes))

@@ -17,7 +17,8 @@ import numpy as np
 
 from pptrace.config.choices import Receive
 from pptrace.config.limits import is_named_pipe
-from pptrace.errors import ScheduleError, TableError
+from pptrace.errors import OutputError, ScheduleError, TableError
+from pptrace.files import replace_file
 from pptrace.steps.actions import CellColumns, Form, cells_of, parse_row
 from pptrace.steps.issue_order import with_messages
 from pptrace.steps.kinds import COMMUNICATION, PER_STAGE, Kind, KindSet
@@ -158,6 +159,20 @@ def table_text(schedule: Schedule, form: Form = Form.CSV) -> str:
         bounds = pairwise(schedule.row_ptr.tolist())
         rows = [_joined(row, pair[low:high]) for row, (low, high) in zip(rows, bounds, strict=True)]
     return "".join(f"{separator.join(row) or idle}\n" for row in rows)
+
+
+def write_table(schedule: Schedule, path: Path | str) -> None:
+    """Write a schedule as CSV or text; the suffix selects the form.
+
+    Raises:
+        OutputError: the suffix is another, or the file cannot be written.
+    """
+    path = Path(path)
+    form = _FORMS.get(path.suffix.lower())
+    if form is None:
+        raise OutputError(f"a table ends in {' or '.join(_FORMS)}", file=path)
+    with replace_file(path) as temporary:
+        temporary.write_text(table_text(schedule, form), encoding="utf-8", newline="\n")
 
 
 def in_dialect(schedule: Schedule, dialect: Dialect, receive: Receive = Receive.ASAP) -> Schedule:

@@ -197,13 +197,24 @@ def segment_rows(timeline: Timeline) -> tuple[Int64s, Int64s]:
 
 def last_segments(timeline: Timeline) -> Int32s:
     """Return, for each row, the row of its action's segment that ends last; one more value is -1."""
-    last = np.append(np.arange(len(timeline), dtype=np.int32), np.int32(-1))
+    return _ends_of_actions(timeline, timeline.end_ns, last=True)
+
+
+def first_segments(timeline: Timeline) -> Int32s:
+    """Return, for each row, the row of its action's first segment; one more value is -1."""
+    number = timeline.kind if timeline.parts is None else timeline.parts.number
+    return _ends_of_actions(timeline, number, last=False)
+
+
+def _ends_of_actions(timeline: Timeline, key: NDArray[np.integer], *, last: bool) -> Int32s:
+    """Return, for each row, the row with the first or last key of its action's segments; one more value is -1."""
+    ends = np.append(np.arange(len(timeline), dtype=np.int32), np.int32(-1))
     rows, action = segment_rows(timeline)
     if rows.size:
-        order = np.lexsort((rows, timeline.end_ns[rows], action))
-        ends = order[np.flatnonzero(np.diff(action[order], append=-1))]
-        last[rows] = rows[ends][action]
-    return last
+        order = np.lexsort((rows, key[rows], action))
+        bounds = np.diff(action[order], append=-1) if last else np.diff(action[order], prepend=-1)
+        ends[rows] = rows[order[np.flatnonzero(bounds)]][action]
+    return ends
 
 
 class GroupWaits(NamedTuple):

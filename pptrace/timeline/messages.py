@@ -10,7 +10,7 @@ import numpy as np
 from pptrace.steps.columns import unset
 from pptrace.steps.kinds import COMPUTE, STAGE_ENDS, TABLE, KindSet, Stream
 from pptrace.steps.schedule import Schedule, StageGraph, graph_of
-from pptrace.timeline.actions import folded, last_segments, segment_rows
+from pptrace.timeline.actions import first_segments, folded, last_segments, segment_rows
 from pptrace.timeline.kernels import rows as rows_kernels
 from pptrace_kernel import run
 
@@ -99,7 +99,7 @@ def messages(timeline: Timeline) -> Messages:
     first = np.where(send >= 0, send, recv)
     if timeline.parts is not None:
         producer = _result_segments(timeline, producer, first)
-        consumer = _first_segments(timeline, consumer)
+        consumer = first_segments(timeline)[consumer]
     order = _order(timeline, first, consumer)
     return Messages(send=send[order], recv=recv[order], producer=producer[order], consumer=consumer[order])
 
@@ -116,18 +116,6 @@ def _order(timeline: Timeline, first: Int32s, consumer: Int32s) -> NDArray[np.in
     keep = np.ones(order.size, dtype=bool)
     keep[1:] = first[order][1:] != first[order][:-1]
     return order[keep]
-
-
-def _first_segments(timeline: Timeline, rows: Int32s) -> Int32s:
-    """Return the first segments of the actions that some rows belong to."""
-    segments, action = segment_rows(timeline)
-    number = np.zeros(0) if timeline.parts is None else timeline.parts.number
-    order = np.lexsort((segments, number[segments], action))
-    leads = segments[order][np.diff(action[order], prepend=-1) != 0]
-    first = np.append(np.arange(len(timeline), dtype=np.int32), np.int32(-1))
-    first[segments] = leads[action]
-    found: Int32s = first[rows]
-    return found
 
 
 def _result_segments(timeline: Timeline, rows: Int32s, messages: Int32s) -> Int32s:

@@ -9,7 +9,7 @@ import pytest
 import pptrace
 from pptrace.plugins.registry import Registry
 from pptrace.run.estimates import estimate
-from pptrace.run.trace_files import simulation_behind
+from pptrace.run.trace_files import simulated_source
 from pptrace.steps.kinds import Kind
 from pptrace.steps.workload import Workload
 
@@ -127,7 +127,7 @@ def test_a_table_file_with_pairs_has_segments_by_default(tmp_path: Path) -> None
 def test_the_costs_behind_a_trace_have_the_segments_that_it_was_simulated_with() -> None:
     run = with_costs(EXPERTS)
 
-    behind = simulation_behind(run.traced(), run.registry)
+    behind = simulated_source(run.traced(), run.registry)
 
     assert behind is not None
     assert behind.workload.segments == run.prepared.workload.segments

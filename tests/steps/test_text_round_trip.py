@@ -16,9 +16,16 @@ from pptrace.errors import OutputError
 from pptrace.steps.actions import Form
 from pptrace.steps.kinds import COMMUNICATION, Kind
 from pptrace.steps.schedule import Schedule
-from pptrace.steps.text_forms import Dialect, in_dialect, load_table, parse_table, read_table, table_text
+from pptrace.steps.text_forms import (
+    Dialect,
+    in_dialect,
+    load_table,
+    parse_table,
+    read_table,
+    table_text,
+    write_table,
+)
 from pptrace.steps.validation import validate
-from pptrace.traces.table_file import write_table
 
 if TYPE_CHECKING:
     from pathlib import Path

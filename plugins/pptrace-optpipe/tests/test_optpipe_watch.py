@@ -11,7 +11,7 @@ from toy_pipelines import table
 
 from pptrace.api import simulate
 from pptrace.plugin import Placement, Registry
-from pptrace.traces.table_file import write_table
+from pptrace.steps.text_forms import write_table
 from pptrace_optpipe.command import Watch, command
 from pptrace_optpipe.listing import serial_rows
 from pptrace_optpipe.setting import table_of
