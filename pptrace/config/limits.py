@@ -258,8 +258,8 @@ def most_memory() -> int:
     Raises:
         ConfigError: :data:`~pptrace.config.limits.MEMORY` is no size.
     """
-    asked = size_of(MEMORY)
-    return asked if asked is not None else _spare() * _FIFTHS[0] // _FIFTHS[1]
+    limit = size_of(MEMORY)
+    return limit if limit is not None else _spare() * _FIFTHS[0] // _FIFTHS[1]
 
 
 def memory_key() -> str:

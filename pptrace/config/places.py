@@ -65,7 +65,7 @@ def place_of(key: str, places: Places) -> Place | None:
 
 
 def error_at(key: str, message: str, places: Places, file: object = "") -> ConfigError:
-    """Return an error about a key at its place, at the place of the nearest key above it, or in ``file``."""
+    """Return an error about a key, located at the key, at the nearest key above it, or in ``file``."""
     return (place_of(key, places) or Place(source=str(file))).error(key, message)
 
 

@@ -42,7 +42,7 @@ class Resolved:
     """An experiment whose numbers are known, and the origin of each value."""
 
     experiment: Experiment
-    """What was asked for, with defaults and derived numbers."""
+    """The values, with defaults and derived numbers."""
     positions: Places
     """Where each key was written; what no user wrote is absent."""
     origins: Mapping[str, str]
@@ -86,9 +86,14 @@ class Resolved:
         own = section.options if apart else section.values if section else {}
         checked = validate_options(model, merged(preset, own), prefix, self.positions, file=self.file)
         label = f"preset {getattr(section, 'preset', None)}"
-        origins = dict(self.origins) | {key_text(path, prefix): label for path, _ in _leaves(preset)}
+        origins = {key_text(path, prefix): label for path, _ in _leaves(preset)}
         filled = checked.model_dump(mode="json", by_alias=True)
-        return replace(self, experiment=self._with(key, filled), origins=origins), checked
+        if apart:
+            section = section.model_copy(update={"options": filled})
+        elif section is not None:
+            keys = section.model_dump(include=set(type(section).model_fields))
+            section = type(section).model_validate({**filled, **keys})
+        return self.with_section(key, section, origins), checked
 
     def without_chunks(self) -> Resolved:
         """Return a copy without the user's ``parallel.vp``."""
@@ -117,7 +122,7 @@ class Resolved:
         plain: dict[str, Any] = _portable(self._dumped())
         return plain
 
-    def with_section(self, key: str, section: BaseModel, origins: Mapping[str, str]) -> Resolved:
+    def with_section(self, key: str, section: BaseModel | None, origins: Mapping[str, str]) -> Resolved:
         """Return this with a whole section in place of another, and the origins of its keys."""
         experiment = self.experiment.model_copy(update={key: section})
         return replace(self, experiment=experiment, origins={**self.origins, **origins})
@@ -136,14 +141,6 @@ class Resolved:
         if self.experiment.cluster is not None:
             del dumped["network"]
         return dumped
-
-    def _with(self, key: str, filled: dict[str, Any]) -> Experiment:
-        section = getattr(self.experiment, key)
-        if isinstance(section, _OPTIONS_APART):
-            section = section.model_copy(update={"options": filled})
-        elif section is not None:
-            section = type(section).model_validate({**filled, **section.model_dump(include=_own(section))})
-        return self.experiment.model_copy(update={key: section})
 
 
 def load(
@@ -197,10 +194,6 @@ def document_of(source: Config | Document | None) -> Document:
     for key, below in value.items():
         record(places, key_text((key,)), below, Place(source=_MAPPING))
     return Document(value=value, places=places, source=_MAPPING)
-
-
-def _own(section: BaseModel) -> set[str]:
-    return set(type(section).model_fields)
 
 
 def _leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any]]:

@@ -26,7 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import lcm
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -35,7 +35,7 @@ from pptrace.network.cluster import Cluster
 from pptrace.network.contract import NO_ROUTE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pptrace.network.contract import Links, Network, Paths
     from pptrace.steps.columns import Int32s, Int64s
@@ -230,14 +230,6 @@ _ROUNDS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}
 _ALL_TO_ALL = "all-to-all"
 
 
-class Grouped(Protocol):
-    """Who runs collectives with whom, such as a :class:`~pptrace.network.layout.Layout`."""
-
-    def groups(self, axis: str) -> Int32s:
-        """Return the groups along an axis, one per row."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LinkCollectives:
     """Collectives over the groups of a job's layout, on the links between its GPUs.
@@ -254,8 +246,8 @@ class LinkCollectives:
 
     network: Network
     """What lies between GPUs; one that is no cluster counts as one node."""
-    layout: Grouped
-    """Which GPUs take part."""
+    groups: Callable[[str], Int32s]
+    """Returns the groups along an axis, one per row, such as :meth:`pptrace.network.layout.Layout.groups`."""
     _rings: dict[str, list[dict[int, Plan]]] = field(default_factory=dict, init=False, repr=False)
     _plans: dict[tuple[str, str], list[Plan]] = field(default_factory=dict, init=False, repr=False)
     _fastest: dict[tuple[str, str, int], Plan] = field(default_factory=dict, init=False, repr=False)
@@ -288,7 +280,7 @@ class LinkCollectives:
         if key not in self._plans:
             if collective not in {*_ROUNDS, _ALL_TO_ALL}:
                 raise ValueError(f"no collective {collective!r}: {', '.join([*_ROUNDS, _ALL_TO_ALL])}")
-            groups = np.sort(self.layout.groups(axis), axis=1)
+            groups = np.sort(self.groups(axis), axis=1)
             self._plans[key] = self._found(collective, axis, groups) if groups.shape[1] > 1 else [NOTHING]
         return self._plans[key]
 

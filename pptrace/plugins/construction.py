@@ -1,4 +1,4 @@
-"""Build what an offer promises and check that it is that: a schedule, a network, a workload."""
+"""Schedules, networks, message policies and costs built from offers, and their checks."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class GuardedNetwork:
 
 
 def build_network(provided: Provided[NetworkOffer], request: NetworkRequest) -> Network:
-    """Return the network that an offer builds, whose paths are checked whenever they are asked for.
+    """Return the network that an offer builds, with checked links and paths.
 
     Raises:
         PluginError: it raised, or returned something without links and paths.
@@ -123,7 +123,7 @@ def build_network(provided: Provided[NetworkOffer], request: NetworkRequest) -> 
     network = call_plugin(provider, offer.build, request)
     has_links = hasattr(network, "links") or hasattr(type(network), "links")  # a property may raise
     if not callable(getattr(network, "paths", None)) or not has_links:
-        message = f"returned {_told(network)}, expected an object with links and paths(src, dst)"
+        message = f"returned {_described(network)}, expected an object with links and paths(src, dst)"
         raise plugin_error(provider, f"network {offer.name!r} {message}")
     guarded = GuardedNetwork(provider=provider, name=offer.name, network=network)
     try:
@@ -148,7 +148,9 @@ def build_policy(provided: Provided[MessagePolicyOffer], schedule: Schedule, opt
         validate(schedule)
         raise
     if not isinstance(policy, Policy):
-        raise plugin_error(provider, f"message policy {offer.name!r} returned {_told(policy)}, expected a Policy")
+        raise plugin_error(
+            provider, f"message policy {offer.name!r} returned {_described(policy)}, expected a Policy"
+        )
     program = policy.program
     if program is not None and schedule.has_communication:
         raise ConstraintError(
@@ -179,7 +181,7 @@ def build_workload(provided: Provided[CostModelOffer], request: CostRequest) -> 
     workload: object = call_plugin(provider, offer.build, request)
     title = f"cost model {offer.name!r} returned"
     if not isinstance(workload, Workload):
-        raise plugin_error(provider, f"{title} {_told(workload)}, expected a Workload")
+        raise plugin_error(provider, f"{title} {_described(workload)}, expected a Workload")
     if workload.stages != request.stages:
         message = f"costs of {workload.stages} stages where {request.stages} were asked for"
         raise plugin_error(provider, f"{title} {message}")
@@ -218,14 +220,14 @@ def _rows(
         return plugin_error(provider, f"schedule {offer.name!r} returned {message}")
 
     if not isinstance(built, Iterable) or isinstance(built, str):
-        raise error(f"{_told(built)}, expected a Schedule or one row of actions per rank")
+        raise error(f"{_described(built)}, expected a Schedule or one row of actions per rank")
     rows: list[list[str | Action | None]] = []
     most = max(_MOST_CELLS, _CELLS_PER_ACTION * request.stages * request.microbatches)
     for rank, row in enumerate(built):
         if rank == request.ranks:
             raise error(f"more rows than the {rank} ranks that were asked for")
         if not isinstance(row, Iterable):
-            raise error(f"{_told(row)} as the row of rank {rank}, expected a list of actions")
+            raise error(f"{_described(row)} as the row of rank {rank}, expected a list of actions")
         cells = (
             [cell for cell in _BETWEEN.split(row) if cell] if isinstance(row, str) else list(islice(row, most + 1))
         )
@@ -233,12 +235,12 @@ def _rows(
             raise error(f"more than {most:,} actions of rank {rank}: does it ever end?")
         for position, cell in enumerate(cells):
             if cell is not None and not isinstance(cell, str | Action):
-                raise error(f"{_told(cell)} as action {position} of rank {rank}, expected text such as 0F3")
+                raise error(f"{_described(cell)} as action {position} of rank {rank}, expected text such as 0F3")
         rows.append(cast("list[str | Action | None]", cells))
     return rows
 
 
-def _told(value: object) -> str:
+def _described(value: object) -> str:
     text = " ".join(repr(value).split())
     short = f"{text[:57]}…" if len(text) > 60 else text  # noqa: PLR2004 - a line of a terminal holds it
     return f"{short} ({type(value).__name__})"

@@ -63,7 +63,7 @@ class ScheduleOffer(AnyOffer):
     part_times: Callable[[ScheduleRequest], Sequence[Fraction]] | None = None
     """The share of a microbatch's time that each of its parts takes, in their order; all alike unless given."""
     chunks: Callable[[ScheduleRequest], int] | None = None
-    """How many chunks per rank it makes where nobody wrote any; those of the request unless given."""
+    """Returns the default of chunks per rank; that of the request unless given."""
     has_pairs: bool = False
     """Whether its tables may have overlapped pairs, which hide communication where costs have segments. Plans and
     ``compare --memory`` read it before there is a table."""

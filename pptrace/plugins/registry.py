@@ -133,7 +133,7 @@ class Registry:
             disable: plugin or distribution names to leave out, beside those of
                 ``PPTRACE_DISABLE_PLUGINS``; ``all`` for every installed one.
             trace: where to print hook calls; standard error where ``PPTRACE_TRACE_HOOKS`` is set and not 0.
-            plugins: modules or objects with hooks, for plugins that nobody installed.
+            plugins: modules or objects with hooks, for plugins that are not installed.
             warn: called with one line for each plugin left out; prints to standard error by default.
         """
         from pptrace.plugins import builtin

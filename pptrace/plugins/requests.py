@@ -1,4 +1,4 @@
-"""What a plugin is asked for: a schedule, a cost model's workload, a network, or what runs a sweep."""
+"""Requests to plugins for schedules, costs, networks and executors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TableSimulator(Protocol):
     def others(self) -> Iterator[tuple[str, Any, ScheduleRequest]]:
         """Yield name, table and request of each other installed schedule that takes the sizes.
 
-        Where nobody wrote how many chunks a rank has, each has as many as it likes.
+        Without chunks in the configuration, each schedule has its own default.
         """
         ...
 

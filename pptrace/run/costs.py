@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pptrace.plugins.offers import CostModelOffer, Provided, ScheduleOffer
     from pptrace.plugins.requests import ScheduleRequest
     from pptrace.run.inputs import Inputs, JobNetwork
-    from pptrace.steps.columns import Int32s, Int64s
+    from pptrace.steps.columns import Int64s
     from pptrace.steps.placement import Placement
     from pptrace.steps.workload import Workload
 
@@ -123,7 +123,7 @@ def model_costs(inputs: Inputs, job: JobNetwork | None) -> Costs:
     if job is not None:
         from pptrace.network.collectives import LinkCollectives
 
-        collectives = LinkCollectives(network=job.cluster, layout=job.layout)
+        collectives = LinkCollectives(network=job.cluster, groups=job.layout.groups)
     if reduction.speeds or reduction.spread:
         from pptrace.run.speeds import speeds_of
 
@@ -331,18 +331,6 @@ _UNKNOWN = f"{_NOT_REDUCED}costs {{name}} know no gradients"
 _STAGE_REPLICAS = "data_parallel.stage_replicas"
 
 
-@dataclass(frozen=True, slots=True)
-class _Holders:
-    """Layout of groups of endpoints that hold the same stages."""
-
-    rows: Int32s
-
-    def groups(self, axis: str) -> Int32s:
-        """Return the groups; there is one axis, ``replicas``."""
-        del axis
-        return self.rows
-
-
 def with_stage_replicas(
     resolved: Resolved, workload: Workload, placement: Placement, network: Network, job: JobNetwork | None
 ) -> Workload:
@@ -375,7 +363,8 @@ def with_stage_replicas(
         sets = np.unique([np.flatnonzero(holders[:, stage]) for stage in stages], axis=0)
         if job is not None:
             sets = job.layout.grid()[sets].transpose(0, 2, 3, 4, 1).reshape(-1, copies)
-        over = LinkCollectives(network=job.cluster if job else network, layout=_Holders(sets.astype(np.int32)))
+        groups = {"replicas": sets.astype(np.int32)}.__getitem__
+        over = LinkCollectives(network=job.cluster if job else network, groups=groups)
         with at_location(resolved, "network"):
             for stage in stages.tolist():
                 reduce_ns[stage] += over.ns("all-reduce", "replicas", int(workload.gradients_bytes[stage]))

@@ -37,12 +37,12 @@ def speeds_of(resolved: Resolved) -> Int64s | None:
         ConfigError: an invalid name, or a replica or rank that does not exist or is named twice.
     """
     experiment = resolved.experiment
-    asked, spread = experiment.data_parallel.speeds, experiment.data_parallel.spread
-    if not asked and not spread:
+    configured, spread = experiment.data_parallel.speeds, experiment.data_parallel.spread
+    if not configured and not spread:
         return None
     parallel = experiment.parallel
     shape = (parallel.dp, parallel.pp or 1)
-    named = _named(resolved, asked or {}, shape)
+    named = _named(resolved, configured or {}, shape)
     if not spread:
         return times(named, _WHOLE)
     seed = experiment.data_parallel.seed
@@ -79,11 +79,11 @@ def _slower(costs: Workload, by_stage: NDArray[np.float64]) -> Workload:
     return replace(slowed(costs, by_stage, 1), optimizer_ns=costs.optimizer_ns)
 
 
-def _named(resolved: Resolved, asked: Mapping[str, float], shape: tuple[int, int]) -> NDArray[np.float64]:
+def _named(resolved: Resolved, configured: Mapping[str, float], shape: tuple[int, int]) -> NDArray[np.float64]:
     """Return the named speeds, shape (replicas, ranks)."""
     speeds, entry_of = np.ones(shape), np.full(shape, -1)
-    names = list(asked)
-    for number, (text, speed) in enumerate(asked.items()):
+    names = list(configured)
+    for number, (text, speed) in enumerate(configured.items()):
         key, match = f"{_KEY}.{text}", _PLACES.fullmatch(text)
         if match is None:
             message = (

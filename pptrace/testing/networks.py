@@ -140,19 +140,21 @@ def _assert_repeatable(subject: Subject, again: Subject) -> None:
             if one != other:
                 name = subject.links.name[link]
                 raise subject.broken(f"link {name}: {column} is {one}, and {other} in a second build")
-    told = routes(subject.links, subject.paths)
-    _assert_same(subject, told, np.arange(len(told)), again.paths, "in a second build")
-    order = np.random.default_rng(0).permutation(len(told))
-    _assert_same(subject, told, order, subject.ask(order), "where the pairs are in another order")
+    expected_routes = routes(subject.links, subject.paths)
+    _assert_same(subject, expected_routes, np.arange(len(expected_routes)), again.paths, "in a second build")
+    order = np.random.default_rng(0).permutation(len(expected_routes))
+    _assert_same(subject, expected_routes, order, subject.ask(order), "where the pairs are in another order")
     for pair in order[:_ALONE]:
         alone = np.array([pair])
-        _assert_same(subject, told, alone, subject.ask(alone), "where this pair is asked for alone")
+        _assert_same(subject, expected_routes, alone, subject.ask(alone), "where this pair is asked for alone")
 
 
-def _assert_same(subject: Subject, told: list[list[Route]], pairs: Int64s, paths: Paths, when: str) -> None:
+def _assert_same(
+    subject: Subject, expected_routes: list[list[Route]], pairs: Int64s, paths: Paths, when: str
+) -> None:
     """Assert that ``paths`` of some pairs equal their earlier routes."""
     for pair, now in zip(pairs.tolist(), routes(subject.links, paths), strict=True):
-        before, row = told[pair], pair * subject.paths.ways
+        before, row = expected_routes[pair], pair * subject.paths.ways
         if len(before) != len(now):
             raise subject.broken(f"{len(before)} ways, and {len(now)} {when}", row)
         for way, (one, other) in enumerate(zip(before, now, strict=True)):

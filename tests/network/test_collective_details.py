@@ -28,8 +28,8 @@ def per_byte(job: LinkCollectives, collective: str) -> Fraction:
 
 def test_equally_fast_ways_are_taken_in_order_one_channel_first() -> None:
     network = cluster(nodes=2, gpus=8, nics=8, per_leaf=16, gpu_kbps=10**6)
-    whole = LinkCollectives(network=network, layout=Layout(dp=16))
-    split = LinkCollectives(network=network, layout=Layout(dp=2, tp=8))
+    whole = LinkCollectives(network=network, groups=Layout(dp=16).groups)
+    split = LinkCollectives(network=network, groups=Layout(dp=2, tp=8).groups)
 
     assert whole.fastest("all-gather", "dp", 0).channels == 1
     assert whole.fastest("all-gather", "dp", 10**9).channels == 8
@@ -37,16 +37,16 @@ def test_equally_fast_ways_are_taken_in_order_one_channel_first() -> None:
 
 
 def test_groups_in_one_node_use_no_nic_and_one_channel() -> None:
-    job = LinkCollectives(network=cluster(nodes=1, gpus=8, nics=8), layout=Layout(dp=8))
+    job = LinkCollectives(network=cluster(nodes=1, gpus=8, nics=8), groups=Layout(dp=8).groups)
 
     assert job.network.links.name[16] == "node0/port8up"
-    assert [members.channels for members, _ in _alike(job.layout.groups("dp"), job.network)] == [1]
+    assert [members.channels for members, _ in _alike(job.groups("dp"), job.network)] == [1]
 
 
 def test_the_first_of_two_links_that_are_equally_slow_is_named() -> None:
     """Two members of a node with ports of 1000 kB/s share a NIC of 2000."""
     network = cluster(nodes=2, gpus=2, nics=1, per_leaf=2, gpu_kbps=1000, nic_kbps=2000)
-    job = LinkCollectives(network=network, layout=Layout(dp=2, tp=2))
+    job = LinkCollectives(network=network, groups=Layout(dp=2, tp=2).groups)
 
     assert job.fastest("all-gather", "dp", 10**6).link == "node0/port0up"
 
@@ -56,7 +56,7 @@ def test_members_whose_numbers_alternate_between_nodes_stand_node_by_node_in_a_r
     network = cluster(nodes=2, gpus=4, nics=1, per_leaf=2, gpu_kbps=10**6)
 
     assert job.groups("dp").tolist() == [[0, 4, 1, 5, 2, 6, 3, 7]]
-    assert per_byte(LinkCollectives(network=network, layout=job), "all-gather") == Fraction(7, 8) * 1000
+    assert per_byte(LinkCollectives(network=network, groups=job.groups), "all-gather") == Fraction(7, 8) * 1000
 
 
 def test_latencies_are_those_of_the_hops_that_a_part_passes() -> None:
@@ -77,7 +77,7 @@ def test_the_member_with_most_peers_far_away_launches_longest() -> None:
     far, near, latency = 2 + 2, 2, 4 * 3 + 2 * 100
 
     assert (19 * near + far) / 8 < 20 * far / 8 == 10
-    assert LinkCollectives(network=network, layout=Layout(dp=21)).ns("all-to-all", "dp", 0) == 10 + latency
+    assert LinkCollectives(network=network, groups=Layout(dp=21).groups).ns("all-to-all", "dp", 0) == 10 + latency
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +96,8 @@ class Doubled:
 
 def test_a_message_that_is_several_flows_on_a_link_counts_as_often() -> None:
     switch = Ports(gpus=8, nics=0, gpu_kbps=1000, nic_kbps=1)
-    once = LinkCollectives(network=switch, layout=Layout(dp=8))
-    twice = LinkCollectives(network=Doubled(switch=switch), layout=Layout(dp=8))
+    once = LinkCollectives(network=switch, groups=Layout(dp=8).groups)
+    twice = LinkCollectives(network=Doubled(switch=switch), groups=Layout(dp=8).groups)
 
     for collective in ("all-reduce", "all-gather", "all-to-all"):
         assert per_byte(twice, collective) == 2 * per_byte(once, collective)
@@ -124,7 +124,7 @@ def test_without_links_the_busiest_end_sends_or_receives_at_the_slowest_pair_s_r
 def test_pairs_asked_for_a_few_at_once_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     def times() -> list[Plan]:
         network = cluster(nodes=3, gpus=4, nics=2, per_leaf=2, spines=3, gpu_kbps=900, spine_kbps=500)
-        job = LinkCollectives(network=network, layout=Layout(dp=12))
+        job = LinkCollectives(network=network, groups=Layout(dp=12).groups)
         return [job.fastest(name, "dp", 10**6) for name in ("all-reduce", "all-gather", "all-to-all")]
 
     at_once = times()

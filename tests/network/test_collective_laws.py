@@ -76,8 +76,8 @@ def test_halving_a_capacity_never_shortens(
     link = data.draw(st.integers(0, len(network.links) - 1))
     half = {link: max(int(network.links.rate_kbps[link]) // 2, 1)}
 
-    before = LinkCollectives(network=Slower(network=network), layout=layout)
-    after = LinkCollectives(network=Slower(network=network, rates=half), layout=layout)
+    before = LinkCollectives(network=Slower(network=network), groups=layout.groups)
+    after = LinkCollectives(network=Slower(network=network, rates=half), groups=layout.groups)
 
     assert before.ns(collective, axis, size) <= after.ns(collective, axis, size)
 
@@ -87,7 +87,7 @@ def test_more_bytes_never_take_less_and_a_sum_never_more_than_a_scatter_and_a_ga
     job: tuple[Cluster, Layout], collective: str, axis: str, size: int
 ) -> None:
     network, layout = job
-    times = LinkCollectives(network=network, layout=layout)
+    times = LinkCollectives(network=network, groups=layout.groups)
 
     assert times.ns(collective, axis, size) <= times.ns(collective, axis, size + 1)
     both = times.ns("reduce-scatter", axis, size) + times.ns("all-gather", axis, size)
@@ -142,7 +142,7 @@ def test_a_ring_takes_no_less_than_its_steps_played_one_by_one(
 ) -> None:
     """A member sends a part when it has arrived and the one before has left; alike hops give the same time."""
     network, layout = job
-    times = LinkCollectives(network=network, layout=layout)
+    times = LinkCollectives(network=network, groups=layout.groups)
     found = times.fastest("all-gather", axis, size)
     if found.algorithm == "none":
         return

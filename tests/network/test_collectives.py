@@ -34,7 +34,7 @@ LAUNCH = 2
 def star(members: int) -> LinkCollectives:
     """Return collectives of all GPUs of one switch."""
     return LinkCollectives(
-        network=Ports(gpus=members, nics=0, gpu_kbps=RATE, nic_kbps=1), layout=Layout(dp=members)
+        network=Ports(gpus=members, nics=0, gpu_kbps=RATE, nic_kbps=1), groups=Layout(dp=members).groups
     )
 
 
@@ -94,7 +94,7 @@ def test_on_one_switch_an_all_to_all_is_bound_by_a_port(members: int, size: int)
 def across(nics: int, *, nodes: int = 2, **sizes: int) -> LinkCollectives:
     """Return collectives over nodes of eight GPUs under one leaf, with much room inside the nodes."""
     network = cluster(nodes=nodes, gpus=8, nics=nics, per_leaf=nodes * nics, gpu_kbps=10**6)
-    return LinkCollectives(network=network, layout=Layout(**(sizes or {"dp": 8 * nodes})))
+    return LinkCollectives(network=network, groups=Layout(**(sizes or {"dp": 8 * nodes})).groups)
 
 
 def test_a_ring_over_two_nodes_is_bound_by_their_nics() -> None:
@@ -136,7 +136,7 @@ def test_groups_of_eight_tensor_parallel_members_share_one_nic(collective: str) 
 def test_the_groups_of_all_pipeline_ranks_share_the_links() -> None:
     alone = across(1, nodes=2, dp=2, tp=4, pp=2)
     job = Layout(dp=2, tp=4, pp=2, order=("tp", "cp", "pp", "ep", "dp"))
-    both = LinkCollectives(network=alone.network, layout=job)
+    both = LinkCollectives(network=alone.network, groups=job.groups)
 
     assert not alone.fastest("all-gather", "dp", 10**9).link.startswith("host")
     assert per_byte(both, "all-gather") == 8 * Fraction(1, 2) * 1000
@@ -154,7 +154,7 @@ def test_an_oversubscribed_spine_is_what_a_collective_waits_for() -> None:
 
     def job(spines: int) -> LinkCollectives:
         network = cluster(nodes=16, gpus=1, nics=1, per_leaf=8, spines=spines, spine_kbps=1000)
-        return LinkCollectives(network=network, layout=Layout(dp=16))
+        return LinkCollectives(network=network, groups=Layout(dp=16).groups)
 
     assert per_byte(job(8), "all-to-all") == Fraction(15, 16) * 1000
     assert per_byte(job(2), "all-to-all") == Fraction(8 * 8, 16) * 1000 / 2
@@ -165,7 +165,7 @@ def test_an_oversubscribed_spine_is_what_a_collective_waits_for() -> None:
 
 def test_a_flow_that_does_not_fill_its_links_bounds_the_ring() -> None:
     network = cluster(nodes=2, gpus=1, nics=1, flow_kbps=100)
-    job = LinkCollectives(network=network, layout=Layout(dp=2))
+    job = LinkCollectives(network=network, groups=Layout(dp=2).groups)
 
     assert per_byte(job, "all-gather") == Fraction(1, 2) * 10_000
     assert job.fastest("all-gather", "dp", 10**6).link == "leaf0spine0u"
@@ -173,7 +173,9 @@ def test_a_flow_that_does_not_fill_its_links_bounds_the_ring() -> None:
 
 @given(size=st.integers(0, 10**9))
 def test_over_a_network_without_links_members_send_one_flow_at_a_time(size: int) -> None:
-    flat = LinkCollectives(network=Flat(rate_kbps=RATE, latency_ns=HOP, overhead_ns=LAUNCH), layout=Layout(dp=8))
+    flat = LinkCollectives(
+        network=Flat(rate_kbps=RATE, latency_ns=HOP, overhead_ns=LAUNCH), groups=Layout(dp=8).groups
+    )
 
     for collective in ("all-reduce", "all-gather", "all-to-all"):
         assert flat.ns(collective, "dp", size) == star(8).ns(collective, "dp", size)
@@ -182,13 +184,13 @@ def test_over_a_network_without_links_members_send_one_flow_at_a_time(size: int)
 
 def test_over_an_ideal_network_bytes_take_no_time() -> None:
     for collective in ("all-reduce", "all-gather", "all-to-all"):
-        assert LinkCollectives(network=Flat(), layout=Layout(dp=4)).ns(collective, "dp", 10**15) == 0
+        assert LinkCollectives(network=Flat(), groups=Layout(dp=4).groups).ns(collective, "dp", 10**15) == 0
 
 
 @pytest.mark.parametrize("axis", ["tp", "cp", "ep", "dp", "edp"])
 @pytest.mark.parametrize("collective", ["all-reduce", "all-gather", "reduce-scatter", "all-to-all"])
 def test_a_group_of_one_takes_no_time(collective: str, axis: str) -> None:
-    found = LinkCollectives(network=cluster(nodes=2, gpus=1, nics=1), layout=Layout(pp=2)).fastest(
+    found = LinkCollectives(network=cluster(nodes=2, gpus=1, nics=1), groups=Layout(pp=2).groups).fastest(
         collective, axis, 10**9
     )
 
@@ -206,7 +208,7 @@ def test_an_unknown_collective_or_axis_is_the_caller_s_error() -> None:
 
 def test_members_without_a_route_are_one_clear_line() -> None:
     network = cluster(nodes=2, gpus=2, nics=1, joined=False)
-    job = LinkCollectives(network=network, layout=Layout(dp=2, tp=2))
+    job = LinkCollectives(network=network, groups=Layout(dp=2, tp=2).groups)
 
     assert job.ns("all-reduce", "tp", 100) > 0
     message = "cluster: no route between GPU 0 and GPU 2, which take part in one collective: give the cluster a "
@@ -233,7 +235,7 @@ class Counted:
 
 def test_links_are_counted_once_for_each_axis_and_algorithm() -> None:
     network = Counted(Ports(gpus=16, nics=0, gpu_kbps=RATE, nic_kbps=1))
-    job = LinkCollectives(network=network, layout=Layout(dp=4, tp=4))
+    job = LinkCollectives(network=network, groups=Layout(dp=4, tp=4).groups)
 
     for size in range(100):
         for collective in ("all-reduce", "all-gather", "reduce-scatter", "all-to-all"):

@@ -183,7 +183,9 @@ def test_a_flat_cluster_is_the_formula_of_the_same_figures(
 ) -> None:
     """Two ways to the same rings: pairs, where a tree is no better; a ns per collective for rounding."""
     device = devices["h100-sxm"] | {"scale_up_latency": 2000, "network_efficiency": 1.0}
-    links = LinkCollectives(network=Flat(rate_kbps=450_000_000, latency_ns=2000), layout=Layout(pp=4, tp=2, dp=2))
+    links = LinkCollectives(
+        network=Flat(rate_kbps=450_000_000, latency_ns=2000), groups=Layout(pp=4, tp=2, dp=2).groups
+    )
     sizes = {"tp": 2, "dp": 2, "sequence_parallel": sequence_parallel, "device": device}
 
     formula = costs(**sizes, data_parallel={"rate_kbps": 450_000_000, "latency_ns": 2000})
