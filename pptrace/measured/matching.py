@@ -50,7 +50,8 @@ def fold_first_stages(a: Computations, b: Computations) -> tuple[Computations, C
     PyTorch skips the input gradient of the first stage, so a measured first stage has whole backwards.
     """
     firsts = set(range(a.placement.stages)) - set(a.placement.edges[:, 1].tolist())
-    folded = tuple(sorted(firsts & (_split_stages(a) ^ _split_stages(b))))
+    first_split, second_split = (set(step.stage[step.kind == Kind.I].tolist()) for step in (a, b))
+    folded = tuple(sorted(firsts & (first_split ^ second_split)))
     if not folded:
         return a, b, ()
     return a.folded(folded), b.folded(folded), folded
@@ -82,33 +83,25 @@ def first_difference(a: Computations, first: Int64s, b: Computations, second: In
 
 def match(a: Computations, b: Computations) -> MatchedActions:
     """Pair the computations of two steps; without pairs where numbers of stages differ."""
-    if not has_same_stages(a, b):
-        none = np.zeros(0, dtype=np.int64)
-        return MatchedActions(
-            first=none, second=none, by_order=0, only_first=np.arange(len(a)), only_second=np.arange(len(b))
-        )
-    stages = max(a.placement.stages, b.placement.stages)
-    microbatches = max(a.placement.microbatches, b.placement.microbatches)
-    cells = _keys(a, stages, microbatches), _keys(b, stages, microbatches)
-    _, first, second = np.intersect1d(cells[0], cells[1], assume_unique=True, return_indices=True)
-    rest = [np.setdiff1d(np.arange(len(step)), paired) for step, paired in ((a, first), (b, second))]
-    by_order = np.array(_in_order(a, b, rest), dtype=np.int64).reshape(-1, 2)
+    first, second = np.zeros((2, 0), dtype=np.int64)
+    rest, by_order = [np.arange(len(a)), np.arange(len(b))], np.zeros((0, 2), dtype=np.int64)
+    if has_same_stages(a, b):
+        stages = max(a.placement.stages, b.placement.stages)
+        microbatches = max(a.placement.microbatches, b.placement.microbatches)
+        keys = [
+            ((step.kind.astype(np.int64) * stages + step.stage) * microbatches + step.microbatch) * _MOST_RANKS
+            + step.rank
+            for step in (a, b)
+        ]
+        _, first, second = np.intersect1d(*keys, assume_unique=True, return_indices=True)
+        rest = [np.delete(rest[0], first), np.delete(rest[1], second)]
+        by_order = np.array(_in_order(a, b, rest), dtype=np.int64).reshape(-1, 2)
     pairs = np.concatenate([np.stack([first, second], axis=1), by_order])
     pairs = pairs[np.lexsort((b.rank[pairs[:, 1]], b.start_ns[pairs[:, 1]]))]
     return MatchedActions(
         first=pairs[:, 0], second=pairs[:, 1], by_order=len(by_order),
         only_first=np.setdiff1d(rest[0], by_order[:, 0]), only_second=np.setdiff1d(rest[1], by_order[:, 1]),
     )  # fmt: skip
-
-
-def _split_stages(step: Computations) -> set[int]:
-    return set(step.stage[step.kind == Kind.I].tolist())
-
-
-def _keys(step: Computations, stages: int, microbatches: int) -> Int64s:
-    cell = (step.kind.astype(np.int64) * stages + step.stage) * microbatches + step.microbatch
-    keys: Int64s = cell * _MOST_RANKS + step.rank
-    return keys
 
 
 def _in_order(a: Computations, b: Computations, rest: list[Int64s]) -> list[tuple[int, int]]:

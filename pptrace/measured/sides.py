@@ -190,7 +190,7 @@ def measured_side(measurement: Measurement, name: str, step: str = "median", *, 
         lengths = [extents[number].span_ns for number in whole]
         chosen = whole[int(np.argsort(lengths, kind="stable")[(len(lengths) - 1) // 2])]
     else:
-        chosen = _numbered(measurement, step)
+        chosen = _step_index(measurement, step)
     kept = whole if chosen in whole else [chosen]
     placement = measurement.steps[chosen].timeline.placement
     return Side(
@@ -210,7 +210,7 @@ def measured_side(measurement: Measurement, name: str, step: str = "median", *, 
     )
 
 
-def _numbered(measurement: Measurement, step: str) -> int:
+def _step_index(measurement: Measurement, step: str) -> int:
     """Return the index of the step that ``--step`` names."""
     steps = measurement.steps
     if step.isdecimal() and int(step) < len(steps):
