@@ -18,7 +18,7 @@ from pptrace.steps.message_calls import Policy
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pptrace.measured.calibration import ActionFit, Calibration, LinkFit, LinkTime, OperationFit
+    from pptrace.measured.calibration import ActionFit, Calibration, LinkFit, OperationFit
     from pptrace.measured.calibration_check import CalibrationCheck
     from pptrace.run.trace_files import SimulatedSource
     from pptrace.steps.workload import Workload
@@ -244,16 +244,11 @@ def _about_links(fit: Calibration) -> list[str]:
     apart = bool(fit.node_ranks)
     lines = _about(fit.link, " between nodes" if apart else "") + _about(fit.node_link, " within a node")
     if fit.uneven:
-        fast, slow = fit.uneven
-        lines.append(
-            f"ways differ: {_link_text(fast)}, {_link_text(slow)}; "
-            "if nodes are why, --node-ranks N fits each node's apart"
+        links = ", ".join(
+            f"rank {link.source} to rank {link.target} {format_duration(link.median_ns)}" for link in fit.uneven
         )
+        lines.append(f"ways differ: {links}; if nodes are why, --node-ranks N fits each node's apart")
     return lines
-
-
-def _link_text(link: LinkTime) -> str:
-    return f"rank {link.source} to rank {link.target} {format_duration(link.median_ns)}"
 
 
 def _about(link: LinkFit | None, where: str) -> list[str]:

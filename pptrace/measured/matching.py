@@ -93,7 +93,7 @@ def match(a: Computations, b: Computations) -> MatchedActions:
             + step.rank
             for step in (a, b)
         ]
-        _, first, second = np.intersect1d(*keys, assume_unique=True, return_indices=True)
+        _, first, second = np.intersect1d(keys[0], keys[1], assume_unique=True, return_indices=True)
         rest = [np.delete(rest[0], first), np.delete(rest[1], second)]
         by_order = np.array(_in_order(a, b, rest), dtype=np.int64).reshape(-1, 2)
     pairs = np.concatenate([np.stack([first, second], axis=1), by_order])
