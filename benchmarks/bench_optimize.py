@@ -60,7 +60,7 @@ def searched(step: dict[str, Any], memory: int, effort: Effort) -> tuple[Optimis
         setting, _ = setting_of(file, (), registry)
         made = list(rivals(file, (), registry, setting, memory))
         begun = effort.clock()
-        found = optimise(setting, memory, effort, None, rivals=made)
+        found = optimise(setting.search_input(memory), effort, None, rivals=made)
         return found, made, effort.clock() - begun
 
 
@@ -80,7 +80,7 @@ def main() -> None:
         step = configuration(*size, alike=alike, messages=messages)
         limit = GIB + int(ACTIVATION * max(MEMORY[memory] * ranks, 1.5))
         found, made, took = searched(step, limit, Effort(seconds=asked.seconds * ranks, clock=clock))
-        fit = [one for one in made if one.fits(limit)]
+        fit = [one for one in made if one.fits]
         best = min(fit, key=lambda one: one.simulated.step_ns, default=None)
         by_hand = "none fits" if best is None else best.name
         over = "-" if best is None else f"{found.simulated.step_ns / best.simulated.step_ns:.3f}"

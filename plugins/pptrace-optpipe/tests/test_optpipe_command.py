@@ -20,7 +20,7 @@ from pptrace.testing import assert_schedule_family, grid
 from pptrace_optpipe import model, start_schedules
 from pptrace_optpipe.cache import Cache
 from pptrace_optpipe.command import command
-from pptrace_optpipe.schedule import OFFER
+from pptrace_optpipe.plugin import OFFER
 from pptrace_optpipe.setting import setting_of
 
 GIB = 2**30

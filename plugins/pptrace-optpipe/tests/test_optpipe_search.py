@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from random import Random
 
 from pptrace_optpipe.bounds import bound
-from pptrace_optpipe.listing import Rule, list_rows, serial_rows
+from pptrace_optpipe.listing import Lister, Rule, serial_rows
 from pptrace_optpipe.playback import play
 from pptrace_optpipe.problem import NO_LIMIT, Problem, coarsened
-from pptrace_optpipe.search import Found, search
+from pptrace_optpipe.search import SearchResult, search
 from pptrace_optpipe.start_schedules import start
 from pptrace_optpipe.windows import improved
 
@@ -81,7 +81,7 @@ def test_below_what_fits_without_copies_one_with_copies_is_found() -> None:
     assert start(replace(problem, offload=(), reload=())) is None
     assert found is not None
     assert found.schedule.played.fits(problem)
-    assert found.schedule.copied >= 4
+    assert found.schedule.rank_key[1] >= 4
 
 
 @given(
@@ -138,7 +138,7 @@ def test_serial_rows_hold_one_microbatch() -> None:
 
 def test_a_window_mends_what_was_made_worse() -> None:
     problem = table(4, 8, 4, copies=False)
-    rows = list_rows(problem, Rule(limit=problem.limit, weights_first=True))
+    rows = Lister(problem, Rule(limit=problem.limit, weights_first=True)).rows()
     assert rows is not None
     before = play(problem, rows)
     assert before is not None
@@ -177,7 +177,7 @@ def test_a_search_that_work_limits_is_the_same_on_a_slower_machine(monkeypatch: 
 
 
 def test_progress_never_goes_back_and_a_stop_keeps_the_best() -> None:
-    told: list[Found] = []
+    told: list[SearchResult] = []
     problem = table(8, 24, 4, copies=False)
 
     found = search(problem, effort(60, stopped=lambda: len(told) > 0), tell=told.append)

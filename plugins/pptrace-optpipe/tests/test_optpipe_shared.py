@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
-from toy_pipelines import effort, table
+from toy_pipelines import effort, optimum, table
 
 from pptrace.api import simulate as run
 from pptrace.plugin import Kind, Placement, measure, simulate
 from pptrace.steps.text_forms import parse_table, table_text
 from pptrace.steps.workload import Workload
-from pptrace_optpipe.bounds import optimum
 from pptrace_optpipe.command import command
 from pptrace_optpipe.search import search
 from pptrace_optpipe.setting import rows_of_table, table_of

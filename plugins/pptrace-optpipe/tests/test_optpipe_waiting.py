@@ -15,10 +15,11 @@ from toy_pipelines import table
 from pptrace.plugin import PptraceError
 from pptrace.plugins.registry import Registry
 from pptrace_optpipe.command import command
+from pptrace_optpipe.memory_repair import with_waits
 from pptrace_optpipe.playback import play
 from pptrace_optpipe.problem import ON_RANK, Op, Part
 from pptrace_optpipe.setting import setting_of, table_of
-from pptrace_optpipe.start_schedules import in_order, with_waits
+from pptrace_optpipe.start_schedules import in_order
 
 SHORT = """
 parallel: {pp: 4}

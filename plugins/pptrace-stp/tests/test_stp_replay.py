@@ -9,7 +9,7 @@ import pytest
 from pptrace.plugins.requests import ScheduleRequest
 from pptrace.steps.schedule import Schedule
 from pptrace.testing import assert_schedule_family, grid
-from pptrace_stp.schedule import OFFER
+from pptrace_stp.plugin import OFFER
 
 Member: TypeAlias = "tuple[str, int, int]"
 Blocks: TypeAlias = "list[tuple[Member, ...]]"

@@ -43,11 +43,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ortools.sat.python import cp_model
 
-from pptrace_optpipe.listing import serial_rows
-from pptrace_optpipe.model import Solved, run_solver, solve, solver_of
-from pptrace_optpipe.playback import play
+from pptrace_optpipe.model import run_solver, solve
 from pptrace_optpipe.problem import NO_LIMIT, ON_RANK, Op, Part, coarsened_by_work, is_exact
-from pptrace_optpipe.start_schedules import start
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -61,7 +58,6 @@ __all__ = [
     "copy_ratio",
     "counted_bound",
     "latest",
-    "optimum",
     "relaxed_bound",
     "relaxed_ranks",
 ]
@@ -361,7 +357,7 @@ def can_be_as_short(problem: Problem, effort: Effort, length: int, *, apart: boo
         if effort.stopped() or effort.clock() > until:
             return True
     left = replace(effort, seconds=until - effort.clock())
-    return bool(run_solver(solver_of(left), counts.cp, left) != cp_model.INFEASIBLE)
+    return bool(run_solver(counts.cp, left)[0] != cp_model.INFEASIBLE)
 
 
 def _size(problem: Problem, length: int) -> int:
@@ -547,42 +543,3 @@ class _Counts:
             held = self.cp.add(count == self.problem.microbatches)
             if chosen is not None:
                 held.only_enforce_if(chosen)
-
-
-_SHARE = 0.2
-"""The part of the time that a first search and each group of ranks may take; counts may take twice as much."""
-
-
-def optimum(problem: Problem, effort: Effort) -> Solved:
-    """Return the best schedule of a problem in small whole numbers, and the bound that was proved."""
-    began = effort.clock()
-
-    def part(share: float) -> Effort:
-        left = effort.seconds - (effort.clock() - began)
-        return replace(effort, seconds=min(left, effort.seconds * share))
-
-    least = bound(problem)
-    found = solve(problem, part(_SHARE), horizon=_horizon(problem), least=least)
-    if found.length is None:
-        return solve(problem, part(1), horizon=_horizon(problem), least=least)
-    horizon = latest(problem, found.length)
-    least = max(least, found.bound)
-    if least < found.length:
-        least = counted_bound(problem, part(2 * _SHARE), length=found.length, least=least)
-    for ranks in relaxed_ranks(problem):
-        if least >= found.length:
-            return replace(found, bound=least)
-        if part(1).seconds < effort.seconds / 3:
-            break
-        least = relaxed_bound(problem, part(_SHARE), ranks, horizon, least)
-    again = solve(problem, part(1), horizon=horizon, hint=found.start, least=least)
-    return again if again.length is not None else replace(found, bound=again.bound)
-
-
-def _horizon(problem: Problem) -> int:
-    """Return a time by which the best schedule has ended: that of one that is known."""
-    plain = replace(problem, span=False)
-    begun = start(plain, enough=bound(plain))
-    played = begun.played if begun is not None else play(plain, serial_rows(plain, copied=problem.copies))
-    step = sum(problem.work(rank) for rank in range(problem.ranks)) if played is None else played.step
-    return latest(problem, step)

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt
 
 from pptrace.plugin import OutputError, replace_file
 from pptrace_optpipe.playback import play
-from pptrace_optpipe.problem import COMPUTED, Op, Part, coarsened, is_exact
+from pptrace_optpipe.problem import AWAIT_OF, COMPUTED, Op, Part, coarsened, is_exact
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -226,17 +226,15 @@ def _rows(content: _Content, problem: Problem) -> Rows:
     placed = [(op, rank) for rank, row in enumerate(rows) for op in row]
     computed = sorted((op, rank) for op, rank in placed if op.part in COMPUTED)
     whole = sorted((op, problem.stage_rank[op.stage]) for op in problem.ops())
-    if len(rows) != problem.ranks or computed != whole or not all(_can_be(problem, *each) for each in placed):
+    timed = {*COMPUTED} | ({*AWAIT_OF, *AWAIT_OF.values()} if problem.offload else set())
+    timed |= {Part.C} if problem.recompute else set()
+    if len(rows) != problem.ranks or computed != whole or not all(
+        op.part in timed and op.stage in problem.stages_of[rank] and op.microbatch < problem.microbatches
+        for op, rank in placed
+    ):  # fmt: skip
         msg = "the rows are not the problem's"
         raise ValueError(msg)
     return rows
-
-
-def _can_be(problem: Problem, op: Op, rank: int) -> bool:
-    """Whether a rank has an op's stage and microbatch, and the problem a duration for its part."""
-    is_of_rank = op.stage < problem.stages and problem.stage_rank[op.stage] == rank
-    timed = problem.recompute if op.part is Part.C else op.part in COMPUTED or problem.offload
-    return is_of_rank and op.microbatch < problem.microbatches and bool(timed)
 
 
 def _op(text: str) -> Op:

@@ -1,4 +1,4 @@
-"""`pptrace optimize`, with its progress and its live page."""
+"""``pptrace optimize``, with its progress."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ from pptrace.plugin import (
     write_table,
 )
 from pptrace_optpipe.cache import Cache, wrong_folder
-from pptrace_optpipe.options import OptimizeOptions
-from pptrace_optpipe.schedule import SHORTEST, require_solver
-from pptrace_optpipe.setting import setting_of, simulated
+from pptrace_optpipe.plugin import SHORTEST_NS, require_solver
+from pptrace_optpipe.schedule import OptimizeOptions
+from pptrace_optpipe.setting import channels_of, setting_of, simulated
+from pptrace_optpipe.start_schedules import rivals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from pptrace_optpipe.setting import Setting
     from pptrace_optpipe.start_schedules import Rival
 
-__all__ = ["Better", "Watch", "Work", "command", "follow_folder"]
+__all__ = ["command"]
 
 _EXAMPLES = """\b
 pptrace optimize step.yaml --memory 60GiB -o best.csv
@@ -94,42 +95,40 @@ def command(
 ) -> None:  # fmt: skip
     """Find the fastest schedule of CONFIG, a YAML file, under a memory limit."""
     if listed or clear_cache:
-        _tell_of_cache(clear=clear_cache)
+        _print_cache(clear=clear_cache)
         return
     if config is None:
         raise click.UsageError("name a configuration")
     options = _options(memory, seconds, seed, workers, work=units, recompute=recompute, copies=copies)
     _check_use(options, output, plot, pareto=pareto, watch=watch)
     require_solver()
-    from pptrace_optpipe.setting import setting_of
 
     registry = Registry.load()
-    wrong = "" if no_cache else wrong_folder()
-    if wrong:
-        sys.stderr.write(f"{wrong}\n")
-    kept = None if no_cache or wrong else Cache()
+    fault = "" if no_cache else wrong_folder()
+    if fault:
+        sys.stderr.write(f"{fault}\n")
+    cache = None if no_cache or fault else Cache()
+    search = _Search(options, cache, sets, registry)
     if watch and output is not None:
-        pause = (_options("", every, "0", "1").time or 0) / 1e9
-        for line in follow_folder(config, output, sets, registry, options, kept, pause=pause, rounds=rounds):
-            click.echo(line)
+        pause_s = (_options("", every, "0", "1").time or 0) / 1e9
+        search.follow(config, output, pause_s, rounds)
         return
     setting, table = setting_of(config, sets, registry, warm, placement)
-    limits = options.memory or [max(setting.capacities, default=setting.workload.capacity_bytes)]
-    work = Work(setting, options, kept, config, sets, registry, table)
+    limits = search.limits(setting)
     if pareto:
-        _sweep(work, limits, plot, as_json=as_json)
+        _sweep(search, config, setting, table, limits, plot, as_json=as_json)
         return
-    found, rivals = work.search(limits[0])
+    best, others = search.run(config, setting, table, limits[0])
     if output is not None:
-        write_table(found.table, output)
+        write_table(best.table, output)
         sys.stderr.write(f"wrote {output}\n")
     from pptrace_optpipe.document import document, lines
 
-    asked = (limits[0], rivals, setting.limits(limits[0]))
+    described = (best, limits[0], others, setting.limits(limits[0]))
     if as_json:
-        click.echo(json.dumps(document(found, *asked), indent=2))
+        click.echo(json.dumps(document(*described), indent=2))
     else:
-        click.echo("\n".join(lines(found, *asked)))
+        click.echo("\n".join(lines(*described)))
 
 
 def _options(memory: str, seconds: str | None, seed: str, workers: str, **more: Any) -> OptimizeOptions:
@@ -149,7 +148,7 @@ def _options(memory: str, seconds: str | None, seed: str, workers: str, **more: 
         if not error.key:
             raise
         raise ConfigError(error.message, file=f"--{error.key.partition('[')[0]}") from None
-    if options.time is not None and options.time < SHORTEST:
+    if options.time is not None and options.time < SHORTEST_NS:
         raise ConstraintError(f"{seconds} is too short for any search", nearest="0.1s", key="--time")
     return options
 
@@ -182,36 +181,37 @@ def _number(text: str) -> int | str:
     return int(text) if text.lstrip("-").isdigit() else text
 
 
-def _sweep(work: Work, limits: Sequence[int], plot: Path | None, *, as_json: bool) -> None:
+def _sweep(
+    search: _Search, config: Path, setting: Setting, table: Schedule | None, limits: Sequence[int],
+    plot: Path | None, *, as_json: bool,
+) -> None:  # fmt: skip
     """Search under several limits; those given, or eight from the least that anything fits in."""
-    from pptrace_optpipe.document import document, dots, pareto_lines
+    from pptrace_optpipe.document import document, dots, draw_pareto, pareto_lines
 
     points: list[tuple[int, Optimised | None]] = []
     others: dict[tuple[str, int, int], Rival] = {}
-    for memory in limits if len(limits) > 1 else _limits(work.setting, limits[0]):
+    for memory in limits if len(limits) > 1 else _limits(setting, limits[0]):
         sys.stderr.write(f"limit {format_size(memory)}\n")
         try:
-            found, rivals = work.search(memory)
+            best, found = search.run(config, setting, table, memory)
         except PptraceError as error:
             sys.stderr.write(f"{error}\n")
             points.append((memory, None))
             continue
-        points.append((memory, found))
-        others |= {(one.name, one.simulated.step_ns, one.peak_bytes): one for one in rivals}
-    made = list(others.values())
+        points.append((memory, best))
+        others |= {(rival.name, rival.simulated.step_ns, rival.peak_bytes): rival for rival in found}
+    drawn = list(others.values())
     if plot is not None:
-        from pptrace_optpipe.document import draw_pareto
-
-        draw_pareto([(memory, one) for memory, one in points if one is not None], made, plot)
+        draw_pareto([(memory, best) for memory, best in points if best is not None], drawn, plot)
         sys.stderr.write(f"wrote {plot}\n")
     if as_json:
         values = [
             {"memory_limit_bytes": memory}
-            if one is None
-            else document(one, memory, limits=work.setting.limits(memory))
-            for memory, one in points
+            if best is None
+            else document(best, memory, limits=setting.limits(memory))
+            for memory, best in points
         ]
-        click.echo(json.dumps({"points": values, "hand_made": dots(made)}, indent=2))
+        click.echo(json.dumps({"points": values, "hand_made": dots(drawn)}, indent=2))
     else:
         click.echo("\n".join(pareto_lines(points)))
 
@@ -229,51 +229,49 @@ def _limits(setting: Setting, most: int) -> list[int]:
     return [least + (top - least) * step // 7 for step in range(8)]
 
 
-def _tell_of_cache(*, clear: bool) -> None:
+def _print_cache(*, clear: bool) -> None:
     cache = Cache()
     if clear:
         click.echo(f"{cache.clear()} entries removed from {cache.path}")
         return
-    count = 0
-    for name, about in cache.entries():
-        click.echo(f"{name}  {about}")
-        count += 1
-    click.echo(f"{count} entries in {cache.path}")
+    entries = list(cache.entries())
+    for name, summary in entries:
+        click.echo(f"{name}  {summary}")
+    click.echo(f"{len(entries)} entries in {cache.path}")
 
 
 _SHARE = 0.25
-"""The part of the time in which other plugins' schedules are made and played."""
-_AT_LEAST = 3.0
+"""The part of the time in which other plugins' schedules are built and simulated."""
+_AT_LEAST_S = 3.0
 """Seconds that this may take, however short a search is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """The setting, the options and the cache of a search."""
+class _Search:
+    """Options, cache and plugins of searches."""
 
-    setting: Setting
     options: OptimizeOptions
     cache: Cache | None
-    config: Path
     sets: tuple[str, ...]
     registry: Registry
-    table: Schedule | None
 
-    def search(self, memory: int) -> tuple[Optimised, list[Rival]]:
-        """Search under one limit, and tell how it goes; Ctrl-C returns the best so far, SIGTERM caches it."""
+    def limits(self, setting: Setting) -> Sequence[int]:
+        """Return the limits that are asked for, or the memory of the largest device."""
+        return self.options.memory or [max(setting.capacities, default=setting.workload.capacity_bytes)]
+
+    def run(
+        self, config: Path, setting: Setting, table: Schedule | None, memory: int
+    ) -> tuple[Optimised, list[Rival]]:
+        """Search under one limit with progress; Ctrl-C returns the best so far, SIGTERM caches it."""
         from pptrace_optpipe.model import limited
-        from pptrace_optpipe.problem import shared_of
         from pptrace_optpipe.search import optimise
-        from pptrace_optpipe.start_schedules import rivals
 
         began, options = time.monotonic(), self.options
-        setting = replace(
-            self.setting, recompute=options.recompute, shared=shared_of(self.setting.prepared, options.copies)
-        )
-
+        shared = channels_of(setting.prepared, options.copies)
+        setting = replace(setting, recompute=options.recompute, shared=shared)
         reported: list[tuple[int, int]] = []
 
-        def tell(best: Optimised) -> None:
+        def report(best: Optimised) -> None:
             step, bound = best.simulated.step_ns, best.bound_ns
             if reported[-1:] == [(step, bound)]:
                 return
@@ -287,21 +285,85 @@ class Work:
             )
             first = effort.clock()
             others: list[Rival] = []
-            for one in rivals(self.config, self.sets, self.registry, setting, memory):
-                others.append(one)
-                effort.count(int(one.table.row_ptr[-1]))
-                if stopped() or effort.clock() - first > max(effort.seconds * _SHARE, _AT_LEAST):
+            for rival in rivals(config, self.sets, self.registry, setting, memory):
+                others.append(rival)
+                effort.count(int(rival.table.row_ptr[-1]))
+                if stopped() or effort.clock() - first > max(effort.seconds * _SHARE, _AT_LEAST_S):
                     break
-            took = min(effort.clock() - first, effort.seconds * _SHARE)
-            left = replace(effort, seconds=effort.seconds - took)
-            found = optimise(
-                setting, memory, left, self.cache, warm=self.table, rivals=others, tell=tell, warn=_warn
-            )
-        return found, others
+            spent = min(effort.clock() - first, effort.seconds * _SHARE)
+            best = optimise(
+                setting.search_input(memory), replace(effort, seconds=effort.seconds - spent), self.cache,
+                warm=table, rivals=others, tell=report, warn=lambda line: click.echo(line, err=True),
+            )  # fmt: skip
+        return best, others
+
+    def follow(self, run: Path, output: Path, pause_s: float, rounds: int | None) -> None:
+        """Search after each new measurement, until Ctrl-C or for some rounds, and print a line on each."""
+        seen: list[tuple[str, int, int]] = []
+        while rounds is None or rounds > 0:
+            files = files_of(run)
+            if files != seen:
+                seen = files
+                try:
+                    click.echo(self.improve(run, output))
+                except PptraceError as error:
+                    sys.stderr.write(f"{run}: {error}\n")
+                rounds = None if rounds is None else rounds - 1
+            if rounds != 0:
+                time.sleep(pause_s)
+
+    def improve(self, run: Path, output: Path) -> str:
+        """Fit costs to a measurement, search, and write the table if it is shorter by more than the noise.
+
+        Raises:
+            TraceError: the measurement cannot be used.
+            PptraceError: nothing can be searched for.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            config = Path(folder) / "measured.yaml"
+            noise = _calibrated(run, config)
+            name, measured = self._measured(run, config)
+            present_ns = simulated(measured, measured.schedule).step_ns
+            setting, table = self._setting(config, output)
+            best, _ = self.run(config, setting, table, self.limits(setting)[0])
+            if table is not None and (written_ns := setting.simulate(table).step_ns) < present_ns:
+                name, present_ns = output.name, written_ns
+        step_ns = best.simulated.step_ns
+        gain = 1 - step_ns / present_ns
+        change = f"{step_ns / 1e6:.3f} ms in place of {present_ns / 1e6:.3f} ms ({name}): {gain:.1%}"
+        if step_ns >= present_ns * (1 - noise):
+            return f"{change} is not more than the noise of {noise:.1%}: nothing is written"
+        write_table(best.table, output)
+        return f"{change} shorter, more than the noise of {noise:.1%}"
+
+    def _measured(self, run: Path, config: Path) -> tuple[str, Prepared]:
+        """Return the schedule that was measured: an installed one, or the order of actions as it was."""
+        try:
+            measured = prepare(load(config, self.sets), self.registry)
+        except ConfigError as error:
+            if error.key != "schedule":
+                raise
+            order = config.with_name("order.csv")
+            _pptrace("convert", str(run), str(order), "--messages", "asap")
+            return "the measured order", prepare(load(config, self.sets, {"schedule": str(order)}), self.registry)
+        return measured.resolved.experiment.schedule.name, measured
+
+    def _setting(self, config: Path, output: Path) -> tuple[Setting, Schedule | None]:
+        """Return what to search in, and the table that was written last unless it is of another job."""
+        if output.exists():
+            with suppress(PptraceError):
+                return setting_of(config, self.sets, self.registry, output)
+        return setting_of(config, self.sets, self.registry)
 
 
-def _warn(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
+def files_of(run: Path) -> list[tuple[str, int, int]]:
+    """Return name, size and time of change of each file of a measurement."""
+    files = []
+    for file in sorted(run.rglob("*")) if run.is_dir() else [run]:
+        with suppress(OSError):
+            status = file.stat()
+            files.append((str(file), status.st_size, status.st_mtime_ns))
+    return files
 
 
 @contextmanager
@@ -333,115 +395,6 @@ def _stoppable() -> Iterator[Callable[[], bool]]:
         restore()
         if asked == signal.SIGTERM:
             signal.raise_signal(asked)
-
-
-def follow_folder(
-    run: Path, output: Path, sets: tuple[str, ...], registry: Registry, options: OptimizeOptions,
-    cache: Cache | None, *, pause: float, rounds: int | None,
-) -> Iterator[str]:  # fmt: skip
-    """Search after each new measurement, until Ctrl-C or for some rounds, and yield a line on each."""
-    watched = Watch(run, output, sets, registry)
-
-    def search(setting: Setting, config: Path, last: Schedule | None) -> Optimised:
-        limit = next(iter(options.memory), max(setting.capacities, default=setting.workload.capacity_bytes))
-        return Work(setting, options, cache, config, sets, registry, last).search(limit)[0]
-
-    while rounds is None or rounds > 0:
-        if watched.is_new():
-            try:
-                yield watched.improve(search).line()
-            except PptraceError as error:
-                sys.stderr.write(f"{run}: {error}\n")
-            rounds = None if rounds is None else rounds - 1
-        if rounds != 0:
-            time.sleep(pause)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Better:
-    """What a measurement came to."""
-
-    present: str
-    """The schedule that was measured, or what was written before where that is shorter."""
-    present_ns: int
-    """Its step, simulated with the costs that were measured."""
-    found: Optimised
-    noise: float
-    """By which part measured times of one action differ: the widest middle half of any action's times."""
-    written: bool
-    """Whether the table was shorter by more than that, and was written."""
-
-    @property
-    def gain(self) -> float:
-        """The part of the present step that is saved."""
-        return 1 - self.found.simulated.step_ns / self.present_ns
-
-    def line(self) -> str:
-        """Return what came of it, on a line."""
-        step = f"{self.found.simulated.step_ns / 1e6:.3f} ms"
-        change = f"{step} in place of {self.present_ns / 1e6:.3f} ms ({self.present})"
-        if self.written:
-            return f"{change}: {self.gain:.1%} shorter, more than the noise of {self.noise:.1%}"
-        return f"{change}: {self.gain:.1%} is not more than the noise of {self.noise:.1%}: nothing is written"
-
-
-class Watch:
-    """A folder of measured steps, and the table that is written whenever a better one is found."""
-
-    def __init__(self, run: Path, output: Path, sets: Sequence[str], registry: Registry) -> None:
-        self.run, self.output, self.sets, self.registry = run, output, tuple(sets), registry
-        self.seen: tuple[tuple[str, int, int], ...] = ()
-
-    def is_new(self) -> bool:
-        """Return whether the folder has changed since it was looked at last."""
-        files = sorted(self.run.rglob("*")) if self.run.is_dir() else [self.run]
-        found = []
-        for file in files:
-            with suppress(OSError):
-                about = file.stat()
-                found.append((str(file), about.st_size, about.st_mtime_ns))
-        changed, self.seen = tuple(found) != self.seen, tuple(found)
-        return changed
-
-    def improve(self, search: Callable[[Setting, Path, Schedule | None], Optimised]) -> Better:
-        """Fit costs to what was measured, search, and write the table if it is shorter by more than the noise.
-
-        Raises:
-            TraceError: the measurement cannot be used.
-            PptraceError: nothing can be searched for.
-        """
-        with tempfile.TemporaryDirectory() as folder:
-            config = Path(folder) / "measured.yaml"
-            noise = _calibrated(self.run, config)
-            name, measured = self._measured(config)
-            present = simulated(measured, measured.schedule)
-            setting, last = self._setting(config)
-            found = search(setting, config, last)
-            if last is not None and (before := setting.simulate(last)).step_ns < present.step_ns:
-                name, present = self.output.name, before
-        better = found.simulated.step_ns < present.step_ns * (1 - noise)
-        if better:
-            write_table(found.table, self.output)
-        return Better(present=name, present_ns=present.step_ns, found=found, noise=noise, written=better)
-
-    def _measured(self, config: Path) -> tuple[str, Prepared]:
-        """Return the schedule that was measured: an installed one, or the order of actions as it was."""
-        try:
-            measured = prepare(load(config, self.sets), self.registry)
-        except ConfigError as error:
-            if error.key != "schedule":
-                raise
-            order = config.with_name("order.csv")
-            _pptrace("convert", str(self.run), str(order), "--messages", "asap")
-            return "the measured order", prepare(load(config, self.sets, {"schedule": str(order)}), self.registry)
-        return measured.resolved.experiment.schedule.name, measured
-
-    def _setting(self, config: Path) -> tuple[Setting, Schedule | None]:
-        """Return what to search in, and the table that was written last unless it is of another job."""
-        if self.output.exists():
-            with suppress(PptraceError):
-                return setting_of(config, self.sets, self.registry, self.output)
-        return setting_of(config, self.sets, self.registry)
 
 
 def _calibrated(run: Path, config: Path) -> float:

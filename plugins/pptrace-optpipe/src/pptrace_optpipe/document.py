@@ -46,7 +46,7 @@ def document(
         if problem is not None
         else [],
         "search_s": round(found.seconds, 3),
-        "hand_made": [{**dot, "fits": one.fits(memory)} for one, dot in zip(rivals, dots(rivals), strict=True)],
+        "hand_made": [{**dot, "fits": one.fits} for one, dot in zip(rivals, dots(rivals), strict=True)],
     }
 
 
@@ -67,7 +67,7 @@ def lines(found: Optimised, memory: int, rivals: Sequence[Rival] = (), limits: S
         f"step     {_ms(step)}, bubble {found.simulated.bubble:.2%}",
         f"bound    {verdict if bound else 'not known: stages are placed otherwise than was searched'}",
         f"memory   {_limit(memory, limits)}",
-        *_beside(found, memory, rivals),
+        *_beside(found, rivals),
     ]
     kept = _kept(found)
     for rank, (row, peak) in enumerate(zip(found.rows, found.simulated.peak_bytes, strict=False)):
@@ -103,9 +103,9 @@ def _limit(memory: int, limits: Sequence[int]) -> str:
     return ", ".join(said)
 
 
-def _beside(found: Optimised, memory: int, rivals: Sequence[Rival]) -> list[str]:
+def _beside(found: Optimised, rivals: Sequence[Rival]) -> list[str]:
     """Return a line on the best schedule of other plugins."""
-    best = min((one for one in rivals if one.fits(memory)), key=lambda one: one.simulated.step_ns, default=None)
+    best = min((one for one in rivals if one.fits), key=lambda one: one.simulated.step_ns, default=None)
     if found.rival:
         return [f"schedule {found.rival}: nothing shorter was found"]
     if best is None:

@@ -24,7 +24,7 @@ from pptrace_optpipe.problem import COMPUTED, NO_LIMIT, Op, Part
 if TYPE_CHECKING:
     from pptrace_optpipe.problem import Problem, Rows
 
-__all__ = ["Lister", "Rule", "list_rows", "offloaded_rows", "serial_rows"]
+__all__ = ["Lister", "OffloadingLister", "Rule", "serial_rows"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +41,6 @@ class Rule:
     """Whether a rank waits for an input gradient that comes before a weight gradient would be half done."""
     weights_first: bool = False
     """Whether a weight gradient comes before a forward."""
-
-
-def list_rows(problem: Problem, rule: Rule) -> Rows | None:
-    """Return the rows that a rule gives; None where memory lets nothing go on."""
-    return Lister(problem, rule).rows()
 
 
 def serial_rows(problem: Problem, *, copied: bool) -> Rows:
@@ -203,20 +198,15 @@ class Lister:
         return bool(self.rule.per_stage) and self.in_stage[stage] >= self.rule.per_stage[stage]
 
 
-def offloaded_rows(problem: Problem, kept: int, *, patient: bool, late: bool) -> Rows | None:
-    """Return rows with copies; None where ranks come to wait for each other.
+class OffloadingLister(Lister):
+    """List scheduling with offloaded activations and running copies.
 
     Args:
         problem: what to schedule.
         kept: how many activations are in line on a rank before one goes to the host.
-        patient: as :class:`~pptrace_optpipe.listing.Rule` has it.
+        patient: as :class:`Rule` has it.
         late: whether an activation comes back just in time for its gradient, or as soon as there is room.
     """
-    return _Offloader(problem, kept, patient=patient, late=late).rows()
-
-
-class _Offloader(Lister):
-    """The state of all ranks, with offloaded activations and running copies."""
 
     def __init__(self, problem: Problem, kept: int, *, patient: bool, late: bool) -> None:
         super().__init__(problem, Rule(limit=problem.limit, patient=patient))

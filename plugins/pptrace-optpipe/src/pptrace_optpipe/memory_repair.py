@@ -1,78 +1,130 @@
 """Repair of tables that exceed memory, by copies and recomputation.
 
-On each rank, wherever more would be held than may be, the activation that is needed last is thrown away behind its
-forward and computed again right before its input gradient. What a rank computes follows one another, so what it
-holds then goes by the order of its row alone, whatever the times.
+By order: on each rank, wherever more would be held than may be, the activation that is needed last is thrown away
+behind its forward and computed again right before its input gradient; or it goes to the host behind its forward,
+whatever takes its room waits for that, and it comes back some computations before its input gradient. What a rank
+holds then depends on the order of its row alone, whatever the times and messages are.
 
-On each rank, whenever more is held than may be, the activation that is needed last goes: its copy out starts
-behind its forward, its copy back as late as the input gradient allows. This is the part that AdaOffload has in
-OptPipe and the offload pass in PipeOffload (Wan et al., arXiv:2503.01328): offloads earliest-fit from the left,
+By time: whenever more is held than may be, the activation that is needed last goes to the host. Its copy out
+starts behind its forward, its copy back as late as the input gradient allows. This is the part that AdaOffload has
+in OptPipe and the offload pass in PipeOffload (Wan et al., arXiv:2503.01328): offloads earliest-fit from the left,
 reloads latest-fit from the right.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
-from pptrace_optpipe.playback import changes, play
-from pptrace_optpipe.problem import COMPUTED, NO_LIMIT, ON_RANK, Op, Part, computed_again
+from pptrace_optpipe.playback import memory_changes, play
+from pptrace_optpipe.problem import AWAIT_OF, COMPUTED, NO_LIMIT, ON_RANK, Op, Part, computed_again
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
     from pptrace_optpipe.playback import Played
     from pptrace_optpipe.problem import Problem, Rows
 
-__all__ = ["recomputed", "repaired", "with_copies", "with_either", "with_recompute"]
+__all__ = ["copied_row", "recomputed_row", "repaired", "with_room", "with_waits"]
+
+_RECOMPUTED = {Part.I: (Part.C, Part.I)}
+_COPIED = {Part.F: (Part.F, Part.O), Part.I: (Part.R, Part.I)}
+"""By computation of an activation that gives way, what takes its place in the row."""
 
 
-def with_recompute(problem: Problem, rows: Rows) -> Rows | None:
-    """Return rows without copies in which as few forwards as fit take are computed again; None where none do."""
-    found: Rows = []
-    for row, limit in zip(rows, problem.limit, strict=True):
-        fitting = list(row) if limit == NO_LIMIT else recomputed(problem, row, limit)
-        if fitting is None:
+def with_room(
+    problem: Problem, rows: Rows, played: Played, ways: Iterable[Callable[..., list[Op] | None]]
+) -> Rows | None:
+    """Return rows of which each fits as it is, or by the first way that makes it fit; None where none does."""
+    fitting: Rows = []
+    for row, limit, peak in zip(rows, problem.limit, played.peak, strict=True):
+        made: list[Op] | None = list(row)
+        if limit not in (NO_LIMIT, max(limit, peak)):
+            made = next(filter(None, (way(problem, row, played, limit) for way in ways)), None)
+        if made is None:
             return None
-        found.append(fitting)
-    return found
+        fitting.append(made)
+    return fitting
 
 
-def recomputed(problem: Problem, row: list[Op], limit: int) -> list[Op] | None:
-    """Return one rank's row without copies, within its limit; None where too little can be computed again."""
-    again: set[tuple[int, int]] = set()
+def recomputed_row(problem: Problem, row: list[Op], _: Played | None, limit: int) -> list[Op] | None:
+    """Return a rank's row with as few forwards computed again as it takes; None where that is not enough."""
+    return _evicted(problem, row, limit, _RECOMPUTED)
+
+
+def copied_row(problem: Problem, row: list[Op], played: Played, limit: int) -> list[Op] | None:
+    """Return a rank's row with copies that delay nothing; None where too little can be copied in time."""
+    return _Rank(problem, row, played, limit).row()
+
+
+def _evicted(
+    problem: Problem, row: list[Op], limit: int, replacement: Mapping[Part, tuple[Part, ...]]
+) -> list[Op] | None:
+    """Return a rank's row in which activations give way, those needed last first, until it fits by its order."""
+    chosen: set[tuple[int, int]] = set()
     while True:
-        made = [one for op in row for one in _with_own(op, again)]
-        place = _over(problem, made, again, limit)
+        made = [
+            op._replace(part=part)
+            for op in row
+            for part in (replacement.get(op.part, (op.part,)) if op[1:] in chosen else (op.part,))
+        ]
+        place = _over(problem, made, limit)
         if place is None:
             return made
-        chosen = _needed_last(made, place, again)
-        if chosen is None:
+        there = {op[1:] for op in made[: place + 1] if op.part is Part.F} - chosen
+        needed = [op[1:] for op in made[place:] if op.part is Part.I]
+        last = next((key for key in reversed(needed) if key in there), None)
+        if last is None:
             return None
-        again.add(chosen)
+        chosen.add(last)
 
 
-def _with_own(op: Op, again: set[tuple[int, int]]) -> list[Op]:
-    """Return an operation with its recomputation before it."""
-    if op.part is Part.I and (op.stage, op.microbatch) in again:
-        return [op._replace(part=Part.C), op]
-    return [op]
-
-
-def _over(problem: Problem, row: list[Op], again: set[tuple[int, int]], limit: int) -> int | None:
-    """Return where in a row more is held than may be, first."""
-    held = 0
+def _over(problem: Problem, row: list[Op], limit: int) -> int | None:
+    """Return the first place in a row at which more is held than may be, if copies out end at once."""
+    held, again = 0, computed_again(row)
     for place, op in enumerate(row):
-        taken, freed = changes(problem, op, again)
+        taken, freed = memory_changes(problem, op, again)
         if held + taken > limit:
             return place
         held += taken - freed
     return None
 
 
-def _needed_last(row: list[Op], place: int, again: set[tuple[int, int]]) -> tuple[int, int] | None:
-    """Return the whole activation that is there at a place and whose input gradient comes last."""
-    there = {(op.stage, op.microbatch) for op in row[: place + 1] if op.part is Part.F} - again
-    needed = [(op.stage, op.microbatch) for op in row[place:] if op.part is Part.I]
-    return next((at for at in reversed(needed) if at in there), None)
+def with_waits(problem: Problem, rows: Rows, early: int) -> Rows | None:
+    """Return rows in the same order of computations within the limit; None where that cannot be.
+
+    Args:
+        problem: what to schedule.
+        rows: computations alone.
+        early: how many computations ahead of an input gradient its activation begins to come back, at most.
+    """
+    fitting: Rows = []
+    for row, limit in zip(rows, problem.limit, strict=True):
+        made = None
+        if limit != NO_LIMIT and problem.copies:
+            made = _evicted(problem, row, limit, _COPIED)
+            if made is not None:
+                _fetch_early(problem, made, limit, early)
+        if limit != NO_LIMIT and problem.recomputes and made is None:
+            made = recomputed_row(problem, row, None, limit)
+        fitting.append(list(row) if made is None else made)
+    fitting = repaired(problem, fitting)
+    order = [[op for op in row if op.part in ON_RANK and op.part is not Part.C] for row in fitting]
+    return fitting if order == rows else None
+
+
+def _fetch_early(problem: Problem, row: list[Op], limit: int, early: int) -> None:
+    """Move copies back ahead of computations, as long as there is room and no other copy is passed."""
+    for op in [op for op in row if op.part is Part.R]:
+        place = row.index(op)
+        for ahead in range(place - 1, max(place - 1 - early, -1), -1):
+            if row[ahead].part not in ON_RANK:
+                break
+            row[ahead], row[ahead + 1] = op, row[ahead]
+            if _over(problem, row, limit) is not None:
+                row[ahead], row[ahead + 1] = row[ahead + 1], op
+                break
 
 
 class _Copy(NamedTuple):
@@ -82,35 +134,6 @@ class _Copy(NamedTuple):
     back: int
     place: int
     """In front of which computation of the row it is launched to come back."""
-
-
-def with_copies(problem: Problem, rows: Rows, played: Played) -> Rows | None:
-    """Return rows with copies that delay nothing and fit; None where too little can be copied in time."""
-    found: Rows = []
-    for rank, row in enumerate(rows):
-        limit = problem.limit[rank]
-        if limit == NO_LIMIT or played.peak[rank] <= limit:
-            found.append(list(row))
-            continue
-        copied = _Rank(problem, row, played, limit).row()
-        if copied is None:
-            return None
-        found.append(copied)
-    return found
-
-
-def with_either(problem: Problem, rows: Rows, played: Played) -> Rows | None:
-    """Return rows with copies on ranks where those alone fit, and forwards computed again on the others."""
-    found: Rows = []
-    for rank, row in enumerate(rows):
-        limit = problem.limit[rank]
-        made: list[Op] | None = list(row)
-        if limit != NO_LIMIT and played.peak[rank] > limit:
-            made = _Rank(problem, row, played, limit).row() or recomputed(problem, row, limit)
-        if made is None:
-            return None
-        found.append(made)
-    return found
 
 
 class _Rank:
@@ -144,17 +167,13 @@ class _Rank:
 
     def _needed_last(self, moment: int) -> Op | None:
         """Return the activation that is there at a moment, could be gone, and is needed last."""
-        problem, best = self.problem, None
+        problem, candidates = self.problem, []
         for op in self.computed:
-            if op.part is not Part.F or op in self.late or op in self.chosen:
-                continue
-            stage = op.stage
-            if self.end[op] + problem.offload[stage] > moment:
-                continue
-            needed = self.start[Op(Part.I, stage, op.microbatch)] - problem.reload[stage]
-            if needed > moment and (best is None or needed > best[0]):
-                best = (needed, op)
-        return None if best is None else best[1]
+            if op.part is Part.F and op not in self.late and op not in self.chosen:
+                needed = self._gradient(op) - problem.reload[op.stage]
+                if self.end[op] + problem.offload[op.stage] <= moment < needed:
+                    candidates.append((needed, op))
+        return max(candidates, key=lambda pair: pair[0])[1] if candidates else None
 
     def _planned(self) -> dict[Op, _Copy] | None:
         """Return when the chosen activations are copied; None where one would not be back in time."""
@@ -184,20 +203,17 @@ class _Rank:
         return self.start[Op(Part.I, op.stage, op.microbatch)]
 
     def _over(self, copies: dict[Op, _Copy]) -> int | None:
-        """Return when more is held than may be, first."""
-        events = []
+        """Return the first moment at which more is held than may be."""
+        changes = []
         for op in self.computed:
-            taken, freed = changes(self.problem, op, ())
-            events += [(self.start[op], taken), (self.end[op], -freed)]
+            taken, freed = memory_changes(self.problem, op, ())
+            changes += [(self.start[op], taken), (self.end[op], -freed)]
         for op, copy in copies.items():
             size = self.problem.activation[op.stage]
-            events += [(copy.out + self.problem.offload[op.stage], -size), (copy.back, size)]
-        held = 0
-        for moment, change in sorted(events):
-            held += change
-            if held > self.limit:
-                return moment
-        return None
+            changes += [(copy.out + self.problem.offload[op.stage], -size), (copy.back, size)]
+        changes.sort()
+        held = accumulate(change for _, change in changes)
+        return next((moment for (moment, _), size in zip(changes, held, strict=True) if size > self.limit), None)
 
     def _merged(self, copies: dict[Op, _Copy]) -> list[Op]:
         """Return the row with the copies inserted."""
@@ -229,7 +245,7 @@ def repaired(problem: Problem, rows: Rows) -> Rows:
 
 
 def _repaired(problem: Problem, row: list[Op], limit: int) -> list[Op]:
-    row = [op for op in row if op.part not in (Part.A, Part.D)]
+    row = [op for op in row if op.part not in AWAIT_OF.values()]
     for _ in range(_MOST):
         found, over = _awaiting(problem, row, limit)
         if over < 0:
@@ -245,16 +261,16 @@ def _awaiting(problem: Problem, row: list[Op], limit: int) -> tuple[list[Op], in
     under_way: list[Op] = []
     again = computed_again(row)
     for place, op in enumerate(row):
-        taken, freed = changes(problem, op, again)
+        taken, freed = memory_changes(problem, op, again)
         awaited = None
         own = op._replace(part=Part.O)
         if op.part in (Part.R, Part.I) and own in under_way:
             through = under_way.index(own) + 1
-            held -= sum(changes(problem, one, again)[1] for one in under_way[:through])
+            held -= sum(memory_changes(problem, one, again)[1] for one in under_way[:through])
             under_way = under_way[through:]
         while taken and held + taken > limit and under_way:
             awaited = under_way.pop(0)
-            held -= changes(problem, awaited, again)[1]
+            held -= memory_changes(problem, awaited, again)[1]
         if taken and held + taken > limit:
             return row, place
         if awaited is not None:

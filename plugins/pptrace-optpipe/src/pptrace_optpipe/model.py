@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from itertools import product
 from math import ceil
 from threading import Thread
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from ortools.sat.python import cp_model
 from pptrace_optpipe.problem import COMPUTED, NO_LIMIT, Op, Part
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from pptrace_optpipe.problem import Problem
 
@@ -34,11 +35,12 @@ __all__ = [
     "Solved",
     "WorkClock",
     "build",
+    "hold",
+    "interval",
     "limited",
     "neither",
     "run_solver",
     "solve",
-    "solver_of",
 ]
 
 
@@ -75,9 +77,7 @@ class Model:
                 self.cp.add_hint(chosen, int(Op(part, stage, microbatch) in start))
 
 
-def build(
-    problem: Problem, horizon: int, *, ranks: Collection[int] = (), least: int = 0, in_order: bool = False
-) -> Model:
+def build(problem: Problem, horizon: int, *, ranks: Collection[int] = (), least: int = 0) -> Model:
     """Return the model.
 
     Args:
@@ -85,24 +85,28 @@ def build(
         horizon: no op ends later.
         ranks: those whose streams and memory count; the others only delay. All unless given.
         least: a lower bound of the length that is known.
-        in_order: whether all ops follow the order of microbatches even where another one may be shorter; then
-            nothing is proved of those.
     """
-    in_order = in_order or not (problem.copies or problem.recomputes)
+    in_order = not (problem.copies or problem.recomputes)
     model = Model(cp_model.CpModel())
     kept = set(ranks or range(problem.ranks))
     _computations(model, problem, horizon, kept, in_order=in_order)
     _dataflow(model, problem)
     for rank in sorted(kept):
-        own = [op for op in model.start if op.part in COMPUTED and problem.stage_rank[op.stage] == rank]
-        again = _again(model, problem, rank, horizon)
-        model.cp.add_no_overlap([_interval(model, op, problem.duration(op)) for op in own] + again)
+        computed = [op for op in model.start if op.part in COMPUTED and problem.stage_rank[op.stage] == rank]
+        intervals = [interval(model.cp, model.start[op], problem.duration(op)) for op in computed]
+        if problem.limit[rank] == NO_LIMIT:
+            model.cp.add_no_overlap(intervals)
+            continue
+        intervals += _recomputations(model, problem, rank, horizon)
+        model.cp.add_no_overlap(intervals)
         _copies(model, problem, rank, horizon)
-        if problem.limit[rank] != NO_LIMIT:
-            _memory(model, problem, rank, horizon)
+        hold(model.cp, _holdings(model, problem, rank), problem.limit[rank], horizon)
     for ranks_of, parts in problem.channels:
-        stages = [stage for stage in range(problem.stages) if problem.stage_rank[stage] in set(ranks_of) & kept]
-        _one_at_a_time(model, problem, stages, parts)
+        model.cp.add_no_overlap([
+            interval(model.cp, model.start[op], problem.duration(op), chosen)
+            for (stage, microbatch), chosen in model.offloaded.items() if problem.stage_rank[stage] in ranks_of
+            for op in (Op(part, stage, microbatch) for part in parts)
+        ])  # fmt: skip
     _objective(model, problem, horizon, kept, least, in_order=in_order)
     return model
 
@@ -121,30 +125,27 @@ def _computations(model: Model, problem: Problem, horizon: int, kept: set[int], 
             model.cp.add(begin >= model.start[before] + apart)
 
 
-def _interval(model: Model, op: Op, took: int) -> Any:
-    return model.cp.new_fixed_size_interval_var(model.start[op], took, f"{op.part.name}{op.stage}.{op.microbatch}")
+def interval(cp: cp_model.CpModel, begin: Any, took: int, chosen: Any = None) -> Any:
+    """Return the interval of an op; it is there if that is chosen, where there is a choice."""
+    if chosen is None:
+        return cp.new_fixed_size_interval_var(begin, took, "run")
+    return cp.new_optional_fixed_size_interval_var(begin, took, chosen, "run")
 
 
 def _dataflow(model: Model, problem: Problem) -> None:
     """Add the constraints of data dependencies."""
-    cp, start, end = model.cp, model.start, model.end
-    for microbatch in range(problem.microbatches):
-        for stage in range(problem.stages):
-            forward, gradient = Op(Part.F, stage, microbatch), Op(Part.I, stage, microbatch)
-            if stage + 1 < problem.stages:
-                onward, back = Op(Part.F, stage + 1, microbatch), Op(Part.I, stage + 1, microbatch)
-                cp.add(start[onward] >= end[forward] + problem.forward_transfer[stage])
-                cp.add(start[gradient] >= end[back] + problem.backward_transfer[stage])
-            else:
-                cp.add(start[gradient] >= end[forward])
-            weight = Op(Part.W, stage, microbatch)
-            if weight in start:
-                cp.add(start[weight] >= end[gradient])
+    for microbatch, stage in product(range(problem.microbatches), range(problem.stages)):
+        for part, own_stage in ((Part.F, stage + 1), (Part.I, stage), (Part.W, stage)):
+            op = Op(part, own_stage, microbatch)
+            if op in model.start:
+                before, before_stage, lag = problem.needs[part, own_stage][-1]
+                end = model.end[Op(before, before_stage, microbatch)]
+                model.cp.add(model.start[op] >= end + lag)
 
 
-def _again(model: Model, problem: Problem, rank: int, horizon: int) -> list[Any]:
+def _recomputations(model: Model, problem: Problem, rank: int, horizon: int) -> list[Any]:
     """Make the variables of what a rank may compute again, and return their intervals."""
-    if not problem.recomputes or problem.limit[rank] == NO_LIMIT:
+    if not problem.recomputes:
         return []
     cp, intervals = model.cp, []
     for stage in problem.stages_of[rank]:
@@ -155,13 +156,13 @@ def _again(model: Model, problem: Problem, rank: int, horizon: int) -> list[Any]
             model.end[op] = begin + took
             cp.add(begin >= model.end[op._replace(part=Part.F)]).only_enforce_if(chosen)
             cp.add(model.start[op._replace(part=Part.I)] >= begin + took).only_enforce_if(chosen)
-            intervals.append(cp.new_optional_fixed_size_interval_var(begin, took, chosen, "again"))
+            intervals.append(interval(cp, begin, took, chosen))
     return intervals
 
 
 def _copies(model: Model, problem: Problem, rank: int, horizon: int) -> None:
     """Make the variables of a rank's copies."""
-    if not problem.copies or problem.limit[rank] == NO_LIMIT:
+    if not problem.copies:
         return
     cp = model.cp
     for stage in problem.stages_of[rank]:
@@ -178,55 +179,43 @@ def _copies(model: Model, problem: Problem, rank: int, horizon: int) -> None:
             cp.add(model.start[Op(Part.I, stage, microbatch)] >= model.end[back]).only_enforce_if(chosen)
 
 
-def _one_at_a_time(model: Model, problem: Problem, stages: Collection[int], parts: Collection[Part]) -> None:
-    """Let copies share a stream."""
-    intervals = []
-    for (stage, microbatch), chosen in model.offloaded.items():
-        if stage not in stages:
-            continue
-        intervals += [
-            model.cp.new_optional_interval_var(
-                model.start[op], problem.duration(op), model.end[op], chosen, f"copy{op.part.name}"
-            )
-            for op in (Op(part, stage, microbatch) for part in parts)
-        ]
-    model.cp.add_no_overlap(intervals)
+def hold(cp: cp_model.CpModel, holdings: Iterable[tuple[Any, Any, int, Any]], limit: int, longest: int) -> None:
+    """Keep a rank within its limit.
 
-
-def _memory(model: Model, problem: Problem, rank: int, horizon: int) -> None:
-    """Hold the rank to its limit."""
-    cp, start, end = model.cp, model.start, model.end
+    Args:
+        cp: the model.
+        holdings: from when to when a rank holds how much, and on what choice that depends, if any.
+        limit: the most of that at once.
+        longest: no holding takes longer.
+    """
     intervals, demands = [], []
+    for begin, until, amount, chosen in holdings:
+        if amount:
+            size = cp.new_int_var(0, longest, "held")
+            intervals.append(
+                cp.new_interval_var(begin, size, until, "held") if chosen is None
+                else cp.new_optional_interval_var(begin, size, until, chosen, "held")
+            )  # fmt: skip
+            demands.append(amount)
+    cp.add_cumulative(intervals, demands, limit)
 
-    def holds(begin: Any, until: Any, amount: int, chosen: Any = None) -> None:
-        if not amount:
-            return
-        size = cp.new_int_var(0, horizon, "held")
-        if chosen is None:
-            intervals.append(cp.new_interval_var(begin, size, until, "held"))
-        else:
-            intervals.append(cp.new_optional_interval_var(begin, size, until, chosen, "held"))
-        demands.append(amount)
 
-    for stage in problem.stages_of[rank]:
-        whole, part = problem.activation[stage], problem.weight_activation[stage]
-        for microbatch in range(problem.microbatches):
-            forward, gradient, weight, out, back = (
-                Op(one, stage, microbatch) for one in (Part.F, Part.I, Part.W, Part.O, Part.R)
-            )
-            chosen = model.offloaded.get((stage, microbatch))
-            again = model.again.get((stage, microbatch))
-            begin = start[forward]
-            holds(begin, end[gradient], whole, neither(cp, chosen, again))
-            if chosen is not None:
-                holds(begin, end[out], whole, chosen)
-                holds(start[back], end[gradient], whole, chosen)
-            if again is not None:
-                later = Op(Part.C, stage, microbatch)
-                holds(begin, start[later], problem.checkpoint[stage], again)
-                holds(start[later], end[gradient], whole, again)
-            holds(end[gradient], end[weight], part)
-    cp.add_cumulative(intervals, demands, problem.limit[rank])
+def _holdings(model: Model, problem: Problem, rank: int) -> Iterator[tuple[Any, Any, int, Any]]:
+    """Yield from when to when a rank holds how much, and on what choice that depends."""
+    start, end = model.start, model.end
+    for stage, microbatch in product(problem.stages_of[rank], range(problem.microbatches)):
+        whole, key = problem.activation[stage], (stage, microbatch)
+        begin, done = start[Op(Part.F, *key)], end[Op(Part.I, *key)]
+        copied, again = model.offloaded.get(key), model.again.get(key)
+        yield begin, done, whole, neither(model.cp, copied, again)
+        if copied is not None:
+            yield begin, end[Op(Part.O, *key)], whole, copied
+            yield start[Op(Part.R, *key)], done, whole, copied
+        if again is not None:
+            later = start[Op(Part.C, *key)]
+            yield begin, later, problem.checkpoint[stage], again
+            yield later, done, whole, again
+        yield done, end[Op(Part.W, *key)], problem.weight_activation[stage], None
 
 
 def neither(cp: cp_model.CpModel, one: Any, other: Any) -> Any:
@@ -308,7 +297,7 @@ def limited(time_ns: int | None, work: float | None, **more: Any) -> Effort:
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """What a search found, in the problem's units."""
+    """The solution of a model, in the problem's units."""
 
     length: int | None
     """The best solution's length; None where none was found."""
@@ -316,21 +305,30 @@ class Solved:
     """No solution is shorter."""
     start: dict[Op, int]
     """When the best solution starts its ops."""
-    infeasible: bool = False
-
-    @property
-    def is_proved(self) -> bool:
-        """Whether the solution is the best there is."""
-        return self.length == self.bound
 
 
-def run_solver(solver: Any, model: cp_model.CpModel, effort: Effort) -> Any:
-    """Run a solver on a model, and return its status; an effort that is stopped ends it at once.
+def run_solver(cp: cp_model.CpModel, effort: Effort, **parameters: Any) -> tuple[Any, Any]:
+    """Run the solver on a model, and return the status and the solver; an effort that is stopped ends it at once.
 
-    It runs beside this thread, since no Ctrl-C is heard while this one is inside the solver.
+    With one worker, the same model gives the same solution unless time runs out. The solver runs beside this
+    thread, since no Ctrl-C is heard while this one is inside it.
+
+    Args:
+        cp: the model.
+        effort: time, threads and seed.
+        parameters: more parameters of the solver.
     """
+    solver = cp_model.CpSolver()
+    is_timed = not isinstance(effort.clock, WorkClock)
+    limit = "max_time_in_seconds" if is_timed else "max_deterministic_time"
+    values = {
+        limit: max(effort.seconds, 0.01), "num_workers": effort.workers, "random_seed": effort.seed,
+        "catch_sigint_signal": False, **parameters,
+    }  # fmt: skip
+    for name, value in values.items():
+        setattr(solver.parameters, name, value)
     status: list[Any] = []
-    beside = Thread(target=lambda: status.append(solver.solve(model)), daemon=True)
+    beside = Thread(target=lambda: status.append(solver.solve(cp)), daemon=True)
     beside.start()
     try:
         while beside.is_alive():
@@ -341,22 +339,8 @@ def run_solver(solver: Any, model: cp_model.CpModel, effort: Effort) -> Any:
         solver.stop_search()
         beside.join()
         raise
-    effort.count(len(model.proto.variables), solver.response_proto.deterministic_time)
-    return status[0] if status else cp_model.UNKNOWN
-
-
-def solver_of(effort: Effort) -> Any:
-    """Return a solver: with one worker, the same input gives the same result unless time runs out."""
-    solver = cp_model.CpSolver()
-    seconds = max(effort.seconds, 0.01)
-    if isinstance(effort.clock, WorkClock):
-        solver.parameters.max_deterministic_time = seconds
-    else:
-        solver.parameters.max_time_in_seconds = seconds
-    solver.parameters.num_workers = effort.workers
-    solver.parameters.random_seed = effort.seed
-    solver.parameters.catch_sigint_signal = False
-    return solver
+    effort.count(len(cp.proto.variables), solver.response_proto.deterministic_time)
+    return (status[0] if status else cp_model.UNKNOWN), solver
 
 
 def solve(
@@ -375,11 +359,10 @@ def solve(
     model = build(problem, horizon, ranks=ranks, least=least)
     if hint:
         model.hint(hint)
-    solver = solver_of(effort)
-    status = run_solver(solver, model.cp, effort)
+    status, solver = run_solver(model.cp, effort)
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         start = model.read(solver)
         length = int(solver.value(model.length))
         bound = length if status == cp_model.OPTIMAL else ceil(solver.best_objective_bound - 1e-6)
         return Solved(length, max(bound, least), start)
-    return Solved(None, least, {}, status == cp_model.INFEASIBLE)
+    return Solved(None, least, {})

@@ -12,17 +12,17 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from pptrace_optpipe.problem import NO_LIMIT, ON_RANK, Op, Part, computed_again
+from pptrace_optpipe.problem import AWAIT_OF, NO_LIMIT, ON_RANK, Op, Part, computed_again
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from pptrace_optpipe.problem import Problem, Rows
 
-__all__ = ["Played", "changes", "play", "rows_of", "step_of"]
+__all__ = ["Played", "memory_changes", "play", "rows_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def play(problem: Problem, rows: Rows) -> Played | None:
         return None
     start, end = player.start, player.end
     peak = tuple(_peak(problem, row, start, end) for row in rows)
-    return Played(start, end, step_of(problem, rows, start, end), peak)
+    return Played(start, end, _step(problem, rows, start, end), peak)
 
 
 class _Player:
@@ -100,7 +100,7 @@ class _Player:
         ready = self.ready(op)
         if ready is None:
             return False
-        if op.part in (Part.A, Part.D):
+        if op.part in AWAIT_OF.values():
             self.awaited[rank] = max(self.awaited[rank], ready)
             return True
         begin = max(ready, self.free[rank], self.awaited[rank])
@@ -116,35 +116,21 @@ class _Player:
         return True
 
     def ready(self, op: Op) -> int | None:
-        """Return when what an op needs is there; None where that has not run."""
-        part, stage, microbatch = op
-        problem, end = self.problem, self.end
-        if part is Part.F:
-            if stage == 0:
-                return 0
-            sent = end.get(Op(Part.F, stage - 1, microbatch))
-            return None if sent is None else sent + problem.forward_transfer[stage - 1]
-        if part in (Part.I, Part.B):
-            return self._gradient(stage, microbatch)
-        if part is Part.D:
-            return end.get(Op(Part.R, stage, microbatch))
-        needed = Part.I if part is Part.W else Part.F if part in (Part.O, Part.C) else Part.O
-        return end.get(Op(needed, stage, microbatch))
-
-    def _gradient(self, stage: int, microbatch: int) -> int | None:
-        own = self.end.get(Op(Part.F, stage, microbatch))
-        if own is None:
-            return None
-        own = max(own, self.end.get(Op(Part.R, stage, microbatch), 0))
-        if stage + 1 == self.problem.stages:
-            return own
-        sent = self.end.get(Op(Part.I, stage + 1, microbatch))
-        if sent is None:
-            sent = self.end.get(Op(Part.B, stage + 1, microbatch))
-        return None if sent is None else max(own, sent + self.problem.backward_transfer[stage])
+        """Return when the inputs of an op are there; None where one of them has not run."""
+        ready, end = 0, self.end
+        for part, stage, transfer in self.problem.needs[op.part, op.stage]:
+            sent = end.get(Op(part, stage, op.microbatch))
+            if sent is None and part is Part.I:
+                sent = end.get(Op(Part.B, stage, op.microbatch))
+            if sent is None:
+                return None
+            ready = max(ready, sent + transfer)
+        if op.part in (Part.I, Part.B):
+            ready = max(ready, end.get(Op(Part.R, op.stage, op.microbatch), 0))
+        return ready
 
 
-def step_of(problem: Problem, rows: Rows, start: dict[Op, int], end: dict[Op, int]) -> int:
+def _step(problem: Problem, rows: Rows, start: dict[Op, int], end: dict[Op, int]) -> int:
     """Return the length of a step: of the longest rank's span where the problem asks for that."""
     ends = [max((end[op] for op in row if op.part in ON_RANK), default=0) for row in rows]
     if problem.span:
@@ -153,7 +139,7 @@ def step_of(problem: Problem, rows: Rows, start: dict[Op, int], end: dict[Op, in
     return max(last + tail for last, tail in zip(ends, problem.tail, strict=True))
 
 
-def changes(problem: Problem, op: Op, again: Collection[tuple[int, int]]) -> tuple[int, int]:
+def memory_changes(problem: Problem, op: Op, again: Collection[tuple[int, int]]) -> tuple[int, int]:
     """Return the bytes that an operation allocates at its start and frees at its end.
 
     Args:
@@ -165,7 +151,7 @@ def changes(problem: Problem, op: Op, again: Collection[tuple[int, int]]) -> tup
     if again and op.part in (Part.F, Part.C) and (op.stage, op.microbatch) in again:
         kept = problem.checkpoint[op.stage]
         return (kept if op.part is Part.F else whole - kept), 0
-    if op.part in (Part.A, Part.D):
+    if op.part in AWAIT_OF.values():
         return 0, 0
     return ((whole, 0), (0, whole - part), (0, part), (0, whole), (whole, 0), (0, whole))[op.part]
 
@@ -174,17 +160,13 @@ def _peak(problem: Problem, row: list[Op], start: dict[Op, int], end: dict[Op, i
     """Return the peak bytes of a rank. At equal times, frees come first."""
     events, again = [], computed_again(row)
     for op in row:
-        taken, freed = changes(problem, op, again)
+        taken, freed = memory_changes(problem, op, again)
         if taken:
             events.append((start[op], taken))
         if freed:
             events.append((end[op], -freed))
     events.sort()
-    held = most = 0
-    for _, change in events:
-        held += change
-        most = max(most, held)
-    return most
+    return max(accumulate((change for _, change in events), initial=0))
 
 
 _COPIES = (Part.O, Part.R)
@@ -256,21 +238,21 @@ class _Rank:
 
     def _hand_on(self) -> None:
         """Say for every op that takes memory which copy out it awaits, if any."""
-        freed = sorted((self._end(op), op) for op in self.place if changes(self.problem, op, self.again)[1])
+        freed = sorted((self._end(op), op) for op in self.place if memory_changes(self.problem, op, self.again)[1])
         free, gone = self.limit, dict[int, int]()
         """What computations have freed, and each copy out, and nothing has taken."""
         done = 0
         for op in sorted(self.place, key=lambda one: (self.start[one], self.place[one], one.part not in _COPIES)):
             while done < len(freed) and freed[done][0] <= self.start[op]:
                 source = freed[done][1]
-                amount = changes(self.problem, source, self.again)[1]
+                amount = memory_changes(self.problem, source, self.again)[1]
                 if source.part is Part.O:
                     gone[self.turn[source]] = amount
                 else:
                     free += amount
                 done += 1
             known = self._known(op)
-            need = changes(self.problem, op, self.again)[0]
+            need = memory_changes(self.problem, op, self.again)[0]
             taken = min(need, free)
             free, last = free - taken, _taken(gone, need - taken)
             if last > known:

@@ -8,14 +8,11 @@ from functools import cached_property
 from math import gcd
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from pptrace.plugin import ConfigError, ConstraintError, format_size
-
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pptrace.plugin import Placement, Prepared, Workload
-
 __all__ = [
+    "AWAIT_OF",
     "COMPUTED",
     "NO_LIMIT",
     "ON_RANK",
@@ -23,15 +20,10 @@ __all__ = [
     "Part",
     "Problem",
     "Rows",
-    "again_of",
-    "check_room",
     "coarsened",
     "coarsened_by_work",
     "computed_again",
     "is_exact",
-    "pairs",
-    "problem_of",
-    "shared_of",
 ]
 
 NO_LIMIT = -1
@@ -73,6 +65,12 @@ COMPUTED = (Part.F, Part.I, Part.W)
 
 ON_RANK = (*COMPUTED, Part.B, Part.C)
 """The parts that a rank computes itself, one at a time."""
+_OWN_NEEDS = {
+    Part.I: Part.F, Part.W: Part.I, Part.O: Part.F, Part.R: Part.O, Part.C: Part.F, Part.A: Part.O, Part.D: Part.R,
+}  # fmt: skip
+"""By part, the part of the same microbatch and stage that it waits for."""
+AWAIT_OF = {Part.O: Part.A, Part.R: Part.D}
+"""By copy, the part that awaits its end."""
 
 
 class Op(NamedTuple):
@@ -180,6 +178,19 @@ class Problem:
             held[rank].append(stage)
         return tuple(tuple(stages) for stages in held)
 
+    @cached_property
+    def needs(self) -> dict[tuple[Part, int], tuple[tuple[Part, int, int], ...]]:
+        """By part and stage of an op: part and stage of each op that it always waits for, and the transfer."""
+        needs: dict[tuple[Part, int], tuple[tuple[Part, int, int], ...]] = {}
+        for stage in range(self.stages):
+            for part, before in _OWN_NEEDS.items():
+                needs[part, stage] = ((before, stage, 0),)
+            needs[Part.F, stage] = ((Part.F, stage - 1, self.forward_transfer[stage - 1]),) if stage else ()
+            if stage + 1 < self.stages:
+                needs[Part.I, stage] += ((Part.I, stage + 1, self.backward_transfer[stage]),)
+            needs[Part.B, stage] = needs[Part.I, stage]
+        return needs
+
     def duration(self, op: Op) -> int:
         """Return what an op takes."""
         part, stage = op.part, op.stage
@@ -264,122 +275,3 @@ def coarsened_by_work(problem: Problem, finest: int) -> tuple[Problem, int]:
 def is_exact(problem: Problem, coarse: Problem, unit: int) -> bool:
     """Return whether a problem in larger units, as :func:`coarsened` makes it, has lost nothing of its times."""
     return all(getattr(problem, name) == tuple(unit * value for value in getattr(coarse, name)) for name in _TIMES)
-
-
-def problem_of(
-    workload: Workload,
-    placement: Placement,
-    limit: tuple[int, ...],
-    transfers: tuple[tuple[int, ...], tuple[int, ...]],
-    *,
-    recompute: bool = False,
-    shared: tuple[tuple[int, ...], ...] = (),
-) -> Problem:
-    """Return the problem that costs, a placement, room for activations and transfers make.
-
-    Args:
-        workload: what actions cost.
-        placement: where stages are.
-        limit: per rank the bytes of activations.
-        transfers: from each stage to the next and back, in ns.
-        recompute: whether forwards may be computed again.
-        shared: groups of ranks whose copies share their streams.
-
-    Raises:
-        ConstraintError: a rank has no room for the activation of one microbatch.
-    """
-    columns = {name: tuple(int(value) for value in getattr(workload, f"{name}_ns"))
-               for name in ("f", "i", "w", "b", "offload", "reload", "recompute")}  # fmt: skip
-    if not (all(columns["offload"]) and all(columns["reload"])):
-        columns["offload"] = columns["reload"] = ()
-    columns["recompute"] = again_of(columns["recompute"]) if recompute else ()
-    stage_rank = tuple(int(rank) for rank in placement.stage_rank[0])
-    problem = Problem(
-        microbatches=placement.microbatches,
-        stage_rank=stage_rank,
-        activation=tuple(int(value) for value in workload.activation_bytes),
-        weight_activation=tuple(int(value) for value in workload.weight_activation_bytes),
-        checkpoint=tuple(int(value) for value in workload.checkpoint_bytes) if columns["recompute"] else (),
-        limit=limit,
-        forward_transfer=transfers[0],
-        backward_transfer=transfers[1],
-        tail=_tails(workload, stage_rank),
-        shared=shared,
-        **columns,  # type: ignore[arg-type] # columns by name
-    )
-    check_room(problem)
-    return problem
-
-
-def again_of(recompute: tuple[int, ...]) -> tuple[int, ...]:
-    """Return what forwards take that are computed again.
-
-    Raises:
-        ConfigError: the backward's own time has that in it already.
-    """
-    if not all(recompute):
-        raise ConfigError("the model's own backward computes its forward again: leave it out here, or "
-                          "model.recompute", key="recompute")  # fmt: skip
-    return recompute
-
-
-def check_room(problem: Problem, key: str = "--memory") -> None:
-    """Refuse limits that not even one microbatch fits in; ``key`` is what sets them.
-
-    Raises:
-        ConstraintError: names the rank and what is missing.
-    """
-    for rank, limit in enumerate(problem.limit):
-        stages = problem.stages_of[rank]
-        held = [problem.activation[stage] for stage in stages]
-        least = max(held) if problem.copies else sum(held)
-        if problem.recomputes:
-            before = [sum(problem.checkpoint[one] for one in stages[:place]) for place in range(len(stages))]
-            least = min(least, max(own + kept for own, kept in zip(held, before, strict=True)))
-        if limit not in (NO_LIMIT, max(limit, least)):
-            what = "of a stage" if problem.copies or problem.recomputes else "of all its stages"
-            room, more = format_size(limit), format_size(least - limit)
-            if not limit:
-                room, more = "nothing left beside its weights and state", f"at least {more}"
-            raise ConstraintError(
-                f"rank {rank} has {room} for activations, and one microbatch's {what} take {format_size(least)}: "
-                f"allow {more} more", key=key,
-            )  # fmt: skip
-
-
-def _tails(workload: Workload, stage_rank: tuple[int, ...]) -> tuple[int, ...]:
-    """Return what follows each rank's last computation at least: reduction, meeting, update."""
-    tails = []
-    for rank in range(max(stage_rank) + 1):
-        own = [stage for stage, at in enumerate(stage_rank) if at == rank]
-        update = sum(int(workload.optimizer_ns[stage]) for stage in own)
-        tails.append(min(int(workload.reduce_ns[stage]) for stage in own) + int(workload.sync_ns) + update)
-    return tuple(tails)
-
-
-def pairs(ranks: int) -> tuple[tuple[int, int], ...]:
-    """Return ranks 2i and 2i + 1."""
-    return tuple((rank, rank + 1) for rank in range(0, ranks - 1, 2))
-
-
-def shared_of(prepared: Prepared, copies: str) -> tuple[tuple[int, ...], ...]:
-    """Return groups of pipeline ranks that share a channel to the host and one back.
-
-    Args:
-        prepared: the configuration; a cluster of nodes that ``pcie`` joins says which GPUs share an uplink.
-        copies: ``pair`` for ranks 2i and 2i + 1, ``direction`` for none, ``cluster`` for what the cluster says.
-    """
-    ranks = prepared.schedule.ranks
-    if copies == "pair":
-        return pairs(ranks)
-    section, job = prepared.resolved.experiment.cluster, prepared.job
-    if copies == "direction" or job is None or section is None or section.node is None or not section.gpus:
-        return ()
-    per_switch = section.node.values.get("gpus_per_switch") if section.node.name == "pcie" else None
-    if not per_switch:
-        return ()
-    behind: dict[tuple[int, int], list[int]] = {}
-    for rank, gpu in enumerate(job.layout.members()[:, 0].tolist()):
-        node, place = divmod(gpu, section.gpus)
-        behind.setdefault((node, place // per_switch), []).append(rank)
-    return tuple(tuple(group) for group in behind.values() if len(group) > 1)

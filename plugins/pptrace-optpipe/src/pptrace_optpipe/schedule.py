@@ -1,78 +1,236 @@
-"""The schedule ``optpipe``: what a search finds for the times and sizes that it is asked for.
-
-Source: Li et al., OptPipe: Memory- and Scheduling-Optimized Pipeline Parallelism for LLM Training, 2025.
-"""
+"""The schedule ``optpipe``: the best table of a search beside the tables of other plugins' schedules."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from pptrace.plugin import ConfigError, ConstraintError, ScheduleOffer
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from pptrace.plugin import Duration, Kind, Placement, PptraceError, ScheduleError, Size, measure
+from pptrace_optpipe.playback import play
+from pptrace_optpipe.plugin import DEFAULT_NS
+from pptrace_optpipe.problem import NO_LIMIT
+from pptrace_optpipe.setting import (
+    SearchInput,
+    Simulated,
+    channels_of,
+    pairs,
+    problem_of,
+    rows_of_table,
+    serial_table,
+)
+from pptrace_optpipe.start_schedules import Rival, is_as_much
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
+    from collections.abc import Iterator
 
     from pptrace.plugin import Schedule, ScheduleRequest
+    from pptrace_optpipe.model import Effort
+    from pptrace_optpipe.problem import Problem
 
-__all__ = ["OFFER", "SHORTEST", "require_solver"]
+__all__ = ["OptimizeOptions", "OptpipeOptions", "build"]
 
-SHORTEST = 100_000_000
-"""Nanoseconds below which no search is worth its start."""
-_DEFAULT = 10_000_000_000
+_SHARE, _AT_LEAST_S = 0.25, 1.0
+"""The part of the time, and the seconds at least, in which other plugins' schedules are built and simulated."""
+_TIME = "How long to search unless work is given; it ends earlier where a schedule is proved to be the fastest."
+_MEMORY = "What each rank may use, weights included; the device's memory unless given."
 
 
-def require_solver() -> None:
-    """Refuse to go on without the solver.
+class _Effort(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
-    Raises:
-        ConfigError: it is missing, or cannot be loaded.
-    """
-    from importlib import import_module
+    work: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="How much to search, in place of a time: units of about a second of one processor. With one "
+        "worker the result is then the same on every machine, however busy.",
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(default=0, description="Seed of the search.")
+    workers: Annotated[int, Field(ge=1, le=256)] = Field(
+        default=1, description="Threads of the solver; results are reproducible with one."
+    )
 
-    try:
-        import_module("ortools.sat.python.cp_model")
-    except Exception as error:
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise ConfigError(f"the solver cannot be loaded ({reason}): pip install 'ortools>=9.10'") from error
+    recompute: bool = Field(
+        default=False, description="Whether forwards may be computed again where memory is short."
+    )
+    copies: Literal["cluster", "direction", "pair"] = Field(
+        default="cluster",
+        description="What has a channel for copies to the host and one back: what the cluster says, a rank, or "
+        "ranks 2i and 2i + 1.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_limit(cls, given: dict[str, Any]) -> dict[str, Any]:
+        if given.get("work") is None:
+            return given
+        if given.get("time") is not None:
+            msg = "give time or work, not both"
+            raise ValueError(msg)
+        return {**given, "time": None}
+
+
+class OptpipeOptions(_Effort):
+    """What ``schedule: optpipe`` takes."""
+
+    time: Duration | None = Field(default=DEFAULT_NS, description=_TIME)
+    activations: Annotated[Size, Field(ge=0)] = Field(
+        default=0,
+        description="Bytes of activations that each rank may hold; what the device has room for unless given.",
+    )
+    cache: bool = Field(
+        default=True, description="Whether what was found before is taken, and what is found is kept."
+    )
+
+
+class OptimizeOptions(_Effort):
+    """What ``pptrace optimize`` takes."""
+
+    time: Duration | None = Field(default=60_000_000_000, description=_TIME)
+    memory: Sequence[Size] = Field(default=(), description=_MEMORY)
 
 
 def build(request: ScheduleRequest) -> Schedule:
-    """Return the table."""
-    require_solver()
-    from pptrace_optpipe.cache import Cache
-    from pptrace_optpipe.in_place import searched_in_place
-    from pptrace_optpipe.model import limited
+    """Return the best table: no longer than any of other plugins that the simulator says fits.
 
-    options = request.options
+    Raises:
+        ScheduleError: nothing that fits was found in time.
+        ConstraintError: nothing can fit.
+    """
+    from pptrace_optpipe.cache import Cache
+    from pptrace_optpipe.model import limited
+    from pptrace_optpipe.search import optimise
+
+    options, simulator = request.options, request.simulator
     effort = limited(
-        options.get("time", _DEFAULT), options.get("work"),
+        options.get("time", DEFAULT_NS), options.get("work"),
         workers=options.get("workers", 1), seed=options.get("seed", 0),
     )  # fmt: skip
-    return searched_in_place(request, effort, Cache() if options.get("cache", True) else None)
+    cache = Cache() if options.get("cache", True) else None
+    placement = Placement.looped(request.ranks, request.microbatches, request.chunks)
+    limit, copies = _limits(request, placement), options.get("copies", "cluster")
+    shared: tuple[tuple[int, ...], ...] = pairs(request.ranks) if copies == "pair" else ()
+    if simulator is None:
+        return optimise(_search_input(request, placement, limit, shared), effort, cache).table
+    began = effort.clock()
+    with suppress(PptraceError):  # a policy may take only some orders
+        table = serial_table(placement)
+        limit = _limits(request, placement, _played(request, table))
+        shared = channels_of(simulator.prepared(table), copies)
+    search_input = _search_input(request, placement, limit, shared)
+    rivals = list(_rivals(request, search_input.problem, effort))
+    spent = min(effort.clock() - began, effort.seconds * _SHARE)
+    return optimise(search_input, replace(effort, seconds=effort.seconds - spent), cache, rivals=rivals).table
 
 
-def check(request: ScheduleRequest) -> None:
-    """Refuse a time in which nothing can be searched."""
-    time = request.options.get("time", _DEFAULT)
-    if time is not None and time < SHORTEST:
-        raise ConstraintError(f"{time / 1e9:g} s is too short for any search", nearest="0.1 s",
-                              key="schedule.options.time")  # fmt: skip
+def _rivals(request: ScheduleRequest, problem: Problem, effort: Effort) -> Iterator[Rival]:
+    """Yield other plugins' schedules for a request that fit and compute as much."""
+    until = effort.clock() + max(effort.seconds * _SHARE, _AT_LEAST_S)
+    work = sum(problem.work(rank) for rank in range(problem.ranks))
+    for name, table, rival_request in request.simulator.others() if request.simulator else ():
+        if effort.clock() > until or effort.stopped():
+            return
+        effort.count(int(table.row_ptr[-1]))
+        if table.interleave or table.recompute_waits or table.microbatches != problem.microbatches:
+            continue
+        try:
+            played = _played(request, table)
+        except PptraceError:
+            continue
+        own_request = replace(rival_request, options=request.options, simulator=request.simulator)
+        limit = _limits(own_request, table.placement, played)
+        simulated = Simulated(played.step_ns, 0.0, played.activation_bytes)
+        if is_as_much(played.work_ns, work) and _fits(simulated, limit):
+            yield Rival(
+                name=name, table=table, simulated=simulated, fits=True,
+                search_input=partial(_search_input, own_request, table.placement, limit, problem.shared),
+            )  # fmt: skip
 
 
-def options() -> type[BaseModel]:
-    """Return the parameter model."""
-    from pptrace_optpipe.options import OptpipeOptions
+def _search_input(
+    request: ScheduleRequest, placement: Placement, limit: tuple[int, ...], shared: tuple[tuple[int, ...], ...]
+) -> SearchInput:
+    """Return a request with a placement of its stages, ready for a search; memory does not matter where unknown.
 
-    return OptpipeOptions
+    Raises:
+        ConstraintError: nothing can fit.
+    """
+    messages = tuple(
+        request.transfer_ns * (rank != next_rank) for rank, next_rank in pairwise(placement.stage_rank[0].tolist())
+    )
+    problem = problem_of(
+        request, placement, limit, (messages, messages),
+        recompute=bool(request.options.get("recompute")), shared=shared, key="schedule",
+    )  # fmt: skip
+
+    def simulate(table: Schedule) -> Simulated:
+        """Simulate a table by the configuration, or by the search's own clock where there is none."""
+        if request.simulator is not None:
+            result = _played(request, table)
+            return Simulated(result.step_ns, 0.0, result.activation_bytes)
+        played = play(problem, rows_of_table(table))
+        if played is None:
+            raise ScheduleError("ranks wait for each other")
+        return Simulated(played.step, 0.0, played.peak)
+
+    return SearchInput(
+        placement=placement,
+        problem=problem,
+        simulate=simulate,
+        fits=partial(_fits, limit=limit),
+        messages_are_simple=request.simulator is None,
+    )
 
 
-OFFER = ScheduleOffer(
-    name="optpipe",
-    summary="The fastest schedule under a memory limit that a search finds, with copies to the host.",
-    build=build,
-    options=options,
-    check=check,
-    searches=True,
-    constraints="Any ranks, chunks and microbatches; a search takes as long as its time or work says.",
-    source="OptPipe, 2025",
-)
+def _fits(simulated: Simulated, limit: tuple[int, ...]) -> bool:
+    """Return whether every rank keeps its limit."""
+    return all(most in (NO_LIMIT, max(peak, most)) for peak, most in zip(simulated.peak_bytes, limit, strict=True))
+
+
+class _Played(NamedTuple):
+    """Figures of a table that was simulated in the configuration of a request."""
+
+    step_ns: int
+    activation_bytes: tuple[int, ...]
+    """Shape (ranks,): the most in use, without what is there from the step's start to its end."""
+    room_bytes: tuple[int, ...]
+    """Shape (ranks,): what the device leaves for that; empty where its memory is not known."""
+    work_ns: int
+    """Time of the forwards and backwards of all stages and microbatches."""
+
+
+def _played(request: ScheduleRequest, table: Schedule) -> _Played:
+    if request.simulator is None:
+        raise ScheduleError("there is no configuration to simulate a table in")
+    prepared = request.simulator.prepared(table)
+    workload = prepared.workload
+    metrics = measure(prepared.simulate().timeline, workload)
+    memory = metrics.memory
+    room = np.maximum(memory.room_bytes - memory.static_bytes, 0)
+    return _Played(
+        step_ns=int(metrics.step_ns),
+        activation_bytes=tuple((memory.peak_bytes - memory.static_bytes).tolist()),
+        room_bytes=tuple(room.tolist()) if workload.capacity_bytes else (),
+        work_ns=workload.total_ns((Kind.F, Kind.I, Kind.W), table.microbatches),
+    )
+
+
+def _limits(request: ScheduleRequest, placement: Placement, played: _Played | None = None) -> tuple[int, ...]:
+    """Return the bytes of activations of each rank: as asked, or what its device leaves beside its stages."""
+    asked = request.options.get("activations", 0)
+    is_known = any(request.activation_bytes)
+    if not is_known or asked:
+        return ((asked if is_known else 0) or NO_LIMIT,) * request.ranks
+    if played is not None:
+        return played.room_bytes or (NO_LIMIT,) * request.ranks
+    if not request.device_bytes:
+        return (request.memory_limit_bytes or NO_LIMIT,) * request.ranks
+    room = list(request.rank_bytes or [request.device_bytes] * request.ranks)
+    for stage, size in enumerate(request.stage_bytes):
+        room[placement.rank_of(stage, 0)] -= size
+    return tuple(max(size, 0) for size in room)

@@ -16,19 +16,19 @@ from pptrace_optpipe.model import solve
 from pptrace_optpipe.playback import play, rows_of
 from pptrace_optpipe.problem import Part, coarsened
 from pptrace_optpipe.setting import joined, rows_of_table, table_of
-from pptrace_optpipe.start_schedules import StartSchedule, better, fitted, in_order, start, started
+from pptrace_optpipe.start_schedules import StartSchedule, fitted, in_order, is_better, start, started
 from pptrace_optpipe.steady_state import steady_rows
 from pptrace_optpipe.windows import MOST_OPS, improved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from pptrace_optpipe.model import Effort
     from pptrace_optpipe.problem import Op, Problem, Rows
-    from pptrace_optpipe.setting import Ground, Simulated
+    from pptrace_optpipe.setting import SearchInput, Simulated
     from pptrace_optpipe.start_schedules import Rival
 
-__all__ = ["Found", "Optimised", "cached_search", "optimise", "search"]
+__all__ = ["Optimised", "SearchResult", "cached_search", "optimise", "search"]
 
 _WHOLE = 200
 """Computations up to which the whole model is solved."""
@@ -45,25 +45,19 @@ _FRUITLESS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """What a search came to."""
+class SearchResult:
+    """The best schedule of a search."""
 
     schedule: StartSchedule
     bound: int
     """No schedule is shorter, as far as times between computations go."""
     seconds: float
 
-    @property
-    def gap(self) -> float:
-        """The part of the length that may still be saved."""
-        length = self.schedule.played.step
-        return 0.0 if not length else max(length - self.bound, 0) / length
-
 
 class _Search:
     """A search while it goes on."""
 
-    def __init__(self, problem: Problem, effort: Effort, tell: Callable[[Found], None]) -> None:
+    def __init__(self, problem: Problem, effort: Effort, tell: Callable[[SearchResult], None]) -> None:
         self.problem, self.effort, self.tell = problem, effort, tell
         self.coarse, self.unit = coarsened(problem, _UNITS)
         self.began, self.ops = effort.clock(), len(problem.ops())
@@ -75,80 +69,76 @@ class _Search:
         """Return the seconds that are left, or units of work."""
         return 0.0 if self.effort.stopped() else self.effort.seconds - (self.effort.clock() - self.began)
 
+    def part(self, seconds: float) -> Effort:
+        """Return a part of the effort."""
+        return replace(self.effort, seconds=min(seconds, self.left()))
+
     def is_over(self) -> bool:
         """Return whether there is nothing left to do, or no time."""
         return self.left() <= 0 or (self.best is not None and self.best.played.step <= self.bound)
 
-    def found(self) -> Found | None:
+    def result(self) -> SearchResult | None:
         """Return the best result so far."""
         if self.best is None:
             return None
-        return Found(schedule=self.best, bound=self.bound, seconds=self.effort.clock() - self.began)
+        return SearchResult(schedule=self.best, bound=self.bound, seconds=self.effort.clock() - self.began)
 
-    def take(self, rows: Rows | None) -> bool:
-        """Take rows if they fit and are better, and return whether they were."""
+    def take(self, rows: Rows | None) -> None:
+        """Take rows if they fit and are better."""
         if rows is None:
-            return False
+            return
         self.effort.count(self.ops)
         rows = repaired(self.problem, rows)
         played = play(self.problem, rows)
         if played is None or not played.fits(self.problem):
-            return False
-        rows = rows_of(self.problem, played.start)
-        one = StartSchedule(rows, played)
-        if not better(one, self.best):
-            return False
-        shorter = self.best is None or played.step < self.best.played.step
-        self.best = one
-        if shorter:
-            self._tell()
-        return True
+            return
+        schedule = StartSchedule(rows_of(self.problem, played.start), played)
+        if is_better(schedule, self.best):
+            is_shorter = self.best is None or played.step < self.best.played.step
+            self.best = schedule
+            if is_shorter:
+                self._report()
 
-    def has_begun(self) -> bool:
-        """Count a rule to start from that was tried, and return whether their part of the time is over."""
-        self.effort.count(self.ops)
-        return self.left() <= self.effort.seconds * (1 - _STARTS)
+    def raise_bound(self, bound: int) -> None:
+        """Take a bound that is higher."""
+        if bound > self.bound:
+            self.bound = bound
+            self._report()
 
-    def begin(self, one: StartSchedule) -> None:
-        """Take a schedule to start from."""
-        self.take(one.rows)
+    def _report(self) -> None:
+        result = self.result()
+        if result is not None:
+            self.tell(result)
 
-    def _tell(self) -> None:
-        now = self.found()
-        if now is not None:
-            self.tell(now)
+    def start(self) -> None:
+        """Take schedules to start from, for a part of the time."""
+
+        def is_over() -> bool:
+            self.effort.count(self.ops)
+            return self.left() <= self.effort.seconds * (1 - _STARTS)
+
+        start(self.problem, self.bound, is_over, lambda schedule: self.take(schedule.rows))
 
     def repeat(self) -> None:
         """Take schedules that repeat a period, for a part of the time."""
         if self.is_over() or self.ops <= _WHOLE:
             return
         least = self.left() - self.effort.seconds * _STEADY
-        each = replace(self.part(self.effort.seconds * _STEADY), stopped=lambda: self.left() <= least)
-        for rows in steady_rows(self.problem, each):
+        effort = replace(self.part(self.effort.seconds * _STEADY), stopped=lambda: self.left() <= least)
+        for rows in steady_rows(self.problem, effort):
             played = play(self.problem, rows)
             if played is not None:
-                for one in fitted(self.problem, rows, played):
-                    self.take(one.rows)
+                for schedule in fitted(self.problem, rows, played):
+                    self.take(schedule.rows)
             if self.is_over() or self.left() <= least:
                 return
-
-    def raise_bound(self, least: int) -> None:
-        """Take a bound that is higher."""
-        if least > self.bound:
-            self.bound = least
-            self._tell()
-
-    def part(self, seconds: float) -> Effort:
-        """Return a part of the effort."""
-        return replace(self.effort, seconds=min(seconds, self.left()))
 
     def count(self) -> None:
         """Raise the bound by counts without microbatches, for a part of the time."""
         if self.best is None or self.is_over():
             return
-        length = self.best.played.step
         part = self.part(self.effort.seconds * _COUNTS)
-        self.raise_bound(counted_bound(self.problem, part, length=length, least=self.bound))
+        self.raise_bound(counted_bound(self.problem, part, length=self.best.played.step, least=self.bound))
 
     def relax(self) -> None:
         """Raise the bound by small groups of ranks, for a part of the time."""
@@ -158,51 +148,47 @@ class _Search:
         for ranks in relaxed_ranks(self.coarse):
             if self.is_over() or self.left() < self.effort.seconds / 2:
                 return
-            least = relaxed_bound(
-                self.coarse, self.part(self.effort.seconds / 8), ranks, horizon, self.bound // self.unit
-            )
-            self.raise_bound(least * self.unit)
+            part, least = self.part(self.effort.seconds / 8), self.bound // self.unit
+            self.raise_bound(relaxed_bound(self.coarse, part, ranks, horizon, least) * self.unit)
 
     def solve_whole(self) -> None:
         """Solve the whole model, from the best so far."""
         if self.best is None or len(self.coarse.ops()) > _WHOLE or self.is_over():
             return
-        now = play(self.coarse, self.best.rows)
-        if now is None:
+        played = play(self.coarse, self.best.rows)
+        if played is None:
             return
-        done = solve(
-            self.coarse, self.part(self.left()), horizon=now.step, hint=now.start, least=self.bound // self.unit
-        )
+        part, least = self.part(self.left()), self.bound // self.unit
+        solved = solve(self.coarse, part, horizon=played.step, hint=played.start, least=least)
         if self.coarse.shortest is self.coarse:
-            self.raise_bound(done.bound * self.unit)
-        if done.start:
-            self.take(rows_of(self.coarse, done.start))
+            self.raise_bound(solved.bound * self.unit)
+        if solved.start:
+            self.take(rows_of(self.coarse, solved.start))
 
     def windows(self) -> None:
         """Improve window by window until nothing comes of it any more, or time is over."""
         fruitless = 0
         while self.best is not None and fruitless < _FRUITLESS and not self.is_over():
-            fruitless = 0 if self._round() else fruitless + 1
+            step = self.best.played.step
+            self._try_windows(self.best)
+            fruitless = 0 if self.best.played.step < step else fruitless + 1
 
-    def _round(self) -> bool:
-        """Try windows over the whole step once, and return whether one shortened it."""
-        assert self.best is not None  # noqa: S101 - for the type checker
-        before = self.best.played.step
-        length = play(self.coarse, self.best.rows)
-        if length is None:
-            return False
-        ops = len(self.coarse.ops())
-        width = max(length.step * MOST_OPS // max(ops, 1), 1)
+    def _try_windows(self, best: StartSchedule) -> None:
+        """Try windows over the whole step once."""
+        played = play(self.coarse, best.rows)
+        if played is None:
+            return
+        width = max(played.step * MOST_OPS // max(self.ops, 1), 1)
         shift = self.random.randrange(width)
-        lows = list(range(-shift, length.step, max(width // 2, 1)))
+        lows = list(range(-shift, played.step, max(width // 2, 1)))
         self.random.shuffle(lows)
         for low in lows:
             if self.is_over():
                 break
-            now = play(self.coarse, self.best.rows)
-            if now is not None:
-                self.take(improved(self.coarse, self.best.rows, now, (low, low + width), self.part(20)))
-        return self.best.played.step < before
+            best = self.best or best
+            played = play(self.coarse, best.rows)
+            if played is not None:
+                self.take(improved(self.coarse, best.rows, played, (low, low + width), self.part(20)))
 
 
 def search(
@@ -212,8 +198,8 @@ def search(
     warm: Sequence[Rows] = (),
     only: bool = False,
     least: int = 0,
-    tell: Callable[[Found], None] = lambda _: None,
-) -> Found | None:
+    tell: Callable[[SearchResult], None] = lambda _: None,
+) -> SearchResult | None:
     """Return the best schedule that was found in time; None where none fits.
 
     With one worker, the same problem, seed and start give the same schedule: always where work is limited, else
@@ -227,19 +213,18 @@ def search(
         least: a lower bound that is known.
         tell: called for every shorter schedule and higher bound.
     """
-    one = _Search(problem, effort, tell)
-    one.bound = max(one.bound, least)
+    state = _Search(problem, effort, tell)
+    state.bound = max(state.bound, least)
     for rows in warm:
-        one.take(rows)
-    if only:
-        return one.found()
-    start(problem, one.bound, one.has_begun, one.begin)
-    one.repeat()
-    one.count()
-    one.relax()
-    one.solve_whole()
-    one.windows()
-    return one.found()
+        state.take(rows)
+    if not only:
+        state.start()
+        state.repeat()
+        state.count()
+        state.relax()
+        state.solve_whole()
+        state.windows()
+    return state.result()
 
 
 _SHARE = 0.25
@@ -260,7 +245,7 @@ class Optimised:
     rows: Sequence[list[Op]] = ()
     """Its rows; none of a schedule that a search cannot split."""
     problem: Problem | None = None
-    """What was searched in, with those rows."""
+    """The problem of its placement."""
     seconds: float = 0.0
     rival: str = ""
     """The schedule of another plugin that it is, if nothing better was found."""
@@ -283,101 +268,109 @@ def cached_search(
     cache: Cache | None,
     *,
     warm: Sequence[Rows] = (),
-    tell: Callable[[Found], None] = lambda _: None,
+    tell: Callable[[SearchResult], None] = lambda _: None,
     warn: Callable[[str], None] = lambda _: None,
-) -> Found | None:
+) -> SearchResult | None:
     """Search from the cached result, if any, and cache the new result.
 
     What was searched as long, or is proved, is taken as it is; see :func:`pptrace_optpipe.search.search`.
     """
-    known, wrong = cache.get(problem) if cache is not None else (None, "")
-    if wrong:
-        warn(wrong)
+    if cache is None:
+        return search(problem, effort, warm=warm, tell=tell)
+    known, fault = cache.get(problem)
+    if fault:
+        warn(fault)
     coarse, unit = coarsened(problem)
-    least = 0 if known is None else known.bound * unit
-    if known is not None and (known.step <= known.bound or known.seconds + 1 > effort.seconds):
-        found = search(problem, effort, warm=[known.rows], tell=tell, only=True, least=least)
-        if found is not None:
-            return found
-    near = [known.rows] if known is not None else cache.near(problem) if cache is not None else []
-    found = search(problem, effort, warm=[*warm, *near], tell=tell, least=least)
-    if found is not None and cache is not None:
-        played = play(coarse, found.schedule.rows)
-        if played is not None:
-            spent = (known.seconds if known is not None else 0.0) + max(found.seconds, 0.0)
-            spent = max(spent, effort.seconds if not effort.stopped() else 0.0)
-            cache.put(problem, Entry(rows=found.schedule.rows, step=played.step, bound=found.bound // unit,
-                                     seconds=spent))  # fmt: skip
-    return found
+    least, near = 0, []
+    if known is None:
+        near = cache.near(problem)
+    else:
+        least, near = known.bound * unit, [known.rows]
+        if known.step <= known.bound or known.seconds + 1 > effort.seconds:
+            result = search(problem, effort, warm=near, tell=tell, only=True, least=least)
+            if result is not None:
+                return result
+    result = search(problem, effort, warm=[*warm, *near], tell=tell, least=least)
+    played = None if result is None else play(coarse, result.schedule.rows)
+    if result is not None and played is not None:
+        spent = max(result.seconds, 0.0) + (0.0 if known is None else known.seconds)
+        spent = max(spent, 0.0 if effort.stopped() else effort.seconds)
+        cache.put(problem, Entry(rows=result.schedule.rows, step=played.step, bound=result.bound // unit,
+                                 seconds=spent))  # fmt: skip
+    return result
 
 
 class _Judge:
-    """The simulator of found rows. It keeps the best rows that fit in memory."""
+    """The simulator of rows. It keeps the best table that fits in memory."""
 
     def __init__(
-        self, ground: Ground, memory: int, best: Optimised | None, tell: Callable[[Optimised], None]
+        self, search_input: SearchInput, best: Optimised | None, tell: Callable[[Optimised], None]
     ) -> None:
-        self.ground, self.memory, self.best, self.tell = ground, memory, best, tell
-        self.problem = ground.problem(memory)
+        self.input, self.best, self.tell = search_input, best, tell
+        self.problem = search_input.problem
         self.judged: Rows | None = None
 
     def play(self, rows: Rows) -> None:
-        """Play rows, with backwards whole where splitting gains nothing and as they are."""
-        for each in (joined(self.problem, rows), rows):
-            self.play_table(table_of(each, self.ground.placement), rows)
+        """Simulate rows, with backwards whole where splitting gains nothing and as they are."""
+        for variant in (joined(self.problem, rows), rows):
+            self.play_table(table_of(variant, self.input.placement), rows)
 
     def play_table(self, table: Schedule, rows: Rows) -> None:
-        """Play a table as it is; ``rows`` has it with backwards split."""
+        """Simulate a table as it is; ``rows`` has it with backwards split."""
         with suppress(PptraceError):  # a policy may deadlock on what another one runs
-            simulated = self.ground.simulate(table)
-            fits = self.ground.fits(simulated, self.memory)
-            if fits and (self.best is None or simulated.step_ns < self.best.simulated.step_ns):
+            simulated = self.input.simulate(table)
+            is_shorter = self.best is None or simulated.step_ns < self.best.simulated.step_ns
+            if is_shorter and self.input.fits(simulated):
                 self.best = Optimised(
                     table=table, simulated=simulated, bound_ns=0, rows=rows, problem=self.problem
                 )
 
-    def hear(self, found: Found) -> None:
-        """Play what a search found, if it is new, and pass it on."""
-        if self.judged is not found.schedule.rows:
-            self.judged = found.schedule.rows
-            self.play(found.schedule.rows)
-        best = self.bounded(found)
+    def hear(self, result: SearchResult) -> None:
+        """Simulate a search's result, if it is new, and pass it on."""
+        if self.judged is not result.schedule.rows:
+            self.judged = result.schedule.rows
+            self.play(result.schedule.rows)
+        best = self.bounded(result)
         if best is not None:
             self.tell(best)
 
-    def bounded(self, found: Found) -> Optimised | None:
+    def bounded(self, result: SearchResult) -> Optimised | None:
         """Return the best with the bound of a search, which is one for tables of its placement alone."""
         best = self.best
-        if best is None or not best.rows or best.table.placement != self.ground.placement:
+        if best is None or not best.rows or best.table.placement != self.input.placement:
             return best
-        bound = found.bound if found.bound <= best.simulated.step_ns else 0
+        bound = result.bound if result.bound <= best.simulated.step_ns else 0
         return replace(best, bound_ns=bound, problem=self.problem)
 
-    def play_starts(self, effort: Effort, made: Sequence[Rows]) -> None:
-        """Play what searches start from, where messages cost what a search does not see.
+    def play_starts(self, effort: Effort, known: Sequence[Rows]) -> None:
+        """Simulate what searches start from, where messages cost what a search does not see.
 
         A policy may deadlock on all of that. So the orders of schedules made by hand go first, whatever those
         hold, with copies that they wait for.
         """
-        if self.ground.messages_are_simple:
+        if self.input.messages_are_simple:
             return
         until = effort.clock() + effort.seconds * _SHARE
-        for place, one in enumerate(in_order(self.problem, made)):
-            if effort.stopped() or (place >= _AT_LEAST and effort.clock() > until):
-                break
-            self.play(one.rows)
-            effort.count(len(self.problem.ops()))
+        self._play_until(until, effort, in_order(self.problem, known), at_least=_AT_LEAST)
+        if effort.stopped():
+            return
         until += effort.seconds * _SHARE / 2
-        for one in sorted(started(self.problem), key=lambda one: one.played.step):
-            if effort.clock() > until or effort.stopped():
+        starts = sorted(started(self.problem), key=lambda schedule: schedule.played.step)
+        self._play_until(until, effort, starts)
+
+    def _play_until(
+        self, until: float, effort: Effort, schedules: Iterable[StartSchedule], at_least: int = 0
+    ) -> None:
+        """Simulate schedules until a time."""
+        for index, schedule in enumerate(schedules):
+            if effort.stopped() or (index >= at_least and effort.clock() > until):
                 return
-            self.play(one.rows)
+            self.play(schedule.rows)
             effort.count(len(self.problem.ops()))
 
 
 def optimise(
-    ground: Ground,
-    memory: int,
+    search_input: SearchInput,
     effort: Effort,
     cache: Cache | None,
     *,
@@ -386,7 +379,7 @@ def optimise(
     tell: Callable[[Optimised], None] = lambda _: None,
     warn: Callable[[str], None] = lambda _: None,
 ) -> Optimised:
-    """Return the best table within so many bytes per rank.
+    """Return the best table within the limit of a search's input.
 
     The simulator has the last word: it plays every better schedule under the configuration's network and policy,
     and the shortest step that keeps the limit there is the result. The search starts from schedules of other
@@ -395,26 +388,28 @@ def optimise(
 
     Raises:
         ScheduleError: nothing that fits was found in time.
-        ConstraintError: nothing can fit.
     """
     began, began_s = effort.clock(), time.monotonic()
-    known = sorted((one for one in rivals if one.fits(memory)), key=lambda one: one.simulated.step_ns)
-    first = known[0] if known else None
-    best = None if first is None else _of_rival(first)
-    other = None if first is None or warm is not None else _elsewhere(ground, first)
+    fitting = sorted((rival for rival in rivals if rival.fits), key=lambda rival: rival.simulated.step_ns)
+    best, elsewhere = None, None
+    if fitting:
+        rival = fitting[0]
+        best = Optimised(
+            table=rival.table, simulated=rival.simulated, bound_ns=0, rows=rival.rows() or (), rival=rival.name
+        )
+        if warm is None:
+            elsewhere = _elsewhere(search_input, rival)
     rows = [rows_of_table(warm)] if warm is not None else []
-    part = effort if other is None else replace(effort, seconds=effort.seconds / 2)
-    judge = _Judge(ground, memory, best, tell)
+    judge = _Judge(search_input, best, tell)
     if warm is not None:
         judge.play_table(warm, rows[0])
-    best = _searched(judge, part, cache, [*rows, *_starts(ground, known)], warn, _starts(ground, rivals))
+    part = effort if elsewhere is None else replace(effort, seconds=effort.seconds / 2)
+    best = _searched(judge, part, cache, [*rows, *_starts(search_input, fitting)], warn, rivals)
     left = effort.seconds - (effort.clock() - began)
-    if other is not None and best is not None and best.rival and left > 0 and not effort.stopped():
+    if elsewhere is not None and best is not None and best.rival and left > 0 and not effort.stopped():
+        judge, part = _Judge(elsewhere, best, tell), replace(effort, seconds=left)
         with suppress(PptraceError):
-            judge = _Judge(other, memory, best, tell)
-            best = _searched(
-                judge, replace(effort, seconds=left), cache, _starts(other, known), warn, _starts(other, rivals)
-            )
+            best = _searched(judge, part, cache, _starts(elsewhere, fitting), warn, rivals)
     if best is None:
         raise ScheduleError("nothing that fits was found in time: allow more time or memory")
     return replace(best, seconds=time.monotonic() - began_s)
@@ -422,35 +417,31 @@ def optimise(
 
 def _searched(
     judge: _Judge, effort: Effort, cache: Cache | None, warm: Sequence[Rows], warn: Callable[[str], None],
-    made: Sequence[Rows],
+    rivals: Sequence[Rival],
 ) -> Optimised | None:  # fmt: skip
-    """Search in one placement, and return the best that is known then; ``made`` need not fit."""
+    """Search in one placement, and return the best that is known then; rivals need not fit."""
     if not judge.problem.recomputes:
         warm = [[[op for op in row if op.part is not Part.C] for row in rows] for rows in warm]
-    judge.play_starts(effort, made)
-    found = cached_search(judge.problem, effort, cache, warm=warm, tell=judge.hear, warn=warn)
-    if found is None:
+    judge.play_starts(effort, _starts(judge.input, rivals))
+    result = cached_search(judge.problem, effort, cache, warm=warm, tell=judge.hear, warn=warn)
+    if result is None:
         return judge.best
-    judge.hear(found)
-    return judge.bounded(found)
+    judge.hear(result)
+    return judge.bounded(result)
 
 
-def _of_rival(rival: Rival) -> Optimised:
-    """Return a schedule of another plugin as a result."""
-    return Optimised(
-        table=rival.table, simulated=rival.simulated, bound_ns=0, rows=rival.rows() or (), rival=rival.name
-    )
-
-
-def _elsewhere(ground: Ground, rival: Rival) -> Ground | None:
-    """Return the search problem of a rival with another placement, if its backwards can be split."""
+def _elsewhere(search_input: SearchInput, rival: Rival) -> SearchInput | None:
+    """Return a rival's own input where its placement is another one and a search can split its backwards."""
     table = rival.table
-    if table.placement == ground.placement or table.microbatches != ground.placement.microbatches:
+    is_same = table.placement == search_input.placement
+    if is_same or table.microbatches != search_input.placement.microbatches or rival.rows() is None:
         return None
-    return None if rival.rows() is None else rival.ground()
+    with suppress(PptraceError):
+        return rival.search_input()
+    return None
 
 
-def _starts(ground: Ground, known: Sequence[Rival]) -> list[Rows]:
-    """Return the rows of rivals that have a ground's placement."""
-    alike = (one.rows() for one in known if one.table.placement == ground.placement)
+def _starts(search_input: SearchInput, rivals: Sequence[Rival]) -> list[Rows]:
+    """Return the rows of rivals that have an input's placement."""
+    alike = (rival.rows() for rival in rivals if rival.table.placement == search_input.placement)
     return [rows for rows in alike if rows is not None]

@@ -6,7 +6,7 @@ import tempfile
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -30,22 +30,24 @@ from pptrace.plugin import (
     write_table,
 )
 from pptrace_optpipe.playback import play
-from pptrace_optpipe.problem import NO_LIMIT, Op, Part, problem_of
+from pptrace_optpipe.problem import AWAIT_OF, NO_LIMIT, Op, Part, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pptrace.plugin import Prepared, Registry, Workload
-    from pptrace_optpipe.problem import Problem, Rows
+    from pptrace.plugin import Prepared, Registry, ScheduleRequest, Workload
+    from pptrace_optpipe.problem import Rows
 
 __all__ = [
-    "Ground",
+    "SearchInput",
     "Setting",
     "Simulated",
-    "alone",
+    "channels_of",
     "joined",
-    "keeps",
+    "pairs",
+    "problem_of",
     "rows_of_table",
+    "serial_table",
     "setting_in",
     "setting_of",
     "simulated",
@@ -54,7 +56,7 @@ __all__ = [
 
 
 class Simulated(NamedTuple):
-    """What the simulator says of a table."""
+    """Simulated figures of a table."""
 
     step_ns: int
     bubble: float
@@ -63,7 +65,7 @@ class Simulated(NamedTuple):
 
 
 def simulated(prepared: Prepared, table: Schedule) -> Simulated:
-    """Return what the simulator says of a table, under a configuration's policy and network.
+    """Simulate a table under a configuration's policy and network.
 
     Raises:
         PptraceError: the table cannot run.
@@ -73,41 +75,17 @@ def simulated(prepared: Prepared, table: Schedule) -> Simulated:
     return Simulated(int(metrics.step_ns), float(metrics.bubble), peak)
 
 
-def _limits(capacities: tuple[int, ...], ranks: int, memory: int) -> tuple[int, ...]:
-    """Return what each rank may hold under a limit: where devices differ, no more than its own has."""
-    return tuple(min(memory, own) for own in capacities) or (memory,) * ranks
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchInput:
+    """A scheduling problem, and the simulator that has the last word on its tables."""
 
-
-def keeps(peak_bytes: tuple[int, ...], capacities: tuple[int, ...], memory: int) -> bool:
-    """Return whether every rank keeps a limit and, where devices differ, its own device's; 0 is none."""
-    limits = _limits(capacities, len(peak_bytes), memory)
-    return not memory or all(peak <= limit for peak, limit in zip(peak_bytes, limits, strict=True))
-
-
-class Ground(Protocol):
-    """What a search searches in: a placement of stages, its costs and limits, and the simulator."""
-
-    @property
-    def placement(self) -> Placement:
-        """Where stages are."""
-        ...
-
-    @property
-    def messages_are_simple(self) -> bool:
-        """Whether messages cost what a search sees of them."""
-        ...
-
-    def problem(self, memory: int) -> Problem:
-        """Return what there is to search for under a limit; see :meth:`Setting.problem`."""
-        ...
-
-    def simulate(self, table: Schedule) -> Simulated:
-        """Return what the simulator says of a table."""
-        ...
-
-    def fits(self, simulated: Simulated, memory: int) -> bool:
-        """Return whether every rank keeps a limit."""
-        ...
+    placement: Placement
+    problem: Problem
+    simulate: Callable[[Schedule], Simulated]
+    fits: Callable[[Simulated], bool]
+    """Returns whether every rank keeps its limit."""
+    messages_are_simple: bool
+    """Whether the problem's transfers are all that messages cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,9 +95,9 @@ class Setting:
     prepared: Prepared
     placement: Placement
     static_bytes: tuple[int, ...]
-    """Shape (ranks,): what is there from the step's start to its end."""
+    """Shape (ranks,): bytes held from the step's start to its end."""
     transfers: tuple[tuple[int, ...], tuple[int, ...]]
-    """From each stage to the next and back, in ns, as one microbatch alone meets them."""
+    """Times in ns from each stage to the next and back, of one microbatch alone."""
 
     remade: Callable[[Schedule], Prepared] | None = None
     """Prepares the configuration for another table."""
@@ -130,28 +108,23 @@ class Setting:
 
     @property
     def workload(self) -> Workload:
-        """What actions cost."""
+        """Costs of actions."""
         return self.prepared.workload
 
     def simulate(self, table: Schedule) -> Simulated:
-        """Return what the simulator says of a table; see :func:`simulated`.
+        """Simulate a table; see :func:`simulated`.
 
-        A framework's message policy is made anew for each table, since it goes by the order of actions.
+        A framework's message policy depends on the order of actions, so it is prepared for each table.
         """
         prepared = self.prepared
         if prepared.policy.program is not None and self.remade is not None:
             prepared = self.remade(table)
         return simulated(prepared, table)
 
-    @property
-    def messages_are_simple(self) -> bool:
-        """Whether messages cost what a search sees of them."""
-        policy = self.prepared.policy
-        return policy.program is None and policy.name is PolicyName.ASYNC
-
     def fits(self, simulated: Simulated, memory: int) -> bool:
         """Return whether every rank keeps a limit and its own device's, where they differ; 0 is none."""
-        return keeps(simulated.peak_bytes, self.capacities, memory)
+        limits = self.limits(memory)
+        return not memory or all(peak <= limit for peak, limit in zip(simulated.peak_bytes, limits, strict=True))
 
     @property
     def capacities(self) -> tuple[int, ...]:
@@ -160,13 +133,13 @@ class Setting:
 
     def limits(self, memory: int) -> tuple[int, ...]:
         """Return the bytes that each rank can use under a limit, at most the memory of its device."""
-        return _limits(self.capacities, len(self.static_bytes), memory)
+        return tuple(min(memory, own) for own in self.capacities) or (memory,) * len(self.static_bytes)
 
     def problem(self, memory: int) -> Problem:
-        """Return what there is to search for within so many bytes per rank, weights included; 0 for any.
+        """Return the problem within so many bytes per rank, weights included; 0 for any.
 
         Raises:
-            ConstraintError: a rank has no room for what is always there, or for one microbatch.
+            ConstraintError: a rank has no room for its static bytes, or for one microbatch.
         """
         limits = self.limits(memory)
         limit = tuple(
@@ -179,8 +152,34 @@ class Setting:
                 f"{format_size(limits[worst])} is {format_size(need - limits[worst])} less than the weights "
                 f"and all else that rank {worst} always holds", nearest=format_size(need), key="--memory",
             )  # fmt: skip
-        return problem_of(self.workload, self.placement, limit, self.transfers, recompute=self.recompute,
-                          shared=self.shared)  # fmt: skip
+        return problem_of(
+            self.workload, self.placement, limit, self.transfers, tail=self._tails(),
+            recompute=self.recompute, shared=self.shared, key="--memory",
+        )  # fmt: skip
+
+    def _tails(self) -> tuple[int, ...]:
+        """Return a lower bound of what follows each rank's last computation: reduction, meeting, update."""
+        work, tails = self.workload, []
+        for rank in range(self.placement.ranks):
+            stages = np.flatnonzero(self.placement.stage_rank[0] == rank)
+            update = work.optimizer_ns[stages].sum()
+            tails.append(int(work.reduce_ns[stages].min() + work.sync_ns + update))
+        return tuple(tails)
+
+    def search_input(self, memory: int) -> SearchInput:
+        """Return the input of a search within so many bytes per rank.
+
+        Raises:
+            ConstraintError: as :meth:`problem`.
+        """
+        policy = self.prepared.policy
+        return SearchInput(
+            placement=self.placement,
+            problem=self.problem(memory),
+            simulate=self.simulate,
+            fits=lambda simulated: self.fits(simulated, memory),
+            messages_are_simple=policy.program is None and policy.name is PolicyName.ASYNC,
+        )
 
 
 def setting_of(
@@ -191,9 +190,15 @@ def setting_of(
     Without one, stages loop over the ranks, or go down and up them where ``shape`` is ``v``.
 
     Raises:
-        PptraceError: what of it cannot be used.
+        PptraceError: the configuration or the table cannot be used.
     """
-    remade = _remaking(config, sets, registry)
+
+    def remade(table: Schedule) -> Prepared:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "optpipe.csv"
+            write_table(table, file)
+            return prepare(load(config, sets, {"schedule": str(file)}), registry)
+
     if warm is not None:
         prepared = prepare(load(config, sets, {"schedule": str(warm)}), registry)
         return setting_in(prepared, remade), prepared.schedule
@@ -206,36 +211,24 @@ def setting_of(
         step.experiment.parallel.pp, step.experiment.batch.known_microbatches, step.experiment.parallel.vp
     )
     try:
-        prepared = remade(table_of(alone(placement, placement.microbatches), placement))
-    except ConstraintError as refused:
-        if not refused.key.startswith("p2p"):
+        prepared = remade(serial_table(placement))
+    except ConstraintError as error:
+        if not error.key.startswith("p2p"):
             raise
-        prepared = _placed_by(config, sets, registry, placement, refused)
+        prepared = _with_other_schedule(config, sets, registry, placement, error)
     return setting_in(prepared, remade), None
 
 
-def _remaking(config: Path | None, sets: Sequence[str], registry: Registry) -> Callable[[Schedule], Prepared]:
-    """Return what prepares a configuration for any table, as if it were read from a file."""
-
-    def remade(table: Schedule) -> Prepared:
-        with tempfile.TemporaryDirectory() as folder:
-            stand_in = Path(folder) / "optpipe.csv"
-            write_table(table, stand_in)
-            return prepare(load(config, sets, {"schedule": str(stand_in)}), registry)
-
-    return remade
-
-
-def _placed_by(
-    config: Path | None, sets: Sequence[str], registry: Registry, placement: Placement, refused: ConstraintError
+def _with_other_schedule(
+    config: Path | None, sets: Sequence[str], registry: Registry, placement: Placement, error: ConstraintError
 ) -> Prepared:
-    """Return a configuration with a schedule that its message policy takes and that has a placement."""
+    """Return a configuration with a schedule that has a placement and that its message policy takes."""
     for name in sorted(set(registry.schedules) - {"optpipe"}):
         with suppress(PptraceError):
             prepared = prepare(load(config, sets, {"schedule": name}), registry)
             if prepared.schedule.placement == placement:
                 return prepared
-    raise refused
+    raise error
 
 
 def setting_in(
@@ -248,14 +241,14 @@ def setting_in(
     """Return the setting of a configuration with a table, whose placement it has.
 
     Raises:
-        PptraceError: what of it cannot be used.
+        PptraceError: the configuration cannot be used.
     """
     table, workload = prepared.schedule, prepared.workload
     if workload.classes:
         raise ConfigError("microbatches of different costs cannot be searched for: make them alike", key="costs")
-    one = table_of(alone(table.placement, 1), Placement.of_stages(table.placement.stage_rank[:1], 1, table.ranks))
+    single = serial_table(Placement.of_stages(table.placement.stage_rank[:1], 1, table.ranks))
     policy = prepared.policy if prepared.policy.program is None else Policy()
-    timeline = simulate(one, workload, prepared.network, policy, contention=prepared.contention)
+    timeline = simulate(single, workload, prepared.network, policy, contention=prepared.contention)
     memory = measure(timeline, workload).memory
     begin, end = {}, {}
     for kind in (Kind.F, Kind.I):
@@ -278,15 +271,127 @@ def setting_in(
     )
 
 
-def alone(placement: Placement, microbatches: int) -> Rows:
-    """Return rows with one microbatch after another and weight gradients last."""
+def problem_of(
+    costs: Workload | ScheduleRequest,
+    placement: Placement,
+    limit: tuple[int, ...],
+    transfers: tuple[tuple[int, ...], tuple[int, ...]],
+    *,
+    tail: tuple[int, ...] = (),
+    recompute: bool = False,
+    shared: tuple[tuple[int, ...], ...] = (),
+    key: str,
+) -> Problem:
+    """Return the problem of some costs; unknown times are 1, unknown sizes 0.
+
+    Args:
+        costs: times and sizes of actions.
+        placement: ranks of stages.
+        limit: per rank the bytes of activations.
+        transfers: from each stage to the next and back, in ns.
+        tail: per rank the ns behind its last computation; 0 unless given.
+        recompute: whether forwards may be computed again.
+        shared: groups of ranks whose copies share their streams.
+        key: the option that sets the limit, for errors.
+
+    Raises:
+        ConfigError: the backward's own time already has the forward that is computed again.
+        ConstraintError: a rank has no room for the activation of one microbatch.
+    """
+
+    def column(name: str) -> tuple[int, ...]:
+        return tuple(map(int, getattr(costs, name)))
+
+    stages = placement.stages
+    offload, reload, again = column("offload_ns"), column("reload_ns"), column("recompute_ns") * recompute
+    can_copy = all(offload) and all(reload)
+    if not all(again):
+        raise ConfigError("the model's own backward computes its forward again: leave it out here, or "
+                          "model.recompute", key="recompute")  # fmt: skip
+    problem = Problem(
+        microbatches=placement.microbatches,
+        stage_rank=tuple(int(rank) for rank in placement.stage_rank[0]),
+        f=column("f_ns") or (1,) * stages,
+        i=column("i_ns") or (1,) * stages,
+        w=column("w_ns") or (1,) * stages,
+        b=column("b_ns"),
+        offload=offload * can_copy,
+        reload=reload * can_copy,
+        recompute=again,
+        activation=column("activation_bytes") or (0,) * stages,
+        weight_activation=column("weight_activation_bytes") or (0,) * stages,
+        checkpoint=column("checkpoint_bytes") if again else (),
+        limit=limit,
+        forward_transfer=transfers[0],
+        backward_transfer=transfers[1],
+        tail=tail,
+        shared=shared,
+    )
+    _check_room(problem, key)
+    return problem
+
+
+def _check_room(problem: Problem, key: str) -> None:
+    """Refuse limits that not even one microbatch fits in; ``key`` is the option that sets them.
+
+    Raises:
+        ConstraintError: names the rank and the missing bytes.
+    """
+    for rank, limit in enumerate(problem.limit):
+        stages = problem.stages_of[rank]
+        held = [problem.activation[stage] for stage in stages]
+        least = max(held) if problem.copies else sum(held)
+        if problem.recomputes:
+            before = [sum(problem.checkpoint[stage] for stage in stages[:place]) for place in range(len(stages))]
+            least = min(least, max(own + kept for own, kept in zip(held, before, strict=True)))
+        if limit not in (NO_LIMIT, max(limit, least)):
+            what = "of a stage" if problem.copies or problem.recomputes else "of all its stages"
+            room, more = format_size(limit), format_size(least - limit)
+            if not limit:
+                room, more = "nothing left beside its weights and state", f"at least {more}"
+            raise ConstraintError(
+                f"rank {rank} has {room} for activations, and one microbatch's {what} take {format_size(least)}: "
+                f"allow {more} more", key=key,
+            )  # fmt: skip
+
+
+def pairs(ranks: int) -> tuple[tuple[int, int], ...]:
+    """Return ranks 2i and 2i + 1."""
+    return tuple((rank, rank + 1) for rank in range(0, ranks - 1, 2))
+
+
+def channels_of(prepared: Prepared, copies: str) -> tuple[tuple[int, ...], ...]:
+    """Return groups of pipeline ranks that share a channel to the host and one back.
+
+    Args:
+        prepared: the configuration; a cluster of nodes joined by ``pcie`` says which GPUs share an uplink.
+        copies: ``pair`` for ranks 2i and 2i + 1, ``direction`` for none, ``cluster`` for those of the cluster.
+    """
+    ranks = prepared.schedule.ranks
+    if copies == "pair":
+        return pairs(ranks)
+    section, job = prepared.resolved.experiment.cluster, prepared.job
+    if copies == "direction" or job is None or section is None or section.node is None or not section.gpus:
+        return ()
+    per_switch = section.node.values.get("gpus_per_switch") if section.node.name == "pcie" else None
+    if not per_switch:
+        return ()
+    behind: dict[tuple[int, int], list[int]] = {}
+    for rank, gpu in enumerate(job.layout.members()[:, 0].tolist()):
+        node, place = divmod(gpu, section.gpus)
+        behind.setdefault((node, place // per_switch), []).append(rank)
+    return tuple(tuple(group) for group in behind.values() if len(group) > 1)
+
+
+def serial_table(placement: Placement) -> Schedule:
+    """Return the table of one microbatch after another, with weight gradients last."""
     rows: Rows = [[] for _ in range(placement.ranks)]
-    for microbatch in range(microbatches):
+    for microbatch in range(placement.microbatches):
         up = range(placement.stages)
         for part, stages in ((Part.F, up), (Part.I, up[::-1]), (Part.W, up[::-1])):
             for stage in stages:
                 rows[placement.rank_of(stage, 0)].append(Op(part, stage, microbatch))
-    return rows
+    return table_of(rows, placement)
 
 
 _KINDS = {
@@ -297,13 +402,13 @@ _KINDS = {
     Part.O: Kind.OFFLOAD,
     Part.R: Kind.RELOAD,
     Part.C: Kind.RECOMPUTE,
+    Part.A: Kind.OFFLOAD,
+    Part.D: Kind.RELOAD,
 }
-_AWAITED = {Part.A: Part.O, Part.D: Part.R}
-"""Which copy an op awaits."""
-_AWAITS = {_KINDS[copy]: part for part, copy in _AWAITED.items()}
+"""Kinds of actions; of ``A`` and ``D``, those of the copies that they await."""
+_PARTS = {kind: part for part, kind in _KINDS.items() if part not in AWAIT_OF.values()}
 _TRIES = 8
 """Groups of ranks on which backwards are tried whole."""
-_PARTS = {kind: part for part, kind in _KINDS.items()}
 
 
 def table_of(rows: Rows, placement: Placement) -> Schedule:
@@ -314,11 +419,11 @@ def table_of(rows: Rows, placement: Placement) -> Schedule:
 def _actions(row: list[Op]) -> list[Action]:
     actions, after = list[Action](), tuple[Action, ...]()
     for op in row:
-        kind = _KINDS[_AWAITED.get(op.part, op.part)]
-        if op.part in _AWAITED:
-            after = (*after, Action(kind=kind, stage=op.stage, microbatch=op.microbatch))
+        action = Action(kind=_KINDS[op.part], stage=op.stage, microbatch=op.microbatch)
+        if op.part in AWAIT_OF.values():
+            after = (*after, action)
         else:
-            actions.append(Action(kind=kind, stage=op.stage, microbatch=op.microbatch, after=after))
+            actions.append(replace(action, after=after))
             after = ()
     return actions
 
@@ -342,11 +447,13 @@ def rows_of_table(table: Schedule) -> Rows:
         row: list[Op] = []
         for action in table[rank]:
             row += [
-                Op(_AWAITS[one.kind], one.stage, one.microbatch) for one in action.after if one.kind in _AWAITS
+                Op(AWAIT_OF[_PARTS[copy.kind]], copy.stage, copy.microbatch)
+                for copy in action.after
+                if copy.kind in (Kind.OFFLOAD, Kind.RELOAD)
             ]
             part = _PARTS.get(action.kind)
             if part is Part.B:
-                row += [Op(one, action.stage, action.microbatch) for one in (Part.I, Part.W)]
+                row += [Op(half, action.stage, action.microbatch) for half in (Part.I, Part.W)]
             elif part is not None:
                 row.append(Op(part, action.stage, action.microbatch))
         rows.append(row)
@@ -359,14 +466,14 @@ def joined(problem: Problem, rows: Rows) -> Rows:
     if best is None:
         return rows
     ranks = [rank for rank, row in enumerate(rows) if len(_joined(row)) < len(row)]
-    groups, step = [ranks], best.step
+    groups = [ranks]
     for _ in range(_TRIES):
         if not groups:
             break
         group = groups.pop()
         whole = [_joined(row) if rank in group else row for rank, row in enumerate(rows)]
         played = play(problem, whole)
-        if played is not None and played.fits(problem) and played.step <= step:
+        if played is not None and played.fits(problem) and played.step <= best.step:
             rows = whole
         elif len(group) > 1:
             groups += [group[len(group) // 2 :], group[: len(group) // 2]]
@@ -374,11 +481,10 @@ def joined(problem: Problem, rows: Rows) -> Rows:
 
 
 def _joined(row: list[Op]) -> list[Op]:
-    found: list[Op] = []
+    joined: list[Op] = []
     for op in row:
-        gradient = op._replace(part=Part.I)
-        if op.part is Part.W and found and found[-1] == gradient:
-            found[-1] = op._replace(part=Part.B)
+        if op.part is Part.W and joined and joined[-1] == op._replace(part=Part.I):
+            joined[-1] = op._replace(part=Part.B)
         else:
-            found.append(op)
-    return found
+            joined.append(op)
+    return joined

@@ -6,9 +6,7 @@ holds; of all these, the fastest that fits is taken. One microbatch after anothe
 fits so.
 
 Some message policies take few orders of a pipeline, and none that a search under another policy finds; what they
-take need not fit. On each rank, wherever more would be held than may be, the activation that is needed last goes
-to the host behind its forward, whatever takes its room waits for that, and it comes back some computations before
-its input gradient. So what is held goes by the order of the row alone, whatever the times and messages are.
+take need not fit, so such orders are made to fit without a change of their order.
 """
 
 from __future__ import annotations
@@ -20,34 +18,32 @@ from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 from pptrace.plugin import ConfigError, PptraceError, ScheduleError, load, prepare
-from pptrace_optpipe.listing import Rule, list_rows, offloaded_rows, serial_rows
-from pptrace_optpipe.memory_repair import recomputed, repaired, with_copies, with_either, with_recompute
-from pptrace_optpipe.playback import Played, changes, play
-from pptrace_optpipe.problem import NO_LIMIT, ON_RANK, Part, computed_again, pairs
-from pptrace_optpipe.setting import keeps, rows_of_table, setting_in, simulated
+from pptrace_optpipe.listing import Lister, OffloadingLister, Rule, serial_rows
+from pptrace_optpipe.memory_repair import copied_row, recomputed_row, with_room, with_waits
+from pptrace_optpipe.playback import Played, play
+from pptrace_optpipe.problem import NO_LIMIT, ON_RANK, Part
+from pptrace_optpipe.setting import pairs, rows_of_table, setting_in, simulated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from pptrace.plugin import Prepared, Registry, Schedule
-    from pptrace_optpipe.problem import Op, Problem, Rows
-    from pptrace_optpipe.setting import Ground, Setting, Simulated
+    from pptrace_optpipe.problem import Problem, Rows
+    from pptrace_optpipe.setting import SearchInput, Setting, Simulated
 
 __all__ = [
     "AGAIN",
     "COPIED",
     "Rival",
     "StartSchedule",
-    "better",
     "fitted",
-    "flights",
     "in_order",
     "is_as_much",
+    "is_better",
     "rivals",
     "start",
     "started",
-    "with_waits",
 ]
 
 _AHEAD = (Fraction(1), Fraction(9, 8), Fraction(5, 4), Fraction(3, 2), Fraction(7, 4), Fraction(2), Fraction(5, 2),
@@ -62,21 +58,19 @@ class StartSchedule(NamedTuple):
     played: Played
 
     @property
-    def copied(self) -> int:
-        """How many activations go to the host, or are computed again."""
-        return sum(op.part in (Part.O, Part.C) for row in self.rows for op in row)
+    def rank_key(self) -> tuple[int, int, int]:
+        """The step, the activations that are copied or computed again, and the memory: less is better."""
+        given_up = sum(op.part in (Part.O, Part.C) for row in self.rows for op in row)
+        return self.played.step, given_up, sum(self.played.peak)
 
 
 _PARTS = (Fraction(1), Fraction(11, 12), Fraction(5, 6))
 """Of a rank's memory, what its stages' activations in flight share; the rest is for weight gradients that wait."""
 
 
-def better(one: StartSchedule, other: StartSchedule | None) -> bool:
+def is_better(schedule: StartSchedule, best: StartSchedule | None) -> bool:
     """Return whether a schedule is shorter than another, or as short with fewer copies and then less memory."""
-    if other is None:
-        return True
-    keys = [(each.played.step, each.copied, sum(each.played.peak)) for each in (one, other)]
-    return keys[0] < keys[1]
+    return best is None or schedule.rank_key < best.rank_key
 
 
 def start(
@@ -94,9 +88,9 @@ def start(
         tell: called with every better schedule.
     """
     best: StartSchedule | None = None
-    for found in started(problem):
-        if better(found, best):
-            best = found
+    for schedule in started(problem):
+        if is_better(schedule, best):
+            best = schedule
             tell(best)
         if best is not None and (best.played.step <= enough or stopped()):
             break
@@ -105,11 +99,10 @@ def start(
 
 def started(problem: Problem) -> Iterator[StartSchedule]:
     """Yield the schedules of the grid that fit, rule by rule."""
-    for tried in _tried(problem):
-        played = play(problem, tried)
-        if played is None:
-            continue
-        yield from fitted(problem, tried, played)
+    for rows in _listed(problem):
+        played = play(problem, rows)
+        if played is not None:
+            yield from fitted(problem, rows, played)
 
 
 def fitted(problem: Problem, rows: Rows, played: Played) -> Iterator[StartSchedule]:
@@ -117,32 +110,29 @@ def fitted(problem: Problem, rows: Rows, played: Played) -> Iterator[StartSchedu
     if played.fits(problem):
         yield StartSchedule(rows, played)
         return
-    copied = with_copies(problem, rows, played) if problem.copies else None
-    made = [copied]
-    if problem.recomputes:
-        made += [with_recompute(problem, rows), with_either(problem, rows, played) if problem.copies else None]
-    for one in made:
-        fitted = None if one is None else play(problem, one)
-        if one is not None and fitted is not None and fitted.fits(problem):
-            yield StartSchedule(one, fitted)
+    copies, recomputes = (copied_row,) * problem.copies, (recomputed_row,) * problem.recomputes
+    for ways in dict.fromkeys((copies, recomputes, (*copies, *recomputes))):
+        fitting = with_room(problem, rows, played, ways)
+        replayed = None if fitting is None else play(problem, fitting)
+        if fitting is not None and replayed is not None and replayed.fits(problem):
+            yield StartSchedule(fitting, replayed)
 
 
-def _tried(problem: Problem) -> Iterator[Rows]:
+def _listed(problem: Problem) -> Iterator[Rows]:
     """Yield rows rule by rule, the likeliest first, and soon some that fit whenever anything does."""
-    rules = list(_rules(problem))
-    made = [partial(list_rows, problem, rule) for rule in rules]
+    listers: list[Callable[[], Lister]] = [partial(Lister, problem, rule) for rule in _rules(problem)]
     if problem.copies:
         kept = range(_most_kept(problem) + 1)
-        offloaded = [
-            partial(offloaded_rows, problem, most, patient=patient, late=late)
+        offloading = [
+            partial(OffloadingLister, problem, most, patient=patient, late=late)
             for patient, most, late in product((True, False), kept, (False, True))
         ]
         patient = 2 * len(kept)
-        made = [made[0], *offloaded[:patient], *made[1:], *offloaded[patient:]]
-    for place, make in enumerate(made):
+        listers = [listers[0], *offloading[:patient], *listers[1:], *offloading[patient:]]
+    for place, lister in enumerate(listers):
         if place == 1:
             yield serial_rows(problem, copied=problem.copies)
-        rows = make()
+        rows = lister().rows()
         if rows is not None:
             yield rows
 
@@ -216,7 +206,7 @@ _AGAIN = "schedule.recompute.early=true"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
-    """A schedule of another plugin, and what the simulator says of it."""
+    """A schedule of another plugin with its simulated figures."""
 
     name: str
     """As ``pptrace simulate --schedule`` takes it; with ``+offload`` where copies to the host are put into it, and
@@ -225,33 +215,25 @@ class Rival:
     """The table."""
     simulated: Simulated
     """Its step and memory."""
-    of: Callable[[], Ground | None]
-    """Returns what to search in to better it; None where that cannot be."""
+    fits: bool
+    """Whether every rank keeps the limit of the search."""
+    search_input: Callable[[], SearchInput]
+    """Returns the input of a search in its placement.
+
+    Raises:
+        PptraceError: no search is possible there.
+    """
 
     @property
     def peak_bytes(self) -> int:
         """The most that a rank uses."""
         return max(self.simulated.peak_bytes)
 
-    def fits(self, memory: int) -> bool:
-        """Return whether every rank keeps a limit and its own device's, where they differ; 0 is none."""
-        return keeps(self.simulated.peak_bytes, self.capacities, memory)
-
-    capacities: tuple[int, ...] = ()
-    """Shape (ranks,): memory of each rank's device where they differ; empty where they do not."""
-
     def rows(self) -> Rows | None:
         """Return its rows; None where a search here cannot split them."""
         try:
             return rows_of_table(self.table)
         except ScheduleError:
-            return None
-
-    def ground(self) -> Ground | None:
-        """Return what to search in to better it; None where that cannot be."""
-        try:
-            return self.of()
-        except PptraceError:
             return None
 
 
@@ -274,16 +256,21 @@ def rivals(
             prepared = _prepared(config, [*sets, *more], registry, name, limits)
             if prepared is None or not _is_a_table(prepared) or not is_as_much(_work(prepared), work):
                 continue
+            table = prepared.schedule
             try:
-                yield Rival(
-                    name=f"{name}{suffix}", table=prepared.schedule,
-                    simulated=simulated(prepared, prepared.schedule),
-                    capacities=setting.capacities,
-                    of=partial(setting_in, prepared, setting.remade, recompute=setting.recompute,
-                               shared=setting.shared),
-                )  # fmt: skip
+                figures = simulated(prepared, table)
             except PptraceError:
                 continue
+            yield Rival(
+                name=f"{name}{suffix}", table=table, simulated=figures, fits=setting.fits(figures, memory),
+                search_input=partial(_input_of, prepared, setting, memory),
+            )  # fmt: skip
+
+
+def _input_of(prepared: Prepared, setting: Setting, memory: int) -> SearchInput:
+    """Return the input of a search in a rival's placement, with the choices of a setting."""
+    own = setting_in(prepared, setting.remade, recompute=setting.recompute, shared=setting.shared)
+    return own.search_input(memory)
 
 
 def _limits(prepared: Prepared, memory: int) -> list[list[str]]:
@@ -348,7 +335,8 @@ def in_order(problem: Problem, known: Iterable[Rows]) -> Iterator[StartSchedule]
     """
     bare = [[[op for op in row if op.part in ON_RANK and op.part is not Part.C] for row in rows] for rows in known]
     for most, first in product(flights(problem), (True, False)):
-        listed = list_rows(problem, Rule(limit=(NO_LIMIT,) * problem.ranks, in_flight=most, weights_first=first))
+        rule = Rule(limit=(NO_LIMIT,) * problem.ranks, in_flight=most, weights_first=first)
+        listed = Lister(problem, rule).rows()
         if listed is not None:
             bare.append([[op for op in row if op.part in ON_RANK] for row in listed])
     seen: list[Rows] = []
@@ -360,73 +348,3 @@ def in_order(problem: Problem, known: Iterable[Rows]) -> Iterator[StartSchedule]
         played = play(problem, found)
         if played is not None and played.fits(problem):
             yield StartSchedule(found, played)
-
-
-def with_waits(problem: Problem, rows: Rows, early: int) -> Rows | None:
-    """Return rows in the same order of computations within the limit; None where that cannot be.
-
-    Args:
-        problem: what to schedule.
-        rows: computations alone.
-        early: how many computations ahead of an input gradient its activation begins to come back, at most.
-    """
-    found: Rows = []
-    for row, limit in zip(rows, problem.limit, strict=True):
-        made = _row_with_copies(problem, row, limit, early) if problem.copies and limit != NO_LIMIT else None
-        if made is None and problem.recomputes and limit != NO_LIMIT:
-            made = recomputed(problem, row, limit)
-        found.append(list(row) if made is None else made)
-    found = repaired(problem, found)
-    order = [[op for op in row if op.part in ON_RANK and op.part is not Part.C] for row in found]
-    return found if order == rows else None
-
-
-def _row_with_copies(problem: Problem, row: list[Op], limit: int, early: int) -> list[Op] | None:
-    """Return one rank's row with copies, within its limit where all that takes room waits for it."""
-    gone: set[tuple[int, int]] = set()
-    while True:
-        made = [one for op in row for one in _with_own(op, gone)]
-        place = _over(problem, made, limit)
-        if place is None:
-            break
-        there = {(op.stage, op.microbatch) for op in made[: place + 1] if op.part is Part.F} - gone
-        needed = [(op.stage, op.microbatch) for op in made[place:] if op.part is Part.I]
-        last = next((at for at in reversed(needed) if at in there), None)
-        if last is None:
-            return None
-        gone.add(last)
-    for op in [one for one in made if one.part is Part.R]:
-        _fetch(problem, made, op, limit, early)
-    return made
-
-
-def _with_own(op: Op, gone: set[tuple[int, int]]) -> list[Op]:
-    """Return an operation with its offload after it, or its reload before it."""
-    if (op.stage, op.microbatch) not in gone or op.part not in (Part.F, Part.I):
-        return [op]
-    return [op, op._replace(part=Part.O)] if op.part is Part.F else [op._replace(part=Part.R), op]
-
-
-def _over(problem: Problem, row: list[Op], limit: int) -> int | None:
-    """Return where more is held than may be, first, where every copy out ends before anything else begins."""
-    held, again = 0, computed_again(row)
-    for place, op in enumerate(row):
-        taken, freed = changes(problem, op, again)
-        if held + taken > limit:
-            return place
-        held += taken - freed
-    return None
-
-
-def _fetch(problem: Problem, row: list[Op], op: Op, limit: int, early: int) -> None:
-    """Move a copy back ahead of computations, as long as there is room and no other copy is passed."""
-    place, passed = row.index(op), 0
-    while passed < early and place:
-        before = row[place - 1]
-        if before.part not in ON_RANK:
-            return
-        row[place - 1], row[place] = op, before
-        if _over(problem, row, limit) is not None:
-            row[place - 1], row[place] = before, op
-            return
-        place, passed = place - 1, passed + 1

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ortools.sat.python import cp_model
 
-from pptrace_optpipe.model import run_solver, solver_of
+from pptrace_optpipe.model import WorkClock, run_solver
 from pptrace_optpipe.playback import rows_of
 from pptrace_optpipe.problem import COMPUTED, NO_LIMIT, Op, Part, coarsened
 
@@ -150,10 +150,9 @@ def pattern_of(problem: Problem, period: int, effort: Effort, *, first: bool = F
         first: whether to take the first that it finds.
     """
     model = _Period(problem, period)
-    solver = solver_of(effort)
-    solver.parameters.max_deterministic_time = min(_WORK, solver.parameters.max_deterministic_time)
-    solver.parameters.stop_after_first_solution = first
-    if run_solver(solver, model.cp, effort) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+    work = min(_WORK, max(effort.seconds, 0.01)) if isinstance(effort.clock, WorkClock) else _WORK
+    status, solver = run_solver(model.cp, effort, max_deterministic_time=work, stop_after_first_solution=first)
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
     return Pattern(period=period, start={op: int(solver.value(begin)) for op, begin in model.start.items()})
 
@@ -186,14 +185,10 @@ class _Period:
         problem, start = self.problem, self.start
         self.cp.add(start[Op(Part.F, 0, 0)] == 0)
         for stage in range(problem.stages):
-            forward, gradient, weight = (Op(part, stage, 0) for part in COMPUTED)
-            self.cp.add(start[weight] >= self._end(gradient))
-            if stage + 1 < problem.stages:
-                onward, back = forward._replace(stage=stage + 1), gradient._replace(stage=stage + 1)
-                self.cp.add(start[onward] >= self._end(forward) + problem.forward_transfer[stage])
-                self.cp.add(start[gradient] >= self._end(back) + problem.backward_transfer[stage])
-            else:
-                self.cp.add(start[gradient] >= self._end(forward))
+            for part, own_stage in ((Part.W, stage), (Part.F, stage + 1), (Part.I, stage)):
+                if own_stage < problem.stages:
+                    before, before_stage, lag = problem.needs[part, own_stage][-1]
+                    self.cp.add(start[Op(part, own_stage, 0)] >= self._end(Op(before, before_stage, 0)) + lag)
 
     def _place(self, moment: Any) -> Any:
         """Return how far into a period a moment is."""

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from ortools.sat.python import cp_model
 
-from pptrace_optpipe.model import neither, run_solver, solver_of
+from pptrace_optpipe.model import hold, interval, neither, run_solver
 from pptrace_optpipe.playback import rows_of
-from pptrace_optpipe.problem import NO_LIMIT, ON_RANK, Op, Part
+from pptrace_optpipe.problem import AWAIT_OF, NO_LIMIT, ON_RANK, Op, Part
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pptrace_optpipe.model import Effort
     from pptrace_optpipe.playback import Played
     from pptrace_optpipe.problem import Problem, Rows
@@ -36,9 +38,8 @@ def improved(problem: Problem, rows: Rows, played: Played, span: tuple[int, int]
     if not window.free:
         return None
     window.build()
-    solver = solver_of(effort)
-    solver.parameters.max_deterministic_time = _WORK
-    if run_solver(solver, window.cp, effort) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+    status, solver = run_solver(window.cp, effort, max_deterministic_time=_WORK)
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
     return rows_of(problem, {
         op: int(solver.value(window.begin(op)))
@@ -56,21 +57,18 @@ class _Window:
         self.first = [0] * problem.ranks
         self.free: set[Op] = set()
         self.post: set[Op] = set()
-        self.ops = [op for row in rows for op in row if op.part not in (Part.A, Part.D)]
-        for rank, row in enumerate(rows):
-            for op in row:
-                if op.part in ON_RANK:
-                    self._sort_in(rank, op)
-        self.chosen: dict[tuple[int, int], Any] = {}
-        """By stage and microbatch: whether it is offloaded, where that may change."""
-        self.again: dict[tuple[int, int], Any] = {}
-        """The same of whether its forward is computed again."""
+        self.ops = [op for row in rows for op in row if op.part not in AWAIT_OF.values()]
+        for op in self.ops:
+            if op.part in ON_RANK:
+                self._sort_in(op)
+        self.choices: dict[Op, Any] = {}
+        """By offload or recomputation, whether it is there, where that may change."""
         self.shift = [self.cp.new_int_var(0, played.step, f"shift{rank}") for rank in range(problem.ranks)]
         self.variable: dict[Op, Any] = {}
 
-    def _sort_in(self, rank: int, op: Op) -> None:
+    def _sort_in(self, op: Op) -> None:
         """Note whether an op is before, in or behind the window."""
-        begin = self.played.start[op]
+        begin, rank = self.played.start[op], self.problem.stage_rank[op.stage]
         if begin < self.low:
             self.first[rank] = max(self.first[rank], self.played.end[op])
         else:
@@ -78,18 +76,15 @@ class _Window:
 
     def choice(self, op: Op) -> Any:
         """Return what says whether an op is there; None for those that are."""
-        if op.part in _COPIED:
-            return self.chosen.get((op.stage, op.microbatch))
-        return self.again.get((op.stage, op.microbatch)) if op.part is Part.C else None
+        return self.choices.get(op._replace(part=Part.O) if op.part is Part.R else op)
 
     def begin(self, op: Op) -> Any:
         """Return when an op starts: a number, a variable, or a number less its rank's shift."""
         if op in self.variable:
             return self.variable[op]
-        anchor = op._replace(part=_ANCHOR[op.part])
-        moves = anchor in self.post
-        at = self.played.start[op]
-        return at - self.shift[self.problem.stage_rank[op.stage]] if moves else at
+        start = self.played.start[op]
+        moves = op._replace(part=_ANCHOR.get(op.part, op.part)) in self.post
+        return start - self.shift[self.problem.stage_rank[op.stage]] if moves else start
 
     def build(self) -> None:
         """Make all variables and constraints."""
@@ -100,7 +95,7 @@ class _Window:
                 self._memory(rank)
         for ranks, parts in self.problem.channels:
             self.cp.add_no_overlap([
-                self._copy(op) for op in self.ops
+                self._interval(op) for op in self.ops
                 if op.part in parts and self.problem.stage_rank[op.stage] in ranks
                 and (op in self.variable or self._is_near(op))
             ])  # fmt: skip
@@ -108,42 +103,41 @@ class _Window:
         self._objective()
 
     def _variables(self) -> None:
-        problem, cp = self.problem, self.cp
-        copied = {(op.stage, op.microbatch) for op in self.ops if op.part is Part.O}
-        self._may_compute_again()
+        copied = {op for op in self.ops if op.part is Part.O}
+        again = {op for op in self.ops if op.part is Part.C}
+        inside = [op for op in sorted(self.free) if self._is_inside(op)]
+        for later in [op._replace(part=Part.C) for op in inside] if self.problem.recomputes else ():
+            self._choose(later, is_there=later in again)
+            if later not in again:
+                self.ops.append(later)
+                self._variable(later, 0, self.played.start[later._replace(part=Part.I)])
         for op in sorted(self.free):
-            rank, at = problem.stage_rank[op.stage], (op.stage, op.microbatch)
-            self._variable(op, self.first[rank], self.played.start[op])
-            other = op._replace(part=Part.I)
-            if op.part is Part.F and other in self.free and problem.copies and problem.limit[rank] != NO_LIMIT:
-                self.chosen[at] = cp.new_bool_var("w")
-                cp.add_hint(self.chosen[at], int(at in copied))
-                self.ops += [op._replace(part=part) for part in (Part.O, Part.R) if at not in copied]
-            if at not in copied and at not in self.chosen:
-                continue
-            for part, anchor in ((Part.O, Part.F), (Part.R, Part.I)):
-                copy = op._replace(part=part)
-                if op.part is anchor and copy not in self.variable:
-                    self._variable(copy, 0, self.played.start.get(copy, 0))
-        for at in self.chosen:
-            back = Op(Part.R, *at)
-            if back not in self.variable:
-                self._variable(back, 0, self.played.start.get(back, 0))
+            self._variable(op, self.first[self.problem.stage_rank[op.stage]], self.played.start[op])
+            self._copy_variables(op, copied)
+        for out in [op for op in self.choices if op.part is Part.O]:
+            self._copy_variable(out._replace(part=Part.R))
 
-    def _may_compute_again(self) -> None:
-        """Let forwards whose input gradients are inside too be computed again, or no longer."""
-        if not self.problem.recomputes:
-            return
-        known = {op for op in self.ops if op.part is Part.C}
-        for op in sorted(self.free):
-            rank, gradient = self.problem.stage_rank[op.stage], op._replace(part=Part.I)
-            if op.part is Part.F and gradient in self.free and self.problem.limit[rank] != NO_LIMIT:
-                later, at = op._replace(part=Part.C), (op.stage, op.microbatch)
-                self.again[at] = self.cp.new_bool_var("c")
-                self.cp.add_hint(self.again[at], int(later in known))
-                if later not in known:
-                    self.ops.append(later)
-                    self._variable(later, 0, self.played.start[gradient])
+    def _copy_variables(self, op: Op, copied: set[Op]) -> None:
+        """Make the variables of the copy that moves with a computation."""
+        out, back = op._replace(part=Part.O), op._replace(part=Part.R)
+        if self.problem.copies and self._is_inside(op):
+            self._choose(out, is_there=out in copied)
+            self.ops += [out, back] if out not in copied else []
+        if op.part in (Part.F, Part.I) and (out in copied or out in self.choices):
+            self._copy_variable(out if op.part is Part.F else back)
+
+    def _copy_variable(self, copy: Op) -> None:
+        if copy not in self.variable:
+            self._variable(copy, 0, self.played.start.get(copy, 0))
+
+    def _is_inside(self, op: Op) -> bool:
+        """Return whether an op is a forward of a limited rank, and its input gradient is inside the window too."""
+        is_limited = self.problem.limit[self.problem.stage_rank[op.stage]] != NO_LIMIT
+        return op.part is Part.F and op._replace(part=Part.I) in self.free and is_limited
+
+    def _choose(self, op: Op, *, is_there: bool) -> None:
+        self.choices[op] = self.cp.new_bool_var(op.part.name)
+        self.cp.add_hint(self.choices[op], int(is_there))
 
     def _variable(self, op: Op, low: int, hint: int) -> None:
         self.variable[op] = self.cp.new_int_var(low, self.horizon, "start")
@@ -155,7 +149,7 @@ class _Window:
         own = [op for op in self.ops if problem.stage_rank[op.stage] == rank]
         inside = [op for op in own if op in self.free]
         again = [op for op in own if op.part is Part.C and op not in self.free and self.choice(op) is not None]
-        intervals = [self._run(op) for op in inside + again]
+        intervals = [self._interval(op) for op in inside + again]
         behind = [op for op in own if op in self.post]
         if behind:
             then = min(behind, key=self.played.start.__getitem__)
@@ -173,62 +167,38 @@ class _Window:
     def _is_near(self, op: Op) -> bool:
         return self.played.end[op] > self.low and self.played.start[op] < self.high
 
-    def _run(self, op: Op) -> Any:
-        took, chosen = self.problem.duration(op), self.choice(op)
-        if chosen is None:
-            return self.cp.new_fixed_size_interval_var(self.variable[op], took, "run")
-        return self.cp.new_optional_fixed_size_interval_var(self.variable[op], took, chosen, "run")
-
-    def _copy(self, op: Op) -> Any:
-        took, at, begin = self.problem.duration(op), (op.stage, op.microbatch), self.begin(op)
-        if at in self.chosen:
-            return self.cp.new_optional_interval_var(begin, took, begin + took, self.chosen[at], "copy")
-        return self.cp.new_interval_var(begin, took, begin + took, "copy")
+    def _interval(self, op: Op) -> Any:
+        return interval(self.cp, self.begin(op), self.problem.duration(op), self.choice(op))
 
     def _memory(self, rank: int) -> None:
-        """Hold a rank to its limit from the window's first moment there to its last."""
-        problem = self.problem
-        intervals, demands = [], []
-        for begin, until, amount, chosen in self._holdings(rank):
-            if not amount:
-                continue
-            if isinstance(until, int) and until <= self.first[rank]:
-                continue
-            size = self.cp.new_int_var(0, 2 * self.horizon, "held")
-            made = (self.cp.new_interval_var(begin, size, until, "held") if chosen is None
-                    else self.cp.new_optional_interval_var(begin, size, until, chosen, "held"))  # fmt: skip
-            intervals.append(made)
-            demands.append(amount)
-        self.cp.add_cumulative(intervals, demands, problem.limit[rank])
+        """Keep a rank within its limit from the window's first moment there to its last."""
+        first = self.first[rank]
+        holdings = [held for held in self._holdings(rank) if not (isinstance(held[1], int) and held[1] <= first)]
+        hold(self.cp, holdings, self.problem.limit[rank], 2 * self.horizon)
 
-    def _holdings(self, rank: int) -> list[tuple[Any, Any, int, Any]]:
-        """Return from when to when a rank holds how much, and on what choice that depends."""
-        found: list[tuple[Any, Any, int, Any]] = []
-        problem, copied = self.problem, {(op.stage, op.microbatch) for op in self.ops if op.part is Part.O}
-        again = {(op.stage, op.microbatch) for op in self.ops if op.part is Part.C}
-        ends = {op for op in self.ops if problem.stage_rank[op.stage] == rank and op.part is Part.W}
-        for weight in sorted(ends):
-            forward, gradient, out, back = (weight._replace(part=part)
-                                            for part in (Part.F, Part.I, Part.O, Part.R))  # fmt: skip
-            if forward in self.post or (weight not in self.free and weight not in self.post
-                                        and self.played.end[weight] <= self.first[rank]):  # fmt: skip
+    def _holdings(self, rank: int) -> Iterator[tuple[Any, Any, int, Any]]:
+        """Yield from when to when a rank holds how much, and on what choice that depends."""
+        problem, ops = self.problem, set(self.ops)
+        for weight in sorted(op for op in ops if problem.stage_rank[op.stage] == rank and op.part is Part.W):
+            forward, gradient, out, back, later = (
+                weight._replace(part=part) for part in (Part.F, Part.I, Part.O, Part.R, Part.C)
+            )
+            is_over = weight not in self.free | self.post and self.played.end[weight] <= self.first[rank]
+            if forward in self.post or is_over:
                 continue
-            at = (weight.stage, weight.microbatch)
-            whole, part = problem.activation[weight.stage], problem.weight_activation[weight.stage]
-            chosen, anew = self.chosen.get(at), self.again.get(at)
-            done = self.begin(gradient) + problem.duration(gradient)
-            if (chosen is not None or at not in copied) and (anew is not None or at not in again):
-                found.append((self.begin(forward), done, whole, neither(self.cp, chosen, anew)))
-            if at in again:
-                later = self.begin(weight._replace(part=Part.C))
-                found.append((self.begin(forward), later, problem.checkpoint[weight.stage], anew))
-                found.append((later, done, whole, anew))
-            if at in copied:
-                gone = self.begin(out) + problem.duration(out)
-                found.append((self.begin(forward), gone, whole, chosen))
-                found.append((self.begin(back), done, whole, chosen))
-            found.append((done, self.begin(weight) + problem.duration(weight), part, None))
-        return found
+            whole = problem.activation[weight.stage]
+            copied, again = self.choice(out), self.choice(later)
+            begin, done = self.begin(forward), self.begin(gradient) + problem.duration(gradient)
+            if (copied is not None or out not in ops) and (again is not None or later not in ops):
+                yield begin, done, whole, neither(self.cp, copied, again)
+            if later in ops:
+                yield begin, self.begin(later), problem.checkpoint[weight.stage], again
+                yield self.begin(later), done, whole, again
+            if out in ops:
+                yield begin, self.begin(out) + problem.duration(out), whole, copied
+                yield self.begin(back), done, whole, copied
+            end = self.begin(weight) + problem.duration(weight)
+            yield done, end, problem.weight_activation[weight.stage], None
 
     def _dataflow(self) -> None:
         """Add the constraints of data dependencies with at least one variable operation."""
@@ -255,20 +225,13 @@ class _Window:
 
     def _needs(self, op: Op) -> list[tuple[Op, int]]:
         """Return what an op waits for, and how long that is under way."""
-        problem, (part, stage, _) = self.problem, op
-        if part is Part.F:
-            return [(op._replace(stage=stage - 1), problem.forward_transfer[stage - 1])] if stage else []
-        if part is Part.W:
-            return [(op._replace(part=Part.I), 0)]
-        if part in (Part.O, Part.C):
-            return [(op._replace(part=Part.F), 0)]
-        if part is Part.R:
-            return [(op._replace(part=Part.O), 0)]
-        found = [(op._replace(part=Part.F), 0)]
-        if stage + 1 < problem.stages:
-            found.append((op._replace(stage=stage + 1), problem.backward_transfer[stage]))
-        later = (op._replace(part=Part.R), op._replace(part=Part.C))
-        return found + [(one, 0) for one in later if one in self.variable or one in self.played.start]
+        needs = [
+            (Op(part, stage, op.microbatch), lag) for part, stage, lag in self.problem.needs[op.part, op.stage]
+        ]
+        if op.part is Part.I:
+            copies = (op._replace(part=Part.R), op._replace(part=Part.C))
+            needs += [(copy, 0) for copy in copies if copy in self.variable or copy in self.played.start]
+        return needs
 
     def _objective(self) -> None:
         """Shorten the step, and then every rank's own time."""
@@ -285,6 +248,5 @@ class _Window:
         cp.minimize(length * 2 * problem.ranks + sum(ends))
 
 
-_ANCHOR = {Part.F: Part.F, Part.I: Part.I, Part.W: Part.W, Part.O: Part.F, Part.R: Part.I, Part.C: Part.C}
-"""The computation with which an op moves."""
-_COPIED = (Part.O, Part.R)
+_ANCHOR = {Part.O: Part.F, Part.R: Part.I}
+"""The computation with which a copy moves."""

@@ -1,11 +1,12 @@
-"""Rows of the schedule and their copies."""
+"""Options of the schedule, its rows and their copies."""
 
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
 
 from pptrace.plugin import Kind
 
@@ -16,7 +17,30 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import Int8s, Int32s, Int64s
 
-__all__ = ["TURNS", "Rows", "copied", "rows_of"]
+__all__ = ["TURNS", "Rows", "StpOptions", "copied", "rows_of"]
+
+_Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class StpOptions(BaseModel):
+    """How far the warm-up runs ahead, and what is copied to host memory."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    warm_up: Literal["full", "lean"] = Field(
+        default="full",
+        description="full: as many forwards ahead as keep every rank busy, 3p chunks of activations. lean: as "
+        "many as the steady state needs, 2p + 1 chunks, with longer gaps at the end.",
+    )
+    offload_warm_up: _Share = Field(
+        default=0,
+        description="Share of chunk 0's microbatches in the warm-up whose activations are copied to host memory; "
+        "their copies should take less than a forward each, on average.",
+    )
+    offload_steady: _Share = Field(
+        default=0, description="The same share from the first backward of chunk 0 on; it may be larger."
+    )
+
 
 _Block: TypeAlias = "tuple[tuple[Kind, int], ...]"
 """Kind and chunk of an action, or of both that overlap."""
@@ -65,8 +89,8 @@ def rows_of(ranks: int, microbatches: int, *, lean: bool) -> Rows:
     within = np.arange(step.size) - np.repeat(np.cumsum(count) - count, count)
     step %= len(steps)
     patterns = np.zeros((len(steps), int(length.max())), dtype=np.int64)
-    for number, one in enumerate(steps):
-        patterns[number, : len(one.blocks)] = [_BLOCKS.index(block) for block in one.blocks]
+    for index, pattern_step in enumerate(steps):
+        patterns[index, : len(pattern_step.blocks)] = [_BLOCKS.index(block) for block in pattern_step.blocks]
     sort = patterns[step, within % length[step]]
     rank = np.repeat(np.arange(ranks, dtype=np.int32), count.reshape(ranks, -1).sum(axis=1))
     return _numbered(rank, sort, microbatches)
