@@ -24,16 +24,16 @@ def ring(size: int, devices: int, rounds: int, latency: int = 2000) -> int:
 
 def test_an_all_reduce_is_a_scatter_and_a_gather() -> None:
     fabric = Fabric(rate=Fraction(10**9), latency_ns=7)
-    assert fabric.all_reduce_ns(4096, 8) == 2 * fabric.gather_ns(4096, 8) == 2 * 7 * (7 + 512)
+    assert fabric.ring_ns(4096, 8, 2) == 2 * fabric.ring_ns(4096, 8, 1) == 2 * 7 * (7 + 512)
 
 
 def test_a_group_of_one_takes_no_time() -> None:
     fabric = Fabric(rate=Fraction(1), latency_ns=10**9)
-    assert fabric.all_reduce_ns(10**9, 1) == fabric.gather_ns(10**9, 1) == 0
+    assert fabric.ring_ns(10**9, 1, 2) == fabric.ring_ns(10**9, 1, 1) == 0
 
 
 def test_an_unlimited_network_takes_its_latency() -> None:
-    assert Fabric(rate=Fraction(0), latency_ns=5).all_reduce_ns(10**9, 4) == 30
+    assert Fabric(rate=Fraction(0), latency_ns=5).ring_ns(10**9, 4, 2) == 30
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])

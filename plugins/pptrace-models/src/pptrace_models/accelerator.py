@@ -140,25 +140,17 @@ class Fabric:
     latency_ns: int
     """Latency of one step."""
 
-    def gather_ns(self, size_bytes: int, devices: int) -> int:
-        """Return the time to gather, scatter or exchange ``size_bytes`` over the group."""
-        return self.ring_ns(size_bytes, devices, 1)
-
-    def all_reduce_ns(self, size_bytes: int, devices: int) -> int:
-        """Return the time to sum ``size_bytes`` on each device over the group.
-
-        >>> Fabric(rate=Fraction(10**9), latency_ns=10).all_reduce_ns(800, 4)
-        1260
-        """
-        return self.ring_ns(size_bytes, devices, 2)
-
     def carry_ns(self, size_bytes: int, parts: int = 1) -> int:
         """Return the time that a part of some bytes takes on its way, all at once."""
         carried = Fraction(size_bytes * _SECOND_NS, parts) / self.rate if self.rate else 0
         return self.latency_ns + -(-carried // 1)
 
     def ring_ns(self, size_bytes: int, devices: int, rounds: int) -> int:
-        """Return the time of a ring that passes ``size_bytes`` ``rounds`` times."""
+        """Return the time of a ring that passes ``size_bytes`` ``rounds`` times: twice to sum them.
+
+        >>> Fabric(rate=Fraction(10**9), latency_ns=10).ring_ns(800, 4, 2)
+        1260
+        """
         steps = rounds * (devices - 1)
         carried = Fraction(steps * size_bytes * _SECOND_NS, devices) / self.rate if self.rate else 0
         return steps * self.latency_ns + -(-carried // 1)

@@ -12,17 +12,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import ConfigError, ConstraintError
-from pptrace_models import flops, layer_times, memory
-from pptrace_models.layer import Shard, Work, shard
-from pptrace_models.layer_times import Passes
+from pptrace_models import flops, memory
+from pptrace_models.layer import Linear, Shard, Work, shard
+from pptrace_models.layer_times import Cost, GroupTimes, layer_cost
+from pptrace_models.options import gradient_bytes
 from pptrace_models.transformer import Layer, Transformer
 
 if TYPE_CHECKING:
     from pptrace.plugin import CostRequest
-    from pptrace_models.accelerator import Accelerator
     from pptrace_models.group_collectives import Groups
-    from pptrace_models.layer import Linear, Operation
-    from pptrace_models.options import RooflineOptions
+    from pptrace_models.layer import Operation
+    from pptrace_models.layer_times import Costing
     from pptrace_models.stages import Stage
     from pptrace_models.transformer import Encoder
 
@@ -55,8 +55,8 @@ class Tower:
         share = self.width // self.shard.tp
         wide = self.model.hidden * self.encoder.merge
         return (
-            flops.Linear(group="projector", inputs=wide, outputs=share, tokens=self.projected),
-            flops.Linear(group="projector", inputs=share, outputs=self.width, tokens=self.projected),
+            Linear(group="projector", inputs=wide, outputs=share, tokens=self.projected),
+            Linear(group="projector", inputs=share, outputs=self.width, tokens=self.projected),
         )
 
     def projection(self, grad: int) -> Operation:
@@ -65,31 +65,34 @@ class Tower:
         Where the layers before it are frozen, the first matrix has no gradient of its input; where it is itself
         frozen, no matrix has one of its weights.
         """
-        whole = flops.product("projector", self.projections, self.model.element_bytes, grad)
+        whole = flops.products("projector", self.projections, self.model.element_bytes, grad)
         if not self.encoder.frozen:
             back = whole.input_gradient
         elif self.encoder.frozen_projector:
             back = Work()
         else:
-            second = flops.product("projector", self.projections[1:], self.model.element_bytes, grad)
+            second = flops.products("projector", self.projections[1:], self.model.element_bytes, grad)
             back = second.input_gradient
         weight = Work() if self.encoder.frozen_projector else whole.weight_gradient
         return replace(whole, input_gradient=back, weight_gradient=weight)
 
-    def projector_collectives(self, groups: Groups) -> Passes:
+    def projector_collectives(self, groups: Groups) -> GroupTimes:
         """Return the durations of the projector's tensor-parallel all-reduces, forward and backward."""
         reduce = groups.ns("tp", self.projected * self.width * self.model.element_bytes, "all-reduce")
-        return Passes(forward_ns=reduce, backward_ns=0 if self.encoder.frozen else reduce)
+        return GroupTimes(forward_ns=reduce, backward_ns=0 if self.encoder.frozen else reduce)
 
-    def costs(
-        self, device: Accelerator, groups: Groups, options: RooflineOptions, grad: int
-    ) -> tuple[layer_times.Cost, layer_times.Cost]:
-        """Return the time of a layer and of the projector."""
-        layer = layer_times.layer_cost(self.model, self.shard, device, groups, _LAYER, options)
+    def costing(self, costing: Costing) -> Costing:
+        """Return the costing of its layers on a decoder's device."""
+        return replace(costing, model=self.model, shard=self.shard)
+
+    def costs(self, costing: Costing) -> tuple[Cost, Cost]:
+        """Return the time of a layer and of the projector on a decoder's device."""
+        own = self.costing(costing)
+        layer = layer_cost(own, _LAYER)
         if self.encoder.frozen:
-            layer = layer_times.Cost(f=layer.f, f_collective=layer.f_collective)
-        passes = self.projector_collectives(groups)
-        return layer, layer_times.operations_cost([self.projection(grad)], passes, self.model, device)
+            layer = Cost(f=layer.f, f_collective=layer.f_collective)
+        projection = self.projection(gradient_bytes(own.options))
+        return layer, own.cost([projection], self.projector_collectives(own.groups))
 
     def has_backward(self, *, projector: bool) -> bool:
         """Return whether its layers have a backward, or its projector."""

@@ -21,15 +21,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CORE",
-    "Linear",
     "core_flops",
-    "core_operation",
     "doubled_reach",
     "embedding",
     "head",
     "layer",
     "prediction",
-    "product",
+    "products",
     "step_flops",
 ]
 
@@ -45,8 +43,8 @@ def layer(model: Transformer, shard: Shard, gradient_bytes: int, kind: Layer) ->
     groups = dict.fromkeys(matrix.group for matrix in matrices)
     element = model.element_bytes
     found = (
-        *(_linear(name, [m for m in matrices if m.group == name], element, gradient_bytes) for name in groups),
-        core_operation(model, shard, kind.window),
+        *(products(name, [m for m in matrices if m.group == name], element, gradient_bytes) for name in groups),
+        _core(model, shard, kind.window),
         *_activations(model, shard, experts=kind.experts),
         *(_beside_experts(model, shard) if kind.experts else ()),
         *_rotary(model, shard),
@@ -64,13 +62,8 @@ def prediction(model: Transformer, shard: Shard, gradient_bytes: int) -> tuple[O
     )
     return (
         _memory("prediction norms", 4 * normed, 6 * normed, kernels=3),
-        _linear("prediction", [matrix], model.element_bytes, gradient_bytes),
+        products("prediction", [matrix], model.element_bytes, gradient_bytes),
     )
-
-
-def product(name: str, matrices: Iterable[Linear], element: int, gradient_bytes: int) -> Operation:
-    """Return what matrices do one after another; ``element`` is the bytes of one of theirs."""
-    return _linear(name, matrices, element, gradient_bytes)
 
 
 def embedding(model: Transformer, shard: Shard, gradient_bytes: int) -> Operation:
@@ -94,7 +87,7 @@ def head(model: Transformer, shard: Shard, gradient_bytes: int) -> tuple[Operati
     matrix = Linear(group="head", inputs=model.hidden, outputs=shard.vocabulary, tokens=tokens)
     # Forward: read the logits, write them in fp32, read those for the maximum and for the sum.
     loss_bytes = logits * (element + 3 * _LOGITS_BYTES)
-    logit = _linear("head", [matrix], element, gradient_bytes, unit="head")
+    logit = products("head", [matrix], element, gradient_bytes, unit="head")
     return (
         _memory("final norm", 2 * normed, 3 * normed),
         _passing(logit) if model.frozen else logit,
@@ -113,14 +106,14 @@ def step_flops(model: Transformer, sequences: int, sequence: int) -> int:
     routed = model.shared_ffn + model.top_k * model.expert_ffn
     expert = 2 * h * (model.num_experts + model.matrices * routed)
     width = model.query_width + model.output_width
-    products = cores = 0
+    weighted = cores = 0
     for kind, count in Counter(model.layer(index) for index in range(model.layers + model.mtp)).items():
         core = core_flops(tokens, doubled_reach(model, sequence, kind.window), width)
-        products += count * tokens * (attention + (expert if kind.experts else mlp))
+        weighted += count * tokens * (attention + (expert if kind.experts else mlp))
         cores += count * core
     predicted = model.mtp * 4 * h * h
-    products += tokens * (predicted + (1 + model.mtp) * 2 * h * model.vocabulary)
-    return (2 if model.frozen else 3) * products + 3 * cores
+    weighted += tokens * (predicted + (1 + model.mtp) * 2 * h * model.vocabulary)
+    return (2 if model.frozen else 3) * weighted + 3 * cores
 
 
 def _passing(operation: Operation) -> Operation:
@@ -128,9 +121,10 @@ def _passing(operation: Operation) -> Operation:
     return replace(operation, weight_gradient=Work())
 
 
-def _linear(
+def products(
     name: str, matrices: Iterable[Linear], element: int, gradient_bytes: int, unit: str = "linear"
 ) -> Operation:
+    """Return the products of matrices one after another; ``element`` is the bytes of one of their elements."""
     flops = moved = weights = 0
     through: list[Product] = []
     back: list[Product] = []
@@ -270,7 +264,7 @@ def doubled_reach(model: Transformer, sequence: int, window: int, *, skipped: bo
     return reach if model.window_chunks else reach * (2 * sequence - reach) // sequence
 
 
-def core_operation(model: Transformer, shard: Shard, window: int) -> Operation:
+def _core(model: Transformer, shard: Shard, window: int) -> Operation:
     """Return scores, softmax and values: a flash attention kernel, or products with a softmax between."""
     reach = doubled_reach(model, shard.sequence, window, skipped=model.flash_attention)
     flops = core_flops(shard.tokens, reach, shard.query + shard.output)

@@ -196,7 +196,7 @@ def product_ns(product: Product, precision: Precision, device: Shaped, *, padded
     m, n, k = product.m, product.n, product.k
     measured = device.table.share(product.copies, m, n, k) if device.table and precision == "bf16" else None
     if measured:
-        return 2 * product.copies * m * n * k * _SECOND_NS * device.slowness / (device.peak(precision) * measured)
+        return product.flops * _SECOND_NS * device.slowness / (device.peak(precision) * measured)
     rate = device.peak(precision) * device.attainable(precision) / device.multiprocessors
     waves_flops = min(
         ceil(product.copies * row_tiles(product, rows) * -(-n // columns) / device.multiprocessors)
@@ -207,7 +207,7 @@ def product_ns(product: Product, precision: Precision, device: Shaped, *, padded
     if precision != "fp32" and not padded and (k % _ALIGNED or n % _ALIGNED):
         compute /= _UNALIGNED
     factor = _OPERAND_BYTES[precision]
-    moved = product.copies * (factor * (m * k + k * n) + product.result_bytes * m * n)
+    moved = product.moved_bytes(factor)
     cast = 0.0
     if precision in NARROW and product.cast:
         # Read as it is, written, and written once more transposed.

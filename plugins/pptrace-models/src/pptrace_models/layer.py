@@ -269,6 +269,16 @@ class Product:
     uneven: bool = False
     """Whether rows are a mean over the copies: each has as many as chance gives it."""
 
+    @property
+    def flops(self) -> int:
+        """Floating-point operations."""
+        return 2 * self.copies * self.m * self.n * self.k
+
+    def moved_bytes(self, factor: float) -> float:
+        """Return the bytes to and from memory where a factor's element takes ``factor`` bytes."""
+        m, n, k = self.m, self.n, self.k
+        return self.copies * (factor * (m * k + k * n) + self.result_bytes * m * n)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Core:

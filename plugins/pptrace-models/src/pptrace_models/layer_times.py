@@ -14,9 +14,9 @@ gradient (Korthikanti et al., 2022, and Transformer Engine's bulk overlap).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, replace
 from fractions import Fraction
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from pptrace_models import flops
@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Cost",
+    "Costing",
+    "GroupTimes",
     "LayerCollectives",
-    "Passes",
     "again_ns",
     "again_of",
     "again_share",
@@ -52,8 +53,6 @@ __all__ = [
     "layer_cost",
     "layer_ns",
     "loss_ns",
-    "operations_cost",
-    "prediction_cost",
     "work_ns",
 ]
 
@@ -62,7 +61,7 @@ _ROW_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Passes:
+class GroupTimes:
     """Collective time of the forward and of the backward; the latter counts to I."""
 
     forward_ns: int = 0
@@ -116,7 +115,7 @@ def layer_collectives(model: Transformer, shard: Shard, groups: Groups, *, exper
     )
 
 
-def layer_ns(model: Transformer, shard: Shard, groups: Groups, *, experts: bool) -> Passes:
+def layer_ns(model: Transformer, shard: Shard, groups: Groups, *, experts: bool) -> GroupTimes:
     """Return a layer's collectives in sum."""
     each = layer_collectives(model, shard, groups, experts=experts)
     tensor = each.gather_ns + each.reduce_ns + each.second_gather_ns + each.second_reduce_ns
@@ -127,7 +126,7 @@ def layer_ns(model: Transformer, shard: Shard, groups: Groups, *, experts: bool)
     if not experts and "mlp" in model.again:
         again += each.second_gather_ns + each.second_reduce_ns
     halves = ((each.gather_ns, each.reduce_ns), (each.second_gather_ns, each.second_reduce_ns))
-    return Passes(
+    return GroupTimes(
         forward_ns=forward, backward_ns=forward + each.key_gradients_ns, again_ns=again, halves_ns=halves
     )
 
@@ -158,23 +157,23 @@ def _exchange(model: Transformer, shard: Shard) -> Exchange:
     return Exchange(size_bytes=size, top_k=model.top_k, experts=model.num_experts)
 
 
-def embedding_ns(model: Transformer, shard: Shard, groups: Groups) -> Passes:
+def embedding_ns(model: Transformer, shard: Shard, groups: Groups) -> GroupTimes:
     """Return the embedding's: the sum of the vocabulary's shares; half each way with sequence parallelism."""
     size = _hidden_bytes(model, shard)
     if not is_split(shard):
-        return Passes(forward_ns=groups.ns("tp", size, "all-reduce"))
-    return Passes(
+        return GroupTimes(forward_ns=groups.ns("tp", size, "all-reduce"))
+    return GroupTimes(
         forward_ns=groups.ns("tp", size, "reduce-scatter"), backward_ns=groups.ns("tp", size, "all-gather")
     )
 
 
-def head_ns(model: Transformer, shard: Shard, groups: Groups) -> Passes:
+def head_ns(model: Transformer, shard: Shard, groups: Groups) -> GroupTimes:
     """Return the LM head's: the loss's three sums over the vocabulary's shares, and those of its input."""
     size = _hidden_bytes(model, shard)
     loss = loss_ns(shard, groups)
     if not is_split(shard):
-        return Passes(forward_ns=loss, backward_ns=groups.ns("tp", size, "all-reduce"))
-    return Passes(
+        return GroupTimes(forward_ns=loss, backward_ns=groups.ns("tp", size, "all-reduce"))
+    return GroupTimes(
         forward_ns=loss + groups.ns("tp", size, "all-gather"), backward_ns=groups.ns("tp", size, "reduce-scatter")
     )
 
@@ -209,7 +208,7 @@ _MODULES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Cost:
     """Nanoseconds of one microbatch, collectives included."""
 
@@ -225,7 +224,14 @@ class Cost:
     """Collectives within ``i``."""
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(**{name: getattr(self, name) + getattr(other, name) for name in _NAMES})
+        return Cost(*(own + more for own, more in zip(astuple(self), astuple(other), strict=True)))
+
+    def __sub__(self, other: Cost) -> Cost:
+        return Cost(*(own - less for own, less in zip(astuple(self), astuple(other), strict=True)))
+
+    def share(self, part: int, whole: int) -> Cost:
+        """Return a part of the forward and of the input gradient, rounded down."""
+        return Cost(f=self.f * part // whole, i=self.i * part // whole)
 
     def at_least(self, host_ns: int, *, apart: bool = False, frozen: bool = False) -> Cost:
         """Return this where the host takes so long to issue a forward, and twice that a whole backward.
@@ -235,19 +241,62 @@ class Cost:
             apart: whether collectives run beside that, and computation alone is bound.
             frozen: whether the backward has no weight gradients, so that the host takes as long as for a forward.
         """
-        f, i = (self.f - self.f_collective, self.i - self.i_collective) if apart else (self.f, self.i)
+        computed = replace(self, f=self.f - self.f_collective, i=self.i - self.i_collective) if apart else self
+        return self + computed.host_waits(host_ns, frozen=frozen)
+
+    def host_waits(self, host_ns: int, *, frozen: bool) -> Cost:
+        """Return how long these passes wait for the host that issues them, as in :meth:`at_least`."""
+        forward = max(0, host_ns - self.f)
         if frozen:
-            return replace(self, f=self.f + max(0, host_ns - f), i=self.i + max(0, host_ns - i))
-        waits = max(0, 2 * host_ns - i - self.w)
-        more = {"f": self.f + max(0, host_ns - f), "i": self.i + waits // 2, "w": self.w + waits - waits // 2}
-        return replace(self, **more)
-
-    def times(self, count: int) -> Cost:
-        """Return this ``count`` times."""
-        return Cost(**{name: getattr(self, name) * count for name in _NAMES})
+            return Cost(f=forward, i=max(0, host_ns - self.i))
+        backward = max(0, 2 * host_ns - self.i - self.w)
+        return Cost(f=forward, i=backward // 2, w=backward - backward // 2)
 
 
-_NAMES = tuple(field.name for field in fields(Cost))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costing:
+    """A model's share on one device: what times depend on."""
+
+    model: Transformer
+    """The model."""
+    shard: Shard
+    """A device's share of it."""
+    device: Accelerator
+    """The device."""
+    groups: Groups
+    """Times of collectives."""
+    options: RooflineOptions
+    """Options of the cost model."""
+
+    def layer(self, kind: Layer) -> tuple[Operation, ...]:
+        """Return a layer's operations."""
+        return flops.layer(self.model, self.shard, gradient_bytes(self.options), kind)
+
+    def embedding(self) -> tuple[Operation, ...]:
+        """Return the embedding's operation."""
+        return (flops.embedding(self.model, self.shard, gradient_bytes(self.options)),)
+
+    def prediction(self) -> tuple[Operation, ...]:
+        """Return the operations of a module of multi-token prediction beside its layer."""
+        return flops.prediction(self.model, self.shard, gradient_bytes(self.options))
+
+    def head(self) -> tuple[Operation, ...]:
+        """Return the operations of final norm, LM head and loss."""
+        return flops.head(self.model, self.shard, gradient_bytes(self.options))
+
+    def work_ns(self, work: Work, unit: str) -> int:
+        """Return the time of one group of kernels in one pass; no work takes none."""
+        return work_ns(work, unit, self.model, self.device)
+
+    def cost(self, operations: Iterable[Operation], group: GroupTimes | None = None) -> Cost:
+        """Return the time of operations with their collectives."""
+        group = group or GroupTimes()
+        f, i, w = group.forward_ns, group.backward_ns, 0
+        for operation in operations:
+            f += self.work_ns(operation.forward, operation.unit)
+            i += self.work_ns(operation.input_gradient, operation.unit)
+            w += self.work_ns(operation.weight_gradient, operation.unit)
+        return Cost(f=f, i=i, w=w, f_collective=group.forward_ns, i_collective=group.backward_ns)
 
 
 def work_ns(work: Work, unit: str, model: Transformer, device: Accelerator) -> int:
@@ -274,42 +323,34 @@ def _exact(share: float) -> Fraction:
     return Fraction(str(share))
 
 
-def layer_cost(
-    model: Transformer, shard: Shard, device: Accelerator, groups: Groups, kind: Layer, options: RooflineOptions
-) -> Cost:
+def layer_cost(costing: Costing, kind: Layer) -> Cost:
     """Return a layer's time, with what its backward computes again."""
-    operations = flops.layer(model, shard, gradient_bytes(options), kind)
-    group = layer_ns(model, shard, groups, experts=kind.experts)
+    model, options, operations = costing.model, costing.options, costing.layer(kind)
+    group = layer_ns(model, costing.shard, costing.groups, experts=kind.experts)
     if options.overlap_tp:
-        group = beside_products(group, operations, shard.tp, lambda one: _product_ns(one, model, device))
-    cost = _cost(operations, group, model, device)
+        group = beside_products(group, operations, costing.shard.tp, partial(_product_ns, costing))
+    cost = costing.cost(operations, group)
     if kind.experts:
         cost = cost.at_least(options.host, apart=bool(options.segments), frozen=model.frozen)
     if model.recompute == "full":
-        if not kind.again:
-            return cost
-        return cost + Cost(i=cost.f, i_collective=cost.f_collective)
-    again = group.again_ns + again_ns(operations, model, device, kind)
+        return cost + Cost(i=cost.f, i_collective=cost.f_collective) if kind.again else cost
+    again = group.again_ns + again_ns(costing, operations, experts=kind.experts)
     return cost + Cost(i=again, i_collective=group.again_ns)
 
 
-def _product_ns(product: Product, model: Transformer, device: Accelerator) -> int:
+def _product_ns(costing: Costing, product: Product) -> int:
     """Return the time of one product of a layer's."""
-    m, n, k = product.m, product.n, product.k
-    moved = model.element_bytes * (m * k + k * n) + product.result_bytes * m * n
-    work = Work(
-        flops=2 * product.copies * m * n * k, size_bytes=product.copies * moved, products=(product,)
-    )  # fmt: skip
-    return work_ns(work, "linear", model, device)
+    moved = int(product.moved_bytes(costing.model.element_bytes))
+    return costing.work_ns(Work(flops=product.flops, size_bytes=moved, products=(product,)), "linear")
 
 
-def again_ns(operations: Iterable[Operation], model: Transformer, device: Accelerator, kind: Layer) -> int:
+def again_ns(costing: Costing, operations: Iterable[Operation], *, experts: bool) -> int:
     """Return what the modules that the backward computes again take, their collectives left out."""
-    total = 0
-    for one in operations:
-        if again_of(one.name, experts=kind.experts) & model.again:
-            total += int(work_ns(one.forward, one.unit, model, device) * again_share(one.name))
-    return total
+    return sum(
+        int(costing.work_ns(operation.forward, operation.unit) * again_share(operation.name))
+        for operation in operations
+        if again_of(operation.name, experts=experts) & costing.model.again
+    )
 
 
 def again_share(operation: str) -> float:
@@ -325,42 +366,15 @@ def again_of(operation: str, *, experts: bool) -> frozenset[str]:
     return frozenset(inside & {"mlp", "mlp_act", "core_attn", "mla_up_proj", "layernorm"})
 
 
-def prediction_cost(model: Transformer, shard: Shard, device: Accelerator, grad: int) -> Cost:
-    """Return what a module of multi-token prediction takes beside its layer."""
-    return _cost(flops.prediction(model, shard, grad), Passes(), model, device)
-
-
-def embedding_cost(model: Transformer, shard: Shard, device: Accelerator, groups: Groups, grad: int) -> Cost:
+def embedding_cost(costing: Costing) -> Cost:
     """Return the embedding's time."""
-    group = embedding_ns(model, shard, groups)
-    return _cost([flops.embedding(model, shard, grad)], group, model, device)
+    group = embedding_ns(costing.model, costing.shard, costing.groups)
+    return costing.cost(costing.embedding(), group)
 
 
-def head_cost(model: Transformer, shard: Shard, device: Accelerator, groups: Groups, grad: int) -> Cost:
+def head_cost(costing: Costing) -> Cost:
     """Return the time of final norm, LM head and loss."""
-    group = head_ns(model, shard, groups)
-    return _cost(flops.head(model, shard, grad), group, model, device)
-
-
-def operations_cost(
-    operations: Iterable[Operation], group: Passes, model: Transformer, device: Accelerator
-) -> Cost:
-    """Return the time of operations with their collectives."""
-    return _cost(operations, group, model, device)
-
-
-def _cost(
-    operations: Iterable[Operation],
-    group: Passes,
-    model: Transformer,
-    device: Accelerator,
-) -> Cost:
-    f, i, w = group.forward_ns, group.backward_ns, 0
-    for operation in operations:
-        f += work_ns(operation.forward, operation.unit, model, device)
-        i += work_ns(operation.input_gradient, operation.unit, model, device)
-        w += work_ns(operation.weight_gradient, operation.unit, model, device)
-    return Cost(f=f, i=i, w=w, f_collective=group.forward_ns, i_collective=group.backward_ns)
+    return costing.cost(costing.head(), head_ns(costing.model, costing.shard, costing.groups))
 
 
 def _flops_rate(unit: str, model: Transformer, device: Accelerator) -> Fraction:
@@ -408,8 +422,8 @@ def _slowed(product_ns: float, beside_ns: float) -> float:
 
 
 def beside_products(
-    group: Passes, operations: Sequence[Operation], devices: int, taken: Callable[[Product], int]
-) -> Passes:
+    group: GroupTimes, operations: Sequence[Operation], devices: int, taken: Callable[[Product], int]
+) -> GroupTimes:
     """Return the exposed durations of a layer's collectives that overlap matrix products.
 
     Args:

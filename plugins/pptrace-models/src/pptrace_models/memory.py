@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from pptrace_models.accelerator import Accelerator
     from pptrace_models.group_collectives import Groups
     from pptrace_models.layer import Shard
+    from pptrace_models.layer_times import Costing
     from pptrace_models.options import RooflineOptions
     from pptrace_models.transformer import Layer, Transformer
 
 __all__ = [
     "Held",
     "Kept",
-    "State",
     "accumulation_ns",
     "dummy_bytes",
     "embedding_held",
@@ -221,28 +221,6 @@ class Held:
         return self.trained() + self.frozen + self.frozen_experts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
-    """Training state of a stage on one device, in bytes, and what a step does with it, in ns."""
-
-    weights: int
-    """Weights in the model's precision."""
-    gradients: int
-    """Gradient buffers."""
-    optimizer: int
-    """Adam's two moments, and fp32 master weights unless the weights are fp32."""
-    reduce_ns: int
-    """Reduction of the gradients over the replicas."""
-    optimizer_ns: int
-    """Update of the weights."""
-    unshard_ns: int = 0
-    """Gathering of the weights."""
-    gathered: int = 0
-    """Weights that are there while they are gathered, beside ``weights``."""
-    unreduced: int = 0
-    """Gradients until they are reduced, beside ``gradients``."""
-
-
 def layer_held(model: Transformer, shard: Shard, *, experts: bool) -> Held:
     """Return a layer's parameters; norms, routers and what compresses are on every tensor-parallel device."""
     dense = 2 * _norm(model) + model.query_rank + model.kv_rank
@@ -272,30 +250,17 @@ def head_held(model: Transformer, shard: Shard, *, with_embedding: bool) -> Held
     return Held(dense=_norm(model) + model.hidden * (0 if shared else shard.vocabulary))
 
 
-def state(
-    model: Transformer,
-    shard: Shard,
-    device: Accelerator,
-    options: RooflineOptions,
-    groups: Groups,
-    held: Held,
-    *,
-    gathered: Held,
-    reduced: Held | None,
-) -> State:
-    """Return a stage's training state on one device.
+def state(costing: Costing, held: Held, *, gathered: Held, reduced: Held | None) -> dict[str, int]:
+    """Return a stage's training state on one device, in bytes, and what a step does with it, in ns.
 
     Args:
-        model: the model.
-        shard: a device's share of it.
-        device: the device.
-        options: how state is kept.
-        groups: times of collectives.
+        costing: what times depend on.
         held: the stage's parameters.
         gathered: the most of those whose sharded weights are gathered at once.
         reduced: the most of those whose gradients are there before they are added to this device's share; None
             where all are reduced at once, and then the share takes their place.
     """
+    model, shard, options = costing.model, costing.shard, costing.options
     master = model.precision != "fp32"
     kept = optimizer_bytes(options, master=master)
     gradient, count = gradient_bytes(options), held.trained()
@@ -307,22 +272,24 @@ def state(
     touched = gradient + 2 * kept + passes * model.element_bytes
     frozen = held.frozen + held.frozen_experts
     renewed = held
-    waiting = replace(reduced, frozen=0, frozen_experts=0) if reduced else None
     if shards_weights:
         frozen = _owned(shard, Held(dense=held.frozen, experts=held.frozen_experts))
         renewed = Held(dense=held.dense + held.frozen, experts=held.experts + held.frozen_experts)
-    return State(
-        weights=((owned if shards_weights else count) + frozen) * model.element_bytes,
-        gradients=(owned if shards_gradients else count) * gradient,
-        optimizer=owned * kept,
-        reduce_ns=_reduce_ns(model, options, groups, held),
-        optimizer_ns=_update_ns(device, owned * touched),
-        unshard_ns=_gather_ns(model, groups, renewed) if shards_gradients else 0,
-        gathered=_shared_held_bytes(shard, gathered) * model.element_bytes if shards_weights else 0,
-        unreduced=(_shared_held_bytes(shard, waiting) if waiting else count - owned) * gradient
-        if shards_gradients
-        else 0,
-    )
+    unshard_ns = unreduced = 0
+    if shards_gradients:
+        unshard_ns = _replicas_ns(costing.groups, renewed, [("all-gather", model.element_bytes)])
+        waiting = replace(reduced, frozen=0, frozen_experts=0) if reduced else None
+        unreduced = _shared_held_bytes(shard, waiting) if waiting else count - owned
+    return {
+        "weights_bytes": ((owned if shards_weights else count) + frozen) * model.element_bytes,
+        "gradients_bytes": (owned if shards_gradients else count) * gradient,
+        "optimizer_bytes": owned * kept,
+        "reduce_ns": _reduce_ns(costing, held),
+        "optimizer_ns": _update_ns(costing.device, owned * touched),
+        "unshard_ns": unshard_ns,
+        "gathered_bytes": _shared_held_bytes(shard, gathered) * model.element_bytes if shards_weights else 0,
+        "unreduced_bytes": unreduced * gradient,
+    }
 
 
 def _owned(shard: Shard, held: Held) -> int:
@@ -369,17 +336,13 @@ def dummy_bytes(model: Transformer, shard: Shard, layers: Iterable[Layer]) -> in
     return sum(inputs * outputs for inputs, outputs in shapes) * model.element_bytes
 
 
-def _reduce_ns(model: Transformer, options: RooflineOptions, groups: Groups, held: Held) -> int:
+def _reduce_ns(costing: Costing, held: Held) -> int:
     """Reduce gradients; with ZeRO 1 scatter them and gather the weights, with 2 and 3 scatter them."""
-    gradient = gradient_bytes(options)
+    options, gradient = costing.options, gradient_bytes(costing.options)
     if not options.zero:
-        return _replicas_ns(groups, held, [("all-reduce", gradient)])
-    gather = [("all-gather", model.element_bytes)] if options.zero < _GRADIENTS else []
-    return _replicas_ns(groups, held, [("reduce-scatter", gradient), *gather])
-
-
-def _gather_ns(model: Transformer, groups: Groups, held: Held) -> int:
-    return _replicas_ns(groups, held, [("all-gather", model.element_bytes)])
+        return _replicas_ns(costing.groups, held, [("all-reduce", gradient)])
+    gather = [("all-gather", costing.model.element_bytes)] if options.zero < _GRADIENTS else []
+    return _replicas_ns(costing.groups, held, [("reduce-scatter", gradient), *gather])
 
 
 def _replicas_ns(groups: Groups, held: Held, parts: Sequence[tuple[str, int]]) -> int:

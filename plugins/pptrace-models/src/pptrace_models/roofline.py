@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pptrace.plugin import ConfigError, CostError, Workload, format_size
-from pptrace_models import layer_times, memory
+from pptrace_models import memory
 from pptrace_models.encoder_costs import tower_of
 from pptrace_models.flops import step_flops
 from pptrace_models.group_collectives import groups_of
 from pptrace_models.kernel_list import PASSES, Listing
 from pptrace_models.kernel_times import Devices, devices_of
 from pptrace_models.layer import Shard, shard
-from pptrace_models.options import RooflineOptions, gradient_bytes, stage_host_ns
-from pptrace_models.segments import Costing, stage_segments
+from pptrace_models.layer_times import Cost, Costing, embedding_cost, head_cost, layer_cost
+from pptrace_models.options import RooflineOptions, stage_host_ns
+from pptrace_models.segments import stage_segments
 from pptrace_models.stages import Stage, in_front, items_of, stages_of, summed
 from pptrace_models.transformer import Transformer, checked
 
@@ -28,14 +30,15 @@ if TYPE_CHECKING:
     from pptrace.plugin import CostRequest, Kind, Segment
     from pptrace_models.accelerator import Accelerator
     from pptrace_models.encoder_costs import Tower
-    from pptrace_models.group_collectives import Groups
     from pptrace_models.memory import Kept
     from pptrace_models.transformer import Layer
 
-__all__ = ["Holding", "build", "notes_of"]
+__all__ = ["build", "notes_of"]
 
 _LARGEST = 2**62
 _NS = 10**9
+_BUFFERED = 2
+"""Layers whose weights are there at once where each is gathered for itself: one computes, the next is gathered."""
 
 
 def build(request: CostRequest) -> Workload:
@@ -57,11 +60,13 @@ def build(request: CostRequest) -> Workload:
         request=request, model=model, options=options, part=part, stages=stages_of(model, request.stages),
         tower=tower_of(model, request),
     )  # fmt: skip
-    held = job.kept()
-    columns = job.columns(devices, [kept.activation for kept in held])
+    kept = job.kept()
+    costings = {device: job.costing(device) for device in devices.distinct}
+    of_stages = tuple(costings[device] for device in devices.of_stages)
+    columns = job.columns(of_stages, [own.activation for own in kept])
     columns |= {
-        "activation_bytes": [kept.activation for kept in held],
-        "weight_activation_bytes": [kept.weight_part for kept in held],
+        "activation_bytes": [own.activation for own in kept],
+        "weight_activation_bytes": [own.weight_part for own in kept],
     }
     passed = job.passed()
     back = job.passed_back(passed)
@@ -74,7 +79,7 @@ def build(request: CostRequest) -> Workload:
         **arrays,
         boundary_bytes=_boundaries(request, passed),
         boundary_gradient_bytes=_boundaries(request, back) if back != passed else np.zeros(0, dtype=np.int64),
-        reserved_bytes=options.reserved + job.holding().beyond_bytes(held),
+        reserved_bytes=options.reserved + job.beyond_bytes(kept),
         reserved_permille=round(1000 * (options.fragmentation or 0)),
         capacity_bytes=min(devices.memories),
         rank_capacity_bytes=np.array(devices.memories if len({*devices.memories}) > 1 else [], dtype=np.int64),
@@ -82,11 +87,11 @@ def build(request: CostRequest) -> Workload:
         model_flops=job.flops(sequences),
         peak_flops=peaks * request.tp * request.cp * request.dp,
         notes=notes_of(model, devices, options, request),
-        kernels=job.listing(devices, columns),
+        kernels=job.listing(of_stages, columns),
     )  # fmt: skip
     if not (options.segments or _has_default_segments(request, options, workload)):
         return workload
-    return workload.segmented(job.segments(devices), overlapped=options.alone == "overlapped")
+    return workload.segmented(job.segments(of_stages), overlapped=options.alone == "overlapped")
 
 
 def _has_default_segments(request: CostRequest, options: RooflineOptions, workload: Workload) -> bool:
@@ -137,84 +142,61 @@ class _Job:
     stages: Sequence[Stage]
     tower: Tower | None
 
-    def columns(self, devices: Devices, kept: Sequence[int]) -> dict[str, list[int]]:
+    def costing(self, device: Accelerator) -> Costing:
+        """Return what times on a device depend on."""
+        return Costing(
+            model=self.model, shard=self.part, device=device, options=self.options,
+            groups=groups_of(self.request, self.part, device, self.options),
+        )  # fmt: skip
+
+    def columns(self, costings: Sequence[Costing], kept: Sequence[int]) -> dict[str, list[int]]:
         """Return times and training state of each stage, as on its device."""
-        found = {device: self._columns_on(device, kept) for device in devices.distinct}
-        names = next(iter(found.values()))
-        return {
-            name: [found[device][name][stage] for stage, device in enumerate(devices.of_stages)] for name in names
-        }
+        known: dict[tuple[int, Stage], dict[str, int]] = {}
+        for costing in {id(costing): costing for costing in costings}.values():
+            here = [stage for own, stage in zip(costings, self.stages, strict=True) if own is costing]
+            stages = list(dict.fromkeys(here))
+            for stage, times in zip(stages, self._times(costing, stages), strict=True):
+                known[id(costing), stage] = {**times, **self._state(costing, stage)}
+        rows = [known[id(costing), stage] for costing, stage in zip(costings, self.stages, strict=True)]
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+        rates = [costing.device.host_bandwidth for costing in costings]
+        copies = [-(-size * _NS // rate) if rate else 0 for size, rate in zip(kept, rates, strict=True)]
+        return {**columns, "offload_ns": copies, "reload_ns": copies}
 
-    def _columns_on(self, device: Accelerator, kept: Sequence[int]) -> dict[str, list[int]]:
-        """Return what :meth:`columns` does, as if all stages were on one device."""
-        groups = self._groups(device)
-        rate = device.host_bandwidth
-        copies = [-(-size * _NS // rate) for size in kept] if rate else [0] * len(kept)
-        return {
-            **self._times(device, groups),
-            **self.holding().columns(device, groups),
-            "offload_ns": copies,
-            "reload_ns": copies,
-        }
-
-    def holding(self) -> Holding:
-        """Return what the stages hold."""
-        return Holding(
-            model=self.model, part=self.part, options=self.options, request=self.request, stages=self.stages,
-            tower=self.tower,
-        )  # fmt: skip
-
-    def _groups(self, device: Accelerator) -> Groups:
-        return groups_of(self.request, self.part, device, self.options)
-
-    def _times(self, device: Accelerator, groups: Groups) -> dict[str, list[int]]:
-        """Return the times of each stage; stages that hold the same take as long."""
-        stages = tuple(dict.fromkeys(self.stages))
-        places = {stage: at for at, stage in enumerate(stages)}
-        once = self._times_of(stages, device, groups)
-        return {name: [column[places[stage]] for stage in self.stages] for name, column in once.items()}
-
-    def _times_of(self, stages: Sequence[Stage], device: Accelerator, groups: Groups) -> dict[str, list[int]]:
-        model, part, options = self.model, self.part, self.options
-        grad = gradient_bytes(options)
-
-        def layer(kind: Layer) -> layer_times.Cost:
-            return layer_times.layer_cost(model, part, device, groups, kind, options)
-
+    def _times(self, costing: Costing, stages: Sequence[Stage]) -> list[dict[str, int]]:
+        """Return the times of stages."""
+        model = self.model
         items = items_of(
-            model, stages, layer=layer,
-            embedding=layer_times.embedding_cost(model, part, device, groups, grad),
-            prediction=layer_times.prediction_cost(model, part, device, grad),
-            head=layer_times.head_cost(model, part, device, groups, grad),
+            model, stages, layer=partial(layer_cost, costing), embedding=embedding_cost(costing),
+            prediction=costing.cost(costing.prediction()), head=head_cost(costing),
         )  # fmt: skip
-        if self.tower:
-            front = self.tower.costs(device, groups, options, grad)
-            items = in_front(items, stages, *front)
-        costs = [
-            summed(layer_times.Cost(), own).at_least(
-                stage_host_ns(options, stage), apart=bool(options.segments), frozen=model.frozen
-            )
-            for own, stage in zip(items, stages, strict=True)
-        ]
         without_backward = [0] * len(stages)
         if self.tower:
+            front = self.tower.costs(costing)
+            items = in_front(items, stages, *front)
             once = [0 if self.tower.has_backward(projector=of) else front[of].f for of in (False, True)]
             without_backward = [sum(own) for own in in_front([[0] for _ in stages], stages, *once)]
-        holding = self.holding()
-        added = [memory.accumulation_ns(model, device, options, holding.held(stage)) for stage in stages]
+        return [
+            self._stage_times(costing, stage, summed(Cost(), own), once_ns)
+            for stage, own, once_ns in zip(stages, items, without_backward, strict=True)
+        ]
+
+    def _stage_times(self, costing: Costing, stage: Stage, cost: Cost, once_ns: int) -> dict[str, int]:
+        """Return the times of a stage of some cost; ``once_ns`` is the part of forwards without a backward."""
+        options = self.options
+        host_ns = stage_host_ns(options, stage)
+        cost = cost.at_least(host_ns, apart=bool(options.segments), frozen=self.model.frozen)
+        added = memory.accumulation_ns(self.model, costing.device, options, self.held(stage))
         return {
-            "f_ns": [cost.f for cost in costs],
-            "b_ns": [cost.i + cost.w + add for cost, add in zip(costs, added, strict=True)],
-            "i_ns": [cost.i for cost in costs],
-            "w_ns": [cost.w + add for cost, add in zip(costs, added, strict=True)],
-            "f_collective_ns": [cost.f_collective for cost in costs],
-            "b_collective_ns": [cost.i_collective for cost in costs],
-            "i_collective_ns": [cost.i_collective for cost in costs],
-            "w_collective_ns": [0 for _ in costs],
-            "recompute_ns": [
-                0 if model.recompute == "full" else cost.f - once
-                for cost, once in zip(costs, without_backward, strict=True)
-            ],
+            "f_ns": cost.f,
+            "b_ns": cost.i + cost.w + added,
+            "i_ns": cost.i,
+            "w_ns": cost.w + added,
+            "f_collective_ns": cost.f_collective,
+            "b_collective_ns": cost.i_collective,
+            "i_collective_ns": cost.i_collective,
+            "w_collective_ns": 0,
+            "recompute_ns": 0 if self.model.recompute == "full" else cost.f - once_ns,
         }
 
     def kept(self) -> list[memory.Kept]:
@@ -264,87 +246,25 @@ class _Job:
         own = step_flops(self.model, sequences, self.request.sequence)
         return own + (self.tower.flops(sequences) if self.tower else 0)
 
-    def listing(self, devices: Devices, columns: Mapping[str, Sequence[int]]) -> Listing:
+    def listing(self, costings: tuple[Costing, ...], columns: Mapping[str, Sequence[int]]) -> Listing:
         """Return what lists the kernels of the stages' actions when somebody asks."""
         return Listing(
-            model=self.model, shard=self.part, devices=devices.of_stages,
-            gradient_bytes=gradient_bytes(self.options), stages=tuple(self.stages), tower=self.tower,
+            costings=costings, stages=tuple(self.stages), tower=self.tower,
             taken_ns=tuple(tuple(columns[f"{kind.name.lower()}_ns"]) for kind in PASSES),
             collective_ns=tuple(tuple(columns[f"{kind.name.lower()}_collective_ns"]) for kind in PASSES),
         )  # fmt: skip
 
-    def segments(self, devices: Devices) -> dict[Kind, list[tuple[Segment, ...]]]:
+    def segments(self, costings: Sequence[Costing]) -> dict[Kind, list[tuple[Segment, ...]]]:
         """Return the segments of each stage's actions by kind, as on its device."""
-        costings = {
-            device: Costing(
-                model=self.model, shard=self.part, device=device, groups=self._groups(device),
-                grad=gradient_bytes(self.options), delay_wgrad=self.options.delay_wgrad, host_ns=self.options.host,
-                tower=self.tower,
-            )
-            for device in devices.distinct
-        }  # fmt: skip
         by_stage = [
-            stage_segments(costings[device], stage, stage_host_ns(self.options, stage))
-            for device, stage in zip(devices.of_stages, self.stages, strict=True)
+            stage_segments(costing, self.tower, stage)
+            for costing, stage in zip(costings, self.stages, strict=True)
         ]
         return {kind: [segments[kind] for segments in by_stage] for kind in by_stage[0]}
 
-
-def _boundaries(request: CostRequest, passed: Sequence[int]) -> NDArray[np.int64]:
-    """Return the bytes of a microbatch over each edge."""
-    edges = request.edges or tuple((stage, stage + 1) for stage in range(request.stages - 1))
-    return np.array([passed[low] for low, _ in edges], dtype=np.int64)
-
-
-def _check_range(values: Sequence[int]) -> None:
-    if max(values) >= _LARGEST:
-        raise CostError("a stage's time or memory passes 2**62 ns or bytes")
-
-
-_BUFFERED = 2
-"""Layers whose weights are there at once where each is gathered for itself: one computes, the next is gathered."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holding:
-    """A job's stages on devices of any sort: what of the model each holds, and how its state is kept."""
-
-    model: Transformer
-    """The model."""
-    part: Shard
-    """A device's share of it."""
-    options: RooflineOptions
-    """How state is kept."""
-    request: CostRequest
-    """When weights are gathered and gradients reduced."""
-    stages: Sequence[Stage]
-    """The stages, in order."""
-    tower: Tower | None
-    """The encoder in front, where there is one."""
-
-    def columns(self, device: Accelerator, groups: Groups) -> dict[str, list[int]]:
-        """Return the columns of training state: bytes, and what reductions, gathers and updates take in ns.
-
-        Args:
-            device: what all stages are on.
-            groups: times of its collectives.
-        """
-        states_of = {stage: self._state(stage, device, groups) for stage in {*self.stages}}
-        states = [states_of[stage] for stage in self.stages]
-        return {
-            "weights_bytes": [state.weights for state in states],
-            "gradients_bytes": [state.gradients for state in states],
-            "optimizer_bytes": [state.optimizer for state in states],
-            "reduce_ns": [state.reduce_ns for state in states],
-            "optimizer_ns": [state.optimizer_ns for state in states],
-            "unshard_ns": [state.unshard_ns for state in states],
-            "gathered_bytes": [state.gathered for state in states],
-            "unreduced_bytes": [state.unreduced for state in states],
-        }
-
     def held(self, stage: Stage) -> memory.Held:
         """Return the parameters of a stage on one device."""
-        return summed(memory.Held(), self._items(stage))
+        return summed(memory.Held(), self._held_items(stage))
 
     def beyond_bytes(self, kept: Sequence[Kept]) -> int:
         """Return the most that a backward has at once beyond what the forward kept and the buffers of gradients.
@@ -363,20 +283,21 @@ class Holding:
         dummies = memory.dummy_bytes(self.model, self.part, stage.layers) if has_dummies else 0
         return kept.transient + max(0, pending - kept.activation) + dummies
 
-    def _state(self, stage: Stage, device: Accelerator, groups: Groups) -> memory.State:
-        items = self._items(stage)
+    def _state(self, costing: Costing, stage: Stage) -> dict[str, int]:
+        """Return the training state of a stage: bytes, and what reductions, gathers and updates take in ns."""
+        items = self._held_items(stage)
         held = summed(memory.Held(), items)
         gathered, reduced = (
             summed(memory.Held(), sorted(items, key=size)[-_BUFFERED:])
             for size in (memory.Held.total, memory.Held.trained)
         )
         return memory.state(
-            self.model, self.part, device, self.options, groups, held,
+            costing, held,
             gathered=gathered if self.request.reshard == "always" else held,
             reduced=reduced if self.request.reduce_each else None,
         )  # fmt: skip
 
-    def _items(self, stage: Stage) -> list[memory.Held]:
+    def _held_items(self, stage: Stage) -> list[memory.Held]:
         """Return the parameters of each item of a stage; modules of multi-token prediction embed tokens, too."""
         model, part = self.model, self.part
 
@@ -395,6 +316,17 @@ class Holding:
         if self.tower:
             (items,) = in_front([items], [stage], *self.tower.held())
         return [*items, *copied]
+
+
+def _boundaries(request: CostRequest, passed: Sequence[int]) -> NDArray[np.int64]:
+    """Return the bytes of a microbatch over each edge."""
+    edges = request.edges or tuple((stage, stage + 1) for stage in range(request.stages - 1))
+    return np.array([passed[low] for low, _ in edges], dtype=np.int64)
+
+
+def _check_range(values: Sequence[int]) -> None:
+    if max(values) >= _LARGEST:
+        raise CostError("a stage's time or memory passes 2**62 ns or bytes")
 
 
 def notes_of(

@@ -13,80 +13,52 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from pptrace.plugin import Kind, Segment, Stream
-from pptrace_models import flops, layer_times
-from pptrace_models.layer_times import again_ns, work_ns
+from pptrace_models import layer_times
+from pptrace_models.layer_times import Cost, again_ns
+from pptrace_models.options import gradient_bytes, stage_host_ns
 from pptrace_models.stages import in_front, items_of
 from pptrace_models.transformer import Layer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from pptrace_models.accelerator import Accelerator
     from pptrace_models.encoder_costs import Tower
-    from pptrace_models.group_collectives import Groups
-    from pptrace_models.layer import Operation, Shard
+    from pptrace_models.layer import Operation
+    from pptrace_models.layer_times import Costing
     from pptrace_models.stages import Stage
-    from pptrace_models.transformer import Transformer
 
-__all__ = ["Costing", "Part", "Passes", "Unit", "is_attention", "stage_segments", "tensor_parallel"]
+__all__ = ["Part", "Unit", "is_attention", "stage_segments", "tensor_parallel"]
 
 _SECOND_HALF = {"mlp", "mlp_act", "moe", "moe_act", "shared_experts"}
 _ATTENTION = {"attention projections", "attention core", "rotary embedding", "compression", "expansion", "router"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Costing:
-    """What times of parts depend on."""
-
-    model: Transformer
-    """The model."""
-    shard: Shard
-    """A device's share of it."""
-    device: Accelerator
-    """The device."""
-    groups: Groups
-    """Times of collectives."""
-    grad: int
-    """Bytes of a gradient."""
-    delay_wgrad: bool = True
-    """Whether exchanges leave before weight gradients."""
-
-    host_ns: int = 0
-    """What the host takes to issue a forward of a layer with experts."""
-    tower: Tower | None = None
-    """The encoder in front, where there is one."""
-
-    def passes(self, operations: Iterable[Operation]) -> Passes:
-        """Return what operations take in each pass."""
-        total = Passes()
-        for one in operations:
-            works = (one.forward, one.input_gradient, one.weight_gradient)
-            total = total.plus(Passes(*(work_ns(work, one.unit, self.model, self.device) for work in works)))
-        return total
-
-
-def stage_segments(costing: Costing, stage: Stage, host_ns: int = 0) -> dict[Kind, tuple[Segment, ...]]:
+def stage_segments(costing: Costing, tower: Tower | None, stage: Stage) -> dict[Kind, tuple[Segment, ...]]:
     """Return the segments of a stage's actions by kind.
+
+    What the host takes to issue a forward beyond computation comes first, as ``host``.
 
     Args:
         costing: what times depend on.
+        tower: the encoder in front, where there is one.
         stage: what lies on it.
-        host_ns: what the host takes to issue a forward; what that is beyond computation comes first, as ``host``.
     """
+    options = costing.options
     (order,) = units = items_of(
         costing.model, [stage], layer=lambda kind: _layer(costing, kind), embedding=_embedding(costing),
         prediction=_prediction(costing), head=_head(costing),
     )  # fmt: skip
-    if costing.tower:
-        (order,) = in_front(units, [stage], _encoder(costing, costing.tower), _projector(costing, costing.tower))
+    if tower:
+        (order,) = in_front(units, [stage], _encoder(costing, tower), _projector(costing, tower))
     forward = [part for one in order for part in one.forward]
     backward = [part for one in reversed(order) for part in one.backward]
-    waits = _waits(_computed(forward, backward), host_ns, frozen=costing.model.frozen)
+    computed = _computed(forward, backward)
+    waits = computed.host_waits(stage_host_ns(options, stage), frozen=costing.model.frozen)
     forward.insert(0, Part("host", waits.f))
     backward[:0] = (Part("host", waits.i), Part("host-weight", waits.w, for_weights=True))
     found = {
         Kind.F: _chained(forward),
-        Kind.B: _chained(backward, delay_wgrad=costing.delay_wgrad),
+        Kind.B: _chained(backward, delay_wgrad=options.delay_wgrad),
         Kind.I: _chained([part for part in backward if not part.for_weights]),
         Kind.W: _chained([part._replace(for_weights=False) for part in backward if part.for_weights]),
     }
@@ -130,17 +102,18 @@ def _chained(parts: Sequence[Part], *, delay_wgrad: bool = True) -> tuple[Segmen
 
 
 def _layer(costing: Costing, kind: Layer) -> Unit:
-    model, shard = costing.model, costing.shard
-    operations = flops.layer(model, shard, costing.grad, kind)
+    model, shard, options = costing.model, costing.shard, costing.options
+    operations = costing.layer(kind)
     each = layer_times.layer_collectives(model, shard, costing.groups, experts=kind.experts)
-    norms = costing.passes(one for one in operations if one.name == "norms and residuals")
-    own = costing.passes(one for one in operations if one.name in _ATTENTION).plus(norms.share(1, 2))
-    whole = costing.passes(operations)
-    waits = _waits(whole, costing.host_ns if kind.experts else 0, frozen=model.frozen)
+    norms = costing.cost(one for one in operations if one.name == "norms and residuals")
+    own = costing.cost(one for one in operations if one.name in _ATTENTION) + norms.share(1, 2)
+    whole = costing.cost(operations)
+    waits = whole.host_waits(options.host if kind.experts else 0, frozen=model.frozen)
     if whole.f and whole.i:
-        shares = zip(waits, own, whole, strict=True)
-        own = own.plus(Passes(*(wait * part // max(all_, 1) for wait, part, all_ in shares)))
-    inner = whole.plus(waits).minus(own)
+        own += Cost(
+            f=waits.f * own.f // whole.f, i=waits.i * own.i // whole.i, w=waits.w * own.w // max(whole.w, 1)
+        )
+    inner = whole + waits - own
     name = "experts" if kind.experts else "mlp"
     split = layer_times.is_split(shard)
     gather, reduce = tensor_parallel(each.gather_ns, each.reduce_ns, split=split)
@@ -148,15 +121,15 @@ def _layer(costing: Costing, kind: Layer) -> Unit:
     keys = Part("key-value-gather", each.keys_ns, Stream.CONTEXT_PARALLEL)
     key_gradients = Part("key-value-scatter", each.key_gradients_ns, Stream.CONTEXT_PARALLEL)
     dispatch, combine = (Part(way, each.exchange_ns, Stream.EXPERT_PARALLEL) for way in ("dispatch", "combine"))
-    before = _projections(costing, operations).plus(norms.share(1, 2)) if each.keys_ns else Passes()
-    rest = own.minus(before)
+    before = _projections(costing, operations) + norms.share(1, 2) if each.keys_ns else Cost()
+    rest = own - before
     second = (dispatch, second_gather, Part(name, inner.f), second_reduce, combine)
     forward = (gather, Part("projections", before.f), keys, Part("attention", rest.f), reduce, *second)
     once_more = _again(costing, kind, operations, forward, second)
     weight = Part(f"{name}-weight", inner.w, for_weights=True)
     backward = (
         combine, second_gather, Part(f"{name}-input", inner.i), second_reduce,
-        *((dispatch, weight) if costing.delay_wgrad else (weight, dispatch)),
+        *((dispatch, weight) if options.delay_wgrad else (weight, dispatch)),
         gather, keys, Part("attention-input", rest.i), key_gradients, Part("projections-input", before.i),
         reduce, Part("attention-weight", own.w, for_weights=True),
     )  # fmt: skip
@@ -165,20 +138,12 @@ def _layer(costing: Costing, kind: Layer) -> Unit:
     return Unit(forward=forward, backward=(*backward[:at], *once_more, *backward[at:]))
 
 
-def _waits(whole: Passes, host_ns: int, *, frozen: bool) -> Passes:
-    """Return what a layer's computation waits for the host that issues it, as :meth:`Cost.at_least` has it."""
-    if frozen:
-        return Passes(max(0, host_ns - whole.f), max(0, host_ns - whole.i), 0)
-    backward = max(0, 2 * host_ns - whole.i - whole.w)
-    return Passes(max(0, host_ns - whole.f), backward // 2, backward - backward // 2)
-
-
-def _computed(forward: Iterable[Part], backward: Iterable[Part]) -> Passes:
+def _computed(forward: Iterable[Part], backward: Iterable[Part]) -> Cost:
     """Return what the computations among parts take."""
     f = sum(part.ns for part in forward if part.stream is Stream.COMPUTE)
     own = [part for part in backward if part.stream is Stream.COMPUTE]
     w = sum(part.ns for part in own if part.for_weights)
-    return Passes(f, sum(part.ns for part in own) - w, w)
+    return Cost(f=f, i=sum(part.ns for part in own) - w, w=w)
 
 
 def _again(
@@ -203,12 +168,12 @@ def _again(
     if "core_attn" in model.again:
         around = (*(part for part in forward if part.name == "key-value-gather"), *around)
     name = "core" if model.again == {"core_attn"} else "modules"
-    return (*around, Part(f"recompute-{name}", again_ns(operations, model, costing.device, kind)))
+    return (*around, Part(f"recompute-{name}", again_ns(costing, operations, experts=kind.experts)))
 
 
 def _encoder(costing: Costing, tower: Tower) -> Unit:
     """Return the segments of an encoder layer. A frozen encoder has no backward."""
-    own = _layer(replace(costing, model=tower.model, shard=tower.shard, tower=None), Layer())
+    own = _layer(tower.costing(costing), Layer())
 
     def named(parts: Iterable[Part]) -> tuple[Part, ...]:
         return tuple(
@@ -222,7 +187,7 @@ def _encoder(costing: Costing, tower: Tower) -> Unit:
 
 def _projector(costing: Costing, tower: Tower) -> Unit:
     """Return the projector with its sums; without a backward where nothing in it or before it is trained."""
-    own = replace(costing, model=tower.model).passes([tower.projection(costing.grad)])
+    own = tower.costing(costing).cost([tower.projection(gradient_bytes(costing.options))])
     group = tower.projector_collectives(costing.groups)
     forward, backward = (
         Part("all-reduce", took, Stream.TENSOR_PARALLEL) for took in (group.forward_ns, group.backward_ns)
@@ -235,7 +200,7 @@ def _projector(costing: Costing, tower: Tower) -> Unit:
 
 
 def _prediction(costing: Costing) -> Unit:
-    own = costing.passes(flops.prediction(costing.model, costing.shard, costing.grad))
+    own = costing.cost(costing.prediction())
     return Unit(
         forward=(Part("prediction", own.f),),
         backward=(Part("prediction-input", own.i), Part("prediction-weight", own.w, for_weights=True)),
@@ -247,17 +212,17 @@ def _place(parts: Sequence[Part], name: str) -> int:
     return 1 + next(place for place, part in enumerate(parts) if part.name == name)
 
 
-def _projections(costing: Costing, operations: Iterable[Operation]) -> Passes:
+def _projections(costing: Costing, operations: Iterable[Operation]) -> Cost:
     """Return what projecting queries, keys and values takes of a layer's projections, by their widths."""
     shard = costing.shard
-    whole = costing.passes(one for one in operations if one.name == "attention projections")
+    whole = costing.cost(one for one in operations if one.name == "attention projections")
     inward = shard.query + shard.kv + shard.value
-    latent = costing.passes(one for one in operations if one.name in {"compression", "expansion"})
+    latent = costing.cost(one for one in operations if one.name in {"compression", "expansion"})
     return latent if costing.model.kv_rank else whole.share(inward, inward + shard.output)
 
 
 def _embedding(costing: Costing) -> Unit:
-    own = costing.passes([flops.embedding(costing.model, costing.shard, costing.grad)])
+    own = costing.cost(costing.embedding())
     group = layer_times.embedding_ns(costing.model, costing.shard, costing.groups)
     split = layer_times.is_split(costing.shard)
     gather, reduce = tensor_parallel(group.backward_ns, group.forward_ns, split=split)
@@ -268,9 +233,9 @@ def _embedding(costing: Costing) -> Unit:
 
 
 def _head(costing: Costing) -> Unit:
-    model, shard = costing.model, costing.shard
-    own = costing.passes(flops.head(model, shard, costing.grad))
-    group = layer_times.head_ns(model, shard, costing.groups)
+    shard = costing.shard
+    own = costing.cost(costing.head())
+    group = layer_times.head_ns(costing.model, shard, costing.groups)
     loss = layer_times.loss_ns(shard, costing.groups)
     gather, reduce = tensor_parallel(group.forward_ns - loss, group.backward_ns, split=layer_times.is_split(shard))
     return Unit(
@@ -286,26 +251,6 @@ class Part(NamedTuple):
     ns: int
     stream: Stream = Stream.COMPUTE
     for_weights: bool = False
-
-
-class Passes(NamedTuple):
-    """Times of a group of operations in the forward, for the input gradient and for the weight gradient."""
-
-    f: int = 0
-    i: int = 0
-    w: int = 0
-
-    def plus(self, other: Passes) -> Passes:
-        """Return these times and others together."""
-        return Passes(self.f + other.f, self.i + other.i, self.w + other.w)
-
-    def minus(self, other: Passes) -> Passes:
-        """Return these times without others."""
-        return Passes(self.f - other.f, self.i - other.i, self.w - other.w)
-
-    def share(self, part: int, whole: int) -> Passes:
-        """Return a part of the forward and of the input gradient, rounded down."""
-        return Passes(self.f * part // whole, self.i * part // whole)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,12 +93,11 @@ def build(problem: Problem, horizon: int, *, ranks: Collection[int] = (), least:
     _dataflow(model, problem)
     for rank in sorted(kept):
         computed = [op for op in model.start if op.part in COMPUTED and problem.stage_rank[op.stage] == rank]
-        intervals = [interval(model.cp, model.start[op], problem.duration(op)) for op in computed]
+        again = _recomputations(model, problem, rank, horizon)
+        runs = [interval(model.cp, model.start[op], problem.duration(op)) for op in computed]
+        model.cp.add_no_overlap(runs + again)
         if problem.limit[rank] == NO_LIMIT:
-            model.cp.add_no_overlap(intervals)
             continue
-        intervals += _recomputations(model, problem, rank, horizon)
-        model.cp.add_no_overlap(intervals)
         _copies(model, problem, rank, horizon)
         hold(model.cp, _holdings(model, problem, rank), problem.limit[rank], horizon)
     for ranks_of, parts in problem.channels:
@@ -145,7 +144,7 @@ def _dataflow(model: Model, problem: Problem) -> None:
 
 def _recomputations(model: Model, problem: Problem, rank: int, horizon: int) -> list[Any]:
     """Make the variables of what a rank may compute again, and return their intervals."""
-    if not problem.recomputes:
+    if not problem.recomputes or problem.limit[rank] == NO_LIMIT:
         return []
     cp, intervals = model.cp, []
     for stage in problem.stages_of[rank]:
