@@ -31,8 +31,7 @@ from pptrace.plugin import (
     write_table,
 )
 from pptrace_optpipe.cache import Cache, wrong_folder
-from pptrace_optpipe.plugin import SHORTEST_NS, require_solver
-from pptrace_optpipe.schedule import OptimizeOptions
+from pptrace_optpipe.schedule import SHORTEST_NS, OptimizeOptions, require_solver
 from pptrace_optpipe.setting import channels_of, setting_of, simulated
 from pptrace_optpipe.start_schedules import rivals
 

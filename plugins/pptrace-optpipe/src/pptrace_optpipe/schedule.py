@@ -12,9 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from pptrace.plugin import Duration, Kind, Placement, PptraceError, ScheduleError, Size, measure
+from pptrace.plugin import (
+    ConfigError,
+    ConstraintError,
+    Duration,
+    Kind,
+    Placement,
+    PptraceError,
+    ScheduleError,
+    Size,
+    measure,
+)
 from pptrace_optpipe.playback import play
-from pptrace_optpipe.plugin import DEFAULT_NS
 from pptrace_optpipe.problem import NO_LIMIT
 from pptrace_optpipe.setting import (
     SearchInput,
@@ -34,8 +43,12 @@ if TYPE_CHECKING:
     from pptrace_optpipe.model import Effort
     from pptrace_optpipe.problem import Problem
 
-__all__ = ["OptimizeOptions", "OptpipeOptions", "build"]
+__all__ = ["SHORTEST_NS", "OptimizeOptions", "OptpipeOptions", "build", "check", "require_solver"]
 
+SHORTEST_NS = 100_000_000
+"""The shortest time of a search."""
+_DEFAULT_NS = 10_000_000_000
+"""The time of a search in a configuration unless given."""
 _SHARE, _AT_LEAST_S = 0.25, 1.0
 """The part of the time, and the seconds at least, in which other plugins' schedules are built and simulated."""
 _TIME = "How long to search unless work is given; it ends earlier where a schedule is proved to be the fastest."
@@ -78,7 +91,7 @@ class _Effort(BaseModel):
 class OptpipeOptions(_Effort):
     """What ``schedule: optpipe`` takes."""
 
-    time: Duration | None = Field(default=DEFAULT_NS, description=_TIME)
+    time: Duration | None = Field(default=_DEFAULT_NS, description=_TIME)
     activations: Annotated[Size, Field(ge=0)] = Field(
         default=0,
         description="Bytes of activations that each rank may hold; what the device has room for unless given.",
@@ -95,6 +108,29 @@ class OptimizeOptions(_Effort):
     memory: Sequence[Size] = Field(default=(), description=_MEMORY)
 
 
+def require_solver() -> None:
+    """Refuse to go on without the solver.
+
+    Raises:
+        ConfigError: it is missing, or cannot be loaded.
+    """
+    from importlib import import_module
+
+    try:
+        import_module("ortools.sat.python.cp_model")
+    except Exception as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise ConfigError(f"the solver cannot be loaded ({reason}): pip install 'ortools>=9.10'") from error
+
+
+def check(request: ScheduleRequest) -> None:
+    """Refuse a time in which nothing can be searched."""
+    time_ns = request.options.get("time", _DEFAULT_NS)
+    if time_ns is not None and time_ns < SHORTEST_NS:
+        raise ConstraintError(f"{time_ns / 1e9:g} s is too short for any search", nearest="0.1 s",
+                              key="schedule.options.time")  # fmt: skip
+
+
 def build(request: ScheduleRequest) -> Schedule:
     """Return the best table: no longer than any of other plugins that the simulator says fits.
 
@@ -102,13 +138,14 @@ def build(request: ScheduleRequest) -> Schedule:
         ScheduleError: nothing that fits was found in time.
         ConstraintError: nothing can fit.
     """
+    require_solver()
     from pptrace_optpipe.cache import Cache
     from pptrace_optpipe.model import limited
     from pptrace_optpipe.search import optimise
 
     options, simulator = request.options, request.simulator
     effort = limited(
-        options.get("time", DEFAULT_NS), options.get("work"),
+        options.get("time", _DEFAULT_NS), options.get("work"),
         workers=options.get("workers", 1), seed=options.get("seed", 0),
     )  # fmt: skip
     cache = Cache() if options.get("cache", True) else None
