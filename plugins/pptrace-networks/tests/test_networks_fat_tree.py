@@ -13,8 +13,7 @@ from pptrace.config.validation import validate_options
 from pptrace.plugin import NetworkOffer
 from pptrace.plugins.requests import NetworkRequest
 from pptrace.testing import assert_valid_network
-from pptrace_networks.fat_tree import FatTree, fat_tree
-from pptrace_networks.fat_tree_options import FatTreeOptions
+from pptrace_networks.fat_tree import FatTree, FatTreeOptions, fat_tree
 
 OFFER = NetworkOffer(name="tree", summary="A tree.", build=fat_tree, options=lambda: FatTreeOptions)
 PORT = 50_000_000

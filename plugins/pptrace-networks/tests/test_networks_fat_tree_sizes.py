@@ -12,8 +12,7 @@ from pptrace.api import simulate
 from pptrace.config.validation import validate_options
 from pptrace.errors import ConfigError
 from pptrace.plugins.requests import NetworkRequest
-from pptrace_networks.fat_tree import fat_tree
-from pptrace_networks.fat_tree_options import FatTreeOptions
+from pptrace_networks.fat_tree import FatTreeOptions, fat_tree
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -63,6 +63,11 @@ class Shard:
     vocabulary: int
     """Rows of the embedding and of the LM head, rounded up."""
 
+    @property
+    def is_split(self) -> bool:
+        """Whether activations between tensor-parallel regions are split over the sequence."""
+        return self.split_tokens != self.tokens
+
 
 def shard(model: Transformer, request: CostRequest) -> Shard:
     """Split a layer over a rank's group.

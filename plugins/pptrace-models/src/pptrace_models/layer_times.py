@@ -48,7 +48,6 @@ __all__ = [
     "embedding_ns",
     "head_cost",
     "head_ns",
-    "is_split",
     "layer_collectives",
     "layer_cost",
     "layer_ns",
@@ -94,8 +93,9 @@ class LayerCollectives:
     """Scattering their gradients."""
 
 
-def layer_collectives(model: Transformer, shard: Shard, groups: Groups, *, experts: bool) -> LayerCollectives:
+def layer_collectives(costing: Costing, *, experts: bool) -> LayerCollectives:
     """Return each collective of a layer: tensor, context and expert parallel."""
+    model, shard, groups = costing.model, costing.shard, costing.groups
     size = _hidden_bytes(model, shard)
     gather, reduce = _tensor_ns(shard, groups, "tp", size)
     second_gather, second_reduce = gather, reduce
@@ -115,15 +115,15 @@ def layer_collectives(model: Transformer, shard: Shard, groups: Groups, *, exper
     )
 
 
-def layer_ns(model: Transformer, shard: Shard, groups: Groups, *, experts: bool) -> GroupTimes:
+def layer_ns(costing: Costing, *, experts: bool) -> GroupTimes:
     """Return a layer's collectives in sum."""
-    each = layer_collectives(model, shard, groups, experts=experts)
+    each, computed_again = layer_collectives(costing, experts=experts), costing.model.again
     tensor = each.gather_ns + each.reduce_ns + each.second_gather_ns + each.second_reduce_ns
     forward = tensor + 2 * each.exchange_ns + each.keys_ns
-    again = each.keys_ns * ("core_attn" in model.again)
-    if experts and "moe" in model.again:
+    again = each.keys_ns * ("core_attn" in computed_again)
+    if experts and "moe" in computed_again:
         again += each.second_gather_ns + each.second_reduce_ns + 2 * each.exchange_ns
-    if not experts and "mlp" in model.again:
+    if not experts and "mlp" in computed_again:
         again += each.second_gather_ns + each.second_reduce_ns
     halves = ((each.gather_ns, each.reduce_ns), (each.second_gather_ns, each.second_reduce_ns))
     return GroupTimes(
@@ -133,7 +133,7 @@ def layer_ns(model: Transformer, shard: Shard, groups: Groups, *, experts: bool)
 
 def _tensor_ns(shard: Shard, groups: Groups, axis: str, size: int) -> tuple[int, int]:
     """Return what gathering and summing take: with sequence parallelism both, without it one all-reduce."""
-    if is_split(shard):
+    if shard.is_split:
         gather = groups.ns(axis, size, "all-gather")
         return gather, groups.ns(axis, size, "all-gather", "reduce-scatter") - gather
     return 0, groups.ns(axis, size, "all-reduce")
@@ -141,7 +141,7 @@ def _tensor_ns(shard: Shard, groups: Groups, axis: str, size: int) -> tuple[int,
 
 def _experts_ns(model: Transformer, shard: Shard, groups: Groups, whole: tuple[int, int]) -> tuple[int, int]:
     """Return gathering and summing around experts: of the parts of each, and of the shared ones' tokens."""
-    if not is_split(shard):
+    if not shard.is_split:
         return whole if shard.etp > 1 or shard.shared_ffn else (0, 0)
     gather = reduce = 0
     if shard.etp > 1:
@@ -157,35 +157,30 @@ def _exchange(model: Transformer, shard: Shard) -> Exchange:
     return Exchange(size_bytes=size, top_k=model.top_k, experts=model.num_experts)
 
 
-def embedding_ns(model: Transformer, shard: Shard, groups: Groups) -> GroupTimes:
+def embedding_ns(costing: Costing) -> GroupTimes:
     """Return the embedding's: the sum of the vocabulary's shares; half each way with sequence parallelism."""
-    size = _hidden_bytes(model, shard)
-    if not is_split(shard):
+    shard, groups, size = costing.shard, costing.groups, _hidden_bytes(costing.model, costing.shard)
+    if not shard.is_split:
         return GroupTimes(forward_ns=groups.ns("tp", size, "all-reduce"))
     return GroupTimes(
         forward_ns=groups.ns("tp", size, "reduce-scatter"), backward_ns=groups.ns("tp", size, "all-gather")
     )
 
 
-def head_ns(model: Transformer, shard: Shard, groups: Groups) -> GroupTimes:
+def head_ns(costing: Costing) -> GroupTimes:
     """Return the LM head's: the loss's three sums over the vocabulary's shares, and those of its input."""
-    size = _hidden_bytes(model, shard)
-    loss = loss_ns(shard, groups)
-    if not is_split(shard):
+    shard, groups, size = costing.shard, costing.groups, _hidden_bytes(costing.model, costing.shard)
+    loss = loss_ns(costing)
+    if not shard.is_split:
         return GroupTimes(forward_ns=loss, backward_ns=groups.ns("tp", size, "all-reduce"))
     return GroupTimes(
         forward_ns=loss + groups.ns("tp", size, "all-gather"), backward_ns=groups.ns("tp", size, "reduce-scatter")
     )
 
 
-def loss_ns(shard: Shard, groups: Groups) -> int:
+def loss_ns(costing: Costing) -> int:
     """Return what the loss's three sums over the vocabulary's shares take."""
-    return 3 * groups.ns("tp", shard.tokens * _ROW_BYTES, "all-reduce")
-
-
-def is_split(shard: Shard) -> bool:
-    """Return whether activations between tensor-parallel regions are split over the sequence."""
-    return shard.split_tokens != shard.tokens
+    return 3 * costing.groups.ns("tp", costing.shard.tokens * _ROW_BYTES, "all-reduce")
 
 
 def _hidden_bytes(model: Transformer, shard: Shard) -> int:
@@ -326,7 +321,7 @@ def _exact(share: float) -> Fraction:
 def layer_cost(costing: Costing, kind: Layer) -> Cost:
     """Return a layer's time, with what its backward computes again."""
     model, options, operations = costing.model, costing.options, costing.layer(kind)
-    group = layer_ns(model, costing.shard, costing.groups, experts=kind.experts)
+    group = layer_ns(costing, experts=kind.experts)
     if options.overlap_tp:
         group = beside_products(group, operations, costing.shard.tp, partial(_product_ns, costing))
     cost = costing.cost(operations, group)
@@ -368,13 +363,12 @@ def again_of(operation: str, *, experts: bool) -> frozenset[str]:
 
 def embedding_cost(costing: Costing) -> Cost:
     """Return the embedding's time."""
-    group = embedding_ns(costing.model, costing.shard, costing.groups)
-    return costing.cost(costing.embedding(), group)
+    return costing.cost(costing.embedding(), embedding_ns(costing))
 
 
 def head_cost(costing: Costing) -> Cost:
     """Return the time of final norm, LM head and loss."""
-    return costing.cost(costing.head(), head_ns(costing.model, costing.shard, costing.groups))
+    return costing.cost(costing.head(), head_ns(costing))
 
 
 def _flops_rate(unit: str, model: Transformer, device: Accelerator) -> Fraction:

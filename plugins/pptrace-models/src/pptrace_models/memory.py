@@ -303,11 +303,12 @@ def _shared_held_bytes(shard: Shard, held: Held) -> int:
     return dense * (shard.replicas > 1) + experts * (shard.expert_replicas > 1)
 
 
-def accumulation_ns(model: Transformer, device: Accelerator, options: RooflineOptions, held: Held) -> int:
+def accumulation_ns(costing: Costing, held: Held) -> int:
     """Return the time to add up a microbatch's gradients by kernels of their own."""
-    if options.accumulation == "fused":
+    if costing.options.accumulation == "fused":
         return 0
-    return _update_ns(device, held.trained() * (model.element_bytes + 2 * gradient_bytes(options)))
+    size = costing.model.element_bytes + 2 * gradient_bytes(costing.options)
+    return _update_ns(costing.device, held.trained() * size)
 
 
 def pending_bytes(model: Transformer, options: RooflineOptions, held: Held) -> int:

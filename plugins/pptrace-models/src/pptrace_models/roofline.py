@@ -183,10 +183,9 @@ class _Job:
 
     def _stage_times(self, costing: Costing, stage: Stage, cost: Cost, once_ns: int) -> dict[str, int]:
         """Return the times of a stage of some cost; ``once_ns`` is the part of forwards without a backward."""
-        options = self.options
-        host_ns = stage_host_ns(options, stage)
-        cost = cost.at_least(host_ns, apart=bool(options.segments), frozen=self.model.frozen)
-        added = memory.accumulation_ns(self.model, costing.device, options, self.held(stage))
+        host_ns = stage_host_ns(self.options, stage)
+        cost = cost.at_least(host_ns, apart=bool(self.options.segments), frozen=self.model.frozen)
+        added = memory.accumulation_ns(costing, self.held(stage))
         return {
             "f_ns": cost.f,
             "b_ns": cost.i + cost.w + added,

@@ -102,9 +102,8 @@ def _chained(parts: Sequence[Part], *, delay_wgrad: bool = True) -> tuple[Segmen
 
 
 def _layer(costing: Costing, kind: Layer) -> Unit:
-    model, shard, options = costing.model, costing.shard, costing.options
-    operations = costing.layer(kind)
-    each = layer_times.layer_collectives(model, shard, costing.groups, experts=kind.experts)
+    model, options, operations = costing.model, costing.options, costing.layer(kind)
+    each = layer_times.layer_collectives(costing, experts=kind.experts)
     norms = costing.cost(one for one in operations if one.name == "norms and residuals")
     own = costing.cost(one for one in operations if one.name in _ATTENTION) + norms.share(1, 2)
     whole = costing.cost(operations)
@@ -115,7 +114,7 @@ def _layer(costing: Costing, kind: Layer) -> Unit:
         )
     inner = whole + waits - own
     name = "experts" if kind.experts else "mlp"
-    split = layer_times.is_split(shard)
+    split = costing.shard.is_split
     gather, reduce = tensor_parallel(each.gather_ns, each.reduce_ns, split=split)
     second_gather, second_reduce = tensor_parallel(each.second_gather_ns, each.second_reduce_ns, split=split)
     keys = Part("key-value-gather", each.keys_ns, Stream.CONTEXT_PARALLEL)
@@ -223,9 +222,8 @@ def _projections(costing: Costing, operations: Iterable[Operation]) -> Cost:
 
 def _embedding(costing: Costing) -> Unit:
     own = costing.cost(costing.embedding())
-    group = layer_times.embedding_ns(costing.model, costing.shard, costing.groups)
-    split = layer_times.is_split(costing.shard)
-    gather, reduce = tensor_parallel(group.backward_ns, group.forward_ns, split=split)
+    group = layer_times.embedding_ns(costing)
+    gather, reduce = tensor_parallel(group.backward_ns, group.forward_ns, split=costing.shard.is_split)
     return Unit(
         forward=(Part("embedding", own.f), reduce),
         backward=(gather, Part("embedding-gradient", own.i)),
@@ -233,11 +231,9 @@ def _embedding(costing: Costing) -> Unit:
 
 
 def _head(costing: Costing) -> Unit:
-    shard = costing.shard
     own = costing.cost(costing.head())
-    group = layer_times.head_ns(costing.model, shard, costing.groups)
-    loss = layer_times.loss_ns(shard, costing.groups)
-    gather, reduce = tensor_parallel(group.forward_ns - loss, group.backward_ns, split=layer_times.is_split(shard))
+    group, loss = layer_times.head_ns(costing), layer_times.loss_ns(costing)
+    gather, reduce = tensor_parallel(group.forward_ns - loss, group.backward_ns, split=costing.shard.is_split)
     return Unit(
         forward=(gather, Part("head", own.f), Part("loss", loss, Stream.TENSOR_PARALLEL)),
         backward=(Part("head-input", own.i), reduce, Part("head-weight", own.w, for_weights=True)),

@@ -70,6 +70,6 @@ def _fat_tree(request: NetworkRequest) -> Network:
 
 
 def _fat_tree_options() -> type[BaseModel]:
-    from pptrace_networks.fat_tree_options import FatTreeOptions
+    from pptrace_networks.fat_tree import FatTreeOptions
 
     return FatTreeOptions

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pptrace.plugin import CommandOffer, ScheduleOffer, hookimpl
+from pptrace.plugin import CommandOffer, ConstraintError, ScheduleOffer, hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,13 +27,17 @@ def _build(request: ScheduleRequest) -> Schedule:
 
 
 def _check(request: ScheduleRequest) -> None:
-    from pptrace_optpipe.schedule import check
+    """Refuse a time in which nothing can be searched."""
+    from pptrace_optpipe.options import SHORTEST_NS
 
-    check(request)
+    time_ns = request.options.get("time")
+    if time_ns is not None and time_ns < SHORTEST_NS:
+        raise ConstraintError(f"{time_ns / 1e9:g} s is too short for any search", nearest="0.1 s",
+                              key="schedule.options.time")  # fmt: skip
 
 
 def _options() -> type[BaseModel]:
-    from pptrace_optpipe.schedule import OptpipeOptions
+    from pptrace_optpipe.options import OptpipeOptions
 
     return OptpipeOptions
 

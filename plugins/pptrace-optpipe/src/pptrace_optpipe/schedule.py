@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pptrace.plugin import (
     ConfigError,
-    ConstraintError,
-    Duration,
     Kind,
     Placement,
     PptraceError,
     ScheduleError,
-    Size,
     measure,
 )
+from pptrace_optpipe.options import DEFAULT_NS
 from pptrace_optpipe.playback import play
 from pptrace_optpipe.problem import NO_LIMIT
 from pptrace_optpipe.setting import (
@@ -43,69 +39,11 @@ if TYPE_CHECKING:
     from pptrace_optpipe.model import Effort
     from pptrace_optpipe.problem import Problem
 
-__all__ = ["SHORTEST_NS", "OptimizeOptions", "OptpipeOptions", "build", "check", "require_solver"]
+__all__ = ["build", "require_solver"]
 
-SHORTEST_NS = 100_000_000
-"""The shortest time of a search."""
-_DEFAULT_NS = 10_000_000_000
-"""The time of a search in a configuration unless given."""
+
 _SHARE, _AT_LEAST_S = 0.25, 1.0
 """The part of the time, and the seconds at least, in which other plugins' schedules are built and simulated."""
-_TIME = "How long to search unless work is given; it ends earlier where a schedule is proved to be the fastest."
-_MEMORY = "What each rank may use, weights included; the device's memory unless given."
-
-
-class _Effort(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    work: Annotated[float, Field(gt=0)] | None = Field(
-        default=None,
-        description="How much to search, in place of a time: units of about a second of one processor. With one "
-        "worker the result is then the same on every machine, however busy.",
-    )
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(default=0, description="Seed of the search.")
-    workers: Annotated[int, Field(ge=1, le=256)] = Field(
-        default=1, description="Threads of the solver; results are reproducible with one."
-    )
-
-    recompute: bool = Field(
-        default=False, description="Whether forwards may be computed again where memory is short."
-    )
-    copies: Literal["cluster", "direction", "pair"] = Field(
-        default="cluster",
-        description="What has a channel for copies to the host and one back: what the cluster says, a rank, or "
-        "ranks 2i and 2i + 1.",
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_limit(cls, given: dict[str, Any]) -> dict[str, Any]:
-        if given.get("work") is None:
-            return given
-        if given.get("time") is not None:
-            msg = "give time or work, not both"
-            raise ValueError(msg)
-        return {**given, "time": None}
-
-
-class OptpipeOptions(_Effort):
-    """What ``schedule: optpipe`` takes."""
-
-    time: Duration | None = Field(default=_DEFAULT_NS, description=_TIME)
-    activations: Annotated[Size, Field(ge=0)] = Field(
-        default=0,
-        description="Bytes of activations that each rank may hold; what the device has room for unless given.",
-    )
-    cache: bool = Field(
-        default=True, description="Whether what was found before is taken, and what is found is kept."
-    )
-
-
-class OptimizeOptions(_Effort):
-    """What ``pptrace optimize`` takes."""
-
-    time: Duration | None = Field(default=60_000_000_000, description=_TIME)
-    memory: Sequence[Size] = Field(default=(), description=_MEMORY)
 
 
 def require_solver() -> None:
@@ -123,14 +61,6 @@ def require_solver() -> None:
         raise ConfigError(f"the solver cannot be loaded ({reason}): pip install 'ortools>=9.10'") from error
 
 
-def check(request: ScheduleRequest) -> None:
-    """Refuse a time in which nothing can be searched."""
-    time_ns = request.options.get("time", _DEFAULT_NS)
-    if time_ns is not None and time_ns < SHORTEST_NS:
-        raise ConstraintError(f"{time_ns / 1e9:g} s is too short for any search", nearest="0.1 s",
-                              key="schedule.options.time")  # fmt: skip
-
-
 def build(request: ScheduleRequest) -> Schedule:
     """Return the best table: no longer than any of other plugins that the simulator says fits.
 
@@ -145,7 +75,7 @@ def build(request: ScheduleRequest) -> Schedule:
 
     options, simulator = request.options, request.simulator
     effort = limited(
-        options.get("time", _DEFAULT_NS), options.get("work"),
+        options.get("time", DEFAULT_NS), options.get("work"),
         workers=options.get("workers", 1), seed=options.get("seed", 0),
     )  # fmt: skip
     cache = Cache() if options.get("cache", True) else None
