@@ -26,14 +26,14 @@ from pptrace.errors import PptraceError, TraceError
 from pptrace.traces.perfetto.varint import read_varint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pptrace.network.layout import Layout
     from pptrace.run.replicas import Replicas
     from pptrace.timeline.timeline import Timeline
 
 _MEGABYTE = 1_000_000
-_HEAD = 4096
+_HEAD_BYTES = 4096
 _EXAMPLES = """\b
 pptrace open step.pftrace
 pptrace open run/
@@ -87,18 +87,10 @@ def command(
     with opened_part(file, Wanted(only=only, gpu=gpu, replica=replica, overview=overview), _say) as trace:
         check(trace)
         _check_ui(ui, port)
-        ours = _ours(trace)
+        ours = _is_own_trace(trace)
         # a trace of ours is one step, which fills the view as it is
         site = Site(trace=trace, ui=ui, arranged=ours, view=None if ours else marked_step(trace))
         _serve(file, site, port, timeout_s, no_browser=no_browser)
-
-
-def _ours(trace: Path) -> bool:
-    from pptrace.config.limits import open_unpacked
-    from pptrace.traces import perfetto
-
-    with open_unpacked(trace) as content:
-        return perfetto.recognises(trace, content.read(_HEAD))
 
 
 def _serve(file: Path, site: Site, port: int, timeout_s: int, *, no_browser: bool) -> None:
@@ -111,7 +103,13 @@ def _serve(file: Path, site: Site, port: int, timeout_s: int, *, no_browser: boo
         _say(f"serving {file} on {HOST}:{server.port} until fetched, or {timeout_s} s without a request")
         _show(address, server.port, public=ui is None, no_browser=no_browser)
         if not server.run(timeout_s):
-            raise PptraceError(_unfetched(file, timeout_s, public=ui is None))
+            message = (
+                f"{file}: nothing fetched it in {timeout_s} s; run again and open the address, or raise --timeout"
+            )
+            if ui is None:
+                message += f" (allow {PUBLIC_UI} to reach this device where the browser asks;"
+                message += " Safari refuses, except with --ui)"
+            raise PptraceError(message)
         _say(f"fetched {file} ({site.trace.stat().st_size / _MEGABYTE:,.1f} MB); stopped serving it")
 
 
@@ -125,30 +123,16 @@ def _check_ui(ui: Path | None, port: int) -> None:
 
 
 def _show(address: str, port: int, *, public: bool, no_browser: bool) -> None:
-    elsewhere = _elsewhere(port)
-    if no_browser or not viewer.has_display(os.environ):
-        elsewhere()
-        return
-    viewer.open_browser(address, elsewhere)
-    if public:
-        _say(f"if the browser asks whether {PUBLIC_UI} may reach this device, allow it")
-
-
-def _elsewhere(port: int) -> Callable[[], None]:
-    def say() -> None:
+    def explain() -> None:
         _say("open the address above in a browser here; from another machine, first run there:")
         _say(f"  {viewer.forward_command(port)}")
 
-    return say
-
-
-def _unfetched(file: Path, timeout_s: int, *, public: bool) -> str:
-    line = f"{file}: nothing fetched it in {timeout_s} s; run again and open the address, or raise --timeout"
+    if no_browser or not viewer.has_display(os.environ):
+        explain()
+        return
+    viewer.open_browser(address, explain)
     if public:
-        line += (
-            f" (allow {PUBLIC_UI} to reach this device where the browser asks; Safari refuses, except with --ui)"
-        )
-    return line
+        _say(f"if the browser asks whether {PUBLIC_UI} may reach this device, allow it")
 
 
 def _say(line: str) -> None:
@@ -272,8 +256,14 @@ def _named(job: Replicas | None) -> Iterator[tuple[str, Timeline]]:
     from pptrace.timeline.critical_path import why
 
     for numbers, run in job.runs(_REPLICAS) if job else ():
-        few = ", ".join(map(str, numbers[:_FEW])) + (f", … {numbers[-1]}" if len(numbers) > _FEW else "")
-        yield f"replica{'s' * (len(numbers) != 1)} {few}", replace(run.timeline, why=why(run.timeline))
+        yield (
+            f"replica{'s' * (len(numbers) != 1)} {_first_of(numbers)}",
+            replace(run.timeline, why=why(run.timeline)),
+        )
+
+
+def _first_of(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers[:_FEW])) + (f", … {numbers[-1]}" if len(numbers) > _FEW else "")
 
 
 def _is_large(file: Path) -> bool:
@@ -282,11 +272,10 @@ def _is_large(file: Path) -> bool:
 
 
 def _is_own_trace(file: Path) -> bool:
-    from pptrace.config.limits import open_unpacked
     from pptrace.traces import perfetto
 
     with open_unpacked(file) as content:
-        return perfetto.recognises(file, content.read(4096))
+        return perfetto.recognises(file, content.read(_HEAD_BYTES))
 
 
 def _read(file: Path) -> Timeline:
@@ -346,8 +335,7 @@ def _about(timeline: Timeline) -> Mapping[int, str]:
         about[rank] = f"stage{'s' * (len(stages) != 1)} {', '.join(map(str, stages))}"
         if layout is not None:
             members = sorted(layout.members()[rank].tolist())
-            few = ", ".join(map(str, members[:_FEW])) + (f", … {members[-1]}" if len(members) > _FEW else "")
-            about[rank] += f"; {len(members):,} GPUs: {few}"
+            about[rank] += f"; {len(members):,} GPUs: {_first_of(members)}"
     return about
 
 
@@ -370,7 +358,8 @@ def check(path: Path) -> None:
     """
     try:
         _require_file(path)
-        with _opened(path) as file:
+        with path.open("rb") as packed:
+            file = cast("IO[bytes]", UnpackedFile(path, packed))
             head = file.read(_CHUNK_BYTES)
             if not head:
                 raise TraceError(f"is empty; expected {_ACCEPTED}", file=path)
@@ -391,12 +380,6 @@ def _require_file(path: Path) -> None:
         raise TraceError("is no regular file; save it to one first", file=path)
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
-    with path.open("rb") as file:
-        yield cast("IO[bytes]", UnpackedFile(path, file))
-
-
 def _is_perfetto(head: bytes) -> bool:
     """Tell whether packets follow each other to the end of ``head``; the last may be cut."""
     place = 0
@@ -406,33 +389,21 @@ def _is_perfetto(head: bytes) -> bool:
         size, start = read_varint(head, place + 1)
         if start == 0:
             return place > 0 and len(head) == _CHUNK_BYTES
-        if size and start < len(head) and not _is_tag(head[start]):
-            return False
+        if size and start < len(head) and (head[start] & 7 not in _WIRE_TYPES or head[start] < 1 << 3):
+            return False  # no tag of a field
         place = start + size
     return place == len(head) or len(head) == _CHUNK_BYTES
-
-
-def _is_tag(byte: int) -> bool:
-    return byte & 7 in _WIRE_TYPES and byte >> 3 > 0
 
 
 def _is_chrome_json(head: bytes, rest: IO[bytes]) -> bool:
     text = head.removeprefix(_BOM).lstrip()
     if text.startswith(b"["):
         return text[1:].lstrip().startswith(b"{") and _PHASE in text
-    return text.startswith(b"{") and _names_events(head, rest)
-
-
-def _names_events(head: bytes, rest: IO[bytes]) -> bool:
-    # a profiler may write megabytes about its job before the events
-    overlap = len(_EVENTS) - 1
-    window = head
-    while _EVENTS not in window:
+    window = head if text.startswith(b"{") else b""
+    while window and _EVENTS not in window:  # a profiler may write megabytes about its job before the events
         chunk = rest.read(_CHUNK_BYTES)
-        if not chunk:
-            return False
-        window = window[-overlap:] + chunk
-    return True
+        window = window[1 - len(_EVENTS) :] + chunk if chunk else b""
+    return bool(window)
 
 
 _MARK = re.compile(rb'"ProfilerStep#\d+"')

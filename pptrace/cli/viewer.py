@@ -262,8 +262,14 @@ class Handler(BaseHTTPRequestHandler):
     def do_OPTIONS(self) -> None:
         """Allow the browser's question before a request across origins."""
         with self.server.delivery.request():
-            if self._file() is not None:
-                self._allow()
+            if self._file() is None:
+                return
+            self.send_response(HTTPStatus.NO_CONTENT)
+            self.send_header("Access-Control-Allow-Methods", _METHODS)
+            self.send_header("Access-Control-Allow-Headers", "Range")
+            if self.headers.get("Access-Control-Request-Private-Network") == "true":
+                self.send_header("Access-Control-Allow-Private-Network", "true")
+            self.end_headers()
 
     def end_headers(self) -> None:
         """Add what every answer carries."""
@@ -292,14 +298,6 @@ class Handler(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.NOT_FOUND)
         return file
 
-    def _allow(self) -> None:
-        self.send_response(HTTPStatus.NO_CONTENT)
-        self.send_header("Access-Control-Allow-Methods", _METHODS)
-        self.send_header("Access-Control-Allow-Headers", "Range")
-        if self.headers.get("Access-Control-Request-Private-Network") == "true":
-            self.send_header("Access-Control-Allow-Private-Network", "true")
-        self.end_headers()
-
     def _answer(self, *, with_body: bool) -> None:
         path = self._file()
         if path is None:
@@ -313,36 +311,28 @@ class Handler(BaseHTTPRequestHandler):
             self._send(path, file, with_body=with_body)
 
     def _send(self, path: Path, file: IO[bytes], *, with_body: bool) -> None:
-        size = os.fstat(file.fileno()).st_size
+        size, is_trace = os.fstat(file.fileno()).st_size, path == self.server.site.trace
         try:
             part = byte_range(self.headers.get("Range"), size)
         except IndexError:
-            self._refuse_range(size)
+            self.send_response(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE)
+            self.send_header("Content-Range", f"bytes */{size}")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
             return
         start, stop = part or (0, size)
-        self._send_head(path, start, stop, size if part else None)
-        if with_body and self._send_body(file, start, stop - start) and path == self.server.site.trace:
-            self.server.delivery.sent(start, stop, size=size)
-
-    def _send_head(self, path: Path, start: int, stop: int, whole: int | None) -> None:
-        self.send_response(HTTPStatus.OK if whole is None else HTTPStatus.PARTIAL_CONTENT)
-        if whole is not None:
-            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{whole}")
+        self.send_response(HTTPStatus.OK if part is None else HTTPStatus.PARTIAL_CONTENT)
+        if part is not None:
+            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{size}")
         # no Content-Encoding on a .gz: the UI is to have the bytes of the file
-        kind = _BINARY if path == self.server.site.trace else _TYPES.get(path.suffix, _BINARY)
-        self.send_header("Content-Type", kind)
+        self.send_header("Content-Type", _BINARY if is_trace else _TYPES.get(path.suffix, _BINARY))
         self.send_header("Content-Length", str(stop - start))
         self.send_header("Accept-Ranges", "bytes")
         self.end_headers()
-
-    def _send_body(self, file: IO[bytes], start: int, count: int) -> bool:
-        return count == 0 or self.connection.sendfile(file, start, count) == count
-
-    def _refuse_range(self, size: int) -> None:
-        self.send_response(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE)
-        self.send_header("Content-Range", f"bytes */{size}")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+        count = stop - start
+        is_sent = with_body and (count == 0 or self.connection.sendfile(file, start, count) == count)
+        if is_sent and is_trace:
+            self.server.delivery.sent(start, stop, size=size)
 
 
 class _Request(io.RawIOBase):
