@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pptrace.cli.options import config_file, experiment_flags, json_option, outputs_option
+from pptrace.report.text_table import table_lines
 from pptrace.sanitize import printable_line
 
 if TYPE_CHECKING:
@@ -88,8 +89,6 @@ def _print(run: Run, written: list[Path], *, as_json: bool, explain: bool) -> No
         return
     if explain:
         rows = [(key, str(value), origin) for key, value, origin in run.prepared.resolved.explain()]
-        width = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
-        for key, value, origin in rows:
-            click.echo(f"{key:<{width[0]}}  {value:<{min(width[1], 40)}}  {origin}")
+        click.echo("\n".join(table_lines(rows, range(3))))
         click.echo("")
     click.echo(run.summary(written))

@@ -177,15 +177,15 @@ def _any(known: Any) -> bool:
 
 def page_of(document: Document) -> str:
     """Return a document as an HTML page with its pictures."""
+    return render(Path(__file__).parent / "page.html", document=document)
+
+
+def render(template: Path, **values: Any) -> str:
+    """Return the text of a template with values; control characters of text that is not markup are removed."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     templates = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
-        keep_trailing_newline=True, finalize=_finalized,
+        loader=FileSystemLoader(template.parent), autoescape=True, undefined=StrictUndefined,
+        keep_trailing_newline=True, finalize=lambda value: printable(value) if type(value) is str else value,
     )  # fmt: skip
-    return templates.get_template("page.html").render(document=document, version=__version__)
-
-
-def _finalized(value: object) -> object:
-    """Remove control characters from text that is not markup."""
-    return printable(value) if type(value) is str else value
+    return templates.get_template(template.name).render(version=__version__, **values)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pptrace.config.quantities import format_duration, format_size
 from pptrace.report.document import Document, Line, Section, Table
 from pptrace.steps.kinds import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from pptrace.steps.segments import Segment
     from pptrace.steps.workload import KernelCost, Workload
+
+Content = TypeVar("Content")
 
 _TIMES = {
     "forward": "f_ns", "backward": "b_ns", "input_gradient": "i_ns", "weight_gradient": "w_ns",
@@ -91,18 +95,14 @@ def _kernels(kernels: Sequence[KernelCost]) -> tuple[tuple[str, ...], ...]:
             f"{kernel.flops / 1e9:.6g} GFLOP" if kernel.flops else "",
             format_size(kernel.size_bytes) if kernel.size_bytes else "",
         ))  # fmt: skip
-    rows: list[tuple[str, ...]] = []
-    stages = sorted(by_stage)
-    first = 0
-    for place in range(1, len(stages) + 1):
-        if place == len(stages) or by_stage[stages[place]] != by_stage[stages[first]]:
-            rows += [(_name(stages[first], stages[place - 1]), *row) for row in by_stage[stages[first]]]
-            first = place
-    return tuple(rows)
+    return tuple((name, *row) for name, rows in _equal_stages(sorted(by_stage.items())) for row in rows)
 
 
-def _name(first: int, last: int) -> str:
-    return str(first) if first == last else f"{first} to {last}"
+def _equal_stages(stages: Iterable[tuple[int, Content]]) -> Iterator[tuple[str, Content]]:
+    """Yield the stages and the content of each run of equal content."""
+    for content, group in groupby(stages, key=itemgetter(1)):
+        numbers = [stage for stage, _ in group]
+        yield str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}", content
 
 
 def costs_yaml(workload: Workload, configuration: Mapping[str, Any]) -> str:
@@ -165,15 +165,12 @@ def _column(workload: Workload, name: str) -> list[int]:
 
 def _by_stage(columns: Mapping[str, list[int]], written: Callable[[int], str], stages: int) -> Table:
     """Return one row for consecutive equal stages."""
-    rows: list[tuple[str, ...]] = []
-    first = 0
-    for stage in range(1, stages + 1):
-        if stage == stages or _row(columns, stage) != _row(columns, first):
-            name = _name(first, stage - 1)
-            cells = [written(value) if value is not None else "" for value in _row(columns, first)]
-            rows.append((name, *cells))
-            first = stage
-    return Table(head=("stage", *columns), rows=tuple(rows))
+    by_stage = ((stage, _row(columns, stage)) for stage in range(stages))
+    rows = tuple(
+        (name, *(written(value) if value is not None else "" for value in values))
+        for name, values in _equal_stages(by_stage)
+    )
+    return Table(head=("stage", *columns), rows=rows)
 
 
 def _row(columns: Mapping[str, list[int]], stage: int) -> list[int | None]:

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pptrace.config.quantities import format_rate, format_size
+from pptrace.report.rendering import render
 from pptrace.report.step_drawing import CAUSE_COLOURS, chart_of, chart_svg
 from pptrace.run.advice import advice_rows
 from pptrace.run.overheads import overheads
-from pptrace.run.summary import job_text, schedule_text, setting_text, time_text
-from pptrace.sanitize import printable
+from pptrace.run.summary import job_text, link_text, schedule_text, setting_text, time_text
 from pptrace.timeline.idle import IdleCause
 from pptrace.timeline.link_use import busiest_links
-from pptrace.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -56,16 +55,12 @@ class _Lane(NamedTuple):
 
 def run_page(run: SimulatedStep, timeline: Timeline, bottleneck: Bottleneck, advice: Advice) -> str:
     """Return the page of a step; ``timeline`` is drawn, the step's own or a part of it."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
-    templates = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
-        keep_trailing_newline=True, finalize=lambda value: printable(value) if type(value) is str else value,
-    )  # fmt: skip
     chart, spent, memory = chart_of(timeline), list(_time(run)), list(_memory(run))
     causes = [(cause.word, CAUSE_COLOURS[cause]) for cause in IdleCause]
-    return templates.get_template("page.html").render(
+    return render(
+        Path(__file__).parent / "page.html",
         title=f"{job_text(run)}: {schedule_text(run)}",
         setting=f"{run.prepared.batch_text}, {setting_text(run)}",
         figures=[*_figures(run), ("largest overhead", str(bottleneck))],
@@ -82,7 +77,6 @@ def run_page(run: SimulatedStep, timeline: Timeline, bottleneck: Bottleneck, adv
         estimated=advice.estimated,
         notes=list(run.metrics.notes),
         configuration=[(key, str(value), origin) for key, value, origin in run.prepared.resolved.explain()],
-        version=__version__,
     )
 
 
@@ -153,7 +147,6 @@ def _links(run: SimulatedStep) -> Iterator[tuple[str, str, str, str, str]]:
     """Yield the busiest links: name, capacity, use, bytes, delay."""
     used = [] if run.traffic is None else busiest_links(run.timeline, run.traffic, run.metrics.step_ns)
     for use in used[:_MOST_LINKS]:
-        name = f"{use.names[0]} and {len(use.names) - 1} alike" if len(use.names) > 1 else use.names[0]
         delay = time_text(run, use.delay_ns) if use.delay_ns else "-"
         rate = format_rate(use.rate_kbps * 1000)
-        yield name, rate, f"{use.utilisation:.1%}", format_size(use.size_bytes), delay
+        yield link_text(use), rate, f"{use.utilisation:.1%}", format_size(use.size_bytes), delay

@@ -216,14 +216,17 @@ def _busiest(run: SimulatedStep) -> list[str]:
     used = busiest_links(run.timeline, run.traffic, run.metrics.step_ns)
     if not used:
         return []
-    lines = [f"busiest link   {_link(used[0])}, {used[0].utilisation:.1%} full{_hops(used[0])}"]
+    lines = [f"busiest link   {link_text(used[0])}, {used[0].utilisation:.1%} full{_hops(used[0])}"]
     worst = max(used, key=lambda use: use.delay_ns)
     if worst.delay_ns:
-        lines.append(f"contention     {_link(worst)} held messages up by {time_text(run, worst.delay_ns)} in sum")
+        lines.append(
+            f"contention     {link_text(worst)} held messages up by {time_text(run, worst.delay_ns)} in sum"
+        )
     return lines
 
 
-def _link(use: LinkUse) -> str:
+def link_text(use: LinkUse) -> str:
+    """Return the name of a link, and the number of equal links."""
     return f"{use.names[0]} and {len(use.names) - 1} alike" if len(use.names) > 1 else use.names[0]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
-from pptrace.plugin import format_size, write_picture
+from pptrace.plugin import format_size, table_lines, write_picture
 from pptrace_optpipe.bounds import copy_ratio
 from pptrace_optpipe.playback import play
 from pptrace_optpipe.problem import COMPUTED, NO_LIMIT, Op, Part
@@ -117,17 +117,16 @@ def _beside(found: Optimised, rivals: Sequence[Rival]) -> list[str]:
 def pareto_lines(points: list[tuple[int, Optimised | None]]) -> list[str]:
     """Return one line per limit, with a bar for the step."""
     longest = max((one.simulated.step_ns for _, one in points if one is not None), default=1)
-    table = [f"{'memory':>10}  {'step':>12}  {'bound':>12}  {'gap':>7}  offloaded"]
+    rows = [["memory", "step", "bound", "gap", "offloaded", ""]]
     for memory, one in points:
         if one is None:
-            table.append(f"{format_size(memory):>10}  {'nothing fits':>12}")
+            rows.append([format_size(memory), "nothing fits", "", "", "", ""])
             continue
-        step, gone = one.simulated.step_ns, sum(op.part is Part.O for row in one.rows for op in row)
-        bar = "#" * round(30 * step / longest)
+        step, offloads = one.simulated.step_ns, sum(op.part is Part.O for row in one.rows for op in row)
         bound, gap = (_ms(one.bound_ns), f"{one.gap:.2%}") if one.bound_ns else ("-", "-")
-        line = f"{format_size(memory):>10}  {_ms(step):>12}  {bound:>12}  {gap:>7}  {gone:<9} {bar} {one.rival}"
-        table.append(line.rstrip())
-    return table
+        bar = "#" * round(30 * step / longest)
+        rows.append([format_size(memory), _ms(step), bound, gap, str(offloads), f"{bar} {one.rival}"])
+    return table_lines(rows, {4, 5})
 
 
 def _ms(time: int) -> str:
