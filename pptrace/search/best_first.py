@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pptrace.search.candidates import Candidate
-    from pptrace.search.problem import Score
+    from pptrace.search.problem import Layout, Score
     from pptrace.search.runner import CandidateRunner
-    from pptrace.search.space import Layout, Space
+    from pptrace.search.space import Space
 
 _BATCHES = (2, 6, 16, 32)
 """Sizes of the batches between two looks at the bounds; the last size repeats."""
@@ -55,7 +55,7 @@ class SearchResult:
 
     def count(self, outcome: Outcome) -> int:
         """Return the number of candidates with an outcome."""
-        return sum(one.outcome is outcome for one in self.candidates)
+        return sum(candidate.outcome is outcome for candidate in self.candidates)
 
 
 class Search:
@@ -102,9 +102,9 @@ class Search:
                 if self.filter.groups in _EARLY:
                     self._simulate_early()
             self._report()
-        self.candidates = [one for group in groups for one in group]
-        for number, one in enumerate(self.candidates):
-            one.number = number
+        self.candidates = [candidate for group in groups for candidate in group]
+        for number, candidate in enumerate(self.candidates):
+            candidate.number = number
         self.best.sort(key=_standing)
 
     def _simulate_early(self) -> None:
@@ -112,12 +112,14 @@ class Search:
         if self.best or self.request.exhaustive:
             return
         for count, key in ((_PEEKS[2], attrgetter("score", "number")), (_PEEKS[1], _likely)):
-            able = [one for one in self.candidates if one.outcome is Outcome.BOUNDED and one.origin is not None]
+            able = [
+                candidate for candidate in self.candidates if candidate.is_bounded and candidate.origin is not None
+            ]
             likely: list[Candidate] = []
-            for one in nsmallest(count, able, key=key):
-                self.filter.refine(one)
+            for candidate in nsmallest(count, able, key=key):
+                self.filter.refine(candidate)
                 self.bounded += 1
-                likely += [one] * (one.outcome is Outcome.BOUNDED)
+                likely += [candidate] * candidate.is_bounded
                 if len(likely) == _BATCHES[0]:
                     break
             self._simulate(likely)
@@ -126,44 +128,46 @@ class Search:
 
     def _simulate_by_bounds(self) -> None:
         """Pop candidates by their bounds. One with a layout's bound alone gets its own and is pushed again."""
-        waiting = [(one.score, one.number, one) for one in self.candidates if one.outcome is Outcome.BOUNDED]
+        waiting = [
+            (candidate.score, candidate.number, candidate) for candidate in self.candidates if candidate.is_bounded
+        ]
         heapify(waiting)
         sizes, size = iter(_BATCHES), 0
         batch: list[Candidate] = []
         refined: list[Candidate] = []
         while waiting:
             size = size or next(sizes, _BATCHES[-1])
-            score, _, one = heappop(waiting)
+            score, _, candidate = heappop(waiting)
             if self._is_hopeless(score):
                 break
-            if one.origin is None:
-                batch += [one] * (one.outcome is Outcome.BOUNDED)
+            if candidate.origin is None:
+                batch += [candidate] * candidate.is_bounded
             else:
-                self._report_at_intervals(one)
-                self.filter.refine(one)
-                refined.append(one)
+                self._report_at_intervals(candidate)
+                self.filter.refine(candidate)
+                refined.append(candidate)
                 self.bounded += 1
-                if one.outcome is Outcome.BOUNDED and not self._is_hopeless(one.score):
-                    heappush(waiting, (one.score, one.number, one))
+                if candidate.is_bounded and not self._is_hopeless(candidate.score):
+                    heappush(waiting, (candidate.score, candidate.number, candidate))
                 if len(refined) in _PEEKS and not self.request.exhaustive:
                     self._simulate(self._likeliest(refined, batch))
                     self._prefetch_bounds(waiting)
             if len(batch) == size:
                 self._simulate(batch)
                 batch, size = [], 0
-        self._simulate([one for one in batch if not self._is_hopeless(one.score)])
+        self._simulate([candidate for candidate in batch if not self._is_hopeless(candidate.score)])
 
     def _prefetch_bounds(self, waiting: Sequence[tuple[Score, int, Candidate]]) -> None:
         """Start to bound candidates in worker processes, once these have compiled kernels."""
         executor = self.runner.worker_executor()
         if self.filter.prefetch is None and executor is not None:
-            rest = [one for _, _, one in sorted(waiting, key=lambda item: item[:2]) if one.origin is not None]
+            rest = [candidate for *_, candidate in sorted(waiting) if candidate.origin is not None]
             if should_prefetch(rest):
                 self.filter.prefetch = BoundPrefetch(self.space, rest, executor, self.runner.workers)
 
     def _likeliest(self, refined: Sequence[Candidate], batch: Sequence[Candidate]) -> list[Candidate]:
         """Return the requested number of bounded candidates, best first. Their scores bound the last place."""
-        waiting = [one for one in refined if one.outcome is Outcome.BOUNDED and one not in batch]
+        waiting = [candidate for candidate in refined if candidate.is_bounded and candidate not in batch]
         return sorted(waiting, key=attrgetter("score", "number"))[: self.request.top]
 
     def _is_hopeless(self, score: Score) -> bool:
@@ -174,29 +178,29 @@ class Search:
     def _simulate(self, batch: Sequence[Candidate]) -> None:
         done = f" of {len(batch):,} that run"
         rows = self.runner.rows(batch, watch=lambda count: self._report(f", {count:,}{done}"))
-        for one, row in zip(batch, rows, strict=True):
-            one.row = row
+        for candidate, row in zip(batch, rows, strict=True):
+            candidate.row = row
             if row.get("error"):
-                one.outcome, one.reason = Outcome.REFUSED, str(row["error"])
+                candidate.outcome, candidate.reason = Outcome.REFUSED, str(row["error"])
                 continue
-            one.outcome = Outcome.SIMULATED
-            one.score = self.request.score(int(row["step_ns"] or 0), one.layout.sequences, one.layout.gpus)
+            candidate.outcome = Outcome.SIMULATED
+            candidate.score = self.request.score(int(row["step_ns"] or 0), candidate.layout)
             self.simulated += 1
-            if one.fits:
-                self._rank(one)
+            if candidate.fits:
+                self._rank(candidate)
         self._report()
 
-    def _rank(self, one: Candidate) -> None:
+    def _rank(self, candidate: Candidate) -> None:
         """Insert a candidate into the ranking, or among the equivalents of another one."""
-        first = self._places.get(_place(one))
-        if first is not None and first.number < one.number:
-            insort(first.equivalents, one, key=attrgetter("number"))
+        first = self._places.get(_place(candidate))
+        if first is not None and first.number < candidate.number:
+            insort(first.equivalents, candidate, key=attrgetter("number"))
             return
         if first is not None:
             self.best.remove(first)
-            one.equivalents, first.equivalents = [first, *first.equivalents], []
-        self._places[_place(one)] = one
-        insort(self.best, one, key=_standing)
+            candidate.equivalents, first.equivalents = [first, *first.equivalents], []
+        self._places[_place(candidate)] = candidate
+        insort(self.best, candidate, key=_standing)
 
     def _report(self, now: str = "") -> None:
         best = f", best so far {self.best[0].name}" if self.best else ""
@@ -213,18 +217,20 @@ class Search:
 
     def _nothing(self) -> ConfigError:
         """Return the error without a result: the most frequent reason, or the least sufficient memory."""
-        tight = [one for one in self.candidates if one.bound and one.outcome in _NEED_MEMORY]
+        tight = [
+            candidate for candidate in self.candidates if candidate.bound and candidate.outcome in _NEED_MEMORY
+        ]
         if not tight:
-            reasons = [one.reason for one in self.candidates if one.reason]
+            reasons = [candidate.reason for candidate in self.candidates if candidate.reason]
             most = max(dict.fromkeys(reasons), key=reasons.count, default="nothing varies")
             return ConfigError(f"none of {len(self.candidates):,} configurations can run: {most}", file="plan")
         needs = self._needs(tight)
         if not needs:
             return ConfigError(f"none of {len(self.candidates):,} configurations fits", file="--memory")
-        size, one = min(needs, key=lambda need: need[0])
+        size, candidate = min(needs, key=lambda need: need[0])
         # A candidate without a bound of its own needs at least the bound of its layout.
         is_least = all(_need(other)[0] >= size for other in tight if other.origin is not None)
-        enough = f"{format_size(size)} would do{'' if is_least else ', and less may'} ({one.name})"
+        enough = f"{format_size(size)} would do{'' if is_least else ', and less may'} ({candidate.name})"
         message = f"none of {len(self.candidates):,} configurations fits: {enough}; give more GPUs, or more memory"
         return ConfigError(message, file="--memory")
 
@@ -234,23 +240,23 @@ class Search:
         Bounds of layouts ignore activations. Among equal bounds, the longest steps come first: they recompute.
         """
         layouts: dict[Layout, list[Candidate]] = {}
-        for one in sorted(tight, key=_likely):
-            layouts.setdefault(one.layout, []).append(one)
-        likely = [one for group in layouts.values() for one in group[:_LEAST]]
-        further = [one for group in layouts.values() for one in group[_LEAST:]]
+        for candidate in sorted(tight, key=_likely):
+            layouts.setdefault(candidate.layout, []).append(candidate)
+        likely = [candidate for group in layouts.values() for candidate in group[:_LEAST]]
+        further = [candidate for group in layouts.values() for candidate in group[_LEAST:]]
         likely += sorted(further, key=_likely)[:_FURTHER]
-        for one in likely:
+        for candidate in likely:
             self._report()
-            self.filter.refine(one)
-        likely = sorted((one for one in likely if one.outcome in _NEED_MEMORY), key=_need)
+            self.filter.refine(candidate)
+        likely = sorted((candidate for candidate in likely if candidate.outcome in _NEED_MEMORY), key=_need)
         needs: list[tuple[int, Candidate]] = []
         for begin in range(0, len(likely), _LEAST):
             batch = likely[begin : begin + _LEAST]
             if needs and _need(batch[0])[0] >= min(size for size, _ in needs):
                 break
-            rows = self.runner.rows(batch)
-            needs += [(int(row["peak_memory_bytes"] or 0), one) for one, row in zip(batch, rows, strict=True)
-                      if not row.get("error")]  # fmt: skip
+            for candidate, row in zip(batch, self.runner.rows(batch), strict=True):
+                if not row.get("error"):
+                    needs.append((int(row["peak_memory_bytes"] or 0), candidate))
         return needs
 
 

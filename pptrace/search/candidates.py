@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from pptrace.search.basis import Entry
     from pptrace.search.bounds import Bound
     from pptrace.search.pricing import Priced
-    from pptrace.search.problem import Score
-    from pptrace.search.space import Layout, Space
+    from pptrace.search.problem import Layout, Score
+    from pptrace.search.space import Space
 
 
 class Outcome(StrEnum):
@@ -79,6 +79,11 @@ class Candidate:
     """The figures of its simulation."""
     equivalents: list[Candidate] = field(default_factory=list)
     """Candidates that share its place: same layout, schedule, step and memory, but other settings."""
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether it is neither simulated nor excluded so far."""
+        return self.outcome is Outcome.BOUNDED
 
     @property
     def fits(self) -> bool:
@@ -140,9 +145,9 @@ class CandidateFilter:
         candidates: list[Candidate] = []
         for index, entry in enumerate(entries):
             bound = least[self.pricing.has_pairs(entry)]
-            score = self.request.score(bound.step_ns, layout.sequences, layout.gpus)
+            score = self.request.score(bound.step_ns, layout)
             for candidate in self._of_entry(group, index, entry):
-                if candidate.outcome is Outcome.BOUNDED:
+                if candidate.is_bounded:
                     self._bound(candidate, bound, score)
                 candidates.append(candidate)
         return candidates
@@ -173,8 +178,7 @@ class CandidateFilter:
         elif (first := self.seen.setdefault(priced.sameness, candidate)) is not candidate:
             candidate.outcome, candidate.reason = Outcome.EQUAL, first.name
         else:
-            layout = candidate.layout
-            score = self.request.score(priced.bound.step_ns, layout.sequences, layout.gpus)
+            score = self.request.score(priced.bound.step_ns, candidate.layout)
             self._bound(candidate, priced.bound, score)
 
     def _bound(self, candidate: Candidate, bound: Bound, score: Score) -> None:

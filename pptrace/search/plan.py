@@ -106,8 +106,7 @@ def robustness_of(
         scores: list[Score | None] = []
         for one, row in zip(contenders, runner.rows(contenders, machine), strict=True):
             step = None if row.get("error") or not row.get("fits") else int(row["step_ns"] or 0)
-            layout = one.layout
-            scores.append(None if step is None else request.score(step, layout.sequences, layout.gpus))
+            scores.append(None if step is None else request.score(step, one.layout))
         first = scores[0]
         if first is None:
             continue

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from pptrace.config.resolution import Resolved
     from pptrace.run.costs import Costs
     from pptrace.search.basis import Entry
-    from pptrace.search.problem import PlanProblem
-    from pptrace.search.space import Layout
+    from pptrace.search.problem import Layout, PlanProblem
     from pptrace.steps.schedule import Schedule
     from pptrace.steps.workload import Workload
 

@@ -50,6 +50,27 @@ ALIASES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """A division of GPUs with a batch."""
+
+    gpus: int
+    pp: int
+    tp: int
+    cp: int
+    ep: int
+    dp: int
+    micro: int
+    sequences: int
+    """The global batch."""
+
+    @property
+    def microbatches(self) -> int:
+        """Microbatches of one pipeline in a step; 0 where they do not divide the batch."""
+        count, rest = divmod(self.sequences, self.dp * self.micro)
+        return 0 if rest else count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
     """GPUs, limits and objective of a plan."""
 
@@ -78,18 +99,12 @@ class PlanRequest:
             message = f"{self.objective!r} is no objective{nearest(self.objective, OBJECTIVES)}"
             raise ConfigError(message, file="--objective")
 
-    def score(self, step_ns: int, sequences: int, gpus: int) -> Score:
-        """Return the score of a step, or of a lower bound on it.
-
-        Args:
-            step_ns: step time.
-            sequences: the global batch.
-            gpus: number of GPUs.
-        """
+    def score(self, step_ns: int, layout: Layout) -> Score:
+        """Return the score of a step of a layout, or of a lower bound on it."""
         if self.objective == "step":
             return (Fraction(step_ns),)
-        per_sequence = Fraction(step_ns, sequences)
-        return (Fraction(gpus), per_sequence) if self.objective == "gpus" else (per_sequence * gpus,)
+        per_sequence = Fraction(step_ns, layout.sequences)
+        return (Fraction(layout.gpus), per_sequence) if self.objective == "gpus" else (per_sequence * layout.gpus,)
 
 
 def gpus_text(count: int) -> str:

@@ -7,7 +7,6 @@ cost model, even and balanced splits of layers, and every installed schedule wit
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from math import prod
@@ -17,7 +16,7 @@ from pptrace.config.places import key_text
 from pptrace.errors import ConfigError
 from pptrace.run.neighbourhood import WIDELY, literals
 from pptrace.search.basis import Entry, parse_entries
-from pptrace.search.problem import LAYERS, PLANNED, gpus_text, setting
+from pptrace.search.problem import LAYERS, PLANNED, Layout, gpus_text, setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -69,27 +68,6 @@ _EVEN, _BALANCED = "even", "balanced"
 _NEAREST = ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp")
 """Orders of the axes on a cluster: replicas, or pipeline neighbours, inside a node."""
 _SWITCHES = (RECOMPUTE, "costs.zero")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """A division of GPUs with a batch."""
-
-    gpus: int
-    pp: int
-    tp: int
-    cp: int
-    ep: int
-    dp: int
-    micro: int
-    sequences: int
-    """The global batch."""
-
-    @property
-    def microbatches(self) -> int:
-        """Microbatches of one pipeline in a step; 0 where they do not divide the batch."""
-        count, rest = divmod(self.sequences, self.dp * self.micro)
-        return 0 if rest else count
 
 
 class Space:
