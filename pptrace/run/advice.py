@@ -24,7 +24,7 @@ from pptrace.run.neighbourhood import (
     change_of,
     chunks_of,
     memory_savings,
-    policies,
+    policy_settings,
     schedules_of,
     sizes_of,
 )
@@ -114,21 +114,19 @@ class _Search:
 
     def _likeliest(self) -> list[Change]:
         """Return the candidates by estimate, each with the switches that have no cost."""
-        issued = dict(next(iter(policies(self.run)), {}))
-        found = sorted(self._estimates(), key=lambda one: (not one[1].fits, one[1].step_ns))
-        self.estimated = len(found)
-        own = next((at for at, (change, _) in enumerate(found) if "schedule.name" not in change.settings), 0)
-        ordered = [*found[own : own + 1], *found[:own], *found[own + 1 :]]
+        policy = policy_settings(self.run)
+        estimates = sorted(self._estimates(), key=lambda pair: (not pair[1].fits, pair[1].step_ns))
+        self.estimated = len(estimates)
+        best = next((i for i, (change, _) in enumerate(estimates) if "schedule.name" not in change.settings), 0)
+        ordered = [*estimates[best : best + 1], *estimates[:best], *estimates[best + 1 :]]
         changes = [
-            change.with_settings(issued | self._overlap(guess.reduction_ns, guess.step_ns))
+            change.with_settings(policy | self._overlap(guess.reduction_ns, guess.step_ns))
             for change, guess in ordered
             if guess.fits or not self.fits
         ]
-        alone = [
-            issued | self._overlap(int(self.run.metrics.reduction_ns.max(initial=0)), self.run.metrics.step_ns)
-        ]
-        changes[1:1] = [Change(settings=helps) for helps in alone if helps not in ({}, issued)]
-        changes[1:1] = [Change(settings=issued)] if issued else []
+        metrics = self.run.metrics
+        switches = policy | self._overlap(int(metrics.reduction_ns.max(initial=0)), metrics.step_ns)
+        changes[1:1] = [Change(settings=settings) for settings in (policy, switches) if settings]
         return [change for change in changes if change.settings]
 
     def _overlap(self, reduction_ns: int, step_ns: int) -> dict[str, Any]:

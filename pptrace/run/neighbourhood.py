@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from pptrace.plugins.registry import Registry
     from pptrace.run.simulated_step import SimulatedStep
 
-_POLICIES: tuple[Mapping[str, Any], ...] = ({"p2p.policy": "ordered", "p2p.stream": "direction"},)
-"""Message policies of candidates, for configurations without ideal messages and without a framework's policy."""
+_POLICY: Mapping[str, Any] = {"p2p.policy": "ordered", "p2p.stream": "direction"}
+"""The message policy of candidates, for configurations without ideal messages and without a framework's policy."""
 
 _LEAVES_ROOM = (("parallel.sequence_parallel", False), ("costs.zero", False), ("model.recompute", True))
 """Settings whose later values save more memory, and whether these cost time."""
@@ -167,17 +167,14 @@ def memory_savings(resolved: Resolved, registry: Registry) -> list[dict[str, Any
     return [{key: value for key, value in step.items() if value != own_values[key]} for step in steps]
 
 
-def policies(run: SimulatedStep) -> Iterator[Mapping[str, Any]]:
-    """Yield the settings of message policies that differ from the configuration's."""
+def policy_settings(run: SimulatedStep) -> dict[str, Any]:
+    """Return the settings of the candidates' message policy that differ from the configuration's."""
     resolved = run.prepared.resolved
     policy = resolved.experiment.p2p.policy
     fixed = policy == PolicyName.ASYNC.value or policy not in PolicyName.words()
     if fixed or run.prepared.schedule.ranks == 1:
-        return
-    for settings in _POLICIES:
-        changed = {key: value for key, value in settings.items() if value_of(resolved, key) != value}
-        if changed:
-            yield changed
+        return {}
+    return {key: value for key, value in _POLICY.items() if value_of(resolved, key) != value}
 
 
 def schedules_of(run: SimulatedStep) -> list[str]:

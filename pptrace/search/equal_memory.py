@@ -480,19 +480,18 @@ _STATE = ("weights_bytes", "gradients_bytes", "optimizer_bytes", "buffer_bytes",
 
 def _lines(rows: Sequence[EqualSchedule], limit_bytes: int, varied: Sequence[VariableSetting]) -> list[str]:
     """Return the lines: heading, a row per schedule, the legend, arguments, and the fastest schedule."""
-    runs = {row.entry.label: row.run for row in rows if row.run}
-    columns = _columns([row for row in rows if row.fits], runs, limit_bytes)
-    cells = zip(*columns, strict=True)
-    table: list[Sequence[str]] = [["schedule", *next(cells)]]
+    columns = _columns([row for row in rows if row.fits], limit_bytes)
+    cells = zip(*columns.values(), strict=True)
+    table: list[Sequence[str]] = [["schedule", *columns]]
     table += [[row.entry.label, *(next(cells) if row.fits else [shortage(row, limit_bytes)])] for row in rows]
     lines = [*_heading(rows, limit_bytes), "", *table_lines(table, {0, 1, len(columns)}), ""]
     lines += [*_legend(rows, varied), *_mended(rows, limit_bytes), *_arguments(rows)]
-    steps = [(run.metrics.step_ns, label) for label, run in runs.items()]
-    uncertainty = uncertainty_of(runs.values())
-    alike = [(row.common.step_ns or 0, row.entry.label) for row in rows if row.common]
-    if alike:
-        lines += [_common_forms(rows), f"fastest under {ANY_TABLE[POLICY]}: {first_text(alike, uncertainty)}"]
-    return [*lines, f"fastest: {first_text(steps, uncertainty)}"]
+    runs = [(row.entry.label, row.run) for row in rows if row.run]
+    uncertainty = uncertainty_of(run for _, run in runs)
+    common = [(row.common.step_ns or 0, row.entry.label) for row in rows if row.common]
+    if common:
+        lines += [_common_forms(rows), f"fastest under {ANY_TABLE[POLICY]}: {first_text(common, uncertainty)}"]
+    return [*lines, f"fastest: {first_text([(run.metrics.step_ns, label) for label, run in runs], uncertainty)}"]
 
 
 def _heading(rows: Sequence[EqualSchedule], limit_bytes: int) -> list[str]:
@@ -503,37 +502,41 @@ def _heading(rows: Sequence[EqualSchedule], limit_bytes: int) -> list[str]:
     return [f"{job_text(run)}: global batch {total:,}, {format_size(limit_bytes)} per rank", setting_text(run)]
 
 
-def _columns(rows: Sequence[EqualSchedule], runs: dict[str, Run], limit_bytes: int) -> list[list[str]]:
-    """Return each column: its heading, and the text of every schedule that fits."""
+def _columns(rows: Sequence[EqualSchedule], limit_bytes: int) -> dict[str, list[str]]:
+    """Return the texts of all schedules that fit, by the heading of the column."""
     figures = [equal_row(row, limit_bytes) for row in rows]
-    steps = [run.metrics.step_ns for run in runs.values()]
-    columns = [
-        ["#", *(f"#{row.rank}" for row in rows)],
-        ["step", *(time_text(run, run.metrics.step_ns) for run in runs.values())],
-        ["slower", *(slower_text(step, min(steps)) for step in steps)],
-    ]
-    if any(run.metrics.tokens_per_s for run in runs.values()):
-        columns.append(["tokens/s", *(f"{run.metrics.tokens_per_s or 0:,.0f}" for run in runs.values())])
-    columns += [
-        ["peak", *(_size(cells["peak_memory_bytes"]) for cells in figures)],
-        ["left", *(_size(cells["left_bytes"]) for cells in figures)],
-        ["state", *(_size(sum(int(cells[key] or 0) for key in _STATE)) for cells in figures)],
-        ["activations", *(_size(cells["activation_bytes"]) for cells in figures)],
-        ["bubble", *(f"{float(run.metrics.bubble):.2%}" for run in runs.values())],
-    ]
-    for name in ("hidden", "exposed"):
-        shares = [_share(cells, f"{name}_communication_ns") for cells in figures]
-        columns.append([name, *(f"{share:.2%}" for share in shares)])
-    if any(row.common for row in rows):
-        alike = [
+    runs = [row.run for row in rows if row.run]
+    least = min(run.metrics.step_ns for run in runs)
+
+    def sizes(*keys: str) -> list[str]:
+        return [format_size(sum(int(cells[key] or 0) for key in keys)) for cells in figures]
+
+    def shares(key: str) -> list[str]:
+        times = [float(cells["step_ns"] or 1) * float(cells["pp"] or 1) for cells in figures]
+        return [f"{float(cells[key] or 0) / time:.2%}" for cells, time in zip(figures, times, strict=True)]
+
+    columns = {
+        "#": [f"#{row.rank}" for row in rows],
+        "step": [time_text(run, run.metrics.step_ns) for run in runs],
+        "slower": [slower_text(run.metrics.step_ns, least) for run in runs],
+        "tokens/s": [f"{run.metrics.tokens_per_s or 0:,.0f}" for run in runs],
+        "peak": sizes("peak_memory_bytes"),
+        "left": sizes("left_bytes"),
+        "state": sizes(*_STATE),
+        "activations": sizes("activation_bytes"),
+        "bubble": [f"{float(run.metrics.bubble):.2%}" for run in runs],
+        "hidden": shares("hidden_communication_ns"),
+        "exposed": shares("exposed_communication_ns"),
+        "p2p": [policy_text(run) for run in runs],
+        f"all {ANY_TABLE[POLICY]}": [
             time_text(run, row.common.step_ns or 0) if row.common else "-"
-            for row, run in zip(rows, runs.values(), strict=True)
-        ]
-        columns += [
-            ["p2p", *map(policy_text, runs.values())],
-            [f"all {ANY_TABLE[POLICY]}", *alike],
-        ]
-    return [*columns, ["form", *(row.form or "as configured" for row in rows)]]
+            for row, run in zip(rows, runs, strict=True)
+        ],
+        "form": [row.form or "as configured" for row in rows],
+    }
+    unknown = [] if any(run.metrics.tokens_per_s for run in runs) else ["tokens/s"]
+    unknown += [] if any(row.common for row in rows) else ["p2p", f"all {ANY_TABLE[POLICY]}"]
+    return {heading: texts for heading, texts in columns.items() if heading not in unknown}
 
 
 def _common_forms(rows: Sequence[EqualSchedule]) -> str:
@@ -546,14 +549,6 @@ def _common_forms(rows: Sequence[EqualSchedule]) -> str:
         if row.common and row.best and row.search and row.common.change.settings != row.best.change.settings
     ]
     return f"{text}, another one for {'; '.join(others)}" if others else f"{text}, the same form for each"
-
-
-def _size(value: object) -> str:
-    return format_size(int(str(value)))
-
-
-def _share(row: Row, key: str) -> float:
-    return float(row[key] or 0) / (float(row["step_ns"] or 1) * float(row["pp"] or 1))
 
 
 def _legend(rows: Sequence[EqualSchedule], varied: Sequence[VariableSetting]) -> list[str]:

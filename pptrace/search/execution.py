@@ -179,7 +179,12 @@ def choose(
         PluginError: no plugin offers it.
         ConfigError: an unknown or invalid option, or a caller's registry with an executor in other processes.
     """
-    name, given = _read(choice) if isinstance(choice, str) else _name_and_options(choice)
+    if isinstance(choice, str):
+        name, given = _read(choice)
+    elif isinstance(choice.get("name"), str):
+        name, given = choice["name"], {key: value for key, value in choice.items() if key != "name"}
+    else:
+        raise ConfigError("missing: name the executor, such as processes", key=f"{_KEY}.name")
     provided = registry.executors[name]
     options = checked_options(provided, given, _KEY)
     if shared and not provided.offer.in_process:
@@ -201,12 +206,6 @@ def _read(text: str) -> tuple[str, dict[str, Any]]:
             raise ConfigError(f"{part!r} is no option: write {name}:key=value", key=_KEY)
     pairs = (setting.partition("=") for setting in settings)
     return name, {key.strip(): parse_value(value, f"--executor {text}") for key, _, value in pairs}
-
-
-def _name_and_options(choice: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    if not isinstance(choice.get("name"), str):
-        raise ConfigError("missing: name the executor, such as processes", key=f"{_KEY}.name")
-    return choice["name"], {key: value for key, value in choice.items() if key != "name"}
 
 
 _ROWS = "CREATE TABLE finished (content BLOB, digest BLOB)"
