@@ -23,9 +23,8 @@ from pptrace_kernel import always_compiled
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pptrace.search.candidates import Candidate
+    from pptrace.search.candidates import Candidate, CandidateRunner
     from pptrace.search.problem import Layout, Score
-    from pptrace.search.runner import CandidateRunner
     from pptrace.search.space import Space
 
 _BATCHES = (2, 6, 16, 32)

@@ -1,4 +1,4 @@
-"""Candidates of a plan, with their lower bounds and outcomes.
+"""Candidates of a plan: their lower bounds, simulations and outcomes.
 
 The order in which candidates get their own bounds is known in advance, so worker processes prefetch chunks of
 them. The order in which the search uses them does not depend on the machine.
@@ -10,27 +10,43 @@ import pickle
 from collections import deque
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from pptrace.config.places import key_text
+from pptrace.config.resolution import load
 from pptrace.errors import ConstraintError, PptraceError
+from pptrace.run.cost_changes import at_speeds, jittered
+from pptrace.run.figures import figures_of
 from pptrace.run.neighbourhood import Change
+from pptrace.run.preparation import prepare
+from pptrace.run.simulated_step import run_prepared
 from pptrace.search.basis import short_reason
+from pptrace.search.execution import journal_path
 from pptrace.search.pricing import Group, Origin, Pricing
 from pptrace.search.problem import LAYERS, PlanProblem, setting
-from pptrace.search.runner import installed
+from pptrace.search.runner import Runner, digest_of, installed, plugins_text, row_or_error
 from pptrace.search.space import PLAIN
+from pptrace.timeline.idle import IdleCause
+from pptrace.version import __version__
+from pptrace_kernel import always_compiled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Executor, Future
+    from pathlib import Path
+    from typing import Self
 
     from pptrace.config.overrides import Assignment
+    from pptrace.config.yaml_document import Document
+    from pptrace.plugins.registry import Registry
     from pptrace.run.figures import Row
+    from pptrace.run.inputs import Prepared
+    from pptrace.run.simulated_step import SimulatedStep
     from pptrace.search.basis import Entry
     from pptrace.search.bounds import Bound
+    from pptrace.search.execution import ExecutorChoice
     from pptrace.search.pricing import Priced
     from pptrace.search.problem import Layout, Score
     from pptrace.search.space import Space
@@ -108,6 +124,134 @@ class Candidate:
                  "dp": layout.dp, "micro": layout.micro}  # fmt: skip
         shown = [f"{name} {size}" for name, size in sizes.items() if size > 1 or name in {"pp", "micro"}]
         return f"{self.schedule}, {' '.join(shown)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """A machine whose speed differs from the configured one."""
+
+    name: str
+    compute: float = 1.0
+    """The speed of computation, relative to the configured costs."""
+    communication: float = 1.0
+    """The speed of communication, likewise."""
+    jitter: float = 0.0
+    """Standard deviation of computations by stage and microbatch."""
+    seed: int = 0
+
+    def apply(self, prepared: Prepared) -> Prepared:
+        """Return a step on this machine."""
+        if self.jitter:
+            return jittered(prepared, self.seed, self.jitter)
+        return at_speeds(prepared, self.compute, self.communication)
+
+
+MACHINES = (
+    Machine(name="bandwidth -20%", communication=0.8),
+    Machine(name="bandwidth +20%", communication=1.2),
+    Machine(name="efficiency -10%", compute=0.9),
+    Machine(name="efficiency +10%", compute=1.1),
+    *(Machine(name=f"jitter 5%, seed {seed}", jitter=0.05, seed=seed) for seed in range(1, 5)),
+)
+"""Machines on which the first places of a plan are re-simulated."""
+
+
+def run_candidate(
+    item: tuple[Sequence[Assignment], Machine | None], *, document: Document, registry: Registry | None = None
+) -> Row:
+    """Simulate one candidate and return its figures, or the reason of its failure as ``error``.
+
+    Args:
+        item: the settings of the candidate, and another machine to simulate it on; None for the configured one.
+        document: the common configuration.
+        registry: the plugins; the installed ones of this process by default.
+    """
+    plugins = registry or installed()
+    varied, machine = item
+
+    def simulate_row() -> Row:
+        with always_compiled():
+            prepared = prepare(load(document, (), {}, varied), plugins)
+            run = run_prepared(machine.apply(prepared) if machine else prepared, plugins)
+        return {**figures_of(run), **_breakdown(run), "error": None, "plugins": plugins_text(prepared.plugins)}
+
+    return row_or_error(simulate_row, short_reason, "--workers")
+
+
+def _breakdown(run: SimulatedStep) -> Row:
+    """Return the parts of the step on the mean rank; they sum to the step."""
+    metrics = run.metrics
+    ranks = metrics.ranks or 1
+    idle = metrics.idle_ns.sum(axis=0) / ranks
+    collectives = float(metrics.collective_ns.sum()) / ranks
+    waits = [IdleCause.FILL, IdleCause.DRAIN, IdleCause.PEER_COMPUTE, IdleCause.SLOWER_REPLICA]
+    waiting = float(idle[waits].sum())
+    messages = float(idle[IdleCause.TRANSFER] + idle[IdleCause.CONTENTION] + idle[IdleCause.HEAD_OF_LINE])
+    reduction = float(idle[IdleCause.REDUCTION])
+    compute = metrics.step_ns - collectives - waiting - messages - reduction
+    return {
+        "mean_compute_ns": round(compute), "mean_collectives_ns": round(collectives),
+        "mean_waiting_ns": round(waiting), "mean_messages_ns": round(messages),
+        "mean_reduction_ns": round(reduction),
+    }  # fmt: skip
+
+
+class CandidateRunner(Runner):
+    """Simulates the candidates of a plan."""
+
+    def __init__(
+        self, document: Document, registry: Registry, chosen: ExecutorChoice, output: Path | None, *, fresh: bool
+    ) -> None:
+        """Read finished rows from the journal beside the first output, and start the executor.
+
+        Raises:
+            OutputError: the journal cannot be read or written.
+        """
+        super().__init__(registry, chosen, output and journal_path(output), fresh=fresh)
+        self.document = document
+        self._plugins = sorted((provider.distribution, provider.version) for provider in registry.providers)
+        self._is_warm = False
+
+    def __enter__(self) -> Self:
+        """Start the executor, so that an unreachable one fails before there is work."""
+        self.pool.begin()
+        return self
+
+    def worker_executor(self) -> Executor | None:
+        """Return the executor of several other processes; None without one, or before the first simulation."""
+        is_alone = self.chosen.in_process or self.workers == 1 or not self._is_warm
+        return None if is_alone else self.pool.begin()
+
+    def rows(
+        self,
+        candidates: Sequence[Candidate],
+        machine: Machine | None = None,
+        watch: Callable[[int], None] | None = None,
+    ) -> list[Row]:
+        """Return the rows of candidates, in their order.
+
+        Args:
+            candidates: the candidates.
+            machine: another machine to simulate them on.
+            watch: receives the number of finished rows after each simulation.
+        """
+        keys = [self._key(candidate, machine) for candidate in candidates]
+        rows = {key: self.known[key] for key in keys if key in self.known}
+        missing = {
+            key: (candidate.varied, machine)
+            for key, candidate in zip(keys, candidates, strict=True)
+            if key not in rows
+        }
+        call = partial(run_candidate, document=self.document)
+        for key, row in self.run(missing, call, warms=not self._is_warm):
+            self._is_warm = True
+            rows[key] = row
+            if watch is not None:
+                watch(len(rows))
+        return [rows[key] for key in keys]
+
+    def _key(self, candidate: Candidate, machine: Machine | None) -> str:
+        return digest_of([__version__, self._plugins, self.document.value, candidate.settings, str(machine or "")])
 
 
 class CandidateFilter:

@@ -21,7 +21,7 @@ from pptrace.run.preparation import build_costs
 from pptrace.run.summary import devices_text
 from pptrace.sanitize import Printed
 from pptrace.search.best_first import Search
-from pptrace.search.candidates import Outcome
+from pptrace.search.candidates import MACHINES, CandidateRunner, Outcome
 from pptrace.search.execution import choose
 from pptrace.search.launch_arguments import megatron_arguments, torchtitan_arguments, values_of
 from pptrace.search.pricing import own_split
@@ -36,7 +36,6 @@ from pptrace.search.problem import (
 )
 from pptrace.search.ranking import join_names
 from pptrace.search.result_table import TABLES, write_table
-from pptrace.search.runner import MACHINES, CandidateRunner
 from pptrace.search.space import PLAIN, Space
 from pptrace.search.sweep import PICTURES, check_outputs, end_journals
 

@@ -1,10 +1,9 @@
-"""Simulation of points, candidates and configurations into rows of figures, with a journal of finished rows."""
+"""Simulation of points and configurations into rows of figures, with a journal of finished rows."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -13,31 +12,22 @@ from pptrace.config.resolution import document_of, load
 from pptrace.errors import PptraceError
 from pptrace.plugins.guards import one_line
 from pptrace.plugins.registry import Registry
-from pptrace.run.cost_changes import at_speeds, jittered
-from pptrace.run.figures import at_levels, figures_of, metrics_row
-from pptrace.run.preparation import prepare
-from pptrace.run.simulated_step import run_prepared, simulate
-from pptrace.search.basis import short_reason
-from pptrace.search.execution import ExecutorPool, Journal, choose, journal_path, run_all
-from pptrace.timeline.idle import IdleCause
+from pptrace.run.figures import at_levels, metrics_row
+from pptrace.run.simulated_step import simulate
+from pptrace.search.execution import ExecutorPool, Journal, choose, run_all
 from pptrace.version import __version__
-from pptrace_kernel import always_compiled, many_runs
+from pptrace_kernel import many_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from concurrent.futures import Executor
     from pathlib import Path
     from types import TracebackType
     from typing import Self
 
-    from pptrace.config.overrides import Assignment
     from pptrace.config.resolution import Resolved
-    from pptrace.config.yaml_document import Document
     from pptrace.run.figures import Cell, Row
-    from pptrace.run.inputs import Prepared
     from pptrace.run.simulated_step import SimulatedStep
     from pptrace.search.basis import Entry
-    from pptrace.search.candidates import Candidate
     from pptrace.search.execution import ExecutorChoice, Item
     from pptrace.search.grid import Base
 
@@ -65,11 +55,12 @@ def run_point(entry: Entry, *, base: Base, registry: Registry | None = None, act
             "plugins": plugins_text(prepared.plugins),
         }
 
-    row = _row_or_error(simulate_row, str, "ranks or microbatches, or fewer --workers")
+    row = row_or_error(simulate_row, str, "ranks or microbatches, or fewer --workers")
     return row | {"pptrace": __version__}
 
 
-def _row_or_error(call: Callable[[], Row], reason_of: Callable[[PptraceError], str], less: str) -> Row:
+def row_or_error(call: Callable[[], Row], reason_of: Callable[[PptraceError], str], less: str) -> Row:
+    """Return the row of a call, or the reason of its failure as ``error``."""
     try:
         return call()
     except PptraceError as error:
@@ -101,76 +92,6 @@ def _cell(value: Any) -> Cell:
     if value is None or isinstance(value, bool | int | float):
         return value
     return json.dumps(value, ensure_ascii=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """A machine whose speed differs from the configured one."""
-
-    name: str
-    compute: float = 1.0
-    """The speed of computation, relative to the configured costs."""
-    communication: float = 1.0
-    """The speed of communication, likewise."""
-    jitter: float = 0.0
-    """Standard deviation of computations by stage and microbatch."""
-    seed: int = 0
-
-    def apply(self, prepared: Prepared) -> Prepared:
-        """Return a step on this machine."""
-        if self.jitter:
-            return jittered(prepared, self.seed, self.jitter)
-        return at_speeds(prepared, self.compute, self.communication)
-
-
-MACHINES = (
-    Machine(name="bandwidth -20%", communication=0.8),
-    Machine(name="bandwidth +20%", communication=1.2),
-    Machine(name="efficiency -10%", compute=0.9),
-    Machine(name="efficiency +10%", compute=1.1),
-    *(Machine(name=f"jitter 5%, seed {seed}", jitter=0.05, seed=seed) for seed in range(1, 5)),
-)
-"""Machines on which the first places of a plan are re-simulated."""
-
-
-def run_candidate(
-    item: tuple[Sequence[Assignment], Machine | None], *, document: Document, registry: Registry | None = None
-) -> Row:
-    """Simulate one candidate and return its figures, or the reason of its failure as ``error``.
-
-    Args:
-        item: the settings of the candidate, and another machine to simulate it on; None for the configured one.
-        document: the common configuration.
-        registry: the plugins; the installed ones of this process by default.
-    """
-    plugins = registry or installed()
-    varied, machine = item
-
-    def simulate_row() -> Row:
-        with always_compiled():
-            prepared = prepare(load(document, (), {}, varied), plugins)
-            run = run_prepared(machine.apply(prepared) if machine else prepared, plugins)
-        return {**figures_of(run), **_breakdown(run), "error": None, "plugins": plugins_text(prepared.plugins)}
-
-    return _row_or_error(simulate_row, short_reason, "--workers")
-
-
-def _breakdown(run: SimulatedStep) -> Row:
-    """Return the parts of the step on the mean rank; they sum to the step."""
-    metrics = run.metrics
-    ranks = metrics.ranks or 1
-    idle = metrics.idle_ns.sum(axis=0) / ranks
-    collectives = float(metrics.collective_ns.sum()) / ranks
-    waits = [IdleCause.FILL, IdleCause.DRAIN, IdleCause.PEER_COMPUTE, IdleCause.SLOWER_REPLICA]
-    waiting = float(idle[waits].sum())
-    messages = float(idle[IdleCause.TRANSFER] + idle[IdleCause.CONTENTION] + idle[IdleCause.HEAD_OF_LINE])
-    reduction = float(idle[IdleCause.REDUCTION])
-    compute = metrics.step_ns - collectives - waiting - messages - reduction
-    return {
-        "mean_compute_ns": round(compute), "mean_collectives_ns": round(collectives),
-        "mean_waiting_ns": round(waiting), "mean_messages_ns": round(messages),
-        "mean_reduction_ns": round(reduction),
-    }  # fmt: skip
 
 
 @cache
@@ -262,65 +183,8 @@ def _call(item: tuple[str, Any], *, call: Callable[..., Row], registry: Registry
     return call(item[1], registry=registry)
 
 
-class CandidateRunner(Runner):
-    """Simulates the candidates of a plan."""
-
-    def __init__(
-        self, document: Document, registry: Registry, chosen: ExecutorChoice, output: Path | None, *, fresh: bool
-    ) -> None:
-        """Read finished rows from the journal beside the first output, and start the executor.
-
-        Raises:
-            OutputError: the journal cannot be read or written.
-        """
-        super().__init__(registry, chosen, output and journal_path(output), fresh=fresh)
-        self.document = document
-        self._plugins = sorted((provider.distribution, provider.version) for provider in registry.providers)
-        self._is_warm = False
-
-    def __enter__(self) -> Self:
-        """Start the executor, so that an unreachable one fails before there is work."""
-        self.pool.begin()
-        return self
-
-    def worker_executor(self) -> Executor | None:
-        """Return the executor of several other processes; None without one, or before the first simulation."""
-        is_alone = self.chosen.in_process or self.workers == 1 or not self._is_warm
-        return None if is_alone else self.pool.begin()
-
-    def rows(
-        self,
-        candidates: Sequence[Candidate],
-        machine: Machine | None = None,
-        watch: Callable[[int], None] | None = None,
-    ) -> list[Row]:
-        """Return the rows of candidates, in their order.
-
-        Args:
-            candidates: the candidates.
-            machine: another machine to simulate them on.
-            watch: receives the number of finished rows after each simulation.
-        """
-        keys = [self._key(candidate, machine) for candidate in candidates]
-        rows = {key: self.known[key] for key in keys if key in self.known}
-        missing = {
-            key: (candidate.varied, machine)
-            for key, candidate in zip(keys, candidates, strict=True)
-            if key not in rows
-        }
-        call = partial(run_candidate, document=self.document)
-        for key, row in self.run(missing, call, warms=not self._is_warm):
-            self._is_warm = True
-            rows[key] = row
-            if watch is not None:
-                watch(len(rows))
-        return [rows[key] for key in keys]
-
-    def _key(self, candidate: Candidate, machine: Machine | None) -> str:
-        return _digest([__version__, self._plugins, self.document.value, candidate.settings, str(machine or "")])
-
-
-def _digest(parts: Any) -> str:
+def digest_of(parts: Any) -> str:
+    """Return a short digest of plain values."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
@@ -351,7 +215,7 @@ def simulate_many(
     """
     registry = Registry.load(warn=lambda _: None)
     plugins = sorted((name, str(provided.provider)) for name, provided in registry.cost_models.items())
-    keys = [_digest([__version__, plugins, configuration]) for configuration in configurations]
+    keys = [digest_of([__version__, plugins, configuration]) for configuration in configurations]
     report = progress or (lambda _done, _total: None)
     with Runner(registry, choose(executor, registry, workers), journal, fresh=fresh) as runner:
         rows = {key: runner.known[key] for key in keys if key in runner.known}
@@ -376,4 +240,4 @@ def _run_figures(
             resolved = load(document_of(dict(configuration)), (), {})
             return figures(simulate(resolved, registry or installed()))
 
-    return _row_or_error(simulate_figures, lambda error: str(error).removeprefix("config: "), "--workers")
+    return row_or_error(simulate_figures, lambda error: str(error).removeprefix("config: "), "--workers")

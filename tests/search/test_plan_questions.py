@@ -137,10 +137,10 @@ def test_the_command_prints_what_it_found_and_keeps_finished_rows(tmp_path: Path
 
 
 def test_a_plan_goes_on_where_it_was(registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pptrace.search import runner
+    from pptrace.search import candidates
 
     ran: list[Any] = []
-    simulate = runner.run_candidate
+    simulate = candidates.run_candidate
 
     def counted(item: Any, **named: Any) -> Any:
         ran.append(item)
@@ -148,7 +148,7 @@ def test_a_plan_goes_on_where_it_was(registry: Registry, tmp_path: Path, monkeyp
             raise KeyboardInterrupt
         return simulate(item, **named)
 
-    monkeypatch.setattr(runner, "run_candidate", counted)
+    monkeypatch.setattr(candidates, "run_candidate", counted)
     with pytest.raises(KeyboardInterrupt):
         planned(registry, outputs=[tmp_path / "best.yaml"])
     assert [path.name for path in tmp_path.iterdir()] == ["best.yaml.journal"]
