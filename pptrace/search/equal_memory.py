@@ -54,7 +54,7 @@ class EqualSchedule:
 
     entry: Entry
     """The schedule, as the user wrote it."""
-    search: SettingsSearch | None = None
+    forms: SettingsSearch | None = None
     """The search of its settings; None where its costs cannot be built."""
     given: Mapping[str, Any] = field(default_factory=dict)
     """The settings of all its forms: its name, its own settings and the limit."""
@@ -72,17 +72,17 @@ class EqualSchedule:
     @property
     def fits(self) -> bool:
         """Whether a form fits on every rank."""
-        return self.search is not None and self.search.fits
+        return self.forms is not None and self.forms.fits
 
     @property
     def run(self) -> Run | None:
         """The step of the best form; None where none fits."""
-        return self.search.run if self.search and self.search.fits else None
+        return self.forms.run if self.forms and self.forms.fits else None
 
     @property
     def best(self) -> Tried | None:
         """The best form, or the one of least memory where none fits; None where none runs."""
-        return self.search.best if self.search else None
+        return self.forms.best if self.forms else None
 
     @property
     def common(self) -> Tried | None:
@@ -107,14 +107,14 @@ class EqualSchedule:
     @property
     def form(self) -> str:
         """The settings in which the best form differs from the configured one."""
-        return form_text(self.best.change, self.search.configured.change) if self.best and self.search else ""
+        return form_text(self.best.change, self.forms.configured.change) if self.best and self.forms else ""
 
 
 def without_copy_times(rows: Sequence[EqualSchedule], varied: Sequence[VariableSetting]) -> list[str]:
     """Return the schedules whose forms omit requested copies to the host, because copy times are unknown."""
     if all(setting.name != "offload" for setting in varied):
         return []
-    prepared = [(row.entry.label, row.search.run.prepared) for row in rows if row.search and row.search.run]
+    prepared = [(row.entry.label, row.forms.run.prepared) for row in rows if row.forms and row.forms.run]
     return [
         label
         for label, step in prepared
@@ -167,8 +167,8 @@ class EqualComparison(Printed):
             {
                 **cells,
                 "settings": dict(row.settings) if row.fits else None,
-                "as_configured": row.search.configured.to_dict() if row.search else None,
-                "tried": [form.to_dict() for form in row.search.tried] if row.search else [],
+                "as_configured": row.forms.configured.to_dict() if row.forms else None,
+                "tried": [form.to_dict() for form in row.forms.tried] if row.forms else [],
                 "configuration": row.run.provenance["configuration"] if row.run else None,
             }
             for cells, row in zip(self.table(), self.rows, strict=True)
@@ -312,7 +312,7 @@ class _Searches:
         if search.run is not None and not search.run.metrics.memory.peak_bytes.any():
             raise ConfigError("the costs say no bytes, so every schedule fits: leave it out", file=self.source)
         return EqualSchedule(
-            entry=entry, search=search, messages=messages,
+            entry=entry, forms=search, messages=messages,
             given={"schedule.name": entry.name, **dict(entry.settings), **limit, **messages},
             reason=short_reason(search.error) if search.error else "",
             remedy=None if search.fits else search.add_memory_savings(),
@@ -342,7 +342,7 @@ class _Searches:
         if row.best is None or not row.fits or row.entry.sets(POLICY) or row.entry.sets("p2p"):
             return row
         if POLICY in row.messages:
-            return replace(row, common_policy=row.search)
+            return replace(row, common_policy=row.forms)
         title = f"{row.entry.label} under {ANY_TABLE[POLICY]}"
         return replace(
             row, common_policy=self._search(row.entry, root, row.common_settings, title, row.best.change)
@@ -380,13 +380,13 @@ def equal_row(row: EqualSchedule, limit_bytes: int) -> Row:
             "alike_arguments": _common_arguments(row, common) if common else None,
             **_figures(row.run, limit_bytes),
         }
-    if row.search is not None:
-        configured = row.search.configured
+    if row.forms is not None:
+        configured = row.forms.configured
         cells |= {
             "configured_step_ns": configured.step_ns,
             "configured_peak_memory_bytes": configured.peak_bytes or None,
             "configured_fits": int(configured.fits),
-            "simulated": len(row.search.tried),
+            "simulated": len(row.forms.tried),
         }
     return cells | {"refused": None if row.fits else shortage(row, limit_bytes)}
 
@@ -431,12 +431,12 @@ def shortage(row: EqualSchedule, limit_bytes: int) -> str:
 
 def _lack(row: EqualSchedule, limit_bytes: int) -> str:
     """Return the excess of the form of least memory with its remedy, or the reason why no form runs."""
-    best, run, remedy = row.best, row.search.run if row.search else None, row.remedy
+    best, run, remedy = row.best, row.forms.run if row.forms else None, row.remedy
     with_more = remedy and f": fits with {form_text(remedy.change)} at {format_duration(remedy.step_ns or 0)}"
-    if row.search is None or best is None or run is None:
+    if row.forms is None or best is None or run is None:
         return f"{row.reason}{with_more or ''}"
     state = int(run.metrics.memory.static_bytes[best.rank])
-    form, room = form_text(best.change, row.search.configured.change), best.room_bytes or limit_bytes
+    form, room = form_text(best.change, row.forms.configured.change), best.room_bytes or limit_bytes
     text = f"{needs(best.rank, best.peak_bytes, room)}{f', with {form}' if form else ''}"
     if state > room:
         text += f", {format_size(state)} of it before any activation, {format_size(state - room)} more"
@@ -544,17 +544,17 @@ def _common_forms(rows: Sequence[EqualSchedule]) -> str:
     policy = ANY_TABLE[POLICY]
     text = f"all {policy}: each schedule's best form under {policy}"
     others = [
-        f"{row.entry.label} {form_text(row.common.change, row.search.configured.change) or 'as configured'}"
+        f"{row.entry.label} {form_text(row.common.change, row.forms.configured.change) or 'as configured'}"
         for row in rows
-        if row.common and row.best and row.search and row.common.change.settings != row.best.change.settings
+        if row.common and row.best and row.forms and row.common.change.settings != row.best.change.settings
     ]
     return f"{text}, another one for {'; '.join(others)}" if others else f"{text}, the same form for each"
 
 
 def _legend(rows: Sequence[EqualSchedule], varied: Sequence[VariableSetting]) -> list[str]:
     names = ", ".join(setting.name for setting in varied)
-    searches = [row.search for row in rows if row.search]
-    searches += [row.common_policy for row in rows if row.common_policy and row.common_policy is not row.search]
+    searches = [row.forms for row in rows if row.forms]
+    searches += [row.common_policy for row in rows if row.common_policy and row.common_policy is not row.forms]
     simulated = sum(len(search.tried) for search in searches)
     candidates = sum(search.candidates for search in searches)
     untimed = without_copy_times(rows, varied)
@@ -574,9 +574,9 @@ def _mended(rows: Sequence[EqualSchedule], limit_bytes: int) -> list[str]:
     """Return a line per schedule that fits in another form than the configured one."""
     lines = []
     for row in rows:
-        if row.search is None or row.search.configured.fits or row.run is None:
+        if row.forms is None or row.forms.configured.fits or row.run is None:
             continue
-        configured, reason = row.search.configured, f"cannot run: {row.reason}"
+        configured, reason = row.forms.configured, f"cannot run: {row.reason}"
         if not configured.reason:
             reason = needs(configured.rank, configured.peak_bytes, configured.room_bytes or limit_bytes)
         step = time_text(row.run, row.run.metrics.step_ns)

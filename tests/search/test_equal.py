@@ -205,7 +205,7 @@ def test_no_more_is_simulated_than_the_effort_allows(monkeypatch: pytest.MonkeyP
 
     comparison = compare(LLAMA, schedules="zb-h1,interleaved-1f1b", memory="60GiB", microbatches=16, p2p="ordered")
 
-    assert [len(row.search.tried) <= 1 + 2 + 1 for row in comparison.rows if row.search] == [True, True]
+    assert [len(row.forms.tried) <= 1 + 2 + 1 for row in comparison.rows if row.forms] == [True, True]
 
 
 @pytest.mark.needs_plugins
@@ -217,7 +217,7 @@ def test_options_are_found_that_let_a_schedule_run_at_all() -> None:
     assert "stp's warm-up on 8 ranks takes 23 microbatches or more, not 16" in row.reason
     assert row.settings["schedule.options.warm_up"] == "lean"
     assert row.settings["model.recompute"] == "full"
-    assert printed(*arguments)["step_ns"] == row.search.best.step_ns
+    assert printed(*arguments)["step_ns"] == row.forms.best.step_ns
 
 
 def test_page_and_help_name_every_setting_that_may_differ(root: Path) -> None:
@@ -245,7 +245,7 @@ def test_a_schedule_is_no_slower_than_with_one_of_its_options_fixed(schedule: st
         schedules=f"{schedule},{schedule}:order=fixed", memory=memory,
     ).rows  # fmt: skip
 
-    free, fixed = (row.search.best for row in rows)
+    free, fixed = (row.forms.best for row in rows)
     assert fixed is not None
     assert fixed.fits
     assert free is not None

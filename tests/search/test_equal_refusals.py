@@ -98,7 +98,7 @@ def test_schedules_are_compared_on_one_job_and_one_limit() -> None:
 def test_costs_of_stages_are_kept_to_their_number_of_stages() -> None:
     (row,) = small("chunky", "64 GiB").rows
 
-    assert {one.change.settings["parallel.vp"] for one in row.search.tried} == {2}
+    assert {one.change.settings["parallel.vp"] for one in row.forms.tried} == {2}
 
 
 def test_a_table_takes_part_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,4 +109,4 @@ def test_a_table_takes_part_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     assert table.form == ""
     assert table.arguments == "--schedule table.csv --set 'costs.capacity=4 GiB'"
-    assert table.search.run.metrics.step_ns == eager.search.run.metrics.step_ns
+    assert table.forms.run.metrics.step_ns == eager.forms.run.metrics.step_ns
