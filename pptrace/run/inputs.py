@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from pptrace.config.flags import HEADLINES
+from pptrace.config.places import Place, place_of
 from pptrace.config.schema import OpenSection
 from pptrace.errors import ConfigError, ConstraintError, CostError, PluginError, PptraceError, ScheduleError
 from pptrace.network.layout import Layout
@@ -233,25 +234,26 @@ def at_location(resolved: Resolved, key: str, *, options: bool = False) -> Itera
     """
     try:
         yield
+    except CostError as error:
+        raise _cost_error(resolved, error) from error
     except ConfigError as error:
         if error.file or error.line:
             raise
-        error_key = f"{key}.{error.key}" if options and error.key else error.key
-        raise _located_at(resolved, error_key or key, error.message) from error
-    except CostError as error:
-        raise _cost_error(resolved, error) from error
+        error_key = f"{key}.{error.key}" if options and error.key else error.key or key
+        raise _place(resolved, error_key).error(error_key, error.message) from error
     except ConstraintError as error:
         if error.file or error.line:
             raise
-        place = _located_at(resolved, error.key or key, error.reason)
+        error_key = error.key or key
+        place = _place(resolved, error_key)
         raise ConstraintError(
-            place.message, nearest=error.nearest, key=place.key, file=place.file, line=place.line,
+            error.reason, nearest=error.nearest, key=error_key, file=place.source, line=place.line,
             column=place.column,
         ) from error  # fmt: skip
     except PluginError as error:
         if error.plugin and not is_file_reference(error.plugin):
             raise
-        message = str(_located_at(resolved, key, str(error)))
+        message = str(_place(resolved, key).error(key, str(error)))
         raise PluginError(message, plugin=error.plugin, distribution=error.distribution) from error
 
 
@@ -284,14 +286,13 @@ def located(error: ScheduleError, prepared: Prepared, registry: Registry) -> Ppt
 def _cost_error(resolved: Resolved, error: CostError) -> ConfigError:
     batch = resolved.experiment.batch
     if resolved.experiment.model is None:
-        return _located_at(resolved, "costs", f"{error}: check the units")
+        return _place(resolved, "costs").error("costs", f"{error}: check the units")
     key = "batch.micro" if batch.micro > (batch.sequence or 0) else "batch.sequence"
     size = f"micro {batch.micro:,} x sequence {batch.sequence:,}"
     return resolved.error(key, f"{size}: {error}; choose a smaller size")
 
 
-def _located_at(resolved: Resolved, key: str, message: str) -> ConfigError:
-    """Return an error about a key; the location of a section is that of its name."""
+def _place(resolved: Resolved, key: str) -> Place:
+    """Return where a key is written, a section at its name."""
     named = f"{key}.{HEADLINES[key]}" if key in HEADLINES else key
-    place = resolved.error(named, message)
-    return ConfigError(message, key=key, file=place.file, line=place.line, column=place.column)
+    return place_of(named, resolved.positions) or Place(source=resolved.file)

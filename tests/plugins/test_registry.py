@@ -166,6 +166,19 @@ def test_an_object_can_be_a_plugin_without_any_installation() -> None:
     assert registry.schedules["mine"].distribution == ""
 
 
+def test_a_plugin_that_is_listed_twice_takes_part_once() -> None:
+    class Mine:
+        @hookimpl
+        def pptrace_schedules(self) -> list[ScheduleOffer]:
+            return [ScheduleOffer(name="mine", summary="Mine.", build=lambda _: [])]
+
+    plugin, warnings = Mine(), []
+    registry = Registry.load(entry_points=False, plugins={"one": plugin, "two": plugin}, warn=warnings.append)
+
+    assert warnings == ["plugin 'two' is left out: it is registered already"]
+    assert registry.schedules["mine"].provider.name == "one"
+
+
 def test_two_registries_share_nothing() -> None:
     first = Registry.load(entry_points=False)
     first.providers.clear()
