@@ -183,16 +183,7 @@ def check_calibration(
 def _interval(
     fit: Calibration, steps: Sequence[Computations], path: int, missed_ns: int, step_ns: int, policy: Policy
 ) -> float | None:
-    """Return :attr:`CalibrationCheck.interval`.
-
-    Args:
-        fit: the fit.
-        steps: its steps.
-        path: the number of actions on the own critical path.
-        missed_ns: the error of the own step.
-        step_ns: the mean span of the steps.
-        policy: their message policy.
-    """
+    """Return :attr:`CalibrationCheck.interval`, from the length of the own critical path and the own error."""
     if any(step.partial for step in steps) or not step_ns:
         return None
     host_ns = max(fit.overhead_ns, fit.overhead_deviation_ns, _late_ns(fit, steps))

@@ -280,12 +280,9 @@ def depends_on_missing(cells: CellColumns, placement: Placement, *, lacks_ranks:
 
 
 def _lacks_maker(cells: CellColumns, placement: Placement, edges: Int32s) -> NDArray[np.bool_]:
-    """Return which computations of one pass lack one of those that their stage takes a result from.
+    """Return which computations of one pass lack a result that their stage takes along an edge.
 
-    Args:
-        cells: all computations of the pass; each is one of a stage from its first microbatch on.
-        placement: their stages.
-        edges: shape (edges, 2): the stage that makes a result, and the one that takes it.
+    Each of ``cells`` is one of a stage from its first microbatch on. ``edges`` are pairs of maker and taker.
     """
     width = placement.microbatches + 1
     stage, microbatch = cells.stage.astype(np.int64), cells.microbatch.astype(np.int64)
@@ -311,11 +308,7 @@ def _transfers(
 ) -> tuple[Transfers, Int32s, Int64s]:
     """Return the messages with known producer and consumer, the rows of their consumers, and their arrivals.
 
-    Args:
-        timeline: the step.
-        pairs: its messages.
-        previous_ns: per row, the end of the previous computation of the rank.
-        released: per row, whether a message is its recorded cause.
+    ``previous_ns`` is the end of the previous computation of the rank; ``released`` rows have a message as cause.
     """
     known = (pairs.producer >= 0) & (pairs.consumer >= 0)
     producer, consumer, send, recv = (

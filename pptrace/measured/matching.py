@@ -64,14 +64,7 @@ def has_same_stages(a: Computations, b: Computations) -> bool:
 
 
 def first_difference(a: Computations, first: Int64s, b: Computations, second: Int64s) -> int | None:
-    """Return the number of equal actions with which two sequences begin; None where all are equal.
-
-    Args:
-        a: one step.
-        first: positions of the sequence in that step.
-        b: the other step.
-        second: positions of the sequence in that step.
-    """
+    """Return the number of equal actions with which two sequences of positions begin; None where all are equal."""
     both = min(first.size, second.size)
     same = np.ones(both, dtype=np.bool_)
     for name in ("rank", "kind", "stage", "microbatch", "span"):

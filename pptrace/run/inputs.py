@@ -14,7 +14,7 @@ from pptrace.config.schema import OpenSection
 from pptrace.errors import ConfigError, ConstraintError, CostError, PluginError, PptraceError, ScheduleError
 from pptrace.network.layout import Layout
 from pptrace.plugins.from_file import is_file_reference
-from pptrace.sim.simulation import simulate_traffic
+from pptrace.sim.simulation import lower_step
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -137,10 +137,11 @@ class Prepared:
             PluginError: the network fails.
         """
         reduction = self.resolved.experiment.data_parallel
-        return simulate_traffic(
+        lowered = lower_step(
             self.schedule, self.workload, self.network, self.policy, contention=self.contention,
             overlap_reduction=reduction.overlaps, stage_replicas=reduction.stage_replicas,
         )  # fmt: skip
+        return lowered.run()
 
 
 @dataclass(slots=True, kw_only=True)

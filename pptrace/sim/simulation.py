@@ -79,31 +79,11 @@ def simulate(
         DeadlockError: the schedule deadlocks, alone or under this policy.
         PluginError: the network returns invalid paths.
     """
-    return simulate_traffic(
-        schedule, workload, network, policy,
-        contention=contention, overlap_reduction=overlap_reduction, stage_replicas=stage_replicas, times=times,
-        partial=partial,
-    ).timeline  # fmt: skip
-
-
-def simulate_traffic(
-    schedule: Schedule,
-    workload: Workload,
-    network: Network | None = None,
-    policy: Policy | None = None,
-    *,
-    contention: Contention | None = None,
-    overlap_reduction: bool = True,
-    stage_replicas: bool = False,
-    times: ActionTimes | None = None,
-    partial: bool = False,
-) -> Simulated:
-    """Simulate as :func:`simulate` does, and return the traffic too."""
     lowered = lower_step(
         schedule, workload, network, policy, contention=contention, overlap_reduction=overlap_reduction,
         stage_replicas=stage_replicas, segmented=times is None, partial=partial,
     )  # fmt: skip
-    return lowered.run(times)
+    return lowered.run(times).timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -262,7 +262,7 @@ def test_out_of_memory_is_one_line(pptrace: Pptrace, monkeypatch: pytest.MonkeyP
     def exhausted(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("pptrace.run.simulated_step.simulate_traffic", exhausted)
+    monkeypatch.setattr("pptrace.run.inputs.lower_step", exhausted)
 
     assert "fewer ranks or microbatches" in pptrace("simulate", "step.yaml").complaint
 

@@ -23,7 +23,7 @@ from pptrace.errors import DeadlockError, ScheduleError
 from pptrace.network.links import Flat
 from pptrace.sim import simulation as module
 from pptrace.sim.rate_sharing import Contention, shared_links
-from pptrace.sim.simulation import Simulated, simulate, simulate_traffic
+from pptrace.sim.simulation import Simulated, lower_step, simulate
 from pptrace.steps.kinds import Kind
 from pptrace.steps.schedule import Schedule
 from pptrace.steps.workload import Workload
@@ -55,7 +55,7 @@ def steps(draw: st.DrawFn) -> tuple[Schedule, Workload, Policy]:
 
 def outcome(schedule: Schedule, workload: Workload, network: Network, policy: Policy, **given: Any) -> Any:
     try:
-        return simulate_traffic(schedule, workload, network, policy, **given)
+        return lower_step(schedule, workload, network, policy, **given).run()
     except DeadlockError as error:
         return str(error)
 
@@ -152,9 +152,8 @@ FORK = Schedule.from_rows([["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0"], ["1F1",
 
 def fork(sharing: Sharing, network: Network | None = None, **costs: Any) -> Simulated:
     workload = Workload.uniform(2, f_ns=[10, 1], b_ns=[1, 2], **{"boundary_bytes": 1000, **costs})
-    return simulate_traffic(
-        FORK, workload, network or Switch(endpoints=3, rate_kbps=10_000_000), contention=Contention(links=sharing)
-    )
+    network = network or Switch(endpoints=3, rate_kbps=10_000_000)
+    return lower_step(FORK, workload, network, contention=Contention(links=sharing)).run()
 
 
 def slices(timeline: Timeline, kind: Kind) -> list[tuple[int, int]]:
@@ -214,7 +213,7 @@ def test_under_fifo_no_two_messages_are_on_one_link(step: tuple[Schedule, Worklo
     )
     switch = Switch(endpoints=schedule.ranks, rate_kbps=1_000_000_000)
 
-    done = simulate_traffic(schedule, workload, switch, contention=Contention(links=Sharing.FIFO))
+    done = lower_step(schedule, workload, switch, contention=Contention(links=Sharing.FIFO)).run()
 
     assert done.traffic is not None
     moving = done.traffic.segments(done.timeline.start_ns, done.timeline.end_ns)
