@@ -99,21 +99,20 @@ class Memory:
 def measure_memory(timeline: Timeline, workload: Workload) -> Memory:
     """Follow the memory of every rank through a timeline."""
     ranks = timeline.ranks
-    peak, peak_at, most, gathered, unreduced = (np.zeros(ranks, dtype=np.int64) for _ in range(5))
-    if _needs_clock(timeline, workload):
-        _peaks(timeline, workload, peak, peak_at, gathered, unreduced)
-        whole, scratch = folded(timeline), (np.zeros(ranks, dtype=np.int64), np.zeros(ranks, dtype=np.int64), most)
-    else:
-        whole, scratch = timeline, (peak, peak_at, most)
+    peak, peak_at, most, gathered, unreduced = np.zeros((5, ranks), dtype=np.int64)
+    needs_clock = _needs_clock(timeline, workload)
+    whole = folded(timeline) if needs_clock else timeline
     run(
         rows_kernels.follow_memory,
         (
             lanes_of(whole, Stream.COMPUTE), whole.lane_ptr, whole.cells, whole.start_ns,
             workload.activation_bytes, workload.weight_activation_bytes, TABLE,
         ),
-        scratch,
+        (peak, peak_at, most),
         work=len(timeline),
     )  # fmt: skip
+    if needs_clock:
+        peak, peak_at, gathered, unreduced = _peaks(timeline, workload)
     held = timeline.placement.copies().astype(np.int64)
     buffers = _buffers(timeline, workload)
     allocated = held @ workload.static_bytes + buffers + peak + gathered + unreduced
@@ -164,33 +163,30 @@ def _changes(timeline: Timeline, workload: Workload, rank: int) -> tuple[Int64s,
     Returns:
         Times, and bytes of activations, gathered weights and gradients that are not reduced, shape (3, changes).
     """
-    lanes = np.flatnonzero(timeline.lane_rank == rank)
-    rows = np.concatenate(
-        [np.arange(timeline.lane_ptr[lane], timeline.lane_ptr[lane + 1]) for lane in lanes]
-        or [np.zeros(0, dtype=np.int64)]
-    )
+    _, of_rank = timeline.rank_slices(rank)
+    rows = np.arange(of_rank.start, of_rank.stop)
     sorts = (memory_changes, gathered_changes, unreduced_changes)
-    found = [change(timeline, workload, rows) for change in sorts]
-    delta = np.concatenate(found)
-    each = np.zeros((len(sorts), delta.size), dtype=np.int64)
-    for sort, own in enumerate(found):
-        each[sort, sort * rows.size : (sort + 1) * rows.size] = own
-    at = np.where(delta > 0, np.tile(timeline.start_ns[rows], 3), np.tile(timeline.end_ns[rows], 3))
-    changes = np.flatnonzero(delta)
-    order = changes[np.lexsort((delta[changes], at[changes]))]
-    return at[order], each[:, order]
+    delta = np.stack([change(timeline, workload, rows) for change in sorts])
+    time_ns = np.where(delta > 0, timeline.start_ns[rows], timeline.end_ns[rows])
+    sort, index = np.nonzero(delta)
+    order = np.lexsort((delta[sort, index], time_ns[sort, index]))
+    sort, index = sort[order], index[order]
+    each = np.zeros((len(sorts), order.size), dtype=np.int64)
+    each[sort, np.arange(order.size)] = delta[sort, index]
+    return time_ns[sort, index], each
 
 
-def _peaks(timeline: Timeline, workload: Workload, *columns: Int64s) -> None:
-    """Fill in each rank's peak of activations, when it is there, and gathered weights and gradients then."""
-    peak, peak_at, gathered, unreduced = columns
+def _peaks(timeline: Timeline, workload: Workload) -> Int64s:
+    """Return each rank's peak of activations, its time, and gathered weights and gradients then: (4, ranks)."""
+    peaks = np.zeros((4, timeline.ranks), dtype=np.int64)
     for rank in range(timeline.ranks):
-        at, each = _changes(timeline, workload, rank)
-        if at.size:
+        time_ns, each = _changes(timeline, workload, rank)
+        if time_ns.size:
             held = each.cumsum(axis=1)
             top = int(np.argmax(held.sum(axis=0)))
-            peak[rank], gathered[rank], unreduced[rank] = np.maximum(held[:, top], 0)
-            peak_at[rank] = at[top]
+            activations, gathered, unreduced = np.maximum(held[:, top], 0)
+            peaks[:, rank] = activations, time_ns[top], gathered, unreduced
+    return peaks
 
 
 def _buffers(timeline: Timeline, workload: Workload) -> Int64s:
@@ -236,14 +232,14 @@ def gathered_changes(timeline: Timeline, workload: Workload, rows: Int64s) -> In
     kind, stage = timeline.kind[rows], timeline.stage[rows]
     delta = np.zeros(rows.size, dtype=np.int64)
     gathers = kind == Kind.UNSHARD
-    for one in np.unique(stage[gathers]).tolist():
-        events = np.flatnonzero((gathers | (kind == Kind.RESHARD)) & (stage == one))
+    for number in np.unique(stage[gathers]).tolist():
+        events = np.flatnonzero((gathers | (kind == Kind.RESHARD)) & (stage == number))
         sign = np.where(gathers[events], 1, -1)
         at = np.where(sign > 0, timeline.start_ns[rows[events]], timeline.end_ns[rows[events]])
         order = np.lexsort((sign, at))
         there = sign[order].cumsum()
         changed = events[order[(there > 0) != (np.append([0], there[:-1]) > 0)]]
-        delta[changed] = np.where(gathers[changed], 1, -1) * workload.gathered_bytes[one]
+        delta[changed] = np.where(gathers[changed], 1, -1) * workload.gathered_bytes[number]
     return delta
 
 
@@ -256,17 +252,17 @@ def unreduced_changes(timeline: Timeline, workload: Workload, rows: Int64s) -> I
     kind, stage = timeline.kind[rows], timeline.stage[rows]
     delta = np.zeros(rows.size, dtype=np.int64)
     backward = WEIGHT_GRADIENTS.mask(kind)
-    for one in np.unique(stage[backward]).tolist():
-        backs = np.flatnonzero(backward & (stage == one))
+    for number in np.unique(stage[backward]).tolist():
+        backs = np.flatnonzero(backward & (stage == number))
         backs = backs[np.argsort(timeline.start_ns[rows[backs]], kind="stable")]
-        reductions = np.flatnonzero((kind == Kind.REDUCE_GRAD) & (stage == one))
+        reductions = np.flatnonzero((kind == Kind.REDUCE_GRAD) & (stage == number))
         issued = timeline.enter_ns[rows[reductions]]
         order = np.argsort(issued, kind="stable")
         group = np.searchsorted(issued[order], timeline.end_ns[rows[backs]], side="left")
         groups, first = np.unique(group, return_index=True)
-        delta[backs[first]] = workload.unreduced_bytes[one]
+        delta[backs[first]] = workload.unreduced_bytes[number]
         reduced = reductions[order][groups[groups < reductions.size]]
-        delta[reduced] = -workload.unreduced_bytes[one]
+        delta[reduced] = -workload.unreduced_bytes[number]
     return delta
 
 

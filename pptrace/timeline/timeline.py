@@ -324,6 +324,11 @@ class Timeline(Cells):
         """Return each row's rank, shape (rows,)."""
         return np.repeat(self.lane_rank, np.diff(self.lane_ptr))
 
+    def rank_slices(self, rank: int) -> tuple[slice, slice]:
+        """Return the lanes and the rows of a rank."""
+        first, last = np.searchsorted(self.lane_rank, [rank, rank + 1]).tolist()
+        return slice(first, last), slice(int(self.lane_ptr[first]), int(self.lane_ptr[last]))
+
     def of_rows(self, rows: NDArray[np.integer]) -> Self:
         """Return some rows, in their order, without the lanes that they leave empty; causes keep their numbers."""
         lanes, counts = np.unique(self.lane_of_row()[rows], return_counts=True)

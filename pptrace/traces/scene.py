@@ -16,8 +16,8 @@ from pptrace.errors import ConfigError
 from pptrace.steps.kinds import COMMUNICATION, KINDS, Kind, Role
 from pptrace.steps.kinds import RECEIVES as RECEIVING
 from pptrace.steps.kinds import TOWARDS_NEXT as WITH_NEXT
+from pptrace.timeline.kernels.rows import first_free
 from pptrace.timeline.timeline import LANE_COLUMNS, ROW_COLUMNS
-from pptrace.traces.kernels import first_free
 from pptrace_kernel import run
 
 if TYPE_CHECKING:
@@ -178,18 +178,16 @@ def _part_of(timeline: Timeline, rank: int) -> tuple[Timeline, int]:
 
     The links of its messages are included; the cluster's counters are in the part of the first rank.
     """
-    first, last = np.searchsorted(timeline.lane_rank, [rank, rank + 1]).tolist()
-    ptr = timeline.lane_ptr[first : last + 1]
-    rows = slice(int(ptr[0]), int(ptr[-1]))
-    owners = {rank, -1} if first == 0 else {rank}
+    lanes, rows = timeline.rank_slices(rank)
+    owners = {rank, -1} if lanes.start == 0 else {rank}
     part = replace(
         timeline,
-        lane_ptr=ptr - ptr[0],
+        lane_ptr=timeline.lane_ptr[lanes.start : lanes.stop + 1] - rows.start,
         counters=tuple(counter for counter in timeline.counters if counter.rank in owners),
         routes=None if timeline.routes is None else timeline.routes.of_rows(np.arange(rows.start, rows.stop)),
         why=None if timeline.why is None else timeline.why.of_ranks({rank}, timeline.rank_of_row()),
         parts=None if timeline.parts is None else timeline.parts.of_rows(np.arange(rows.start, rows.stop)),
-        **{name: getattr(timeline, name)[first:last] for name in LANE_COLUMNS[:3]},
+        **{name: getattr(timeline, name)[lanes] for name in LANE_COLUMNS[:3]},
         **{name: getattr(timeline, name)[rows] for name in ROW_COLUMNS},
     )
     return part, rows.start
@@ -284,11 +282,11 @@ def _spread(timeline: Timeline, row: Int32s, hops: Int64s) -> tuple[Int64s, Int6
 
 
 def _peers(timeline: Timeline, rows: Int32s) -> Int32s:
-    """Take the lane's peer where it serves one only, else the neighbour that the placement tells."""
+    """Return the peer of the lane where it has one, else the neighbour by the placement."""
     peer = np.repeat(timeline.lane_peer, np.diff(timeline.lane_ptr))[rows]
     carried = CARRIES[timeline.kind[rows]]
-    told = np.where(carried, Peers.of(timeline.placement).among(timeline, rows), np.int32(-1))
-    return np.where(peer >= 0, peer, told)
+    neighbour = np.where(carried, Peers.of(timeline.placement).of_rows(timeline, rows), np.int32(-1))
+    return np.where(peer >= 0, peer, neighbour)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,7 +310,7 @@ class Peers:
             before=_only(placement.stage_rank, target, source),
         )
 
-    def among(self, timeline: Timeline, rows: slice | Int32s) -> Int32s:
+    def of_rows(self, timeline: Timeline, rows: slice | Int32s) -> Int32s:
         """Return the peer of each row's message, by its stage, microbatch and direction."""
         microbatch, stage = timeline.microbatch[rows], timeline.stage[rows]
         known = (microbatch >= 0) & (microbatch < self.microbatch_route.size) & (stage < self.after.shape[1])

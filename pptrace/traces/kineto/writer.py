@@ -391,7 +391,9 @@ class Encoder:
         kind = timeline.kind[rows]
         if not CARRIES[kind].any():
             return b""
-        peer = self.peers.among(timeline, rows) if lane.peer < 0 else np.full_like(kind, lane.peer, dtype=np.int32)
+        peer = (
+            self.peers.of_rows(timeline, rows) if lane.peer < 0 else np.full_like(kind, lane.peer, dtype=np.int32)
+        )
         size, sized = _distinct(timeline.size_bytes[rows])
         peer_count = timeline.ranks + 1
         keys, code = _distinct((sized * len(WORDS) + kind) * peer_count + peer + 1)
