@@ -247,8 +247,6 @@ class Messages:
     """By rank and action, the rank that its output went to; :data:`NO_RANK` for none."""
     inputs: Mapping[tuple[int, int, bool], Sequence[tuple[_Node, int]]]
     """By target, source and whether they are activations: producer and arrival of each message, in order."""
-    linked: int
-    """Messages with both ends and a producer."""
 
 
 def messages_of(
@@ -266,7 +264,11 @@ def messages_of(
     makers_of: dict[tuple[int, int], list[int]] = defaultdict(list)
     for rank, part in enumerate(parts):
         sends = sorted((end for end in part.ends if end.sends and end.peer >= 0), key=attrgetter("host_ns"))
-        makers = _makers(part, known[rank], sends, _Rules.of(route, rank, gradient_first=gradient_first))
+        takers = [
+            frozenset(after[stage] for stage, rank_of_stage in enumerate(route) if rank_of_stage == rank)
+            for after in ((*route[1:], NO_RANK), (NO_RANK, *route[:-1]))
+        ]
+        makers = _makers(part, known[rank], sends, takers, {rank, NO_RANK}, gradient_first=gradient_first)
         peers = [NO_RANK] * len(part.runs)
         for send, maker in zip(sends, makers, strict=True):
             makers_of[rank, send.peer].append(maker)
@@ -274,7 +276,6 @@ def messages_of(
                 peers[maker] = send.peer
         sent_to.append(peers)
     inputs: dict[tuple[int, int, bool], list[tuple[_Node, int]]] = defaultdict(list)
-    linked = 0
     for target, part in enumerate(parts):
         for source in range(len(parts)):
             receives = sorted(
@@ -284,36 +285,24 @@ def messages_of(
                 if maker >= 0:
                     message = (source, maker), receive.end_ns
                     inputs[target, source, known[source][maker].forward].append(message)
-                    linked += 1
-    return Messages(sent_to=sent_to, inputs=inputs, linked=linked)
+    return Messages(sent_to=sent_to, inputs=inputs)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rules:
-    """Constraints of the route on the messages of one rank, activations first."""
+def _makers(
+    part: Part, known: Sequence[Known], sends: Sequence[MessageEnd], takers: Sequence[frozenset[int]],
+    without_send: set[int], *, gradient_first: bool,
+) -> list[int]:  # fmt: skip
+    """Return the producer of each sent message; -1 for none.
 
-    takers: tuple[frozenset[int], frozenset[int]]
-    """Ranks that may receive them."""
-    always: tuple[bool, bool]
-    """Whether each action sends one; false on the last stage, and for transfers inside a rank."""
-    gradient_first: bool
-    """Whether a gradient precedes an activation that was posted together to the same rank."""
-
-    @classmethod
-    def of(cls, route: Sequence[int], rank: int, *, gradient_first: bool) -> _Rules:
-        goes = [
-            [after[stage] for stage, rank_of_stage in enumerate(route) if rank_of_stage == rank]
-            for after in ((*route[1:], NO_RANK), (NO_RANK, *route[:-1]))
-        ]
-        forward, backward = (frozenset(ranks) - {rank, NO_RANK} for ranks in goes)
-        return cls(
-            takers=(forward, backward), gradient_first=gradient_first,
-            always=(not {rank, NO_RANK} & set(goes[0]), not {rank, NO_RANK} & set(goes[1])),
-        )  # fmt: skip
-
-
-def _makers(part: Part, known: Sequence[Known], sends: Sequence[MessageEnd], rules: _Rules) -> list[int]:
-    """Return the producer of each sent message, by launch; -1 for none."""
+    Args:
+        part: what a rank did, by launch.
+        known: its actions.
+        sends: its sent messages, by launch.
+        takers: ranks that take the outputs of its stages, of activations and of gradients.
+        without_send: those of them that no message goes to.
+        gradient_first: whether a gradient precedes an activation that was posted together to the same rank.
+    """
+    always = [not ranks & without_send for ranks in takers]
     begun = np.searchsorted([run.start_ns for run in part.runs], [send.host_ns for send in sends], side="right")
     makers = [-1] * len(sends)
     taken: set[int] = set()
@@ -321,11 +310,12 @@ def _makers(part: Part, known: Sequence[Known], sends: Sequence[MessageEnd], rul
         block = np.flatnonzero(begun == last).tolist()
         ready = [number for number in _latest(known, last - 1) if number not in taken]
         if len(block) > 1:
-            ready.sort(key=lambda number: known[number].forward == rules.gradient_first)
+            ready.sort(key=lambda number: known[number].forward == gradient_first)
         else:  # an action that always sends precedes; ties go to the later action
-            ready.sort(key=lambda number: (not rules.always[not known[number].forward], -number))
+            ready.sort(key=lambda number: (not always[not known[number].forward], -number))
         for place in block:
-            fitting = (number for number in ready if sends[place].peer in rules.takers[not known[number].forward])
+            peer = {sends[place].peer} - without_send
+            fitting = (number for number in ready if peer & takers[not known[number].forward])
             maker = next(fitting, -1)
             makers[place] = maker
             if maker >= 0:

@@ -150,7 +150,7 @@ def routed(parts: Sequence[Part], starts_ns: Sequence[Sequence[int]], *, paired:
         if run.forward
     }
     shares = {
-        "of the messages lie between two actions": (2 * search.messages.linked, ends),
+        "of the messages lie between two actions": (2 * sum(map(len, search.messages.inputs.values())), ends),
         "of the actions have one place alone": (
             sum(all(other[node] == place for _, other in solutions) for node, place in places.items()),
             total,
