@@ -220,20 +220,15 @@ class PlainEvents:
         for block in self._blocks:
             text = self._mend(block) if self._mend is not None else block
             try:
-                events = _DECODER.decode(b"[" + text + b"]")
-                count += len(events)
-                check_events(count, self._blocks.path)
-                self._blocks.expect(count - self.bad, self.bad)
-                yield from events
+                values = events = _DECODER.decode(b"[" + text + b"]")
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                for event in self._blocks.values(text):
-                    count += 1
-                    if isinstance(event, dict):
-                        yield event
-                    else:
-                        self.bad += 1
-                check_events(count, self._blocks.path)
-                self._blocks.expect(count - self.bad, self.bad)
+                values = list(self._blocks.values(text))
+                events = [value for value in values if isinstance(value, dict)]
+                self.bad += len(values) - len(events)
+            count += len(values)
+            check_events(count, self._blocks.path)
+            self._blocks.expect(count - self.bad, self.bad)
+            yield from events
 
 
 MEMORY = "[memory]"

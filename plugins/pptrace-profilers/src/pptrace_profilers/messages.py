@@ -219,15 +219,12 @@ def _passes(rank: Recording) -> Iterator[Action]:
 
 def _outputs(rank: Recording, target: int, holders: Mapping[tuple[int, int], int]) -> list[Action]:
     """Return the actions of a rank whose activations or gradients another rank's stages take, in order."""
-    return [
-        action
-        for action in _passes(rank)
-        if action.kind is not Kind.W and holders.get((_taker(action), action.microbatch)) == target
-    ]
-
-
-def _taker(action: Action) -> int:
-    return action.stage + (1 if action.kind is Kind.F else -1)
+    outputs = []
+    for action in _passes(rank):
+        next_stage = action.stage + (1 if action.kind is Kind.F else -1)
+        if action.kind is not Kind.W and holders.get((next_stage, action.microbatch)) == target:
+            outputs.append(action)
+    return outputs
 
 
 def _microbatch_key(action: Action) -> tuple[bool, int, int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 from itertools import accumulate, pairwise
+from operator import attrgetter
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -245,7 +246,8 @@ def timeline_of(
         and move.action.microbatch + move.action.span <= placement.microbatches
     ]
     rows = [*((action, gap_ns, -1) for action, gap_ns in actions), *moves]
-    rows.sort(key=lambda row: _lane_and_time(row[0]))
+    lane_and_time = attrgetter("rank", "stream", "peer", "start_ns", "end_ns")
+    rows.sort(key=lambda row: lane_and_time(row[0]))
     timeline = from_slices([row for row, _, _ in rows], placement)
     begins_ns = int(timeline.start_ns.min())
     timeline = replace(
@@ -267,10 +269,6 @@ def arrivals_of(messages: Sequence[Message]) -> Arrivals:
         for message in messages
         if message.stage >= 0 and message.received is not None
     }
-
-
-def _lane_and_time(row: Slice) -> tuple[int, int, int, int, int]:
-    return row.rank, int(row.stream), row.peer, row.start_ns, row.end_ns
 
 
 def _actions(rank: int, step: Recording, arrivals: Arrivals, times: TimesAlone) -> Iterator[tuple[Slice, int]]:
