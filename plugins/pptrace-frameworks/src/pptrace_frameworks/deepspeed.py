@@ -52,7 +52,6 @@ def _step(rows: Rows, rank: Ints, k: Ints, *, backward: bool) -> Ints:
 
 
 def _calls(request: MessageRequest) -> MessageCalls:
-    """Place a table's messages."""
     rows = _rows(request.schedule)
     ends = Ends.of(request, rows)
     # A send waits for the receive of the step behind it where that computes a backward right then.

@@ -137,7 +137,6 @@ def _behind(row, rank):
 
 
 def _row(k, rank, gradient, loop):
-    """Return the position of a rank's k-th forward, or backward."""
     index = rank * loop.number_of + k
     return loop.backward[index] if gradient == 1 else loop.forward[index]
 
@@ -189,7 +188,6 @@ def _outside(k, rank, gradient, loop):
 
 
 def _overlap(m, send, made, used, source, target, gradient, loop, calls):
-    """Place a message that runs beside computation."""
     # A backward's call comes behind its forward's where both are one pair.
     call = NEXT_CALL * gradient
     calls.send[m] = send + call + _second(source, 0)

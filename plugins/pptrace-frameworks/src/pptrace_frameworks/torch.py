@@ -163,7 +163,6 @@ def _communicators(ends: Ends, rows: Rows, together: NDArray[np.bool_]) -> NDArr
 
 
 def _one_f_one_b(request: MessageRequest) -> MessageCalls:
-    """Place the messages of ``Schedule1F1B``."""
     rows = rows_of(request.schedule, "torch")
     ends = Ends.of(request, rows)
     warm_up = _warm_up(rows)
@@ -184,7 +183,6 @@ def _one_f_one_b(request: MessageRequest) -> MessageCalls:
 
 
 def _gpipe(request: MessageRequest) -> MessageCalls:
-    """Place the messages of ``ScheduleGPipe``."""
     rows = rows_of(request.schedule, "torch")
     ends = Ends.of(request, rows)
     last = np.where(ends.gradient, rows.backward[ends.source, -1], rows.forward[ends.source, -1])

@@ -95,7 +95,6 @@ def _filled(recordings: Sequence[Recording], numbers: Sequence[Sequence[int]], c
 
 
 def _parts(recording: Recording, numbers: Sequence[int], count: int) -> list[Recording]:
-    """Return the part of a recording that belongs to each step."""
     executions: list[list[Execution]] = [[] for _ in range(count)]
     ends: list[list[MessageEnd]] = [[] for _ in range(count)]
     for execution, step in zip(recording.executions, numbers, strict=False):

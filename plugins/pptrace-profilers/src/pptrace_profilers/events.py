@@ -139,7 +139,6 @@ class EventBuilder:
     """Columns of the events of one process, which grow in the order of their records."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         self.bad = 0
         """Dropped events: without a time, or with a negative or infinite duration."""
         self.held_bytes = 0

@@ -386,7 +386,6 @@ def _begins(name: str, beginnings: tuple[str, ...]) -> bool:
 
 
 def _lean(event: Event) -> Event:
-    """Return an event without its detailed arguments."""
     marks = event.args and Marks(**{name: getattr(event.args, name) for name in Marks.__struct_fields__})
     return Event(event.ph, event.cat, event.name, event.pid, event.tid, event.ts, event.dur, marks)
 

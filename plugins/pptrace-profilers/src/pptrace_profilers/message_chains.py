@@ -162,7 +162,6 @@ def _maker(runs: Sequence[Run], send: MessageEnd, excluded: set[int], *, forward
 
 
 def _passes(parts: Sequence[Part], *, forward: bool) -> list[list[tuple[_Node, Run]]]:
-    """Return each rank's forwards, or first backwards, by time."""
     second = [second_passes(part.runs) for part in parts]
     return [
         [
@@ -189,7 +188,6 @@ def _with_own(next_of: Mapping[_Node, _Node], passes: Sequence[Sequence[tuple[_N
 def _chains(
     passes: Sequence[Sequence[tuple[_Node, Run]]], next_of: Mapping[_Node, _Node]
 ) -> Iterator[tuple[_Node, ...]]:
-    """Yield the chains by their start."""
     later = set(next_of.values())
     begins = sorted((run.start_ns, node) for runs in passes for node, run in runs if node not in later)
     for _, begin in begins:

@@ -75,7 +75,6 @@ def match_ends(ranks: Sequence[Recording], unattributed: list[Unattributed]) -> 
 
 
 def _lone(rank: int, what: str, ends: Sequence[MessageEnd]) -> list[Unattributed]:
-    """Return ends without another one, by peer."""
     by_peer: dict[int, list[int]] = defaultdict(list)
     for end in ends:
         by_peer[end.peer].append(end.end_ns - end.start_ns)

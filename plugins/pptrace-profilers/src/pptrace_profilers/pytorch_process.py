@@ -111,7 +111,6 @@ def _unknown_names(events: Events) -> str:
 
 
 def _windows(events: Events) -> tuple[tuple[str, int, int], ...]:
-    """Return label, start and end of the steps that the profiler marked."""
     rows = events.by_start(events.named(_STEP.fullmatch) & events.of({"user_annotation"})).tolist()
     return tuple(
         dict.fromkeys((events.name_of(row), int(events.start_ns[row]), int(events.end_ns[row])) for row in rows)

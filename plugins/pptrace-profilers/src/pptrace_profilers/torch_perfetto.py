@@ -55,7 +55,6 @@ def read_pftrace(path: Path, rules: Rules) -> Recording:
 
 
 def _packets(raw: bytes, path: Path, slices: _Slices) -> Iterator[tuple[int, int]]:
-    """Yield where each packet of ``Trace`` starts and stops."""
     offset = 0
     while offset < len(raw):
         if raw[offset] != _PACKET_TAG:
@@ -198,7 +197,6 @@ def _value(annotation: Any) -> Any:
 
 
 def _parsed(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields with JSON texts decoded."""
     return {key: _json(value) if isinstance(value, str) else value for key, value in fields.items()}
 
 

@@ -52,7 +52,6 @@ def explain_job(measurement: Measurement, step: Step) -> ExplanationPart | None:
 
 
 def _sections(stragglers: Stragglers) -> tuple[Section, ...]:
-    """Return what stragglers cost, as sections of an explanation."""
     slowdowns = tuple((name, f"{effect.slowdown:.3f}") for name, effect in stragglers.by_type.items())
     types = Table(head=("", "slowdown"), rows=slowdowns)
     return (

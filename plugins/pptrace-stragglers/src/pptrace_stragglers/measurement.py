@@ -228,7 +228,6 @@ class _Dependencies:
         return Action(kind=kind, stage=self._stage(computation), microbatch=microbatch)
 
     def _stage(self, index: int) -> int:
-        """Return an operation's stage of the model."""
         operation = self._operations[index]
         return max(operation.chunk, 0) * self._table.stages + operation.stage
 
@@ -273,7 +272,6 @@ class _Dependencies:
             self.of[index].add(before)
 
     def _connect_messages(self, rank: int, direction: str) -> None:
-        """Connect sends and receives of one direction with their computations."""
         computations = self._by_number(rank, f"{direction}-compute")
         for end in ("send", "recv"):
             posted = self._by_time(self._indices[rank, f"{direction}-{end}"])
@@ -320,7 +318,6 @@ class _Dependencies:
         return [index for index in self._indices[rank, type_] if self._operations[index].chunk == chunk]
 
     def _connect_end(self, rank: int, computations: Sequence[int]) -> None:
-        """Connect the operations after the last computation."""
         last = [max(computations, key=lambda index: int(self._end[index]))]
         collect, reductions = self._indices[rank, _COLLECT][:1], self._by_number(rank, _REDUCE)
         for index in collect:
