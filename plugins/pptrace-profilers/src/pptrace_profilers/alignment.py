@@ -15,6 +15,7 @@ import numpy as np
 
 from pptrace.plugin import Clock
 from pptrace_profilers.gpu_spans import window_around
+from pptrace_profilers.recording import name_some
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -132,7 +133,8 @@ def _left_out(
     """Yield notes on the marked steps and the actions that are in no step of all ranks."""
     some = [label for label in dict.fromkeys(label for rank in marked for label in rank) if label not in labels]
     if some:
-        yield f"{_listed(some)} not marked on every rank: left out"
+        verb = "is" if len(some) == 1 else "are"
+        yield f"{name_some(some, len(some), _MOST_NAMED)} {verb} not marked on every rank: left out"
         return
     for recording, number in zip(recordings, numbers, strict=True):
         steps = zip(recording.executions, number, strict=False)
@@ -140,11 +142,6 @@ def _left_out(
         if outside:
             count = "1 action is" if len(outside) == 1 else f"{len(outside):,} actions are"
             yield f"{recording.path.name}: {count} outside of all steps, {outside[0]} first: left out"
-
-
-def _listed(labels: Sequence[str]) -> str:
-    remainder = f" and {len(labels) - _MOST_NAMED} others" if len(labels) > _MOST_NAMED else ""
-    return f"{', '.join(labels[:_MOST_NAMED])}{remainder} {'is' if len(labels) == 1 else 'are'}"
 
 
 def _by_mark(recording: Recording, labels: Sequence[str]) -> list[int]:

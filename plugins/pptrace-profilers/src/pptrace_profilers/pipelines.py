@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from itertools import islice, pairwise, product
+from itertools import pairwise, product
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import ConfigError, Layout, TraceError
-from pptrace_profilers.recording import MOST_RANKS, NO_STAGE, pipeline_group
+from pptrace_profilers.recording import MOST_RANKS, NO_STAGE, name_some, pipeline_group
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from pptrace_profilers.recording import Recording
 
 _SIZE = re.compile(r"([a-z]+)=(\d+)")
-_MOST_NAMED = 16
-"""Ranks that are named one by one."""
 _SORTS = ("slowest", "median")
 
 
@@ -45,9 +43,10 @@ def one_pipeline(
     ranks = there[chosen]
     notes = [note] if note else []
     if missing := [rank for rank in pipelines[chosen] if rank not in known]:
-        notes.append(f"no file of rank {_listed(missing)}: the others are taken as they are")
+        notes.append(f"no file of rank {name_some(missing, len(missing))}: the others are taken as they are")
     if len(pipelines) > 1:
-        notes.append(f"replica {chosen or 'of rank 0'} of {len(pipelines)}: global ranks {_listed(ranks)}")
+        named = name_some(ranks, len(ranks))
+        notes.append(f"replica {chosen or 'of rank 0'} of {len(pipelines)}: global ranks {named}")
     local = {rank: number for number, rank in enumerate(ranks)}
     return [_local(known[rank], local) for rank in ranks], tuple(notes)
 
@@ -137,7 +136,9 @@ def _pipelines(known: dict[int, Recording], layout: str) -> tuple[dict[str, tupl
     if len(present) == world or max(present) >= world:
         return {"": present}, ""
     counted = "" if present[-1] < len(present) else f", counted as ranks 0 to {len(present) - 1}"
-    return {"": present}, f"no file of rank {_missing(known, world)}: the others are taken as they are{counted}"
+    absent = (rank for rank in range(world) if rank not in known)
+    missing = name_some(absent, world - len(known))
+    return {"": present}, f"no file of rank {missing}: the others are taken as they are{counted}"
 
 
 def _place(known: dict[int, Recording], pipeline: Sequence[int]) -> str:
@@ -211,18 +212,6 @@ def _local(recording: Recording, local: dict[int, int]) -> Recording:
     """Return a recording with pipeline ranks as peers; -1 for peers outside of the pipeline."""
     ends = tuple(replace(end, peer=local.get(end.peer, -1)) for end in recording.ends)
     return replace(recording, ends=ends)
-
-
-def _missing(known: dict[int, Recording], world: int) -> str:
-    """Return the first ranks that have no recording, and how many others."""
-    named = list(islice((rank for rank in range(world) if rank not in known), _MOST_NAMED))
-    left = world - len(known) - len(named)
-    return ", ".join(map(str, named)) + (f" and {left} others" if left else "")
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    remainder = f" and {len(ranks) - _MOST_NAMED} others" if len(ranks) > _MOST_NAMED else ""
-    return ", ".join(map(str, ranks[:_MOST_NAMED])) + remainder
 
 
 GROUPED = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from pptrace.plugin import TraceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from pptrace.plugin import Action, Int32s, Int64s, Unattributed
@@ -189,6 +190,16 @@ class Recording:
 def pipeline_group(groups: Mapping[str, tuple[int, ...]], rank: int) -> tuple[int, ...]:
     """Return the global ranks of a rank's pipeline, where a group's description says so; else none."""
     return next((ranks for name, ranks in groups.items() if _PIPELINE.search(name) and rank in ranks), ())
+
+
+def name_some(items: Iterable[object], count: int, most: int = 16) -> str:
+    """Return the names of the first of ``count`` items, ``most`` at most, and the number of all others.
+
+    >>> name_some([3, 5, 8], 3, 2)
+    '3, 5 and 1 others'
+    """
+    named = list(map(str, islice(items, most)))
+    return ", ".join(named) + (f" and {count - len(named)} others" if count > len(named) else "")
 
 
 def shifted(span: Shifted, by_ns: int, **changes: Any) -> Shifted:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pptrace.plugin import PptraceError, TraceError, check_events
+from pptrace_profilers.recording import name_some
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -159,9 +160,8 @@ def _omitted_steps(steps: NDArray[np.int64], kept: list[int]) -> list[str]:
     omitted = np.delete(steps, kept).tolist()
     if not omitted:
         return []
-    more = f" and {len(omitted) - _MOST_NAMED} others" if len(omitted) > _MOST_NAMED else ""
-    named = ", ".join(map(str, omitted[:_MOST_NAMED]))
-    return [f"steps {named}{more} do not hold the same operations of every replica: left out"]
+    named = name_some(omitted, len(omitted), _MOST_NAMED)
+    return [f"steps {named} do not hold the same operations of every replica: left out"]
 
 
 def _read_columns(path: Path) -> tuple[dict[str, NDArray[Any]], tuple[str, ...]]:
