@@ -80,9 +80,10 @@ def command(
     """
     from pptrace.config.resolution import load
     from pptrace.plugins.registry import Registry
-    from pptrace.report.table_drawing import SlotsOfKind, cropped, draw
+    from pptrace.report.table_drawing import cropped, draw
     from pptrace.run.inputs import located
     from pptrace.run.preparation import prepare
+    from pptrace.steps.kinds import Kind
 
     _check(schedule, named, options, outputs)
     name = str(schedule or named)
@@ -92,9 +93,7 @@ def command(
         _ = registry.schedules[name]  # an unknown name comes before sizes that are missing
     prepared = prepare(load(None, [*(f"schedule.options.{option}" for option in options), *sets], flags), registry)
     split = max(backward // 2, 1)
-    kinds = SlotsOfKind(
-        forward=forward, backward=backward, input_gradient=split, weight_gradient=max(backward - split, 1)
-    )
+    kinds = {Kind.F: forward, Kind.B: backward, Kind.I: split, Kind.W: max(backward - split, 1)}
     drawing = draw(prepared.schedule, kinds, messages=messages)
     title = _title(prepared, drawing)
     first, last = _range(slots, drawing.length)

@@ -209,14 +209,10 @@ class _Named:
         placement = timeline.placement
         microbatch = np.clip(timeline.microbatch, 0, None)
         route = placement.microbatch_route[np.minimum(microbatch, max(placement.microbatches - 1, 0))]
-        chunk = np.zeros((placement.stage_rank.shape[0], placement.stages), dtype=np.int64)
-        for one, ranks in enumerate(placement.stage_rank.tolist()):
-            for stage, rank in enumerate(ranks):
-                chunk[one, stage] = ranks[:stage].count(rank)
         self.colours = [
             shade for kind in KINDS for colour in kind.traits.colour for shade in (colour, darker(colour))
         ]  # fmt: skip
-        odd = chunk[route, timeline.stage] % 2
+        odd = placement.chunk_of_stage()[route, timeline.stage] % 2
         self.colour = timeline.kind.astype(np.int64) * 4 + np.minimum(route, 1) * 2 + odd
 
     def of_row(self, row: int) -> tuple[str, str]:

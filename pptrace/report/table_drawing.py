@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from pptrace.steps.actions import Action
-    from pptrace.steps.placement import Placement
     from pptrace.steps.schedule import Schedule
     from pptrace.timeline.timeline import Timeline
 
@@ -56,30 +55,6 @@ _ROWS = (Stream.COMPUTE, Stream.COPY_OUT, Stream.COPY_IN)
 
 _PER_SLOT = Flat(rate_kbps=1_000_000)
 """A network on which a message of one byte takes one slot."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotsOfKind:
-    """Slots that each kind of action takes."""
-
-    forward: int = Kind.F.traits.slots
-    """A forward."""
-    backward: int = Kind.B.traits.slots
-    """A full backward."""
-    input_gradient: int = Kind.I.traits.slots
-    """A backward for the input gradient alone."""
-    weight_gradient: int = Kind.W.traits.slots
-    """A backward for the weight gradient alone."""
-
-    def of(self, kind: Kind) -> int:
-        """Return the slots of a kind."""
-        slots: Mapping[Kind, int] = {
-            Kind.F: self.forward,
-            Kind.B: self.backward,
-            Kind.I: self.input_gradient,
-            Kind.W: self.weight_gradient,
-        }
-        return slots.get(kind, kind.traits.slots)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,17 +115,17 @@ class Drawing:
         return self.error.rank, self.error.missing
 
 
-def draw(schedule: Schedule, slots: SlotsOfKind | None = None, *, messages: bool = False) -> Drawing:
+def draw(schedule: Schedule, slots: Mapping[Kind, int] | None = None, *, messages: bool = False) -> Drawing:
     """Place the actions of a schedule in slots.
 
     A drawing of an invalid schedule marks the cells with errors.
 
     Args:
         schedule: the table.
-        slots: slots per kind.
+        slots: slots by kind; other kinds have those of the table of kinds.
         messages: whether sends and receives take one slot each, as in PyTorch's step simulator.
     """
-    slots = slots or SlotsOfKind()
+    slots = {kind: kind.traits.slots for kind in KINDS} | dict(slots or {})
     try:
         validate(schedule)
         return _simulated(schedule, slots, messages=messages)
@@ -170,11 +145,11 @@ def cropped(drawing: Drawing, first: int, last: int) -> Drawing:
     return replace(drawing, cells=tuple(cells), length=length, first=drawing.first + first)
 
 
-def _simulated(schedule: Schedule, slots: SlotsOfKind, *, messages: bool) -> Drawing:
+def _simulated(schedule: Schedule, slots: Mapping[Kind, int], *, messages: bool) -> Drawing:
     edges = int(schedule.placement.edges.shape[0])
-    costs = {f"{kind.traits.cost}_ns": slots.of(kind) for kind in _DRAWN if kind.traits.cost}
+    costs = {f"{kind.traits.cost}_ns": slots[kind] for kind in _DRAWN if kind.traits.cost}
     others = {
-        kind: [(Segment(name=kind.name, duration_ns=slots.of(kind)),)] * schedule.stages
+        kind: [(Segment(name=kind.name, duration_ns=slots[kind]),)] * schedule.stages
         for kind in _DRAWN if not kind.traits.cost
     }  # fmt: skip
     workload = Workload.uniform(schedule.stages, edges=edges, boundary_bytes=1, **costs)
@@ -195,7 +170,7 @@ def _simulated(schedule: Schedule, slots: SlotsOfKind, *, messages: bool) -> Dra
 
 
 def _compute_cells(schedule: Schedule, timeline: Timeline, *, messages: bool) -> Iterator[Cell]:
-    chunk = _chunk_of(schedule.placement)
+    chunk = schedule.placement.chunk_of_stage()
     for lane in np.flatnonzero(np.isin(timeline.lane_stream, _ROWS)).tolist():
         rank, here = int(timeline.lane_rank[lane]), slice(*timeline.lane_ptr[lane : lane + 2].tolist())
         for row in range(here.start, here.stop):
@@ -206,16 +181,18 @@ def _compute_cells(schedule: Schedule, timeline: Timeline, *, messages: bool) ->
                 yield _cell(schedule, chunk, rank, start, length, action, pair=int(timeline.pair[row]))
 
 
-def _draw_invalid(schedule: Schedule, slots: SlotsOfKind, error: ScheduleError, *, messages: bool) -> Drawing:
+def _draw_invalid(
+    schedule: Schedule, slots: Mapping[Kind, int], error: ScheduleError, *, messages: bool
+) -> Drawing:
     named = set(error.cycle) if isinstance(error, DeadlockError) else set[str]()
     rows: list[tuple[int, Action, int, bool]] = []
-    chunk = _chunk_of(schedule.placement)
+    chunk = schedule.placement.chunk_of_stage()
     for rank in range(schedule.ranks):
         for row in range(int(schedule.row_ptr[rank]), int(schedule.row_ptr[rank + 1])):
             action = schedule.action(row)
             marked = row == error.position or f"rank {rank}: {action}" in named
             drawn = marked or action.kind in _DRAWN or (messages and action.kind in COMMUNICATION)
-            rows.append((rank, action, slots.of(action.kind) * action.span if drawn else 0, marked))
+            rows.append((rank, action, slots[action.kind] * action.span if drawn else 0, marked))
     at_fault = {at for at, (_, _, _, marked) in enumerate(rows) if marked}
     start = place_invalid(schedule, [length for _, _, length, _ in rows], at_fault)
     cells = [
@@ -252,17 +229,6 @@ def _cell(
     return Cell(
         rank=rank, start=start, length=length, action=action, route=route, marked=marked, chunk=own, pair=pair
     )
-
-
-def _chunk_of(placement: Placement) -> NDArray[np.int64]:
-    """Return the number of earlier stages of a route on the same rank, shape (routes, stages)."""
-    before = np.zeros(placement.stage_rank.shape, dtype=np.int64)
-    for route, ranks in enumerate(placement.stage_rank):
-        seen = np.zeros(placement.ranks, dtype=np.int64)
-        for stage, rank in enumerate(ranks):
-            before[route, stage] = seen[rank]
-            seen[rank] += rank >= 0
-    return before
 
 
 def _chunks(schedule: Schedule) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -103,6 +104,16 @@ class Placement:
                 most = int(np.argmax(count))
                 return f"stage {most} {verb} {count[most]:,} stages: at most {_MOST_NEIGHBOURS:,} are possible"
         return ""
+
+    def chunk_of_stage(self) -> Int64s:
+        """Return the number of earlier stages of a route on the same rank, shape (routes, stages)."""
+        chunk = np.zeros(self.stage_rank.shape, dtype=np.int64)
+        for route, ranks in enumerate(self.stage_rank.tolist()):
+            seen: Counter[int] = Counter()
+            for stage, rank in enumerate(ranks):
+                chunk[route, stage] = seen[rank]
+                seen[rank] += 1
+        return chunk
 
     def rank_of(self, stage: int, microbatch: int) -> int:
         """Return the rank that holds ``stage`` for ``microbatch``; a microbatch of -1 reads the first route."""

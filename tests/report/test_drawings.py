@@ -10,7 +10,8 @@ import pytest
 from pptrace.errors import DeadlockError, PptraceError
 from pptrace.report import svg
 from pptrace.report.svg import document, element, write_drawing
-from pptrace.report.table_drawing import SlotsOfKind, draw, plain_lines, rich_lines, svg_text, window
+from pptrace.report.table_drawing import draw, plain_lines, rich_lines, svg_text, window
+from pptrace.steps.kinds import Kind
 from pptrace.steps.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def test_every_action_stands_in_its_slots() -> None:
 
 
 def test_slots_per_kind_are_the_callers() -> None:
-    assert draw(GPIPE, SlotsOfKind(forward=2, backward=2)).length == 12
+    assert draw(GPIPE, {Kind.F: 2, Kind.B: 2}).length == 12
 
 
 def test_messages_take_a_slot_each_on_both_ranks() -> None:

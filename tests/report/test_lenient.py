@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import valid_schedules
 
-from pptrace.report.table_drawing import SlotsOfKind, draw, place_invalid, plain_lines, windows
+from pptrace.report.table_drawing import draw, place_invalid, plain_lines, windows
 from pptrace.steps.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
 
 def lengths(schedule: Schedule) -> list[int]:
-    slots = SlotsOfKind()
     actions = [schedule.action(row) for row in range(len(schedule))]
-    return [slots.of(action.kind) * action.span for action in actions]
+    return [action.kind.traits.slots * action.span for action in actions]
 
 
 @given(valid_schedules(pairs=False))
