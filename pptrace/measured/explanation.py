@@ -195,13 +195,9 @@ _UNRECORDED_WAITS = "waits for what nobody recorded, {} on all ranks, stay as lo
 def explanation_document(
     name: str, explanation: Explanation, lengths_ns: Sequence[int], measurement: Measurement | None = None
 ) -> Document:
-    """Return the document of an explanation.
+    """Return the document of an explanation, whose figures have deviations where there are several steps.
 
-    Args:
-        name: the source of the step.
-        explanation: the explanation; its figures have deviations where there are several steps.
-        lengths_ns: the lengths of all steps.
-        measurement: the recording; None for a simulation.
+    ``lengths_ns`` are the lengths of all steps; ``measurement`` is None for a simulation.
     """
     unattributed = measurement.unattributed if measurement is not None else ()
     lead = [f"{name}, {explanation.step}: step {ms(explanation.step_ns)}, bubble {share(explanation.bubble, 2)}"]
@@ -434,13 +430,9 @@ def with_analyses(document: Document, parts: Mapping[str, ExplanationPart]) -> D
 def save_explanation(
     targets: Sequence[str], document: Document, parts: Collection[ExplanationPart], registry: Registry
 ) -> list[Path]:
-    """Write an explanation in the formats that the suffixes name.
+    """Write an explanation in the formats that the suffixes name: the document as a page.
 
-    Args:
-        targets: the files.
-        document: the explained step, for a page.
-        parts: what analyses add; the first picture and the first timeline are written.
-        registry: the plugins.
+    Pictures and traces are the first ones of ``parts``, the results of analyses.
 
     Raises:
         OutputError: a file cannot be written, or no analysis has what it shows.

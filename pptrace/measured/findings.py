@@ -126,11 +126,7 @@ def rank_changes(
 ) -> tuple[Int64s, int]:
     """Return the pairs that changed beyond noise, and the number of changes within noise; the largest is first.
 
-    Args:
-        a: the first step.
-        b: the second.
-        matched: the pairs.
-        noise_ns: shape (pairs,): the deviation of each difference from step to step.
+    ``noise_ns``, shape (pairs,), is the deviation of each difference from step to step.
     """
     delta_ns = b.duration_ns[matched.second] - a.duration_ns[matched.first]
     changed = np.abs(delta_ns) > SIGMAS * noise_ns
@@ -146,11 +142,7 @@ def standard_deviations(
     A few steps estimate the deviation of a single action badly. The median deviation of its kind and stage is its
     lower bound.
 
-    Args:
-        step: the step.
-        others: the other steps of its side.
-        name: the column.
-        pooled: whether values are medians over all steps.
+    ``pooled`` values are medians over all steps.
     """
     values = values_over_steps(step, others, name)
     if len(values) <= 1:
@@ -419,13 +411,8 @@ def first_divergence(
 ) -> Divergence | None:
     """Return the first computation whose end differs by more than the noise and the tolerance of its duration.
 
-    Args:
-        a: the first step.
-        b: the second.
-        matched: the pairs.
-        releases: the dependencies of the second step.
-        tolerance: the relative tolerance.
-        noise_ns: shape (pairs,): the deviation of the difference of ends from step to step.
+    ``releases`` are dependencies of the second step. ``noise_ns``, shape (pairs,), is the deviation of differences
+    of ends from step to step.
     """
     if not len(matched):
         return None
