@@ -10,7 +10,7 @@ import numpy as np
 
 from pptrace.errors import ScheduleError
 from pptrace.steps.kernels.heap import OUTSIDE, Heap
-from pptrace.steps.kernels.weight_filling import Filling, Given, Placed, Rules, Stages, fill_gaps
+from pptrace.steps.kernels.weight_filling import UNKNOWN, Filling, Given, Placed, Rules, Slack, Stages, fill_gaps
 from pptrace.steps.kinds import Kind
 from pptrace.steps.schedule import Schedule
 from pptrace_kernel import run
@@ -54,14 +54,13 @@ def fill_weights(
     taken: object = 0,
     kept: object = 0,
     room: object = None,
-    missing: int = 0,
-    patience: int = -1,
-    waits: Mapping[Kind, object] | None = None,
+    deadline: object = None,
 ) -> Filled:
     """Return a table with a weight gradient for every input gradient, in the order of these on each rank.
 
     A weight gradient runs where its rank waits long enough for what comes next, where a forward needs the memory
-    that it frees, or behind all else.
+    that it frees, or behind all else. It runs in a shorter gap where its rank has idled too long already, for the
+    deadline or beside other ranks, or where the delay does not endanger any deadline.
 
     Args:
         table: F and I of every stage and microbatch, on one route of stages that are a chain. One that has W
@@ -71,10 +70,7 @@ def fill_weights(
         taken: bytes that a forward takes: one value, or one per stage.
         kept: bytes of them that stay from the input gradient until the weight gradient; likewise.
         room: bytes that a rank has for them: one value, or one per rank; None for no limit.
-        missing: eighths of a weight gradient that a gap may lack for it.
-        patience: for how long a rank may idle in all before it runs one in any gap; -1 for as long
-            as any other has so far.
-        waits: for F and I, whether ``patience`` counts before them (0) or not (1): one value, or one per stage.
+        deadline: when a rank should end: one value, or one per rank; None for no deadline. It may be missed.
 
     Raises:
         ScheduleError: the order deadlocks, a rank's memory does not hold it, or times add up to 2**59 and more.
@@ -92,6 +88,7 @@ def fill_weights(
     missing_weights = int(not (table.kind == Kind.W).any())
     whole_ptr = row_ptr + missing_weights * (row_ptr // 2)
     kind, stage, microbatch = (np.zeros(int(whole_ptr[-1]), dtype=np.int32) for _ in range(3))
+    ends = _wide(deadline, ranks) if deadline is not None and missing_weights else _wide(0, 0)
     placed = Placed(kind, stage, microbatch, np.zeros(ranks, dtype=np.int64))
     full = run(
         fill_gaps,
@@ -100,12 +97,11 @@ def fill_weights(
             Stages(
                 table.placement.stage_rank[0].astype(np.int64), cost[Kind.F], cost[Kind.I], cost[Kind.W],
                 _wide(taken, stages), _wide(kept, stages),
-                *(_wide((waits or {}).get(kind, 0), stages) for kind in (Kind.F, Kind.I)),
             ),
             _wide(_NO_LIMIT if room is None else room, ranks),
-            Rules(missing_weights=missing_weights, transfer=transfer, missing=missing, patience=patience),
+            Rules(missing_weights, transfer, ends),
         ),
-        (filling, placed, heap),
+        (_slack(table, ends), filling, placed, heap),
         work=count,
     )  # fmt: skip
     _check(table, full, filling)
@@ -124,6 +120,14 @@ def _start(table: Schedule) -> tuple[Filling, Heap]:
         first=np.full(ranks, -1, dtype=np.int64), free=zeros(ranks),
     )  # fmt: skip
     return filling, Heap(item=zeros(ranks), place=np.full(ranks, OUTSIDE), time=zeros(ranks), size=zeros(1))
+
+
+def _slack(table: Schedule, ends: Int64s) -> Slack:
+    """Return the slack before any latest start is known."""
+    if not ends.size:
+        return Slack(*(np.zeros(0, dtype=np.int64) for _ in range(4)))
+    latest = np.full(2 * table.stages * table.microbatches, UNKNOWN)
+    return Slack(latest=latest, next=table.row_ptr[1:].astype(np.int64) - 1, end=ends.copy(), before=ends.copy())
 
 
 def _wide(values: object, size: int) -> Int64s:

@@ -15,7 +15,7 @@ from pptrace.sim.simulation import simulate
 from pptrace.steps.kinds import Kind
 from pptrace.steps.placement import Placement
 from pptrace.steps.schedule import Schedule
-from pptrace.steps.weight_filling import Filled, fill_weights
+from pptrace.steps.weight_filling import fill_weights
 from pptrace.steps.workload import Workload
 from pptrace.testing import assert_valid_schedule
 from pptrace.timeline.metrics import measure
@@ -48,18 +48,16 @@ def orders(draw: st.DrawFn) -> Schedule:
     times=st.lists(st.integers(0, 20), min_size=15, max_size=15),
     weights=st.lists(st.integers(1, 9), min_size=5, max_size=5),
     transfer=st.integers(0, 9),
-    missing=st.integers(0, 8),
-    patience=st.integers(-1, 60),
+    deadline=st.none() | st.integers(0, 400) | st.lists(st.integers(0, 400), min_size=5, max_size=5),
 )
 def test_times_and_memory_are_those_of_the_simulation(
-    table: Schedule, times: list[int], weights: list[int], transfer: int, missing: int, patience: int
+    table: Schedule, times: list[int], weights: list[int], transfer: int, deadline: int | list[int] | None
 ) -> None:
     stages = table.stages
     f, i, w = (times[5 * k : 5 * k + stages] for k in range(3))
     taken, kept = np.array(weights[:stages]), np.array(weights[:stages]) // 2
-    filled = fill_weights(
-        table, {Kind.F: f, Kind.I: i, Kind.W: w}, transfer=transfer, missing=missing, patience=patience
-    )
+    ends = deadline[:stages] if isinstance(deadline, list) else deadline
+    filled = fill_weights(table, {Kind.F: f, Kind.I: i, Kind.W: w}, transfer=transfer, deadline=ends)
     costs = Workload.uniform(stages, f_ns=f, i_ns=i, w_ns=w, activation_bytes=taken, weight_activation_bytes=kept)
 
     timeline = simulate(filled.schedule, costs, Flat(rate_kbps=10**12, latency_ns=transfer))
@@ -100,7 +98,7 @@ def _rows(table: Schedule) -> list[tuple[int, int]]:
 
 def test_compiled_and_interpreted_give_the_same_table() -> None:
     table = order([7, 5, 3, 1], 40)
-    arguments = {"transfer": 3, "taken": 2, "kept": 1, "room": 14, "missing": 3}
+    arguments = {"transfer": 3, "taken": 2, "kept": 1, "room": 14, "deadline": 1300}
     durations = {Kind.F: 11, Kind.I: 12, Kind.W: [5, 6, 7, 8]}
 
     interpreted = fill_weights(table, durations, **arguments)
@@ -111,17 +109,17 @@ def test_compiled_and_interpreted_give_the_same_table() -> None:
     assert interpreted.end.tolist() == compiled.end.tolist()
 
 
-def test_a_rank_waits_for_what_comes_before_its_weight_gradient_would_end() -> None:
-    table = order([2, 1], 2)
-    long = {Kind.F: 4, Kind.I: 4, Kind.W: 9}
+def test_a_deadline_runs_weight_gradients_in_gaps_that_delay_nothing_beyond_it() -> None:
+    table = order([3, 2, 1], 3)
+    durations = {Kind.F: 4, Kind.I: 4, Kind.W: 9}
 
-    def row(filled: Filled) -> str:
-        return " ".join(filled.schedule.rows()[0])
+    early, target = fill_weights(table, durations), fill_weights(table, durations, deadline=59)
 
-    assert row(fill_weights(table, long, patience=100)) == "0F0 0F1 0I0 0I1 0W0 0W1"
-    assert row(fill_weights(table, long, patience=0)) == "0F0 0F1 0I0 0W0 0I1 0W1"
-    assert row(fill_weights(table, long | {Kind.W: 4})) == "0F0 0F1 0I0 0W0 0I1 0W1"
-    assert row(fill_weights(table, long | {Kind.W: 5}, missing=2)) == "0F0 0F1 0I0 0W0 0I1 0W1"
+    assert [" ".join(filled.schedule.rows()[1]) for filled in (early, target)] == [
+        "1F0 1F1 1I0 1F2 1I1 1I2 1W0 1W1 1W2",
+        "1F0 1F1 1I0 1F2 1I1 1W0 1I2 1W1 1W2",
+    ]
+    assert (early.length, target.length) == (63, 59)
 
 
 def test_an_order_that_waits_for_itself_is_refused() -> None:

@@ -124,7 +124,7 @@ def test_profiled_cases_idle_no_longer_than_with_the_zero_bubble_generator(case:
 AS_MANY = {
     ("1.5B", 4): 217_569, ("1.5B", 8): 449_700, ("1.5B", 16): 917_844, ("6.2B", 4): 364_091, ("6.2B", 8): 749_771,
     ("14.6B", 4): 142_185, ("14.6B", 8): 293_207, ("14.6B", 16): 595_955, ("28.3B", 4): 131_427,
-    ("28.3B", 8): 271_278, ("28.3B", 16): 549_950,
+    ("28.3B", 8): 271_278, ("28.3B", 16): 549_950, ("6.2B", 16): 1_515_673,
 }  # fmt: skip
 """Longest times of a rank for ZB-V with as many microbatches as ranks, likewise in microseconds."""
 
@@ -138,6 +138,28 @@ def test_as_many_microbatches_as_ranks_idle_no_longer_than_with_the_zb_v_generat
 
     assert made.pace_ns <= AS_MANY[case, ranks]
     assert made.memory.peak_activation_bytes.max() <= 4 * ranks
+
+
+UNEQUAL = {
+    ("zb-h2", 4, 9, (10, 11, 9), 20): 426, ("zb-h2", 5, 13, (11_347, 11_248, 8_132), 377): 402_071,
+    ("zb-v", 4, 7, (20, 20, 20), 1): 434, ("zb-v", 6, 11, (22_694, 22_496, 16_264), 377): 710_827,
+    ("zb-v", 7, 11, (59_436, 58_888, 39_854), 527): 1_854_851,
+    ("zb-v", 12, 12, (55_068, 83_868, 63_544), 2_753): 2_856_718,
+    ("v-half", 6, 5, (40, 26, 12), 5): 826, ("v-half", 8, 6, (20, 22, 18), 20): 1_472,
+    ("v-min", 6, 13, (14, 10, 18), 2): 781, ("v-min", 8, 6, (20, 40, 20), 0): 1_040,
+}  # fmt: skip
+"""Longest times of a rank for unequal times and sizes of which the warm-up and the drain are a large part."""
+
+
+@pytest.mark.parametrize(("name", "ranks", "microbatches", "times", "transfer"), UNEQUAL)
+def test_unequal_times_idle_no_longer_than_with_the_papers_generators(
+    name: str, ranks: int, microbatches: int, times: tuple[int, int, int], transfer: int
+) -> None:
+    asked = request(name, ranks, microbatches, times, transfer)
+
+    made = run(built(asked, name), asked)
+
+    assert made.pace_ns <= UNEQUAL[name, ranks, microbatches, times, transfer]
 
 
 @given(
@@ -273,14 +295,14 @@ def fills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("name", CHUNKS)
-def test_16_ranks_and_64_microbatches_are_filled_at_most_20_times(name: str, fills: list[int]) -> None:
+def test_16_ranks_and_64_microbatches_are_filled_at_most_40_times(name: str, fills: list[int]) -> None:
     asked = request(
         name, 16, 64, PROFILED["14.6B"][2:5], 377, device_bytes=70, stage_bytes=(3,) * 16 * CHUNKS[name]
     )
 
     built(asked, name)
 
-    assert 1 < len(fills) <= 20
+    assert 1 < len(fills) <= 40
     assert sum(fills) < 2 * 400_000
 
 

@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 from pptrace.steps.kernels.heap import OUTSIDE, Heap, pop, push
 from pptrace.steps.kinds import Kind
 
+UNKNOWN = -(2**62)
+"""The latest start of an action of which none is known yet."""
+
 F, I, W = int(Kind.F), int(Kind.I), int(Kind.W)  # noqa: E741 - PyTorch's name
 
 
@@ -34,23 +37,30 @@ class Stages(NamedTuple):
     """Bytes that a forward takes."""
     kept: Any
     """Bytes of them that stay from the input gradient until the weight gradient."""
-    forward_waits: Any
-    """1 where only a gap that is long enough takes a weight gradient before a forward, whatever its rank idles."""
-    gradient_waits: Any
-    """The same before an input gradient."""
 
 
 class Rules(NamedTuple):
-    """Rules for gaps that are shorter than a weight gradient."""
+    """What differs between two ways to fill a table."""
 
     missing_weights: int
     """1 where weight gradients are to be put in, 0 where the table has its own."""
     transfer: int
     """Time from one rank to another."""
-    missing: int
-    """Eighths of a weight gradient that a gap may lack."""
-    patience: int
-    """For how long a rank idles in all before it runs one in any gap; -1 for as long as any other has so far."""
+    deadline: Any
+    """Per rank, when it should end; empty for no deadline."""
+
+
+class Slack(NamedTuple):
+    """By how much actions may be delayed; empty columns where ranks have no deadline."""
+
+    latest: Any
+    """Shape (2 x stages x microbatches,): latest starts of forwards, then of input gradients."""
+    next: Any
+    """Per rank, the last row without a latest start."""
+    end: Any
+    """Per rank, the latest start of what that row precedes."""
+    before: Any
+    """Per rank, its deadline less all work after that row; in the end, less all its work."""
 
 
 class Filling(NamedTuple):
@@ -85,9 +95,18 @@ class Placed(NamedTuple):
 
 
 def fill_gaps(
-    given: Given, stages: Stages, room: Any, rules: Rules, filling: Filling, placed: Placed, ranks: Heap
+    given: Given,
+    stages: Stages,
+    room: Any,
+    rules: Rules,
+    slack: Slack,
+    filling: Filling,
+    placed: Placed,
+    ranks: Heap,
 ) -> int:
     """Place everything, the rank that is free first before others; return -1, or a rank that lacks memory."""
+    if len(rules.deadline) > 0:
+        _find_latest_starts(given, stages, rules, slack)
     most = 0
     for rank in range(len(room)):
         push(ranks, rank, 0)
@@ -98,12 +117,15 @@ def fill_gaps(
             while filling.owed[rank] > 0:
                 _weigh(given, stages, rules, filling, placed, rank)
             continue
-        kind, stage = given.kind[row], given.stage[row]
-        due = 0 if kind == W else filling.ready[_place(filling, stages, kind, stage, given.microbatch[row])]
+        kind, due = given.kind[row], 0
+        if kind != W:
+            due = filling.ready[_place(stages, len(filling.ready), kind, given.stage[row], given.microbatch[row])]
         if due < 0:
             continue
-        patience = rules.patience if rules.patience >= 0 else most
-        if not _make_way(given, stages, room, rules, filling, placed, rank, due, patience):
+        idle = most
+        if len(rules.deadline) > 0 and filling.first[rank] >= 0:
+            idle = max(idle, slack.before[rank] - filling.first[rank])
+        if not _make_way(given, stages, room, rules, slack, filling, placed, rank, due, idle):
             return rank
         most = max(most, _begin(filling, rank, due))
         follower = _run(given, stages, rules, filling, placed, rank)
@@ -113,11 +135,48 @@ def fill_gaps(
     return -1
 
 
-def _place(filling: Filling, stages: Stages, kind: int, stage: int, microbatch: int) -> int:
-    """Return where a forward's or an input gradient's readiness is."""
+def _find_latest_starts(given: Given, stages: Stages, rules: Rules, slack: Slack) -> None:
+    """Find when forwards and input gradients must start for every rank to meet its deadline, from the last back.
+
+    A weight gradient is counted after its input gradient, and may run anywhere behind it.
+    """
+    moved = 1
+    while moved > 0:
+        moved = 0
+        for rank in range(len(rules.deadline)):
+            row = slack.next[rank]
+            while row >= given.row_ptr[rank]:
+                kind, stage, microbatch = given.kind[row], given.stage[row], given.microbatch[row]
+                took = stages.forward[stage] if kind == F else stages.input_gradient[stage]
+                weight = stages.weight_gradient[stage] if kind == I else 0
+                late = min(slack.end[rank], slack.before[rank] - weight)
+                following, to = _follower(stages, kind, stage)
+                if to >= 0:
+                    after = slack.latest[_place(stages, len(slack.latest), following, to, microbatch)]
+                    if after == UNKNOWN:
+                        break
+                    late = min(late, after - (0 if stages.rank[to] == rank else rules.transfer))
+                slack.latest[_place(stages, len(slack.latest), kind, stage, microbatch)] = late - took
+                slack.end[rank] = late - took
+                slack.before[rank] -= took + weight
+                row -= 1
+                moved = 1
+            slack.next[rank] = row
+
+
+def _follower(stages: Stages, kind: int, stage: int) -> tuple[int, int]:
+    """Return the kind and the stage of what a forward or an input gradient enables; no stage is -1."""
+    if kind == I:
+        return I, stage - 1
+    if stage + 1 == len(stages.rank):
+        return I, stage
+    return F, stage + 1
+
+
+def _place(stages: Stages, size: int, kind: int, stage: int, microbatch: int) -> int:
+    """Return where a forward or an input gradient is in a column of ``size`` values."""
     count = len(stages.rank)
-    microbatches = len(filling.ready) // (2 * count)
-    return (stage if kind == F else count + stage) * microbatches + microbatch
+    return (stage if kind == F else count + stage) * (size // (2 * count)) + microbatch
 
 
 def _make_way(
@@ -125,23 +184,27 @@ def _make_way(
     stages: Stages,
     room: Any,
     rules: Rules,
+    slack: Slack,
     filling: Filling,
     placed: Placed,
     rank: int,
     due: int,
-    patience: int,
+    idle: int,
 ) -> int:
     """Run weight gradients before a rank's next action where memory lacks or time is left; return 1 if it fits."""
     row = filling.at[rank]
     stage = given.stage[row]
     needs = stages.taken[stage] if given.kind[row] == F else 0
-    waits = stages.forward_waits[stage] if given.kind[row] == F else stages.gradient_waits[stage]
+    late = due
+    if len(slack.latest) > 0 and given.kind[row] != W:
+        latest = slack.latest[_place(stages, len(slack.latest), given.kind[row], stage, given.microbatch[row])]
+        late = max(due, latest)
     while filling.owed[rank] > 0:
         gap = due - filling.free[rank]
         took = stages.weight_gradient[_owed(given, filling, rank)]
-        fits = gap > 0 and 8 * gap + rules.missing * took >= 8 * took
-        tired = waits == 0 and gap > 0 and filling.idle[rank] + gap > patience
-        if filling.held[rank] + needs <= room[rank] and not fits and not tired:
+        fits = filling.free[rank] + took <= late
+        tired = filling.idle[rank] + gap > idle
+        if filling.held[rank] + needs <= room[rank] and (gap <= 0 or not (fits or tired)):
             break
         _weigh(given, stages, rules, filling, placed, rank)
     return 1 if filling.held[rank] + needs <= room[rank] else 0
@@ -181,18 +244,16 @@ def _run(given: Given, stages: Stages, rules: Rules, filling: Filling, placed: P
     if kind == F:
         filling.held[rank] += stages.taken[stage]
         filling.free[rank] += stages.forward[stage]
-        last = stage + 1 == len(stages.rank)
-        following, to = (I, stage) if last else (F, stage + 1)
     else:
         filling.held[rank] -= stages.taken[stage] - stages.kept[stage]
         filling.free[rank] += stages.input_gradient[stage]
         filling.owed[rank] += rules.missing_weights
-        following, to = I, stage - 1
+    following, to = _follower(stages, kind, stage)
     if to < 0:
         return -1
     target: int = stages.rank[to]
     lag = 0 if target == rank else rules.transfer
-    filling.ready[_place(filling, stages, following, to, microbatch)] = filling.free[rank] + lag
+    filling.ready[_place(stages, len(filling.ready), following, to, microbatch)] = filling.free[rank] + lag
     return target
 
 

@@ -38,7 +38,9 @@ _AFTER = (None, F, BACK, UP)
 
 
 @lru_cache(maxsize=_KEPT)
-def dense(blocks: tuple[tuple[int, ...], ...], interval: int, microbatches: int, most: int) -> Schedule:
+def dense(
+    blocks: tuple[tuple[int, ...], ...], interval: int, microbatches: int, most: int, *, forwards: bool
+) -> Schedule:
     """Return a table with weight gradients; costs that leave as much room share it.
 
     Args:
@@ -46,13 +48,14 @@ def dense(blocks: tuple[tuple[int, ...], ...], interval: int, microbatches: int,
         interval: slots between two microbatches.
         microbatches: how many there are.
         most: chunks' activations that a rank may hold until their weight gradients; where blocks hold more, those.
+        forwards: whether forwards move at the end too: all that follows rank 0's last forward of its first stage.
     """
     block = np.asarray(blocks, dtype=np.int64)
     slots = np.add.outer(block, interval * np.arange(microbatches))
     # Slots before the first input gradients, and the most that ranks hold, depend on these microbatches alone.
     warm_up = 2 * (int(block.max()) // interval + 2)
     _begin_early(slots[:, :, :warm_up], most)
-    _end_early(slots)
+    _end_early(slots, most, forwards=forwards)
     rows = []
     for own, weights in zip(slots, _weights(slots), strict=True):
         code, number = _gradients(own)
@@ -94,33 +97,50 @@ def _begin_early(slots: Int64s, most: int) -> None:
     early = [(int(slots[rank, code, at]), rank, code, at) for rank, code, at in np.argwhere(slots < ends).tolist()]
     early += [(int(weights[rank, at]), rank, W, at) for rank, at in np.argwhere(weights < ends).tolist()]
     for slot, rank, code, number in sorted(early):
-        own = later[rank] if code == W else places[rank][code]
-        low = max(
-            gradients[rank][number] if code == W else _ready(places, rank, code, number), _before(own, number)
-        )
         if code < I:
-            full = np.flatnonzero(held[rank, low + 1 : slot] >= most)
-            low += int(full[-1]) + 1 if full.size else 0
-        moved = _move(busy[rank], own, number, low)
-        if code < I or code == W:
-            held[rank, moved:slot] += 1 if code < I else -1
+            _move_forward(places, busy, held, (rank, code, number), most)
+            continue
+        own = later[rank] if code == W else places[rank][code]
+        ready = gradients[rank][number] if code == W else _ready(places, rank, code, number)
+        moved = _move(busy[rank], own, number, max(ready, _before(own, number)))
+        if code == W:
+            held[rank, moved:slot] -= 1
         else:
             insort(gradients[rank], moved)
     slots[:] = places
 
 
-def _end_early(slots: Int64s) -> None:
-    """Move the input gradients behind each rank's last forward, in place: they take no memory."""
+def _end_early(slots: Int64s, most: int, *, forwards: bool) -> None:
+    """Move the end of the table, in place: the input gradients behind each rank's last forward, or more."""
     busy, _ = _occupied(slots, None)
-    late = np.argwhere(slots > slots[:, :I].max(axis=(1, 2), keepdims=True))
+    _, held = _occupied(slots, _weights(slots))
+    most = max(most, int(held.max()))
+    last_forward = slots[0, F, -1] if forwards else slots[:, :I].max(axis=(1, 2), keepdims=True)
+    late = np.argwhere(slots > last_forward)
     first = max(int(late[:, 2].min()) - 1, 0)
     last = slots[:, :, first:]
     places = last.tolist()
     late[:, 2] -= first
     for rank, code, number in late[np.argsort(last[tuple(late.T)], kind="stable")].tolist():
+        if code < I:
+            _move_forward(places, busy, held, (rank, code, number), most)
+            continue
         own = places[rank][code]
         _move(busy[rank], own, number, max(_ready(places, rank, code, number), _before(own, number)))
     last[:] = places
+
+
+def _move_forward(
+    places: _Places, busy: list[bytearray], held: Int64s, action: tuple[int, int, int], most: int
+) -> None:
+    """Move a forward into the first free slot from which its rank has memory for it."""
+    rank, code, number = action
+    own = places[rank][code]
+    slot = own[number]
+    low = max(_ready(places, rank, code, number), _before(own, number))
+    full = np.flatnonzero(held[rank, low + 1 : slot] >= most)
+    low += int(full[-1]) + 1 if full.size else 0
+    held[rank, _move(busy[rank], own, number, low) : slot] += 1
 
 
 def _occupied(slots: Int64s, weights: Int64s | None) -> tuple[list[bytearray], Int64s]:

@@ -17,20 +17,20 @@ from pptrace_schedules.zero_bubble.bounds import Times, lower_bounds
 from pptrace_schedules.zero_bubble.merge import Merging, merged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from pptrace.plugin import Actions, Filled, Int32s, Int64s, Placement, Schedule, ScheduleRequest
 
 __all__ = ["built", "without_weights"]
 
 _WORK = 400_000
-"""Actions to place before no further order is tried."""
+"""Actions to place before the search ends; no further order is tried after half of them."""
 
 _REFINED = 2
-"""The shortest orders of few microbatches, which are filled by further rules."""
+"""The shortest orders, which are filled again for shorter targets."""
 
-_MISSING = (0, 2, 4)
-"""Eighths of a weight gradient that a gap may lack."""
+_PROBES = 10
+"""Targets per order."""
 
 
 def built(
@@ -59,7 +59,7 @@ def built(
     pace, step = lower_bounds(times, fixed.placement, merge=merge)
     bounds = (step, pace) if by_step else (pace, step)
     best: tuple[tuple[int, int], Schedule] | None = None
-    for filled in _filled(times, fixed, orders):
+    for filled in _filled(times, fixed, orders, by_step=by_step):
         for table, longest, length in _merges(times, filled) if merge else _as_it_is(filled):
             key = (length, longest) if by_step else (longest, length)
             if best is None or key < best[0]:
@@ -89,58 +89,64 @@ def without_weights(table: Schedule) -> Schedule:
     return table.selected(np.flatnonzero(table.kind != Kind.W))
 
 
-def _filled(times: Times, fixed: Schedule, orders: Callable[[Times], Iterator[Schedule]]) -> Iterator[Filled]:
-    """Fill one order after another, then one that every memory holds; the best of few microbatches once more."""
-    shortest: dict[int, tuple[tuple[int, int], Schedule]] = {}
-    spent, some = 0, False
-    for number, order in enumerate(chain((fixed,), orders(times))):
-        for missing in _MISSING:
-            if some and spent >= _WORK:
-                return
+def _filled(
+    times: Times, fixed: Schedule, orders: Callable[[Times], Iterator[Schedule]], *, by_step: bool
+) -> Iterator[Filled]:
+    """Fill one order after another, then one that every memory holds; then the shortest for shorter targets."""
+    shortest: list[tuple[int, int, Schedule, Filled]] = []
+    spent = 0
+    for number, order in enumerate(chain((fixed,), orders(times), _bounded(times, fixed.placement))):
+        try:
+            filled = _fill(times, order)
+        except ScheduleError:
+            continue
+        spent += len(order)
+        yield filled
+        if not (order.kind == Kind.W).any():
+            shortest.append((_length(filled, by_step=by_step), number, order, filled))
+        if shortest and 2 * spent >= _WORK:
+            break
+    for _, _, order, filled in sorted(shortest, key=lambda entry: entry[:2])[:_REFINED]:
+        if spent + len(order) > _WORK:
+            return
+        for shorter in _shortened(times, order, filled, by_step=by_step):
+            yield shorter
             spent += len(order)
-            try:
-                filled = _fill(times, order, missing)
-            except ScheduleError:
-                break
-            yield filled
-            some = True
-            if (order.kind == Kind.W).any():  # it is only timed
-                break
-            key = (filled.longest, filled.length)
-            shortest[number] = min(shortest.get(number, (key, order)), (key, order), key=lambda entry: entry[0])
-    if not some or spent < _WORK:
-        order = _bounded(times, fixed.placement)
-        yield (filled := _fill(times, order, 0))
-        shortest[-1] = (filled.longest, filled.length), order
-    if fixed.microbatches < 2 * fixed.ranks:
-        best = sorted(shortest.values(), key=lambda entry: entry[0])[:_REFINED]
-        yield from _patient(times, [order for _, order in best], _WORK - spent)
-
-
-def _patient(times: Times, orders: Sequence[Schedule], work: int) -> Iterator[Filled]:
-    """Fill orders of two chunks again: ranks keep weight gradients, and wait, before a microbatch turns back.
-
-    Without a steady state, gaps on the way to the first stage cost nothing where another rank idles longer.
-    """
-    for order in orders:
-        late = (np.arange(order.stages) >= order.ranks).astype(np.int64)
-        for waits in ({Kind.I: late}, {Kind.I: late, Kind.F: 1}) if late.any() else ():
-            work -= len(order)
-            if work < 0:
+            if spent + len(order) > _WORK:
                 return
-            yield _fill(times, order, 0, waits)
 
 
-def _fill(times: Times, order: Schedule, missing: int, waits: Mapping[Kind, object] | None = None) -> Filled:
+def _shortened(times: Times, order: Schedule, filled: Filled, *, by_step: bool) -> Iterator[Filled]:
+    """Fill an order for targets between the most work of a rank and its length, by bisection."""
+    work = sum(times.durations.values()) * order.microbatches
+    low = int(np.bincount(order.placement.stage_rank[0], weights=work).max())
+    high = _length(filled, by_step=by_step)
+    for _ in range(_PROBES):
+        target = (low + high) // 2
+        if target >= high:
+            return
+        shorter = _fill(times, order, target if by_step else filled.start + target)
+        yield shorter
+        length = _length(shorter, by_step=by_step)
+        if length > target:
+            low = target + 1
+        high = min(high, length)
+
+
+def _length(filled: Filled, *, by_step: bool) -> int:
+    return filled.length if by_step else filled.longest
+
+
+def _fill(times: Times, order: Schedule, deadline: object = None) -> Filled:
     room = times.room
     return fill_weights(
         order, times.durations, transfer=times.transfer, taken=room.taken, kept=room.kept, room=room.rank,
-        missing=missing, waits=waits,
+        deadline=deadline,
     )  # fmt: skip
 
 
-def _bounded(times: Times, placement: Placement) -> Schedule:
-    """Return the order of a rule: few microbatches in flight on each stage, so many as its rank has memory for.
+def _bounded(times: Times, placement: Placement) -> Iterator[Schedule]:
+    """Yield the order of a rule: few microbatches in flight on each stage, so many as its rank has memory for.
 
     A stage waits for deeper stages of the same microbatch alone, so any bounds from 1 let every action run.
     """
@@ -152,7 +158,7 @@ def _bounded(times: Times, placement: Placement) -> Schedule:
         more = left[rank] // max(int(taken[stage]), 1)
         bounds[stage] += more
         left[rank] -= more * taken[stage]
-    return without_weights(
+    yield without_weights(
         list_schedule(
             placement, times.durations, priority=_gradients_first, in_flight=InFlight(stage=bounds[None]),
             transfer=times.transfer,

@@ -45,9 +45,10 @@ def v_shaped(request: ScheduleRequest, fixed: Schedule, most: int) -> Schedule:
         yield without_weights(fixed)
         room = int(times.room.sets(fixed.placement).min()) * _CHUNKS
         for blocks in (half_blocks(request.ranks), min_blocks(request.ranks)):
-            tight = dense(tuple(blocks), INTERVAL, request.microbatches, room)
-            yield tight
-            yield without_weights(tight)
+            for forwards in (False, True):
+                tight = dense(tuple(blocks), INTERVAL, request.microbatches, room, forwards=forwards)
+                yield tight
+                yield without_weights(tight)
 
     return built(request, fixed, most, orders)
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.plugin import Placement
+from pptrace.plugin import InFlight, Kind, Placement, Schedule, list_schedule
 from pptrace_schedules.zero_bubble.generate import without_weights
 from pptrace_schedules.zero_bubble.split import one_forward_one_input_gradient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pptrace.plugin import Schedule, ScheduleRequest
+    from pptrace.plugin import ScheduleRequest
     from pptrace_schedules.zero_bubble.bounds import Times
 
 __all__ = ["one_chunk", "one_chunk_orders"]
@@ -31,14 +31,29 @@ def one_chunk(request: ScheduleRequest, ahead: Sequence[int], late: Sequence[int
 
 
 def one_chunk_orders(request: ScheduleRequest, times: Times) -> Iterator[Schedule]:
-    """Return orders whose ranks run forwards until their first input gradient, or fewer than the rank before."""
-    seen = set()
+    """Return orders whose ranks run forwards until their first input gradient, or fewer than the rank before.
+
+    After them, a rank takes turns, or runs each input gradient as soon as it can.
+    """
+    warm_ups: list[list[int]] = []
     for quarters in _QUARTERS:
         fitting = _warm_up(request, times, quarters)
-        for ahead in (fitting, _falling(fitting)):
-            if tuple(ahead) not in seen:
-                seen.add(tuple(ahead))
-                yield without_weights(one_chunk(request, [one - 1 for one in ahead], [0] * request.ranks))
+        warm_ups += [ahead for ahead in (fitting, _falling(fitting)) if ahead not in warm_ups]
+    for ahead in warm_ups:
+        yield without_weights(one_chunk(request, [one - 1 for one in ahead], [0] * request.ranks))
+    for ahead in warm_ups:
+        yield _gradients_first(request, times, ahead)
+
+
+def _gradients_first(request: ScheduleRequest, times: Times, ahead: Sequence[int]) -> Schedule:
+    """Return an order whose ranks prefer input gradients to forwards, with so many microbatches in flight."""
+    placement = Placement.looped(request.ranks, request.microbatches)
+    table = list_schedule(
+        placement, {Kind.F: times.forward, Kind.B: times.input_gradient},
+        in_flight=InFlight(stage=np.array([ahead])), transfer=times.transfer,
+    )  # fmt: skip
+    kind = np.where(table.kind == Kind.B, Kind.I, Kind.F).astype(np.int8)
+    return Schedule.from_columns(placement, table.row_ptr, kind, table.stage, table.microbatch)
 
 
 def _warm_up(request: ScheduleRequest, times: Times, quarters: int) -> list[int]:
