@@ -14,7 +14,7 @@ gradient (Korthikanti et al., 2022, and Transformer Engine's bulk overlap).
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, partial
 from typing import TYPE_CHECKING
@@ -219,10 +219,16 @@ class Cost:
     """Collectives within ``i``."""
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(*(own + more for own, more in zip(astuple(self), astuple(other), strict=True)))
+        return Cost(
+            self.f + other.f, self.i + other.i, self.w + other.w,
+            self.f_collective + other.f_collective, self.i_collective + other.i_collective,
+        )  # fmt: skip
 
     def __sub__(self, other: Cost) -> Cost:
-        return Cost(*(own - less for own, less in zip(astuple(self), astuple(other), strict=True)))
+        return Cost(
+            self.f - other.f, self.i - other.i, self.w - other.w,
+            self.f_collective - other.f_collective, self.i_collective - other.i_collective,
+        )  # fmt: skip
 
     def share(self, part: int, whole: int) -> Cost:
         """Return a part of the forward and of the input gradient, rounded down."""
