@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -58,10 +59,12 @@ def _lines_of_group(text: str) -> list[str]:
 def _identity(distribution: metadata.Distribution) -> tuple[str, str]:
     """Return name and version, empty where the metadata does not hold them."""
     try:
-        described = distribution.metadata  # name and version each parse it anew
-    except (UnicodeDecodeError, FileNotFoundError):
+        text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
+    except UnicodeDecodeError:
         return "", ""
-    name, version = (described.get_all(key, [""])[0] for key in ("Name", "Version"))
+    headers = text.partition("\n\n")[0]  # distribution.metadata parses the description, too
+    found = (re.search(rf"^{key}: *(.*)$", headers, re.MULTILINE) for key in ("Name", "Version"))
+    name, version = (match[1].strip() if match else "" for match in found)
     return name, version
 
 
