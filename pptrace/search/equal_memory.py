@@ -90,6 +90,24 @@ class EqualSchedule:
         return self.common_policy.best if self.common_policy and self.common_policy.fits else None
 
     @property
+    def common_step_ns(self) -> int | None:
+        """The step of that form; None without one."""
+        return self.common.step_ns if self.common else None
+
+    @property
+    def common_form(self) -> str:
+        """The settings of that form; empty where it is the best form here, too."""
+        if not self.common or not self.best or not self.forms or self.common.change == self.best.change:
+            return ""
+        return form_text(self.common.change, self.forms.configured.change) or "as configured"
+
+    @property
+    def common_arguments(self) -> str:
+        """The arguments of ``pptrace simulate`` that reproduce that form."""
+        change = Change(settings=self.common_settings)
+        return change.with_settings(self.common.change.settings).arguments if self.common else ""
+
+    @property
     def settings(self) -> Mapping[str, Any]:
         """The settings of the best form, over the configuration."""
         return {**self.given, **(self.best.change.settings if self.best else {})}
@@ -371,13 +389,12 @@ def _check_jobs(entries: Sequence[Entry], roots: Sequence[Resolved]) -> None:
 def equal_row(row: EqualSchedule, limit_bytes: int) -> Row:
     """Return one row of a tidy table: times in ns, sizes in bytes, memory of the fullest rank."""
     cells: Row = {"schedule": row.entry.label, "rank": row.rank}
-    common = row.common
     if row.run is not None:
         cells |= {
             "form": row.form,
             "arguments": row.arguments,
-            "alike_step_ns": common.step_ns if common else None,
-            "alike_arguments": _common_arguments(row, common) if common else None,
+            "alike_step_ns": row.common_step_ns,
+            "alike_arguments": row.common_arguments or None,
             **_figures(row.run, limit_bytes),
         }
     if row.forms is not None:
@@ -389,10 +406,6 @@ def equal_row(row: EqualSchedule, limit_bytes: int) -> Row:
             "simulated": len(row.forms.tried),
         }
     return cells | {"refused": None if row.fits else shortage(row, limit_bytes)}
-
-
-def _common_arguments(row: EqualSchedule, common: Tried) -> str:
-    return Change(settings=row.common_settings).with_settings(common.change.settings).arguments
 
 
 def _figures(run: Run, limit_bytes: int) -> Row:
@@ -543,11 +556,7 @@ def _common_forms(rows: Sequence[EqualSchedule]) -> str:
     """Return the line of the best forms that differ under the policy that takes any table."""
     policy = ANY_TABLE[POLICY]
     text = f"all {policy}: each schedule's best form under {policy}"
-    others = [
-        f"{row.entry.label} {form_text(row.common.change, row.forms.configured.change) or 'as configured'}"
-        for row in rows
-        if row.common and row.best and row.forms and row.common.change.settings != row.best.change.settings
-    ]
+    others = [f"{row.entry.label} {row.common_form}" for row in rows if row.common_form]
     return f"{text}, another one for {'; '.join(others)}" if others else f"{text}, the same form for each"
 
 
