@@ -156,16 +156,16 @@ def _row(
 
 
 def _divergence(findings: StepDiff, shown: _Shown, scale: float) -> list[Markup]:
-    one = findings.divergence
-    if one is None or one.rank not in shown.ranks or one.start_ns >= shown.until_ns:
+    divergence = findings.divergence
+    if divergence is None or divergence.rank not in shown.ranks or divergence.start_ns >= shown.until_ns:
         return []
     step = findings.steps[1]
     begin = int(step.start_ns.min())
-    begun = np.flatnonzero((step.rank == one.rank) & (step.start_ns - begin == one.start_ns))
-    end = min(int(step.end_ns[begun[-1]]) - begin, shown.until_ns) if begun.size else one.start_ns
-    y = _y(shown.ranks.index(one.rank), 1)
-    width = max((end - one.start_ns) * scale, 3)
-    return [svg.rectangle(_STRIP_LEFT + one.start_ns * scale - 1, y, width + 2, _STRIP_BAR, "mark")]
+    begun = np.flatnonzero((step.rank == divergence.rank) & (step.start_ns - begin == divergence.start_ns))
+    end = min(int(step.end_ns[begun[-1]]) - begin, shown.until_ns) if begun.size else divergence.start_ns
+    y = _y(shown.ranks.index(divergence.rank), 1)
+    width = max((end - divergence.start_ns) * scale, 3)
+    return [svg.rectangle(_STRIP_LEFT + divergence.start_ns * scale - 1, y, width + 2, _STRIP_BAR, "mark")]
 
 
 def _axis(until_ns: int, bottom: int, scale: float) -> Iterator[Markup]:
@@ -223,8 +223,8 @@ _BARELY = 1.5
 def waterfall(findings: StepDiff) -> Markup:
     """Return the drawing of the ladder; its scale begins near the shorter length."""
     first_ns, second_ns = (side.value for side in findings.step_ns)
-    changing = [one for one in findings.ladder if abs(one.change_ns.value) >= BARELY_NS] or findings.ladder
-    lengths = [first_ns, *(one.reached_ns for one in changing)]
+    changing = [step for step in findings.ladder if abs(step.change_ns.value) >= BARELY_NS] or findings.ladder
+    lengths = [first_ns, *(step.reached_ns for step in changing)]
     low, high = min(lengths), max(lengths)
     margin = max((high - low) // 6, high // 1000, 1)
     low, high = max(low - 2 * margin, 0), high + margin
@@ -233,10 +233,10 @@ def waterfall(findings: StepDiff) -> Markup:
     rows = len(changing) + 2
     bars = [
         part
-        for row, (one, start, end) in enumerate(zip(changing, ends, ends[1:], strict=False), 1)
-        for part in _waterfall_bar(row, one, start, end)
+        for row, (step, start, end) in enumerate(zip(changing, ends, ends[1:], strict=False), 1)
+        for part in _waterfall_bar(row, step, start, end)
     ]
-    same = [one.name for one in findings.ladder if one not in changing]
+    same = [step.name for step in findings.ladder if step not in changing]
     begin = "0" if low == 0 else f"the scale begins at {ms(low)}"
     unmoved = f"; nothing moves with: {', '.join(same)}" if same else ""
     return svg.drawing(
@@ -248,17 +248,17 @@ def waterfall(findings: StepDiff) -> Markup:
     )  # fmt: skip
 
 
-def _waterfall_bar(row: int, one: LadderStep, start: float, end: float) -> Iterator[Markup]:
-    y, longer = row * _WATERFALL_ROW, one.change_ns.value
+def _waterfall_bar(row: int, step: LadderStep, start: float, end: float) -> Iterator[Markup]:
+    y, longer = row * _WATERFALL_ROW, step.change_ns.value
     class_ = "longer" if longer > 0 else "shorter" if longer < 0 else "x"
     width = max(abs(end - start), _BARELY)
     yield _connector(start, row)
-    yield svg.text(_WATERFALL_LEFT - 10, y + 16, one.name, anchor="end")
+    yield svg.text(_WATERFALL_LEFT - 10, y + 16, step.name, anchor="end")
     yield svg.rectangle(
-        min(start, end), y + 4, width, _WATERFALL_BAR, class_, f"{one.name}: {change(one.change_ns)}"
+        min(start, end), y + 4, width, _WATERFALL_BAR, class_, f"{step.name}: {change(step.change_ns)}"
     )
-    yield svg.text(max(start, end) + 8, y + 16, change(one.change_ns))
-    yield _length_label(y, one.reached_ns)
+    yield svg.text(max(start, end) + 8, y + 16, change(step.change_ns))
+    yield _length_label(y, step.reached_ns)
 
 
 def _whole(row: int, name: str, length_ns: float, class_: str, end: float) -> Iterator[Markup]:

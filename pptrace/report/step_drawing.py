@@ -132,11 +132,11 @@ def chart_of(timeline: Timeline) -> Chart:
     layers = [
         _Layer(Level.WAIT, reasons.waits.rank, reasons.waits.start_ns, reasons.waits.end_ns,
                [CAUSE_COLOURS[IdleCause(cause)] for cause in range(len(IdleCause))], reasons.waits.cause,
-               lambda at: ("", _wait_title(IdleCause(int(reasons.waits.cause[at])), int(reasons.waits.peer[at])))),
+               lambda index: ("", _wait_title(reasons.waits, index))),
         _Layer(Level.WORK, rank[work], timeline.start_ns[work], timeline.end_ns[work], named.colours,
-               named.colour[work], lambda at: named.of_row(int(work[at]))),
+               named.colour[work], lambda index: named.of_row(int(work[index]))),
         _Layer(Level.BESIDE, rank[beside], timeline.start_ns[beside], timeline.end_ns[beside], [_GROUP],
-               np.zeros(beside.size, dtype=np.int32), lambda at: ("", named.of_row(int(beside[at]))[1])),
+               np.zeros(beside.size, dtype=np.int32), lambda index: ("", named.of_row(int(beside[index]))[1])),
         _Layer(Level.PATH, rank[reasons.path.row[drawn]], reasons.path.start_ns[drawn], reasons.path.end_ns[drawn],
                [PATH], np.zeros(int(drawn.sum()), dtype=np.int32), lambda _: ("", "critical path")),
     ]  # fmt: skip
@@ -220,13 +220,14 @@ class _Named:
         timeline = self._timeline
         action = timeline.action(row)
         part = timeline.parts
-        behind = f" {part.names[part.name[row]]}" if part is not None and part.name[row] >= 0 else ""
+        name = f" {part.names[part.name[row]]}" if part is not None and part.name[row] >= 0 else ""
         label = str(action.microbatch) if action.microbatch >= 0 else NAMES[action.kind][:2]
-        took = format_duration(int(timeline.end_ns[row] - timeline.start_ns[row]))
-        return label, f"{action}{behind}: {took} from {format_duration(int(timeline.start_ns[row]))}"
+        duration = format_duration(int(timeline.end_ns[row] - timeline.start_ns[row]))
+        return label, f"{action}{name}: {duration} from {format_duration(int(timeline.start_ns[row]))}"
 
 
-def _wait_title(cause: IdleCause, peer: int) -> str:
+def _wait_title(waits: Waits, index: int) -> str:
+    cause, peer = IdleCause(int(waits.cause[index])), int(waits.peer[index])
     return f"waits: {cause.word}" + (f", for rank {peer}" if peer >= 0 else "")
 
 
@@ -278,18 +279,18 @@ def _height(chart: Chart) -> int:
 
 def _parts(chart: Chart) -> Iterator[Markup]:
     """Yield the lanes with their bars, the axis and the legend."""
-    lane, place = _lane(chart), {rank: at for at, rank in enumerate(chart.ranks)}
+    lane, place = _lane(chart), {rank: index for index, rank in enumerate(chart.ranks)}
     span = max(chart.end_ns - chart.start_ns, 1)
     scale = (_WIDTH - _LEFT - _RIGHT) / span
     below = _TOP + lane * len(chart.ranks)
-    for at, text in chart.ticks:
-        x = _LEFT + (at - chart.start_ns) * scale
+    for time_ns, text in chart.ticks:
+        x = _LEFT + (time_ns - chart.start_ns) * scale
         yield element("path", d=f"M{number(x)} {_TOP}V{number(below + 4)}", stroke="#d5dbe2", stroke_width="0.8")
         yield element("text", text, x=x, y=below + 17, text_anchor="middle", font_size=10, fill=_PALE)
     every, letters = max(1, round(14 / lane)), chart.letters
-    for at, rank in enumerate(chart.ranks):
-        if at % every == 0:
-            y = _TOP + at * lane + lane * 0.42 + 4
+    for index, rank in enumerate(chart.ranks):
+        if index % every == 0:
+            y = _TOP + index * lane + lane * 0.42 + 4
             yield element("text", f"rank {rank}", x=_LEFT - 8, y=y, text_anchor="end", font_size=11)
     for (rank, level), bars in groupby(chart.bars, key=lambda bar: (bar.rank, bar.level)):
         first, tall = _PLACES[level]
@@ -344,7 +345,7 @@ def _key_lines(chart: Chart) -> Iterator[list[tuple[float, str, str]]]:
 
 
 def _keys(chart: Chart, y: float) -> Iterator[Markup]:
-    for at, line in enumerate(_key_lines(chart)):
+    for line_index, line in enumerate(_key_lines(chart)):
         for x, meaning, colour in line:
-            yield element("rect", x=x, y=y + at * _KEYS, width=12, height=12, fill=colour)
-            yield element("text", meaning, x=x + 17, y=y + at * _KEYS + 10, font_size=11)
+            yield element("rect", x=x, y=y + line_index * _KEYS, width=12, height=12, fill=colour)
+            yield element("text", meaning, x=x + 17, y=y + line_index * _KEYS + 10, font_size=11)

@@ -148,12 +148,12 @@ def cropped(drawing: Drawing, first: int, last: int) -> Drawing:
 def _simulated(schedule: Schedule, slots: Mapping[Kind, int], *, messages: bool) -> Drawing:
     edges = int(schedule.placement.edges.shape[0])
     costs = {f"{kind.traits.cost}_ns": slots[kind] for kind in _DRAWN if kind.traits.cost}
-    others = {
+    other_kinds = {
         kind: [(Segment(name=kind.name, duration_ns=slots[kind]),)] * schedule.stages
         for kind in _DRAWN if not kind.traits.cost
     }  # fmt: skip
     workload = Workload.uniform(schedule.stages, edges=edges, boundary_bytes=1, **costs)
-    workload = workload.segmented(others) if others else workload
+    workload = workload.segmented(other_kinds) if other_kinds else workload
     timeline = simulate(schedule, workload, ideal())
     metrics = measure(timeline, workload)
     if messages:
@@ -225,9 +225,16 @@ def _cell(
     placement = schedule.placement
     known = 0 <= action.microbatch < placement.microbatches
     route = int(placement.microbatch_route[action.microbatch]) if known else 0
-    own = int(chunk[route, action.stage]) if 0 <= action.stage < placement.stages else 0
+    chunk_index = int(chunk[route, action.stage]) if 0 <= action.stage < placement.stages else 0
     return Cell(
-        rank=rank, start=start, length=length, action=action, route=route, marked=marked, chunk=own, pair=pair
+        rank=rank,
+        start=start,
+        length=length,
+        action=action,
+        route=route,
+        marked=marked,
+        chunk=chunk_index,
+        pair=pair,
     )
 
 
@@ -261,8 +268,8 @@ def place_invalid(schedule: Schedule, length: Sequence[int], at_fault: Collectio
                 forced, moved = -1, True
                 start[row] = max([free[rank], *needs])
                 free[rank] = start[row] + length[row]
-                for made in feeds.makes(row):
-                    ends.setdefault(made, free[rank])
+                for output in feeds.makes(row):
+                    ends.setdefault(output, free[rank])
                 head[rank] += 1
         if not moved:
             stuck = [rank for rank in range(schedule.ranks) if head[rank] < stop[rank]]
@@ -285,17 +292,17 @@ class _Feeds:
         self._made = {made for row in range(len(schedule)) for made in self.makes(row)}
 
     def makes(self, row: int) -> list[tuple[int, int, int]]:
-        way, stage, microbatches = self._rows[row]
-        return [] if way < 0 else [(way, stage, microbatch) for microbatch in microbatches]
+        direction, stage, microbatches = self._rows[row]
+        return [] if direction < 0 else [(direction, stage, microbatch) for microbatch in microbatches]
 
     def needs(self, row: int) -> list[tuple[int, int, int]]:
-        way, stage, microbatches = self._rows[row]
-        if way < 0 or not 0 <= stage < self._stages:
+        direction, stage, microbatches = self._rows[row]
+        if direction < 0 or not 0 <= stage < self._stages:
             return []
         near = self._near
-        ptr, others = (near.pred_ptr, near.pred) if way == _FORWARD else (near.succ_ptr, near.succ)
-        stages = others[ptr[stage] : ptr[stage + 1]].tolist()
-        needed = [(way, other, microbatch) for other in stages for microbatch in microbatches]
+        ptr, neighbours = (near.pred_ptr, near.pred) if direction == _FORWARD else (near.succ_ptr, near.succ)
+        stages = neighbours[ptr[stage] : ptr[stage + 1]].tolist()
+        needed = [(direction, neighbour, microbatch) for neighbour in stages for microbatch in microbatches]
         return [need for need in needed if need in self._made]
 
 
@@ -356,12 +363,12 @@ def _turns(
     if gaps or set(order) != set(range(len(members))):
         return tuple(((float(cell.start), float(cell.length)),) for cell in members)
     parts = [members[member].length / order.count(member) for member in range(len(members))]
-    found: list[list[tuple[float, float]]] = [[] for _ in members]
-    at = float(start)
+    turns: list[list[tuple[float, float]]] = [[] for _ in members]
+    slot = float(start)
     for member in order:
-        found[member].append((at, parts[member]))
-        at += parts[member]
-    return tuple(map(tuple, found))
+        turns[member].append((slot, parts[member]))
+        slot += parts[member]
+    return tuple(map(tuple, turns))
 
 
 INK = "#102030"
@@ -404,13 +411,13 @@ def picture_label(cell: Cell, chunks: int) -> str:
 
 def legend(cells: Iterable[Cell]) -> dict[str, str]:
     """Return the colours by meaning, in a fixed order, with meanings of one colour joined."""
-    found = {(cell.action.kind, min(cell.route, 1), cell.chunk % 2): colour(cell) for cell in cells}
+    colours = {(cell.action.kind, min(cell.route, 1), cell.chunk % 2): colour(cell) for cell in cells}
     meanings: dict[tuple[str, str], list[str]] = {}
     for odd, route, (kind, traits) in product(range(2), range(2), KINDS.items()):
-        if traits.meaning and (kind, route, odd) in found:
+        if traits.meaning and (kind, route, odd) in colours:
             other = ", other way" if traits.colour[route] != traits.colour[0] else ""
             which = other + (", odd chunk" if odd else "")
-            meanings.setdefault((found[kind, route, odd], which), []).append(traits.meaning)
+            meanings.setdefault((colours[kind, route, odd], which), []).append(traits.meaning)
     return {" or ".join(dict.fromkeys(names)) + which: fill for (fill, which), names in meanings.items()}
 
 
@@ -474,8 +481,9 @@ def svg_text(drawing: Drawing, title: str) -> str:
     body += [part for pair in pairs for part in _together(pair, drawing, slot)]
     body += [] if banded else [_bar(cell, slot) for cell in drawing.cells if cell.copies]
     keys, below = _legend(legend(drawing.cells), width, below)
-    said = _too_many(drawing) if banded else note(drawing)
-    notes = [(line, _PALE) for line in wrap(said, int((width - _LEFT) / _LETTER_OF_NOTES))]
+    many = f"{len(drawing.cells):,} actions are too many to name here: draw some with --slots FIRST:LAST"
+    about = many if banded else note(drawing)
+    notes = [(line, _PALE) for line in wrap(about, int((width - _LEFT) / _LETTER_OF_NOTES))]
     if drawing.error is not None:
         notes += [(line, MARK) for line in wrap(str(drawing.error), (width - _LEFT) // _LETTER)]
     body += keys
@@ -484,10 +492,6 @@ def svg_text(drawing: Drawing, title: str) -> str:
     ]
     heading = element("text", title, x=_LEFT, y=20, font_size=14, font_weight="bold")
     return document(width, below + 6 + 16 * len(notes), INK, heading, *body)
-
-
-def _too_many(drawing: Drawing) -> str:
-    return f"{len(drawing.cells):,} actions are too many to name here: draw some with --slots FIRST:LAST"
 
 
 def _rows(drawing: Drawing, slot: int) -> Iterator[Markup]:
@@ -502,9 +506,9 @@ def _rows(drawing: Drawing, slot: int) -> Iterator[Markup]:
 def _axis(drawing: Drawing, slot: int, y: int) -> Iterator[Markup]:
     """Yield the numbers of some slots, at their left edges."""
     step = next(step for base in count() for step in (10**base, 5 * 10**base) if step * slot >= 5 * _LETTER)
-    for at in range(-drawing.first % step, drawing.length + 1, step):
+    for slot_index in range(-drawing.first % step, drawing.length + 1, step):
         yield element(
-            "text", str(drawing.first + at), x=_LEFT + at * slot, y=y, font_size=10, fill=_PALE,
+            "text", str(drawing.first + slot_index), x=_LEFT + slot_index * slot, y=y, font_size=10, fill=_PALE,
             text_anchor="middle",
         )  # fmt: skip
 
@@ -571,13 +575,13 @@ def _bands(drawing: Drawing, slot: int) -> Iterator[Markup]:
 
 def _dashes(cells: Iterable[Cell]) -> str:
     """Return cells as the dashes of a path, neighbours as one dash."""
-    parts, at, drawn = ["M0 0"], 0, 0
+    parts, end, drawn = ["M0 0"], 0, 0
     for cell in sorted(cells, key=lambda cell: cell.start):
-        if cell.start > at:
-            parts.append(f"h{drawn}m{cell.start - at} 0" if drawn else f"m{cell.start - at} 0")
-            at, drawn = cell.start, 0
-        drawn += cell.start + cell.length - at
-        at = cell.start + cell.length
+        if cell.start > end:
+            parts.append(f"h{drawn}m{cell.start - end} 0" if drawn else f"m{cell.start - end} 0")
+            end, drawn = cell.start, 0
+        drawn += cell.start + cell.length - end
+        end = cell.start + cell.length
     return "".join([*parts, f"h{drawn}"])
 
 
@@ -660,11 +664,11 @@ def rich_lines(drawing: Drawing, seen: Window, *, basic: bool = False) -> list[T
     for rank, row in enumerate(_by_rank(drawing, seen)):
         line = Text()
         line.append(_margin(drawing, rank), "bold red" if rank == drawing.lacking[0] else "")
-        at = seen.first
+        shown_until = seen.first
         joined = -1
         for cell in row:
             start, end = max(cell.start, seen.first), min(cell.start + cell.length, seen.last)
-            line.append(" " * ((start - at) * seen.slot))
+            line.append(" " * ((start - shown_until) * seen.slot))
             if joined >= 0 and joined == cell.pair:
                 line.right_crop(1)
                 line.append("&", "bold")
@@ -674,7 +678,7 @@ def rich_lines(drawing: Drawing, seen: Window, *, basic: bool = False) -> list[T
             name = full_label(cell, drawing.chunks)
             line.append(f"{name:^{width - 1}}"[: width - 1], wrong if cell.marked else style)
             line.append(" ")
-            at = end
+            shown_until = end
         lines.append(line)
     return lines
 
