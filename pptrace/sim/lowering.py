@@ -38,7 +38,17 @@ from pptrace.steps.actions import CellColumns
 from pptrace.steps.columns import empty_columns, unset
 from pptrace.steps.dependencies import explain_deadlock
 from pptrace.steps.issue_order import with_messages, with_sends
-from pptrace.steps.kinds import COMMUNICATION, COMPUTE, COPIES, GRADIENTS, TABLE, Kind, KindSet, present
+from pptrace.steps.kinds import (
+    COMMUNICATION,
+    COMPUTE,
+    COPIES,
+    GRADIENTS,
+    RECOMPUTES,
+    TABLE,
+    Kind,
+    KindSet,
+    present,
+)
 from pptrace.steps.message_calls import in_calls
 from pptrace.steps.schedule import StageGraph, graph_of
 from pptrace.timeline.timeline import LANE_COLUMNS
@@ -350,7 +360,6 @@ def cost_columns(workload: Workload, graph: StageGraph) -> CostColumns:
     )  # fmt: skip
 
 
-_RECOMPUTES = KindSet({Kind.RECOMPUTE})
 _OFF_MESSAGES = KindSet({Kind.UNSHARD, Kind.RESHARD, *COPIES})
 
 
@@ -370,11 +379,11 @@ def issue(schedule: Schedule, policy: Policy, made_at: Int32s | None = None) -> 
         issued = issue(schedule.selected(kept), policy)
         computed = np.searchsorted(kept[COMPUTE.mask(schedule.kind[kept])], removed)
         return _insert_rows(issued, schedule.cells.taken(removed), computed, waits=False)
-    recomputes = np.flatnonzero(_RECOMPUTES.mask(schedule.kind))
+    recomputes = np.flatnonzero(RECOMPUTES.mask(schedule.kind))
     waits = schedule.recompute_waits
     if not recomputes.size or not (waits or policy.program is not None):
         return _with_messages(schedule, policy, made_at)
-    kept = np.flatnonzero(~_RECOMPUTES.mask(schedule.kind))
+    kept = np.flatnonzero(~RECOMPUTES.mask(schedule.kind))
     issued = _with_messages(schedule.selected(kept), policy)
     computed = np.searchsorted(kept[COMPUTE.mask(schedule.kind[kept])], recomputes)
     return _insert_rows(issued, schedule.cells.taken(recomputes), computed, waits=waits)
@@ -454,7 +463,7 @@ def add_recompute_edges(edges: Pairs, cells: CellColumns, made_at: Int32s, stage
     """
     microbatches = made_at.size // (2 * stages)
     # In reverse order: of several segments, the first is written last.
-    recomputes = np.flatnonzero(_RECOMPUTES.mask(cells.kind))[::-1]
+    recomputes = np.flatnonzero(RECOMPUTES.mask(cells.kind))[::-1]
     first = np.full(max(int(made_at.max(initial=-1)), int(edges.target.max(initial=-1))) + 1, -1, dtype=np.int32)
     gradient_row = made_at.reshape(2, stages, microbatches)[1]
     for offset in range(int(cells.span[recomputes].max(initial=0))):

@@ -313,6 +313,9 @@ COMMUNICATION = KindSet(SENDS | RECEIVES)
 COPIES = _kinds(lambda kind: kind.role is Role.COPY)
 """Kinds that move activations between the device and its host."""
 
+RECOMPUTES = _kinds(lambda kind: kind.recomputed > 0)
+"""Kinds that recompute activations."""
+
 PER_STAGE = _kinds(lambda kind: kind.per_stage)
 """Kinds that belong to a stage and to no microbatch."""
 
