@@ -29,7 +29,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import ConstraintError, ScheduleOffer
-from pptrace_schedules.looped import looped_bubble
+from pptrace_schedules.interleaved_1f1b import looped_bubble
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

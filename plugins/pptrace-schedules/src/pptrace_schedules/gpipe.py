@@ -20,7 +20,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import ScheduleOffer
-from pptrace_schedules.one_chunk import check_one_chunk
+from pptrace_schedules.one_f_one_b import check_one_chunk
 
 if TYPE_CHECKING:
     from pptrace.plugin import Schedule, ScheduleRequest

@@ -23,12 +23,11 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import ConstraintError, ScheduleOffer
-from pptrace_schedules.looped import looped_bubble
 
 if TYPE_CHECKING:
     from pptrace.plugin import Schedule, ScheduleRequest
 
-__all__ = ["OFFER", "check_rounds"]
+__all__ = ["OFFER", "check_rounds", "looped_bubble"]
 
 _FEWEST_CHUNKS = 2
 
@@ -104,6 +103,17 @@ def _rounds(microbatches: int, ranks: int) -> int:
 
 def _fits(microbatches: int, ranks: int) -> bool:
     return microbatches % _rounds(microbatches, ranks) == 0
+
+
+def looped_bubble(request: ScheduleRequest) -> Fraction:
+    """Return idle over ranks times length.
+
+    Rank 0 runs the first microbatch of its next chunk when the last rank has run it on this chunk, which
+    leaves it idle where there are fewer microbatches than ranks.
+    """
+    ranks, microbatches, chunks = request.ranks, request.microbatches, request.chunks
+    length = (chunks - 1) * max(ranks, microbatches) + microbatches + ranks - 1
+    return 1 - Fraction(chunks * microbatches, length)
 
 
 OFFER = ScheduleOffer(

@@ -20,7 +20,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import ScheduleOffer
-from pptrace_schedules.looped import looped_bubble
+from pptrace_schedules.interleaved_1f1b import looped_bubble
 
 if TYPE_CHECKING:
     from pptrace.plugin import Schedule, ScheduleRequest

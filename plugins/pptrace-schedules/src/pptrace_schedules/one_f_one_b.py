@@ -15,13 +15,12 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from pptrace.plugin import ScheduleOffer
-from pptrace_schedules.one_chunk import check_one_chunk
+from pptrace.plugin import ConstraintError, ScheduleOffer
 
 if TYPE_CHECKING:
     from pptrace.plugin import Schedule, ScheduleRequest
 
-__all__ = ["OFFER"]
+__all__ = ["OFFER", "check_one_chunk"]
 
 
 def build(request: ScheduleRequest) -> Schedule:
@@ -49,6 +48,20 @@ def bubble(request: ScheduleRequest) -> Fraction:
 def peak_activations(request: ScheduleRequest) -> list[Fraction]:
     """Return the microbatches that each rank holds when its first backward starts."""
     return [Fraction(min(request.microbatches, request.ranks - rank)) for rank in range(request.ranks)]
+
+
+def check_one_chunk(request: ScheduleRequest, name: str, instead: str) -> None:
+    """Refuse several chunks per rank.
+
+    Raises:
+        ConstraintError: the schedule ``name`` is asked for several; ``instead`` takes them.
+    """
+    if request.chunks != 1:
+        raise ConstraintError(
+            f"{name} keeps one chunk of the model on a rank, not {request.chunks} ({instead} takes several)",
+            nearest="1 chunk",
+            key="parallel.vp",
+        )
 
 
 OFFER = ScheduleOffer(

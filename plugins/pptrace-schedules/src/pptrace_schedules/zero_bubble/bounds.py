@@ -1,4 +1,4 @@
-"""Times of actions, and lower bounds of the pace and the step of any order."""
+"""Times of actions, memory of ranks, and lower bounds of the pace and the step of any order."""
 
 from __future__ import annotations
 
@@ -8,13 +8,104 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.plugin import Kind
-from pptrace_schedules.zero_bubble.room import Room, room_for
+from pptrace.plugin import ConstraintError, Kind, format_size
 
 if TYPE_CHECKING:
     from pptrace.plugin import Int64s, Placement, ScheduleRequest
 
 __all__ = ["Times", "lower_bounds"]
+
+
+_MEMORY = "schedule.options.memory"
+_ROUNDED_FROM = 1024
+"""Sizes from which people read no single bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """Bytes of activations; where none are known, every stage's count as one."""
+
+    taken: Int64s
+    """Shape (stages,): what a forward takes."""
+    kept: Int64s
+    """Shape (stages,): the part of it that stays from the input gradient until the weight gradient."""
+    rank: Int64s
+    """Shape (ranks,): what each rank may hold."""
+
+    def sets(self, placement: Placement) -> Int64s:
+        """Return how often each rank has room for one microbatch on all its stages."""
+        whole: Int64s = self.rank // np.maximum(_on_ranks(self.taken, placement), 1)
+        return whole
+
+
+def room_for(request: ScheduleRequest, placement: Placement, most: int) -> Room:
+    """Return how much a schedule may hold: what its own order does at most, and no more than there is memory.
+
+    Args:
+        request: the costs, the device's memory and the option ``memory``.
+        placement: where the stages are.
+        most: activations of one stage and microbatch that the order holds on a rank at most.
+
+    Raises:
+        ConstraintError: a rank has no memory for one microbatch.
+    """
+    known = any(request.activation_bytes)
+    one = np.ones(request.stages, dtype=np.int64)
+    kept = np.array(request.weight_activation_bytes, dtype=np.int64) if known else one
+    if not kept.size:
+        kept = np.array(request.activation_bytes, dtype=np.int64)
+    # With recomputation a weight gradient may need more than the forward left: counted from the forward on.
+    taken = np.maximum(np.array(request.activation_bytes, dtype=np.int64), kept) if known else one
+    needed = np.maximum(_on_ranks(taken, placement), 1)
+    room = most * needed // request.chunks
+    limit = _limit(request, placement) if known else None
+    if limit is not None:
+        _check(request, needed, limit)
+        room = np.minimum(room, limit)
+    return Room(taken=taken, kept=np.minimum(kept, taken), rank=np.maximum(room, needed))
+
+
+def _limit(request: ScheduleRequest, placement: Placement) -> Int64s | None:
+    """Return the bytes that each rank has for activations, None for no limit."""
+    limits = []
+    if request.options.get("memory"):
+        limits.append(np.full(request.ranks, int(request.options["memory"])))
+    if request.device_bytes:
+        static = np.array(request.stage_bytes or [0] * request.stages, dtype=np.int64)
+        device = np.array(request.rank_bytes or [request.device_bytes] * request.ranks, dtype=np.int64)
+        limits.append(device - _on_ranks(static, placement))
+    elif request.memory_limit_bytes:
+        limits.append(np.full(request.ranks, request.memory_limit_bytes))
+    return np.min(limits, axis=0).astype(np.int64) if limits else None
+
+
+def _check(request: ScheduleRequest, needed: Int64s, limit: Int64s) -> None:
+    short = needed - limit
+    rank = int(np.argmax(short))
+    if short[rank] <= 0:
+        return
+    own = request.options.get("memory")
+    has = f"has {format_size(int(limit[rank]))}" if limit[rank] > 0 else "has none"
+    message = (
+        f"rank {rank} {has} for activations and one microbatch takes {format_size(int(needed[rank]))}, "
+        f"{format_size(int(short[rank]))} more"
+    )
+    if own and int(own) <= limit[rank]:
+        raise ConstraintError(message, nearest=_at_least(int(needed.max())), key=_MEMORY)
+    more = f"{_at_least(int(short[rank]))} more per device"
+    raise ConstraintError(message, nearest=f"{more}, or smaller microbatches")
+
+
+def _at_least(size: int) -> str:
+    """Return a size as people read it, rounded up."""
+    return format_size(size if size < _ROUNDED_FROM else -(-size * 1001 // 1000))
+
+
+def _on_ranks(values: Int64s, placement: Placement) -> Int64s:
+    """Return the sum of stages' values on each rank."""
+    total = np.zeros(placement.ranks, dtype=np.int64)
+    np.add.at(total, placement.stage_rank[0], values)
+    return total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

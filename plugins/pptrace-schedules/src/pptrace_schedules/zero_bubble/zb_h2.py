@@ -27,7 +27,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import ScheduleOffer
-from pptrace_schedules.one_chunk import check_one_chunk
+from pptrace_schedules.one_f_one_b import check_one_chunk
 from pptrace_schedules.zero_bubble.closed_forms import bubble_of, is_fixed, options
 
 if TYPE_CHECKING:
