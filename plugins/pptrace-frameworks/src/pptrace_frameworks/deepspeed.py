@@ -1,10 +1,10 @@
 """Messages as DeepSpeed's pipeline engine issues them.
 
 Source: DeepSpeed 0.19, ``deepspeed/runtime/pipe/schedule.py`` (``TrainSchedule``), ``engine.py`` and
-``p2p.py``. Every send and receive is an operation of its own on its pair's communicator, waited for at once. A
-step of the schedule first exchanges with one neighbour and then computes: before a forward, the gradient of the
-step before goes to the previous rank and then the activation comes from it; before a backward, the gradient
-comes from the next rank and then the activation of the step before goes to it.
+``p2p.py``. Every send and receive is a separate blocking operation on the communicator of its pair of ranks. A
+step of the schedule first exchanges messages with one neighbour and then computes. Before a forward, a rank sends
+the gradient of the last step to the previous rank and then receives the activation from it. Before a backward, a
+rank receives the gradient from the next rank and then sends the activation of the last step to it.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ def _step(rows: Rows, rank: Ints, k: Ints, *, backward: bool) -> Ints:
 def _calls(request: MessageRequest) -> MessageCalls:
     rows = _rows(request.schedule)
     ends = Ends.of(request, rows)
-    # A send waits for the receive of the step behind it where that computes a backward right then.
-    following = np.clip(_step(rows, ends.source, ends.made, backward=False), 0, None) + 1
+    # A send follows the receive of the next step if that step computes a backward.
+    following = np.clip(_step(rows, ends.source, ends.producer_index, backward=False), 0, None) + 1
     k = (following - (2 * rows.ranks - 1 - ends.source)) // 2
     adjacent = ~ends.gradient & (k >= 0) & (k < rows.count)
-    # That receive stands right before the backward: copies and weight gradients may be between the two.
+    # That receive directly precedes the backward; copies and weight gradients may run between the forward and it.
     backward = rows.backward[ends.source, np.clip(k, 0, rows.count - 1)]
     send = np.where(adjacent, request.before(backward) + 1, request.after(request.producer))
-    before = _step(rows, ends.target, ends.used, backward=True) - 1
-    j = (before - ends.target) // 2
+    exchange_step = _step(rows, ends.target, ends.consumer_index, backward=True) - 1
+    j = (exchange_step - ends.target) // 2
     first = ends.gradient & (j >= 0) & (j < rows.count)
     receive = request.before(request.consumer) + np.where(first, 0, 1)
     pair = np.minimum(ends.source, ends.target).astype(np.int32)

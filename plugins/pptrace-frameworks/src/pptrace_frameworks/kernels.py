@@ -1,7 +1,7 @@
-"""Kernels that number a table's actions, and place each message where Megatron's loops issue it and wait for it.
+"""Kernels that number the actions of a table and place its messages as Megatron's loops issue them.
 
-Columns are lists or arrays of integers, alike in use. A moment is (position + rank) x TURNS before an action, one
-slot more behind it, plus a turn. Source: see :mod:`pptrace_frameworks.megatron`.
+Columns are lists or arrays of integers. The moment before an action is (position + rank) x TURNS, plus a turn. The
+moment after it is one slot later. Source: see :mod:`pptrace_frameworks.megatron`.
 """
 
 from typing import Any, NamedTuple
@@ -13,16 +13,16 @@ TURNS = MessageCalls.MOST_TURNS
 NEXT_CALL = 4
 """Turns of one call: up to four operations."""
 
-WAITED = 3
-"""The turn behind a call's operations."""
+WAIT_TURN = 3
+"""The turn after the operations of a call."""
 
-AHEAD = 5
-"""The turn of a receive that is issued ahead of the next action, behind the wait for that action's own."""
+PREFETCH_TURN = 5
+"""The turn of a prefetched receive: after the wait for the receive of the next action."""
 
 NEVER = -1
-"""The moment of a wait that there is not."""
+"""The moment of an absent wait."""
 
-TWO = 2
+PAIR = 2
 
 
 class Messages(NamedTuple):
@@ -39,25 +39,25 @@ class Loop(NamedTuple):
     """One of Megatron's loops, and its switches."""
 
     forward: Any
-    """Positions of each rank's forwards, flat: rank x number_of + k."""
+    """Positions of each rank's forwards, flat: rank x passes + k."""
     backward: Any
     number: Any
-    """Which forward or backward of its rank each action is."""
+    """Index of each action among the forwards or backwards of its rank."""
     warm_up: Any
     ranks: int
-    number_of: int
-    """Forwards, and backwards, of a rank."""
+    passes: int
+    """Forwards of a rank, equal to its backwards."""
     group: int
-    several: int
+    has_chunks: int
     """Whether ranks have several chunks."""
     overlap: int
     flush: int
-    frees: int
+    frees_outputs: int
     batch: int
 
 
 class Calls(NamedTuple):
-    """What :class:`pptrace.plugin.MessageCalls` holds."""
+    """Columns of :class:`pptrace.plugin.MessageCalls`."""
 
     send: Any
     receive: Any
@@ -66,41 +66,42 @@ class Calls(NamedTuple):
     communicator: Any
 
 
-def number_rows(row_ptr, cells, ways, count, forward, backward, ahead, number, results):
+def number_rows(row_ptr, cells, direction_of_kind, count, forward, backward, ahead, number, results):
     """List and number each rank's forwards and backwards, ``count`` of both.
 
-    ``results`` becomes whether there are so many everywhere, and whether all ranks run the same microbatches of
-    the same chunks in one order; up to the first rank that has not so many.
+    ``results[0]`` becomes 1 if each rank has ``count`` forwards and ``count`` backwards. ``results[1]`` becomes 1
+    if all ranks run the same microbatches of the same chunks in one order. The kernel returns at the first rank
+    with another count.
     """
     results[1] = 1
     for rank in range(len(row_ptr) - 1):
         first, forwards, backwards = rank * count, 0, 0
         for row in range(row_ptr[rank], row_ptr[rank + 1]):
-            way = ways[cells.kind[row]]
-            k = backwards if way == 1 else forwards
-            number[row] = k if way >= 0 else -1
-            if way < 0:
+            direction = direction_of_kind[cells.kind[row]]
+            k = backwards if direction == 1 else forwards
+            number[row] = k if direction >= 0 else -1
+            if direction < 0:
                 continue
             if k == count:
                 return
-            if way == 0:
+            if direction == 0:
                 forward[first + k] = row
                 ahead[first + k] = backwards
                 forwards += 1
             else:
                 backward[first + k] = row
                 backwards += 1
-            if not _is_alike(row, backward[k] if way == 1 else forward[k], rank, cells):
+            if not _matches_first_rank(row, backward[k] if direction == 1 else forward[k], rank, cells):
                 results[1] = 0
         if forwards != count or backwards != count:
             return
     results[0] = 1
 
 
-def _is_alike(row, of_first, rank, cells):
-    """Whether a rank's action is that of the first rank, a stage on for each rank between."""
-    same = cells.microbatch[row] == cells.microbatch[of_first] and cells.span[row] == cells.span[of_first]
-    return same and cells.stage[row] == cells.stage[of_first] + rank
+def _matches_first_rank(row, row_0, rank, cells):
+    """Return whether an action equals that of the first rank, with its stage increased by ``rank``."""
+    same = cells.microbatch[row] == cells.microbatch[row_0] and cells.span[row] == cells.span[row_0]
+    return same and cells.stage[row] == cells.stage[row_0] + rank
 
 
 def place(messages, loop, calls):
@@ -109,22 +110,25 @@ def place(messages, loop, calls):
         source, target, gradient = messages.source[m], messages.target[m], messages.gradient[m]
         if loop.batch == 0:
             calls.communicator[m] = _communicator(source, target, loop)
-        made, used = loop.number[messages.producer[m]], loop.number[messages.consumer[m]]
-        send = _behind(messages.producer[m], source)
+        producer_index, consumer_index = loop.number[messages.producer[m]], loop.number[messages.consumer[m]]
+        send = _after(messages.producer[m], source)
         if loop.overlap == 1:
-            _overlap(m, send, made, used, source, target, gradient, loop, calls)
+            _place_overlapped(m, send, producer_index, consumer_index, source, target, gradient, loop, calls)
             continue
-        if loop.several == 0:
-            receive = _before_use(messages.consumer[m], used, target, gradient, loop)
+        if loop.has_chunks == 0:
+            receive = _receive_moment(messages.consumer[m], consumer_index, target, gradient, loop)
         else:
-            send = _exchange(made, source, gradient, loop)
-            issued = used - _ahead(target, gradient, loop)
-            receive = _exchange(issued, target, gradient, loop) if issued >= 0 else _start(target, gradient, loop)
+            send = _exchange(producer_index, source, gradient, loop)
+            issued = consumer_index - _prefetch_distance(target, gradient, loop)
+            if issued >= 0:
+                receive = _exchange(issued, target, gradient, loop)
+            else:
+                receive = _first_receive(target, gradient, loop)
         calls.send_waited[m], calls.receive_waited[m] = send, receive
-        if loop.batch == 0:  # an operation of its own, waited for behind all of its call
-            calls.send_waited[m], calls.receive_waited[m] = send + WAITED, receive + WAITED
-            send += 2 * gradient + _second(source, 0)
-            receive += 2 * gradient + _second(target, 1)
+        if loop.batch == 0:  # separate operations; the waits follow all operations of the call
+            calls.send_waited[m], calls.receive_waited[m] = send + WAIT_TURN, receive + WAIT_TURN
+            send += 2 * gradient + _is_second(source, 0)
+            receive += 2 * gradient + _is_second(target, 1)
         calls.send[m], calls.receive[m] = send, receive
 
 
@@ -132,95 +136,99 @@ def _before(row, rank):
     return (row + rank) * TURNS
 
 
-def _behind(row, rank):
+def _after(row, rank):
     return (row + rank + 1) * TURNS
 
 
 def _row(k, rank, gradient, loop):
-    index = rank * loop.number_of + k
+    index = rank * loop.passes + k
     return loop.backward[index] if gradient == 1 else loop.forward[index]
 
 
 def _communicator(source, target, loop):
-    """Return a pair's communicator; two ranks have one per direction."""
-    if loop.ranks <= TWO:
+    """Return the communicator of two ranks; a job of two ranks has one per direction."""
+    if loop.ranks <= PAIR:
         return source
     return source if (source + 1) % loop.ranks == target else target
 
 
-def _second(rank, receives):
-    """Whether an end comes second of its direction's two: even ranks send first, odd ones receive first."""
+def _is_second(rank, receives):
+    """Return whether an end is the second of its direction: even ranks send first, odd ranks receive first."""
     return receives if rank % 2 == 0 else 1 - receives
 
 
-def _ahead(rank, gradient, loop):
-    """Return how many actions ahead of its use a receive is issued: more where the next chunk's begin."""
-    returns = loop.ranks - 1 if gradient == 1 else 0
-    return loop.group - loop.ranks + 1 if rank == returns else 1
+def _prefetch_distance(rank, gradient, loop):
+    """Return by how many actions a receive precedes its use: more where a message enters the next chunk."""
+    turning_rank = loop.ranks - 1 if gradient == 1 else 0
+    return loop.group - loop.ranks + 1 if rank == turning_rank else 1
 
 
-def _before_use(consumer, used, rank, gradient, loop):
-    """Return the call of a receive of 1F1B: that of the send in the steady state, else the next one."""
-    turned = used < loop.number_of - loop.warm_up[rank] if gradient == 1 else used > loop.warm_up[rank]
-    return _before(consumer, rank) + (0 if turned else NEXT_CALL)
+def _receive_moment(consumer, k, rank, gradient, loop):
+    """Return the moment of a receive of 1F1B: in the send's call in steady state, else in the next call."""
+    is_steady = k < loop.passes - loop.warm_up[rank] if gradient == 1 else k > loop.warm_up[rank]
+    return _before(consumer, rank) + (0 if is_steady else NEXT_CALL)
 
 
 def _exchange(k, rank, gradient, loop):
-    """Return the exchange behind a rank's k-th forward, or backward: in turns, behind the backward."""
+    """Return the moment of the exchange after a rank's k-th forward or backward.
+
+    In steady state, the exchange of a forward follows the backward after it.
+    """
     steady = k - loop.warm_up[rank]
     if gradient == 0 and steady >= 0:
-        return _behind(loop.backward[rank * loop.number_of + steady], rank)
-    return _behind(_row(k, rank, gradient, loop), rank)
+        return _after(loop.backward[rank * loop.passes + steady], rank)
+    return _after(_row(k, rank, gradient, loop), rank)
 
 
-def _start(rank, gradient, loop):
-    """Return where the first of a kind is received: before all, or at the end of warm-up."""
+def _first_receive(rank, gradient, loop):
+    """Return the moment of the first receive: before all actions for forwards, after warm-up for backwards."""
     if gradient == 0:
-        return _before(loop.forward[rank * loop.number_of], rank)
+        return _before(loop.forward[rank * loop.passes], rank)
     last = loop.warm_up[rank] - 1
-    alone = NEXT_CALL if last == loop.number_of - 1 or loop.overlap == 1 else 0
-    return _behind(loop.forward[rank * loop.number_of + last], rank) + alone
+    alone = NEXT_CALL if last == loop.passes - 1 or loop.overlap == 1 else 0
+    return _after(loop.forward[rank * loop.passes + last], rank) + alone
 
 
-def _outside(k, rank, gradient, loop):
-    """Whether a rank's k-th forward (backward) is in warm-up (at the end), not in turns."""
-    return k >= loop.number_of - loop.warm_up[rank] if gradient == 1 else k < loop.warm_up[rank]
+def _is_warm_up_or_drain(k, rank, gradient, loop):
+    """Return whether a rank's k-th forward is in warm-up, or its k-th backward in drain."""
+    return k >= loop.passes - loop.warm_up[rank] if gradient == 1 else k < loop.warm_up[rank]
 
 
-def _overlap(m, send, made, used, source, target, gradient, loop, calls):
-    # A backward's call comes behind its forward's where both are one pair.
+def _place_overlapped(m, send, producer_index, consumer_index, source, target, gradient, loop, calls):
+    # In an overlapped pair of forward and backward, the call of the backward follows that of the forward.
     call = NEXT_CALL * gradient
-    calls.send[m] = send + call + _second(source, 0)
-    calls.send_waited[m] = _send_waited(send, made, source, gradient, loop)
-    issued = used - _ahead(target, gradient, loop)
+    calls.send[m] = send + call + _is_second(source, 0)
+    calls.send_waited[m] = _send_waited(send, producer_index, source, gradient, loop)
+    issued = consumer_index - _prefetch_distance(target, gradient, loop)
     if issued < 0:
-        receive = _start(target, gradient, loop)
+        receive = _first_receive(target, gradient, loop)
         calls.receive[m] = receive
-        turns = gradient == 1 and loop.warm_up[target] < loop.number_of
-        calls.receive_waited[m] = NEVER if turns else receive
+        is_steady = gradient == 1 and loop.warm_up[target] < loop.passes
+        calls.receive_waited[m] = NEVER if is_steady else receive
         return
     row = _row(issued, target, gradient, loop)
-    calls.receive[m] = _behind(row, target) + call + _second(target, 1)
+    calls.receive[m] = _after(row, target) + call + _is_second(target, 1)
     calls.receive_waited[m] = NEVER
-    outside = _outside(issued, target, gradient, loop)
-    returns = loop.ranks - 1 if gradient == 1 else 0
+    is_warm_up_or_drain = _is_warm_up_or_drain(issued, target, gradient, loop)
+    turning_rank = loop.ranks - 1 if gradient == 1 else 0
     if loop.flush == 1:
-        if outside and target != returns:
-            calls.receive[m] = _before(row, target) + call + AHEAD
-        if _outside(used, target, gradient, loop):
-            calls.receive_waited[m] = _before(_row(used, target, gradient, loop), target) + call + NEXT_CALL
-    elif outside:
-        calls.receive_waited[m] = _behind(row, target) + call + WAITED
+        if is_warm_up_or_drain and target != turning_rank:
+            calls.receive[m] = _before(row, target) + call + PREFETCH_TURN
+        if _is_warm_up_or_drain(consumer_index, target, gradient, loop):
+            consumer_row = _row(consumer_index, target, gradient, loop)
+            calls.receive_waited[m] = _before(consumer_row, target) + call + NEXT_CALL
+    elif is_warm_up_or_drain:
+        calls.receive_waited[m] = _after(row, target) + call + WAIT_TURN
 
 
-def _send_waited(send, made, rank, gradient, loop):
-    """Return from when on a sender waits: at once, or behind the next of its kind."""
-    waited = WAITED + NEXT_CALL * gradient
-    at_once = loop.flush == 0 and _outside(made, rank, gradient, loop)
-    if at_once or (loop.frees == 1 and gradient == 0):
+def _send_waited(send, k, rank, gradient, loop):
+    """Return the moment of the wait for a send: immediately, or after the next action of its kind."""
+    waited = WAIT_TURN + NEXT_CALL * gradient
+    waits_immediately = loop.flush == 0 and _is_warm_up_or_drain(k, rank, gradient, loop)
+    if waits_immediately or (loop.frees_outputs == 1 and gradient == 0):
         return send + waited
-    if made == loop.number_of - 1:
+    if k == loop.passes - 1:
         return send + waited if gradient == 1 else NEVER
-    kept = loop.flush == 0 and gradient == 1 and made == loop.number_of - loop.warm_up[rank] - 1
-    following = loop.number_of - 1 if kept else made + 1
-    return _behind(_row(following, rank, gradient, loop), rank) + waited
+    is_last_steady = loop.flush == 0 and gradient == 1 and k == loop.passes - loop.warm_up[rank] - 1
+    following = loop.passes - 1 if is_last_steady else k + 1
+    return _after(_row(following, rank, gradient, loop), rank) + waited

@@ -3,18 +3,21 @@
 Source: Megatron-LM main of August 2026 (core 0.20), ``megatron/core/pipeline_parallel/schedules.py`` and
 ``p2p_communication.py``; switches and their defaults as in ``megatron/training/arguments.py``.
 
-Everything between ranks goes through one function that sends and receives at most one tensor each way. By default
-these are one batch on the communicator of the whole pipeline, which is waited for at once. Without batches each is
-an operation of its own on the communicator of a pair of ranks, in an order that even and odd ranks mirror.
+One function issues all messages between ranks; a call sends and receives at most one tensor in each direction. By
+default, a call is one blocking batch on the communicator of the pipeline. Without batches, each message is a
+separate operation on the communicator of a pair of ranks. Even ranks send first, odd ranks receive first.
 
-One chunk per rank (``forward_backward_pipelining_without_interleaving``): a forward's send and the next backward's
-receive are one batch, as are a backward's send and the next forward's receive; all others stand alone.
+One chunk per rank (``forward_backward_pipelining_without_interleaving``): the send of a forward and the receive of
+the next backward are one batch. The send of a backward and the receive of the next forward are one batch too. All
+other messages are separate calls.
 
-Several chunks (``forward_backward_pipelining_with_interleaving``), without overlap: a batch behind every
-forward of warm-up, behind every forward and backward in turns, behind every backward at the end, with what
-these made and what comes next. With overlap: in turns, a forward or backward issues its send and the next one's
-receive, and waits for the receive before its use, for the send behind the next one of its kind; before and
-behind that, everything is waited for at once, unless receives are issued ahead there too
+Several chunks (``forward_backward_pipelining_with_interleaving``), without overlap: a batch follows each forward
+of warm-up, each pair of forward and backward in steady state, and each backward of drain. The batch has the
+outputs of these actions and the inputs of the next ones.
+
+Several chunks with overlap: in steady state, a forward or backward issues its send and the receive of the next
+action. The rank waits for a receive before its use, and for a send after the next action of the same kind. In
+warm-up and drain, all calls are blocking unless receives are prefetched there too
 (``overlap_p2p_comm_warmup_flush``).
 """
 
@@ -72,7 +75,7 @@ def build(schedule: Schedule, options: Mapping[str, Any]) -> Policy:
     """Return the policy for a table.
 
     Raises:
-        ConstraintError: a table that Megatron's two loops do not run, or a switch that it cannot have.
+        ConstraintError: Megatron's two loops do not run the table, or a switch is invalid.
     """
     loop = _Loop.of(schedule)
     switches = _switches(loop, options)
@@ -80,7 +83,7 @@ def build(schedule: Schedule, options: Mapping[str, Any]) -> Policy:
 
 
 def _switches(loop: _Loop, options: Mapping[str, Any]) -> dict[str, int]:
-    """Return Megatron's own switches as the kernel's, with its defaults filled in."""
+    """Return the switches of the kernel, with Megatron's defaults."""
     overlap, batch, flush = (
         options[name] for name in ("overlap_p2p_comm", "batch_p2p_comm", "overlap_p2p_comm_warmup_flush")
     )
@@ -94,8 +97,8 @@ def _switches(loop: _Loop, options: Mapping[str, Any]) -> dict[str, int]:
     if loop.chunks > 1 and not overlap and loop.rows.ranks == _PAIR:
         raise _refused("overlap_p2p_comm", "cannot be false on 2 ranks with several chunks, as in Megatron")
     batch = not overlap if batch is None else batch
-    frees = options["deallocate_pipeline_outputs"]
-    return {"overlap": int(overlap), "flush": int(flush), "frees": int(frees), "batch": int(batch)}
+    frees_outputs = options["deallocate_pipeline_outputs"]
+    return {"overlap": int(overlap), "flush": int(flush), "frees_outputs": int(frees_outputs), "batch": int(batch)}
 
 
 _PAIR = 2
@@ -114,14 +117,14 @@ class _Loop:
     group: int
     """Microbatches that a rank runs through one chunk before the next (``microbatch_group_size_per_vp_stage``)."""
     warm_up: Ints
-    """Shape (ranks,): forwards before forward and backward take turns; all of them where they never do."""
+    """Shape (ranks,): forwards before the steady state; all forwards if there is no steady state."""
 
     @classmethod
     def of(cls, schedule: Schedule) -> _Loop:
-        """Take a table apart.
+        """Return the loop that runs a table.
 
         Raises:
-            ConstraintError: it is none of Megatron's.
+            ConstraintError: no loop of Megatron runs the table.
         """
         rows = rows_of(schedule, "megatron")
         placement = schedule.placement
@@ -135,7 +138,7 @@ class _Loop:
         ahead = np.arange(rows.ranks)[::-1]
         warm_up = ahead if chunks == 1 else 2 * ahead + (chunks - 1) * group
         warm_up = np.minimum(warm_up, rows.count)
-        longer = rows.leading - 1 > warm_up  # as GPipe has it, or with one forward more
+        longer = rows.leading - 1 > warm_up  # as in GPipe, or with an additional forward
         warm_up = np.where(longer, np.where(rows.leading == rows.count, rows.count, rows.leading - 1), warm_up)
         if not rows.is_warm_up_and_turns(warm_up):
             raise cannot("megatron", "is not forwards, then forward and backward in turns, then backwards")
@@ -146,8 +149,8 @@ def _group(schedule: Schedule, rows: Rows, chunks: int) -> int:
     """Return how many microbatches go through one chunk before the next.
 
     Raises:
-        ConstraintError: chunks and microbatches do not come in such groups, or a group is smaller than the ranks,
-            which Megatron refuses.
+        ConstraintError: chunks and microbatches are not in such groups, or Megatron refuses a group because it has
+            fewer microbatches than ranks.
     """
     stages = schedule.stage[rows.forward[0]]
     group = int(np.argmax(stages != stages[0])) or rows.count
@@ -155,38 +158,38 @@ def _group(schedule: Schedule, rows: Rows, chunks: int) -> int:
     chunk, microbatch = np.divmod(np.arange(chunks * microbatches), microbatches)
     order = np.lexsort((microbatch, chunk, microbatch // group))
     chunk, microbatch = chunk[order], microbatch[order]
-    for way, turned in ((rows.forward[0], chunk), (rows.backward[0], chunks - 1 - chunk)):
-        same = schedule.stage[way] // schedule.ranks == turned
-        if not (same & (schedule.microbatch[way] == microbatch)).all():
+    for rows_of_rank_0, expected_chunk in ((rows.forward[0], chunk), (rows.backward[0], chunks - 1 - chunk)):
+        same_chunk = schedule.stage[rows_of_rank_0] // schedule.ranks == expected_chunk
+        if not (same_chunk & (schedule.microbatch[rows_of_rank_0] == microbatch)).all():
             raise cannot("megatron", "does not run microbatches in groups, chunk by chunk")
     least = min(group, microbatches % group or group)
     if least < schedule.ranks:
-        message = (
+        raise ConstraintError(
             f"Megatron interleaves groups of {schedule.ranks} microbatches or more on {schedule.ranks} ranks, "
+            f"and a group of these {microbatches} has {least}: give more, or use async or ordered",
+            key="p2p.policy",
         )
-        message += f"and a group of these {microbatches} has {least}: give more, or use async or ordered"
-        raise ConstraintError(message, key="p2p.policy")
     return group
 
 
 def _calls(request: MessageRequest, *, known: tuple[Schedule, _Loop], switches: dict[str, int]) -> MessageCalls:
-    """Place the messages of a table: the ``known`` one, most often with what ends its step behind."""
+    """Return the calls of a table: the ``known`` one, or that table with the actions that end its step."""
     schedule, loop = known
     if request.schedule is not schedule:
         loop = _Loop.of(request.schedule)
-    rows, count = loop.rows, request.producer.size
+    rows, messages_count = loop.rows, request.producer.size
     last = (len(request.schedule) + rows.ranks + 1) * kernels.TURNS
     kernel_loop = kernels.Loop(
         forward=rows.forward.ravel(), backward=rows.backward.ravel(), number=rows.number, warm_up=loop.warm_up,
-        ranks=rows.ranks, number_of=rows.count, group=loop.group, several=int(loop.chunks > 1),
+        ranks=rows.ranks, passes=rows.count, group=loop.group, has_chunks=int(loop.chunks > 1),
         **switches,
     )  # fmt: skip
-    moments = np.empty((4, count), dtype=np.int32 if last < 2**31 else np.int64)
-    calls = kernels.Calls(moments[0], moments[1], moments[2], moments[3], np.zeros(count, dtype=np.int32))
+    moments = np.empty((4, messages_count), dtype=np.int32 if last < 2**31 else np.int64)
+    calls = kernels.Calls(moments[0], moments[1], moments[2], moments[3], np.zeros(messages_count, dtype=np.int32))
     messages = kernels.Messages(
         request.producer, request.consumer, request.source, request.target, request.gradient.astype(np.int8)
     )
-    run_kernel(kernels.place, (messages, kernel_loop), (calls,), work=count)
+    run_kernel(kernels.place, (messages, kernel_loop), (calls,), work=messages_count)
     return MessageCalls(
         send=calls.send, receive=calls.receive, send_waited=calls.send_waited,
         receive_waited=calls.receive_waited, communicator=None if switches["batch"] else calls.communicator,

@@ -20,7 +20,7 @@ __all__ = ["pptrace_message_policies"]
 
 @hookimpl
 def pptrace_message_policies() -> Iterable[MessagePolicyOffer]:
-    """Offer the frameworks' ways to issue messages."""
+    """Offer the message policies of the frameworks."""
     yield MessagePolicyOffer(
         name="megatron",
         summary="Megatron-LM: batches that are waited for at once, or with vp messages beside computation.",

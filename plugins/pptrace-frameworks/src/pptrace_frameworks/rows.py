@@ -1,4 +1,4 @@
-"""A table as frameworks' programs see it: each rank's forwards and backwards, numbered, and a message's ends."""
+"""Forwards and backwards of each rank by index, and the ends of messages."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 Ints: TypeAlias = NDArray[np.integer[Any]]
 
-_WAYS = [{Kind.F: 0, Kind.B: 1, Kind.I: 1}.get(kind, -1) for kind in Kind]
-"""By kind, 0 for a forward and 1 for a backward, -1 for all else."""
+_DIRECTIONS = [{Kind.F: 0, Kind.B: 1, Kind.I: 1}.get(kind, -1) for kind in Kind]
+"""By kind: 0 for forwards, 1 for backwards, -1 for all other kinds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
     """Forwards and backwards of a table in which each rank runs equally many of both.
 
-    A backward is what makes the gradient that leaves: of a split one, the part for the input.
+    The backward of a split backward is its input gradient, which produces the message to the previous stage.
     """
 
     ranks: int
     count: int
-    """Forwards, and backwards, of each rank."""
+    """Forwards of each rank, equal to its backwards."""
     forward: Ints
     """Shape (ranks, count): positions of each rank's forwards."""
     backward: Ints
@@ -37,9 +37,9 @@ class Rows:
     ahead: Ints
     """Shape (ranks, count): backwards before each forward."""
     number: Ints
-    """Shape (actions,): which forward or backward of its rank each is, -1 for other actions."""
+    """Shape (actions,): index of each among the forwards or backwards of its rank, -1 for other actions."""
     is_one_order: bool
-    """Whether all ranks run the same microbatches of the same chunks in one order, on rank r stage r of each."""
+    """Whether all ranks run the same microbatches of the same chunks in one order; rank r has stage r of each."""
 
     @property
     def leading(self) -> Ints:
@@ -47,24 +47,24 @@ class Rows:
         return np.asarray((self.ahead == 0).sum(axis=1))
 
     def is_warm_up_and_turns(self, warm_up: Ints) -> bool:
-        """Whether each rank runs so many forwards, then forward and backward in turns, then backwards."""
-        behind = np.arange(self.count, dtype=np.int32) - warm_up[:, None].astype(np.int32)
-        return np.array_equal(self.ahead, np.maximum(behind, 0, out=behind))
+        """Return whether ranks run ``warm_up`` forwards, then alternate forward and backward, then backwards."""
+        steady_index = np.arange(self.count, dtype=np.int32) - warm_up[:, None].astype(np.int32)
+        return np.array_equal(self.ahead, np.maximum(steady_index, 0, out=steady_index))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ends:
-    """Both ends of each message, as numbers in their ranks' programs; one value per message."""
+    """Both ends of each message; one value per message."""
 
     gradient: NDArray[np.bool_]
     source: Ints
     """The sending rank."""
     target: Ints
     """The receiving rank."""
-    made: Ints
-    """Which forward (of a gradient: backward) of its rank makes it."""
-    used: Ints
-    """Which one of the other rank uses it."""
+    producer_index: Ints
+    """Index of the producer among the forwards (gradients: backwards) of its rank."""
+    consumer_index: Ints
+    """Index of the consumer among those of the other rank."""
 
     @classmethod
     def of(cls, request: MessageRequest, rows: Rows) -> Ends:
@@ -72,8 +72,8 @@ class Ends:
         return cls(
             gradient=request.gradient,
             source=request.source.astype(np.int64), target=request.target.astype(np.int64),
-            made=rows.number[request.producer].astype(np.int64),
-            used=rows.number[request.consumer].astype(np.int64),
+            producer_index=rows.number[request.producer].astype(np.int64),
+            consumer_index=rows.number[request.consumer].astype(np.int64),
         )  # fmt: skip
 
 
@@ -88,7 +88,7 @@ def rows_of(schedule: Schedule, framework: str) -> Rows:
     number, results = np.empty(len(schedule), dtype=np.int32), np.zeros(2, dtype=np.int64)
     run_kernel(
         kernels.number_rows,
-        (schedule.row_ptr, schedule.cells, np.array(_WAYS), count),
+        (schedule.row_ptr, schedule.cells, np.array(_DIRECTIONS), count),
         (*rows.reshape(3, -1), number, results),
         work=len(schedule),
     )
@@ -103,7 +103,7 @@ def rows_of(schedule: Schedule, framework: str) -> Rows:
 
 
 def cannot(framework: str, what: str, *, runs: str = "1f1b and interleaved-1f1b") -> ConstraintError:
-    """Return the error for a table whose messages a framework's program does not know how to place."""
+    """Return the error for a table whose messages a framework's program cannot place."""
     return ConstraintError(
         f"{framework} cannot place this table's messages: it {what}; {framework} runs {runs}, for others use "
         f"async or ordered",

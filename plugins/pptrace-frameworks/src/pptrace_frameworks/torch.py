@@ -1,20 +1,20 @@
 """Messages as PyTorch's pipelining issues them.
 
-Source: PyTorch 2.13, ``torch/distributed/pipelining/schedules.py``. There a batch of nothing but sends, or of
-nothing but receives, is issued as single operations, each on the communicator of its pair of ranks; only a
-mixed one is one batch, on the communicator of the whole group.
+Source: PyTorch 2.13, ``torch/distributed/pipelining/schedules.py``. PyTorch issues a batch of sends alone, or of
+receives alone, as single operations on the communicator of each pair of ranks. A batch of sends and receives is
+one batch on the communicator of the group.
 
-* ``Schedule1F1B``: a receive is waited for at once; the sends of warm-up and of the end run beside computation,
-  each waited for before the next of its kind; where forward and backward take turns, a send and the next receive
-  are one batch, waited for at once.
-* ``ScheduleGPipe``: receives are waited for at once, sends behind the last forward and the last backward.
-* All others run a table with every SEND and RECV in place: each is an operation of its own, a receive is waited
-  for by its use, sends at the step's end. That is ``ordered`` with a stream per pair of ranks.
+* ``Schedule1F1B``: receives are blocking. The sends of warm-up and drain overlap with computation; each completes
+  before the next send of its kind. In steady state, a send and the next receive are one blocking batch.
+* ``ScheduleGPipe``: receives are blocking; ranks wait for sends after the last forward and the last backward.
+* All other classes run a table with explicit SEND and RECV. Each is a separate operation. A receive completes
+  before its use, sends complete at the end of the step. That is ``ordered`` with a stream per pair of ranks.
 
-What these classes refuse, ``build`` refuses: ``Schedule1F1B`` fewer microbatches than stages,
-``ScheduleInterleavedZeroBubble`` rounds of unequal size, the runtime stages on several ranks, actions of several
-microbatches and stages that do not form a chain. One microbatch is in the orders of both 1F1B and GPipe, and
-``ScheduleGPipe`` runs it. The other classes' conditions are those of the schedules of the same names.
+``build`` refuses the same tables as these classes. ``Schedule1F1B`` refuses fewer microbatches than stages.
+``ScheduleInterleavedZeroBubble`` refuses rounds of unequal size. The runtime refuses stages on several ranks,
+actions of several microbatches, and stages that do not form a chain. A single microbatch fits the orders of both
+1F1B and GPipe; ``ScheduleGPipe`` runs it. All other classes have the conditions of the schedules of the same
+names.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from pptrace.plugin import MessageRequest, Schedule
     from pptrace_frameworks.rows import Ints, Rows
 
-SENT, RECEIVED, TOGETHER = 1, 2, 4
-"""Turns between two actions: a send, behind the wait for the one before (turn 0); a receive; a batch."""
+SENT, RECEIVED, BATCH = 1, 2, 4
+"""Turns between two actions: a send, after the wait for the previous send (turn 0); a receive; a batch."""
 
 
 class TorchOptions(BaseModel):
@@ -53,7 +53,7 @@ class TorchOptions(BaseModel):
 
 
 def build(schedule: Schedule, options: Mapping[str, Any]) -> Policy:
-    """Return the policy for a table: a program of its own for 1F1B and GPipe, PyTorch's runtime for all others.
+    """Return the policy for a table: a separate program for 1F1B and GPipe, else PyTorch's runtime.
 
     Raises:
         ConstraintError: a table that PyTorch refuses.
@@ -66,10 +66,10 @@ def build(schedule: Schedule, options: Mapping[str, Any]) -> Policy:
 
 
 def _check_stages(schedule: Schedule) -> None:
-    """Refuse what neither PyTorch's runtime nor a schedule class runs, as ``_validate_schedule`` does.
+    """Refuse tables that neither PyTorch's runtime nor a schedule class runs, as ``_validate_schedule`` does.
 
     Raises:
-        ConstraintError: it runs stages or microbatches as they cannot.
+        ConstraintError: the stages or microbatches of the table are not supported.
     """
     ranks, edges = schedule.placement.stage_rank, schedule.placement.edges
     chain = np.arange(schedule.stages - 1)[:, None] + [0, 1]
@@ -84,14 +84,14 @@ def _check_stages(schedule: Schedule) -> None:
 
 
 def _program_of(schedule: Schedule) -> Callable[[MessageRequest], MessageCalls] | None:
-    """Return the program of PyTorch's two schedules of one stage a rank, None for other tables.
+    """Return the program of PyTorch's two schedules of one stage per rank, None for other tables.
 
-    Neither splits a backward: a table that does runs in the runtime.
+    Neither schedule splits backwards: a table with split backwards runs in the runtime.
 
     Raises:
-        ConstraintError: microbatches that the class refuses whose order this is.
+        ConstraintError: the class of this order refuses the number of microbatches.
     """
-    rows = _one_chunk_rows(schedule)
+    rows = _read_rows(schedule)
     if rows is None:
         return None
     takes_turns = rows.is_warm_up_and_turns(_warm_up(rows))
@@ -102,15 +102,15 @@ def _program_of(schedule: Schedule) -> Callable[[MessageRequest], MessageCalls] 
     if (rows.leading == rows.count).all():
         return _gpipe
     if takes_turns and rows.count < rows.ranks:
-        raise _refused(
+        raise _torch_error(
             f"Schedule1F1B takes at least as many microbatches as stages, and {rows.count} are fewer than "
             f"{rows.ranks}: give {rows.ranks} or more"
         )
     return _one_f_one_b if takes_turns else None
 
 
-def _one_chunk_rows(schedule: Schedule) -> Rows | None:
-    """Return the rows of a table with stage r alone on rank r, None for other tables."""
+def _read_rows(schedule: Schedule) -> Rows | None:
+    """Return the rows of a table whose rank r has stage r only, None for other tables."""
     if not np.array_equal(schedule.placement.stage_rank[0], np.arange(schedule.ranks)):
         return None
     try:
@@ -120,17 +120,18 @@ def _one_chunk_rows(schedule: Schedule) -> Rows | None:
 
 
 def _is_zero_bubble(schedule: Schedule, rows: Rows) -> bool:
-    """Whether weight gradients are where ``ScheduleInterleavedZeroBubble`` with one stage per rank has them.
+    """Return whether weight gradients have the order of ``ScheduleInterleavedZeroBubble``.
 
-    On rank r, each follows the r-th input gradient after its own, the last r one another at the end.
+    With one stage per rank: on rank r, weight gradient k follows input gradient k + r; the last r weight gradients
+    end the step.
     """
     weight = np.flatnonzero(schedule.kind == Kind.W)
     if weight.size != rows.backward.size:
         return False
-    later = np.arange(rows.count) + np.arange(rows.ranks)[:, None]
-    rank, number = np.nonzero(later < rows.count)
-    followed = rows.backward[rank, later[rank, number]]
-    return np.array_equal(weight.reshape(rows.backward.shape)[rank, number], followed + 1)
+    followed_index = np.arange(rows.count) + np.arange(rows.ranks)[:, None]
+    rank, index = np.nonzero(followed_index < rows.count)
+    followed = rows.backward[rank, followed_index[rank, index]]
+    return np.array_equal(weight.reshape(rows.backward.shape)[rank, index], followed + 1)
 
 
 def _check_rounds(rows: Rows) -> None:
@@ -141,44 +142,48 @@ def _check_rounds(rows: Rows) -> None:
     """
     rounds = max(1, rows.count // rows.ranks)
     if rows.count % rounds:
-        raise _refused(
+        raise _torch_error(
             f"ScheduleInterleavedZeroBubble runs microbatches in rounds of equal size, and {rows.count} do not "
             f"divide into {rounds}: give {rounds * rows.ranks} or {(rounds + 1) * rows.ranks}"
         )
 
 
-def _refused(why: str) -> ConstraintError:
+def _torch_error(why: str) -> ConstraintError:
     return ConstraintError(f"PyTorch's {why}, or use ordered with p2p.stream=pair", key="p2p.policy")
 
 
 def _warm_up(rows: Rows) -> Ints:
-    """Return forwards of each rank before forward and backward take turns, as Megatron counts them."""
+    """Return the forwards of each rank before the steady state, as Megatron counts them."""
     return np.minimum(np.arange(rows.ranks)[::-1], rows.count - 1)
 
 
-def _communicators(ends: Ends, rows: Rows, together: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """Return each message's communicator: the group's for batches, else its pair's."""
+def _communicators(ends: Ends, rows: Rows, is_batched: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """Return the communicator of each message: that of the group for batches, else that of its pair of ranks."""
     pair = np.minimum(ends.source, ends.target)
-    return np.where(together, rows.ranks, pair).astype(np.int32)
+    return np.where(is_batched, rows.ranks, pair).astype(np.int32)
 
 
 def _one_f_one_b(request: MessageRequest) -> MessageCalls:
     rows = rows_of(request.schedule, "torch")
     ends = Ends.of(request, rows)
     warm_up = _warm_up(rows)
-    # Where the sender takes turns its receiver does too, and the message is part of a batch at both ends.
+    # If the sender is in steady state, its receiver is too, and the message is part of a batch at both ends.
     steady = rows.count - warm_up[ends.source]
-    together = np.where(ends.gradient, ends.made < steady - 1, ends.made >= warm_up[ends.source])
-    behind = request.after(request.producer)
-    following = np.minimum(ends.made + 1, rows.count - 1)
-    next_one = np.where(ends.gradient, rows.backward[ends.source, following], rows.forward[ends.source, following])
-    last = ends.gradient & (ends.made == rows.count - 1)
-    waited = np.where(last, behind + RECEIVED, request.after(next_one))
-    receive = request.before(request.consumer) + np.where(together, TOGETHER, RECEIVED)
+    is_batched = np.where(
+        ends.gradient, ends.producer_index < steady - 1, ends.producer_index >= warm_up[ends.source]
+    )
+    after_producer = request.after(request.producer)
+    following = np.minimum(ends.producer_index + 1, rows.count - 1)
+    next_of_kind = np.where(
+        ends.gradient, rows.backward[ends.source, following], rows.forward[ends.source, following]
+    )
+    last = ends.gradient & (ends.producer_index == rows.count - 1)
+    waited = np.where(last, after_producer + RECEIVED, request.after(next_of_kind))
+    receive = request.before(request.consumer) + np.where(is_batched, BATCH, RECEIVED)
     return MessageCalls(
-        send=behind + np.where(together, TOGETHER, SENT),
-        send_waited=np.where(together, behind + TOGETHER, waited),
-        receive=receive, receive_waited=receive, communicator=_communicators(ends, rows, together),
+        send=after_producer + np.where(is_batched, BATCH, SENT),
+        send_waited=np.where(is_batched, after_producer + BATCH, waited),
+        receive=receive, receive_waited=receive, communicator=_communicators(ends, rows, is_batched),
     )  # fmt: skip
 
 
@@ -187,7 +192,7 @@ def _gpipe(request: MessageRequest) -> MessageCalls:
     ends = Ends.of(request, rows)
     last = np.where(ends.gradient, rows.backward[ends.source, -1], rows.forward[ends.source, -1])
     receive = request.before(request.consumer) + RECEIVED
-    none = np.zeros(ends.made.size, dtype=bool)
+    none = np.zeros(ends.producer_index.size, dtype=bool)
     return MessageCalls(
         send=request.after(request.producer) + SENT, send_waited=request.after(last) + SENT,
         receive=receive, receive_waited=receive, communicator=_communicators(ends, rows, none),
