@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """A network over all GPUs, node after node: within a node its own network, else NIC, fabric, NIC.
+    """A network over all GPUs, node after node: the node's network within a node, else NIC, fabric, NIC.
 
     GPU ``g`` of a node uses its NIC ``g x nics // gpus``; endpoints of the node's network are its GPUs, then its
     NICs; endpoints of the fabric are all NICs, node after node.
     """
 
     node: Network
-    """What lies inside each node."""
+    """The network inside each node."""
     fabric: Network | None
-    """What joins the NICs; None where there is one node or nothing between them."""
+    """The network between NICs; None for a single node or unconnected nodes."""
     nodes: int
     """Number of nodes."""
     gpus: int
@@ -55,133 +55,133 @@ class Cluster:
         return self.nodes * self.gpus
 
     def paths(self, src: Int32s, dst: Int32s) -> Paths:
-        """Return the paths between GPUs, ``ways`` of the fabric for each pair.
+        """Return the paths between GPUs, one per way of the fabric for each pair.
 
         Raises:
             PluginError: the node's network offers several ways.
         """
-        from_node, to_node = src // self.gpus, dst // self.gpus
-        inside = np.flatnonzero(from_node == to_node)
-        across = np.flatnonzero(from_node != to_node)
-        within = self._inner(from_node[inside], src[inside] % self.gpus, dst[inside] % self.gpus)
-        parts: list[tuple[Int64s, Paths]] = [(inside, within)]
-        if across.size:
-            parts.append((across, self._between(from_node, to_node, src, dst, across)))
+        src_node, dst_node = src // self.gpus, dst // self.gpus
+        same_node = np.flatnonzero(src_node == dst_node)
+        different_node = np.flatnonzero(src_node != dst_node)
+        node_paths = self._node_paths(src_node[same_node], src[same_node] % self.gpus, dst[same_node] % self.gpus)
+        parts: list[tuple[Int64s, Paths]] = [(same_node, node_paths)]
+        if different_node.size:
+            parts.append((different_node, self._fabric_paths(src_node, dst_node, src, dst, different_node)))
         ways = max(part.ways for _, part in parts)
-        return _merged(src.size, ways, parts)
+        return _merge(src.size, ways, parts)
 
-    def _between(self, from_node: Int32s, to_node: Int32s, src: Int32s, dst: Int32s, pairs: Int64s) -> Paths:
+    def _fabric_paths(self, src_node: Int32s, dst_node: Int32s, src: Int32s, dst: Int32s, pairs: Int64s) -> Paths:
         if self.fabric is None or not self.nics:
             return _unreachable(pairs.size)
-        a, b = src[pairs] % self.gpus, dst[pairs] % self.gpus
-        nic_a, nic_b = a * self.nics // self.gpus, b * self.nics // self.gpus
-        out = self._inner(from_node[pairs], a, self.gpus + nic_a)
-        over = self.fabric.paths(
-            (from_node[pairs] * self.nics + nic_a).astype(np.int32),
-            (to_node[pairs] * self.nics + nic_b).astype(np.int32),
+        src_gpu, dst_gpu = src[pairs] % self.gpus, dst[pairs] % self.gpus
+        src_nic, dst_nic = src_gpu * self.nics // self.gpus, dst_gpu * self.nics // self.gpus
+        to_nic = self._node_paths(src_node[pairs], src_gpu, self.gpus + src_nic)
+        across = self.fabric.paths(
+            (src_node[pairs] * self.nics + src_nic).astype(np.int32),
+            (dst_node[pairs] * self.nics + dst_nic).astype(np.int32),
         )
-        into = self._inner(to_node[pairs], self.gpus + nic_b, b)
-        shift = len(self.node.links) * self.nodes
-        return _joined([(out, 0), (over, shift), (into, 0)], over.ways)
+        from_nic = self._node_paths(dst_node[pairs], self.gpus + dst_nic, dst_gpu)
+        link_offset = len(self.node.links) * self.nodes
+        return _concatenate([(to_nic, 0), (across, link_offset), (from_nic, 0)], across.ways)
 
-    def _inner(self, node: Int32s, src: Int32s, dst: Int32s) -> Paths:
+    def _node_paths(self, node: Int32s, src: Int32s, dst: Int32s) -> Paths:
         paths = self.node.paths(src.astype(np.int32), dst.astype(np.int32))
         if paths.ways != 1:
             raise PluginError("a node's own network offers several ways per pair: one is expected")
-        moved = paths.link + np.repeat(node * len(self.node.links), np.diff(paths.link_ptr))
+        link = paths.link + np.repeat(node * len(self.node.links), np.diff(paths.link_ptr))
         return Paths(
             overhead_ns=paths.overhead_ns, latency_ns=paths.latency_ns, rate_kbps=paths.rate_kbps,
-            link_ptr=paths.link_ptr, link=moved, weight=paths.weight,
+            link_ptr=paths.link_ptr, link=link, weight=paths.weight,
         )  # fmt: skip
 
 
 def _unreachable(pairs: int) -> Paths:
-    none = np.zeros(pairs, dtype=np.int64)
+    zeros = np.zeros(pairs, dtype=np.int64)
     return Paths(
-        overhead_ns=none, latency_ns=none, rate_kbps=none + NO_ROUTE,
+        overhead_ns=zeros, latency_ns=zeros, rate_kbps=zeros + NO_ROUTE,
         link_ptr=np.zeros(pairs + 1, dtype=np.int32), link=np.zeros(0, dtype=np.int32),
     )  # fmt: skip
 
 
 def _rows(paths: Paths, ways: int) -> Int64s:
-    """Return which row of ``paths``, which has one way or ``ways``, each of ``ways`` rows per pair is."""
+    """Return the row of ``paths`` for each of ``ways`` rows per pair; ``paths`` has 1 or ``ways`` ways."""
     rows: Int64s = np.arange(len(paths) // paths.ways * ways) * paths.ways // ways
     return rows
 
 
-def _tightest(rates: Sequence[Int64s]) -> Int64s:
-    """Return the lowest rate of each row; no route on a part is none on the whole."""
+def _lowest_rates(rates: Sequence[Int64s]) -> Int64s:
+    """Return the lowest rate of each row; a row without a route on any part has no route."""
     stacked = np.array(rates)
     limited: Int64s = np.where(stacked == UNLIMITED, np.iinfo(np.int64).max, stacked).min(axis=0)
     limited[limited == np.iinfo(np.int64).max] = UNLIMITED
     return limited
 
 
-def _joined(parts: Sequence[tuple[Paths, int]], ways: int) -> Paths:
-    """Return paths one behind another; each part's links move up by its number."""
+def _concatenate(parts: Sequence[tuple[Paths, int]], ways: int) -> Paths:
+    """Return paths that consist of consecutive parts; each part has an offset of its link numbers."""
     rows = [_rows(paths, ways) for paths, _ in parts]
     lengths = [np.diff(paths.link_ptr)[row] for (paths, _), row in zip(parts, rows, strict=True)]
     ptr = np.concatenate([[0], np.cumsum(sum(lengths))])
     link, weight = np.empty((2, int(ptr[-1])), dtype=np.int32)
-    at = ptr[:-1].copy()
-    for (paths, shift), row, length in zip(parts, rows, lengths, strict=True):
-        source, target = _spread(paths.link_ptr[:-1][row], length), _spread(at, length)
-        link[target] = paths.link[source] + shift
+    target_ptr = ptr[:-1].copy()
+    for (paths, offset), row, length in zip(parts, rows, lengths, strict=True):
+        source, target = _ranges(paths.link_ptr[:-1][row], length), _ranges(target_ptr, length)
+        link[target] = paths.link[source] + offset
         weight[target] = paths.weight[source]
-        at += length
+        target_ptr += length
     pairs = list(zip(parts, rows, strict=True))
     return Paths(
         overhead_ns=np.sum([paths.overhead_ns[row] for (paths, _), row in pairs], axis=0),
         latency_ns=np.sum([paths.latency_ns[row] for (paths, _), row in pairs], axis=0),
-        rate_kbps=_tightest([paths.rate_kbps[row] for (paths, _), row in pairs]),
+        rate_kbps=_lowest_rates([paths.rate_kbps[row] for (paths, _), row in pairs]),
         link_ptr=ptr, link=link, weight=weight, ways=ways,
     )  # fmt: skip
 
 
-def _merged(pairs: int, ways: int, parts: Sequence[tuple[Int64s, Paths]]) -> Paths:
-    """Return the paths of all pairs from those of some each."""
+def _merge(pairs: int, ways: int, parts: Sequence[tuple[Int64s, Paths]]) -> Paths:
+    """Return the paths of all pairs; each part has the indices and paths of some pairs."""
     rows = [_rows(paths, ways) for _, paths in parts]
-    place = [_spread(pair * ways, np.full(pair.size, ways)) for pair, _ in parts]
+    target_rows = [_ranges(pair * ways, np.full(pair.size, ways)) for pair, _ in parts]
     length = np.zeros(pairs * ways, dtype=np.int64)
     columns: dict[str, Any] = {
         name: np.zeros(pairs * ways, dtype=np.int64) for name in ("overhead_ns", "latency_ns", "rate_kbps")
     }
-    for (_, paths), row, at in zip(parts, rows, place, strict=True):
-        length[at] = np.diff(paths.link_ptr)[row]
+    for (_, paths), source_row, target_row in zip(parts, rows, target_rows, strict=True):
+        length[target_row] = np.diff(paths.link_ptr)[source_row]
         for name, values in columns.items():
-            values[at] = getattr(paths, name)[row]
+            values[target_row] = getattr(paths, name)[source_row]
     ptr = np.concatenate([[0], np.cumsum(length)])
     link, weight = np.empty((2, int(ptr[-1])), dtype=np.int32)
-    for (_, paths), row, at in zip(parts, rows, place, strict=True):
-        source = _spread(paths.link_ptr[:-1][row], np.diff(paths.link_ptr)[row])
-        target = _spread(ptr[:-1][at], length[at])
+    for (_, paths), source_row, target_row in zip(parts, rows, target_rows, strict=True):
+        source = _ranges(paths.link_ptr[:-1][source_row], np.diff(paths.link_ptr)[source_row])
+        target = _ranges(ptr[:-1][target_row], length[target_row])
         link[target], weight[target] = paths.link[source], paths.weight[source]
     return Paths(**columns, link_ptr=ptr, link=link, weight=weight, ways=ways)
 
 
-def _spread(first: Int64s | Int32s, length: Int64s) -> Int64s:
-    """Return ``first[i], first[i] + 1, …`` up to ``length[i]`` of them, one after another."""
+def _ranges(first: Int64s | Int32s, length: Int64s) -> Int64s:
+    """Return the concatenated ranges ``first[i], …, first[i] + length[i] - 1``."""
     starts = np.cumsum(length) - length
-    found: Int64s = np.arange(int(length.sum())) - np.repeat(starts, length) + np.repeat(first, length)
-    return found
+    indices: Int64s = np.arange(int(length.sum())) - np.repeat(starts, length) + np.repeat(first, length)
+    return indices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hops:
-    """A network between pipeline ranks, each of which is many GPUs of a network between GPUs.
+    """A network between pipeline ranks, each of which consists of several GPUs.
 
-    Member ``m`` of a rank sends to member ``m`` of its peer, all at once and at one pace, that of the slowest:
-    every tensor- and context-parallel member of every data-parallel replica. Where only one replica's schedule is
-    simulated, the others do the same at the same time, and a link that carries ``n`` of a hop's flows counts
-    ``n`` times each flow's rate. A message's size is that of one flow.
+    Member ``m`` of a rank sends to member ``m`` of its peer. All members send simultaneously at the rate of the
+    slowest: every tensor- and context-parallel member of every data-parallel replica. Where only one replica is
+    simulated, all replicas send simultaneously. A link that carries ``n`` flows of a hop counts each flow's rate
+    ``n`` times. A message's size is that of one flow.
     """
 
     network: Network
-    """What lies between GPUs."""
+    """The network between GPUs."""
     layout: Layout
-    """Which GPUs each rank is."""
+    """The layout, which gives the GPUs of each rank."""
     apart: bool = False
-    """Whether all replicas are simulated, rank by rank: rank ``r`` of replica ``d`` is ``d pp + r``."""
+    """Whether every replica has ranks: rank ``r`` of replica ``d`` is ``d pp + r``."""
 
     @property
     def links(self) -> Links:
@@ -192,50 +192,52 @@ class Hops:
         """Return the bundles from each ``src`` to each ``dst`` pipeline rank.
 
         Raises:
-            ConfigError: two GPUs that no route joins.
+            ConfigError: two GPUs have no route.
         """
         members = self.layout.replicas() if self.apart else self.layout.members()
         flows, count = members.shape[1], src.size
         source, target = members[src].ravel(), members[dst].ravel()
-        own = self.network.paths(source, target)
-        lost = np.flatnonzero(own.rate_kbps == NO_ROUTE)
-        if lost.size:
-            pair = int(lost[0]) // own.ways
-            at = pair // flows
-            message = f"no route from GPU {source[pair]} of rank {src[at]} to GPU {target[pair]} of rank {dst[at]}"
+        paths = self.network.paths(source, target)
+        unreachable = np.flatnonzero(paths.rate_kbps == NO_ROUTE)
+        if unreachable.size:
+            pair = int(unreachable[0]) // paths.ways
+            hop = pair // flows
+            message = (
+                f"no route from GPU {source[pair]} of rank {src[hop]} to GPU {target[pair]} of rank {dst[hop]}"
+            )
             raise ConfigError(f"{message}: give the cluster a fabric, or fewer nodes", key="cluster")
-        way = np.arange(own.ways)
-        turn = (_scattered(np.arange(flows)) % own.ways)[None, :, None]
+        first_way = (_hash(np.arange(flows)) % paths.ways)[None, :, None]
+        way = (np.arange(paths.ways) + first_way) % paths.ways
         pair_of = np.arange(count * flows).reshape(count, flows, 1)
         # Shape (pairs, ways, members): the row of each member's flow on each way of the bundle.
-        rows = (pair_of * own.ways + (way[None, None, :] + turn) % own.ways).transpose(0, 2, 1).reshape(-1, flows)
-        return _bundled(own, rows, self.links)
+        rows = (pair_of * paths.ways + way).transpose(0, 2, 1).reshape(-1, flows)
+        return _bundle(paths, rows, self.links)
 
 
-def _scattered(number: Int64s) -> Int64s:
-    """Return hashes of small numbers, so that members do not take neighbouring ways in step."""
-    hashed: Int64s = (number * 48_271 + 11) % 2_147_483_647 * 48_271 % 2_147_483_647
+def _hash(numbers: Int64s) -> Int64s:
+    """Return hashes of small numbers; neighbouring members then start at unrelated ways."""
+    hashed: Int64s = (numbers * 48_271 + 11) % 2_147_483_647 * 48_271 % 2_147_483_647
     return hashed
 
 
-def _bundled(own: Paths, rows: Int64s, links: Links) -> Paths:
-    """Return one path per row of ``rows``, which holds rows of ``own`` that belong together."""
+def _bundle(paths: Paths, rows: Int64s, links: Links) -> Paths:
+    """Return one path per row of ``rows``, which holds the rows of ``paths`` that form a bundle."""
     bundles, flows = rows.shape
-    length = np.diff(own.link_ptr)[rows.ravel()]
-    entry = _spread(own.link_ptr[:-1][rows.ravel()], length)
+    length = np.diff(paths.link_ptr)[rows.ravel()]
+    entry = _ranges(paths.link_ptr[:-1][rows.ravel()], length)
     bundle = np.repeat(np.arange(bundles * flows) // flows, length)
-    key, first = np.unique(bundle * max(len(links), 1) + own.link[entry], return_inverse=True)
-    weight = np.bincount(first, weights=own.weight[entry], minlength=key.size).astype(np.int32)
+    key, first = np.unique(bundle * max(len(links), 1) + paths.link[entry], return_inverse=True)
+    weight = np.bincount(first, weights=paths.weight[entry], minlength=key.size).astype(np.int32)
     owner, link = np.divmod(key, max(len(links), 1))
-    rate = own.rate_kbps[rows]
+    rate = paths.rate_kbps[rows]
     rate = np.where(rate == UNLIMITED, np.iinfo(np.int64).max, rate).min(axis=1)
     np.minimum.at(rate, owner, links.rate_kbps[link] // weight)
-    route = np.diff(own.link_ptr)[rows[:, 0]]
+    route = np.diff(paths.link_ptr)[rows[:, 0]]
     route_ptr = np.concatenate([[0], np.cumsum(route)])
     return Paths(
-        overhead_ns=own.overhead_ns[rows].max(axis=1), latency_ns=own.latency_ns[rows].max(axis=1),
+        overhead_ns=paths.overhead_ns[rows].max(axis=1), latency_ns=paths.latency_ns[rows].max(axis=1),
         rate_kbps=np.where(rate == np.iinfo(np.int64).max, UNLIMITED, np.maximum(rate, 1)),
         link_ptr=np.searchsorted(owner, np.arange(bundles + 1)).astype(np.int32),
-        link=link, weight=weight, ways=own.ways,
-        route_ptr=route_ptr, route=own.link[_spread(own.link_ptr[:-1][rows[:, 0]], route)],
+        link=link, weight=weight, ways=paths.ways,
+        route_ptr=route_ptr, route=paths.link[_ranges(paths.link_ptr[:-1][rows[:, 0]], route)],
     )  # fmt: skip

@@ -1,24 +1,25 @@
 """Algorithms and times of collectives, and the load of simultaneous flows.
 
-Members of a node stay together: a ring passes through a node once, and a tree has one edge between two nodes.
-Every other node is passed in reverse, so that a ring leaves one node and enters the next over NICs of one number
-(a rail), as NCCL does by exchanging rings on odd nodes. A *channel* is one such ring, or pair of trees; channel
-``k`` starts in every node at the members of the node's ``k``-th NIC. NCCL's ``src/graph/connect.cc`` and
-``src/graph/trees.cc`` have both (version 2.30); its trees pass a node as a chain, ours as a tree.
+Members of a node are consecutive: a ring passes through a node once, and a tree has one edge between two nodes.
+A ring passes through every second node in reverse order. It then leaves a node and enters the next over NICs of
+the same number (a rail), as NCCL does by exchanging rings on odd nodes. A *channel* is one ring, or one pair of
+trees. In every node, channel ``k`` starts at the members of the ``k``-th NIC. Source: NCCL 2.30,
+``src/graph/connect.cc`` and ``src/graph/trees.cc``. NCCL's trees are chains within a node; here they are trees.
 
 With ``n`` members, a vector of ``V`` bytes and ``C`` channels,
 
-* a ring takes ``n - 1`` steps, or ``2 (n - 1)`` for an all-reduce; in each a member sends ``V / n C`` on each
-  channel. Overheads and latencies are those of the hops that a part of the vector passes;
-* a tree, for an all-reduce, is two complementary binary trees on each channel, each with ``V / 2 C``, in pieces
-  and up and down at once; overheads and latencies are those of the longest way up and the longest way down;
-* in an all-to-all each member sends ``V / n`` to each other, all at once, but eight at a time are launched: an
-  eighth of a member's overheads counts, or its largest, and the largest latency.
+* a ring has ``n - 1`` steps, or ``2 (n - 1)`` for an all-reduce. In each step a member sends ``V / n C`` on each
+  channel. Overheads and latencies are summed over the hops that a part of the vector passes;
+* a tree all-reduce uses two complementary binary trees on each channel, each with ``V / 2 C``. It is pipelined:
+  reduction and broadcast overlap. Overheads and latencies are those of the longest path up and the longest down;
+* in an all-to-all each member sends ``V / n`` to each other member simultaneously. A member launches eight
+  messages at a time: the overhead is an eighth of the sum of its overheads, or the largest overhead. The latency
+  is the largest.
 
-Bytes take flows times bytes over capacity on the busiest link, or what a flow's own limit makes of them, in exact
-fractions, rounded up to a nanosecond once. NCCL 2.30 counts the latencies of a ring's and a tree's hops like this
-(``src/graph/tuning.cc``) and launches eight messages (``NCCL_MAX_DEV_WORK_P2P_PER_BATCH``, ``src/enqueue.cc``);
-what its protocols add or take is left out.
+The time of the bytes is flows times bytes over capacity on the busiest link, or bytes over a flow's rate limit.
+It is computed in exact fractions and rounded up to a nanosecond once. NCCL 2.30 counts the latencies of rings and
+trees in the same way (``src/graph/tuning.cc``). It launches eight messages at a time
+(``NCCL_MAX_DEV_WORK_P2P_PER_BATCH``, ``src/enqueue.cc``). The costs of NCCL's protocols are not modelled.
 """
 
 from __future__ import annotations
@@ -46,25 +47,25 @@ Edge = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Members:
-    """Where the members of a group, numbered from 0, are.
+    """Nodes and NICs of the members of a group, which are numbered from 0.
 
     >>> Members(nodes=(((0, 1), (2,)), ((3,),))).channels
     2
     """
 
     nodes: tuple[tuple[tuple[int, ...], ...], ...]
-    """Per node and NIC the members that use it."""
+    """Per node and NIC, the members that use this NIC."""
 
     @property
     def channels(self) -> int:
-        """How many NICs of a node the group can use; 1 within a node."""
+        """Number of NICs of a node that the group can use; 1 within a node."""
         return max(map(len, self.nodes)) if len(self.nodes) > 1 else 1
 
     def of_node(self, node: int, channel: int) -> list[int]:
         """Return a node's members, those of the channel's NIC first."""
         nics = self.nodes[node]
-        turn = channel % len(nics)
-        return [member for nic in (*nics[turn:], *nics[:turn]) for member in nic]
+        first_nic = channel % len(nics)
+        return [member for nic in (*nics[first_nic:], *nics[:first_nic]) for member in nic]
 
 
 def ring(members: Members, channel: int) -> list[int]:
@@ -81,35 +82,36 @@ def ring(members: Members, channel: int) -> list[int]:
 
 
 def trees(members: Members, channel: int) -> tuple[list[Edge], list[Edge]]:
-    """Return the edges of two trees, a parent's own before its children's.
+    """Return the edges of two trees; a parent's edge precedes its children's.
 
-    A node's members are a tree under one of them, and those are the members of a tree of nodes. Who has children
-    in one of the trees has few or none in the other.
+    The members of each node form a tree. The roots of these trees form a tree of nodes. A member with children in
+    one of the two trees has few or none in the other.
     """
-    first, second = (_tree(members, channel, complementary=which) for which in (False, True))
+    first, second = (_tree(members, channel, complementary=is_second) for is_second in (False, True))
     return first, second
 
 
 def _tree(members: Members, channel: int, *, complementary: bool) -> list[Edge]:
     nodes = range(len(members.nodes))
-    local = [_turned(members.of_node(node, channel), turn=complementary) for node in nodes]
-    heads = _turned([order[0] for order in local], turn=complementary)
+    local = [_tree_order(members.of_node(node, channel), complementary=complementary) for node in nodes]
+    heads = _tree_order([order[0] for order in local], complementary=complementary)
     return [
         (order[child], order[parent]) for order in (heads, *local) for child, parent in binary_tree(len(order))
     ]
 
 
-def _turned(order: list[int], *, turn: bool) -> list[int]:
-    """Return an order whose tree is complementary: backwards where it is even, else moved by one."""
-    if not turn:
+def _tree_order(order: list[int], *, complementary: bool) -> list[int]:
+    """Return the order of members in a tree; the complementary order is reversed (even size) or rotated by one."""
+    if not complementary:
         return order
     return [*order[1:], order[0]] if len(order) % 2 else order[::-1]
 
 
 def binary_tree(size: int) -> Sequence[Edge]:
-    """Return the edges of a tree of ``size`` members under member 0, ``ceil(log2(size))`` deep.
+    """Return the edges of a binary tree of ``size`` members with root 0 and depth ``ceil(log2(size))``.
 
-    A member's parent has its lowest set bit cleared and the next one set, or only cleared where that is none.
+    A parent's number is its child's with the lowest set bit cleared and the next bit set. Where this number passes
+    ``size``, only the lowest bit is cleared.
 
     >>> binary_tree(6)
     [(4, 0), (2, 4), (1, 2), (3, 2), (5, 4)]
@@ -122,13 +124,13 @@ def binary_tree(size: int) -> Sequence[Edge]:
     return edges
 
 
-_LAUNCHED = 8
-"""Messages of an all-to-all that a member launches at a time."""
+_LAUNCH_BATCH = 8
+"""Messages of an all-to-all that a member launches simultaneously."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One way to do a collective over all groups of an axis.
+    """Algorithm and time of a collective over all groups of an axis.
 
     >>> Plan(algorithm="ring", channels=1, fixed_ns=6, byte_ns=Fraction(3, 2), link="nic0").ns(3)
     11
@@ -139,93 +141,97 @@ class Plan:
     channels: int
     """Rings, or pairs of trees, that share the vector."""
     fixed_ns: int
-    """What it takes without its bytes."""
+    """Time of an empty vector."""
     byte_ns: Fraction
-    """What each byte of the vector adds."""
+    """Time of each byte of the vector, in ns."""
     link: str
-    """Name of the link that decides the latter; empty where none does."""
+    """Name of the link that determines ``byte_ns``; empty where no link does."""
 
     def ns(self, size_bytes: int) -> int:
-        """Return what a vector takes, rounded up."""
+        """Return the time of a vector, rounded up."""
         return self.fixed_ns - (-size_bytes * self.byte_ns.numerator) // self.byte_ns.denominator
 
 
 NOTHING = Plan(algorithm="none", channels=0, fixed_ns=0, byte_ns=Fraction(0), link="")
-"""What a group of one does."""
+"""Plan of a group with one member."""
 
 
-def ring_plans(network: Network, alike: Sequence[tuple[Members, Int32s]], channels: int) -> dict[int, Plan]:
-    """Return rings that pass the vector once and twice.
+def ring_plans(
+    network: Network, groups_by_members: Sequence[tuple[Members, Int32s]], channels: int
+) -> dict[int, Plan]:
+    """Return the plans of rings around which the vector passes once and twice, by number of rounds.
 
     Args:
-        network: what lies between GPUs.
-        alike: groups by where their members are, shape (groups, members) each.
+        network: the network between GPUs.
+        groups_by_members: groups with equal positions of members, shape (groups, members) each.
         channels: rings of each group.
     """
-    orders = [groups[:, ring(members, channel)] for members, groups in alike for channel in range(channels)]
+    orders = [
+        groups[:, ring(members, channel)] for members, groups in groups_by_members for channel in range(channels)
+    ]
     src = np.concatenate(orders)
     size = src.shape[1]
     load = flows_at_once(network, src.ravel(), np.roll(src, -1, axis=1).ravel())
     hop = (load.overhead_ns + load.latency_ns).reshape(src.shape)
     plans = {}
     for rounds in (1, 2):
-        # A part of the vector passes all hops of each round but one; the worst is spared the quickest.
-        spared = np.sum([np.roll(hop, -at, axis=1) for at in range(rounds)], axis=0).min(axis=1)
+        # In each round a part of the vector passes all hops but one; the longest path skips the shortest hops.
+        shortest_ns = np.sum([np.roll(hop, -offset, axis=1) for offset in range(rounds)], axis=0).min(axis=1)
         plans[rounds] = Plan(
-            algorithm="ring", channels=channels, fixed_ns=int((rounds * hop.sum(axis=1) - spared).max()),
+            algorithm="ring", channels=channels, fixed_ns=int((rounds * hop.sum(axis=1) - shortest_ns).max()),
             byte_ns=load.byte_ns * Fraction(rounds * (size - 1), size * channels), link=load.link,
         )  # fmt: skip
     return plans
 
 
-def tree_plan(network: Network, alike: Sequence[tuple[Members, Int32s]], channels: int) -> Plan:
-    """Return trees up which the vector is summed and down which it returns; arguments as for rings."""
-    built = [
+def tree_plan(network: Network, groups_by_members: Sequence[tuple[Members, Int32s]], channels: int) -> Plan:
+    """Return the plan of trees that reduce and broadcast the vector; arguments as for :func:`ring_plans`."""
+    edges_and_pairs = [
         (edges, groups[:, edges])
-        for members, groups in alike
+        for members, groups in groups_by_members
         for channel in range(channels)
         for edges in trees(members, channel)
     ]
     # Shape (groups of all trees, edges, 2): child and parent.
-    ends = np.concatenate([pairs for _, pairs in built])
+    ends = np.concatenate([pairs for _, pairs in edges_and_pairs])
     src, dst = np.concatenate([ends.reshape(-1, 2), ends[:, :, ::-1].reshape(-1, 2)]).T
     load = flows_at_once(network, src, dst)
     costs = (load.overhead_ns + load.latency_ns).reshape(2, *ends.shape[:2])
-    longest, first = 0, 0
-    for edges, pairs in built:
-        up, down = (_longest(edges, cost[first : first + len(pairs)]) for cost in costs)
-        longest, first = max(longest, int((up + down).max())), first + len(pairs)
+    longest_ns, first = 0, 0
+    for edges, pairs in edges_and_pairs:
+        up, down = (_longest_path_ns(edges, cost[first : first + len(pairs)]) for cost in costs)
+        longest_ns, first = max(longest_ns, int((up + down).max())), first + len(pairs)
     return Plan(
-        algorithm="tree", channels=channels, fixed_ns=longest,
+        algorithm="tree", channels=channels, fixed_ns=longest_ns,
         byte_ns=load.byte_ns / (2 * channels), link=load.link,
     )  # fmt: skip
 
 
-def _longest(edges: Sequence[Edge], cost: Int64s) -> Int64s:
-    """Return, per row of ``cost``, which has a column per edge, the longest way between the root and a member."""
-    reached = np.zeros((len(cost), len(edges) + 1), dtype=np.int64)
-    for at, (child, parent) in enumerate(edges):
-        reached[:, child] = reached[:, parent] + cost[:, at]
-    longest: Int64s = reached.max(axis=1)
-    return longest
+def _longest_path_ns(edges: Sequence[Edge], cost_ns: Int64s) -> Int64s:
+    """Return the cost of the longest path from the root, shape (groups,), for costs of shape (groups, edges)."""
+    member_ns = np.zeros((len(cost_ns), len(edges) + 1), dtype=np.int64)
+    for edge, (child, parent) in enumerate(edges):
+        member_ns[:, child] = member_ns[:, parent] + cost_ns[:, edge]
+    longest_ns: Int64s = member_ns.max(axis=1)
+    return longest_ns
 
 
 def pairwise_plan(network: Network, groups: Int32s) -> Plan:
-    """Return an all-to-all in ``groups`` of shape (groups, members)."""
+    """Return the plan of an all-to-all in ``groups`` of shape (groups, members)."""
     size = groups.shape[1]
     src = np.repeat(groups, size - 1, axis=1)
     dst = np.concatenate([np.delete(groups, member, axis=1) for member in range(size)], axis=1)
     load = flows_at_once(network, src.ravel(), dst.ravel())
-    overhead = load.overhead_ns.reshape(-1, size - 1)
-    launches = np.maximum(-(-overhead.sum(axis=1) // _LAUNCHED), overhead.max(axis=1))
+    overhead_ns = load.overhead_ns.reshape(-1, size - 1)
+    launch_ns = np.maximum(-(-overhead_ns.sum(axis=1) // _LAUNCH_BATCH), overhead_ns.max(axis=1))
     return Plan(
-        algorithm="pairwise", channels=1, fixed_ns=int(launches.max() + load.latency_ns.max()),
+        algorithm="pairwise", channels=1, fixed_ns=int(launch_ns.max() + load.latency_ns.max()),
         byte_ns=load.byte_ns / size, link=load.link,
     )  # fmt: skip
 
 
 _ROUNDS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}
-"""How often a ring passes the vector."""
+"""How often a ring collective passes the vector around."""
 
 _ALL_TO_ALL = "all-to-all"
 
@@ -234,18 +240,17 @@ _ALL_TO_ALL = "all-to-all"
 class LinkCollectives:
     """Collectives over the groups of a job's layout, on the links between its GPUs.
 
-    All groups of an axis, of all pipeline ranks, share the links at once, and the slowest decides. Of a ring and
-    a tree on one NIC per node, and on every NIC that is a group's, the fastest for the size is taken;
-    :func:`durations` says what each takes. An all-gather and a reduce-scatter are rings alone, as in
-    NCCL, whose other algorithms for them need one GPU per node or the switch's help (``src/graph/tuning.cc``,
-    2.30). Reductions inside switches are left out.
+    All groups of an axis, of all pipeline ranks, run simultaneously; the slowest group determines the time. The
+    fastest plan for the size is chosen: ring or tree, on one NIC per node or on all NICs of the group. An
+    all-gather and a reduce-scatter only use rings. NCCL's other algorithms for them need one GPU per node or
+    support by the switch (``src/graph/tuning.cc``, 2.30). Reductions inside switches are not modelled.
 
     Raises:
-        ConfigError: on use, two members of a group that no route joins.
+        ConfigError: on use, two members of a group have no route.
     """
 
     network: Network
-    """What lies between GPUs; one that is no cluster counts as one node."""
+    """The network between GPUs; a network other than a cluster counts as one node."""
     groups: Callable[[str], Int32s]
     """Returns the groups along an axis, one per row, such as :meth:`pptrace.network.layout.Layout.groups`."""
     _rings: dict[str, list[dict[int, Plan]]] = field(default_factory=dict, init=False, repr=False)
@@ -253,16 +258,16 @@ class LinkCollectives:
     _fastest: dict[tuple[str, str, int], Plan] = field(default_factory=dict, init=False, repr=False)
 
     def ns(self, collective: str, axis: str, size_bytes: int) -> int:
-        """Return what a collective takes.
+        """Return the time of a collective.
 
         Args:
             collective: ``all-reduce``, ``all-gather``, ``reduce-scatter`` or ``all-to-all``.
-            axis: any along which the layout has groups.
+            axis: an axis along which the layout has groups.
             size_bytes: bytes of the whole vector: what each GPU holds before an all-reduce, a reduce-scatter
                 or an all-to-all, and after an all-gather.
 
         Raises:
-            ValueError: another collective or axis.
+            ValueError: the collective or the axis is unknown.
         """
         return self.fastest(collective, axis, size_bytes).ns(size_bytes)
 
@@ -275,51 +280,55 @@ class LinkCollectives:
         return self._fastest[key]
 
     def _plans_of(self, collective: str, axis: str) -> list[Plan]:
-        """Return every way to do a collective; of equally fast ones the first is taken."""
+        """Return all plans of a collective; the first of equally fast plans is chosen."""
         key = (collective, axis)
         if key not in self._plans:
             if collective not in {*_ROUNDS, _ALL_TO_ALL}:
                 raise ValueError(f"no collective {collective!r}: {', '.join([*_ROUNDS, _ALL_TO_ALL])}")
             groups = np.sort(self.groups(axis), axis=1)
-            self._plans[key] = self._found(collective, axis, groups) if groups.shape[1] > 1 else [NOTHING]
+            self._plans[key] = self._build_plans(collective, axis, groups) if groups.shape[1] > 1 else [NOTHING]
         return self._plans[key]
 
-    def _found(self, collective: str, axis: str, groups: Int32s) -> list[Plan]:
+    def _build_plans(self, collective: str, axis: str, groups: Int32s) -> list[Plan]:
         if collective == _ALL_TO_ALL:
             return [pairwise_plan(self.network, groups)]
-        alike = _alike(groups, self.network)
-        most = max(members.channels for members, _ in alike)
+        groups_by_members = _group_by_members(groups, self.network)
+        max_channels = max(members.channels for members, _ in groups_by_members)
         if axis not in self._rings:
-            self._rings[axis] = [ring_plans(self.network, alike, channels) for channels in sorted({1, most})]
+            self._rings[axis] = [
+                ring_plans(self.network, groups_by_members, channels) for channels in sorted({1, max_channels})
+            ]
         plans = [by_rounds[_ROUNDS[collective]] for by_rounds in self._rings[axis]]
         if collective == "all-reduce":
-            plans += [tree_plan(self.network, alike, channels) for channels in sorted({1, most})]
+            plans += [
+                tree_plan(self.network, groups_by_members, channels) for channels in sorted({1, max_channels})
+            ]
         return plans
 
 
-def _alike(groups: Int32s, network: Network) -> list[tuple[Members, Int32s]]:
-    """Return groups by where their members are; ``groups`` rise along each row, so nodes stay together."""
+def _group_by_members(groups: Int32s, network: Network) -> list[tuple[Members, Int32s]]:
+    """Return the groups by positions of their members. Rows of ``groups`` are sorted, so nodes are consecutive."""
     gpus, nics = (network.gpus, network.nics) if isinstance(network, Cluster) else (int(groups.max()) + 1, 1)
     node, nic = groups // gpus, groups // gpus * max(nics, 1) + groups % gpus * nics // gpus
-    starts = np.stack([np.diff(of, prepend=-1) != 0 for of in (node, nic)], axis=1)
-    kinds, kind = np.unique(starts, axis=0, return_inverse=True)
-    return [(_members(*starting), groups[kind.ravel() == number]) for number, starting in enumerate(kinds)]
+    starts = np.stack([np.diff(ids, prepend=-1) != 0 for ids in (node, nic)], axis=1)
+    patterns, pattern_of = np.unique(starts, axis=0, return_inverse=True)
+    return [(_members(*pattern), groups[pattern_of.ravel() == index]) for index, pattern in enumerate(patterns)]
 
 
-def _members(new_node: Sequence[bool], new_nic: Sequence[bool]) -> Members:
-    """Return the members of which each one starts a node, or a NIC, or neither."""
+def _members(starts_node: Sequence[bool], starts_nic: Sequence[bool]) -> Members:
+    """Return members by node and NIC; the arguments state whether each member is the first of a node or NIC."""
     nodes: list[list[list[int]]] = []
-    for member, (other_node, other_nic) in enumerate(zip(new_node, new_nic, strict=True)):
-        if other_node:
+    for member, (is_new_node, is_new_nic) in enumerate(zip(starts_node, starts_nic, strict=True)):
+        if is_new_node:
             nodes.append([])
-        if other_nic:
+        if is_new_nic:
             nodes[-1].append([])
         nodes[-1][-1].append(member)
     return Members(nodes=tuple(tuple(map(tuple, nics)) for nics in nodes))
 
 
-_AT_ONCE = 2**15
-"""Pairs asked for at once, which bounds memory."""
+_BATCH = 2**15
+"""Pairs per query of the network, which bounds memory."""
 
 _BYTE_NS = 1_000_000
 """Nanoseconds of a byte at one kB/s."""
@@ -327,72 +336,81 @@ _BYTE_NS = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Flows of one size that start together and go on at one pace, that of the slowest."""
+    """Flows of equal size that start simultaneously and proceed at the rate of the slowest."""
 
     overhead_ns: Int64s
     """Launch overhead of each flow."""
     latency_ns: Int64s
-    """Wire latency of each flow, of its slowest way."""
+    """Wire latency of each flow on its slowest way."""
     byte_ns: Fraction
-    """What a byte of each flow takes: of the link with most flows for its capacity, or of a flow's own limit."""
+    """Time of a byte of each flow: on the link with most flows per capacity, or by a flow's rate limit."""
     link: str
-    """Name of the link that decides; empty where none does."""
+    """Name of the link that determines ``byte_ns``; empty where no link does."""
 
 
 def flows_at_once(network: Network, src: Int32s, dst: Int32s) -> Load:
-    """Return what a flow from each ``src`` to its ``dst`` endpoint makes of the network.
+    """Return the load of simultaneous flows from each ``src`` to its ``dst`` endpoint.
 
-    A flow's messages take the ways of its pair in turn, so each way carries an equal share of it. Where a path
-    has no links to share, an endpoint sends one flow at a time, and receives one.
+    A flow's messages alternate between the ways of its pair, so each way carries an equal share. Where a path has
+    no shared links, an endpoint sends and receives one flow at a time.
 
     Raises:
-        ConfigError: two endpoints that no route joins.
+        ConfigError: two endpoints have no route.
     """
     links = network.links
-    pair, flow, times = np.unique(src.astype(np.int64) * 2**31 + dst, return_inverse=True, return_counts=True)
-    a, b = (ends.astype(np.int32) for ends in np.divmod(pair, 2**31))
-    overhead, latency, bare_kbps = np.zeros((3, pair.size), dtype=np.int64)
-    carried: dict[int, Int64s] = {}
+    pair, flow, flow_count = np.unique(src.astype(np.int64) * 2**31 + dst, return_inverse=True, return_counts=True)
+    pair_src, pair_dst = (ends.astype(np.int32) for ends in np.divmod(pair, 2**31))
+    overhead, latency, unshared_kbps = np.zeros((3, pair.size), dtype=np.int64)
+    flows_by_ways: dict[int, Int64s] = {}
     slowest = [(Fraction(0), "")]
-    for first in range(0, pair.size, _AT_ONCE):
-        some = slice(first, first + _AT_ONCE)
-        paths = network.paths(a[some], b[some])
-        _check_routes(paths, a[some], b[some])
-        overhead[some] = paths.overhead_ns.reshape(-1, paths.ways).max(axis=1)
-        latency[some] = paths.latency_ns.reshape(-1, paths.ways).max(axis=1)
+    for first in range(0, pair.size, _BATCH):
+        batch = slice(first, first + _BATCH)
+        paths = network.paths(pair_src[batch], pair_dst[batch])
+        _check_routes(paths, pair_src[batch], pair_dst[batch])
+        overhead[batch] = paths.overhead_ns.reshape(-1, paths.ways).max(axis=1)
+        latency[batch] = paths.latency_ns.reshape(-1, paths.ways).max(axis=1)
         length = np.diff(paths.link_ptr)
-        bare_kbps[some] = np.where(length == 0, paths.rate_kbps, 0).reshape(-1, paths.ways).max(axis=1)
-        known = carried.setdefault(paths.ways, np.zeros(len(links), dtype=np.int64))
-        np.add.at(known, paths.link, np.repeat(np.repeat(times[some], paths.ways), length) * paths.weight)
-        slowest.append(_alone(paths, links))
-    slowest = [_shared(carried, links), *slowest, (_in_turn(a, b, times, bare_kbps), "")]
-    byte_ns, link = max(slowest, key=lambda found: found[0])
+        unshared_kbps[batch] = np.where(length == 0, paths.rate_kbps, 0).reshape(-1, paths.ways).max(axis=1)
+        link_flows = flows_by_ways.setdefault(paths.ways, np.zeros(len(links), dtype=np.int64))
+        np.add.at(
+            link_flows, paths.link, np.repeat(np.repeat(flow_count[batch], paths.ways), length) * paths.weight
+        )
+        slowest.append(_slowest_path(paths, links))
+    slowest = [
+        _busiest_link(flows_by_ways, links),
+        *slowest,
+        (_busiest_endpoint(pair_src, pair_dst, flow_count, unshared_kbps), ""),
+    ]
+    byte_ns, link = max(slowest, key=lambda candidate: candidate[0])
     return Load(overhead_ns=overhead[flow], latency_ns=latency[flow], byte_ns=byte_ns, link=link)
 
 
 def _check_routes(paths: Paths, src: Int32s, dst: Int32s) -> None:
-    lost = np.flatnonzero(paths.rate_kbps == NO_ROUTE)
-    if lost.size:
-        at = int(lost[0]) // paths.ways
-        message = f"no route between GPU {src[at]} and GPU {dst[at]}, which take part in one collective"
+    unreachable = np.flatnonzero(paths.rate_kbps == NO_ROUTE)
+    if unreachable.size:
+        pair = int(unreachable[0]) // paths.ways
+        message = f"no route between GPU {src[pair]} and GPU {dst[pair]}, which take part in one collective"
         raise ConfigError(f"{message}: give the cluster a fabric, or fewer nodes", key="cluster")
 
 
-def _shared(carried: Mapping[int, Int64s], links: Links) -> tuple[Fraction, str]:
-    """Return a byte's time on the link with most flows for its capacity, the first of equals, and its name."""
-    whole = lcm(*carried)
-    flows = sum((count * (whole // ways) for ways, count in carried.items()), np.zeros(len(links), dtype=np.int64))
+def _busiest_link(flows_by_ways: Mapping[int, Int64s], links: Links) -> tuple[Fraction, str]:
+    """Return a byte's time on the first link with most flows per capacity, and the name of the link."""
+    denominator = lcm(*flows_by_ways)
+    flows = sum(
+        (count * (denominator // ways) for ways, count in flows_by_ways.items()),
+        np.zeros(len(links), dtype=np.int64),
+    )
     slowest, link = Fraction(0), len(links)
     for rate in np.unique(links.rate_kbps[flows > 0]).tolist():
         busiest = int(np.argmax(np.where(links.rate_kbps == rate, flows, 0)))
-        byte_ns = Fraction(int(flows[busiest]) * _BYTE_NS, whole * rate)
+        byte_ns = Fraction(int(flows[busiest]) * _BYTE_NS, denominator * rate)
         if byte_ns > slowest or (byte_ns == slowest and busiest < link):
             slowest, link = byte_ns, busiest
     return slowest, links.name[link] if slowest else ""
 
 
-def _alone(paths: Paths, links: Links) -> tuple[Fraction, str]:
-    """Return a byte's time on the slowest path that a flow has to itself, and its tightest link."""
+def _slowest_path(paths: Paths, links: Links) -> tuple[Fraction, str]:
+    """Return a byte's time on the slowest path without contention, and the name of its slowest link."""
     limited = np.flatnonzero(paths.rate_kbps > 0)
     if not limited.size:
         return Fraction(0), ""
@@ -403,10 +421,10 @@ def _alone(paths: Paths, links: Links) -> tuple[Fraction, str]:
     return Fraction(_BYTE_NS, int(paths.rate_kbps[row])), tightest
 
 
-def _in_turn(src: Int32s, dst: Int32s, times: Int64s, rate_kbps: Int64s) -> Fraction:
-    """Return a byte's time at the endpoint with most flows over no links, all as slow as the slowest."""
-    bare = np.flatnonzero(rate_kbps)
-    if not bare.size:
+def _busiest_endpoint(src: Int32s, dst: Int32s, flow_count: Int64s, rate_kbps: Int64s) -> Fraction:
+    """Return a byte's time at the endpoint with most flows over paths without links, at the lowest rate."""
+    without_links = np.flatnonzero(rate_kbps)
+    if not without_links.size:
         return Fraction(0)
-    flows = max(int(np.bincount(end[bare], times[bare]).max()) for end in (src, dst))
-    return Fraction(flows * _BYTE_NS, int(rate_kbps[bare].min()))
+    flows = max(int(np.bincount(end[without_links], flow_count[without_links]).max()) for end in (src, dst))
+    return Fraction(flows * _BYTE_NS, int(rate_kbps[without_links].min()))

@@ -34,7 +34,7 @@ class Links:
     rate_kbps: Int64s
     """Capacity in kB/s (1 kB = 1000 bytes)."""
     latency_ns: Int64s = field(default_factory=_none)
-    """Wire latency of the link; zero unless given, as the two below."""
+    """Wire latency of the link; 0 by default, as for the two columns below."""
     overhead_ns: Int64s = field(default_factory=_none)
     """Overhead of a message on the link, before its bytes."""
     flow_rate_kbps: Int64s = field(default_factory=_none)
@@ -44,8 +44,8 @@ class Links:
         rate = column(self.rate_kbps, np.int64)
         object.__setattr__(self, "rate_kbps", rate)
         for name in ("latency_ns", "overhead_ns", "flow_rate_kbps"):
-            given = getattr(self, name)
-            values = given if np.size(given) else np.zeros(rate.size, dtype=np.int64)
+            value = getattr(self, name)
+            values = value if np.size(value) else np.zeros(rate.size, dtype=np.int64)
             object.__setattr__(self, name, column(values, np.int64))
         if not self.name:
             object.__setattr__(self, "name", tuple(f"link{link}" for link in range(rate.size)))
@@ -74,13 +74,13 @@ class Paths:
     link: Int32s
     """Shared links along the paths; empty where nothing is shared."""
     weight: Int32s = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
-    """How many flows of the message are on each of those links; 1 unless given."""
+    """Number of the message's flows on each of these links; 1 by default."""
     ways: int = 1
-    """Routes of each pair; message after message takes another one, by a hash of its number."""
+    """Routes per pair; a hash of a message's number chooses its route."""
     route_ptr: Int32s = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
-    """Shape (rows + 1,), as ``link_ptr``, of one member's route for display; that of ``link`` unless given."""
+    """Shape (rows + 1,): as ``link_ptr``, for one member's route, which is displayed; ``link_ptr`` by default."""
     route: Int32s = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
-    """Links along that route."""
+    """Links along the displayed route; ``link`` by default."""
 
     def __post_init__(self) -> None:
         for name in ("overhead_ns", "latency_ns", "rate_kbps"):
@@ -102,12 +102,12 @@ class Paths:
 
     @classmethod
     def along(cls, links: Links, link_ptr: ArrayLike, link: ArrayLike, *, ways: int = 1) -> Self:
-        """Return the paths over ``links``: latencies and overheads add up, the tightest link or cap is the rate.
+        """Return the paths over ``links``: sums of latencies and overheads, minimum of link and flow rates.
 
         Args:
             links: all links.
-            link_ptr: shape (rows + 1,), where each row's links are in ``link``.
-            link: the links of each row, source to target; none for an endpoint and itself.
+            link_ptr: shape (rows + 1,), the offsets of each row's links in ``link``.
+            link: the links of each row, source to target; empty for a path from an endpoint to itself.
             ways: rows per pair.
         """
         pointer, used = np.asarray(link_ptr, dtype=np.int32), np.asarray(link, dtype=np.int32)
@@ -125,12 +125,12 @@ class Paths:
         )
 
     def with_links(self, links: Links, single: Sequence[int]) -> Paths:
-        """Return these paths, followed by one pair per link of ``single`` that uses this link alone."""
+        """Return these paths, followed by one pair per link of ``single`` whose path is only this link."""
         used = np.repeat(np.asarray(single, dtype=np.int32), self.ways)
-        more = Paths.along(links, np.arange(used.size + 1), used)
-        columns = {name: np.concatenate([getattr(self, name), getattr(more, name)])
+        added = Paths.along(links, np.arange(used.size + 1), used)
+        columns = {name: np.concatenate([getattr(self, name), getattr(added, name)])
                    for name in ("overhead_ns", "latency_ns", "rate_kbps", "link", "weight", "route")}  # fmt: skip
-        pointers = {name: np.concatenate([getattr(self, name), getattr(self, name)[-1] + getattr(more, name)[1:]])
+        pointers = {name: np.concatenate([getattr(self, name), getattr(self, name)[-1] + getattr(added, name)[1:]])
                     for name in ("link_ptr", "route_ptr")}  # fmt: skip
         return Paths(**columns, **pointers, ways=self.ways)
 
@@ -140,7 +140,7 @@ class Network(Protocol):
 
     @property
     def links(self) -> Links:
-        """All shared links; none where messages never meet."""
+        """All shared links; empty for a network without contention."""
         ...
 
     def paths(self, src: Int32s, dst: Int32s) -> Paths:
@@ -159,7 +159,7 @@ def transfer_ns(
     >>> transfer_ns(np.array([1000]), np.array([5]), np.array([1_000_000])).tolist()
     [1005]
     """
-    safe = np.maximum(rate_kbps, 1)
-    carried = np.where(rate_kbps > 0, -((-size_bytes * 1_000_000) // safe), 0)
-    total: Int64s = overhead_ns + carried
+    divisor = np.maximum(rate_kbps, 1)
+    bytes_ns = np.where(rate_kbps > 0, -((-size_bytes * 1_000_000) // divisor), 0)
+    total: Int64s = overhead_ns + bytes_ns
     return total

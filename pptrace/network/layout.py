@@ -1,4 +1,4 @@
-"""A layout says which GPU works on which part of the job: (pp, dp, cp, ep, tp) to a GPU and back."""
+"""Layout of a job: the GPU of each process (pp, dp, cp, ep, tp), and the reverse."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ AXES = ("tp", "cp", "ep", "dp", "pp")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Where each process of a job is; global ranks count as GPUs do, node after node.
+    """GPU of each process of a job; global ranks are numbered as GPUs, node after node.
 
-    Expert groups lie along the data-parallel axis, and along the context-parallel one where that is not enough:
-    ``ep`` splits ``dp x cp`` and adds no processes. In the order, ``ep`` is the inner part of ``dp``.
+    Expert groups extend along the data-parallel axis, then along the context-parallel axis: ``ep`` splits
+    ``dp x cp`` and adds no processes. In the order, ``ep`` is the inner part of ``dp``.
 
     >>> Layout(pp=2, tp=2, dp=2).gpu(pp=1, dp=0, cp=0, tp=1)
     5
@@ -48,20 +48,20 @@ class Layout:
     tp: int = 1
     """Tensor-parallel size."""
     etp: int = 0
-    """GPUs that an expert's matrices are split over; 0 for as many as ``tp``, else expert groups are neighbours
-    along ``tp``, ``cp`` and ``dp`` together, as Megatron-LM folds them."""
+    """GPUs that an expert's matrices are split over; 0 for as many as ``tp``. With other values, expert groups are
+    consecutive along ``tp``, ``cp`` and ``dp`` together, as in Megatron-LM's parallel folding."""
     order: tuple[str, ...] = AXES
-    """The axes, the one whose neighbours are neighbouring GPUs first."""
+    """The axes; neighbours along the first are neighbouring GPUs."""
 
     def __post_init__(self) -> None:
         _check_order(self.order)
         if self.folded:
-            whole = self.tp * self.cp * self.dp
-            if whole % self.etp:
+            processes = self.tp * self.cp * self.dp
+            if processes % self.etp:
                 message = f"{self.etp} does not divide tp x cp x dp = {self.tp} x {self.cp} x {self.dp}"
                 raise ConfigError(message, key="parallel.etp")
-            if whole % (self.ep * self.etp):
-                message = f"{self.ep} x etp ({self.etp}) does not divide tp x cp x dp = {whole}"
+            if processes % (self.ep * self.etp):
+                message = f"{self.ep} x etp ({self.etp}) does not divide tp x cp x dp = {processes}"
                 raise ConfigError(message, key="parallel.ep")
         elif (self.dp * self.cp) % self.ep:
             message = f"{self.ep} does not divide dp x cp = {self.dp} x {self.cp}"
@@ -69,7 +69,7 @@ class Layout:
 
     @property
     def folded(self) -> bool:
-        """Whether experts are split otherwise than attention is."""
+        """Whether experts have a tensor-parallel size other than ``tp``."""
         return self.etp not in {0, self.tp}
 
     @property
@@ -78,22 +78,22 @@ class Layout:
         return self.pp * self.dp * self.cp * self.tp
 
     def gpu(self, *, pp: int, dp: int, cp: int, tp: int) -> int:
-        """Return the GPU, which is the global rank, at a place; ``dp`` counts all replicas."""
+        """Return the GPU (global rank) of a process; ``dp`` counts all replicas."""
         return int(self.grid()[pp, dp, cp, tp])
 
     def place(self, gpu: int) -> Mapping[str, int]:
-        """Return the place of a GPU, as :meth:`gpu` takes it.
+        """Return the process on a GPU, as the arguments of :meth:`gpu`.
 
         >>> dict(Layout(pp=2, tp=2).place(3))
         {'pp': 1, 'dp': 0, 'cp': 0, 'tp': 1}
         """
-        found = np.argwhere(self.grid() == gpu)[0]
-        return dict(zip(("pp", "dp", "cp", "tp"), map(int, found), strict=True))
+        position = np.argwhere(self.grid() == gpu)[0]
+        return dict(zip(("pp", "dp", "cp", "tp"), map(int, position), strict=True))
 
     def grid(self) -> NDArray[np.int32]:
-        """Return every GPU by place, shape (pp, dp, cp, tp)."""
-        inner = 1 if self.folded else gcd(self.ep, self.dp)
-        sizes = {"tp": self.tp, "cp": self.cp, "ep": inner, "dp": self.dp // inner, "pp": self.pp}
+        """Return the GPU of every process, shape (pp, dp, cp, tp)."""
+        ep_within_dp = 1 if self.folded else gcd(self.ep, self.dp)
+        sizes = {"tp": self.tp, "cp": self.cp, "ep": ep_within_dp, "dp": self.dp // ep_within_dp, "pp": self.pp}
         numbered = np.arange(self.gpus, dtype=np.int32).reshape([sizes[axis] for axis in reversed(self.order)])
         axes = [list(reversed(self.order)).index(axis) for axis in ("pp", "dp", "ep", "cp", "tp")]
         return numbered.transpose(axes).reshape(self.pp, self.dp, self.cp, self.tp)
@@ -113,35 +113,35 @@ class Layout:
     def groups(self, axis: str) -> Int32s:
         """Return the groups along an axis, one per row, in the order of members: also ``etp`` and ``edp``.
 
-        A ``dp`` group holds whoever reduces the same dense gradients: all replicas and context-parallel parts.
-        An ``edp`` group holds those of them that have the same experts: one of each expert group.
+        A ``dp`` group reduces the same dense gradients: all replicas and context-parallel parts. An ``edp`` group
+        is the part of it with the same experts: one GPU of each expert group.
 
         Raises:
-            ValueError: another axis.
+            ValueError: the axis has no groups.
         """
         grid = self.grid()
         if axis == "tp":
             return grid.reshape(-1, self.tp)
         if axis == "cp":
             return grid.swapaxes(2, 3).reshape(-1, self.cp)
-        whole = grid.transpose(0, 3, 1, 2)
+        by_tp = grid.transpose(0, 3, 1, 2)
         if axis == "dp":
-            return whole.reshape(-1, self.dp * self.cp)
+            return by_tp.reshape(-1, self.dp * self.cp)
         if axis not in {"ep", "edp", "etp"}:
             raise ValueError(f"no groups along {axis!r}: tp, cp, ep, etp, dp or edp")
         if axis == "etp" and not self.folded:
             return grid.reshape(-1, self.tp)
-        return self._folded(axis) if self.folded else self._expert_groups(whole, axis)
+        return self._folded_groups(axis) if self.folded else self._expert_groups(by_tp, axis)
 
-    def _expert_groups(self, whole: Int32s, axis: str) -> Int32s:
+    def _expert_groups(self, by_tp: Int32s, axis: str) -> Int32s:
         inner = gcd(self.ep, self.dp)
         outer = self.ep // inner
-        parts = whole.reshape(self.pp, self.tp, self.dp // inner, inner, self.cp // outer, outer)
+        parts = by_tp.reshape(self.pp, self.tp, self.dp // inner, inner, self.cp // outer, outer)
         if axis == "ep":
             return parts.transpose(0, 1, 2, 4, 3, 5).reshape(-1, self.ep)
         return parts.transpose(0, 1, 3, 5, 2, 4).reshape(-1, self.dp * self.cp // self.ep)
 
-    def _folded(self, axis: str) -> Int32s:
+    def _folded_groups(self, axis: str) -> Int32s:
         members = np.sort(self.members(), axis=1).reshape(self.pp, -1, self.ep, self.etp)
         along = {"edp": 1, "ep": 2, "etp": 3}[axis]
         return np.moveaxis(members, along, 3).reshape(-1, members.shape[along])
@@ -149,11 +149,11 @@ class Layout:
 
 def _check_order(order: tuple[str, ...]) -> None:
     written = "-".join(order)
-    twice = [axis for axis in AXES if order.count(axis) > 1]
+    repeated = [axis for axis in AXES if order.count(axis) > 1]
     unknown = [axis for axis in order if axis not in AXES]
     missing = [axis for axis in AXES if axis not in order]
-    for fault, axes in (("names unknown axes", unknown), ("names twice", twice), ("misses", missing)):
+    for fault, axes in (("names unknown axes", unknown), ("names twice", repeated), ("misses", missing)):
         if axes:
-            named = ", ".join(axis or "''" for axis in axes)
-            message = f"{written!r} {fault}: {named}; write each of {', '.join(AXES)} once, inner first"
+            names = ", ".join(axis or "''" for axis in axes)
+            message = f"{written!r} {fault}: {names}; write each of {', '.join(AXES)} once, inner first"
             raise ConfigError(message, key="parallel.order")

@@ -28,14 +28,14 @@ def check_links(links: Links) -> None:
         values, least = getattr(links, name), int(name == "rate_kbps")
         if values.size != len(links.name):
             raise PluginError(f"the network has {len(links.name)} links and {values.size} {name}: one each")
-        wrong = np.flatnonzero((values < least) | (values >= _LARGEST))
-        if wrong.size:
-            link = int(wrong[0])
+        invalid = np.flatnonzero((values < least) | (values >= _LARGEST))
+        if invalid.size:
+            link = int(invalid[0])
             message = f"link {links.name[link]} has {name} of {values[link]}: expected {least} to 2**60"
             raise PluginError(f"{message} (kB/s, ns)")
     if len(set(links.name)) < len(links.name):
-        twice = next(name for name in links.name if links.name.count(name) > 1)
-        raise PluginError(f"two links of the network are called {twice}: name each differently")
+        duplicate = next(name for name in links.name if links.name.count(name) > 1)
+        raise PluginError(f"two links of the network are called {duplicate}: name each differently")
 
 
 def check_paths(paths: Paths, pairs: int, links: int) -> None:
@@ -47,18 +47,18 @@ def check_paths(paths: Paths, pairs: int, links: int) -> None:
     if paths.ways < 1:
         raise PluginError(f"the network gives {paths.ways} ways per pair: expected 1 or more")
     rows = pairs * paths.ways
-    each = f"{pairs} pairs of ranks" if paths.ways == 1 else f"{pairs} pairs of {paths.ways} ways"
+    noun = f"{pairs} pairs of ranks" if paths.ways == 1 else f"{pairs} pairs of {paths.ways} ways"
     for name in ("overhead_ns", "latency_ns", "rate_kbps"):
         values = getattr(paths, name)
         if values.size != rows:
-            raise PluginError(f"the network gives {values.size} {name} for {each}: one each")
+            raise PluginError(f"the network gives {values.size} {name} for {noun}: one each")
         least = NO_ROUTE if name == "rate_kbps" else 0
         low, high = int(values.min(initial=0)), int(values.max(initial=0))
         if low < least or high >= _LARGEST:
-            wrong = low if low < least else high
-            raise PluginError(f"the network gives {name} of {wrong} between two ranks: expected 0 to 2**60")
+            invalid = low if low < least else high
+            raise PluginError(f"the network gives {name} of {invalid} between two ranks: expected 0 to 2**60")
     for ptr, link in (("link_ptr", "link"), ("route_ptr", "route")):
-        _check_lists(getattr(paths, ptr), getattr(paths, link), rows, links, link)
+        _check_link_lists(getattr(paths, ptr), getattr(paths, link), rows, links, link)
     if paths.weight.size != paths.link.size or int(paths.weight.min(initial=1)) < 1:
         raise PluginError("the network's weights are not one positive number for each link of each path")
 
@@ -69,20 +69,20 @@ def check_reachable(paths: Paths, src: Int32s, dst: Int32s) -> None:
     Raises:
         PluginError: a pair has no route.
     """
-    lost = np.flatnonzero(paths.rate_kbps == NO_ROUTE)
-    if lost.size:
-        pair = int(lost[0]) // paths.ways
+    unreachable = np.flatnonzero(paths.rate_kbps == NO_ROUTE)
+    if unreachable.size:
+        pair = int(unreachable[0]) // paths.ways
         message = f"the network has no route from rank {src[pair]} to rank {dst[pair]}"
         raise PluginError(f"{message}: join them, or choose another network")
 
 
-def _check_lists(ptr: Int32s, link: Int32s, rows: int, links: int, name: str) -> None:
+def _check_link_lists(ptr: Int32s, link: Int32s, rows: int, links: int, name: str) -> None:
     if ptr.size != rows + 1 or int(ptr[0]) != 0 or int(ptr[-1]) != link.size or (np.diff(ptr) < 0).any():
         raise PluginError(f"the network's {name}_ptr is no list of {rows + 1} rising places in {name}")
     low, high = int(link.min(initial=0)), int(link.max(initial=-1))
     if low < 0 or high >= links:
-        wrong = low if low < 0 else high
-        raise PluginError(f"the network's paths name link {wrong}, and it has {links} links, counted from 0")
+        invalid = low if low < 0 else high
+        raise PluginError(f"the network's paths name link {invalid}, and it has {links} links, counted from 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,7 @@ class FlatNodes:
         return self.between.links
 
     def paths(self, src: Int32s, dst: Int32s) -> Paths:
-        """Return each pair's figures, by whether both are on one node."""
+        """Return each pair's figures, which depend on whether both ranks share a node."""
         near, far = self.node.paths(src, dst), self.between.paths(src, dst)
         same = src // self.ranks == dst // self.ranks
         return Paths(

@@ -41,10 +41,10 @@ def pptrace_networks() -> Iterable[NetworkOffer]:
 
 @hookimpl
 def pptrace_message_policies() -> Iterable[MessagePolicyOffer]:
-    """Offer the policies of no framework; their settings are keys of the section itself."""
-    for word in PolicyName:
-        summary = f"{word.means[:1].upper()}{word.means[1:]}."
-        yield MessagePolicyOffer(name=word.value, summary=summary, build=partial(_policy, word))
+    """Offer the policies that are not of a framework; their settings are keys of the section ``p2p``."""
+    for policy in PolicyName:
+        summary = f"{policy.means[:1].upper()}{policy.means[1:]}."
+        yield MessagePolicyOffer(name=policy.value, summary=summary, build=partial(_policy, policy))
 
 
 @hookimpl

@@ -55,30 +55,30 @@ class UnitOptions(BaseModel):
 def unit(request: CostRequest) -> Workload:
     """Build costs in abstract units, divided by the chunks of a rank.
 
-    A unit that the chunks do not divide is lengthened, by less than a nanosecond for each of them.
+    The unit is rounded up to a multiple of the number of chunks in nanoseconds.
 
     Raises:
-        ConfigError: a unit is so long that a time in nanoseconds cannot be counted.
+        ConfigError: a unit is so long that a time in nanoseconds passes 2**62.
     """
     options = request.options
     share = Fraction(request.ranks, max(request.stages, request.ranks))
-    length = -(-int(options["unit"]) // share.denominator) * share.denominator
-    most = max(options[key] for key in ("forward", "backward", "input_gradient", "weight_gradient"))
-    if length * most >= _LONGEST_NS:
+    unit_ns = -(-int(options["unit"]) // share.denominator) * share.denominator
+    most_units = max(options[key] for key in ("forward", "backward", "input_gradient", "weight_gradient"))
+    if unit_ns * most_units >= _LONGEST_NS:
         raise ConfigError(
             "a pass would take more than 2**62 ns (146 years): choose a shorter unit", key="costs.unit"
         )
     return Workload.uniform(
         request.stages,
         edges=len(request.edges) or -1,
-        f_ns=int(length * options["forward"] * share),
-        b_ns=int(length * options["backward"] * share),
-        i_ns=int(length * options["input_gradient"] * share),
-        w_ns=int(length * options["weight_gradient"] * share),
-        recompute_ns=[int(length * options["forward"] * share)],
+        f_ns=int(unit_ns * options["forward"] * share),
+        b_ns=int(unit_ns * options["backward"] * share),
+        i_ns=int(unit_ns * options["input_gradient"] * share),
+        w_ns=int(unit_ns * options["weight_gradient"] * share),
+        recompute_ns=[int(unit_ns * options["forward"] * share)],
         boundary_bytes=options["boundary"],
         activation_bytes=int(options["activation"] * share),
-        unit_time_ns=length,
+        unit_time_ns=unit_ns,
         tokens=request.global_batch * request.sequence,
     )
 
@@ -91,19 +91,19 @@ _STREAMS = {
 }
 
 
-class _Brief(BaseModel):
+class _SparseModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     @model_serializer(mode="wrap")
-    def _as_written(self, whole: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
-        """Return every key for programs, and for files those that somebody wrote."""
-        values: dict[str, Any] = whole(self)
+    def _serialize(self, serialize: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        """Return every key in Python mode, and only keys that were set in JSON mode."""
+        values: dict[str, Any] = serialize(self)
         return {
             key: value for key, value in values.items() if info.mode == "python" or key in self.model_fields_set
         }
 
 
-class SegmentOptions(_Brief):
+class SegmentOptions(_SparseModel):
     """One part of an action."""
 
     name: str = Field(min_length=1, description="What it is called in traces.", examples=["attention"])
@@ -141,11 +141,11 @@ class SegmentOptions(_Brief):
     )
 
 
-_OfOne: TypeAlias = Annotated[list[SegmentOptions], Field(min_length=1)]
-_Segments: TypeAlias = _OfOne | Annotated[list[_OfOne], Field(min_length=1)] | None
+_StageSegments: TypeAlias = Annotated[list[SegmentOptions], Field(min_length=1)]
+_Segments: TypeAlias = _StageSegments | Annotated[list[_StageSegments], Field(min_length=1)] | None
 
 
-class KindSegments(_Brief):
+class KindSegments(_SparseModel):
     """The segments of each kind of action: one list for all stages alike, or a list of them per stage."""
 
     F: _Segments = Field(
@@ -164,52 +164,52 @@ class KindSegments(_Brief):
 
 
 def segments_of(
-    given: Mapping[str, Any], stages: int, slices: int, what: str
+    values: Mapping[str, Any], stages: int, slices: int, noun: str
 ) -> dict[Kind, list[tuple[Segment, ...]]]:
     """Return the segments of each stage's actions, by kind.
 
     Args:
-        given: what the user writes, as :class:`KindSegments` dumps it.
-        stages: how many stages there are.
-        slices: how many slices the lists are for.
-        what: what slices are called.
+        values: dump of :class:`KindSegments`.
+        stages: number of stages.
+        slices: number of slices that the lists are for.
+        noun: what error messages call slices.
 
     Raises:
-        ConfigError: a list for another number of slices, or segments that no action can consist of.
+        ConfigError: a list for another number of slices, or invalid segments.
     """
-    found = {}
-    for name, written in given.items():
-        if written is not None:
+    segments = {}
+    for name, value in values.items():
+        if value is not None:
             kind, key = Kind[name], f"costs.segments.{name}"
-            found[kind] = _spread(_per_slice(written, slices, what, key), stages, last_first=kind in BACKWARD)
-    return found
+            segments[kind] = _spread(_per_slice(value, slices, noun, key), stages, last_first=kind in BACKWARD)
+    return segments
 
 
-def lengthened(segments: Sequence[Segment], more_ns: int) -> tuple[Segment, ...]:
-    """Return segments whose first computation takes longer."""
-    place = next(place for place, segment in enumerate(segments) if segment.is_computation)
-    longer = replace(segments[place], duration_ns=segments[place].duration_ns + more_ns)
-    return (*segments[:place], longer, *segments[place + 1 :])
+def lengthen(segments: Sequence[Segment], extra_ns: int) -> tuple[Segment, ...]:
+    """Return segments whose first computation takes ``extra_ns`` longer."""
+    index = next(index for index, segment in enumerate(segments) if segment.is_computation)
+    longer = replace(segments[index], duration_ns=segments[index].duration_ns + extra_ns)
+    return (*segments[:index], longer, *segments[index + 1 :])
 
 
-def _per_slice(written: Sequence[Any], slices: int, what: str, key: str) -> list[tuple[Segment, ...]]:
-    if isinstance(written[0], dict):
-        return [_read(written, key)] * slices
-    if len(written) != slices:
+def _per_slice(values: Sequence[Any], slices: int, noun: str, key: str) -> list[tuple[Segment, ...]]:
+    if isinstance(values[0], dict):
+        return [_read_segments(values, key)] * slices
+    if len(values) != slices:
         raise ConfigError(
-            f"{len(written)} lists for {slices} {what}: write one each, or a single one for all", key=key
+            f"{len(values)} lists for {slices} {noun}: write one each, or a single one for all", key=key
         )
-    return [_read(one, f"{key}[{place}]") for place, one in enumerate(written)]
+    return [_read_segments(value, f"{key}[{index}]") for index, value in enumerate(values)]
 
 
-def _read(written: Sequence[Mapping[str, Any]], key: str) -> tuple[Segment, ...]:
-    segments = tuple(_segment(one) for one in written)
-    for place, segment in enumerate(segments):
-        problem = problem_of(segment, place).replace("size_bytes", "size")
-        if None not in {written[place]["takes"], written[place]["frees"]}:
+def _read_segments(values: Sequence[Mapping[str, Any]], key: str) -> tuple[Segment, ...]:
+    segments = tuple(_segment(value) for value in values)
+    for index, segment in enumerate(segments):
+        problem = problem_of(segment, index).replace("size_bytes", "size")
+        if None not in {values[index]["takes"], values[index]["frees"]}:
             problem = "both takes and frees: it does one of them"
         if problem:
-            raise ConfigError(f"segment {segment.name} {problem}", key=f"{key}[{place}]")
+            raise ConfigError(f"segment {segment.name} {problem}", key=f"{key}[{index}]")
     try:
         check_segments(segments, key.rpartition(".")[2])
     except ValueError as error:
@@ -217,12 +217,12 @@ def _read(written: Sequence[Mapping[str, Any]], key: str) -> tuple[Segment, ...]
     return segments
 
 
-def _segment(written: Mapping[str, Any]) -> Segment:
-    takes, frees = written["takes"], written["frees"]
+def _segment(value: Mapping[str, Any]) -> Segment:
+    takes, frees = value["takes"], value["frees"]
     return Segment(
-        name=written["name"], duration_ns=0 if written["link"] else written["time"],
-        stream=_STREAMS[written["stream"]], needs=None if written["needs"] is None else tuple(written["needs"]),
-        result=written["result"], size_bytes=written["size"], link=written["link"] or "",
+        name=value["name"], duration_ns=0 if value["link"] else value["time"],
+        stream=_STREAMS[value["stream"]], needs=None if value["needs"] is None else tuple(value["needs"]),
+        result=value["result"], size_bytes=value["size"], link=value["link"] or "",
         activation_bytes=None if takes is frees is None else (takes or 0) - (frees or 0),
     )  # fmt: skip
 
@@ -232,24 +232,29 @@ def _spread(slices: Sequence[tuple[Segment, ...]], stages: int, *, last_first: b
     count = len(slices)
     if count <= stages:
         share = Fraction(count, stages)
-        return [tuple(one.scaled(share) for one in slices[stage * count // stages]) for stage in range(stages)]
-    each = count // stages
-    parts = [slices[first : first + each] for first in range(0, count, each)]
-    return [_joined(reversed(part) if last_first else part) for part in parts]
-
-
-def _joined(slices: Iterable[tuple[Segment, ...]]) -> tuple[Segment, ...]:
-    """Return one action of several slices; each depends on the result of the previous slice."""
-    found: list[Segment] = []
-    for segments in slices:
-        begin = len(found)
-        before = tuple(place for place in results_of(found)) if found else ()
-        found = [replace(one, result=False) for one in found]
-        found += [
-            replace(one, needs=tuple(begin + need for need in one.needs_of(place)) if place else before or None)
-            for place, one in enumerate(segments)
+        return [
+            tuple(segment.scaled(share) for segment in slices[stage * count // stages]) for stage in range(stages)
         ]
-    return tuple(found)
+    slices_per_stage = count // stages
+    groups = [slices[first : first + slices_per_stage] for first in range(0, count, slices_per_stage)]
+    return [_join(reversed(group) if last_first else group) for group in groups]
+
+
+def _join(slices: Iterable[tuple[Segment, ...]]) -> tuple[Segment, ...]:
+    """Return the segments of one action of several slices; each slice depends on the previous results."""
+    joined: list[Segment] = []
+    for segments in slices:
+        offset = len(joined)
+        results = tuple(results_of(joined)) if joined else ()
+        joined = [replace(segment, result=False) for segment in joined]
+        joined += [
+            replace(
+                segment,
+                needs=tuple(offset + need for need in segment.needs_of(index)) if index else results or None,
+            )
+            for index, segment in enumerate(segments)
+        ]
+    return tuple(joined)
 
 
 _Time = Annotated[Duration, Field(ge=0)]
@@ -346,9 +351,9 @@ def table(request: CostRequest) -> Workload:
     """Build costs from values per stage.
 
     Raises:
-        ConfigError: a list has not one value per stage or slice (per boundary for ``boundary``, per microbatch for
-            ``lengths``), slices and stages do not divide one another, a time is missing, a part passes its whole,
-            or segments cannot be.
+        ConfigError: a list does not have one value per stage or slice (per boundary for ``boundary``, per
+            microbatch for ``lengths``), slices and stages do not divide one another, a time is missing, a part
+            exceeds its total, or segments are invalid.
     """
     options, stages = request.options, request.stages
     slices = options["slices"] or stages
@@ -357,34 +362,38 @@ def table(request: CostRequest) -> Workload:
             f"{slices} slices and {stages} stages do not divide one another: choose sizes that do",
             key="costs.slices",
         )
-    what = "slices" if options["slices"] else "stages"
+    noun = "slices" if options["slices"] else "stages"
 
     def spread(key: str) -> Any:
-        values = _given(options, key, slices, what)
+        values = _values(options, key, slices, noun)
         if slices > stages:
             return values.reshape(stages, -1).sum(axis=1)
         return np.repeat(values, stages // slices) // (stages // slices)
 
     if options["alone"] == "overlapped" and options["segments"] is None:
         raise ConfigError("overlapped needs segments: write costs.segments, too", key="costs.alone")
-    segments = segments_of(options["segments"] or {}, stages, slices, what)
-    workload = _of_one(request, _times(options, spread, segments), spread).segmented(
+    segments = segments_of(options["segments"] or {}, stages, slices, noun)
+    workload = _microbatch_costs(request, _times(options, spread, segments), spread).segmented(
         segments, overlapped=options["alone"] == "overlapped"
     )
     share = Fraction(options["microbatches"] or request.microbatches, request.microbatches)
-    classes, used = _lengths(options["lengths"], request.microbatches)
+    lengths, microbatch_class = _lengths(options["lengths"], request.microbatches)
     try:
-        alike, *others = (_longer(workload.scaled(share * length), options["overhead"]) for length in classes)
+        default, *classes = (
+            _add_overhead(workload.scaled(share * length), options["overhead"]) for length in lengths
+        )
     except OverflowError:
         message = "a microbatch would pass 2**63 ns (292 years) or bytes: choose shorter ones"
-        raise ConfigError(message, key="costs.lengths" if used.size else "costs.microbatches") from None
-    return replace(alike, classes=tuple(others), microbatch_class=used)
+        raise ConfigError(
+            message, key="costs.lengths" if microbatch_class.size else "costs.microbatches"
+        ) from None
+    return replace(default, classes=tuple(classes), microbatch_class=microbatch_class)
 
 
-def _of_one(request: CostRequest, times: dict[str, Any], spread: Callable[[str], Any]) -> Workload:
-    """Return the costs of one microbatch of the batch that the figures are for, its actions in one piece."""
+def _microbatch_costs(request: CostRequest, times: dict[str, Any], spread: Callable[[str], Any]) -> Workload:
+    """Return the costs of a microbatch of length 1, without segments."""
     options, zero = request.options, np.zeros(request.stages, dtype=np.int64)
-    room = _given(options, "capacity", request.ranks, "ranks")
+    capacities = _values(options, "capacity", request.ranks, "ranks")
     keys = {
         "activation_bytes": "activation", "weight_activation_bytes": "weight_activation",
         "checkpoint_bytes": "checkpoint",
@@ -397,59 +406,64 @@ def _of_one(request: CostRequest, times: dict[str, Any], spread: Callable[[str],
         _check_part(key, columns[f"{key}_bytes"], columns["activation_bytes"])
     return Workload(
         **times, f_collective_ns=zero, b_collective_ns=zero, i_collective_ns=zero, w_collective_ns=zero,
-        boundary_bytes=_given(options, "boundary", _edges(request), "boundaries"),
+        boundary_bytes=_values(options, "boundary", _edges(request), "boundaries"),
         **columns,
-        sync_ns=options["sync"], reserved_bytes=options["reserved"], capacity_bytes=int(room.min()),
-        tokens=request.global_batch * request.sequence, rank_capacity_bytes=room if np.ptp(room) else room[:0],
+        sync_ns=options["sync"], reserved_bytes=options["reserved"], capacity_bytes=int(capacities.min()),
+        tokens=request.global_batch * request.sequence,
+        rank_capacity_bytes=capacities if np.ptp(capacities) else capacities[:0],
     )  # fmt: skip
 
 
-def _check_part(key: str, part_bytes: Int64s, whole_bytes: Int64s) -> None:
-    stage = int(np.argmax(part_bytes - whole_bytes))
-    part, whole = int(part_bytes[stage]), int(whole_bytes[stage])
-    if part > whole:
-        of = f"more than costs.activation, {exact_size(whole)}" if whole else "and no costs.activation"
-        raise ConfigError(f"{exact_size(part)} on stage {stage}, {of}, of which it is a part", key=f"costs.{key}")
+def _check_part(key: str, parts: Int64s, totals: Int64s) -> None:
+    stage = int(np.argmax(parts - totals))
+    part_bytes, total_bytes = int(parts[stage]), int(totals[stage])
+    if part_bytes > total_bytes:
+        of = f"more than costs.activation, {exact_size(total_bytes)}" if total_bytes else "and no costs.activation"
+        raise ConfigError(
+            f"{exact_size(part_bytes)} on stage {stage}, {of}, of which it is a part", key=f"costs.{key}"
+        )
 
 
-def _given(options: Any, key: str, count: int, what: str) -> Any:
+def _values(options: Any, key: str, count: int, noun: str) -> Any:
     value = 0 if options[key] is None else options[key]
     if isinstance(value, list) and len(value) != count:
         raise ConfigError(
-            f"{len(value)} values for {count} {what}: write one each, or a single value for all",
+            f"{len(value)} values for {count} {noun}: write one each, or a single value for all",
             key=f"costs.{key}",
         )
     return np.broadcast_to(np.asarray(value, dtype=np.int64), (count,))
 
 
-def _lengths(lengths: Sequence[float] | None, units: int) -> tuple[list[Fraction], Int32s]:
-    """Return the lengths that microbatches have, 1 first, and which of them each has.
+def _lengths(lengths: Sequence[float] | None, microbatches: int) -> tuple[list[Fraction], Int32s]:
+    """Return the distinct lengths of microbatches, 1 first, and the index of each microbatch's length.
 
     Raises:
         ConfigError: a list for another number of microbatches.
     """
     if lengths is None:
         return [Fraction(1)], np.zeros(0, dtype=np.int32)
-    if len(lengths) != units:
-        raise ConfigError(f"{len(lengths)} values for {units} microbatches: write one each", key="costs.lengths")
+    if len(lengths) != microbatches:
+        raise ConfigError(
+            f"{len(lengths)} values for {microbatches} microbatches: write one each", key="costs.lengths"
+        )
     exact = [Fraction(str(length)) for length in lengths]
-    classes = list(dict.fromkeys([Fraction(1), *exact]))
-    place = {length: number for number, length in enumerate(classes)}
-    return classes, np.array([place[length] for length in exact], dtype=np.int32)
+    distinct = list(dict.fromkeys([Fraction(1), *exact]))
+    class_index = {length: index for index, length in enumerate(distinct)}
+    return distinct, np.array([class_index[length] for length in exact], dtype=np.int32)
 
 
-def _longer(workload: Workload, more: int) -> Workload:
-    """Return costs in which every computation takes ``more`` nanoseconds besides."""
-    times = {name: getattr(workload, name) + more for name in ("f_ns", "b_ns", "i_ns", "w_ns", "recompute_ns")}
-    parts = {kind: [lengthened(one, more) for one in own] for kind, own in workload.segments.items()}
+def _add_overhead(workload: Workload, extra_ns: int) -> Workload:
+    """Return costs in which every computation takes ``extra_ns`` longer."""
+    times = {name: getattr(workload, name) + extra_ns for name in ("f_ns", "b_ns", "i_ns", "w_ns", "recompute_ns")}
+    parts = {kind: [lengthen(stage, extra_ns) for stage in stages] for kind, stages in workload.segments.items()}
     return replace(workload, segments={}, **times).segmented(parts)
 
 
 def _times(options: Any, spread: Callable[[str], Any], segments: dict[Kind, Any]) -> dict[str, Any]:
-    """Return how long each computation is, those of segments as long as their parts.
+    """Return the time of each computation; with segments it is the sum of their times.
 
     Raises:
-        ConfigError: a time that is missing, given twice, or longer than the whole of which it is a part.
+        ConfigError: a time is missing, given twice, or longer than the total of which it is a part.
     """
     keys = {
         "forward": Kind.F, "backward": Kind.B, "input_gradient": Kind.I, "weight_gradient": Kind.W,
@@ -460,37 +474,39 @@ def _times(options: Any, spread: Callable[[str], Any], segments: dict[Kind, Any]
         if kind in segments and options[key] is not None:
             raise ConfigError(f"costs.segments.{kind.name} say what it takes: remove the key", key=f"costs.{key}")
         if kind in segments:
-            times[key] = np.array([sum(one.duration_ns for one in own) for own in segments[kind]], dtype=np.int64)
+            times[key] = np.array(
+                [sum(part.duration_ns for part in stage) for stage in segments[kind]], dtype=np.int64
+            )
         elif options[key] is not None:
             times[key] = spread(key)
     if "forward" not in times:
         raise ConfigError("missing: write the forward's time, or its segments", key="costs.forward")
-    again = times.get("recompute", times["forward"])
-    return {"f_ns": times["forward"], "recompute_ns": again, **_backward(times)}
+    recompute_ns = times.get("recompute", times["forward"])
+    return {"f_ns": times["forward"], "recompute_ns": recompute_ns, **_backward_times(times)}
 
 
-def _backward(times: dict[str, Any]) -> dict[str, Any]:
-    whole = times.get("backward")
-    by_input, by_weight = times.get("input_gradient"), times.get("weight_gradient")
-    if whole is not None:
-        if by_input is None:
-            by_input = whole // 2 if by_weight is None else _left(whole, by_weight, "weight_gradient")
-        if by_weight is None:
-            by_weight = _left(whole, by_input, "input_gradient")
-        return {"b_ns": whole, "i_ns": by_input, "w_ns": by_weight}
-    if by_input is None or by_weight is None:
+def _backward_times(times: dict[str, Any]) -> dict[str, Any]:
+    total_ns = times.get("backward")
+    input_ns, weight_ns = times.get("input_gradient"), times.get("weight_gradient")
+    if total_ns is not None:
+        if input_ns is None:
+            input_ns = total_ns // 2 if weight_ns is None else _subtract(total_ns, weight_ns, "weight_gradient")
+        if weight_ns is None:
+            weight_ns = _subtract(total_ns, input_ns, "input_gradient")
+        return {"b_ns": total_ns, "i_ns": input_ns, "w_ns": weight_ns}
+    if input_ns is None or weight_ns is None:
         raise ConfigError(
             "missing: write the backward's time, or input_gradient and weight_gradient", key="costs.backward"
         )
-    return {"b_ns": by_input + by_weight, "i_ns": by_input, "w_ns": by_weight}
+    return {"b_ns": input_ns + weight_ns, "i_ns": input_ns, "w_ns": weight_ns}
 
 
-def _left(whole: Int64s, part: Int64s, key: str) -> Int64s:
+def _subtract(total: Int64s, part: Int64s, key: str) -> Int64s:
     """Return the time of a backward minus one of its halves."""
-    left: Int64s = whole - part
-    if left.min() < 0:
+    difference: Int64s = total - part
+    if difference.min() < 0:
         raise ConfigError("takes longer than the whole backward", key=f"costs.{key}")
-    return left
+    return difference
 
 
 def _edges(request: CostRequest) -> int:

@@ -30,14 +30,14 @@ class Processes(ProcessPoolExecutor):
 
     def __init__(self, workers: int) -> None:
         method = "fork" if _may_fork() else "spawn"
-        super().__init__(workers, mp_context=multiprocessing.get_context(method), initializer=_begin)
+        super().__init__(workers, mp_context=multiprocessing.get_context(method), initializer=_initialize_worker)
 
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Submit a call; the first call starts all workers."""
         if self._processes:
             return super().submit(fn, *args, **kwargs)
-        with warnings.catch_warnings(), _signals_blocked():
-            # From 3.12 on a fork warns of threads, numpy's own among them, which mind forks themselves.
+        with warnings.catch_warnings(), _block_signals():
+            # Python 3.12 warns of forks with threads; numpy's threads, which it counts, are safe to fork.
             warnings.simplefilter("ignore", DeprecationWarning)
             return super().submit(fn, *args, **kwargs)
 
@@ -61,7 +61,7 @@ class Serial(Executor):
         future: Future[R] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
-        except Exception as error:  # noqa: BLE001 - a future holds whatever its call raises
+        except Exception as error:  # noqa: BLE001 - a future stores any exception of its call
             future.set_exception(error)
         return future
 
@@ -72,29 +72,29 @@ def _may_fork() -> bool:
 
 
 @contextmanager
-def _signals_blocked() -> Iterator[None]:
+def _block_signals() -> Iterator[None]:
     """Block signals during a fork: a child has its parent's handlers until its initializer runs."""
     if sys.platform == "win32":
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    original = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, original)
 
 
-def _begin() -> None:
+def _initialize_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a worker would take what a handler raises for its call's error
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # otherwise a handler's exception counts as the call's error
     if sys.platform != "win32":
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     parent = multiprocessing.parent_process()
     if parent is not None:
-        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+        threading.Thread(target=_exit_with_parent, args=(parent.sentinel,), daemon=True).start()
 
 
-def _end_with(sentinel: Any) -> None:
-    # A worker waits for work on a pipe whose other end it holds itself, so it would not notice.
+def _exit_with_parent(sentinel: Any) -> None:
+    # A worker has both ends of its work pipe, so the pipe does not signal the end of the parent.
     wait([sentinel])
     os._exit(1)

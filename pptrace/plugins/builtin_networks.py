@@ -49,7 +49,7 @@ class HockneyOptions(BaseModel):
 
 
 def hockney(request: NetworkRequest) -> Flat | FlatNodes:
-    """Build the network of checked options.
+    """Build the network of validated options.
 
     Raises:
         ConfigError: a bandwidth is below 1 kB/s.
@@ -62,9 +62,9 @@ def hockney(request: NetworkRequest) -> Flat | FlatNodes:
     return FlatNodes(node=_flat(node, "node."), between=between, ranks=int(node["ranks"]))
 
 
-def _flat(options: Mapping[str, Any], where: str) -> Flat:
+def _flat(options: Mapping[str, Any], key_prefix: str) -> Flat:
     unlimited = options["bandwidth"] == "unlimited"
     rate = 0 if unlimited else int(options["bandwidth"]) // 1000
     if rate < 1 and not unlimited:
-        raise ConfigError("the smallest bandwidth is 1 kB/s", key=f"{where}bandwidth")
+        raise ConfigError("the smallest bandwidth is 1 kB/s", key=f"{key_prefix}bandwidth")
     return Flat(rate_kbps=rate, latency_ns=int(options["latency"]), overhead_ns=int(options["overhead"]))

@@ -1,4 +1,4 @@
-"""The core's own commands with the help that ``pptrace --help`` shows, without importing any of them."""
+"""Help of the core's commands for ``pptrace --help``, which imports none of their modules."""
 
 from __future__ import annotations
 
@@ -23,4 +23,4 @@ COMMANDS = {
     "new-plugin": "Write a schedule or network plugin to start from.",
     "schema": "Print the JSON Schema of configuration files.",
 }
-"""Each is the ``command`` of a module of its own in ``pptrace.cli``."""
+"""Each command is the ``command`` of one module in ``pptrace.cli``."""

@@ -33,18 +33,18 @@ if TYPE_CHECKING:
     from pptrace.steps.message_calls import MessageRequest, Plan
 
 _MOST_CELLS, _CELLS_PER_ACTION = 1_000_000, 64
-"""Cells of a row, and per stage and microbatch: all kinds of actions, messages and copies are fewer."""
-_BETWEEN = re.compile(r"[\s,]+")
+"""Maximum cells of a row, and per stage and microbatch: more than all actions, messages and copies."""
+_SEPARATORS = re.compile(r"[\s,]+")
 
 
 def build_schedule(provided: Provided[ScheduleOffer], request: ScheduleRequest) -> Schedule:
-    """Return the table that a schedule makes of ``request``; its actions are not validated yet.
+    """Return the table that a schedule builds for ``request``; its actions are not validated yet.
 
-    A row may be a list of actions, a list of their text, or one text of actions with blanks between.
+    A row may be a list of actions, a list of texts, or one text of actions separated by blanks.
 
     Raises:
-        ConstraintError: the schedule cannot take these sizes.
-        PluginError: it raised, or what it returned is no table of this many ranks and microbatches.
+        ConstraintError: the schedule does not support these sizes.
+        PluginError: it raised, or did not return a table of these ranks and microbatches.
     """
     offer, provider = provided.offer, provided.provider
     if offer.check is not None:
@@ -123,7 +123,7 @@ def build_network(provided: Provided[NetworkOffer], request: NetworkRequest) -> 
     network = call_plugin(provider, offer.build, request)
     has_links = hasattr(network, "links") or hasattr(type(network), "links")  # a property may raise
     if not callable(getattr(network, "paths", None)) or not has_links:
-        message = f"returned {_described(network)}, expected an object with links and paths(src, dst)"
+        message = f"returned {_describe(network)}, expected an object with links and paths(src, dst)"
         raise plugin_error(provider, f"network {offer.name!r} {message}")
     guarded = GuardedNetwork(provider=provider, name=offer.name, network=network)
     try:
@@ -134,12 +134,12 @@ def build_network(provided: Provided[NetworkOffer], request: NetworkRequest) -> 
 
 
 def build_policy(provided: Provided[MessagePolicyOffer], schedule: Schedule, options: Mapping[str, Any]) -> Policy:
-    """Return how an offer issues the messages of a table; its program runs on the plugin's behalf.
+    """Return the message policy of an offer for a table; errors of its program become errors of the plugin.
 
     Raises:
-        ConstraintError: it cannot place this table's messages, or the options are not for this table.
+        ConstraintError: it cannot place this table's messages, or does not support the options for this table.
         PluginError: it raised, or returned no policy.
-        ScheduleError: it cannot place them, and no policy could: the table is wrong in itself.
+        ScheduleError: it cannot place the messages because the table is invalid.
     """
     offer, provider = provided.offer, provided.provider
     try:
@@ -149,7 +149,7 @@ def build_policy(provided: Provided[MessagePolicyOffer], schedule: Schedule, opt
         raise
     if not isinstance(policy, Policy):
         raise plugin_error(
-            provider, f"message policy {offer.name!r} returned {_described(policy)}, expected a Policy"
+            provider, f"message policy {offer.name!r} returned {_describe(policy)}, expected a Policy"
         )
     program = policy.program
     if program is not None and schedule.has_communication:
@@ -159,10 +159,9 @@ def build_policy(provided: Provided[MessagePolicyOffer], schedule: Schedule, opt
         )
     if program is None:
         return replace(policy, title=offer.name)
-    own = program
 
     def guarded(request: MessageRequest) -> Plan:
-        calls = call_plugin(provider, own, request)
+        calls = call_plugin(provider, program, request)
         try:
             return checked_calls(request, calls, offer.name)
         except PluginError as error:
@@ -172,16 +171,16 @@ def build_policy(provided: Provided[MessagePolicyOffer], schedule: Schedule, opt
 
 
 def build_workload(provided: Provided[CostModelOffer], request: CostRequest) -> Workload:
-    """Return the workload that a cost model makes of ``request``.
+    """Return the workload that a cost model builds for ``request``.
 
     Raises:
-        PluginError: it raised, or returned no workload of this many stages.
+        PluginError: it raised, or did not return a workload of these stages.
     """
     offer, provider = provided.offer, provided.provider
     workload: object = call_plugin(provider, offer.build, request)
     title = f"cost model {offer.name!r} returned"
     if not isinstance(workload, Workload):
-        raise plugin_error(provider, f"{title} {_described(workload)}, expected a Workload")
+        raise plugin_error(provider, f"{title} {_describe(workload)}, expected a Workload")
     if workload.stages != request.stages:
         message = f"costs of {workload.stages} stages where {request.stages} were asked for"
         raise plugin_error(provider, f"{title} {message}")
@@ -193,15 +192,15 @@ def build_workload(provided: Provided[CostModelOffer], request: CostRequest) -> 
 
 
 def checked_options(provided: Provided[Any], given: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return the options of an offer, checked and with its defaults filled in.
+    """Return the validated options of an offer, with its defaults.
 
     Args:
-        provided: the offer; one without a parameter model takes no options.
-        given: what the user says.
-        key: what to call it in errors.
+        provided: the offer; an offer without a parameter model takes no options.
+        given: the user's options.
+        key: configuration key of the options, for errors.
 
     Raises:
-        ConfigError: an option that is unknown, missing or of another type.
+        ConfigError: an option is unknown, missing or of another type.
     """
     from pptrace.config.validation import validate_options
 
@@ -220,27 +219,29 @@ def _rows(
         return plugin_error(provider, f"schedule {offer.name!r} returned {message}")
 
     if not isinstance(built, Iterable) or isinstance(built, str):
-        raise error(f"{_described(built)}, expected a Schedule or one row of actions per rank")
+        raise error(f"{_describe(built)}, expected a Schedule or one row of actions per rank")
     rows: list[list[str | Action | None]] = []
-    most = max(_MOST_CELLS, _CELLS_PER_ACTION * request.stages * request.microbatches)
+    max_cells = max(_MOST_CELLS, _CELLS_PER_ACTION * request.stages * request.microbatches)
     for rank, row in enumerate(built):
         if rank == request.ranks:
             raise error(f"more rows than the {rank} ranks that were asked for")
         if not isinstance(row, Iterable):
-            raise error(f"{_described(row)} as the row of rank {rank}, expected a list of actions")
+            raise error(f"{_describe(row)} as the row of rank {rank}, expected a list of actions")
         cells = (
-            [cell for cell in _BETWEEN.split(row) if cell] if isinstance(row, str) else list(islice(row, most + 1))
+            [cell for cell in _SEPARATORS.split(row) if cell]
+            if isinstance(row, str)
+            else list(islice(row, max_cells + 1))
         )
-        if len(cells) > most:
-            raise error(f"more than {most:,} actions of rank {rank}: does it ever end?")
+        if len(cells) > max_cells:
+            raise error(f"more than {max_cells:,} actions of rank {rank}: does it ever end?")
         for position, cell in enumerate(cells):
             if cell is not None and not isinstance(cell, str | Action):
-                raise error(f"{_described(cell)} as action {position} of rank {rank}, expected text such as 0F3")
+                raise error(f"{_describe(cell)} as action {position} of rank {rank}, expected text such as 0F3")
         rows.append(cast("list[str | Action | None]", cells))
     return rows
 
 
-def _described(value: object) -> str:
+def _describe(value: object) -> str:
     text = " ".join(repr(value).split())
     short = f"{text[:57]}…" if len(text) > 60 else text  # noqa: PLR2004 - a line of a terminal holds it
     return f"{short} ({type(value).__name__})"

@@ -27,7 +27,7 @@ def entry_points() -> Iterator[tuple[Provider, metadata.EntryPoint | str]]:
 
     ``metadata.entry_points`` fails if one line of any installed distribution is malformed.
     """
-    seen = set()
+    seen_names = set()
     for distribution in metadata.distributions():
         try:
             lines = _lines_of_group(distribution.read_text("entry_points.txt") or "")
@@ -38,9 +38,9 @@ def entry_points() -> Iterator[tuple[Provider, metadata.EntryPoint | str]]:
         if not lines:
             continue
         name, version = _identity(distribution)
-        if name and name in seen:  # Python imports from the first on its path
+        if name and name in seen_names:  # Python imports from the first on its path
             continue
-        seen.add(name)
+        seen_names.add(name)
         for line in lines:
             entry = line.partition("=")[0].strip()
             yield Provider(name=entry, distribution=name, version=version), _entry_point(line)
@@ -63,8 +63,8 @@ def _identity(distribution: metadata.Distribution) -> tuple[str, str]:
     except UnicodeDecodeError:
         return "", ""
     headers = text.partition("\n\n")[0]  # distribution.metadata parses the description, too
-    found = (re.search(rf"^{key}: *(.*)$", headers, re.MULTILINE) for key in ("Name", "Version"))
-    name, version = (match[1].strip() if match else "" for match in found)
+    matches = (re.search(rf"^{key}: *(.*)$", headers, re.MULTILINE) for key in ("Name", "Version"))
+    name, version = (match[1].strip() if match else "" for match in matches)
     return name, version
 
 

@@ -1,4 +1,4 @@
-"""Take a schedule from a Python file, without packaging: ``--schedule ./mine.py:make``."""
+"""Schedules from Python files, without packaging: ``--schedule ./mine.py:make``."""
 
 from __future__ import annotations
 
@@ -43,45 +43,47 @@ def is_file_reference(text: str) -> bool:
 
 
 def schedule_from_file(reference: str, folder: Path | None = None) -> Provided[ScheduleOffer]:
-    """Return the schedule that a function in a file makes, as if a plugin offered it.
+    """Return the offer of a schedule that a function in a file builds.
 
-    The function gets the :class:`~pptrace.plugins.requests.ScheduleRequest`; or, where it takes them,
-    the fields of one that its parameters name; or the ranks and microbatches, where it takes two others.
-    Its further parameters with a default are the schedule's options.
+    The function's arguments are the fields of :class:`~pptrace.plugins.requests.ScheduleRequest` that its
+    parameters name. A function with one other parameter gets the request; with two, it gets ranks and
+    microbatches. Further parameters with a default are the schedule's options.
 
     Args:
         reference: ``FILE.py:FUNCTION``.
-        folder: where relative files are looked for; the current directory by default.
+        folder: base of relative paths; the current directory by default.
 
     Raises:
-        PluginError: the file or function is missing, cannot be run or cannot be called so.
+        PluginError: the file or function is missing, fails to run or has an unsupported signature.
     """
     file, _, name = reference.rpartition(":")
     if not file.endswith(".py") or not name:
         message = f"expected FILE.py:FUNCTION, such as {reference.rstrip(':')}:make"
         raise PluginError(f"{reference}: {message}", plugin=reference)
     provider = Provider(name=reference)
-    module = _run(provider, file, (folder or Path()) / file)
+    module = _run_file(provider, file, (folder or Path()) / file)
     function = getattr(module, name, None)
     if function is None:
         functions = [
-            k for k, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__
+            key
+            for key, value in vars(module).items()
+            if inspect.isfunction(value) and value.__module__ == module.__name__
         ]
         raise _error(provider, f"{file} has no function {name!r}{nearest(name, functions)}")
     if not callable(function):
         raise _error(provider, f"{name} in {file} is a {type(function).__name__}, not a function")
-    build, options = _signature(provider, function, name)
+    build, options = _analyze_signature(provider, function, name)
     offer = ScheduleOffer(
         name=Path(file).stem.lower().replace("_", "-"),
         summary=(inspect.getdoc(function) or f"{name} of {file}").partition("\n")[0],
         build=functools.update_wrapper(build, function),
         options=functools.partial(_model, function, options) if options else None,
-        has_pairs=True,  # or not: nothing says so before there is a table
+        has_pairs=True,  # possibly: unknown before its table is built
     )
     return Provided(offer=guarded(provider, offer, "schedule"), provider=provider)
 
 
-def _run(provider: Provider, file: str, path: Path) -> types.ModuleType:
+def _run_file(provider: Provider, file: str, path: Path) -> types.ModuleType:
     if is_named_pipe(path):
         raise _error(provider, f"cannot read {file}: is a pipe")
     try:
@@ -98,21 +100,21 @@ def _run(provider: Provider, file: str, path: Path) -> types.ModuleType:
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # dataclasses look their module up here
     with plugin_code(provider, module, name=file):
-        exec(code, module.__dict__)  # noqa: S102 - the user asked for this file to be run
+        exec(code, module.__dict__)  # noqa: S102 - the user names this file
     return module
 
 
-def _signature(
+def _analyze_signature(
     provider: Provider, function: Callable[..., Any], name: str
 ) -> tuple[Callable[[ScheduleRequest], Any], tuple[inspect.Parameter, ...]]:
     """Return a function that builds the rows from a request, and the parameters that are options."""
     with plugin_code(provider, function):
         signature = inspect.signature(function)
     parameters = [p for p in signature.parameters.values() if p.kind in _NAMED]
-    needed = [p.name for p in parameters if p.default is p.empty]
-    parts = tuple(p.name for p in parameters if p.name in _FIELDS and p.kind is not p.POSITIONAL_ONLY)
-    by_name = bool(parts) and set(needed) <= set(parts)
-    leading = 0 if by_name else len(needed) or min(len(parameters), 1)
+    required = [p.name for p in parameters if p.default is p.empty]
+    request_fields = tuple(p.name for p in parameters if p.name in _FIELDS and p.kind is not p.POSITIONAL_ONLY)
+    by_name = bool(request_fields) and set(required) <= set(request_fields)
+    leading = 0 if by_name else len(required) or min(len(parameters), 1)
     if not by_name and leading not in {1, _RANKS_AND_MICROBATCHES}:
         known = ", ".join(sorted(_FIELDS))
         message = f"may take (request), (ranks, microbatches) or any of {known}, and options with a default"
@@ -120,16 +122,18 @@ def _signature(
     options = tuple(
         p
         for p in parameters[leading:]
-        if not (by_name and p.name in parts) and p.kind is not p.POSITIONAL_ONLY and not p.name.startswith("_")
+        if not (by_name and p.name in request_fields)
+        and p.kind is not p.POSITIONAL_ONLY
+        and not p.name.startswith("_")
     )
 
     def build(request: ScheduleRequest) -> Any:
-        chosen = {option.name: request.options.get(option.name, option.default) for option in options}
+        values = {option.name: request.options.get(option.name, option.default) for option in options}
         if by_name:
-            return function(**{part: getattr(request, part) for part in parts}, **chosen)
+            return function(**{field: getattr(request, field) for field in request_fields}, **values)
         if leading == _RANKS_AND_MICROBATCHES:
-            return function(request.ranks, request.microbatches, **chosen)
-        return function(request, **chosen)
+            return function(request.ranks, request.microbatches, **values)
+        return function(request, **values)
 
     return build, options
 
@@ -146,7 +150,7 @@ def _model(function: Callable[..., Any], options: Sequence[inspect.Parameter]) -
 
 
 def _type(parameter: inspect.Parameter) -> Any:
-    """Return what an option may be: as annotated, or else of its default's type."""
+    """Return the type of an option: its annotation, or else the type of its default."""
     if parameter.annotation is not parameter.empty:
         return parameter.annotation
     return type(parameter.default) if isinstance(parameter.default, bool | int | float | str) else Any

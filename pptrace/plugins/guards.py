@@ -68,28 +68,30 @@ def _field_fault(offer: Any) -> str:
     """Return the first field error, empty for a valid offer."""
     for field in fields(offer):
         value, annotation = getattr(offer, field.name), str(field.type)
-        left_out = value is None and field.default is not MISSING
-        if annotation.startswith("Callable") and not callable(value) and not left_out:
+        is_default = value is None and field.default is not MISSING
+        if annotation.startswith("Callable") and not callable(value) and not is_default:
             return f"its {field.name} is not callable"
         if annotation.startswith("Mapping") and not isinstance(value, Mapping):
             return f"its {field.name} are not a mapping"
     if isinstance(offer, ClusterOffer) and not isinstance(offer.device, str | Mapping):
         return "its device is neither a name nor a mapping"
     suffixes = offer.suffixes if isinstance(offer, ExporterOffer) else ()
-    if not isinstance(suffixes, tuple) or not all(isinstance(each, str) and each[:1] == "." for each in suffixes):
+    if not isinstance(suffixes, tuple) or not all(
+        isinstance(suffix, str) and suffix[:1] == "." for suffix in suffixes
+    ):
         return "its suffixes are not a tuple of endings such as '.json'"
     return ""
 
 
-_FILES = frozenset({"write", "recognises", "read"})
-"""Callables that touch the user's files: a full disk is no fault of the plugin."""
+_FILE_FIELDS = frozenset({"write", "recognises", "read"})
+"""Callables that access the user's files; their OSError is not an error of the plugin."""
 
 
 def guarded(provider: Provider, offer: Offer, noun: str) -> Offer:
-    """Return ``offer`` with each callable raising as :func:`~pptrace.plugins.guards.plugin_code` says.
+    """Return ``offer`` with each callable raising as :func:`~pptrace.plugins.guards.plugin_code` describes.
 
-    What an option model, a closed form or a reader returns is checked as well, and that a writer wrote; ``build``
-    of each sort has its own check in :mod:`pptrace.plugins.construction`.
+    The returned callables also check return values (``_RETURNS``), and that ``write`` creates its file.
+    :mod:`pptrace.plugins.construction` checks the return value of ``build``.
     """
     guards: dict[str, Any] = {
         field.name: _guard(provider, f"{field.name} of {noun} {offer.name!r}", field.name, function)
@@ -100,7 +102,7 @@ def guarded(provider: Provider, offer: Offer, noun: str) -> Offer:
 
 
 def _guard(provider: Provider, title: str, field: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    passing = (OSError,) if field in _FILES else ()
+    passing = (OSError,) if field in _FILE_FIELDS else ()
     expected, holds = _RETURNS.get(field, ("", None))
 
     @functools.wraps(function)
@@ -149,14 +151,14 @@ _RETURNS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "explain": ("an ExplanationPart or None", lambda value: value is None or isinstance(value, ExplanationPart)),
     "load": ("a click command", _is_command),
 }
-"""What a callable of each name has to return."""
+"""Expected return value by field name: description and check."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _LONGEST = 300
 MOST_OFFERS = 10_000
-"""Offers of one hook of one plugin: more come from one that never ends."""
+"""Maximum number of offers of one hook; a hook that yields more is taken as endless."""
 
 
 def call_plugin(provider: Provider, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -173,38 +175,38 @@ def plugin_code(
 
     Args:
         provider: the plugin.
-        function: what runs; tells the plugin's own frames from others'.
-        name: what a message calls it, its own name by default.
-        passing: exceptions that are not the plugin's fault and pass as they are.
+        function: the running function or module; its package identifies the plugin's frames in a traceback.
+        name: name in error messages; the function's name by default.
+        passing: exceptions that are not the plugin's fault and propagate unchanged.
 
     Raises:
-        PptraceError: as the plugin raised it, where it is one of ours.
+        PptraceError: the plugin raised one.
         PluginError: the plugin raised anything else; names plugin, distribution, exception, file and line.
     """
-    ours: tuple[type[BaseException], ...] = (PptraceError, MemoryError, interruption(), *passing)
+    propagated: tuple[type[BaseException], ...] = (PptraceError, MemoryError, interruption(), *passing)
     try:
         with plugin_output():
             yield
-    except ours:
+    except propagated:
         raise
-    except BaseException as error:  # a plugin may raise anything, and sys.exit() is no answer
-        place = _place(error.__traceback__, _package(function))
+    except BaseException as error:  # a plugin may raise anything, sys.exit() included
+        location = _innermost_location(error.__traceback__, _package(function))
         name = name or getattr(function, "__qualname__", type(function).__name__)
-        where = f" at {place}" if place else ""
-        raise plugin_error(provider, f"{name} raised {one_line(error)}{where}") from error
+        suffix = f" at {location}" if location else ""
+        raise plugin_error(provider, f"{name} raised {one_line(error)}{suffix}") from error
 
 
 @contextlib.contextmanager
 def plugin_output() -> Iterator[None]:
-    """Send what a block prints to the standard error, and keep it from closing the standard output."""
-    before = sys.stdout, sys.__stdout__
+    """Redirect a block's output to the standard error, and prevent it from closing the standard output."""
+    original = sys.stdout, sys.__stdout__
     binary = cast("BinaryIO", _StandardError())
-    printed: TextIO = io.TextIOWrapper(binary, "utf-8", "backslashreplace", write_through=True)
-    sys.stdout = sys.__stdout__ = printed  # type: ignore[misc,assignment] # a plugin may write to either
+    redirected: TextIO = io.TextIOWrapper(binary, "utf-8", "backslashreplace", write_through=True)
+    sys.stdout = sys.__stdout__ = redirected  # type: ignore[misc,assignment] # a plugin may write to either
     try:
         yield
     finally:
-        sys.stdout, sys.__stdout__ = before  # type: ignore[misc] # as above
+        sys.stdout, sys.__stdout__ = original  # type: ignore[misc] # as above
         _reopen_descriptor()
 
 
@@ -213,7 +215,7 @@ class UserInterrupt(KeyboardInterrupt):
 
 
 def interrupt(signal_number: int, frame: FrameType | None) -> NoReturn:
-    """Handle SIGINT or SIGTERM: raise a type of KeyboardInterrupt that no plugin raises, with the signal's number.
+    """Handle SIGINT or SIGTERM: raise ``UserInterrupt``, which no plugin raises, with the signal's number.
 
     A second SIGTERM ends the process at once.
     """
@@ -225,12 +227,12 @@ def interrupt(signal_number: int, frame: FrameType | None) -> NoReturn:
 
 def interruption() -> type[KeyboardInterrupt]:
     """Return the type of the user's Ctrl-C: any KeyboardInterrupt unless :func:`interrupt` handles SIGINT."""
-    by_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    return KeyboardInterrupt if by_default else UserInterrupt
+    is_default_handler = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return KeyboardInterrupt if is_default_handler else UserInterrupt
 
 
 def plugin_error(provider: Provider, message: str) -> PluginError:
-    """Return the error of a plugin that fails or returns nonsense."""
+    """Return the error of a plugin that fails or returns an invalid value."""
     return PluginError(f"{provider}: {message}", plugin=provider.name, distribution=provider.distribution)
 
 
@@ -247,7 +249,7 @@ def one_line(error: BaseException) -> str:
 
 
 class _StandardError(io.RawIOBase):
-    """Bytes for the standard error, which stays open when this is closed."""
+    """Binary stream to the standard error; closing it leaves the standard error open."""
 
     def writable(self) -> bool:
         return True
@@ -263,7 +265,7 @@ class _StandardError(io.RawIOBase):
 
 
 def _reopen_descriptor() -> None:
-    """Point descriptor 1 at the standard error where it is closed: else the next open file gets its number."""
+    """Point a closed descriptor 1 at the standard error; otherwise the next opened file gets its number."""
     try:
         os.fstat(1)
     except OSError:
@@ -278,15 +280,15 @@ def _package(function: object) -> str:
     return str(module).partition(".")[0]
 
 
-def _place(trace: TracebackType | None, package: str) -> str:
-    """Return ``file:line`` of the innermost frame in the plugin's own package, else of the innermost."""
-    own = last = ""
+def _innermost_location(trace: TracebackType | None, package: str) -> str:
+    """Return ``file:line`` of the innermost frame in ``package``, or of the innermost frame if it has none."""
+    in_package = innermost = ""
     while trace is not None:
         code = trace.tb_frame.f_code
         module = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
         if code.co_filename != __file__:
-            last = f"{code.co_filename}:{trace.tb_lineno}"
+            innermost = f"{code.co_filename}:{trace.tb_lineno}"
             if module == package and package not in sys.stdlib_module_names:
-                own = last
+                in_package = innermost
         trace = trace.tb_next
-    return own or last
+    return in_package or innermost

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline
 
 API = 1
-"""The plugin interface's version; an offer with another one is refused."""
+"""Version of the plugin interface; offers for another version are rejected."""
 
 Rows: TypeAlias = "Sequence[Sequence[str | Action | None]]"
 
@@ -35,7 +35,7 @@ class AnyOffer:
     """Fields of every offer."""
 
     name: str
-    """As users type it: lower case, words joined by hyphens."""
+    """The name that users type: lower-case words joined by hyphens."""
     summary: str
     """One line."""
     api: int = API
@@ -47,30 +47,30 @@ class ScheduleOffer(AnyOffer):
     """A pipeline schedule, by its paper's name."""
 
     build: Callable[[ScheduleRequest], Schedule | Rows]
-    """Returns the table: a :class:`~pptrace.steps.schedule.Schedule`, or per rank a list of actions."""
+    """Returns the table: a :class:`~pptrace.steps.schedule.Schedule`, or one list of actions per rank."""
     options: Callable[[], type[BaseModel]] | None = None
     """Returns the parameter model of its options; called on first use."""
     check: Callable[[ScheduleRequest], None] | None = None
-    """Raises :class:`~pptrace.errors.ConstraintError` for sizes that it cannot take."""
+    """Raises :class:`~pptrace.errors.ConstraintError` for unsupported sizes."""
     bubble: Callable[[ScheduleRequest], Fraction | None] | None = None
-    """Closed form of idle over ranks times length, where backward takes twice forward; None where unknown."""
+    """Closed form of idle time over ranks times step time, for backward = 2 forward; None where unknown."""
     bubble_is_exact: bool = True
-    """Whether tables have this very bubble; false for a paper's formula that they only come near."""
+    """Whether tables have exactly this bubble; false for a paper's approximate formula."""
     peak_activations: Callable[[ScheduleRequest], Sequence[Fraction] | None] | None = None
-    """Closed form, per rank, of the most activations held, in one stage's of one microbatch; None likewise."""
+    """Closed form of each rank's peak activations, in units of one stage and microbatch; None where unknown."""
     parts: Callable[[ScheduleRequest], int] | None = None
-    """Into how many parts it cuts each microbatch, of as many bytes each; 1 unless given."""
+    """Returns the number of equal-sized parts into which it divides each microbatch; 1 by default."""
     part_times: Callable[[ScheduleRequest], Sequence[Fraction]] | None = None
-    """The share of a microbatch's time that each of its parts takes, in their order; all alike unless given."""
+    """Returns each part's share of a microbatch's time, in order; equal shares by default."""
     chunks: Callable[[ScheduleRequest], int] | None = None
-    """Returns the default of chunks per rank; that of the request unless given."""
+    """Returns the default number of chunks per rank; the request's number by default."""
     has_pairs: bool = False
     """Whether its tables may have overlapped pairs, which hide communication where costs have segments. Plans and
-    ``compare --memory`` read it before there is a table."""
+    ``compare --memory`` read it before they build a table."""
     searches: bool = False
-    """Whether its table is searched for, which takes as long as one lets it: not tried where all others are."""
+    """Whether its table is the result of a search, which may be slow; comparisons with all schedules skip it."""
     constraints: str = ""
-    """The sizes that it takes, one sentence."""
+    """The supported sizes as one sentence."""
     source: str = ""
     """The paper or code that describes it."""
 
@@ -85,12 +85,12 @@ class NetworkOffer(AnyOffer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagePolicyOffer(AnyOffer):
-    """How messages between pipeline ranks are issued: what ``p2p.policy`` may say."""
+    """A policy that issues the messages between pipeline ranks: a value of ``p2p.policy``."""
 
     build: Callable[[Schedule, Mapping[str, Any]], Policy]
-    """Returns the policy for a table, given the checked options: one of the core's, or one with a program that
-    places every message. Raises :class:`~pptrace.errors.ConstraintError` for a table whose messages it cannot
-    place, or options that this table cannot have."""
+    """Returns the policy for a table and validated options: a core policy, or a policy with a program that places
+    every message. Raises :class:`~pptrace.errors.ConstraintError` for a table whose messages it cannot place, or
+    for options that this table does not support."""
     options: Callable[[], type[BaseModel]] | None = None
     source: str = ""
     """The code or paper that describes it."""
@@ -98,14 +98,14 @@ class MessagePolicyOffer(AnyOffer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModelOffer(AnyOffer):
-    """A model of what a step's actions cost."""
+    """A model of the time and memory of a step's actions."""
 
     build: Callable[[CostRequest], Workload]
     options: Callable[[], type[BaseModel]] | None = None
     model: Callable[[], type[BaseModel]] | None = None
-    """Returns the parameter model of ``CostRequest.model``; None where it reads no model."""
+    """Returns the parameter model of ``CostRequest.model``; None if it reads no model."""
     device: Callable[[], type[BaseModel]] | None = None
-    """Returns the parameter model of ``CostRequest.device``; None where it reads no device."""
+    """Returns the parameter model of ``CostRequest.device``; None if it reads no device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,16 +131,16 @@ class ClusterOffer(AnyOffer):
     values: Mapping[str, Any]
     """``node`` and ``fabric`` (each a network's name and options), ``gpus`` and ``nics`` per node, ``nodes``."""
     device: str | Mapping[str, Any] = ""
-    """The device in it: a preset's name or a device's values; for configurations that name none."""
+    """The cluster's device: a preset's name or a device's values; default of configurations without a device."""
     source: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorOffer(AnyOffer):
-    """Where the points of a sweep run."""
+    """An executor for the points of a sweep."""
 
     build: Callable[[ExecutorRequest], Executor]
-    """Returns an executor with so many workers, anew after one broke; ``shutdown(wait=False)`` ends it at once."""
+    """Returns a new executor, also after one broke; ``shutdown(wait=False)`` ends an executor immediately."""
     options: Callable[[], type[BaseModel]] | None = None
     in_process: bool = False
     """Whether calls run in this process; else functions, arguments and results have to be pickled."""
@@ -151,11 +151,11 @@ class ExporterOffer(AnyOffer):
     """A trace format that pptrace writes."""
 
     suffixes: tuple[str, ...]
-    """File name endings that choose it, such as ``.pftrace``; ``.gz`` behind one is handled outside."""
+    """File name endings that choose it, such as ``.pftrace``; callers handle a trailing ``.gz``."""
     write: Callable[[Timeline, Path, Mapping[str, Any]], None]
     """Writes the timeline to a path (a temporary name; the caller renames it)."""
     takes_rank: bool = False
-    """Whether ``write`` takes an option ``rank`` and writes that rank alone; else timelines are trimmed for it."""
+    """Whether ``write`` has an option ``rank`` and writes only that rank; otherwise callers trim the timeline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,25 +165,25 @@ class ImporterOffer(AnyOffer):
     recognises: Callable[[Path, bytes], bool]
     """Whether a file is of this format, from its path and first 4096 (decompressed) bytes."""
     read: Callable[[Sequence[Path]], Timeline]
-    """Reads files that belong together into one timeline."""
+    """Reads the files of one step into a timeline."""
     measure: Callable[[Sequence[Path], ImportRequest], Measurement] | None = None
-    """Reads a run's files into all its steps, with what is not known of them; None for our own traces."""
+    """Reads a run's files into all its measured steps and lists unknown data; None for traces of pptrace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplanationPart:
-    """What an analysis adds to the explanation of a measured step."""
+    """Sections, values and pictures that an analysis adds to the explanation of a measured step."""
 
     sections: tuple[Section, ...] = ()
     """Sections before those of the step."""
     values: object = None
     """Values for ``--json``, under the name of the offer; None for no entry."""
     write_picture: Callable[[Path], None] | None = None
-    """Writes a picture (.png, .svg, .pdf); None where there is none."""
+    """Writes a picture (.png, .svg, .pdf); None for no picture."""
     timeline: Callable[[], Timeline] | None = None
-    """Returns the step that ``-o`` writes as a trace; None where there is none."""
+    """Returns the step that ``-o`` writes as a trace; None for no step."""
     notes: tuple[str, ...] = ()
-    """What could not be analysed; each is a line on the standard error."""
+    """Descriptions of data that could not be analysed; each is a line on the standard error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +199,7 @@ class CommandOffer(AnyOffer):
     """A command of ``pptrace``; ``pptrace --help`` shows its summary."""
 
     load: Callable[[], Command]
-    """Returns the click command; called when it runs, so that its module is imported no earlier."""
+    """Returns the click command. It is called when the command runs, so its module is imported only then."""
 
 
 Offer_co = TypeVar("Offer_co", covariant=True)
@@ -207,7 +207,7 @@ Offer_co = TypeVar("Offer_co", covariant=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provider:
-    """A plugin, named as its entry point is, with the distribution that installed it.
+    """A plugin with the name of its entry point, and the distribution that installed it.
 
     >>> print(Provider(name="mine", distribution="pptrace-mine", version="1.0"))
     plugin 'mine' (pptrace-mine 1.0)
@@ -216,7 +216,7 @@ class Provider:
     name: str
     """The entry point's name, or ``./mine.py:make`` for a schedule from a file."""
     distribution: str = ""
-    """The distribution's name; empty for what no distribution installed."""
+    """The distribution's name; empty for plugins without a distribution."""
     version: str = ""
     """The distribution's version; empty where unknown."""
 
@@ -228,12 +228,12 @@ class Provider:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A plugin that was left out, and why."""
+    """A plugin that failed to load, and the reason."""
 
     provider: Provider
     """The plugin."""
     reason: str
-    """What went wrong, one line."""
+    """The reason, one line."""
 
     def __str__(self) -> str:
         return f"{self.provider}: {self.reason}"
@@ -244,9 +244,9 @@ class Provided(Generic[Offer_co]):
     """An offer and its provider."""
 
     offer: Offer_co
-    """What is offered."""
+    """The offer."""
     provider: Provider
-    """Who offers it."""
+    """The plugin."""
 
     @property
     def distribution(self) -> str:
@@ -260,7 +260,7 @@ class Provided(Generic[Offer_co]):
 
 
 class Offered(dict[str, Provided[Offer_co]]):
-    """All offers of one sort by name; a name that is not among them is looked for elsewhere, or an error."""
+    """All offers of one kind by name; ``missing`` returns the offer of an unknown name or raises an error."""
 
     def __init__(
         self, known: Mapping[str, Provided[Offer_co]], missing: Callable[[str], Provided[Offer_co]]

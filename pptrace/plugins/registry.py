@@ -42,15 +42,15 @@ ALL = "all"
 TRACE = "PPTRACE_TRACE_HOOKS"
 """Environment variable: 1 prints every hook call."""
 
-_OWN_DISTRIBUTIONS = ("pptrace-accuracy", "pptrace-stp")
-"""Distributions of this project that are no kind's source."""
+_OTHER_DISTRIBUTIONS = ("pptrace-accuracy", "pptrace-stp")
+"""Distributions of this project that are not the ``source`` of an offer kind."""
 
 _NONE: Mapping[str, object] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class OfferKind(Generic[Offer]):
-    """The offers of one hook. As an attribute of a registry instance, these offers by name."""
+    """Kind of the offers of one hook; as an attribute of a registry instance, its offers by name."""
 
     hook: str
     """Name of the hook in :mod:`pptrace.plugins.hookspecs`."""
@@ -126,12 +126,12 @@ class Registry:
         plugins: Mapping[str, object] = _NONE,
         warn: Callable[[str], None] | None = None,
     ) -> Self:
-        """Return a registry of the core's own plugin, of ``plugins`` by name, and of installed ones.
+        """Return a registry of the core's plugin, of ``plugins`` by name, and of installed plugins.
 
         Args:
-            entry_points: whether installed plugins take part.
-            disable: plugin or distribution names to leave out, beside those of
-                ``PPTRACE_DISABLE_PLUGINS``; ``all`` for every installed one.
+            entry_points: whether to load installed plugins.
+            disable: names of plugins or distributions to leave out, in addition to
+                ``PPTRACE_DISABLE_PLUGINS``; ``all`` for every installed plugin.
             trace: where to print hook calls; standard error where ``PPTRACE_TRACE_HOOKS`` is set and not 0.
             plugins: modules or objects with hooks, for plugins that are not installed.
             warn: called with one line for each plugin left out; prints to standard error by default.
@@ -140,8 +140,8 @@ class Registry:
 
         if trace is None and os.environ.get(TRACE, "0") not in {"", "0"}:
             trace = sys.stderr
-        own = [(Provider(name=name), plugin) for name, plugin in plugins.items()]
-        registry = cls([(core_provider(), builtin), *own], trace=trace)
+        local_plugins = [(Provider(name=name), plugin) for name, plugin in plugins.items()]
+        registry = cls([(core_provider(), builtin), *local_plugins], trace=trace)
         warn = registry._warn = warn or _print_warning
         if entry_points:
             unknown = registry._add_installed({*disable, *_names(os.environ.get(DISABLE, ""))})
@@ -188,21 +188,21 @@ class Registry:
         function = next((impl.function for impl in implementations if impl.plugin is plugin), None)
         if function is None:
             return ()
-        others = [impl.plugin for impl in implementations if impl.plugin is not plugin]
+        other_plugins = [impl.plugin for impl in implementations if impl.plugin is not plugin]
         with plugin_code(provider, function):
-            listed = self._listed(provider, hook, others)
+            listed = self._list_offers(provider, hook, other_plugins)
         if len(listed) > MOST_OFFERS:
             raise _UnusableError(f"{hook} yields more than {MOST_OFFERS:,} offers")
         for offer in listed:
             check_offer(provider, offer, hook, kind.offer)
         is_core = plugin is self._plugins.get(core_provider())  # an exception of the core is a bug: no guard
-        safe = listed if is_core else [guarded(provider, offer, kind.noun) for offer in listed]
-        return tuple(Provided(offer=offer, provider=provider) for offer in safe)
+        checked_offers = listed if is_core else [guarded(provider, offer, kind.noun) for offer in listed]
+        return tuple(Provided(offer=offer, provider=provider) for offer in checked_offers)
 
-    def _listed(self, provider: Provider, hook: str, others: Collection[object]) -> list[Any]:
-        """Return the offers that a hook yields without the plugins ``others``, at most one above the limit."""
+    def _list_offers(self, provider: Provider, hook: str, other_plugins: Collection[object]) -> list[Any]:
+        """Return the offers that a hook yields without ``other_plugins``; at most one above the limit."""
         try:
-            results = self._manager.subset_hook_caller(hook, others)()
+            results = self._manager.subset_hook_caller(hook, other_plugins)()
             offers = results[0] if results else None
             if isinstance(offers, Iterable) and not isinstance(offers, str | Mapping):
                 listed = list(islice(offers, MOST_OFFERS + 1))
@@ -221,7 +221,7 @@ class Registry:
             print(f"pptrace: {hook}() of {name} -> {outcome or 'nothing'}", file=self._trace)
 
     def _leave_out(self, provider: Provider, reason: str) -> None:
-        """Remove a plugin that would end the program or never end."""
+        """Remove a plugin that exits the program or yields endlessly."""
         failure = Failure(provider=provider, reason=reason)
         self.failures.append(failure)
         if provider in self.providers:
@@ -240,20 +240,20 @@ class Registry:
 
     def _add_installed(self, disable: Collection[str]) -> list[str]:
         """Register installed plugins; return the names in ``disable`` that match no plugin."""
-        used = {ALL}
+        known_names = {ALL}
         for provider, entry_point in sorted(entry_points(), key=lambda pair: (pair[0].distribution, pair[0].name)):
             names = {provider.name, provider.distribution}
-            used |= names
+            known_names |= names
             if ALL in disable or not names.isdisjoint(disable):
                 self.disabled.append(provider)
             elif isinstance(entry_point, str):
                 self.failures.append(Failure(provider=provider, reason=entry_point))
             else:
                 self._register(provider, entry_point)
-        return sorted(set(disable) - used)
+        return sorted(set(disable) - known_names)
 
     def _register(self, provider: Provider, plugin: object) -> None:
-        """Add a plugin, or the one that an entry point names."""
+        """Add a plugin, which may be an entry point to load."""
         try:
             with plugin_output():
                 plugin = plugin.load() if isinstance(plugin, EntryPoint) else plugin
@@ -279,8 +279,8 @@ class _UnusableError(PluginError):
 
 def _clash(first: Provider, second: Provider, what: str) -> PluginError:
     """Return the error of two plugins that offer the same name; advise to disable a third-party plugin."""
-    ours = {PROJECT, *_OWN_DISTRIBUTIONS, *(kind.source for kind in OFFER_KINDS)}
-    third_party, other = (first, second) if second.distribution in ours else (second, first)
+    project_distributions = {PROJECT, *_OTHER_DISTRIBUTIONS, *(kind.source for kind in OFFER_KINDS)}
+    third_party, other = (first, second) if second.distribution in project_distributions else (second, first)
     message = f"{what}, which {other} offers too; uninstall one or set {DISABLE}={third_party.name}"
     return plugin_error(third_party, message)
 
@@ -296,12 +296,12 @@ def _print_warning(message: str) -> None:
 def _unknown_name(name: str, known: Iterable[str], kind: OfferKind[Any], registry: Registry) -> str:
     """Return the message for an unknown ``name``: the section with this name, or installation hints."""
     known = list(known)
-    if "," in name and {one.strip() for one in name.split(",")} <= set(known):
+    if "," in name and {part.strip() for part in name.split(",")} <= set(known):
         return f"{name!r} are several {kind.plural.replace('_', ' ')}: name one"
     flags = [flag for flag in FLAGS.values() if flag.offers and flag.offers != kind.plural]
-    other = next((flag.key for flag in flags if name in getattr(registry, flag.offers)), None)
-    if other is not None:
-        return f"{name!r} is no {kind.noun}: write it under {other}"
+    section = next((flag.key for flag in flags if name in getattr(registry, flag.offers)), None)
+    if section is not None:
+        return f"{name!r} is no {kind.noun}: write it under {section}"
     file_hint = ", or write ./FILE.py:FUNCTION for one of your own" if kind is Registry.schedules else ""
     advice = f"{more_of(kind, registry)}{file_hint}"
     article = "an" if kind.noun[0] in "aeiou" else "a"
@@ -309,14 +309,14 @@ def _unknown_name(name: str, known: Iterable[str], kind: OfferKind[Any], registr
 
 
 def more_of(kind: OfferKind[Any], registry: Registry) -> str:
-    """Return how to get more offers of a kind, as the end of a message; empty if its source is installed."""
-    source, broken = kind.source, [failure.provider for failure in registry.failures]
+    """Return advice on installing more offers of a kind, to end a message; empty if its source is installed."""
+    source, failed = kind.source, [failure.provider for failure in registry.failures]
     if not source or _has(source, registry.providers):
-        names = ", ".join(provider.distribution or provider.name for provider in broken)
-        return f"; left out, see `pptrace plugins`: {names}" if broken else ""
+        names = ", ".join(provider.distribution or provider.name for provider in failed)
+        return f"; left out, see `pptrace plugins`: {names}" if failed else ""
     if _has(source, registry.disabled):
         return f"; {source} is disabled by PPTRACE_DISABLE_PLUGINS"
-    if _has(source, broken):
+    if _has(source, failed):
         return f"; {source} failed to load, see `pptrace plugins`"
     return f"; more come with `pip install {source}`"
 
@@ -328,4 +328,4 @@ def _has(distribution: str, providers: Iterable[Provider]) -> bool:
 OFFER_KINDS: tuple[OfferKind[Any], ...] = tuple(
     kind for kind in vars(Registry).values() if isinstance(kind, OfferKind)
 )
-"""The kinds of offers, in the order of :class:`Registry`."""
+"""Kinds of offers, in the order of :class:`Registry`."""

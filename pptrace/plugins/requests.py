@@ -15,23 +15,23 @@ class GroupCollectives(Protocol):
     """Times of collectives over the groups of one parallel axis, on the links between their GPUs."""
 
     def ns(self, collective: str, axis: str, size_bytes: int) -> int:
-        """Return what a collective takes where all groups of its axis run it at once.
+        """Return the time of a collective that all groups of its axis run simultaneously.
 
         Args:
             collective: ``all-reduce``, ``all-gather``, ``reduce-scatter`` or ``all-to-all``.
-            axis: ``tp``, ``cp``, ``ep``, ``etp`` for those that split an expert's matrices, ``dp`` for the
-                replicas that reduce gradients (dp x cp), or ``edp`` for those that reduce an expert's.
-            size_bytes: bytes of the whole vector: what each GPU holds before an all-reduce, a reduce-scatter
+            axis: ``tp``, ``cp``, ``ep``, ``etp`` (splits an expert's matrices), ``dp`` (reduces dense gradients;
+                dp x cp), or ``edp`` (reduces an expert's gradients).
+            size_bytes: size of the whole vector: bytes on each GPU before an all-reduce, a reduce-scatter
                 or an all-to-all, and after an all-gather.
         """
         ...
 
 
 class TableSimulator(Protocol):
-    """A configuration while its schedule is built, for schedules that search. Tables are ``Schedule``."""
+    """Simulator of tables (``Schedule``) under the current configuration, for schedules that search."""
 
     def prepared(self, table: Any, /) -> Any:
-        """Return the configuration with a table, ready to run: a :class:`~pptrace.run.inputs.Prepared`.
+        """Return the :class:`~pptrace.run.inputs.Prepared` configuration with ``table`` as its schedule.
 
         Raises:
             PptraceError: the table cannot run.
@@ -39,7 +39,7 @@ class TableSimulator(Protocol):
         ...
 
     def others(self) -> Iterator[tuple[str, Any, ScheduleRequest]]:
-        """Yield name, table and request of each other installed schedule that takes the sizes.
+        """Yield name, table and request of each other installed schedule that supports the sizes.
 
         Without chunks in the configuration, each schedule has its own default.
         """
@@ -55,7 +55,7 @@ _UNKNOWN = Fraction(0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleRequest:
-    """What a schedule is built from; simple schedules read ``ranks`` and ``microbatches`` alone.
+    """Inputs of a schedule; simple schedules need only ``ranks`` and ``microbatches``.
 
     >>> request = ScheduleRequest(ranks=4, microbatches=8)
     >>> request.stages, request.microbatches
@@ -69,41 +69,41 @@ class ScheduleRequest:
     chunks: int = 1
     """Model chunks per rank."""
     f_ns: tuple[int, ...] = ()
-    """Forward time of a microbatch per stage; empty where only the structure is known: count each as 1."""
+    """Forward time of a microbatch per stage; empty where only the structure is known: use 1 for each."""
     b_ns: tuple[int, ...] = ()
-    """Full backward time per stage; empty as above: count each as 2."""
+    """Full backward time per stage; empty as above: use 2 for each."""
     i_ns: tuple[int, ...] = ()
-    """Input-gradient time per stage; empty as above: count each as 1."""
+    """Input-gradient time per stage; empty as above: use 1 for each."""
     w_ns: tuple[int, ...] = ()
-    """Weight-gradient time per stage; empty as above: count each as 1."""
+    """Weight-gradient time per stage; empty as above: use 1 for each."""
     transfer_ns: int = 0
     """Time of one boundary message between neighbours, uncontended."""
     activation_bytes: tuple[int, ...] = ()
-    """Bytes that a microbatch's forward leaves on each stage; empty where unknown."""
+    """Activation bytes that a microbatch's forward stores on each stage; empty where unknown."""
     offload_ns: tuple[int, ...] = ()
     """Time of a copy of a microbatch's activations to host memory per stage; empty as above."""
     reload_ns: tuple[int, ...] = ()
-    """Time of their copy back per stage; empty as above."""
+    """Time of the copy back to the device per stage; empty as above."""
     recompute_ns: tuple[int, ...] = ()
-    """Time of a forward that is computed again by an action of its own, per stage; empty as above."""
+    """Time of a recomputed forward that is a separate action, per stage; empty as above."""
     checkpoint_bytes: tuple[int, ...] = ()
-    """The part of ``activation_bytes`` that stays until then; empty as above."""
+    """The part of ``activation_bytes`` that is kept until the recomputed forward; empty as above."""
     causal_share: Fraction = _UNKNOWN
-    """Share of a microbatch's time that is the core of causal attention over whole sequences; 0 where unknown."""
+    """Share of causal core attention over whole sequences in a microbatch's time; 0 where unknown."""
     memory_limit_bytes: int = 0
-    """Bytes per rank for activations where stages loop over the ranks; 0 for no limit."""
+    """Upper bound of activation bytes per rank where stages loop over the ranks; 0 for no limit."""
     weight_activation_bytes: tuple[int, ...] = ()
-    """The part of ``activation_bytes`` that stays from an input gradient until its weight gradient."""
+    """The part of ``activation_bytes`` that is kept from an input gradient until its weight gradient."""
     stage_bytes: tuple[int, ...] = ()
-    """Bytes of each stage that are always there: weights, gradients, optimizer, buffers of its messages."""
+    """Bytes that each stage always occupies: weights, gradients, optimizer, message buffers."""
     device_bytes: int = 0
-    """Bytes per rank for all of this, on the rank with the smallest device; 0 for no limit."""
+    """Upper bound of bytes per rank, activations and ``stage_bytes``, on the smallest device; 0 for no limit."""
     rank_bytes: tuple[int, ...] = ()
-    """The same of each rank where devices differ; empty where all have ``device_bytes``."""
+    """``device_bytes`` of each rank where devices differ; empty where all are equal."""
     options: Mapping[str, Any] = field(default_factory=_nothing)
-    """The schedule's own options, checked against its parameter model."""
+    """The schedule's options, validated by its parameter model."""
     simulator: TableSimulator | None = None
-    """The configuration that asks, for schedules that search; None where sizes alone ask."""
+    """Simulator for schedules that search; None where only sizes are known."""
 
     @property
     def stages(self) -> int:
@@ -113,7 +113,7 @@ class ScheduleRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostRequest:
-    """What a cost model builds a :class:`~pptrace.steps.workload.Workload` from."""
+    """Inputs from which a cost model builds a :class:`~pptrace.steps.workload.Workload`."""
 
     ranks: int
     """Pipeline ranks."""
@@ -124,9 +124,9 @@ class CostRequest:
     edges: tuple[tuple[int, int], ...] = ()
     """The stages' graph as (from, to), forward."""
     model: Mapping[str, Any] = field(default_factory=_nothing)
-    """The model's description: a preset's values, with what the user changed."""
+    """The model's description: a preset's values with the user's changes."""
     device: Mapping[str, Any] = field(default_factory=_nothing)
-    """The device's description, likewise."""
+    """The device's description: a preset's values with the user's changes."""
     rank_devices: tuple[Mapping[str, Any], ...] = ()
     """Shape (ranks,): the device of each pipeline rank where they differ; empty where all are ``device``."""
     stage_ranks: tuple[tuple[int, ...], ...] = ()
@@ -150,44 +150,44 @@ class CostRequest:
     global_batch: int = 0
     """Sequences in the step, over all replicas."""
     collectives: GroupCollectives | None = None
-    """What collectives take on the cluster that the job is on; None where no cluster is described."""
+    """Times of collectives on the job's cluster; None without a cluster."""
     data_parallel: Mapping[str, int] = field(default_factory=_nothing)
     """Network of the data-parallel group: ``rate_kbps`` (kB/s per direction) and ``latency_ns``."""
     reshard: str = "never"
-    """When gathered weights are freed: behind a stage's last pass (``never``), each ``forward``, or ``always``."""
+    """When gathered weights are freed: after a stage's last pass (``never``), each ``forward``, or ``always``."""
     reduce_each: bool = False
-    """Whether gradients are reduced behind each microbatch's backward."""
+    """Whether gradients are reduced after each microbatch's backward."""
     has_pairs: bool = False
-    """Whether the schedule has overlapped pairs, which run segments of one action beside those of another. What an
-    action takes alone does not depend on it."""
+    """Whether the schedule has overlapped pairs, which run segments of two actions simultaneously. The time of an
+    action outside pairs does not depend on it."""
     options: Mapping[str, Any] = field(default_factory=_nothing)
-    """The cost model's own options."""
+    """The cost model's options."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkRequest:
-    """What a network is built from.
+    """Inputs of a network.
 
-    A network joins endpoints, numbered from 0. On its own they are the pipeline ranks. As the inside of a
-    cluster's node they are its GPUs and, behind them, its NICs. As a cluster's fabric they are the NICs of
-    all nodes, node after node.
+    A network connects endpoints, numbered from 0. Without a cluster, endpoints are the pipeline ranks. Inside a
+    cluster's node, they are its GPUs followed by its NICs. In a cluster's fabric, they are the NICs of all nodes,
+    node after node.
     """
 
     endpoints: int
-    """How many endpoints to join."""
+    """Number of endpoints to connect."""
     nics: int = 0
-    """How many of them, the last ones, are NICs of a node; 0 where the network is not a node's inside."""
+    """Number of NICs of a node, the last endpoints; 0 for a network that is not inside a node."""
     per_node: int = 1
-    """How many neighbouring endpoints are NICs of one node, where the network is a cluster's fabric."""
+    """Number of consecutive endpoints that are NICs of one node, for a cluster's fabric."""
     options: Mapping[str, Any] = field(default_factory=_nothing)
-    """The network's own options."""
+    """The network's options."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorRequest:
-    """What the points of a sweep run on."""
+    """Inputs of an executor for the points of a sweep."""
 
     workers: int
-    """How many points run at once."""
+    """Number of points that run simultaneously."""
     options: Mapping[str, Any] = field(default_factory=_nothing)
-    """The executor's own options."""
+    """The executor's options."""

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from pptrace.steps.columns import Int32s, Int64s
 
 _HERE = Provider(name="under test")
-_ALONE = 256
-"""How many pairs are asked for one by one; all where there are fewer."""
+_SEPARATE_PAIRS = 256
+"""Maximum number of pairs that are queried separately."""
 _NO_LIMIT = np.iinfo(np.int64).max
 
 
@@ -43,32 +43,31 @@ def assert_valid_network(
 ) -> None:
     """Assert that a network keeps the contract, with each number of ``endpoints``.
 
-    - Capacities are positive, other figures not negative, links have names of their own, and paths go over
-      links that are there. Hence a bigger message never takes less.
-    - Every endpoint has a route to every other one, except where ``routed`` says no. To itself it has one over
-      no link. No path goes over a link twice.
-    - No message alone is faster than a link or a flow's cap on its path.
-    - Two builds are equal, and so are paths that are asked for in another order, or one by one. (Ways that are
-      all equal count as one.)
-    - More endpoints never make the slowest pair faster.
-    - The minimum cut between the lower half of the endpoints and the upper is ``bisection``. The halves are by
-      number, the smaller one the lower. A cut is a set of links without which none of the network's own paths
-      between the halves, nor any that is put together from pieces of them, is left; the lesser of both
-      directions counts.
+    - Capacities are positive and other figures not negative. Links have distinct names, and paths use existing
+      links. Therefore a larger message never takes less time.
+    - Every endpoint has a route to every other endpoint unless ``routed`` is false for the pair. The path of an
+      endpoint to itself has no links. No path uses a link twice.
+    - An uncontended message is not faster than a link or a flow rate limit on its path.
+    - Two builds are equal. Paths do not depend on the order of the pairs or on the other pairs of a query. (Ways
+      that are all equal count as one.)
+    - The slowest pair does not become faster with more endpoints.
+    - The minimum cut between the lower and the upper half of the endpoints, by number, is ``bisection``; of an odd
+      number of endpoints, the lower half is smaller. A cut is a set of links that every path between the halves
+      contains, and every combination of parts of such paths. The smaller cut of both directions counts.
 
     Args:
         offer: the network's offer, or a registry's record of it.
-        endpoints: the sizes to try.
-        nics: how many of the endpoints, the last ones, are NICs; for the inside of a node.
-        per_node: how many neighbouring endpoints are one node's; for a fabric.
+        endpoints: numbers of endpoints to check.
+        nics: number of NICs, the last endpoints; for the inside of a node.
+        per_node: number of consecutive endpoints of one node; for a fabric.
         options: options as a user would write them.
-        routed: whether there is a route between two endpoints; always unless given.
-        bisection: the closed form in kB/s, of the number of endpoints; unchecked unless given.
+        routed: whether there is a route between two endpoints; always true by default.
+        bisection: the closed form in kB/s, of the number of endpoints; not checked by default.
 
     Raises:
-        AssertionError: what is broken, or refused: the size, the pair, the link and the figures.
-        PluginError: the plugin's code raised something.
-        ConfigError: options that the offer does not take.
+        AssertionError: a check fails, or the network rejects a size; names size, pair, link and figures.
+        PluginError: the plugin's code raised an exception.
+        ConfigError: the offer does not take the options.
     """
     provided = offer if isinstance(offer, Provided) else Provided(offer=offer, provider=_HERE)
     checked = checked_options(provided, options or {}, "options")
@@ -77,7 +76,7 @@ def assert_valid_network(
         request = NetworkRequest(endpoints=size, nics=nics, per_node=per_node, options=checked)
         subject = Subject.build(provided, request)
         _assert_reachable(subject, routed)
-        _assert_none_to_itself(subject)
+        _assert_no_link_to_itself(subject)
         _assert_no_link_twice(subject)
         _assert_rates_fit(subject)
         _assert_repeatable(subject, Subject.build(provided, request))
@@ -99,7 +98,7 @@ def _assert_reachable(subject: Subject, routed: Callable[[int, int], bool] | Non
             raise subject.broken(f"a route of {_rate(rate or _NO_LIMIT)} where none is expected", row)
 
 
-def _assert_none_to_itself(subject: Subject) -> None:
+def _assert_no_link_to_itself(subject: Subject) -> None:
     for row in np.flatnonzero(np.diff(subject.paths.link_ptr)).tolist():
         pair = row // subject.paths.ways
         if subject.src[pair] == subject.dst[pair]:
@@ -108,119 +107,128 @@ def _assert_none_to_itself(subject: Subject) -> None:
 
 
 def _assert_no_link_twice(subject: Subject) -> None:
-    row = _row_of_each(subject.paths)
+    row = _rows_of_links(subject.paths)
     order = np.lexsort((subject.paths.link, row))
-    again = (np.diff(row[order]) == 0) & (np.diff(subject.paths.link[order]) == 0)
-    for entry in order[:-1][again]:
+    is_repeated = (np.diff(row[order]) == 0) & (np.diff(subject.paths.link[order]) == 0)
+    for entry in order[:-1][is_repeated]:
         raise subject.broken(f"goes over link {subject.link(entry)} twice", int(row[entry]))
 
 
 def _assert_rates_fit(subject: Subject) -> None:
     links, paths = subject.links, subject.paths
-    cap, most = links.flow_rate_kbps[paths.link], links.rate_kbps[paths.link] // paths.weight
-    most = np.where(cap > 0, np.minimum(cap, most), most)
-    row = _row_of_each(paths)
+    flow_limit_kbps, limit_kbps = links.flow_rate_kbps[paths.link], links.rate_kbps[paths.link] // paths.weight
+    limit_kbps = np.where(flow_limit_kbps > 0, np.minimum(flow_limit_kbps, limit_kbps), limit_kbps)
+    row = _rows_of_links(paths)
     rate = np.where(paths.rate_kbps == UNLIMITED, _NO_LIMIT, paths.rate_kbps)[row]
-    for entry in np.flatnonzero(rate > most).tolist():
-        link = f"link {subject.link(entry)} gives {most[entry]} kB/s"
-        raise subject.broken(f"a message alone gets {_rate(rate[entry])}, and {link}", int(row[entry]))
+    for entry in np.flatnonzero(rate > limit_kbps).tolist():
+        description = f"link {subject.link(entry)} gives {limit_kbps[entry]} kB/s"
+        raise subject.broken(f"a message alone gets {_rate(rate[entry])}, and {description}", int(row[entry]))
 
 
-def _row_of_each(paths: Paths) -> Int64s:
-    """Return the row that each entry of the paths' links belongs to."""
+def _rows_of_links(paths: Paths) -> Int64s:
+    """Return the row of each entry of the paths' links."""
     return np.repeat(np.arange(len(paths)), np.diff(paths.link_ptr))
 
 
-def _assert_repeatable(subject: Subject, again: Subject) -> None:
-    if len(subject.links) != len(again.links):
-        raise subject.broken(f"{len(subject.links)} links, and {len(again.links)} in a second build")
+def _assert_repeatable(subject: Subject, second: Subject) -> None:
+    if len(subject.links) != len(second.links):
+        raise subject.broken(f"{len(subject.links)} links, and {len(second.links)} in a second build")
     for column in ("name", "rate_kbps", "latency_ns", "overhead_ns", "flow_rate_kbps"):
-        figures = zip(getattr(subject.links, column), getattr(again.links, column), strict=True)
-        for link, (one, other) in enumerate(figures):
-            if one != other:
+        values = zip(getattr(subject.links, column), getattr(second.links, column), strict=True)
+        for link, (first_value, second_value) in enumerate(values):
+            if first_value != second_value:
                 name = subject.links.name[link]
-                raise subject.broken(f"link {name}: {column} is {one}, and {other} in a second build")
+                raise subject.broken(
+                    f"link {name}: {column} is {first_value}, and {second_value} in a second build"
+                )
     expected_routes = routes(subject.links, subject.paths)
-    _assert_same(subject, expected_routes, np.arange(len(expected_routes)), again.paths, "in a second build")
+    _assert_same(subject, expected_routes, np.arange(len(expected_routes)), second.paths, "in a second build")
     order = np.random.default_rng(0).permutation(len(expected_routes))
-    _assert_same(subject, expected_routes, order, subject.ask(order), "where the pairs are in another order")
-    for pair in order[:_ALONE]:
-        alone = np.array([pair])
-        _assert_same(subject, expected_routes, alone, subject.ask(alone), "where this pair is asked for alone")
+    _assert_same(subject, expected_routes, order, subject.query(order), "where the pairs are in another order")
+    for pair in order[:_SEPARATE_PAIRS]:
+        single_pair = np.array([pair])
+        _assert_same(
+            subject, expected_routes, single_pair, subject.query(single_pair), "where this pair is asked for alone"
+        )
 
 
 def _assert_same(
     subject: Subject, expected_routes: list[list[Route]], pairs: Int64s, paths: Paths, when: str
 ) -> None:
     """Assert that ``paths`` of some pairs equal their earlier routes."""
-    for pair, now in zip(pairs.tolist(), routes(subject.links, paths), strict=True):
-        before, row = expected_routes[pair], pair * subject.paths.ways
-        if len(before) != len(now):
-            raise subject.broken(f"{len(before)} ways, and {len(now)} {when}", row)
-        for way, (one, other) in enumerate(zip(before, now, strict=True)):
-            if one != other:
-                column = next(f.name for f in fields(Route) if getattr(one, f.name) != getattr(other, f.name))
-                name = f"{column} of way {way}" if len(now) > 1 else column
-                first, second = _shown(getattr(one, column)), _shown(getattr(other, column))
+    for pair, actual in zip(pairs.tolist(), routes(subject.links, paths), strict=True):
+        expected, row = expected_routes[pair], pair * subject.paths.ways
+        if len(expected) != len(actual):
+            raise subject.broken(f"{len(expected)} ways, and {len(actual)} {when}", row)
+        for way, (expected_route, route) in enumerate(zip(expected, actual, strict=True)):
+            if expected_route != route:
+                column = next(
+                    f.name for f in fields(Route) if getattr(expected_route, f.name) != getattr(route, f.name)
+                )
+                name = f"{column} of way {way}" if len(actual) > 1 else column
+                first, second = (
+                    _format_value(getattr(expected_route, column)),
+                    _format_value(getattr(route, column)),
+                )
                 raise subject.broken(f"{name}: {first}, and {second} {when}", row)
 
 
 def _assert_not_faster(smaller: Subject, larger: Subject) -> None:
-    (few, at_few), (many, at_many) = _slowest(smaller), _slowest(larger)
-    if few < many:
-        slowest = f"the slowest pair, {larger.pair(at_many)}, gets {_rate(many)}"
-        raise larger.broken(f"{slowest}, and {smaller.pair(at_few)} of {smaller.title} {_rate(few)}")
+    (smaller_kbps, smaller_row), (larger_kbps, larger_row) = _slowest(smaller), _slowest(larger)
+    if smaller_kbps < larger_kbps:
+        slowest = f"the slowest pair, {larger.pair(larger_row)}, gets {_rate(larger_kbps)}"
+        raise larger.broken(f"{slowest}, and {smaller.pair(smaller_row)} of {smaller.title} {_rate(smaller_kbps)}")
 
 
 def _slowest(subject: Subject) -> tuple[int, int]:
-    """Return the lowest rate between two endpoints, and its row."""
+    """Return the lowest rate between two different endpoints, and its row."""
     rate = subject.paths.rate_kbps
-    other = np.repeat(subject.src != subject.dst, subject.paths.ways)
-    rate = np.where(other & (rate > 0), rate, _NO_LIMIT)
+    is_different = np.repeat(subject.src != subject.dst, subject.paths.ways)
+    rate = np.where(is_different & (rate > 0), rate, _NO_LIMIT)
     row = int(rate.argmin())
     return int(rate[row]), row
 
 
-def _assert_bisection(subject: Subject, stated: int) -> None:
+def _assert_bisection(subject: Subject, stated_kbps: int) -> None:
     half = int(subject.src[-1] + 1) // 2
-    out, into = subject.src < half, subject.dst < half
-    apart = np.repeat(out != into, subject.paths.ways) & (subject.paths.rate_kbps != NO_ROUTE)
-    for row in np.flatnonzero(apart & (np.diff(subject.paths.link_ptr) == 0)).tolist():
-        raise subject.broken(f"bisection is stated as {_rate(stated)}, and no link is between", row)
+    src_is_lower, dst_is_lower = subject.src < half, subject.dst < half
+    crosses = np.repeat(src_is_lower != dst_is_lower, subject.paths.ways) & (subject.paths.rate_kbps != NO_ROUTE)
+    for row in np.flatnonzero(crosses & (np.diff(subject.paths.link_ptr) == 0)).tolist():
+        raise subject.broken(f"bisection is stated as {_rate(stated_kbps)}, and no link is between", row)
     cuts = [
-        (minimum_cut(subject.links, subject.ask(np.flatnonzero(pairs))), side)
-        for side, pairs in (("lower", out & ~into), ("upper", ~out & into))
+        (minimum_cut(subject.links, subject.query(np.flatnonzero(pairs))), side)
+        for side, pairs in (("lower", src_is_lower & ~dst_is_lower), ("upper", ~src_is_lower & dst_is_lower))
     ]
-    cut, side = min(cuts, key=lambda each: each[0].rate_kbps)
-    if cut.rate_kbps != stated:
-        names = _shown(tuple(subject.links.name[link] for link in cut.links))
-        own = f"{_rate(cut.rate_kbps)} out of the {side} half, what {names} hold"
-        raise subject.broken(f"bisection is stated as {_rate(stated)}, and the paths' is {own}")
+    cut, side = min(cuts, key=lambda cut_and_side: cut_and_side[0].rate_kbps)
+    if cut.rate_kbps != stated_kbps:
+        names = _format_value(tuple(subject.links.name[link] for link in cut.links))
+        actual = f"{_rate(cut.rate_kbps)} out of the {side} half, what {names} hold"
+        raise subject.broken(f"bisection is stated as {_rate(stated_kbps)}, and the paths' is {actual}")
 
 
 def _rate(rate_kbps: object) -> str:
     return "no limit" if rate_kbps == _NO_LIMIT else f"{rate_kbps} kB/s"
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     if not isinstance(value, tuple):
         return str(value)
-    most = 8
-    return f"[{', '.join(map(str, value[:most]))}{', …' if len(value) > most else ''}]"
+    limit = 8
+    return f"[{', '.join(map(str, value[:limit]))}{', …' if len(value) > limit else ''}]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """What a network says of one way between two endpoints, in plain values and links by name."""
+    """One way between two endpoints as plain values and names of links."""
 
     links: tuple[str, ...]
     """The shared links."""
     weights: tuple[int, ...]
-    """How many flows there are on each."""
+    """Number of flows on each link."""
     route: tuple[str, ...]
-    """The links for display."""
+    """The displayed links."""
     rate_kbps: int
-    """What a message alone gets."""
+    """Rate of an uncontended message."""
     latency_ns: int
     """Wire latency."""
     overhead_ns: int
@@ -229,28 +237,28 @@ class Route:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A network of some size; ``paths`` has the rows of every endpoint to every endpoint."""
+    """A network of one size with the paths of all pairs of endpoints."""
 
     title: str
-    """Name and size, as messages call it."""
+    """Name and size for messages."""
     network: GuardedNetwork
-    """What the plugin built."""
+    """The network that the plugin built."""
     links: Links
-    """Its links, checked."""
+    """The checked links."""
     src: Int32s
     """Source of each pair."""
     dst: Int32s
     """Target of each pair."""
     paths: Paths
-    """What lies between them, checked."""
+    """The checked paths."""
 
     @classmethod
     def build(cls, provided: Provided[NetworkOffer], request: NetworkRequest) -> Subject:
-        """Build a network and ask it everything.
+        """Build a network and query the paths of all pairs.
 
         Raises:
-            AssertionError: it refuses the request, or gives links or paths that no network has.
-            PluginError: the plugin's code raised something.
+            AssertionError: the network rejects the request, or has invalid links or paths.
+            PluginError: the plugin's code raised an exception.
         """
         offer, provider = provided.offer, provided.provider
         title = f"{offer.name} with {request.endpoints} endpoints"
@@ -264,19 +272,19 @@ class Subject:
             check_links(links)
         except PluginError as error:
             raise AssertionError(f"{title}: {error}") from error
-        every = np.arange(request.endpoints, dtype=np.int32)
-        src, dst = np.repeat(every, every.size), np.tile(every, every.size)
-        paths = _ask(title, network, len(links), src, dst)
+        endpoints = np.arange(request.endpoints, dtype=np.int32)
+        src, dst = np.repeat(endpoints, endpoints.size), np.tile(endpoints, endpoints.size)
+        paths = _query_paths(title, network, len(links), src, dst)
         return cls(title=title, network=network, links=links, src=src, dst=dst, paths=paths)
 
-    def ask(self, pairs: Int64s) -> Paths:
-        """Ask for the paths of some of the pairs, in an order of the caller's."""
-        return _ask(self.title, self.network, len(self.links), self.src[pairs], self.dst[pairs])
+    def query(self, pairs: Int64s) -> Paths:
+        """Query the paths of some pairs in the given order."""
+        return _query_paths(self.title, self.network, len(self.links), self.src[pairs], self.dst[pairs])
 
-    def broken(self, what: str, row: int | None = None) -> AssertionError:
-        """Return the error of a row of the paths, or of the whole."""
+    def error(self, problem: str, row: int | None = None) -> AssertionError:
+        """Return the error of a row of the paths, or of the network."""
         pair = "" if row is None else f"endpoint {self.pair(row)}: "
-        return AssertionError(f"{self.title}: {pair}{what}")
+        return AssertionError(f"{self.title}: {pair}{problem}")
 
     def pair(self, row: int) -> str:
         """Return the two endpoints of a row of the paths."""
@@ -289,25 +297,25 @@ class Subject:
 
 
 def routes(links: Links, paths: Paths) -> list[list[Route]]:
-    """Return what paths say, pair by pair and way by way; where all ways are equal, once."""
+    """Return the routes of each pair by way; only the first if all ways are equal."""
     names = np.array([*links.name, ""], dtype=object)
-    over, shown, weight = names[paths.link].tolist(), names[paths.route].tolist(), paths.weight.tolist()
+    used, displayed, weight = names[paths.link].tolist(), names[paths.route].tolist(), paths.weight.tolist()
     ptr, route_ptr = paths.link_ptr.tolist(), paths.route_ptr.tolist()
-    figures = zip(paths.rate_kbps.tolist(), paths.latency_ns.tolist(), paths.overhead_ns.tolist(), strict=True)
+    columns = zip(paths.rate_kbps.tolist(), paths.latency_ns.tolist(), paths.overhead_ns.tolist(), strict=True)
     rows = [
         Route(
-            links=tuple(over[ptr[row] : ptr[row + 1]]), weights=tuple(weight[ptr[row] : ptr[row + 1]]),
-            route=tuple(shown[route_ptr[row] : route_ptr[row + 1]]),
+            links=tuple(used[ptr[row] : ptr[row + 1]]), weights=tuple(weight[ptr[row] : ptr[row + 1]]),
+            route=tuple(displayed[route_ptr[row] : route_ptr[row + 1]]),
             rate_kbps=rate, latency_ns=latency, overhead_ns=overhead,
         )
-        for row, (rate, latency, overhead) in enumerate(figures)
+        for row, (rate, latency, overhead) in enumerate(columns)
     ]  # fmt: skip
     pairs = [rows[first : first + paths.ways] for first in range(0, len(rows), paths.ways)]
     return [ways[:1] if all(way == ways[0] for way in ways) else ways for ways in pairs]
 
 
-def _ask(title: str, network: GuardedNetwork, links: int, src: Int32s, dst: Int32s) -> Paths:
-    """Return the paths of some pairs; where they are misshapen, name a pair that is so on its own."""
+def _query_paths(title: str, network: GuardedNetwork, links: int, src: Int32s, dst: Int32s) -> Paths:
+    """Return the paths of some pairs; an error names the first pair with invalid paths."""
     name = f"paths of network {network.name!r}"
     with plugin_code(network.provider, network.network.paths, name=name):
         paths: object = network.network.paths(src, dst)
@@ -318,8 +326,8 @@ def _ask(title: str, network: GuardedNetwork, links: int, src: Int32s, dst: Int3
     except PluginError as error:
         if src.size == 1:
             raise AssertionError(f"{title}: endpoint {src[0]} to {dst[0]}: {error}") from error
-        for one in range(src.size):
-            _ask(title, network, links, src[one : one + 1], dst[one : one + 1])
+        for pair in range(src.size):
+            _query_paths(title, network, links, src[pair : pair + 1], dst[pair : pair + 1])
         raise AssertionError(f"{title}: {error}") from error
     return paths
 
@@ -327,12 +335,12 @@ def _ask(title: str, network: GuardedNetwork, links: int, src: Int32s, dst: Int3
 _SOURCE, _SINK = -1, -2
 
 Residual = dict[int, dict[int, Fraction]]
-"""What may still flow from a node to another; link ``l`` is the arc from node ``2 l`` to ``2 l + 1``."""
+"""Residual capacity between nodes; link ``l`` is the arc from node ``2 l`` to ``2 l + 1``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """The links of least capacity without which no path is left."""
+    """A minimum cut: the links of least total capacity that disconnect all paths."""
 
     rate_kbps: Fraction
     """Their capacity; 0 where there is no path."""
@@ -341,67 +349,71 @@ class Cut:
 
 
 def minimum_cut(links: Links, paths: Paths) -> Cut:
-    """Return the minimum cut of the graph in which a link leads to those that follow it on any of ``paths``.
+    """Return the minimum cut of the graph whose arcs join consecutive links of ``paths``.
 
-    A link counts with its capacity, or as much of it as a path may take that lays several flows on it. Each
-    path goes over one link at least.
+    The capacity of a link is divided by the lowest weight of a path on it. Each path has at least one link.
 
     Algorithm: J. Edmonds and R. M. Karp, "Theoretical Improvements in Algorithmic Efficiency for Network Flow
-    Problems", Journal of the ACM 19 (1972): fill the shortest path that has room until there is none.
+    Problems", Journal of the ACM 19 (1972): augment the shortest path with residual capacity until there is none.
     """
     routed = paths.rate_kbps != NO_ROUTE
     residual = _graph(links, paths, paths.link_ptr[:-1][routed], paths.link_ptr[1:][routed])
-    found = Fraction(0)
+    flow_kbps = Fraction(0)
     while True:
-        before = _reached(residual)
-        if _SINK not in before:
-            cut = tuple(link for link in range(len(links)) if 2 * link in before and 2 * link + 1 not in before)
-            return Cut(rate_kbps=found, links=cut)
-        found += _fill(residual, before)
+        predecessor = _shortest_paths(residual)
+        if _SINK not in predecessor:
+            cut = tuple(
+                link for link in range(len(links)) if 2 * link in predecessor and 2 * link + 1 not in predecessor
+            )
+            return Cut(rate_kbps=flow_kbps, links=cut)
+        flow_kbps += _augment(residual, predecessor)
 
 
 def _graph(links: Links, paths: Paths, first: NDArray[np.int32], end: NDArray[np.int32]) -> Residual:
-    used = np.zeros(paths.link.size, dtype=bool)
-    within = np.zeros(paths.link.size, dtype=bool)
+    on_path = np.zeros(paths.link.size, dtype=bool)
+    has_successor = np.zeros(paths.link.size, dtype=bool)
     for low, high in zip(first.tolist(), end.tolist(), strict=True):
-        used[low:high] = within[low : high - 1] = True
-    least: dict[int, int] = {}
-    for link, weight in zip(paths.link[used].tolist(), paths.weight[used].tolist(), strict=True):
-        least[link] = min(weight, least.get(link, weight))
-    room = {link: Fraction(int(links.rate_kbps[link]), weight) for link, weight in least.items()}
-    whole = sum(room.values(), Fraction(1))
+        on_path[low:high] = has_successor[low : high - 1] = True
+    lowest_weight: dict[int, int] = {}
+    for link, weight in zip(paths.link[on_path].tolist(), paths.weight[on_path].tolist(), strict=True):
+        lowest_weight[link] = min(weight, lowest_weight.get(link, weight))
+    capacities = {link: Fraction(int(links.rate_kbps[link]), weight) for link, weight in lowest_weight.items()}
+    unlimited = sum(capacities.values(), Fraction(1))
     residual: Residual = {_SOURCE: {}, _SINK: {}}
-    for link, capacity in room.items():
+    for link, capacity in capacities.items():
         residual[2 * link], residual[2 * link + 1] = {2 * link + 1: capacity}, {}
-    at = np.flatnonzero(within)
+    entries = np.flatnonzero(has_successor)
     arcs = [(_SOURCE, 2 * link) for link in set(paths.link[first].tolist())]
     arcs += [(2 * link + 1, _SINK) for link in set(paths.link[end - 1].tolist())]
-    arcs += {(2 * a + 1, 2 * b) for a, b in zip(paths.link[at].tolist(), paths.link[at + 1].tolist(), strict=True)}
+    arcs += {
+        (2 * link + 1, 2 * successor)
+        for link, successor in zip(paths.link[entries].tolist(), paths.link[entries + 1].tolist(), strict=True)
+    }
     for tail, head in arcs:
-        residual[tail][head] = whole
+        residual[tail][head] = unlimited
     return residual
 
 
-def _reached(residual: Residual) -> dict[int, int]:
-    """Return the nodes that more can flow to, each with the one before it on a shortest way."""
-    before, waiting = {_SOURCE: _SOURCE}, deque([_SOURCE])
-    while waiting and _SINK not in before:
+def _shortest_paths(residual: Residual) -> dict[int, int]:
+    """Return the nodes reachable by residual capacity, each with its predecessor on a shortest path."""
+    predecessor, waiting = {_SOURCE: _SOURCE}, deque([_SOURCE])
+    while waiting and _SINK not in predecessor:
         node = waiting.popleft()
-        for other, room in residual[node].items():
-            if room and other not in before:
-                before[other] = node
-                waiting.append(other)
-    return before
+        for successor, capacity in residual[node].items():
+            if capacity and successor not in predecessor:
+                predecessor[successor] = node
+                waiting.append(successor)
+    return predecessor
 
 
-def _fill(residual: Residual, before: dict[int, int]) -> Fraction:
-    """Send as much as goes along the way to the sink."""
-    way, node = [], _SINK
+def _augment(residual: Residual, predecessor: dict[int, int]) -> Fraction:
+    """Augment the flow along the path to the sink; return the added flow."""
+    path, node = [], _SINK
     while node != _SOURCE:
-        way.append((before[node], node))
-        node = before[node]
-    amount = min(residual[tail][head] for tail, head in way)
-    for tail, head in way:
+        path.append((predecessor[node], node))
+        node = predecessor[node]
+    amount = min(residual[tail][head] for tail, head in path)
+    for tail, head in path:
         residual[tail][head] -= amount
         residual[head][tail] = residual[head].get(tail, Fraction(0)) + amount
     return amount

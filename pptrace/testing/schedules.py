@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import product
 from typing import TYPE_CHECKING
 
 from pptrace.errors import ConstraintError, ScheduleError
@@ -31,57 +32,54 @@ def grid(
     chunks: Iterable[int] = (1,),
     **fields: object,
 ) -> tuple[ScheduleRequest, ...]:
-    """Return the requests of every combination of sizes, each with ``fields`` besides.
+    """Return the requests of all combinations of sizes, each with ``fields`` in addition.
 
     >>> len(grid(ranks=(2, 4), microbatches=(4, 8), chunks=(1, 2)))
     8
     """
-    across, down, deep = tuple(ranks), tuple(microbatches), tuple(chunks)
     return tuple(
         ScheduleRequest(ranks=p, microbatches=m, chunks=v, **fields)  # type: ignore[arg-type] # the caller's fields
-        for p in across
-        for m in down
-        for v in deep
+        for p, m, v in product(ranks, microbatches, chunks)
     )
 
 
 def assert_schedule_family(
     offer: ScheduleOffer | Provided[ScheduleOffer], *, sizes: Sequence[ScheduleRequest] = (), growth: bool = True
 ) -> None:
-    """Assert that a schedule keeps what its offer says, for each of ``sizes``, by default :func:`grid`.
+    """Assert that a schedule agrees with its offer for each of ``sizes``, by default :func:`grid`.
 
-    What a size's ``options`` leave out has its default.
+    Options that a size does not state have their defaults.
 
-    - A size is refused by ``check`` with a :class:`~pptrace.errors.ConstraintError`, and then
-      ``constraints`` says so in words; or its table is valid. At least one size is taken.
+    - Either ``check`` rejects a size with a :class:`~pptrace.errors.ConstraintError`, and ``constraints``
+      describes the constraint in words; or its table is valid. At least one size is supported.
     - Two builds of a size are equal.
-    - ``bubble`` and ``peak_activations``, where offered, equal the table's figures, as exact
-      fractions: with a forward of 1, a backward of 2, and messages that take no time. A bubble that is
-      not offered as exact is only a share.
-    - The time to generate a table grows about as the table does (unless ``growth`` is false).
+    - ``bubble`` and ``peak_activations``, where offered, equal the table's figures as exact fractions:
+      with a forward of 1, a backward of 2, and messages that take no time. A bubble that is not offered
+      as exact only has to be a share.
+    - The time to generate a table is about proportional to its size (unless ``growth`` is false).
 
     Raises:
-        AssertionError: what is broken, for which size.
-        ConfigError: options of a size that the schedule does not take.
-        PluginError: the plugin's code raised something else.
+        AssertionError: a check fails; names the size.
+        ConfigError: the schedule does not take the options of a size.
+        PluginError: the plugin's code raised another exception.
     """
     provided = offer if isinstance(offer, Provided) else Provided(offer=offer, provider=_HERE)
     requests = [
         replace(request, options=checked_options(provided, request.options, "options"))
         for request in sizes or grid()
     ]
-    taken = [request for request in requests if not _refuses(provided, request)]
-    if not taken:
+    supported = [request for request in requests if not _is_rejected(provided, request)]
+    if not supported:
         raise AssertionError(f"{provided.offer.name} takes none of the sizes that it was tried with")
-    for request in taken:
+    for request in supported:
         schedule = _build(provided, request)
         _assert_repeatable(provided, request, schedule)
         _assert_closed_forms(provided, request, schedule)
     if growth:
-        assert_linear_growth(provided.offer, max(taken, key=lambda request: request.ranks))
+        assert_linear_growth(provided.offer, max(supported, key=lambda request: request.ranks))
 
 
-def _refuses(provided: Provided[ScheduleOffer], request: ScheduleRequest) -> bool:
+def _is_rejected(provided: Provided[ScheduleOffer], request: ScheduleRequest) -> bool:
     offer = provided.offer
     if offer.check is None:
         return False
@@ -107,10 +105,10 @@ def _build(provided: Provided[ScheduleOffer], request: ScheduleRequest) -> Sched
 
 
 def _assert_repeatable(provided: Provided[ScheduleOffer], request: ScheduleRequest, schedule: Schedule) -> None:
-    again = _build(provided, request)
-    if schedule != again:
-        where = schedule.difference(again) or "the placements differ"
-        raise _broken(provided.offer, request, f"two builds differ: {where}")
+    second = _build(provided, request)
+    if schedule != second:
+        difference = schedule.difference(second) or "the placements differ"
+        raise _broken(provided.offer, request, f"two builds differ: {difference}")
 
 
 def _assert_closed_forms(provided: Provided[ScheduleOffer], request: ScheduleRequest, schedule: Schedule) -> None:
@@ -125,9 +123,9 @@ def _assert_closed_forms(provided: Provided[ScheduleOffer], request: ScheduleReq
     if bubble is not None and offer.bubble_is_exact and bubble != counted.bubble:
         raise _broken(offer, request, f"bubble is stated as {bubble} and the table's is {counted.bubble}")
     parts = call_plugin(provider, offer.parts, request) if offer.parts else 1
-    held = [count / parts for count in counted.peak_activations]
-    if peaks is not None and list(peaks) != held:
-        stated_text, counted_text = _listed(peaks), _listed(held)
+    peak_activations = [count / parts for count in counted.peak_activations]
+    if peaks is not None and list(peaks) != peak_activations:
+        stated_text, counted_text = _format_list(peaks), _format_list(peak_activations)
         message = f"peak activations are stated as {stated_text} and the table's are {counted_text}"
         raise _broken(offer, request, message)
 
@@ -139,18 +137,18 @@ def _broken(offer: ScheduleOffer, request: ScheduleRequest, what: str) -> Assert
     )
 
 
-def _listed(values: Iterable[object]) -> str:
+def _format_list(values: Iterable[object]) -> str:
     return f"[{', '.join(map(str, values))}]"
 
 
 def assert_valid_schedule(schedule: Schedule) -> None:
-    """Assert that every action is there once, on its rank, in an order that no deadlock stops.
+    """Assert that every action occurs once, on its rank, in an order without deadlock.
 
     >>> from pptrace.steps.schedule import Schedule
     >>> assert_valid_schedule(Schedule.from_rows([["0F0", "0B0"], ["1F0", "1B0"]]))
 
     Raises:
-        AssertionError: the first action at fault, or the cycle.
+        AssertionError: names the first invalid action, or the cycle.
     """
     try:
         validate(schedule)
@@ -160,12 +158,12 @@ def assert_valid_schedule(schedule: Schedule) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """The figures that a schedule's closed forms state."""
+    """Figures of a table for comparison with the schedule's closed forms."""
 
     bubble: Fraction
-    """Idle over ranks times length."""
+    """Idle time over ranks times step time."""
     peak_activations: tuple[Fraction, ...]
-    """Per rank, the most activations held, in one stage's of one microbatch."""
+    """Peak activations of each rank, in units of one stage and microbatch."""
 
 
 def count(schedule: Schedule) -> Counted:
@@ -192,41 +190,41 @@ def count(schedule: Schedule) -> Counted:
 _FEW, _MANY = 8, 128
 """Microbatches per rank of the two sizes that are timed."""
 _SLACK = 4
-"""Growth beyond the table's that is put down to noise: quadratic growth is 16 times the table's here."""
+"""Tolerated ratio of the growth of the time to that of the table; quadratic growth has a ratio of 16."""
 _NEGLIGIBLE_S = 0.1
-"""A generation faster than this is fast enough, however it grows."""
+"""Time to generate a table below which its growth is ignored."""
 
 
 def assert_linear_growth(offer: ScheduleOffer, request: ScheduleRequest) -> None:
     """Assert that 16 times the microbatches take at most 64 times the processor time, or under 0.1 s.
 
-    Says nothing where the schedule does not take such sizes.
+    Does nothing if the schedule does not support such sizes.
 
     Raises:
-        AssertionError: both times.
+        AssertionError: the time grows faster; names both times.
     """
-    sizes = [replace(request, microbatches=request.ranks * each) for each in (_FEW, _MANY)]
+    sizes = [replace(request, microbatches=request.ranks * factor) for factor in (_FEW, _MANY)]
     try:
         for size in sizes:
             if offer.check is not None:
                 offer.check(size)
     except ConstraintError:
         return
-    few, many = (_seconds(offer, size) for size in sizes)
-    if many > _NEGLIGIBLE_S and many > few * (_MANY // _FEW) * _SLACK:
+    small_s, large_s = (_seconds(offer, size) for size in sizes)
+    if large_s > _NEGLIGIBLE_S and large_s > small_s * (_MANY // _FEW) * _SLACK:
         raise AssertionError(
-            f"{offer.name}: {sizes[1].microbatches} microbatches take {many:.2f} s to generate and "
-            f"{sizes[0].microbatches} take {few:.4f} s: the time grows faster than the table"
+            f"{offer.name}: {sizes[1].microbatches} microbatches take {large_s:.2f} s to generate and "
+            f"{sizes[0].microbatches} take {small_s:.4f} s: the time grows faster than the table"
         )
 
 
 def _seconds(offer: ScheduleOffer, request: ScheduleRequest) -> float:
-    """Return the least processor time of three builds, which other processes hardly touch."""
-    times = []
+    """Return the lowest processor time of three builds, which is insensitive to other processes."""
+    times_s = []
     for _ in range(3):
-        before = time.process_time()
+        start_s = time.process_time()
         built = offer.build(request)
         if not hasattr(built, "row_ptr"):
             list(built)
-        times.append(time.process_time() - before)
-    return min(times)
+        times_s.append(time.process_time() - start_s)
+    return min(times_s)

@@ -10,7 +10,7 @@ import numpy as np
 from small_clusters import Ports, cluster
 
 from pptrace.network import collectives
-from pptrace.network.collectives import LinkCollectives, Plan, _alike
+from pptrace.network.collectives import LinkCollectives, Plan, _group_by_members
 from pptrace.network.layout import Layout
 from pptrace.network.links import Flat
 
@@ -40,7 +40,7 @@ def test_groups_in_one_node_use_no_nic_and_one_channel() -> None:
     job = LinkCollectives(network=cluster(nodes=1, gpus=8, nics=8), groups=Layout(dp=8).groups)
 
     assert job.network.links.name[16] == "node0/port8up"
-    assert [members.channels for members, _ in _alike(job.groups("dp"), job.network)] == [1]
+    assert [members.channels for members, _ in _group_by_members(job.groups("dp"), job.network)] == [1]
 
 
 def test_the_first_of_two_links_that_are_equally_slow_is_named() -> None:
@@ -63,9 +63,9 @@ def test_latencies_are_those_of_the_hops_that_a_part_passes() -> None:
     """A ring of four over two nodes hops in turn inside and between nodes; a part is spared the quickest hops."""
     network = cluster(nodes=2, gpus=2, nics=1, per_leaf=2)
     inside, between = 2 + 2 * 3, 2 + 2 + 4 * 3 + 2 * 100
-    alike = _alike(np.array([[0, 1, 2, 3]], dtype=np.int32), network)
+    groups_by_members = _group_by_members(np.array([[0, 1, 2, 3]], dtype=np.int32), network)
 
-    once, twice = (plan.fixed_ns for plan in collectives.ring_plans(network, alike, 1).values())
+    once, twice = (plan.fixed_ns for plan in collectives.ring_plans(network, groups_by_members, 1).values())
 
     assert once == 2 * between + inside
     assert twice == 3 * between + 3 * inside
@@ -128,6 +128,6 @@ def test_pairs_asked_for_a_few_at_once_give_the_same(monkeypatch: pytest.MonkeyP
         return [job.fastest(name, "dp", 10**6) for name in ("all-reduce", "all-gather", "all-to-all")]
 
     at_once = times()
-    monkeypatch.setattr(collectives, "_AT_ONCE", 2)
+    monkeypatch.setattr(collectives, "_BATCH", 2)
 
     assert times() == at_once

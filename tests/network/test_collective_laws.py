@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from small_clusters import cluster
 
 from pptrace.network import collectives
-from pptrace.network.collectives import LinkCollectives, _alike, ring, trees
+from pptrace.network.collectives import LinkCollectives, _group_by_members, ring, trees
 from pptrace.network.contract import Links, Network, Paths
 from pptrace.network.layout import AXES, Layout
 
@@ -103,10 +103,10 @@ def test_what_a_byte_takes_is_that_of_the_busiest_link_counted_flow_by_flow(
     size = groups.shape[1]
     if size == 1:
         return
-    alike = _alike(groups, network)
-    channels = max(members.channels for members, _ in alike)
+    groups_by_members = _group_by_members(groups, network)
+    channels = max(members.channels for members, _ in groups_by_members)
     rings, edges = [], []
-    for members, of_kind in alike:
+    for members, of_kind in groups_by_members:
         for channel in range(channels):
             order = ring(members, channel)
             for group in of_kind.tolist():
@@ -115,11 +115,13 @@ def test_what_a_byte_takes_is_that_of_the_busiest_link_counted_flow_by_flow(
                     edges += [(group[child], group[parent]), (group[parent], group[child])]
     pairs = [(a, b) for group in groups.tolist() for a in group for b in group if a != b]
 
-    by_rounds = collectives.ring_plans(network, alike, channels)
+    by_rounds = collectives.ring_plans(network, groups_by_members, channels)
 
     assert by_rounds[1].byte_ns == slowest(network, rings) * (size - 1) / (size * channels)
     assert by_rounds[2].byte_ns == 2 * by_rounds[1].byte_ns
-    assert collectives.tree_plan(network, alike, channels).byte_ns == slowest(network, edges) / (2 * channels)
+    assert collectives.tree_plan(network, groups_by_members, channels).byte_ns == slowest(network, edges) / (
+        2 * channels
+    )
     assert collectives.pairwise_plan(network, groups).byte_ns == slowest(network, pairs) / size
 
 
@@ -127,11 +129,11 @@ def slowest(network: Network, flows: list[tuple[int, int]]) -> Fraction:
     """Return what a byte of each flow takes, counted one by one."""
     carried: Counter[int] = Counter()
     limits = []
-    for (a, b), alike in Counter(flows).items():
+    for (a, b), groups_by_members in Counter(flows).items():
         paths = network.paths(np.array([a], dtype=np.int32), np.array([b], dtype=np.int32))
         limits.append(int(paths.rate_kbps.min()))
         for link in paths.link.tolist():
-            carried[link] += Fraction(alike, paths.ways)
+            carried[link] += Fraction(groups_by_members, paths.ways)
     shared = [count * 10**6 / int(network.links.rate_kbps[link]) for link, count in carried.items()]
     return max(*shared, Fraction(10**6, min(limits)))
 
@@ -147,10 +149,10 @@ def test_a_ring_takes_no_less_than_its_steps_played_one_by_one(
     if found.algorithm == "none":
         return
     groups = np.sort(layout.groups(axis), axis=1)
-    alike, members = _alike(groups, network), groups.shape[1]
-    plan = collectives.ring_plans(network, alike, found.channels)[1]
+    groups_by_members, members = _group_by_members(groups, network), groups.shape[1]
+    plan = collectives.ring_plans(network, groups_by_members, found.channels)[1]
     carried = plan.byte_ns * size / (members - 1)
-    for kind, of_kind in alike:
+    for kind, of_kind in groups_by_members:
         for channel in range(found.channels):
             for order in of_kind[:, ring(kind, channel)]:
                 paths = network.paths(order, np.roll(order, -1))

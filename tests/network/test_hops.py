@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from small_clusters import cluster
 
 from pptrace.errors import ConfigError
-from pptrace.network.cluster import Hops, _scattered
+from pptrace.network.cluster import Hops, _hash
 from pptrace.network.contract import UNLIMITED, Paths
 from pptrace.network.layout import AXES, Layout
 from pptrace.network.links import Flat, check_paths
@@ -67,7 +67,7 @@ def test_a_hop_is_the_bundle_of_what_each_member_sends(network: Hops, data: st.D
     paths = network.paths(src, dst)
 
     check_paths(paths, len(pairs), len(network.links))
-    turns = _scattered(np.arange(network.layout.members().shape[1])).tolist()
+    turns = _hash(np.arange(network.layout.members().shape[1])).tolist()
     for row in range(len(paths)):
         pair, way = divmod(row, paths.ways)
         flows = flows_of(network, *pairs[pair])
