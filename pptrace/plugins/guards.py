@@ -76,9 +76,7 @@ def _field_fault(offer: Any) -> str:
     if isinstance(offer, ClusterOffer) and not isinstance(offer.device, str | Mapping):
         return "its device is neither a name nor a mapping"
     suffixes = offer.suffixes if isinstance(offer, ExporterOffer) else ()
-    if not isinstance(suffixes, tuple) or not all(
-        isinstance(suffix, str) and suffix[:1] == "." for suffix in suffixes
-    ):
+    if not isinstance(suffixes, tuple) or not all(isinstance(end, str) and end[:1] == "." for end in suffixes):
         return "its suffixes are not a tuple of endings such as '.json'"
     return ""
 

@@ -93,9 +93,9 @@ def _assert_reachable(subject: Subject, routed: Callable[[int, int], bool] | Non
         src, dst = int(subject.src[pair]), int(subject.dst[pair])
         expected = routed is None or src == dst or routed(src, dst)
         if expected and rate == NO_ROUTE:
-            raise subject.broken("no route", row)
+            raise subject.error("no route", row)
         if not expected and rate != NO_ROUTE:
-            raise subject.broken(f"a route of {_rate(rate or _NO_LIMIT)} where none is expected", row)
+            raise subject.error(f"a route of {_format_rate(rate or _NO_LIMIT)} where none is expected", row)
 
 
 def _assert_no_link_to_itself(subject: Subject) -> None:
@@ -103,7 +103,7 @@ def _assert_no_link_to_itself(subject: Subject) -> None:
         pair = row // subject.paths.ways
         if subject.src[pair] == subject.dst[pair]:
             link = subject.link(subject.paths.link_ptr[row])
-            raise subject.broken(f"goes over link {link}, and needs none", row)
+            raise subject.error(f"goes over link {link}, and needs none", row)
 
 
 def _assert_no_link_twice(subject: Subject) -> None:
@@ -111,7 +111,7 @@ def _assert_no_link_twice(subject: Subject) -> None:
     order = np.lexsort((subject.paths.link, row))
     is_repeated = (np.diff(row[order]) == 0) & (np.diff(subject.paths.link[order]) == 0)
     for entry in order[:-1][is_repeated]:
-        raise subject.broken(f"goes over link {subject.link(entry)} twice", int(row[entry]))
+        raise subject.error(f"goes over link {subject.link(entry)} twice", int(row[entry]))
 
 
 def _assert_rates_fit(subject: Subject) -> None:
@@ -122,7 +122,9 @@ def _assert_rates_fit(subject: Subject) -> None:
     rate = np.where(paths.rate_kbps == UNLIMITED, _NO_LIMIT, paths.rate_kbps)[row]
     for entry in np.flatnonzero(rate > limit_kbps).tolist():
         description = f"link {subject.link(entry)} gives {limit_kbps[entry]} kB/s"
-        raise subject.broken(f"a message alone gets {_rate(rate[entry])}, and {description}", int(row[entry]))
+        raise subject.error(
+            f"a message alone gets {_format_rate(rate[entry])}, and {description}", int(row[entry])
+        )
 
 
 def _rows_of_links(paths: Paths) -> Int64s:
@@ -132,24 +134,20 @@ def _rows_of_links(paths: Paths) -> Int64s:
 
 def _assert_repeatable(subject: Subject, second: Subject) -> None:
     if len(subject.links) != len(second.links):
-        raise subject.broken(f"{len(subject.links)} links, and {len(second.links)} in a second build")
+        raise subject.error(f"{len(subject.links)} links, and {len(second.links)} in a second build")
     for column in ("name", "rate_kbps", "latency_ns", "overhead_ns", "flow_rate_kbps"):
         values = zip(getattr(subject.links, column), getattr(second.links, column), strict=True)
-        for link, (first_value, second_value) in enumerate(values):
-            if first_value != second_value:
+        for link, (expected, actual) in enumerate(values):
+            if expected != actual:
                 name = subject.links.name[link]
-                raise subject.broken(
-                    f"link {name}: {column} is {first_value}, and {second_value} in a second build"
-                )
+                raise subject.error(f"link {name}: {column} is {expected}, and {actual} in a second build")
     expected_routes = routes(subject.links, subject.paths)
     _assert_same(subject, expected_routes, np.arange(len(expected_routes)), second.paths, "in a second build")
     order = np.random.default_rng(0).permutation(len(expected_routes))
     _assert_same(subject, expected_routes, order, subject.query(order), "where the pairs are in another order")
     for pair in order[:_SEPARATE_PAIRS]:
-        single_pair = np.array([pair])
-        _assert_same(
-            subject, expected_routes, single_pair, subject.query(single_pair), "where this pair is asked for alone"
-        )
+        pairs = np.array([pair])
+        _assert_same(subject, expected_routes, pairs, subject.query(pairs), "where this pair is asked for alone")
 
 
 def _assert_same(
@@ -159,25 +157,22 @@ def _assert_same(
     for pair, actual in zip(pairs.tolist(), routes(subject.links, paths), strict=True):
         expected, row = expected_routes[pair], pair * subject.paths.ways
         if len(expected) != len(actual):
-            raise subject.broken(f"{len(expected)} ways, and {len(actual)} {when}", row)
-        for way, (expected_route, route) in enumerate(zip(expected, actual, strict=True)):
-            if expected_route != route:
-                column = next(
-                    f.name for f in fields(Route) if getattr(expected_route, f.name) != getattr(route, f.name)
-                )
+            raise subject.error(f"{len(expected)} ways, and {len(actual)} {when}", row)
+        for way, (first, second) in enumerate(zip(expected, actual, strict=True)):
+            if first != second:
+                column = next(f.name for f in fields(Route) if getattr(first, f.name) != getattr(second, f.name))
                 name = f"{column} of way {way}" if len(actual) > 1 else column
-                first, second = (
-                    _format_value(getattr(expected_route, column)),
-                    _format_value(getattr(route, column)),
-                )
-                raise subject.broken(f"{name}: {first}, and {second} {when}", row)
+                values = [_format_value(getattr(route, column)) for route in (first, second)]
+                raise subject.error(f"{name}: {values[0]}, and {values[1]} {when}", row)
 
 
 def _assert_not_faster(smaller: Subject, larger: Subject) -> None:
     (smaller_kbps, smaller_row), (larger_kbps, larger_row) = _slowest(smaller), _slowest(larger)
     if smaller_kbps < larger_kbps:
-        slowest = f"the slowest pair, {larger.pair(larger_row)}, gets {_rate(larger_kbps)}"
-        raise larger.broken(f"{slowest}, and {smaller.pair(smaller_row)} of {smaller.title} {_rate(smaller_kbps)}")
+        slowest = f"the slowest pair, {larger.pair(larger_row)}, gets {_format_rate(larger_kbps)}"
+        raise larger.error(
+            f"{slowest}, and {smaller.pair(smaller_row)} of {smaller.title} {_format_rate(smaller_kbps)}"
+        )
 
 
 def _slowest(subject: Subject) -> tuple[int, int]:
@@ -194,19 +189,19 @@ def _assert_bisection(subject: Subject, stated_kbps: int) -> None:
     src_is_lower, dst_is_lower = subject.src < half, subject.dst < half
     crosses = np.repeat(src_is_lower != dst_is_lower, subject.paths.ways) & (subject.paths.rate_kbps != NO_ROUTE)
     for row in np.flatnonzero(crosses & (np.diff(subject.paths.link_ptr) == 0)).tolist():
-        raise subject.broken(f"bisection is stated as {_rate(stated_kbps)}, and no link is between", row)
+        raise subject.error(f"bisection is stated as {_format_rate(stated_kbps)}, and no link is between", row)
     cuts = [
         (minimum_cut(subject.links, subject.query(np.flatnonzero(pairs))), side)
         for side, pairs in (("lower", src_is_lower & ~dst_is_lower), ("upper", ~src_is_lower & dst_is_lower))
     ]
-    cut, side = min(cuts, key=lambda cut_and_side: cut_and_side[0].rate_kbps)
+    cut, side = min(cuts, key=lambda item: item[0].rate_kbps)
     if cut.rate_kbps != stated_kbps:
         names = _format_value(tuple(subject.links.name[link] for link in cut.links))
-        actual = f"{_rate(cut.rate_kbps)} out of the {side} half, what {names} hold"
-        raise subject.broken(f"bisection is stated as {_rate(stated_kbps)}, and the paths' is {actual}")
+        actual = f"{_format_rate(cut.rate_kbps)} out of the {side} half, what {names} hold"
+        raise subject.error(f"bisection is stated as {_format_rate(stated_kbps)}, and the paths' is {actual}")
 
 
-def _rate(rate_kbps: object) -> str:
+def _format_rate(rate_kbps: object) -> str:
     return "no limit" if rate_kbps == _NO_LIMIT else f"{rate_kbps} kB/s"
 
 
@@ -360,13 +355,11 @@ def minimum_cut(links: Links, paths: Paths) -> Cut:
     residual = _graph(links, paths, paths.link_ptr[:-1][routed], paths.link_ptr[1:][routed])
     flow_kbps = Fraction(0)
     while True:
-        predecessor = _shortest_paths(residual)
-        if _SINK not in predecessor:
-            cut = tuple(
-                link for link in range(len(links)) if 2 * link in predecessor and 2 * link + 1 not in predecessor
-            )
+        reached = _shortest_paths(residual)
+        if _SINK not in reached:
+            cut = tuple(link for link in range(len(links)) if 2 * link in reached and 2 * link + 1 not in reached)
             return Cut(rate_kbps=flow_kbps, links=cut)
-        flow_kbps += _augment(residual, predecessor)
+        flow_kbps += _augment(residual, reached)
 
 
 def _graph(links: Links, paths: Paths, first: NDArray[np.int32], end: NDArray[np.int32]) -> Residual:
@@ -385,10 +378,8 @@ def _graph(links: Links, paths: Paths, first: NDArray[np.int32], end: NDArray[np
     entries = np.flatnonzero(has_successor)
     arcs = [(_SOURCE, 2 * link) for link in set(paths.link[first].tolist())]
     arcs += [(2 * link + 1, _SINK) for link in set(paths.link[end - 1].tolist())]
-    arcs += {
-        (2 * link + 1, 2 * successor)
-        for link, successor in zip(paths.link[entries].tolist(), paths.link[entries + 1].tolist(), strict=True)
-    }
+    successors = zip(paths.link[entries].tolist(), paths.link[entries + 1].tolist(), strict=True)
+    arcs += {(2 * link + 1, 2 * successor) for link, successor in successors}
     for tail, head in arcs:
         residual[tail][head] = unlimited
     return residual

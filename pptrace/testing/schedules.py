@@ -87,7 +87,7 @@ def _is_rejected(provided: Provided[ScheduleOffer], request: ScheduleRequest) ->
         call_plugin(provided.provider, offer.check, request)
     except ConstraintError as error:
         if not offer.constraints:
-            raise _broken(offer, request, f"refused ({error}), but the offer states no constraints") from error
+            raise _size_error(offer, request, f"refused ({error}), but the offer states no constraints") from error
         return True
     return False
 
@@ -96,11 +96,11 @@ def _build(provided: Provided[ScheduleOffer], request: ScheduleRequest) -> Sched
     try:
         schedule = build_schedule(provided, request)
     except ConstraintError as error:
-        raise _broken(provided.offer, request, f"check takes this size and build does not: {error}") from error
+        raise _size_error(provided.offer, request, f"check takes this size and build does not: {error}") from error
     try:
         assert_valid_schedule(schedule)
     except AssertionError as error:
-        raise _broken(provided.offer, request, str(error)) from error
+        raise _size_error(provided.offer, request, str(error)) from error
     return schedule
 
 
@@ -108,7 +108,7 @@ def _assert_repeatable(provided: Provided[ScheduleOffer], request: ScheduleReque
     second = _build(provided, request)
     if schedule != second:
         difference = schedule.difference(second) or "the placements differ"
-        raise _broken(provided.offer, request, f"two builds differ: {difference}")
+        raise _size_error(provided.offer, request, f"two builds differ: {difference}")
 
 
 def _assert_closed_forms(provided: Provided[ScheduleOffer], request: ScheduleRequest, schedule: Schedule) -> None:
@@ -119,21 +119,21 @@ def _assert_closed_forms(provided: Provided[ScheduleOffer], request: ScheduleReq
         return
     counted = count(schedule)
     if bubble is not None and not 0 <= bubble < 1:
-        raise _broken(offer, request, f"bubble is stated as {bubble}: a share of the step, from 0 and below 1")
+        raise _size_error(offer, request, f"bubble is stated as {bubble}: a share of the step, from 0 and below 1")
     if bubble is not None and offer.bubble_is_exact and bubble != counted.bubble:
-        raise _broken(offer, request, f"bubble is stated as {bubble} and the table's is {counted.bubble}")
+        raise _size_error(offer, request, f"bubble is stated as {bubble} and the table's is {counted.bubble}")
     parts = call_plugin(provider, offer.parts, request) if offer.parts else 1
     peak_activations = [count / parts for count in counted.peak_activations]
     if peaks is not None and list(peaks) != peak_activations:
         stated_text, counted_text = _format_list(peaks), _format_list(peak_activations)
         message = f"peak activations are stated as {stated_text} and the table's are {counted_text}"
-        raise _broken(offer, request, message)
+        raise _size_error(offer, request, message)
 
 
-def _broken(offer: ScheduleOffer, request: ScheduleRequest, what: str) -> AssertionError:
+def _size_error(offer: ScheduleOffer, request: ScheduleRequest, problem: str) -> AssertionError:
     chunks = f", {request.chunks} chunks" if request.chunks > 1 else ""
     return AssertionError(
-        f"{offer.name} with {request.ranks} ranks, {request.microbatches} microbatches{chunks}: {what}"
+        f"{offer.name} with {request.ranks} ranks, {request.microbatches} microbatches{chunks}: {problem}"
     )
 
 
