@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import Kind, Unattributed, kinds
-from pptrace_profilers.recording import shifted
+from pptrace_profilers.recording import shift
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -165,7 +165,7 @@ def kernel_payloads(messages: Iterable[Message]) -> Counter[Kernel | None]:
 def shifted_message(message: Message, clocks: Sequence[Clock]) -> Message:
     """Return a message with both ends' times by rank 0's clock."""
     sent, received = (
-        shifted(end, clocks[rank].offset_ns) if end is not None and rank >= 0 else end
+        shift(end, clocks[rank].offset_ns) if end is not None and rank >= 0 else end
         for rank, end in ((message.source, message.sent), (message.target, message.received))
     )
     return replace(message, sent=sent, received=received)

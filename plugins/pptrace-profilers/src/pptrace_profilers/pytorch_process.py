@@ -1,24 +1,24 @@
 """A process that torch.profiler recorded: metadata, phases and events.
 
-A host's file (gloo, CPU) has annotations and ``c10d::`` operations; a GPU's has kernels too, each with the
-``correlation`` of its launch.
+The file of a host (gloo, CPU) has annotations and ``c10d::`` operations. The file of a GPU also has kernels, each
+with the ``correlation`` of its launch.
 
-DeepSeek's published profile (github.com/deepseek-ai/profile-data) marks a forward and a backward that run
-together as ``1F1B``, and in it, layer by layer::
+DeepSeek's published profile (github.com/deepseek-ai/profile-data) marks an overlapped forward and backward as
+``1F1B``. Each layer has these annotations::
 
     combine(B) attn(F) mlp(B) dispatch(F) dispatch(B) mlp(W) mlp(F) attn(B) attn(W) combine(F)
 
-Here a half of a layer is a stage: its attention 2l, its experts 2l + 1. What goes forward is a later microbatch
-than what goes back, from the last layer to the first. ``dispatch`` and ``combine`` carry an activation or a
-gradient to the next half, within the rank's own group. ``combine(B)`` is named by the half that takes what it
-brings, for the last layer's gradient comes from a stage that the profile does not hold.
+Here a half of layer l is a stage: attention is stage 2l, experts are stage 2l + 1. The forward is of a later
+microbatch than the backward, which runs from the last layer to the first. ``dispatch`` and ``combine`` transfer an
+activation or a gradient to the next half, within the rank's group. ``combine(B)`` is an action of its receiving
+half, because the profile does not contain the stage that sends the gradient of the last layer.
 
-A launch and its kernel share their ``correlation``, never their names. A batch of sends and receives is launched
-as one kernel without arguments, behind its annotations.
+A launch and its kernel have the same ``correlation`` but different names. A batch of sends and receives is one
+kernel without arguments, launched after the annotations of the batch.
 
 Sources: libkineto/src/output_json.cpp, PyTorch's record_function ranges and ``record_param_comms`` arguments as
 Kineto copies them onto kernels (appendCollectiveArgs), and the annotations ``nccl:send 0->1`` and
-``nccl:recv 1<-0`` of ProcessGroupNCCL, whose ranks are those of the group.
+``nccl:recv 1<-0`` of ProcessGroupNCCL, with ranks within the group.
 """
 
 from __future__ import annotations
@@ -61,22 +61,22 @@ if TYPE_CHECKING:
 
 _STEP = re.compile(r"ProfilerStep#\d+")
 _FAMILIAR = re.compile(r"ProfilerStep#|gloo:|nccl:|Optimizer\.")
-"""How annotations begin that PyTorch writes by itself."""
+"""Prefixes of annotations that PyTorch itself writes."""
 _NUMBER = re.compile(r"\d+")
 _LONGEST, _MOST_NAMED = 60, 3
-"""Characters of a name that are told, and how many names."""
+"""Maximum number of characters of a name, and of names, in a note."""
 _HOST = 0
-"""Type of device of the host's memory (c10/core/DeviceType.h)."""
+"""Device type of host memory (c10/core/DeviceType.h)."""
 
 
 def recording_of(events: Events, rules: Rules) -> Recording:
-    """Return what one process's events say."""
-    about = events.top.get("distributedInfo")
-    metadata: Mapping[str, Any] = about if isinstance(about, dict) else {}
+    """Return the recording of a process from its events."""
+    distributed = events.top.get("distributedInfo")
+    metadata: Mapping[str, Any] = distributed if isinstance(distributed, dict) else {}
     rank = rank_of(metadata, events.path)
     groups = groups_of(metadata, rank)
     members = pipeline_group(groups, rank)
-    executions, annotations = _annotated(events, rules)
+    executions, annotations = _annotated_actions(events, rules)
     recording = with_gpu_spans(Recording(
         path=events.path, rank=rank, world=positive(metadata.get("world_size"), MOST_RANKS), groups=groups,
         windows=_windows(events),
@@ -104,7 +104,7 @@ def _notes(events: Events, executions: Sequence[Execution]) -> Iterable[str]:
 
 
 def _unknown_names(events: Events) -> str:
-    """Return the commonest forms of names of annotations that PyTorch does not write by itself."""
+    """Return the most frequent names of annotations from other sources than PyTorch, with # for numbers."""
     unknown = events.named(lambda name: not _FAMILIAR.match(name)) & events.of({"user_annotation"})
     forms = Counter(_NUMBER.sub("#", events.name_of(row))[:_LONGEST] for row in np.flatnonzero(unknown).tolist())
     return ", ".join(sorted(forms, key=lambda form: (-forms[form], form))[:_MOST_NAMED])
@@ -117,8 +117,8 @@ def _windows(events: Events) -> tuple[tuple[str, int, int], ...]:
     )
 
 
-def _annotated(events: Events, rules: Rules) -> tuple[list[Execution], Annotations]:
-    """Return actions by time, and where their annotations are; of one annotated twice the inner one counts."""
+def _annotated_actions(events: Events, rules: Rules) -> tuple[list[Execution], Annotations]:
+    """Return actions by time, and their annotations; of nested annotations of an action, the innermost counts."""
     actions = {number: action for number, name in enumerate(events.names) if (action := rules.action(name))}
     phases = phase_executions(events)
     rows = np.flatnonzero(np.isin(events.name, list(actions)) & events.of({"user_annotation"}))
@@ -137,25 +137,25 @@ def _annotated(events: Events, rules: Rules) -> tuple[list[Execution], Annotatio
 
 
 def _innermost_of_each(executions: list[Execution], threads: list[int]) -> list[int]:
-    """Return which annotations count: none that holds another of its action, or is in its own overlapped pair.
+    """Return the annotations to keep, without enclosing duplicates and without members of overlapped pairs.
 
-    PyTorch's GPipe says ``Forward 3`` around receive, computation and send; an annotation of the computation
-    alone, inside, says more.
+    PyTorch's GPipe annotates receive, computation and send together as ``Forward 3``. An inner annotation of the
+    computation is more precise.
     """
     dropped = set()
     open_on: dict[int, list[int]] = {}
     for number, execution in enumerate(executions):
         if execution.action.kind not in kinds.COMPUTE:
             continue
-        around = open_on.setdefault(threads[number], [])
-        while around and executions[around[-1]].end_ns <= execution.start_ns:
-            around.pop()
-        for outer in around:
+        enclosing = open_on.setdefault(threads[number], [])
+        while enclosing and executions[enclosing[-1]].end_ns <= execution.start_ns:
+            enclosing.pop()
+        for outer in enclosing:
             if _is_same(executions[outer].action, execution.action):
                 dropped.add(outer)
             elif any(_is_same(member, execution.action) for member in executions[outer].action.sub_actions):
                 dropped.add(number)
-        around.append(number)
+        enclosing.append(number)
     return [number for number in range(len(executions)) if number not in dropped]
 
 
@@ -169,20 +169,20 @@ def _is_same(outer: Action, inner: Action) -> bool:
 
 
 def positive(value: Any, most: int = 2**62) -> int:
-    """Return a positive number, 0 for anything else."""
+    """Return a positive integer below ``most``, 0 for any other value."""
     return value if isinstance(value, int) and 0 < value < most else 0
 
 
 def rank_of(metadata: Mapping[str, Any], path: Path) -> int:
-    """Return the global rank that metadata say, else the file's name; -1 for none."""
+    """Return the global rank from metadata, by default from the file name; -1 for none."""
     rank = metadata.get("rank")
     return rank if isinstance(rank, int) and 0 <= rank < MOST_RANKS else FILE_NAME.read(path.name)
 
 
 def groups_of(metadata: Mapping[str, Any], rank: int) -> dict[str, tuple[int, ...]]:
-    """Return the process groups that have a description and ranks; old traces write ranks as text.
+    """Return the ranks of process groups by description; old traces write ranks as text.
 
-    Of several that are described alike, such as those of all pipelines, the one that holds ``rank`` counts.
+    Of several groups with the same description, such as those of all pipelines, the group of ``rank`` counts.
     """
     groups: dict[str, tuple[int, ...]] = {}
     listed = metadata.get("pg_config")
@@ -197,7 +197,7 @@ def groups_of(metadata: Mapping[str, Any], rank: int) -> dict[str, tuple[int, ..
 
 
 def _ranks(value: Any) -> tuple[int, ...] | None:
-    """Return a group's ranks, None where they are none or not all different."""
+    """Return the ranks of a group, None if they are invalid or not distinct."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -215,11 +215,11 @@ _PHASES = {
     "dispatch(F)": (Kind.SEND_F, 0), "combine(F)": (Kind.SEND_F, 1),
     "dispatch(B)": (Kind.SEND_B, 1), "combine(B)": (Kind.RECV_B, 1),
 }  # fmt: skip
-"""By name, the kind, and the half that works, is carried from, or receives, counted from its layer's attention."""
+"""Kind by name, and half of the layer: 0 for attention, 1 for experts; of the sender or receiver in messages."""
 
 
 def phase_executions(events: Events) -> dict[int, Execution]:
-    """Return the phases by event; empty where a file has none."""
+    """Return the phases by event; empty for a file without phases."""
     annotated = events.of({"user_annotation"})
     rows = events.by_start(events.named(_PHASES.__contains__) & annotated)
     pairs = np.sort(events.start_ns[annotated & events.named(_PAIR.__eq__)])
@@ -238,7 +238,7 @@ def phase_executions(events: Events) -> dict[int, Execution]:
 
 
 def hidden_phases(executions: Sequence[Execution]) -> str:
-    """Return how much of each way between halves was hidden by computation; empty where there is no GPU's pair."""
+    """Return a note on the overlapped time of each transfer between halves; empty without pairs on a GPU."""
     spans: dict[str, list[tuple[int, int]]] = defaultdict(list)
     computing: list[tuple[int, int]] = []
     for execution in executions:
@@ -246,20 +246,21 @@ def hidden_phases(executions: Sequence[Execution]) -> str:
             continue
         kind, half = execution.action.kind, execution.action.stage % 2
         span = (execution.gpu.start_ns, execution.gpu.end_ns)
-        carried = next((name for name, phase in _PHASES.items() if phase == (kind, half)), "")
-        (computing if kind not in kinds.COMMUNICATION else spans[carried]).append(span)
+        phase_name = next((name for name, phase in _PHASES.items() if phase == (kind, half)), "")
+        (computing if kind not in kinds.COMMUNICATION else spans[phase_name]).append(span)
     descriptions = []
     for name, phase_spans in sorted(spans.items()):
-        whole = sum(end - start for start, end in phase_spans)
-        alone = sum(uncovered_ns(span_ns, computing) for span_ns in phase_spans)
+        total_ns = sum(end - start for start, end in phase_spans)
+        exposed_ns = sum(uncovered_ns(span_ns, computing) for span_ns in phase_spans)
         descriptions.append(
-            f"{name} {(whole - alone) / 1e6:.3f} of {whole / 1e6:.3f} ms ({1 - alone / max(whole, 1):.1%})"
+            f"{name} {(total_ns - exposed_ns) / 1e6:.3f} of {total_ns / 1e6:.3f} ms "
+            f"({1 - exposed_ns / max(total_ns, 1):.1%})"
         )
     return f"hidden by computation of the same pair: {', '.join(descriptions)}" if descriptions else ""
 
 
 def _action(name: str, index: int, layers: int, pair: int) -> Action:
-    """Return the action of a phase that comes for the ``index``-th time in its pair."""
+    """Return the action of the ``index``-th occurrence of a phase in its pair."""
     kind, half = _PHASES[name]
     forward = kind.traits.direction is kinds.Pass.FORWARD
     layer = index if forward else layers - 1 - index
@@ -268,20 +269,19 @@ def _action(name: str, index: int, layers: int, pair: int) -> Action:
 
 _POSTS = {"c10d::send": True, "c10d::recv_": False}
 _WORK = re.compile(r"(gloo|nccl|mpi|ucc|xccl):(send|recv)(?: .*)?")
-_MOST_AROUND = 16
-"""Annotations of messages that may have begun and not ended at one instant."""
+_MOST_ENCLOSING = 16
+"""Maximum number of open annotations of messages at one instant."""
 
 
 def posted_ends(events: Events, executions: Sequence[Execution], members: Sequence[int]) -> list[MessageEnd]:
     """Return the ends of messages that the host posted, by time.
 
-    The backend's own annotation (``gloo:send``) lies in the operation that posted it and lasts until it was
-    waited for.
+    The annotation of the backend (``gloo:send``) starts inside the posting operation and ends with the wait.
 
     Args:
-        events: a file's events.
-        executions: its actions by time; one that sends or receives, around a post, says which message it is.
-        members: global ranks of the pipeline's group, by which posts count; empty where it is the whole job.
+        events: events of a file.
+        executions: actions by time; an action that sends or receives names the posts inside it.
+        members: global ranks of the pipeline's group, to which posts refer; empty if it has all ranks of the job.
     """
     on_host = ~events.of(MIRRORS)
     posts = events.by_start(events.named(_POSTS.__contains__) & on_host)
@@ -299,23 +299,23 @@ def posted_ends(events: Events, executions: Sequence[Execution], members: Sequen
         ends.append(MessageEnd(
             sends=sends, peer=global_rank(_peer(events.arguments.get(row)), members),
             start_ns=start, end_ns=int(events.end_ns[backend]), size_bytes=next(filter(None, sizes), 0),
-            action=_around(moves[max(first - _MOST_AROUND, 0) : first], start, sends=sends),
+            action=_enclosing_action(moves[max(first - _MOST_ENCLOSING, 0) : first], start, sends=sends),
         ))  # fmt: skip
     return ends
 
 
-def _around(moves: Sequence[Execution], at_ns: int, *, sends: bool) -> Action | None:
-    """Return the innermost action of the same direction around an instant."""
+def _enclosing_action(moves: Sequence[Execution], time_ns: int, *, sends: bool) -> Action | None:
+    """Return the innermost action of the same direction that is open at an instant."""
     fitting = (
         move.action
         for move in reversed(moves)
-        if move.end_ns >= at_ns and (move.action.kind in kinds.SENDS) == sends
+        if move.end_ns >= time_ns and (move.action.kind in kinds.SENDS) == sends
     )
     return next(fitting, None)
 
 
 def _peer(arguments: Arguments | None) -> int:
-    """Return the other end's rank, the last but one of ``c10d::send``'s inputs."""
+    """Return the peer, the second to last input of ``c10d::send``."""
     try:
         return int(json.loads(bytes(arguments.inputs))[-2]) if arguments is not None else -1
     except (ValueError, IndexError, TypeError, KeyError):
@@ -323,11 +323,11 @@ def _peer(arguments: Arguments | None) -> int:
 
 
 GPU = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset"})
-"""Categories of what runs on a GPU, the older ones capitalised."""
+"""Categories of GPU operations; old traces capitalise them."""
 MIRRORS = frozenset({"gpu_user_annotation"})
-"""Categories of what repeats the host's annotations on a GPU's stream, from their first to their last kernel."""
+"""Categories of host annotations repeated on a GPU stream, from the first to the last kernel."""
 LAUNCHES = frozenset({"cuda_runtime", "cuda_driver", "Runtime", "hip_runtime"})
-"""Categories of what the host calls to launch it."""
+"""Categories of launches on the host."""
 IDLE_CALLS = frozenset({
     "cudaEventCreate", "cudaEventCreateWithFlags", "cudaEventDestroy", "cudaEventElapsedTime", "cudaEventQuery",
     "cudaEventRecord", "cudaEventRecordWithFlags", "cudaEventSynchronize", "cudaStreamIsCapturing",
@@ -337,15 +337,15 @@ IDLE_CALLS = frozenset({
     "cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags", "cudaPointerGetAttributes", "cudaFree",
     "cudaGetDevice", "cudaSetDevice", "cudaHostAlloc", "cudaThreadExchangeStreamCaptureMode",
 })  # fmt: skip
-"""Calls of the CUDA runtime that launch nothing, and are most of them."""
+"""Calls of the CUDA runtime without a launch, which are most calls."""
 _SEND_RECV = re.compile(r"SendRecv|Generic", re.IGNORECASE)
-"""Kernels that may carry a batch of messages: RCCL's all have one name (ROCm/roctracer, issue 101)."""
+"""Kernels that may carry a batch of messages; all kernels of RCCL have one name (ROCm/roctracer, issue 101)."""
 
 
 def gpu_operations(
     events: Events, rules: Rules, executions: Sequence[Execution], annotations: Annotations, members: Sequence[int]
 ) -> Operations | None:
-    """Return GPU operations by time; None where there are none."""
+    """Return GPU operations by time; None without operations."""
     rows = events.by_start(events.of(GPU))
     if not rows.size:
         return None
@@ -364,22 +364,22 @@ def gpu_operations(
 
 
 def _launches(events: Events, rows: Int64s) -> Int64s:
-    """Return the event that launched each operation, -1 where none did; the last one that has its correlation."""
+    """Return the launch of each operation, the last event with its correlation; -1 for none."""
     launches = np.flatnonzero(events.of(LAUNCHES) & (events.correlation >= 0))
     wanted = events.correlation[rows]
     if not launches.size:
         return np.full(rows.size, -1, dtype=np.int64)
     launches = launches[np.argsort(events.correlation[launches], kind="stable")]
     launch_index = np.searchsorted(events.correlation[launches], wanted, side="right") - 1
-    same = (launch_index >= 0) & (events.correlation[launches[launch_index]] == wanted) & (wanted >= 0)
-    launch: Int64s = np.where(same, launches[launch_index], -1)
+    is_match = (launch_index >= 0) & (events.correlation[launches[launch_index]] == wanted) & (wanted >= 0)
+    launch: Int64s = np.where(is_match, launches[launch_index], -1)
     return launch
 
 
 def _payloads(
     events: Events, rows: Int64s, operations: Operations, executions: Sequence[Execution], members: Sequence[int]
 ) -> dict[int, tuple[Payload, ...]]:
-    """Return what each operation that communicates carries, where the trace says so."""
+    """Return the payloads of communication operations that the trace describes."""
     payloads: dict[int, tuple[Payload, ...]] = {}
     launches: dict[int, int] = {}
     for position in np.flatnonzero(operations.communicates).tolist():
@@ -396,7 +396,7 @@ def _payloads(
 
 
 def _posts(events: Events, members: Sequence[int]) -> list[MessageEnd]:
-    """Return the host's annotations of sends and receives by time, without their mirrors on a GPU's stream."""
+    """Return the host's annotations of sends and receives by time, without their copies on GPU streams."""
     rows = events.by_start(events.named(lambda name: post_of(name, 0, ())) & ~events.of(MIRRORS))
     posts = (
         post_of(events.name_of(row), int(events.start_ns[row]), members, input_bytes(events.arguments.get(row)))
@@ -411,33 +411,33 @@ ITEM_BYTES = {
     "c10::bfloat16": 2, "c10::float8_e4m3fn": 1, "c10::float8_e5m2": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
     "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "complexfloat": 8, "complexdouble": 16,
 }  # fmt: skip
-"""Bytes of an element by its type, lower-case, as kernels and as operations of the host write it."""
+"""Bytes of an element by its lower-case type, in the spellings of kernels and of host operations."""
 _POST = re.compile(r"(?:nccl|gloo|ucc|mpi|xccl):(send|recv)(?: (\d+)(?:->|<-)(\d+))?")
 
 
-def post_of(name: str, at_ns: int, members: Sequence[int], size_bytes: int = 0) -> MessageEnd | None:
-    """Return what an annotation such as ``nccl:send 0->1`` posts; None for another name.
+def post_of(name: str, time_ns: int, members: Sequence[int], size_bytes: int = 0) -> MessageEnd | None:
+    """Return the message that an annotation such as ``nccl:send 0->1`` posts; None for another name.
 
     Args:
-        name: the annotation's.
-        at_ns: its start.
-        members: global ranks of the pipeline's group, empty where they are unknown.
-        size_bytes: the message's size, where that is known.
+        name: name of the annotation.
+        time_ns: start of the annotation.
+        members: global ranks of the pipeline's group; empty if unknown.
+        size_bytes: size of the message; 0 if unknown.
     """
     match = _POST.fullmatch(name)
     if match is None:
         return None
     peer = global_rank(int(match[3]), members) if match[3] is not None else -1
-    return MessageEnd(sends=match[1] == "send", peer=peer, start_ns=at_ns, end_ns=at_ns, size_bytes=size_bytes)
+    return MessageEnd(sends=match[1] == "send", peer=peer, start_ns=time_ns, end_ns=time_ns, size_bytes=size_bytes)
 
 
 def global_rank(rank: int, members: Sequence[int]) -> int:
-    """Return the global rank of a group's rank; the same where the group's members are unknown."""
+    """Return the global rank of a rank within a group; unchanged if the members are unknown."""
     return members[rank] if 0 <= rank < len(members) else rank
 
 
 def payload_of(arguments: Arguments) -> Payload | None:
-    """Return what a kernel's own arguments say; None where they say nothing."""
+    """Return the payload from the arguments of a kernel; None if the arguments have none."""
     if not isinstance(arguments.collective, str):
         return None
     sends = arguments.collective == "send"
@@ -453,7 +453,7 @@ def payload_of(arguments: Arguments) -> Payload | None:
 
 
 def input_bytes(arguments: Arguments | None) -> int:
-    """Return the bytes of an annotation's inputs: their elements times the size of their type; 0 where unknown."""
+    """Return the bytes of an annotation's inputs: number of elements times size of the type; 0 if unknown."""
     try:
         dims = json.loads(bytes(arguments.input_dims)) if arguments is not None else []
         types = json.loads(bytes(arguments.input_type)) if arguments is not None else []
@@ -465,20 +465,22 @@ def input_bytes(arguments: Arguments | None) -> int:
 def batch_payloads(
     launches: Mapping[int, int], posts: Sequence[MessageEnd], executions: Sequence[Execution]
 ) -> dict[int, tuple[Payload, ...]]:
-    """Return what kernels without arguments carry: all that was posted since the launch before.
+    """Return the payloads of kernels without arguments: all posts since the previous launch.
 
     Args:
         launches: launch times of the kernels, by kernel.
         posts: annotations of sends and receives, by time.
-        executions: actions by time; those that send or receive say which message, and stand for posts if there
-            are none.
+        executions: actions by time; actions that send or receive name the messages, and replace missing posts.
     """
     moves = [execution for execution in executions if execution.action.kind in kinds.COMMUNICATION]
     payloads: dict[int, tuple[Payload, ...]] = {}
-    since = -1
+    previous_ns = -1
     for kernel, launch_ns in sorted(launches.items(), key=lambda launch: launch[1]):
-        batch, annotated = _between(posts, since, launch_ns), _between(moves, since, launch_ns)
-        since = launch_ns
+        batch, annotated = (
+            _launched_between(posts, previous_ns, launch_ns),
+            _launched_between(moves, previous_ns, launch_ns),
+        )
+        previous_ns = launch_ns
         actions = {
             sends: [move.action for move in annotated if (move.action.kind in kinds.SENDS) == sends]
             for sends in (True, False)
@@ -504,9 +506,11 @@ def _operation(*, sends: bool) -> str:
     return "send" if sends else "recv"
 
 
-def _between(timed: Sequence[_Timed], since: int, until: int) -> Sequence[_Timed]:
-    """Return what starts after one launch, up to another."""
-    first, last = (bisect_right(timed, time_ns, key=lambda item: item.start_ns) for time_ns in (since, until))
+def _launched_between(timed: Sequence[_Timed], since_ns: int, until_ns: int) -> Sequence[_Timed]:
+    """Return the items that start after one launch and not after another."""
+    first, last = (
+        bisect_right(timed, time_ns, key=lambda item: item.start_ns) for time_ns in (since_ns, until_ns)
+    )
     return timed[first:last]
 
 
@@ -522,6 +526,6 @@ def read_kineto(path: Path, rules: Rules) -> Recording:
     """Read one process's file.
 
     Raises:
-        TraceError: it cannot be read, or is no such file.
+        TraceError: the file cannot be read, or has another format.
     """
     return recording_of(read_events(path, _KEEP), rules)

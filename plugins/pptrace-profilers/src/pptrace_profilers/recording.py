@@ -21,9 +21,9 @@ Shifted = TypeVar("Shifted", bound=Any)
 
 
 NO_STAGE = -1
-"""The stage of an action whose name has none: the single stage of its rank."""
+"""Stage of an action whose name has no stage; stands for the single stage of its rank."""
 MOST_RANKS = 2**22
-"""Processes that a job may have; more are a mistake."""
+"""Maximum number of processes of a job; larger numbers are invalid."""
 _PIPELINE = re.compile(r"(?:^|[_\W])pp(?:$|[_\W])|pipeline", re.IGNORECASE)
 
 
@@ -32,37 +32,37 @@ class GpuSpan:
     """Time span of the kernels of an action."""
 
     start_ns: int
-    """When the first one started."""
+    """Start of the first kernel."""
     end_ns: int
-    """When the last one ended."""
+    """End of the last kernel."""
     launch_ns: int = -1
-    """When the host launched the first one; -1 where that is not recorded."""
+    """Launch of the first kernel on the host; -1 if not recorded."""
     gap_ns: int = 0
-    """Time between, in which none of them ran."""
+    """Time inside the span without a running kernel of the action."""
     collective_ns: int = 0
-    """Time between, in which only collectives of the rank's own group ran."""
+    """Time inside the span with collectives of the rank's group alone."""
     computes: bool = True
-    """Whether they ran on the compute stream."""
+    """Whether the kernels ran on the compute stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """One action, as an annotation names it."""
+    """One action and its annotation."""
 
     action: Action
-    """What it says."""
+    """The action that the annotation names."""
     start_ns: int
-    """Where the annotation starts, on the host."""
+    """Start of the annotation on the host."""
     end_ns: int
-    """Where it ends."""
+    """End of the annotation on the host."""
     gpu: GpuSpan | None = None
     """Span of its kernels; None if no GPU was recorded."""
     pair: int = -1
-    """Number of the overlapped pair that it is a phase of, which communicates in the rank's own group; or -1."""
+    """Number of the overlapped pair of which the action is a phase; -1 for all other actions."""
 
     @property
     def members(self) -> tuple[Action, ...]:
-        """Return the actions of an overlapped pair, or the one."""
+        """Return the actions of an overlapped pair, or the single action."""
         return self.action.sub_actions or (self.action,)
 
 
@@ -71,25 +71,25 @@ class MessageEnd:
     """One end of a message."""
 
     sends: bool
-    """Whether it leaves here."""
+    """Whether this is the sender's end."""
     peer: int
-    """Global rank at the other end; -1 where the trace does not say."""
+    """Global rank at the other end; -1 if not recorded."""
     start_ns: int
-    """When it was posted (on a GPU: when its kernel started)."""
+    """Time of the post (on a GPU: start of the kernel)."""
     end_ns: int
-    """When it was known to be done."""
+    """End of the wait (on a GPU: end of the kernel)."""
     size_bytes: int
-    """Its size; 0 where the trace does not say."""
+    """Size of the message; 0 if not recorded."""
     action: Action | None = None
-    """``SEND_F`` and so on, where an annotation around it says so."""
+    """``SEND_F`` and so on, from an annotation around the post; None without one."""
     posted_ns: int = -1
-    """When the host launched its kernel; -1 where the host's own post is ``start_ns``."""
+    """Launch of the kernel on the host; -1 if ``start_ns`` is the host's post."""
     stream: int = -1
-    """The GPU's stream that its kernel ran on; -1 where the trace does not say."""
+    """GPU stream of the kernel; -1 if not recorded."""
 
     @property
     def host_ns(self) -> int:
-        """Return when the host posted it, or launched its kernel."""
+        """Return when the host posted the message or launched its kernel."""
         return self.posted_ns if self.posted_ns >= 0 else self.start_ns
 
 
@@ -98,50 +98,54 @@ class Payload:
     """One message or collective of a kernel."""
 
     operation: str
-    """``send``, ``recv``, or the collective's name as PyTorch writes it."""
+    """``send``, ``recv``, or PyTorch's name of the collective."""
     peer: int = -1
-    """Global rank at the other end of a message; -1 where the trace does not say."""
+    """Global rank at the other end of a message; -1 if not recorded."""
     size_bytes: int = 0
-    """Its size; 0 where the trace does not say."""
+    """Size of the message; 0 if not recorded."""
     group: str = ""
     """Description of its process group."""
     action: Action | None = None
-    """``SEND_F`` and so on, where an annotation says so."""
+    """``SEND_F`` and so on, from an annotation; None without one."""
 
     @property
     def is_message(self) -> bool:
-        """Return whether it is a message between two ranks, and no collective."""
+        """Return whether this is a message between two ranks, not a collective."""
         return self.operation in {"send", "recv"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operations:
-    """GPU operations, in columns of one value per operation, by time."""
+    """GPU operations by time; columns have one value per operation."""
 
     name: Int32s
-    """Number among ``names``."""
+    """Index of the name in ``names``."""
     names: tuple[str, ...]
-    """Names, each once."""
+    """Distinct names."""
     stream: Int64s
-    """The GPU's stream."""
+    """GPU stream."""
     start_ns: Int64s
-    """When it starts."""
+    """Start."""
     end_ns: Int64s
-    """When it ends."""
+    """End."""
     launch_ns: Int64s
-    """When the host launched it; -1 where that is not recorded."""
+    """Launch on the host; -1 if not recorded."""
     communicates: np.ndarray[tuple[int], np.dtype[np.bool_]]
-    """Whether it is communication."""
+    """Whether the operation is communication."""
     action: Int32s
-    """Position in ``Recording.executions`` of the action that launched it; -1 for none."""
+    """Position in ``Recording.executions`` of the launching action; -1 for none."""
     thread: Int32s | None = None
-    """Number of the host's thread that launched it, -1 where that is not recorded; None where nothing says."""
+    """Number of the launching thread on the host, -1 if not recorded; None if no thread is recorded."""
     payloads: Mapping[int, tuple[Payload, ...]] = field(default_factory=dict)
-    """By position, what a kernel that communicates carries, where the trace says so."""
+    """Messages and collectives of communication kernels, by position; only those that the trace describes."""
 
     @classmethod
     def of_collectives(cls, collectives: Sequence[tuple[Payload, int, int, int, int]]) -> Operations | None:
-        """Return collectives of a recording without actions: what each is, its start, end, stream and launch."""
+        """Return the operations of a recording without actions.
+
+        Args:
+            collectives: payload, start, end, stream and launch of each collective.
+        """
         if not collectives:
             return None
         payloads = [payload for payload, *_ in collectives]
@@ -157,14 +161,14 @@ class Operations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """One process's file, or files."""
+    """Recorded data of one process, from one or several files."""
 
     path: Path
     """The (first) file."""
     rank: int
-    """Global rank; -1 where neither the file nor its name says."""
+    """Global rank; -1 if neither the file nor its name has it."""
     world: int
-    """Processes of the job; 0 where the file does not say."""
+    """Processes of the job; 0 if not recorded."""
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Global ranks of each process group that has a description."""
     windows: tuple[tuple[str, int, int], ...] = ()
@@ -174,26 +178,26 @@ class Recording:
     ends: tuple[MessageEnd, ...] = ()
     """Ends of messages by time."""
     operations: Operations | None = None
-    """GPU operations; None where the host's own work was recorded."""
+    """GPU operations; None for a recording of the host."""
     origin_ns: int | None = None
-    """Time that trace viewers show as 0; None if they cannot open the file."""
+    """Time that trace viewers show as 0; None if trace viewers cannot open the file."""
     has_clock: bool = False
-    """Whether the file names a clock of its own, as Perfetto's format does."""
+    """Whether the file defines a clock, as in Perfetto's format."""
     allocated_bytes: int = 0
-    """Most memory that was allocated on its GPU at once; 0 where that is not recorded."""
+    """Peak of allocated memory on the GPU; 0 if not recorded."""
     notes: tuple[str, ...] = ()
     """Notes on dropped events; one sentence each."""
     unattributed: tuple[Unattributed, ...] = ()
-    """Operations without an action; their rank is not set."""
+    """Operations without an action; ``rank`` is not set."""
 
 
 def pipeline_group(groups: Mapping[str, tuple[int, ...]], rank: int) -> tuple[int, ...]:
-    """Return the global ranks of a rank's pipeline, where a group's description says so; else none."""
+    """Return the global ranks of a rank's pipeline group; empty if no description matches."""
     return next((ranks for name, ranks in groups.items() if _PIPELINE.search(name) and rank in ranks), ())
 
 
 def name_some(items: Iterable[object], count: int, most: int = 16) -> str:
-    """Return the names of the first of ``count`` items, ``most`` at most, and the number of all others.
+    """Return the first ``most`` of ``count`` items as text, and the number of omitted items.
 
     >>> name_some([3, 5, 8], 3, 2)
     '3, 5 and 1 others'
@@ -202,85 +206,85 @@ def name_some(items: Iterable[object], count: int, most: int = 16) -> str:
     return ", ".join(named) + (f" and {count - len(named)} others" if count > len(named) else "")
 
 
-def shifted(span: Shifted, by_ns: int, **changes: Any) -> Shifted:
+def shift(span: Shifted, by_ns: int, **changes: Any) -> Shifted:
     """Return a span moved by ``by_ns``, with ``changes`` of other fields."""
     return replace(span, start_ns=span.start_ns + by_ns, end_ns=span.end_ns + by_ns, **changes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Annotations:
-    """Annotations by start, the longer first where starts are equal."""
+    """Annotations by start; of equal starts, the longer annotation comes first."""
 
     start_ns: Int64s
-    """When each starts."""
+    """Start."""
     end_ns: Int64s
-    """When it ends."""
+    """End."""
     thread: Int32s
-    """Its thread's number."""
+    """Number of the thread."""
     row: Int64s
-    """Its place in the file."""
+    """Row in the file."""
 
-    def around(self, at_ns: Int64s, thread: Int32s, row: Int64s) -> Int64s:
+    def around(self, time_ns: Int64s, thread: Int32s, row: Int64s) -> Int64s:
         """Return the innermost annotation around each instant, -1 for none.
 
         An annotation of the same thread takes precedence: autograd launches from a thread without annotations.
 
         Args:
-            at_ns: instants.
-            thread: the thread of each.
-            row: the place in the file of each, which tells empty annotations of one instant apart.
+            time_ns: instants.
+            thread: the thread of each instant.
+            row: the row of each instant in the file; orders empty annotations at the same time.
         """
         if not self.start_ns.size:
-            return np.full(at_ns.size, -1, dtype=np.int64)
-        everywhere = self._innermost(np.arange(self.start_ns.size), (self.start_ns, self.end_ns, at_ns), row)
-        # Times of a thread follow all times of threads with lower numbers: one search serves all threads.
+            return np.full(time_ns.size, -1, dtype=np.int64)
+        any_thread = self._innermost(np.arange(self.start_ns.size), (self.start_ns, self.end_ns, time_ns), row)
+        # Shift the times of each thread beyond those of all lower threads, so that one search covers all threads.
         count = self.start_ns.size
-        _, time = np.unique(np.concatenate([self.start_ns, self.end_ns, at_ns]), return_inverse=True)
-        time += np.concatenate([self.thread, self.thread, thread]).astype(np.int64) * time.size
+        _, key = np.unique(np.concatenate([self.start_ns, self.end_ns, time_ns]), return_inverse=True)
+        key += np.concatenate([self.thread, self.thread, thread]).astype(np.int64) * key.size
         by_thread = np.argsort(self.thread, kind="stable")
-        nearest = self._innermost(by_thread, (time[:count], time[count : 2 * count], time[2 * count :]), row)
-        return np.where(nearest >= 0, nearest, everywhere)
+        nearest = self._innermost(by_thread, (key[:count], key[count : 2 * count], key[2 * count :]), row)
+        return np.where(nearest >= 0, nearest, any_thread)
 
-    def _innermost(self, among: Int64s, times: tuple[Int64s, Int64s, Int64s], row: Int64s) -> Int64s:
+    def _innermost(self, rows: Int64s, times: tuple[Int64s, Int64s, Int64s], row: Int64s) -> Int64s:
         """Return the last annotation that started before each instant and did not end before it.
 
         Args:
-            among: all annotations by start.
-            times: of the annotations' starts and ends, and of the instants.
-            row: the place in the file of each instant.
+            rows: all annotations by start.
+            times: starts and ends of the annotations, and the instants.
+            row: the row of each instant in the file.
         """
-        start, end, at_ns = times[0][among], times[1][among], times[2]
-        position = np.searchsorted(start, at_ns, side="right") - 1
+        start, end, time_ns = times[0][rows], times[1][rows], times[2]
+        position = np.searchsorted(start, time_ns, side="right") - 1
         if bool((start == end).any()):
-            position = _last_before(start, np.where(start == end, self.row[among], -1), at_ns, row)
-        outer = _outer(end)
+            position = _last_before(start, np.where(start == end, self.row[rows], -1), time_ns, row)
+        outer = _outer_annotations(end)
         unsettled = np.flatnonzero(position >= 0)
         while unsettled.size:
-            over = end[position[unsettled]] < at_ns[unsettled]
-            unsettled = unsettled[over]
+            has_ended = end[position[unsettled]] < time_ns[unsettled]
+            unsettled = unsettled[has_ended]
             position[unsettled] = outer[position[unsettled]]
             unsettled = unsettled[position[unsettled] >= 0]
-        innermost: Int64s = np.where(position >= 0, among[position], -1)
+        innermost: Int64s = np.where(position >= 0, rows[position], -1)
         return innermost
 
 
-def _last_before(start: Int64s, start_row: Int64s, at_ns: Int64s, row: Int64s) -> Int64s:
-    """Return the last annotation before each instant, by time and then by place in the file."""
+def _last_before(start: Int64s, start_row: Int64s, time_ns: Int64s, row: Int64s) -> Int64s:
+    """Return the last annotation before each instant, by time and then by row in the file."""
     count = start.size
     order = np.lexsort((
-        np.concatenate([np.zeros(count, dtype=np.int8), np.ones(at_ns.size, dtype=np.int8)]),
+        np.concatenate([np.zeros(count, dtype=np.int8), np.ones(time_ns.size, dtype=np.int8)]),
         np.concatenate([start_row, row]),
-        np.concatenate([start, at_ns]),
+        np.concatenate([start, time_ns]),
     ))  # fmt: skip
-    passed = np.cumsum(order < count) - 1
-    last = np.empty(at_ns.size, dtype=np.int64)
+    started = np.cumsum(order < count) - 1
+    last = np.empty(time_ns.size, dtype=np.int64)
     instants = order >= count
-    last[order[instants] - count] = passed[instants]
+    last[order[instants] - count] = started[instants]
     return last
 
 
-def _outer(end: Int64s) -> Int64s:
-    """Return for each annotation the last one before it that ends later; -1 for none."""
+def _outer_annotations(end: Int64s) -> Int64s:
+    """Return for each annotation the last previous annotation that ends later; -1 for none."""
     outer: list[int] = []
     enclosing: list[tuple[int, int]] = []
     for index, time in enumerate(end.tolist()):

@@ -1,7 +1,7 @@
 """Assembly of recordings to a timeline.
 
 Kernels of a GPU give the arrival of a message even if no action waits for it. For recordings of hosts, arrivals
-are inferred from waits. Waits for collectives of a rank's own group count as ``collective_ns``, as in simulated
+are inferred from waits. Waits for collectives of the rank's group count as ``collective_ns``, as in simulated
 pairs of overlapped actions.
 """
 
@@ -36,7 +36,7 @@ from pptrace.plugin import (
 )
 from pptrace_profilers.alignment import align, split_steps
 from pptrace_profilers.messages import kernel_of, kernel_payloads, match_ends, name_messages, shifted_message
-from pptrace_profilers.recording import NO_STAGE, shifted
+from pptrace_profilers.recording import NO_STAGE, shift
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -51,20 +51,20 @@ _SKIPPED = (
     "stage 0: input gradients are empty, as PyTorch skips them; each is one backward with its weight gradient"
 )
 _ENDING_NS = 20_000
-"""The most by which a kernel that sends ends later than its last byte is there."""
+"""Maximum time from the arrival of the last byte to the end of the sending kernel."""
 _CONTRADICTED_NS = 50_000
-"""Contradictions of clocks from which on a note is written."""
+"""Minimum contradiction of clocks for a note."""
 
 
 def assemble(recordings: Sequence[Recording], numbers: Sequence[int] = ()) -> Measurement:
     """Return the measurement of a pipeline's recordings, one per pipeline rank in their order.
 
     Args:
-        recordings: what the ranks did.
-        numbers: the ranks' places in the pipeline where others are missing; their own order unless given.
+        recordings: one per recorded rank.
+        numbers: the pipeline ranks of the recordings if ranks are missing; by default, 0, 1 and so on.
 
     Raises:
-        TraceError: no step holds an action of a pipeline, or ranks hold the same stage and microbatch.
+        TraceError: no step has an action of a pipeline, or two ranks have the same stage and microbatch.
     """
     labels, rank_steps, left_out = split_steps(recordings)
     unattributed = [
@@ -80,7 +80,7 @@ def assemble(recordings: Sequence[Recording], numbers: Sequence[int] = ()) -> Me
             continue
         places = numbers or range(len(ranks))
         parts = [
-            _on_one_clock(rank, clock, place) for rank, clock, place in zip(ranks, clocks, places, strict=True)
+            _align_recording(rank, clock, place) for rank, clock, place in zip(ranks, clocks, places, strict=True)
         ]
         _check_replicas(parts)
         moves = [shifted_message(message, clocks) for message in step_messages]
@@ -91,8 +91,8 @@ def assemble(recordings: Sequence[Recording], numbers: Sequence[int] = ()) -> Me
     notes += [_SKIPPED] if skips else []
     steps = []
     for label, parts, moves, arrivals in aligned_steps:
-        whole = [_with_whole_backward(part) for part in parts] if skips else parts
-        timeline, gap, begins = timeline_of(whole, moves, arrivals)
+        merged = [_merge_first_stage_gradients(part) for part in parts] if skips else parts
+        timeline, gap, begins = timeline_of(merged, moves, arrivals)
         covered = max(
             (end - start for part in parts for name, start, end in part.windows if name == label), default=0
         )
@@ -100,7 +100,7 @@ def assemble(recordings: Sequence[Recording], numbers: Sequence[int] = ()) -> Me
     if not steps:
         raise TraceError("holds no action of a pipeline", file=recordings[0].path)
     return Measurement(
-        steps=tuple(steps), clocks=tuple(clocks), unattributed=_summed(unattributed),
+        steps=tuple(steps), clocks=tuple(clocks), unattributed=_sum_by_name(unattributed),
         sources=_sources(recordings), notes=tuple(dict.fromkeys(notes)),
     )  # fmt: skip
 
@@ -117,7 +117,7 @@ def _contradictions(clocks: Sequence[Clock]) -> Iterator[str]:
 
 
 def _sources(recordings: Sequence[Recording]) -> tuple[Source, ...]:
-    """Return the ranks' files, where viewers of traces open all of them."""
+    """Return the files of the ranks; empty if trace viewers cannot open all of them."""
     sources = [
         Source(rank=rank, path=recording.path, origin_ns=recording.origin_ns, has_clock=recording.has_clock)
         for rank, recording in enumerate(recordings)
@@ -127,13 +127,14 @@ def _sources(recordings: Sequence[Recording]) -> tuple[Source, ...]:
 
 
 def _transfers(messages: Sequence[Message]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield sender, receiver, and by their own clocks when a message had not yet left and when it was there.
+    """Yield sender, receiver, earliest departure and arrival of each message, by the clocks of these ranks.
 
-    A kernel that carries nothing else ends when its message has left, much later than it starts where it waits for
-    its peer. That is used where it is known both ways, for clocks are set to the middle of what both ways allow.
+    A kernel with a single message ends when the message has left. That time is much later than its start if the
+    kernel waits for its peer. It bounds the departure if both directions of a link have it, because clocks are set
+    to the middle of the bounds of both directions.
     """
     payloads = kernel_payloads(messages)
-    whole = [
+    matched = [
         (
             message.source,
             message.target,
@@ -144,15 +145,15 @@ def _transfers(messages: Sequence[Message]) -> Iterator[tuple[int, int, int, int
         for message in messages
         if message.sent is not None and message.received is not None
     ]  # fmt: skip
-    links = {(source, target) for source, target, _, _, alone in whole if alone}
-    for source, target, sent, received, alone in whole:
-        left = sent.start_ns
-        if alone and (target, source) in links:
-            left = max(left, sent.end_ns - _ENDING_NS)
-        yield source, target, left, received.end_ns
+    links = {(source, target) for source, target, _, _, is_single in matched if is_single}
+    for source, target, sent, received, is_single in matched:
+        departure_ns = sent.start_ns
+        if is_single and (target, source) in links:
+            departure_ns = max(departure_ns, sent.end_ns - _ENDING_NS)
+        yield source, target, departure_ns, received.end_ns
 
 
-def _summed(unattributed: Sequence[Unattributed]) -> tuple[Unattributed, ...]:
+def _sum_by_name(unattributed: Sequence[Unattributed]) -> tuple[Unattributed, ...]:
     """Return one entry per rank and name, the longest first."""
     sums: dict[tuple[int, str], Unattributed] = {}
     for work in unattributed:
@@ -165,24 +166,25 @@ def _summed(unattributed: Sequence[Unattributed]) -> tuple[Unattributed, ...]:
     return tuple(sorted(sums.values(), key=lambda work: (-work.total_ns, work.rank, work.what)))
 
 
-def _on_one_clock(part: Recording, clock: Clock, place: int) -> Recording:
-    """Return a recording by rank 0's clock; an action without a stage gets the rank's place."""
+def _align_recording(part: Recording, clock: Clock, place: int) -> Recording:
+    """Return a recording by rank 0's clock; an action without a stage gets the rank's place as its stage."""
     return replace(
-        part, executions=tuple(_aligned(execution, clock.offset_ns, place) for execution in part.executions)
+        part,
+        executions=tuple(_align_execution(execution, clock.offset_ns, place) for execution in part.executions),
     )
 
 
-def _aligned(execution: Execution, offset_ns: int, place: int) -> Execution:
+def _align_execution(execution: Execution, offset_ns: int, place: int) -> Execution:
     action, gpu = execution.action, execution.gpu
     if action.stage == NO_STAGE:
         action = replace(action, stage=place)
     if gpu is not None:
-        gpu = shifted(gpu, offset_ns, launch_ns=gpu.launch_ns + offset_ns if gpu.launch_ns >= 0 else -1)
-    return shifted(execution, offset_ns, action=action, gpu=gpu)
+        gpu = shift(gpu, offset_ns, launch_ns=gpu.launch_ns + offset_ns if gpu.launch_ns >= 0 else -1)
+    return shift(execution, offset_ns, action=action, gpu=gpu)
 
 
 def _check_replicas(ranks: Sequence[Recording]) -> None:
-    """Raise an error if several ranks run the same action: they belong to several pipelines."""
+    """Raise an error if several ranks run the same action, because they belong to different pipelines."""
     holders: dict[str, int] = {}
     for number, rank in enumerate(ranks):
         members = (member for execution in rank.executions for member in execution.members)
@@ -206,8 +208,8 @@ def _skips_input_gradient(ranks: Sequence[tuple[Recording, Arrivals]]) -> bool:
         if execution.action.kind is Kind.I
     ]
     on_gpu = any(execution.gpu is not None for execution, _ in inputs)
-    lengths = [  # of a GPU's actions one without a kernel took no time
-        (execution.action.stage, 0 if on_gpu and execution.gpu is None else own_length(execution, arrivals))
+    lengths = [  # on a GPU, an action without a kernel has no duration
+        (execution.action.stage, 0 if on_gpu and execution.gpu is None else work_ns(execution, arrivals))
         for execution, arrivals in inputs
     ]
     first = [length for stage, length in lengths if stage == 0]
@@ -215,7 +217,7 @@ def _skips_input_gradient(ranks: Sequence[tuple[Recording, Arrivals]]) -> bool:
     return bool(first and later_stages and np.median(first) <= _EMPTY_SHARE * np.median(later_stages))
 
 
-def _with_whole_backward(rank: Recording) -> Recording:
+def _merge_first_stage_gradients(rank: Recording) -> Recording:
     """Replace the input and weight gradients of the first stage by one backward."""
     executions = [
         replace(execution, action=replace(execution.action, kind=Kind.B))
@@ -230,10 +232,10 @@ def _with_whole_backward(rank: Recording) -> Recording:
 def timeline_of(
     ranks: Sequence[Recording], messages: Sequence[Message], arrivals: Arrivals
 ) -> tuple[Timeline, Int64s, int]:
-    """Return a step's timeline, from its first action on, the gaps inside its slices, and when it begins.
+    """Return the timeline of a step from its first action, the gaps inside its slices, and its start.
 
     Raises:
-        TraceError: the actions are no pipeline's.
+        TraceError: the actions do not form a pipeline.
     """
     times = TimesAlone(ranks, arrivals)
     actions = [row for number, rank in enumerate(ranks) for row in _actions(number, rank, arrivals, times)]
@@ -252,7 +254,7 @@ def timeline_of(
     begins_ns = int(timeline.start_ns.min())
     timeline = replace(
         timeline, start_ns=timeline.start_ns - begins_ns, end_ns=timeline.end_ns - begins_ns,
-        # What was launched before the step's first action waits from then on.
+        # Actions launched before the first action of the step wait from its start on.
         enter_ns=np.maximum(timeline.enter_ns - begins_ns, 0),
     )  # fmt: skip
     timeline = with_group_waits(timeline)
@@ -272,7 +274,7 @@ def arrivals_of(messages: Sequence[Message]) -> Arrivals:
 
 
 def _actions(rank: int, step: Recording, arrivals: Arrivals, times: TimesAlone) -> Iterator[tuple[Slice, int]]:
-    """Yield a rank's computations without the waits for their inputs, and its own collectives, with their gaps."""
+    """Yield a rank's computations without the waits for their inputs, and its collectives, each with its gap."""
     free: dict[Stream, int] = {}
     pairs = 0
     on_gpu = any(execution.gpu is not None for execution in step.executions)
@@ -297,7 +299,7 @@ def _actions(rank: int, step: Recording, arrivals: Arrivals, times: TimesAlone) 
 
 
 def _stream(execution: Execution) -> Stream:
-    """Return the stream of an action: that of its kernels, by default that of its kind."""
+    """Return the stream of the kernels of an action, by default the stream of its kind."""
     kind, gpu = execution.action.kind, execution.gpu
     if kind in kinds.COMMUNICATION and execution.pair >= 0:
         return Stream.EXPERT_PARALLEL
@@ -307,14 +309,14 @@ def _stream(execution: Execution) -> Stream:
 
 def _on_host(execution: Execution, free: int, arrivals: Arrivals) -> tuple[int, int, int]:
     """Return when an action reached the head of its stream, when it started and when it ended."""
-    # A pair's members run one after another, so only the first one's input holds up its start.
-    there = arrival(execution.members[0], arrivals, execution.start_ns)
-    begin = max(execution.start_ns, free, min(there, execution.end_ns))
+    # The members of a pair run one after another, so only the input of the first member delays the start.
+    arrival_ns = arrival(execution.members[0], arrivals, execution.start_ns)
+    begin = max(execution.start_ns, free, min(arrival_ns, execution.end_ns))
     return min(execution.start_ns, begin), begin, max(execution.end_ns, begin)
 
 
 def _on_gpu(execution: Execution, free: int | None) -> tuple[int, int, int]:
-    """Return enter, start and end on a GPU; an action without a kernel takes no time."""
+    """Return enter, start and end on a GPU; an action without a kernel has no duration."""
     gpu = execution.gpu
     if gpu is None:
         time_ns = execution.start_ns if free is None else max(free, execution.start_ns)
@@ -325,20 +327,20 @@ def _on_gpu(execution: Execution, free: int | None) -> tuple[int, int, int]:
 
 
 def _gap_and_collective(execution: Execution, number: int, members: int, length: int) -> tuple[int, int]:
-    """Return a member's share of an action's gaps and collectives, no more than fits into it."""
+    """Return a member's share of the gaps and collectives of an action, at most its length."""
     if execution.gpu is None or execution.action.kind in kinds.COMMUNICATION:
         return 0, 0
     gap, collective = (
-        whole * (number + 1) // members - whole * number // members
-        for whole in (execution.gpu.gap_ns, execution.gpu.collective_ns)
+        total_ns * (number + 1) // members - total_ns * number // members
+        for total_ns in (execution.gpu.gap_ns, execution.gpu.collective_ns)
     )
     return min(gap, length), min(collective, length - min(gap, length))
 
 
 def _moves(messages: Sequence[Message]) -> Iterator[tuple[Slice, int]]:
-    """Yield the slices of each message on both ranks: from when both ends were there until it was.
+    """Yield the slices of each message on both ranks, from the start of both ends to the arrival.
 
-    With each comes when the kernel ended that received it, -1 where none did.
+    With each slice comes the end of the receiving kernel, -1 without one.
     """
     free: dict[tuple[int, int, bool], int] = {}
     payloads = kernel_payloads(messages)
@@ -370,9 +372,9 @@ def _times(
 ) -> tuple[int, int]:
     """Return the start and end of a message at one of its ends.
 
-    One whose sender was done before the receiver began, or of which one end is known, moves at each end by that
-    end's own time. A kernel that carries several messages ends with the last of them, so that what it received was
-    there when its sender's kernel ended, if that was before.
+    An end has the times of its kernel or post if the other end is unknown, or if the sender's kernel ended before
+    the receiver started. A kernel with several messages ends with the last message. So a message has arrived when
+    the sender's kernel ends, if that is before the end of the receiver's kernel.
     """
     if sent is None or received is None or (sent.posted_ns >= 0 and sent.end_ns < received.start_ns):
         return end.start_ns, end.end_ns
@@ -405,45 +407,46 @@ _PROMPT_NS = 20_000
 
 
 def with_causes(timeline: Timeline, received_ns: Int64s) -> Timeline:
-    """Return a step with the causes of its computations and messages, where they are known.
+    """Return a step with the known causes of its computations and messages.
 
     Args:
         timeline: a step of GPUs.
-        received_ns: shape (slices,): for a message that was received, when its kernel ended; -1 for all else, and
-            where no kernel was recorded.
+        received_ns: shape (slices,): end of the receiving kernel of a received message; -1 for all other slices,
+            and if no kernel was recorded.
     """
     cause = np.full(len(timeline), -1, dtype=np.int32)
-    before = np.full(len(timeline), -1, dtype=np.int64)
+    previous_end_ns = np.full(len(timeline), -1, dtype=np.int64)
     for rows in compute_rows(timeline):
         cause[rows[1:]] = rows[:-1]
-        before[rows[1:]] = timeline.end_ns[rows[:-1]]
+        previous_end_ns[rows[1:]] = timeline.end_ns[rows[:-1]]
     moves = messages(timeline)
     for ends in (moves.send, moves.recv):
         cause[ends[ends >= 0]] = moves.producer[ends >= 0]
     waits = moves.consumer >= 0
     consumer, recv = moves.consumer[waits], moves.recv[waits]
-    there = np.where(recv >= 0, received_ns[recv], -1)
-    unknown = consumer[there < 0]
-    late = timeline.start_ns[consumer] > there + _PROMPT_NS
-    released = (there >= 0) & (there >= before[consumer]) & (~late | (before[consumer] < 0))
+    arrival_ns = np.where(recv >= 0, received_ns[recv], -1)
+    unknown = consumer[arrival_ns < 0]
+    is_late = timeline.start_ns[consumer] > arrival_ns + _PROMPT_NS
+    previous_ns = previous_end_ns[consumer]
+    released = (arrival_ns >= 0) & (arrival_ns >= previous_ns) & (~is_late | (previous_ns < 0))
     cause[consumer[released]] = recv[released]
     cause[unknown] = -1
     return replace(timeline, cause=cause)
 
 
 def with_group_waits(timeline: Timeline) -> Timeline:
-    """Return a step whose computations include the wait for their input from an overlapped pair."""
+    """Return a step whose computations include the waits for their inputs from overlapped pairs."""
     stream = np.repeat(timeline.lane_stream, np.diff(timeline.lane_ptr))
     exchanges = np.flatnonzero(stream == Stream.EXPERT_PARALLEL).tolist()
-    fed = {_fed_by(timeline.action(row)): row for row in exchanges}
+    source_of = {_consumer_key(timeline.action(row)): row for row in exchanges}
     start_ns, end_ns = timeline.start_ns, timeline.end_ns
     waited_ns = np.zeros_like(start_ns)
-    for lane in np.flatnonzero(timeline.lane_stream == Stream.COMPUTE).tolist() if fed else ():
-        for before, row in pairwise(range(timeline.lane_ptr[lane], timeline.lane_ptr[lane + 1])):
+    for lane in np.flatnonzero(timeline.lane_stream == Stream.COMPUTE).tolist() if source_of else ():
+        for previous_row, row in pairwise(range(timeline.lane_ptr[lane], timeline.lane_ptr[lane + 1])):
             action = timeline.action(row)
-            source = fed.get((action.kind is Kind.F, action.stage, action.microbatch))
+            source = source_of.get((action.kind is Kind.F, action.stage, action.microbatch))
             if source is not None and action.kind is not Kind.W:
-                begin_ns = max(end_ns[before], start_ns[source])
+                begin_ns = max(end_ns[previous_row], start_ns[source])
                 waited_ns[row] = max(min(end_ns[source], start_ns[row]) - begin_ns, 0)
     return replace(
         timeline, start_ns=start_ns - waited_ns, enter_ns=np.minimum(timeline.enter_ns, start_ns - waited_ns),
@@ -451,11 +454,11 @@ def with_group_waits(timeline: Timeline) -> Timeline:
     )  # fmt: skip
 
 
-def _fed_by(action: Action) -> tuple[bool, int, int]:
+def _consumer_key(action: Action) -> tuple[bool, int, int]:
     """Return the consumer of a phase: whether it is a forward, its stage and its microbatch."""
     forward = action.kind.traits.direction is kinds.Pass.FORWARD
-    away = (1 if forward else -1) if action.kind in kinds.SENDS else 0
-    return forward, action.stage + away, action.microbatch
+    stage_change = (1 if forward else -1) if action.kind in kinds.SENDS else 0
+    return forward, action.stage + stage_change, action.microbatch
 
 
 Arrivals = dict[tuple[bool, int, int], int]
@@ -471,19 +474,19 @@ class TimesAlone:
             for execution in rank.executions:
                 action = execution.action
                 if not action.sub_actions:
-                    times[action.kind, action.stage].append(own_length(execution, arrivals))
+                    times[action.kind, action.stage].append(work_ns(execution, arrivals))
         self._by_stage = {key: median(lengths) for key, lengths in times.items()}
         for (kind, _), lengths in list(times.items()):
             times[kind, -1] += lengths
         self._by_kind = {kind: median(lengths) for (kind, stage), lengths in times.items() if stage < 0}
 
     def boundaries(self, members: Sequence[Action], length_ns: int) -> list[int]:
-        """Return the start of each member and the end of the last; equal parts if one never ran alone."""
+        """Return the start of each member and the end of the last; equal parts if a member never ran alone."""
         times = [self._of(member.kind, member.stage) for member in members]
         known = [time for time in times if time]
         weights = known if len(known) == len(times) else [1.0] * len(members)
-        whole = sum(weights)
-        inner = [min(round(length_ns * reached / whole), length_ns) for reached in accumulate(weights[:-1])]
+        total = sum(weights)
+        inner = [min(round(length_ns * weight / total), length_ns) for weight in accumulate(weights[:-1])]
         return [0, *inner, length_ns]
 
     def _of(self, kind: Kind, stage: int) -> float | None:
@@ -494,14 +497,14 @@ class TimesAlone:
         return time
 
 
-def arrival(action: Action, arrivals: Arrivals, otherwise: int) -> int:
-    """Return when an action's input was there."""
-    return arrivals.get((action.kind is Kind.F, action.stage, action.microbatch), otherwise)
+def arrival(action: Action, arrivals: Arrivals, default_ns: int) -> int:
+    """Return the arrival of the input of an action."""
+    return arrivals.get((action.kind is Kind.F, action.stage, action.microbatch), default_ns)
 
 
-def own_length(execution: Execution, arrivals: Arrivals) -> int:
+def work_ns(execution: Execution, arrivals: Arrivals) -> int:
     """Return the duration of an action without the wait for its input."""
     if execution.gpu is not None:
         return execution.gpu.end_ns - execution.gpu.start_ns
-    there = arrival(execution.action, arrivals, execution.start_ns)
-    return execution.end_ns - min(max(execution.start_ns, there), execution.end_ns)
+    arrival_ns = arrival(execution.action, arrivals, execution.start_ns)
+    return execution.end_ns - min(max(execution.start_ns, arrival_ns), execution.end_ns)
