@@ -1,14 +1,14 @@
 """List scheduling with host copies.
 
-A rank that is free runs an input gradient if one is there, else a forward that memory has room for, else a weight
-gradient; weight gradients so fill what would be idle. Source of the rule: Qi et al., arXiv:2401.10241, section
-3. Room follows the banker's rule: a forward starts only if every microbatch in flight on the rank could still
-finish, oldest first, so that no memory above the least makes ranks wait for ever.
+An idle rank runs an input gradient if one is ready, else a forward that fits into memory, else a weight gradient.
+Weight gradients therefore fill idle time. Source of the rule: Qi et al., arXiv:2401.10241, section 3. Memory
+follows the banker's algorithm: a forward starts only if all microbatches in flight on the rank can still finish,
+oldest first. This prevents deadlocks for every limit that one microbatch fits into.
 
-When a rank ends a computation it first launches the reload of the gradient that is due next, if that activation is
-away and there is room; a forward starts only if that reload would still have room behind it. What more than some
-activations are in line before it, goes to the host right behind its forward. A forward that
-finds no room waits for a copy, unless something else can run.
+At the end of a computation, a rank first starts the next reload, if that activation is offloaded and memory allows
+it. A forward starts only if memory also allows this reload afterwards. An activation is offloaded directly after
+its forward if more than some number of activations on the rank are needed earlier. A forward that does not fit
+waits for a copy, unless another operation can run.
 """
 
 from __future__ import annotations
@@ -29,44 +29,44 @@ __all__ = ["Lister", "OffloadingLister", "Rule", "serial_rows"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What a rank prefers."""
+    """Memory limits and priorities of list scheduling."""
 
     limit: tuple[int, ...]
-    """Shape (ranks,): memory for activations; ``NO_LIMIT`` for any amount."""
+    """Shape (ranks,): memory for activations; ``NO_LIMIT`` for unlimited memory."""
     in_flight: tuple[int, ...] = ()
-    """Shape (ranks,): the most activations between a forward and its input gradient; none unless given."""
+    """Shape (ranks,): the most activations between a forward and its input gradient; empty for no limit."""
     per_stage: tuple[int, ...] = ()
-    """Shape (stages,): the same of each stage, which then needs no banker's rule; none unless given."""
+    """Shape (stages,): the same limit per stage, which replaces the banker's algorithm; empty for no limit."""
     patient: bool = True
-    """Whether a rank waits for an input gradient that comes before a weight gradient would be half done."""
+    """Whether a rank waits for an input gradient that is ready before half of a weight gradient could run."""
     weights_first: bool = False
     """Whether a weight gradient comes before a forward."""
 
 
 def serial_rows(problem: Problem, *, copied: bool) -> Rows:
-    """Return rows of one microbatch after another: what needs least memory.
+    """Return rows that run one microbatch after another, which need the least memory.
 
     Args:
         problem: what to schedule.
-        copied: whether each stage's activation but the last's on a rank goes to the host meanwhile.
+        copied: whether the activations of all stages of a rank, except its last one, are offloaded in between.
     """
     rows: Rows = [[] for _ in range(problem.ranks)]
     for microbatch in range(problem.microbatches):
-        gone = {stage for stages in problem.stages_of for stage in stages[:-1]} if copied else set()
+        offloaded = {stage for stages in problem.stages_of for stage in stages[:-1]} if copied else set()
         for stage, rank in enumerate(problem.stage_rank):
             rows[rank].append(Op(Part.F, stage, microbatch))
-            if stage in gone:
+            if stage in offloaded:
                 rows[rank] += [Op(Part.O, stage, microbatch), Op(Part.A, stage, microbatch)]
         for stage in reversed(range(problem.stages)):
             row = rows[problem.stage_rank[stage]]
-            if stage in gone:
+            if stage in offloaded:
                 row.append(Op(Part.R, stage, microbatch))
             row += [Op(Part.I, stage, microbatch), Op(Part.W, stage, microbatch)]
     return rows
 
 
 class Lister:
-    """The ranks while the rule is played; at one instant ends come before starts."""
+    """The state of list scheduling under a rule; at equal times, ends come before starts."""
 
     def __init__(self, problem: Problem, rule: Rule) -> None:
         self.problem, self.rule = problem, rule
@@ -83,15 +83,15 @@ class Lister:
         self.now = 0
 
     def rows(self) -> Rows | None:
-        """Play, and return every rank's row."""
+        """Run list scheduling, and return every rank's row; None if some operations never start."""
         while self.events or self.ends:
             now = self.now = min(queue[0][0] for queue in (self.events, self.ends) if queue)
             while self.ends and self.ends[0][0] <= now:
                 self.finish(*heappop(self.ends))
-            asked = set()
+            awake_ranks = set()
             while self.events and self.events[0][0] <= now:
-                asked.add(heappop(self.events)[1])
-            for rank in sorted(asked):
+                awake_ranks.add(heappop(self.events)[1])
+            for rank in sorted(awake_ranks):
                 self.wake(rank, now)
                 if self.busy[rank] <= now:
                     self._choose(rank, now)
@@ -100,16 +100,16 @@ class Lister:
         return rows_of(self.problem, self.start) if ran == count else None
 
     def wake(self, rank: int, now: int) -> None:
-        """Do what a rank does beside computing."""
+        """Start copies of a rank at an event; a rank has none without offloading."""
 
     def finish(self, now: int, op: Op) -> None:
         """Record the end of an operation: freed memory and operations that become ready."""
         problem, (part, stage, microbatch) = self.problem, op
         rank = problem.stage_rank[stage]
         if part is Part.F:
-            last = stage + 1 == problem.stages
-            then = Op(Part.I if last else Part.F, stage if last else stage + 1, microbatch)
-            self._enable(then, now + (0 if last else problem.forward_transfer[stage]))
+            is_last = stage + 1 == problem.stages
+            next_op = Op(Part.I if is_last else Part.F, stage if is_last else stage + 1, microbatch)
+            self._enable(next_op, now + (0 if is_last else problem.forward_transfer[stage]))
         elif part is Part.I:
             self.held[rank] -= problem.activation[stage] - problem.weight_activation[stage]
             self.flying[rank] -= 1
@@ -121,9 +121,9 @@ class Lister:
             self.held[rank] -= problem.weight_activation[stage]
         heappush(self.events, (now, rank))
 
-    def _enable(self, op: Op, at: int) -> None:
-        self.ready[op] = at
-        heappush(self.events, (at, self.problem.stage_rank[op.stage]))
+    def _enable(self, op: Op, time: int) -> None:
+        self.ready[op] = time
+        heappush(self.events, (time, self.problem.stage_rank[op.stage]))
 
     def _choose(self, rank: int, now: int) -> None:
         """Start what the rule prefers, if anything may start."""
@@ -134,23 +134,23 @@ class Lister:
             forward = None
         rule = self.rule
         order = (gradient, weight, forward) if rule.weights_first else (gradient, forward, weight)
-        op = next((one for one in order if one is not None), None)
+        op = next((candidate for candidate in order if candidate is not None), None)
         if op is None:
             return
         if rule.patient and op is weight and soon is not None and 2 * (soon - now) < self.problem.w[op.stage]:
-            return  # it is asked again when that is there
+            return  # the end of that input wakes the rank again
         self.begin(rank, op, now)
 
     def first(self, rank: int, part: Part, now: int) -> tuple[Op | None, int | None]:
-        """Return the best op of a part that may start, and when the earliest one may."""
+        """Return the best operation of a part that may start now, and the earliest time at which any may start."""
         best, soon = None, None
         for stage in self.problem.stages_of[rank]:
             op = Op(part, stage, self.next[part, stage])
-            at = self.ready.get(op)
-            if at is None:
+            ready_time = self.ready.get(op)
+            if ready_time is None:
                 continue
-            soon = at if soon is None else min(soon, at)
-            if at <= now and (best is None or (op.microbatch, -op.stage) < (best.microbatch, -best.stage)
+            soon = ready_time if soon is None else min(soon, ready_time)
+            if ready_time <= now and (best is None or (op.microbatch, -op.stage) < (best.microbatch, -best.stage)
                               or (part is Part.F and op.stage > best.stage)):  # fmt: skip
                 best = op
         return best, soon
@@ -168,7 +168,7 @@ class Lister:
         heappush(self.ends, (self.busy[rank], op))
 
     def has_room(self, rank: int, op: Op) -> bool:
-        """Return whether all that is in flight on a rank could finish behind a forward, oldest first."""
+        """Return whether all microbatches in flight on a rank can finish after a forward starts, oldest first."""
         problem, limit = self.problem, self.rule.limit[rank]
         if self._is_full(rank, op.stage):
             return False
@@ -181,19 +181,19 @@ class Lister:
         if len(stages) == 1 or self.rule.per_stage:
             return True
         for microbatch in range(self.next[Part.W, stages[0]], op.microbatch + 1):
-            own = sum(problem.activation[s] for s in stages if self.next[Part.F, s] > microbatch
+            present = sum(problem.activation[s] for s in stages if self.next[Part.F, s] > microbatch
                       or Op(Part.F, s, microbatch) == op)  # fmt: skip
-            gone = sum(problem.activation[s] for s in stages if self.next[Part.I, s] > microbatch)
-            missing = sum(problem.activation[s] for s in stages) - own
+            needed = sum(problem.activation[s] for s in stages if self.next[Part.I, s] > microbatch)
+            missing = sum(problem.activation[s] for s in stages) - present
             if held + missing > limit:
                 return False
-            held -= own - gone
+            held -= present - needed
         return True
 
     def _is_full(self, rank: int, stage: int) -> bool:
-        """Return whether as many activations are in flight on a rank or stage as may be."""
-        most = self.rule.in_flight[rank] if self.rule.in_flight else NO_LIMIT
-        if most != NO_LIMIT and self.flying[rank] >= most:
+        """Return whether the number of activations in flight on a rank or stage is at its limit."""
+        limit = self.rule.in_flight[rank] if self.rule.in_flight else NO_LIMIT
+        if limit != NO_LIMIT and self.flying[rank] >= limit:
             return True
         return bool(self.rule.per_stage) and self.in_stage[stage] >= self.rule.per_stage[stage]
 
@@ -203,20 +203,20 @@ class OffloadingLister(Lister):
 
     Args:
         problem: what to schedule.
-        kept: how many activations are in line on a rank before one goes to the host.
-        patient: as :class:`Rule` has it.
-        late: whether an activation comes back just in time for its gradient, or as soon as there is room.
+        kept: how many activations that are needed first stay on a rank; the next ones are offloaded.
+        patient: as in :class:`Rule`.
+        late: whether a reload ends just in time for its gradient; else it starts as soon as memory allows.
     """
 
     def __init__(self, problem: Problem, kept: int, *, patient: bool, late: bool) -> None:
         super().__init__(problem, Rule(limit=problem.limit, patient=patient))
         self.kept, self.late = kept, late
-        self.line: list[list[tuple[int, int]]] = [[] for _ in range(problem.ranks)]
-        """Per rank the microbatches and negative stages whose gradients are to come, the next one first."""
-        self.away: dict[tuple[int, int], int] = {}
-        """When what is in line is on the host."""
-        self.back: dict[tuple[int, int], int] = {}
-        """When it is back."""
+        self.pending: list[list[tuple[int, int]]] = [[] for _ in range(problem.ranks)]
+        """Per rank the microbatch and negative stage of each pending input gradient, the next one first."""
+        self.offload_end: dict[tuple[int, int], int] = {}
+        """By entry of ``pending``, the end of its offload."""
+        self.reload_end: dict[tuple[int, int], int] = {}
+        """By entry of ``pending``, the end of its reload."""
         self.freed: list[list[tuple[int, int]]] = [[] for _ in range(problem.ranks)]
         self.copied = [[0, 0] for _ in range(problem.ranks)]
         for group in problem.shared:
@@ -224,61 +224,61 @@ class OffloadingLister(Lister):
                 self.copied[rank] = self.copied[group[0]]
 
     def finish(self, now: int, op: Op) -> None:
-        """Note an end, and launch what follows it."""
+        """Record the end of an operation, and start the offload of its activation."""
         super().finish(now, op)
-        rank, at = self.problem.stage_rank[op.stage], (op.microbatch, -op.stage)
+        rank, key = self.problem.stage_rank[op.stage], (op.microbatch, -op.stage)
         if op.part is Part.F:
-            self._line_up(rank, op, now)
+            self._add_pending(rank, op, now)
         elif op.part is Part.I:
-            self.line[rank].remove(at)
+            self.pending[rank].remove(key)
 
-    def _line_up(self, rank: int, op: Op, now: int) -> None:
-        """Put an activation in line, and send it away if enough are before it."""
-        at, stage = (op.microbatch, -op.stage), op.stage
-        self.line[rank].append(at)
-        self.line[rank].sort()
-        if self.problem.limit[rank] == NO_LIMIT or self.line[rank].index(at) < self.kept:
+    def _add_pending(self, rank: int, op: Op, now: int) -> None:
+        """Add an activation to the pending ones, and offload it if enough of them are needed earlier."""
+        key, stage = (op.microbatch, -op.stage), op.stage
+        self.pending[rank].append(key)
+        self.pending[rank].sort()
+        if self.problem.limit[rank] == NO_LIMIT or self.pending[rank].index(key) < self.kept:
             return
         if op._replace(part=Part.I) in self.ready:
             return
-        out = self.start[op._replace(part=Part.O)] = max(now, self.copied[rank][0])
-        self.copied[rank][0] = self.away[at] = out + self.problem.offload[stage]
-        self.freed[rank].append((self.away[at], self.problem.activation[stage]))
-        heappush(self.events, (self.away[at], rank))
+        start = self.start[op._replace(part=Part.O)] = max(now, self.copied[rank][0])
+        self.copied[rank][0] = self.offload_end[key] = start + self.problem.offload[stage]
+        self.freed[rank].append((self.offload_end[key], self.problem.activation[stage]))
+        heappush(self.events, (self.offload_end[key], rank))
 
     def wake(self, rank: int, now: int) -> None:
         """Start the next reload if memory allows."""
         due = self._due(rank)
-        if due is None or self.away[due] > now:
+        if due is None or self.offload_end[due] > now:
             return
         stage = -due[1]
-        if self.late and self._gradient_at(Op(Part.I, stage, due[0])) - self.problem.reload[stage] > now:
+        if self.late and self._gradient_time(Op(Part.I, stage, due[0])) - self.problem.reload[stage] > now:
             return
-        if self._held_at(rank, now) + self.problem.activation[stage] > self.problem.limit[rank]:
+        if self._held_size(rank, now) + self.problem.activation[stage] > self.problem.limit[rank]:
             return
         begin = max(now, self.copied[rank][self._inward])
-        self.copied[rank][self._inward] = self.back[due] = begin + self.problem.reload[stage]
+        self.copied[rank][self._inward] = self.reload_end[due] = begin + self.problem.reload[stage]
         self.held[rank] += self.problem.activation[stage]
         self.start[Op(Part.R, stage, due[0])] = begin
-        heappush(self.events, (self.back[due], rank))
+        heappush(self.events, (self.reload_end[due], rank))
 
     def begin(self, rank: int, op: Op, now: int) -> None:
         """Start an operation and schedule the reload of the previous stage in time."""
         super().begin(rank, op, now)
         if op.part is Part.I and op.stage and self.late:
-            before = op._replace(stage=op.stage - 1)
-            at = self._gradient_at(before) - self.problem.reload[before.stage]
-            heappush(self.events, (int(max(at, now)), self.problem.stage_rank[before.stage]))
+            previous = op._replace(stage=op.stage - 1)
+            reload_time = self._gradient_time(previous) - self.problem.reload[previous.stage]
+            heappush(self.events, (int(max(reload_time, now)), self.problem.stage_rank[previous.stage]))
 
-    def _gradient_at(self, op: Op) -> float:
-        """Return when what an input gradient needs of the next stage is there, as far as that has begun."""
+    def _gradient_time(self, op: Op) -> float:
+        """Return when the next stage's gradient arrives for an input gradient; infinity before that one starts."""
         if op in self.ready:
             return self.ready[op]
-        onward = op._replace(stage=op.stage + 1)
-        begun = self.start.get(onward)
-        if begun is None:
+        next_op = op._replace(stage=op.stage + 1)
+        start = self.start.get(next_op)
+        if start is None:
             return inf
-        return begun + self.problem.duration(onward) + self.problem.backward_transfer[op.stage]
+        return start + self.problem.duration(next_op) + self.problem.backward_transfer[op.stage]
 
     @property
     def _inward(self) -> int:
@@ -286,34 +286,33 @@ class OffloadingLister(Lister):
 
     def _due(self, rank: int) -> tuple[int, int] | None:
         """Return the next offloaded activation to reload, if any."""
-        near = self.line[rank][: self.kept + 1]
-        return next((at for at in near if at in self.away and at not in self.back), None)
+        next_keys = self.pending[rank][: self.kept + 1]
+        return next((key for key in next_keys if key in self.offload_end and key not in self.reload_end), None)
 
-    def _held_at(self, rank: int, now: int) -> int:
+    def _held_size(self, rank: int, now: int) -> int:
         """Return the bytes on a rank at a time, without activations that are on the host."""
         return self.held[rank] - sum(size for moment, size in self.freed[rank] if moment <= now)
 
     def first(self, rank: int, part: Part, now: int) -> tuple[Op | None, int | None]:
-        """Return what may start, a gradient only when its activation is there."""
+        """Return as the base class; an input gradient may start only if its activation is on the rank."""
         op, soon = super().first(rank, part, now)
         if op is not None and part is Part.I:
-            at = (op.microbatch, -op.stage)
-            if at in self.away and self.back.get(at, now + 1) > now:
-                return None, self.back.get(at, soon)
+            key = (op.microbatch, -op.stage)
+            if key in self.offload_end and self.reload_end.get(key, now + 1) > now:
+                return None, self.reload_end.get(key, soon)
         return op, soon
 
     def has_room(self, rank: int, op: Op) -> bool:
-        """Return whether a forward may take its memory, and leave some for the next reload unless it goes away."""
+        """Return whether a forward fits into memory. If it is not offloaded, the next reload must fit as well."""
         limit, now = self.rule.limit[rank], self.now
         if limit == NO_LIMIT:
             return True
         size = self.problem.activation[op.stage]
-        if self._held_at(rank, now) + size > limit:
+        if self._held_size(rank, now) + size > limit:
             return False
-        ahead = sum(at < (op.microbatch, -op.stage) for at in self.line[rank])
+        earlier_count = sum(key < (op.microbatch, -op.stage) for key in self.pending[rank])
         due = self._due(rank)
-        if ahead >= self.kept or due is None:
+        if earlier_count >= self.kept or due is None:
             return True
-        return (
-            self._held_at(rank, now + self.problem.duration(op)) + size + self.problem.activation[-due[1]] <= limit
-        )
+        held = self._held_size(rank, now + self.problem.duration(op))
+        return held + size + self.problem.activation[-due[1]] <= limit

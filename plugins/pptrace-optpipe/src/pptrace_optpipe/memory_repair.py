@@ -1,14 +1,15 @@
 """Repair of tables that exceed memory, by copies and recomputation.
 
-By order: on each rank, wherever more would be held than may be, the activation that is needed last is thrown away
-behind its forward and computed again right before its input gradient; or it goes to the host behind its forward,
-whatever takes its room waits for that, and it comes back some computations before its input gradient. What a rank
-holds then depends on the order of its row alone, whatever the times and messages are.
+By order: where a rank exceeds its limit, it gives up the activation that is needed last. With recomputation, it
+frees the activation after the forward and recomputes the forward directly before the input gradient. With copies,
+it offloads the activation after the forward. Operations that use the freed memory await the offload, and the
+reload starts some computations before the input gradient. The memory of a rank then depends only on the order of
+its row, not on times and messages.
 
-By time: whenever more is held than may be, the activation that is needed last goes to the host. Its copy out
-starts behind its forward, its copy back as late as the input gradient allows. This is the part that AdaOffload has
-in OptPipe and the offload pass in PipeOffload (Wan et al., arXiv:2503.01328): offloads earliest-fit from the left,
-reloads latest-fit from the right.
+By time: where a rank exceeds its limit, it offloads the activation that is needed last. The offload starts after
+the forward, and the reload starts as late as the input gradient allows. OptPipe's AdaOffload and the offload pass
+of PipeOffload (Wan et al., arXiv:2503.01328) do the same: offloads earliest-fit from the left, reloads latest-fit
+from the right.
 """
 
 from __future__ import annotations
@@ -30,61 +31,65 @@ __all__ = ["copied_row", "recomputed_row", "repaired", "with_room", "with_waits"
 
 _RECOMPUTED = {Part.I: (Part.C, Part.I)}
 _COPIED = {Part.F: (Part.F, Part.O), Part.I: (Part.R, Part.I)}
-"""By computation of an activation that gives way, what takes its place in the row."""
+"""By computation of an evicted activation, its replacement in the row."""
 
 
 def with_room(
-    problem: Problem, rows: Rows, played: Played, ways: Iterable[Callable[..., list[Op] | None]]
+    problem: Problem, rows: Rows, played: Played, repairs: Iterable[Callable[..., list[Op] | None]]
 ) -> Rows | None:
-    """Return rows of which each fits as it is, or by the first way that makes it fit; None where none does."""
+    """Return rows that fit: unchanged, or from the first successful repair; None if all repairs of a row fail."""
     fitting: Rows = []
     for row, limit, peak in zip(rows, problem.limit, played.peak, strict=True):
-        made: list[Op] | None = list(row)
+        repaired_row: list[Op] | None = list(row)
         if limit not in (NO_LIMIT, max(limit, peak)):
-            made = next(filter(None, (way(problem, row, played, limit) for way in ways)), None)
-        if made is None:
+            repaired_row = next(filter(None, (repair(problem, row, played, limit) for repair in repairs)), None)
+        if repaired_row is None:
             return None
-        fitting.append(made)
+        fitting.append(repaired_row)
     return fitting
 
 
 def recomputed_row(problem: Problem, row: list[Op], _: Played | None, limit: int) -> list[Op] | None:
-    """Return a rank's row with as few forwards computed again as it takes; None where that is not enough."""
+    """Return a rank's row with as few recomputed forwards as necessary; None if it never fits."""
     return _evicted(problem, row, limit, _RECOMPUTED)
 
 
 def copied_row(problem: Problem, row: list[Op], played: Played, limit: int) -> list[Op] | None:
-    """Return a rank's row with copies that delay nothing; None where too little can be copied in time."""
+    """Return a rank's row with copies that delay no computation; None if it never fits."""
     return _Rank(problem, row, played, limit).row()
 
 
 def _evicted(
     problem: Problem, row: list[Op], limit: int, replacement: Mapping[Part, tuple[Part, ...]]
 ) -> list[Op] | None:
-    """Return a rank's row in which activations give way, those needed last first, until it fits by its order."""
+    """Return a rank's row that fits by its order, with activations evicted in order of latest need.
+
+    ``replacement`` maps each computation of an evicted activation to its operations. Return None if the row never
+    fits.
+    """
     chosen: set[tuple[int, int]] = set()
     while True:
-        made = [
+        evicted_row = [
             op._replace(part=part)
             for op in row
             for part in (replacement.get(op.part, (op.part,)) if op[1:] in chosen else (op.part,))
         ]
-        place = _over(problem, made, limit)
+        place = _first_excess(problem, evicted_row, limit)
         if place is None:
-            return made
-        there = {op[1:] for op in made[: place + 1] if op.part is Part.F} - chosen
-        needed = [op[1:] for op in made[place:] if op.part is Part.I]
-        last = next((key for key in reversed(needed) if key in there), None)
-        if last is None:
+            return evicted_row
+        resident = {op[1:] for op in evicted_row[: place + 1] if op.part is Part.F} - chosen
+        gradients = [op[1:] for op in evicted_row[place:] if op.part is Part.I]
+        candidate = next((key for key in reversed(gradients) if key in resident), None)
+        if candidate is None:
             return None
-        chosen.add(last)
+        chosen.add(candidate)
 
 
-def _over(problem: Problem, row: list[Op], limit: int) -> int | None:
-    """Return the first place in a row at which more is held than may be, if copies out end at once."""
-    held, again = 0, computed_again(row)
+def _first_excess(problem: Problem, row: list[Op], limit: int) -> int | None:
+    """Return the first place at which a row exceeds the limit if offloads end immediately; None if it fits."""
+    held, recomputed = 0, computed_again(row)
     for place, op in enumerate(row):
-        taken, freed = memory_changes(problem, op, again)
+        taken, freed = memory_changes(problem, op, recomputed)
         if held + taken > limit:
             return place
         held += taken - freed
@@ -92,48 +97,48 @@ def _over(problem: Problem, row: list[Op], limit: int) -> int | None:
 
 
 def with_waits(problem: Problem, rows: Rows, early: int) -> Rows | None:
-    """Return rows in the same order of computations within the limit; None where that cannot be.
+    """Return rows with the same order of computations within the limit; None if this is impossible.
 
     Args:
         problem: what to schedule.
-        rows: computations alone.
-        early: how many computations ahead of an input gradient its activation begins to come back, at most.
+        rows: computations without copies and recomputation.
+        early: the most computations between the start of a reload and its input gradient.
     """
     fitting: Rows = []
     for row, limit in zip(rows, problem.limit, strict=True):
-        made = None
+        repaired_row = None
         if limit != NO_LIMIT and problem.copies:
-            made = _evicted(problem, row, limit, _COPIED)
-            if made is not None:
-                _fetch_early(problem, made, limit, early)
-        if limit != NO_LIMIT and problem.recomputes and made is None:
-            made = recomputed_row(problem, row, None, limit)
-        fitting.append(list(row) if made is None else made)
+            repaired_row = _evicted(problem, row, limit, _COPIED)
+            if repaired_row is not None:
+                _fetch_early(problem, repaired_row, limit, early)
+        if limit != NO_LIMIT and problem.recomputes and repaired_row is None:
+            repaired_row = recomputed_row(problem, row, None, limit)
+        fitting.append(list(row) if repaired_row is None else repaired_row)
     fitting = repaired(problem, fitting)
     order = [[op for op in row if op.part in ON_RANK and op.part is not Part.C] for row in fitting]
     return fitting if order == rows else None
 
 
 def _fetch_early(problem: Problem, row: list[Op], limit: int, early: int) -> None:
-    """Move copies back ahead of computations, as long as there is room and no other copy is passed."""
+    """Move reloads before earlier computations, while memory allows it and no reload passes another copy."""
     for op in [op for op in row if op.part is Part.R]:
         place = row.index(op)
-        for ahead in range(place - 1, max(place - 1 - early, -1), -1):
-            if row[ahead].part not in ON_RANK:
+        for earlier in range(place - 1, max(place - 1 - early, -1), -1):
+            if row[earlier].part not in ON_RANK:
                 break
-            row[ahead], row[ahead + 1] = op, row[ahead]
-            if _over(problem, row, limit) is not None:
-                row[ahead], row[ahead + 1] = row[ahead + 1], op
+            row[earlier], row[earlier + 1] = op, row[earlier]
+            if _first_excess(problem, row, limit) is not None:
+                row[earlier], row[earlier + 1] = row[earlier + 1], op
                 break
 
 
 class _Copy(NamedTuple):
-    """When an activation goes and comes back."""
+    """Start times of an activation's offload and reload."""
 
-    out: int
-    back: int
+    offload_start: int
+    reload_start: int
     place: int
-    """In front of which computation of the row it is launched to come back."""
+    """Place of the computation before which the reload is inserted."""
 
 
 class _Rank:
@@ -148,13 +153,13 @@ class _Rank:
         self.late: set[Op] = set()
 
     def row(self) -> list[Op] | None:
-        """Choose activations until the rest fits, and return the row with their copies."""
+        """Offload activations until the row fits, and return the row with copies; None if it never fits."""
         copies: dict[Op, _Copy] = {}
         while True:
-            over = self._over(copies)
-            if over is None:
+            excess_time = self._first_excess(copies)
+            if excess_time is None:
                 return self._merged(copies)
-            op = self._needed_last(over)
+            op = self._needed_last(excess_time)
             if op is None:
                 return None
             self.chosen.append(op)
@@ -166,7 +171,7 @@ class _Rank:
                 copies = planned
 
     def _needed_last(self, moment: int) -> Op | None:
-        """Return the activation that is there at a moment, could be gone, and is needed last."""
+        """Return the forward whose activation is in memory at a moment, can be offloaded and is needed last."""
         problem, candidates = self.problem, []
         for op in self.computed:
             if op.part is Part.F and op not in self.late and op not in self.chosen:
@@ -176,65 +181,66 @@ class _Rank:
         return max(candidates, key=lambda pair: pair[0])[1] if candidates else None
 
     def _planned(self) -> dict[Op, _Copy] | None:
-        """Return when the chosen activations are copied; None where one would not be back in time."""
-        problem, free, out = self.problem, 0, {}
-        for op in sorted(self.chosen, key=lambda one: self.end[one]):
-            out[op] = max(self.end[op], free)
-            free = out[op] + problem.offload[op.stage]
-        plan, last = {}, None
-        for op in sorted(self.chosen, key=lambda one: -self._gradient(one)):
-            took = problem.reload[op.stage]
-            until = self._gradient(op) if last is None else min(self._gradient(op), last)
-            place = max(bisect_right(self.starts, until - took) - 1, 0)
-            begin = until - took
-            gone = out[op] + problem.offload[op.stage]
-            if begin >= self.end[self.computed[place]]:
-                # Between computations it is launched when the one before is done, however long nothing runs then.
-                begin = max(self.end[self.computed[place]], min(gone, begin))
+        """Return the copies of the chosen activations; None if a reload would end too late."""
+        problem, free, offload_start = self.problem, 0, {}
+        for op in sorted(self.chosen, key=lambda op: self.end[op]):
+            offload_start[op] = max(self.end[op], free)
+            free = offload_start[op] + problem.offload[op.stage]
+        plan, next_reload_start = {}, None
+        for op in sorted(self.chosen, key=lambda op: -self._gradient(op)):
+            reload_end = self._gradient(op)
+            if next_reload_start is not None:
+                reload_end = min(reload_end, next_reload_start)
+            reload_start = reload_end - problem.reload[op.stage]
+            place = max(bisect_right(self.starts, reload_start) - 1, 0)
+            offload_end = offload_start[op] + problem.offload[op.stage]
+            if reload_start >= self.end[self.computed[place]]:
+                # Between computations, the reload starts at the end of the previous computation, before idle time.
+                reload_start = max(self.end[self.computed[place]], min(offload_end, reload_start))
                 place += 1
             else:
-                begin = self.starts[place]
-            if begin < gone:
+                reload_start = self.starts[place]
+            if reload_start < offload_end:
                 return None
-            plan[op], last = _Copy(out[op], begin, place), begin
+            plan[op], next_reload_start = _Copy(offload_start[op], reload_start, place), reload_start
         return plan
 
     def _gradient(self, op: Op) -> int:
         return self.start[Op(Part.I, op.stage, op.microbatch)]
 
-    def _over(self, copies: dict[Op, _Copy]) -> int | None:
-        """Return the first moment at which more is held than may be."""
+    def _first_excess(self, copies: dict[Op, _Copy]) -> int | None:
+        """Return the first time at which memory exceeds the limit; None if it never does."""
         changes = []
         for op in self.computed:
             taken, freed = memory_changes(self.problem, op, ())
             changes += [(self.start[op], taken), (self.end[op], -freed)]
         for op, copy in copies.items():
             size = self.problem.activation[op.stage]
-            changes += [(copy.out + self.problem.offload[op.stage], -size), (copy.back, size)]
+            changes += [(copy.offload_start + self.problem.offload[op.stage], -size), (copy.reload_start, size)]
         changes.sort()
         held = accumulate(change for _, change in changes)
         return next((moment for (moment, _), size in zip(changes, held, strict=True) if size > self.limit), None)
 
     def _merged(self, copies: dict[Op, _Copy]) -> list[Op]:
         """Return the row with the copies inserted."""
-        back: dict[int, list[tuple[int, Op]]] = {}
+        reloads: dict[int, list[tuple[int, Op]]] = {}
         for op, copy in copies.items():
-            back.setdefault(copy.place, []).append((copy.back, op._replace(part=Part.R)))
+            reloads.setdefault(copy.place, []).append((copy.reload_start, op._replace(part=Part.R)))
         row = []
         for place, op in enumerate(self.computed):
-            row += [one for _, one in sorted(back.get(place, []))]
+            row += [reload for _, reload in sorted(reloads.get(place, []))]
             row.append(op)
             if op in copies:
                 row.append(op._replace(part=Part.O))
         return row
 
 
-_MOST = 60
-"""Moves after which a row is given up."""
+_MOST_MOVES = 60
+"""The most moves that repair a row."""
 
 
 def repaired(problem: Problem, rows: Rows) -> Rows:
-    """Return rows that fit where waits and some moves are enough, else the rows as they then are."""
+    """Return rows repaired by waits and moves; if they are not sufficient, the rows may exceed their limits."""
     played = play(problem, rows)
     if played is not None and played.fits(problem):
         return rows
@@ -246,53 +252,56 @@ def repaired(problem: Problem, rows: Rows) -> Rows:
 
 def _repaired(problem: Problem, row: list[Op], limit: int) -> list[Op]:
     row = [op for op in row if op.part not in AWAIT_OF.values()]
-    for _ in range(_MOST):
-        found, over = _awaiting(problem, row, limit)
-        if over < 0:
-            return found
-        if not _moved(row, over):
+    for _ in range(_MOST_MOVES):
+        awaiting_row, excess_place = _awaiting(problem, row, limit)
+        if excess_place < 0:
+            return awaiting_row
+        if not _move_later(row, excess_place):
             break
     return row
 
 
 def _awaiting(problem: Problem, row: list[Op], limit: int) -> tuple[list[Op], int]:
-    """Return a row in which ops await as many copies out as they need, and the first that finds no room, or -1."""
-    found, held = list[Op](), 0
-    under_way: list[Op] = []
-    again = computed_again(row)
+    """Return a row in which operations await the offloads that they need, and the first place that exceeds memory.
+
+    The place is -1 if the row fits.
+    """
+    awaiting_row, held = list[Op](), 0
+    running: list[Op] = []
+    recomputed = computed_again(row)
     for place, op in enumerate(row):
-        taken, freed = memory_changes(problem, op, again)
+        taken, freed = memory_changes(problem, op, recomputed)
         awaited = None
-        own = op._replace(part=Part.O)
-        if op.part in (Part.R, Part.I) and own in under_way:
-            through = under_way.index(own) + 1
-            held -= sum(memory_changes(problem, one, again)[1] for one in under_way[:through])
-            under_way = under_way[through:]
-        while taken and held + taken > limit and under_way:
-            awaited = under_way.pop(0)
-            held -= memory_changes(problem, awaited, again)[1]
+        offload = op._replace(part=Part.O)
+        if op.part in (Part.R, Part.I) and offload in running:
+            ended_count = running.index(offload) + 1
+            held -= sum(memory_changes(problem, ended, recomputed)[1] for ended in running[:ended_count])
+            running = running[ended_count:]
+        while taken and held + taken > limit and running:
+            awaited = running.pop(0)
+            held -= memory_changes(problem, awaited, recomputed)[1]
         if taken and held + taken > limit:
             return row, place
         if awaited is not None:
-            found.append(awaited._replace(part=Part.A))
-        found.append(op)
+            awaiting_row.append(awaited._replace(part=Part.A))
+        awaiting_row.append(op)
         held += taken
         if op.part is Part.O:
-            under_way.append(op)
+            running.append(op)
         else:
             held -= freed
-    return found, -1
+    return awaiting_row, -1
 
 
-def _moved(row: list[Op], place: int) -> bool:
-    """Move an op behind the next computation of its row, if that does not need it."""
+def _move_later(row: list[Op], place: int) -> bool:
+    """Move an operation after the next computation of its row if there is no dependency. Return whether it moved."""
     op = row[place]
-    then = next((at for at in range(place + 1, len(row)) if row[at].part in ON_RANK), None)
-    if then is None or op.part not in (Part.F, Part.R, Part.C):
+    next_place = next((index for index in range(place + 1, len(row)) if row[index].part in ON_RANK), None)
+    if next_place is None or op.part not in (Part.F, Part.R, Part.C):
         return False
-    other = row[then]
-    same = (op.stage, op.microbatch) == (other.stage, other.microbatch)
-    if same or (op.part is Part.F and other.part is Part.F):
+    next_op = row[next_place]
+    is_same_microbatch = (op.stage, op.microbatch) == (next_op.stage, next_op.microbatch)
+    if is_same_microbatch or (op.part is Part.F and next_op.part is Part.F):
         return False
-    row.insert(then, row.pop(place))
+    row.insert(next_place, row.pop(place))
     return True

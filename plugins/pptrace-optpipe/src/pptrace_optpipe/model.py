@@ -1,14 +1,16 @@
-"""The constraint model, and its solver.
+"""The constraint model of a schedule, and its solver.
 
-Every F, I and W is an interval on its rank, every offload and reload an optional one on a copy stream. Ops of one
-sort and stage follow the order of microbatches, which breaks the symmetry between those. Where activations may be
-copied or computed again, that holds for the first stage's forwards alone: a microbatch may overtake one whose copy
-is slow. Memory is what
-intervals from a start to an end hold, exact to the moment: of a forward until its input gradient ends, or until it
-is on the host and again from the reload's start; of the weight gradient's part from then until W ends.
+Each F, I and W is an interval on its rank. Each offload and reload is an optional interval on a copy stream. On a
+stage, operations of one part run in the order of microbatches, which breaks their symmetry. With copies or
+recomputation, this order holds only for the forwards of the first stage, as a microbatch may overtake a microbatch
+with a slow copy.
+
+Memory is exact at each time, a sum over intervals. An activation is in memory from the start of its forward to the
+end of its input gradient. An offloaded activation is absent between the end of its offload and the start of its
+reload. The weight part is in memory from the end of the input gradient to the end of W.
 
 Source: the formulation follows Zero Bubble's (Qi et al., arXiv:2401.10241, appendix G) and adds OptPipe's copies
-(Li et al., 2025), with memory counted when it is taken and freed rather than per op.
+(Li et al., 2025). Memory is counted at the times when it is taken and freed, instead of once per operation.
 """
 
 from __future__ import annotations
@@ -46,45 +48,45 @@ __all__ = [
 
 @dataclass(slots=True)
 class Model:
-    """A model with the variables that a solution is read from."""
+    """A constraint model with the variables of its solution."""
 
     cp: cp_model.CpModel
     start: dict[Op, Any] = field(default_factory=dict)
     end: dict[Op, Any] = field(default_factory=dict)
     offloaded: dict[tuple[int, int], Any] = field(default_factory=dict)
-    """By stage and microbatch, for those that may be offloaded."""
-    again: dict[tuple[int, int], Any] = field(default_factory=dict)
-    """The same for those that may be computed again."""
+    """By stage and microbatch, whether the activation is offloaded, if that is possible."""
+    recomputed: dict[tuple[int, int], Any] = field(default_factory=dict)
+    """By stage and microbatch, whether the forward is recomputed, if that is possible."""
     length: Any = None
 
     def read(self, solver: Any) -> dict[Op, int]:
-        """Return when a solution starts its ops."""
-        gone = {at for at, chosen in self.offloaded.items() if solver.value(chosen)}
-        again = {at for at, chosen in self.again.items() if solver.value(chosen)}
+        """Return the start times of a solution's operations."""
+        offloaded = {key for key, chosen in self.offloaded.items() if solver.value(chosen)}
+        recomputed = {key for key, chosen in self.recomputed.items() if solver.value(chosen)}
         return {
             op: int(solver.value(value))
             for op, value in self.start.items()
-            if op.part in COMPUTED or (op.stage, op.microbatch) in (again if op.part is Part.C else gone)
+            if op.part in COMPUTED or (op.stage, op.microbatch) in (recomputed if op.part is Part.C else offloaded)
         }
 
     def hint(self, start: Mapping[Op, int]) -> None:
-        """Start the search from a solution."""
+        """Add start times of a known schedule as hints for the solver."""
         for op, value in start.items():
             if op in self.start:
                 self.cp.add_hint(self.start[op], int(value))
-        for part, choices in ((Part.O, self.offloaded), (Part.C, self.again)):
+        for part, choices in ((Part.O, self.offloaded), (Part.C, self.recomputed)):
             for (stage, microbatch), chosen in choices.items():
                 self.cp.add_hint(chosen, int(Op(part, stage, microbatch) in start))
 
 
 def build(problem: Problem, horizon: int, *, ranks: Collection[int] = (), least: int = 0) -> Model:
-    """Return the model.
+    """Return the constraint model of a problem.
 
     Args:
         problem: what to schedule, in units coarse enough for a solver.
-        horizon: no op ends later.
-        ranks: those whose streams and memory count; the others only delay. All unless given.
-        least: a lower bound of the length that is known.
+        horizon: an upper bound of all ends.
+        ranks: ranks with constraints of streams and memory; other ranks only delay. All ranks unless given.
+        least: a known lower bound of the length.
     """
     in_order = not (problem.copies or problem.recomputes)
     model = Model(cp_model.CpModel())
@@ -93,17 +95,17 @@ def build(problem: Problem, horizon: int, *, ranks: Collection[int] = (), least:
     _dataflow(model, problem)
     for rank in sorted(kept):
         computed = [op for op in model.start if op.part in COMPUTED and problem.stage_rank[op.stage] == rank]
-        again = _recomputations(model, problem, rank, horizon)
-        runs = [interval(model.cp, model.start[op], problem.duration(op)) for op in computed]
-        model.cp.add_no_overlap(runs + again)
+        recomputations = _recomputations(model, problem, rank, horizon)
+        computations = [interval(model.cp, model.start[op], problem.duration(op)) for op in computed]
+        model.cp.add_no_overlap(computations + recomputations)
         if problem.limit[rank] == NO_LIMIT:
             continue
         _copies(model, problem, rank, horizon)
         hold(model.cp, _holdings(model, problem, rank), problem.limit[rank], horizon)
-    for ranks_of, parts in problem.channels:
+    for sharing, parts in problem.channels:
         model.cp.add_no_overlap([
             interval(model.cp, model.start[op], problem.duration(op), chosen)
-            for (stage, microbatch), chosen in model.offloaded.items() if problem.stage_rank[stage] in ranks_of
+            for (stage, microbatch), chosen in model.offloaded.items() if problem.stage_rank[stage] in sharing
             for op in (Op(part, stage, microbatch) for part in parts)
         ])  # fmt: skip
     _objective(model, problem, horizon, kept, least, in_order=in_order)
@@ -111,56 +113,56 @@ def build(problem: Problem, horizon: int, *, ranks: Collection[int] = (), least:
 
 
 def _computations(model: Model, problem: Problem, horizon: int, kept: set[int], *, in_order: bool) -> None:
-    """Make the variables of F, I and W; microbatches are numbered as they start on the first stage."""
+    """Add the variables of F, I and W. Microbatches are numbered by their start on the first stage."""
     for op in problem.ops():
         if op.part is Part.W and problem.stage_rank[op.stage] not in kept:
             continue
-        took = problem.duration(op)
-        begin = model.cp.new_int_var(0, horizon - took, f"{op.part.name}{op.stage}.{op.microbatch}")
-        model.start[op], model.end[op] = begin, begin + took
-        before = Op(op.part, op.stage, op.microbatch - 1)
+        duration = problem.duration(op)
+        begin = model.cp.new_int_var(0, horizon - duration, f"{op.part.name}{op.stage}.{op.microbatch}")
+        model.start[op], model.end[op] = begin, begin + duration
+        previous = Op(op.part, op.stage, op.microbatch - 1)
         if op.microbatch and (in_order or (op.part is Part.F and not op.stage)):
-            apart = took if problem.stage_rank[op.stage] in kept else 0
-            model.cp.add(begin >= model.start[before] + apart)
+            least_distance = duration if problem.stage_rank[op.stage] in kept else 0
+            model.cp.add(begin >= model.start[previous] + least_distance)
 
 
-def interval(cp: cp_model.CpModel, begin: Any, took: int, chosen: Any = None) -> Any:
-    """Return the interval of an op; it is there if that is chosen, where there is a choice."""
+def interval(cp: cp_model.CpModel, begin: Any, duration: int, chosen: Any = None) -> Any:
+    """Return the interval of an operation; with ``chosen``, the interval is optional."""
     if chosen is None:
-        return cp.new_fixed_size_interval_var(begin, took, "run")
-    return cp.new_optional_fixed_size_interval_var(begin, took, chosen, "run")
+        return cp.new_fixed_size_interval_var(begin, duration, "run")
+    return cp.new_optional_fixed_size_interval_var(begin, duration, chosen, "run")
 
 
 def _dataflow(model: Model, problem: Problem) -> None:
     """Add the constraints of data dependencies."""
     for microbatch, stage in product(range(problem.microbatches), range(problem.stages)):
-        for part, own_stage in ((Part.F, stage + 1), (Part.I, stage), (Part.W, stage)):
-            op = Op(part, own_stage, microbatch)
+        for part, op_stage in ((Part.F, stage + 1), (Part.I, stage), (Part.W, stage)):
+            op = Op(part, op_stage, microbatch)
             if op in model.start:
-                before, before_stage, lag = problem.needs[part, own_stage][-1]
-                end = model.end[Op(before, before_stage, microbatch)]
+                input_part, input_stage, lag = problem.needs[part, op_stage][-1]
+                end = model.end[Op(input_part, input_stage, microbatch)]
                 model.cp.add(model.start[op] >= end + lag)
 
 
 def _recomputations(model: Model, problem: Problem, rank: int, horizon: int) -> list[Any]:
-    """Make the variables of what a rank may compute again, and return their intervals."""
+    """Add the variables of a rank's recomputed forwards, and return their intervals."""
     if not problem.recomputes or problem.limit[rank] == NO_LIMIT:
         return []
     cp, intervals = model.cp, []
     for stage in problem.stages_of[rank]:
         for microbatch in range(problem.microbatches):
-            op, took = Op(Part.C, stage, microbatch), problem.recompute[stage]
-            chosen = model.again[stage, microbatch] = cp.new_bool_var(f"c{stage}.{microbatch}")
+            op, duration = Op(Part.C, stage, microbatch), problem.recompute[stage]
+            chosen = model.recomputed[stage, microbatch] = cp.new_bool_var(f"c{stage}.{microbatch}")
             begin = model.start[op] = cp.new_int_var(0, horizon, f"C{stage}.{microbatch}")
-            model.end[op] = begin + took
+            model.end[op] = begin + duration
             cp.add(begin >= model.end[op._replace(part=Part.F)]).only_enforce_if(chosen)
-            cp.add(model.start[op._replace(part=Part.I)] >= begin + took).only_enforce_if(chosen)
-            intervals.append(interval(cp, begin, took, chosen))
+            cp.add(model.start[op._replace(part=Part.I)] >= begin + duration).only_enforce_if(chosen)
+            intervals.append(interval(cp, begin, duration, chosen))
     return intervals
 
 
 def _copies(model: Model, problem: Problem, rank: int, horizon: int) -> None:
-    """Make the variables of a rank's copies."""
+    """Add the variables of a rank's offloads and reloads."""
     if not problem.copies:
         return
     cp = model.cp
@@ -172,92 +174,92 @@ def _copies(model: Model, problem: Problem, rank: int, horizon: int) -> None:
                 op = Op(part, stage, microbatch)
                 begin = cp.new_int_var(0, horizon, f"{part.name}{stage}.{microbatch}")
                 model.start[op], model.end[op] = begin, begin + problem.duration(op)
-            out, back = Op(Part.O, stage, microbatch), Op(Part.R, stage, microbatch)
-            cp.add(model.start[out] >= model.end[Op(Part.F, stage, microbatch)]).only_enforce_if(chosen)
-            cp.add(model.start[back] >= model.end[out]).only_enforce_if(chosen)
-            cp.add(model.start[Op(Part.I, stage, microbatch)] >= model.end[back]).only_enforce_if(chosen)
+            offload, reload = Op(Part.O, stage, microbatch), Op(Part.R, stage, microbatch)
+            cp.add(model.start[offload] >= model.end[Op(Part.F, stage, microbatch)]).only_enforce_if(chosen)
+            cp.add(model.start[reload] >= model.end[offload]).only_enforce_if(chosen)
+            cp.add(model.start[Op(Part.I, stage, microbatch)] >= model.end[reload]).only_enforce_if(chosen)
 
 
 def hold(cp: cp_model.CpModel, holdings: Iterable[tuple[Any, Any, int, Any]], limit: int, longest: int) -> None:
-    """Keep a rank within its limit.
+    """Add the constraint of a rank's memory limit.
 
     Args:
         cp: the model.
-        holdings: from when to when a rank holds how much, and on what choice that depends, if any.
-        limit: the most of that at once.
-        longest: no holding takes longer.
+        holdings: start, end, size and choice of each use of memory; a choice of None means always.
+        limit: the memory limit, in the same unit as sizes.
+        longest: an upper bound of the duration of each use.
     """
     intervals, demands = [], []
-    for begin, until, amount, chosen in holdings:
-        if amount:
-            size = cp.new_int_var(0, longest, "held")
+    for start, end, size, chosen in holdings:
+        if size:
+            duration = cp.new_int_var(0, longest, "held")
             intervals.append(
-                cp.new_interval_var(begin, size, until, "held") if chosen is None
-                else cp.new_optional_interval_var(begin, size, until, chosen, "held")
+                cp.new_interval_var(start, duration, end, "held") if chosen is None
+                else cp.new_optional_interval_var(start, duration, end, chosen, "held")
             )  # fmt: skip
-            demands.append(amount)
+            demands.append(size)
     cp.add_cumulative(intervals, demands, limit)
 
 
 def _holdings(model: Model, problem: Problem, rank: int) -> Iterator[tuple[Any, Any, int, Any]]:
-    """Yield from when to when a rank holds how much, and on what choice that depends."""
+    """Yield start, end, size and choice of each use of a rank's memory."""
     start, end = model.start, model.end
     for stage, microbatch in product(problem.stages_of[rank], range(problem.microbatches)):
-        whole, key = problem.activation[stage], (stage, microbatch)
-        begin, done = start[Op(Part.F, *key)], end[Op(Part.I, *key)]
-        copied, again = model.offloaded.get(key), model.again.get(key)
-        yield begin, done, whole, neither(model.cp, copied, again)
+        size, key = problem.activation[stage], (stage, microbatch)
+        forward_start, gradient_end = start[Op(Part.F, *key)], end[Op(Part.I, *key)]
+        copied, recomputed = model.offloaded.get(key), model.recomputed.get(key)
+        yield forward_start, gradient_end, size, neither(model.cp, copied, recomputed)
         if copied is not None:
-            yield begin, end[Op(Part.O, *key)], whole, copied
-            yield start[Op(Part.R, *key)], done, whole, copied
-        if again is not None:
-            later = start[Op(Part.C, *key)]
-            yield begin, later, problem.checkpoint[stage], again
-            yield later, done, whole, again
-        yield done, end[Op(Part.W, *key)], problem.weight_activation[stage], None
+            yield forward_start, end[Op(Part.O, *key)], size, copied
+            yield start[Op(Part.R, *key)], gradient_end, size, copied
+        if recomputed is not None:
+            recompute_start = start[Op(Part.C, *key)]
+            yield forward_start, recompute_start, problem.checkpoint[stage], recomputed
+            yield recompute_start, gradient_end, size, recomputed
+        yield gradient_end, end[Op(Part.W, *key)], problem.weight_activation[stage], None
 
 
-def neither(cp: cp_model.CpModel, one: Any, other: Any) -> Any:
-    """Return whether neither choice is made, where at most one may be; None where there is none."""
-    if one is None or other is None:
-        left = other if one is None else one
-        return None if left is None else ~left
+def neither(cp: cp_model.CpModel, first: Any, second: Any) -> Any:
+    """Return a literal that is true if neither of two exclusive choices is made; None without choices."""
+    if first is None or second is None:
+        choice = second if first is None else first
+        return None if choice is None else ~choice
     neither = cp.new_bool_var("stays")
-    cp.add_exactly_one(neither, one, other)
+    cp.add_exactly_one(neither, first, second)
     return neither
 
 
 def _objective(
     model: Model, problem: Problem, horizon: int, kept: set[int], least: int, *, in_order: bool
 ) -> None:
-    """Shorten the step, or the longest span."""
+    """Minimise the length of the step, or of the longest span."""
     cp = model.cp
     model.length = cp.new_int_var(least, horizon + max(problem.tail), "length")
-    every = range(problem.microbatches)
+    microbatches = range(problem.microbatches)
     for rank in kept:
         stages = problem.stages_of[rank]
         begin: Any = 0
         if problem.span:
             begin = cp.new_int_var(0, horizon, f"begin{rank}")
-            for microbatch in every[:1] if in_order else every:
+            for microbatch in microbatches[:1] if in_order else microbatches:
                 cp.add(begin <= model.start[Op(Part.F, stages[0], microbatch)])
         for stage in stages:
-            for microbatch in every[-1:] if in_order else every:
-                done = model.end[Op(Part.W, stage, microbatch)]
-                cp.add(model.length >= done - begin + problem.tail[rank])
+            for microbatch in microbatches[-1:] if in_order else microbatches:
+                end = model.end[Op(Part.W, stage, microbatch)]
+                cp.add(model.length >= end - begin + problem.tail[rank])
     cp.minimize(model.length)
 
 
-_OFTEN = 0.1
-"""Seconds between two looks at whether to stop."""
-_OPS = 10_000
-"""Ops that are placed, or variables that the solver is given, in a unit of work."""
+_POLL_SECONDS = 0.1
+"""Seconds between two calls of ``Effort.stopped``."""
+_OPS_PER_UNIT = 10_000
+"""Scheduled operations, or variables of a solver's model, per unit of work."""
 
 
 class WorkClock:
-    """A clock of the work that was done, so that a limit means the same on every machine, however busy.
+    """A clock that counts work, so that a limit gives the same result on every machine under every load.
 
-    A unit takes about a second of one processor: the solver's own deterministic time, and ops that were counted.
+    Work is the solver's deterministic time plus counted operations. A unit takes about a second on one processor.
     """
 
     def __init__(self) -> None:
@@ -270,25 +272,25 @@ class WorkClock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How a solver works."""
+    """Time limit, threads and seed of a solver."""
 
     seconds: float
     workers: int = 1
     seed: int = 0
     stopped: Callable[[], bool] = lambda: False
-    """Asked now and then; true ends the search with the best so far."""
+    """Called regularly; a true value ends the search with the best result so far."""
     clock: Callable[[], float] = time.monotonic
-    """The clock of the time limit, except in a run of the solver: ``time.process_time`` suits a busy machine. The
-    units of a :class:`WorkClock` also limit the solver."""
+    """The clock of the time limit between runs of the solver; ``time.process_time`` suits a busy machine. A run of
+    the solver has a limit of wall time, or of units with a :class:`WorkClock`."""
 
     def count(self, ops: int, solver_units: float = 0.0) -> None:
-        """Add ops, and units of the solver's, to the work that was done, where that is limited."""
+        """Add operations and solver units to the clock, if it is a :class:`WorkClock`."""
         if isinstance(self.clock, WorkClock):
-            self.clock.units += ops / _OPS + solver_units
+            self.clock.units += ops / _OPS_PER_UNIT + solver_units
 
 
 def limited(time_ns: int | None, work: float | None, **more: Any) -> Effort:
-    """Return an effort that ends after so many units of work where those are given, else after some time."""
+    """Return an effort limited by units of work if given, else by time."""
     if work is not None:
         return Effort(seconds=work, clock=WorkClock(), **more)
     return Effort(seconds=(time_ns or 0) / 1e9, **more)
@@ -299,18 +301,18 @@ class Solved:
     """The solution of a model, in the problem's units."""
 
     length: int | None
-    """The best solution's length; None where none was found."""
+    """The best solution's length; None without a solution."""
     bound: int
-    """No solution is shorter."""
+    """A lower bound of the length."""
     start: dict[Op, int]
-    """When the best solution starts its ops."""
+    """Start times of the best solution; empty without a solution."""
 
 
 def run_solver(cp: cp_model.CpModel, effort: Effort, **parameters: Any) -> tuple[Any, Any]:
-    """Run the solver on a model, and return the status and the solver; an effort that is stopped ends it at once.
+    """Run the solver on a model, and return the status and the solver. The solver ends when the effort is stopped.
 
-    With one worker, the same model gives the same solution unless time runs out. The solver runs beside this
-    thread, since no Ctrl-C is heard while this one is inside it.
+    With one worker, the same model gives the same solution unless time runs out. The solver runs in a thread, as
+    the main thread cannot receive Ctrl-C inside the solver.
 
     Args:
         cp: the model.
@@ -327,16 +329,16 @@ def run_solver(cp: cp_model.CpModel, effort: Effort, **parameters: Any) -> tuple
     for name, value in values.items():
         setattr(solver.parameters, name, value)
     status: list[Any] = []
-    beside = Thread(target=lambda: status.append(solver.solve(cp)), daemon=True)
-    beside.start()
+    thread = Thread(target=lambda: status.append(solver.solve(cp)), daemon=True)
+    thread.start()
     try:
-        while beside.is_alive():
-            beside.join(_OFTEN)
+        while thread.is_alive():
+            thread.join(_POLL_SECONDS)
             if effort.stopped():
                 solver.stop_search()
     except KeyboardInterrupt:
         solver.stop_search()
-        beside.join()
+        thread.join()
         raise
     effort.count(len(cp.proto.variables), solver.response_proto.deterministic_time)
     return (status[0] if status else cp_model.UNKNOWN), solver
@@ -353,7 +355,7 @@ def solve(
 ) -> Solved:
     """Solve the whole problem, or its relaxation to some ranks; see :func:`pptrace_optpipe.model.build`.
 
-    Backwards are split: the bound is one of whole backwards too where none is shorter than its halves.
+    Backwards are split. The bound also holds for whole backwards if none is shorter than its two parts together.
     """
     model = build(problem, horizon, ranks=ranks, least=least)
     if hint:

@@ -1,13 +1,13 @@
 """Periodic schedules.
 
-The period is searched for without copies. Where activations may go to the host, or forwards may be computed again,
-it is searched for with more memory than there is, and whoever takes the rows puts those in.
+The search for a period has no copies and no recomputation. If a problem allows them, the search uses a larger
+memory limit, and callers add copies and recomputation to the rows.
 
-In a steady state, what is done for a microbatch is done for the next one a period later. So a schedule without end
-is one start for each computation of a stage, and the period. Streams are kept apart modulo the period, and what is
-held for several periods counts once for each whole one and once more for the rest. How many whole periods are
-between two computations says how many microbatches are between them. This is modulo scheduling, as compilers have
-it for loops: Rau, Iterative Modulo Scheduling, MICRO 27, 1994.
+In a steady state, each microbatch repeats the computations of the previous microbatch one period later. An infinite
+schedule is therefore the period and one start time per part and stage. Computations of a rank do not overlap modulo
+the period. Memory that is used for several periods counts once per whole period, and once more for the remainder.
+The number of whole periods between two computations is the number of microbatches between them. This is modulo
+scheduling, known from compilers for loops: Rau, Iterative Modulo Scheduling, MICRO 27, 1994.
 """
 
 from __future__ import annotations
@@ -32,90 +32,89 @@ if TYPE_CHECKING:
 __all__ = ["Pattern", "least_period", "pattern_of", "shortest_pattern", "steady_rows"]
 
 _FINE, _COARSE = 6, 48
-"""Units of time of a period: at least about so many, and at most."""
+"""About the least, and the most, units of time in a period."""
 _LONGEST = 4
-"""How many times its lower bound a period is, at most."""
-_AHEAD = (Fraction(1), Fraction(3, 2), Fraction(2), Fraction(3), Fraction(5, 4), Fraction(4))
-"""With how much more memory the period is searched for, where copies or computing again make room."""
+"""The longest period, relative to the lower bound of the period."""
+_MEMORY_FACTORS = (Fraction(1), Fraction(3, 2), Fraction(2), Fraction(3), Fraction(5, 4), Fraction(4))
+"""Memory limits of the search relative to the true limit, if copies or recomputation are possible."""
 
 
 def steady_rows(problem: Problem, effort: Effort) -> Iterator[Rows]:
-    """Yield rows that repeat; where copies or computing again are possible, also some that take too much memory.
+    """Yield periodic rows; if copies or recomputation are possible, also rows that exceed memory.
 
     Args:
         problem: what to schedule.
-        effort: for each period that is tried.
+        effort: limit for each period.
     """
-    bare = replace(problem, offload=(), reload=(), recompute=(), checkpoint=(), tail=(), shared=())
-    more = _AHEAD if problem.copies or problem.recomputes else _AHEAD[:1]
-    for one in more:
-        limit = tuple(NO_LIMIT if each == NO_LIMIT else int(each * one) for each in problem.limit)
-        coarse = _in_units(replace(bare, limit=limit))
+    computations = replace(problem, offload=(), reload=(), recompute=(), checkpoint=(), tail=(), shared=())
+    for factor in _MEMORY_FACTORS if problem.copies or problem.recomputes else _MEMORY_FACTORS[:1]:
+        limits = tuple(NO_LIMIT if limit == NO_LIMIT else int(limit * factor) for limit in problem.limit)
+        coarse = _in_units(replace(computations, limit=limits))
         pattern = shortest_pattern(coarse, effort)
         if pattern is not None:
             yield rows_of(coarse, pattern.starts(problem.microbatches))
 
 
 def shortest_pattern(problem: Problem, effort: Effort) -> Pattern | None:
-    """Return the steady state of the shortest period that is found, by halving; None where none is.
+    """Return the steady state with the shortest period, by bisection; None without a solution.
 
     Args:
         problem: what to schedule, in units coarse enough for a solver.
-        effort: for each period that is tried.
+        effort: limit for each period.
     """
     low = least_period(problem)
     best = pattern_of(problem, low, effort, first=True)
-    apart = 1
-    while best is None and apart < (_LONGEST - 1) * low and not effort.stopped():
-        best = pattern_of(problem, low + apart, effort, first=True)
-        apart *= 2
+    increment = 1
+    while best is None and increment < (_LONGEST - 1) * low and not effort.stopped():
+        best = pattern_of(problem, low + increment, effort, first=True)
+        increment *= 2
     if best is None:
         return None
-    failed = best.period - apart // 4 if apart > 1 else best.period - 1
+    failed = best.period - increment // 4 if increment > 1 else best.period - 1
     while best.period - failed > 1 and not effort.stopped():
         middle = (failed + best.period) // 2
-        found = pattern_of(problem, middle, effort, first=True)
-        if found is None:
+        pattern = pattern_of(problem, middle, effort, first=True)
+        if pattern is None:
             failed = middle
         else:
-            best = found
+            best = pattern
     return pattern_of(problem, best.period, effort) or best
 
 
 def _in_units(problem: Problem) -> Problem:
-    """Return a problem whose longest work of a microbatch is neither too few units nor too many."""
+    """Return a problem in units such that the longest work of a microbatch has between 6 and 48 units."""
     coarse, _ = coarsened(problem, _COARSE * problem.microbatches)
     work = max(coarse.work(rank) for rank in range(coarse.ranks)) // coarse.microbatches
-    times = -(-_FINE // max(work, 1))
-    if times == 1:
+    factor = -(-_FINE // max(work, 1))
+    if factor == 1:
         return coarse
 
-    def longer(values: Iterable[int]) -> tuple[int, ...]:
-        return tuple(times * value for value in values)
+    def scaled(values: Iterable[int]) -> tuple[int, ...]:
+        return tuple(factor * value for value in values)
 
     return replace(
-        coarse, f=longer(coarse.f), i=longer(coarse.i), w=longer(coarse.w), b=longer(coarse.b),
-        forward_transfer=longer(coarse.forward_transfer), backward_transfer=longer(coarse.backward_transfer),
+        coarse, f=scaled(coarse.f), i=scaled(coarse.i), w=scaled(coarse.w), b=scaled(coarse.b),
+        forward_transfer=scaled(coarse.forward_transfer), backward_transfer=scaled(coarse.backward_transfer),
     )  # fmt: skip
 
 
 _WORK = 1.5
-"""Units of the solver's own deterministic time that a period gets."""
+"""Deterministic time of the solver per period."""
 _TRIPS = 3
-"""Round trips within which a microbatch goes through the pipeline, at most."""
+"""The most time of a microbatch in the pipeline, in round trips."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
-    """A steady state."""
+    """A steady state: a period and the start times of one microbatch."""
 
     period: int
-    """So much later all starts again, for the next microbatch."""
+    """Time between the same computation of two consecutive microbatches."""
     start: Mapping[Op, int]
-    """When each computation of the first microbatch starts."""
+    """Start time of each computation of the first microbatch."""
 
     def starts(self, microbatches: int) -> dict[Op, int]:
-        """Return when the computations of so many microbatches start, the steady state going on all the time."""
+        """Return the start times of all computations of some microbatches."""
         return {
             op._replace(microbatch=microbatch): begin + microbatch * self.period
             for op, begin in self.start.items()
@@ -139,15 +138,15 @@ def least_period(problem: Problem) -> int:
 
 
 def pattern_of(problem: Problem, period: int, effort: Effort, *, first: bool = False) -> Pattern | None:
-    """Return a steady state with a period and without copies; None where the solver finds none in its time.
+    """Return a steady state with a given period and without copies; None if the solver finds none in time.
 
-    Of those it looks for the one that takes a microbatch through the pipeline soonest.
+    The solver minimises the time of a microbatch in the pipeline.
 
     Args:
         problem: what to schedule, in units coarse enough for a solver.
-        period: how long it takes.
-        effort: the solver's.
-        first: whether to take the first that it finds.
+        period: the period, in the problem's units.
+        effort: limit of the solver.
+        first: whether to return the first solution instead of the best.
     """
     model = _Period(problem, period)
     work = min(_WORK, max(effort.seconds, 0.01)) if isinstance(effort.clock, WorkClock) else _WORK
@@ -158,21 +157,21 @@ def pattern_of(problem: Problem, period: int, effort: Effort, *, first: bool = F
 
 
 class _Period:
-    """The model of one period."""
+    """The constraint model of a given period."""
 
     def __init__(self, problem: Problem, period: int) -> None:
         self.problem, self.period = problem, period
         self.cp = cp_model.CpModel()
         self.places: dict[Op, Any] = {}
-        """How far into a period an op starts."""
+        """Start times modulo the period."""
         self.laps = 2 + _TRIPS * problem.round_trip(0) // period
         ops = [Op(part, stage, 0) for part, stage in product(COMPUTED, range(problem.stages))]
         last = self.laps * period - 1
         self.start = {op: self.cp.new_int_var(0, last, f"{op.part.name}{op.stage}") for op in ops}
-        """When an op starts, counted from the first forward."""
+        """Start times, relative to the first forward."""
         self._dataflow()
         for rank, limit in enumerate(problem.limit):
-            self._apart(rank)
+            self._no_overlap(rank)
             if limit != NO_LIMIT:
                 self._memory(rank)
         self._objective()
@@ -185,20 +184,23 @@ class _Period:
         problem, start = self.problem, self.start
         self.cp.add(start[Op(Part.F, 0, 0)] == 0)
         for stage in range(problem.stages):
-            for part, own_stage in ((Part.W, stage), (Part.F, stage + 1), (Part.I, stage)):
-                if own_stage < problem.stages:
-                    before, before_stage, lag = problem.needs[part, own_stage][-1]
-                    self.cp.add(start[Op(part, own_stage, 0)] >= self._end(Op(before, before_stage, 0)) + lag)
+            for part, op_stage in ((Part.W, stage), (Part.F, stage + 1), (Part.I, stage)):
+                if op_stage < problem.stages:
+                    input_part, input_stage, lag = problem.needs[part, op_stage][-1]
+                    self.cp.add(start[Op(part, op_stage, 0)] >= self._end(Op(input_part, input_stage, 0)) + lag)
 
     def _place(self, moment: Any) -> Any:
-        """Return how far into a period a moment is."""
+        """Return a time modulo the period."""
         lap = self.cp.new_int_var(0, self.laps + 1, "lap")
         place = self.cp.new_int_var(0, self.period - 1, "place")
         self.cp.add(moment == lap * self.period + place)
         return place
 
-    def _apart(self, rank: int) -> None:
-        """Let a rank compute one thing at a time, also over the period's end: each op is there twice."""
+    def _no_overlap(self, rank: int) -> None:
+        """Add the constraint that a rank's computations do not overlap, also across the end of the period.
+
+        Each computation has an interval in two consecutive periods.
+        """
         runs = []
         for part, stage in product(COMPUTED, self.problem.stages_of[rank]):
             op = Op(part, stage, 0)
@@ -210,39 +212,42 @@ class _Period:
         self.cp.add_no_overlap(runs)
 
     def _memory(self, rank: int) -> None:
-        """Hold a rank to its limit at every moment of a period, and, which says less but sooner, on average.
+        """Add the constraint of a rank's memory limit at each time and, redundantly but faster to use, on average.
 
-        Over the second of two periods, what each of them begins is all there is but for whole periods.
+        Each use of memory has an interval in two consecutive periods, of which the second has all remainders.
         """
         cp, period = self.cp, self.period
-        runs, amounts, always = [], [], []
+        runs, amounts, constant_amounts = [], [], []
         holdings = self._holdings(rank)
         cp.add(sum((end - begin) * amount for begin, end, amount in holdings) <= self.problem.limit[rank] * period)
         for begin, end, amount in holdings:
-            whole, rest = cp.new_int_var(0, self.laps + 1, "whole"), cp.new_int_var(0, period - 1, "rest")
-            cp.add(end - begin == whole * period + rest)
-            always.append(whole * amount)
+            whole_periods, remainder = (
+                cp.new_int_var(0, self.laps + 1, "whole"),
+                cp.new_int_var(0, period - 1, "rest"),
+            )
+            cp.add(end - begin == whole_periods * period + remainder)
+            constant_amounts.append(whole_periods * amount)
             place = self._place(begin)
-            for lap in (place, place + period):
-                until = cp.new_int_var(0, 3 * period, "until")
-                runs.append(cp.new_interval_var(lap, rest, until, "held"))
+            for start in (place, place + period):
+                remainder_end = cp.new_int_var(0, 3 * period, "until")
+                runs.append(cp.new_interval_var(start, remainder, remainder_end, "held"))
                 amounts.append(amount)
-        room = cp.new_int_var(0, self.problem.limit[rank], "room")
-        cp.add(room == self.problem.limit[rank] - sum(always))
-        cp.add_cumulative(runs, amounts, room)
+        free = cp.new_int_var(0, self.problem.limit[rank], "room")
+        cp.add(free == self.problem.limit[rank] - sum(constant_amounts))
+        cp.add_cumulative(runs, amounts, free)
 
     def _holdings(self, rank: int) -> list[tuple[Any, Any, int]]:
-        """Return from when to when a rank holds how much of one microbatch."""
-        found: list[tuple[Any, Any, int]] = []
+        """Return start, end and size of each use of a rank's memory by one microbatch."""
+        holdings: list[tuple[Any, Any, int]] = []
         for stage in self.problem.stages_of[rank]:
             forward, gradient, weight = (Op(part, stage, 0) for part in COMPUTED)
-            done = self._end(gradient)
-            found.append((self.start[forward], done, self.problem.activation[stage]))
-            found.append((done, self._end(weight), self.problem.weight_activation[stage]))
-        return [one for one in found if one[2]]
+            gradient_end = self._end(gradient)
+            holdings.append((self.start[forward], gradient_end, self.problem.activation[stage]))
+            holdings.append((gradient_end, self._end(weight), self.problem.weight_activation[stage]))
+        return [holding for holding in holdings if holding[2]]
 
     def _objective(self) -> None:
-        """Shorten the time from first to last computation, and then that between forwards and input gradients."""
+        """Minimise the time from first to last computation, then the time from forwards to input gradients."""
         problem, cp = self.problem, self.cp
         length = cp.new_int_var(0, (self.laps + 1) * self.period, "length")
         for op in self.start:

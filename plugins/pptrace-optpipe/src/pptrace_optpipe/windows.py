@@ -1,9 +1,9 @@
 """Improvement of rows in windows of time: the solver orders the operations inside a window.
 
-What ran before the window keeps its times. What runs behind it may start earlier, every rank's as one block; by
-how much is what the solver maximises. Activations whose forward and input gradient are both inside may be
-offloaded or kept anew; other copies stay, and move with the end of them that is inside. Memory behind the window
-may differ from the model's where copies run over its end, so whoever takes a window's rows plays them first.
+Operations before the window keep their times. Operations after it start earlier, by one shift per rank that the
+solver maximises. An activation with forward and input gradient inside the window may change between staying,
+offload and recomputation. Other copies are kept, and move with their computation if it is inside. Memory after the
+window may differ from the model if copies overlap the window's end, so callers must play the rows of a window.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ __all__ = ["MOST_OPS", "improved"]
 MOST_OPS = 160
 """Computations that a window holds at most."""
 _WORK = 1.5
-"""Units of the solver's own deterministic time that a window gets."""
+"""Deterministic time of the solver per window."""
 
 
 def improved(problem: Problem, rows: Rows, played: Played, span: tuple[int, int], effort: Effort) -> Rows | None:
-    """Return rows whose ops that start in a span of time may stand otherwise; None where the solver finds none."""
+    """Return rows with a new order of the operations that start in a span of time; None without a solution."""
     window = _Window(problem, rows, played, span)
     if not window.free:
         return None
@@ -60,14 +60,14 @@ class _Window:
         self.ops = [op for row in rows for op in row if op.part not in AWAIT_OF.values()]
         for op in self.ops:
             if op.part in ON_RANK:
-                self._sort_in(op)
+                self._classify(op)
         self.choices: dict[Op, Any] = {}
-        """By offload or recomputation, whether it is there, where that may change."""
+        """By offload or recomputation that the solver may choose, a literal that is true if it is chosen."""
         self.shift = [self.cp.new_int_var(0, played.step, f"shift{rank}") for rank in range(problem.ranks)]
         self.variable: dict[Op, Any] = {}
 
-    def _sort_in(self, op: Op) -> None:
-        """Note whether an op is before, in or behind the window."""
+    def _classify(self, op: Op) -> None:
+        """Record whether an operation is before, inside or after the window."""
         begin, rank = self.played.start[op], self.problem.stage_rank[op.stage]
         if begin < self.low:
             self.first[rank] = max(self.first[rank], self.played.end[op])
@@ -75,11 +75,11 @@ class _Window:
             (self.free if begin < self.high else self.post).add(op)
 
     def choice(self, op: Op) -> Any:
-        """Return what says whether an op is there; None for those that are."""
+        """Return the literal of an optional operation; None if the operation is not optional."""
         return self.choices.get(op._replace(part=Part.O) if op.part is Part.R else op)
 
     def begin(self, op: Op) -> Any:
-        """Return when an op starts: a number, a variable, or a number less its rank's shift."""
+        """Return the start of an operation: a constant, a variable, or a constant minus its rank's shift."""
         if op in self.variable:
             return self.variable[op]
         start = self.played.start[op]
@@ -87,7 +87,7 @@ class _Window:
         return start - self.shift[self.problem.stage_rank[op.stage]] if moves else start
 
     def build(self) -> None:
-        """Make all variables and constraints."""
+        """Add all variables and constraints."""
         self._variables()
         for rank in range(self.problem.ranks):
             self._streams(rank)
@@ -104,34 +104,34 @@ class _Window:
 
     def _variables(self) -> None:
         copied = {op for op in self.ops if op.part is Part.O}
-        again = {op for op in self.ops if op.part is Part.C}
+        recomputed = {op for op in self.ops if op.part is Part.C}
         inside = [op for op in sorted(self.free) if self._is_inside(op)]
-        for later in [op._replace(part=Part.C) for op in inside] if self.problem.recomputes else ():
-            self._choose(later, is_there=later in again)
-            if later not in again:
-                self.ops.append(later)
-                self._variable(later, 0, self.played.start[later._replace(part=Part.I)])
+        for recomputation in [op._replace(part=Part.C) for op in inside] if self.problem.recomputes else ():
+            self._choose(recomputation, is_there=recomputation in recomputed)
+            if recomputation not in recomputed:
+                self.ops.append(recomputation)
+                self._variable(recomputation, 0, self.played.start[recomputation._replace(part=Part.I)])
         for op in sorted(self.free):
             self._variable(op, self.first[self.problem.stage_rank[op.stage]], self.played.start[op])
             self._copy_variables(op, copied)
-        for out in [op for op in self.choices if op.part is Part.O]:
-            self._copy_variable(out._replace(part=Part.R))
+        for offload in [op for op in self.choices if op.part is Part.O]:
+            self._copy_variable(offload._replace(part=Part.R))
 
     def _copy_variables(self, op: Op, copied: set[Op]) -> None:
-        """Make the variables of the copy that moves with a computation."""
-        out, back = op._replace(part=Part.O), op._replace(part=Part.R)
+        """Add the variables of the copies that move with a computation."""
+        offload, reload = op._replace(part=Part.O), op._replace(part=Part.R)
         if self.problem.copies and self._is_inside(op):
-            self._choose(out, is_there=out in copied)
-            self.ops += [out, back] if out not in copied else []
-        if op.part in (Part.F, Part.I) and (out in copied or out in self.choices):
-            self._copy_variable(out if op.part is Part.F else back)
+            self._choose(offload, is_there=offload in copied)
+            self.ops += [offload, reload] if offload not in copied else []
+        if op.part in (Part.F, Part.I) and (offload in copied or offload in self.choices):
+            self._copy_variable(offload if op.part is Part.F else reload)
 
     def _copy_variable(self, copy: Op) -> None:
         if copy not in self.variable:
             self._variable(copy, 0, self.played.start.get(copy, 0))
 
     def _is_inside(self, op: Op) -> bool:
-        """Return whether an op is a forward of a limited rank, and its input gradient is inside the window too."""
+        """Return whether an operation is a forward of a limited rank with its input gradient inside the window."""
         is_limited = self.problem.limit[self.problem.stage_rank[op.stage]] != NO_LIMIT
         return op.part is Part.F and op._replace(part=Part.I) in self.free and is_limited
 
@@ -146,22 +146,23 @@ class _Window:
     def _streams(self, rank: int) -> None:
         """Add the constraints that operations of one stream do not overlap and stay in their window."""
         problem, cp = self.problem, self.cp
-        own = [op for op in self.ops if problem.stage_rank[op.stage] == rank]
-        inside = [op for op in own if op in self.free]
-        again = [op for op in own if op.part is Part.C and op not in self.free and self.choice(op) is not None]
-        intervals = [self._interval(op) for op in inside + again]
-        behind = [op for op in own if op in self.post]
-        if behind:
-            then = min(behind, key=self.played.start.__getitem__)
+        rank_ops = [op for op in self.ops if problem.stage_rank[op.stage] == rank]
+        inside = [op for op in rank_ops if op in self.free]
+        optional = [op for op in rank_ops if op not in self.free and self.choice(op) is not None]
+        recomputations = [op for op in optional if op.part is Part.C]
+        intervals = [self._interval(op) for op in inside + recomputations]
+        after = [op for op in rank_ops if op in self.post]
+        if after:
+            first_after = min(after, key=self.played.start.__getitem__)
             for op in inside:
                 if self.choice(op) is None:
-                    cp.add(self.variable[op] + problem.duration(op) <= self.begin(then))
+                    cp.add(self.variable[op] + problem.duration(op) <= self.begin(first_after))
         for part in (Part.F, Part.I, Part.W):
             for stage in problem.stages_of[rank]:
-                line = sorted(op.microbatch for op in inside if op.part is part and op.stage == stage)
-                for one, other in pairwise(line):
-                    ahead, after = Op(part, stage, one), Op(part, stage, other)
-                    cp.add(self.variable[ahead] + problem.duration(ahead) <= self.variable[after])
+                microbatches = sorted(op.microbatch for op in inside if op.part is part and op.stage == stage)
+                for microbatch, next_microbatch in pairwise(microbatches):
+                    op, next_op = Op(part, stage, microbatch), Op(part, stage, next_microbatch)
+                    cp.add(self.variable[op] + problem.duration(op) <= self.variable[next_op])
         cp.add_no_overlap(intervals)
 
     def _is_near(self, op: Op) -> bool:
@@ -171,60 +172,60 @@ class _Window:
         return interval(self.cp, self.begin(op), self.problem.duration(op), self.choice(op))
 
     def _memory(self, rank: int) -> None:
-        """Keep a rank within its limit from the window's first moment there to its last."""
+        """Add the constraint of a rank's memory limit from the window's start on the rank."""
         first = self.first[rank]
         holdings = [held for held in self._holdings(rank) if not (isinstance(held[1], int) and held[1] <= first)]
         hold(self.cp, holdings, self.problem.limit[rank], 2 * self.horizon)
 
     def _holdings(self, rank: int) -> Iterator[tuple[Any, Any, int, Any]]:
-        """Yield from when to when a rank holds how much, and on what choice that depends."""
+        """Yield start, end, size and choice of each use of a rank's memory."""
         problem, ops = self.problem, set(self.ops)
         for weight in sorted(op for op in ops if problem.stage_rank[op.stage] == rank and op.part is Part.W):
-            forward, gradient, out, back, later = (
+            forward, gradient, offload, reload, recomputation = (
                 weight._replace(part=part) for part in (Part.F, Part.I, Part.O, Part.R, Part.C)
             )
-            is_over = weight not in self.free | self.post and self.played.end[weight] <= self.first[rank]
-            if forward in self.post or is_over:
+            has_ended = weight not in self.free | self.post and self.played.end[weight] <= self.first[rank]
+            if forward in self.post or has_ended:
                 continue
-            whole = problem.activation[weight.stage]
-            copied, again = self.choice(out), self.choice(later)
-            begin, done = self.begin(forward), self.begin(gradient) + problem.duration(gradient)
-            if (copied is not None or out not in ops) and (again is not None or later not in ops):
-                yield begin, done, whole, neither(self.cp, copied, again)
-            if later in ops:
-                yield begin, self.begin(later), problem.checkpoint[weight.stage], again
-                yield self.begin(later), done, whole, again
-            if out in ops:
-                yield begin, self.begin(out) + problem.duration(out), whole, copied
-                yield self.begin(back), done, whole, copied
+            size = problem.activation[weight.stage]
+            copied, recomputed = self.choice(offload), self.choice(recomputation)
+            begin, gradient_end = self.begin(forward), self.begin(gradient) + problem.duration(gradient)
+            if (copied is not None or offload not in ops) and (recomputed is not None or recomputation not in ops):
+                yield begin, gradient_end, size, neither(self.cp, copied, recomputed)
+            if recomputation in ops:
+                yield begin, self.begin(recomputation), problem.checkpoint[weight.stage], recomputed
+                yield self.begin(recomputation), gradient_end, size, recomputed
+            if offload in ops:
+                yield begin, self.begin(offload) + problem.duration(offload), size, copied
+                yield self.begin(reload), gradient_end, size, copied
             end = self.begin(weight) + problem.duration(weight)
-            yield done, end, problem.weight_activation[weight.stage], None
+            yield gradient_end, end, problem.weight_activation[weight.stage], None
 
     def _dataflow(self) -> None:
         """Add the constraints of data dependencies with at least one variable operation."""
         problem, cp = self.problem, self.cp
         slack: dict[tuple[int, int], int] = {}
-        for op in [one for one in self.ops if one in self.played.start or one in self.variable]:
-            for before, lag in self._needs(op):
-                chosen = self.choice(op) if self.choice(before) is None else self.choice(before)
-                if before in self.variable or op in self.variable:
-                    held = cp.add(self.begin(op) >= self.begin(before) + problem.duration(before) + lag)
+        for op in [op for op in self.ops if op in self.played.start or op in self.variable]:
+            for input_op, lag in self._needs(op):
+                chosen = self.choice(op) if self.choice(input_op) is None else self.choice(input_op)
+                if input_op in self.variable or op in self.variable:
+                    constraint = cp.add(self.begin(op) >= self.begin(input_op) + problem.duration(input_op) + lag)
                     if chosen is not None:
-                        held.only_enforce_if(chosen)
+                        constraint.only_enforce_if(chosen)
                     continue
-                one, other = (problem.stage_rank[each.stage] for each in (before, op))
-                room = self.played.start[op] - self.played.end[before] - lag
+                input_rank, op_rank = problem.stage_rank[input_op.stage], problem.stage_rank[op.stage]
+                slack_time = self.played.start[op] - self.played.end[input_op] - lag
                 if op in self.post:
-                    if before in self.post:
-                        slack[one, other] = min(slack.get((one, other), room), room)
+                    if input_op in self.post:
+                        slack[input_rank, op_rank] = min(slack.get((input_rank, op_rank), slack_time), slack_time)
                     else:
-                        slack[-1, other] = min(slack.get((-1, other), room), room)
-        for (one, other), room in slack.items():
-            if one != other:
-                cp.add(self.shift[other] <= (0 if one < 0 else self.shift[one]) + room)
+                        slack[-1, op_rank] = min(slack.get((-1, op_rank), slack_time), slack_time)
+        for (input_rank, op_rank), slack_time in slack.items():
+            if input_rank != op_rank:
+                cp.add(self.shift[op_rank] <= (0 if input_rank < 0 else self.shift[input_rank]) + slack_time)
 
     def _needs(self, op: Op) -> list[tuple[Op, int]]:
-        """Return what an op waits for, and how long that is under way."""
+        """Return the inputs of an operation, with the transfer time of each."""
         needs = [
             (Op(part, stage, op.microbatch), lag) for part, stage, lag in self.problem.needs[op.part, op.stage]
         ]
@@ -234,7 +235,7 @@ class _Window:
         return needs
 
     def _objective(self) -> None:
-        """Shorten the step, and then every rank's own time."""
+        """Minimise the step, then the sum of the ranks' end times."""
         problem, cp = self.problem, self.cp
         ends = [cp.new_int_var(0, self.horizon, f"end{rank}") for rank in range(problem.ranks)]
         for op in self.ops:
@@ -249,4 +250,4 @@ class _Window:
 
 
 _ANCHOR = {Part.O: Part.F, Part.R: Part.I}
-"""The computation with which a copy moves."""
+"""By copy, the computation that it moves with."""
