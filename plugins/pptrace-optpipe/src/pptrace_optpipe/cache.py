@@ -1,13 +1,13 @@
-"""Schedules that were found before, on disk: one file per problem, written whole or not at all.
+"""Cache of search results on disk: one file per problem, written atomically.
 
-A problem's key is made of its shape (stages, ranks and microbatches) and of its normalised costs and limits: times
-and sizes are divided by what they have in common; where that leaves times too fine, the problem's own are its key,
-since a bound of one that is rounded alike need not hold. What was found for the same shape and near costs is where
-the search for others starts.
+A problem's key consists of its shape (stages, ranks and microbatches) and of its normalised costs and limits.
+Times and sizes are divided by their greatest common divisors. If normalised times are rounded, the key has the
+exact times, as a bound of one problem may not hold for another problem with the same rounded times. A search for
+new costs starts from cached results of the same shape with similar costs.
 
-The first line of a file is the digest of its name and of what follows, so a file that was damaged or renamed is
-recognised. What follows is a JSON object. Malformed objects, rows of other problems and bounds above the step of
-the rows are ignored whatever the digest.
+The first line of a file is the digest of its name and content, which detects damaged and renamed files. The
+content is a JSON object. Malformed objects, rows of other problems and bounds above the step of the rows are
+ignored even if the digest is correct.
 """
 
 from __future__ import annotations
@@ -34,31 +34,32 @@ if TYPE_CHECKING:
 __all__ = ["VERSION", "Cache", "Entry", "folder", "wrong_folder"]
 
 VERSION = 5
-"""Of the entries; those of another one are neither read nor in the way."""
+"""Version of the entries; entries of other versions are ignored."""
 
 
 _NAMED = "PPTRACE_OPTPIPE_CACHE"
-"""The environment variable that names the folder."""
+"""The environment variable with the path of the folder."""
 _NEAREST = 3
-"""Entries for near costs that a search starts from."""
+"""The most entries with similar costs that a search starts from."""
 _FAR = 0.5
-"""What costs may differ by, in all, as shares of a microbatch's work and activations."""
+"""The largest sum of differences of similar costs, as shares of a microbatch's work or activations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What was found for a problem."""
+    """The result of a search for a problem."""
 
     rows: Rows
     step: int
-    """In the coarse problem's units."""
+    """Length of the rows, in units of the coarse problem."""
     bound: int
+    """Lower bound of the step, in units of the coarse problem."""
     seconds: float
-    """How long was searched, in all."""
+    """Total search time."""
 
 
 class _Content(BaseModel):
-    """What the JSON object of a file holds."""
+    """The JSON object of a file."""
 
     model_config = ConfigDict(strict=True)
 
@@ -71,7 +72,7 @@ class _Content(BaseModel):
 
 
 def folder() -> Path:
-    """Return where entries are: ``PPTRACE_OPTPIPE_CACHE``, or in the user's folder of caches."""
+    """Return the folder of entries: ``PPTRACE_OPTPIPE_CACHE``, or a folder in the user's cache folder."""
     named = os.environ.get(_NAMED)
     if named:
         return Path(named)
@@ -80,7 +81,7 @@ def folder() -> Path:
 
 
 def wrong_folder() -> str:
-    """Return why nothing can be kept in the folder that ``PPTRACE_OPTPIPE_CACHE`` names; empty where it can."""
+    """Return an error text if the folder in ``PPTRACE_OPTPIPE_CACHE`` cannot be created; empty if it can."""
     path = Path(os.environ.get(_NAMED, ""))
     for part in (*reversed(path.parents), path):
         if part.exists() and not part.is_dir():
@@ -109,21 +110,21 @@ class Cache:
             return None, f"{file}: is damaged, and is solved anew"
 
     def near(self, problem: Problem) -> list[Rows]:
-        """Return rows that were found for other costs of the same shape, the nearest first."""
-        found = []
-        own, costs = self.file_of(problem).name, _costs(problem)
+        """Return the rows of entries with the same shape and similar costs, the most similar first."""
+        candidates = []
+        own_name, costs = self.file_of(problem).name, _costs(problem)
         for file in sorted(self.path.glob(f"v{VERSION}-{_shape(problem)}-*.json")):
             try:
                 content = _read(file)
-                apart = sum(abs(one - other) for one, other in zip(costs, content.costs, strict=True))
-                if file.name != own:
-                    found.append((apart, file.name, _rows(content, problem)))
+                distance = sum(abs(cost - near) for cost, near in zip(costs, content.costs, strict=True))
+                if file.name != own_name:
+                    candidates.append((distance, file.name, _rows(content, problem)))
             except (OSError, ValueError):
                 continue
-        return [rows for apart, _, rows in sorted(found)[:_NEAREST] if apart < _FAR]
+        return [rows for distance, _, rows in sorted(candidates)[:_NEAREST] if distance < _FAR]
 
     def put(self, problem: Problem, entry: Entry) -> None:
-        """Keep what was found, unless something shorter is there, or the folder cannot be written."""
+        """Write an entry, unless a better entry exists or the folder is not writable."""
         known, _ = self.get(problem)
         if known is not None and (known.step, -known.bound) < (entry.step, -entry.bound):
             return
@@ -144,10 +145,10 @@ class Cache:
             try:
                 content = _read(file)
                 gap = 1 - content.bound / max(content.step, 1)
-                about = f"{content.sizes}, gap {max(gap, 0):.1%}, {content.seconds} s"
+                summary = f"{content.sizes}, gap {max(gap, 0):.1%}, {content.seconds} s"
             except (OSError, ValueError):
-                about = "damaged"
-            yield file.name, about if file.name.startswith(f"v{VERSION}-") else "of another version"
+                summary = "damaged"
+            yield file.name, summary if file.name.startswith(f"v{VERSION}-") else "of another version"
 
     def clear(self) -> int:
         """Remove all entries, and return how many there were."""
@@ -158,10 +159,10 @@ class Cache:
 
 
 def _key(problem: Problem) -> str:
-    """Return what problems of one entry share: where normalised times are rounded, all of their own times."""
+    """Return the digest of normalised costs and limits; of exact times if normalised times are rounded."""
     coarse, unit = coarsened(problem)
-    same = coarse if is_exact(problem, coarse, unit) else problem
-    text = json.dumps(asdict(same), sort_keys=True)
+    key_problem = coarse if is_exact(problem, coarse, unit) else problem
+    text = json.dumps(asdict(key_problem), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
@@ -175,7 +176,7 @@ def _costs(problem: Problem) -> list[float]:
     work = sum(problem.f) + sum(problem.i) + sum(problem.w) or 1
     size = sum(problem.activation) or 1
     times = (*problem.f, *problem.i, *problem.w, *problem.offload, *problem.reload, *problem.recompute)
-    return [round(one / work, 6) for one in times] + [round(one / size, 6) for one in problem.limit]
+    return [round(value / work, 6) for value in times] + [round(value / size, 6) for value in problem.limit]
 
 
 def _sizes(problem: Problem) -> str:
@@ -184,11 +185,11 @@ def _sizes(problem: Problem) -> str:
 
 
 def _read(file: Path) -> _Content:
-    """Return what a file holds.
+    """Return the content of a file.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is damaged, malformed, or was kept under another name.
+        OSError: the file is not readable.
+        ValueError: the file is damaged, malformed or renamed.
     """
     digest, _, text = file.read_text(encoding="utf-8").partition("\n")
     if digest != _digest(file.name, text):
@@ -202,10 +203,10 @@ def _digest(name: str, text: str) -> str:
 
 
 def _entry(content: _Content, problem: Problem) -> Entry:
-    """Return a file's content as an entry. The step is that of the rows, and a bound above it is none.
+    """Return the content of a file as an entry, with the step of its rows. A bound above this step becomes 0.
 
     Raises:
-        ValueError: the rows are not all that there is to compute, each where it is, or wait for each other.
+        ValueError: the rows belong to another problem, or have a deadlock.
     """
     rows = _rows(content, problem)
     played = play(coarsened(problem)[0], rows)
@@ -220,17 +221,17 @@ def _rows(content: _Content, problem: Problem) -> Rows:
     """Return the rows of a file's content.
 
     Raises:
-        ValueError: they are not all that there is to compute, each where it is, or hold what cannot be.
+        ValueError: computations are missing or on other ranks, or an operation does not exist in the problem.
     """
     rows = [[_op(text) for text in row] for row in content.rows]
-    placed = [(op, rank) for rank, row in enumerate(rows) for op in row]
-    computed = sorted((op, rank) for op, rank in placed if op.part in COMPUTED)
-    whole = sorted((op, problem.stage_rank[op.stage]) for op in problem.ops())
-    timed = {*COMPUTED} | ({*AWAIT_OF, *AWAIT_OF.values()} if problem.offload else set())
-    timed |= {Part.C} if problem.recompute else set()
-    if len(rows) != problem.ranks or computed != whole or not all(
-        op.part in timed and op.stage in problem.stages_of[rank] and op.microbatch < problem.microbatches
-        for op, rank in placed
+    ops_with_rank = [(op, rank) for rank, row in enumerate(rows) for op in row]
+    computed = sorted((op, rank) for op, rank in ops_with_rank if op.part in COMPUTED)
+    expected = sorted((op, problem.stage_rank[op.stage]) for op in problem.ops())
+    allowed_parts = {*COMPUTED} | ({*AWAIT_OF, *AWAIT_OF.values()} if problem.offload else set())
+    allowed_parts |= {Part.C} if problem.recompute else set()
+    if len(rows) != problem.ranks or computed != expected or not all(
+        op.part in allowed_parts and op.stage in problem.stages_of[rank] and op.microbatch < problem.microbatches
+        for op, rank in ops_with_rank
     ):  # fmt: skip
         msg = "the rows are not the problem's"
         raise ValueError(msg)
@@ -238,5 +239,5 @@ def _rows(content: _Content, problem: Problem) -> Rows:
 
 
 def _op(text: str) -> Op:
-    at = next(place for place, letter in enumerate(text) if letter.isalpha())
-    return Op(Part[text[at]], int(text[:at]), int(text[at + 1 :]))
+    part_index = next(index for index, letter in enumerate(text) if letter.isalpha())
+    return Op(Part[text[part_index]], int(text[:part_index]), int(text[part_index + 1 :]))

@@ -185,22 +185,22 @@ def _sweep(
     search: _Search, config: Path, setting: Setting, table: Schedule | None, limits: Sequence[int],
     plot: Path | None, *, as_json: bool,
 ) -> None:  # fmt: skip
-    """Search under several limits; those given, or eight from the least that anything fits in."""
+    """Search under several limits: those given, or eight that start at the smallest possible limit."""
     from pptrace_optpipe.document import document, dots, draw_pareto, pareto_lines
 
     points: list[tuple[int, Optimised | None]] = []
-    others: dict[tuple[str, int, int], Rival] = {}
+    rivals_by_key: dict[tuple[str, int, int], Rival] = {}
     for memory in limits if len(limits) > 1 else _limits(setting, limits[0]):
         sys.stderr.write(f"limit {format_size(memory)}\n")
         try:
-            best, found = search.run(config, setting, table, memory)
+            best, run_rivals = search.run(config, setting, table, memory)
         except PptraceError as error:
             sys.stderr.write(f"{error}\n")
             points.append((memory, None))
             continue
         points.append((memory, best))
-        others |= {(rival.name, rival.simulated.step_ns, rival.peak_bytes): rival for rival in found}
-    drawn = list(others.values())
+        rivals_by_key |= {(rival.name, rival.simulated.step_ns, rival.peak_bytes): rival for rival in run_rivals}
+    drawn = list(rivals_by_key.values())
     if plot is not None:
         draw_pareto([(memory, best) for memory, best in points if best is not None], drawn, plot)
         sys.stderr.write(f"wrote {plot}\n")
@@ -217,16 +217,16 @@ def _sweep(
 
 
 def _limits(setting: Setting, most: int) -> list[int]:
-    """Return eight limits between one microbatch's memory and all that a step can use, or ``most``."""
+    """Return eight limits in bytes, from the memory of one microbatch to that of a whole step, or ``most``."""
     work, rank_of = setting.workload, setting.placement.stage_rank[0]
-    held = [0] * setting.placement.ranks
+    activations = [0] * setting.placement.ranks
     for stage, rank in enumerate(rank_of):
-        held[int(rank)] += int(work.activation_bytes[stage])
-    least = max(static + own for static, own in zip(setting.static_bytes, held, strict=True))
-    whole = max(static + own * min(setting.placement.microbatches, 2 * len(held))
-                for static, own in zip(setting.static_bytes, held, strict=True))  # fmt: skip
-    top = min(most, whole) if most else whole
-    return [least + (top - least) * step // 7 for step in range(8)]
+        activations[int(rank)] += int(work.activation_bytes[stage])
+    least = max(static + activation for static, activation in zip(setting.static_bytes, activations, strict=True))
+    largest = max(static + activation * min(setting.placement.microbatches, 2 * len(activations))
+                for static, activation in zip(setting.static_bytes, activations, strict=True))  # fmt: skip
+    highest = min(most, largest) if most else largest
+    return [least + (highest - least) * step // 7 for step in range(8)]
 
 
 def _print_cache(*, clear: bool) -> None:
@@ -241,9 +241,9 @@ def _print_cache(*, clear: bool) -> None:
 
 
 _SHARE = 0.25
-"""The part of the time in which other plugins' schedules are built and simulated."""
+"""Share of the time to build and simulate other plugins' schedules."""
 _AT_LEAST_S = 3.0
-"""Seconds that this may take, however short a search is asked for."""
+"""Seconds for these schedules even in a very short search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +256,7 @@ class _Search:
     registry: Registry
 
     def limits(self, setting: Setting) -> Sequence[int]:
-        """Return the limits that are asked for, or the memory of the largest device."""
+        """Return the limits of the options, or the memory of the largest device."""
         return self.options.memory or [max(setting.capacities, default=setting.workload.capacity_bytes)]
 
     def run(
@@ -266,7 +266,7 @@ class _Search:
         from pptrace_optpipe.model import limited
         from pptrace_optpipe.search import optimise
 
-        began, options = time.monotonic(), self.options
+        start_s, options = time.monotonic(), self.options
         shared = channels_of(setting.prepared, options.copies)
         setting = replace(setting, recompute=options.recompute, shared=shared)
         reported: list[tuple[int, int]] = []
@@ -277,20 +277,20 @@ class _Search:
                 return
             reported.append((step, bound))
             verdict = f"bound {bound / 1e6:.3f} ms  gap {best.gap:.2%}" if bound else "bound not known"
-            sys.stderr.write(f"{time.monotonic() - began:7.1f} s  step {step / 1e6:.3f} ms  {verdict}\n")
+            sys.stderr.write(f"{time.monotonic() - start_s:7.1f} s  step {step / 1e6:.3f} ms  {verdict}\n")
 
         with _stoppable() as stopped:
             effort = limited(
                 options.time, options.work, workers=options.workers, seed=options.seed, stopped=stopped
             )
-            first = effort.clock()
+            start = effort.clock()
             others: list[Rival] = []
             for rival in rivals(config, self.sets, self.registry, setting, memory):
                 others.append(rival)
                 effort.count(int(rival.table.row_ptr[-1]))
-                if stopped() or effort.clock() - first > max(effort.seconds * _SHARE, _AT_LEAST_S):
+                if stopped() or effort.clock() - start > max(effort.seconds * _SHARE, _AT_LEAST_S):
                     break
-            spent = min(effort.clock() - first, effort.seconds * _SHARE)
+            spent = min(effort.clock() - start, effort.seconds * _SHARE)
             best = optimise(
                 setting.search_input(memory), replace(effort, seconds=effort.seconds - spent), self.cache,
                 warm=table, rivals=others, tell=report, warn=lambda line: click.echo(line, err=True),
@@ -337,7 +337,7 @@ class _Search:
         return f"{change} shorter, more than the noise of {noise:.1%}"
 
     def _measured(self, run: Path, config: Path) -> tuple[str, Prepared]:
-        """Return the schedule that was measured: an installed one, or the order of actions as it was."""
+        """Return name and inputs of the measured schedule: an installed one, or the recorded order of actions."""
         try:
             measured = prepare(load(config, self.sets), self.registry)
         except ConfigError as error:
@@ -349,7 +349,7 @@ class _Search:
         return measured.resolved.experiment.schedule.name, measured
 
     def _setting(self, config: Path, output: Path) -> tuple[Setting, Schedule | None]:
-        """Return what to search in, and the table that was written last unless it is of another job."""
+        """Return the setting of a search, and the last written table unless it belongs to another job."""
         if output.exists():
             with suppress(PptraceError):
                 return setting_of(config, self.sets, self.registry, output)
@@ -368,44 +368,44 @@ def files_of(run: Path) -> list[tuple[str, int, int]]:
 
 @contextmanager
 def _stoppable() -> Iterator[Callable[[], bool]]:
-    """Turn the first Ctrl-C or SIGTERM into an answer; the second one interrupts as ever.
+    """Yield a function that returns whether Ctrl-C or SIGTERM occurred; the second signal has its normal effect.
 
-    After a SIGTERM the command ends once the block has kept what it found.
+    After a SIGTERM, the command ends after the block, which can save its results.
     """
-    asked = 0
+    received = 0
 
     def stop(number: int, _: object) -> None:
-        nonlocal asked
-        asked = number
+        nonlocal received
+        received = number
         restore()
         if number == signal.SIGINT:
             sys.stderr.write("stopping with the best so far; once more to leave it\n")
 
     def restore() -> None:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number, handler in before.items():
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, handler in handlers.items():
         if handler is not signal.SIG_IGN:
             signal.signal(number, stop)
     try:
-        yield lambda: bool(asked)
+        yield lambda: bool(received)
     finally:
         restore()
-        if asked == signal.SIGTERM:
-            signal.raise_signal(asked)
+        if received == signal.SIGTERM:
+            signal.raise_signal(received)
 
 
 def _calibrated(run: Path, config: Path) -> float:
-    """Write the configuration that a measurement is fitted by, and return the noise of its times.
+    """Write a configuration fitted to a measurement, and return the relative noise of its times.
 
     Raises:
         TraceError: ``pptrace calibrate`` cannot use it.
     """
     document = _pptrace("calibrate", str(run), "-o", str(config), "--json")
     fitted: list[dict[str, Any]] = json.loads(document)["fitted"]
-    spreads = [one["mean_ns_spread"] / one["mean_ns"] for one in fitted if one["mean_ns"]]
+    spreads = [parameter["mean_ns_spread"] / parameter["mean_ns"] for parameter in fitted if parameter["mean_ns"]]
     return float(max(spreads, default=0.0))
 
 
@@ -413,11 +413,11 @@ def _pptrace(*words: str) -> str:
     """Run a pptrace command and return its output.
 
     Raises:
-        TraceError: it fails; its last line says why.
+        TraceError: the command fails; the message has the last line of its errors.
     """
     script = shutil.which("pptrace", path=str(Path(sys.executable).parent)) or shutil.which("pptrace") or "pptrace"
-    done = subprocess.run([script, *words], capture_output=True, text=True, check=False)  # noqa: S603 - pptrace itself
-    if done.returncode:
-        reason = done.stderr.strip().splitlines()[-1:] or ["it fails"]
+    process = subprocess.run([script, *words], capture_output=True, text=True, check=False)  # noqa: S603 - pptrace itself
+    if process.returncode:
+        reason = process.stderr.strip().splitlines()[-1:] or ["it fails"]
         raise TraceError(f"pptrace {words[0]}: {reason[0].removeprefix('pptrace: ')}")
-    return done.stdout
+    return process.stdout

@@ -294,7 +294,7 @@ def _awaiting(problem: Problem, row: list[Op], limit: int) -> tuple[list[Op], in
 
 
 def _move_later(row: list[Op], place: int) -> bool:
-    """Move an operation after the next computation of its row if there is no dependency. Return whether it moved."""
+    """Move an operation after the next computation of its row, if independent. Return whether it moved."""
     op = row[place]
     next_place = next((index for index in range(place + 1, len(row)) if row[index].part in ON_RANK), None)
     if next_place is None or op.part not in (Part.F, Part.R, Part.C):

@@ -1,4 +1,4 @@
-"""The scheduling problem that the solver gets."""
+"""The scheduling problem of a search."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ __all__ = [
 ]
 
 NO_LIMIT = -1
-"""The limit of a rank whose memory does not matter."""
+"""The limit of a rank with unlimited memory."""
 _FINEST = 200_000
-"""Units of time that the work of a rank has at most, unless given."""
+"""The most units of time in the work of a rank, unless given."""
 
 
 class Part(IntEnum):
-    """What a microbatch does on a stage."""
+    """An operation of a microbatch on a stage."""
 
     F = 0
     """Forward."""
@@ -46,29 +46,27 @@ class Part(IntEnum):
     R = 4
     """Reload: copy it back."""
     B = 5
-    """Both backwards in one; a search splits them, and a table may join them again."""
+    """Both backwards in one operation; a search splits them, and a table may join them again."""
     A = 6
-    """Await: what comes next in the row, and that alone, starts when that activation's offload has ended."""
+    """Await: only the next operation of the row waits for the end of this activation's offload."""
     C = 7
-    """Compute the forward again, some time before ``I``; until then it leaves its checkpoint alone."""
+    """Recompute the forward before ``I``; before this, only the checkpoint of the activation is in memory."""
     D = 8
-    """As ``A``, for that activation's reload."""
+    """As ``A``, for the activation's reload."""
 
 
 _TIMES = (
     "f", "i", "w", "forward_transfer", "backward_transfer", "offload", "reload", "recompute", "tail", "b",
 )  # fmt: skip
-"""Fields of a problem that are times."""
+"""Fields of a problem with times."""
 COMPUTED = (Part.F, Part.I, Part.W)
 """The parts that every microbatch has on every stage."""
-
-
 ON_RANK = (*COMPUTED, Part.B, Part.C)
-"""The parts that a rank computes itself, one at a time."""
-_OWN_NEEDS = {
+"""The parts that run on the compute stream of a rank, one at a time."""
+_STAGE_NEEDS = {
     Part.I: Part.F, Part.W: Part.I, Part.O: Part.F, Part.R: Part.O, Part.C: Part.F, Part.A: Part.O, Part.D: Part.R,
 }  # fmt: skip
-"""By part, the part of the same microbatch and stage that it waits for."""
+"""By part, its input on the same stage and of the same microbatch."""
 AWAIT_OF = {Part.O: Part.A, Part.R: Part.D}
 """By copy, the part that awaits its end."""
 
@@ -82,15 +80,15 @@ class Op(NamedTuple):
 
 
 Rows: TypeAlias = "list[list[Op]]"
-"""Per rank its ops in order; a copy is launched when the computation in front of it is done."""
+"""Per rank its operations in order; a copy is launched at the end of the previous computation in the row."""
 
 
 @dataclass(frozen=True, slots=False, kw_only=True)
 class Problem:
-    """A pipeline of stages in a chain, and what limits its schedule.
+    """A chain of pipeline stages with times, sizes and memory limits.
 
-    Times and sizes are integers of any unit. Memory is taken at the start of a forward and of a reload, and freed
-    at the end of an offload, of ``I`` (all but the weight gradient's part) and of ``W`` (the rest).
+    Times and sizes are integers of any unit. Forwards and reloads take memory at their start. Offloads free it at
+    their end. ``I`` frees all but the weight part at its end, and ``W`` frees the weight part.
     """
 
     microbatches: int
@@ -103,33 +101,33 @@ class Problem:
     w: tuple[int, ...]
     """Time of a backward for the weight gradient."""
     activation: tuple[int, ...]
-    """What a forward leaves."""
+    """Size of the activation of a forward."""
     weight_activation: tuple[int, ...]
-    """The part of it that an input gradient keeps for the weight gradient."""
+    """Weight part: the size that an input gradient keeps for the weight gradient."""
     limit: tuple[int, ...]
-    """Shape (ranks,): the most of that at once; ``NO_LIMIT`` for any amount."""
+    """Shape (ranks,): limit of the total size of activations; ``NO_LIMIT`` for unlimited memory."""
     forward_transfer: tuple[int, ...] = ()
-    """Shape (stages - 1,): from one stage to the next; 0 unless given, as all below."""
+    """Shape (stages - 1,): time from one stage to the next; 0 unless given, as all below."""
     backward_transfer: tuple[int, ...] = ()
-    """Shape (stages - 1,): from the next stage back."""
+    """Shape (stages - 1,): time from the next stage back."""
     offload: tuple[int, ...] = ()
-    """Shape (stages,): time of a copy to the host; copies are possible where this and ``reload`` are given."""
+    """Shape (stages,): time of a copy to the host; copies are possible if this and ``reload`` are given."""
     reload: tuple[int, ...] = ()
     """Shape (stages,): time of a copy back."""
     recompute: tuple[int, ...] = ()
-    """Shape (stages,): time of a forward computed again, where that may be; never of what is copied."""
+    """Shape (stages,): time of a recomputed forward; empty without recomputation. It excludes an offload."""
     checkpoint: tuple[int, ...] = ()
-    """Shape (stages,): the part of an activation that stays where it is computed again."""
+    """Shape (stages,): the size of an activation's checkpoint, which stays in memory before recomputation."""
     one_stream: bool = False
-    """Whether copies out and back share a stream of the rank; else each direction has one."""
+    """Whether a rank's offloads and reloads share a stream; else each direction has one."""
     shared: tuple[tuple[int, ...], ...] = ()
-    """Groups of ranks whose copies share the streams that each would have, as behind one PCIe switch."""
+    """Groups of ranks whose copies share the streams of one rank, such as the ranks of a PCIe switch."""
     b: tuple[int, ...] = ()
-    """Time of both backwards in one; the sum of the two unless given."""
+    """Time of both backwards in one operation; the sum of the two unless given."""
     tail: tuple[int, ...] = ()
-    """Shape (ranks,): what follows a rank's last computation."""
+    """Shape (ranks,): time after a rank's last computation."""
     span: bool = False
-    """Whether to shorten the longest rank's time from its first start to its last end; else the whole step."""
+    """Whether the objective is the longest rank's time from first start to last end; else it is the whole step."""
 
     def __post_init__(self) -> None:
         stages = len(self.stage_rank)
@@ -137,8 +135,8 @@ class Problem:
                            ("tail", self.ranks)):  # fmt: skip
             if not getattr(self, name):
                 object.__setattr__(self, name, (0,) * size)
-        given = ("f", "i", "w", "activation", "weight_activation")
-        if any(len(getattr(self, name)) != stages for name in given) or len(self.limit) != self.ranks:
+        columns = ("f", "i", "w", "activation", "weight_activation")
+        if any(len(getattr(self, name)) != stages for name in columns) or len(self.limit) != self.ranks:
             msg = f"a problem of {stages} stages on {self.ranks} ranks has one value for each"
             raise ValueError(msg)
 
@@ -159,32 +157,32 @@ class Problem:
 
     @property
     def recomputes(self) -> bool:
-        """Whether forwards may be computed again."""
+        """Whether recomputation is possible."""
         return bool(self.recompute) and any(limit != NO_LIMIT for limit in self.limit)
 
     @cached_property
     def channels(self) -> tuple[tuple[tuple[int, ...], tuple[Part, ...]], ...]:
-        """Ranks and directions of copies that run one at a time."""
-        together = {rank for group in self.shared for rank in group}
-        groups = [*self.shared, *((rank,) for rank in range(self.ranks) if rank not in together)]
+        """Ranks and parts of the copies of each stream; copies of a stream run one at a time."""
+        sharing = {rank for group in self.shared for rank in group}
+        groups = [*self.shared, *((rank,) for rank in range(self.ranks) if rank not in sharing)]
         directions = ((Part.O, Part.R),) if self.one_stream else ((Part.O,), (Part.R,))
         return tuple((tuple(group), parts) for group in groups for parts in directions)
 
     @cached_property
     def stages_of(self) -> tuple[tuple[int, ...], ...]:
         """Shape (ranks,): the stages of each rank, in order."""
-        held: list[list[int]] = [[] for _ in range(self.ranks)]
+        stages_by_rank: list[list[int]] = [[] for _ in range(self.ranks)]
         for stage, rank in enumerate(self.stage_rank):
-            held[rank].append(stage)
-        return tuple(tuple(stages) for stages in held)
+            stages_by_rank[rank].append(stage)
+        return tuple(tuple(stages) for stages in stages_by_rank)
 
     @cached_property
     def needs(self) -> dict[tuple[Part, int], tuple[tuple[Part, int, int], ...]]:
-        """By part and stage of an op: part and stage of each op that it always waits for, and the transfer."""
+        """By part and stage of an operation: part, stage and transfer time of each of its inputs."""
         needs: dict[tuple[Part, int], tuple[tuple[Part, int, int], ...]] = {}
         for stage in range(self.stages):
-            for part, before in _OWN_NEEDS.items():
-                needs[part, stage] = ((before, stage, 0),)
+            for part, input_part in _STAGE_NEEDS.items():
+                needs[part, stage] = ((input_part, stage, 0),)
             needs[Part.F, stage] = ((Part.F, stage - 1, self.forward_transfer[stage - 1]),) if stage else ()
             if stage + 1 < self.stages:
                 needs[Part.I, stage] += ((Part.I, stage + 1, self.backward_transfer[stage]),)
@@ -192,7 +190,7 @@ class Problem:
         return needs
 
     def duration(self, op: Op) -> int:
-        """Return what an op takes."""
+        """Return the duration of an operation, in units of the problem."""
         part, stage = op.part, op.stage
         if part is Part.B:
             return self.b[stage] if self.b else self.i[stage] + self.w[stage]
@@ -202,19 +200,21 @@ class Problem:
 
     @property
     def shortest(self) -> Problem:
-        """This, with what no way of running backwards undercuts: where both in one are shorter, as short as that.
+        """The problem with backward times that are lower bounds for split and joined backwards.
 
-        A table may run both in one where ``I`` starts, and ``W`` then ends no earlier than what is left of it.
+        A joined backward can replace ``I`` and ``W`` from the start of ``I``. Therefore ``I`` is at most the
+        joined time, and ``W`` is at most the remaining part of it.
         """
         if not self.b or all(b >= i + w for b, i, w in zip(self.b, self.i, self.w, strict=True)):
             return self
         i = tuple(map(min, self.i, self.b))
-        w = tuple(min(w, b - one) for w, b, one in zip(self.w, self.b, i, strict=True))
+        w = tuple(min(w, b - i_time) for w, b, i_time in zip(self.w, self.b, i, strict=True))
         return replace(self, i=i, w=w, b=())
 
     def work(self, rank: int) -> int:
-        """Return what a rank computes in the step."""
-        return self.microbatches * sum(self.f[s] + self.i[s] + self.w[s] for s in self.stages_of[rank])
+        """Return the total duration of a rank's computations in the step."""
+        stages = self.stages_of[rank]
+        return self.microbatches * sum(self.f[stage] + self.i[stage] + self.w[stage] for stage in stages)
 
     def round_trip(self, stage: int) -> int:
         """Return the least time from the start of a forward to the end of its input gradient."""
@@ -222,7 +222,7 @@ class Problem:
         return down + sum(self.forward_transfer[stage:]) + sum(self.backward_transfer[stage:])
 
     def ops(self) -> list[Op]:
-        """Return every computation."""
+        """Return all computations, without copies and recomputation."""
         return [
             Op(part, stage, microbatch)
             for part in COMPUTED
@@ -232,19 +232,19 @@ class Problem:
 
 
 def computed_again(ops: Iterable[Op]) -> set[tuple[int, int]]:
-    """Return stage and microbatch of every forward that is computed again."""
+    """Return stage and microbatch of every recomputed forward."""
     return {(op.stage, op.microbatch) for op in ops if op.part is Part.C}
 
 
 def coarsened(problem: Problem, finest: int = _FINEST) -> tuple[Problem, int]:
-    """Return the problem in larger units, and the unit of time in the old one.
+    """Return the problem in larger units, and its unit of time in units of the given problem.
 
-    Sizes lose nothing. Times are rounded down where they are too fine for a solver, so that what bounds the coarse
-    problem's optimum from below bounds the true one's, in units.
+    Sizes stay exact. Times that are too fine for a solver are rounded down, so a lower bound of the coarse
+    problem, times the unit, is a lower bound of the given problem.
 
     Args:
         problem: what to schedule.
-        finest: units of time that the work of a rank has at most.
+        finest: the most units of time in the work of a rank.
     """
     times = [*problem.f, *problem.i, *problem.w, *problem.forward_transfer, *problem.backward_transfer,
              *problem.offload, *problem.reload, *problem.recompute, *problem.tail]  # fmt: skip
@@ -256,22 +256,23 @@ def coarsened(problem: Problem, finest: int = _FINEST) -> tuple[Problem, int]:
     columns = {name: tuple(value // unit for value in getattr(problem, name)) for name in _TIMES}
     sizes = {name: tuple(value // size for value in getattr(problem, name))
              for name in ("activation", "weight_activation", "checkpoint")}  # fmt: skip
-    limit = tuple(NO_LIMIT if one == NO_LIMIT else one // size for one in problem.limit)
+    limit = tuple(NO_LIMIT if size_limit == NO_LIMIT else size_limit // size for size_limit in problem.limit)
     return replace(problem, **columns, **sizes, limit=limit), unit  # type: ignore[arg-type] # columns by name
 
 
 def coarsened_by_work(problem: Problem, finest: int) -> tuple[Problem, int]:
-    """Return what :func:`coarsened` does, but in the unit of what takes a stream, where messages alone are finer.
+    """Return the result of :func:`coarsened`, with a unit that keeps computations and copies exact if possible.
 
-    So messages much shorter than computations and copies are rounded down, to nothing, and those lose nothing.
+    If only messages need a finer unit, the unit is the common divisor of computations and copies. Messages are
+    then rounded down, very short ones to 0.
     """
     coarse, unit = coarsened(problem, finest)
-    own = gcd(*problem.f, *problem.i, *problem.w, *problem.offload, *problem.reload, *problem.recompute)
-    if own < unit or is_exact(problem, coarse, unit):
+    stream_unit = gcd(*problem.f, *problem.i, *problem.w, *problem.offload, *problem.reload, *problem.recompute)
+    if stream_unit < unit or is_exact(problem, coarse, unit):
         return coarse, unit
-    return coarsened(problem, max(problem.work(rank) for rank in range(problem.ranks)) // own)
+    return coarsened(problem, max(problem.work(rank) for rank in range(problem.ranks)) // stream_unit)
 
 
 def is_exact(problem: Problem, coarse: Problem, unit: int) -> bool:
-    """Return whether a problem in larger units, as :func:`coarsened` makes it, has lost nothing of its times."""
+    """Return whether a coarse problem from :func:`coarsened` has the exact times of the problem."""
     return all(getattr(problem, name) == tuple(unit * value for value in getattr(coarse, name)) for name in _TIMES)

@@ -1,4 +1,4 @@
-"""The schedule ``optpipe``: the best table of a search beside the tables of other plugins' schedules."""
+"""The schedule ``optpipe``: the best table of a search and of other plugins' schedules."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ __all__ = ["build", "require_solver"]
 
 
 _SHARE, _AT_LEAST_S = 0.25, 1.0
-"""The part of the time, and the seconds at least, in which other plugins' schedules are built and simulated."""
+"""Share of the time, and least seconds, to build and simulate other plugins' schedules."""
 
 
 def require_solver() -> None:
-    """Refuse to go on without the solver.
+    """Check that the solver can be loaded.
 
     Raises:
-        ConfigError: it is missing, or cannot be loaded.
+        ConfigError: the solver is missing, or fails to load.
     """
     from importlib import import_module
 
@@ -62,11 +62,11 @@ def require_solver() -> None:
 
 
 def build(request: ScheduleRequest) -> Schedule:
-    """Return the best table: no longer than any of other plugins that the simulator says fits.
+    """Return the best table, at most as long as each simulated schedule of other plugins that fits.
 
     Raises:
-        ScheduleError: nothing that fits was found in time.
-        ConstraintError: nothing can fit.
+        ScheduleError: no table that fits was found in time.
+        ConstraintError: no table can fit.
     """
     require_solver()
     from pptrace_optpipe.cache import Cache
@@ -84,23 +84,23 @@ def build(request: ScheduleRequest) -> Schedule:
     shared: tuple[tuple[int, ...], ...] = pairs(request.ranks) if copies == "pair" else ()
     if simulator is None:
         return optimise(_search_input(request, placement, limit, shared), effort, cache).table
-    began = effort.clock()
+    start = effort.clock()
     with suppress(PptraceError):  # a policy may take only some orders
         table = serial_table(placement)
         limit = _limits(request, placement, _played(request, table))
         shared = channels_of(simulator.prepared(table), copies)
     search_input = _search_input(request, placement, limit, shared)
     rivals = list(_rivals(request, search_input.problem, effort))
-    spent = min(effort.clock() - began, effort.seconds * _SHARE)
+    spent = min(effort.clock() - start, effort.seconds * _SHARE)
     return optimise(search_input, replace(effort, seconds=effort.seconds - spent), cache, rivals=rivals).table
 
 
 def _rivals(request: ScheduleRequest, problem: Problem, effort: Effort) -> Iterator[Rival]:
-    """Yield other plugins' schedules for a request that fit and compute as much."""
-    until = effort.clock() + max(effort.seconds * _SHARE, _AT_LEAST_S)
+    """Yield other plugins' schedules for a request that fit and have the same work."""
+    end = effort.clock() + max(effort.seconds * _SHARE, _AT_LEAST_S)
     work = sum(problem.work(rank) for rank in range(problem.ranks))
     for name, table, rival_request in request.simulator.others() if request.simulator else ():
-        if effort.clock() > until or effort.stopped():
+        if effort.clock() > end or effort.stopped():
             return
         effort.count(int(table.row_ptr[-1]))
         if table.interleave or table.recompute_waits or table.microbatches != problem.microbatches:
@@ -109,23 +109,23 @@ def _rivals(request: ScheduleRequest, problem: Problem, effort: Effort) -> Itera
             played = _played(request, table)
         except PptraceError:
             continue
-        own_request = replace(rival_request, options=request.options, simulator=request.simulator)
-        limit = _limits(own_request, table.placement, played)
+        full_request = replace(rival_request, options=request.options, simulator=request.simulator)
+        limit = _limits(full_request, table.placement, played)
         simulated = Simulated(played.step_ns, 0.0, played.activation_bytes)
         if is_as_much(played.work_ns, work) and _fits(simulated, limit):
             yield Rival(
                 name=name, table=table, simulated=simulated, fits=True,
-                search_input=partial(_search_input, own_request, table.placement, limit, problem.shared),
+                search_input=partial(_search_input, full_request, table.placement, limit, problem.shared),
             )  # fmt: skip
 
 
 def _search_input(
     request: ScheduleRequest, placement: Placement, limit: tuple[int, ...], shared: tuple[tuple[int, ...], ...]
 ) -> SearchInput:
-    """Return a request with a placement of its stages, ready for a search; memory does not matter where unknown.
+    """Return the input of a search for a request with a placement; unknown sizes mean unlimited memory.
 
     Raises:
-        ConstraintError: nothing can fit.
+        ConstraintError: no table can fit.
     """
     messages = tuple(
         request.transfer_ns * (rank != next_rank) for rank, next_rank in pairwise(placement.stage_rank[0].tolist())
@@ -136,7 +136,7 @@ def _search_input(
     )  # fmt: skip
 
     def simulate(table: Schedule) -> Simulated:
-        """Simulate a table by the configuration, or by the search's own clock where there is none."""
+        """Simulate a table with the configuration, or without one with the search's transfer times."""
         if request.simulator is not None:
             result = _played(request, table)
             return Simulated(result.step_ns, 0.0, result.activation_bytes)
@@ -156,17 +156,17 @@ def _search_input(
 
 def _fits(simulated: Simulated, limit: tuple[int, ...]) -> bool:
     """Return whether every rank keeps its limit."""
-    return all(most in (NO_LIMIT, max(peak, most)) for peak, most in zip(simulated.peak_bytes, limit, strict=True))
+    return all(size in (NO_LIMIT, max(peak, size)) for peak, size in zip(simulated.peak_bytes, limit, strict=True))
 
 
 class _Played(NamedTuple):
-    """Figures of a table that was simulated in the configuration of a request."""
+    """Simulated figures of a table in the configuration of a request."""
 
     step_ns: int
     activation_bytes: tuple[int, ...]
-    """Shape (ranks,): the most in use, without what is there from the step's start to its end."""
+    """Shape (ranks,): peak memory without static memory."""
     room_bytes: tuple[int, ...]
-    """Shape (ranks,): what the device leaves for that; empty where its memory is not known."""
+    """Shape (ranks,): device memory available for activations; empty if device memory is not known."""
     work_ns: int
     """Time of the forwards and backwards of all stages and microbatches."""
 
@@ -188,16 +188,16 @@ def _played(request: ScheduleRequest, table: Schedule) -> _Played:
 
 
 def _limits(request: ScheduleRequest, placement: Placement, played: _Played | None = None) -> tuple[int, ...]:
-    """Return the bytes of activations of each rank: as asked, or what its device leaves beside its stages."""
-    asked = request.options.get("activations", 0)
+    """Return the limit of activations in bytes per rank: the option, or device memory without static memory."""
+    requested_bytes = request.options.get("activations", 0)
     is_known = any(request.activation_bytes)
-    if not is_known or asked:
-        return ((asked if is_known else 0) or NO_LIMIT,) * request.ranks
+    if not is_known or requested_bytes:
+        return ((requested_bytes if is_known else 0) or NO_LIMIT,) * request.ranks
     if played is not None:
         return played.room_bytes or (NO_LIMIT,) * request.ranks
     if not request.device_bytes:
         return (request.memory_limit_bytes or NO_LIMIT,) * request.ranks
-    room = list(request.rank_bytes or [request.device_bytes] * request.ranks)
+    free_bytes = list(request.rank_bytes or [request.device_bytes] * request.ranks)
     for stage, size in enumerate(request.stage_bytes):
-        room[placement.rank_of(stage, 0)] -= size
-    return tuple(max(size, 0) for size in room)
+        free_bytes[placement.rank_of(stage, 0)] -= size
+    return tuple(max(size, 0) for size in free_bytes)

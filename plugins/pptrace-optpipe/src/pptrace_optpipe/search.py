@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 __all__ = ["Optimised", "SearchResult", "cached_search", "optimise", "search"]
 
 _WHOLE = 200
-"""Computations up to which the whole model is solved."""
+"""The most computations in a problem that is solved by one model."""
 _STARTS = 0.5
-"""The part of the time that goes to schedules to start from, at most."""
+"""The largest share of the time for start schedules."""
 _STEADY = 0.25
-"""The part that goes to schedules that repeat, at most."""
+"""The largest share of the time for periodic schedules."""
 _COUNTS = 0.125
-"""The part that goes to a bound by counts, at most."""
+"""The largest share of the time for a bound by counts."""
 _UNITS = 4_000
-"""Units of time that a rank's work has in what the solver is given: coarse enough to be quick."""
+"""Units of time in a rank's work in the solver's model, coarse enough for a fast solution."""
 _FRUITLESS = 3
-"""Rounds over all windows without a better schedule after which the search ends."""
+"""Consecutive rounds over all windows without a better schedule after which the search ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,12 +50,12 @@ class SearchResult:
 
     schedule: StartSchedule
     bound: int
-    """No schedule is shorter, as far as times between computations go."""
+    """A lower bound of the step, given the problem's transfer times."""
     seconds: float
 
 
 class _Search:
-    """A search while it goes on."""
+    """The state of a search."""
 
     def __init__(self, problem: Problem, effort: Effort, tell: Callable[[SearchResult], None]) -> None:
         self.problem, self.effort, self.tell = problem, effort, tell
@@ -65,17 +65,17 @@ class _Search:
         self.best: StartSchedule | None = None
         self.random = random.Random(effort.seed)  # noqa: S311 - which window is next, not a secret
 
-    def left(self) -> float:
-        """Return the seconds that are left, or units of work."""
+    def remaining(self) -> float:
+        """Return the remaining seconds, or units of work."""
         return 0.0 if self.effort.stopped() else self.effort.seconds - (self.effort.clock() - self.began)
 
     def part(self, seconds: float) -> Effort:
-        """Return a part of the effort."""
-        return replace(self.effort, seconds=min(seconds, self.left()))
+        """Return an effort with at most ``seconds`` of the remaining time."""
+        return replace(self.effort, seconds=min(seconds, self.remaining()))
 
     def is_over(self) -> bool:
-        """Return whether there is nothing left to do, or no time."""
-        return self.left() <= 0 or (self.best is not None and self.best.played.step <= self.bound)
+        """Return whether the time is over or the best schedule is proved optimal."""
+        return self.remaining() <= 0 or (self.best is not None and self.best.played.step <= self.bound)
 
     def result(self) -> SearchResult | None:
         """Return the best result so far."""
@@ -84,7 +84,7 @@ class _Search:
         return SearchResult(schedule=self.best, bound=self.bound, seconds=self.effort.clock() - self.began)
 
     def take(self, rows: Rows | None) -> None:
-        """Take rows if they fit and are better."""
+        """Keep rows as the best schedule if they fit and are better."""
         if rows is None:
             return
         self.effort.count(self.ops)
@@ -100,7 +100,7 @@ class _Search:
                 self._report()
 
     def raise_bound(self, bound: int) -> None:
-        """Take a bound that is higher."""
+        """Keep a bound if it is higher than the current one."""
         if bound > self.bound:
             self.bound = bound
             self._report()
@@ -111,54 +111,54 @@ class _Search:
             self.tell(result)
 
     def start(self) -> None:
-        """Take schedules to start from, for a part of the time."""
+        """Try start schedules, for a share of the time."""
 
         def is_over() -> bool:
             self.effort.count(self.ops)
-            return self.left() <= self.effort.seconds * (1 - _STARTS)
+            return self.remaining() <= self.effort.seconds * (1 - _STARTS)
 
         start(self.problem, self.bound, is_over, lambda schedule: self.take(schedule.rows))
 
     def repeat(self) -> None:
-        """Take schedules that repeat a period, for a part of the time."""
+        """Try periodic schedules, for a share of the time."""
         if self.is_over() or self.ops <= _WHOLE:
             return
-        least = self.left() - self.effort.seconds * _STEADY
-        effort = replace(self.part(self.effort.seconds * _STEADY), stopped=lambda: self.left() <= least)
+        least = self.remaining() - self.effort.seconds * _STEADY
+        effort = replace(self.part(self.effort.seconds * _STEADY), stopped=lambda: self.remaining() <= least)
         for rows in steady_rows(self.problem, effort):
             played = play(self.problem, rows)
             if played is not None:
                 for schedule in fitted(self.problem, rows, played):
                     self.take(schedule.rows)
-            if self.is_over() or self.left() <= least:
+            if self.is_over() or self.remaining() <= least:
                 return
 
     def count(self) -> None:
-        """Raise the bound by counts without microbatches, for a part of the time."""
+        """Raise the bound by counts of operations, for a share of the time."""
         if self.best is None or self.is_over():
             return
         part = self.part(self.effort.seconds * _COUNTS)
         self.raise_bound(counted_bound(self.problem, part, length=self.best.played.step, least=self.bound))
 
     def relax(self) -> None:
-        """Raise the bound by small groups of ranks, for a part of the time."""
+        """Raise the bound by relaxations to small groups of ranks, for a share of the time."""
         if self.best is None or len(self.coarse.ops()) > _WHOLE:
             return
         horizon = self.best.played.step // self.unit + 1
         for ranks in relaxed_ranks(self.coarse):
-            if self.is_over() or self.left() < self.effort.seconds / 2:
+            if self.is_over() or self.remaining() < self.effort.seconds / 2:
                 return
             part, least = self.part(self.effort.seconds / 8), self.bound // self.unit
             self.raise_bound(relaxed_bound(self.coarse, part, ranks, horizon, least) * self.unit)
 
     def solve_whole(self) -> None:
-        """Solve the whole model, from the best so far."""
+        """Solve the model of the whole problem, with the best schedule as a hint."""
         if self.best is None or len(self.coarse.ops()) > _WHOLE or self.is_over():
             return
         played = play(self.coarse, self.best.rows)
         if played is None:
             return
-        part, least = self.part(self.left()), self.bound // self.unit
+        part, least = self.part(self.remaining()), self.bound // self.unit
         solved = solve(self.coarse, part, horizon=played.step, hint=played.start, least=least)
         if self.coarse.shortest is self.coarse:
             self.raise_bound(solved.bound * self.unit)
@@ -166,7 +166,7 @@ class _Search:
             self.take(rows_of(self.coarse, solved.start))
 
     def windows(self) -> None:
-        """Improve window by window until nothing comes of it any more, or time is over."""
+        """Improve the best schedule in windows until the time is over or rounds find no shorter schedule."""
         fruitless = 0
         while self.best is not None and fruitless < _FRUITLESS and not self.is_over():
             step = self.best.played.step
@@ -200,17 +200,17 @@ def search(
     least: int = 0,
     tell: Callable[[SearchResult], None] = lambda _: None,
 ) -> SearchResult | None:
-    """Return the best schedule that was found in time; None where none fits.
+    """Return the best schedule found within the effort; None if no schedule fits.
 
-    With one worker, the same problem, seed and start give the same schedule: always where work is limited, else
-    whenever neither the search nor the part of its time that a bound may take runs out.
+    With one worker and a limit of work, the same problem, seed and start rows give the same schedule. With a limit
+    of time, this holds only if no part of the search runs out of time.
 
     Args:
         problem: what to schedule.
         effort: time, threads and seed.
-        warm: rows to start from beside the heuristics'.
-        only: whether to do no more than bound those.
-        least: a lower bound that is known.
+        warm: rows to start from, in addition to those of heuristics.
+        only: whether to return the best of ``warm`` with a bound, without further search.
+        least: a known lower bound.
         tell: called for every shorter schedule and higher bound.
     """
     state = _Search(problem, effort, tell)
@@ -228,10 +228,10 @@ def search(
 
 
 _SHARE = 0.25
-"""The part of the time in which the simulator plays orders made by hand, and half of it for what a search starts
-from, unless messages are ``async``."""
+"""Share of the time to simulate hand-made orders; start schedules get half of it. With ``async`` messages, neither
+is simulated."""
 _AT_LEAST = 4
-"""How many of those orders it plays, however short a search is asked for."""
+"""The least number of hand-made orders that are simulated, even in a very short search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,23 +241,23 @@ class Optimised:
     table: Schedule
     simulated: Simulated
     bound_ns: int
-    """No table of its placement has a shorter step under the same limit; 0 where that was not searched."""
+    """Lower bound of the step of all tables with this placement and limit; 0 if it is not known."""
     rows: Sequence[list[Op]] = ()
-    """Its rows; none of a schedule that a search cannot split."""
+    """The rows of the table; empty for a schedule that a search cannot split."""
     problem: Problem | None = None
-    """The problem of its placement."""
+    """The problem of the table's placement."""
     seconds: float = 0.0
     rival: str = ""
-    """The schedule of another plugin that it is, if nothing better was found."""
+    """The name of another plugin's schedule, if that is the best table; else empty."""
 
     @property
     def proved(self) -> bool:
-        """Whether the table is as short as the bound."""
+        """Whether the step reaches the bound, so that the table is optimal."""
         return self.simulated.step_ns <= self.bound_ns
 
     @property
     def gap(self) -> float:
-        """The part of the step that may still be saved."""
+        """The difference between step and bound, as a share of the step."""
         step = self.simulated.step_ns
         return max(step - self.bound_ns, 0) / step if step else 0.0
 
@@ -273,27 +273,28 @@ def cached_search(
 ) -> SearchResult | None:
     """Search from the cached result, if any, and cache the new result.
 
-    What was searched as long, or is proved, is taken as it is; see :func:`pptrace_optpipe.search.search`.
+    A cached result is returned without a new search if it is proved optimal or had at least the same search time.
+    See :func:`pptrace_optpipe.search.search`.
     """
     if cache is None:
         return search(problem, effort, warm=warm, tell=tell)
-    known, fault = cache.get(problem)
+    cached, fault = cache.get(problem)
     if fault:
         warn(fault)
     coarse, unit = coarsened(problem)
-    least, near = 0, []
-    if known is None:
-        near = cache.near(problem)
+    least, start_rows = 0, []
+    if cached is None:
+        start_rows = cache.near(problem)
     else:
-        least, near = known.bound * unit, [known.rows]
-        if known.step <= known.bound or known.seconds + 1 > effort.seconds:
-            result = search(problem, effort, warm=near, tell=tell, only=True, least=least)
+        least, start_rows = cached.bound * unit, [cached.rows]
+        if cached.step <= cached.bound or cached.seconds + 1 > effort.seconds:
+            result = search(problem, effort, warm=start_rows, tell=tell, only=True, least=least)
             if result is not None:
                 return result
-    result = search(problem, effort, warm=[*warm, *near], tell=tell, least=least)
+    result = search(problem, effort, warm=[*warm, *start_rows], tell=tell, least=least)
     played = None if result is None else play(coarse, result.schedule.rows)
     if result is not None and played is not None:
-        spent = max(result.seconds, 0.0) + (0.0 if known is None else known.seconds)
+        spent = max(result.seconds, 0.0) + (0.0 if cached is None else cached.seconds)
         spent = max(spent, 0.0 if effort.stopped() else effort.seconds)
         cache.put(problem, Entry(rows=result.schedule.rows, step=played.step, bound=result.bound // unit,
                                  seconds=spent))  # fmt: skip
@@ -311,12 +312,12 @@ class _Judge:
         self.judged: Rows | None = None
 
     def play(self, rows: Rows) -> None:
-        """Simulate rows, with backwards whole where splitting gains nothing and as they are."""
+        """Simulate rows with joined backwards where this costs no time, and unchanged."""
         for variant in (joined(self.problem, rows), rows):
             self.play_table(table_of(variant, self.input.placement), rows)
 
     def play_table(self, table: Schedule, rows: Rows) -> None:
-        """Simulate a table as it is; ``rows`` has it with backwards split."""
+        """Simulate a table; ``rows`` has the same table with split backwards."""
         with suppress(PptraceError):  # a policy may deadlock on what another one runs
             simulated = self.input.simulate(table)
             is_shorter = self.best is None or simulated.step_ns < self.best.simulated.step_ns
@@ -326,7 +327,7 @@ class _Judge:
                 )
 
     def hear(self, result: SearchResult) -> None:
-        """Simulate a search's result, if it is new, and pass it on."""
+        """Simulate a search's result if it is new, and report the best table."""
         if self.judged is not result.schedule.rows:
             self.judged = result.schedule.rows
             self.play(result.schedule.rows)
@@ -335,7 +336,7 @@ class _Judge:
             self.tell(best)
 
     def bounded(self, result: SearchResult) -> Optimised | None:
-        """Return the best with the bound of a search, which is one for tables of its placement alone."""
+        """Return the best table with the bound of a search, if it has the placement of the search."""
         best = self.best
         if best is None or not best.rows or best.table.placement != self.input.placement:
             return best
@@ -343,10 +344,10 @@ class _Judge:
         return replace(best, bound_ns=bound, problem=self.problem)
 
     def play_starts(self, effort: Effort, known: Sequence[Rows]) -> None:
-        """Simulate what searches start from, where messages cost what a search does not see.
+        """Simulate start schedules if messages have costs that the search does not model.
 
-        A policy may deadlock on all of that. So the orders of schedules made by hand go first, whatever those
-        hold, with copies that they wait for.
+        A message policy may deadlock on all start schedules. Therefore orders of hand-made schedules come first,
+        repaired by copies with waits if they exceed memory.
         """
         if self.input.messages_are_simple:
             return
@@ -381,48 +382,50 @@ def optimise(
 ) -> Optimised:
     """Return the best table within the limit of a search's input.
 
-    The simulator has the last word: it plays every better schedule under the configuration's network and policy,
-    and the shortest step that keeps the limit there is the result. The search starts from schedules of other
-    plugins that keep it and have its placement; where one of another placement is shorter than what comes of that,
-    the rest of the time goes to that placement, and the result is never longer than any of them.
+    The simulator runs every better schedule with the configuration's network and policy. The result is the table
+    with the shortest simulated step within the limit. The search starts from schedules of other plugins that fit
+    and have the same placement. If a schedule with another placement remains the best after half of the time, the
+    second half searches in that placement. The result is never longer than any of these schedules.
 
     Raises:
-        ScheduleError: nothing that fits was found in time.
+        ScheduleError: no table that fits was found in time.
     """
-    began, began_s = effort.clock(), time.monotonic()
+    start, start_s = effort.clock(), time.monotonic()
     fitting = sorted((rival for rival in rivals if rival.fits), key=lambda rival: rival.simulated.step_ns)
-    best, elsewhere = None, None
+    best, rival_input = None, None
     if fitting:
         rival = fitting[0]
         best = Optimised(
             table=rival.table, simulated=rival.simulated, bound_ns=0, rows=rival.rows() or (), rival=rival.name
         )
         if warm is None:
-            elsewhere = _elsewhere(search_input, rival)
+            rival_input = _input_of_rival(search_input, rival)
     rows = [rows_of_table(warm)] if warm is not None else []
     judge = _Judge(search_input, best, tell)
     if warm is not None:
         judge.play_table(warm, rows[0])
-    part = effort if elsewhere is None else replace(effort, seconds=effort.seconds / 2)
-    best = _searched(judge, part, cache, [*rows, *_starts(search_input, fitting)], warn, rivals)
-    left = effort.seconds - (effort.clock() - began)
-    if elsewhere is not None and best is not None and best.rival and left > 0 and not effort.stopped():
-        judge, part = _Judge(elsewhere, best, tell), replace(effort, seconds=left)
+    first_effort = effort if rival_input is None else replace(effort, seconds=effort.seconds / 2)
+    rows += _rows_in_placement(search_input, fitting)
+    best = _search_placement(judge, first_effort, cache, rows, warn, rivals)
+    remaining = effort.seconds - (effort.clock() - start)
+    if rival_input is not None and best is not None and best.rival and remaining > 0 and not effort.stopped():
+        judge = _Judge(rival_input, best, tell)
         with suppress(PptraceError):
-            best = _searched(judge, part, cache, _starts(elsewhere, fitting), warn, rivals)
+            rows = _rows_in_placement(rival_input, fitting)
+            best = _search_placement(judge, replace(effort, seconds=remaining), cache, rows, warn, rivals)
     if best is None:
         raise ScheduleError("nothing that fits was found in time: allow more time or memory")
-    return replace(best, seconds=time.monotonic() - began_s)
+    return replace(best, seconds=time.monotonic() - start_s)
 
 
-def _searched(
+def _search_placement(
     judge: _Judge, effort: Effort, cache: Cache | None, warm: Sequence[Rows], warn: Callable[[str], None],
     rivals: Sequence[Rival],
 ) -> Optimised | None:  # fmt: skip
-    """Search in one placement, and return the best that is known then; rivals need not fit."""
+    """Search in the placement of a judge, and return the best table so far; rivals may exceed memory."""
     if not judge.problem.recomputes:
         warm = [[[op for op in row if op.part is not Part.C] for row in rows] for rows in warm]
-    judge.play_starts(effort, _starts(judge.input, rivals))
+    judge.play_starts(effort, _rows_in_placement(judge.input, rivals))
     result = cached_search(judge.problem, effort, cache, warm=warm, tell=judge.hear, warn=warn)
     if result is None:
         return judge.best
@@ -430,8 +433,8 @@ def _searched(
     return judge.bounded(result)
 
 
-def _elsewhere(search_input: SearchInput, rival: Rival) -> SearchInput | None:
-    """Return a rival's own input where its placement is another one and a search can split its backwards."""
+def _input_of_rival(search_input: SearchInput, rival: Rival) -> SearchInput | None:
+    """Return the input of a search in a rival's placement; None if it is the same or backwards cannot be split."""
     table = rival.table
     is_same = table.placement == search_input.placement
     if is_same or table.microbatches != search_input.placement.microbatches or rival.rows() is None:
@@ -441,7 +444,7 @@ def _elsewhere(search_input: SearchInput, rival: Rival) -> SearchInput | None:
     return None
 
 
-def _starts(search_input: SearchInput, rivals: Sequence[Rival]) -> list[Rows]:
-    """Return the rows of rivals that have an input's placement."""
-    alike = (rival.rows() for rival in rivals if rival.table.placement == search_input.placement)
-    return [rows for rows in alike if rows is not None]
+def _rows_in_placement(search_input: SearchInput, rivals: Sequence[Rival]) -> list[Rows]:
+    """Return the rows of rivals with the placement of an input."""
+    same_placement = (rival.rows() for rival in rivals if rival.table.placement == search_input.placement)
+    return [rows for rows in same_placement if rows is not None]

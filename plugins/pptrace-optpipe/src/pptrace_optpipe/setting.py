@@ -1,4 +1,4 @@
-"""The setting of a search: costs, limits and tables."""
+"""Input of a search: costs, limits and tables."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Simulated(NamedTuple):
     step_ns: int
     bubble: float
     peak_bytes: tuple[int, ...]
-    """Shape (ranks,): the most in use, weights and all else included."""
+    """Shape (ranks,): peak memory, including weights and other static memory."""
 
 
 def simulated(prepared: Prepared, table: Schedule) -> Simulated:
@@ -77,7 +77,7 @@ def simulated(prepared: Prepared, table: Schedule) -> Simulated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchInput:
-    """A scheduling problem, and the simulator that has the last word on its tables."""
+    """A scheduling problem, and the simulator that decides on its tables."""
 
     placement: Placement
     problem: Problem
@@ -85,26 +85,26 @@ class SearchInput:
     fits: Callable[[Simulated], bool]
     """Returns whether every rank keeps its limit."""
     messages_are_simple: bool
-    """Whether the problem's transfers are all that messages cost."""
+    """Whether the problem's transfers are the only cost of messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A configuration, ready for any table of its placement."""
+    """A prepared configuration that can simulate each table of its placement."""
 
     prepared: Prepared
     placement: Placement
     static_bytes: tuple[int, ...]
     """Shape (ranks,): bytes held from the step's start to its end."""
     transfers: tuple[tuple[int, ...], tuple[int, ...]]
-    """Times in ns from each stage to the next and back, of one microbatch alone."""
+    """Times in ns from each stage to the next and back, for a single microbatch without contention."""
 
     remade: Callable[[Schedule], Prepared] | None = None
-    """Prepares the configuration for another table."""
+    """Prepares the configuration with another table."""
     recompute: bool = False
-    """Whether forwards may be computed again."""
+    """Whether recomputation is possible."""
     shared: tuple[tuple[int, ...], ...] = ()
-    """Groups of ranks whose GPUs copy to the host by one channel."""
+    """Groups of ranks whose GPUs share a channel to the host."""
 
     @property
     def workload(self) -> Workload:
@@ -114,7 +114,7 @@ class Setting:
     def simulate(self, table: Schedule) -> Simulated:
         """Simulate a table; see :func:`simulated`.
 
-        A framework's message policy depends on the order of actions, so it is prepared for each table.
+        The message policy of a framework depends on the order of actions, so each table needs a new preparation.
         """
         prepared = self.prepared
         if prepared.policy.program is not None and self.remade is not None:
@@ -122,35 +122,36 @@ class Setting:
         return simulated(prepared, table)
 
     def fits(self, simulated: Simulated, memory: int) -> bool:
-        """Return whether every rank keeps a limit and its own device's, where they differ; 0 is none."""
+        """Return whether every rank keeps a limit and, if devices differ, its device's memory; 0 is no limit."""
         limits = self.limits(memory)
         return not memory or all(peak <= limit for peak, limit in zip(simulated.peak_bytes, limits, strict=True))
 
     @property
     def capacities(self) -> tuple[int, ...]:
-        """Shape (ranks,): memory of each rank's device where they differ; empty where they do not."""
+        """Shape (ranks,): device memory in bytes if devices differ; empty if all are equal."""
         return tuple(self.workload.rank_capacity_bytes.tolist())
 
     def limits(self, memory: int) -> tuple[int, ...]:
-        """Return the bytes that each rank can use under a limit, at most the memory of its device."""
-        return tuple(min(memory, own) for own in self.capacities) or (memory,) * len(self.static_bytes)
+        """Return the bytes that each rank can use: the minimum of a limit and its device's memory."""
+        limits = tuple(min(memory, capacity_bytes) for capacity_bytes in self.capacities)
+        return limits or (memory,) * len(self.static_bytes)
 
     def problem(self, memory: int) -> Problem:
-        """Return the problem within so many bytes per rank, weights included; 0 for any.
+        """Return the problem for a memory limit in bytes per rank, including weights; 0 for no limit.
 
         Raises:
-            ConstraintError: a rank has no room for its static bytes, or for one microbatch.
+            ConstraintError: the limit is below a rank's static bytes, or too small for one microbatch.
         """
         limits = self.limits(memory)
         limit = tuple(
-            own - static if memory else NO_LIMIT for own, static in zip(limits, self.static_bytes, strict=True)
+            size - static if memory else NO_LIMIT for size, static in zip(limits, self.static_bytes, strict=True)
         )
         worst = min(range(len(limit)), key=limit.__getitem__)
         if memory and limit[worst] < 0:
-            need = self.static_bytes[worst]
+            needed, limit_bytes = self.static_bytes[worst], limits[worst]
             raise ConstraintError(
-                f"{format_size(limits[worst])} is {format_size(need - limits[worst])} less than the weights "
-                f"and all else that rank {worst} always holds", nearest=format_size(need), key="--memory",
+                f"{format_size(limit_bytes)} is {format_size(needed - limit_bytes)} less than the weights "
+                f"and all else that rank {worst} always holds", nearest=format_size(needed), key="--memory",
             )  # fmt: skip
         return problem_of(
             self.workload, self.placement, limit, self.transfers, tail=self._tails(),
@@ -158,7 +159,7 @@ class Setting:
         )  # fmt: skip
 
     def _tails(self) -> tuple[int, ...]:
-        """Return a lower bound of what follows each rank's last computation: reduction, meeting, update."""
+        """Return a lower bound of the ns after each rank's last computation: reduction, sync, update."""
         work, tails = self.workload, []
         for rank in range(self.placement.ranks):
             stages = np.flatnonzero(self.placement.stage_rank[0] == rank)
@@ -167,7 +168,7 @@ class Setting:
         return tuple(tails)
 
     def search_input(self, memory: int) -> SearchInput:
-        """Return the input of a search within so many bytes per rank.
+        """Return the input of a search for a memory limit in bytes per rank.
 
         Raises:
             ConstraintError: as :meth:`problem`.
@@ -185,9 +186,10 @@ class Setting:
 def setting_of(
     config: Path | None, sets: Sequence[str], registry: Registry, warm: Path | None = None, shape: str = "looped"
 ) -> tuple[Setting, Schedule | None]:
-    """Return a configuration's setting, and the table of ``warm``, whose placement it then has.
+    """Return the setting of a configuration, with the table of ``warm`` if given.
 
-    Without one, stages loop over the ranks, or go down and up them where ``shape`` is ``v``.
+    The setting has the placement of that table. Without a table, the placement is looped, or V-shaped if ``shape``
+    is ``v``.
 
     Raises:
         PptraceError: the configuration or the table cannot be used.
@@ -222,7 +224,7 @@ def setting_of(
 def _with_other_schedule(
     config: Path | None, sets: Sequence[str], registry: Registry, placement: Placement, error: ConstraintError
 ) -> Prepared:
-    """Return a configuration with a schedule that has a placement and that its message policy takes."""
+    """Return a configuration with a schedule of a given placement that its message policy accepts."""
     for name in sorted(set(registry.schedules) - {"optpipe"}):
         with suppress(PptraceError):
             prepared = prepare(load(config, sets, {"schedule": name}), registry)
@@ -238,7 +240,7 @@ def setting_in(
     recompute: bool = False,
     shared: tuple[tuple[int, ...], ...] = (),
 ) -> Setting:
-    """Return the setting of a configuration with a table, whose placement it has.
+    """Return the setting of a prepared configuration, with the placement of its table.
 
     Raises:
         PptraceError: the configuration cannot be used.
@@ -246,17 +248,17 @@ def setting_in(
     table, workload = prepared.schedule, prepared.workload
     if workload.classes:
         raise ConfigError("microbatches of different costs cannot be searched for: make them alike", key="costs")
-    single = serial_table(Placement.of_stages(table.placement.stage_rank[:1], 1, table.ranks))
+    single_table = serial_table(Placement.of_stages(table.placement.stage_rank[:1], 1, table.ranks))
     policy = prepared.policy if prepared.policy.program is None else Policy()
-    timeline = simulate(single, workload, prepared.network, policy, contention=prepared.contention)
+    timeline = simulate(single_table, workload, prepared.network, policy, contention=prepared.contention)
     memory = measure(timeline, workload).memory
-    begin, end = {}, {}
+    start, end = {}, {}
     for kind in (Kind.F, Kind.I):
         for stage in range(table.stages):
             rows = np.flatnonzero((timeline.kind == kind) & (timeline.stage == stage))
-            begin[kind, stage] = int(timeline.start_ns[rows].min())
+            start[kind, stage] = int(timeline.start_ns[rows].min())
             end[kind, stage] = int(timeline.end_ns[rows].max())
-    pairs = range(table.stages - 1)
+    boundaries = range(table.stages - 1)
     return Setting(
         prepared=prepared,
         remade=remade,
@@ -265,8 +267,8 @@ def setting_in(
         placement=table.placement,
         static_bytes=tuple(int(value) for value in memory.static_bytes),
         transfers=(
-            tuple(begin[Kind.F, stage + 1] - end[Kind.F, stage] for stage in pairs),
-            tuple(begin[Kind.I, stage] - end[Kind.I, stage + 1] for stage in pairs),
+            tuple(start[Kind.F, stage + 1] - end[Kind.F, stage] for stage in boundaries),
+            tuple(start[Kind.I, stage] - end[Kind.I, stage + 1] for stage in boundaries),
         ),
     )
 
@@ -282,30 +284,31 @@ def problem_of(
     shared: tuple[tuple[int, ...], ...] = (),
     key: str,
 ) -> Problem:
-    """Return the problem of some costs; unknown times are 1, unknown sizes 0.
+    """Return the problem of given costs; unknown times are 1, unknown sizes 0.
 
     Args:
-        costs: times and sizes of actions.
+        costs: times in ns and sizes in bytes of actions.
         placement: ranks of stages.
-        limit: per rank the bytes of activations.
-        transfers: from each stage to the next and back, in ns.
-        tail: per rank the ns behind its last computation; 0 unless given.
-        recompute: whether forwards may be computed again.
+        limit: shape (ranks,): limit of activations in bytes.
+        transfers: times in ns from each stage to the next and back.
+        tail: shape (ranks,): ns after the rank's last computation; 0 unless given.
+        recompute: whether recomputation is possible.
         shared: groups of ranks whose copies share their streams.
         key: the option that sets the limit, for errors.
 
     Raises:
-        ConfigError: the backward's own time already has the forward that is computed again.
-        ConstraintError: a rank has no room for the activation of one microbatch.
+        ConfigError: the time of the backward already includes recomputation.
+        ConstraintError: the limit of a rank is too small for the activation of one microbatch.
     """
 
     def column(name: str) -> tuple[int, ...]:
         return tuple(map(int, getattr(costs, name)))
 
     stages = placement.stages
-    offload, reload, again = column("offload_ns"), column("reload_ns"), column("recompute_ns") * recompute
+    offload, reload = column("offload_ns"), column("reload_ns")
+    recompute_times = column("recompute_ns") * recompute
     can_copy = all(offload) and all(reload)
-    if not all(again):
+    if not all(recompute_times):
         raise ConfigError("the model's own backward computes its forward again: leave it out here, or "
                           "model.recompute", key="recompute")  # fmt: skip
     problem = Problem(
@@ -317,10 +320,10 @@ def problem_of(
         b=column("b_ns"),
         offload=offload * can_copy,
         reload=reload * can_copy,
-        recompute=again,
+        recompute=recompute_times,
         activation=column("activation_bytes") or (0,) * stages,
         weight_activation=column("weight_activation_bytes") or (0,) * stages,
-        checkpoint=column("checkpoint_bytes") if again else (),
+        checkpoint=column("checkpoint_bytes") if recompute_times else (),
         limit=limit,
         forward_transfer=transfers[0],
         backward_transfer=transfers[1],
@@ -332,39 +335,42 @@ def problem_of(
 
 
 def _check_room(problem: Problem, key: str) -> None:
-    """Refuse limits that not even one microbatch fits in; ``key`` is the option that sets them.
+    """Check that one microbatch fits into each limit; ``key`` is the option that sets the limits.
 
     Raises:
-        ConstraintError: names the rank and the missing bytes.
+        ConstraintError: a limit is too small; the message names the rank and the missing bytes.
     """
     for rank, limit in enumerate(problem.limit):
         stages = problem.stages_of[rank]
-        held = [problem.activation[stage] for stage in stages]
-        least = max(held) if problem.copies else sum(held)
+        activations = [problem.activation[stage] for stage in stages]
+        least = max(activations) if problem.copies else sum(activations)
         if problem.recomputes:
-            before = [sum(problem.checkpoint[stage] for stage in stages[:place]) for place in range(len(stages))]
-            least = min(least, max(own + kept for own, kept in zip(held, before, strict=True)))
+            peaks = [
+                problem.activation[stage] + sum(problem.checkpoint[earlier] for earlier in stages[:place])
+                for place, stage in enumerate(stages)
+            ]
+            least = min(least, max(peaks))
         if limit not in (NO_LIMIT, max(limit, least)):
-            what = "of a stage" if problem.copies or problem.recomputes else "of all its stages"
+            subject = "of a stage" if problem.copies or problem.recomputes else "of all its stages"
             room, more = format_size(limit), format_size(least - limit)
             if not limit:
                 room, more = "nothing left beside its weights and state", f"at least {more}"
             raise ConstraintError(
-                f"rank {rank} has {room} for activations, and one microbatch's {what} take {format_size(least)}: "
-                f"allow {more} more", key=key,
+                f"rank {rank} has {room} for activations, and one microbatch's {subject} take "
+                f"{format_size(least)}: allow {more} more", key=key,
             )  # fmt: skip
 
 
 def pairs(ranks: int) -> tuple[tuple[int, int], ...]:
-    """Return ranks 2i and 2i + 1."""
+    """Return the pairs of ranks 2i and 2i + 1."""
     return tuple((rank, rank + 1) for rank in range(0, ranks - 1, 2))
 
 
 def channels_of(prepared: Prepared, copies: str) -> tuple[tuple[int, ...], ...]:
-    """Return groups of pipeline ranks that share a channel to the host and one back.
+    """Return groups of pipeline ranks that share a channel to the host and a channel back.
 
     Args:
-        prepared: the configuration; a cluster of nodes joined by ``pcie`` says which GPUs share an uplink.
+        prepared: the configuration; in a cluster with ``pcie`` nodes, the GPUs of a switch share an uplink.
         copies: ``pair`` for ranks 2i and 2i + 1, ``direction`` for none, ``cluster`` for those of the cluster.
     """
     ranks = prepared.schedule.ranks
@@ -376,15 +382,15 @@ def channels_of(prepared: Prepared, copies: str) -> tuple[tuple[int, ...], ...]:
     per_switch = section.node.values.get("gpus_per_switch") if section.node.name == "pcie" else None
     if not per_switch:
         return ()
-    behind: dict[tuple[int, int], list[int]] = {}
+    ranks_by_switch: dict[tuple[int, int], list[int]] = {}
     for rank, gpu in enumerate(job.layout.members()[:, 0].tolist()):
-        node, place = divmod(gpu, section.gpus)
-        behind.setdefault((node, place // per_switch), []).append(rank)
-    return tuple(tuple(group) for group in behind.values() if len(group) > 1)
+        node, gpu_index = divmod(gpu, section.gpus)
+        ranks_by_switch.setdefault((node, gpu_index // per_switch), []).append(rank)
+    return tuple(tuple(group) for group in ranks_by_switch.values() if len(group) > 1)
 
 
 def serial_table(placement: Placement) -> Schedule:
-    """Return the table of one microbatch after another, with weight gradients last."""
+    """Return the table that runs one microbatch after another, with weight gradients last."""
     rows: Rows = [[] for _ in range(placement.ranks)]
     for microbatch in range(placement.microbatches):
         up = range(placement.stages)
@@ -405,10 +411,10 @@ _KINDS = {
     Part.A: Kind.OFFLOAD,
     Part.D: Kind.RELOAD,
 }
-"""Kinds of actions; of ``A`` and ``D``, those of the copies that they await."""
+"""Kinds of actions; ``A`` and ``D`` have the kinds of the copies that they await."""
 _PARTS = {kind: part for part, kind in _KINDS.items() if part not in AWAIT_OF.values()}
 _TRIES = 8
-"""Groups of ranks on which backwards are tried whole."""
+"""The most groups of ranks for which joined backwards are tested."""
 
 
 def table_of(rows: Rows, placement: Placement) -> Schedule:
@@ -417,23 +423,23 @@ def table_of(rows: Rows, placement: Placement) -> Schedule:
 
 
 def _actions(row: list[Op]) -> list[Action]:
-    actions, after = list[Action](), tuple[Action, ...]()
+    actions, awaited = list[Action](), tuple[Action, ...]()
     for op in row:
         action = Action(kind=_KINDS[op.part], stage=op.stage, microbatch=op.microbatch)
         if op.part in AWAIT_OF.values():
-            after = (*after, action)
+            awaited = (*awaited, action)
         else:
-            actions.append(replace(action, after=after))
-            after = ()
+            actions.append(replace(action, after=awaited))
+            awaited = ()
     return actions
 
 
 def rows_of_table(table: Schedule) -> Rows:
-    """Return the computations of a table as rows, with split backwards.
+    """Return the operations of a table as rows, with split backwards.
 
     Raises:
-        ScheduleError: it has overlapped pairs, actions of several microbatches or several routes: none of which
-            a search here can split.
+        ScheduleError: the table has overlapped pairs, actions of several microbatches or several routes, which
+            the search cannot split.
     """
     if table.placement.routes > 1:
         raise ScheduleError("microbatches take several routes: give a table in which all take one")
@@ -453,7 +459,7 @@ def rows_of_table(table: Schedule) -> Rows:
             ]
             part = _PARTS.get(action.kind)
             if part is Part.B:
-                row += [Op(half, action.stage, action.microbatch) for half in (Part.I, Part.W)]
+                row += [Op(backward_part, action.stage, action.microbatch) for backward_part in (Part.I, Part.W)]
             elif part is not None:
                 row.append(Op(part, action.stage, action.microbatch))
         rows.append(row)
@@ -461,7 +467,7 @@ def rows_of_table(table: Schedule) -> Rows:
 
 
 def joined(problem: Problem, rows: Rows) -> Rows:
-    """Return rows in which backwards are whole again on the ranks where splitting them gains nothing."""
+    """Return rows with joined backwards on the ranks where split backwards do not shorten the step."""
     best = play(problem, rows)
     if best is None:
         return rows
@@ -471,20 +477,20 @@ def joined(problem: Problem, rows: Rows) -> Rows:
         if not groups:
             break
         group = groups.pop()
-        whole = [_joined(row) if rank in group else row for rank, row in enumerate(rows)]
-        played = play(problem, whole)
+        candidate = [_joined(row) if rank in group else row for rank, row in enumerate(rows)]
+        played = play(problem, candidate)
         if played is not None and played.fits(problem) and played.step <= best.step:
-            rows = whole
+            rows = candidate
         elif len(group) > 1:
             groups += [group[len(group) // 2 :], group[: len(group) // 2]]
     return rows
 
 
 def _joined(row: list[Op]) -> list[Op]:
-    joined: list[Op] = []
+    joined_row: list[Op] = []
     for op in row:
-        if op.part is Part.W and joined and joined[-1] == op._replace(part=Part.I):
-            joined[-1] = op._replace(part=Part.B)
+        if op.part is Part.W and joined_row and joined_row[-1] == op._replace(part=Part.I):
+            joined_row[-1] = op._replace(part=Part.B)
         else:
-            joined.append(op)
-    return joined
+            joined_row.append(op)
+    return joined_row

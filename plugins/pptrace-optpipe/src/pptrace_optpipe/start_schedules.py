@@ -1,12 +1,12 @@
 """Schedules from which a search starts.
 
-Without copies, ranks run as far ahead as memory lets them. With copies, they first run as far ahead as some
-larger memory would let them, and then activations go to the host, or are computed again, until the true limit
-holds; of all these, the fastest that fits is taken. One microbatch after another is last: whatever fits at all,
-fits so.
+Without copies, list scheduling runs forwards as early as memory allows. With copies, list scheduling uses a larger
+limit, and then activations are offloaded or recomputed until the true limit holds. The result is the fastest
+schedule that fits. A further candidate runs one microbatch after another, which fits if any schedule fits.
 
-Some message policies take few orders of a pipeline, and none that a search under another policy finds; what they
-take need not fit, so such orders are made to fit without a change of their order.
+Some message policies accept only few orders, and these may differ from the orders that a search finds under
+another policy. Accepted orders may exceed memory, so the search repairs them without a change of the order of
+computations.
 """
 
 from __future__ import annotations
@@ -48,28 +48,28 @@ __all__ = [
 
 _AHEAD = (Fraction(1), Fraction(9, 8), Fraction(5, 4), Fraction(3, 2), Fraction(7, 4), Fraction(2), Fraction(5, 2),
           Fraction(3), Fraction(4), Fraction(6))  # fmt: skip
-"""By how much more memory ranks run ahead before copies are put in."""
+"""Memory limits of list scheduling relative to the true limit, before copies are added."""
 
 
 class StartSchedule(NamedTuple):
-    """Rows with what playing them gives."""
+    """Rows with their simulation."""
 
     rows: Rows
     played: Played
 
     @property
     def rank_key(self) -> tuple[int, int, int]:
-        """The step, the activations that are copied or computed again, and the memory: less is better."""
-        given_up = sum(op.part in (Part.O, Part.C) for row in self.rows for op in row)
-        return self.played.step, given_up, sum(self.played.peak)
+        """Step, number of copied or recomputed activations, and total peak memory; lower is better."""
+        evicted_count = sum(op.part in (Part.O, Part.C) for row in self.rows for op in row)
+        return self.played.step, evicted_count, sum(self.played.peak)
 
 
 _PARTS = (Fraction(1), Fraction(11, 12), Fraction(5, 6))
-"""Of a rank's memory, what its stages' activations in flight share; the rest is for weight gradients that wait."""
+"""Shares of a rank's memory for activations in flight; the other part is for deferred weight gradients."""
 
 
 def is_better(schedule: StartSchedule, best: StartSchedule | None) -> bool:
-    """Return whether a schedule is shorter than another, or as short with fewer copies and then less memory."""
+    """Return whether a schedule is shorter than another; fewer copies, then less memory, break ties."""
     return best is None or schedule.rank_key < best.rank_key
 
 
@@ -79,12 +79,12 @@ def start(
     stopped: Callable[[], bool] = lambda: False,
     tell: Callable[[StartSchedule], None] = lambda _: None,
 ) -> StartSchedule | None:
-    """Return the best schedule of the grid; None where nothing fits.
+    """Return the best schedule of all start rules; None if none fits.
 
     Args:
         problem: what to schedule.
-        enough: a lower bound of the step; what reaches it is taken at once.
-        stopped: asked between rules; true ends the search with the best so far.
+        enough: a lower bound of the step; the search ends when a schedule reaches it.
+        stopped: called between rules; true ends the search with the best so far.
         tell: called with every better schedule.
     """
     best: StartSchedule | None = None
@@ -98,7 +98,7 @@ def start(
 
 
 def started(problem: Problem) -> Iterator[StartSchedule]:
-    """Yield the schedules of the grid that fit, rule by rule."""
+    """Yield the schedules of all start rules that fit, rule by rule."""
     for rows in _listed(problem):
         played = play(problem, rows)
         if played is not None:
@@ -106,26 +106,26 @@ def started(problem: Problem) -> Iterator[StartSchedule]:
 
 
 def fitted(problem: Problem, rows: Rows, played: Played) -> Iterator[StartSchedule]:
-    """Yield rows that fit as they are, or with activations on the host, computed again, or either by rank."""
+    """Yield rows if they fit, else rows that fit with offloads, with recomputation, or with either per rank."""
     if played.fits(problem):
         yield StartSchedule(rows, played)
         return
     copies, recomputes = (copied_row,) * problem.copies, (recomputed_row,) * problem.recomputes
-    for ways in dict.fromkeys((copies, recomputes, (*copies, *recomputes))):
-        fitting = with_room(problem, rows, played, ways)
+    for repairs in dict.fromkeys((copies, recomputes, (*copies, *recomputes))):
+        fitting = with_room(problem, rows, played, repairs)
         replayed = None if fitting is None else play(problem, fitting)
         if fitting is not None and replayed is not None and replayed.fits(problem):
             yield StartSchedule(fitting, replayed)
 
 
 def _listed(problem: Problem) -> Iterator[Rows]:
-    """Yield rows rule by rule, the likeliest first, and soon some that fit whenever anything does."""
+    """Yield rows rule by rule, the most promising rules first; the second rows fit if any schedule fits."""
     listers: list[Callable[[], Lister]] = [partial(Lister, problem, rule) for rule in _rules(problem)]
     if problem.copies:
         kept = range(_most_kept(problem) + 1)
         offloading = [
-            partial(OffloadingLister, problem, most, patient=patient, late=late)
-            for patient, most, late in product((True, False), kept, (False, True))
+            partial(OffloadingLister, problem, kept_count, patient=patient, late=late)
+            for patient, kept_count, late in product((True, False), kept, (False, True))
         ]
         patient = 2 * len(kept)
         listers = [listers[0], *offloading[:patient], *listers[1:], *offloading[patient:]]
@@ -138,7 +138,7 @@ def _listed(problem: Problem) -> Iterator[Rows]:
 
 
 def _most_kept(problem: Problem) -> int:
-    """Return the most activations that any limited rank has room for."""
+    """Return the most activations that fit into the memory of any limited rank."""
     return max(
         limit // max(min(problem.activation[stage] for stage in stages), 1)
         for limit, stages in zip(problem.limit, problem.stages_of, strict=True)
@@ -146,58 +146,59 @@ def _most_kept(problem: Problem) -> int:
 
 
 def _rules(problem: Problem) -> Iterator[Rule]:
-    """Yield rules for as much memory as there is, for more, and for some activations in flight."""
+    """Yield rules with the true memory limit, with larger limits, and with limits of activations in flight."""
     for per_stage in _by_round_trips(problem):
         yield Rule(limit=problem.limit, per_stage=per_stage)
-    for more in _AHEAD if problem.copies or problem.recomputes else _AHEAD[:1]:
-        limit = tuple(NO_LIMIT if one == NO_LIMIT else int(one * more) for one in problem.limit)
+    for factor in _AHEAD if problem.copies or problem.recomputes else _AHEAD[:1]:
+        limit = tuple(NO_LIMIT if size == NO_LIMIT else int(size * factor) for size in problem.limit)
         for patient, weights_first in product((True, False), (False, True)):
             yield Rule(limit=limit, patient=patient, weights_first=weights_first)
-    for most in flights(problem):
-        yield Rule(limit=(NO_LIMIT,) * problem.ranks, in_flight=most)
+    for in_flight in flights(problem):
+        yield Rule(limit=(NO_LIMIT,) * problem.ranks, in_flight=in_flight)
 
 
 def _by_round_trips(problem: Problem) -> Iterator[tuple[int, ...]]:
-    """Yield how many activations each stage may have in flight where ranks have several.
+    """Yield limits of activations in flight per stage, if ranks have several stages.
 
-    In a steady state, an activation is there for a round trip from its stage and some more, so a rank's memory, or
-    a part of it, is shared in that ratio. The remainder goes to the last stage, or to the first.
+    In a steady state, an activation is in memory for about the round trip of its stage. A rank's memory, or a
+    share of it, is therefore divided in the ratio of round trips. The remainder goes to the last or the first
+    stage.
     """
     if problem.stages == problem.ranks or NO_LIMIT in problem.limit:
         return
     work = [sum(times[stage] for times in (problem.f, problem.i, problem.w)) for stage in range(problem.stages)]
-    for last, more, part in product((True, False), (0, 2), _PARTS):
-        trips = [problem.round_trip(stage) + more * work[stage] for stage in range(problem.stages)]
+    for last, extra_microbatches, share in product((True, False), (0, 2), _PARTS):
+        trips = [problem.round_trip(stage) + extra_microbatches * work[stage] for stage in range(problem.stages)]
         shares = [0] * problem.stages
         for stages, limit in zip(problem.stages_of, problem.limit, strict=True):
-            left = room = int(limit * part)
-            taken = sum(trips[stage] * problem.activation[stage] for stage in stages) or 1
+            free_size = shared_size = int(limit * share)
+            total = sum(trips[stage] * problem.activation[stage] for stage in stages) or 1
             for stage in stages:
-                shares[stage] = max(1, room * trips[stage] // taken)
-                left -= shares[stage] * problem.activation[stage]
-            own = stages[-1 if last else 0]
-            shares[own] += max(left // max(problem.activation[own], 1), 0)
+                shares[stage] = max(1, shared_size * trips[stage] // total)
+                free_size -= shares[stage] * problem.activation[stage]
+            remainder_stage = stages[-1 if last else 0]
+            shares[remainder_stage] += max(free_size // max(problem.activation[remainder_stage], 1), 0)
         yield tuple(shares)
 
 
 def flights(problem: Problem) -> Iterator[tuple[int, ...]]:
-    """Yield bounds of activations in flight: as 1F1B has them, and up to twice as many."""
+    """Yield limits of activations in flight: those of 1F1B, and up to twice as many."""
     ranks = problem.ranks
     for ahead in range(ranks):
         per_stage = tuple(ranks - rank + min(ahead, ranks - 1 - rank) for rank in range(ranks))
-        yield tuple(one * len(stages) for one, stages in zip(per_stage, problem.stages_of, strict=True))
+        yield tuple(count * len(stages) for count, stages in zip(per_stage, problem.stages_of, strict=True))
 
 
 COPIED = "+offload"
-"""Behind the name of a schedule with copies to the host put into it."""
+"""Suffix of the name of a schedule with added offloads."""
 AGAIN = "+recompute"
-"""Behind the name of one whose forwards are computed again."""
+"""Suffix of the name of a schedule with added recomputation."""
 
-_OWN = "optpipe"
+_OPTPIPE = "optpipe"
 _LIMITS = ("device.memory", "costs.capacity")
-"""Keys by which costs know what a device holds, and schedules through them."""
-_ALIKE = 0.01
-"""The part by which work may differ and be taken for the same."""
+"""Configuration keys of the device memory; schedules read it through costs."""
+_TOLERANCE = 0.01
+"""The largest relative difference of equal work."""
 _OFFLOAD = "schedule.offload.gap=3"
 """What makes copies to the host part of a schedule, as PipeOffload chooses them."""
 _AGAIN = "schedule.recompute.early=true"
@@ -242,18 +243,18 @@ def rivals(
 ) -> Iterator[Rival]:
     """Yield every schedule of other plugins that does a setting's work, made for a limit in bytes per rank.
 
-    Those that take other sizes or compute more or less, as with another number of stages of the same costs, or are
-    more than their tables say, are left out. Where activations can be copied to the host, each is there a second
-    time, with those that there is time to copy; where forwards may be computed again, once more, with all of them.
+    Schedules with other sizes, with more or less computation, or with behaviour that a table cannot represent are
+    skipped. If offloads are possible, each schedule appears a second time, with the offloads that fit in time. If
+    recomputation is possible, it appears once more, with all forwards recomputed.
     """
     problem, work = setting.problem(memory), _work(setting.prepared)
     limits = _limits(setting.prepared, memory) if memory else []
-    ways = {"": [], COPIED: _copied_schedules(setting) * problem.copies, AGAIN: [_AGAIN] * problem.recomputes}
+    variants = {"": [], COPIED: _copied_schedules(setting) * problem.copies, AGAIN: [_AGAIN] * problem.recomputes}
     for name in sorted(registry.schedules):
-        for suffix, more in ways.items() if name != _OWN else ():
-            if suffix and not more:
+        for suffix, variant_sets in variants.items() if name != _OPTPIPE else ():
+            if suffix and not variant_sets:
                 continue
-            prepared = _prepared(config, [*sets, *more], registry, name, limits)
+            prepared = _prepared(config, [*sets, *variant_sets], registry, name, limits)
             if prepared is None or not _is_a_table(prepared) or not is_as_much(_work(prepared), work):
                 continue
             table = prepared.schedule
@@ -268,41 +269,41 @@ def rivals(
 
 
 def _input_of(prepared: Prepared, setting: Setting, memory: int) -> SearchInput:
-    """Return the input of a search in a rival's placement, with the choices of a setting."""
-    own = setting_in(prepared, setting.remade, recompute=setting.recompute, shared=setting.shared)
-    return own.search_input(memory)
+    """Return the input of a search in a rival's placement, with the options of a setting."""
+    rival_setting = setting_in(prepared, setting.remade, recompute=setting.recompute, shared=setting.shared)
+    return rival_setting.search_input(memory)
 
 
 def _limits(prepared: Prepared, memory: int) -> list[list[str]]:
-    """Return settings of which the first that costs read limits every rank's memory."""
+    """Return alternative settings of the memory limit; the first that the costs accept applies."""
     device = prepared.resolved.experiment.device
-    unlike = device.limited(memory) if device else {}
-    if unlike:
-        return [[f"{key}={value}" for key, value in unlike.items()]]
+    device_limits = device.limited(memory) if device else {}
+    if device_limits:
+        return [[f"{key}={value}" for key, value in device_limits.items()]]
     return [[f"{key}={memory} B"] for key in _LIMITS]
 
 
 def _copied_schedules(setting: Setting) -> list[str]:
-    """Return what puts copies to the host into a schedule; none where channels are not what a schedule can say."""
+    """Return the settings that add offloads to a schedule; none if a schedule cannot express the channels."""
     if not setting.shared:
         return [_OFFLOAD]
     return [_OFFLOAD, "schedule.offload.stream=pair"] if setting.shared == pairs(setting.placement.ranks) else []
 
 
-def is_as_much(one: int, other: int) -> bool:
-    """Return whether two schedules compute as much, but for rounding."""
-    return abs(one - other) <= _ALIKE * other
+def is_as_much(work: int, other_work: int) -> bool:
+    """Return whether two schedules have the same work, except for rounding."""
+    return abs(work - other_work) <= _TOLERANCE * other_work
 
 
 def _is_a_table(prepared: Prepared) -> bool:
-    """Return whether a schedule's table, written and read, is the same step."""
+    """Return whether a schedule's table represents the whole step."""
     table, batch = prepared.schedule, prepared.resolved.experiment.batch
-    whole = not table.interleave and not table.recompute_waits
-    return whole and table.microbatches == batch.known_microbatches
+    is_complete = not table.interleave and not table.recompute_waits
+    return is_complete and table.microbatches == batch.known_microbatches
 
 
 def _work(prepared: Prepared) -> int:
-    """Return what all ranks compute together."""
+    """Return the total work of all ranks, in ns."""
     work = prepared.workload
     return int((work.f_ns + work.i_ns + work.w_ns).sum()) * prepared.schedule.microbatches
 
@@ -323,28 +324,30 @@ def _prepared(
 
 
 _EARLY = (1, 2, 3, 0, 5)
-"""How many computations before its input gradient an activation begins to come back, where there is room."""
+"""Numbers of computations between the start of a reload and its input gradient, if memory allows."""
 
 
 def in_order(problem: Problem, known: Iterable[Rows]) -> Iterator[StartSchedule]:
-    """Yield schedules that fit, in the orders of some that need not, and with as much in flight as 1F1B or more.
+    """Yield schedules that fit, in the orders of known rows and of list scheduling with 1F1B or larger limits.
 
     Args:
         problem: what to schedule.
-        known: rows, with backwards split; of copies and what is computed again they keep nothing.
+        known: rows with split backwards, which may exceed memory; their copies and recomputation are dropped.
     """
-    bare = [[[op for op in row if op.part in ON_RANK and op.part is not Part.C] for row in rows] for rows in known]
-    for most, first in product(flights(problem), (True, False)):
-        rule = Rule(limit=(NO_LIMIT,) * problem.ranks, in_flight=most, weights_first=first)
+    orders = [
+        [[op for op in row if op.part in ON_RANK and op.part is not Part.C] for row in rows] for rows in known
+    ]
+    for in_flight, weights_first in product(flights(problem), (True, False)):
+        rule = Rule(limit=(NO_LIMIT,) * problem.ranks, in_flight=in_flight, weights_first=weights_first)
         listed = Lister(problem, rule).rows()
         if listed is not None:
-            bare.append([[op for op in row if op.part in ON_RANK] for row in listed])
+            orders.append([[op for op in row if op.part in ON_RANK] for row in listed])
     seen: list[Rows] = []
-    for early, rows in product(_EARLY if problem.copies else _EARLY[:1], bare):
-        found = with_waits(problem, rows, early)
-        if found is None or found in seen:
+    for early, rows in product(_EARLY if problem.copies else _EARLY[:1], orders):
+        fitting = with_waits(problem, rows, early)
+        if fitting is None or fitting in seen:
             continue
-        seen.append(found)
-        played = play(problem, found)
+        seen.append(fitting)
+        played = play(problem, fitting)
         if played is not None and played.fits(problem):
-            yield StartSchedule(found, played)
+            yield StartSchedule(fitting, played)

@@ -3,9 +3,9 @@
 The search for a period has no copies and no recomputation. If a problem allows them, the search uses a larger
 memory limit, and callers add copies and recomputation to the rows.
 
-In a steady state, each microbatch repeats the computations of the previous microbatch one period later. An infinite
-schedule is therefore the period and one start time per part and stage. Computations of a rank do not overlap modulo
-the period. Memory that is used for several periods counts once per whole period, and once more for the remainder.
+In a steady state, each microbatch repeats the computations of the previous microbatch one period later. A period
+and one start time per part and stage therefore define an infinite schedule. Computations of a rank do not overlap
+modulo the period. Memory used for several periods counts once per whole period, and once more for the remainder.
 The number of whole periods between two computations is the number of microbatches between them. This is modulo
 scheduling, known from compilers for loops: Rau, Iterative Modulo Scheduling, MICRO 27, 1994.
 """
