@@ -61,7 +61,7 @@ def command(
 
 
 def _lines(view: ClusterView) -> list[str]:
-    cluster, layout = view.job.cluster, view.job.layout
+    cluster, layout = view.job.network, view.job.layout
     inside, outside = view.parts
     between = f", {outside} between" if outside else ""
     sizes = ", ".join(f"{axis} {size}" for axis in ("pp", "tp", "cp", "dp") if (size := getattr(layout, axis)) > 1)
@@ -84,7 +84,7 @@ def _lines(view: ClusterView) -> list[str]:
 
 
 def _route(view: ClusterView, between: GpuRoute) -> list[str]:
-    links = view.job.cluster.links
+    links = view.job.network.links
     source, target = (
         dict(view.job.layout.place(gpu)) if gpu < view.job.layout.gpus else {}
         for gpu in (between.source, between.target)
@@ -115,7 +115,7 @@ def _several(values: tuple[int, ...], text: Callable[[int], str]) -> str:
 
 
 def _document(view: ClusterView) -> dict[str, Any]:
-    cluster, layout, between = view.job.cluster, view.job.layout, view.between
+    cluster, layout, between = view.job.network, view.job.layout, view.between
     links = cluster.links
     document: dict[str, Any] = {
         "cluster": view.name,

@@ -176,7 +176,7 @@ class Hops:
     ``n`` times. A message's size is that of one flow.
     """
 
-    network: Network
+    network: Cluster
     """The network between GPUs."""
     layout: Layout
     """The layout, which gives the GPUs of each rank."""

@@ -13,7 +13,7 @@ from pptrace.errors import ConfigError, PluginError
 from pptrace.network.cluster import Cluster, Hops
 from pptrace.plugins.construction import build_network
 from pptrace.plugins.requests import NetworkRequest
-from pptrace.run.inputs import JobNetwork, at_location, layout_of
+from pptrace.run.inputs import at_location, layout_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,7 +31,7 @@ _MOST_NODES = 2**31 - 1
 _PARTS = ("node", "fabric")
 
 
-def job_network(inputs: Inputs) -> JobNetwork:
+def job_network(inputs: Inputs) -> Hops:
     """Build the cluster of a configuration, place the job's GPUs on it, and fill in the section.
 
     Raises:
@@ -61,7 +61,7 @@ def job_network(inputs: Inputs) -> JobNetwork:
     filled = Section.model_validate({**values, "preset": section.preset})
     resolved = resolved.with_section("cluster", filled, _origins(values, section, origin))
     inputs.resolved = _with_device(resolved, offer)
-    return JobNetwork(cluster=cluster, layout=layout, hops=Hops(network=cluster, layout=layout))
+    return Hops(network=cluster, layout=layout)
 
 
 def _preset(

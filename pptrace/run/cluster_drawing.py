@@ -24,7 +24,7 @@ _HUES = 12
 
 def cluster_svg(view: ClusterView) -> str:
     """Return the picture as an SVG document."""
-    cluster = view.job.cluster
+    cluster = view.job.network
     across = min(cluster.gpus, _ACROSS)
     node_width = across * (_GPU + _GAP) + 3 * _GAP + 4
     node_height = -(-cluster.gpus // across) * (_GPU + _GAP) + _LINE + 2 * _GAP
@@ -66,7 +66,7 @@ def _links(view: ClusterView, y: int) -> tuple[list[Markup], int]:
 
 
 def _node(view: ClusterView, node: int, x: int, y: int, width: int, height: int) -> list[Markup]:
-    cluster, layout = view.job.cluster, view.job.layout
+    cluster, layout = view.job.network, view.job.layout
     inner = len(cluster.node.links)
     load = max(view.load[node * inner : (node + 1) * inner], default=0.0)
     title = element("title", f"node {node}: links inside {load:.0%} full")
@@ -96,7 +96,7 @@ def _legend(view: ClusterView) -> list[str]:
         f"a square is a GPU, its number and colour the pipeline rank; axes in the order {'-'.join(layout.order)}"
     ]
     if between is not None:
-        names = view.job.cluster.links.name
+        names = view.job.network.links.name
         route = " > ".join(names[link] for link in between.links) or "no link"
         alone = format_rate(between.alone_kbps * 1000) if between.alone_kbps else "no limit"
         shared = format_rate(between.shared_kbps * 1000) if between.shared_kbps else "no limit"

@@ -11,7 +11,6 @@ import numpy as np
 
 from pptrace.config.resolution import load
 from pptrace.errors import ConfigError
-from pptrace.network.cluster import Hops
 from pptrace.network.contract import NO_ROUTE, Paths
 from pptrace.network.layout import Layout
 from pptrace.run.cluster import job_network
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pptrace.config.resolution import Resolved
+    from pptrace.network.cluster import Hops
     from pptrace.plugins.registry import Registry
-    from pptrace.run.inputs import JobNetwork
     from pptrace.steps.columns import Int64s
 
 _NUMBER = re.compile(r"[0-9]+")
@@ -72,7 +71,7 @@ class GpuRoute:
 class ClusterView:
     """A cluster and its load by a pipeline."""
 
-    job: JobNetwork
+    job: Hops
     """The cluster, and the pipeline's place on it."""
     name: str
     """The preset or file."""
@@ -124,7 +123,7 @@ def view_cluster(
     parts = tuple(part.name or "" if (part := getattr(section, key)) else "" for key in ("node", "fabric"))
     hops, rates = _pipeline(job)
     view = ClusterView(
-        job=job, name=str(cluster), parts=(parts[0], parts[1] if job.cluster.nodes > 1 else ""),
+        job=job, name=str(cluster), parts=(parts[0], parts[1] if job.network.nodes > 1 else ""),
         groups=_groups(job), load=tuple(_load(job, hops, rates).tolist()),
     )  # fmt: skip
     return replace(view, between=_between(job, hops, *between)) if between is not None else view
@@ -139,23 +138,21 @@ def _with_ranks(resolved: Resolved) -> Resolved:
     return resolved.with_values("parallel", {"pp": ranks})
 
 
-def _over_all(job: JobNetwork) -> JobNetwork:
+def _over_all(job: Hops) -> Hops:
     """Place a tensor-parallel stage on each node, or a stage on each GPU of a single node."""
-    cluster = job.cluster
-    several = cluster.nodes > 1
-    layout = Layout(pp=cluster.nodes, tp=cluster.gpus) if several else Layout(pp=cluster.gpus)
-    return replace(job, layout=layout, hops=Hops(network=cluster, layout=layout))
+    nodes, gpus = job.network.nodes, job.network.gpus
+    return replace(job, layout=Layout(pp=nodes, tp=gpus) if nodes > 1 else Layout(pp=gpus))
 
 
-def _pipeline(job: JobNetwork) -> tuple[Paths, Int64s]:
+def _pipeline(job: Hops) -> tuple[Paths, Int64s]:
     """Return every hop between neighbours in both directions, and its rate while all are busy."""
     low = np.arange(job.layout.pp - 1, dtype=np.int32)
-    hops = job.hops.paths(np.concatenate([low, low + 1]), np.concatenate([low + 1, low]))
-    return hops, steady_rates(hops, job.cluster.links)
+    hops = job.paths(np.concatenate([low, low + 1]), np.concatenate([low + 1, low]))
+    return hops, steady_rates(hops, job.network.links)
 
 
-def _load(job: JobNetwork, hops: Paths, rates: Int64s) -> NDArray[np.float64]:
-    links = job.cluster.links
+def _load(job: Hops, hops: Paths, rates: Int64s) -> NDArray[np.float64]:
+    links = job.network.links
     first = np.arange(0, len(hops), hops.ways)
     on_first = np.zeros(len(hops), dtype=bool)
     on_first[first] = True
@@ -169,8 +166,8 @@ def _load(job: JobNetwork, hops: Paths, rates: Int64s) -> NDArray[np.float64]:
     return used / np.maximum(links.rate_kbps, 1)
 
 
-def _groups(job: JobNetwork) -> tuple[LinkGroup, ...]:
-    links = job.cluster.links
+def _groups(job: Hops) -> tuple[LinkGroup, ...]:
+    links = job.network.links
     links_of: dict[str, list[int]] = {}
     for link, name in enumerate(links.name):
         links_of.setdefault(_NUMBER.sub("*", name), []).append(link)
@@ -185,12 +182,12 @@ def _groups(job: JobNetwork) -> tuple[LinkGroup, ...]:
     )
 
 
-def _between(job: JobNetwork, hops: Paths, source: int, target: int) -> GpuRoute:
-    gpus = job.cluster.endpoints
+def _between(job: Hops, hops: Paths, source: int, target: int) -> GpuRoute:
+    gpus = job.network.endpoints
     for gpu in (source, target):
         if not 0 <= gpu < gpus:
             raise ConfigError(f"GPU {gpu} is not there: the cluster has {gpus}, counted from 0", file="--between")
-    route = job.cluster.paths(np.array([source], dtype=np.int32), np.array([target], dtype=np.int32))
+    route = job.network.paths(np.array([source], dtype=np.int32), np.array([target], dtype=np.int32))
     if int(route.rate_kbps[0]) == NO_ROUTE:
         message = f"no route from GPU {source} to GPU {target}: give the cluster a fabric"
         raise ConfigError(message, file="--between")
@@ -203,7 +200,7 @@ def _between(job: JobNetwork, hops: Paths, source: int, target: int) -> GpuRoute
     return GpuRoute(
         source=source, target=target, links=tuple(route.link[: route.link_ptr[1]].tolist()), ways=route.ways,
         overhead_ns=int(route.overhead_ns[0]), latency_ns=int(route.latency_ns[0]),
-        alone_kbps=int(route.rate_kbps[0]), shared_kbps=int(steady_rates(both, job.cluster.links)[-1]),
+        alone_kbps=int(route.rate_kbps[0]), shared_kbps=int(steady_rates(both, job.network.links)[-1]),
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ import numpy as np
 
 from pptrace.config.choices import Reshard
 from pptrace.errors import ConfigError
+from pptrace.network.cluster import Hops
 from pptrace.plugins.construction import build_workload
 from pptrace.plugins.guards import call_plugin
 from pptrace.plugins.requests import CostRequest
@@ -24,9 +25,10 @@ if TYPE_CHECKING:
     from pptrace.network.contract import Network
     from pptrace.plugins.offers import CostModelOffer, Provided, ScheduleOffer
     from pptrace.plugins.requests import ScheduleRequest
-    from pptrace.run.inputs import Inputs, JobNetwork
+    from pptrace.run.inputs import Inputs
     from pptrace.steps.columns import Int64s
     from pptrace.steps.placement import Placement
+    from pptrace.steps.schedule import Schedule
     from pptrace.steps.workload import Workload
 
 
@@ -56,10 +58,20 @@ class Costs:
     """The cost model."""
     request: CostRequest
     """The request to it, without stages."""
+    network: Network
+    """The network between ranks."""
     lengths: Int64s | None = None
     """Tokens in each microbatch's sequences, shape (replicas, microbatches); None for equal lengths."""
     speeds: Int64s | None = None
     """Speeds of ranks in thousandths, shape (replicas, ranks); None where all have the device's speed."""
+    _workloads: dict[Any, Workload] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def workload_of(self, table: Schedule) -> Workload:
+        """Return the costs of the stages of a table; raises as :meth:`workload`."""
+        placement = table.placement
+        edges = tuple((int(low), int(high)) for low, high in placement.edges)
+        holders = placement.holders() if self.request.rank_devices else ()
+        return self.workload(placement.stages, edges, holders, has_pairs=table.has_pairs)
 
     def workload(
         self,
@@ -81,6 +93,19 @@ class Costs:
             ConfigError: costs that these stages cannot have.
             PluginError: the cost model fails.
         """
+        key = stages, edges, holders, has_pairs
+        if key not in self._workloads:
+            self._workloads[key] = self._build(stages, edges, holders, has_pairs=has_pairs)
+        return self._workloads[key]
+
+    def _build(
+        self,
+        stages: int,
+        edges: tuple[tuple[int, int], ...],
+        holders: tuple[tuple[int, ...], ...],
+        *,
+        has_pairs: bool,
+    ) -> Workload:
         chain = tuple((stage, stage + 1) for stage in range(stages - 1))
         looped = tuple((stage % self.request.ranks,) for stage in range(stages))
         request = replace(
@@ -101,7 +126,7 @@ class Costs:
             return with_lengths(base, self.lengths, request.sequence, request.micro, build)
 
 
-def model_costs(inputs: Inputs, job: JobNetwork | None) -> Costs:
+def model_costs(inputs: Inputs, network: Network) -> Costs:
     """Return the costs that a configuration names, or those that read its model.
 
     Raises:
@@ -120,10 +145,10 @@ def model_costs(inputs: Inputs, job: JobNetwork | None) -> Costs:
     parallel, batch = inputs.experiment.parallel, inputs.experiment.batch
     reduction = inputs.experiment.data_parallel
     ranks, collectives, speeds = parallel.pp or 1, None, None
-    if job is not None:
+    if isinstance(network, Hops):
         from pptrace.network.collectives import LinkCollectives
 
-        collectives = LinkCollectives(network=job.cluster, groups=job.layout.groups)
+        collectives = LinkCollectives(network=network.network, groups=network.layout.groups)
     if reduction.speeds or reduction.spread:
         from pptrace.run.speeds import speeds_of
 
@@ -138,7 +163,9 @@ def model_costs(inputs: Inputs, job: JobNetwork | None) -> Costs:
         if reduction.bandwidth else {},
         reshard=(reduction.reshard or Reshard.NEVER).value, reduce_each=bool(reduction.reduce_each),
     )  # fmt: skip
-    return Costs(resolved=inputs.resolved, offer=provided, request=request, lengths=lengths, speeds=speeds)
+    return Costs(
+        resolved=inputs.resolved, offer=provided, request=request, network=network, lengths=lengths, speeds=speeds
+    )  # fmt: skip
 
 
 def _cost_model(inputs: Inputs) -> Provided[CostModelOffer]:
@@ -332,7 +359,7 @@ _STAGE_REPLICAS = "data_parallel.stage_replicas"
 
 
 def with_stage_replicas(
-    resolved: Resolved, workload: Workload, placement: Placement, network: Network, job: JobNetwork | None
+    resolved: Resolved, workload: Workload, placement: Placement, network: Network
 ) -> Workload:
     """Add the all-reduce between the ranks that hold a stage to its reduction, if switched on.
 
@@ -361,10 +388,10 @@ def with_stage_replicas(
     for copies in np.unique(holders.sum(axis=0)[shared]).tolist():
         stages = np.flatnonzero(holders.sum(axis=0) == copies)
         sets = np.unique([np.flatnonzero(holders[:, stage]) for stage in stages], axis=0)
-        if job is not None:
-            sets = job.layout.grid()[sets].transpose(0, 2, 3, 4, 1).reshape(-1, copies)
+        if isinstance(network, Hops):
+            sets = network.layout.grid()[sets].transpose(0, 2, 3, 4, 1).reshape(-1, copies)
         groups = {"replicas": sets.astype(np.int32)}.__getitem__
-        over = LinkCollectives(network=job.cluster if job else network, groups=groups)
+        over = LinkCollectives(network=network.network if isinstance(network, Hops) else network, groups=groups)
         with at_location(resolved, "network"):
             for stage in stages.tolist():
                 reduce_ns[stage] += over.ns("all-reduce", "replicas", int(workload.gradients_bytes[stage]))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pptrace.config.resolution import Resolved
     from pptrace.config.schema import Experiment
-    from pptrace.network.cluster import Cluster, Hops
+    from pptrace.network.cluster import Hops
     from pptrace.network.contract import Network
     from pptrace.plugins.offers import Provided
     from pptrace.plugins.registry import Registry
@@ -38,18 +38,6 @@ if TYPE_CHECKING:
     from pptrace.steps.workload import Workload
 
 Offer = TypeVar("Offer")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobNetwork:
-    """The network of a job on a cluster."""
-
-    cluster: Cluster
-    """The network between all GPUs."""
-    layout: Layout
-    """The GPUs of each pipeline rank."""
-    hops: Hops
-    """The network between pipeline ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -113,8 +101,8 @@ class Prepared:
     """Effects of simultaneous messages on each other."""
     plugins: Mapping[str, str]
     """Distribution and version of each plugin that took part."""
-    job: JobNetwork | None = None
-    """The cluster and the job's place on it; None for a flat network."""
+    job: Hops | None = None
+    """The cluster and the layout of the job on it; None for a network without a cluster."""
     table: TableFile | None = None
     """The file of the schedule, if any."""
     notes: tuple[str, ...] = ()

@@ -7,13 +7,13 @@ A stage returns its result and fills in its sections of the configuration.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pptrace.config.choices import PolicyName
 from pptrace.config.limits import gibibytes, memory_key, most_memory
 from pptrace.errors import ConfigError, ConstraintError
+from pptrace.network.cluster import Hops
 from pptrace.plugins.construction import build_network, build_policy, build_schedule
 from pptrace.plugins.guards import call_plugin
 from pptrace.plugins.requests import NetworkRequest, ScheduleRequest
@@ -26,15 +26,12 @@ from pptrace.sim.streams import MOST_RANKS
 from pptrace.steps.message_calls import Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pptrace.config.places import Place
     from pptrace.config.resolution import Resolved
     from pptrace.config.schema import Experiment
     from pptrace.network.contract import Network
     from pptrace.plugins.registry import Registry
     from pptrace.run.costs import Costs
-    from pptrace.run.inputs import JobNetwork
     from pptrace.steps.schedule import Schedule
     from pptrace.steps.text_forms import TableFile
     from pptrace.steps.workload import Workload
@@ -79,10 +76,10 @@ def _prepare(resolved: Resolved, registry: Registry) -> Prepared:
     check_size(resolved)
     inputs = Inputs(resolved=resolved, registry=registry)
     file = _table_file(inputs)
-    platform = _platform(inputs)
+    costs = model_costs(inputs, _network(inputs))
     if file is not None:
-        return _with_table(inputs, platform, file.schedule, _schedule_request(inputs), file)
-    return _with_table(inputs, platform, *_table(inputs, platform))
+        return _with_table(inputs, costs, file.schedule, _schedule_request(inputs), file)
+    return _with_table(inputs, costs, *_table(inputs, costs))
 
 
 def build_costs(resolved: Resolved, registry: Registry) -> Costs:
@@ -91,15 +88,9 @@ def build_costs(resolved: Resolved, registry: Registry) -> Costs:
     Raises:
         PptraceError: as for :func:`prepare`.
     """
-    return costs_and_network(resolved, registry)[0]
-
-
-def costs_and_network(resolved: Resolved, registry: Registry) -> tuple[Costs, Network]:
-    """Return a configuration's costs, as :func:`build_costs`, and the network between its ranks."""
     inputs = Inputs(resolved=resolved, registry=registry)
     _table_file(inputs)
-    platform = _platform(inputs)
-    return platform.costs, platform.network
+    return model_costs(inputs, _network(inputs))
 
 
 def _has_chunks_of_file(resolved: Resolved) -> bool:
@@ -143,47 +134,19 @@ def _with_sizes(resolved: Resolved, table: Schedule) -> Resolved:
     return resolved.with_values("batch", batch, origin)
 
 
-class _Platform(NamedTuple):
-    """Network and costs of a job, for any table."""
-
-    network: Network
-    """The network between ranks."""
-    job: JobNetwork | None
-    """The job on its cluster, if any."""
-    costs: Costs
-    """Costs for any number of stages."""
-    workload: Callable[..., Workload]
-    """The cached costs of stages, with the arguments of :meth:`pptrace.run.costs.Costs.workload`."""
-
-    def workload_of(self, table: Schedule) -> Workload:
-        """Return the costs of the stages of a table."""
-        placement = table.placement
-        edges = tuple((int(low), int(high)) for low, high in placement.edges)
-        holders = placement.holders() if self.costs.request.rank_devices else ()
-        return self.workload(placement.stages, edges, holders, has_pairs=table.has_pairs)
-
-
-def _platform(inputs: Inputs) -> _Platform:
-    """Build the network between ranks, and the costs."""
-    network, job = _network(inputs)
-    costs = model_costs(inputs, job)
-    return _Platform(network, job, costs, cache(costs.workload))
-
-
-def _network(inputs: Inputs) -> tuple[Network, JobNetwork | None]:
+def _network(inputs: Inputs) -> Network:
     layout_of(inputs.resolved)
     if inputs.experiment.cluster is not None:
         from pptrace.run.cluster import job_network
 
-        job = job_network(inputs)
-        return job.hops, job
+        return job_network(inputs)
     provided = inputs.look_up(inputs.registry.networks, inputs.experiment.network.name, "network")
     options = inputs.fill_options("network", provided.offer.options)
     with at_location(inputs.resolved, "network", options=True):
         request = NetworkRequest(endpoints=inputs.experiment.parallel.pp or 1, options=options)
         network = build_network(provided, request)
     inputs.resolved = with_reduction(inputs.resolved, network)
-    return network, None
+    return network
 
 
 def _schedule_request(inputs: Inputs) -> ScheduleRequest:
@@ -192,16 +155,16 @@ def _schedule_request(inputs: Inputs) -> ScheduleRequest:
     return ScheduleRequest(ranks=parallel.pp or 1, microbatches=microbatches, chunks=parallel.vp)
 
 
-def _table(inputs: Inputs, platform: _Platform) -> tuple[Schedule, ScheduleRequest]:
+def _table(inputs: Inputs, costs: Costs) -> tuple[Schedule, ScheduleRequest]:
     """Build the table of a schedule; return it and the request with the schedule's options and chunks."""
     start, request = inputs.copy(), _schedule_request(inputs)
 
     def compute_times(stages: int) -> dict[str, Any]:
         chain = tuple((stage, stage + 1) for stage in range(stages - 1))
-        return _times(start, platform.workload(stages, chain, (), has_pairs=False), platform.network)
+        return _times(start, costs.workload(stages, chain), costs.network)
 
     def prepared(table: Schedule) -> Prepared:
-        return _with_table(start.copy(), platform, table, request)
+        return _with_table(start.copy(), costs, table, request)
 
     others = OtherTables(inputs=start, request=request, compute_times=compute_times, prepared=prepared)
     provided = inputs.look_up(inputs.registry.schedules, inputs.experiment.schedule.name, "schedule")
@@ -216,13 +179,13 @@ def _table(inputs: Inputs, platform: _Platform) -> tuple[Schedule, ScheduleReque
 
 
 def _with_table(
-    inputs: Inputs, platform: _Platform, table: Schedule, request: ScheduleRequest, file: TableFile | None = None
+    inputs: Inputs, costs: Costs, table: Schedule, request: ScheduleRequest, file: TableFile | None = None
 ) -> Prepared:
     """Return all inputs of a step with this table."""
-    network, placement = platform.network, table.placement
+    network, placement = costs.network, table.placement
     table = with_interleave(inputs.resolved, table)
-    workload = platform.workload_of(table)
-    notes = overlap_notes(inputs, platform.costs, table, workload)
+    workload = costs.workload_of(table)
+    notes = overlap_notes(inputs, costs, table, workload)
     workload = replace(workload, notes=(*notes, *workload.notes))
     request = replace(request, **_times(inputs, workload, network))
     policy = message_policy(inputs, table)
@@ -233,16 +196,15 @@ def _with_table(
             workload, request.microbatches, parts, part_times(offer, request, workload) if offer else ()
         )
     table, workload = change_table(inputs.resolved, table, workload, network, policy)
-    workload = with_stage_replicas(inputs.resolved, workload, placement, network, platform.job)
+    workload = with_stage_replicas(inputs.resolved, workload, placement, network)
     workload = with_validation(inputs.experiment, workload)
-    lengths, speeds = platform.costs.lengths, platform.costs.speeds
     prepared = Prepared(
-        resolved=inputs.resolved, schedule=table, request=request, network=network, job=platform.job, table=file,
-        workload=workload, policy=policy,
+        resolved=inputs.resolved, schedule=table, request=request, network=network, table=file, workload=workload,
+        job=network if isinstance(network, Hops) else None, policy=policy,
         contention=_contention(inputs.experiment), plugins=dict(sorted(inputs.plugins.items())), notes=notes,
         differing=None
-        if lengths is None and speeds is None
-        else ReplicaCosts(costs=workload, lengths=lengths, speeds=speeds),
+        if costs.lengths is None and costs.speeds is None
+        else ReplicaCosts(costs=workload, lengths=costs.lengths, speeds=costs.speeds),
     )  # fmt: skip
     if prepared.differing is None:
         return prepared

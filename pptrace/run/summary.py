@@ -148,9 +148,9 @@ def _network(run: SimulatedStep) -> str:
     experiment, job = run.prepared.resolved.experiment, run.prepared.job
     if job is None or experiment.cluster is None:
         return f"network {experiment.network.name}"
-    name = (experiment.cluster.preset or "of one's own").removesuffix(f"x{job.cluster.nodes}")
-    nodes = f"{job.cluster.nodes} nodes" if job.cluster.nodes > 1 else "1 node"
-    return f"cluster {name}, {nodes} of {job.cluster.gpus}"
+    name = (experiment.cluster.preset or "of one's own").removesuffix(f"x{job.network.nodes}")
+    nodes = f"{job.network.nodes} nodes" if job.network.nodes > 1 else "1 node"
+    return f"cluster {name}, {nodes} of {job.network.gpus}"
 
 
 def _figures(run: SimulatedStep) -> str:

@@ -16,7 +16,7 @@ from pptrace.plugins.construction import build_schedule
 from pptrace.plugins.guards import call_plugin
 from pptrace.plugins.requests import ScheduleRequest
 from pptrace.run.inputs import Inputs
-from pptrace.run.preparation import build_costs, costs_and_network, message_policy, too_large
+from pptrace.run.preparation import build_costs, message_policy, too_large
 from pptrace.run.schedule_request import LazyRequest, times
 from pptrace.search.basis import short_reason
 from pptrace.search.bounds import Bound, bound_of, least_fits, least_memory, least_work_ns
@@ -162,7 +162,7 @@ class Pricing:
         if resolved.experiment.schedule.offload is not None and not copies_take_time(workload):
             raise resolved.error("schedule.offload", NO_COPY_TIMES)
         if cached.table is None:
-            cached = self.tables.timed(entry, cached, times(workload, work.network, layout.pp))
+            cached = self.tables.timed(entry, cached, times(workload, work.costs.network, layout.pp))
         self.tables.check_policy(resolved, cached)
         found.sameness = _sameness(work, entry, cached, workload)
         if found.sameness not in self._bounds and cached.table is not None:
@@ -201,7 +201,7 @@ class _LayoutCosts:
 
     def __init__(self, problem: PlanProblem, varied: tuple[Assignment, ...]) -> None:
         self.problem, self.varied = problem, varied
-        self.costs, self.network = costs_and_network(problem.resolved(varied), problem.registry)
+        self.costs = build_costs(problem.resolved(varied), problem.registry)
         self._workloads: dict[Any, Workload] = {}
         self._splits: dict[int, list[int] | None] = {}
 

@@ -276,7 +276,7 @@ def _step(run: Run, lost: int) -> int:
     placement = rerouted(table.placement.stage_rank[0], table.ranks, replicas, table.microbatches, lost)
     workload = replace(workload, microbatch_class=np.repeat(workload.microbatch_class, replicas))
     order = _order(prepared, placement, np.tile(run.metrics.memory.peak_activations, replicas))
-    network = prepared.network if prepared.job is None else replace(prepared.job.hops, apart=True)
+    network = prepared.network if prepared.job is None else replace(prepared.job, apart=True)
     timeline = simulate(
         with_sharding(prepared.resolved, order, workload), workload, network, prepared.policy,
         contention=prepared.contention, overlap_reduction=experiment.data_parallel.overlaps, stage_replicas=False,

@@ -82,7 +82,7 @@ def test_only_a_message_between_gpus_pays_the_overhead_of_pcie() -> None:
 
 @pytest.mark.parametrize(("preset", "gbytes"), [("mi300x-8gpu", 48), ("mi355x-8gpu", 57.6)])
 def test_in_a_mesh_a_message_has_one_link_and_a_gpu_seven(preset: str, gbytes: float) -> None:
-    links = view_cluster(f"{preset}x2", Registry.load()).job.cluster.links
+    links = view_cluster(f"{preset}x2", Registry.load()).job.network.links
     up = links.name.index("node0/gpu0.up")
 
     assert links.flow_rate_kbps[up] == round(gbytes * 10**6)
@@ -91,7 +91,7 @@ def test_in_a_mesh_a_message_has_one_link_and_a_gpu_seven(preset: str, gbytes: f
 
 @pytest.mark.parametrize("preset", ["dgx-a100", "dgx-h100", "gb200-nvl72", "pcie-8gpu"])
 def test_between_nodes_a_message_pays_the_fabrics_overhead_alone(preset: str) -> None:
-    cluster = view_cluster(f"{preset}x2", Registry.load()).job.cluster
+    cluster = view_cluster(f"{preset}x2", Registry.load()).job.network
     first, last = (np.array([gpu], dtype=np.int32) for gpu in (0, cluster.endpoints - 1))
 
     assert cluster.paths(first, last).overhead_ns.tolist() == [INFINIBAND_OVERHEAD_NS]
