@@ -42,9 +42,8 @@ def assignments(sets: Sequence[str], flags: Mapping[str, Any]) -> list[Assignmen
     Raises:
         ConfigError: no ``key=value``, broken YAML in a value, an unknown flag.
     """
-    found = [_parsed(text) for text in sets]
-    found += [_flag(name, value) for name, value in flags.items() if value is not None]
-    return [_lengthened(one) for one in found]
+    parsed = [_parsed(text) for text in sets]
+    return parsed + [_flag(name, value) for name, value in flags.items() if value is not None]
 
 
 def assignment(key: str, text: str, source: str) -> Assignment:
@@ -61,7 +60,7 @@ def assignment(key: str, text: str, source: str) -> Assignment:
     path = _path(key_of(key))
     if path is None:
         raise ConfigError(f"{_brief(key)!r} is no key: write one such as network.bandwidth", file=source)
-    return _lengthened(Assignment(path=path, value=parse_value(text, source), place=Place(source=source)))
+    return _assignment(path, parse_value(text, source), source)
 
 
 def overlaid(
@@ -84,14 +83,14 @@ def overlaid(
             tree[section] = {headline: tree[section]}
             noted[f"{section}.{headline}"] = noted[section]
     _drop_superseded(tree, noted, over)
-    for one in over:
-        _assign(tree, one)
-        key = key_text(one.path)
-        record(noted, key, one.value, one.place)
-        if one.value is None:
+    for override in over:
+        _assign(tree, override)
+        key, path = key_text(override.path), override.path
+        record(noted, key, override.value, override.place)
+        if override.value is None:
             del noted[key]
-        for depth in range(2 if one.path[0] in _SIZES else 1, len(one.path)):
-            noted.setdefault(key_text(one.path[:depth]), one.place)
+        for depth in range(2 if path[0] in _SIZES else 1, len(path)):
+            noted.setdefault(key_text(path[:depth]), override.place)
     for section in HEADLINES:
         if not isinstance(tree.get(section, {}), dict):
             raise noted[section].error(section, f"must be a name or a mapping, not {shown(tree[section])}")
@@ -104,7 +103,7 @@ def _parsed(text: str) -> Assignment:
     if not equals or path is None:
         raise ConfigError(f"write --set key.path=value, not {_brief(text)!r}", file="--set")
     source = f"--set {_brief(text)}"
-    return Assignment(path=path, value=parse_value(value, source), place=Place(source=source))
+    return _assignment(path, parse_value(value, source), source)
 
 
 def _path(key: str) -> KeyPath | None:
@@ -118,22 +117,21 @@ def _flag(name: str, value: object) -> Assignment:
     if name not in ARGUMENTS:
         raise ConfigError(f"unknown flag{nearest(name, ARGUMENTS)}", file=f"--{name}")
     source = f"--{name}"
-    path = tuple(key_of(name).split("."))
     is_name = name in HEADLINES and not str(value).startswith("{")
     if isinstance(value, str) and not is_name:
         value = parse_value(value, source)
-    return Assignment(path=path, value=plain(value, source), place=Place(source=source))
+    return _assignment(tuple(key_of(name).split(".")), plain(value, source), source)
 
 
-def _lengthened(one: Assignment) -> Assignment:
-    headline = HEADLINES.get(str(one.path[0])) if len(one.path) == 1 else None
-    if headline is None or not isinstance(one.value, str):
-        return one
-    return Assignment(path=(*one.path, headline), value=one.value, place=one.place)
+def _assignment(path: KeyPath, value: Any, source: str) -> Assignment:
+    """Return an assignment; a bare name for a section is for its headline key."""
+    if len(path) == 1 and path[0] in HEADLINES and isinstance(value, str):
+        path = (*path, HEADLINES[str(path[0])])
+    return Assignment(path=path, value=value, place=Place(source=source))
 
 
 def _drop_superseded(tree: dict[str, Any], places: dict[str, Place], over: Sequence[Assignment]) -> None:
-    last = {one.path: one.value for one in over}
+    last = {override.path: override.value for override in over}
     for section, headline in HEADLINES.items():
         said, path = tree.get(section), (section, headline)
         if not isinstance(said, dict) or (section == "costs" and headline not in said):
@@ -150,31 +148,31 @@ def _drop_superseded(tree: dict[str, Any], places: dict[str, Place], over: Seque
             places.pop(f"batch.{follows}", None)
 
 
-def _assign(tree: dict[str, Any], one: Assignment) -> None:
+def _assign(tree: dict[str, Any], override: Assignment) -> None:
     below: Any = tree
-    for depth, (part, following) in enumerate(zip(one.path, (*one.path[1:], None), strict=True)):
+    for depth, (part, following) in enumerate(zip(override.path, (*override.path[1:], None), strict=True)):
         if isinstance(part, int):
-            _check_item(below, part, one, depth)
+            _check_item(below, part, override, depth)
         elif not isinstance(below, dict):
-            key = key_text(one.path[:depth])
+            key = key_text(override.path[:depth])
             shape = "a list, whose items are set as key[0]" if isinstance(below, list) else "a single value"
-            raise one.place.error(key, f"is {shape}; it has no key {part!r}")
-        if following is None and one.value is None and isinstance(part, str):
+            raise override.place.error(key, f"is {shape}; it has no key {part!r}")
+        if following is None and override.value is None and isinstance(part, str):
             below.pop(part, None)
         elif following is None:
-            below[part] = _copy(one.value)
+            below[part] = _copy(override.value)
         else:
             if isinstance(part, str) and below.get(part) is None:
                 below[part] = {}
             below = below[part]
 
 
-def _check_item(below: object, index: int, one: Assignment, depth: int) -> None:
-    key = key_text(one.path[:depth])
+def _check_item(below: object, index: int, override: Assignment, depth: int) -> None:
+    key = key_text(override.path[:depth])
     if not isinstance(below, list):
-        raise one.place.error(key, f"is no list, so it has no item {index}")
+        raise override.place.error(key, f"is no list, so it has no item {index}")
     if index >= len(below):
-        raise one.place.error(key, f"has no item {index}; its {len(below)} items count from 0")
+        raise override.place.error(key, f"has no item {index}; its {len(below)} items count from 0")
 
 
 def plain(value: object, source: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path, PurePath
@@ -21,8 +21,6 @@ from pptrace.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Collection
-
-    from pptrace.config.schema import Batch
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -114,8 +112,8 @@ class Resolved:
 
     def explain(self) -> list[tuple[str, Any, str]]:
         """Return every key, its value and its origin, in the order of the experiment."""
-        rows = [(key_text(path), value) for path, value in _leaves(self._dumped())]
-        return [(key, value, self.origin(key)) for key, value in rows]
+        leaves = _leaves(self._dumped())
+        return [(key_text(path), value, self.origin(key_text(path))) for path, value in leaves]
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain JSON that :func:`load` reads again; absolute paths keep their last part."""
@@ -222,16 +220,17 @@ def _with_derived_values(resolved: Resolved) -> Resolved:
     Raises:
         ConfigError: a key is missing, or its value does not go with other keys.
     """
-    _check_present(resolved.experiment, resolved.error)
+    _check_present(resolved)
     resolved = _with_batch(resolved)
     if resolved.experiment.costs.name is None and resolved.experiment.model is None:
         resolved = resolved.with_values("costs", {"name": DEFAULT_COSTS})
-    _check_counts(resolved.experiment, resolved.error)
-    _check_agreement(resolved.experiment, resolved.error)
+    _check_counts(resolved)
+    _check_agreement(resolved)
     return resolved
 
 
-def _check_present(experiment: Experiment, error: Callable[[str, str], ConfigError]) -> None:
+def _check_present(resolved: Resolved) -> None:
+    experiment, error = resolved.experiment, resolved.error
     is_table = experiment.schedule.kind == "table"
     if experiment.parallel.pp is None and not is_table:
         raise error("parallel.pp", "missing: write the pipeline ranks, such as --pp 8")
@@ -248,7 +247,8 @@ def _check_present(experiment: Experiment, error: Callable[[str, str], ConfigErr
 
 def _with_batch(resolved: Resolved) -> Resolved:
     batch, dp = resolved.experiment.batch, resolved.experiment.parallel.dp
-    step = dp * batch.micro
+    micro = batch.micro
+    step = dp * micro
     if batch.global_batch is None:
         if batch.microbatches is None:
             return resolved
@@ -256,30 +256,21 @@ def _with_batch(resolved: Resolved) -> Resolved:
         return resolved.with_values("batch", {"global_batch": total}, "derived: microbatches x dp x micro")
     microbatches, rest = divmod(batch.global_batch, step)
     if rest:
-        raise resolved.error("batch.global", _not_divisible(batch.global_batch, dp, batch.micro))
+        below = batch.global_batch - rest
+        nearest_sizes = " or ".join(str(size) for size in (below, below + step) if size)
+        reason = f"{batch.global_batch} is no multiple of dp x micro = {dp} x {micro} = {step}"
+        raise resolved.error("batch.global", f"{reason}; nearest that work: {nearest_sizes}")
     if batch.microbatches is None:
         return resolved.with_values("batch", {"microbatches": microbatches}, "derived: global / (dp x micro)")
     if batch.microbatches != microbatches:
-        raise resolved.error("batch.microbatches", _disagreement(batch, dp))
+        made = f"{batch.microbatches} x dp {dp} x micro {micro} make {batch.microbatches * step} sequences"
+        message = f"{made}, but batch.global says {batch.global_batch}; leave one of them out"
+        raise resolved.error("batch.microbatches", message)
     return resolved
 
 
-def _not_divisible(total: int, dp: int, micro: int) -> str:
-    step = dp * micro
-    below = total // step * step
-    work = " or ".join(str(size) for size in (below, below + step) if size)
-    return f"{total} is no multiple of dp x micro = {dp} x {micro} = {step}; nearest that work: {work}"
-
-
-def _disagreement(batch: Batch, dp: int) -> str:
-    total = (batch.microbatches or 0) * dp * batch.micro
-    return (
-        f"{batch.microbatches} x dp {dp} x micro {batch.micro} make {total} sequences, "
-        f"but batch.global says {batch.global_batch}; leave one of them out"
-    )
-
-
-def _check_counts(experiment: Experiment, error: Callable[[str, str], ConfigError]) -> None:
+def _check_counts(resolved: Resolved) -> None:
+    experiment, error = resolved.experiment, resolved.error
     parallel = experiment.parallel
     pp = parallel.pp or 1
     processes = pp * parallel.tp * parallel.dp * parallel.cp
@@ -293,8 +284,9 @@ def _check_counts(experiment: Experiment, error: Callable[[str, str], ConfigErro
         raise error("batch.microbatches", f"{sizes} make {actions:,} actions; the most is {_MOST:,}")
 
 
-def _check_agreement(experiment: Experiment, error: Callable[[str, str], ConfigError]) -> None:
+def _check_agreement(resolved: Resolved) -> None:
     """Refuse keys that other keys leave without a meaning."""
+    experiment, error = resolved.experiment, resolved.error
     replica, replicas = experiment.batch.replica, experiment.parallel.dp
     if replica is not None and replica >= replicas:
         raise error("batch.replica", f"{replica}: the job has replicas 0 to {replicas - 1}")

@@ -42,8 +42,23 @@ def validate_options(
     Raises:
         ConfigError: the first value that does not fit, an unknown key before all others.
     """
-    text = _json(values, key_prefix, positions, file)
-    _check_known(model, values, key_prefix, positions, file)
+
+    def located(path: KeyPath, message: str) -> ConfigError:
+        return error_at(key_text(path, key_prefix), message, positions, file)
+
+    def is_preset_integer(error: ErrorDetails) -> bool:
+        is_integer = error["type"] == BARE_NUMBER and isinstance(error["input"], int)
+        return is_integer and key_text(key_path(error, values), key_prefix) not in positions
+
+    not_json = _not_json(values)
+    if not_json is not None:
+        raise located(*not_json)
+    text = json.dumps(values, allow_nan=False)
+    if model.model_config.get("extra", "ignore") == "ignore":  # pydantic's default ignores unknown keys
+        known = _fields(model)
+        unknown = next((key for key in values if key not in known), None)
+        if unknown is not None:
+            raise located((unknown,), f"unknown key{nearest(unknown, known)}")
 
     def validated(*, integers: bool) -> Model | list[ErrorDetails]:
         try:
@@ -53,15 +68,14 @@ def validate_options(
 
     result = validated(integers=False)
     if isinstance(result, list):
-        wrong = [one for one in result if not _is_preset_integer(one, values, key_prefix, positions)]
-        result = wrong or validated(integers=True)
+        result = [error for error in result if not is_preset_integer(error)] or validated(integers=True)
     if isinstance(result, list):
-        raise _validation_error(result, model, values, key_prefix, positions, file)
+        raise located(*_first_error(result, model, values))
     return result
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``under`` with what ``over`` says in its place, mapping by mapping.
+    """Return ``under``, overridden by ``over`` mapping by mapping.
 
     >>> merged({"a": {"x": 1, "y": 2}}, {"a": {"y": 3}})
     {'a': {'x': 1, 'y': 3}}
@@ -74,33 +88,7 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return both
 
 
-def _is_preset_integer(error: ErrorDetails, values: Mapping[str, Any], prefix: str, positions: Places) -> bool:
-    if error["type"] != BARE_NUMBER or not isinstance(error["input"], int):
-        return False
-    return key_text(key_path(error, values), prefix) not in positions
-
-
-def _check_known(
-    model: type[BaseModel], values: Mapping[str, Any], prefix: str, positions: Places, file: str | Path
-) -> None:
-    """Check for unknown keys in models that ignore extra keys, which is pydantic's default."""
-    if model.model_config.get("extra", "ignore") != "ignore":
-        return
-    known = fields_at(model, ())
-    unknown = next((key for key in values if key not in known), None)
-    if unknown is not None:
-        raise error_at(key_text((unknown,), prefix), f"unknown key{nearest(unknown, known)}", positions, file)
-
-
-def _json(values: Mapping[str, Any], prefix: str, positions: Places, file: str | Path) -> str:
-    wrong = _not_json(values)
-    if wrong is not None:
-        path, message = wrong
-        raise error_at(key_text(path, prefix), message, positions, file)
-    return json.dumps(values, allow_nan=False)
-
-
-def _not_json(value: object) -> tuple[tuple[str | int, ...], str] | None:
+def _not_json(value: object) -> tuple[KeyPath, str] | None:
     """Return the path of what JSON cannot hold, and why; None where there is nothing."""
     if isinstance(value, float) and not math.isfinite(value):
         return (), "a number must be finite"
@@ -111,10 +99,10 @@ def _not_json(value: object) -> tuple[tuple[str | int, ...], str] | None:
         below = list(value.items())
     elif isinstance(value, list | tuple):
         below = list(enumerate(value))
-    for key, one in below:
-        found = ((), "its name is not UTF-8 text") if not _is_unicode(str(key)) else _not_json(one)
-        if found is not None:
-            return (key, *found[0]), found[1]
+    for key, item in below:
+        error = _not_json(item) if _is_unicode(str(key)) else ((), "its name is not UTF-8 text")
+        if error is not None:
+            return (key, *error[0]), error[1]
     return None
 
 
@@ -152,25 +140,20 @@ _FORMS = frozenset({"model_type", "dict_type", "list_type"})
 _LONGEST = 60
 
 
-def _validation_error(
-    errors: Sequence[ErrorDetails],
-    model: type[BaseModel],
-    values: Mapping[str, Any],
-    key_prefix: str,
-    positions: Places,
-    file: str | Path,
-) -> ConfigError:
-    """Return the error that the user reads for pydantic's errors of ``values``."""
+def _first_error(
+    errors: Sequence[ErrorDetails], model: type[BaseModel], values: Mapping[str, Any]
+) -> tuple[KeyPath, str]:
+    """Return path and message of the error that the user reads for pydantic's errors of ``values``."""
     ordered = sorted(errors, key=lambda error: (error["type"] != "extra_forbidden", error["type"] in _FORMS))
     first = key_path(ordered[0], values)
     below = [(key_path(error, values), error) for error in ordered]
     path = max((path for path, _ in below if path[: len(first)] == first), key=len)
-    found = [error for where, error in below if where == path]
-    message = _message(found, model, path)
+    errors = [error for error_path, error in below if error_path == path]
+    message = _message(errors, model, path)
     field, _, rest = message.partition(": ")
-    if found[0]["type"] == "value_error" and field in fields_at(model, path):  # a model's own check of its fields
-        path, message = (*path, field), rest
-    return error_at(key_text(path, key_prefix), message, positions, file)
+    if errors[0]["type"] == "value_error" and field in fields_at(model, path):  # a model's own check of its fields
+        return (*path, field), rest
+    return path, message
 
 
 def key_path(error: ErrorDetails, values: object) -> KeyPath:
@@ -215,7 +198,7 @@ def shown(value: object) -> str:
 
 
 def _message(errors: Sequence[ErrorDetails], model: type[BaseModel], path: KeyPath) -> str:
-    error = next((one for kind in _FIRST for one in errors if one["type"] == kind), errors[0])
+    error = next((error for kind in _FIRST for error in errors if error["type"] == kind), errors[0])
     context = error.get("ctx", {})
     match error["type"]:
         case "extra_forbidden":
@@ -228,7 +211,7 @@ def _message(errors: Sequence[ErrorDetails], model: type[BaseModel], path: KeyPa
             return _unlisted(error["input"], context["expected"])
         case "value_error" | "assertion_error":
             return _one_line(str(context.get("error", error["msg"])))
-    expected = [_EXPECTED[one["type"]](one.get("ctx", {})) for one in errors if one["type"] in _EXPECTED]
+    expected = [_EXPECTED[each["type"]](each.get("ctx", {})) for each in errors if each["type"] in _EXPECTED]
     if not expected or error["type"] in QUANTITY_ERRORS:
         return _one_line(_lower_first(error["msg"]))
     hint = _quotes(errors) or _named(error, model, path)
