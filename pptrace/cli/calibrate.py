@@ -51,7 +51,7 @@ def command(
 
     measurement, measured = read(traces, request, without_actions=True)
     if not measurement.steps:
-        _network_alone(measurement, traces[0], output, as_json=as_json)
+        _calibrate_network(measurement, traces[0], output, as_json=as_json)
         return
     side = measured_side(measurement, str(traces[0]))
     echo_notes(side.incomplete)
@@ -69,11 +69,11 @@ def command(
         write_text(output, calibrated_yaml(fit, traces[0].name, names, check, known))
 
 
-def _network_alone(measurement: Measurement, traces: Path, output: str | None, *, as_json: bool) -> None:
-    """Fit a network where that is all that was recorded.
+def _calibrate_network(measurement: Measurement, traces: Path, output: str | None, *, as_json: bool) -> None:
+    """Fit a network to traces without actions.
 
     Raises:
-        TraceError: not even that was, or nothing of it can be told.
+        TraceError: the traces have no messages either, or the fit is not unique.
     """
     from pptrace.errors import TraceError
     from pptrace.measured.calibration import fit_network

@@ -1,4 +1,4 @@
-"""``pptrace compare``: schedules side by side, as formula, as table and simulated."""
+"""``pptrace compare``: compare schedules by formula, by table and by simulation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``pptrace convert``: tables into tables, traces into traces, and a trace into its table."""
+"""``pptrace convert``: convert tables to tables, traces to traces, and a trace to its table."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def command(
     step: str,
     only: tuple[str, ...],
     color: str,
-    **where: Any,
+    **options: Any,
 ) -> None:
     """Convert SOURCES to TARGET, each in the format that its name or content says.
 
@@ -76,11 +76,11 @@ def command(
     if to_table:
         from pptrace.timeline.messages import computed_order
 
-        schedule = _table(sources[0]) if from_table else computed_order(_read(sources, step, where))
+        schedule = _table(sources[0]) if from_table else computed_order(_read(sources, step, options))
         paths = [_convert_table(schedule, target, messages)]
     else:
         exporters = _exporters(target)
-        paths = _convert_trace(_read(sources, step, where), target, exporters, only, color)
+        paths = _convert_trace(_read(sources, step, options), target, exporters, only, color)
     report_written(paths)
 
 
@@ -108,7 +108,7 @@ def _convert_table(schedule: Schedule, target: str, messages: str | None) -> Pat
 
 
 def _exporters(target: str) -> Exporters:
-    """Return what writes traces; one of it writes the target."""
+    """Return the exporters by name, and check that one writes the target."""
     from pptrace.plugins.registry import Registry
     from pptrace.run.saving import exporter_for
 
@@ -131,13 +131,13 @@ def _convert_trace(
     return save(timeline, [target], exporters, {"color": color})
 
 
-def _read(sources: Sequence[Path], step: str, where: Mapping[str, Any]) -> Timeline:
-    """Read traces that belong together; of several measured steps the one that is asked for."""
+def _read(sources: Sequence[Path], step: str, options: Mapping[str, Any]) -> Timeline:
+    """Read the traces of one job; select ``step`` from several measured steps."""
     from pptrace.measured.sides import measured_side
 
     if step == "all":
         raise click.UsageError("--step all: a trace is of one step, a number or median")
-    measurement, _ = read(sources, **where)
+    measurement, _ = read(sources, **options)
     if len(measurement.steps) == 1 and step in {"median", "0"}:
         return measurement.steps[0].timeline
     return measured_side(measurement, str(sources[0]), step).timeline

@@ -1,4 +1,4 @@
-"""``pptrace crossover``: where another of two schedules becomes the faster one."""
+"""``pptrace crossover``: find the values at which the faster of two schedules changes."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ pptrace crossover llama.yaml --between gpipe,1f1b --over network.overhead='1 us.
 _MOST_POINTS = 1000
 
 
-class _Part(click.ParamType):  # type: ignore[type-arg] # generic in the stubs, not in older clicks
+class _Tolerance(click.ParamType):  # type: ignore[type-arg] # generic in the stubs, not in older clicks
     name = "PERCENT"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:
-            part = parse_share(value, "tolerance")
+            share = parse_share(value, "tolerance")
         except ConfigError:
-            part = 0.0
-        if not 0 < part < 1:
+            share = 0.0
+        if not 0 < share < 1:
             self.fail(f"{value!r} is no tolerance: write one such as 1% or 0.01", param, ctx)
-        return part
+        return share
 
 
 @click.command("crossover", epilog=_EXAMPLES)
@@ -51,7 +51,7 @@ class _Part(click.ParamType):  # type: ignore[type-arg] # generic in the stubs, 
     help="Values of the first scan; flips between two of them are found by bisection.",
 )  # fmt: skip
 @click.option(
-    "--tolerance", type=_Part(), default=0.01, show_default="1%",
+    "--tolerance", type=_Tolerance(), default=0.01, show_default="1%",
     help="How closely a flip is found; counts are found exactly.",
 )  # fmt: skip
 @click.option(
@@ -88,5 +88,5 @@ def command(
     basis = Basis(file=file, sets=source.sets, flags=source.flags, registry=registry)
     chosen = chosen_for_search(registry, executor, workers)
     with status("searching") as watch:
-        found = crossover(basis, pair, over[0], points=points, tolerance=tolerance, watch=watch, chosen=chosen)
-    echo_result(found, as_json=as_json)
+        result = crossover(basis, pair, over[0], points=points, tolerance=tolerance, watch=watch, chosen=chosen)
+    echo_result(result, as_json=as_json)

@@ -1,4 +1,4 @@
-"""``pptrace diff``: two steps side by side, action by action."""
+"""``pptrace diff``: compare two steps action by action."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def command(
     difference = compare_steps(first, second, tolerance, step, request, Registry.load())
     echo_documents(difference.document(top), as_json=as_json)
     report_written(difference.save(*outputs, top=top))
-    sys.exit(_code(difference.findings, fail_over))
+    sys.exit(_exit_code(difference.findings, fail_over))
 
 
-def _code(findings: StepDiff, fail_over: float | None) -> int:
+def _exit_code(findings: StepDiff, fail_over: float | None) -> int:
     from pptrace.errors import TraceError
 
     if fail_over is not None:

@@ -1,4 +1,4 @@
-"""``pptrace explain``: where the time of a step went, and what would shorten it."""
+"""``pptrace explain``: explain the time of a step, and changes that shorten it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def command(
 
     check_explanation_targets(outputs)
     registry = Registry.load()
-    side, name = _planned(steps, request, step, registry), str(steps[0])
+    side, name = _simulated_side(steps, request, step, registry), str(steps[0])
     parts, notes = {}, []
     if side is None:
         measurement, measured = read(steps, replace(request, every_replica=True), without_actions=True)
@@ -67,15 +67,15 @@ def command(
             documents = [operations_document(measurement, name)]
     echo_notes((*notes, *(side.incomplete if side is not None else ())))
     if side is not None:
-        documents = _explained(side, step, registry)
+        documents = _explanation_documents(side, step, registry)
         documents[0] = with_analyses(documents[0], parts)
     paths = save_explanation(outputs, documents[0], parts.values(), registry)
     echo_documents(documents if step == "all" else documents[0], as_json=as_json)
     report_written(paths)
 
 
-def _planned(steps: tuple[Path, ...], request: ImportRequest, step: str, registry: Registry) -> Side | None:
-    """Return the step of a configuration or a table, simulated; None for traces."""
+def _simulated_side(steps: tuple[Path, ...], request: ImportRequest, step: str, registry: Registry) -> Side | None:
+    """Return the simulated step of a configuration or a table; None for traces."""
     from pptrace.measured.sides import ignored_options, simulate_source
 
     side = simulate_source(steps[0], registry)
@@ -83,21 +83,21 @@ def _planned(steps: tuple[Path, ...], request: ImportRequest, step: str, registr
         return None
     if len(steps) > 1:
         raise click.UsageError(f"{steps[1]}: a configuration or a table is explained alone")
-    idle = ignored_options(step, request)
-    if idle:
-        echo_notes([f"{idle}: {steps[0]} is no measurement"])
+    ignored = ignored_options(step, request)
+    if ignored:
+        echo_notes([f"{ignored}: {steps[0]} is no measurement"])
     return side
 
 
-def _explained(side: Side, step: str, registry: Registry) -> list[Document]:
+def _explanation_documents(side: Side, step: str, registry: Registry) -> list[Document]:
     from pptrace.measured.explanation import explain, explanation_document
     from pptrace.report.numbers import with_deviations
 
-    every = [explain(replace(side, chosen=at, pools=False), registry) for at in range(len(side.steps))]
-    lengths = [round(one.step_ns.value) for one in every]
+    results = [explain(replace(side, chosen=index, pools=False), registry) for index in range(len(side.steps))]
+    lengths = [round(result.step_ns.value) for result in results]
     return [
         explanation_document(
-            side.name, with_deviations(one, every if len(every) > 1 else []), lengths, side.measurement
+            side.name, with_deviations(result, results if len(results) > 1 else []), lengths, side.measurement
         )
-        for one in (every if step == "all" else [every[side.chosen]])
+        for result in (results if step == "all" else [results[side.chosen]])
     ]

@@ -1,4 +1,4 @@
-"""The command line: commands are found by name, and their modules imported when they run."""
+"""The command line, which imports the module of a command when the command runs."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 _COLLECTED = 50_000
 """New objects per garbage collection: Python's default of 700 takes 3 % of a small command."""
-_LIGHT = {"OPENBLAS_NUM_THREADS": "1", "PYDANTIC_DISABLE_PLUGINS": "__all__"}
-"""Avoid threads of numpy for float products, which pptrace does not use, and pydantic's search for plugins."""
-_TROUBLE = 2
+_STARTUP_VARIABLES = {"OPENBLAS_NUM_THREADS": "1", "PYDANTIC_DISABLE_PLUGINS": "__all__"}
+"""Disable numpy's threads for float products, which pptrace does not use, and pydantic's search for plugins."""
+_ERROR = 2
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
 _TERMINATED = 143
@@ -37,7 +37,7 @@ _CRASHED = 70
 """EX_SOFTWARE of sysexits.h; 1 is a result of ``diff`` and ``sweep``."""
 
 
-class _Lazy(click.Group):
+class _LazyGroup(click.Group):
     """The core's commands, which need no plugin, and the commands of plugins."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -60,9 +60,9 @@ class _Lazy(click.Group):
 
             registry = _registry(ctx)
             if args[0] not in registry.commands:
-                known = nearest(args[0], {**COMMANDS, **registry.commands})
-                more = more_of(type(registry).commands, registry)
-                raise click.UsageError(f"no such command {args[0]!r}{known}{more}", ctx)
+                suggestion = nearest(args[0], {**COMMANDS, **registry.commands})
+                advice = more_of(type(registry).commands, registry)
+                raise click.UsageError(f"no such command {args[0]!r}{suggestion}{advice}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -93,7 +93,7 @@ def _warn(ctx: click.Context) -> Callable[[str], None]:
     return lambda line: None if ctx.resilient_parsing else _show_warning(line, UserWarning)
 
 
-@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="pptrace")
 def cli() -> None:
     """Simulate pipeline-parallel training steps, and look at them in trace viewers.
@@ -106,34 +106,34 @@ def main() -> NoReturn:
     """Run the command line; every error that a user can cause is one line and exit code 2."""
     warnings.showwarning = _show_warning
     warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # the error names the plugin
-    _start_light()
-    with plain_streams(), _own_interrupts():
+    _reduce_startup()
+    with plain_streams(), _handle_signals():
         code = _run()
     gc.freeze()  # no garbage collection at exit
     sys.exit(code)
 
 
-def _start_light() -> None:
+def _reduce_startup() -> None:
     """Disable slow start-up work of libraries; variables that the user sets take precedence."""
     gc.set_threshold(_COLLECTED, *gc.get_threshold()[1:])
-    for name, value in _LIGHT.items():
+    for name, value in _STARTUP_VARIABLES.items():
         os.environ.setdefault(name, value)
 
 
 @contextmanager
-def _own_interrupts() -> Iterator[None]:
+def _handle_signals() -> Iterator[None]:
     """End commands cleanly on Ctrl-C and SIGTERM, unless the shell ignores the signal.
 
     Both signals remove temporary files and end workers.
     """
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number, handler in before.items():
+    original = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, handler in original.items():
         if handler in {signal.default_int_handler, signal.SIG_DFL}:
             signal.signal(number, interrupt)
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in original.items():
             signal.signal(number, handler)
 
 
@@ -144,10 +144,10 @@ def _run() -> int:
         code = cli.main(prog_name="pptrace", standalone_mode=False)
         sys.stdout.flush()
     except click.exceptions.Abort as abort:  # click has ended the line of the ^C
-        code = _interrupted(abort.__cause__)
+        code = _report_interrupt(abort.__cause__)
     except KeyboardInterrupt as error:
         sys.stderr.write("\n")
-        code = _interrupted(error)
+        code = _report_interrupt(error)
     except click.exceptions.Exit as exit_:
         code = exit_.exit_code
     except BrokenPipeError:
@@ -157,7 +157,7 @@ def _run() -> int:
             raise
         code = _broken_pipe()  # click exits with 1 at a broken pipe
     except Exception as error:  # noqa: BLE001 - a bug has its own message and status
-        code = _refused(error)
+        code = _report_error(error)
     return code if isinstance(code, int) else 0
 
 
@@ -167,25 +167,25 @@ def _broken_pipe() -> int:
     return _BROKEN_PIPE
 
 
-def _refused(error: Exception) -> int:
+def _report_error(error: Exception) -> int:
     """Print an error, in one line unless it is a bug, and return the exit code."""
     if isinstance(error, click.ClickException):
-        sys.stderr.write(_refusal(error))
+        sys.stderr.write(_usage_message(error))
         return error.exit_code
     if isinstance(error, PptraceError):
         sys.stderr.write(f"pptrace: {printable_line(str(error))}\n")
         return error.exit_code
     if isinstance(error, MemoryError):
         sys.stderr.write("pptrace: out of memory: take fewer ranks or microbatches, or trim exports with --only\n")
-        return _TROUBLE
+        return _ERROR
     if isinstance(error, OSError) and error.errno is not None:
         name = f"{printable_line(str(error.filename))}: " if error.filename else ""
         sys.stderr.write(f"pptrace: {name}{error.strerror}\n")
-        return _TROUBLE
-    return _crashed(error)
+        return _ERROR
+    return _report_bug(error)
 
 
-def _crashed(error: Exception) -> int:
+def _report_bug(error: Exception) -> int:
     """Print the traceback of a bug, and return its status, which no command uses."""
     import traceback
 
@@ -194,35 +194,35 @@ def _crashed(error: Exception) -> int:
     return _CRASHED
 
 
-def _interrupted(cause: BaseException | None) -> int:
+def _report_interrupt(cause: BaseException | None) -> int:
     """Print that a signal ended the command, and return the shell's status for it."""
     terminated = isinstance(cause, UserInterrupt) and cause.args == (signal.SIGTERM,)
     sys.stderr.write(f"pptrace: {'terminated' if terminated else 'interrupted'}\n")
     return _TERMINATED if terminated else _INTERRUPTED
 
 
-def _refusal(error: click.ClickException) -> str:
+def _usage_message(error: click.ClickException) -> str:
     """Return click's message as one line, or its help for a missing command."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         return f"{error.format_message()}\n"
     line = " ".join(error.format_message().split())
-    if isinstance(error, click.NoSuchOption) and (key := _key_of(error)):
+    if isinstance(error, click.NoSuchOption) and (key := _key_of_flag(error)):
         line = f"No such option {error.option_name!r}: write {key} in the configuration, or --set {key}=VALUE"
     if isinstance(error, click.NoSuchOption | click.MissingParameter) and error.ctx is not None:
         line += f" (see {error.ctx.command_path} --help)"
     return f"pptrace: {line}\n"
 
 
-def _key_of(error: click.NoSuchOption) -> str:
+def _key_of_flag(error: click.NoSuchOption) -> str:
     """Return the key of a flag that a command with ``--set`` lacks; empty if a longer flag matches."""
     from pptrace.config.flags import FLAGS
 
     flag = FLAGS.get(error.option_name.removeprefix("--"))
-    longer = any(name.startswith(error.option_name) for name in error.possibilities or ())
+    has_longer_match = any(name.startswith(error.option_name) for name in error.possibilities or ())
     takes_settings = error.ctx is not None and any(
         parameter.name == "sets" for parameter in error.ctx.command.params
     )
-    return flag.key if flag and takes_settings and not longer else ""
+    return flag.key if flag and takes_settings and not has_longer_match else ""
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:

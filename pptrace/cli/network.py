@@ -69,10 +69,11 @@ def _lines(view: ClusterView) -> list[str]:
     for group in view.groups:
         fullest = max(group.links, key=lambda link: view.load[link])
         load = view.load[fullest]
-        where = f"  {cluster.links.name[fullest]}" if load else ""
-        latency = _several(group.latency_ns, format_duration)
+        name = f"  {cluster.links.name[fullest]}" if load else ""
+        latency = _format_several(group.latency_ns, format_duration)
         rows.append([
-            group.pattern, str(len(group.links)), _several(group.rate_kbps, _rate), latency, f"{load:.0%}{where}",
+            group.pattern, str(len(group.links)), _format_several(group.rate_kbps, _rate), latency,
+            f"{load:.0%}{name}",
         ])  # fmt: skip
     lines = [
         f"{view.name}: {cluster.nodes} x {cluster.gpus} GPUs, {cluster.nics} NICs each; {inside} inside{between}",
@@ -110,8 +111,8 @@ def _rate(rate_kbps: int) -> str:
     return format_rate(rate_kbps * 1000) if rate_kbps else "no limit"
 
 
-def _several(values: tuple[int, ...], text: Callable[[int], str]) -> str:
-    return text(values[0]) if len(values) == 1 else f"{text(values[0])} …"
+def _format_several(values: tuple[int, ...], format_value: Callable[[int], str]) -> str:
+    return format_value(values[0]) if len(values) == 1 else f"{format_value(values[0])} …"
 
 
 def _document(view: ClusterView) -> dict[str, Any]:

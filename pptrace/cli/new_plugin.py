@@ -1,4 +1,4 @@
-"""``pptrace new-plugin``: write a plugin, of a schedule or a network, that installs and runs as it stands."""
+"""``pptrace new-plugin``: write a complete plugin with a schedule or a network."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _FILES = {
     "{kind}/module.py.txt": "{package}.py",
     "{kind}/test.py.txt": "test_{package}.py",
 }
-"""Where each file of the skeleton goes."""
+"""Target of each file of the skeleton."""
 _OFFERS: dict[str, OfferKind[Any]] = {"schedule": Registry.schedules, "network": Registry.networks}
-"""What each kind of plugin offers."""
+"""Offer kind of each kind of plugin."""
 _NEXT = {
     "schedule": "pptrace show --schedule {name} --pp 4 --microbatches 8",
     "network": "pptrace simulate --schedule 1f1b --pp 4 --microbatches 8 --network {name}",
 }
-"""How each kind is seen at work."""
+"""Command that uses the new offer, by kind of plugin."""
 
 
 @click.command("new-plugin")
@@ -60,7 +60,7 @@ def command(context: click.Context, name: str, into: Path, *, schedule: bool) ->
 
 
 def write_plugin(name: str, into: Path, *, kind: str = "schedule") -> Path:
-    """Write the plugin of a schedule or network ``name`` into a new folder of ``into``, wholly or not at all.
+    """Write the plugin of a schedule or network ``name`` into a new folder of ``into``, completely or not at all.
 
     Raises:
         OutputError: the new folder exists, or ``into`` is missing or cannot be written to.
@@ -73,7 +73,7 @@ def write_plugin(name: str, into: Path, *, kind: str = "schedule") -> Path:
     except OSError as error:
         raise OutputError(f"cannot write here: {error.strerror}", file=into) from error
     try:
-        _fill(scratch / folder.name, name, kind)
+        _write_files(scratch / folder.name, name, kind)
         (scratch / folder.name).rename(folder)
     except OSError as error:
         raise OutputError(f"cannot write the plugin: {error.strerror}", file=folder) from error
@@ -82,7 +82,7 @@ def write_plugin(name: str, into: Path, *, kind: str = "schedule") -> Path:
     return folder
 
 
-def _fill(folder: Path, name: str, kind: str) -> None:
+def _write_files(folder: Path, name: str, kind: str) -> None:
     package = f"pptrace_{name.replace('-', '_')}"
     folder.mkdir()
     skeleton = resources.files("pptrace.cli") / "skeleton"
@@ -101,13 +101,13 @@ def _check_name(name: str, kind: str, registry: Registry) -> None:
         if name in _names(registry, provider, _OFFERS[kind]):
             message = f"{provider} offers a {kind} named {name!r} already; choose another name"
             raise ConfigError(message, key="NAME")
-    others = [*registry.providers, *registry.disabled, *(failure.provider for failure in registry.failures)]
-    if any(provider.distribution == f"pptrace-{name}" for provider in others):
+    providers = [*registry.providers, *registry.disabled, *(failure.provider for failure in registry.failures)]
+    if any(provider.distribution == f"pptrace-{name}" for provider in providers):
         raise ConfigError(f"a distribution pptrace-{name} is installed already; choose another name", key="NAME")
 
 
 def _names(registry: Registry, provider: Provider, kind: OfferKind[Any]) -> set[str]:
     try:
         return {provided.offer.name for provided in registry.offers_of(provider, kind)}
-    except PluginError:  # a broken plugin is no reason not to write a better one
+    except PluginError:  # a failing plugin must not prevent a new one
         return set()

@@ -1,4 +1,4 @@
-"""`pptrace open`: a trace, or a part of it, in the Perfetto UI."""
+"""``pptrace open``: open a trace, or a part of it, in the Perfetto UI."""
 
 from __future__ import annotations
 
@@ -84,17 +84,18 @@ def command(
     Serves that one file, to this machine alone, until the UI has fetched it. The address holds a secret token.
     Ctrl-C ends it sooner. A folder of traces rank by rank opens as one, of its median step.
     """
-    with opened_part(file, Wanted(only=only, gpu=gpu, replica=replica, overview=overview), _say) as trace:
+    with open_part(file, PartRequest(only=only, gpu=gpu, replica=replica, overview=overview), _say) as trace:
         check(trace)
         _check_ui(ui, port)
-        ours = _is_own_trace(trace)
-        # a trace of ours is one step, which fills the view as it is
-        site = Site(trace=trace, ui=ui, arranged=ours, view=None if ours else marked_step(trace))
+        is_pptrace_trace = _is_pptrace_trace(trace)
+        # a trace of pptrace is one step, which fills the default view
+        view = None if is_pptrace_trace else marked_step(trace)
+        site = Site(trace=trace, ui=ui, arranged=is_pptrace_trace, view=view)
         _serve(file, site, port, timeout_s, no_browser=no_browser)
 
 
 def _serve(file: Path, site: Site, port: int, timeout_s: int, *, no_browser: bool) -> None:
-    """Serve a site until the UI has what ``file`` names."""
+    """Serve a site until the UI has fetched ``file``."""
     ui = site.ui
     with Server(site, port) as server:
         address = site.page(server.port)
@@ -140,82 +141,82 @@ def _say(line: str) -> None:
 
 
 _LARGE_BYTES = 300_000_000
-"""A trace beyond that has more slices than the UI opens in some seconds, or at all."""
-_PACKED = 6
-"""How many times smaller gzip makes a trace, about."""
+"""Size above which the UI opens a trace slowly or not at all."""
+_GZIP_RATIO = 6
+"""Approximate compression ratio of gzip for a trace."""
 _FEW = 8
 _REPLICAS = 64
-"""Replicas that an overview shows, of those that differ."""
+"""Maximum number of different replicas in an overview."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class PartRequest:
     """The requested part of a trace."""
 
     only: tuple[str, ...] = ()
-    """Ranks and microbatches, as ``--only`` has them."""
+    """Ranks and microbatches in the syntax of ``--only``."""
     gpu: int | None = None
-    """A GPU of the job, whose rank and those it exchanges messages with are shown."""
+    """A GPU of the job; the part is its rank and the ranks that exchange messages with it."""
     replica: int | None = None
-    """A replica of a job whose replicas differ, counted from 0; for None that of the GPU, or the trace's own."""
+    """A replica of a job whose replicas differ, from 0; None for the GPU's replica, or the trace's replica."""
     overview: bool | None = None
-    """Whether an overview is; None for where the trace is large."""
+    """Whether to open an overview; None to open it only for a large trace."""
 
     @property
-    def all_of_it(self) -> bool:
-        """Whether nothing in particular is asked for."""
+    def is_whole_trace(self) -> bool:
+        """Whether no part is requested."""
         return not self.only and self.gpu is None and self.replica is None and not self.overview
 
 
 @contextmanager
-def opened_part(file: Path, wanted: Wanted, say: Callable[[str], None]) -> Iterator[Path]:
+def open_part(file: Path, request: PartRequest, say: Callable[[str], None]) -> Iterator[Path]:
     """Yield a temporary trace with the requested part of a file, or of a folder with a trace per rank.
 
     Raises:
-        PptraceError: a trace that cannot be read, or that has not what is wanted.
+        PptraceError: the trace cannot be read, or does not have the requested part.
     """
     if not file.is_dir():
-        if wanted.overview is None and wanted.all_of_it and _is_large(file) and _is_own_trace(file):
+        if request.overview is None and request.is_whole_trace and _is_large(file) and _is_pptrace_trace(file):
             megabytes = file.stat().st_size / 1e6
             say(f"{file} has {megabytes:,.0f} MB: here is its overview; --only ranks=0,1 shows ranks,"
                 " --whole all of it")  # fmt: skip
-        elif wanted.all_of_it:
+        elif request.is_whole_trace:
             yield file
             return
     timeline = _read(file)
     with TemporaryDirectory() as folder:
         trace = Path(folder, f"{file.resolve().name.split('.')[0]}.pftrace")
-        _write(timeline, trace, file, wanted, say)
+        _write(timeline, trace, file, request, say)
         yield trace
 
 
-def _write(timeline: Timeline, trace: Path, file: Path, wanted: Wanted, say: Callable[[str], None]) -> None:
+def _write(timeline: Timeline, trace: Path, file: Path, request: PartRequest, say: Callable[[str], None]) -> None:
     from pptrace.timeline.trim import parse_only, trim
     from pptrace.traces import perfetto
 
     title = file.resolve().name
-    kept = parse_only([part for text in wanted.only for part in text.split()])
+    kept = parse_only([part for text in request.only for part in text.split()])
     ranks = kept.ranks
     job = _replicas(timeline, file)
-    timeline = _of_replica(timeline, job, wanted, file, say)
-    if wanted.gpu is not None:
-        rank, told = _rank_of_gpu(timeline, wanted.gpu, file, job)
-        title = f"{title}: {told}"
-        say(told)
+    timeline = _select_replica(timeline, job, request, file, say)
+    if request.gpu is not None:
+        rank, description = _rank_of_gpu(timeline, request.gpu, file, job)
+        title = f"{title}: {description}"
+        say(description)
         ranks = tuple(sorted({rank, *_partners(timeline, rank), *(ranks or ())}))
-    if wanted.only or wanted.gpu is not None:
+    if request.only or request.gpu is not None:
         perfetto.write(trim(timeline, ranks, kept.microbatches), trace, {"title": title})
         return
-    if wanted.overview or (wanted.replica is None and not file.is_dir()):
+    if request.overview or (request.replica is None and not file.is_dir()):
         from pptrace.traces.perfetto.overview import write_overview
 
-        write_overview(timeline, trace, f"{title}: overview", _about(timeline), _named(job))
+        write_overview(timeline, trace, f"{title}: overview", _rank_descriptions(timeline), _named_replicas(job))
         return
     perfetto.write(timeline, trace, {"title": title})
 
 
 def _replicas(timeline: Timeline, file: Path) -> Replicas | None:
-    """Return the job's replicas as its configuration has them; None where they are alike or were measured."""
+    """Return the replicas of the job's configuration; None where replicas are equal or measured."""
     configuration = timeline.provenance.get("configuration")
     if not isinstance(configuration, dict) or _layout(timeline) is None:
         return None
@@ -228,20 +229,20 @@ def _replicas(timeline: Timeline, file: Path) -> Replicas | None:
         raise PptraceError(" ".join(message.split())) from error
 
 
-def _of_replica(
-    timeline: Timeline, job: Replicas | None, wanted: Wanted, file: Path, say: Callable[[str], None]
+def _select_replica(
+    timeline: Timeline, job: Replicas | None, request: PartRequest, file: Path, say: Callable[[str], None]
 ) -> Timeline:
-    """Return the replica that is wanted, simulated again; the trace's own where none is."""
-    replica, layout = wanted.replica, _layout(timeline)
+    """Return the re-simulated requested replica; the trace itself if no replica is requested."""
+    replica, layout = request.replica, _layout(timeline)
     if job is None:
         if replica is not None:
             raise PptraceError(f"{file}: --replica {replica}: its replicas do not differ; leave it out")
         return timeline
-    if wanted.gpu is not None and layout is not None and wanted.gpu < layout.gpus:
-        own = layout.place(wanted.gpu)["dp"]
-        if replica not in {None, own}:
-            raise PptraceError(f"--replica {replica}: GPU {wanted.gpu} is in replica {own}; name one of them")
-        replica = own
+    if request.gpu is not None and layout is not None and request.gpu < layout.gpus:
+        of_gpu = layout.place(request.gpu)["dp"]
+        if replica not in {None, of_gpu}:
+            raise PptraceError(f"--replica {replica}: GPU {request.gpu} is in replica {of_gpu}; name one of them")
+        replica = of_gpu
     if replica is None:
         return timeline
     if replica >= len(job.kind_of):
@@ -251,27 +252,27 @@ def _of_replica(
     return run.traced()
 
 
-def _named(job: Replicas | None) -> Iterator[tuple[str, Timeline]]:
-    """Yield an overview's replicas, each with the numbers of those that are alike."""
+def _named_replicas(job: Replicas | None) -> Iterator[tuple[str, Timeline]]:
+    """Yield the titles and timelines of an overview's replicas; equal replicas share a timeline."""
     from pptrace.timeline.critical_path import why
 
     for numbers, run in job.runs(_REPLICAS) if job else ():
         yield (
-            f"replica{'s' * (len(numbers) != 1)} {_first_of(numbers)}",
+            f"replica{'s' * (len(numbers) != 1)} {_format_numbers(numbers)}",
             replace(run.timeline, why=why(run.timeline)),
         )
 
 
-def _first_of(numbers: Sequence[int]) -> str:
+def _format_numbers(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers[:_FEW])) + (f", … {numbers[-1]}" if len(numbers) > _FEW else "")
 
 
 def _is_large(file: Path) -> bool:
-    packed = file.suffix == ".gz"
-    return file.is_file() and file.stat().st_size * (_PACKED if packed else 1) > _LARGE_BYTES
+    is_compressed = file.suffix == ".gz"
+    return file.is_file() and file.stat().st_size * (_GZIP_RATIO if is_compressed else 1) > _LARGE_BYTES
 
 
-def _is_own_trace(file: Path) -> bool:
+def _is_pptrace_trace(file: Path) -> bool:
     from pptrace.traces import perfetto
 
     with open_unpacked(file) as content:
@@ -289,7 +290,7 @@ def _read(file: Path) -> Timeline:
 
 
 def _layout(timeline: Timeline) -> Layout | None:
-    """Return which GPUs the ranks are, as the trace's configuration says; None where it has none."""
+    """Return the layout in the trace's configuration; None if it has no valid layout."""
     from pptrace.network.layout import Layout
 
     configuration = timeline.provenance.get("configuration")
@@ -297,7 +298,7 @@ def _layout(timeline: Timeline) -> Layout | None:
     if not isinstance(parallel, dict) or parallel.get("pp") != timeline.placement.ranks:
         return None
     order = tuple(str(parallel.get("order", "tp-cp-ep-dp-pp")).split("-"))
-    with suppress(TypeError, ValueError):  # a trace may say anything
+    with suppress(TypeError, ValueError):  # a trace may have invalid values
         sizes = {axis: int(parallel.get(axis) or 1) for axis in ("pp", "dp", "cp", "ep", "tp")}
         return Layout(**sizes, etp=int(parallel.get("etp") or 0), order=order)
     return None
@@ -309,34 +310,34 @@ def _rank_of_gpu(timeline: Timeline, gpu: int, file: Path, job: Replicas | None)
         raise PptraceError(f"{file}: does not say which GPUs its ranks are; name one that pptrace simulate wrote")
     if not 0 <= gpu < layout.gpus:
         raise PptraceError(f"--gpu {gpu}: the job has the GPUs 0 to {layout.gpus - 1}")
-    place = layout.place(gpu)
-    rank, replicas = place["pp"], layout.gpus // layout.pp
+    process = layout.place(gpu)
+    rank, replicas = process["pp"], layout.gpus // layout.pp
     if job is not None:
-        replicas = replicas // layout.dp * job.alike(place["dp"])
-    where = ", ".join(f"{axis} {at}" for axis, at in place.items())
-    alone = f"GPU {gpu} is {where}: rank {rank}"
-    return rank, f"{alone}, which stands for {replicas:,} GPUs that do the same" if replicas > 1 else alone
+        replicas = replicas // layout.dp * job.alike(process["dp"])
+    position = ", ".join(f"{axis} {index}" for axis, index in process.items())
+    text = f"GPU {gpu} is {position}: rank {rank}"
+    return rank, f"{text}, which stands for {replicas:,} GPUs that do the same" if replicas > 1 else text
 
 
 def _partners(timeline: Timeline, rank: int) -> set[int]:
-    """Return the ranks that a rank exchanges messages with."""
+    """Return the ranks with which a rank exchanges messages."""
     edges = timeline.placement.edges.tolist()
     hosts = timeline.placement.stage_rank
-    found = {int(hosts[route, stage]) for route in range(len(hosts)) for edge in edges for stage in edge
+    partners = {int(hosts[route, stage]) for route in range(len(hosts)) for edge in edges for stage in edge
              if rank in (hosts[route, edge[0]], hosts[route, edge[1]])}  # fmt: skip
-    return found & set(timeline.lane_rank.tolist())
+    return partners & set(timeline.lane_rank.tolist())
 
 
-def _about(timeline: Timeline) -> Mapping[int, str]:
+def _rank_descriptions(timeline: Timeline) -> Mapping[int, str]:
     layout, hosts = _layout(timeline), timeline.placement.stage_rank
-    about = {}
+    descriptions = {}
     for rank in sorted(set(timeline.lane_rank.tolist())):
         stages = sorted({stage for row in hosts.tolist() for stage, host in enumerate(row) if host == rank})
-        about[rank] = f"stage{'s' * (len(stages) != 1)} {', '.join(map(str, stages))}"
+        descriptions[rank] = f"stage{'s' * (len(stages) != 1)} {', '.join(map(str, stages))}"
         if layout is not None:
             members = sorted(layout.members()[rank].tolist())
-            about[rank] += f"; {len(members):,} GPUs: {_first_of(members)}"
-    return about
+            descriptions[rank] += f"; {len(members):,} GPUs: {_format_numbers(members)}"
+    return descriptions
 
 
 _ACCEPTED = "a Perfetto trace (.pftrace) or a Chrome JSON trace (.json), either also with .gz"
@@ -344,22 +345,22 @@ _BOM = b"\xef\xbb\xbf"
 _CHUNK_BYTES = 1 << 20
 _EVENTS = b'"traceEvents"'
 _PHASE = b'"ph"'
-"""The key that every Chrome event has, whether in an object or in a bare array."""
+"""Key of every Chrome event, in an object or in a bare array."""
 _PACKET = 0x0A
 """The tag of ``Trace.packet``, the only field of Perfetto's outermost message."""
 _WIRE_TYPES = (0, 1, 2, 5)
 
 
 def check(path: Path) -> None:
-    """Do nothing for a trace that the UI opens.
+    """Check that the UI can open a trace.
 
     Raises:
-        TraceError: the file is missing, no regular file, unreadable, empty, damaged or no trace.
+        TraceError: the file is missing, not a regular file, unreadable, empty, damaged or not a trace.
     """
     try:
         _require_file(path)
-        with path.open("rb") as packed:
-            file = cast("IO[bytes]", UnpackedFile(path, packed))
+        with path.open("rb") as stream:
+            file = cast("IO[bytes]", UnpackedFile(path, stream))
             head = file.read(_CHUNK_BYTES)
             if not head:
                 raise TraceError(f"is empty; expected {_ACCEPTED}", file=path)
@@ -381,18 +382,18 @@ def _require_file(path: Path) -> None:
 
 
 def _is_perfetto(head: bytes) -> bool:
-    """Tell whether packets follow each other to the end of ``head``; the last may be cut."""
-    place = 0
-    while place < len(head):
-        if head[place] != _PACKET:
+    """Return whether ``head`` consists of packets, of which the last may be truncated."""
+    offset = 0
+    while offset < len(head):
+        if head[offset] != _PACKET:
             return False
-        size, start = read_varint(head, place + 1)
+        size, start = read_varint(head, offset + 1)
         if start == 0:
-            return place > 0 and len(head) == _CHUNK_BYTES
+            return offset > 0 and len(head) == _CHUNK_BYTES
         if size and start < len(head) and (head[start] & 7 not in _WIRE_TYPES or head[start] < 1 << 3):
             return False  # no tag of a field
-        place = start + size
-    return place == len(head) or len(head) == _CHUNK_BYTES
+        offset = start + size
+    return offset == len(head) or len(head) == _CHUNK_BYTES
 
 
 def _is_chrome_json(head: bytes, rest: IO[bytes]) -> bool:
@@ -409,21 +410,21 @@ def _is_chrome_json(head: bytes, rest: IO[bytes]) -> bool:
 _MARK = re.compile(rb'"ProfilerStep#\d+"')
 _WORD = b'"ProfilerStep#'
 _EVENT_BYTES = 2048
-"""How far an event's text goes before and behind its name at most; a longer one marks nothing here."""
+"""Maximum length of an event's text before and after its name; longer events are not marks."""
 _MOST_MARKS = 50_000
-"""Marks that are looked at: a profiler keeps some hundreds of steps at most, on as many ranks as a file has."""
+"""Maximum number of marks: a profiler keeps some hundreds of steps at most, on each rank of a file."""
 _NS_PER_US = 1000
 _MOST_US = 2**63 // _NS_PER_US
-"""Times beyond that have no place in a trace processor's columns."""
+"""Upper bound of times in a trace processor's columns."""
 _DECODER = json.JSONDecoder(parse_float=Decimal)
-"""Times since 1970 have more digits than floats."""
+"""Decodes times as decimals: times since 1970 have more digits than floats."""
 
 
 def marked_step(path: Path) -> tuple[int, int] | None:
-    """Return when the marked step of median length begins and ends, by the file's own clock, in nanoseconds.
+    """Return begin and end of the marked step of median length, in nanoseconds of the file's clock.
 
-    Marks of one name, on several ranks or on a device as well, are one step. None where nothing is marked or
-    the file cannot be read to its end.
+    Marks of one name, on several ranks or on a device, are one step. Returns None if the file has no marks or
+    cannot be read to its end.
     """
     steps: dict[str, tuple[int, int]] = {}
     with suppress(TraceError):
@@ -436,29 +437,29 @@ def marked_step(path: Path) -> tuple[int, int] | None:
 
 
 def _marks(path: Path) -> Iterator[tuple[str, int, int]]:
-    """Yield each mark's name, beginning and end; one that lies where two parts of the file meet comes twice."""
+    """Yield each mark's name, begin and end in ns; a mark at the boundary of two chunks may occur twice."""
     with open_unpacked(path) as file:
-        window, left = b"", _MOST_MARKS
-        while left > 0 and (part := file.read(_CHUNK_BYTES)):
-            window = window[-3 * _EVENT_BYTES :] + part
-            places = [place.start() for place in islice(_MARK.finditer(window), left)] if _WORD in window else []
-            left -= len(places)
-            yield from (mark for place in places if (mark := _mark(window, place)))
+        window, remaining = b"", _MOST_MARKS
+        while remaining > 0 and (chunk := file.read(_CHUNK_BYTES)):
+            window = window[-3 * _EVENT_BYTES :] + chunk
+            matches = [*islice(_MARK.finditer(window), remaining)] if _WORD in window else []
+            remaining -= len(matches)
+            yield from (mark for match in matches if (mark := _mark(window, match.start())))
 
 
-def _mark(window: bytes, place: int) -> tuple[str, int, int] | None:
-    """Return what the event around a name says, None where it is no whole event of some length."""
-    brace = window.rfind(b"{", max(0, place - _EVENT_BYTES), place)
+def _mark(window: bytes, offset: int) -> tuple[str, int, int] | None:
+    """Return name, begin and end in ns of the event around a name; None unless it is complete with a duration."""
+    brace = window.rfind(b"{", max(0, offset - _EVENT_BYTES), offset)
     if brace < 0:
         return None
     try:
-        text = window[brace : place + _EVENT_BYTES].decode(errors="replace")
+        text = window[brace : offset + _EVENT_BYTES].decode(errors="replace")
         event, _ = _DECODER.raw_decode(text)
-        begin_us, took_us, name = event["ts"], event["dur"], str(event["name"])
-        if not (0 <= begin_us < _MOST_US and 0 < took_us < _MOST_US):
+        begin_us, duration_us, name = event["ts"], event["dur"], str(event["name"])
+        if not (0 <= begin_us < _MOST_US and 0 < duration_us < _MOST_US):
             return None
     except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
         return None
     # a view that leaves the trace by a nanosecond is refused, so round inwards
-    begin, took = begin_us * _NS_PER_US, took_us * _NS_PER_US
-    return name, math.ceil(begin), math.floor(begin) + math.floor(took)
+    begin_ns, duration_ns = begin_us * _NS_PER_US, duration_us * _NS_PER_US
+    return name, math.ceil(begin_ns), math.floor(begin_ns) + math.floor(duration_ns)

@@ -45,10 +45,10 @@ class Source(NamedTuple):
 
 
 def experiment_flags(*only: str, without: Sequence[str] = (), config: bool = True) -> Option:
-    """Return a decorator that gives a command a configuration file, flags and ``--set``, as its ``source``.
+    """Return a decorator that adds a configuration file, flags and ``--set`` to a command, as its ``source``.
 
     Args:
-        only: the flags; all unless given.
+        only: the flags; all by default.
         without: excluded flags, such as ``schedule``.
         config: whether the command takes a configuration file.
     """
@@ -56,9 +56,9 @@ def experiment_flags(*only: str, without: Sequence[str] = (), config: bool = Tru
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
-        def with_source(sets: tuple[str, ...], config: tuple[str, ...] = (), **given: Any) -> Any:
-            flags = {name: given.pop(f"{_PREFIX}{name}") for name in names}
-            return function(source=Source(config, sets, flags), **given)
+        def with_source(sets: tuple[str, ...], config: tuple[str, ...] = (), **arguments: Any) -> Any:
+            flags = {name: arguments.pop(f"{_PREFIX}{name}") for name in names}
+            return function(source=Source(config, sets, flags), **arguments)
 
         command: Callable[..., Any] = click.option(
             "--set", "sets", multiple=True, metavar="KEY=VALUE", callback=_checked_sets,
@@ -90,11 +90,11 @@ def flag_option(name: str, parameter: str = "") -> Option:
         parameter: its parameter name; by default, one for :func:`experiment_flags`.
     """
     flag = FLAGS[name]
-    completed = completers.offers(flag.offers, or_file=flag.takes_file) if flag.offers else None
+    completer = completers.offers(flag.offers, or_file=flag.takes_file) if flag.offers else None
     if flag.choices is not None and not flag.offers:
-        completed = completers.words(*flag.choices.words())
+        completer = completers.words(*flag.choices.words())
     return click.option(
-        f"--{name}", parameter or f"{_PREFIX}{name}", metavar="VALUE", help=flag.help, shell_complete=completed
+        f"--{name}", parameter or f"{_PREFIX}{name}", metavar="VALUE", help=flag.help, shell_complete=completer
     )
 
 
@@ -118,7 +118,7 @@ def config_file(words: Sequence[str]) -> Path | None:
 
 
 def outputs_option(text: str) -> Option:
-    """Return the option ``-o`` with a help text, which may be repeated; the files are ``outputs``."""
+    """Return the repeatable option ``-o`` with a help text; its parameter is ``outputs``."""
     return click.option(
         "-o", "--output", "outputs", multiple=True, metavar="FILE", shell_complete=completers.files, help=text
     )
@@ -129,8 +129,8 @@ def output_option(text: str, *suffixes: str, subject: str = "") -> Option:
 
     Args:
         text: the help.
-        suffixes: the file's possible suffixes; any unless given.
-        subject: the start of the refusal of other suffixes, such as ``costs are written as .yaml``.
+        suffixes: the allowed suffixes of the file; any by default.
+        subject: error message for other suffixes, such as ``costs are written as .yaml``.
     """
 
     def check(context: click.Context, parameter: click.Parameter, outputs: tuple[str, ...]) -> str | None:
@@ -171,10 +171,10 @@ def measured_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--layout``, ``--replica`` and ``--rules`` to a command, as its argument ``request``."""
 
     @wraps(function)
-    def command(layout: str, replica: str, rules: Path | None, **given: Any) -> Any:
+    def command(layout: str, replica: str, rules: Path | None, **arguments: Any) -> Any:
         from pptrace.timeline.measurement import ImportRequest
 
-        return function(request=ImportRequest(layout=layout, replica=replica, rules=rules), **given)
+        return function(request=ImportRequest(layout=layout, replica=replica, rules=rules), **arguments)
 
     for option in reversed(_OPTIONS):
         command = option(command)
@@ -187,7 +187,7 @@ def read(
     """Read measured or simulated traces; print notes on standard error.
 
     Returns:
-        The measurement, and whether it is recorded and not simulated.
+        The measurement, and whether it was recorded (true) or simulated.
 
     Raises:
         TraceError: unreadable traces, or traces without actions unless ``without_actions``.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pptrace.report.document import Document
 
     class Result(Protocol):
-        """What a command found."""
+        """Result of a command."""
 
         def to_dict(self) -> dict[str, Any]:
             """Return everything as JSON values."""
@@ -51,13 +51,13 @@ def echo_result(result: Result, *, as_json: bool) -> None:
 
 
 def report_written(paths: Iterable[Path | str]) -> None:
-    """Name written files on standard error."""
+    """Print the names of written files on standard error."""
     for path in paths:
         click.echo(f"wrote {printable_line(str(path))}", err=True)
 
 
 def write_text(output: str, text: str) -> None:
-    """Replace a file by a text, and name it on standard error.
+    """Replace a file by a text, and print its name on standard error.
 
     Raises:
         OutputError: the file cannot be written.
@@ -84,8 +84,8 @@ def status(first: str) -> Iterator[Callable[[str], None] | None]:
     from rich.console import Console
     from rich.markup import escape
 
-    with Console(file=raw(sys.stderr)).status(first) as shown:
-        yield lambda text: shown.update(escape(printable_line(text)))
+    with Console(file=raw(sys.stderr)).status(first) as display:
+        yield lambda text: display.update(escape(printable_line(text)))
 
 
 class _Printable:
@@ -139,7 +139,7 @@ def plain_streams() -> Iterator[None]:
     Output to files and programs is unchanged except for invalid UTF-8. It has its own descriptor: descriptor 1,
     for plugins and their programs, is a duplicate of standard error.
     """
-    before = sys.stdout, sys.__stdout__, sys.stderr
+    original = sys.stdout, sys.__stdout__, sys.stderr
     sys.stdout = sys.__stdout__ = results = _results(sys.stdout)  # type: ignore[misc,assignment] # for shutil
     sys.stderr = cast("TextIO", _Printable(sys.stderr or io.StringIO()))
     if results.isatty():
@@ -147,8 +147,8 @@ def plain_streams() -> Iterator[None]:
     try:
         yield
     finally:
-        sys.stdout, sys.__stdout__, sys.stderr = before  # type: ignore[misc] # as above
-        if results is not before[0]:
+        sys.stdout, sys.__stdout__, sys.stderr = original  # type: ignore[misc] # as above
+        if results is not original[0]:
             with suppress(OSError, OutputError):  # the error has been reported
                 results.close()
 

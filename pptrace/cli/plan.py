@@ -1,4 +1,4 @@
-"""``pptrace plan``: GPUs and a model in, the configuration to run out."""
+"""``pptrace plan``: find the best configuration of a model on given GPUs."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ def command(
     paths = [Path(output) for output in outputs]
     request = PlanRequest(gpus=gpus, memory=memory, objective=objective, top=top, exhaustive=exhaustive)
     with report_journal(paths), status("planning") as watch:
-        found = find_plan(
+        plan = find_plan(
             file, request, Registry.load(), sets=source.sets, flags=source.flags, vary=vary, robust=robust,
             executor=executor, workers=workers or 0, outputs=paths, fresh=fresh, watch=watch,
         )  # fmt: skip
-    echo_result(found, as_json=as_json)
-    report_written(found.save(*paths))
+    echo_result(plan, as_json=as_json)
+    report_written(plan.save(*paths))
     end_journals(paths)

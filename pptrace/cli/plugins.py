@@ -1,4 +1,4 @@
-"""``pptrace plugins``: installed plugins, their offers and the failures of the others."""
+"""``pptrace plugins``: list installed plugins, their offers, and failures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pptrace.plugins.registry import OFFER_KINDS, Registry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
+class LoadedPlugin:
     """A loaded plugin and its offers."""
 
     provider: Provider
@@ -31,34 +31,34 @@ class Listed:
 def command(context: click.Context, *, as_json: bool) -> None:
     """List plugins, what they offer, and what failed to load and why."""
     registry = context.find_object(Registry) or Registry.load(warn=lambda _: None)
-    listed, failures = _list(registry)
+    loaded, failures = _list(registry)
     failures += _clashes(registry, failures)
     if as_json:
-        click.echo(json.dumps(_document(listed, failures, registry.disabled), indent=2))
+        click.echo(json.dumps(_document(loaded, failures, registry.disabled), indent=2))
     elif sys.stdout.isatty():
-        _print_table(listed)
+        _print_table(loaded)
         click.echo("".join(f"{line}\n" for line in _troubles(failures, registry.disabled)), nl=False)
     else:
-        lines = [line for plugin in listed for line in _plain(plugin)]
+        lines = [line for plugin in loaded for line in _plain(plugin)]
         click.echo("\n".join([*lines, *_troubles(failures, registry.disabled)]))
 
 
-def _list(registry: Registry) -> tuple[list[Listed], list[Failure]]:
-    """Return the plugins one by one, so that one whose hook fails hides no other."""
-    listed, failing = [], []
+def _list(registry: Registry) -> tuple[list[LoadedPlugin], list[Failure]]:
+    """Return loaded and failed plugins; the failure of a plugin's hook does not affect other plugins."""
+    loaded, failing = [], []
     for provider in tuple(registry.providers):
         offers: dict[str, dict[str, str]] = {}
         for kind in OFFER_KINDS:
             try:
-                found = registry.offers_of(provider, kind)
+                provided = registry.offers_of(provider, kind)
             except PluginError as error:
                 failing.append(_failure(provider, error))
                 continue
-            if found:
-                offers[kind.plural.replace("_", " ")] = {each.offer.name: each.offer.summary for each in found}
-        if provider in registry.providers:  # else it was left out for what its hook did
-            listed.append(Listed(provider=provider, offers=offers))
-    return listed, [*registry.failures, *failing]
+            if provided:
+                offers[kind.plural.replace("_", " ")] = {item.offer.name: item.offer.summary for item in provided}
+        if provider in registry.providers:  # otherwise its hook failed and the registry removed it
+            loaded.append(LoadedPlugin(provider=provider, offers=offers))
+    return loaded, [*registry.failures, *failing]
 
 
 def _clashes(registry: Registry, known: list[Failure]) -> list[Failure]:
@@ -78,7 +78,7 @@ def _failure(provider: Provider, error: PluginError) -> Failure:
     return Failure(provider=provider, reason=str(error).removeprefix(f"{provider}: "))
 
 
-def _plain(plugin: Listed) -> list[str]:
+def _plain(plugin: LoadedPlugin) -> list[str]:
     offers = [f"  {noun}: {', '.join(names)}" for noun, names in plugin.offers.items()]
     return [_title(plugin.provider), *(offers or ["  offers nothing"])]
 
@@ -92,7 +92,7 @@ def _troubles(failures: list[Failure], disabled: list[Provider]) -> list[str]:
     return lines + [f"disabled: {provider}" for provider in disabled]
 
 
-def _print_table(listed: list[Listed]) -> None:
+def _print_table(loaded: list[LoadedPlugin]) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -100,15 +100,15 @@ def _print_table(listed: list[Listed]) -> None:
     from pptrace.sanitize import printable_line
 
     table = Table("distribution", "version", "plugin", "offers", "names")
-    for plugin in listed:
-        who = (plugin.provider.distribution, plugin.provider.version, plugin.provider.name)
+    for plugin in loaded:
+        identity = (plugin.provider.distribution, plugin.provider.version, plugin.provider.name)
         for noun, names in plugin.offers.items() or [("nothing", dict[str, str]())]:
-            table.add_row(*(escape(printable_line(cell)) for cell in (*who, noun, ", ".join(names))))
-            who = ("", "", "")
+            table.add_row(*(escape(printable_line(cell)) for cell in (*identity, noun, ", ".join(names))))
+            identity = ("", "", "")
     Console(file=raw(sys.stdout)).print(table)
 
 
-def _document(listed: list[Listed], failures: list[Failure], disabled: list[Provider]) -> dict[str, Any]:
+def _document(loaded: list[LoadedPlugin], failures: list[Failure], disabled: list[Provider]) -> dict[str, Any]:
     return {
         "plugins": [
             {
@@ -118,7 +118,7 @@ def _document(listed: list[Listed], failures: list[Failure], disabled: list[Prov
                     for noun, names in plugin.offers.items()
                 },
             }
-            for plugin in listed
+            for plugin in loaded
         ],
         "failed": [{**_identity(failure.provider), "reason": failure.reason} for failure in failures],
         "disabled": [_identity(provider) for provider in disabled],

@@ -1,4 +1,4 @@
-"""``pptrace replay``: simulate what was measured with its own order and times."""
+"""``pptrace replay``: re-simulate measured steps with their order and times."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def command(
 
 
 def _nearest(measurement: Measurement, *, measured: bool) -> Callable[[Schedule], Policy] | None:
-    """Return what makes the policy nearest to the first step; None where it is known what held messages."""
+    """Return a factory of the policy nearest to the first step; None if the causes of message delays are known."""
     from pptrace.measured.computations import extract_computations
     from pptrace.measured.replay import nearest_policy
     from pptrace.plugins.registry import Registry
@@ -95,16 +95,16 @@ def _nearest(measurement: Measurement, *, measured: bool) -> Callable[[Schedule]
     return _policy(label, ())
 
 
-def _policy(name: str, given: Sequence[str]) -> Callable[[Schedule], Policy]:
-    """Return what makes a policy, with the options that are given, for an order."""
+def _policy(name: str, option_texts: Sequence[str]) -> Callable[[Schedule], Policy]:
+    """Return a factory that builds a policy with ``KEY=VALUE`` options for an order."""
     from pptrace.config.yaml_document import parse_value
     from pptrace.plugins.construction import build_policy, checked_options
     from pptrace.plugins.registry import Registry
 
-    pairs = [text.partition("=") for text in given]
-    unsaid = next((key for key, equals, _ in pairs if not (key and equals)), None)
-    if unsaid is not None:
-        raise click.UsageError(f"--p2p-option {unsaid}: write KEY=VALUE")
+    pairs = [text.partition("=") for text in option_texts]
+    incomplete = next((key for key, equals, _ in pairs if not (key and equals)), None)
+    if incomplete is not None:
+        raise click.UsageError(f"--p2p-option {incomplete}: write KEY=VALUE")
     values = {key: parse_value(value, f"--p2p-option {key}") for key, _, value in pairs}
     provided = Registry.load().message_policies[name]
     options = checked_options(provided, values, "p2p.options")

@@ -30,7 +30,7 @@ _SLOTS = click.IntRange(1, 1000)
 _NARROWEST = 20
 _MOST_RANKS = 64
 _MOST_LINES = 120
-"""Lines that a table may take, wrapped at the terminal's width; its first part is always whole."""
+"""Maximum lines of a table, wrapped at the terminal's width; its first part is always complete."""
 
 
 @click.command("show", epilog=_EXAMPLES)
@@ -90,7 +90,7 @@ def command(
     flags = {"schedule": name, "pp": pp, "microbatches": microbatches, "vp": vp}
     registry = Registry.load()
     if not name.lower().endswith((".csv", ".txt")):
-        _ = registry.schedules[name]  # an unknown name comes before sizes that are missing
+        _ = registry.schedules[name]  # report an unknown name before missing sizes
     prepared = prepare(load(None, [*(f"schedule.options.{option}" for option in options), *sets], flags), registry)
     split = max(backward // 2, 1)
     kinds = {Kind.F: forward, Kind.B: backward, Kind.I: split, Kind.W: max(backward - split, 1)}
@@ -150,12 +150,12 @@ def _print(drawing: Drawing, title: str, first: int, last: int, width: int | Non
     parts = windows(drawing, console.width, first, last, _MOST_LINES)
     click.echo(title)
     colourful = console.is_terminal and console.color_system is not None and not console.no_color
-    for seen in parts:
+    for window in parts:
         if len(parts) > 1:
-            click.echo(f"slots {seen.first} to {seen.last - 1}")
+            click.echo(f"slots {window.first} to {window.last - 1}")
         basic = console.color_system == "standard"
-        rows = rich_lines(drawing, seen, basic=basic) if colourful else plain_lines(drawing, seen)
-        for row, copies in list(zip(rows, copy_lines(drawing, seen), strict=True))[:_MOST_RANKS]:
+        rows = rich_lines(drawing, window, basic=basic) if colourful else plain_lines(drawing, window)
+        for row, copies in list(zip(rows, copy_lines(drawing, window), strict=True))[:_MOST_RANKS]:
             console.print(row, no_wrap=True, crop=False) if colourful else click.echo(row)
             for line in copies:
                 click.echo(line)

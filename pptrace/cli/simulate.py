@@ -1,4 +1,4 @@
-"""``pptrace simulate``: one training step, from a YAML file, from flags, or both."""
+"""``pptrace simulate``: simulate a training step from a YAML file, from flags, or both."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def command(
     from pptrace.run.advice import advice_lines
     from pptrace.run.run import simulate
 
-    # A second part behind --only arrives as an argument: --only ranks=0,7 microbatches=0:32.
+    # A second part after --only is parsed as an argument: --only ranks=0,7 microbatches=0:32.
     parts = tuple(word for word in source.words if only and word.startswith(("ranks=", "microbatches=")))
     file = config_file([word for word in source.words if word not in parts])
     only = tuple(part for text in (*only, *parts) for part in text.split())

@@ -1,4 +1,4 @@
-"""``pptrace sweep``: a grid of steps, run in parallel, as one tidy table and as pictures."""
+"""``pptrace sweep``: simulate a grid of steps in parallel; write a tidy table and pictures."""
 
 from __future__ import annotations
 
@@ -94,22 +94,22 @@ def command(
             progress=progress,
         )  # fmt: skip
     sys.stderr.write(failures_text(swept))
-    saved = _saved(swept, paths, picture)
+    messages = _save(swept, paths, picture)
     if as_json:
         click.echo(json.dumps([*swept.rows], indent=2, ensure_ascii=False))
     elif not paths:
         click.echo(rows_text(swept))
-    sys.stderr.write(saved)
+    sys.stderr.write(messages)
     return 1 if swept.failed else 0
 
 
-def _saved(swept: Sweep, paths: Sequence[Path], picture: Picture) -> str:
-    """Write the outputs, pictures only where a row has figures, and return the messages."""
+def _save(swept: Sweep, paths: Sequence[Path], picture: Picture) -> str:
+    """Write the outputs, but pictures only if a row has figures; return messages about them."""
     from pptrace.search.result_table import TABLES
     from pptrace.search.sweep import end_journals
 
-    nothing = len(swept.failed) == len(swept.rows)
-    drawable = [path for path in paths if path.suffix.lower() in TABLES or not nothing]
+    all_failed = len(swept.failed) == len(swept.rows)
+    drawable = [path for path in paths if path.suffix.lower() in TABLES or not all_failed]
     lines = [
         f"wrote {printable_line(str(path))}\n"
         for path in swept.save(*drawable, plot=picture.plot, x=picture.x, y=picture.y)
@@ -155,8 +155,8 @@ def _progress() -> Iterator[Callable[[int, int], None] | None]:
 
         def show(done: int, total: int) -> None:
             nonlocal drawn_s
-            due = time.monotonic() - drawn_s > _REDRAW_S or done == total
-            progress.update(task, completed=done, total=total, refresh=due)
-            drawn_s = time.monotonic() if due else drawn_s
+            is_due = time.monotonic() - drawn_s > _REDRAW_S or done == total
+            progress.update(task, completed=done, total=total, refresh=is_due)
+            drawn_s = time.monotonic() if is_due else drawn_s
 
         yield show

@@ -45,8 +45,8 @@ def command(file: Path, p2p: str | None, receive: str | None) -> None:
         raise table.locate(error) from error
     if p2p is not None:
         _simulate(table.schedule, p2p, receive)
-    under = f", also under p2p {p2p}" if p2p else ""
-    click.echo(f"{file}: valid{under}: {_description(table.schedule)}")
+    condition = f", also under p2p {p2p}" if p2p else ""
+    click.echo(f"{file}: valid{condition}: {_description(table.schedule)}")
 
 
 def _simulate(schedule: Schedule, p2p: str, receive: str | None) -> None:

@@ -30,21 +30,21 @@ if TYPE_CHECKING:
 
     from _typeshed import WriteableBuffer
 
-_ONE_RANGE = re.compile(r"\s*bytes\s*=\s*(\d{0,18})\s*-\s*(\d{0,18})\s*", re.ASCII | re.IGNORECASE)
+_SINGLE_RANGE = re.compile(r"\s*bytes\s*=\s*(\d{0,18})\s*-\s*(\d{0,18})\s*", re.ASCII | re.IGNORECASE)
 
 
 def byte_range(header: str | None, size: int) -> tuple[int, int] | None:
-    """Return the first byte and the one after the last, or ``None`` for the whole file.
+    """Return the offsets of the first byte and after the last byte, or ``None`` for the whole file.
 
-    A header of another form, or of several ranges, stands for the whole file, as the standard allows.
+    A header of another form, or of several ranges, requests the whole file, as the standard allows.
 
     Raises:
-        IndexError: the range lies outside the ``size`` bytes of the file.
+        IndexError: the range is outside the ``size`` bytes of the file.
 
     >>> byte_range("bytes=2-4", 10), byte_range("bytes=-3", 10), byte_range("lines=1-2", 10)
     ((2, 5), (7, 10), None)
     """
-    match = _ONE_RANGE.fullmatch(header or "")
+    match = _SINGLE_RANGE.fullmatch(header or "")
     if match is None or not any(match.groups()):
         return None
     first, last = match.groups()
@@ -58,7 +58,7 @@ def byte_range(header: str | None, size: int) -> tuple[int, int] | None:
 
 
 class Delivery:
-    """Counts requests in progress and the parts of the trace sent; shared by all their threads.
+    """Counter of requests in progress and of sent parts of the trace; shared by all request threads.
 
     >>> delivery = Delivery()
     >>> delivery.sent(0, 4, size=10), delivery.complete
@@ -88,13 +88,13 @@ class Delivery:
                 self._last = self._clock()
 
     def sent(self, start: int, stop: int, *, size: int) -> None:
-        """Note that bytes ``start`` to ``stop`` of the trace's ``size`` went out."""
+        """Record that bytes ``start`` to ``stop`` of the trace's ``size`` bytes were sent."""
         with self._lock:
             self._parts.add((start, stop))
-            reached = 0
-            for first, after in sorted(self._parts):
-                reached = max(reached, after) if first <= reached else reached
-            self.complete = self.complete or reached >= size
+            contiguous = 0
+            for first, end in sorted(self._parts):
+                contiguous = max(contiguous, end) if first <= contiguous else contiguous
+            self.complete = self.complete or contiguous >= size
 
     @property
     def idle_s(self) -> float:
@@ -118,28 +118,28 @@ def has_display(environment: Mapping[str, str], platform: str = sys.platform) ->
 
 
 def forward_command(port: int) -> str:
-    """Return the command, for the machine with the browser, that leads its ``port`` to ours."""
+    """Return the command that forwards ``port`` from the browser's machine to this machine."""
     return f"ssh -L {port}:{HOST}:{port} {socket.gethostname()}"
 
 
-def open_browser(address: str, otherwise: Callable[[], None]) -> None:
-    """Open ``address`` in a new tab, beside the caller; call ``otherwise`` where that fails."""
+def open_browser(address: str, on_failure: Callable[[], None]) -> None:
+    """Open ``address`` in a new tab in a background thread; call ``on_failure`` if that fails."""
 
     def attempt() -> None:
-        # a browser in text mode keeps its caller waiting, who has a trace to serve meanwhile
+        # a browser in text mode blocks its caller, which has to serve the trace
         if not webbrowser.open_new_tab(address):
-            otherwise()
+            on_failure()
 
     threading.Thread(target=attempt, daemon=True).start()
 
 
 _TICK_S = 0.1
 _QUIET_S = 1.0
-"""After the trace went out: time for a browser that asks twice."""
+"""Time without requests after the trace is sent, for a browser that requests it twice."""
 _QUIET_UI_S = 10.0
-"""The same with an offline UI, which loads parts of itself when they are first needed."""
+"""The same time with an offline UI, which loads some of its files later."""
 _MOST_CONNECTIONS = 32
-"""Connections that are open at once, each with a thread; a browser opens six."""
+"""Maximum number of open connections, each with a thread; a browser opens six."""
 
 
 class Server(ThreadingHTTPServer):
@@ -147,29 +147,29 @@ class Server(ThreadingHTTPServer):
 
     timeout = _TICK_S
     request_queue_size = 128
-    """Connections that may wait to be accepted: a UI asks for dozens of files at once."""
+    """Connections that may wait to be accepted: a UI requests dozens of files simultaneously."""
 
     def __init__(self, site: Site, port: int) -> None:
-        """Listen on ``port``, or on any free one for 0.
+        """Listen on ``port``, or on any free port for 0.
 
         Raises:
-            PptraceError: the port is taken or not ours to open.
+            PptraceError: the port is in use or cannot be opened.
         """
         self.site, self.delivery = site, Delivery()
         self._slots = threading.BoundedSemaphore(_MOST_CONNECTIONS)
         try:
             super().__init__((HOST, port), Handler)
         except OSError as error:
-            raise PptraceError(_why_not(error, site, port)) from None
+            raise PptraceError(_port_problem(error, site, port)) from None
         self.port: int = self.server_address[1]
 
     def server_bind(self) -> None:
-        """Bind without looking the host's name up, which can take seconds off line."""
+        """Bind without a look-up of the host name, which can take seconds without a network."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = HOST, self.server_address[1]
 
     def run(self, timeout_s: float) -> bool:
-        """Serve until the trace is fetched and all is quiet, or ``timeout_s`` pass without a request.
+        """Serve until the trace is fetched and no requests follow, or ``timeout_s`` pass without a request.
 
         Returns:
             Whether the trace was fetched.
@@ -184,10 +184,10 @@ class Server(ThreadingHTTPServer):
                 return self.delivery.complete
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """Accept a connection; beyond the most at once it waits in the system's queue.
+        """Accept a connection; above the maximum number, it waits in the system's queue.
 
         Raises:
-            OSError: too many connections are open, or this one is gone.
+            OSError: too many connections are open, or the client closed this connection.
         """
         if not self._slots.acquire(timeout=_TICK_S):
             raise TimeoutError
@@ -198,24 +198,24 @@ class Server(ThreadingHTTPServer):
             raise
 
     def shutdown_request(self, request: socket.socket | tuple[bytes, socket.socket]) -> None:
-        """Close a connection, so that another one may be open."""
+        """Close a connection and release its slot."""
         super().shutdown_request(request)
         self._slots.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Let a browser hang up; any other error is a bug and shows its traceback."""
+        """Ignore closed connections and timeouts; other errors are bugs and show their traceback."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]  # typeshed's private alias
 
 
-def _why_not(error: OSError, site: Site, port: int) -> str:
+def _port_problem(error: OSError, site: Site, port: int) -> str:
     if error.errno == errno.EADDRINUSE:
-        what = f"port {port} is in use, perhaps by another pptrace open or trace_processor --httpd; end that one"
+        text = f"port {port} is in use, perhaps by another pptrace open or trace_processor --httpd; end that one"
     else:
-        what = f"port {port} cannot be opened: {error.strerror}"
+        text = f"port {port} cannot be opened: {error.strerror}"
     if site.ui is None:
-        return f"{what} (the public UI fetches from no other port; with --ui DIR, --port takes any)"
-    return f"{what}, or choose another with --port (0 takes any free one)"
+        return f"{text} (the public UI fetches from no other port; with --ui DIR, --port takes any)"
+    return f"{text}, or choose another with --port (0 takes any free one)"
 
 
 _BINARY = "application/octet-stream"
@@ -229,38 +229,38 @@ _TYPES = {
     ".wasm": "application/wasm",
     ".woff2": "font/woff2",
 }
-"""Content types of a UI's files; the system's own table may call a script plain text."""
+"""Content types of a UI's files; the system's table may have plain text for scripts."""
 _METHODS = "GET, HEAD, OPTIONS"
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One connection, which carries one request."""
+    """A connection with one request."""
 
     server: Server
     server_version = "pptrace"
     sys_version = ""
     timeout = 60
-    """Seconds that a client may leave its window full."""
+    """Seconds for which a client may leave its receive window full."""
     request_timeout = 5
     """Seconds from connecting to the end of the request's headers."""
 
     def setup(self) -> None:
-        """Limit the time for the whole request: the timeout of a socket starts anew with each byte."""
+        """Limit the time for the whole request; the timeout of a socket restarts with each byte."""
         super().setup()
         self.rfile = io.BufferedReader(_Request(self.connection, self.request_timeout))
 
     def do_GET(self) -> None:
-        """Send the trace, the part of it asked for, or a file of the UI."""
+        """Send the trace, the requested part of it, or a file of the UI."""
         with self.server.delivery.request():
-            self._answer(with_body=True)
+            self._respond(with_body=True)
 
     def do_HEAD(self) -> None:
-        """Send what ``GET`` would, without the body."""
+        """Send the headers of ``GET`` without the body."""
         with self.server.delivery.request():
-            self._answer(with_body=False)
+            self._respond(with_body=False)
 
     def do_OPTIONS(self) -> None:
-        """Allow the browser's question before a request across origins."""
+        """Answer the browser's preflight before a cross-origin request."""
         with self.server.delivery.request():
             if self._file() is None:
                 return
@@ -272,7 +272,7 @@ class Handler(BaseHTTPRequestHandler):
             self.end_headers()
 
     def end_headers(self) -> None:
-        """Add what every answer carries."""
+        """Add the headers of every response."""
         if self.server.site.ui is None:
             self.send_header("Access-Control-Allow-Origin", PUBLIC_UI)
         self.send_header("Allow", _METHODS)
@@ -281,10 +281,10 @@ class Handler(BaseHTTPRequestHandler):
         super().end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Stay silent: the terminal shows what happened to the trace, not each request."""
+        """Print nothing for single requests."""
 
     def _file(self) -> Path | None:
-        """Return the file that the request names; where it may not have one, answer so and return ``None``."""
+        """Return the requested file; send an error and return ``None`` if there is none or access is forbidden."""
         self.connection.settimeout(self.timeout)
         site = self.server.site
         try:
@@ -298,7 +298,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.NOT_FOUND)
         return file
 
-    def _answer(self, *, with_body: bool) -> None:
+    def _respond(self, *, with_body: bool) -> None:
         path = self._file()
         if path is None:
             return
@@ -324,7 +324,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(HTTPStatus.OK if part is None else HTTPStatus.PARTIAL_CONTENT)
         if part is not None:
             self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{size}")
-        # no Content-Encoding on a .gz: the UI is to have the bytes of the file
+        # no Content-Encoding for .gz: the UI needs the bytes of the file
         self.send_header("Content-Type", _BINARY if is_trace else _TYPES.get(path.suffix, _BINARY))
         self.send_header("Content-Length", str(stop - start))
         self.send_header("Accept-Ranges", "bytes")
@@ -336,7 +336,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class _Request(io.RawIOBase):
-    """What a client sends before its time is over."""
+    """Input of a request, limited to a total time."""
 
     def __init__(self, connection: socket.socket, limit_s: float) -> None:
         self._connection, self._end_s = connection, time.monotonic() + limit_s
@@ -348,12 +348,12 @@ class _Request(io.RawIOBase):
         """Receive some bytes.
 
         Raises:
-            TimeoutError: the time is over.
+            TimeoutError: the time limit has passed.
         """
-        left_s = self._end_s - time.monotonic()
-        if left_s <= 0:
+        remaining_s = self._end_s - time.monotonic()
+        if remaining_s <= 0:
             raise TimeoutError
-        self._connection.settimeout(left_s)
+        self._connection.settimeout(remaining_s)
         return self._connection.recv_into(buffer)
 
 
@@ -368,13 +368,13 @@ _COMMANDS = (
     {"id": "dev.perfetto.PinTracksByRegex", "args": [r"^(critical path|rank (0*[0-9]|0*1[0-5]))( \(\d+\))?$"]},
     {"id": "dev.perfetto.ExpandTracksByRegex", "args": [r"^rank 0+( \(\d+\))?$"]},
 )
-"""What the UI does first; viewers that do not know them skip them. Sixteen ranks leave room for what is below."""
+"""Start-up commands of the UI; older UIs skip them. Sixteen pinned ranks leave space for other tracks."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """One trace under one name, and perhaps an offline UI around it.
+    """A trace with its served name, and an optional offline UI.
 
     >>> from pathlib import Path
     >>> site = Site(trace=Path("out/step 1&2.pftrace"), token="c5n0")
@@ -385,17 +385,17 @@ class Site:
     trace: Path
     """The trace file."""
     arranged: bool = False
-    """Whether the UI is to pin the pipeline's tracks and open the first rank's, as traces of ours have them."""
+    """Whether the UI pins the pipeline's tracks and expands the first rank's tracks; for traces of pptrace."""
     view: tuple[int, int] | None = None
-    """What the UI shows first, from and to, in the trace's nanoseconds; all of it where ``None``."""
+    """Begin and end of the initial view in nanoseconds of the trace; the whole trace if ``None``."""
     ui: Path | None = None
-    """The folder of an offline UI; the public one where ``None``."""
+    """The folder of an offline UI; the public UI if ``None``."""
     token: str = field(default_factory=secrets.token_urlsafe)
-    """The first part of every path that is served. Other users of this machine do not know it."""
+    """Secret first part of every served path; it excludes other users of this machine."""
 
     @property
     def name(self) -> str:
-        """The trace's path below the token: its name, in letters that no part of a URL escapes."""
+        """The trace's path below the token: its name in characters that URLs do not escape."""
         name = _UNSAFE.sub("_", self.trace.name).strip(".") or "trace"
         while self.ui is not None and (self.ui / name).exists():
             name = f"trace-{name}"
@@ -403,8 +403,8 @@ class Site:
 
     def page(self, port: int) -> str:
         """Return the address at which the UI opens and fetches the trace from ``port``."""
-        served = f"http://{HOST}:{port}/{self.token}"
-        address = f"{served if self.ui else PUBLIC_UI}/#!/?url={served}/{self.name}"
+        base = f"http://{HOST}:{port}/{self.token}"
+        address = f"{base if self.ui else PUBLIC_UI}/#!/?url={base}/{self.name}"
         if self.view is not None:
             address += f"&visStart={self.view[0]}&visEnd={self.view[1]}"
         if not self.arranged:
@@ -412,7 +412,7 @@ class Site:
         return f"{address}&startupCommands={quote(json.dumps(_COMMANDS, separators=(',', ':')))}"
 
     def find(self, target: str) -> Path | None:
-        """Return the file that a request's target names; ``None`` where there is no such file to serve.
+        """Return the file of a request's target; ``None`` if the site has no such file.
 
         Raises:
             PermissionError: the target does not begin with the token.
@@ -426,13 +426,12 @@ class Site:
             raise PermissionError("the address has no valid token")
         if name == self.name:
             return self.trace
-        return None if self.ui is None else _inside(self.ui, name or "index.html")
+        return None if self.ui is None else _file_in(self.ui, name or "index.html")
 
     def check_source(self, hosts: Sequence[str], origin: str | None) -> None:
-        """Do nothing for a request that names this machine, and comes from a page of this UI or from no page.
+        """Check that a request names this machine as host, and has this UI or no page as origin.
 
-        Another host name belongs to a page that rebinds its own name to this machine. A page of another
-        origin must not even learn that the trace is there.
+        Another host name indicates DNS rebinding. A page of another origin must not detect that the trace exists.
 
         Args:
             hosts: the values of all ``Host`` headers.
@@ -440,7 +439,7 @@ class Site:
 
         Raises:
             ValueError: there is not exactly one valid ``Host`` header.
-            PermissionError: the host or the origin is another one.
+            PermissionError: the host or the origin is not allowed.
         """
         host = _HOST_HEADER.fullmatch(hosts[0]) if len(hosts) == 1 else None
         if host is None:
@@ -450,13 +449,13 @@ class Site:
             raise PermissionError("the host or the origin is not that of the viewer")
 
 
-def _inside(folder: Path, path: str) -> Path | None:
+def _file_in(folder: Path, path: str) -> Path | None:
     parts = path.split("/")
     if any(part in {"", ".", ".."} or "\\" in part or "\0" in part for part in parts):
         return None
     try:
         root = folder.resolve()
-        found = root.joinpath(*parts).resolve()
-        return found if found.is_relative_to(root) and found.is_file() else None
-    except (OSError, RuntimeError):  # a name too long, links that go in a circle
+        file = root.joinpath(*parts).resolve()
+        return file if file.is_relative_to(root) and file.is_file() else None
+    except (OSError, RuntimeError):  # a name is too long, or links are cyclic
         return None

@@ -1,4 +1,4 @@
-"""``pptrace whatif``: what single changes would bring a step, each simulated."""
+"""``pptrace whatif``: simulate the effect of single changes on a step."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ def command(source: Source, lost: int, *, as_json: bool) -> None:
     from pptrace.search.what_if import whatif
 
     with status("simulating"):
-        found = whatif(simulate(load(file, source.sets, source.flags), Registry.load()), lost=lost)
-    echo_result(found, as_json=as_json)
+        result = whatif(simulate(load(file, source.sets, source.flags), Registry.load()), lost=lost)
+    echo_result(result, as_json=as_json)

@@ -12,7 +12,7 @@ from compared_steps import one_step
 from decoded_trace import Decoded
 
 import pptrace
-from pptrace.cli.open import Wanted, opened_part
+from pptrace.cli.open import PartRequest, open_part
 from pptrace.errors import PptraceError
 from pptrace.steps.workload import Workload
 from pptrace.timeline.critical_path import why
@@ -45,7 +45,7 @@ def trace(timeline: Timeline, tmp_path: Path) -> Path:
 
 def opened(trace: Path, **wanted: object) -> tuple[Decoded, list[str]]:
     said: list[str] = []
-    with opened_part(trace, Wanted(**wanted), said.append) as path:  # type: ignore[arg-type] - as a user names them
+    with open_part(trace, PartRequest(**wanted), said.append) as path:  # type: ignore[arg-type] - as a user names them
         return Decoded(path.read_bytes()), said
 
 
@@ -109,12 +109,12 @@ def test_only_keeps_ranks_and_microbatches_and_the_overview_names_gpus(trace: Pa
 
 
 def test_a_trace_opens_as_it_is_unless_it_is_large(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with opened_part(trace, Wanted(), print) as path:
+    with open_part(trace, PartRequest(), print) as path:
         assert path == trace
     monkeypatch.setattr("pptrace.cli.open._LARGE_BYTES", 100)
     _, (said,) = opened(trace)
     assert said.endswith("here is its overview; --only ranks=0,1 shows ranks, --whole all of it")
-    with opened_part(trace, Wanted(overview=False), print) as path:
+    with open_part(trace, PartRequest(overview=False), print) as path:
         assert path == trace
 
 
