@@ -1,4 +1,4 @@
-"""Actions whose rows are segments."""
+"""Actions that consist of segments."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Actions(Cells):
-    """Actions that consist of segments, one value each, in the order of their first rows."""
+    """Actions that consist of segments, one entry per action, in the order of their first rows."""
 
     rank: Int32s
     """The rank."""
     first: Int32s
     """The row of its first segment."""
     start_ns: Int64s
-    """When the first of its segments started."""
+    """Start of its first segment."""
     end_ns: Int64s
-    """When the last of them ended."""
+    """End of its last segment."""
     busy_ns: Int64s
-    """Time in which it computed."""
+    """Computation time."""
     hidden_ns: Int64s
-    """Time in which it communicated within its rank's groups and its rank computed."""
+    """Communication time within the rank's groups that overlaps with computation of the rank."""
     exposed_ns: Int64s
-    """Time in which it communicated and its rank did not compute."""
+    """Communication time that does not overlap with computation of the rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupTime:
-    """Communication on one sort of stream; arrays have shape (ranks,)."""
+    """Communication on one kind of stream; arrays have shape (ranks,)."""
 
     stream: Stream
-    """The stream: of the data-parallel group, or of one whose communication is inside actions."""
+    """The stream of the data-parallel group, or of a group whose communication is inside actions."""
     total_ns: Int64s
-    """Time in which it was busy."""
+    """Busy time of the stream."""
     hidden_ns: Int64s
-    """The part in which the rank computed."""
+    """The part of the busy time in which the rank computed."""
 
     @property
     def name(self) -> str:
@@ -65,8 +65,8 @@ class GroupTime:
 def communication(groups: Sequence[GroupTime]) -> dict[str, dict[str, Any]]:
     """Return all ranks' communication by group, as plain JSON values.
 
-    >>> took = np.array([3, 1]), np.array([2, 1])
-    >>> communication([GroupTime(stream=Stream.TENSOR_PARALLEL, total_ns=took[0], hidden_ns=took[1])])
+    >>> total_ns, hidden_ns = np.array([3, 1]), np.array([2, 1])
+    >>> communication([GroupTime(stream=Stream.TENSOR_PARALLEL, total_ns=total_ns, hidden_ns=hidden_ns)])
     {'tensor-parallel': {'total_ns': 4, 'hidden_ns': 3, 'hidden': 0.75}}
     """
     return {
@@ -87,21 +87,21 @@ _GROUPS = (Stream.DATA_PARALLEL, Stream.TENSOR_PARALLEL, Stream.EXPERT_PARALLEL,
 
 
 def group_times(timeline: Timeline) -> tuple[GroupTime, ...]:
-    """Return what each group's communication took and how much of it was hidden, in the order of streams."""
+    """Return the total and hidden communication time of each group, in the order of streams."""
     sums = {group: np.zeros((2, timeline.ranks), dtype=np.int64) for group in _GROUPS}
-    for lane, rows, hidden in _beside_computation(timeline):
-        took = timeline.end_ns[rows] - timeline.start_ns[rows]
-        sums[Stream(int(timeline.lane_stream[lane]))][:, timeline.lane_rank[lane]] += took.sum(), hidden.sum()
+    for lane, rows, hidden in _hidden_by_lane(timeline):
+        durations = timeline.end_ns[rows] - timeline.start_ns[rows]
+        sums[Stream(int(timeline.lane_stream[lane]))][:, timeline.lane_rank[lane]] += durations.sum(), hidden.sum()
     present = set(timeline.lane_stream.tolist())
     return tuple(
-        GroupTime(stream=group, total_ns=total, hidden_ns=inside)
-        for group, (total, inside) in sums.items()
+        GroupTime(stream=group, total_ns=total, hidden_ns=hidden)
+        for group, (total, hidden) in sums.items()
         if group in present
     )
 
 
-def _beside_computation(timeline: Timeline) -> Iterator[tuple[int, slice, Int64s]]:
-    """Yield the lanes of groups, each with its rows and how long their rank computed during each of them."""
+def _hidden_by_lane(timeline: Timeline) -> Iterator[tuple[int, slice, Int64s]]:
+    """Yield the lanes of groups, each with its rows and the time in which the rank computed during each row."""
     computing = {int(rank): lane for lane, rank in enumerate(timeline.lane_rank.tolist())
                  if timeline.lane_stream[lane] == Stream.COMPUTE}  # fmt: skip
     for lane in np.flatnonzero(np.isin(timeline.lane_stream, _GROUPS)).tolist():
@@ -116,20 +116,20 @@ def _beside_computation(timeline: Timeline) -> Iterator[tuple[int, slice, Int64s
 
 
 class Clock(NamedTuple):
-    """How long a rank has computed by any time."""
+    """Computation time of a rank as a function of time."""
 
     start: Int64s
-    """When each of its computations starts."""
+    """Start of each computation."""
     end: Int64s
-    """When each ends."""
+    """End of each computation."""
     before: Int64s
-    """Shape (computations + 1,): time computed before each, and in all."""
+    """Shape (computations + 1,): computation time before each computation, then the total."""
 
     @classmethod
     def of(cls, timeline: Timeline, lane: int, *, waits_first: bool = False) -> Clock:
         """Return the clock of a compute stream's lane.
 
-        With ``waits_first``, computations begin with their waits for their own group, which do not count.
+        With ``waits_first``, computations begin with their waits for the rank's groups, which do not count.
         """
         rows = np.arange(*timeline.lane_ptr[lane : lane + 2].tolist())
         rows = rows[COMPUTE.mask(timeline.kind[rows])]
@@ -138,34 +138,32 @@ class Clock(NamedTuple):
             start = start + timeline.collective_ns[rows]
         return cls(start, end, np.concatenate([[0], np.cumsum(end - start)]))
 
-    def at(self, now: Int64s) -> Int64s:
-        """Return the time computed by each of some times."""
-        done = np.searchsorted(self.end, now, side="right")
+    def at(self, time_ns: Int64s) -> Int64s:
+        """Return the computation time up to each time."""
+        done = np.searchsorted(self.end, time_ns, side="right")
         if not self.start.size:
-            return np.zeros_like(now)
+            return np.zeros_like(time_ns)
         running = np.minimum(done, self.start.size - 1)
-        part = np.where(done < self.start.size, np.clip(now - self.start[running], 0, None), 0)
-        found: Int64s = self.before[done] + part
-        return found
+        part = np.where(done < self.start.size, np.clip(time_ns - self.start[running], 0, None), 0)
+        computed_ns: Int64s = self.before[done] + part
+        return computed_ns
 
 
 def actions_in_parts(timeline: Timeline) -> Actions:
-    """Return the actions of a timeline that consist of segments; none where every row is a whole action."""
+    """Return the actions of a timeline that consist of segments."""
     rows, action = segment_rows(timeline)
     count = int(action.max(initial=-1)) + 1
     first = np.zeros(count, dtype=np.int32)
     first[action[::-1]] = rows[::-1]
     start, end = _extents(action, count, timeline.start_ns[rows], timeline.end_ns[rows])
     hidden_ns = np.zeros(len(timeline), dtype=np.int64)
-    for _, lane_rows, lane_hidden_ns in _beside_computation(timeline):
+    for _, lane_rows, lane_hidden_ns in _hidden_by_lane(timeline):
         hidden_ns[lane_rows] = lane_hidden_ns
-    took, hidden, grouped = (
-        timeline.end_ns[rows] - timeline.start_ns[rows],
-        hidden_ns[rows],
-        in_group(timeline)[rows],
-    )
+    duration_ns = timeline.end_ns[rows] - timeline.start_ns[rows]
+    hidden_ns, grouped = hidden_ns[rows], in_group(timeline)[rows]
+    terms = duration_ns * ~grouped, hidden_ns * grouped, (duration_ns - hidden_ns) * grouped
     sums = np.zeros((3, count), dtype=np.int64)
-    for total, values in zip(sums, (took * ~grouped, hidden * grouped, (took - hidden) * grouped), strict=True):
+    for total, values in zip(sums, terms, strict=True):
         np.add.at(total, action, values)
     return Actions(
         **timeline.cells.taken(first)._asdict(), rank=timeline.rank_of_row()[first], first=first,
@@ -174,7 +172,7 @@ def actions_in_parts(timeline: Timeline) -> Actions:
 
 
 def _extents(action: Int64s, count: int, start_ns: Int64s, end_ns: Int64s) -> tuple[Int64s, Int64s]:
-    """Return when the first segment of each action starts and when the last ends."""
+    """Return the start of each action's first segment and the end of its last segment."""
     start, end = np.full(count, np.iinfo(np.int64).max), np.zeros(count, dtype=np.int64)
     np.minimum.at(start, action, start_ns)
     np.maximum.at(end, action, end_ns)
@@ -182,7 +180,7 @@ def _extents(action: Int64s, count: int, start_ns: Int64s, end_ns: Int64s) -> tu
 
 
 def segment_rows(timeline: Timeline) -> tuple[Int64s, Int64s]:
-    """Return the rows that are segments, and the number of each one's action, in the order of first rows."""
+    """Return the rows that are segments, and the index of each segment's action in the order of first rows."""
     if timeline.parts is None:
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     rows = np.flatnonzero(timeline.parts.number >= 0)
@@ -190,24 +188,24 @@ def segment_rows(timeline: Timeline) -> tuple[Int64s, Int64s]:
     cell = timeline.kind[rows].astype(np.int64) * stages + timeline.stage[rows]
     key = cell * microbatches + timeline.microbatch[rows] + 1
     _, first, action = np.unique(key, return_index=True, return_inverse=True)
-    turn = np.empty(first.size, dtype=np.int64)
-    turn[np.argsort(first)] = np.arange(first.size)
-    return rows, turn[action]
+    action_index = np.empty(first.size, dtype=np.int64)
+    action_index[np.argsort(first)] = np.arange(first.size)
+    return rows, action_index[action]
 
 
 def last_segments(timeline: Timeline) -> Int32s:
-    """Return, for each row, the row of its action's segment that ends last; one more value is -1."""
+    """Return, for each row, the row of its action's segment that ends last; an extra last value is -1."""
     return _ends_of_actions(timeline, timeline.end_ns, last=True)
 
 
 def first_segments(timeline: Timeline) -> Int32s:
-    """Return, for each row, the row of its action's first segment; one more value is -1."""
+    """Return, for each row, the row of its action's first segment; an extra last value is -1."""
     number = timeline.kind if timeline.parts is None else timeline.parts.number
     return _ends_of_actions(timeline, number, last=False)
 
 
 def _ends_of_actions(timeline: Timeline, key: NDArray[np.integer], *, last: bool) -> Int32s:
-    """Return, for each row, the row with the first or last key of its action's segments; one more value is -1."""
+    """Return, for each row, the row with the first or last key among its action's segments, then -1."""
     ends = np.append(np.arange(len(timeline), dtype=np.int32), np.int32(-1))
     rows, action = segment_rows(timeline)
     if rows.size:
@@ -218,7 +216,7 @@ def _ends_of_actions(timeline: Timeline, key: NDArray[np.integer], *, last: bool
 
 
 class GroupWaits(NamedTuple):
-    """Rows' times where waits for own groups, which nothing hides, belong to the computation that waits."""
+    """Times of rows where non-overlapped waits for the rank's groups are part of the waiting computation."""
 
     start_ns: Int64s
     end_ns: Int64s
@@ -226,13 +224,13 @@ class GroupWaits(NamedTuple):
 
 
 def include_group_waits(timeline: Timeline) -> GroupWaits:
-    """Return the rows' times as they are where every action is one row: its waits for its own groups inside it."""
+    """Return the rows' times with waits for the rank's groups inside the computation, as without segments."""
     start, end, collective = timeline.start_ns, timeline.end_ns, timeline.collective_ns
     if timeline.parts is None:
         return GroupWaits(start, end, collective)
     start, end, collective = start.copy(), end.copy(), collective.copy()
     grouped, lane, cause = in_group(timeline), timeline.lane_of_row(), timeline.cause
-    _fill_actions_alone(timeline, grouped, start, end)
+    _fill_unpaired_actions(timeline, grouped, start, end)
     waits = (lane[1:] == lane[:-1]) & (timeline.lane_stream[lane[1:]] == Stream.COMPUTE) & (timeline.pair[1:] >= 0)
     waits &= (timeline.parts.number[1:] > 0) | ((cause[1:] >= 0) & grouped[cause[1:]])
     start[1:] -= np.where(waits, np.maximum(start[1:] - end[:-1], 0), 0)
@@ -240,12 +238,12 @@ def include_group_waits(timeline: Timeline) -> GroupWaits:
     return GroupWaits(start, end, collective)
 
 
-def _fill_actions_alone(timeline: Timeline, grouped: NDArray[np.bool_], start: Int64s, end: Int64s) -> None:
-    """Let the computations of each action alone take all of its time."""
+def _fill_unpaired_actions(timeline: Timeline, grouped: NDArray[np.bool_], start: Int64s, end: Int64s) -> None:
+    """Extend the computations of each action outside overlapped pairs to the action's full time."""
     actions, (rows, action) = actions_in_parts(timeline), segment_rows(timeline)
     computes = ~grouped[rows] & (timeline.pair[rows] < 0)
     rows, action = rows[computes], action[computes]
-    leads = np.diff(action, prepend=-1) != 0  # an action's computations follow one another on their lane
+    leads = np.diff(action, prepend=-1) != 0  # an action's computations are consecutive on their lane
     ends = np.diff(action, append=-1) != 0
     start[rows[leads]], end[rows[ends]] = actions.start_ns[action[leads]], actions.end_ns[action[ends]]
     start[rows[~leads]] = end[rows[~leads] - 1]
@@ -254,8 +252,8 @@ def _fill_actions_alone(timeline: Timeline, grouped: NDArray[np.bool_], start: I
 def folded(timeline: Timeline) -> Timeline:
     """Return a timeline with one row per action, as profilers record them.
 
-    The members of an overlapped pair share the time from its first computation to its last, one after the other,
-    in proportion to what they computed. What is not in parts stays as it is.
+    The members of an overlapped pair become consecutive. They share the time from the pair's first computation to
+    its last in proportion to their computation time. Actions without segments do not change.
     """
     if timeline.parts is None:
         return timeline
@@ -270,7 +268,7 @@ def folded(timeline: Timeline) -> Timeline:
     renumbered[segments] = renumbered[first[action]]
     start, end = timeline.start_ns.copy(), timeline.end_ns.copy()
     uncontended, collective = timeline.uncontended_ns.copy(), timeline.collective_ns.copy()
-    start[first], end[first] = _shared(timeline, actions)
+    start[first], end[first] = _serialize_pairs(timeline, actions)
     uncontended[first] = end[first] - start[first]
     collective[first] = np.minimum(actions.exposed_ns, uncontended[first])
     kept = replace(
@@ -282,8 +280,8 @@ def folded(timeline: Timeline) -> Timeline:
     return replace(kept, cause=cause)
 
 
-def _shared(timeline: Timeline, actions: Actions) -> tuple[Int64s, Int64s]:
-    """Return each action's start and end on its compute stream, where members of a pair come one after another."""
+def _serialize_pairs(timeline: Timeline, actions: Actions) -> tuple[Int64s, Int64s]:
+    """Return each action's start and end on its compute stream, with members of a pair one after the other."""
     times, (rows, action) = include_group_waits(timeline), segment_rows(timeline)
     computes = ~in_group(timeline)[rows]
     rows, action = rows[computes], action[computes]
@@ -295,10 +293,10 @@ def _shared(timeline: Timeline, actions: Actions) -> tuple[Int64s, Int64s]:
     _, begins, pair = np.unique(actions.pair[order], return_index=True, return_inverse=True)
     low, high = np.minimum.reduceat(start[order], begins), np.maximum.reduceat(end[order], begins)
     busy = np.maximum(actions.busy_ns[order], 1)
-    done = np.cumsum(busy)
-    ahead = done - (done[begins] - busy[begins])[pair]
-    until = low[pair] + (high - low)[pair] * ahead // np.add.reduceat(busy, begins)[pair]
+    total = np.cumsum(busy)
+    busy_until = total - (total[begins] - busy[begins])[pair]
+    member_end = low[pair] + (high - low)[pair] * busy_until // np.add.reduceat(busy, begins)[pair]
     leads = np.zeros(order.size, dtype=bool)
     leads[begins] = True
-    start[order], end[order] = np.where(leads, low[pair], np.roll(until, 1)), until
+    start[order], end[order] = np.where(leads, low[pair], np.roll(member_end, 1)), member_end
     return start, end

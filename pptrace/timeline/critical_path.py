@@ -1,4 +1,4 @@
-"""The critical path, and the predecessors that bind it."""
+"""The critical path of a timeline."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline
 
 PATH_PARTS = ("", "wire", "wait")
-"""What a part of the path is where it is not the slice itself: latency behind it, or time that no slice fills."""
+"""Kinds of path parts: the slice (``""``), the latency after it, or time without a slice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticalPath:
-    """The slices on the path and where its time goes; the parts sum to the step."""
+    """The slices on the critical path and its time by kind; the times sum to the step."""
 
     rows: Int32s
     """Rows of the timeline, first to last."""
     by_kind_ns: Mapping[str, int]
-    """Time on the path per kind of action, with ``wire`` for latency and ``wait`` for the rest."""
+    """Time on the path per kind of action, with ``wire`` for latency and ``wait`` for time without a slice."""
     by_stage_ns: Mapping[int, int]
     """Compute time on the path per stage."""
 
@@ -46,15 +46,15 @@ def critical_path(timeline: Timeline) -> CriticalPath:
     """Walk back from the slice that ends last (the lowest row on a tie) along the recorded causes."""
     rows = _path(timeline)
     path = on_path(timeline, rows)
-    took_ns, runs = path.end_ns - path.start_ns, path.part == 0
-    kind, stage, ran_ns = timeline.kind[path.row[runs]], timeline.stage[path.row[runs]], took_ns[runs]
+    part_ns, runs = path.end_ns - path.start_ns, path.part == 0
+    kind, stage, slice_ns = timeline.kind[path.row[runs]], timeline.stage[path.row[runs]], part_ns[runs]
     computes = COMPUTE.mask(kind)
     parts, kinds, stages = (
         np.zeros(n, dtype=np.int64) for n in (len(PATH_PARTS), len(Kind), timeline.placement.stages)
     )
-    np.add.at(parts, path.part, took_ns)
-    np.add.at(kinds, kind, ran_ns)
-    np.add.at(stages, stage[computes], ran_ns[computes])
+    np.add.at(parts, path.part, part_ns)
+    np.add.at(kinds, kind, slice_ns)
+    np.add.at(stages, stage[computes], slice_ns[computes])
     by_kind = {Kind(number).name: int(time_ns) for number, time_ns in enumerate(kinds)}
     by_kind |= {PATH_PARTS[index]: int(parts[index]) for index in (1, 2)}
     return CriticalPath(
@@ -65,9 +65,9 @@ def critical_path(timeline: Timeline) -> CriticalPath:
 
 
 def on_path(timeline: Timeline, rows: Int32s | None = None) -> OnPath:
-    """Return what the critical path consists of, in the order of time, a wait before its first slice included.
+    """Return the parts of the critical path by time, including a wait before its first slice.
 
-    Its rows are those that the recorded causes lead to, unless given.
+    By default, its rows follow from the recorded causes.
     """
     rows = _path(timeline) if rows is None else rows
     opened = window(timeline)[0] if rows.size else 0
@@ -86,14 +86,14 @@ def _path(timeline: Timeline) -> Int32s:
     """Return the rows from the one that ends last back along the causes, first to last."""
     if not len(timeline):
         return np.zeros(0, dtype=np.int32)
-    found = np.empty(len(timeline), dtype=np.int32)
+    path = np.empty(len(timeline), dtype=np.int32)
     last = int(np.argmax(timeline.end_ns))
-    length = run(rows_kernels.follow_causes, (timeline.cause, last), (found,), work=len(timeline))
-    return found[:length][::-1].copy()
+    length = run(rows_kernels.follow_causes, (timeline.cause, last), (path,), work=len(timeline))
+    return path[:length][::-1].copy()
 
 
 def _split(timeline: Timeline, rows: Int32s, opened_ns: int) -> tuple[Int64s, Int64s, Int64s, Int64s]:
-    """Return when each of the path's rows begins, for how long it and its wire latency last, and until when."""
+    """Return, per row of the path, its begin, its duration, its wire latency, and the begin of the next row."""
     begin, end = np.maximum(timeline.start_ns[rows], opened_ns), timeline.end_ns[rows]
     until = np.append(begin[1:], end[-1:])
     ran = np.maximum(np.minimum(end, until) - begin, 0)
@@ -102,10 +102,10 @@ def _split(timeline: Timeline, rows: Int32s, opened_ns: int) -> tuple[Int64s, In
 
 
 def why(timeline: Timeline, path: Int32s | None = None) -> Why:
-    """Find in a whole step why ranks wait and what the critical path is, whose rows may be known already.
+    """Return the waits and the critical path of a full step; ``path`` has the path's rows if they are known.
 
-    Of a rank whose lanes are missing, as where the files of some ranks were read, nothing is known.
+    Ranks without lanes, such as ranks whose files were not read, have no waits.
     """
-    found = waits(timeline)
-    known = np.isin(found.rank, timeline.lane_rank)
-    return Why(waits=found if known.all() else take(found, known), path=on_path(timeline, path))
+    idle = waits(timeline)
+    known = np.isin(idle.rank, timeline.lane_rank)
+    return Why(waits=idle if known.all() else take(idle, known), path=on_path(timeline, path))

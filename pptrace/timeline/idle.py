@@ -1,4 +1,4 @@
-"""Busy time and causes of idle time of each rank, in sum and per interval."""
+"""Busy time and causes of idle time of each rank, as totals and per interval."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class IdleCause(IntEnum):
     FILL = idle_kernels.FILL
     """Before the rank's first action."""
     DRAIN = idle_kernels.DRAIN
-    """After its last."""
+    """After the rank's last action."""
     TRANSFER = idle_kernels.TRANSFER
-    """The message that it waited for was under way, for as long as it takes with nothing shared."""
+    """The awaited message was in transfer, up to its uncontended duration."""
     CONTENTION = idle_kernels.CONTENTION
-    """The message was under way for longer than that."""
+    """The awaited message was in transfer beyond its uncontended duration."""
     HEAD_OF_LINE = idle_kernels.HEAD_OF_LINE
     """The message was ready, but its stream held another task."""
     PEER_COMPUTE = idle_kernels.PEER_COMPUTE
     """The message's producer had not computed yet."""
     REDUCTION = idle_kernels.REDUCTION
-    """Its gradients were being reduced, or its weights gathered, over the data-parallel replicas."""
+    """The rank's gradients were being reduced, or its weights gathered, over the data-parallel replicas."""
     SLOWER_REPLICA = idle_kernels.SLOWER_REPLICA
-    """Its replica's gradients were whole, and those of another one were not."""
+    """The gradients of the rank's replica were complete, and those of another replica were not."""
 
     @property
     def word(self) -> str:
@@ -47,13 +47,13 @@ class IdleCause(IntEnum):
 
 
 WHOLE_KEY = "gradients_whole_ns"
-"""Of a provenance: when the gradients of each stage were whole, of a replica that waited for slower ones."""
+"""Provenance key: when the gradients of each stage were complete, in a replica that waited for slower replicas."""
 
 _LATEST = 2**62
 """Later than any step."""
 
 COMMUNICATION = (IdleCause.TRANSFER, IdleCause.CONTENTION, IdleCause.HEAD_OF_LINE, IdleCause.REDUCTION)
-"""Causes by which communication that nothing hides holds a rank up."""
+"""Causes that are non-overlapped communication."""
 
 
 class TimeSpent(NamedTuple):
@@ -64,49 +64,49 @@ class TimeSpent(NamedTuple):
     idle_ns: Int64s
     """Shape (ranks, causes): idle time by :class:`IdleCause`."""
     collective_ns: Int64s
-    """Shape (ranks,): busy time in which the rank's own group communicated."""
+    """Shape (ranks,): busy time in which a group of the rank communicated."""
     reduction_ns: Int64s
-    """Shape (ranks,): time in which gradients were reduced, whether or not something ran beside it."""
+    """Shape (ranks,): time in which gradients were reduced, overlapped or not."""
 
 
 def time_spent(timeline: Timeline) -> TimeSpent:
     """Split each rank's window into busy time and idle time by cause."""
-    spent, _ = _attributed(timeline, _room(0))
+    spent, _ = _attribute(timeline, _allocate_waits(0))
     return spent
 
 
 def waits(timeline: Timeline) -> Waits:
     """Return every interval in which a rank idled; their lengths sum to its idle time by cause.
 
-    What follows one another for the same cause, ended by the same row, is one interval.
+    Adjacent intervals with the same cause that the same row ends are merged.
     """
-    _, count = _attributed(timeline, _room(0))
-    found = _room(count)
-    _attributed(timeline, found)
-    columns = (found.rank, found.cause, found.row)
-    first = np.ones(found.rank.size, dtype=bool)
-    first[1:] = (found.start[1:] != found.end[:-1]) | np.logical_or.reduce([c[1:] != c[:-1] for c in columns])
+    _, count = _attribute(timeline, _allocate_waits(0))
+    columns = _allocate_waits(count)
+    _attribute(timeline, columns)
+    keys = (columns.rank, columns.cause, columns.row)
+    first = np.ones(columns.rank.size, dtype=bool)
+    first[1:] = (columns.start[1:] != columns.end[:-1]) | np.logical_or.reduce([k[1:] != k[:-1] for k in keys])
     last = np.roll(first, -1)
-    rank, row = found.rank[first], found.row[first]
+    rank, row = columns.rank[first], columns.row[first]
     return Waits(
-        rank=rank, cause=found.cause[first], row=row, start_ns=found.start[first], end_ns=found.end[last],
-        peer=_waited_for(timeline, rank, row),
+        rank=rank, cause=columns.cause[first], row=row, start_ns=columns.start[first], end_ns=columns.end[last],
+        peer=_peers(timeline, rank, row),
     )  # fmt: skip
 
 
-def _waited_for(timeline: Timeline, rank: Int32s, row: Int32s) -> Int32s:
-    """Return the ranks of what ended waits: of a message, its producer's."""
+def _peers(timeline: Timeline, rank: Int32s, row: Int32s) -> Int32s:
+    """Return the ranks of the rows that ended waits; of a message, the rank of its producer."""
     source = timeline.rank_of_row()
-    found = messages(timeline)
-    for here in (found.send, found.recv):
-        known = (here >= 0) & (found.producer >= 0)
-        source[here[known]] = source[found.producer[known]]
+    ends = messages(timeline)
+    for message_row in (ends.send, ends.recv):
+        known = (message_row >= 0) & (ends.producer >= 0)
+        source[message_row[known]] = source[ends.producer[known]]
     peer = np.append(source, np.int32(-1))[row]
     return np.where(peer == rank, np.int32(-1), peer)
 
 
-def _attributed(timeline: Timeline, found: idle_kernels.Waits) -> tuple[TimeSpent, int]:
-    """Attribute each rank's time, keep the intervals that there is room for, and return how many there are."""
+def _attribute(timeline: Timeline, waits: idle_kernels.Waits) -> tuple[TimeSpent, int]:
+    """Attribute each rank's time, fill ``waits`` up to its size, and return the number of all intervals."""
     index = index_timeline(timeline)
     opened, closed = window(timeline)
     times = include_group_waits(timeline)
@@ -121,24 +121,27 @@ def _attributed(timeline: Timeline, found: idle_kernels.Waits) -> tuple[TimeSpen
                 times.start_ns, times.end_ns, timeline.lag_ns, timeline.uncontended_ns, timeline.cause,
                 times.collective_ns,
             ),
-            index.graph, TABLE, rows_kernels.Index(index.made, index.send, index.recv), _whole(timeline),
+            index.graph, TABLE, rows_kernels.Index(index.producer, index.send, index.recv), _complete_ns(timeline),
             opened, closed,
         ),
-        (idle_kernels.Spent(busy, idle, collective, reduction), found),
+        (idle_kernels.Spent(busy, idle, collective, reduction), waits),
         work=len(timeline),
     )  # fmt: skip
     return TimeSpent(busy, idle.reshape(timeline.ranks, len(IdleCause)), collective, reduction), count
 
 
-def _whole(timeline: Timeline) -> Int64s:
-    """Return when a replica's gradients of each stage were whole, -1 where it waited for no others."""
-    told = timeline.provenance.get(WHOLE_KEY)
-    if isinstance(told, list) and len(told) == timeline.placement.stages:
-        return np.array([at if isinstance(at, int) and 0 <= at < _LATEST else -1 for at in told], dtype=np.int64)
+def _complete_ns(timeline: Timeline) -> Int64s:
+    """Return when the gradients of each stage were complete, -1 where the replica waited for no other replica."""
+    times = timeline.provenance.get(WHOLE_KEY)
+    if isinstance(times, list) and len(times) == timeline.placement.stages:
+        return np.array(
+            [time_ns if isinstance(time_ns, int) and 0 <= time_ns < _LATEST else -1 for time_ns in times],
+            dtype=np.int64,
+        )
     return np.full(timeline.placement.stages, -1, dtype=np.int64)
 
 
-def _room(size: int) -> idle_kernels.Waits:
+def _allocate_waits(size: int) -> idle_kernels.Waits:
     return idle_kernels.Waits(
         rank=np.zeros(size, dtype=np.int32), cause=np.zeros(size, dtype=np.int8),
         start=np.zeros(size, dtype=np.int64), end=np.zeros(size, dtype=np.int64),

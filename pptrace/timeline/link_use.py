@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segments:
-    """Times in which one message went at one rate."""
+    """Intervals in which the rate of a message is constant."""
 
     row: Int32s
     """The message's row in the timeline."""
     start_ns: Int64s
-    """From when."""
+    """Start of the interval."""
     end_ns: Int64s
-    """Until when; never the same instant."""
+    """End of the interval, after its start."""
     rate_kbps: Int64s
-    """Rate of each of its flows; 0 while it waited for a link."""
+    """Rate of each of the message's flows; 0 while it waits for a link."""
     limit: Int32s
-    """The link that held it at this rate, -1 for none."""
+    """The link that limits the rate, -1 for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,13 +46,13 @@ class Traffic:
     path: Int32s
     """Shape (rows,): each message's path, on the row of its sender; -1 for other rows."""
     row: Int32s
-    """Row of each change of rate; sorted by row, then time. Messages that nothing held up have none."""
+    """Row of each change of rate; sorted by row, then time. Messages without contention have none."""
     at_ns: Int64s
-    """When the rate changed."""
+    """Time of the change."""
     rate_kbps: Int64s
-    """The rate of each of the message's flows from then on."""
+    """Rate of each of the message's flows after the change."""
     limit: Int32s
-    """The link that set the rate, -1 where it went as fast as alone."""
+    """The link that limits the rate, -1 where the rate is the uncontended rate."""
 
     def __post_init__(self) -> None:
         for name in ("at_ns", "rate_kbps"):
@@ -75,7 +75,7 @@ class Traffic:
         )
 
     def segments(self, start_ns: Int64s, end_ns: Int64s) -> Segments:
-        """Return the times at one rate of every message that takes time on its path.
+        """Return the intervals of constant rate of every message that takes time on its path.
 
         Args:
             start_ns: start of each of the timeline's rows.
@@ -85,21 +85,21 @@ class Traffic:
         changed[self.row] = True
         last = np.ones(self.row.size, dtype=bool)
         last[:-1] = self.row[1:] != self.row[:-1]
-        until = end_ns[self.row].copy()
-        until[~last] = self.at_ns[1:][~last[:-1]]
+        changed_end = end_ns[self.row].copy()
+        changed_end[~last] = self.at_ns[1:][~last[:-1]]
         plain = np.flatnonzero((self.path >= 0) & ~changed).astype(np.int32)
         path = self.path[plain]
         moves = self.paths.rate_kbps[path] > 0
         plain, path = plain[moves], path[moves]
-        begun = np.concatenate([self.at_ns, start_ns[plain] + self.paths.overhead_ns[path]])
-        ended = np.concatenate([until, end_ns[plain]])
-        takes = np.flatnonzero(ended > begun)
+        start = np.concatenate([self.at_ns, start_ns[plain] + self.paths.overhead_ns[path]])
+        end = np.concatenate([changed_end, end_ns[plain]])
+        lasts = np.flatnonzero(end > start)
         return Segments(
-            row=np.concatenate([self.row, plain])[takes],
-            start_ns=begun[takes],
-            end_ns=ended[takes],
-            rate_kbps=np.concatenate([self.rate_kbps, self.paths.rate_kbps[path]])[takes],
-            limit=np.concatenate([self.limit, np.full(plain.size, -1, dtype=np.int32)])[takes],
+            row=np.concatenate([self.row, plain])[lasts],
+            start_ns=start[lasts],
+            end_ns=end[lasts],
+            rate_kbps=np.concatenate([self.rate_kbps, self.paths.rate_kbps[path]])[lasts],
+            limit=np.concatenate([self.limit, np.full(plain.size, -1, dtype=np.int32)])[lasts],
         )
 
 
@@ -109,42 +109,42 @@ _SECOND_NS = 10**9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkUse:
-    """One link over the step, or several that were used alike."""
+    """Use of a link over the step; links with equal figures share one record."""
 
     names: tuple[str, ...]
-    """The link, and those with the same figures."""
+    """Names of the links."""
     rate_kbps: int
-    """Its capacity."""
+    """Capacity of each link."""
     size_bytes: int
-    """Bytes that went over it, those of all replicas."""
+    """Bytes over each link, from all replicas."""
     utilisation: float
-    """Those bytes over what it could have carried in the step."""
+    """Bytes over the link as a fraction of its capacity during the step."""
     delay_ns: int
-    """What messages lost because this link held them to less than they have alone."""
+    """Total delay of messages whose rate this link limited, against their uncontended rate."""
     from_ns: int
-    """When it first held one up; 0 for never."""
+    """Start of the first delay; 0 for none."""
     until_ns: int
-    """When it last did."""
+    """End of the last delay; 0 for none."""
     hops: tuple[tuple[int, int], ...]
-    """Pairs of pipeline ranks that used it, the one with most bytes first."""
+    """Pairs of pipeline ranks that used the link, by descending bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delay:
-    """What one link cost the messages between one pair of ranks."""
+    """Delay of the messages between a pair of ranks on a link."""
 
     source: int
     """The sending rank."""
     target: int
     """The receiving rank."""
     link: str
-    """The link that held them to less than they have alone."""
+    """The link that limited their rate."""
     delay_ns: int
-    """What they lost there, in sum."""
+    """Total delay against the uncontended rate."""
 
 
 def busiest_links(timeline: Timeline, traffic: Traffic, step_ns: int) -> list[LinkUse]:
-    """Return the links that carried anything, the fullest first; links used alike are one entry."""
+    """Return the links that carried bytes, by descending utilisation; links with equal figures share an entry."""
     sent = np.flatnonzero(traffic.path >= 0)
     paths, links = traffic.paths, traffic.links
     carried = np.zeros(len(paths), dtype=np.int64)
@@ -153,61 +153,61 @@ def busiest_links(timeline: Timeline, traffic: Traffic, step_ns: int) -> list[Li
     size = carried[path] * paths.weight
     total = np.zeros(len(links), dtype=np.int64)
     np.add.at(total, paths.link, size)
-    moving = traffic.segments(timeline.start_ns, timeline.end_ns)
-    lost, held = _lost_ns(traffic, moving), moving.limit >= 0
+    segments = traffic.segments(timeline.start_ns, timeline.end_ns)
+    lost_ns, limited = _lost_ns(traffic, segments), segments.limit >= 0
     delay = np.zeros(len(links), dtype=np.int64)
-    np.add.at(delay, moving.limit[held], lost[held])
+    np.add.at(delay, segments.limit[limited], lost_ns[limited])
     first = np.full(len(links), np.iinfo(np.int64).max)
     last = np.zeros(len(links), dtype=np.int64)
-    slowed = held & (lost > 0)
-    np.minimum.at(first, moving.limit[slowed], moving.start_ns[slowed])
-    np.maximum.at(last, moving.limit[slowed], moving.end_ns[slowed])
+    delayed = limited & (lost_ns > 0)
+    np.minimum.at(first, segments.limit[delayed], segments.start_ns[delayed])
+    np.maximum.at(last, segments.limit[delayed], segments.end_ns[delayed])
     users = _users(path // paths.ways, paths.link, size)
-    alike: dict[tuple[object, ...], list[int]] = {}
+    groups: dict[tuple[object, ...], list[int]] = {}
     for link in np.flatnonzero(total).tolist():
-        alike.setdefault((total[link], links.rate_kbps[link], delay[link], users[link]), []).append(link)
-    found = []
-    for same in alike.values():
-        link = same[0]
+        groups.setdefault((total[link], links.rate_kbps[link], delay[link], users[link]), []).append(link)
+    uses = []
+    for group in groups.values():
+        link = group[0]
         size_bytes, rate_kbps = int(total[link]), int(links.rate_kbps[link])
-        found.append(LinkUse(
-            names=tuple(links.name[link] for link in same), rate_kbps=rate_kbps, size_bytes=size_bytes,
+        uses.append(LinkUse(
+            names=tuple(links.name[link] for link in group), rate_kbps=rate_kbps, size_bytes=size_bytes,
             utilisation=size_bytes * (_SECOND_NS // _KILO) / (rate_kbps * (step_ns or 1)),
             delay_ns=int(delay[link]), from_ns=int(first[link]) if last[link] else 0, until_ns=int(last[link]),
             hops=tuple((int(traffic.source[pair]), int(traffic.target[pair])) for pair in users[link]),
         ))  # fmt: skip
-    return sorted(found, key=lambda use: (-use.utilisation, -use.delay_ns, use.names))
+    return sorted(uses, key=lambda use: (-use.utilisation, -use.delay_ns, use.names))
 
 
 def delays(timeline: Timeline, traffic: Traffic) -> list[Delay]:
-    """Return what each link cost each pair of ranks, the most first."""
-    moving = traffic.segments(timeline.start_ns, timeline.end_ns)
-    lost = _lost_ns(traffic, moving)
-    slowed = np.flatnonzero((moving.limit >= 0) & (lost > 0))
-    pair = traffic.path[moving.row[slowed]] // traffic.paths.ways
-    key, entry = np.unique(pair.astype(np.int64) * len(traffic.links) + moving.limit[slowed], return_inverse=True)
+    """Return the delay of each pair of ranks on each link, the longest first."""
+    segments = traffic.segments(timeline.start_ns, timeline.end_ns)
+    lost_ns = _lost_ns(traffic, segments)
+    delayed = np.flatnonzero((segments.limit >= 0) & (lost_ns > 0))
+    pair = traffic.path[segments.row[delayed]] // traffic.paths.ways
+    pair_and_limit = pair.astype(np.int64) * len(traffic.links) + segments.limit[delayed]
+    key, entry = np.unique(pair_and_limit, return_inverse=True)
     total = np.zeros(key.size, dtype=np.int64)
-    np.add.at(total, entry, lost[slowed])
-    found = []
+    np.add.at(total, entry, lost_ns[delayed])
+    by_link = []
     for pair_and_link, delay_ns in zip(key.tolist(), total.tolist(), strict=True):
         index, link = divmod(pair_and_link, len(traffic.links))
         source, target = int(traffic.source[index]), int(traffic.target[index])
-        found.append(Delay(source=source, target=target, link=traffic.links.name[link], delay_ns=delay_ns))
-    return sorted(found, key=lambda delay: (-delay.delay_ns, delay.source, delay.target, delay.link))
+        by_link.append(Delay(source=source, target=target, link=traffic.links.name[link], delay_ns=delay_ns))
+    return sorted(by_link, key=lambda delay: (-delay.delay_ns, delay.source, delay.target, delay.link))
 
 
 def link_counters(timeline: Timeline, traffic: Traffic, most: int = 32) -> tuple[Counter, ...]:
-    """Return the rate on each of the ``most`` links with the most bytes for their capacity, over time.
+    """Return the rate over time on the ``most`` links with the highest utilisation.
 
-    Of links that were used alike the first one stands for all.
+    The first link represents all links with equal figures.
     """
-    fullest = [use.names[0] for use in busiest_links(timeline, traffic, 0)[:most]]
     number = {name: link for link, name in enumerate(traffic.links.name)}
-    chosen = sorted(number[name] for name in fullest)
-    moving = traffic.segments(timeline.start_ns, timeline.end_ns)
-    segment, link, weight = _over(traffic.paths, np.array(chosen, dtype=np.int32), traffic.path[moving.row])
-    rate = moving.rate_kbps[segment] * weight * _KILO
-    link, time_ns = np.tile(link, 2), np.concatenate([moving.start_ns[segment], moving.end_ns[segment]])
+    chosen = sorted(number[use.names[0]] for use in busiest_links(timeline, traffic, 0)[:most])
+    segments = traffic.segments(timeline.start_ns, timeline.end_ns)
+    segment, link, weight = _link_uses(traffic.paths, np.array(chosen, dtype=np.int32), traffic.path[segments.row])
+    rate = segments.rate_kbps[segment] * weight * _KILO
+    link, time_ns = np.tile(link, 2), np.concatenate([segments.start_ns[segment], segments.end_ns[segment]])
     order = np.lexsort((time_ns, link))
     total = np.cumsum(np.concatenate([rate, -rate])[order])
     return tuple(
@@ -216,35 +216,36 @@ def link_counters(timeline: Timeline, traffic: Traffic, most: int = 32) -> tuple
     )
 
 
-def _over(paths: Paths, chosen: Int32s, taken: Int32s) -> tuple[Int64s, Int64s, Int64s]:
-    """Return each use of a chosen link by a taken path: by place in ``taken`` and ``chosen``, and how often.
+def _link_uses(paths: Paths, chosen: Int32s, path: Int32s) -> tuple[Int64s, Int64s, Int64s]:
+    """Return each use of a chosen link by a path: indices into ``path`` and ``chosen``, and the path's weight.
 
-    Paths lose their other links first: those of a large job have many, and hundreds of messages take each.
+    Other links are removed first: the paths of a large job have many, and hundreds of messages use each path.
     """
     kept = np.flatnonzero(np.isin(paths.link, chosen))
     ptr = np.searchsorted(kept, paths.link_ptr)
-    length = np.diff(ptr)[taken]
-    entry = kept[np.arange(int(length.sum())) + np.repeat(ptr[:-1][taken] - np.cumsum(length) + length, length)]
-    use = np.repeat(np.arange(taken.size), length)
-    return use, np.searchsorted(chosen, paths.link[entry]), paths.weight[entry]
+    length = np.diff(ptr)[path]
+    entry = kept[np.arange(int(length.sum())) + np.repeat(ptr[:-1][path] - np.cumsum(length) + length, length)]
+    path_index = np.repeat(np.arange(path.size), length)
+    return path_index, np.searchsorted(chosen, paths.link[entry]), paths.weight[entry]
 
 
-def _lost_ns(traffic: Traffic, moving: Segments) -> Int64s:
-    """Return what each segment lost against the rate that its message has alone."""
-    alone = traffic.paths.rate_kbps[traffic.path[moving.row]]
-    took = moving.end_ns - moving.start_ns
-    share = np.where(alone > 0, moving.rate_kbps / np.maximum(alone, 1), 1.0)
-    lost: Int64s = np.rint(took * (1.0 - np.minimum(share, 1.0))).astype(np.int64)
-    return lost
+def _lost_ns(traffic: Traffic, segments: Segments) -> Int64s:
+    """Return the delay of each segment against the uncontended rate of its message."""
+    alone_kbps = traffic.paths.rate_kbps[traffic.path[segments.row]]
+    duration_ns = segments.end_ns - segments.start_ns
+    share = np.where(alone_kbps > 0, segments.rate_kbps / np.maximum(alone_kbps, 1), 1.0)
+    lost_ns: Int64s = np.rint(duration_ns * (1.0 - np.minimum(share, 1.0))).astype(np.int64)
+    return lost_ns
 
 
 def _users(pair: Int64s, link: Int32s, size: Int64s) -> dict[int, tuple[int, ...]]:
-    """Return the pairs on each link, the one with most bytes first."""
+    """Return the pairs of ranks on each link, by descending bytes."""
     total: dict[tuple[int, int], int] = {}
-    for key in zip(link.tolist(), pair.tolist(), size.tolist(), strict=True):
-        if key[2]:
-            total[key[:2]] = total.get(key[:2], 0) + key[2]
+    for link_index, pair_index, size_bytes in zip(link.tolist(), pair.tolist(), size.tolist(), strict=True):
+        if size_bytes:
+            key = link_index, pair_index
+            total[key] = total.get(key, 0) + size_bytes
     by_link: dict[int, list[tuple[int, int]]] = {}
-    for (number, user), carried in total.items():
-        by_link.setdefault(number, []).append((-carried, user))
-    return {number: tuple(user for _, user in sorted(users)) for number, users in by_link.items()}
+    for (link_index, pair_index), size_bytes in total.items():
+        by_link.setdefault(link_index, []).append((-size_bytes, pair_index))
+    return {link_index: tuple(pair for _, pair in sorted(pairs)) for link_index, pairs in by_link.items()}

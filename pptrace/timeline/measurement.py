@@ -17,46 +17,46 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportRequest:
-    """How an importer is asked to read a run's traces."""
+    """Options of an importer for reading a run's traces."""
 
     layout: str = ""
     """Sizes such as ``pp=4,tp=2,dp=8`` where the trace does not describe its groups."""
     replica: str = ""
-    """Which of several pipelines: ``dp=0,tp=0``, ``slowest`` or ``median``; the first unless given."""
+    """The pipeline to read of several: ``dp=0,tp=0``, ``slowest`` or ``median``; default: the first."""
     rules: Path | None = None
-    """A YAML file of rules by which names are actions."""
+    """A YAML file with rules that map names to actions."""
     every_replica: bool = False
-    """Whether all pipelines are wanted beside that one."""
+    """Whether to read all pipelines in addition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """How one rank's clock was brought in line with rank 0's."""
+    """Alignment of a rank's clock with the clock of rank 0."""
 
     rank: int
     """The rank."""
     offset_ns: int
-    """What was added to its times."""
+    """Offset that is added to the rank's times."""
     bound_ns: int
-    """How far that may be off; 0 where ranks share a clock."""
+    """Error bound of the offset; 0 where ranks share a clock."""
     pairs: int = 0
-    """Messages that it was found from; 0 where ranks share a clock, or nothing is known."""
+    """Number of messages behind the estimate; 0 where ranks share a clock, or where no message is known."""
     contradicted_ns: int = 0
-    """By how much messages seem to arrive before they left, whatever the offset; 0 where one offset fits all."""
+    """Time by which messages arrive before they are sent under the best offset; 0 where an offset fits all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The file that one rank was read from."""
+    """The trace file of a rank."""
 
     rank: int
     """The rank."""
     path: Path
     """The file; ranks may share one."""
     origin_ns: int
-    """What the rank's own clock showed when the file's times were 0."""
+    """The rank's local clock at time 0 of the file."""
     has_clock: bool = False
-    """Whether the file names a clock of its own, as Perfetto's format does and Chrome JSON does not."""
+    """Whether the file names its clock, as Perfetto's format does and Chrome JSON does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,41 +66,41 @@ class Unattributed:
     rank: int
     """The rank."""
     what: str
-    """Name of the operations, or what is wrong with them."""
+    """Name of the operations, or the problem with them."""
     count: int
-    """How many."""
+    """Number of operations."""
     total_ns: int
-    """Their time in sum."""
+    """Their total time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What one rank's operations of one name amount to."""
+    """Totals of a rank's operations of the same name."""
 
     rank: int
     """The rank."""
     what: str
     """The operations' name; ``send`` or ``receive`` for messages that the host posted."""
     communicates: bool
-    """Whether they communicate, and do not compute."""
+    """Whether they are communication; else computation."""
     count: int
-    """How many."""
+    """Number of operations."""
     total_ns: int
-    """Their time in sum."""
+    """Their total time."""
     size_bytes: int = 0
-    """Their sizes in sum; 0 where the trace does not say."""
+    """Their total size; 0 where the trace has no sizes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occupied:
-    """What one rank's GPU did from its first operation to its last; the three parts sum to that."""
+    """Use of a rank's GPU from its first operation to its last; the three parts sum to that time."""
 
     rank: int
     """The rank."""
     computing_ns: int
-    """Time in which something computed."""
+    """Computation time."""
     exposed_ns: int
-    """Time in which something communicated and nothing computed."""
+    """Non-overlapped communication time."""
     idle_ns: int
     """Time in which nothing ran."""
 
@@ -110,13 +110,13 @@ class BySize:
     """Durations by size of communication operations whose purpose is unknown."""
 
     what: str
-    """The sort, such as ``messages between nodes`` or ``AllReduce of 8 ranks``."""
+    """The category, such as ``messages between nodes`` or ``AllReduce of 8 ranks``."""
     messages: bool
-    """Whether they are messages between two ranks, and no collectives."""
+    """Whether they are messages between two ranks; else collectives."""
     size_bytes: Int64s
-    """Shape (operations,): a message's size; what a collective moves over each rank's link."""
+    """Shape (operations,): size of the message, or bytes that the collective moves over each rank's link."""
     took_ns: Int64s
-    """Shape (operations,): from when the last rank was there to the end."""
+    """Shape (operations,): duration from the arrival of the last rank to the end."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size_bytes", column(self.size_bytes, np.int64))
@@ -128,15 +128,15 @@ class Step:
     """One recorded step."""
 
     label: str
-    """As the profiler numbers it."""
+    """The profiler's number of the step."""
     timeline: Timeline
-    """Every action that was found."""
+    """All recorded actions."""
     gap_ns: Int64s
-    """Shape (slices,): time inside an action in which its rank's device did nothing, waiting for launches."""
+    """Shape (slices,): idle time inside an action while its rank's device waits for kernel launches."""
     covered_ns: int = 0
-    """Length of the profiler's own range around the step; 0 where it wrote none."""
+    """Length of the profiler's range around the step; 0 where there is none."""
     begins_ns: int = 0
-    """When the timeline's time 0 was, by rank 0's clock."""
+    """Time 0 of the timeline on rank 0's clock."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "gap_ns", column(self.gap_ns, np.int64))
@@ -144,10 +144,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """One of several pipelines that run the same on other data, or on other shards."""
+    """One of several pipelines that run the same work on other data, or on other shards."""
 
     name: str
-    """Where it is, such as ``dp=0,tp=1``."""
+    """Its coordinates, such as ``dp=0,tp=1``."""
     ranks: tuple[int, ...]
     """Its global ranks."""
     steps: tuple[Step, ...]
@@ -156,29 +156,29 @@ class Replica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """Everything that was read from one run's traces."""
+    """The content of a run's traces."""
 
     steps: tuple[Step, ...]
-    """The steps, first to last; none where no action of a pipeline was found."""
+    """The steps, first to last; empty where the traces have no action of a pipeline."""
     clocks: tuple[Clock, ...] = ()
     """One per rank."""
     numbers: tuple[int, ...] = ()
-    """Each rank's number in the pipeline where recordings of other ranks are missing; empty where none is."""
+    """Each rank's number in the pipeline where recordings of ranks are missing; empty where none is missing."""
     ranks: int = 0
-    """How many ranks the pipeline has, those included whose recordings are missing; 0 where nothing says."""
+    """Number of ranks in the pipeline, including ranks without a recording; 0 where unknown."""
     unattributed: tuple[Unattributed, ...] = ()
-    """What belongs to no action, the longest first."""
+    """Operations that belong to no action, the longest first."""
     summaries: tuple[Summary, ...] = ()
     """Communication and computation by rank and name, each rank's longest first; only where there are no steps."""
     occupied: tuple[Occupied, ...] = ()
-    """One per rank with a GPU; likewise."""
+    """One per rank with a GPU; only where there are no steps."""
     by_size: tuple[BySize, ...] = ()
-    """Operations of a profiler that records communication alone; a network can be fitted to them."""
+    """Operations of a profiler that records communication only; a network can be fitted to them."""
     replicas: tuple[Replica, ...] = ()
-    """All pipelines, where they were wanted and there are several; the steps above are those of one."""
+    """All pipelines, if requested and several exist; :attr:`steps` has the steps of one pipeline."""
     job: object | None = None
-    """All pipelines in a record of the importer's own plugin, for its analysis; None without one."""
+    """All pipelines in a record of the importer's plugin, for its analysis; None without such a record."""
     sources: tuple[Source, ...] = ()
-    """The ranks' files that viewers of traces open, in the ranks' order; none where they open none."""
+    """The ranks' files that trace viewers can open, in the order of ranks; empty where viewers open none."""
     notes: tuple[str, ...] = field(default=())
     """What was inferred, folded, or could not be read; one sentence each."""

@@ -27,27 +27,27 @@ class Memory:
     """Memory of every rank; all arrays have shape (ranks,)."""
 
     weights_bytes: Int64s
-    """Weights, at the peak: those that are gathered then among them."""
+    """Weights at the peak, gathered weights included."""
     gradients_bytes: Int64s
-    """Gradient buffers, at the peak: whole gradients that are sharded once they are reduced among them."""
+    """Gradient buffers at the peak, including unsharded gradients before their reduction."""
     optimizer_bytes: Int64s
     """Optimizer state."""
     buffer_bytes: Int64s
     """Point-to-point buffers: one to send and one to receive per boundary shared with another rank."""
     reserved_bytes: Int64s
-    """What no action accounts for: what the workload says, and the allocator's share of the peak."""
+    """Memory of no action: the reserve of the workload, and the allocator's share of the peak."""
     peak_activation_bytes: Int64s
-    """The most activations held at once."""
+    """Peak of activations."""
     peak_at_ns: Int64s
-    """When that is first reached."""
+    """Time at which the peak is first reached."""
     peak_activations: Int64s
-    """The most microbatches' activations held at once, each stage's of a microbatch counted as one."""
+    """Peak number of activations in memory; each pair of stage and microbatch counts once."""
     capacity_bytes: int
-    """The device's memory, the smallest one's where devices differ; 0 where unknown."""
+    """The device's memory, the smallest where devices differ; 0 where unknown."""
     room_bytes: Int64s
     """Memory of each rank's device; 0 where unknown."""
     gathered_bytes: Int64s
-    """The part of weights and gradients that is there at the peak, and not from the step's start to its end."""
+    """The part of weights and gradients that is allocated at the peak, but not during the whole step."""
 
     @property
     def static_bytes(self) -> Int64s:
@@ -60,19 +60,25 @@ class Memory:
 
     @property
     def over_capacity(self) -> tuple[int, int, int] | None:
-        """The rank furthest over its device's memory, when, and by how many bytes; None where all fit."""
+        """The rank furthest over its device's memory, the time of its peak, and the excess in bytes.
+
+        None where all ranks fit.
+        """
         if not self.capacity_bytes:
             return None
-        over, rank = self.peak_bytes - self.room_bytes, self.fullest
-        if not over.size or over[rank] <= 0:
+        excess_bytes, rank = self.peak_bytes - self.room_bytes, self.fullest
+        if not excess_bytes.size or excess_bytes[rank] <= 0:
             return None
-        return rank, int(self.peak_at_ns[rank]), int(over[rank])
+        return rank, int(self.peak_at_ns[rank]), int(excess_bytes[rank])
 
     @property
     def fullest(self) -> int:
-        """The rank with the least left of its device, or where that is unknown the most in use; 0 of none."""
-        used = self.peak_bytes - self.room_bytes
-        return int(np.argmax(used)) if used.size else 0
+        """The rank with the least free memory, or with the highest peak where capacities are unknown.
+
+        0 where there are no ranks.
+        """
+        excess_bytes = self.peak_bytes - self.room_bytes
+        return int(np.argmax(excess_bytes)) if excess_bytes.size else 0
 
     @property
     def fullest_bytes(self) -> int:
@@ -99,33 +105,32 @@ class Memory:
 def measure_memory(timeline: Timeline, workload: Workload) -> Memory:
     """Follow the memory of every rank through a timeline."""
     ranks = timeline.ranks
-    peak, peak_at, most, gathered, unreduced = np.zeros((5, ranks), dtype=np.int64)
+    peak_bytes, peak_time_ns, peak_count, gathered, unreduced = np.zeros((5, ranks), dtype=np.int64)
     needs_clock = _needs_clock(timeline, workload)
-    whole = folded(timeline) if needs_clock else timeline
+    actions = folded(timeline) if needs_clock else timeline
     run(
         rows_kernels.follow_memory,
         (
-            lanes_of(whole, Stream.COMPUTE), whole.lane_ptr, whole.cells, whole.start_ns,
+            lanes_of(actions, Stream.COMPUTE), actions.lane_ptr, actions.cells, actions.start_ns,
             workload.activation_bytes, workload.weight_activation_bytes, TABLE,
         ),
-        (peak, peak_at, most),
+        (peak_bytes, peak_time_ns, peak_count),
         work=len(timeline),
     )  # fmt: skip
     if needs_clock:
-        peak, peak_at, gathered, unreduced = _peaks(timeline, workload)
-    held = timeline.placement.copies().astype(np.int64)
+        peak_bytes, peak_time_ns, gathered, unreduced = _peaks(timeline, workload)
+    copies = timeline.placement.copies().astype(np.int64)
     buffers = _buffers(timeline, workload)
-    allocated = held @ workload.static_bytes + buffers + peak + gathered + unreduced
-    reserved = workload.reserved_bytes + -(-allocated * workload.reserved_permille // 1000)
+    allocated = copies @ workload.static_bytes + buffers + peak_bytes + gathered + unreduced
     return Memory(
-        weights_bytes=held @ workload.weights_bytes + gathered,
-        gradients_bytes=held @ workload.gradients_bytes + unreduced,
-        optimizer_bytes=held @ workload.optimizer_bytes,
+        weights_bytes=copies @ workload.weights_bytes + gathered,
+        gradients_bytes=copies @ workload.gradients_bytes + unreduced,
+        optimizer_bytes=copies @ workload.optimizer_bytes,
         buffer_bytes=buffers,
-        reserved_bytes=reserved,
-        peak_activation_bytes=peak,
-        peak_at_ns=peak_at,
-        peak_activations=most,
+        reserved_bytes=workload.reserved_bytes + -(-allocated * workload.reserved_permille // 1000),
+        peak_activation_bytes=peak_bytes,
+        peak_at_ns=peak_time_ns,
+        peak_activations=peak_count,
         capacity_bytes=workload.capacity_bytes,
         room_bytes=workload.capacities(ranks),
         gathered_bytes=gathered + unreduced,
@@ -137,54 +142,53 @@ def memory_counters(timeline: Timeline, workload: Workload) -> tuple[Counter, ..
     static = measure_memory(timeline, workload).static_bytes
     counters = []
     for rank in range(timeline.ranks):
-        at, each = _changes(timeline, workload, rank)
-        delta = each.sum(axis=0)
-        when, first = np.unique(at, return_index=True)
-        value = static[rank] + np.add.reduceat(delta, first).cumsum() if at.size else at
-        if not when.size or when[0] > 0:
-            when, value = np.concatenate([[0], when]), np.concatenate([[static[rank]], value])
-        counters.append(Counter(rank=rank, name="memory", unit="bytes", at_ns=when, value=value))
+        change_ns, changes = _changes(timeline, workload, rank)
+        time_ns, first = np.unique(change_ns, return_index=True)
+        value = static[rank] + np.add.reduceat(changes.sum(axis=0), first).cumsum() if time_ns.size else time_ns
+        if not time_ns.size or time_ns[0] > 0:
+            time_ns, value = np.concatenate([[0], time_ns]), np.concatenate([[static[rank]], value])
+        counters.append(Counter(rank=rank, name="memory", unit="bytes", at_ns=time_ns, value=value))
     return tuple(counters)
 
 
 def _needs_clock(timeline: Timeline, workload: Workload) -> bool:
-    """Whether changes of memory are not in the order of the compute stream's rows alone."""
-    others = np.array([kind for kind in present(timeline.kind) if kind not in PASSES], dtype=np.int64)
+    """Whether the order of memory changes differs from the order of rows on the compute stream."""
+    kinds = np.array([kind for kind in present(timeline.kind) if kind not in PASSES], dtype=np.int64)
     changes = [
-        column[others] for column in (TABLE.activation, TABLE.weight_activation, TABLE.copied, TABLE.recomputed)
+        column[kinds] for column in (TABLE.activation, TABLE.weight_activation, TABLE.copied, TABLE.recomputed)
     ]
     sharded = bool(workload.gathered_bytes.any() or workload.unreduced_bytes.any())
     return bool(np.any(changes)) or timeline.parts is not None or bool(workload.classes) or sharded
 
 
 def _changes(timeline: Timeline, workload: Workload, rank: int) -> tuple[Int64s, Int64s]:
-    """Return the changes of one rank's memory in order of time; at one instant, memory is freed first.
+    """Return the changes of a rank's memory by time; at equal times, memory is freed first.
 
     Returns:
-        Times, and bytes of activations, gathered weights and gradients that are not reduced, shape (3, changes).
+        Times, and bytes of activations, gathered weights and unreduced gradients, shape (3, changes).
     """
-    _, of_rank = timeline.rank_slices(rank)
-    rows = np.arange(of_rank.start, of_rank.stop)
-    sorts = (memory_changes, gathered_changes, unreduced_changes)
-    delta = np.stack([change(timeline, workload, rows) for change in sorts])
+    _, row_slice = timeline.rank_slices(rank)
+    rows = np.arange(row_slice.start, row_slice.stop)
+    categories = (memory_changes, gathered_changes, unreduced_changes)
+    delta = np.stack([change(timeline, workload, rows) for change in categories])
     time_ns = np.where(delta > 0, timeline.start_ns[rows], timeline.end_ns[rows])
-    sort, index = np.nonzero(delta)
-    order = np.lexsort((delta[sort, index], time_ns[sort, index]))
-    sort, index = sort[order], index[order]
-    each = np.zeros((len(sorts), order.size), dtype=np.int64)
-    each[sort, np.arange(order.size)] = delta[sort, index]
-    return time_ns[sort, index], each
+    category, index = np.nonzero(delta)
+    order = np.lexsort((delta[category, index], time_ns[category, index]))
+    category, index = category[order], index[order]
+    changes = np.zeros((len(categories), order.size), dtype=np.int64)
+    changes[category, np.arange(order.size)] = delta[category, index]
+    return time_ns[category, index], changes
 
 
 def _peaks(timeline: Timeline, workload: Workload) -> Int64s:
-    """Return each rank's peak of activations, its time, and gathered weights and gradients then: (4, ranks)."""
+    """Return activations, time, gathered weights and unreduced gradients at each rank's peak; shape (4, ranks)."""
     peaks = np.zeros((4, timeline.ranks), dtype=np.int64)
     for rank in range(timeline.ranks):
-        time_ns, each = _changes(timeline, workload, rank)
+        time_ns, changes = _changes(timeline, workload, rank)
         if time_ns.size:
-            held = each.cumsum(axis=1)
-            top = int(np.argmax(held.sum(axis=0)))
-            activations, gathered, unreduced = np.maximum(held[:, top], 0)
+            allocated = changes.cumsum(axis=1)
+            top = int(np.argmax(allocated.sum(axis=0)))
+            activations, gathered, unreduced = np.maximum(allocated[:, top], 0)
             peaks[:, rank] = activations, time_ns[top], gathered, unreduced
     return peaks
 
@@ -204,30 +208,30 @@ def _buffers(timeline: Timeline, workload: Workload) -> Int64s:
 
 
 def memory_changes(timeline: Timeline, workload: Workload, rows: Int64s) -> Int64s:
-    """Return the bytes of activations that rows take at their starts or, below zero, free at their ends.
+    """Return the bytes of activations that rows allocate at their starts or, below zero, free at their ends.
 
-    Of an action in segments, the first takes and the last frees what the action does, unless the workload says
-    what each of them does.
+    In an action with segments, the first segment allocates and the last segment frees.
+    Changes per segment that the workload states have precedence.
     """
-    again = _computed_again(timeline, rows)
-    whole = _of_actions(timeline, workload, rows, again)
+    recomputed = _recomputed_microbatches(timeline, rows)
+    by_action = _action_changes(timeline, workload, rows, recomputed)
     if timeline.parts is None:
-        return whole
+        return by_action
     number = timeline.parts.number[rows]
     last = last_segments(timeline)[rows] == rows
-    delta: Int64s = np.where((number < 0) | np.where(whole > 0, number == 0, last), whole, 0)
-    told = (number >= 0) & (again == 0) & (TABLE.recomputed[timeline.kind[rows]] == 0)
-    for place in np.flatnonzero(told).tolist() if _says_changes(workload) else ():
-        own = _given(timeline, workload, int(rows[place]))
-        if own is not None:
-            delta[place] = own[int(number[place])] * int(timeline.span[rows[place]])
+    delta: Int64s = np.where((number < 0) | np.where(by_action > 0, number == 0, last), by_action, 0)
+    in_segments = (number >= 0) & (recomputed == 0) & (TABLE.recomputed[timeline.kind[rows]] == 0)
+    for index in np.flatnonzero(in_segments).tolist() if _has_segment_changes(workload) else ():
+        changes = _segment_changes(timeline, workload, int(rows[index]))
+        if changes is not None:
+            delta[index] = changes[int(number[index])] * int(timeline.span[rows[index]])
     return delta
 
 
 def gathered_changes(timeline: Timeline, workload: Workload, rows: Int64s) -> Int64s:
-    """Return the bytes of weights that a rank's gathers take at their starts, and what frees them at its end.
+    """Return the bytes of weights that gathers allocate at their starts and releases free at their ends.
 
-    A stage that is gathered again before it is freed takes no more: layer by layer, one follows the other.
+    A gather of a stage whose weights are still gathered allocates nothing: layers are gathered one by one.
     """
     kind, stage = timeline.kind[rows], timeline.stage[rows]
     delta = np.zeros(rows.size, dtype=np.int64)
@@ -235,19 +239,18 @@ def gathered_changes(timeline: Timeline, workload: Workload, rows: Int64s) -> In
     for number in np.unique(stage[gathers]).tolist():
         events = np.flatnonzero((gathers | (kind == Kind.RESHARD)) & (stage == number))
         sign = np.where(gathers[events], 1, -1)
-        at = np.where(sign > 0, timeline.start_ns[rows[events]], timeline.end_ns[rows[events]])
-        order = np.lexsort((sign, at))
-        there = sign[order].cumsum()
-        changed = events[order[(there > 0) != (np.append([0], there[:-1]) > 0)]]
+        time_ns = np.where(sign > 0, timeline.start_ns[rows[events]], timeline.end_ns[rows[events]])
+        order = np.lexsort((sign, time_ns))
+        count = sign[order].cumsum()
+        changed = events[order[(count > 0) != (np.append([0], count[:-1]) > 0)]]
         delta[changed] = np.where(gathers[changed], 1, -1) * workload.gathered_bytes[number]
     return delta
 
 
 def unreduced_changes(timeline: Timeline, workload: Workload, rows: Int64s) -> Int64s:
-    """Return the bytes of whole gradients that a rank's rows take at their starts or free at their ends.
+    """Return the bytes of unsharded gradients that a rank's rows allocate at their starts or free at their ends.
 
-    The first backward behind a reduction takes them, and the next reduction frees them: of several, the one that
-    was issued next.
+    The first backward after a reduction allocates them. The reduction that is issued next frees them.
     """
     kind, stage = timeline.kind[rows], timeline.stage[rows]
     delta = np.zeros(rows.size, dtype=np.int64)
@@ -261,32 +264,34 @@ def unreduced_changes(timeline: Timeline, workload: Workload, rows: Int64s) -> I
         group = np.searchsorted(issued[order], timeline.end_ns[rows[backs]], side="left")
         groups, first = np.unique(group, return_index=True)
         delta[backs[first]] = workload.unreduced_bytes[number]
-        reduced = reductions[order][groups[groups < reductions.size]]
-        delta[reduced] = -workload.unreduced_bytes[number]
+        delta[reductions[order][groups[groups < reductions.size]]] = -workload.unreduced_bytes[number]
     return delta
 
 
-def _of_actions(timeline: Timeline, workload: Workload, rows: Int64s, again: Int64s) -> Int64s:
+def _action_changes(timeline: Timeline, workload: Workload, rows: Int64s, recomputed: Int64s) -> Int64s:
+    """Return the bytes of activations that the action of each row allocates or, below zero, frees."""
     kind, stage, microbatch = timeline.kind[rows], timeline.stage[rows], timeline.microbatch[rows]
     classes = (workload, *workload.classes)
-    used = workload.microbatch_class
-    by_class = np.where(microbatch < 0, 0, used[microbatch]) if used.size else np.zeros(rows.size, dtype=np.int64)
+    class_of = workload.microbatch_class
+    by_class = (
+        np.where(microbatch < 0, 0, class_of[microbatch]) if class_of.size else np.zeros(rows.size, dtype=np.int64)
+    )
 
-    def each(size_bytes: Callable[[Workload], Int64s]) -> Int64s:
-        found: Int64s = np.stack([size_bytes(one) for one in classes])[by_class, stage]
-        return found
+    def per_row(size_bytes: Callable[[Workload], Int64s]) -> Int64s:
+        sizes: Int64s = np.stack([size_bytes(costs) for costs in classes])[by_class, stage]
+        return sizes
 
     span = timeline.span[rows]
-    total = TABLE.activation[kind] * each(lambda one: one.activation_bytes) * span
-    total += TABLE.weight_activation[kind] * each(lambda one: one.weight_activation_bytes) * span
-    total += TABLE.copied[kind] * each(lambda one: one.copied_bytes) * span
-    left_out = each(lambda one: one.activation_bytes - one.checkpoint_bytes)
-    total += (TABLE.recomputed[kind] * span - again) * left_out
+    total = TABLE.activation[kind] * per_row(lambda costs: costs.activation_bytes) * span
+    total += TABLE.weight_activation[kind] * per_row(lambda costs: costs.weight_activation_bytes) * span
+    total += TABLE.copied[kind] * per_row(lambda costs: costs.copied_bytes) * span
+    discarded = per_row(lambda costs: costs.activation_bytes - costs.checkpoint_bytes)
+    total += (TABLE.recomputed[kind] * span - recomputed) * discarded
     return total
 
 
-def _computed_again(timeline: Timeline, rows: Int64s) -> Int64s:
-    """Return on how many microbatches each row works forward that are computed again later."""
+def _recomputed_microbatches(timeline: Timeline, rows: Int64s) -> Int64s:
+    """Return the number of microbatches in each forward row that are recomputed later; 0 for other rows."""
     recomputes = np.flatnonzero(TABLE.recomputed[timeline.kind])
     if not recomputes.size:
         return np.zeros(rows.size, dtype=np.int64)
@@ -302,18 +307,23 @@ def _computed_again(timeline: Timeline, rows: Int64s) -> Int64s:
     return np.where(forwards, count[stage, microbatch + timeline.span[rows]] - count[stage, microbatch], 0)
 
 
-def _says_changes(workload: Workload) -> bool:
-    costs = (workload, *workload.classes)
-    stages = [own for one in costs for stages in one.segments.values() for own in stages]
-    return any(segment.activation_bytes is not None for own in stages for segment in own)
+def _has_segment_changes(workload: Workload) -> bool:
+    """Whether the workload states changes of memory per segment."""
+    return any(
+        segment.activation_bytes is not None
+        for costs in (workload, *workload.classes)
+        for stages in costs.segments.values()
+        for segments in stages
+        for segment in segments
+    )
 
 
-def _given(timeline: Timeline, workload: Workload, row: int) -> list[int] | None:
-    """Return what the workload says of each segment of a row's action; None where it says nothing."""
-    microbatch, used = int(timeline.microbatch[row]), workload.microbatch_class
-    costs = workload.of_class(int(used[microbatch]) if used.size and microbatch >= 0 else 0)
+def _segment_changes(timeline: Timeline, workload: Workload, row: int) -> list[int] | None:
+    """Return the bytes that the workload states for each segment of a row's action; None where it states none."""
+    microbatch, class_of = int(timeline.microbatch[row]), workload.microbatch_class
+    costs = workload.of_class(int(class_of[microbatch]) if class_of.size and microbatch >= 0 else 0)
     stages = costs.segments.get(Kind(int(timeline.kind[row])))
     if stages is None:
         return None
-    own = [one.activation_bytes for one in stages[int(timeline.stage[row])]]
-    return None if all(change is None for change in own) else [change or 0 for change in own]
+    changes = [segment.activation_bytes for segment in stages[int(timeline.stage[row])]]
+    return None if all(change is None for change in changes) else [change or 0 for change in changes]

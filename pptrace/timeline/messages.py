@@ -27,8 +27,11 @@ class RowIndex:
 
     graph: StageGraph
     """The stages' graph."""
-    made: Int32s
-    """Shape (2 x stages x microbatches,): forwards, then backwards that others need; of segments the last."""
+    producer: Int32s
+    """Shape (2 x stages x microbatches,): forwards, then backwards whose result other stages need.
+
+    For actions with segments, the last segment.
+    """
     send: Int32s
     """Shape (2 x edges x microbatches,): the sender's row of each message, forward edges first."""
     recv: Int32s
@@ -40,32 +43,32 @@ def index_timeline(timeline: Timeline) -> RowIndex:
     placement = timeline.placement
     graph = graph_of(placement)
     cells = placement.stages * placement.microbatches
-    made, send, recv = (unset(2 * size) for size in (cells, *2 * (graph.edges * placement.microbatches,)))
+    producer, send, recv = (unset(2 * size) for size in (cells, *2 * (graph.edges * placement.microbatches,)))
     run(
         rows_kernels.index_rows,
         (
             timeline.lane_ptr, timeline.lane_rank, timeline.lane_peer, timeline.cells, timeline.start_ns,
             timeline.size_bytes, graph, TABLE,
         ),
-        (rows_kernels.Index(made, send, recv),),
+        (rows_kernels.Index(producer, send, recv),),
         work=len(timeline),
     )  # fmt: skip
     if timeline.parts is not None:
-        made = last_segments(timeline)[made]
-    return RowIndex(graph=graph, made=made, send=send, recv=recv)
+        producer = last_segments(timeline)[producer]
+    return RowIndex(graph=graph, producer=producer, send=send, recv=recv)
 
 
 def lanes_of(timeline: Timeline, stream: Stream) -> Int32s:
     """Return each rank's first lane of a stream, -1 where it has none; shape (ranks,)."""
-    found = np.full(timeline.ranks, -1, dtype=np.int32)
+    first_lane = np.full(timeline.ranks, -1, dtype=np.int32)
     lanes = np.flatnonzero(timeline.lane_stream == stream)[::-1]
-    found[timeline.lane_rank[lanes]] = lanes
-    return found
+    first_lane[timeline.lane_rank[lanes]] = lanes
+    return first_lane
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Messages:
-    """One row per message, in the order of its first slice; each column holds a row of the timeline."""
+    """One row per message, in the order of first slices; each column holds rows of the timeline."""
 
     send: Int32s
     """The sender's slice, -1 where only the receiver has one."""
@@ -74,28 +77,28 @@ class Messages:
     producer: Int32s
     """The compute slice whose result was sent, -1 where unknown."""
     consumer: Int32s
-    """The compute slice that waited for it, -1 where unknown."""
+    """The compute slice that waited for the message, -1 where unknown."""
 
     @property
     def transfer(self) -> Int32s:
-        """The sender's slice, the receiver's where the sender has none."""
+        """The sender's slice, or the receiver's slice where the sender has none."""
         return np.where(self.send >= 0, self.send, self.recv)
 
 
 def messages(timeline: Timeline) -> Messages:
     """Match sends, receives, producers and consumers by stage, microbatch and direction.
 
-    An action that spans several microbatches is found by any of them; where several consumers share a
-    message, the one that started first counts.
+    An action that spans several microbatches matches each of them. Where several consumers share a
+    message, the first to start counts.
     """
     index, edges = index_timeline(timeline), timeline.placement.edges
     stages, microbatches = timeline.placement.stages, timeline.placement.microbatches
-    shown = ((index.send >= 0) | (index.recv >= 0)).reshape(2 * len(edges), microbatches)
+    recorded = ((index.send >= 0) | (index.recv >= 0)).reshape(2 * len(edges), microbatches)
     ends = np.concatenate([edges, edges[:, ::-1] + stages]).astype(np.int64)
-    away = (ends - np.arange(2 * len(edges))[:, None]) * microbatches
-    cell, count = np.flatnonzero(shown), np.count_nonzero(shown, axis=1)
+    offsets = (ends - np.arange(2 * len(edges))[:, None]) * microbatches
+    cell, count = np.flatnonzero(recorded), np.count_nonzero(recorded, axis=1)
     send, recv = index.send[cell], index.recv[cell]
-    producer, consumer = (index.made[cell + np.repeat(column, count)] for column in away.T)
+    producer, consumer = (index.producer[cell + np.repeat(offset, count)] for offset in offsets.T)
     first = np.where(send >= 0, send, recv)
     if timeline.parts is not None:
         producer = _result_segments(timeline, producer, first)
@@ -105,10 +108,10 @@ def messages(timeline: Timeline) -> Messages:
 
 
 def _order(timeline: Timeline, first: Int32s, consumer: Int32s) -> NDArray[np.integer[Any]]:
-    """Return messages by their first slices, each slice once."""
-    place = np.full(len(timeline), -1, dtype=np.int32)
-    place[first] = np.arange(first.size)
-    order: NDArray[np.integer[Any]] = place[place >= 0]
+    """Return the order of messages by their first slices; of messages with the same slice, one is kept."""
+    message = np.full(len(timeline), -1, dtype=np.int32)
+    message[first] = np.arange(first.size)
+    order: NDArray[np.integer[Any]] = message[message >= 0]
     if order.size == first.size:
         return order
     starts = np.where(consumer >= 0, timeline.start_ns[consumer], 0)
@@ -119,40 +122,40 @@ def _order(timeline: Timeline, first: Int32s, consumer: Int32s) -> NDArray[np.in
 
 
 def _result_segments(timeline: Timeline, rows: Int32s, messages: Int32s) -> Int32s:
-    """Return the segments that messages left behind: of each producer, the last to end before its message."""
+    """Return each message's producing segment: the last segment of the producer that ends before the message."""
     segments, action = segment_rows(timeline)
-    of_row = np.full(len(timeline) + 1, -1, dtype=np.int64)
-    of_row[segments] = action
-    asks = np.flatnonzero((of_row[rows] >= 0) & (messages >= 0))
-    owner = np.concatenate([action, of_row[rows[asks]]])
-    at_ns = np.concatenate([timeline.end_ns[segments], timeline.start_ns[messages[asks]]])
-    order = np.lexsort((np.arange(owner.size), at_ns, owner))
+    action_of_row = np.full(len(timeline) + 1, -1, dtype=np.int64)
+    action_of_row[segments] = action
+    queries = np.flatnonzero((action_of_row[rows] >= 0) & (messages >= 0))
+    owner = np.concatenate([action, action_of_row[rows[queries]]])
+    time_ns = np.concatenate([timeline.end_ns[segments], timeline.start_ns[messages[queries]]])
+    order = np.lexsort((np.arange(owner.size), time_ns, owner))
     latest = np.maximum.accumulate(np.where(order < segments.size, np.arange(order.size), -1))
-    before = order[latest[order >= segments.size]]
-    asks = asks[order[order >= segments.size] - segments.size]
-    ended = action[before] == of_row[rows[asks]] if before.size else np.zeros(0, dtype=bool)
-    found = rows.copy()
-    found[asks[ended]] = segments[before[ended]]
-    return found
+    preceding = order[latest[order >= segments.size]]
+    queries = queries[order[order >= segments.size] - segments.size]
+    ended = action[preceding] == action_of_row[rows[queries]] if preceding.size else np.zeros(0, dtype=bool)
+    producer = rows.copy()
+    producer[queries[ended]] = segments[preceding[ended]]
+    return producer
 
 
 _IN_TABLES = KindSet(COMPUTE - STAGE_ENDS)
 
 
 def compute_rows(timeline: Timeline) -> list[Int64s]:
-    """Return, per rank, the rows of what a table holds, in the order in which they ran."""
-    found = []
+    """Return, per rank, the rows of the kinds that schedule tables contain, in the order of execution."""
+    by_rank = []
     for lane in lanes_of(timeline, Stream.COMPUTE):
-        span = np.arange(timeline.lane_ptr[lane], timeline.lane_ptr[lane + 1]) if lane >= 0 else np.arange(0)
-        found.append(span[_IN_TABLES.mask(timeline.kind[span])])
-    return found
+        rows = np.arange(timeline.lane_ptr[lane], timeline.lane_ptr[lane + 1]) if lane >= 0 else np.arange(0)
+        by_rank.append(rows[_IN_TABLES.mask(timeline.kind[rows])])
+    return by_rank
 
 
 def computed_order(timeline: Timeline) -> Schedule:
-    """Return the table of what each rank computed, one row per action."""
+    """Return the schedule table of the actions that each rank computed, one row per action."""
     timeline = folded(timeline)
     by_rank = compute_rows(timeline)
     rows = np.concatenate(by_rank) if by_rank else np.zeros(0, dtype=np.int64)
     return Schedule.of_cells(
-        timeline.placement, np.cumsum([0, *(own.size for own in by_rank)]), timeline.cells.taken(rows)
+        timeline.placement, np.cumsum([0, *(rank_rows.size for rank_rows in by_rank)]), timeline.cells.taken(rows)
     )

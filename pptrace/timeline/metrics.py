@@ -37,11 +37,11 @@ class Metrics:
     idle_ns: Int64s
     """Shape (ranks, causes): idle time by :class:`IdleCause`."""
     collective_ns: Int64s
-    """Shape (ranks,): busy time in which the rank's own group (tensor parallel and so on) communicated."""
+    """Shape (ranks,): busy time in which a group of the rank (tensor parallel and so on) communicated."""
     reduction_ns: Int64s
-    """Shape (ranks,): time in which gradients were reduced, whether or not something ran beside it."""
+    """Shape (ranks,): time in which gradients were reduced, overlapped or not."""
     groups: tuple[GroupTime, ...]
-    """Communication of the data-parallel group and of those inside actions, and what computation hid of it."""
+    """Communication of the data-parallel group and of groups inside actions, and its overlapped part."""
     memory: Memory
     """Memory per rank."""
     path: CriticalPath
@@ -67,19 +67,19 @@ class Metrics:
 
     @property
     def pace_ns(self) -> int:
-        """The longest time from a rank's start to its end: steps' pace where none waits for others in between."""
+        """The longest time from a rank's first to its last action: the pace of steps without a barrier between."""
         outside = self.idle_ns[:, IdleCause.FILL] + self.idle_ns[:, IdleCause.DRAIN]
         return self.step_ns - int(outside.min(initial=self.step_ns)) if self.ranks else 0
 
     @property
     def bubble(self) -> Fraction:
         """Idle time over ranks times window."""
-        whole = self.ranks * self.step_ns
-        return Fraction(int(self.idle_ns.sum()), whole) if whole else Fraction(0)
+        total_ns = self.ranks * self.step_ns
+        return Fraction(int(self.idle_ns.sum()), total_ns) if total_ns else Fraction(0)
 
     @property
     def exposed_ns(self) -> Int64s:
-        """Shape (ranks,): communication that nothing hid: waits for messages and reductions, own collectives."""
+        """Shape (ranks,): non-overlapped communication: messages, reductions and group collectives."""
         total: Int64s = self.idle_ns[:, list(COMMUNICATION)].sum(axis=1) + self.collective_ns
         return total
 
@@ -96,17 +96,17 @@ class Metrics:
     @property
     def mfu(self) -> float | None:
         """Model FLOPs utilisation: no recomputation counted, dense peak; None where unknown."""
-        whole = self.peak_flops * self.step_ns
-        return self.model_flops * 1e9 / whole if self.model_flops and whole else None
+        available = self.peak_flops * self.step_ns
+        return self.model_flops * 1e9 / available if self.model_flops and available else None
 
     @property
     def over_capacity(self) -> tuple[int, int, int] | None:
-        """The rank furthest over its device's memory, when, and by how many bytes; None where all fit."""
+        """The same as :attr:`Memory.over_capacity`."""
         return self.memory.over_capacity
 
 
 def measure(timeline: Timeline, workload: Workload, memory: Memory | None = None) -> Metrics:
-    """Measure a timeline; the workload gives memory, unless that was followed already, tokens and FLOPs."""
+    """Measure a timeline; the workload gives tokens, FLOPs, and the memory unless ``memory`` is given."""
     opened, closed = window(timeline)
     spent = time_spent(timeline)
     return Metrics(
@@ -119,10 +119,10 @@ def measure(timeline: Timeline, workload: Workload, memory: Memory | None = None
 
 
 def hidden_ns(timeline: Timeline) -> Int64s:
-    """Return, per rank, for how long communication was under way while the rank computed, shape (ranks,).
+    """Return each rank's communication time that its computation hides, shape (ranks,).
 
-    Messages count at their receiver, from their start to the arrival of the data; communication of groups, such as
-    the reduction of gradients, at its own rank. What is under way at once counts once each.
+    Messages count at their receiver, from their start to the arrival of the data. Communication of groups, such as
+    the reduction of gradients, counts at each rank of the group. Simultaneous operations count separately.
     """
     total = np.zeros(timeline.ranks, dtype=np.int64)
     for group in group_times(timeline):
@@ -164,9 +164,9 @@ def phases(timeline: Timeline) -> tuple[Phase, ...]:
     """Return the phases of every rank, by rank and time.
 
     Warm-up lasts from a rank's first forward until its first backward starts, cool-down from the end
-    of its last forward to the end of its last backward, steady is what lies between. A phase without
-    length is left out, and a rank without a forward or without a backward has none. Of actions in
-    segments, computation counts.
+    of its last forward to the end of its last backward, and steady is the time between both. Empty phases
+    are omitted, and a rank without a forward or without a backward has no phases. In actions with
+    segments, only computation counts.
     """
     computes = ~in_group(timeline)
     forward, backward = (timeline.kind == Kind.F) & computes, BACKWARD.mask(timeline.kind) & computes
@@ -174,14 +174,14 @@ def phases(timeline: Timeline) -> tuple[Phase, ...]:
         _per_rank(np.minimum, _NEVER, timeline, rows, timeline.start_ns) for rows in (forward, backward)
     )
     last, end = (_per_rank(np.maximum, -1, timeline, rows, timeline.end_ns) for rows in (forward, backward))
-    found = []
+    rank_phases: list[Phase] = []
     for rank, bounds in enumerate(zip(start, turn, map(max, last, turn), end, strict=True)):
         if _NEVER in bounds[:2]:
             continue
         for name, begin, until in zip(("warm-up", "steady", "cool-down"), bounds, bounds[1:], strict=False):
             if until > begin:
-                found.append(Phase(rank=rank, name=name, start_ns=begin, end_ns=until))
-    return tuple(found)
+                rank_phases.append(Phase(rank=rank, name=name, start_ns=begin, end_ns=until))
+    return tuple(rank_phases)
 
 
 def _per_rank(
@@ -195,7 +195,7 @@ def _per_rank(
 
 
 _RELEASES = sorted(BACKWARD, key=lambda kind: (kind not in WEIGHT_GRADIENTS, kind in GRADIENTS))
-"""What ends a microbatch's stay, the first that it has."""
+"""Kinds that release a microbatch's activations; the first kind that the microbatch has is the release."""
 
 
 def in_flight(timeline: Timeline) -> tuple[Counter, ...]:
@@ -209,14 +209,14 @@ def in_flight(timeline: Timeline) -> tuple[Counter, ...]:
     rows, microbatch = _microbatch_rows(timeline)
     key = timeline.stage[rows].astype(np.int64) * (int(microbatch.max(initial=0)) + 1) + microbatch
     kind = timeline.kind[rows]
-    held = kind == Kind.F
-    released, done = np.zeros_like(held), ~np.isin(key, key[held])
+    enters = kind == Kind.F
+    leaves, done = np.zeros_like(enters), ~np.isin(key, key[enters])
     for release in _RELEASES:
-        now = (kind == release) & ~done
-        released |= now
-        done |= np.isin(key, key[now])
-    into, out = rows[held], rows[released]
-    return _summed(
+        releases = (kind == release) & ~done
+        leaves |= releases
+        done |= np.isin(key, key[releases])
+    into, out = rows[enters], rows[leaves]
+    return _sum_counters(
         "in flight",
         "microbatches",
         np.concatenate([rank[into], rank[out]]),
@@ -230,11 +230,11 @@ def link_use(timeline: Timeline) -> tuple[Counter, ...]:
 
     A message's rate is its bytes over its time on the sender's stream, rounded down.
     """
-    took = timeline.end_ns - timeline.start_ns
-    rows = np.flatnonzero(SENDS.mask(timeline.kind) & (took > 0) & (timeline.size_bytes > 0))
-    rate = _per_second(timeline.size_bytes[rows], took[rows])
+    duration_ns = timeline.end_ns - timeline.start_ns
+    rows = np.flatnonzero(SENDS.mask(timeline.kind) & (duration_ns > 0) & (timeline.size_bytes > 0))
+    rate = _per_second(timeline.size_bytes[rows], duration_ns[rows])
     rank = timeline.rank_of_row()[rows]
-    return _summed(
+    return _sum_counters(
         "link use",
         "bytes/s",
         np.concatenate([rank, rank]),
@@ -252,26 +252,26 @@ def _microbatch_rows(timeline: Timeline) -> tuple[Int64s, Int64s]:
     return rows, timeline.microbatch[rows].astype(np.int64) + np.arange(rows.size) - first
 
 
-def _per_second(size_bytes: Int64s, took_ns: Int64s) -> Int64s:
-    """Return ``size_bytes * 10**9 // took_ns``, three digits at a time so that nothing overflows."""
-    rate, rest = np.divmod(size_bytes, took_ns)
+def _per_second(size_bytes: Int64s, duration_ns: Int64s) -> Int64s:
+    """Return ``size_bytes * 10**9 // duration_ns``, three digits at a time to avoid overflow."""
+    rate, remainder = np.divmod(size_bytes, duration_ns)
     for _ in range(3):
-        more, rest = np.divmod(rest * 1000, took_ns)
-        rate = rate * 1000 + more
+        digits, remainder = np.divmod(remainder * 1000, duration_ns)
+        rate = rate * 1000 + digits
     return rate
 
 
-def _summed(name: str, unit: str, rank: Int32s, at_ns: Int64s, change: Int64s) -> tuple[Counter, ...]:
-    """Add up each rank's changes."""
-    order = np.lexsort((at_ns, rank))
-    return _counters(name, unit, rank[order], at_ns[order], np.cumsum(change[order]))
+def _sum_counters(name: str, unit: str, rank: Int32s, time_ns: Int64s, change: Int64s) -> tuple[Counter, ...]:
+    """Return a counter per rank from changes in any order."""
+    order = np.lexsort((time_ns, rank))
+    return _counters(name, unit, rank[order], time_ns[order], np.cumsum(change[order]))
 
 
-def _counters(name: str, unit: str, rank: Int32s, at_ns: Int64s, total: Int64s) -> tuple[Counter, ...]:
-    """Return a counter per rank of totals that are sorted by rank and time, and go on from rank to rank."""
+def _counters(name: str, unit: str, rank: Int32s, time_ns: Int64s, total: Int64s) -> tuple[Counter, ...]:
+    """Return a counter per rank from totals that are sorted by rank and time and accumulate across ranks."""
     return tuple(
         Counter(rank=number, name=name, unit=unit, at_ns=times_ns, value=value)
-        for number, times_ns, value in step_functions(rank, at_ns, total)
+        for number, times_ns, value in step_functions(rank, time_ns, total)
     )
 
 
@@ -281,33 +281,38 @@ _UNIT = "at once"
 def communication_counters(timeline: Timeline, waits: Waits) -> tuple[Counter, ...]:
     """Return each rank's counters ``hidden communication`` and ``exposed communication``.
 
-    Hidden is what is under way beside computation: messages at their receiver until the data are there, groups'
-    communication at its own rank; over time it sums to :func:`~pptrace.timeline.metrics.hidden_ns`. Exposed is 1
-    while the rank waits for a message or a reduction, and 1 for each segment of its own groups beside nothing.
+    Hidden counts the operations that overlap with computation: messages at their receiver until the data arrive,
+    and communication of groups at each of their ranks. Its integral over time is
+    :func:`~pptrace.timeline.metrics.hidden_ns`. Exposed is 1 while the rank waits for a message or a reduction,
+    and 1 for each segment of the rank's groups without simultaneous computation.
     """
     stream = np.repeat(timeline.lane_stream, np.diff(timeline.lane_ptr))
     rank = timeline.rank_of_row()
     computing = (stream == Stream.COMPUTE) & COMPUTE.mask(timeline.kind)
     inside, reducing = in_group(timeline), stream == Stream.DATA_PARALLEL
-    for_others = np.isin(waits.cause, COMMUNICATION)
-    ranks, at, (busy, own, reduced, received, held) = _active(
+    blocked = np.isin(waits.cause, COMMUNICATION)
+    ranks, time_ns, (busy, grouped, reduced, received, waiting) = _active(
         *((rank[rows], timeline.start_ns[rows], timeline.end_ns[rows]) for rows in (computing, inside, reducing)),
         _received(timeline),
-        (waits.rank[for_others], waits.start_ns[for_others], waits.end_ns[for_others]),
+        (waits.rank[blocked], waits.start_ns[blocked], waits.end_ns[blocked]),
     )
-    hidden, exposed = (own + reduced + received) * busy, held + own * (1 - busy)
+    hidden, exposed = (grouped + reduced + received) * busy, waiting + grouped * (1 - busy)
     return (
-        *_counters("hidden communication", _UNIT, ranks, at, hidden),
-        *_counters("exposed communication", _UNIT, ranks, at, exposed),
+        *_counters("hidden communication", _UNIT, ranks, time_ns, hidden),
+        *_counters("exposed communication", _UNIT, ranks, time_ns, exposed),
     )
 
 
 def _active(*spans: tuple[Int32s, Int64s, Int64s]) -> tuple[Int32s, Int64s, list[Int64s]]:
-    """Return ranks and times, sorted, at which something begins or ends, and how many of each sort then go on."""
+    """Return the sorted ranks and times of starts and ends, and the number of active spans per category.
+
+    Each argument is a category: the ranks, starts and ends of its spans.
+    """
     ranks = np.concatenate([rank for rank, _, _ in spans] * 2)
-    at = np.concatenate([start for _, start, _ in spans] + [end for _, _, end in spans])
-    sort = np.tile(np.repeat(np.arange(len(spans), dtype=np.int8), [rank.size for rank, _, _ in spans]), 2)
-    change = np.repeat(np.array([1, -1], dtype=np.int64), at.size // 2)
-    order = np.lexsort((at, ranks))
-    sort, change = sort[order], change[order]
-    return ranks[order], at[order], [np.cumsum(np.where(sort == index, change, 0)) for index in range(len(spans))]
+    time_ns = np.concatenate([start for _, start, _ in spans] + [end for _, _, end in spans])
+    category = np.tile(np.repeat(np.arange(len(spans), dtype=np.int8), [rank.size for rank, _, _ in spans]), 2)
+    change = np.repeat(np.array([1, -1], dtype=np.int64), time_ns.size // 2)
+    order = np.lexsort((time_ns, ranks))
+    category, change = category[order], change[order]
+    counts = [np.cumsum(np.where(category == index, change, 0)) for index in range(len(spans))]
+    return ranks[order], time_ns[order], counts

@@ -28,9 +28,9 @@ class Counter:
     """A step function: from ``at_ns[i]`` on, the value is ``value[i]``."""
 
     rank: int
-    """The rank that it belongs to; -1 for none: it is the cluster's, such as the use of a shared link."""
+    """The rank of the counter; -1 for a counter of the cluster, such as the use of a shared link."""
     name: str
-    """Such as ``memory``, or the link's, such as ``leaf0>spine2``."""
+    """Such as ``memory``, or the name of a link, such as ``leaf0>spine2``."""
     unit: str
     """Such as ``bytes``."""
     at_ns: Int64s
@@ -56,12 +56,12 @@ class Counter:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Parts:
-    """One value per row; a row that is a whole action or a message has -1."""
+    """Segments of rows, one value per row; -1 for messages and for actions without segments."""
 
     number: Int32s
-    """Place of the segment in its action, from 0."""
+    """Index of the segment in its action, from 0."""
     name: Int32s
-    """Which of :attr:`names` it has."""
+    """Index of its name in :attr:`names`."""
     names: tuple[str, ...]
     """Names of segments."""
 
@@ -70,7 +70,7 @@ class Parts:
             object.__setattr__(self, name, column(getattr(self, name), np.int32))
 
     def of_rows(self, rows: NDArray[np.integer]) -> Self:
-        """Return the parts of some rows, in their order; names keep their numbers."""
+        """Return the parts of the given rows, in their order; name indices do not change."""
         return replace(self, number=self.number[rows], name=self.name[rows])
 
     def name_of(self, row: int) -> str:
@@ -91,7 +91,7 @@ class Parts:
 class Routes:
     """Links by name, and the links of each row in columns.
 
-    Of a message that is a bundle of flows these are the links of the first flow, from source to target.
+    A message with several flows has the links of its first flow, from source to target.
     """
 
     name: tuple[str, ...]
@@ -99,7 +99,7 @@ class Routes:
     rate_kbps: Int64s
     """Capacity of each link in kB/s."""
     ptr: Int32s
-    """Shape (rows + 1,): row ``r`` of the timeline went over ``link[ptr[r]:ptr[r + 1]]``; none for no message."""
+    """Shape (rows + 1,): row ``r`` of the timeline uses ``link[ptr[r]:ptr[r + 1]]``; empty unless a message."""
     link: Int32s
     """Links, in order along each route."""
 
@@ -109,14 +109,14 @@ class Routes:
             object.__setattr__(self, name, column(getattr(self, name), np.int32))
 
     def of_rows(self, rows: NDArray[np.integer]) -> Self:
-        """Return the routes of some rows, in their order; links keep their numbers."""
+        """Return the routes of the given rows, in their order; link indices do not change."""
         length = np.diff(self.ptr)[rows]
         ptr = np.concatenate([[0], np.cumsum(length)])
         first = np.repeat(self.ptr[:-1][rows] - ptr[:-1], length)
         return replace(self, ptr=ptr, link=self.link[np.arange(int(ptr[-1])) + first])
 
     def of_links(self, names: AbstractSet[str]) -> Self:
-        """Return the same routes among fewer links: those that one goes over, and ``names``; the order stays."""
+        """Return the same routes with the links in ``names`` and the links in use only, in the same order."""
         kept = np.fromiter((name in names for name in self.name), dtype=bool, count=len(self.name))
         kept[self.link] = True
         number = np.cumsum(kept) - 1
@@ -139,16 +139,16 @@ class Routes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OnPath:
-    """The critical path's parts, one behind the other: together they are the step's window."""
+    """Consecutive parts of the critical path; together they fill the step's window."""
 
     row: Int32s
-    """Shape (parts,): the row of the timeline that each belongs to."""
+    """Shape (parts,): the row of the timeline of each part."""
     part: Int8s
-    """Whether it is the slice or follows it: a place in :data:`PATH_PARTS`."""
+    """Whether the part is the slice or follows it: an index into :data:`PATH_PARTS`."""
     start_ns: Int64s
-    """From when."""
+    """Start of the part."""
     end_ns: Int64s
-    """Until when, after its start."""
+    """End of the part, after its start."""
 
     def __len__(self) -> int:
         return int(self.row.size)
@@ -161,15 +161,15 @@ class Waits:
     rank: Int32s
     """The rank that idled."""
     cause: Int8s
-    """Why: an :class:`IdleCause`."""
+    """The cause: an :class:`IdleCause`."""
     start_ns: Int64s
-    """From when."""
+    """Start of the wait."""
     end_ns: Int64s
-    """Until when, after its start."""
+    """End of the wait, after its start."""
     row: Int32s
-    """The row of the timeline that ended it: message, producer or reduction; -1 where none is known."""
+    """The row of the timeline that ended it: message, producer or reduction; -1 where unknown."""
     peer: Int32s
-    """The rank that it waited for; -1 where none is known, or it was its own."""
+    """The rank that it waited for; -1 where unknown or the same rank."""
 
     def __len__(self) -> int:
         return int(self.rank.size)
@@ -180,15 +180,15 @@ _Columns = TypeVar("_Columns", Waits, OnPath)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Why:
-    """Found in a whole step, so that a part of one still says what the whole was."""
+    """Waits and critical path of a full step; trimmed timelines keep them."""
 
     waits: Waits
-    """Why ranks idled."""
+    """Idle intervals of ranks with their causes."""
     path: OnPath
     """The critical path."""
 
     def of_ranks(self, ranks: Collection[int], rank_of_row: Int32s) -> Self:
-        """Return what concerns some ranks; rows keep their numbers."""
+        """Return the waits and path parts of the given ranks; row numbers do not change."""
         chosen = sorted(ranks)
         return replace(
             self, waits=take(self.waits, np.isin(self.waits.rank, chosen)),
@@ -196,19 +196,19 @@ class Why:
         )  # fmt: skip
 
     def renumbered(self, number: Int32s) -> Self:
-        """Give rows new numbers, -1 for those that went, with which their part of the path goes."""
+        """Renumber rows; path parts whose row has the number -1 are removed."""
         path = take(self.path, number[self.path.row] >= 0)
         return replace(
             self, waits=replace(self.waits, row=number[self.waits.row]), path=replace(path, row=number[path.row])
         )
 
     def within(self, start_ns: int, end_ns: int) -> Self:
-        """Return the waits that lie in a span, and the path."""
+        """Return the waits inside a time span, and the path."""
         inside = (self.waits.start_ns >= start_ns) & (self.waits.end_ns <= end_ns)
         return replace(self, waits=take(self.waits, inside))
 
     def shifted(self, by_ns: int) -> Self:
-        """Return the same later."""
+        """Return waits and path later by a duration."""
         return replace(self, waits=shift(self.waits, by_ns), path=shift(self.path, by_ns))
 
 
@@ -218,7 +218,7 @@ def take(columns: _Columns, chosen: NDArray[np.bool_]) -> _Columns:
 
 
 def shift(columns: _Columns, by_ns: int) -> _Columns:
-    """Return columns whose times are later by a duration."""
+    """Return columns with times that are later by a duration."""
     return replace(columns, start_ns=columns.start_ns + by_ns, end_ns=columns.end_ns + by_ns)
 
 
@@ -233,31 +233,31 @@ class Slice:
     """One row of a timeline, for reading and for tests."""
 
     rank: int
-    """The rank whose stream it occupies."""
+    """The rank whose stream the slice occupies."""
     stream: Stream
-    """Which of the rank's streams."""
+    """The stream of the rank."""
     action: Action
-    """What ran."""
+    """The executed action."""
     start_ns: int
     """When it started to run."""
     end_ns: int
     """When it left its stream."""
     peer: int = -1
-    """The peer of a stream that serves one only."""
+    """The peer of a stream for a single peer, else -1."""
     enter_ns: int = -1
-    """When it was launched; -1 stands for its start."""
+    """When it was launched; -1 means its start."""
     lag_ns: int = 0
-    """Wire latency behind its end."""
+    """Wire latency after its end."""
     uncontended_ns: int = -1
-    """Its duration with nothing shared; -1 stands for its duration."""
+    """Its duration without contention; -1 means its duration."""
     collective_ns: int = 0
-    """The part in which the rank's own group communicated."""
+    """The part in which a group of the rank communicated."""
     size_bytes: int = 0
     """Bytes moved."""
     cause: int = -1
     """Row whose end (or start) released it."""
     pair: int = -1
-    """The overlapped pair that it belongs to."""
+    """Index of its overlapped pair, -1 for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -265,32 +265,32 @@ class Timeline(Cells):
     """Slices on lanes; lanes are sorted by (rank, stream, peer), slices within a lane by time.
 
     Times are integer nanoseconds from the step's start; slices of one lane never overlap.
-    A message has a slice on each stream that it occupies: one (``SEND_F`` or ``SEND_B``, on the
-    sender) where the receiver's streams are free of it, else one on each side.
+    A message has a slice on each stream that it occupies: a single slice (``SEND_F`` or ``SEND_B``, on the
+    sender) if it occupies no stream of the receiver, else a slice on each side.
     """
 
     placement: Placement
-    """Where each stage of each microbatch's route is."""
+    """The rank of each stage, per route."""
     lane_rank: Int32s
     """Shape (lanes,): the rank of each lane."""
     lane_stream: Int8s
     """:class:`Stream` of each lane."""
     lane_peer: Int32s
-    """The peer of a lane that serves one only, else -1."""
+    """The peer of a lane for a single peer, else -1."""
     lane_ptr: Int32s
     """Shape (lanes + 1,): lane ``l`` holds the rows ``lane_ptr[l]:lane_ptr[l + 1]``."""
     enter_ns: Int64s
-    """When it was launched: all that its rank issued before it on its stream was done."""
+    """When it was launched: all earlier actions of its rank on its stream were complete."""
     start_ns: Int64s
     """When it started to run."""
     end_ns: Int64s
     """When it left its stream."""
     lag_ns: Int64s
-    """Wire latency behind ``end_ns`` until the data were there."""
+    """Wire latency from ``end_ns`` to the arrival of the data."""
     uncontended_ns: Int64s
-    """What ``end_ns - start_ns`` would have been with nothing shared."""
+    """The value of ``end_ns - start_ns`` without contention."""
     collective_ns: Int64s
-    """The part of the slice in which the rank's own group communicated."""
+    """The part of the slice in which a group of the rank communicated."""
     size_bytes: Int64s
     """Bytes moved, 0 for none."""
     cause: Int32s
@@ -298,13 +298,13 @@ class Timeline(Cells):
     counters: tuple[Counter, ...] = ()
     """Quantities over time, sorted by rank, then in the order of display."""
     parts: Parts | None = None
-    """Which rows are segments of actions; None where each row is a whole action or a message."""
+    """Segments of actions; None where no action has segments."""
     routes: Routes | None = None
-    """Which links each message went over; None where no links are known."""
+    """Links of each message; None where no links are known."""
     why: Why | None = None
-    """Why ranks wait and what the critical path is; what follows from the rest, for those who show it."""
+    """Waits and critical path, for display; derived from the columns of the full step."""
     provenance: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    """Where the timeline comes from: version, plugins, configuration; plain JSON values."""
+    """Origin of the timeline: version, plugins, configuration; plain JSON values."""
 
     @property
     def ranks(self) -> int:
@@ -330,7 +330,7 @@ class Timeline(Cells):
         return slice(first, last), slice(int(self.lane_ptr[first]), int(self.lane_ptr[last]))
 
     def of_rows(self, rows: NDArray[np.integer]) -> Self:
-        """Return some rows, in their order, without the lanes that they leave empty; causes keep their numbers."""
+        """Return the given rows, in their order, without empty lanes; causes keep their numbers."""
         lanes, counts = np.unique(self.lane_of_row()[rows], return_counts=True)
         return replace(
             self,
@@ -357,7 +357,7 @@ class Timeline(Cells):
         )
 
     def difference(self, other: Timeline) -> str:
-        """Say where two timelines first differ in their columns, or ``""``."""
+        """Describe the first difference between two timelines, ``""`` for none."""
         if self.placement != other.placement:
             return "the placements differ"
         if self.counters != other.counters:
@@ -374,7 +374,7 @@ class Timeline(Cells):
 
 
 def from_slices(slices: Iterable[Slice], placement: Placement) -> Timeline:
-    """Return the timeline of ``slices``, sorted into lanes; ``cause`` counts the rows as returned.
+    """Return the timeline of ``slices``, sorted into lanes; ``cause`` refers to rows of the result.
 
     Raises:
         ValueError: two slices of one lane overlap.
@@ -416,9 +416,9 @@ def _value(item: Slice, name: str) -> int:
 
 
 def step_functions(key: Int32s | Int64s, time_ns: Int64s, total: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
-    """Yield each key with its times and values; totals are sorted by key and time, and go on from key to key.
+    """Yield each key with its times and values; totals are sorted by key and time and accumulate across keys.
 
-    Of values at one time the last counts, and one that changes nothing is no step.
+    Of several values at the same time the last counts; values equal to the previous value are omitted.
     """
     last = np.ones(key.size, dtype=bool)
     last[:-1] = (key[1:] != key[:-1]) | (time_ns[1:] != time_ns[:-1])
@@ -439,7 +439,7 @@ _MESSAGES = (Stream.COMM, Stream.SEND, Stream.RECV)
 def window(timeline: Timeline) -> tuple[int, int]:
     """Return when the first slice starts and when the last ends.
 
-    A message opens no window: a measured one begins with its wait for a peer.
+    Starts of messages do not count, because measured messages include the wait for the peer.
     """
     filled = np.flatnonzero(np.diff(timeline.lane_ptr) > 0)
     if not filled.size:

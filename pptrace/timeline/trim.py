@@ -1,4 +1,4 @@
-"""Trim a timeline to some ranks and microbatches, and say so in its provenance."""
+"""Trimming of timelines to some ranks and microbatches, recorded in the provenance."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KEYS = ("ranks", "microbatches")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What an export is trimmed to."""
+    """Ranks and microbatches of a trimmed export."""
 
     ranks: tuple[int, ...] | None = None
     """Ranks to keep, in order; None for all."""
@@ -40,7 +40,7 @@ def parse_only(text: Sequence[str]) -> Selection:
     Raises:
         ConfigError: a key is unknown or given twice, or a value is no number or range.
     """
-    found: dict[str, tuple[int, ...]] = {}
+    selected: dict[str, tuple[int, ...]] = {}
     for item in text:
         key, equals, values = item.partition("=")
         if not equals or key not in _KEYS:
@@ -48,24 +48,24 @@ def parse_only(text: Sequence[str]) -> Selection:
                 f"{item!r} is not a selection such as ranks=0,7 or microbatches=0:32{nearest(key, _KEYS)}",
                 key="only",
             )
-        if key in found:
+        if key in selected:
             raise ConfigError("given twice; join the values with commas", key=f"only.{key}")
         numbers = [number for part in values.split(",") for number in _numbers(part, key)]
-        found[key] = tuple(sorted(set(numbers)))
-    return Selection(ranks=found.get("ranks"), microbatches=found.get("microbatches"))
+        selected[key] = tuple(sorted(set(numbers)))
+    return Selection(ranks=selected.get("ranks"), microbatches=selected.get("microbatches"))
 
 
 def trim(timeline: Timeline, ranks: Sequence[int] | None, microbatches: Sequence[int] | None) -> Timeline:
     """Return the slices of ``ranks`` that work on any of ``microbatches``; None keeps all.
 
-    Where some microbatches go, what works on none stays if it lies within the time of those that stay,
-    and counters end there too; they still tell of all microbatches. A step's beginning and end stay with
-    the work that is next to them.
+    If microbatches are removed, rows without a microbatch stay if they lie within the time of the remaining
+    microbatches. Counters are cut to the same time; their values still include all microbatches. The beginning
+    and the end of the step stay with the adjacent work.
 
-    Where some ranks go, so do their counters, and of the cluster's those of links that no message left
-    goes over; the others still tell of all ranks.
+    If ranks are removed, their counters are removed too, and the counters of links that no remaining message
+    uses. Other counters of the cluster still include all ranks.
 
-    Times, ranks and microbatches keep their numbers. Lanes left empty go; a ``cause`` that went becomes -1.
+    Times, ranks and microbatches keep their numbers. Empty lanes are removed; a removed ``cause`` becomes -1.
 
     Raises:
         ConfigError: a rank or microbatch is not there.
@@ -83,7 +83,7 @@ def trim(timeline: Timeline, ranks: Sequence[int] | None, microbatches: Sequence
 
 
 def _of_ranks(timeline: Timeline, ranks: AbstractSet[int]) -> Timeline:
-    """Return the slices of some ranks, their counters, and the cluster's but those of links left unused."""
+    """Return the slices of some ranks, their counters, and the counters of the cluster without unused links."""
     rank = timeline.rank_of_row()
     why = None if timeline.why is None else timeline.why.of_ranks(ranks, rank)
     kept = _of_rows(replace(timeline, why=why), np.isin(rank, sorted(ranks)))
@@ -98,38 +98,38 @@ def _of_microbatches(timeline: Timeline, microbatches: Sequence[int]) -> Timelin
     working = timeline.microbatch >= 0
     wanted = working & _works_on(timeline, microbatches)
     start, end = _span(timeline, working, wanted)
-    beside = ~working & (timeline.start_ns >= start) & (timeline.end_ns <= end)
+    concurrent = ~working & (timeline.start_ns >= start) & (timeline.end_ns <= end)
     counters = [_within(counter, start, end) for counter in timeline.counters]
-    kept = _of_rows(timeline, wanted | beside)
+    kept = _of_rows(timeline, wanted | concurrent)
     why = None if kept.why is None else kept.why.within(start, end)
     return replace(kept, why=why, counters=tuple(counter for counter in counters if counter is not None))
 
 
 def _span(timeline: Timeline, working: NDArray[np.bool_], wanted: NDArray[np.bool_]) -> tuple[int, int]:
-    """Return the time of the wanted work, open where no other work comes before or behind."""
+    """Return the time span of the wanted work; a side without other work is unbounded."""
     if not wanted.any():
         return 0, -1
     start, end = int(timeline.start_ns[wanted].min()), int(timeline.end_ns[wanted].max())
-    ends = np.iinfo(np.int64)
+    limits = np.iinfo(np.int64)
     return (
-        start if timeline.start_ns[working].min() < start else ends.min,
-        end if timeline.end_ns[working].max() > end else ends.max,
+        start if timeline.start_ns[working].min() < start else limits.min,
+        end if timeline.end_ns[working].max() > end else limits.max,
     )
 
 
 def _works_on(timeline: Timeline, microbatches: Sequence[int]) -> NDArray[np.bool_]:
-    """Say which rows work on any of the microbatches."""
+    """Return a mask of the rows that work on any of the microbatches."""
     wanted = np.zeros(timeline.placement.microbatches + 1, dtype=np.int64)
     wanted[1:][np.asarray(microbatches, dtype=np.int64)] = 1
     before = np.cumsum(wanted)
     first = np.clip(timeline.microbatch.astype(np.int64), 0, before.size - 1)
     last = np.clip(timeline.microbatch.astype(np.int64) + timeline.span, 0, before.size - 1)
-    found: NDArray[np.bool_] = before[last] > before[first]
-    return found
+    mask: NDArray[np.bool_] = before[last] > before[first]
+    return mask
 
 
 def _within(counter: Counter, start_ns: int, end_ns: int) -> Counter | None:
-    """Return a counter's steps in a span, which begins with the value that it had; None where it has none yet."""
+    """Return a counter's steps in a time span, with its value at the start; None where it has no value there."""
     first = max(int(np.searchsorted(counter.at_ns, start_ns, side="right")) - 1, 0)
     last = int(np.searchsorted(counter.at_ns, end_ns, side="right"))
     if first >= last:
@@ -138,7 +138,7 @@ def _within(counter: Counter, start_ns: int, end_ns: int) -> Counter | None:
 
 
 def _of_rows(timeline: Timeline, chosen: NDArray[np.bool_]) -> Timeline:
-    """Return the chosen rows, without the lanes that they leave empty."""
+    """Return the chosen rows without empty lanes, with renumbered causes."""
     rows = np.flatnonzero(chosen)
     number = np.full(len(timeline) + 1, -1, dtype=np.int32)
     number[rows] = np.arange(rows.size, dtype=np.int32)

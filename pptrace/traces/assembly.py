@@ -1,4 +1,4 @@
-"""Timelines from columns of files, and checks for damaged and forged files."""
+"""Assembly of timelines from columns of files, with checks for damaged and forged files."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Content of one file; rows have the numbers of the whole step."""
+    """Content of a file; rows have their numbers in the full step."""
 
     path: Path
     """The file."""
     step: Mapping[str, Any]
-    """Its description: ``placement``, and ``routes`` and ``segments`` where the step has some."""
+    """Description of the step: ``placement``, and ``routes`` and ``segments`` if the step has any."""
     provenance: Mapping[str, Any]
     """The provenance."""
     lanes: Int64s
@@ -40,7 +40,7 @@ class Part:
     columns: dict[str, NDArray[Any]]
     """Columns of the timeline, ``row``, ``segment`` and ``segment_number``; causes are row numbers."""
     counters: tuple[Counter, ...]
-    """In the order of display."""
+    """Counters in the order of display."""
     links: tuple[tuple[str, ...], tuple[int, ...]] | None
     """Names and capacities of all links; None where no routes are known."""
     hops: Int64s
@@ -59,10 +59,10 @@ _SHARED = ("placement", "segments")
 
 
 def join(parts: Sequence[Part]) -> Timeline:
-    """Return the timeline of files that were written together; a cause that is in none of them becomes -1.
+    """Return the timeline of files that were written together; a cause outside the files becomes -1.
 
     Raises:
-        TraceError: there is no file, one is of another run or of a rank that another has, or routes are damaged.
+        TraceError: there is no file, files are of different runs or have a common rank, or routes are damaged.
     """
     if not parts:
         raise TraceError("no trace file was given")
@@ -74,7 +74,7 @@ def join(parts: Sequence[Part]) -> Timeline:
 
 
 def _check_run(parts: Sequence[Part]) -> None:
-    """Check that files are of one run, and each of other ranks."""
+    """Check that files are of the same run and have disjoint ranks."""
     first = parts[0]
     seen: set[int] = set()
     for part in parts:
@@ -146,34 +146,34 @@ def _routes(parts: Sequence[Part], row: Int64s) -> Routes | None:
 
 
 def join_hops(rows: int, row: Int64s, place: Int64s, link: Int64s) -> tuple[Int32s, Int32s] | None:
-    """Return ``ptr`` and ``link`` of the routes whose hops are given in any order; None where some are missing."""
+    """Return ``ptr`` and ``link`` of routes from hops in any order; None where hops are missing."""
     if row.size and not 0 <= row.min() <= row.max() < rows:
         return None
     order = np.lexsort((place, row))
     length = np.bincount(row, minlength=rows)
     ptr = np.concatenate([[0], np.cumsum(length)])
-    whole = np.array_equal(place[order], np.arange(row.size) - np.repeat(ptr[:-1], length))
-    return (ptr.astype(np.int32), link[order].astype(np.int32)) if whole else None
+    complete = np.array_equal(place[order], np.arange(row.size) - np.repeat(ptr[:-1], length))
+    return (ptr.astype(np.int32), link[order].astype(np.int32)) if complete else None
 
 
 def _indices(rows: Int64s, wanted: Int64s) -> Int64s:
-    """Return the index of each wanted row among the ascending ones, -1 where it is not."""
+    """Return the index of each wanted row in ``rows``, which ascend; -1 for none."""
     index = np.minimum(np.searchsorted(rows, wanted), max(rows.size - 1, 0))
     return np.where(rows[index] == wanted, index, -1) if rows.size else np.full_like(wanted, -1)
 
 
 DAMAGE = (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError, RecursionError)
-"""What JSON and arrays raise where a file was tampered with."""
+"""Exceptions of JSON and arrays on damaged files."""
 _LATEST_NS = 2**62
 _MOST_PEERS = 2**20
 _CELL_BYTES = 40
-"""Memory that each stage and each edge takes for each microbatch where a step is analysed, at most."""
+"""Upper bound of the memory per stage or edge and microbatch in the analyses of a step."""
 _LEAST_MICROBATCHES = 32
-"""Microbatches that take as much memory for each stage as its costs."""
-_ROOM, _CELLS_PER_SLICE = 1 << 22, 256
-"""Stages and edges, times microbatches, that a trace may have, and how many more for each of its slices."""
+"""Number of microbatches with the memory of a stage's costs."""
+_BASE_CELLS, _CELLS_PER_SLICE = 1 << 22, 256
+"""Limit of stages and edges times microbatches in a trace, and its increase per slice."""
 _MAPPINGS = ("configuration", "trimmed")
-"""Parts of a provenance that are mappings where they are there."""
+"""Optional parts of a provenance that are mappings."""
 
 
 @contextmanager
@@ -181,7 +181,7 @@ def named_damage(path: Path) -> Iterator[None]:
     """Run a block that decodes a file.
 
     Raises:
-        TraceError: it raised any of :data:`DAMAGE`.
+        TraceError: the block raised an exception of :data:`DAMAGE`.
     """
     try:
         yield
@@ -195,8 +195,8 @@ def _check_timeline(timeline: Timeline, path: Path) -> None:
 
     Raises:
         TraceError: an index of its stages and microbatches would take more memory than the limit.
-        ValueError: a rank, stage, microbatch, kind, stream, cause or time is out of its range, or the provenance
-            is no mapping.
+        ValueError: a rank, stage, microbatch, kind, stream, cause or time is out of range, or the provenance
+            is not a mapping.
     """
     provenance = timeline.provenance
     if not isinstance(provenance, dict) or not all(isinstance(provenance.get(key, {}), dict) for key in _MAPPINGS):
@@ -220,7 +220,7 @@ def _check_timeline(timeline: Timeline, path: Path) -> None:
     if placement.edge_fault:
         message = f"its {placement.edge_fault}"
         raise ValueError(message)
-    _check_room(timeline, path)
+    _check_size(timeline, path)
     if not 0 <= placement.ranks <= MOST_RANKS:
         message = f"{placement.ranks:,} ranks: a pipeline has at most {MOST_RANKS:,}"
         raise ValueError(message)
@@ -230,15 +230,15 @@ def _check_timeline(timeline: Timeline, path: Path) -> None:
         raise ValueError(message)
 
 
-def _check_room(timeline: Timeline, path: Path) -> None:
-    """Check that stages and microbatches are no more than slices can fill, and than memory can index.
+def _check_size(timeline: Timeline, path: Path) -> None:
+    """Check the number of stages and microbatches against the number of slices and the memory limit.
 
-    A part of a larger step has that step's stages and microbatches.
+    A trimmed step has the stages and microbatches of the full step, so the number of slices does not limit them.
     """
     placement = timeline.placement
     stages, microbatches = placement.stages, max(placement.microbatches, placement.routes)
     cells = (stages + len(placement.edges)) * max(microbatches, _LEAST_MICROBATCHES)
-    if cells > _ROOM + _CELLS_PER_SLICE * len(timeline) and "trimmed" not in timeline.provenance:
+    if cells > _BASE_CELLS + _CELLS_PER_SLICE * len(timeline) and "trimmed" not in timeline.provenance:
         message = f"{len(timeline):,} slices cannot fill {stages:,} stages x {microbatches:,} microbatches"
         raise ValueError(message)
     needed = cells * _CELL_BYTES

@@ -1,6 +1,6 @@
-"""The scene of a trace, for both formats: names of slices, messages on links, one rank's part of a step.
+"""Scenes of traces, for both formats: names of slices, messages on links, a rank's part of a step.
 
-A kind that is new has a name, a category, a color and a kernel here as soon as the table has a row for it.
+Names, categories and colors of kinds come from the table of kinds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pptrace.timeline.timeline import Routes, Timeline
 
 COLLECTIVE = "collective"
-"""The category of communication within a group of replicas, whole actions and segments of them."""
+"""The category of communication within a group of ranks, for actions and segments."""
 
 _CATEGORIES = {
     Role.COMPUTE: "compute", Role.SEND: "communication", Role.RECEIVE: "communication", Role.COPY: "copy",
@@ -39,32 +39,32 @@ _CATEGORIES = {
 }  # fmt: skip
 
 NAMES = tuple(kind.name for kind in KINDS)
-"""Names of kinds; all columns of kinds here are in the order of their numbers."""
+"""Names of kinds; the index is the kind's number, as in all tuples and arrays of kinds here."""
 
 CATEGORY = tuple(_CATEGORIES[traits.role] for traits in KINDS.values())
-"""``compute``, ``communication``, ``collective`` or ``copy``."""
+"""Category of each kind: ``compute``, ``communication``, ``collective`` or ``copy``."""
 
 COLORS = tuple(traits.trace_colour for traits in KINDS.values())
-"""A reserved color name of chrome://tracing (``cname``)."""
+"""Color of each kind: a reserved color name of chrome://tracing (``cname``)."""
 
 NUMBERED = np.array([traits.role is Role.COMPUTE and not traits.per_stage for traits in KINDS.values()])
-"""Whether it computes on a microbatch, whose number is part of its name."""
+"""Whether each kind computes on a microbatch; its names contain the microbatch's number."""
 
-_EVERY = np.arange(len(Kind))
+_ALL_KINDS = np.arange(len(Kind))
 
-CARRIES = COMMUNICATION.mask(_EVERY)
-"""Whether it is a message between ranks, on either side."""
+CARRIES = COMMUNICATION.mask(_ALL_KINDS)
+"""Whether each kind is a message between ranks, on either side."""
 
-RECEIVES = RECEIVING.mask(_EVERY)
-"""Whether it is the receiver's side of a message."""
+RECEIVES = RECEIVING.mask(_ALL_KINDS)
+"""Whether each kind is the receiver's side of a message."""
 
-TOWARDS_NEXT = WITH_NEXT.mask(_EVERY)
-"""Whether the rank at a message's other end holds the next stage, not the previous one."""
+TOWARDS_NEXT = WITH_NEXT.mask(_ALL_KINDS)
+"""Whether the rank at a message's other end holds the next stage; else it holds the previous stage."""
 
 COLOR_BY = ("kind", "microbatch")
-"""Properties that slices of one color share; chrome://tracing reads ``cname``, Perfetto colors by name."""
+"""Properties that determine a slice's color; chrome://tracing reads ``cname``, Perfetto colors by name."""
 
-_SPELT_OUT = {"COMM": "communication", "RECV": "receive"}
+_STREAM_TITLES = {"COMM": "communication", "RECV": "receive"}
 
 
 def stream_title(stream: Stream) -> str:
@@ -74,28 +74,28 @@ def stream_title(stream: Stream) -> str:
     >>> stream_title(Stream.COMM), stream_title(Stream.DATA_PARALLEL)
     ('communication', 'data parallel')
     """
-    return _SPELT_OUT.get(stream.name) or stream.name.lower().replace("_", " ")
+    return _STREAM_TITLES.get(stream.name) or stream.name.lower().replace("_", " ")
 
 
 class Labels(NamedTuple):
     """Distinct texts that follow the kind in names of slices, by span, microbatch and segment."""
 
     microbatch: list[str]
-    """Nothing, `` 3``, or `` 6+2`` for two microbatches from 6."""
+    """Empty, `` 3``, or `` 6+2`` for two microbatches from 6."""
     segment: list[str]
-    """Nothing, or the segment's name after a blank."""
+    """Empty, or the segment's name after a blank."""
     of_row: Int32s
     """The index of each row's texts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """A step, or one rank's part of it, and what both formats derive from it."""
+    """A step, or a rank's part of it, with the content that both formats share."""
 
     timeline: Timeline
-    """The rows; their causes count the rows of the whole step."""
+    """The rows; their causes are row numbers of the full step."""
     first_row: int = 0
-    """The number of the first row in the whole step."""
+    """The number of the first row in the full step."""
     color_by: str = COLOR_BY[0]
     """One of :data:`COLOR_BY`."""
 
@@ -104,7 +104,7 @@ class Scene:
         """Return the scene of all ranks, or of the option ``rank``; ``color`` is one of :data:`COLOR_BY`.
 
         Raises:
-            ConfigError: an option has no such value.
+            ConfigError: an option has an unknown value.
         """
         rank, color = options.get("rank"), options.get("color", COLOR_BY[0])
         if color not in COLOR_BY:
@@ -118,22 +118,22 @@ class Scene:
 
     @cached_property
     def hops(self) -> Hops:
-        """Messages on links."""
+        """Hops of messages over links."""
         return Hops.of(self.timeline)
 
     def hop_titles(self) -> NDArray[np.bytes_]:
-        """Return a title such as ``SEND_F 3 0>1`` for each message that has hops."""
+        """Return a title such as ``SEND_F 3 0>1`` for each message with hops."""
         names, sent, peer = np.array(NAMES, dtype=np.bytes_), self.hops.sent, self.hops.peer
         kind, rank = self.timeline.kind[sent], self.timeline.rank_of_row()[sent]
         source, target = np.where(RECEIVES[kind], (peer, rank), (rank, peer))
         labels = labels_of(self.timeline, sent)
-        what = np.strings.add(names[kind], np.array(labels.microbatch, dtype=np.bytes_)[labels.of_row])
-        titles: NDArray[np.bytes_] = np.strings.add(what, _ends(source, target))
+        action = np.strings.add(names[kind], np.array(labels.microbatch, dtype=np.bytes_)[labels.of_row])
+        titles: NDArray[np.bytes_] = np.strings.add(action, _ends(source, target))
         return titles
 
 
 def labels_of(timeline: Timeline, rows: slice | Int32s = slice(None)) -> Labels:
-    """Return the labels of some rows."""
+    """Return the labels of the given rows."""
     parts, microbatch = timeline.parts, timeline.microbatch[rows]
     segments = [""] if parts is None else ["", *(f" {name}" for name in parts.names)]
     microbatches = int(microbatch.max(initial=-1)) + 2
@@ -150,7 +150,7 @@ def _microbatch_text(microbatch: int, span: int) -> str:
 
 
 def _ends(source: Int32s, target: Int32s) -> NDArray[np.bytes_]:
-    """Return `` 0>1`` for each pair of ranks, nothing where one is unknown."""
+    """Return `` 0>1`` for each pair of ranks, empty where a rank is unknown."""
     width = int(target.max(initial=0)) + 2
     keys, index = np.unique((source.astype(np.int64) + 1) * width + target + 1, return_inverse=True)
     pairs = [(key // width - 1, key % width - 1) for key in keys.tolist()]
@@ -159,11 +159,11 @@ def _ends(source: Int32s, target: Int32s) -> NDArray[np.bytes_]:
 
 
 _DENSE = 1 << 24
-"""Keys below this are numbered by marking them; above, by sorting them."""
+"""Limit of keys for numbering with a mask; larger keys are sorted."""
 
 
 def numbered(keys: NDArray[np.integer[Any]]) -> tuple[NDArray[Any], Int32s]:
-    """Return the distinct keys, none below zero, and each row's index among them."""
+    """Return the distinct keys in ascending order, and each row's index among them; keys are not negative."""
     largest = int(keys.max(initial=0))
     if largest >= _DENSE:
         distinct, index = np.unique(keys, return_inverse=True)
@@ -174,9 +174,9 @@ def numbered(keys: NDArray[np.integer[Any]]) -> tuple[NDArray[Any], Int32s]:
 
 
 def _part_of(timeline: Timeline, rank: int) -> tuple[Timeline, int]:
-    """Return one rank's rows and the first row's number; causes and reasons keep the rows of the whole step.
+    """Return a rank's rows and the first row's number; causes and waits keep row numbers of the full step.
 
-    The links of its messages are included; the cluster's counters are in the part of the first rank.
+    The part includes the links of the rank's messages. The first rank's part includes the cluster's counters.
     """
     lanes, rows = timeline.rank_slices(rank)
     owners = {rank, -1} if lanes.start == 0 else {rank}
@@ -194,7 +194,7 @@ def _part_of(timeline: Timeline, rank: int) -> tuple[Timeline, int]:
 
 
 def links_and_segments(timeline: Timeline) -> dict[str, Any]:
-    """Return the description of links and the names of segments, where the timeline has some, as JSON values."""
+    """Return the links and the names of segments that the timeline has, as JSON values."""
     routes, parts = timeline.routes, timeline.parts
     links = {} if routes is None else {"routes": [routes.name, routes.rate_kbps.tolist(), routes.link.size]}
     return links if parts is None else {**links, "segments": parts.names}
@@ -202,22 +202,22 @@ def links_and_segments(timeline: Timeline) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Hops:
-    """One per message and link, by lane, then time; columns of shape (hops,) but where they say."""
+    """Hops of messages over links, by lane, then time; columns have shape (hops,) unless stated."""
 
     row: Int32s
-    """The message's row in the timeline, whose times are the hop's."""
+    """The message's row in the timeline, which has the times of the hop."""
     place: Int32s
-    """Which link of the message's route it is, from 0."""
+    """Index of the link along the message's route, from 0."""
     lane_link: Int32s
-    """Shape (lanes,): the link of each lane, ascending; a link has as many as it had messages at once."""
+    """Shape (lanes,): the link of each lane, ascending; a link has a lane per simultaneous message."""
     lane_copy: Int32s
-    """Shape (lanes,): which of its link's lanes it is, from 0."""
+    """Shape (lanes,): index of the lane among the lanes of its link, from 0."""
     lane_ptr: Int64s
     """Shape (lanes + 1,): lane ``l`` has the hops ``lane_ptr[l]:lane_ptr[l + 1]``."""
     sent: Int32s
-    """Shape (messages,): the rows that have hops, ascending."""
+    """Shape (messages,): the rows with hops, ascending."""
     message: Int32s
-    """Which of :attr:`sent` the hop is of."""
+    """Index of the hop's message in :attr:`sent`."""
     peer: Int32s
     """Shape (messages,): the rank at the message's other end, -1 where unknown."""
 
@@ -273,7 +273,7 @@ def _by_link_and_time(timeline: Timeline, link: Int32s, sent: Int32s, message: I
 
 
 def _spread(timeline: Timeline, row: Int32s, hops: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the lane of each hop among its link's, and how many lanes each link takes."""
+    """Return the lane of each hop among its link's lanes, and the number of lanes of each link."""
     lane, lanes = np.zeros(row.size, dtype=np.int64), np.zeros(hops.size, dtype=np.int64)
     until = np.zeros(int(hops.max()), dtype=np.int64)
     ptr = np.concatenate([[0], np.cumsum(hops)])
@@ -282,7 +282,7 @@ def _spread(timeline: Timeline, row: Int32s, hops: Int64s) -> tuple[Int64s, Int6
 
 
 def _peers(timeline: Timeline, rows: Int32s) -> Int32s:
-    """Return the peer of the lane where it has one, else the neighbour by the placement."""
+    """Return the peer of each row's lane, else the neighbour by the placement."""
     peer = np.repeat(timeline.lane_peer, np.diff(timeline.lane_ptr))[rows]
     carried = CARRIES[timeline.kind[rows]]
     neighbour = np.where(carried, Peers.of(timeline.placement).of_rows(timeline, rows), np.int32(-1))
@@ -291,14 +291,14 @@ def _peers(timeline: Timeline, rows: Int32s) -> Int32s:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peers:
-    """The neighbours of each stage on each route; -1 where a stage has none, or several."""
+    """The neighbours of each stage on each route; -1 where a stage has no or several neighbours."""
 
     microbatch_route: Int32s
     """Shape (microbatches,): each microbatch's route."""
     after: Int32s
     """Shape (routes, stages): the rank that holds the next stage."""
     before: Int32s
-    """Shape (routes, stages): the rank that holds the stage before."""
+    """Shape (routes, stages): the rank that holds the previous stage."""
 
     @classmethod
     def of(cls, placement: Placement) -> Self:
@@ -306,8 +306,8 @@ class Peers:
         source, target = placement.edges[:, 0], placement.edges[:, 1]
         return cls(
             microbatch_route=placement.microbatch_route,
-            after=_only(placement.stage_rank, source, target),
-            before=_only(placement.stage_rank, target, source),
+            after=_unique_neighbour(placement.stage_rank, source, target),
+            before=_unique_neighbour(placement.stage_rank, target, source),
         )
 
     def of_rows(self, timeline: Timeline, rows: slice | Int32s) -> Int32s:
@@ -322,11 +322,11 @@ class Peers:
         return np.where(known, peer, np.int32(-1))
 
 
-def _only(stage_rank: Int32s, at: Int32s, neighbour: Int32s) -> Int32s:
-    """Return the rank of each stage's neighbour where it has one only on the route."""
-    route, edge = np.nonzero((stage_rank[:, at] >= 0) & (stage_rank[:, neighbour] >= 0))
+def _unique_neighbour(stage_rank: Int32s, stage: Int32s, neighbour: Int32s) -> Int32s:
+    """Return the rank of each stage's neighbour on each route, -1 unless the stage has exactly one neighbour."""
+    route, edge = np.nonzero((stage_rank[:, stage] >= 0) & (stage_rank[:, neighbour] >= 0))
     count = np.zeros_like(stage_rank)
-    np.add.at(count, (route, at[edge]), 1)
+    np.add.at(count, (route, stage[edge]), 1)
     rank = np.full_like(stage_rank, -1)
-    rank[route, at[edge]] = stage_rank[route, neighbour[edge]]
+    rank[route, stage[edge]] = stage_rank[route, neighbour[edge]]
     return np.where(count == 1, rank, np.int32(-1))

@@ -1,6 +1,6 @@
 """Kernels that attribute the idle time of each rank to causes.
 
-Columns are lists or arrays of integers, alike in use, hence without annotations. ``cells`` are
+Columns are lists or arrays of integers with the same operations, hence without annotations. ``cells`` are
 :class:`~pptrace.steps.actions.CellColumns`, ``graph`` is a :class:`~pptrace.steps.schedule.StageGraph`,
 ``kinds`` the :class:`~pptrace.steps.kinds.KindTable`. The results of a stage are its forwards' (0),
 which the next stages need, and its backwards' (1), which the previous stages need.
@@ -24,7 +24,7 @@ REDUCE, SYNC = int(Kind.REDUCE_GRAD), int(Kind.SYNC)
 
 
 class Rows(NamedTuple):
-    """When a timeline's rows ran, and why."""
+    """Times and causes of a timeline's rows."""
 
     start: Any
     end: Any
@@ -41,27 +41,27 @@ class Spent(NamedTuple):
     idle: Any
     """Shape (ranks x causes,)."""
     communicated: Any
-    """Busy time in which its own group communicated."""
+    """Busy time in which a group of the rank communicated."""
     reduced: Any
 
 
 class Waits(NamedTuple):
-    """Intervals in which ranks idled, by rank and time; as many as there is room for."""
+    """Intervals in which ranks idled, by rank and time, up to the size of the columns."""
 
     rank: Any
     cause: Any
     start: Any
     end: Any
     row: Any
-    """What ended it, -1 where that is not known."""
+    """The row that ended the wait, -1 where unknown."""
 
 
 def attribute_idle(
-    compute_lane, reduce_lane, lane_ptr, cells, rows, graph, kinds, index, whole, opened, closed, spent, waits
+    compute_lane, reduce_lane, lane_ptr, cells, rows, graph, kinds, index, complete, opened, closed, spent, waits
 ):
     """Split each rank's window into busy time and idle time by cause; return the number of waits.
 
-    ``whole`` is when this replica's gradients of each stage were, -1 where no other replica is known.
+    ``complete`` has the time when this replica's gradients of each stage were complete, -1 where unknown.
     """
     count = 0
     for rank in range(len(compute_lane)):
@@ -85,7 +85,9 @@ def attribute_idle(
                     released = rows.cause[row] if row < high else -1
                     count = _book(rank, FILL, free, until, released, count, spent.idle, waits)
                 else:
-                    count = _book_end(rank, free, until, begin, end, cells, rows, whole, count, spent.idle, waits)
+                    count = _book_end(
+                        rank, free, until, begin, end, cells, rows, complete, count, spent.idle, waits
+                    )
             if row < high:
                 count = _book_row(row, first, last, rank, cells, rows, kinds, count, spent, waits)
                 free = rows.end[row]
@@ -105,7 +107,7 @@ def _working(low, high, cells, kinds):
 
 
 def _book(rank, cause, since, until, row, count, idle, waits):
-    """Book a wait, where it has a length; return how many there are then."""
+    """Book a wait unless it is empty; return the new number of waits."""
     if until > since:
         idle[rank * CAUSES + cause] += until - since
         if count < len(waits.start):
@@ -118,36 +120,36 @@ def _book(rank, cause, since, until, row, count, idle, waits):
     return count
 
 
-def _book_end(rank, free, until, begin, end, cells, rows, whole, count, idle, waits):
-    """Book a hole behind a rank's last action; reductions are ``begin`` to ``end``.
+def _book_end(rank, free, until, begin, end, cells, rows, complete, count, idle, waits):
+    """Book a hole after a rank's last action; its reductions are the rows ``begin:end``.
 
-    One that no row of this replica released waited for others from when its own gradients were whole.
+    A reduction that no row of this replica released waits for slower replicas once its gradients are complete.
     """
     for r in range(begin, end):
         since = min(max(rows.start[r], free), until)
         done = min(max(rows.end[r], since), until)
-        own = since
-        if rows.cause[r] < 0 and whole[cells.stage[r]] >= 0:
-            own = min(max(whole[cells.stage[r]], free), since)
-        count = _book(rank, DRAIN, free, own, -1, count, idle, waits)
-        count = _book(rank, SLOWER_REPLICA, own, since, r, count, idle, waits)
+        ready = since
+        if rows.cause[r] < 0 and complete[cells.stage[r]] >= 0:
+            ready = min(max(complete[cells.stage[r]], free), since)
+        count = _book(rank, DRAIN, free, ready, -1, count, idle, waits)
+        count = _book(rank, SLOWER_REPLICA, ready, since, r, count, idle, waits)
         count = _book(rank, REDUCTION, since, done, r, count, idle, waits)
         free = max(done, free)
     return _book(rank, DRAIN, free, until, -1, count, idle, waits)
 
 
 def _book_row(row, first, last, rank, cells, rows, kinds, count, spent, waits):
-    """Book the time of a row of the compute stream: messages on it are no work."""
-    took = rows.end[row] - rows.start[row]
+    """Book the time of a row of the compute stream; messages on it count as idle time."""
+    duration = rows.end[row] - rows.start[row]
     if kinds.role[cells.kind[row]] == COMPUTES:
-        spent.busy[rank] += took
+        spent.busy[rank] += duration
         spent.communicated[rank] += rows.collective[row]
     elif row < first:
         count = _book(rank, FILL, rows.start[row], rows.end[row], row, count, spent.idle, waits)
     elif row > last:
         count = _book(rank, DRAIN, rows.start[row], rows.end[row], row, count, spent.idle, waits)
     else:
-        carried = rows.start[row] + min(took, rows.uncontended[row])
+        carried = rows.start[row] + min(duration, rows.uncontended[row])
         count = _book(rank, TRANSFER, rows.start[row], carried, row, count, spent.idle, waits)
         count = _book(rank, CONTENTION, carried, rows.end[row], row, count, spent.idle, waits)
     return count
@@ -156,7 +158,8 @@ def _book_row(row, first, last, rank, cells, rows, kinds, count, spent, waits):
 def _book_hole(row, free, until, rank, cells, rows, graph, kinds, index, count, idle, waits):
     """Book the hole before a row between a rank's first and last action.
 
-    What ended it was made until ``ready``, was under way from ``since`` to ``arrived``, and held up otherwise.
+    The data that ended it were computed at ``ready`` and in transfer from ``since`` to ``arrived``. Time after
+    ``ready`` outside the transfer is head-of-line blocking.
     """
     role = kinds.role[cells.kind[row]]
     under_way, longer = TRANSFER, CONTENTION
@@ -178,7 +181,7 @@ def _book_hole(row, free, until, rank, cells, rows, graph, kinds, index, count, 
         else:
             message, producer = _last_message(row, cells, rows, graph, kinds, index)
             if message < 0 and (other == SENDS or other == RECEIVES):
-                message = released  # it needs none, but its rank waits for one of its own
+                message = released  # the action needs no message, but its rank waits for one
             ready = until
             if message >= 0:
                 by = message
@@ -195,7 +198,7 @@ def _book_hole(row, free, until, rank, cells, rows, graph, kinds, index, count, 
 
 
 def _ready(row, cells, rows, graph, kinds, index):
-    """Return when what a receive brings was computed, -1 where that is not known."""
+    """Return when the data of a receive were computed, -1 where unknown."""
     s = cells.stage[row]
     direction = 0 if kinds.direction[cells.kind[row]] == FORWARD else 1
     ptr = graph.pred_ptr if direction == 0 else graph.succ_ptr
@@ -209,7 +212,7 @@ def _ready(row, cells, rows, graph, kinds, index):
 
 
 def _last_message(row, cells, rows, graph, kinds, index):
-    """Return the message that an action needs and that arrives last, and the row that makes it; -1 for none."""
+    """Return the last message to arrive that an action needs, and the row that produces it; -1 for none."""
     s = cells.stage[row]
     direction = kinds.feeds[cells.kind[row]]
     message = producer = -1
@@ -233,6 +236,6 @@ def _message_index(direction, e, microbatch, graph):
 
 
 def _producer(direction, e, microbatch, graph, index):
-    """Return the row that makes that message."""
+    """Return the row that produces a microbatch's message over an edge."""
     stage = graph.pred[e] if direction == 0 else graph.stages + graph.succ[e]
-    return index.made[stage * graph.microbatches + microbatch]
+    return index.producer[stage * graph.microbatches + microbatch]

@@ -1,6 +1,6 @@
 """Kernels that index rows, follow causes, sum memory, and spread rows over lanes.
 
-Columns are lists or arrays of integers, alike in use, hence without annotations. ``cells`` are
+Columns are lists or arrays of integers with the same operations, hence without annotations. ``cells`` are
 :class:`~pptrace.steps.actions.CellColumns`, ``graph`` is a :class:`~pptrace.steps.schedule.StageGraph`,
 ``kinds`` the :class:`~pptrace.steps.kinds.KindTable`. The results of a stage are its forwards' (0),
 which the next stages need, and its backwards' (1), which the previous stages need.
@@ -15,25 +15,25 @@ from pptrace.steps.kinds import Pass, Result, Role
 SENDS, RECEIVES = int(Role.SEND), int(Role.RECEIVE)
 FORWARD = int(Pass.FORWARD)
 SEVERAL = -2
-"""A receive that may be of several messages."""
+"""A receive with several candidate messages."""
 
 
 class Index(NamedTuple):
-    """Rows by where they are in the model, -1 for none."""
+    """Rows by stage, edge and microbatch, -1 for none."""
 
-    made: Any
+    producer: Any
     """Shape (2 x stages x microbatches,): forwards, then the backwards whose result other stages need."""
     send: Any
     """Shape (2 x edges x microbatches,): the sender's row of each message, forward edges first."""
     recv: Any
-    """The receiver's."""
+    """The receiver's row of each message, in the same shape."""
 
 
 def index_rows(lane_ptr, lane_rank, lane_peer, cells, start, size, graph, kinds, index):
-    """Note the row of each stage and microbatch's forward and gradient, and of each edge's messages.
+    """Index the rows of forwards and gradients by stage and microbatch, and of messages by edge and microbatch.
 
-    A receive does not say from which stage it is. Where it may be from several, a second pass gives it
-    the message of its size that was sent first.
+    A receive has no source stage. Where several are possible, a second pass assigns it the message of its
+    size that was sent first.
     """
     feeds, role = kinds.feeds, kinds.role
     unsure = False
@@ -43,7 +43,7 @@ def index_rows(lane_ptr, lane_rank, lane_peer, cells, start, size, graph, kinds,
             if feeds[k] >= 0:
                 base = (feeds[k] * graph.stages + cells.stage[row]) * graph.microbatches
                 for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
-                    index.made[base + u] = row
+                    index.producer[base + u] = row
             elif role[k] == SENDS or role[k] == RECEIVES:
                 match = _find_message(row, lane_rank[lane], lane_peer[lane], cells, graph, kinds, index)
                 unsure = unsure or match == SEVERAL
@@ -58,7 +58,7 @@ def index_rows(lane_ptr, lane_rank, lane_peer, cells, start, size, graph, kinds,
 
 
 def _index_message(row, match, cells, kinds, index):
-    """Note a message's row from a place on."""
+    """Store a message's row, from the slot ``match`` on."""
     if match < 0:
         return
     sends = kinds.role[cells.kind[row]] == SENDS
@@ -70,7 +70,7 @@ def _index_message(row, match, cells, kinds, index):
 
 
 def _find_message(row, rank, peer, cells, graph, kinds, index):
-    """Return the place of a send, or of a receive that can be of one message only; -1 for none."""
+    """Return the slot of a send, or of a receive with a single candidate message; -1 for none."""
     k, s, u = cells.kind[row], cells.stage[row], cells.microbatch[row]
     sends = kinds.role[k] == SENDS
     forward = kinds.direction[k] == FORWARD
@@ -95,7 +95,7 @@ def _find_message(row, rank, peer, cells, graph, kinds, index):
 
 
 def _first_sent(row, rank, peer, cells, start, size, graph, kinds, index):
-    """Return the place of a receive: of the messages of its size, the one that was sent first; -1 for none."""
+    """Return the slot of a receive: the message of its size that was sent first; -1 for none."""
     s, u = cells.stage[row], cells.microbatch[row]
     send = index.send
     forward = kinds.direction[cells.kind[row]] == FORWARD
@@ -119,25 +119,25 @@ def _first_sent(row, rank, peer, cells, start, size, graph, kinds, index):
 ACTIVATION, WEIGHT_GRADIENT = int(Result.ACTIVATION), int(Result.WEIGHT_GRADIENT)
 
 
-def follow_memory(compute_lane, lane_ptr, cells, start, kept, kept_weight, kinds, peak, peak_at, held_most):
-    """Follow each rank's activations: bytes held, when they peak, and the most microbatches held at once.
+def follow_memory(compute_lane, lane_ptr, cells, start, kept, kept_weight, kinds, peak, peak_time, peak_count):
+    """Follow each rank's activations: peak in bytes, time of the peak, and peak number of microbatches.
 
-    Where a kind takes what a weight gradient needs, full recomputation builds it there, so memory may rise.
+    A kind can allocate the input of a weight gradient, as in full recomputation; its memory change is positive.
     """
     for rank in range(len(compute_lane)):
         lane = compute_lane[rank]
         low, high = (lane_ptr[lane], lane_ptr[lane + 1]) if lane >= 0 else (0, 0)
-        held = 0
+        allocated = 0
         count = 0
         for row in range(low, high):
             k, s, n = cells.kind[row], cells.stage[row], cells.span[row]
-            held += (kinds.activation[k] * kept[s] + kinds.weight_activation[k] * kept_weight[s]) * n
-            if held > peak[rank]:
-                peak[rank] = held
-                peak_at[rank] = start[row]
+            allocated += (kinds.activation[k] * kept[s] + kinds.weight_activation[k] * kept_weight[s]) * n
+            if allocated > peak[rank]:
+                peak[rank] = allocated
+                peak_time[rank] = start[row]
             if kinds.result[k] == ACTIVATION:
                 count += n
-                held_most[rank] = max(held_most[rank], count)
+                peak_count[rank] = max(peak_count[rank], count)
             elif kinds.result[k] == WEIGHT_GRADIENT or kinds.second_result[k] == WEIGHT_GRADIENT:
                 count -= n
 
@@ -154,10 +154,10 @@ def follow_causes(cause, last, path):
 
 
 def first_free(ptr, start, end, until, place, lanes):
-    """Put each slice of a group on the group's first lane that is free by then.
+    """Put each slice of a group on the group's first lane that is free at the slice's start.
 
-    Group ``g`` has the slices ``ptr[g]:ptr[g + 1]``, by their starts. ``until`` is room for the lanes of one
-    group; ``place`` gets each slice's lane within its group, ``lanes`` the number of lanes of each group.
+    Group ``g`` has the slices ``ptr[g]:ptr[g + 1]``, by their starts. ``until`` is scratch space with an entry per
+    lane; ``place`` receives each slice's lane within its group, ``lanes`` the number of lanes of each group.
     """
     for group in range(len(ptr) - 1):
         used = 0

@@ -28,7 +28,7 @@ def read(paths: Sequence[Path]) -> Timeline:
 
 
 def recognises(path: Path, head: bytes) -> bool:
-    """Return whether a file is pptrace's own: its first key decides, with any blanks around it.
+    """Whether pptrace wrote a file, by its first key; blanks around it are ignored.
 
     >>> from pathlib import Path
     >>> recognises(Path("step.json"), b'{"pptraceFormat": 1, "distributedInfo": {"rank": 0')

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 START, STEP, END = range(3)
 """Phases ``s``, ``t`` and ``f`` of a flow."""
 
-_AT_ONCE = 1 << 14
-"""Messages that are taken at once: as many as the processor's nearer caches hold."""
+_CHUNK_MESSAGES = 1 << 14
+"""Messages per chunk; a chunk fits into the processor's L2 cache."""
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -36,35 +36,34 @@ class Points:
     at_ns: Int64s
     """A time within the row's slice."""
     flow: Int32s
-    """What the points of one flow share: the row of its transfer, or on the critical path of its first slice."""
+    """Number of the flow: the row of its transfer, or of its first slice for flows along the critical path."""
     on_path: NDArray[np.bool_]
-    """Whether it is a flow along the critical path, whose numbers are not those of messages."""
+    """Whether the flow is along the critical path; such flows are numbered separately."""
 
-    def at_once(self, rows: slice) -> int:
-        """Return the most flows that touch one of some rows."""
+    def most_per_row(self, rows: slice) -> int:
+        """Return the largest number of flows that touch a row of the given rows."""
         return int(np.diff(self.row_ptr[rows.start : rows.stop + 1]).max(initial=0))
 
 
 def flow_points(scene: Scene) -> Points:
-    """Return all flows that touch two slices at least; hop ``h`` counts as row ``rows + h``."""
+    """Return all flows that touch at least two slices; hop ``h`` counts as row ``rows + h``."""
     timeline, hops = scene.timeline, scene.hops
-    row, phase, at, flow = _of_messages(timeline, hops)
-    along = _of_path(timeline, scene.first_row)
-    on_path = np.repeat([False, True], [row.size, along[0].size])
-    row, phase = np.concatenate([row, along[0]]), np.concatenate([phase, along[1]])
-    at, flow = np.concatenate([at, along[2]]), np.concatenate([flow, along[3]])
+    message_points = _message_points(timeline, hops)
+    path_points = _path_points(timeline, scene.first_row)
+    on_path = np.repeat([False, True], [message_points[0].size, path_points[0].size])
+    row, phase, time_ns, flow = map(np.concatenate, zip(message_points, path_points, strict=True))
     order = np.argsort(row, kind="stable")
     return Points(
         row_ptr=np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(timeline) + len(hops)))]),
-        phase=phase[order], at_ns=at[order], flow=flow[order], on_path=on_path[order],
+        phase=phase[order], at_ns=time_ns[order], flow=flow[order], on_path=on_path[order],
     )  # fmt: skip
 
 
-def _of_path(timeline: Timeline, first_row: int) -> tuple[Int32s, Int8s, Int64s, Int32s]:
-    """Return rows, phases, times and numbers of arrows between slices that follow each other on the critical path.
+def _path_points(timeline: Timeline, first_row: int) -> tuple[Int32s, Int8s, Int64s, Int32s]:
+    """Return rows, phases, times and numbers of flows between consecutive slices of the critical path.
 
-    An arrow leaves its slice late and enters the next early, as those of messages do. There is none where a part
-    of the path in between is not in the timeline, or where clocks of measured ranks disagree.
+    As with messages, a flow leaves its slice late and enters the next slice early. There is no flow where a
+    part of the path in between is not in the timeline, or where clocks of measured ranks disagree.
     """
     path = None if timeline.why is None else timeline.why.path
     if path is None or not len(path):
@@ -73,7 +72,7 @@ def _of_path(timeline: Timeline, first_row: int) -> tuple[Int32s, Int8s, Int64s,
     turn = np.flatnonzero((path.row[1:] != path.row[:-1]) & (path.start_ns[1:] == path.end_ns[:-1]))
     source, target = path.row[turn] - np.int32(first_row), path.row[turn + 1] - np.int32(first_row)
     start_ns, end_ns = timeline.start_ns, timeline.end_ns
-    # where both points are at one time the order in the file decides, and that is the rows'
+    # the order of points at the same time is that of the file, which is the order of rows
     leaves = np.minimum(np.maximum(start_ns[source], end_ns[source] - 1), start_ns[target] - (target < source))
     leaves = np.maximum(leaves, start_ns[source])
     enters = np.maximum(start_ns[target], leaves + (target < source))
@@ -83,81 +82,84 @@ def _of_path(timeline: Timeline, first_row: int) -> tuple[Int32s, Int8s, Int64s,
     return row, phase, np.concatenate([leaves[kept], enters[kept]]), np.tile(source[kept], 2)
 
 
-def _of_messages(timeline: Timeline, hops: Hops) -> tuple[Int32s, Int8s, Int64s, Int32s]:
+def _message_points(timeline: Timeline, hops: Hops) -> tuple[Int32s, Int8s, Int64s, Int32s]:
     """Return rows, phases, times and numbers of the flows of messages."""
     ends = messages(timeline)
     transfer = ends.transfer
-    along = [ends.producer, ends.send, *_along(hops, ends, len(timeline)), ends.recv, ends.consumer]
-    rows = np.stack([row for row in along if (row >= 0).any()] or along[:1])
+    stops = [ends.producer, ends.send, *_message_hops(hops, ends, len(timeline)), ends.recv, ends.consumer]
+    rows = np.stack([row for row in stops if (row >= 0).any()] or stops[:1])
     start_ns = np.concatenate([timeline.start_ns, timeline.start_ns[hops.row]])
     end_ns = np.concatenate([timeline.end_ns, timeline.end_ns[hops.row]])
-    at, kept = np.empty(rows.shape, dtype=np.int64), np.empty(rows.shape, dtype=bool)
+    time_ns, kept = np.empty(rows.shape, dtype=np.int64), np.empty(rows.shape, dtype=bool)
     phase = np.empty(rows.shape, dtype=np.int8)
-    for first in range(0, transfer.size, _AT_ONCE):
-        part = np.s_[:, first : first + _AT_ONCE]
-        rows[part] = _in_time(rows[part], start_ns)
-        at[part], kept[part] = _times(rows[part], start_ns, end_ns)
+    for first in range(0, transfer.size, _CHUNK_MESSAGES):
+        part = np.s_[:, first : first + _CHUNK_MESSAGES]
+        rows[part] = _sort_by_start(rows[part], start_ns)
+        time_ns[part], kept[part] = _times(rows[part], start_ns, end_ns)
         phase[part] = _phases(kept[part])
-    return rows[kept], phase[kept], at[kept], np.broadcast_to(transfer, rows.shape)[kept]
+    return rows[kept], phase[kept], time_ns[kept], np.broadcast_to(transfer, rows.shape)[kept]
 
 
 def _phases(kept: NDArray[np.bool_]) -> Int8s:
-    """Return the phase of each point; flows with one point only lose it."""
+    """Return the phase of each point; single points of flows are removed from ``kept``."""
     count = kept.sum(axis=0, dtype=np.int16)
     kept &= count > 1
     position = np.cumsum(kept, axis=0, dtype=np.int16) - np.int16(1)
     return np.where(position == 0, np.int8(START), np.where(position < count - 1, np.int8(STEP), np.int8(END)))
 
 
-def _along(hops: Hops, ends: Messages, rows: int) -> Int32s:
-    """Return the hops of each message, counted behind the rows: shape (longest route, messages), -1 for none."""
+def _message_hops(hops: Hops, ends: Messages, rows: int) -> Int32s:
+    """Return the hops of each message, numbered from ``rows``: shape (longest route, messages), -1 for none."""
     longest = int(hops.place.max(initial=-1)) + 1
-    along = np.full((longest, hops.sent.size + 1), -1, dtype=np.int32)
-    along[hops.place, hops.message] = np.arange(rows, rows + len(hops))
-    of_row = np.full(rows + 1, hops.sent.size, dtype=np.int32)
-    of_row[hops.sent] = np.arange(hops.sent.size)
-    sent, received = of_row[ends.send], of_row[ends.recv]
-    passed: Int32s = along[:, np.where(sent < hops.sent.size, sent, received)]
-    return passed
+    hop_index = np.full((longest, hops.sent.size + 1), -1, dtype=np.int32)
+    hop_index[hops.place, hops.message] = np.arange(rows, rows + len(hops))
+    message_of_row = np.full(rows + 1, hops.sent.size, dtype=np.int32)
+    message_of_row[hops.sent] = np.arange(hops.sent.size)
+    sent, received = message_of_row[ends.send], message_of_row[ends.recv]
+    message_hops: Int32s = hop_index[:, np.where(sent < hops.sent.size, sent, received)]
+    return message_hops
 
 
-def _in_time(rows: Int32s, start_ns: Int64s) -> Int32s:
-    """Order each message's rows by their starts: the clocks of measured ranks may disagree."""
+def _sort_by_start(rows: Int32s, start_ns: Int64s) -> Int32s:
+    """Sort each message's rows by their starts, because the clocks of measured ranks may disagree."""
     latest = np.full(rows.shape[1], np.iinfo(np.int64).min)
-    wrong = np.zeros(rows.shape[1], dtype=bool)
+    unsorted = np.zeros(rows.shape[1], dtype=bool)
     for row in rows:
         start = np.where(row >= 0, start_ns[row], latest)
-        wrong |= start < latest
+        unsorted |= start < latest
         latest = start
-    if wrong.any():
+    if unsorted.any():
         rows = rows.copy()
-        several = rows[:, wrong]
-        key = np.where(several >= 0, start_ns[several], _NEVER)
-        rows[:, wrong] = np.take_along_axis(several, np.argsort(key, axis=0, kind="stable"), axis=0)
+        columns = rows[:, unsorted]
+        key = np.where(columns >= 0, start_ns[columns], _NEVER)
+        rows[:, unsorted] = np.take_along_axis(columns, np.argsort(key, axis=0, kind="stable"), axis=0)
     return rows
 
 
 def _times(rows: Int32s, start_ns: Int64s, end_ns: Int64s) -> tuple[Int64s, NDArray[np.bool_]]:
-    """Return a time on each slice and whether the flow touches it.
+    """Return a time within each slice, and whether the flow touches the slice.
 
-    A flow leaves its first slice late and enters the others early, each a nanosecond behind the one
-    before, as viewers sort by time. Where slices without length leave no room for that, the order in
-    the file decides, and a slice that it puts wrong is passed over.
+    A flow leaves its first slice late and enters later slices early. Because viewers sort by time, each point is
+    at least a nanosecond after the previous one. Slices without length may have equal times: then the order in
+    the file counts, and the flow skips slices that are out of order.
     """
-    at = start_ns[rows]
-    last = np.maximum(at, end_ns[rows] - 1)
+    time_ns = start_ns[rows]
+    last_ns = np.maximum(time_ns, end_ns[rows] - 1)
     kept = rows >= 0
-    following = np.full(rows.shape[1], _NEVER)
-    for column in range(len(rows) - 1, 0, -1):
-        following = np.where(kept[column], at[column], following)
-    begun = np.full(rows.shape[1], -_NEVER)
-    before = np.full(rows.shape[1], -1)
-    for column in range(len(rows)):
-        first = begun == -_NEVER
-        at[column] = np.where(
-            first, np.minimum(last[column], following), np.clip(begun + 1, at[column], last[column])
+    following_ns = np.full(rows.shape[1], _NEVER)
+    for stop in range(len(rows) - 1, 0, -1):
+        following_ns = np.where(kept[stop], time_ns[stop], following_ns)
+    previous_ns = np.full(rows.shape[1], -_NEVER)
+    previous_row = np.full(rows.shape[1], -1)
+    for stop in range(len(rows)):
+        time_ns[stop] = np.where(
+            previous_ns == -_NEVER,
+            np.minimum(last_ns[stop], following_ns),
+            np.clip(previous_ns + 1, time_ns[stop], last_ns[stop]),
         )
-        kept[column] &= (at[column] > begun) | ((at[column] == begun) & (rows[column] > before))
-        begun = np.where(kept[column], at[column], begun)
-        before = np.where(kept[column], rows[column], before)
-    return at, kept
+        kept[stop] &= (time_ns[stop] > previous_ns) | (
+            (time_ns[stop] == previous_ns) & (rows[stop] > previous_row)
+        )
+        previous_ns = np.where(kept[stop], time_ns[stop], previous_ns)
+        previous_row = np.where(kept[stop], rows[stop], previous_row)
+    return time_ns, kept

@@ -1,4 +1,4 @@
-"""Reader of pptrace's own Kineto JSON."""
+"""Reader of the Kineto JSON that pptrace writes."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _KEYS = {
     "row": "correlation",
     "segment_number": "segment_number",
 }
-_FORMER = {"pair": "braid"}
-"""Keys that files of format 1 had instead."""
-_ASSUMED = {"span": 1, "pair": -1, "cause": 0, "segment_number": -1}
+_FORMAT_1_KEYS = {"pair": "braid"}
+"""Keys in files of format 1 that differ."""
+_DEFAULTS = {"span": 1, "pair": -1, "cause": 0, "segment_number": -1}
 
 
 def _part(path: Path, step: dict[str, Any], batches: Iterable[list[dict[str, Any]]]) -> Part:
-    """Gather one file's events."""
+    """Collect the events of a file."""
     keys = _keys(step["placement"])
     pieces: dict[str, list[NDArray[np.int64]]] = {}
     launches: list[NDArray[np.int64]] = []
@@ -64,14 +64,14 @@ def _part(path: Path, step: dict[str, Any], batches: Iterable[list[dict[str, Any
                 ((unit, value),) = event["args"].items()
                 points[event["pid"], event["name"], unit].append((_ns(event["ts"]), value))
     columns = {name: np.concatenate(values) for name, values in pieces.items()}
-    columns["enter_ns"] = _entered(columns["row"], np.concatenate(launches, axis=1))
+    columns["enter_ns"] = _enter_ns(columns["row"], np.concatenate(launches, axis=1))
     lanes = _integers(step["lanes"]).reshape(-1, 4)
     if lanes[:, 3].sum() != columns["row"].size:
         raise TraceError("slices are missing; was it cut short or edited?", file=path)
     counters = zip(step["counters"], points.values(), strict=True)
     part = Part(
         path=path, step=step, provenance=step["provenance"], lanes=lanes, columns=columns, links=links_of(step),
-        counters=tuple(_counter(rank, name, unit, found) for (rank, name, unit), found in counters),
+        counters=tuple(_counter(rank, name, unit, values) for (rank, name, unit), values in counters),
         hops=np.concatenate(hops),
     )  # fmt: skip
     if len(part.hops) != (step["routes"][2] if part.links else 0):
@@ -80,11 +80,11 @@ def _part(path: Path, step: dict[str, Any], batches: Iterable[list[dict[str, Any
 
 
 def _keys(placement: dict[str, Any]) -> dict[str, str]:
-    """Return the keys of a file's slices, and give its placement the names of today."""
+    """Return the keys of a file's slices; convert its placement from format 1 if necessary."""
     if "unit_route" not in placement:
         return _KEYS
     placement["microbatch_route"] = placement.pop("unit_route")
-    return _KEYS | _FORMER
+    return _KEYS | _FORMAT_1_KEYS
 
 
 def _hops(args: Sequence[dict[str, Any]]) -> NDArray[np.int64]:
@@ -96,13 +96,13 @@ def _kernels(
 ) -> dict[str, NDArray[np.int64]]:
     start, dur = _times(events, "ts"), _times(events, "dur")
     args = [event["args"] for event in events]
-    columns = {name: _integers([a.get(key, _ASSUMED.get(name, 0)) for a in args]) for name, key in keys.items()}
+    columns = {name: _integers([a.get(key, _DEFAULTS.get(name, 0)) for a in args]) for name, key in keys.items()}
     columns["uncontended_ns"] = _integers(
-        [a.get("uncontended_ns", usual) for a, usual in zip(args, dur.tolist(), strict=True)]
+        [a.get("uncontended_ns", default) for a, default in zip(args, dur.tolist(), strict=True)]
     )
     kind = _integers([_KINDS[a["kind"]] for a in args])
-    place = {name: number for number, name in enumerate(segments)}
-    columns["segment"] = _integers([place[a["segment"]] if "segment" in a else -1 for a in args])
+    number = {name: index for index, name in enumerate(segments)}
+    columns["segment"] = _integers([number[a["segment"]] if "segment" in a else -1 for a in args])
     return {**columns, "kind": kind, "start_ns": start, "end_ns": start + dur}
 
 
@@ -111,14 +111,15 @@ def _launches(events: Sequence[dict[str, Any]]) -> NDArray[np.int64]:
     return np.stack([_integers([event["args"]["correlation"] for event in events]), _times(events, "ts")])
 
 
-def _entered(row: NDArray[np.int64], launches: NDArray[np.int64]) -> NDArray[np.int64]:
-    launched, at_ns = launches[:, np.argsort(launches[0], kind="stable")]
-    found = np.searchsorted(launched, row)
-    if not np.array_equal(launched[np.minimum(found, launched.size - 1)], row):
+def _enter_ns(row: NDArray[np.int64], launches: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the launch time of each row."""
+    launched, launch_ns = launches[:, np.argsort(launches[0], kind="stable")]
+    index = np.searchsorted(launched, row)
+    if not np.array_equal(launched[np.minimum(index, launched.size - 1)], row):
         msg = "a kernel has lost its launch"
         raise ValueError(msg)
-    entered: NDArray[np.int64] = at_ns[found]
-    return entered
+    enter_ns: NDArray[np.int64] = launch_ns[index]
+    return enter_ns
 
 
 def _counter(rank: int, name: str, unit: str, steps: Sequence[tuple[int, int]]) -> Counter:
@@ -141,29 +142,29 @@ def _integers(values: Sequence[Any]) -> NDArray[np.int64]:
 _EVENTS = b'"traceEvents": [\n'
 _END = b"]}\n"
 _BLOCK, _LONGEST_LINE = 4 << 20, 64 << 20
-_TELLING = (
+_LINE_STARTS = (
     b'{"ph":"X","cat":"kernel"',
     b'{"ph":"X","cat":"gpu_memcpy"',
     b'{"ph":"X","cat":"cuda_runtime"',
     b'{"ph":"X","cat":"link"',
     b'{"ph":"C"',
 )
-"""How the lines begin that a timeline is made of."""
-_MARKS = [b"\n" + start for start in _TELLING]
+"""Starts of the lines with the content of a timeline."""
+_MARKS = [b"\n" + start for start in _LINE_STARTS]
 
 
 def read(paths: Sequence[Path]) -> Timeline:
     """Return the timeline that was written to ``paths``, compressed or not.
 
-    Rows whose rank is in none of the files are missing, and a ``cause`` among them becomes -1.
+    Rows of ranks without a file are missing, and a ``cause`` among them becomes -1.
 
     Raises:
-        TraceError: a file cannot be read, is not ours, or does not belong with the others.
+        TraceError: a file cannot be read, was not written by pptrace, or is of another run.
     """
-    return join([_read_one(path) for path in paths])
+    return join([_read_part(path) for path in paths])
 
 
-def _read_one(path: Path) -> Part:
+def _read_part(path: Path) -> Part:
     try:
         with open_unpacked(path) as file:
             top, batches = _events(file, path)
@@ -177,9 +178,9 @@ def _read_one(path: Path) -> Part:
 
 
 def _events(file: UnpackedFile, path: Path) -> tuple[dict[str, Any], Iterable[list[dict[str, Any]]]]:
-    """Return what stands before the events, and the events in batches, so that memory stays bounded.
+    """Return the top-level keys before the events, and the events in batches that bound memory.
 
-    A file that some tool laid out anew is read at one go.
+    A file that another tool has reformatted is read as a single batch.
     """
     first = file.readline(most_parsed())
     if first.endswith(_EVENTS):
@@ -195,35 +196,37 @@ def _events(file: UnpackedFile, path: Path) -> tuple[dict[str, Any], Iterable[li
     return top, batches
 
 
-def _rest(file: UnpackedFile, held: int, path: Path) -> bytes:
-    """Return the unread part of a file."""
-    parts, most = [], most_parsed()
+def _rest(file: UnpackedFile, read_bytes: int, path: Path) -> bytes:
+    """Return the unread part of a file after ``read_bytes``."""
+    parts, limit_bytes = [], most_parsed()
     while part := file.read(_BLOCK):
         parts.append(part)
-        held += len(part)
-        if held > most:
-            message = f"is larger than {gibibytes(most)} and not laid out as pptrace writes it: {memory_key()}"
+        read_bytes += len(part)
+        if read_bytes > limit_bytes:
+            size = gibibytes(limit_bytes)
+            message = f"is larger than {size} and not laid out as pptrace writes it: {memory_key()}"
             raise TraceError(message, file=path)
     return b"".join(parts)
 
 
 def _batches(file: UnpackedFile, path: Path) -> Iterator[list[dict[str, Any]]]:
-    held, last, count = b"", b"", 0
+    """Yield the events of the lines of a file, a block at a time."""
+    incomplete, last, count = b"", b"", 0
     while True:
         part = file.read(_BLOCK)
         end = part.rfind(b"\n") + 1
         if not end and part:
-            held += part
-            if len(held) > _LONGEST_LINE:
+            incomplete += part
+            if len(incomplete) > _LONGEST_LINE:
                 raise TraceError(f"a line is longer than {gibibytes(_LONGEST_LINE)}: not a trace", file=path)
             continue
-        lines = (held + part[:end]).splitlines(keepends=True)
-        held = part[end:]
-        telling = [line for line in lines if line.startswith(_TELLING)]
-        count += len(telling)
+        lines = (incomplete + part[:end]).splitlines(keepends=True)
+        incomplete = part[end:]
+        event_lines = [line for line in lines if line.startswith(_LINE_STARTS)]
+        count += len(event_lines)
         check_events(count, path)
         file.expect(count, _MARKS)
-        yield json.loads(b"[" + b"".join(telling).rstrip().rstrip(b",") + b"]")
+        yield json.loads(b"[" + b"".join(event_lines).rstrip().rstrip(b",") + b"]")
         last = lines[-1] if lines else last
         if not part:
             break

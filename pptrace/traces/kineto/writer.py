@@ -1,18 +1,17 @@
 """Writer of Kineto JSON.
 
-Perfetto, chrome://tracing and Holistic Trace Analysis read it. An event is a line; blanks within a
-line align its numbers. Lines are made by the thousand, from columns, and written while the next
-thousands are made.
+Perfetto, chrome://tracing and Holistic Trace Analysis read it. Each event is a line, with numbers aligned by
+blanks. Columns are encoded in chunks of some thousand lines, and chunks are written while the next ones are encoded.
 
-They stand side by side with their slices, because viewers bind a flow to the slice that came last before
-it where times are equal.
+Flow events directly follow their slice, because viewers bind a flow to the last slice before it where times are
+equal.
 
-A slice becomes five events, and one more per flow that touches it. The simulated host is free: annotations
-and launches take no time, so they nest whatever the order of the launches.
+A slice becomes five events, plus an event per flow that touches it. Annotations and launches on the simulated host
+have no duration, so they nest for any order of launches.
 
-Slices on links, waits and the critical path have categories of their own and no stream: readers of measured
-traces count the kernels of a rank by their streams. Waits are a thread of their rank; links are a process after
-the ranks, and the path is the process after that.
+Slices on links, waits and the critical path have separate categories and no stream, because readers of measured
+traces count a rank's kernels by stream. Waits are a thread of their rank, links are a process after the ranks, and
+the path is the process after the links.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from pptrace.traces.kineto.cells import (
     Choice,
     Part,
     Some,
-    alike,
+    all_equal,
     microseconds,
     number,
     pieces,
@@ -71,13 +70,13 @@ _IN_FLIGHT = 2
 
 
 def write(timeline: Timeline, path: Path, options: Mapping[str, Any]) -> None:
-    """Write all ranks to one file, or with ``rank`` that rank's alone.
+    """Write all ranks to a file, or only the rank of the option ``rank``.
 
-    ``color`` is one of :data:`~pptrace.traces.scene.COLOR_BY`. Rows keep the numbers that they have in the whole
-    timeline, so files written rank by rank can be read as one again. Such files have no flows between ranks.
+    ``color`` is one of :data:`~pptrace.traces.scene.COLOR_BY`. Rows keep their numbers in the full timeline, so a
+    reader can join files of single ranks. Such files have no flows between ranks.
 
     Raises:
-        ConfigError: an option has no such value.
+        ConfigError: an option has an unknown value.
         OSError: the file cannot be written.
     """
     encoder = Encoder.of(Scene.of(timeline, options))
@@ -86,29 +85,29 @@ def write(timeline: Timeline, path: Path, options: Mapping[str, Any]) -> None:
 
 
 def _texts(encoder: Encoder, rank: int | None, step: tuple[int, int]) -> Iterator[bytes | memoryview]:
-    """Yield the file piece by piece; a name comes last, because the last event has no comma."""
+    """Yield the file in pieces; the last event is a name, because the last event has no comma."""
     timeline, hops = encoder.scene.timeline, encoder.scene.hops
     lanes = _lanes_of(timeline)
     names = [json.dumps(event).encode() for event in _lane_names(encoder.scene, lanes)]
     yield _header(timeline, lanes, rank) + b"".join(name + b",\n" for name in names[:-1])
     yield from _spans(timeline, lanes, step, whole=encoder.whole)
     for lane in lanes:
-        for rows in _steps(lane.rows, encoder.points.at_once(lane.rows)):
+        for rows in _chunks(lane.rows, encoder.points.most_per_row(lane.rows)):
             yield from _flat(encoder.slices(lane, rows))
     for lane_index, (start, stop) in enumerate(pairwise(hops.lane_ptr.tolist())):
-        for which in _steps(slice(start, stop)):
-            yield from _flat(encoder.hops(lane_index, which))
+        for chunk in _chunks(slice(start, stop)):
+            yield from _flat(encoder.hops(lane_index, chunk))
     if timeline.why is not None:
         yield from _flat(encoder.waits(timeline.why.waits))
         yield from _flat(encoder.path(timeline.why.path))
     for counter in timeline.counters:
-        for rows in _steps(slice(0, counter.at_ns.size)):
-            yield from _flat(_counted(counter, process_of(counter.rank, timeline.ranks), rows))
+        for rows in _chunks(slice(0, counter.at_ns.size)):
+            yield from _flat(_counter_lines(counter, process_of(counter.rank, timeline.ranks), rows))
     yield b"".join(names[-1:]) + b"\n]}\n"
 
 
-def _steps(rows: slice, width: int = 1) -> Iterator[slice]:
-    """Cut rows into pieces of about the same size in bytes, where a row may have ``width`` flows."""
+def _chunks(rows: slice, width: int = 1) -> Iterator[slice]:
+    """Split rows into chunks of similar size in bytes; a row has up to ``width`` flows."""
     step = max(1, _ROWS // max(1, width))
     for start in range(rows.start, rows.stop, step):
         yield slice(start, min(start + step, rows.stop))
@@ -118,33 +117,34 @@ def _flat(blocks: Iterable[Block]) -> Iterator[memoryview]:
     return (block.data.cast("B") for block in blocks)
 
 
-def _counted(counter: Counter, process: int, rows: slice) -> Iterator[Block]:
+def _counter_lines(counter: Counter, process: int, rows: slice) -> Iterator[Block]:
     """Yield a line per step of a counter, with times in nanosecond precision."""
-    at = counter.at_ns[rows]
+    time_ns = counter.at_ns[rows]
     name, unit = json.dumps(counter.name).encode(), json.dumps(counter.unit).encode()
     head = b'{"ph":"C","name":%s,"pid":%d,"ts":' % (name, process)
     value = number(counter.value[rows])
-    return pieces(at.size, [head, microseconds(at, whole=False), b',"args":{%s:' % unit, value, b"}},\n"])
+    time = microseconds(time_ns, whole=False)
+    return pieces(time_ns.size, [head, time, b',"args":{%s:' % unit, value, b"}},\n"])
 
 
 _PHASES = [b'"s"', b'"t"', b'"f","bp":"e"']
-_NAMED = [b'"p2p","name":"p2p"', b'"critical path","name":"critical path"']
+_FLOW_NAMES = [b'"p2p","name":"p2p"', b'"critical path","name":"critical path"']
 _USUAL_FLOWS = 2
 
 _BLANK = ord(" ")
 
 
 def _ends(texts: Sequence[str]) -> Block:
-    """Return JSON of the ends of names, each with its closing quote and blanks behind."""
+    """Return the JSON of the ends of names, each with its closing quote and trailing blanks."""
     quoted = [json.dumps(text)[1:] for text in texts]
     width = max(map(len, quoted), default=1)
     return np.frombuffer("".join(text.ljust(width) for text in quoted).encode(), dtype=np.uint8).reshape(-1, width)
 
 
-def _named(
+def _join_names(
     prefix: Choice, texts: Sequence[bytes] | Mapping[int, bytes], ends: Block, plain: frozenset[int] = frozenset()
 ) -> list[Part]:
-    """Return ``texts[prefix]`` and at once behind it an end, or for the ``plain`` prefixes only a quote."""
+    """Return ``texts[prefix]`` directly followed by an end, or only by a quote for ``plain`` prefixes."""
     heads = {code: texts[code] + b'"' * (code in plain) for code in prefix.used}
     longest = max(map(len, heads.values()))
     width = max(len(texts[code]) for code in heads) + ends.shape[1]
@@ -154,10 +154,10 @@ def _named(
         return [prefix.among(heads), b" " * (width - longest)]
     block = np.full((len(ends), width), _BLANK, dtype=np.uint8)
     for code, head in heads.items():
-        hit = np.flatnonzero(prefix.codes == code)
-        block[hit, : len(head)] = np.frombuffer(head, dtype=np.uint8)
+        lines = np.flatnonzero(prefix.codes == code)
+        block[lines, : len(head)] = np.frombuffer(head, dtype=np.uint8)
         if code not in plain:
-            block[hit, len(head) : len(head) + ends.shape[1]] = ends[hit]
+            block[lines, len(head) : len(head) + ends.shape[1]] = ends[lines]
     return [block]
 
 
@@ -177,7 +177,7 @@ _OPTIONAL = {
     "pair": b',"pair":',
 }
 _FIRST = 100_000
-"""The first row's correlation: HTA puts event numbers in a column that is as narrow as correlations need."""
+"""Correlation of the first row. HTA chooses the integer type of event numbers by the size of correlations."""
 
 
 _CAUSES = [b'"%s"' % cause.word.encode() for cause in IdleCause]
@@ -186,26 +186,26 @@ _WAIT_COLORS = {
     IdleCause.CONTENTION: "terrible", IdleCause.HEAD_OF_LINE: "bad", IdleCause.PEER_COMPUTE: "white",
     IdleCause.REDUCTION: "olive", IdleCause.SLOWER_REPLICA: "bad",
 }  # fmt: skip
-"""Names among the colors that viewers of this format know."""
+"""Reserved color names of chrome://tracing."""
 _CAUSE_COLORS = [b'"%s"' % _WAIT_COLORS[cause].encode() for cause in IdleCause]
 _PATH_NAMES = [
     *(b'"%s%s' % (name.encode(), b" " * bool(n)) for name, n in zip(NAMES, NUMBERED, strict=True)),
     *(b'"%s' % name.encode() for name in PATH_PARTS[1:]),
 ]
 _PLAIN_PATH_NAMES = frozenset([*_UNNUMBERED, *range(len(NAMES), len(_PATH_NAMES))])
-"""Those without a microbatch."""
+"""Indices of path names without a microbatch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoder:
-    """Turns slices, messages on links, waits and the critical path of a scene into lines."""
+    """Encoder of slices, messages on links, waits and the critical path of a scene as lines."""
 
     scene: Scene
     """The scene."""
     points: Points
-    """Flows through its rows, then through its hops."""
+    """Flows through the rows, then through the hops."""
     first: int
-    """The difference between a row's number in the file and in the scene, also of flows."""
+    """The difference between numbers of rows and flows in the file and in the scene."""
     peers: Peers
     """The neighbours of each stage."""
     rank: Int32s
@@ -217,13 +217,13 @@ class Encoder:
     kernels: Block
     """The end of the kernel's name for each label."""
     titles: Block
-    """The title of each message that has hops, with its closing quote and blanks behind."""
+    """The title of each message with hops, with its closing quote and trailing blanks."""
     whole: bool
-    """Whether all times are whole microseconds."""
+    """Whether all times are integer microseconds."""
 
     @classmethod
     def of(cls, scene: Scene) -> Self:
-        """Prepare to write a scene; flows pass the hops of its messages."""
+        """Return the encoder of a scene; flows pass through the hops of its messages."""
         timeline, labels = scene.timeline, labels_of(scene.timeline)
         microbatches = [text[1:] for text in labels.microbatch]
         kernels = [text + segment for text, segment in zip(microbatches, labels.segment, strict=True)]
@@ -239,14 +239,14 @@ class Encoder:
         )  # fmt: skip
 
     def slices(self, lane: Lane, rows: slice) -> Iterator[Block]:
-        """Yield the lines of some rows of one lane."""
+        """Yield the lines of some rows of a lane."""
         timeline = self.scene.timeline
-        kind, ends = Choice.of(timeline.kind[rows]), self._taken(self.actions, rows)
+        kind, ends = Choice.of(timeline.kind[rows]), self._row_ends(self.actions, rows)
         kernel, launch, category, facts = self._kernel(lane, rows, kind, ends)
         row_id = number(np.arange(rows.start, rows.stop) + self.first)
         start = self._time(timeline.start_ns[rows])
-        at_once = np.array_equal(timeline.enter_ns[rows], timeline.start_ns[rows])
-        enter = start if at_once else self._time(timeline.enter_ns[rows])
+        immediate = np.array_equal(timeline.enter_ns[rows], timeline.start_ns[rows])
+        enter = start if immediate else self._time(timeline.enter_ns[rows])
         dur = self._time(timeline.end_ns[rows] - timeline.start_ns[rows])
         host = b',"pid":%d,"tid":%d,"ts":' % (process_of(lane.rank, timeline.ranks), HOST)
         device = b',"pid":%d,"tid":%d,"ts":' % (process_of(lane.rank, timeline.ranks), lane.thread)
@@ -264,14 +264,14 @@ class Encoder:
         ]  # fmt: skip
         return self._with_flows(lines, device, rows)
 
-    def hops(self, lane: int, which: slice) -> Iterator[Block]:
-        """Yield the lines of some messages on one lane of a link."""
+    def hops(self, lane: int, chunk: slice) -> Iterator[Block]:
+        """Yield the lines of some messages on a lane of a link."""
         timeline, hops = self.scene.timeline, self.scene.hops
-        row, message = hops.row[which], hops.message[which]
-        start, took = timeline.start_ns[row], timeline.end_ns[row] - timeline.start_ns[row]
+        row, message = hops.row[chunk], hops.message[chunk]
+        start, duration = timeline.start_ns[row], timeline.end_ns[row] - timeline.start_ns[row]
         place = b',"pid":%d,"tid":%d,"ts":' % (process_of(-1, timeline.ranks), _link_thread(lane, timeline.ranks))
         facts: dict[str, NDArray[np.integer]] = {
-            "hop": hops.place[which],
+            "hop": hops.place[chunk],
             "rank": self.rank[row],
             "peer": hops.peer[message],
             "stage": timeline.stage[row],
@@ -281,7 +281,7 @@ class Encoder:
         }
         lines: list[Part] = [
             b'{"ph":"X","cat":"link","name":"', self.titles[message], place, self._time(start),
-            b',"dur":', self._time(took), b',"cname":', self._color(row),
+            b',"dur":', self._time(duration), b',"cname":', self._color(row),
             b',"args":{"link":%d,"transfer":' % hops.lane_link[lane], number(row.astype(np.int64) + self.first),
             b',"kind":', words(timeline.kind[row], _KIND),
         ]  # fmt: skip
@@ -289,7 +289,7 @@ class Encoder:
             lines += [b',"%s":' % name.encode(), _shared_number(values)]
         lines.append(b"}},")
         rows = len(timeline)
-        return self._with_flows(lines, place, slice(rows + which.start, rows + which.stop))
+        return self._with_flows(lines, place, slice(rows + chunk.start, rows + chunk.stop))
 
     def waits(self, waits: Waits) -> Iterator[Block]:
         """Yield a line per wait."""
@@ -312,10 +312,10 @@ class Encoder:
         timeline, row = self.scene.timeline, path.row - np.int32(self.scene.first_row)
         process = _path_process(timeline.ranks)
         kind = timeline.kind[row].astype(np.int64)
-        what = Choice.of(np.where(path.part == 0, kind, len(NAMES) - 1 + path.part))
+        name = Choice.of(np.where(path.part == 0, kind, len(NAMES) - 1 + path.part))
         yield from pieces(len(path), [
             b'{"ph":"X","cat":"critical path","name":',
-            *_named(what, _PATH_NAMES, self._taken(self.actions, row), _PLAIN_PATH_NAMES),
+            *_join_names(name, _PATH_NAMES, self._row_ends(self.actions, row), _PLAIN_PATH_NAMES),
             b',"pid":%d,"tid":%d,"ts":' % (process, process + 1), *_exact_times(path.start_ns, path.end_ns),
             b',"cname":', self._color(row),
             b',"args":{"rank":', _shared_number(self.rank[row]),
@@ -324,15 +324,15 @@ class Encoder:
             b',"shown":', number(_row_ids(path.row)), b"}},\n",
         ])  # fmt: skip
 
-    def _taken(self, ends: Block, rows: slice | Int32s) -> Block:
-        """Return the ends of some rows' names."""
+    def _row_ends(self, ends: Block, rows: slice | Int32s) -> Block:
+        """Return the ends of the names of rows."""
         width = ends.shape[1]
         return ends.view(f"V{width}").take(self.label[rows]).view(np.uint8).reshape(-1, width)
 
     def _kernel(
         self, lane: Lane, rows: slice, kind: Choice, ends: Block
     ) -> tuple[list[Part], Part, Part, list[Part]]:
-        """Return the kernels' names, launches and categories, and arguments of some kernels."""
+        """Return the names, launches, categories and additional arguments of the rows' kernels."""
         parts = self.scene.timeline.parts
         facts = [self._message(lane, rows)]
         if parts is not None:
@@ -353,8 +353,8 @@ class Encoder:
                     for field in ("name", "launch", "category")
                 )
                 return [name], launch, category, facts
-            ends = self._taken(self.kernels, rows)
-        kernel = _named(kind, _KERNEL, ends, plain=_UNNUMBERED)
+            ends = self._row_ends(self.kernels, rows)
+        kernel = _join_names(kind, _KERNEL, ends, plain=_UNNUMBERED)
         return kernel, kind.among(_LAUNCH), kind.among(_CATEGORY), facts
 
     def _time(self, times_ns: NDArray[np.int64]) -> Block:
@@ -369,24 +369,24 @@ class Encoder:
 
     def _action(self, rows: slice, ends: Block) -> list[Part]:
         timeline = self.scene.timeline
-        stage = timeline.stage[rows].astype(np.int64) + 1  # which may be -1
+        stage = timeline.stage[rows].astype(np.int64) + 1  # a stage may be -1
         code = Choice.of(stage * len(WORDS) + timeline.kind[rows])
         texts = {c: b'"PP:%d%s' % (c // len(WORDS) - 1, NAMES[c % len(WORDS)].encode()) for c in code.used}
-        return _named(code, texts, ends)
+        return _join_names(code, texts, ends)
 
     def _facts(self, rows: slice) -> list[Part]:
         timeline = self.scene.timeline
         stage, microbatch = _shared_number(timeline.stage[rows]), _shared_number(timeline.microbatch[rows])
         parts: list[Part] = [b',"stage":', stage, b',"microbatch":', microbatch]
-        assumed = {"span": 1, "uncontended_ns": timeline.end_ns[rows] - timeline.start_ns[rows], "pair": -1}
+        defaults = {"span": 1, "uncontended_ns": timeline.end_ns[rows] - timeline.start_ns[rows], "pair": -1}
         for name, key in _OPTIONAL.items():
             values = getattr(timeline, name)[rows]
-            if (values != assumed.get(name, 0)).any():
+            if (values != defaults.get(name, 0)).any():
                 parts += [key, _shared_number(values)]
         return [*parts, b',"cause":', _shared_number(_row_ids(timeline.cause[rows]))]
 
     def _message(self, lane: Lane, rows: slice) -> Part:
-        """Return the arguments that NCCL's profiler hook adds to a send or receive."""
+        """Return the additional arguments of sends and receives, as PyTorch's profiler writes them."""
         timeline = self.scene.timeline
         kind = timeline.kind[rows]
         if not CARRIES[kind].any():
@@ -409,7 +409,7 @@ class Encoder:
         return words(code, texts)
 
     def _with_flows(self, parts: list[Part], place: bytes, rows: slice) -> Iterator[Block]:
-        """Yield the lines of some rows and of their flows; ``place`` is JSON up to the time."""
+        """Yield the lines of some rows and of their flows; ``place`` is the JSON of process and thread."""
         count = rows.stop - rows.start
         ptr = self.points.row_ptr[rows.start : rows.stop + 1]
         per_row = np.diff(ptr)
@@ -420,8 +420,8 @@ class Encoder:
             return
         slots: list[Some] = []
         for slot in range(most):
-            hit = np.flatnonzero(per_row > slot)
-            slots.append(Some(stacked(hit.size, self._flow(ptr[hit] + slot, place)), hit))
+            lines = np.flatnonzero(per_row > slot)
+            slots.append(Some(stacked(lines.size, self._flow(ptr[lines] + slot, place)), lines))
         if most <= _USUAL_FLOWS:
             yield from pieces(count, [*parts, *slots, b"\n"])
             return
@@ -435,10 +435,10 @@ class Encoder:
 
     def _flow(self, points: NDArray[np.int64], place: bytes) -> list[Part]:
         flow = number(self.points.flow[points].astype(np.int64) + self.first)
-        at = microseconds(self.points.at_ns[points], whole=False)
+        time = microseconds(self.points.at_ns[points], whole=False)
         phase = words(self.points.phase[points], _PHASES)
-        named = words(self.points.on_path[points].astype(np.int8), _NAMED)
-        return [b'\n{"ph":', phase, b',"id":', flow, place, at, b',"cat":', named, b"},"]
+        name = words(self.points.on_path[points].astype(np.int8), _FLOW_NAMES)
+        return [b'\n{"ph":', phase, b',"id":', flow, place, time, b',"cat":', name, b"},"]
 
 
 def _exact_times(start_ns: Int64s, end_ns: Int64s) -> list[Part]:
@@ -446,24 +446,24 @@ def _exact_times(start_ns: Int64s, end_ns: Int64s) -> list[Part]:
 
 
 def _row_ids(row: Int32s) -> Int64s:
-    """Return the numbers in the file of rows of the whole step, 0 for none."""
+    """Return the numbers in the file of rows of the full step, 0 for none."""
     return np.where(row < 0, 0, row.astype(np.int64) + _FIRST)
 
 
 def _distinct(values: NDArray[np.integer]) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
-    """Return the distinct values and each one's place among them."""
-    if alike(values):
+    """Return the distinct values, and the index of each value among them."""
+    if all_equal(values):
         return values[:1], np.zeros(values.size, dtype=np.int64)
     return np.unique(values, return_inverse=True)
 
 
 def _shared_number(values: NDArray[np.integer]) -> Part:
-    """Return a cell per line, or the one number that all lines share."""
-    return b"%d" % values[0] if alike(values) else number(values)
+    """Return a cell per line, or a single number if all lines share it."""
+    return b"%d" % values[0] if all_equal(values) else number(values)
 
 
 def _link_thread(lane: int, ranks: int) -> int:
-    """Return the thread of a lane, above the process's number: viewers take a thread of that number as main."""
+    """Return the thread of a lane; viewers treat a thread with the number of its process as the main thread."""
     return process_of(-1, ranks) + 1 + lane
 
 
@@ -473,14 +473,14 @@ def _path_process(ranks: int) -> int:
 
 
 FORMAT = 2
-"""Version of a file's content beyond the dialect; 1 had ``unit_route`` and ``braid``."""
+"""Version of pptrace's additions to the dialect; version 1 has ``unit_route`` and ``braid``."""
 
 
 def _header(timeline: Timeline, lanes: Sequence[Lane], rank: int | None) -> bytes:
-    """Return everything up to the first event, on one line.
+    """Return the top-level keys before the first event, as a single line.
 
-    ``distributedInfo`` comes first because Holistic Trace Analysis takes the first ``"rank": N``,
-    and only with that blank.
+    ``distributedInfo`` comes first because Holistic Trace Analysis searches for the first ``"rank": N``,
+    including the blank.
     """
     ranks = list(range(timeline.ranks))
     placement = timeline.placement
@@ -517,7 +517,7 @@ def _header(timeline: Timeline, lanes: Sequence[Lane], rank: int | None) -> byte
 def _lane_names(scene: Scene, lanes: Sequence[Lane]) -> Iterator[dict[str, Any]]:
     """Yield the names and the order of processes and threads.
 
-    Numbers are as wide as the last rank's, for viewers that sort by name.
+    Numbers of ranks have equal width, for viewers that sort by name.
     """
     timeline, hops, why = scene.timeline, scene.hops, scene.timeline.why
     width = len(str(timeline.ranks - 1))
@@ -550,59 +550,59 @@ def _name(what: str, pid: int, tid: int, name: str, order: int) -> Iterator[dict
 
 
 HOST, WAITS = 1, 2
-"""Threads of each process: the one that launches, and the causes of its rank's waits."""
+"""Threads of each process: the host thread, and the causes of the rank's waits."""
 
-_COMPUTE = 7
-_FURTHER = 20
+_COMPUTE_STREAM = 7
+_OTHER_STREAMS = 20
 _TOWARDS = {Stream.SEND: "to", Stream.RECV: "from"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """One lane and the thread of its events."""
+    """A lane and the thread of its events."""
 
     rank: int
-    """Its rank."""
+    """The rank."""
     stream: Stream
-    """Its stream."""
+    """The stream."""
     peer: int
-    """The only peer that it serves, or -1."""
+    """The peer of a lane for a single peer, else -1."""
     thread: int
-    """Its stream id, as PyTorch numbers them: 7 for compute, others from 20 on; also the thread."""
+    """The thread and stream id, as PyTorch numbers streams: 7 for compute, other streams from 20 on."""
     rows: slice
-    """Its rows in the timeline."""
+    """Rows of the lane in the timeline."""
 
     @property
     def title(self) -> str:
-        """The name of its row in a viewer."""
+        """The name of the lane's track in a viewer."""
         peer = f" {_TOWARDS.get(self.stream, 'with')} rank {self.peer}" if self.peer >= 0 else ""
         return f"stream {self.thread} {stream_title(self.stream)}{peer}"
 
 
 def _lanes_of(timeline: Timeline) -> list[Lane]:
-    """Return the lanes in order."""
+    """Return the lanes in the order of the timeline."""
     lanes: list[Lane] = []
     columns = (timeline.lane_rank, timeline.lane_stream, timeline.lane_peer)
-    further, last_rank = 0, -1
+    stream_count, last_rank = 0, -1
     for (rank, stream, peer), rows in zip(
         np.stack(columns, axis=1).tolist(), pairwise(timeline.lane_ptr.tolist()), strict=True
     ):
         if rank != last_rank:
-            further, last_rank = 0, rank
+            stream_count, last_rank = 0, rank
         main = stream == Stream.COMPUTE and peer < 0
-        thread = _COMPUTE if main else _FURTHER + further
+        thread = _COMPUTE_STREAM if main else _OTHER_STREAMS + stream_count
         lanes.append(Lane(rank=rank, stream=Stream(stream), peer=peer, thread=thread, rows=slice(*rows)))
-        further += not main
+        stream_count += not main
     return lanes
 
 
 def process_of(rank: int, ranks: int) -> int:
-    """Return the process of a rank, or for -1 of the links, after the ranks; viewers keep 0 for themselves."""
+    """Return the process of a rank, or of the links for -1; viewers reserve process 0."""
     return (rank if rank >= 0 else ranks) + 1
 
 
 def _step_of(timeline: Timeline) -> tuple[int, int]:
-    """Return the start and end of the step, which files of single ranks have in common."""
+    """Return the start and end of the step, which files of single ranks share."""
     if not len(timeline):
         return 0, 0
     start = min(int(timeline.enter_ns.min()), int(timeline.start_ns.min()))
@@ -612,8 +612,8 @@ def _step_of(timeline: Timeline) -> tuple[int, int]:
 def _spans(timeline: Timeline, lanes: Sequence[Lane], step: tuple[int, int], *, whole: bool) -> Iterator[bytes]:
     """Yield the lines of the step and of the phases.
 
-    Phases are GPU annotations without a stream, as the profiler writes them: readers would count
-    them as kernels otherwise. One that would cut a slice in two is left out.
+    Phases are GPU annotations without a stream, as the profiler writes them, so readers do not count them as
+    kernels. A phase with a boundary inside a slice is omitted.
     """
     for process in sorted({process_of(lane.rank, timeline.ranks) for lane in lanes}):
         yield _span("user_annotation", "ProfilerStep#1", process, HOST, step, whole=whole)

@@ -30,5 +30,5 @@ def read(paths: Sequence[Path]) -> Timeline:
 
 
 def recognises(path: Path, head: bytes) -> bool:  # noqa: ARG001 - the importers' signature
-    """Say whether a file is a Perfetto trace that pptrace wrote."""
+    """Whether a file is a Perfetto trace that pptrace wrote."""
     return head.startswith(_PACKET) and _MARK in head[:_WITHIN]

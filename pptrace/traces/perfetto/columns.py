@@ -1,4 +1,4 @@
-"""Columns of packets: names, flow ids, typed fields, and their records."""
+"""Columns of packets: names, flow ids and typed fields, and records built from them."""
 
 from __future__ import annotations
 
@@ -27,29 +27,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Values of rows, -1 for a row without one."""
+    """Values of rows, -1 for a row without a value."""
 
     take: Callable[[Int32s], NDArray[np.integer[Any]]]
-    """Returns the values of some rows."""
+    """Returns the values of the given rows."""
     bounds: tuple[int, int]
-    """A lower and an upper bound of all values; both -1 where no row has one."""
+    """A lower and an upper bound of all values; both -1 where no row has a value."""
 
     @classmethod
     def of(
         cls, values: NDArray[np.integer[Any]], expected: NDArray[np.integer[Any]] | int | None = None
     ) -> Column:
-        """Return values as a column; those that equal ``expected``, which a reader assumes, are absent."""
+        """Return values as a column; values equal to ``expected``, the reader's default, are absent."""
         if expected is None:
             return cls(values.take, (int(values.min()), int(values.max())) if values.size else (-1, -1))
 
         def take(rows: Int32s) -> NDArray[np.integer[Any]]:
-            some = values.take(rows)
-            return np.where(some == (expected if isinstance(expected, int) else expected.take(rows)), -1, some)
+            chosen = values.take(rows)
+            default = expected if isinstance(expected, int) else expected.take(rows)
+            return np.where(chosen == default, -1, chosen)
 
         return cls(take, (-1, int(values.max()) if (values != expected).any() else -1))
 
     def of_rows(self, rows: Int32s) -> Column:
-        """Return the values of some rows, which may repeat, as a column."""
+        """Return the values of the given rows, which may repeat, as a column."""
         return Column(lambda chosen: self.take(rows.take(chosen)), self.bounds)
 
 
@@ -68,33 +69,33 @@ class FlowIds:
 
     @classmethod
     def of(cls, ends: Sequence[Int32s], ids: Int32s, size: int) -> Self:
-        """Sort the ids by their rows; each array of ``ends`` has one end of each flow, -1 for none."""
-        of_row = np.full(size + 1, -1, dtype=np.int32)
+        """Sort the ids by their rows; each array of ``ends`` has a row per flow, -1 for none."""
+        id_of_row = np.full(size + 1, -1, dtype=np.int32)
         for rows in ends:
-            of_row[rows] = ids
-        has = of_row[:-1] >= 0
+            id_of_row[rows] = ids
+        has_id = id_of_row[:-1] >= 0
         row_ptr = np.zeros(size + 1, dtype=np.int32)
-        if np.count_nonzero(has) == sum(np.count_nonzero(rows >= 0) for rows in ends):
-            np.cumsum(has, out=row_ptr[1:])
-            return cls(row_ptr=row_ptr, ids=of_row[:-1][has])
+        if np.count_nonzero(has_id) == sum(np.count_nonzero(rows >= 0) for rows in ends):
+            np.cumsum(has_id, out=row_ptr[1:])
+            return cls(row_ptr=row_ptr, ids=id_of_row[:-1][has_id])
         rows, repeated = np.concatenate(ends), np.tile(ids, len(ends))
         rows, repeated = rows[rows >= 0], repeated[rows >= 0]
         np.cumsum(np.bincount(rows, minlength=size), out=row_ptr[1:])
         return cls(row_ptr=row_ptr, ids=repeated[np.argsort(rows, kind="stable")])
 
-    def passing(self, flow: int, rows: Int32s) -> Self:
-        """Return the same with one more flow through some rows, in each of them last."""
+    def add_flow(self, flow: int, rows: Int32s) -> Self:
+        """Return the ids with an additional flow, as the last id of each of the rows."""
         ends = self.row_ptr[rows + 1]
         order = np.argsort(ends, kind="stable")
-        more = np.zeros(self.row_ptr.size, dtype=np.int32)
-        np.add.at(more, rows + 1, 1)
+        added = np.zeros(self.row_ptr.size, dtype=np.int32)
+        np.add.at(added, rows + 1, 1)
         return replace(
-            self, row_ptr=self.row_ptr + np.cumsum(more, dtype=np.int32),
+            self, row_ptr=self.row_ptr + np.cumsum(added, dtype=np.int32),
             ids=np.insert(self.ids, ends[order], np.int32(flow)),
         )  # fmt: skip
 
     def per_row(self) -> Int32s:
-        """Return the number of ids of each row, rounded up to powers of two, so that there are few groups."""
+        """Return the number of ids of each row, rounded up to powers of two for fewer groups."""
         count = np.diff(self.row_ptr)
         if count.max(initial=0) <= 2:  # noqa: PLR2004 - powers of two already
             return count
@@ -102,7 +103,7 @@ class FlowIds:
         return np.where(count == 0, 0, powers[np.searchsorted(powers, count)]).astype(np.int32)
 
     def take(self, rows: Int32s, place: int) -> Int32s:
-        """Return the rows' ids at ``place``, -1 for rows that have fewer."""
+        """Return the rows' ids at index ``place``, -1 for rows with fewer ids."""
         index = self.row_ptr.take(rows) + place
         inside = index < self.row_ptr[1:].take(rows)
         if inside.all():
@@ -112,51 +113,50 @@ class FlowIds:
         return ids
 
     def column(self, place: int) -> Column:
-        """Return the ids at ``place`` as a column."""
+        """Return the ids at index ``place`` as a column."""
         return Column(lambda rows: self.take(rows, place), (-1, int(self.ids.max(initial=-1))))
 
 
 def flow_ids(scene: Scene) -> tuple[FlowIds, FlowIds, Int32s]:
-    """Return the ids that leave slices, those that end there, and the rank at the other end of each message.
+    """Return the ids of outgoing flows, the ids of incoming flows, and the rank at the other end of each message.
 
-    A message's producer, its transfer and its consumer share an id: the transfer's row, counted from 1 over all
-    ranks.
+    A message's producer, transfer and consumer share an id: the row number of the transfer over all ranks, from 1.
     """
     timeline, ends = scene.timeline, messages(scene.timeline)
     ids = ends.transfer + np.int32(scene.first_row + 1)
     leaving = FlowIds.of([ends.producer, ends.send, ends.recv], ids, len(timeline))
     if timeline.why is not None:
-        leaving = leaving.passing(PATH_FLOW, np.unique(timeline.why.path.row - scene.first_row))
+        leaving = leaving.add_flow(PATH_FLOW, np.unique(timeline.why.path.row - scene.first_row))
     return leaving, FlowIds.of([ends.consumer], ids, len(timeline)), _peers(timeline, ends)
 
 
 def _peers(timeline: Timeline, ends: Messages) -> Int32s:
-    """Return the peer of the lane where it has one, else the rank of the message's other end, -1 for none."""
+    """Return the peer of each row's lane, else the rank at the other end of its message, -1 for none."""
     rank, sizes = timeline.rank_of_row(), np.diff(timeline.lane_ptr)
     peer = np.repeat(timeline.lane_peer, sizes)
     open_ended = (peer < 0) & CARRIES[timeline.kind]
     if not open_ended.any():
         return peer
-    other = np.full(len(timeline), -1, dtype=np.int32)
-    for here, near, far in ((ends.send, ends.recv, ends.consumer), (ends.recv, ends.send, ends.producer)):
-        there = np.where(near >= 0, near, far)
-        known = (here >= 0) & (there >= 0)
-        other[here[known]] = rank[there[known]]
-    return np.where(open_ended, other, peer)
+    message_peer = np.full(len(timeline), -1, dtype=np.int32)
+    for row, transfer, action in ((ends.send, ends.recv, ends.consumer), (ends.recv, ends.send, ends.producer)):
+        peer_row = np.where(transfer >= 0, transfer, action)
+        known = (row >= 0) & (peer_row >= 0)
+        message_peer[row[known]] = rank[peer_row[known]]
+    return np.where(open_ended, message_peer, peer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """Slice names such as ``F 3`` and, where slices are colored by them, microbatches such as ``mb 3``."""
+    """Slice names such as ``F 3`` and, where slices are colored by microbatch, texts such as ``mb 3``."""
 
     names: list[str]
-    """Name of each number from 1."""
+    """Names, numbered from 1."""
     name: Int32s
-    """Each row's name."""
+    """Number of each row's name."""
     microbatches: list[str]
-    """Microbatch of each number from 1."""
+    """Texts of microbatches, numbered from 1."""
     microbatch: Int32s | None = None
-    """Each row's microbatch, -1 for none; None where slices are colored by their names."""
+    """Number of each row's microbatch, -1 for none; None where slices are colored by name."""
 
     @classmethod
     def of(cls, scene: Scene) -> Self:
@@ -168,14 +168,14 @@ class Names:
         if scene.color_by != "microbatch":
             return cls(names=names, name=name + np.int32(1), microbatches=[])
         number = {text: number for number, text in enumerate(dict.fromkeys(labels.microbatch), 1)}
-        of_label = np.array([number[text] for text in labels.microbatch], dtype=np.int32)
-        microbatch = np.where(scene.timeline.microbatch < 0, np.int32(-1), of_label[labels.of_row])
+        number_of_label = np.array([number[text] for text in labels.microbatch], dtype=np.int32)
+        microbatch = np.where(scene.timeline.microbatch < 0, np.int32(-1), number_of_label[labels.of_row])
         microbatches = [f"mb{text}" for text in number]
         return cls(names=names, name=name + np.int32(1), microbatches=microbatches, microbatch=microbatch)
 
 
 def row_columns(scene: Scene, lane_uuid: Int32s, names: Names, peer: Int32s) -> dict[str, Column]:
-    """Return the columns of the timeline's rows: Perfetto's own and the typed fields."""
+    """Return the columns of the timeline's rows: Perfetto's fields and the typed fields."""
     t = scene.timeline
     columns = {
         "start": Column.of(t.start_ns),
@@ -220,25 +220,25 @@ _FLOW_CELL, _CATEGORY_CELL = 10, 2
 _FIELD_TAG, _CORRELATION_TAG = 3, 2
 _TEXT = 2
 _LASTING = 8
-"""Slices with a length begin from this place on, after those without."""
+"""Offset of the places of slices with a length, which follow slices without a length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Columns of slices: Perfetto's own (``start``, ``end``, ``track``, ``name``, …), typed fields and flows.
+    """Columns of slices: Perfetto's fields (``start``, ``end``, ``track``, ``name``, …), typed fields and flows.
 
-    A flow that leaves is in a column ``out 0`` (``out 1``, …), one that ends there in ``in 0``.
+    Outgoing flows are in columns ``out 0``, ``out 1``, …, and incoming flows in ``in 0``, ``in 1``, ….
     """
 
     columns: Mapping[str, Column]
-    """By name."""
+    """Columns by name."""
 
     def run(self, place: int, parts: Sequence[Part], rows: Int32s, segment: int = -1) -> Run:
-        """Return a run of some rows."""
+        """Return a run of the given rows."""
         return Run(place=place, layout=Layout(tuple(parts)), rows=rows, values=self._values, segment=segment)
 
     def runs(self, rows: Int32s, order: int, *, leaving: int = 0, lasting: bool = True) -> Iterator[Run]:
-        """Yield the runs of slices that begin at the place ``order``: ends and begins, or both in one."""
+        """Yield the runs of slices with the given ``order``: ends and begins, or a joint run if without length."""
         if not rows.size:
             return
         begin = self.begin(rows, leaving, 0)
@@ -249,9 +249,13 @@ class Records:
             yield self.run(begin_place(order, lasting=False), begin + self.end(), rows)
 
     def begin(self, rows: Int32s, leaving: int, ending: int, segment: str | None = None) -> list[Part]:
-        """Return the packet that begins a slice with so many flows, with the fields that any of the rows has.
+        """Return the packet of a slice's begin, with the fields that any of the rows has.
 
-        Where a ``segment`` is given, all of the rows are of that name.
+        Args:
+            rows: the slices.
+            leaving: number of outgoing flows of each slice.
+            ending: number of incoming flows of each slice.
+            segment: name of the segment of all rows, if any.
         """
         parts: list[Part] = [
             self._cell("track", _TRACK_UUID),
@@ -270,7 +274,7 @@ class Records:
         return packet(BEGIN, self._cell("start", _TIMESTAMP), parts, interned=True)
 
     def end(self) -> list[Part]:
-        """Return the packet that ends a slice."""
+        """Return the packet of a slice's end."""
         return packet(END, self._cell("end", _TIMESTAMP), [self._cell("track", _TRACK_UUID)])
 
     def _values(self, layout: Layout, rows: Int32s) -> dict[str, NDArray[np.integer]]:
@@ -294,5 +298,5 @@ class Records:
 
 
 def begin_place(order: int, *, lasting: bool) -> int:
-    """Return the place of begins: 1 for sends, 3 for receives and 5 for the rest leave room between."""
+    """Return the place of begins: 1 for sends, 2 for links, 3 for receives, 5 for all other slices."""
     return 1 + order + _LASTING * lasting

@@ -2,17 +2,17 @@
 
 Viewers from v55 on list attributes; older ones skip them.
 
-A pipeline is a process and each rank a thread of it, so that standard queries find them: what a rank does, on
-whatever stream, is in ``thread_slice`` under the thread's name. Viewers of all versions order the threads of a
-process by their ids, but processes by their number of slices where they do not heed an order that a trace states
-(before v57). They open the only process of a trace by themselves.
+A pipeline is a process and each rank a thread of it, so that standard queries apply: ``thread_slice`` has the
+slices of all streams of a rank under the thread's name. Viewers of all versions order the threads of a process by
+their ids. Viewers before v57 ignore the order of processes in a trace and order them by their number of slices.
+Viewers expand the only process of a trace automatically.
 
-A track below a thread stands beside it, and only tracks below that are nested (``parent_uuid`` in perfetto's
-``track_descriptor.proto``). So the thread's own track is empty, and one below it, of the rank's name, carries its
-compute stream: the view that opens is the schedule's diagram, and all else of the rank is nested there.
+Viewers show a child of a thread's track next to it, and nest only tracks below that child (``parent_uuid`` in
+perfetto's ``track_descriptor.proto``). So the thread's track is empty. Its child has the rank's name and compute
+stream, and contains all other tracks of the rank. The initial view is the schedule's diagram.
 
-Links belong to the process: a track per link that messages went over, beside it the link's counter. Where
-messages overlap on a link, each of its lanes is a track, and viewers draw the tracks of one link as rows of one.
+Links belong to the process: each link in use has a track, followed by the link's counter. Where messages overlap
+on a link, each of its lanes is a track, and viewers merge the tracks of a link.
 """
 
 from __future__ import annotations
@@ -71,15 +71,15 @@ FIELD_NUMBERS = {
 }
 """Field numbers; 7610 to 7639 are pptrace's share of TrackEvent's extension range."""
 
-_OF_LINKS = frozenset({"link", "transfer", "hop"})
-_OF_SEGMENTS = frozenset({"segment_number", "segment"})
-_OF_WHY = frozenset({"shown"})
+_LINK_FIELDS = frozenset({"link", "transfer", "hop"})
+_SEGMENT_FIELDS = frozenset({"segment_number", "segment"})
+_PATH_FIELDS = frozenset({"shown"})
 
 
 def descriptor_set(timelines: Sequence[Timeline] | None = None) -> FileDescriptorSet:
-    """Return the descriptor of ``proto/pptrace.proto`` as ``protoc`` builds it, without Perfetto's own file.
+    """Return the descriptor of ``proto/pptrace.proto`` as ``protoc`` builds it, without Perfetto's file.
 
-    With ``timelines``, fields of links, segments and the critical path are left out where none has any.
+    With ``timelines``, fields of links, segments and the critical path are omitted where no timeline has any.
     """
     from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorSet
 
@@ -90,16 +90,16 @@ def descriptor_set(timelines: Sequence[Timeline] | None = None) -> FileDescripto
     kinds = message.enum_type.add(name="Kind")
     for kind, name in enumerate(NAMES):
         kinds.value.add(name=name, number=kind)
-    left_out: set[str] = set()
+    omitted: set[str] = set()
     if timelines is not None:
         if not any(timeline.routes is not None and timeline.routes.link.size for timeline in timelines):
-            left_out |= _OF_LINKS
+            omitted |= _LINK_FIELDS
         if all(timeline.parts is None for timeline in timelines):
-            left_out |= _OF_SEGMENTS
+            omitted |= _SEGMENT_FIELDS
         if all(timeline.why is None for timeline in timelines):
-            left_out |= _OF_WHY
+            omitted |= _PATH_FIELDS
     for name, number in FIELD_NUMBERS.items():
-        if name in left_out:
+        if name in omitted:
             continue
         field = message.extension.add(
             name=name,
@@ -122,10 +122,10 @@ TITLE_KEY = "pptrace.title"
 STEP_KEY = "pptrace.step"
 
 VERSION = 2
-"""Grows when older readers could not read what newer writers write."""
+"""Version of the format; it increases with changes that older readers cannot read."""
 
 _FORMER = {"unit": "microbatch", "braid": "pair", "microbatch": "correlation"}
-"""Today's names of cells that format 1 named otherwise."""
+"""Current names of cells, by their names in format 1."""
 
 
 def provenance_json(provenance: Mapping[str, Any]) -> str:
@@ -158,7 +158,7 @@ _STATE_CLEARED = 1
 
 
 def write_names(head: Trace, names: Sequence[str], more_categories: Sequence[str] = ()) -> InternedData:
-    """Write names, numbered from 1, and the categories of slices on ranks and some more; return the data."""
+    """Write names, numbered from 1, and the categories of slices; return the interned data."""
     packet = head.packet.add(trusted_packet_sequence_id=SEQUENCE, sequence_flags=_STATE_CLEARED)
     for category in (*SLICE_CATEGORIES, *more_categories):
         packet.interned_data.event_categories.add(iid=CATEGORY_NUMBERS[category], name=category)
@@ -180,7 +180,7 @@ def write_slice(head: Trace, track: int, ends_ns: tuple[int, int], name: str, ca
 
 
 def step_json(scene: Scene, tracks: Tracks, runs: Sequence[Run]) -> str:
-    """Return what slices and counters do not have, and the runs of records in the file."""
+    """Return the properties of a step that slices and counters lack, and the layout of the file's runs."""
     timeline, placement = scene.timeline, scene.timeline.placement
     return json.dumps(
         {
@@ -221,13 +221,13 @@ def renamed(step: dict[str, Any]) -> dict[str, Any]:
 
 
 def layout_of(parts: Sequence[Any]) -> Layout:
-    """Undo the layouts' part of :func:`step_json`."""
+    """Return the layout from its JSON form in :func:`step_json`."""
     return Layout(tuple(bytes.fromhex(part) if isinstance(part, str) else Cell(*part) for part in parts))
 
 
 def _run(run: Run) -> dict[str, Any]:
-    found = {"records": run.rows.size, "parts": [*map(_part, run.layout.parts)]}
-    return found if run.segment < 0 else {**found, "segment": run.segment}
+    fields = {"records": run.rows.size, "parts": [*map(_part, run.layout.parts)]}
+    return fields if run.segment < 0 else {**fields, "segment": run.segment}
 
 
 def _part(part: bytes | Cell) -> str | list[Any]:
@@ -244,14 +244,14 @@ def _plain(value: object) -> Any:
 
 
 _TABLES_SEQUENCE = SEQUENCE + 1
-"""Processes and threads stand apart: a trace processor adds a sequence's thread to all of its slices."""
+"""Sequence of processes and threads. A trace processor assigns a sequence's thread to all of its slices."""
 
 _PROCESS_ID = 1
 _FIRST_THREAD = 1000
-"""The id of rank 0's thread, which viewers write behind its tracks' names; the critical path's is one less."""
+"""The id of rank 0's thread, which viewers append to track names; the id of the critical path is lower by 1."""
 
 _SHARE = "%"
-"""The unit of counters that are worth the same on any link; bytes/s are not."""
+"""The unit of counters that are comparable across links, unlike bytes/s."""
 
 
 def _stream_name(stream: Stream, peer: int) -> str:
@@ -269,23 +269,23 @@ class Tracks:
     scene: Scene
     """The step."""
     trace: Trace
-    """The trace that gets the descriptors, one packet each."""
+    """The trace for the descriptors, one packet each."""
     suffix: str = ""
-    """The end of the names of ranks, where a trace holds several steps."""
+    """Suffix of the names of ranks, where a trace has several steps."""
     place: int = 0
-    """The index of this step's track among those that a rank has at the top level."""
+    """The index of this step's track among a rank's tracks at the top level."""
     abreast: int = 1
     """The number of tracks that a rank has at the top level."""
     process: int = 0
     """Track of the process whose threads are the ranks; 0 before it is described."""
     uuids: Iterator[int] = field(default_factory=lambda: count(1))
-    """Numbers that no track has yet."""
+    """Unused track numbers."""
     phases: dict[int, int] = field(default_factory=dict)
-    """Track of each rank's phases, for the ranks that have some."""
+    """Track of each rank's phases, for ranks with phases."""
     waits: dict[int, int] = field(default_factory=dict)
-    """Track of each rank's waits, for the ranks that have some."""
+    """Track of each rank's waits, for ranks with waits."""
     path: tuple[int, int] = (0, 0)
-    """Tracks of the critical path and of its rank, where there is one."""
+    """Tracks of the critical path and of its rank; zeros where there is no path."""
     lanes: list[int] = field(default_factory=list)
     """Track of each lane."""
     links: list[int] = field(default_factory=list)
@@ -294,7 +294,7 @@ class Tracks:
     """Track of each counter."""
 
     def write(self, phased: AbstractSet[int] = frozenset()) -> None:
-        """Describe all tracks, those of phases for the ranks in ``phased``."""
+        """Describe all tracks; ranks in ``phased`` have a track of phases."""
         timeline = self.scene.timeline
         lanes: dict[int, list[int]] = {c.rank: [] for c in timeline.counters if c.rank >= 0}
         for lane, rank in enumerate(timeline.lane_rank.tolist()):
@@ -307,7 +307,7 @@ class Tracks:
         waiting = set(timeline.why.waits.rank.tolist()) if timeline.why else set()
         if timeline.why and len(timeline.why.path):
             top = self.thread("critical path", -1)
-            # Viewers move a track that has none below it.
+            # Viewers move a track without children.
             self.path = top.uuid, self.counter(top, "on rank", "rank", 0)
         for rank in sorted(lanes):
             top = self.thread(f"rank {rank:0{digits}}{self.suffix}", rank * self.abreast + self.place)
@@ -328,18 +328,18 @@ class Tracks:
         self.process = track.uuid
 
     def _write_rank(self, top: TrackDescriptor, rank: int, lanes: list[int], place: Iterator[int]) -> None:
-        """Write the tracks of a rank's lanes, of which the compute stream is the top one, and of its counters."""
+        """Write the tracks of a rank's lanes and counters; the compute stream is the top track."""
         timeline = self.scene.timeline
-        for lane, below in zip(lanes, place, strict=False):
+        for lane, order in zip(lanes, place, strict=False):
             stream, peer = Stream(int(timeline.lane_stream[lane])), int(timeline.lane_peer[lane])
             is_top = stream is Stream.COMPUTE and peer < 0
-            self.lanes[lane] = top.uuid if is_top else self.child(top, _stream_name(stream, peer), below).uuid
+            self.lanes[lane] = top.uuid if is_top else self.child(top, _stream_name(stream, peer), order).uuid
         for index, counter in enumerate(timeline.counters):
             if counter.rank == rank:
                 self.counters[index] = self.counter(top, counter.name, counter.unit, next(place), counter.name)
 
     def _write_links(self, shared: list[int]) -> None:
-        """Write a track for each lane of a link and for each of the counters, in the order of the links."""
+        """Write a track for each lane of a link and for each shared counter, in the order of links."""
         top = self._add("links")
         top.parent_uuid = self.process
         top.child_ordering = top.EXPLICIT
@@ -358,7 +358,7 @@ class Tracks:
                 self.links.append(track.uuid)
 
     def thread(self, name: str, place: int) -> TrackDescriptor:
-        """Describe the ``place``-th thread of the process; return its track for slices, which nests others."""
+        """Describe the ``place``-th thread of the process; return its track for slices and nested tracks."""
         thread = self._add()
         thread.thread.pid, thread.thread.tid = _PROCESS_ID, _FIRST_THREAD + place
         thread.thread.thread_name = printable(name)
@@ -377,7 +377,7 @@ class Tracks:
         return track
 
     def counter(self, parent: TrackDescriptor, name: str, unit: str, place: int, axis: str | None = None) -> int:
-        """Describe a counter below a track; counters of one ``axis`` have the same scale. Return its track."""
+        """Describe a counter below a track and return its track; counters with equal ``axis`` share a scale."""
         track = self.child(parent, name, place)
         track.counter.unit_name = unit
         if axis is not None:

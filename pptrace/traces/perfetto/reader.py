@@ -1,4 +1,4 @@
-"""Reader of pptrace's own Perfetto traces."""
+"""Reader of the Perfetto traces that pptrace writes."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from pptrace.traces.perfetto.wire import Layout
 
 _PACKET_TAG = 0x0A
-_OF_LINKS = "transfer"
-"""The field that tells a slice on a link from its message's."""
+_LINK_FIELD = "transfer"
+"""A field that only slices on links have."""
 
 
 @dataclass(slots=True)
 class Events:
-    """What a file holds, in the order of the file."""
+    """Events of a file, in the order of the file."""
 
     step: Mapping[str, Any] = field(default_factory=dict)
     """The attribute :data:`~pptrace.traces.perfetto.descriptors.STEP_KEY`."""
@@ -58,7 +58,7 @@ class Events:
     points: list[dict[str, Int64s]] = field(default_factory=list)
     """Counter values: ``track``, ``at`` and ``value``."""
     single: dict[int, list[dict[str, int]]] = field(default_factory=lambda: {BEGIN: [], END: [], COUNTER: []})
-    """Events from packets that are not of a run, by type."""
+    """Events from packets outside runs, by type."""
 
 
 def scan(raw: bytes, file: str) -> Events:
@@ -68,60 +68,61 @@ def scan(raw: bytes, file: str) -> Events:
         TraceError: the file is no trace, ends too early, or is not pptrace's.
     """
     events = Events()
-    at, length = 0, len(raw)
+    offset, length = 0, len(raw)
     runs: list[Any] = []
     count = 0
-    while at < length:
-        check_packets(count, raw, at, file)
+    while offset < length:
+        check_packets(count, raw, offset, file)
         count += 1
         if runs:
-            taken = _take_runs(raw, at, runs, events, file)
+            offset += _decode_runs(raw, offset, runs, events, file)
             runs = []
-            at += taken
             continue
-        start, stop = _packet(raw, at, file)
+        start, stop = _packet(raw, offset, file)
         known = bool(events.step)
-        _add_packet(raw[start:stop], at, events, file)
+        _add_packet(raw[start:stop], offset, events, file)
         if events.step and not known:
             runs = list(events.step["runs"])
-        at = stop
+        offset = stop
     if not events.step:
         raise TraceError("is no trace that pptrace wrote, or a truncated one", file=file)
     begins = events.single[BEGIN]
-    for rows, found in (
-        ([row for row in begins if _OF_LINKS not in row], events.begins),
-        ([row for row in begins if _OF_LINKS in row], events.hops),
+    for rows, columns in (
+        ([row for row in begins if _LINK_FIELD not in row], events.begins),
+        ([row for row in begins if _LINK_FIELD in row], events.hops),
         (events.single[END], events.ends),
         (events.single[COUNTER], events.points),
     ):
         if rows:
             names = {name for row in rows for name in row}
-            found.append({n: np.array([row.get(n, -1) for row in rows], dtype=np.int64) for n in sorted(names)})
+            columns.append({n: np.array([row.get(n, -1) for row in rows], dtype=np.int64) for n in sorted(names)})
     return events
 
 
-def _take_runs(raw: bytes, at: int, runs: list[Any], events: Events, file: str) -> int:
-    """Decode the runs at a place of the file; return the bytes that were theirs."""
-    taken = 0
+def _decode_runs(raw: bytes, start: int, runs: list[Any], events: Events, file: str) -> int:
+    """Decode the runs from an offset of the file; return their size in bytes."""
+    decoded_bytes = 0
     for run in runs:
         layout, records = layout_of(run["parts"]), run["records"]
         size = records * layout.size
         check_events(records, file)
-        if at + taken + size > len(raw):
-            return taken
-        columns = _decode(raw, at + taken, layout, records)
+        offset = start + decoded_bytes
+        if offset + size > len(raw):
+            return decoded_bytes
+        columns = _decode(raw, offset, layout, records)
         if columns is None:
-            return taken
-        columns["position"] = at + taken + np.arange(records, dtype=np.int64) * layout.size
+            return decoded_bytes
+        columns["position"] = offset + np.arange(records, dtype=np.int64) * layout.size
         if "segment" in run:
             columns["segment"] = np.full(records, run["segment"], dtype=np.int64)
-        _sort_in(columns, events)
-        taken += size
-    return taken
+        _add_columns(columns, events)
+        decoded_bytes += size
+    return decoded_bytes
 
 
-def _decode(raw: bytes, at: int, layout: Layout, records: int) -> dict[str, Int64s] | None:
-    matrix = np.frombuffer(raw, dtype=np.uint8, count=records * layout.size, offset=at).reshape(
+def _decode(raw: bytes, offset: int, layout: Layout, records: int) -> dict[str, Int64s] | None:
+    """Return the columns of a run's records; None where the bytes have another layout."""
+    matrix = np.frombuffer(raw, dtype=np.uint8, count=records * layout.size, offset=offset).reshape(
         records, layout.size
     )
     chunks = []
@@ -134,40 +135,42 @@ def _decode(raw: bytes, at: int, layout: Layout, records: int) -> dict[str, Int6
     return {name: np.concatenate([c[name] for c in chunks] or [np.zeros(0, dtype=np.int64)]) for name in names}
 
 
-def _sort_in(columns: dict[str, Int64s], events: Events) -> None:
+def _add_columns(columns: dict[str, Int64s], events: Events) -> None:
+    """Append a run's columns to the lists of their event types."""
     if "value" in columns:
         events.points.append(columns)
-    if _OF_LINKS in columns:
+    if _LINK_FIELD in columns:
         events.hops.append(columns)
     elif "start" in columns:
         events.begins.append(columns)
     if "end" in columns:
-        same = {name: columns[name] for name in ("position", "track", "end")}
-        events.ends.append(same | ({"position": same["position"] + 1} if "start" in columns else {}))
+        end = {name: columns[name] for name in ("position", "track", "end")}
+        events.ends.append(end | ({"position": end["position"] + 1} if "start" in columns else {}))
 
 
-def _packet(raw: bytes, at: int, file: str) -> tuple[int, int]:
-    """Return where the packet at a place of the file starts and stops."""
-    if raw[at] != _PACKET_TAG:
-        raise TraceError(f"is no Perfetto trace: byte {at} starts no packet", file=file)
-    size, start = read_varint(raw, at + 1)
+def _packet(raw: bytes, offset: int, file: str) -> tuple[int, int]:
+    """Return the start and the stop of the body of the packet at an offset of the file."""
+    if raw[offset] != _PACKET_TAG:
+        raise TraceError(f"is no Perfetto trace: byte {offset} starts no packet", file=file)
+    size, start = read_varint(raw, offset + 1)
     if not start or start + size > len(raw):
         raise TraceError("is truncated; write it again", file=file)
     return start, start + size
 
 
-def _add_packet(body: bytes, at: int, events: Events, file: str) -> None:
+def _add_packet(body: bytes, offset: int, events: Events, file: str) -> None:
     from google.protobuf.message import DecodeError
 
     packet_class, _ = _messages()
     try:
         packet = packet_class.FromString(body)
     except DecodeError:
-        raise TraceError(f"is no Perfetto trace: the packet at byte {at} cannot be decoded", file=file) from None
+        message = f"is no Perfetto trace: the packet at byte {offset} cannot be decoded"
+        raise TraceError(message, file=file) from None
     if packet.HasField("trace_attributes"):
         _add_attributes(packet, events, file)
     elif packet.HasField("track_event") and packet.track_event.type in events.single:
-        events.single[packet.track_event.type].append(_event(packet, at, events.step.get("segments", ())))
+        events.single[packet.track_event.type].append(_event(packet, offset, events.step.get("segments", ())))
 
 
 def _add_attributes(packet: Any, events: Events, file: str) -> None:
@@ -183,24 +186,27 @@ def _add_attributes(packet: Any, events: Events, file: str) -> None:
             events.step = renamed(json.loads(attribute.string_value))
 
 
-def _event(packet: Any, at: int, segments: Sequence[str]) -> dict[str, int]:
-    """Return one event's values; a segment's name is its place among all of them."""
+def _event(packet: Any, offset: int, segments: Sequence[str]) -> dict[str, int]:
+    """Return the values of an event; a segment's name becomes its index in ``segments``."""
     event = packet.track_event
-    row = {"position": at, "track": event.track_uuid}
+    row = {"position": offset, "track": event.track_uuid}
     if event.type == COUNTER:
         return row | {"at": packet.timestamp, "value": event.counter_value}
     if event.type == END:
         return row | {"end": packet.timestamp}
-    fields = ((name, extension) for name, extension in _messages()[1].items() if event.HasExtension(extension))
-    found = {name: event.Extensions[extension] for name, extension in fields}
-    if "segment" in found:
-        found["segment"] = segments.index(found["segment"])
-    return row | {"start": packet.timestamp} | found
+    fields = {
+        name: event.Extensions[extension]
+        for name, extension in _messages()[1].items()
+        if event.HasExtension(extension)
+    }
+    if "segment" in fields:
+        fields["segment"] = segments.index(fields["segment"])
+    return row | {"start": packet.timestamp} | fields
 
 
 @cache
 def _messages() -> tuple[Any, Mapping[str, Any]]:
-    """Return Perfetto's TracePacket and the typed fields, in a pool of their own."""
+    """Return Perfetto's TracePacket and the typed fields, in a separate descriptor pool."""
     from google.protobuf.descriptor_pool import DescriptorPool
     from google.protobuf.message_factory import GetMessageClass
     from perfetto.protos.perfetto.trace import perfetto_trace_pb2
@@ -230,7 +236,7 @@ _FIELDS = {
 }
 """The column of each typed field."""
 _DEFAULTS = {"span": 1, "lag_ns": 0, "collective_ns": 0, "bytes": 0}
-"""What an absent field stands for, where that is the same for all rows and not -1."""
+"""Constant defaults of absent fields other than -1."""
 
 
 def read(paths: Sequence[Path]) -> Timeline:
@@ -239,10 +245,10 @@ def read(paths: Sequence[Path]) -> Timeline:
     Raises:
         TraceError: a file is missing, truncated, not pptrace's or does not belong with the others.
     """
-    return join([_read_one(path) for path in paths])
+    return join([_read_part(path) for path in paths])
 
 
-def _read_one(path: Path) -> Part:
+def _read_part(path: Path) -> Part:
     raw = read_unpacked(path)
     with named_damage(path):
         return _part(scan(raw, str(path)), path)
@@ -252,17 +258,17 @@ def _part(events: Events, path: Path) -> Part:
     step = events.step
     tracks = np.array(step["lanes"][3], dtype=np.int64)
     names = ("position", "track", "start", "row", *_FIELDS)
-    begin = {name: _joined(events.begins, name) for name in names}
-    end = {name: _joined(events.ends, name) for name in ("position", "track", "end")}
-    start, end_ns, order = _matched(begin, end, tracks, str(path))
+    begin = {name: _concatenate(events.begins, name) for name in names}
+    end = {name: _concatenate(events.ends, name) for name in ("position", "track", "end")}
+    start_ns, end_ns, order = _pair_events(begin, end, tracks, str(path))
     row = begin["row"][order] - step["first_row"]
     if row.size != step["slices"] or not np.array_equal(np.sort(row), np.arange(row.size)):
         raise TraceError(f"holds {row.size} of its {step['slices']} slices; write it again", file=path)
-    columns = {name: np.empty_like(start) for name in ("start_ns", "end_ns", *_FIELDS.values())}
-    columns["start_ns"][row], columns["end_ns"][row] = start, end_ns
+    columns = {name: np.empty_like(start_ns) for name in ("start_ns", "end_ns", *_FIELDS.values())}
+    columns["start_ns"][row], columns["end_ns"][row] = start_ns, end_ns
     for name, column in _FIELDS.items():
         columns[column][row] = begin[name][order]
-    _fill(columns)
+    _fill_defaults(columns)
     columns["row"] = step["first_row"] + np.arange(row.size)
     slices = np.bincount(_lanes(begin["track"][order], tracks), minlength=tracks.size)
     return Part(
@@ -273,23 +279,23 @@ def _part(events: Events, path: Path) -> Part:
 
 
 def _lanes(track: Int64s, tracks: Int64s) -> Int64s:
-    """Return the lane of each track, -1 for a track that is no lane's."""
-    order = np.argsort(tracks)
-    place = np.minimum(np.searchsorted(tracks[order], track), max(tracks.size - 1, 0))
+    """Return the lane of each track, -1 for a track without a lane."""
     if not tracks.size:
         return np.full_like(track, -1)
-    return np.where(tracks[order][place] == track, order[place], -1)
+    order = np.argsort(tracks)
+    index = np.minimum(np.searchsorted(tracks[order], track), tracks.size - 1)
+    return np.where(tracks[order][index] == track, order[index], -1)
 
 
-def _matched(
+def _pair_events(
     begin: dict[str, Int64s], end: dict[str, Int64s], tracks: Int64s, file: str
 ) -> tuple[Int64s, Int64s, Int64s]:
-    """Pair begins and ends as a trace processor does; return starts, ends and the begins' places."""
+    """Pair begins and ends as a trace processor does; return starts, ends and the indices of begins."""
     lane = _lanes(np.concatenate([begin["track"], end["track"]]), tracks)
     time = np.concatenate([begin["start"], end["end"]])
     position = np.concatenate([begin["position"], end["position"]])
-    ours = np.flatnonzero(lane >= 0)
-    order = ours[np.lexsort((position[ours], time[ours], lane[ours]))]
+    events = np.flatnonzero(lane >= 0)
+    order = events[np.lexsort((position[events], time[events], lane[events]))]
     first, second = order[0::2], order[1::2]
     begins = begin["track"].size
     if (
@@ -302,7 +308,7 @@ def _matched(
     return time[first], time[second], first
 
 
-def _fill(columns: dict[str, Any]) -> None:
+def _fill_defaults(columns: dict[str, Any]) -> None:
     """Replace absent values by their defaults."""
     for name, default in _DEFAULTS.items():
         column = columns[_FIELDS[name]]
@@ -316,28 +322,28 @@ def _fill(columns: dict[str, Any]) -> None:
 
 
 def _counters(events: Events, file: str) -> tuple[Counter, ...]:
-    track, at_ns, value = (_joined(events.points, name) for name in ("track", "at", "value"))
+    track, time_ns, value = (_concatenate(events.points, name) for name in ("track", "at", "value"))
     order = np.argsort(track, kind="stable")
-    track, at_ns, value = track[order], at_ns[order], value[order]
-    found = []
+    track, time_ns, value = track[order], time_ns[order], value[order]
+    counters = []
     for rank, name, unit, uuid, points in events.step["counters"]:
         part = slice(np.searchsorted(track, uuid), np.searchsorted(track, uuid, side="right"))
-        if at_ns[part].size != points:
-            raise TraceError(f"holds {at_ns[part].size} of {points} values of {name}; write it again", file=file)
-        found.append(Counter(rank=rank, name=name, unit=unit, at_ns=at_ns[part], value=value[part]))
-    return tuple(found)
+        if time_ns[part].size != points:
+            raise TraceError(f"holds {time_ns[part].size} of {points} values of {name}; write it again", file=file)
+        counters.append(Counter(rank=rank, name=name, unit=unit, at_ns=time_ns[part], value=value[part]))
+    return tuple(counters)
 
 
 def _hops(events: Events, path: Path) -> Int64s:
     """Return the message, the index along the route, and the link of each slice on a link."""
-    hops = np.stack([_joined(events.hops, name) for name in ("transfer", "hop", "link")], axis=1)
-    written = events.step["routes"][2] if "routes" in events.step else 0
-    if len(hops) != written:
-        raise TraceError(f"holds {len(hops)} of its {written} slices on links; write it again", file=path)
+    hops = np.stack([_concatenate(events.hops, name) for name in ("transfer", "hop", "link")], axis=1)
+    count = events.step["routes"][2] if "routes" in events.step else 0
+    if len(hops) != count:
+        raise TraceError(f"holds {len(hops)} of its {count} slices on links; write it again", file=path)
     return hops
 
 
-def _joined(parts: list[dict[str, Int64s]], name: str) -> Int64s:
-    """Concatenate a column of all parts, -1 for a part that lacks it."""
+def _concatenate(parts: list[dict[str, Int64s]], name: str) -> Int64s:
+    """Concatenate a column of all parts, -1 for parts without it."""
     arrays = [part[name] if name in part else np.full(part["track"].size, -1) for part in parts]
     return np.concatenate(arrays) if arrays else np.zeros(0, dtype=np.int64)

@@ -1,8 +1,8 @@
 """The protobuf encoding of records of fixed width.
 
-A decoder accepts a varint that is longer than it must be, and keeps the last of a field that comes
-twice. So every value is padded to the width of its cell, an absent one is overwritten by a second
-copy of the event's ``type``, and all records of a layout have one length.
+A decoder accepts varints with redundant bytes, and keeps the last value of a repeated field. So every value is
+padded to the width of its cell, and a second copy of the event's ``type`` takes the place of an absent value.
+All records of a layout have equal length.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _STEPS = (
     (7, 0x3F803F803F803F80, _LOW, 1),
 )
 _LARGEST_TABLE = 1 << 12
-"""Values below this are looked up where as many come at once: that is quicker than computing them."""
+"""Size limit of lookup tables; a lookup of many small values is faster than their computation."""
 _FULL = 8
 """Bytes of a varint in one machine word: 56 bits of the value."""
 _LONGEST_FILLER = 11
@@ -55,10 +55,10 @@ def cell_size(tag_bytes: int, largest: int) -> int:
 
 @dataclass(frozen=True)
 class Cell:
-    """One field of a record: its tag and a value that every record pads to the same size.
+    """A field of a record: its tag, and a value that every record pads to the same size.
 
-    Where a record may lack it, -1 stands for an absent value; only a varint of ten bytes, a cell of 12
-    with a tag of two, holds other values below zero.
+    In an optional cell, -1 is an absent value. Only a varint of ten bytes, which is a cell of 12 bytes with a tag
+    of two, represents negative values.
     """
 
     name: str
@@ -68,11 +68,11 @@ class Cell:
     size: int
     """Bytes of tag and value: 2, 4, 8, 10 or 12."""
     fixed: bool = False
-    """Whether the value is a fixed64 and no varint."""
+    """Whether the value is a fixed64; else a varint."""
     optional: bool = False
     """Whether a record may lack it."""
     event: int = 1
-    """TrackEvent.Type of the record, to overwrite an absent value with."""
+    """TrackEvent.Type of the record; it fills the place of an absent value."""
 
     @cached_property
     def tag(self) -> bytes:
@@ -89,11 +89,11 @@ class Cell:
         """The words of an absent value."""
         parts = (self.size,) if self.size <= _LONGEST_FILLER else (4, self.size - 4)
         raw = b"".join(varint(_EVENT_TYPE << 3) + varint(self.event, part - 1) for part in parts)
-        words, at = [], 0
+        words, offset = [], 0
         for piece in self.pieces:
             width = np.dtype(piece).itemsize
-            words.append(int.from_bytes(raw[at : at + width], "little"))
-            at += width
+            words.append(int.from_bytes(raw[offset : offset + width], "little"))
+            offset += width
         return tuple(words)
 
     def encode(self, values: NDArray[np.integer[Any]]) -> list[NDArray[np.unsignedinteger]]:
@@ -105,7 +105,7 @@ class Cell:
         return self.computed(values, largest)
 
     def computed(self, values: NDArray[np.integer[Any]], largest: int) -> list[NDArray[np.uint64]]:
-        """Return the words of each record's cell, none of whose values is above ``largest``."""
+        """Return the words of each record's cell; no value is above ``largest``."""
         raw = values.astype(np.uint64)
         tag = np.uint64(int.from_bytes(self.tag, "little"))
         words = [np.full_like(raw, tag), raw] if self.fixed else self._varints(raw, tag, largest)
@@ -115,25 +115,24 @@ class Cell:
         return words
 
     def decode(self, words: list[NDArray[np.uint64]]) -> NDArray[np.int64] | None:
-        """Return the values, -1 for an absent one; None where the words are not this cell's."""
+        """Return the values, -1 for an absent value; None where the words have another encoding."""
         values: NDArray[np.int64] = (words[1] if self.fixed else self._values(words)).astype(np.int64)
         if self.optional:
             absent = np.logical_and.reduce([w == np.uint64(f) for f, w in zip(self.filler, words, strict=True)])
             values[absent] = -1
-        back = self.encode(values)
-        same = all(np.array_equal(one, other) for one, other in zip(back, words, strict=True))
-        return values if same else None
+        encoded = self.encode(values)
+        return values if all(map(np.array_equal, encoded, words)) else None
 
     def _varints(self, raw: NDArray[np.uint64], tag: np.uint64, largest: int) -> list[NDArray[np.uint64]]:
         width = self.size - len(self.tag)
         shift = np.uint64(8 * len(self.tag))
         inner = min(width, _FULL)
-        more = 0x8080808080808080 >> 8 * (_FULL - inner)
+        continuation = 0x8080808080808080 >> 8 * (_FULL - inner)
         if width == inner:
-            more &= ~(0x80 << 8 * (inner - 1))
+            continuation &= ~(0x80 << 8 * (inner - 1))
         word = raw if width == inner else raw & np.uint64(2**56 - 1)
         _spread(word, largest.bit_length() if width == inner else 7 * _FULL)
-        word |= np.uint64(more)
+        word |= np.uint64(continuation)
         if len(self.pieces) == 1:
             word <<= shift
             word |= tag
@@ -143,7 +142,7 @@ class Cell:
         return [low, high | (self._above(raw) << shift)]
 
     def _above(self, raw: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Return the bytes of a varint behind its first eight: one, or two where a sign may follow."""
+        """Return the bytes of a varint after its first eight: one, or two if a sign may follow."""
         ninth = raw >> np.uint64(56)
         if self.size - len(self.tag) == _FULL + 1:
             return ninth
@@ -163,7 +162,7 @@ class Cell:
 
 @cache
 def _table(cell: Cell, entries: int) -> NDArray[np.unsignedinteger]:
-    """Return the words of the values from 0, and in the last place, which is -1's, those of an absent one."""
+    """Return the words of the values from 0; the last entry, with index -1, has the words of an absent value."""
     values = np.arange(entries)
     values[-1] = -1 if cell.optional else 0
     words = cell.computed(values, entries)[0]
@@ -171,20 +170,20 @@ def _table(cell: Cell, entries: int) -> NDArray[np.unsignedinteger]:
 
 
 def _spread(word: NDArray[np.uint64], bits: int) -> None:
-    """Move each 7 bits of values that have so many to a byte of their own."""
-    for reach, high, low, by in _STEPS:
+    """Move each group of 7 bits to a separate byte."""
+    for reach, high, low, shift in _STEPS:
         if bits > reach:
             upper = word & np.uint64(high)
-            upper <<= np.uint64(by)
+            upper <<= np.uint64(shift)
             word &= np.uint64(low)
             word |= upper
 
 
 def _gather(word: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Undo :func:`_spread`, dropping the continuation bits."""
+    """Undo :func:`_spread` and drop the continuation bits."""
     word = word & np.uint64(0x7F7F7F7F7F7F7F7F)
-    for _, high, low, by in reversed(_STEPS):
-        word = ((word >> np.uint64(by)) & np.uint64(high)) | (word & np.uint64(low))
+    for _, high, low, shift in reversed(_STEPS):
+        word = ((word >> np.uint64(shift)) & np.uint64(high)) | (word & np.uint64(low))
     return word
 
 
@@ -192,7 +191,7 @@ BEGIN, END, COUNTER = 1, 2, 4
 """TrackEvent.Type."""
 
 SEQUENCE = 1
-"""The packet sequence that a trace has."""
+"""The packet sequence of all slices and counters of a trace."""
 
 _PACKET, _TRACK_EVENT, _TYPE, _SEQUENCE_ID, _SEQUENCE_FLAGS = 1, 11, 9, 10, 13
 _NEEDS_INCREMENTAL_STATE = 2
@@ -206,7 +205,7 @@ class Layout:
     """A record of constant bytes and cells; every record has the same size."""
 
     parts: tuple[Part, ...]
-    """In the order of the bytes."""
+    """Constant bytes and cells, in the order of the record."""
 
     @cached_property
     def size(self) -> int:
@@ -215,23 +214,25 @@ class Layout:
 
     @property
     def chunk_rows(self) -> int:
-        """Records that are encoded at once: as many as the processor's cache holds."""
+        """Number of records per encoded chunk; a chunk fits into the processor's cache."""
         return max(1, _BYTES_PER_CHUNK // self.size)
 
     @cached_property
     def cells(self) -> tuple[tuple[int, Cell], ...]:
         """Each cell with its offset."""
         offsets = accumulate(map(_size, self.parts), initial=0)
-        return tuple((at, part) for at, part in zip(offsets, self.parts, strict=False) if isinstance(part, Cell))
+        return tuple(
+            (offset, part) for offset, part in zip(offsets, self.parts, strict=False) if isinstance(part, Cell)
+        )
 
     @cached_property
     def template(self) -> NDArray[np.uint8]:
-        """A record whose cells are empty."""
+        """A record with empty cells."""
         raw = b"".join(part if isinstance(part, bytes) else bytes(part.size) for part in self.parts)
         return np.frombuffer(raw, dtype=np.uint8)
 
     def blank(self, rows: int) -> NDArray[np.uint8]:
-        """Return records whose cells are empty, shape (rows, size)."""
+        """Return records with empty cells, shape (rows, size)."""
         return np.tile(self.template, (rows, 1))
 
     def encode(self, columns: Mapping[str, NDArray[np.integer[Any]]], records: NDArray[np.uint8]) -> None:
@@ -241,7 +242,7 @@ class Layout:
                 view[:] = words
 
     def decode(self, records: NDArray[np.uint8]) -> dict[str, Int64s] | None:
-        """Return the columns of ``records``; None where they are not of this layout."""
+        """Return the columns of ``records``; None where they have another layout."""
         constant = records.copy()
         columns: dict[str, Int64s] = {}
         for offset, cell in self.cells:
@@ -256,32 +257,32 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Records of one layout that follow each other."""
+    """Consecutive records with the same layout."""
 
     place: int
-    """Where it stands among the runs of a file: those of lower places come first."""
+    """Sort key of the run in the file, ascending."""
     layout: Layout
-    """What each is made of."""
+    """The layout of the records."""
     rows: Int32s
-    """The slice of each."""
+    """The row of each record."""
     values: Callable[[Layout, Int32s], Mapping[str, NDArray[np.integer[Any]]]]
-    """Returns the values of the layout's cells for some of the rows."""
+    """Returns the values of the layout's cells for the given rows."""
     segment: int = -1
-    """Which of the names of segments all of them have, which stands among the constant bytes; -1 for none."""
+    """Index of the segment name of all records, which is part of the constant bytes; -1 for none."""
 
 
-def packet(event: int, when: Cell, parts: Sequence[Part], *, interned: bool = False) -> list[Part]:
-    """Return the parts of a packet of one track event."""
+def packet(event: int, timestamp: Cell, parts: Sequence[Part], *, interned: bool = False) -> list[Part]:
+    """Return the parts of a packet with one track event."""
     body: list[Part] = [varint(_TYPE << 3) + varint(event), *parts]
     length = sum(map(_size, body))
     flags = varint(_SEQUENCE_FLAGS << 3) + varint(_NEEDS_INCREMENTAL_STATE) if interned else b""
     head: list[Part] = [
         varint(_SEQUENCE_ID << 3) + varint(SEQUENCE) + flags,
-        when,
+        timestamp,
         varint(_TRACK_EVENT << 3 | 2) + varint(length),
     ]
-    whole = sum(map(_size, head)) + length
-    return [varint(_PACKET << 3 | 2) + varint(whole), *head, *body]
+    packet_bytes = sum(map(_size, head)) + length
+    return [varint(_PACKET << 3 | 2) + varint(packet_bytes), *head, *body]
 
 
 def _views(records: NDArray[np.uint8], offset: int, cell: Cell) -> list[NDArray[np.unsignedinteger]]:

@@ -1,13 +1,16 @@
 """Writer of Perfetto traces.
 
-Trace processors sort by time and keep the file's order among equal times. So the file holds first
-the ends of all slices that have a length, then slices without one, then the begins: of sends, of
-slices on links, of receives, of the rest. Then no slice begins before its predecessor on the track has
-ended, and a flow reaches sender, links, receiver and consumer in this order though all start at once.
-Within a class, slices are grouped by their number of flow ids, so that records of one group have one
-size.
+Trace processors sort by time and keep the file's order among equal times. The order of the file is:
 
-A wait is named by its cause; a part of the path as the slice that it shows, or ``wire`` and ``wait`` behind it.
+1. the ends of all slices with a length,
+2. slices without a length,
+3. begins of sends, of slices on links, of receives, and of all other slices.
+
+So each slice begins after the end of its predecessor on the track. A flow visits sender, links, receiver and
+consumer in this order, even if all start at the same time. Within a class, slices are grouped by their number of
+flow ids, so that the records of a group have equal size.
+
+The name of a wait is its cause. The name of a path part is that of its slice, ``wire`` or ``wait``.
 """
 
 from __future__ import annotations
@@ -60,19 +63,19 @@ _NOT_NEGATIVE = (
 
 
 def write(timeline: Timeline, path: Path, options: Mapping[str, Any]) -> None:
-    """Write all ranks to one file, or with the option ``rank`` that rank's alone.
+    """Write all ranks to a file, or only the rank of the option ``rank``.
 
-    ``color`` is one of :data:`~pptrace.traces.scene.COLOR_BY`; ``title`` names the trace. Rows keep the numbers
-    that they have in the whole timeline, so files written rank by rank can be read as one again.
+    ``color`` is one of :data:`~pptrace.traces.scene.COLOR_BY`; ``title`` names the trace. Rows keep their
+    numbers in the full timeline, so a reader can join files of single ranks.
 
     Raises:
-        ConfigError: an option has no such value.
-        OutputError: a value that the format cannot hold.
+        ConfigError: an option has an unknown value.
+        OutputError: the format cannot represent a value.
         OSError: the file cannot be written.
     """
     scene = Scene.of(timeline, options)
     _check_signs(timeline)
-    head, runs = _encoded(scene, str(options.get("title", "")))
+    head, runs = _encode(scene, str(options.get("title", "")))
     write_packets(path, head, runs)
 
 
@@ -83,7 +86,7 @@ def write_packets(path: Path, head: bytes, runs: Sequence[Run]) -> None:
         write_behind(file, (piece for run in runs for piece in _pieces(run)), waiting=1)
 
 
-def _encoded(scene: Scene, title: str) -> tuple[bytes, list[Run]]:
+def _encode(scene: Scene, title: str) -> tuple[bytes, list[Run]]:
     """Return the packets that describe a trace, and its runs of records."""
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
@@ -107,19 +110,19 @@ def _encoded(scene: Scene, title: str) -> tuple[bytes, list[Run]]:
     runs.sort(key=lambda run: run.place)
     runs.append(counter_run(timeline.counters, tracks.counters))
     write_attributes(head, {STEP_KEY: step_json(scene, tracks, runs)})
-    whole: bytes = head.SerializeToString()
-    return whole, runs
+    packets: bytes = head.SerializeToString()
+    return packets, runs
 
 
 def _write_names(head: Trace, scene: Scene, names: Names) -> int:
-    """Write the names of slices, messages, waits and parts of the path; return the number of the first cause."""
+    """Write the names of slices, messages, waits and path parts; return the number of the first cause."""
     why, hops = scene.timeline.why, scene.hops
     links = ["link"] if len(hops) else []
     interned = write_names(head, names.names, [*links, *(["wait", "critical path"] if why else [])])
     for iid, text in enumerate(names.microbatches, 1):
         interned.correlation_id_str.add(iid=iid, str=text.encode())
     if len(hops):
-        interned.MergeFromString(_encoded_names(scene.hop_titles(), len(names.names) + 1))
+        interned.MergeFromString(_encode_names(scene.hop_titles(), len(names.names) + 1))
     first_cause = len(names.names) + hops.sent.size + 1
     for iid, name in enumerate(_REASONS if why else (), first_cause):
         interned.event_names.add(iid=iid, name=name)
@@ -127,7 +130,7 @@ def _write_names(head: Trace, scene: Scene, names: Names) -> int:
 
 
 def _pieces(run: Run) -> Iterator[memoryview]:
-    """Yield a run's records in pieces, each valid until the next but one is made."""
+    """Yield a run's records in pieces; two buffers alternate, so a piece is valid until the second next one."""
     layout, rows = run.layout, run.rows
     size = min(layout.chunk_rows, rows.size)
     buffers = cycle([layout.blank(size) for _ in range(1 if size == rows.size else 2)])
@@ -139,7 +142,7 @@ def _pieces(run: Run) -> Iterator[memoryview]:
 
 
 def _check_signs(timeline: Timeline) -> None:
-    """Refuse values that the format cannot hold."""
+    """Raise an error for negative values, which the format cannot represent."""
     for name in _NOT_NEGATIVE:
         values = getattr(timeline, name)
         if values.size and values.min() < 0:
@@ -147,16 +150,17 @@ def _check_signs(timeline: Timeline) -> None:
             raise OutputError(f"{name} of row {row} is {values[row]}; a Perfetto trace has no negative ones")
     for counter in timeline.counters:
         if counter.at_ns.size and counter.at_ns[0] < 0:
-            which = f"counter {counter.name!r} of {f'rank {counter.rank}' if counter.rank >= 0 else 'the cluster'}"
-            raise OutputError(f"{which} starts before time 0; a Perfetto trace has no negative times")
+            owner = f"rank {counter.rank}" if counter.rank >= 0 else "the cluster"
+            source = f"counter {counter.name!r} of {owner}"
+            raise OutputError(f"{source} starts before time 0; a Perfetto trace has no negative times")
 
 
 _ORDER = np.where(RECEIVES, 2, np.where(CARRIES, 0, 4)).astype(np.int8)
-"""Place of each kind among slices that begin at once."""
+"""Order of each kind among slices with the same start."""
 
 
 class Slices:
-    """A scene's slices with the tracks, names and flows that they refer to."""
+    """A scene's slices with their tracks, names and flows."""
 
     def __init__(self, scene: Scene, lane_uuid: Int32s, names: Names) -> None:
         self.scene = scene
@@ -193,7 +197,7 @@ def _indices(chosen: NDArray[np.bool_]) -> Int32s:
 
 
 def _combined(keys: list[NDArray[Any]]) -> NDArray[np.integer[Any]]:
-    """Return numbers that are equal where all keys are, in the order of the keys."""
+    """Return numbers that identify and order the combinations of keys."""
     bounds = [int(key.max(initial=0)) + 1 for key in keys]
     combined: NDArray[np.integer[Any]] = np.zeros(keys[0].size, dtype=np.min_scalar_type(-prod(bounds)))
     for key, bound in zip(keys, bounds, strict=True):
@@ -203,22 +207,22 @@ def _combined(keys: list[NDArray[Any]]) -> NDArray[np.integer[Any]]:
 
 
 _AFTER_SENDS, _LAST = 1, 4
-"""Places of slices on links, and of waits and the path, among slices that begin at once."""
-_OF_MESSAGE = ("start", "end", "correlation", "kind", "rank", "stage", "microbatch", "span", "bytes")
-"""Columns that a slice on a link has from its message."""
-_OF_SLICE = ("kind", "rank", "stage", "microbatch", "span", "bytes", "peer", "correlation")
-"""Columns that a part of the path has from its slice."""
+"""Order of slices on links, and of waits and the path, among slices with the same start."""
+_MESSAGE_COLUMNS = ("start", "end", "correlation", "kind", "rank", "stage", "microbatch", "span", "bytes")
+"""Columns that a slice on a link copies from its message."""
+_SLICE_COLUMNS = ("kind", "rank", "stage", "microbatch", "span", "bytes", "peer", "correlation")
+"""Columns that a path part copies from its slice."""
 _REASONS = (*(cause.word for cause in IdleCause), *PATH_PARTS[1:])
-"""Names of waits, then of parts of the path that are no actions."""
+"""Names of waits, then of path parts without an action."""
 _ENTRY, _IID, _NAME = varint(2 << 3 | 2), varint(1 << 3), varint(2 << 3 | 2)
 """InternedData.event_names, EventName.iid and EventName.name."""
 _IID_BYTES = 5
 
 
 def _link_runs(slices: Slices, tracks: Int32s, first_name: int) -> Iterator[Run]:
-    """Return the runs of slices on links, along each route; ``tracks`` has one for each of the hops' lanes."""
+    """Return the runs of slices on links, along each route; ``tracks`` has the track of each lane of hops."""
     timeline, hops = slices.scene.timeline, slices.scene.hops
-    columns = {name: slices.columns[name].of_rows(hops.row) for name in _OF_MESSAGE if name in slices.columns}
+    columns = {name: slices.columns[name].of_rows(hops.row) for name in _MESSAGE_COLUMNS if name in slices.columns}
     columns["transfer"] = slices.columns["row"].of_rows(hops.row)
     flow = np.where(CARRIES[timeline.kind[hops.row]], slices.leaving.take(hops.row, 0), -1)
     records = Records(columns | columns_of({
@@ -232,7 +236,7 @@ def _link_runs(slices: Slices, tracks: Int32s, first_name: int) -> Iterator[Run]
     yield from records.runs(along[~lasting], _AFTER_SENDS, leaving=1, lasting=False)
 
 
-def _encoded_names(titles: NDArray[np.bytes_], first_name: int) -> bytes:
+def _encode_names(titles: NDArray[np.bytes_], first_name: int) -> bytes:
     """Return entries of ``InternedData.event_names`` for titles that are numbered from ``first_name``."""
     length = np.strings.str_len(titles)
     number = np.arange(first_name, first_name + titles.size)[:, None] >> (7 * np.arange(_IID_BYTES)) & 0x7F
@@ -241,13 +245,13 @@ def _encoded_names(titles: NDArray[np.bytes_], first_name: int) -> bytes:
     entry, iid, name = (np.tile(np.frombuffer(raw, np.uint8), (titles.size, 1)) for raw in (_ENTRY, _IID, _NAME))
     head = np.concatenate((entry, inner[:, None], iid, number, name, length[:, None]), axis=1).astype(np.uint8)
     text = titles.view(np.uint8).reshape(titles.size, titles.itemsize)
-    whole = np.concatenate([head, text], axis=1)
-    kept: NDArray[np.uint8] = whole[np.arange(whole.shape[1]) < (head.shape[1] + length)[:, None]]
+    entries = np.concatenate([head, text], axis=1)
+    kept: NDArray[np.uint8] = entries[np.arange(entries.shape[1]) < (head.shape[1] + length)[:, None]]
     return kept.tobytes()
 
 
 def _wait_runs(waits: Waits, tracks: Mapping[int, int], first_cause: int) -> Iterator[Run]:
-    """Return the runs of waits, on each rank's track; the names of causes are numbered from ``first_cause``."""
+    """Return the runs of waits on each rank's track; ``first_cause`` is the number of the first cause's name."""
     columns = columns_of({
         "start": waits.start_ns, "end": waits.end_ns, "track": tracks_of(waits.rank, tracks),
         "name": waits.cause.astype(np.int32) + np.int32(first_cause),
@@ -258,9 +262,9 @@ def _wait_runs(waits: Waits, tracks: Mapping[int, int], first_cause: int) -> Ite
 
 
 def _path_runs(path: OnPath, slices: Slices, tracks: tuple[int, int], first_cause: int) -> Iterator[Run]:
-    """Return the runs of the critical path and of the rank that it is on, each on its track."""
+    """Return the runs of the critical path and of its rank over time."""
     row = path.row - np.int32(slices.scene.first_row)
-    columns = {name: slices.columns[name].of_rows(row) for name in _OF_SLICE if name in slices.columns}
+    columns = {name: slices.columns[name].of_rows(row) for name in _SLICE_COLUMNS if name in slices.columns}
     part_name = path.part + np.int32(first_cause + len(IdleCause) - 1)
     columns |= columns_of({
         "start": path.start_ns, "end": path.end_ns, "track": _constant(len(path), tracks[0]),
@@ -292,12 +296,12 @@ def _constant(size: int, value: int) -> NDArray[np.int64]:
 _TIMESTAMP, _TRACK_UUID, _COUNTER_VALUE = 8, 11, 30
 _VALUE_TAG = 2
 _WITH_SIGN = 12
-"""Size of a cell whose values may be below zero."""
+"""Size of a cell with negative values."""
 _AFTER_SLICES = 1 << 8
 
 
 def counter_run(counters: Sequence[Counter], tracks: Sequence[int]) -> Run:
-    """Return the points of all counters, one counter after another."""
+    """Return the run of the points of all counters, by counter."""
     none = np.zeros(0, dtype=np.int64)
     value = np.concatenate([none, *(counter.value for counter in counters)])
     largest = int(value.max(initial=0))
@@ -312,7 +316,7 @@ def counter_run(counters: Sequence[Counter], tracks: Sequence[int]) -> Run:
 def point_run(at_ns: Int64s, track: Int64s, value: Int64s, value_cell: Cell) -> Run:
     """Return the run of a value per time and track."""
     columns = {"at": at_ns, "track": track, "value": value}
-    when, where = (
+    time_cell, track_cell = (
         Cell(name, number, cell_size(1, int(columns[name].max(initial=0))))
         for name, number in (("at", _TIMESTAMP), ("track", _TRACK_UUID))
     )
@@ -322,7 +326,7 @@ def point_run(at_ns: Int64s, track: Int64s, value: Int64s, value_cell: Cell) -> 
 
     return Run(
         place=_AFTER_SLICES,
-        layout=Layout(tuple(packet(COUNTER, when, [where, value_cell]))),
+        layout=Layout(tuple(packet(COUNTER, time_cell, [track_cell, value_cell]))),
         rows=np.arange(at_ns.size, dtype=np.int32),
         values=values,
     )
