@@ -51,7 +51,8 @@ def flow_points(scene: Scene) -> Points:
     message_points = _message_points(timeline, hops)
     path_points = _path_points(timeline, scene.first_row)
     on_path = np.repeat([False, True], [message_points[0].size, path_points[0].size])
-    row, phase, time_ns, flow = map(np.concatenate, zip(message_points, path_points, strict=True))
+    row, phase = (np.concatenate([message_points[column], path_points[column]]) for column in (0, 1))
+    time_ns, flow = (np.concatenate([message_points[column], path_points[column]]) for column in (2, 3))
     order = np.argsort(row, kind="stable")
     return Points(
         row_ptr=np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(timeline) + len(hops)))]),

@@ -1,7 +1,7 @@
 """Writer of Kineto JSON.
 
 Perfetto, chrome://tracing and Holistic Trace Analysis read it. Each event is a line, with numbers aligned by
-blanks. Columns are encoded in chunks of some thousand lines, and chunks are written while the next ones are encoded.
+blanks. Columns are encoded in chunks of some thousand lines. Chunks are written while the next are encoded.
 
 Flow events directly follow their slice, because viewers bind a flow to the last slice before it where times are
 equal.
