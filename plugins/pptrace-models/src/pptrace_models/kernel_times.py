@@ -1,11 +1,11 @@
 """Times of kernels by their shapes.
 
-A matrix product is cut into tiles, and the device's multiprocessors take one each, wave after wave: the last wave
-is as long as a full one. A tile takes its share of what the device attains, and some depth more than its own to
-start and to end. Smaller tiles attain less, for they read more per operation; the library takes the best.
-NVIDIA, Matrix Multiplication Background User's Guide (2023), sections 2.1 (tiles), 2.2 (waves) and 3
-(alignment) describe it; the figures below are fitted to 183 products measured on an A100 PCIe (SimuMax,
-Apache-2.0), which they meet within 4.3 % on average.
+A matrix product is split into tiles. Multiprocessors compute one tile each, wave after wave, and a partial last
+wave takes as long as a full wave. The start and end of a tile cost a fixed additional depth. Smaller tiles attain
+a smaller share of the peak, as they read more bytes per operation; the library selects the best tile. See NVIDIA,
+Matrix Multiplication Background User's Guide (2023), sections 2.1 (tiles), 2.2 (waves) and 3 (alignment). The
+constants below are fitted to 183 products measured on an A100 PCIe (SimuMax, Apache-2.0);
+the mean error is 4.3 %.
 """
 
 from __future__ import annotations
@@ -40,47 +40,47 @@ __all__ = ["Devices", "KernelTable", "Shaped", "devices_of", "product_ns", "read
 _KEY = "costs.kernel_table"
 _SIZES = re.compile(r"b=(\d+), m=(\d+), k=(\d+), n=(\d+)\b")
 _VALUES = re.compile(r"(\w+)=(\w+)")
-_ALIKE = 0.01
+_TOLERANCE = 0.01
 _TERA = 1e12
 
 
 class KernelTable:
-    """Shares of the BF16 peak that products measured, by copies, rows, columns and depth."""
+    """Measured shares of the BF16 peak, by copies, rows, columns and depth of products."""
 
     def __init__(self, products: Mapping[tuple[int, int, int, int], float]) -> None:
         self._products = dict(products)
 
     def share(self, copies: int, m: int, n: int, k: int) -> float | None:
-        """Return what a product or its transpose measured; None where neither did."""
+        """Return the measured share of a product or its transpose; None without a measurement."""
         return self._products.get((copies, m, n, k)) or self._products.get((copies, n, m, k))
 
 
 def read_table(file: str, device: Accelerator) -> KernelTable:
     """Read a file such as SimuMax's ``system`` configurations: ``accelerator.op.matmul`` with shares by size.
 
-    ``group_matmul`` beside it has products of experts, by the pass that they are of. What ``measure-kernels``
-    measures says its device, too.
+    ``accelerator.op.group_matmul`` has products of experts by pass. Files of ``measure-kernels`` also have the
+    number of multiprocessors of their device.
 
     Raises:
-        ConfigError: a file that cannot be read or is none, or one of another device.
+        ConfigError: a file that is not readable or not a table, or a table of another device.
     """
     try:
         content = json.loads(Path(file).read_text(encoding="utf-8"))
         matmul, grouped = (content["accelerator"]["op"].get(name) or {} for name in ("matmul", "group_matmul"))
         peak, entries = float(matmul["tflops"]), dict(matmul["accurate_efficient_factor"])
         products = {_sizes(text): float(share) for text, share in entries.items()}
-        experts = dict(grouped.get("accurate_efficient_factor") or {})
-        found = {_grouped_sizes(text): float(share) for text, share in experts.items()}
-        products |= {sizes: share for sizes, share in found.items() if sizes is not None}
+        expert_entries = dict(grouped.get("accurate_efficient_factor") or {})
+        expert_products = {_grouped_sizes(text): float(share) for text, share in expert_entries.items()}
+        products |= {sizes: share for sizes, share in expert_products.items() if sizes is not None}
         multiprocessors = dict(content.get("device") or {}).get("multiprocessors", device.multiprocessors)
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}", key=_KEY) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         message = f"{file} holds no accelerator.op.matmul with tflops and accurate_efficient_factor"
         raise ConfigError(message, key=_KEY) from error
-    own = device.peak_bf16 / _TERA
-    if abs(peak / own - 1) > _ALIKE:
-        message = f"{file} is of another device: its peak is {peak:g} TFLOP/s, that of this one {own:g}"
+    device_tflops = device.peak_bf16 / _TERA
+    if abs(peak / device_tflops - 1) > _TOLERANCE:
+        message = f"{file} is of another device: its peak is {peak:g} TFLOP/s, that of this one {device_tflops:g}"
         raise ConfigError(message, key=_KEY)
     if multiprocessors != device.multiprocessors:
         message = f"{file} is of another device: it has {multiprocessors} multiprocessors, this one "
@@ -91,10 +91,10 @@ def read_table(file: str, device: Accelerator) -> KernelTable:
 
 
 def _grouped_sizes(text: str) -> tuple[int, int, int, int] | None:
-    """Return copies, rows, columns and depth of a product of experts; None for one that adds nothing up.
+    """Return copies, rows, columns and depth of a product of experts; None without gradient accumulation.
 
-    Forward it is ``M x N x K``; backward ``M x K x N`` for the input, and ``K x N x M`` for the weights, whose
-    gradients are added to what is there.
+    The forward is ``M x N x K``. The backward is ``M x K x N`` for the input and ``K x N x M`` for the weights,
+    whose gradients are accumulated.
     """
     values = dict(_VALUES.findall(text))
     copies, m, n, k = (int(values[name]) for name in ("ng", "M", "N", "K"))
@@ -114,32 +114,33 @@ def _sizes(text: str) -> tuple[int, int, int, int]:
 
 
 _TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.96), (128, 64, 0.75), (64, 128, 0.75))
-"""Rows, columns, and the share of what the largest tile attains."""
+"""Rows, columns, and the attained rate relative to the largest tile."""
 _DEPTH = 128
-"""Depth that starting and ending a tile costs beside its own."""
+"""Additional depth for the start and end of a tile."""
 _ALIGNED = 8
-"""Elements of two bytes that are read at once; other sizes take kernels that read them one by one."""
+"""Two-byte elements per aligned read; kernels of unaligned sizes read elements one by one."""
 _UNALIGNED = 0.5
-"""Share of the rate that sizes reach which are no multiple of that."""
-_APART = 0.5
-"""Share of its loads that a product of many experts' weights does not hide (120 measured, A100 PCIe and B200)."""
+"""Rate of unaligned sizes relative to aligned sizes."""
+_EXPOSED_LOADS = 0.5
+"""Share of loads that products of several experts do not hide (120 measured products, A100 PCIe and B200)."""
 _BLOCK = 128
-"""Queries that a block of flash attention holds."""
+"""Queries per block of flash attention."""
 _NARROW = 32
-"""Width by which narrow heads fall behind: a head of 128 is as good as any."""
+"""Constant of the slowdown of narrow heads."""
 _WIDE = 128
+"""Width of a head without slowdown."""
 _NARROW_CORE = (1.36, 1.09)
-"""How many times as fast MXFP8 attention is, forward and backward: cuDNN's published training benchmarks on GB200
-and GB300, heads of 128 and of 192 and 128, sequences of 4096, on average."""
+"""Speed-up of MXFP8 attention, forward and backward: mean of cuDNN's published training benchmarks on GB200 and
+GB300, heads of 128 and of 192 and 128, sequences of 4096."""
 _SCATTERED = 0.66
-"""What gathering and scattering rows attain of the rate of other memory-bound kernels (SimuMax, B200: 0.51 of
-8 TB/s forward and backward)."""
+"""Rate of gathering and scattering rows relative to other memory-bound kernels (SimuMax, B200: 0.51 of 8 TB/s
+forward and backward)."""
 _OPERAND_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "mxfp8": 33 / 32, "nvfp4": 9 / 16, "fp32": 4.0}
-"""Bytes that a factor's element takes: MXFP8 has a byte of scale for 32 elements, NVFP4 for 16."""
+"""Bytes per element of a factor: MXFP8 has a scale byte per 32 elements, NVFP4 per 16."""
 _READ_BYTES = 2
 _SECOND_NS = 1e9
 _REACH = 4.0
-"""Standard deviations, times the root of two, that tokens of an expert lie from their mean at most."""
+"""The largest distance of an expert's tokens from their mean, in standard deviations times the root of two."""
 
 
 class Shaped(Accelerator):
@@ -153,18 +154,18 @@ class Shaped(Accelerator):
     """How many times as long as on the device that they were measured on."""
 
     def slowed(self, times: float) -> Self:
-        """Return a device whose computation takes so many times as long."""
+        """Return a device with computation times multiplied by a factor."""
         return super().slowed(times).model_copy(update={"slowness": self.slowness * times})
 
 
 def shaped_ns(work: Work, unit: str, precision: Precision, device: Shaped) -> int:
-    """Return the time of one group of kernels in one pass, rounded up; no work takes none.
+    """Return the time of one group of kernels in one pass in ns, rounded up; 0 without work.
 
     Args:
-        work: what the group does.
+        work: operations, bytes and products of the group.
         unit: ``linear``, ``head``, ``attention`` or ``memory``.
-        precision: the model's.
-        device: what it runs on.
+        precision: precision of the model.
+        device: the device.
     """
     if not work.flops and not work.size_bytes and not work.beside_bytes:
         return 0
@@ -185,13 +186,13 @@ def shaped_ns(work: Work, unit: str, precision: Precision, device: Shaped) -> in
 
 @lru_cache(maxsize=4096)
 def product_ns(product: Product, precision: Precision, device: Shaped, *, padded: bool) -> float:
-    """Return one product's time.
+    """Return the time of one product in ns.
 
     Args:
-        product: its sizes.
-        precision: what it multiplies in.
-        device: what it runs on.
-        padded: whether its sizes are aligned whatever they are, as a padded vocabulary is.
+        product: sizes of the product.
+        precision: precision of the multiplication.
+        device: the device.
+        padded: whether sizes count as aligned, as for a padded vocabulary.
     """
     m, n, k = product.m, product.n, product.k
     measured = device.table.share(product.copies, m, n, k) if device.table and precision == "bf16" else None
@@ -210,18 +211,18 @@ def product_ns(product: Product, precision: Precision, device: Shaped, *, padded
     moved = product.moved_bytes(factor)
     cast = 0.0
     if precision in NARROW and product.cast:
-        # Read as it is, written, and written once more transposed.
+        # Read the input, write the cast, and write its transpose.
         cast = _memory_ns(round(product.copies * m * k * (_READ_BYTES + 2 * factor)), 1, device)
     loads = moved * _SECOND_NS / _memory_rate(device)
-    kernel = max(compute + (_APART * loads if product.grouped else 0), loads)
+    kernel = max(compute + (_EXPOSED_LOADS * loads if product.grouped else 0), loads)
     return device.launch_latency + kernel + cast
 
 
 def row_tiles(product: Product, rows: int) -> float:
-    """Return how many tiles the rows of a copy take: in expectation, where their number is a mean.
+    """Return the number of tiles of a copy's rows; the expected number if the number of rows is a mean.
 
-    Tokens choose experts independently, so an expert's are nearly normal with the variance of their mean:
-    ``E[ceil(X / rows)]`` is the sum over tiles of the chance that X reaches into them.
+    Tokens choose experts independently, so an expert's number of tokens X is nearly normal, with a variance equal
+    to its mean. ``E[ceil(X / rows)]`` is the sum over tiles of the probability that X reaches the tile.
 
     >>> row_tiles(Product(m=1024, n=8, k=8), 128), round(row_tiles(Product(m=1024, n=8, k=8, uneven=True), 128), 3)
     (8, 8.5)
@@ -229,17 +230,18 @@ def row_tiles(product: Product, rows: int) -> float:
     if not product.uneven:
         return -(-product.m // rows)
     mean, deviation = product.m, sqrt(2 * product.m)
-    surely = max(int((mean - _REACH * deviation) // rows), 0)
-    beyond = ceil((mean + _REACH * deviation) / rows)
-    return surely + sum(0.5 * erfc((tile * rows - mean) / deviation) for tile in range(surely, beyond))
+    full_tiles = max(int((mean - _REACH * deviation) // rows), 0)
+    last_tile = ceil((mean + _REACH * deviation) / rows)
+    return full_tiles + sum(0.5 * erfc((tile * rows - mean) / deviation) for tile in range(full_tiles, last_tile))
 
 
 def _core_ns(core: Core, flops: int, device: Shaped) -> float:
     blocks = core.heads * -(-core.queries // _BLOCK)
     waves = -(-blocks // device.multiprocessors)
-    filled = blocks / (waves * device.multiprocessors)
-    wide = min(core.width / (core.width + _NARROW) * (1 + _NARROW / _WIDE), 1.0)
-    share = device.attention_attainable * filled * wide * (device.attention_backward if core.backward else 1.0)
+    occupancy = blocks / (waves * device.multiprocessors)
+    width_factor = min(core.width / (core.width + _NARROW) * (1 + _NARROW / _WIDE), 1.0)
+    share = device.attention_attainable * occupancy * width_factor
+    share *= device.attention_backward if core.backward else 1.0
     share *= _NARROW_CORE[core.backward] if core.narrow else 1.0
     # Half of the scores on the diagonal's blocks are computed and masked.
     diagonal = 1 + _BLOCK / core.keys
@@ -256,18 +258,18 @@ def _memory_rate(device: Shaped) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
-    """What ranks and stages run on."""
+    """The devices of ranks and stages."""
 
     of_ranks: tuple[Accelerator, ...]
     """Shape (ranks,): each pipeline rank's device."""
     of_stages: tuple[Accelerator, ...]
-    """Shape (stages,): that of each stage's ranks."""
+    """Shape (stages,): the device of each stage's ranks."""
 
     @property
     def distinct(self) -> tuple[Accelerator, ...]:
-        """Each device of a stage once, in the order of stages."""
-        once = {id(device): device for device in self.of_stages}
-        return tuple(dict.fromkeys(once.values()))
+        """The distinct devices of stages, in the order of stages."""
+        by_id = {id(device): device for device in self.of_stages}
+        return tuple(dict.fromkeys(by_id.values()))
 
     @property
     def memories(self) -> list[int]:
@@ -276,18 +278,18 @@ class Devices:
 
     @property
     def scale_up_size(self) -> int:
-        """Devices that each node's links join, at least."""
+        """The smallest number of devices in a node's scale-up domain."""
         return min(device.scale_up_size for device in self.of_ranks)
 
     def peaks(self, precision: Precision) -> int:
-        """Return the sum of one device's dense peak of each rank, in FLOP/s.
+        """Return the sum of the dense peaks of one device per rank, in FLOP/s.
 
         Raises:
             ConfigError: a rank's device has no peak for the precision.
         """
         total, alike = 0, self.are_alike
         for rank, device in enumerate(self.of_ranks):
-            with _at_rank(rank, alike=alike):
+            with _rank_errors(rank, alike=alike):
                 total += device.peak(precision)
         return total
 
@@ -298,33 +300,33 @@ class Devices:
 
 
 def devices_of(request: CostRequest, options: RooflineOptions) -> Devices:
-    """Return the devices of a request, with kernels by shape and measured products where the options say so.
+    """Return the devices of a request, with kernels by shape and measured products if the options ask for them.
 
     Raises:
-        ConfigError: parameters that are wrong, a table of measured products of another device, or a stage on ranks
-            whose devices differ.
+        ConfigError: wrong parameters, a table of measured products of another device, or a stage on ranks with
+            different devices.
     """
-    given = request.rank_devices or (request.device,)
+    descriptions = request.rank_devices or (request.device,)
     slowness = 1.0
     if options.spread:
         slowness += options.spread * expected_maximum(request.tp * request.cp * request.dp * request.ranks)
-    made: dict[tuple[tuple[str, Any], ...], Accelerator] = {}
-    for rank, values in enumerate(given):
-        if tuple(values.items()) not in made:
-            with _at_rank(rank, alike=len(given) == 1):
-                made[tuple(values.items())] = _device(values, options).slowed(slowness)
-    found = tuple(made[tuple(values.items())] for values in given)
-    ranks = found if request.rank_devices else found * request.ranks
-    holders = request.stage_ranks or tuple((stage % request.ranks,) for stage in range(request.stages))
-    for stage, own in enumerate(holders):
-        other = next((rank for rank in own[1:] if ranks[rank] != ranks[own[0]]), None)
-        if other is not None:
+    device_of: dict[tuple[tuple[str, Any], ...], Accelerator] = {}
+    for rank, values in enumerate(descriptions):
+        if tuple(values.items()) not in device_of:
+            with _rank_errors(rank, alike=len(descriptions) == 1):
+                device_of[tuple(values.items())] = _device(values, options).slowed(slowness)
+    devices = tuple(device_of[tuple(values.items())] for values in descriptions)
+    ranks = devices if request.rank_devices else devices * request.ranks
+    ranks_of_stages = request.stage_ranks or tuple((stage % request.ranks,) for stage in range(request.stages))
+    for stage, (first_rank, *other_ranks) in enumerate(ranks_of_stages):
+        different_rank = next((rank for rank in other_ranks if ranks[rank] != ranks[first_rank]), None)
+        if different_rank is not None:
             message = (
-                f"stage {stage} is on ranks {own[0]} and {other}, whose devices differ, and a stage has one cost: "
-                "give them the same device, or choose a schedule that has each stage on one rank"
+                f"stage {stage} is on ranks {first_rank} and {different_rank}, whose devices differ, and a stage has "
+                "one cost: give them the same device, or choose a schedule that has each stage on one rank"
             )
             raise ConfigError(message, key="device.ranks")
-    return Devices(of_ranks=ranks, of_stages=tuple(ranks[own[0]] for own in holders))
+    return Devices(of_ranks=ranks, of_stages=tuple(ranks[stage_ranks[0]] for stage_ranks in ranks_of_stages))
 
 
 def _device(values: Mapping[str, Any], options: RooflineOptions) -> Accelerator:
@@ -339,8 +341,8 @@ def _device(values: Mapping[str, Any], options: RooflineOptions) -> Accelerator:
 
 
 @contextmanager
-def _at_rank(rank: int, *, alike: bool) -> Iterator[None]:
-    """Let errors about a rank's device name the rank where devices differ."""
+def _rank_errors(rank: int, *, alike: bool) -> Iterator[None]:
+    """Add the rank to errors about its device if devices differ."""
     try:
         yield
     except ConfigError as error:

@@ -1,15 +1,15 @@
 """Times of layers with their collectives.
 
 ``t = max(F / (peak e_c) + L_c, V / (BW e_m) + L_m)`` (the roofline of the tabular abstraction paper, section 1.3),
-rounded up to a nanosecond per group and pass; I and W are separate, and B is their sum.
+rounded up to a nanosecond per group and pass. I and W are separate, and B is their sum.
 
-Where a product reads what is gathered, or writes what is summed, both are cut into a piece per device: the piece
-that is there already is computed while the next one is on its way (Wang et al., Overlap Communication with
-Dependent Computation via Decomposition, ASPLOS 2023; Transformer Engine's ring exchange). A piece is a product of
-its own, with its own tiles and waves: together they take longer than the whole (Chang et al., Flux, 2024).
-A backward has collectives that no product depends on, too: the input is gathered again for the weight gradient
-beside the product of the input gradient, and that product's result is summed beside the product of the weight
-gradient (Korthikanti et al., 2022, and Transformer Engine's bulk overlap).
+If a product reads the result of a gather, or a sum reads its result, both are split into one piece per device. A
+device computes with one piece while the next piece is transferred (Wang et al., Overlap Communication with
+Dependent Computation via Decomposition, ASPLOS 2023; Transformer Engine's ring exchange). Each piece is a separate
+product with its own tiles and waves, so all pieces take longer than the whole product (Chang et al., Flux, 2024).
+A backward also has collectives without a dependent product. The input is gathered a second time for the weight
+gradient, overlapped with the product of the input gradient. The result of that product is summed, overlapped with
+the product of the weight gradient (Korthikanti et al., 2022, and Transformer Engine's bulk overlap).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from pptrace_models import flops
@@ -61,36 +62,36 @@ _ROW_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupTimes:
-    """Collective time of the forward and of the backward; the latter counts to I."""
+    """Collective time of the forward and of the backward; the backward part belongs to I."""
 
     forward_ns: int = 0
     """Time in the forward."""
     backward_ns: int = 0
     """Time in the backward for the input gradient."""
     again_ns: int = 0
-    """The part of ``forward_ns`` that modules which are computed again repeat."""
+    """The part of ``forward_ns`` that belongs to recomputed modules."""
     halves_ns: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
-    """Gathering and summing over the tensor-parallel group in either half of a layer, each way."""
+    """Per half of a layer, the tensor-parallel gather and sum of one pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCollectives:
-    """Time of each collective of a layer: attention's, those of the MLP or of experts, and those of keys."""
+    """Time of each collective of a layer, in ns: of attention, of the MLP or experts, and of keys and values."""
 
     gather_ns: int
-    """Gathering the tokens that sequence parallelism splits; 0 without it."""
+    """All-gather of the tokens that sequence parallelism splits; 0 without it."""
     reduce_ns: int
-    """Summing over the tensor-parallel group: an all-reduce, or with sequence parallelism a reduce-scatter."""
+    """Sum over the tensor-parallel group: an all-reduce, or with sequence parallelism a reduce-scatter."""
     second_gather_ns: int
-    """Gathering for the layer's second half: the MLP's tokens, or those of experts and of shared experts."""
+    """All-gather for the layer's second half: tokens of the MLP, or of experts and shared experts."""
     second_reduce_ns: int
-    """Summing behind the second half."""
+    """Sum after the second half."""
     exchange_ns: int
-    """Tokens to their experts, or back; 0 without experts."""
+    """All-to-all of tokens to their experts, or back; 0 without experts."""
     keys_ns: int
-    """Gathering keys and values over the context-parallel group."""
+    """All-gather of keys and values over the context-parallel group."""
     key_gradients_ns: int
-    """Scattering their gradients."""
+    """Reduce-scatter of the gradients of keys and values."""
 
 
 def layer_collectives(costing: Costing, *, experts: bool) -> LayerCollectives:
@@ -116,39 +117,39 @@ def layer_collectives(costing: Costing, *, experts: bool) -> LayerCollectives:
 
 
 def layer_ns(costing: Costing, *, experts: bool) -> GroupTimes:
-    """Return a layer's collectives in sum."""
-    each, computed_again = layer_collectives(costing, experts=experts), costing.model.again
-    tensor = each.gather_ns + each.reduce_ns + each.second_gather_ns + each.second_reduce_ns
-    forward = tensor + 2 * each.exchange_ns + each.keys_ns
-    again = each.keys_ns * ("core_attn" in computed_again)
-    if experts and "moe" in computed_again:
-        again += each.second_gather_ns + each.second_reduce_ns + 2 * each.exchange_ns
-    if not experts and "mlp" in computed_again:
-        again += each.second_gather_ns + each.second_reduce_ns
-    halves = ((each.gather_ns, each.reduce_ns), (each.second_gather_ns, each.second_reduce_ns))
+    """Return the total times of a layer's collectives."""
+    times, recomputed_modules = layer_collectives(costing, experts=experts), costing.model.again
+    tensor = times.gather_ns + times.reduce_ns + times.second_gather_ns + times.second_reduce_ns
+    forward = tensor + 2 * times.exchange_ns + times.keys_ns
+    recomputed = times.keys_ns * ("core_attn" in recomputed_modules)
+    if experts and "moe" in recomputed_modules:
+        recomputed += times.second_gather_ns + times.second_reduce_ns + 2 * times.exchange_ns
+    if not experts and "mlp" in recomputed_modules:
+        recomputed += times.second_gather_ns + times.second_reduce_ns
+    halves = ((times.gather_ns, times.reduce_ns), (times.second_gather_ns, times.second_reduce_ns))
     return GroupTimes(
-        forward_ns=forward, backward_ns=forward + each.key_gradients_ns, again_ns=again, halves_ns=halves
+        forward_ns=forward, backward_ns=forward + times.key_gradients_ns, again_ns=recomputed, halves_ns=halves
     )
 
 
 def _tensor_ns(shard: Shard, groups: Groups, axis: str, size: int) -> tuple[int, int]:
-    """Return what gathering and summing take: with sequence parallelism both, without it one all-reduce."""
+    """Return the times of gather and sum: with sequence parallelism both, without it one all-reduce."""
     if shard.is_split:
         gather = groups.ns(axis, size, "all-gather")
         return gather, groups.ns(axis, size, "all-gather", "reduce-scatter") - gather
     return 0, groups.ns(axis, size, "all-reduce")
 
 
-def _experts_ns(model: Transformer, shard: Shard, groups: Groups, whole: tuple[int, int]) -> tuple[int, int]:
-    """Return gathering and summing around experts: of the parts of each, and of the shared ones' tokens."""
+def _experts_ns(model: Transformer, shard: Shard, groups: Groups, dense_ns: tuple[int, int]) -> tuple[int, int]:
+    """Return the times of gather and sum around experts, for routed experts and for tokens of shared experts."""
     if not shard.is_split:
-        return whole if shard.etp > 1 or shard.shared_ffn else (0, 0)
+        return dense_ns if shard.etp > 1 or shard.shared_ffn else (0, 0)
     gather = reduce = 0
     if shard.etp > 1:
         size = shard.routed * model.hidden * model.element_bytes
         gather, reduce = _tensor_ns(shard, groups, "tp" if shard.etp == shard.tp else "etp", size)
     if shard.shared_ffn:
-        gather, reduce = gather + whole[0], reduce + whole[1]
+        gather, reduce = gather + dense_ns[0], reduce + dense_ns[1]
     return gather, reduce
 
 
@@ -158,7 +159,10 @@ def _exchange(model: Transformer, shard: Shard) -> Exchange:
 
 
 def embedding_ns(costing: Costing) -> GroupTimes:
-    """Return the embedding's: the sum of the vocabulary's shares; half each way with sequence parallelism."""
+    """Return the embedding's collectives: an all-reduce forward.
+
+    With sequence parallelism, a reduce-scatter forward and an all-gather backward replace it.
+    """
     shard, groups, size = costing.shard, costing.groups, _hidden_bytes(costing.model, costing.shard)
     if not shard.is_split:
         return GroupTimes(forward_ns=groups.ns("tp", size, "all-reduce"))
@@ -168,7 +172,7 @@ def embedding_ns(costing: Costing) -> GroupTimes:
 
 
 def head_ns(costing: Costing) -> GroupTimes:
-    """Return the LM head's: the loss's three sums over the vocabulary's shares, and those of its input."""
+    """Return the LM head's collectives: the three sums of the loss, and the gather or sum of its input."""
     shard, groups, size = costing.shard, costing.groups, _hidden_bytes(costing.model, costing.shard)
     loss = loss_ns(costing)
     if not shard.is_split:
@@ -179,7 +183,7 @@ def head_ns(costing: Costing) -> GroupTimes:
 
 
 def loss_ns(costing: Costing) -> int:
-    """Return what the loss's three sums over the vocabulary's shares take."""
+    """Return the time of the loss's three all-reduces over the vocabulary's shares, in ns."""
     return 3 * costing.groups.ns("tp", costing.shard.tokens * _ROW_BYTES, "all-reduce")
 
 
@@ -189,7 +193,7 @@ def _hidden_bytes(model: Transformer, shard: Shard) -> int:
 
 _SECOND_NS = 10**9
 _NORMS_OF_TEN = 4
-"""Of ten bytes that norms and residual sums move forward, those of norms."""
+"""Norms move 4 of 10 bytes that norms and residual sums move in a forward."""
 _SHARED = ("shared experts", "shared activation function")
 _MODULES = {
     "core_attn": ("attention core",),
@@ -210,7 +214,7 @@ class Cost:
     f: int = 0
     """Forward."""
     i: int = 0
-    """Backward for the input gradient, with what it computes again."""
+    """Backward for the input gradient, including recomputation."""
     w: int = 0
     """Backward for the weight gradient."""
     f_collective: int = 0
@@ -235,18 +239,20 @@ class Cost:
         return Cost(f=self.f * part // whole, i=self.i * part // whole)
 
     def at_least(self, host_ns: int, *, apart: bool = False, frozen: bool = False) -> Cost:
-        """Return this where the host takes so long to issue a forward, and twice that a whole backward.
+        """Return the cost with lower bounds from the host's time to issue kernels.
+
+        The bound of a whole backward is twice the bound of a forward.
 
         Args:
-            host_ns: what the host takes for a forward.
-            apart: whether collectives run beside that, and computation alone is bound.
-            frozen: whether the backward has no weight gradients, so that the host takes as long as for a forward.
+            host_ns: time of the host to issue a forward, in ns.
+            apart: whether the bound applies only to computation, as collectives overlap with the host.
+            frozen: whether the backward has no weight gradients; its bound then equals the forward's.
         """
         computed = replace(self, f=self.f - self.f_collective, i=self.i - self.i_collective) if apart else self
         return self + computed.host_waits(host_ns, frozen=frozen)
 
     def host_waits(self, host_ns: int, *, frozen: bool) -> Cost:
-        """Return how long these passes wait for the host that issues them, as in :meth:`at_least`."""
+        """Return the time that each pass waits for the host, as in :meth:`at_least`."""
         forward = max(0, host_ns - self.f)
         if frozen:
             return Cost(f=forward, i=max(0, host_ns - self.i))
@@ -256,12 +262,12 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costing:
-    """A model's share on one device: what times depend on."""
+    """The inputs of times: a model, its share on a device, and the device."""
 
     model: Transformer
     """The model."""
     shard: Shard
-    """A device's share of it."""
+    """The share of the model on one device."""
     device: Accelerator
     """The device."""
     groups: Groups
@@ -278,7 +284,7 @@ class Costing:
         return (flops.embedding(self.model, self.shard, gradient_bytes(self.options)),)
 
     def prediction(self) -> tuple[Operation, ...]:
-        """Return the operations of a module of multi-token prediction beside its layer."""
+        """Return the operations of a module of multi-token prediction without its layer."""
         return flops.prediction(self.model, self.shard, gradient_bytes(self.options))
 
     def head(self) -> tuple[Operation, ...]:
@@ -286,7 +292,7 @@ class Costing:
         return flops.head(self.model, self.shard, gradient_bytes(self.options))
 
     def work_ns(self, work: Work, unit: str) -> int:
-        """Return the time of one group of kernels in one pass; no work takes none."""
+        """Return the time of one group of kernels in one pass, in ns; 0 without work."""
         return work_ns(work, unit, self.model, self.device)
 
     def cost(self, operations: Iterable[Operation], group: GroupTimes | None = None) -> Cost:
@@ -301,7 +307,7 @@ class Costing:
 
 
 def work_ns(work: Work, unit: str, model: Transformer, device: Accelerator) -> int:
-    """Return the time of one group of kernels in one pass; no work takes none."""
+    """Return the time of one group of kernels in one pass, in ns; 0 without work."""
     if isinstance(device, Shaped):
         return shaped_ns(work, unit, model.precision, device)
     if not work.flops and not work.size_bytes:
@@ -314,18 +320,18 @@ def work_ns(work: Work, unit: str, model: Transformer, device: Accelerator) -> i
 
 
 def _taken_ns(amount: int, rate: Fraction) -> int:
-    """Return what an amount takes at a rate per second, in whole nanoseconds, rounded up."""
+    """Return the time of an amount at a rate per second, in ns, rounded up."""
     return -(-amount * _SECOND_NS * rate.denominator // rate.numerator)
 
 
 @cache
 def _exact(share: float) -> Fraction:
-    """Return a share as it was written."""
+    """Return a share as the exact fraction of its decimal text."""
     return Fraction(str(share))
 
 
 def layer_cost(costing: Costing, kind: Layer) -> Cost:
-    """Return a layer's time, with what its backward computes again."""
+    """Return a layer's time, including recomputation."""
     model, options, operations = costing.model, costing.options, costing.layer(kind)
     group = layer_ns(costing, experts=kind.experts)
     if options.overlap_tp:
@@ -335,18 +341,18 @@ def layer_cost(costing: Costing, kind: Layer) -> Cost:
         cost = cost.at_least(options.host, apart=bool(options.segments), frozen=model.frozen)
     if model.recompute == "full":
         return cost + Cost(i=cost.f, i_collective=cost.f_collective) if kind.again else cost
-    again = group.again_ns + again_ns(costing, operations, experts=kind.experts)
-    return cost + Cost(i=again, i_collective=group.again_ns)
+    recomputed_ns = group.again_ns + again_ns(costing, operations, experts=kind.experts)
+    return cost + Cost(i=recomputed_ns, i_collective=group.again_ns)
 
 
 def _product_ns(costing: Costing, product: Product) -> int:
-    """Return the time of one product of a layer's."""
+    """Return the time of one matrix product of a layer, in ns."""
     moved = int(product.moved_bytes(costing.model.element_bytes))
     return costing.work_ns(Work(flops=product.flops, size_bytes=moved, products=(product,)), "linear")
 
 
 def again_ns(costing: Costing, operations: Iterable[Operation], *, experts: bool) -> int:
-    """Return what the modules that the backward computes again take, their collectives left out."""
+    """Return the time of recomputed modules, without their collectives."""
     return sum(
         int(costing.work_ns(operation.forward, operation.unit) * again_share(operation.name))
         for operation in operations
@@ -355,16 +361,16 @@ def again_ns(costing: Costing, operations: Iterable[Operation], *, experts: bool
 
 
 def again_share(operation: str) -> float:
-    """Return which part of an operation is computed again with its module: of norms and residual sums, norms."""
+    """Return the share of an operation that is recomputed with its module; residual sums are not recomputed."""
     return _NORMS_OF_TEN / 10 if operation == "norms and residuals" else 1.0
 
 
 def again_of(operation: str, *, experts: bool) -> frozenset[str]:
-    """Return which modules have an operation of a layer in them."""
-    inside = {name for name, operations in _MODULES.items() if operation in operations}
+    """Return the modules that contain an operation of a layer."""
+    modules = {name for name, operations in _MODULES.items() if operation in operations}
     if experts:
-        return frozenset(inside - {"mlp", "mlp_act"})
-    return frozenset(inside & {"mlp", "mlp_act", "core_attn", "mla_up_proj", "layernorm"})
+        return frozenset(modules - {"mlp", "mlp_act"})
+    return frozenset(modules & {"mlp", "mlp_act", "core_attn", "mla_up_proj", "layernorm"})
 
 
 def embedding_cost(costing: Costing) -> Cost:
@@ -386,15 +392,15 @@ def _flops_rate(unit: str, model: Transformer, device: Accelerator) -> Fraction:
 
 
 _HALVES = (("attention projections", "expansion"), ("mlp",))
-"""Operations of a layer's halves whose products are cut; the first ends with the one whose result is summed."""
-_TAKEN = 0.19
-"""What a collective takes of its time from the product beside it: 8.605 ms become 9.251 ms beside one of 3.364 ms
-(the overlap micro-benchmark of the STP paper, on A800)."""
+"""Operations of a layer's halves whose products are split; the last product of the first operation is summed."""
+_SLOWDOWN = 0.19
+"""Slowdown of a product by an overlapped collective, as a share of the overlapped time. A collective of 3.364 ms
+slows a product from 8.605 ms to 9.251 ms (overlap micro-benchmark of the STP paper, on A800)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Beside:
-    """Products of a half beside its collectives."""
+class _Overlap:
+    """Overlap of a half's products with its collectives."""
 
     devices: int
     taken: Callable[[Product], int]
@@ -403,10 +409,10 @@ class _Beside:
         """Return the exposed duration of a collective in pieces, or of the whole one where that is shorter."""
         if not (products and collective_ns):
             return collective_ns
-        piece = self._sum([replace(one, m=-(-one.m // self.devices)) for one in products])
-        step = collective_ns / (self.devices - 1)
-        together = piece + (self.devices - 1) * max(_slowed(piece, step), step)
-        return min(round(together) - self._sum(products), collective_ns)
+        piece_ns = self._sum([replace(product, m=-(-product.m // self.devices)) for product in products])
+        step_ns = collective_ns / (self.devices - 1)
+        total_ns = piece_ns + (self.devices - 1) * max(_slowed(piece_ns, step_ns), step_ns)
+        return min(round(total_ns) - self._sum(products), collective_ns)
 
     def bulk(self, products: Sequence[Product], collective_ns: int) -> int:
         """Return the exposed duration of a collective that overlaps independent products."""
@@ -417,8 +423,8 @@ class _Beside:
         return sum(map(self.taken, products))
 
 
-def _slowed(product_ns: float, beside_ns: float) -> float:
-    return product_ns + _TAKEN * min(product_ns, beside_ns)
+def _slowed(product_ns: float, collective_ns: float) -> float:
+    return product_ns + _SLOWDOWN * min(product_ns, collective_ns)
 
 
 def beside_products(
@@ -429,28 +435,29 @@ def beside_products(
     Args:
         group: the layer's collectives.
         operations: the layer's operations.
-        devices: how many devices the tensor-parallel group has; 1 has none to hide.
+        devices: size of the tensor-parallel group; a group of 1 has no collectives.
         taken: the time of one product in ns.
     """
     if devices == 1:
         return group
-    beside, named = _Beside(devices=devices, taken=taken), {one.name: one for one in operations}
+    overlap = _Overlap(devices=devices, taken=taken)
+    operations_by_name = {operation.name: operation for operation in operations}
     forward, backward = group.forward_ns, group.backward_ns
     for (gather, reduce), names in zip(group.halves_ns, _HALVES, strict=True):
-        found = [named[name] for name in names if name in named]
-        if not found:
+        present = [operations_by_name[name] for name in names if name in operations_by_name]
+        if not present:
             continue
-        through, summed = _split([one.forward.products for one in found])
-        back, back_summed = _split([one.input_gradient.products for one in found])
-        weights, _ = _split([one.weight_gradient.products for one in found])
-        forward += beside.ring(through, gather) + beside.ring(summed, reduce) - gather - reduce
-        backward += beside.ring(back_summed, gather) + beside.bulk(weights, reduce) - gather - reduce
-        if weights:
-            backward += beside.bulk(back, gather)
+        forward_products, forward_summed = _split([operation.forward.products for operation in present])
+        input_products, input_summed = _split([operation.input_gradient.products for operation in present])
+        weight_products, _ = _split([operation.weight_gradient.products for operation in present])
+        forward += overlap.ring(forward_products, gather) + overlap.ring(forward_summed, reduce) - gather - reduce
+        backward += overlap.ring(input_summed, gather) + overlap.bulk(weight_products, reduce) - gather - reduce
+        if weight_products:
+            backward += overlap.bulk(input_products, gather)
     return replace(group, forward_ns=forward, backward_ns=backward)
 
 
 def _split(products: Sequence[Sequence[Product]]) -> tuple[list[Product], list[Product]]:
-    """Return the products behind the gathering, and the one before the sum: the first operation's last."""
-    first, *others = products
-    return [*first[:-1], *(one for products in others for one in products)], list(first[-1:])
+    """Return the products that follow the gather, and the product before the sum: the first operation's last."""
+    first, *following = products
+    return [*first[:-1], *chain.from_iterable(following)], list(first[-1:])

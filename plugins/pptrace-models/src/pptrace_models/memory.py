@@ -1,10 +1,10 @@
 """Memory of weights, optimizer states and activations.
 
-A layer of width h with as many KV heads, an MLP of two matrices of 4h, dropout and score matrices keeps
-34sbh + 5as^2b bytes in bf16 (Korthikanti et al., Reducing Activation Recomputation, 2022), and W keeps the inputs
-and output gradients of its linear layers, 32sbh (Zero Bubble). Tensor parallelism divides all but the norms', the
-column-parallel inputs' and the dropouts' 10sbh; sequence parallelism divides these too. Matrices whose weights are
-frozen keep no inputs.
+A layer of width h with equal numbers of query and KV heads, an MLP of two matrices of 4h, dropout and score
+matrices keeps 34sbh + 5as^2b bytes in bf16 (Korthikanti et al., Reducing Activation Recomputation, 2022). W keeps
+the inputs and output gradients of its linear layers, 32sbh (Zero Bubble). Tensor parallelism divides all of this
+except 10sbh of norms, column-parallel inputs and dropouts, which sequence parallelism divides. Matrices with
+frozen weights keep no inputs.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ _FP32 = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What a layer, an embedding or a head keeps of one microbatch, in bytes."""
+    """Bytes that a layer, an embedding or a head keeps of one microbatch."""
 
     activation: int = 0
-    """From forward to backward."""
+    """Bytes kept from forward to backward."""
     weight_part: int = 0
-    """From the input-gradient backward to the weight-gradient backward."""
+    """Bytes kept from the input-gradient backward to the weight-gradient backward."""
     transient: int = 0
-    """Only while the backward computes the layer again, beyond ``activation``."""
+    """Bytes beyond ``activation`` during the recomputation of the layer."""
 
     def __add__(self, other: Kept) -> Kept:
         return Kept(
@@ -67,41 +67,41 @@ class Kept:
 
 
 def layer_kept(model: Transformer, shard: Shard, *, experts: bool, again: bool = True) -> Kept:
-    """Return what a layer keeps; ``again`` says whether it is computed again where ``recompute`` is full."""
+    """Return the bytes that a layer keeps; ``again`` is whether full recomputation applies to the layer."""
     scores = _scores(model, shard)
-    whole = _between(model, shard) + _attention(model, shard) + _mlp(model, shard, experts=experts) + scores
+    all_bytes = _between(model, shard) + _attention(model, shard) + _mlp(model, shard, experts=experts) + scores
     weight_part = 0 if model.frozen else _weight_part(model, shard, experts=experts)
-    kept = whole - _freed(model, shard, experts=experts)
+    kept_bytes = all_bytes - _freed(model, shard, experts=experts)
     if model.recompute == "full" and again:
-        kept = shard.split_tokens * model.hidden * model.element_bytes
-    return Kept(activation=kept, weight_part=weight_part, transient=whole - kept)
+        kept_bytes = shard.split_tokens * model.hidden * model.element_bytes
+    return Kept(activation=kept_bytes, weight_part=weight_part, transient=all_bytes - kept_bytes)
 
 
 def grouped(layers: Sequence[Kept], size: int) -> list[Kept]:
-    """Return what each ``size`` layers keep that are computed again together: the input of the first."""
-    found = []
+    """Return the bytes kept by groups of ``size`` layers that are recomputed together: the input of the first."""
+    groups = []
     for first in range(0, len(layers), size):
         group = layers[first : first + size]
-        whole = sum(kept.activation + kept.transient for kept in group)
+        all_bytes = sum(kept.activation + kept.transient for kept in group)
         kept = group[0].activation
-        part = sum(kept.weight_part for kept in group)
-        found.append(Kept(activation=kept, weight_part=part, transient=whole - kept))
-    return found
+        weight_part = sum(kept.weight_part for kept in group)
+        groups.append(Kept(activation=kept, weight_part=weight_part, transient=all_bytes - kept))
+    return groups
 
 
 def prediction_kept(model: Transformer, shard: Shard) -> Kept:
-    """Return what a module of multi-token prediction keeps beside its layer: inputs of norms and projection."""
+    """Return the bytes kept by multi-token prediction without its layer: inputs of norms and projection."""
     row = shard.split_tokens * model.hidden * model.element_bytes
     return Kept(activation=4 * row, weight_part=3 * row)
 
 
 def embedding_kept(model: Transformer, shard: Shard) -> Kept:
-    """Return what the embedding keeps: a dropout mask, where there is one."""
+    """Return the bytes that the embedding keeps: a dropout mask, if dropout is on."""
     return Kept(activation=shard.split_tokens * model.hidden * model.dropout)
 
 
 def head_kept(model: Transformer, shard: Shard) -> Kept:
-    """Return what the last stage keeps behind its layers: inputs of final norm and LM head, and fp32 logits."""
+    """Return the bytes kept after the last layer: inputs of final norm and LM head, and fp32 logits."""
     row = shard.split_tokens * model.hidden * model.element_bytes
     logits = shard.tokens * shard.vocabulary
     if model.frozen:
@@ -119,14 +119,14 @@ def _between(model: Transformer, shard: Shard) -> int:
 
 
 def _attention(model: Transformer, shard: Shard) -> int:
-    """Return queries, keys, values and output, and what latent attention compresses, on both sides of norms."""
+    """Return the bytes of queries, keys, values and output, and of compressed tensors before and after norms."""
     compressed = _inputs(model, 2) * (model.query_rank + model.kv_rank) * shard.split_tokens
     output = shard.output if model.flash_attention or not model.frozen else 0
     return (shard.tokens * (_expanded(shard) + output) + compressed) * model.element_bytes
 
 
 def _inputs(model: Transformer, tensors: int) -> int:
-    """Return tensors without the one that a matrix reads, which only a gradient of its weights asks for."""
+    """Return a number of kept tensors, without the input of a frozen matrix, which only weight gradients need."""
     return tensors - model.frozen
 
 
@@ -135,7 +135,7 @@ def _expanded(shard: Shard) -> int:
 
 
 def _freed(model: Transformer, shard: Shard, *, experts: bool) -> int:
-    """Return the bytes of what modules that are computed again do not keep."""
+    """Return the bytes that recomputed modules do not keep."""
     mlp = _mlp(model, shard, experts=experts)
     freed = {
         "core_attn": _scores(model, shard),
@@ -147,9 +147,9 @@ def _freed(model: Transformer, shard: Shard, *, experts: bool) -> int:
         "moe_act": shard.routed * shard.expert_ffn * model.element_bytes if experts and not model.frozen else 0,
         "shared_experts": _shared_activation_bytes(model, shard) if experts else 0,
     }
-    within = {"moe_act", "shared_experts"} if "moe" in model.again else set()
-    within |= {"mlp_act"} if "mlp" in model.again else set()
-    return sum(freed[name] for name in model.again - within)
+    contained = {"moe_act", "shared_experts"} if "moe" in model.again else set()
+    contained |= {"mlp_act"} if "mlp" in model.again else set()
+    return sum(freed[name] for name in model.again - contained)
 
 
 def _scores(model: Transformer, shard: Shard) -> int:
@@ -173,15 +173,15 @@ def _shared_activation_bytes(model: Transformer, shard: Shard) -> int:
 
 
 def _weight_part(model: Transformer, shard: Shard, *, experts: bool) -> int:
-    """Return inputs and output gradients of a layer's matrices."""
-    # Inputs of column-parallel and output gradients of row-parallel matrices lie between the regions.
+    """Return the bytes of inputs and output gradients of a layer's matrices."""
+    # Inputs of column-parallel and output gradients of row-parallel matrices are between tensor-parallel regions.
     between = shard.split_tokens * model.hidden * (3 if experts else 4)
     attention = shard.tokens * (_expanded(shard) + shard.output)
     attention += 2 * (model.query_rank + model.kv_rank) * shard.split_tokens
     if experts:
         routed = shard.routed * (model.matrices * shard.expert_ffn + 2 * model.hidden)
-        visited = routed + shard.split_tokens * model.num_experts
-        return (between + attention + visited) * model.element_bytes + _shared_activation_bytes(model, shard)
+        expert_inputs = routed + shard.split_tokens * model.num_experts
+        return (between + attention + expert_inputs) * model.element_bytes + _shared_activation_bytes(model, shard)
     return (between + attention + shard.tokens * model.matrices * shard.ffn) * model.element_bytes
 
 
@@ -191,16 +191,16 @@ _GRADIENTS, _WEIGHTS = 2, 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Parameters on one device."""
+    """Numbers of parameters on one device."""
 
     dense: int = 0
-    """Those that each data and context parallel replica holds."""
+    """Trained parameters with a replica on each data and context parallel device."""
     experts: int = 0
-    """Those of experts, which fewer replicas hold."""
+    """Trained parameters of experts, which have fewer replicas."""
     frozen: int = 0
-    """Those that are not trained, which the replicas of dense ones hold: weights alone."""
+    """Frozen parameters, with the replicas of dense ones and without gradients."""
     frozen_experts: int = 0
-    """Those of experts that are not trained."""
+    """Frozen parameters of experts."""
 
     def __add__(self, other: Held) -> Held:
         return Held(
@@ -209,20 +209,20 @@ class Held:
         )  # fmt: skip
 
     def untrained(self) -> Held:
-        """Return the same with nothing trained."""
+        """Return the same parameters, all frozen."""
         return Held(frozen=self.dense + self.frozen, frozen_experts=self.experts + self.frozen_experts)
 
     def trained(self) -> int:
-        """Return those that are trained."""
+        """Return the number of trained parameters."""
         return self.dense + self.experts
 
     def total(self) -> int:
-        """Return all of them."""
+        """Return the number of all parameters."""
         return self.trained() + self.frozen + self.frozen_experts
 
 
 def layer_held(model: Transformer, shard: Shard, *, experts: bool) -> Held:
-    """Return a layer's parameters; norms, routers and what compresses are on every tensor-parallel device."""
+    """Return a layer's parameters; norms, routers and compressions are on every tensor-parallel device."""
     dense = 2 * _norm(model) + model.query_rank + model.kv_rank
     routed = 0
     for matrix in linears(model, shard, experts=experts):
@@ -235,7 +235,7 @@ def layer_held(model: Transformer, shard: Shard, *, experts: bool) -> Held:
 
 
 def prediction_held(model: Transformer, shard: Shard) -> Held:
-    """Return what a module of multi-token prediction has beside its layer's: a projection and three norms."""
+    """Return the parameters of a multi-token prediction module without its layer: a projection and three norms."""
     return Held(dense=2 * model.hidden * model.hidden // shard.tp + 3 * _norm(model))
 
 
@@ -245,20 +245,20 @@ def embedding_held(model: Transformer, shard: Shard) -> Held:
 
 
 def head_held(model: Transformer, shard: Shard, *, with_embedding: bool) -> Held:
-    """Return the final norm's and the LM head's, which shares a tied embedding's on the same stage."""
+    """Return the parameters of final norm and LM head, which shares a tied embedding on the same stage."""
     shared = model.tied_embeddings and with_embedding
     return Held(dense=_norm(model) + model.hidden * (0 if shared else shard.vocabulary))
 
 
 def state(costing: Costing, held: Held, *, gathered: Held, reduced: Held | None) -> dict[str, int]:
-    """Return a stage's training state on one device, in bytes, and what a step does with it, in ns.
+    """Return a stage's training state on one device, in bytes, and the times of its reduction and update, in ns.
 
     Args:
-        costing: what times depend on.
+        costing: the inputs of times.
         held: the stage's parameters.
-        gathered: the most of those whose sharded weights are gathered at once.
-        reduced: the most of those whose gradients are there before they are added to this device's share; None
-            where all are reduced at once, and then the share takes their place.
+        gathered: the most parameters with gathered weights at once, if weights are sharded.
+        reduced: the most parameters with unreduced gradients at once; None if all are reduced together, and the
+            device's share then replaces the unreduced gradients.
     """
     model, shard, options = costing.model, costing.shard, costing.options
     master = model.precision != "fp32"
@@ -266,20 +266,21 @@ def state(costing: Costing, held: Held, *, gathered: Held, reduced: Held | None)
     gradient, count = gradient_bytes(options), held.trained()
     owned = _owned(shard, held) if options.zero else count
     shards_gradients, shards_weights = options.zero >= _GRADIENTS, options.zero >= _WEIGHTS
-    # Read the gradient, read and write moments and main weights, write the weights that the model multiplies,
-    # which are read, too, where main weights are but what they lack.
+    # Read the gradient, read and write moments and main weights, write the model's weights. Read these as well if
+    # main weights have only the remaining bits.
     passes = 2 if not master or options.main_params == "remainder" else 1
     touched = gradient + 2 * kept + passes * model.element_bytes
     frozen = held.frozen + held.frozen_experts
-    renewed = held
+    gathered_each_step = held
     if shards_weights:
         frozen = _owned(shard, Held(dense=held.frozen, experts=held.frozen_experts))
-        renewed = Held(dense=held.dense + held.frozen, experts=held.experts + held.frozen_experts)
-    unshard_ns = unreduced = 0
+        gathered_each_step = Held(dense=held.dense + held.frozen, experts=held.experts + held.frozen_experts)
+    unshard_ns = unreduced_count = 0
     if shards_gradients:
-        unshard_ns = _replicas_ns(costing.groups, renewed, [("all-gather", model.element_bytes)])
-        waiting = replace(reduced, frozen=0, frozen_experts=0) if reduced else None
-        unreduced = _shared_held_bytes(shard, waiting) if waiting else count - owned
+        unshard_ns = _replicas_ns(costing.groups, gathered_each_step, [("all-gather", model.element_bytes)])
+        unreduced_count = count - owned
+        if reduced:
+            unreduced_count = _shared_held_bytes(shard, replace(reduced, frozen=0, frozen_experts=0))
     return {
         "weights_bytes": ((owned if shards_weights else count) + frozen) * model.element_bytes,
         "gradients_bytes": (owned if shards_gradients else count) * gradient,
@@ -288,7 +289,7 @@ def state(costing: Costing, held: Held, *, gathered: Held, reduced: Held | None)
         "optimizer_ns": _update_ns(costing.device, owned * touched),
         "unshard_ns": unshard_ns,
         "gathered_bytes": _shared_held_bytes(shard, gathered) * model.element_bytes if shards_weights else 0,
-        "unreduced_bytes": unreduced * gradient,
+        "unreduced_bytes": unreduced_count * gradient,
     }
 
 
@@ -298,13 +299,13 @@ def _owned(shard: Shard, held: Held) -> int:
 
 
 def _shared_held_bytes(shard: Shard, held: Held) -> int:
-    """Return the parameters that other devices hold, too."""
+    """Return the number of parameters with replicas on other devices."""
     dense, experts = held.dense + held.frozen, held.experts + held.frozen_experts
     return dense * (shard.replicas > 1) + experts * (shard.expert_replicas > 1)
 
 
 def accumulation_ns(costing: Costing, held: Held) -> int:
-    """Return the time to add up a microbatch's gradients by kernels of their own."""
+    """Return the time to accumulate a microbatch's gradients in separate kernels, in ns; 0 if fused."""
     if costing.options.accumulation == "fused":
         return 0
     size = costing.model.element_bytes + 2 * gradient_bytes(costing.options)
@@ -312,10 +313,10 @@ def accumulation_ns(costing: Costing, held: Held) -> int:
 
 
 def pending_bytes(model: Transformer, options: RooflineOptions, held: Held) -> int:
-    """Return the bytes of a stage's gradients that are there, at its backward's end, until they are added up.
+    """Return the bytes of a stage's pending gradients at the end of a backward, before accumulation.
 
-    PyTorch adds a gradient in the precision of its weight to the one before as it comes. Frameworks whose buffers
-    are in FP32 keep the gradients of all weights until the backward is done, then add and free them (nanotron's
+    PyTorch immediately accumulates gradients in the precision of the weights. Frameworks with FP32 buffers keep
+    the gradients of all weights until the end of the backward, then accumulate and free them (nanotron's
     ``FP32GradientAccumulator.backward``, DeepSpeed's ``BF16_Optimizer.update_hp_grads``).
     """
     if options.accumulation == "fused" or gradient_bytes(options) == model.element_bytes:
@@ -324,9 +325,9 @@ def pending_bytes(model: Transformer, options: RooflineOptions, held: Held) -> i
 
 
 def dummy_bytes(model: Transformer, shard: Shard, layers: Iterable[Layer]) -> int:
-    """Return the bytes of tensors in place of gradients: one for each shape of these layers' matrices.
+    """Return the bytes of dummy gradients: one tensor for each shape of these layers' matrices.
 
-    Routers and the LM head are none of Transformer Engine's modules.
+    Routers and the LM head are not modules of Transformer Engine, so they have no dummy gradients.
     """
     shapes = {
         (matrix.inputs, matrix.outputs)
@@ -338,7 +339,10 @@ def dummy_bytes(model: Transformer, shard: Shard, layers: Iterable[Layer]) -> in
 
 
 def _reduce_ns(costing: Costing, held: Held) -> int:
-    """Reduce gradients; with ZeRO 1 scatter them and gather the weights, with 2 and 3 scatter them."""
+    """Return the time to reduce gradients, in ns: an all-reduce, or with ZeRO a reduce-scatter.
+
+    With ZeRO 1, an all-gather of the weights follows.
+    """
     options, gradient = costing.options, gradient_bytes(costing.options)
     if not options.zero:
         return _replicas_ns(costing.groups, held, [("all-reduce", gradient)])
@@ -347,7 +351,7 @@ def _reduce_ns(costing: Costing, held: Held) -> int:
 
 
 def _replicas_ns(groups: Groups, held: Held, parts: Sequence[tuple[str, int]]) -> int:
-    """Return the time of collectives, with bytes of a parameter, of dense parameters and then of experts."""
+    """Return the time of collectives, each with its bytes per parameter, of dense parameters and of experts."""
     if not held.trained() and held.total():
         return 0
     return sum(

@@ -38,16 +38,16 @@ __all__ = ["build", "notes_of"]
 _LARGEST = 2**62
 _NS = 10**9
 _BUFFERED = 2
-"""Layers whose weights are there at once where each is gathered for itself: one computes, the next is gathered."""
+"""Layers with gathered weights at once, if each layer is gathered separately: the current and the next layer."""
 
 
 def build(request: CostRequest) -> Workload:
     """Build the costs of one step.
 
     Raises:
-        ConfigError: a key or value of the model, the device or the options that cannot be used.
-        ConstraintError: parallel sizes that the model cannot take, with the nearest that it can.
-        CostError: times or sizes that are too large to be counted.
+        ConfigError: an invalid key or value of the model, the device or the options.
+        ConstraintError: parallel sizes that do not fit the model, with the nearest possible ones.
+        CostError: times or sizes that exceed the integer range.
     """
     model = checked(Transformer, request.model, "model")
     options = checked(RooflineOptions, request.options, "costs.options")
@@ -63,15 +63,15 @@ def build(request: CostRequest) -> Workload:
     kept = job.kept()
     costings = {device: job.costing(device) for device in devices.distinct}
     of_stages = tuple(costings[device] for device in devices.of_stages)
-    columns = job.columns(of_stages, [own.activation for own in kept])
+    kept_bytes = [stage_kept.activation for stage_kept in kept]
+    columns = job.columns(of_stages, kept_bytes)
     columns |= {
-        "activation_bytes": [own.activation for own in kept],
-        "weight_activation_bytes": [own.weight_part for own in kept],
+        "activation_bytes": kept_bytes,
+        "weight_activation_bytes": [stage_kept.weight_part for stage_kept in kept],
     }
     passed = job.passed()
     back = job.passed_back(passed)
-    kept_bytes = columns["activation_bytes"]
-    columns["checkpoint_bytes"] = [min(own, size) for own, size in zip([0, *passed[:-1]], kept_bytes, strict=True)]
+    columns["checkpoint_bytes"] = list(map(min, [0, *passed[:-1]], kept_bytes))
     _check_range([*(value for column in columns.values() for value in column), *passed])
     arrays: dict[str, Any] = {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
     sequences = request.global_batch or request.microbatches * request.micro * request.dp
@@ -143,21 +143,21 @@ class _Job:
     tower: Tower | None
 
     def costing(self, device: Accelerator) -> Costing:
-        """Return what times on a device depend on."""
+        """Return the inputs of times on a device."""
         return Costing(
             model=self.model, shard=self.part, device=device, options=self.options,
             groups=groups_of(self.request, self.part, device, self.options),
         )  # fmt: skip
 
     def columns(self, costings: Sequence[Costing], kept: Sequence[int]) -> dict[str, list[int]]:
-        """Return times and training state of each stage, as on its device."""
-        known: dict[tuple[int, Stage], dict[str, int]] = {}
+        """Return times in ns and training state in bytes of each stage, on its device."""
+        values_by_stage: dict[tuple[int, Stage], dict[str, int]] = {}
         for costing in {id(costing): costing for costing in costings}.values():
-            here = [stage for own, stage in zip(costings, self.stages, strict=True) if own is costing]
-            stages = list(dict.fromkeys(here))
+            pairs = zip(costings, self.stages, strict=True)
+            stages = list(dict.fromkeys(stage for stage_costing, stage in pairs if stage_costing is costing))
             for stage, times in zip(stages, self._times(costing, stages), strict=True):
-                known[id(costing), stage] = {**times, **self._state(costing, stage)}
-        rows = [known[id(costing), stage] for costing, stage in zip(costings, self.stages, strict=True)]
+                values_by_stage[id(costing), stage] = {**times, **self._state(costing, stage)}
+        rows = [values_by_stage[id(costing), stage] for costing, stage in zip(costings, self.stages, strict=True)]
         columns = {name: [row[name] for row in rows] for name in rows[0]}
         rates = [costing.device.host_bandwidth for costing in costings]
         copies = [-(-size * _NS // rate) if rate else 0 for size, rate in zip(kept, rates, strict=True)]
@@ -172,17 +172,20 @@ class _Job:
         )  # fmt: skip
         without_backward = [0] * len(stages)
         if self.tower:
-            front = self.tower.costs(costing)
-            items = in_front(items, stages, *front)
-            once = [0 if self.tower.has_backward(projector=of) else front[of].f for of in (False, True)]
-            without_backward = [sum(own) for own in in_front([[0] for _ in stages], stages, *once)]
+            tower_costs = self.tower.costs(costing)
+            items = in_front(items, stages, *tower_costs)
+            tower_forward_ns = [
+                0 if self.tower.has_backward(projector=projector) else tower_costs[projector].f
+                for projector in (False, True)
+            ]
+            without_backward = list(map(sum, in_front([[0] for _ in stages], stages, *tower_forward_ns)))
         return [
-            self._stage_times(costing, stage, summed(Cost(), own), once_ns)
-            for stage, own, once_ns in zip(stages, items, without_backward, strict=True)
+            self._stage_times(costing, stage, summed(Cost(), stage_items), once_ns)
+            for stage, stage_items, once_ns in zip(stages, items, without_backward, strict=True)
         ]
 
     def _stage_times(self, costing: Costing, stage: Stage, cost: Cost, once_ns: int) -> dict[str, int]:
-        """Return the times of a stage of some cost; ``once_ns`` is the part of forwards without a backward."""
+        """Return the times of a stage in ns; ``once_ns`` is the part of the forward without a backward."""
         host_ns = stage_host_ns(self.options, stage)
         cost = cost.at_least(host_ns, apart=bool(self.options.segments), frozen=self.model.frozen)
         added = memory.accumulation_ns(costing, self.held(stage))
@@ -199,7 +202,7 @@ class _Job:
         }
 
     def kept(self) -> list[memory.Kept]:
-        """Return what each stage keeps of a microbatch."""
+        """Return the bytes that each stage keeps of a microbatch."""
         model, part, stages = self.model, self.part, tuple(dict.fromkeys(self.stages))
 
         def layer(kind: Layer) -> memory.Kept:
@@ -210,43 +213,45 @@ class _Job:
             prediction=memory.prediction_kept(model, part), head=memory.head_kept(model, part),
         )  # fmt: skip
         if model.recompute_method == "uniform":
-            for stage, own in zip(stages, items, strict=True):
+            for stage, stage_items in zip(stages, items, strict=True):
                 layers = slice(int(stage.embedding), int(stage.embedding) + len(stage.layers))
-                own[layers] = memory.grouped(own[layers], model.recompute_num_layers or 1)
+                stage_items[layers] = memory.grouped(stage_items[layers], model.recompute_num_layers or 1)
         if self.tower:
             items = in_front(items, stages, *self.tower.kept())
-        once = {stage: summed(memory.Kept(), own) for stage, own in zip(stages, items, strict=True)}
-        return [once[stage] for stage in self.stages]
+        kept_by_stage = {
+            stage: summed(memory.Kept(), stage_items) for stage, stage_items in zip(stages, items, strict=True)
+        }
+        return [kept_by_stage[stage] for stage in self.stages]
 
     def passed(self) -> list[int]:
-        """Return the bytes of a microbatch that each stage passes on."""
+        """Return the bytes of a microbatch that each stage sends to the next."""
         part, tower = self.part, self.tower
         boundary = part.split_tokens * self.model.hidden * self.model.element_bytes
         if self.options.scatter_gather and part.split_tokens == part.tokens:
             boundary = -(-boundary // part.tp)
         if tower is None or not tower.encoder.stages:
             return [boundary for _ in self.stages]
-        first = tower.encoder.stages
+        encoder_stages = tower.encoder.stages
         return [
-            tower.boundary_bytes(last=stage.projector) if at < first else boundary
-            for at, stage in enumerate(self.stages)
+            tower.boundary_bytes(last=stage.projector) if index < encoder_stages else boundary
+            for index, stage in enumerate(self.stages)
         ]
 
     def passed_back(self, passed: Sequence[int]) -> list[int]:
-        """Return the bytes of a microbatch's gradient that each stage is sent: 0 where it needs none."""
-        own = self.tower.encoder.stages if self.tower else 0
+        """Return the bytes of a microbatch's gradient that each stage receives; 0 if it needs none."""
+        encoder_stages = self.tower.encoder.stages if self.tower else 0
         return [
-            0 if self.tower and at < own and not self.tower.reaches_back(stage) else size
-            for at, (stage, size) in enumerate(zip(self.stages, passed, strict=True))
+            0 if self.tower and index < encoder_stages and not self.tower.reaches_back(stage) else size
+            for index, (stage, size) in enumerate(zip(self.stages, passed, strict=True))
         ]
 
     def flops(self, sequences: int) -> int:
         """Return the model FLOPs of a step."""
-        own = step_flops(self.model, sequences, self.request.sequence)
-        return own + (self.tower.flops(sequences) if self.tower else 0)
+        decoder_flops = step_flops(self.model, sequences, self.request.sequence)
+        return decoder_flops + (self.tower.flops(sequences) if self.tower else 0)
 
     def listing(self, costings: tuple[Costing, ...], columns: Mapping[str, Sequence[int]]) -> Listing:
-        """Return what lists the kernels of the stages' actions when somebody asks."""
+        """Return the lazy list of the kernels of the stages' actions."""
         return Listing(
             costings=costings, stages=tuple(self.stages), tower=self.tower,
             taken_ns=tuple(tuple(columns[f"{kind.name.lower()}_ns"]) for kind in PASSES),
@@ -254,7 +259,7 @@ class _Job:
         )  # fmt: skip
 
     def segments(self, costings: Sequence[Costing]) -> dict[Kind, list[tuple[Segment, ...]]]:
-        """Return the segments of each stage's actions by kind, as on its device."""
+        """Return the segments of each stage's actions by kind, on its device."""
         by_stage = [
             stage_segments(costing, self.tower, stage)
             for costing, stage in zip(costings, self.stages, strict=True)
@@ -266,15 +271,15 @@ class _Job:
         return summed(memory.Held(), self._held_items(stage))
 
     def beyond_bytes(self, kept: Sequence[Kept]) -> int:
-        """Return the most that a backward has at once beyond what the forward kept and the buffers of gradients.
+        """Return the peak bytes of a backward beyond the activations of the forward and the gradient buffers.
 
-        At its beginning that is a layer that is computed again. Towards its end, gradients that are still to be
-        added up have taken the place of the microbatch's activations. Tensors in place of gradients stay.
+        At its start, this is a recomputed layer. At its end, pending gradients have replaced the activations of
+        the microbatch. Dummy gradients stay in memory.
 
         Args:
-            kept: what each stage keeps of a microbatch.
+            kept: the bytes that each stage keeps of a microbatch.
         """
-        return max(self._beyond(stage, own) for stage, own in {*zip(self.stages, kept, strict=True)})
+        return max(self._beyond(stage, stage_kept) for stage, stage_kept in {*zip(self.stages, kept, strict=True)})
 
     def _beyond(self, stage: Stage, kept: Kept) -> int:
         pending = memory.pending_bytes(self.model, self.options, self.held(stage))
@@ -283,7 +288,7 @@ class _Job:
         return kept.transient + max(0, pending - kept.activation) + dummies
 
     def _state(self, costing: Costing, stage: Stage) -> dict[str, int]:
-        """Return the training state of a stage: bytes, and what reductions, gathers and updates take in ns."""
+        """Return the training state of a stage in bytes, and its reductions, gathers and updates in ns."""
         items = self._held_items(stage)
         held = summed(memory.Held(), items)
         gathered, reduced = (
@@ -297,19 +302,22 @@ class _Job:
         )  # fmt: skip
 
     def _held_items(self, stage: Stage) -> list[memory.Held]:
-        """Return the parameters of each item of a stage; modules of multi-token prediction embed tokens, too."""
+        """Return the parameters of each item of a stage.
+
+        A stage with multi-token prediction has a copy of the embedding.
+        """
         model, part = self.model, self.part
 
-        def own(held: memory.Held) -> memory.Held:
+        def freeze(held: memory.Held) -> memory.Held:
             return held.untrained() if model.frozen else held
 
         def layer(kind: Layer) -> memory.Held:
-            return own(memory.layer_held(model, part, experts=kind.experts))
+            return freeze(memory.layer_held(model, part, experts=kind.experts))
 
-        embedding = own(memory.embedding_held(model, part))
+        embedding = freeze(memory.embedding_held(model, part))
         (items,) = items_of(
             model, [stage], layer=layer, embedding=embedding, prediction=memory.prediction_held(model, part),
-            head=own(memory.head_held(model, part, with_embedding=stage.embedding)), heads=1,
+            head=freeze(memory.head_held(model, part, with_embedding=stage.embedding)), heads=1,
         )  # fmt: skip
         copied = [embedding] if stage.mtp > 0 and not stage.embedding else []
         if self.tower:
@@ -331,7 +339,7 @@ def _check_range(values: Sequence[int]) -> None:
 def notes_of(
     model: Transformer, devices: Devices, options: RooflineOptions, request: CostRequest
 ) -> tuple[str, ...]:
-    """Return one sentence each."""
+    """Return notes on the assumptions of the costs, one sentence each."""
     skipped = model.causal and model.flash_attention
     memory_kept = f"{format_size(options.reserved)} reserved"
     if options.fragmentation:
@@ -358,7 +366,7 @@ def notes_of(
 
 
 def _adam(options: RooflineOptions) -> str:
-    """Return the optimizer with the precisions of its main weights and moments, one where they are the same."""
+    """Return the name of the optimizer with the precisions of main weights and moments, once if they are equal."""
     kept = [options.main_params or "fp32", options.exp_avg or "fp32", options.exp_avg_sq or "fp32"]
     return f"Adam in {kept[0] if len(set(kept)) == 1 else ', '.join(kept)}"
 

@@ -1,10 +1,11 @@
-"""Segments of actions: computation and collectives apart.
+"""Segments of actions, with separate computation and collectives.
 
-A layer is two halves, and a backward takes them in reverse: the part for the input, its collective, and beside
-that the part for the weights. With experts, tokens are dispatched before the second half and combined behind it;
-the router counts to the first. Norms and residual sums are half in each. With context parallelism, projecting
-queries, keys and values stands apart from the attention that waits for the gathered ones. What takes no time is
-left out. Durations sum to what :mod:`pptrace_models.layer_times` says.
+A layer has two halves, and a backward runs them in reverse. Each half has the input gradient, its collective and,
+overlapped with the collective, the weight gradient. With experts, tokens are dispatched before the second half and
+combined after it; the router belongs to the first half. Each half has half of the norms and residual sums. With
+context parallelism, the projections of queries, keys and values are separate from the attention, which waits for
+the gathered keys and values. Parts without duration are left out. Durations sum to the times of
+:mod:`pptrace_models.layer_times`.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ _ATTENTION = {"attention projections", "attention core", "rotary embedding", "co
 def stage_segments(costing: Costing, tower: Tower | None, stage: Stage) -> dict[Kind, tuple[Segment, ...]]:
     """Return the segments of a stage's actions by kind.
 
-    What the host takes to issue a forward beyond computation comes first, as ``host``.
+    The first segment, ``host``, is the time to issue kernels beyond the time of their computation.
 
     Args:
-        costing: what times depend on.
-        tower: the encoder in front, where there is one.
-        stage: what lies on it.
+        costing: model, device and options that times depend on.
+        tower: the encoder before the decoder, if any.
+        stage: layers and other items of the stage.
     """
     options = costing.options
     (order,) = units = items_of(
@@ -50,22 +51,22 @@ def stage_segments(costing: Costing, tower: Tower | None, stage: Stage) -> dict[
     )  # fmt: skip
     if tower:
         (order,) = in_front(units, [stage], _encoder(costing, tower), _projector(costing, tower))
-    forward = [part for one in order for part in one.forward]
-    backward = [part for one in reversed(order) for part in one.backward]
+    forward = [part for unit in order for part in unit.forward]
+    backward = [part for unit in reversed(order) for part in unit.backward]
     computed = _computed(forward, backward)
     waits = computed.host_waits(stage_host_ns(options, stage), frozen=costing.model.frozen)
     forward.insert(0, Part("host", waits.f))
     backward[:0] = (Part("host", waits.i), Part("host-weight", waits.w, for_weights=True))
-    found = {
+    segments = {
         Kind.F: _chained(forward),
         Kind.B: _chained(backward, delay_wgrad=options.delay_wgrad),
         Kind.I: _chained([part for part in backward if not part.for_weights]),
         Kind.W: _chained([part._replace(for_weights=False) for part in backward if part.for_weights]),
     }
     if costing.model.recompute != "full":
-        again = [part for one in order if one.backward for part in one.forward]
-        found[Kind.RECOMPUTE] = _chained([forward[0], *again])
-    return found
+        recomputed = [part for unit in order if unit.backward for part in unit.forward]
+        segments[Kind.RECOMPUTE] = _chained([forward[0], *recomputed])
+    return segments
 
 
 def is_attention(operation: str) -> bool:
@@ -74,85 +75,94 @@ def is_attention(operation: str) -> bool:
 
 
 def _chained(parts: Sequence[Part], *, delay_wgrad: bool = True) -> tuple[Segment, ...]:
-    """Return parts one behind the other, but those for weights beside what follows the input part before them.
+    """Return parts as a chain of segments; weight gradients overlap with the parts after their input gradient.
 
     Without ``delay_wgrad``, exchanges and the action's result wait for the weight gradients before them.
     """
-    found: list[Segment] = []
-    behind: list[int] = []
-    weights: list[int] = []
-    computed = 0
+    segments: list[Segment] = []
+    last_indexes: list[int] = []
+    weight_indexes: list[int] = []
+    last_computation = 0
     for part in parts:
         if not part.ns:
             continue
-        needs = (computed,) if part.for_weights and found else tuple(behind)
+        needs = (last_computation,) if part.for_weights and segments else tuple(last_indexes)
         if part.for_weights and not delay_wgrad:
-            weights.append(len(found))
+            weight_indexes.append(len(segments))
         elif part.stream is Stream.EXPERT_PARALLEL:
-            needs, weights = (*needs, *weights), []
+            needs, weight_indexes = (*needs, *weight_indexes), []
         if not part.for_weights:
-            behind = [len(found)]
-            computed = len(found) if part.stream is Stream.COMPUTE else computed
-        found.append(Segment(name=part.name, duration_ns=part.ns, stream=part.stream, needs=needs or None))
-    for place in (*behind, *weights):
-        found[place] = replace(found[place], result=True)
-    if not any(one.is_computation for one in found):
-        return (*found, Segment(name="nothing"))
-    return tuple(found)
+            last_indexes = [len(segments)]
+            last_computation = len(segments) if part.stream is Stream.COMPUTE else last_computation
+        segments.append(Segment(name=part.name, duration_ns=part.ns, stream=part.stream, needs=needs or None))
+    for index in (*last_indexes, *weight_indexes):
+        segments[index] = replace(segments[index], result=True)
+    if not any(segment.is_computation for segment in segments):
+        return (*segments, Segment(name="nothing"))
+    return tuple(segments)
 
 
 def _layer(costing: Costing, kind: Layer) -> Unit:
     model, options, operations = costing.model, costing.options, costing.layer(kind)
-    each = layer_times.layer_collectives(costing, experts=kind.experts)
-    norms = costing.cost(one for one in operations if one.name == "norms and residuals")
-    own = costing.cost(one for one in operations if one.name in _ATTENTION) + norms.share(1, 2)
-    whole = costing.cost(operations)
-    waits = whole.host_waits(options.host if kind.experts else 0, frozen=model.frozen)
-    if whole.f and whole.i:
-        own += Cost(
-            f=waits.f * own.f // whole.f, i=waits.i * own.i // whole.i, w=waits.w * own.w // max(whole.w, 1)
+    collectives = layer_times.layer_collectives(costing, experts=kind.experts)
+    norms = costing.cost(operation for operation in operations if operation.name == "norms and residuals")
+    attention = costing.cost(operation for operation in operations if operation.name in _ATTENTION) + norms.share(
+        1, 2
+    )
+    layer = costing.cost(operations)
+    waits = layer.host_waits(options.host if kind.experts else 0, frozen=model.frozen)
+    if layer.f and layer.i:
+        attention += Cost(
+            f=waits.f * attention.f // layer.f,
+            i=waits.i * attention.i // layer.i,
+            w=waits.w * attention.w // max(layer.w, 1),
         )
-    inner = whole + waits - own
+    second_half = layer + waits - attention
     name = "experts" if kind.experts else "mlp"
     split = costing.shard.is_split
-    gather, reduce = tensor_parallel(each.gather_ns, each.reduce_ns, split=split)
-    second_gather, second_reduce = tensor_parallel(each.second_gather_ns, each.second_reduce_ns, split=split)
-    keys = Part("key-value-gather", each.keys_ns, Stream.CONTEXT_PARALLEL)
-    key_gradients = Part("key-value-scatter", each.key_gradients_ns, Stream.CONTEXT_PARALLEL)
-    dispatch, combine = (Part(way, each.exchange_ns, Stream.EXPERT_PARALLEL) for way in ("dispatch", "combine"))
-    before = _projections(costing, operations) + norms.share(1, 2) if each.keys_ns else Cost()
-    rest = own - before
-    second = (dispatch, second_gather, Part(name, inner.f), second_reduce, combine)
-    forward = (gather, Part("projections", before.f), keys, Part("attention", rest.f), reduce, *second)
-    once_more = _again(costing, kind, operations, forward, second)
-    weight = Part(f"{name}-weight", inner.w, for_weights=True)
+    gather, reduce = tensor_parallel(collectives.gather_ns, collectives.reduce_ns, split=split)
+    second_gather, second_reduce = tensor_parallel(
+        collectives.second_gather_ns, collectives.second_reduce_ns, split=split
+    )
+    keys = Part("key-value-gather", collectives.keys_ns, Stream.CONTEXT_PARALLEL)
+    key_gradients = Part("key-value-scatter", collectives.key_gradients_ns, Stream.CONTEXT_PARALLEL)
+    dispatch, combine = (
+        Part(name, collectives.exchange_ns, Stream.EXPERT_PARALLEL) for name in ("dispatch", "combine")
+    )
+    projections = _projections(costing, operations) + norms.share(1, 2) if collectives.keys_ns else Cost()
+    core = attention - projections
+    second = (dispatch, second_gather, Part(name, second_half.f), second_reduce, combine)
+    forward = (gather, Part("projections", projections.f), keys, Part("attention", core.f), reduce, *second)
+    recomputed = _recomputed_parts(costing, kind, operations, forward, second)
+    weight = Part(f"{name}-weight", second_half.w, for_weights=True)
     backward = (
-        combine, second_gather, Part(f"{name}-input", inner.i), second_reduce,
+        combine, second_gather, Part(f"{name}-input", second_half.i), second_reduce,
         *((dispatch, weight) if options.delay_wgrad else (weight, dispatch)),
-        gather, keys, Part("attention-input", rest.i), key_gradients, Part("projections-input", before.i),
-        reduce, Part("attention-weight", own.w, for_weights=True),
+        gather, keys, Part("attention-input", core.i), key_gradients, Part("projections-input", projections.i),
+        reduce, Part("attention-weight", attention.w, for_weights=True),
     )  # fmt: skip
-    early = model.recompute == "full" or bool(model.again & _SECOND_HALF)
-    at = 0 if early else max(_place(backward, f"{name}-weight"), _place(backward, "dispatch"))
-    return Unit(forward=forward, backward=(*backward[:at], *once_more, *backward[at:]))
+    is_first = model.recompute == "full" or bool(model.again & _SECOND_HALF)
+    second_end = max(_index_after(backward, f"{name}-weight"), _index_after(backward, "dispatch"))
+    index = 0 if is_first else second_end
+    return Unit(forward=forward, backward=(*backward[:index], *recomputed, *backward[index:]))
 
 
 def _computed(forward: Iterable[Part], backward: Iterable[Part]) -> Cost:
-    """Return what the computations among parts take."""
+    """Return the cost of the computations among parts."""
     f = sum(part.ns for part in forward if part.stream is Stream.COMPUTE)
-    own = [part for part in backward if part.stream is Stream.COMPUTE]
-    w = sum(part.ns for part in own if part.for_weights)
-    return Cost(f=f, i=sum(part.ns for part in own) - w, w=w)
+    computations = [part for part in backward if part.stream is Stream.COMPUTE]
+    w = sum(part.ns for part in computations if part.for_weights)
+    return Cost(f=f, i=sum(part.ns for part in computations) - w, w=w)
 
 
-def _again(
+def _recomputed_parts(
     costing: Costing,
     kind: Layer,
     operations: Sequence[Operation],
     forward: Sequence[Part],
     second: Sequence[Part],
 ) -> tuple[Part, ...]:
-    """Return what the backward computes again: the whole forward, or modules with the collectives inside them."""
+    """Return the recomputed parts of a backward: the whole forward, or modules with their collectives."""
     model = costing.model
     if model.recompute == "full":
         if not kind.again:
@@ -161,18 +171,18 @@ def _again(
             part._replace(name=f"recompute-{part.name}") if part.stream is Stream.COMPUTE else part
             for part in forward
         )
-    around: tuple[Part, ...] = ()
+    collectives: tuple[Part, ...] = ()
     if ("moe" if kind.experts else "mlp") in model.again:
-        around = tuple(part for part in second if part.stream is not Stream.COMPUTE)
+        collectives = tuple(part for part in second if part.stream is not Stream.COMPUTE)
     if "core_attn" in model.again:
-        around = (*(part for part in forward if part.name == "key-value-gather"), *around)
+        collectives = (*(part for part in forward if part.name == "key-value-gather"), *collectives)
     name = "core" if model.again == {"core_attn"} else "modules"
-    return (*around, Part(f"recompute-{name}", again_ns(costing, operations, experts=kind.experts)))
+    return (*collectives, Part(f"recompute-{name}", again_ns(costing, operations, experts=kind.experts)))
 
 
 def _encoder(costing: Costing, tower: Tower) -> Unit:
     """Return the segments of an encoder layer. A frozen encoder has no backward."""
-    own = _layer(tower.costing(costing), Layer())
+    unit = _layer(tower.costing(costing), Layer())
 
     def named(parts: Iterable[Part]) -> tuple[Part, ...]:
         return tuple(
@@ -180,68 +190,69 @@ def _encoder(costing: Costing, tower: Tower) -> Unit:
         )
 
     return Unit(
-        forward=named(own.forward), backward=named(own.backward) if tower.has_backward(projector=False) else ()
+        forward=named(unit.forward), backward=named(unit.backward) if tower.has_backward(projector=False) else ()
     )
 
 
 def _projector(costing: Costing, tower: Tower) -> Unit:
-    """Return the projector with its sums; without a backward where nothing in it or before it is trained."""
-    own = tower.costing(costing).cost([tower.projection(gradient_bytes(costing.options))])
-    group = tower.projector_collectives(costing.groups)
+    """Return the projector with its all-reduces, and a backward if projector or encoder is trained."""
+    cost = tower.costing(costing).cost([tower.projection(gradient_bytes(costing.options))])
+    collectives = tower.projector_collectives(costing.groups)
     forward, backward = (
-        Part("all-reduce", took, Stream.TENSOR_PARALLEL) for took in (group.forward_ns, group.backward_ns)
+        Part("all-reduce", duration_ns, Stream.TENSOR_PARALLEL)
+        for duration_ns in (collectives.forward_ns, collectives.backward_ns)
     )
-    weight = Part("projector-weight", own.w, for_weights=True)
+    weight = Part("projector-weight", cost.w, for_weights=True)
     return Unit(
-        forward=(Part("projector", own.f), forward),
-        backward=(Part("projector-input", own.i), backward, weight) if tower.encoder.passes_back else (),
+        forward=(Part("projector", cost.f), forward),
+        backward=(Part("projector-input", cost.i), backward, weight) if tower.encoder.passes_back else (),
     )
 
 
 def _prediction(costing: Costing) -> Unit:
-    own = costing.cost(costing.prediction())
+    cost = costing.cost(costing.prediction())
     return Unit(
-        forward=(Part("prediction", own.f),),
-        backward=(Part("prediction-input", own.i), Part("prediction-weight", own.w, for_weights=True)),
+        forward=(Part("prediction", cost.f),),
+        backward=(Part("prediction-input", cost.i), Part("prediction-weight", cost.w, for_weights=True)),
     )
 
 
-def _place(parts: Sequence[Part], name: str) -> int:
-    """Return the place behind a part."""
-    return 1 + next(place for place, part in enumerate(parts) if part.name == name)
+def _index_after(parts: Sequence[Part], name: str) -> int:
+    """Return the index after a named part."""
+    return 1 + next(index for index, part in enumerate(parts) if part.name == name)
 
 
 def _projections(costing: Costing, operations: Iterable[Operation]) -> Cost:
-    """Return what projecting queries, keys and values takes of a layer's projections, by their widths."""
+    """Return the cost of projecting queries, keys and values: a share of a layer's projections by width."""
     shard = costing.shard
-    whole = costing.cost(one for one in operations if one.name == "attention projections")
-    inward = shard.query + shard.kv + shard.value
-    latent = costing.cost(one for one in operations if one.name in {"compression", "expansion"})
-    return latent if costing.model.kv_rank else whole.share(inward, inward + shard.output)
+    projections = costing.cost(operation for operation in operations if operation.name == "attention projections")
+    input_width = shard.query + shard.kv + shard.value
+    latent = costing.cost(operation for operation in operations if operation.name in {"compression", "expansion"})
+    return latent if costing.model.kv_rank else projections.share(input_width, input_width + shard.output)
 
 
 def _embedding(costing: Costing) -> Unit:
-    own = costing.cost(costing.embedding())
+    cost = costing.cost(costing.embedding())
     group = layer_times.embedding_ns(costing)
     gather, reduce = tensor_parallel(group.backward_ns, group.forward_ns, split=costing.shard.is_split)
     return Unit(
-        forward=(Part("embedding", own.f), reduce),
-        backward=(gather, Part("embedding-gradient", own.i)),
+        forward=(Part("embedding", cost.f), reduce),
+        backward=(gather, Part("embedding-gradient", cost.i)),
     )
 
 
 def _head(costing: Costing) -> Unit:
-    own = costing.cost(costing.head())
+    cost = costing.cost(costing.head())
     group, loss = layer_times.head_ns(costing), layer_times.loss_ns(costing)
     gather, reduce = tensor_parallel(group.forward_ns - loss, group.backward_ns, split=costing.shard.is_split)
     return Unit(
-        forward=(gather, Part("head", own.f), Part("loss", loss, Stream.TENSOR_PARALLEL)),
-        backward=(Part("head-input", own.i), reduce, Part("head-weight", own.w, for_weights=True)),
+        forward=(gather, Part("head", cost.f), Part("loss", loss, Stream.TENSOR_PARALLEL)),
+        backward=(Part("head-input", cost.i), reduce, Part("head-weight", cost.w, for_weights=True)),
     )
 
 
 class Part(NamedTuple):
-    """A part of an action, before it has its place there."""
+    """A part of an action, before it becomes a segment."""
 
     name: str
     ns: int
@@ -254,13 +265,16 @@ class Unit:
     """The parts of the forward and of the backward of a layer, the embedding or the LM head."""
 
     forward: tuple[Part, ...] = ()
-    """In the forward."""
+    """Parts of the forward."""
     backward: tuple[Part, ...] = ()
-    """In the whole backward."""
+    """Parts of the whole backward."""
 
 
 def tensor_parallel(gather_ns: int, reduce_ns: int, *, split: bool) -> tuple[Part, Part]:
-    """Return gathering and summing over the tensor-parallel group, in ns, with the names that they then have."""
+    """Return the gather and the sum over the tensor-parallel group as parts; times are in ns.
+
+    With ``split`` (sequence parallelism) the sum is a reduce-scatter, else an all-reduce.
+    """
     return (
         Part("all-gather", gather_ns, Stream.TENSOR_PARALLEL),
         Part("reduce-scatter" if split else "all-reduce", reduce_ns, Stream.TENSOR_PARALLEL),

@@ -1,4 +1,4 @@
-"""What lies on each stage: a layout as Megatron-LM writes it, a count of layers per stage, or an even split."""
+"""Layers and other items of each stage: from a Megatron-LM layout, layer counts per stage, or an even split."""
 
 from __future__ import annotations
 
@@ -31,42 +31,45 @@ _ENDS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """What lies on one stage."""
+    """The items of one stage."""
 
     layers: tuple[Layer, ...] = ()
-    """Its layers, in order."""
+    """Layers, in order."""
     embedding: bool = False
-    """Whether the embedding is on it."""
+    """Whether the stage has the embedding."""
     mtp: int = 0
     """Modules of multi-token prediction."""
     head: bool = False
-    """Whether the LM head and the loss are."""
+    """Whether the stage has the LM head and the loss."""
     tower: int = 0
-    """Layers of the encoder, in front of all else."""
+    """Number of encoder layers, before all other items."""
     projector: bool = False
-    """Whether the encoder's last layer is on it, and its projector."""
+    """Whether the stage has the encoder's last layer and the projector."""
 
 
 def stages_of(model: Transformer, stages: int) -> list[Stage]:
-    """Return what lies on each stage; without a layout, multi-token prediction is on the last.
+    """Return the items of each stage; without a layout, multi-token prediction is on the last stage.
 
-    Layouts and counts of layers are those of the stages behind the encoder's own.
+    Layouts and layer counts refer to the stages after the encoder's stages.
 
     Raises:
-        ConfigError: a layout that cannot be read, or is of another model or number of stages.
-        ConstraintError: more stages than layers, or none left for the decoder.
+        ConfigError: an invalid layout, or a layout of another model or number of stages.
+        ConstraintError: more stages than layers, or no stage for the decoder.
     """
     if model.encoder is None:
         return _decoder(model, stages)
-    layers, own = model.encoder.layers, model.encoder.stages
-    if own >= stages:
-        message = f"{own} of {stages} stages leave none for the decoder"
+    layers, encoder_stages = model.encoder.layers, model.encoder.stages
+    if encoder_stages >= stages:
+        message = f"{encoder_stages} of {stages} stages leave none for the decoder"
         raise ConstraintError(message, nearest=str(stages - 1), key="model.encoder.stages")
-    decoder = _decoder(model, stages - own)
-    if not own:
+    decoder = _decoder(model, stages - encoder_stages)
+    if not encoder_stages:
         return [replace(decoder[0], tower=layers, projector=True), *decoder[1:]]
-    base, more = divmod(layers, own)
-    front = [Stage(tower=base + (stage < more), projector=stage == own - 1) for stage in range(own)]
+    layers_per_stage, remainder = divmod(layers, encoder_stages)
+    front = [
+        Stage(tower=layers_per_stage + (stage < remainder), projector=stage == encoder_stages - 1)
+        for stage in range(encoder_stages)
+    ]
     return [*front, *decoder]
 
 
@@ -75,21 +78,21 @@ def in_front(
 ) -> list[list[_Item]]:
     """Return the values of all items of each stage, with those of the encoder and the projector first."""
     return [
-        [*[layer] * stage.tower, *[projector] * stage.projector, *own]
-        for stage, own in zip(stages, items, strict=True)
+        [*[layer] * stage.tower, *[projector] * stage.projector, *stage_items]
+        for stage, stage_items in zip(stages, items, strict=True)
     ]
 
 
 def _decoder(model: Transformer, stages: int) -> list[Stage]:
     if model.layout is not None:
         return _laid_out(model, stages, model.layout)
-    found, first, last = [], 0, stages - 1
+    result, first_layer, last_stage = [], 0, stages - 1
     for stage, count in enumerate(partition(model, stages)):
-        layers = tuple(model.layer(first + place, place) for place in range(count))
-        own = model.mtp if stage == last else 0
-        found.append(Stage(layers=layers, embedding=stage == 0, mtp=own, head=stage == last))
-        first += count
-    return found
+        layers = tuple(model.layer(first_layer + index, index) for index in range(count))
+        mtp = model.mtp if stage == last_stage else 0
+        result.append(Stage(layers=layers, embedding=stage == 0, mtp=mtp, head=stage == last_stage))
+        first_layer += count
+    return result
 
 
 def items_of(
@@ -102,16 +105,16 @@ def items_of(
     head: _Item,
     heads: int = 0,
 ) -> list[list[_Item]]:
-    """Return what something is of each item of each stage, such as its time.
+    """Return a value, such as a time, for each item of each stage.
 
     Args:
-        model: whose last layer is that of multi-token prediction, too.
-        stages: what lies on each.
-        layer: what it is of a layer.
-        embedding: of the embedding.
-        prediction: of a module of multi-token prediction beside its layer.
-        head: of the LM head and the loss.
-        heads: how often that counts; 0 for once, and again for each module of multi-token prediction.
+        model: the model; modules of multi-token prediction have a layer equal to its last one.
+        stages: the items of each stage.
+        layer: returns the value of a layer.
+        embedding: the value of the embedding.
+        prediction: the value of a module of multi-token prediction without its layer.
+        head: the value of the LM head and the loss.
+        heads: how often the LM head counts; 0 for once plus once per module of multi-token prediction.
     """
     kinds = {kind: layer(kind) for kind in {kind for stage in stages for kind in stage.layers}}
     last = model.layer(model.layers)
@@ -136,30 +139,30 @@ def summed(nothing: _Sum, items: Iterable[_Sum]) -> _Sum:
 
 
 def parse_layout(text: str) -> list[str]:
-    """Return the letters of each stage of a layout; commas and spaces say nothing.
+    """Return the letters of each stage of a layout; commas and spaces are ignored.
 
     >>> parse_layout("Et*3|(t|)*2,m|L")
     ['Ettt', 't', 't', 'm', 'L']
 
     Raises:
-        ConfigError: the first position that cannot be read, counted from 1, and what may stand there.
+        ConfigError: the first invalid position, counted from 1, and the allowed characters.
     """
-    whole, end = _sequence(text, 0)
+    expanded, end = _sequence(text, 0)
     if end < len(text):
         raise _misplaced(text, end, "no parenthesis is open here")
-    return whole.split("|")
+    return expanded.split("|")
 
 
 def partition(model: Transformer, stages: int) -> list[int]:
-    """Return the layers of each stage: those given, or an even split.
+    """Return the number of layers of each stage: the given counts, or an even split.
 
-    The remainder goes to the middle stages, later ones first: the last stage has the LM head, the first the
-    embedding, and earlier stages hold more microbatches. One or two stages more than layers leave the last without
-    a layer, then the first: head and embedding take a slot each, as Megatron-LM's accounting for them in the
-    pipeline's split has it.
+    The remainder goes to the middle stages, later ones first: the last stage has the LM head, the first has the
+    embedding, and earlier stages hold more microbatches. With one stage more than layers, the last stage has no
+    layer; with two more, neither has the first. LM head and embedding then fill a stage each, as with
+    Megatron-LM's options that account for them in the pipeline split.
 
     Raises:
-        ConfigError: a given split of another length or sum.
+        ConfigError: given counts with a wrong length or sum.
         ConstraintError: more stages than layers.
     """
     given = model.layers_per_stage
@@ -186,65 +189,65 @@ def partition(model: Transformer, stages: int) -> list[int]:
 
 
 def _by_products(model: Transformer, stages: int) -> list[int]:
-    """Return the layers of each stage where each takes layers until it passes its share of all products' weights.
+    """Return the number of layers of each stage, balanced by the weights of matrix products.
 
-    The LM head counts, the embedding does not; the layer that passes a share is still the stage's (``build_model``
-    in nanotron's models/base.py).
+    A stage takes layers until it exceeds its share of all weights, including the layer that exceeds it. The LM
+    head counts, the embedding does not (``build_model`` in nanotron's models/base.py).
 
     Raises:
-        ConstraintError: more stages than layers and LM head fill.
+        ConstraintError: more stages than layers and LM head can fill.
     """
     layer = model.attention_products + model.hidden * model.matrices * model.ffn
     layers, head = model.layers * layer, model.vocabulary * model.hidden
-    # Each stage but the last has a layer, and all but the last pass their shares, which the head's is not one of.
-    most = min(model.layers, (layers - 1) // head) + 1
-    if stages > most:
+    # Each stage except the last has a layer and exceeds its share of weights. The head is only on the last stage.
+    most_stages = min(model.layers, (layers - 1) // head) + 1
+    if stages > most_stages:
         message = f"{stages} stages are more than layers and LM head fill where a stage ends by what it multiplies"
-        raise ConstraintError(message, nearest=f"{most} stage{'s' * (most > 1)}", key="parallel")
-    found = [0] * stages
+        raise ConstraintError(message, nearest=f"{most_stages} stage{'s' * (most_stages > 1)}", key="parallel")
+    counts = [0] * stages
     stage = 0
     for index in range(model.layers):
-        found[stage] += 1
+        counts[stage] += 1
         stage += (index + 1) * layer * stages > (layers + head) * (stage + 1)
-    return found
+    return counts
 
 
-def _sequence(text: str, at: int) -> tuple[str, int]:
-    """Return what stands from a position to the closing parenthesis or the end, spelt out, and that place."""
-    found = ""
-    while at < len(text) and text[at] != ")":
-        start = at
-        if text[at] in ", ":
-            at += 1
+def _sequence(text: str, position: int) -> tuple[str, int]:
+    """Expand the text from a position to the closing parenthesis or the end; also return the end position."""
+    expanded = ""
+    while position < len(text) and text[position] != ")":
+        start = position
+        if text[position] in ", ":
+            position += 1
             continue
-        if text[at] == "(":
-            item, at = _sequence(text, at + 1)
-            if at == len(text):
+        if text[position] == "(":
+            item, position = _sequence(text, position + 1)
+            if position == len(text):
                 raise _misplaced(text, start, "this parenthesis is never closed")
-        elif text[at] in _LETTERS or text[at] == "|":
-            item = text[at]
+        elif text[position] in _LETTERS or text[position] == "|":
+            item = text[position]
         else:
-            raise _misplaced(text, at, f"{_ALLOWED} may stand here, not {text[at]!r}")
-        times, at = _times(text, at + 1)
-        if len(found) + len(item) * times > _MOST:
+            raise _misplaced(text, position, f"{_ALLOWED} may stand here, not {text[position]!r}")
+        times, position = _times(text, position + 1)
+        if len(expanded) + len(item) * times > _MOST:
             raise _misplaced(text, start, f"more than {_MOST} items")
-        found += item * times
-    return found, at
+        expanded += item * times
+    return expanded, position
 
 
-def _times(text: str, at: int) -> tuple[int, int]:
-    if text[at : at + 1] != "*":
-        return 1, at
-    end = at + 1
+def _times(text: str, position: int) -> tuple[int, int]:
+    if text[position : position + 1] != "*":
+        return 1, position
+    end = position + 1
     while text[end : end + 1].isdecimal() and text[end].isascii():
         end += 1
-    if not 0 < int(text[at + 1 : end][:9] or 0) <= _MOST:
-        raise _misplaced(text, at + 1, f"a count from 1 to {_MOST} is needed behind *")
-    return int(text[at + 1 : end][:9]), end
+    if not 0 < int(text[position + 1 : end][:9] or 0) <= _MOST:
+        raise _misplaced(text, position + 1, f"a count from 1 to {_MOST} is needed behind *")
+    return int(text[position + 1 : end][:9]), end
 
 
-def _misplaced(text: str, at: int, reason: str) -> ConfigError:
-    return ConfigError(f"{text!r}, position {at + 1}: {reason}", key=_KEY)
+def _misplaced(text: str, position: int, reason: str) -> ConfigError:
+    return ConfigError(f"{text!r}, position {position + 1}: {reason}", key=_KEY)
 
 
 def _laid_out(model: Transformer, stages: int, text: str) -> list[Stage]:
@@ -262,10 +265,11 @@ def _laid_out(model: Transformer, stages: int, text: str) -> list[Stage]:
             raise ConfigError(f"{message}and {count}{names.get(letter, '')} are needed", key=_KEY)
     if joined != "E" + "t" * model.layers + "m" * model.mtp + "L":
         raise ConfigError(f"{text!r} is out of order: E comes first, then every t, every m, and L", key=_KEY)
-    found, first = [], 0
-    for own in letters:
-        count = own.count("t")
-        layers = tuple(model.layer(first + place, place) for place in range(count))
-        found.append(Stage(layers=layers, embedding="E" in own, mtp=own.count("m"), head="L" in own))
-        first += count
-    return found
+    result, first_layer = [], 0
+    for stage_letters in letters:
+        count = stage_letters.count("t")
+        layers = tuple(model.layer(first_layer + index, index) for index in range(count))
+        has_embedding, has_head = "E" in stage_letters, "L" in stage_letters
+        result.append(Stage(layers=layers, embedding=has_embedding, mtp=stage_letters.count("m"), head=has_head))
+        first_layer += count
+    return result
