@@ -322,8 +322,8 @@ def devices_of(request: CostRequest, options: RooflineOptions) -> Devices:
         different_rank = next((rank for rank in other_ranks if ranks[rank] != ranks[first_rank]), None)
         if different_rank is not None:
             message = (
-                f"stage {stage} is on ranks {first_rank} and {different_rank}, whose devices differ, and a stage has "
-                "one cost: give them the same device, or choose a schedule that has each stage on one rank"
+                f"stage {stage} is on ranks {first_rank} and {different_rank}, whose devices differ, and a stage "
+                "has one cost: give them the same device, or choose a schedule that has each stage on one rank"
             )
             raise ConfigError(message, key="device.ranks")
     return Devices(of_ranks=ranks, of_stages=tuple(ranks[stage_ranks[0]] for stage_ranks in ranks_of_stages))

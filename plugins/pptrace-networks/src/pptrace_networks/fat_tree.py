@@ -1,8 +1,8 @@
 """InfiniBand fat-trees of two or three levels.
 
-A leaf has a link to each of its spines, and so has a spine to each of its cores (C. E. Leiserson, "Fat-trees",
-IEEE Transactions on Computers C-34, 1985, built from equal switches). Bisection of N hosts at o:1: N / 2 / o
-ports, where the halves share no leaf.
+A leaf has a link to each of its spines, and a spine has a link to each of its cores (C. E. Leiserson, "Fat-trees",
+IEEE Transactions on Computers C-34, 1985, built from equal switches). Bisection of N hosts with oversubscription
+o:1: N / 2 / o ports, if the halves share no leaf.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ class FatTreeOptions(Options):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """How many switches there are, and who is at which."""
+    """Numbers of switches, and the leaf of each host."""
 
     rails: int
-    """Groups of leaves that hold NICs of one number; 1 for none."""
+    """Groups of leaves, each for the NICs with the same number in their nodes; 1 without rails."""
     hosts_per_leaf: int
-    """NICs at a leaf."""
+    """NICs per leaf."""
     leaves: int
     """Leaves of all rails."""
     spines: int
@@ -96,20 +96,20 @@ class Shape:
 
     @property
     def cores_per_spine(self) -> int:
-        """Uplinks of a spine; 0 where nothing goes above the spines."""
+        """Uplinks of a spine; 0 without cores."""
         return self.leaves_per_pod if self.levels == _THREE and self.pods > 1 else 0
 
     def leaf(self, host: Int64s) -> Int64s:
-        """Return the leaf of each host: with rails, those of rail 0 come first."""
-        own = host // self.rails // self.hosts_per_leaf
-        return host % self.rails * (self.leaves // self.rails) + own
+        """Return the leaf of each host; with rails, the leaves of rail 0 come first."""
+        leaf_in_rail = host // self.rails // self.hosts_per_leaf
+        return host % self.rails * (self.leaves // self.rails) + leaf_in_rail
 
 
 def _shape_of(given: FatTreeOptions, request: NetworkRequest) -> Shape:
-    """Return the sizes that follow.
+    """Return the numbers of switches for options and hosts.
 
     Raises:
-        ConfigError: ports that do not suffice for the hosts, with what would.
+        ConfigError: too few ports for the hosts; the message has a sufficient value.
     """
     radix = given.radix or INFINIBAND[given.generation].radix
     rails = request.per_node if given.rails else 1
@@ -122,12 +122,12 @@ def _shape_of(given: FatTreeOptions, request: NetworkRequest) -> Shape:
     levels = given.levels or (_TWO if leaves <= radix else _THREE)
     most = _most_leaves(radix, levels)
     if leaves > most:
-        held = f"hold {most // rails * down * rails} NICs of these {request.endpoints}"
+        capacity = f"hold {most // rails * down * rails} NICs of these {request.endpoints}"
         if levels == _TWO:
-            message = f"{leaves} leaves, and a spine has {radix} ports: two levels {held}; write levels: 3"
+            message = f"{leaves} leaves, and a spine has {radix} ports: two levels {capacity}; write levels: 3"
             raise ConfigError(message, key="levels")
         needed = _radix_for(given, radix, per_rail, rails)
-        message = f"{leaves} leaves, and {radix} ports join {most}: three levels {held}; write radix: {needed}"
+        message = f"{leaves} leaves, and {radix} ports join {most}: three levels {capacity}; write radix: {needed}"
         raise ConfigError(message, key="radix")
     pod = leaves if levels == _TWO else radix // 2
     return Shape(rails=rails, hosts_per_leaf=down, leaves=leaves, spines=up, levels=levels, leaves_per_pod=pod)
@@ -144,7 +144,7 @@ def _ports(given: FatTreeOptions, radix: int, hosts: int) -> tuple[int, int]:
 
 
 def _ratio(given: FatTreeOptions) -> Fraction:
-    """Return the oversubscription as it is written: 38 over 1.9 is 20, and in floating point a little more."""
+    """Return the exact oversubscription: 38 / 1.9 is 20, but slightly more in floating point."""
     return Fraction(str(given.oversubscription))
 
 
@@ -153,12 +153,12 @@ def _most_hosts(radix: int, ratio: Fraction) -> int:
 
 
 def _most_leaves(radix: int, levels: int) -> int:
-    """Return the leaves that spines of so many ports join, or cores that join pods of half as many."""
+    """Return the largest number of leaves of a tree of switches with ``radix`` ports."""
     return radix if levels == _TWO else radix * (radix // 2)
 
 
 def _radix_for(given: FatTreeOptions, radix: int, hosts: int, rails: int) -> int:
-    """Return the fewest ports above ``radix`` with which three levels hold the hosts."""
+    """Return the smallest radix above ``radix`` with which three levels connect all hosts."""
     while True:
         radix += 1
         down, _ = _ports(given, radix, hosts)
@@ -181,10 +181,11 @@ def _check_leaf(given: FatTreeOptions, radix: int, down: int, up: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FatTree:
-    """Hosts at leaves, leaves at spines, spines at cores; links come in pairs, up and down.
+    """A tree of hosts, leaves, spines and cores; links come in pairs, up and down.
 
-    First two links for each host, then for each leaf two to each spine (or to all as one), then for each spine
-    of each pod two to each core (or for each pod two to all as one).
+    The order of links is: a pair per host, a pair per leaf and spine, and a pair per spine of each pod and core.
+    With adaptive routing, the pairs to all spines of a leaf are one pair, and so are the pairs to all cores of a
+    pod.
     """
 
     links: Links
@@ -192,26 +193,26 @@ class FatTree:
     shape: Shape
     """The switches."""
     endpoints: int
-    """Hosts, which are NICs."""
+    """Number of hosts, which are NICs."""
     routing: str
-    """How messages are spread over spines."""
+    """How messages are distributed over spines."""
 
     def paths(self, src: Int32s, dst: Int32s) -> Paths:
-        """Return the paths, a row for each way where messages are spread."""
+        """Return the paths, with one row per way if messages are distributed."""
         shape, ways = self.shape, self._ways()
         rows = np.arange(src.size * ways)
         a, b = src[rows // ways].astype(np.int64), dst[rows // ways].astype(np.int64)
         from_leaf, to_leaf = shape.leaf(a), shape.leaf(b)
         spine, core = self._choice(a, b, rows % ways)
-        other, away = a != b, from_leaf != to_leaf
-        far = away & (from_leaf // shape.leaves_per_pod != to_leaf // shape.leaves_per_pod)
+        is_remote, passes_spine = a != b, from_leaf != to_leaf
+        passes_core = passes_spine & (from_leaf // shape.leaves_per_pod != to_leaf // shape.leaves_per_pod)
         columns = [
-            np.where(other, 2 * a, ABSENT),
-            np.where(away, self._leaf_link(from_leaf, spine), ABSENT),
-            np.where(far, self._spine_link(from_leaf // shape.leaves_per_pod, spine, core), ABSENT),
-            np.where(far, self._spine_link(to_leaf // shape.leaves_per_pod, spine, core) + 1, ABSENT),
-            np.where(away, self._leaf_link(to_leaf, spine) + 1, ABSENT),
-            np.where(other, 2 * b + 1, ABSENT),
+            np.where(is_remote, 2 * a, ABSENT),
+            np.where(passes_spine, self._leaf_link(from_leaf, spine), ABSENT),
+            np.where(passes_core, self._spine_link(from_leaf // shape.leaves_per_pod, spine, core), ABSENT),
+            np.where(passes_core, self._spine_link(to_leaf // shape.leaves_per_pod, spine, core) + 1, ABSENT),
+            np.where(passes_spine, self._leaf_link(to_leaf, spine) + 1, ABSENT),
+            np.where(is_remote, 2 * b + 1, ABSENT),
         ]
         return walked(self.links, columns, ways=ways)
 
@@ -222,10 +223,10 @@ class FatTree:
         return shape.spines * max(shape.cores_per_spine, 1)
 
     def _choice(self, a: Int64s, b: Int64s, way: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the spine and, among its own, the core of each row; zeros where all are as one."""
+        """Return the spine and the core, numbered per spine, of each row; zeros with adaptive routing."""
         if self.routing == "adaptive":
             return way * 0, way * 0
-        hashed = _scattered(a * self.endpoints + b) if self.routing == "ecmp" else way
+        hashed = _hash(a * self.endpoints + b) if self.routing == "ecmp" else way
         shape = self.shape
         return hashed % shape.spines, hashed // shape.spines % max(shape.cores_per_spine, 1)
 
@@ -257,7 +258,7 @@ def fat_tree(request: NetworkRequest) -> FatTree:
     if given.routing == "adaptive":
         rates[ports : ports + leaves] *= shape.spines
         rates[ports + leaves :] *= shape.spines * max(shape.cores_per_spine, 1)
-    # Up and down: a message passes a switch behind each link but the last.
+    # Up and down: a message passes a switch after each link except the last.
     latency = np.zeros(len(names), dtype=np.int64) + switch
     latency[:ports] = np.tile([given.nic_latency + switch, given.nic_latency], request.endpoints)
     overhead = np.zeros(len(names), dtype=np.int64)
@@ -280,15 +281,15 @@ def _uplinks(shape: Shape, routing: str) -> int:
 
 
 def _names(shape: Shape, request: NetworkRequest, routing: str) -> list[tuple[str, str]]:
-    at = shape.leaf(np.arange(request.endpoints))
+    leaf_of_host = shape.leaf(np.arange(request.endpoints))
     leaves = [_leaf_name(shape, leaf) for leaf in range(shape.leaves)]
-    pairs = [(host, leaves[leaf]) for host, leaf in zip(hosts(request), at.tolist(), strict=True)]
+    pairs = [(host, leaves[leaf]) for host, leaf in zip(hosts(request), leaf_of_host.tolist(), strict=True)]
     pods = [f"pod{pod}." if shape.pods > 1 else "" for pod in range(shape.pods)]
     if shape.leaves > 1:
-        for number, leaf in enumerate(leaves):
-            pod = pods[number // shape.leaves_per_pod]
-            above = ["spines"] if routing == "adaptive" else [f"spine{spine}" for spine in range(shape.spines)]
-            pairs += [(leaf, f"{pod}{spine}") for spine in above]
+        for index, leaf in enumerate(leaves):
+            pod = pods[index // shape.leaves_per_pod]
+            spines = ["spines"] if routing == "adaptive" else [f"spine{spine}" for spine in range(shape.spines)]
+            pairs += [(leaf, f"{pod}{spine}") for spine in spines]
     if shape.cores_per_spine and routing == "adaptive":
         pairs += [(f"{pod}spines", "cores") for pod in pods]
     elif shape.cores_per_spine:
@@ -304,14 +305,14 @@ def _names(shape: Shape, request: NetworkRequest, routing: str) -> list[tuple[st
 def _leaf_name(shape: Shape, leaf: int) -> str:
     if shape.rails == 1:
         return f"leaf{leaf}"
-    rail, own = divmod(leaf, shape.leaves // shape.rails)
-    return f"rail{rail}.leaf{own}"
+    rail, leaf_in_rail = divmod(leaf, shape.leaves // shape.rails)
+    return f"rail{rail}.leaf{leaf_in_rail}"
 
 
-def _scattered(number: Int64s) -> Int64s:
-    """Return a hash of numbers, the same on every machine, below 2**32.
+def _hash(number: Int64s) -> Int64s:
+    """Return a hash of each number below 2**32, equal on all machines.
 
-    A linear hash would keep the flows of regular traffic apart, where a switch's lets them collide. This one is
+    The hash of a switch has collisions between flows of regular traffic, and a linear hash has none. This hash is
     the upper half of SplitMix64 (G. L. Steele, D. Lea and C. H. Flood, "Fast splittable pseudorandom number
     generators", OOPSLA 2014) with the number as its state.
     """

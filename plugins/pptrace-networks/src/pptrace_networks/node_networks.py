@@ -70,35 +70,36 @@ class NvSwitch:
     """
 
     links: Links
-    """Up and down of each GPU; where there are NICs, then those over PCI Express, in and out of each NIC."""
+    """Up and down of each GPU; with NICs, also those over PCI Express, then in and out of each NIC."""
     gpus: int
     """Endpoints that are GPUs; the others are NICs."""
 
     def paths(self, src: Int32s, dst: Int32s) -> Paths:
-        """Return up, down between GPUs, and the two PCI Express links where an end is a NIC."""
-        both = (src < self.gpus) & (dst < self.gpus)
-        leaving = np.where(both, 2 * src, 2 * (self.gpus + src))
-        entering = np.where(both, 2 * dst, 2 * (self.gpus + dst)) + 1
-        other = src != dst
-        return walked(self.links, [np.where(other, leaving, ABSENT), np.where(other, entering, ABSENT)])
+        """Return the NVLink links up and down between GPUs, or two PCI Express links if an end is a NIC."""
+        are_gpus = (src < self.gpus) & (dst < self.gpus)
+        leaving = np.where(are_gpus, 2 * src, 2 * (self.gpus + src))
+        entering = np.where(are_gpus, 2 * dst, 2 * (self.gpus + dst)) + 1
+        is_remote = src != dst
+        return walked(self.links, [np.where(is_remote, leaving, ABSENT), np.where(is_remote, entering, ABSENT)])
 
 
 def nvlink(request: NetworkRequest) -> NvSwitch:
-    """Build the network of checked options; a domain of 72 GPUs has but more endpoints."""
+    """Build the network of checked options; a domain of 72 GPUs only has more endpoints."""
     given = NvLinkOptions.model_construct(**request.options)
     gpus, nics = request.endpoints - request.nics, request.nics
     figures = NVLINK[given.generation]
     share = figures.payload if given.efficiency is None else given.efficiency
-    fast = kbps(figures.link_bytes * (given.links or figures.links), share)
+    nvlink_kbps = kbps(figures.link_bytes * (given.links or figures.links), share)
     pcie = PCIE[given.pcie_generation or figures.pcie].lane_bytes
-    slow = kbps(pcie * given.pcie_lanes, given.pcie_efficiency)
+    pcie_kbps = kbps(pcie * given.pcie_lanes, given.pcie_efficiency)
     ports = (2 * gpus, 2 * (gpus + nics) if nics else 0)
     latency = [
-        np.tile(halves(each), n // 2) for each, n in zip((given.latency, given.pcie_latency), ports, strict=True)
+        np.tile(halves(latency_ns), link_count // 2)
+        for latency_ns, link_count in zip((given.latency, given.pcie_latency), ports, strict=True)
     ]
     links = Links(
         name=_names(gpus, nics),
-        rate_kbps=np.repeat([fast, slow], ports),
+        rate_kbps=np.repeat([nvlink_kbps, pcie_kbps], ports),
         latency_ns=np.concatenate(latency),
         overhead_ns=np.concatenate([np.tile([given.overhead, 0], gpus), np.zeros(ports[1], dtype=np.int64)]),
         flow_rate_kbps=np.repeat([kbps(given.flow_rate) if given.flow_rate else 0, 0], ports),
@@ -137,11 +138,11 @@ class PcieOptions(Options):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PcieTree:
-    """Each device has a link out and in, each switch one up and down.
+    """A tree with links out and in of each device, and links up and down of each switch.
 
-    Directly, a message stays below its switch where both ends are behind it, else it passes both uplinks.
-    Through the host's memory it always goes up and comes down again, also within a switch. The host itself
-    holds nothing up. Bisection of two switches: one uplink.
+    With direct exchange, a message between devices of the same switch stays below it, and other messages pass both
+    uplinks. Through host memory, every message passes uplinks, also within a switch. The host is not a bottleneck.
+    Bisection of two switches: one uplink.
     """
 
     links: Links
@@ -154,18 +155,18 @@ class PcieTree:
     """Whether devices exchange directly."""
 
     def paths(self, src: Int32s, dst: Int32s) -> Paths:
-        """Return out, the uplinks where they are passed, and in."""
-        a, b, first = self.switch[src], self.switch[dst], 2 * self.switch.size
-        other = src != dst
-        over = other & ((a != b) | (not self.direct))
+        """Return the link out, the uplinks if the message passes them, and the link in."""
+        source_switch, target_switch, first_uplink = self.switch[src], self.switch[dst], 2 * self.switch.size
+        is_remote = src != dst
+        passes_uplink = is_remote & ((source_switch != target_switch) | (not self.direct))
         paths = walked(self.links, [
-            np.where(other, 2 * src, ABSENT),
-            np.where(over, first + 2 * a, ABSENT),
-            np.where(over, first + 2 * b + 1, ABSENT),
-            np.where(other, 2 * dst + 1, ABSENT),
+            np.where(is_remote, 2 * src, ABSENT),
+            np.where(passes_uplink, first_uplink + 2 * source_switch, ABSENT),
+            np.where(passes_uplink, first_uplink + 2 * target_switch + 1, ABSENT),
+            np.where(is_remote, 2 * dst + 1, ABSENT),
         ])  # fmt: skip
-        both = (src < self.gpus) & (dst < self.gpus)
-        return replace(paths, overhead_ns=np.where(both, paths.overhead_ns, 0))
+        are_gpus = (src < self.gpus) & (dst < self.gpus)
+        return replace(paths, overhead_ns=np.where(are_gpus, paths.overhead_ns, 0))
 
 
 def pcie(request: NetworkRequest) -> PcieTree:
@@ -177,13 +178,13 @@ def pcie(request: NetworkRequest) -> PcieTree:
     switch = np.concatenate([np.arange(gpus) // given.gpus_per_switch, nics]).astype(np.int64)
     devices = [*(f"gpu{gpu}" for gpu in range(gpus)), *(f"nic{nic}" for nic in range(request.nics))]
     names = [f"{device}.{way}" for device in devices for way in ("out", "in")]
-    names += [f"switch{one}.{way}" for one in range(switches) for way in ("up", "down")]
+    names += [f"switch{index}.{way}" for index in range(switches) for way in ("up", "down")]
     rate = kbps(PCIE[given.generation].lane_bytes * given.lanes, given.efficiency)
     latency, overhead = np.zeros((2, len(names)), dtype=np.int64)
     latency[: 2 * len(devices) : 2] = given.latency
     overhead[: 2 * len(devices) : 2] = given.overhead
-    passing = PCIE[given.generation].switch_ns
-    latency[2 * len(devices) :] = passing if given.peer_to_peer else given.latency // 2
+    switch_ns = PCIE[given.generation].switch_ns
+    latency[2 * len(devices) :] = switch_ns if given.peer_to_peer else given.latency // 2
     return PcieTree(
         links=Links(
             name=tuple(names),

@@ -11,16 +11,16 @@ __all__ = ["CLUSTERS"]
 _FAT_TREE = "infiniband-fat-tree"
 
 _LINKS, _LINK_GBYTES = 18, 25
-"""Of NVLink 4, in which a mesh's rates are written."""
+"""Links and GB/s per link of NVLink 4, which represent the rates of a mesh."""
 
 
 def _mesh(reached: float) -> dict[str, Any]:
-    """Return 8 GPUs with a link between any two: a GPU sends over 7 at once, and one message over its own.
+    """Return the node network of 8 GPUs with a link between any two.
 
-    It stands as a switch that bounds what a GPU sends and receives, and each message at a link's rate.
+    The network is an NVLink switch: a GPU sends at the rate of 7 links, and each message at the rate of one link.
 
     Args:
-        reached: what of a link's rate is reached, in GB/s.
+        reached: attained rate of a link, in GB/s.
     """
     share = round(7 * reached / (_LINKS * _LINK_GBYTES), 6)
     rate = round(reached * 10**9)

@@ -1,4 +1,4 @@
-"""Published figures of links, and the rates that they give."""
+"""Published figures of links, and the resulting rates."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class NvLink:
     payload: float
     """Share of it that a transfer gets."""
     pcie: int
-    """Generation of the PCI Express that the same servers have."""
+    """Generation of PCI Express in the same servers."""
 
 
 NVLINK: Mapping[int, NvLink] = MappingProxyType({
@@ -68,14 +68,14 @@ NVLINK: Mapping[int, NvLink] = MappingProxyType({
     5: NvLink(links=18, link_bytes=50 * _GIGA, payload=40.1 / 50, pcie=5),
 })  # fmt: skip
 """Links and rates: NVIDIA A100 (600 GB/s both ways over 12 links), H100 (900 over 18) and Blackwell (1800 over
-18) architecture white papers. Payload: what NCCL counts on per link, SM80_NVLINK_BW 20.0, SM90_NVLINK_BW 20.6
-and SM100_NVLINK_BW 40.1 GB/s (NCCL 2.30, src/graph/topo.h). PCI Express: DGX A100, DGX H100 and DGX GB200 user
+18) architecture white papers. Payload: NCCL's rate per link, SM80_NVLINK_BW 20.0, SM90_NVLINK_BW 20.6 and
+SM100_NVLINK_BW 40.1 GB/s (NCCL 2.30, src/graph/topo.h). PCI Express: DGX A100, DGX H100 and DGX GB200 user
 guides."""
 
 NVLINK_LATENCY_NS, NVLINK_OVERHEAD_NS = 600, 2_800
-"""From GPU to GPU: NCCL 2.30, src/graph/tuning.cc, hwLatencies of a ring over NVLink. LL, where the data carries
-its own flag, is nearest to the wire: 0.6 us. Simple, which large messages take, is 3.4 us: a message pays the
-rest."""
+"""From GPU to GPU: NCCL 2.30, src/graph/tuning.cc, hwLatencies of a ring over NVLink. The LL protocol, 0.6 us, is
+nearest to the latency of the wire. The Simple protocol of large messages is 3.4 us; the difference is overhead per
+message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class Pcie:
     lane_bytes: Fraction
     """Bytes per second of a lane, one direction, after encoding."""
     switch_ns: int
-    """What a switch adds."""
+    """Latency of a switch in ns."""
 
 
 PCIE: Mapping[int, Pcie] = MappingProxyType({
@@ -96,10 +96,10 @@ PCIE: Mapping[int, Pcie] = MappingProxyType({
 })  # fmt: skip
 """Lanes: PCI Express Base Specification, 8, 16 and 32 GT/s in 128b/130b (3.0 to 5.0), 64 GT/s in flits of 256
 bytes of which 236 are transaction bytes (6.0). Switches: Broadcom PEX88000 105 ns, 30 % less than PEX9700 (hence
-150 ns), PEX89000 115 ns (product briefs); for 6.0 that of 5.0 is taken."""
+150 ns), PEX89000 115 ns (product briefs); 6.0 has the value of 5.0."""
 
 PCIE_PAYLOAD = 0.86
-"""Share of a link that transfers between GPUs get: p2pmark measures 54.3 of 63.0 GB/s on PCI Express 5.0 x16
+"""Share of a link's rate for transfers between GPUs: p2pmark measures 54.3 of 63.0 GB/s on PCI Express 5.0 x16
 (github.com/lukealonso/p2pmark). The bound by packet headers is 256 / (256 + 24) = 0.91 at 256-byte payloads
 (R. Neugebauer et al., "Understanding PCIe performance for end host networking", SIGCOMM 2018, section 3)."""
 
@@ -120,7 +120,7 @@ class InfiniBand:
     radix: int
     """Ports of a switch."""
     switch_ns: int
-    """What a switch adds."""
+    """Latency of a switch in ns."""
 
 
 INFINIBAND: Mapping[str, InfiniBand] = MappingProxyType({
@@ -130,19 +130,20 @@ INFINIBAND: Mapping[str, InfiniBand] = MappingProxyType({
     "xdr": InfiniBand(port_bytes=800 * _GIGA // 8, radix=144, switch_ns=130),
 })  # fmt: skip
 """SB7800 (36 ports of 100 Gb/s, 90 ns), QM8700 (40 of 200, 130 ns), QM9700 (64 of 400) and Q3400-RA (144 of 800)
-datasheets. No latency is published for the last two, and other pages contradict each other; that of HDR is
-taken."""
+datasheets. No latency is published for the last two, and other pages contradict each other; they have HDR's
+latency."""
 
 INFINIBAND_PAYLOAD = Fraction(4096, 4096 + 8 + 12 + 4 + 2)
-"""Share of a port that payload gets: packets of 4096 bytes with LRH, BTH, ICRC and VCRC (InfiniBand Architecture
+"""Share of a port's rate for payload: packets of 4096 bytes with LRH, BTH, ICRC and VCRC (InfiniBand Architecture
 Specification, volume 1, chapters 5 and 7)."""
 
 INFINIBAND_NIC_NS = 300
-"""What each of the two NICs adds: half of the 600 ns that the ConnectX-6 user manual gives end to end."""
+"""Latency of each of the two NICs: half of the 600 ns end to end in the ConnectX-6 user manual."""
 
 INFINIBAND_OVERHEAD_NS = 11_300
-"""NCCL 2.30, src/graph/tuning.cc, hwLatencies of a ring over a network: Simple 14.0 us. LL is 2.7 us, which PCI
-Express at both ends (2 x 1.0 us), both NICs and a switch come to, within 30 ns; a message pays the rest."""
+"""NCCL 2.30, src/graph/tuning.cc, hwLatencies of a ring over a network: Simple 14.0 us, LL 2.7 us. LL equals the
+sum of PCI Express at both ends (2 x 1.0 us), both NICs and a switch, within 30 ns. The difference is overhead per
+message."""
 
 Bandwidth = Annotated[Rate, Field(ge=1_000, le=10**17)]
 Latency = Annotated[Duration, Field(ge=0, le=10**12)]
@@ -166,15 +167,15 @@ def kbps(bytes_per_s: Fraction | int, share: Fraction | float = 1) -> int:
 
 
 ABSENT = -1
-"""Stands for no link in a column."""
+"""Marks an absent link in a column."""
 
 
 def walked(links: Links, columns: Sequence[Int64s], *, ways: int = 1) -> Paths:
-    """Return paths from columns of shape (rows,), source to target, that hold a link or ``ABSENT``."""
+    """Return paths from columns of links or ``ABSENT``, in order from source to target; each has shape (rows,)."""
     steps = np.stack(columns, axis=1)
-    there = steps != ABSENT
-    ends = np.concatenate([[0], np.cumsum(there.sum(axis=1))])
-    return Paths.along(links, ends, steps[there], ways=ways)
+    present = steps != ABSENT
+    ends = np.concatenate([[0], np.cumsum(present.sum(axis=1))])
+    return Paths.along(links, ends, steps[present], ways=ways)
 
 
 def halves(latency_ns: int) -> tuple[int, int]:
@@ -195,4 +196,5 @@ def hosts(request: NetworkRequest) -> list[str]:
     """
     if request.per_node == 1:
         return [f"host{host}" for host in range(request.endpoints)]
-    return [f"node{e // request.per_node}.nic{e % request.per_node}" for e in range(request.endpoints)]
+    per_node = request.per_node
+    return [f"node{endpoint // per_node}.nic{endpoint % per_node}" for endpoint in range(request.endpoints)]
