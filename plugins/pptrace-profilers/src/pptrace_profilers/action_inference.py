@@ -27,7 +27,7 @@ from pptrace.plugin import Action, Kind, TraceError
 from pptrace_profilers.gpu_spans import with_gpu_spans
 from pptrace_profilers.pass_runs import AUTOGRAD, RankRuns, Verdict, autograd_runs, launch_runs, mean
 from pptrace_profilers.recording import NO_STAGE, Annotations, Execution
-from pptrace_profilers.stage_inference import from_ways_of_messages
+from pptrace_profilers.stage_inference import infer_from_messages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
     from pptrace_profilers.recording import Recording
 
 _HELP = "`pptrace annotate` prints a module that marks them"
-_AGAIN = "mark actions and record again: `pptrace annotate` prints a module for that"
-_MORE = "; autograd's operations tell more than launches do: record them, too (PyTorch: ProfilerActivity.CPU)"
+_RECORD_HELP = "mark actions and record again: `pptrace annotate` prints a module for that"
+_CPU_HELP = "; autograd's operations tell more than launches do: record them, too (PyTorch: ProfilerActivity.CPU)"
 
 
 def infer(recordings: Sequence[Recording]) -> tuple[list[Recording], str]:
     """Return the recordings, with actions if they are inferred, and a sentence on the inference.
 
     Args:
-        recordings: one per pipeline rank, in their order, with no action that computes.
+        recordings: one per pipeline rank, in their order, without computations.
     """
     source = AUTOGRAD
     ranks = [RankRuns.of(recording, _from_autograd(recording)) for recording in recordings]
@@ -56,27 +56,29 @@ def infer(recordings: Sequence[Recording]) -> tuple[list[Recording], str]:
         ]
     if not all(rank.forwards for rank in ranks):
         return list(recordings), ""
-    verdict, placed = one_stage_each(ranks, source), [_in_order(rank) for rank in ranks]
+    verdict, places_by_rank = one_stage_each(ranks, source), [_in_order(rank) for rank in ranks]
     if verdict.objection and any(end.peer >= 0 for rank in ranks for end in rank.recording.ends):
-        inference = from_ways_of_messages(ranks, source)
+        inference = infer_from_messages(ranks, source)
         if inference is not None:
-            verdict, ranks, placed, stages = inference
+            verdict, ranks, places_by_rank, stages = inference
             source = f"{source} and the ways of messages, {stages} stages"
     if verdict.objection:
-        more = "" if source.startswith(AUTOGRAD) else _MORE
-        return list(recordings), f"forwards and backwards are not inferred{verdict.objection}; {_AGAIN}{more}"
+        more = "" if source.startswith(AUTOGRAD) else _CPU_HELP
+        return list(
+            recordings
+        ), f"forwards and backwards are not inferred{verdict.objection}; {_RECORD_HELP}{more}"
     note = f"no annotation names an action: inferred from {source}, {verdict.text}; {_HELP}"
-    return [_with_actions(rank, places) for rank, places in zip(ranks, placed, strict=True)], note
+    return [_with_actions(rank, places) for rank, places in zip(ranks, places_by_rank, strict=True)], note
 
 
 def _in_order(rank: RankRuns) -> Places:
     """Return the places of the forwards of a rank that holds one stage."""
     places: Places = {}
-    begun: Counter[int] = Counter()
+    started: Counter[int] = Counter()
     for run, step in zip(rank.runs, rank.steps, strict=True):
         if run.forward and step >= 0:
-            places[run.forward_number] = (NO_STAGE, begun[step])
-            begun[step] += 1
+            places[run.forward_number] = (NO_STAGE, started[step])
+            started[step] += 1
     return places
 
 
@@ -92,7 +94,7 @@ def _posts(recording: Recording) -> list[int]:
 
 
 def _with_actions(rank: RankRuns, places: Places) -> Recording:
-    """Return a recording with its runs as actions. A kernel belongs to the action that launched it."""
+    """Return a recording with its runs as actions; a kernel belongs to the action that launched it."""
     executions = tuple(_executions(rank, places))
     recording = replace(rank.recording, executions=executions, unattributed=())
     operations = recording.operations
@@ -104,8 +106,8 @@ def _with_actions(rank: RankRuns, places: Places) -> Recording:
         thread=np.full(len(executions), -1, dtype=np.int32), row=np.zeros(len(executions), dtype=np.int64),
     )  # fmt: skip
     launched = operations.launch_ns
-    around = annotations.around(launched, np.zeros(launched.size, dtype=np.int32), np.zeros_like(launched))
-    action = np.where(launched >= 0, around, -1).astype(np.int32)
+    launcher = annotations.around(launched, np.zeros(launched.size, dtype=np.int32), np.zeros_like(launched))
+    action = np.where(launched >= 0, launcher, -1).astype(np.int32)
     return with_gpu_spans(replace(recording, operations=replace(operations, action=action)))
 
 
@@ -156,8 +158,8 @@ def _shares(ranks: Sequence[RankRuns]) -> Iterator[tuple[str, float]]:
     yield "of the forwards are on every rank", min(counts) / max(counts)
     yield "of the forwards have their backwards", mean(fits for rank in ranks for fits in _paired(rank))
     forms = [Counter(run.operations for run in rank.forwards) for rank in ranks]
-    alike = sum(form.most_common(1)[0][1] for form in forms) / sum(form.total() for form in forms)
-    yield "of the forwards are alike", alike
+    usual_share = sum(form.most_common(1)[0][1] for form in forms) / sum(form.total() for form in forms)
+    yield "of the forwards are alike", usual_share
     yield (
         "of the messages leave behind what makes them",
         mean(fits for number, rank in enumerate(ranks) for fits in _directed(rank, number)),
@@ -176,9 +178,9 @@ def _directed(rank: RankRuns, number: int) -> Iterator[bool]:
     """Yield for each sent message whether its direction is that of the run before it."""
     starts = [run.start_ns for run in rank.runs]
     for end in rank.recording.ends:
-        before = int(np.searchsorted(starts, end.host_ns, side="right")) - 1
-        if end.sends and end.peer >= 0 and before >= 0 and rank.steps[before] >= 0:
-            yield end.peer - number == (1 if rank.runs[before].forward else -1)
+        run_index = int(np.searchsorted(starts, end.host_ns, side="right")) - 1
+        if end.sends and end.peer >= 0 and run_index >= 0 and rank.steps[run_index] >= 0:
+            yield end.peer - number == (1 if rank.runs[run_index].forward else -1)
 
 
 def _counted(ranks: Sequence[RankRuns]) -> Iterator[float]:

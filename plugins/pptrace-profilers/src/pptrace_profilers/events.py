@@ -69,16 +69,16 @@ class Detailed(Event, gc=False):
 
 @dataclass(slots=True, kw_only=True)
 class Events:
-    """The complete events of one file that were wanted; columns have one value per event, in file order."""
+    """Selected complete events of one file; columns have one value per event, in file order."""
 
     path: Path
     """The file."""
     top: dict[str, Any]
     """Metadata of the file."""
     names: list[str]
-    """Names, each once."""
+    """Distinct names."""
     categories: list[str]
-    """Categories, each once."""
+    """Distinct categories."""
     name: Int32s
     """Number of each event's name."""
     category: Int32s
@@ -86,39 +86,39 @@ class Events:
     thread: Int32s
     """Number of each event's thread among ``threads``."""
     start_ns: Int64s
-    """When it starts: since the epoch, or since whatever the file counts from."""
+    """Start, since the epoch or since the origin of the file."""
     end_ns: Int64s
-    """When it ends."""
+    """End."""
     correlation: Int64s
-    """What a launch and its kernel share; -1 for none."""
+    """Correlation id of a launch and its kernel; -1 for none."""
     stream: Int64s
     """The GPU's stream; -1 for none."""
     arguments: dict[int, Arguments]
-    """Arguments of the events that have any beside those, by event."""
+    """Arguments by event, of events with further arguments."""
     threads: list[tuple[Number, Number]]
-    """Process and thread ids, each pair once."""
+    """Distinct pairs of process and thread id."""
     allocated: dict[int, int] = field(default_factory=dict)
-    """Most bytes that were allocated at once, by type of device (0 is the host)."""
+    """Peak of allocated bytes by device type (0 is the host)."""
     cut: bool = False
-    """Whether the file ends in the middle; its whole events are here."""
+    """Whether the file ends in the middle of an event, which is left out."""
     bad: int = 0
-    """Events that are none: no time, a negative or endless one, fields of another type."""
+    """Number of invalid events: no time, a negative or infinite one, fields of another type."""
 
     def __len__(self) -> int:
         return int(self.name.size)
 
     def of(self, categories: Collection[str]) -> NDArray[np.bool_]:
-        """Return which events are of some categories, shape (events,)."""
+        """Return whether each event has one of the categories, shape (events,)."""
         wanted = np.array([name in categories for name in self.categories], dtype=bool)
         chosen: NDArray[np.bool_] = wanted[self.category] if wanted.size else np.zeros(len(self), dtype=bool)
         return chosen
 
     def named(self, wanted: Callable[[str], object]) -> NDArray[np.bool_]:
-        """Return which events have a name that is wanted, shape (events,)."""
+        """Return whether the name of each event satisfies ``wanted``, shape (events,)."""
         return np.isin(self.name, [number for number, name in enumerate(self.names) if wanted(name)])
 
     def by_start(self, chosen: NDArray[np.bool_]) -> Int64s:
-        """Return the chosen events in the order in which they start."""
+        """Return the chosen events by start."""
         rows = np.flatnonzero(chosen)
         return rows[np.argsort(self.start_ns[rows], kind="stable")]
 
@@ -130,7 +130,7 @@ class Events:
 LARGEST_NS, _LARGEST_ID, _LONGEST_ID = 2**62, 2**63, 19
 """Bounds of times and of ids, and of the digits of an id."""
 _BATCH = 1024
-"""Events that become columns at once."""
+"""Events that are converted to columns at a time."""
 _ENTRY = 120
 """Approximate bytes of an entry of a dictionary without its key."""
 
@@ -142,7 +142,7 @@ class EventBuilder:
         self.bad = 0
         """Dropped events: without a time, or with a negative or infinite duration."""
         self.held_bytes = 0
-        """Approximate memory of names and arguments beside the columns."""
+        """Approximate bytes of names and arguments, without the columns."""
         self._names: dict[str, int] = {}
         self._categories: dict[str, int] = {}
         self._threads: dict[tuple[Number, Number], int] = {}
@@ -178,18 +178,18 @@ class EventBuilder:
         start_ns: Int64s, end_ns: Int64s, correlation: Sequence[Number], stream: Sequence[Number],
         arguments: Sequence[Marks | None],
     ) -> None:  # fmt: skip
-        """Append events column by column; :class:`Arguments` among their arguments are kept."""
+        """Append events column by column; only arguments of type :class:`Arguments` are kept."""
         self._blocks.append((
             self._number(self._names, names), self._number(self._categories, categories),
             self._number(self._threads, threads), start_ns, end_ns, _ids(correlation), _ids(stream),
         ))  # fmt: skip
-        detailed = {row: given for row, given in enumerate(arguments, self._count) if isinstance(given, Arguments)}
+        detailed = {row: args for row, args in enumerate(arguments, self._count) if isinstance(args, Arguments)}
         self._arguments |= detailed
         self.held_bytes += sum(map(_size, detailed.values()))
         self._count += len(names)
 
     def _number(self, known: dict[Any, int], values: Sequence[Hashable]) -> Int32s:
-        """Return the numbers of values; new ones take the next."""
+        """Return the number of each value; assigns the next numbers to new values."""
         for value in [value for value in dict.fromkeys(values) if value not in known]:
             known[value] = len(known)
             parts = value if isinstance(value, tuple) else (value,)
@@ -202,7 +202,7 @@ class EventBuilder:
         Args:
             path: the file.
             top: Kineto's metadata, such as ``distributedInfo``.
-            base_ns: the time that the events' times count from.
+            base_ns: origin of the events' times.
             cut: whether the file ends in the middle.
         """
         self._add_rows()
@@ -223,7 +223,7 @@ def _is_time(value: object) -> bool:
 
 
 def _size(arguments: Arguments) -> int:
-    """Return the memory that an event's arguments take, about."""
+    """Return the approximate bytes of an event's arguments."""
     values = [getattr(arguments, name) for name in Arguments.__struct_fields__]
     raw = sum(len(value) for value in values if isinstance(value, msgspec.Raw))  # without a size in Python
     texts = sum(sys.getsizeof(value) for value in values if isinstance(value, str))
@@ -244,13 +244,13 @@ def _id(value: Number) -> int:
 
 
 LARGEST_US = 2**51
-"""71 years: a time since 1970 is below, and the sum of two in nanoseconds below 2**63."""
+"""71 years: larger than times since 1970; sums of two such times in nanoseconds are below 2**63."""
 _DIGITS = 19
 """Digits of the largest number; longer text is not converted."""
 
 
 def whole(value: object, absent: int) -> int:
-    """Return a whole number of at most 62 bits, ``absent`` for anything else.
+    """Return an integer of at most 62 bits, ``absent`` for any other value.
 
     >>> whole(7, -1), whole("7", -1), whole(7.5, -1), whole(2**70, -1), whole(True, -1)
     (7, 7, -1, -1, -1)

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from pptrace.plugin import Int64s, UnpackedFile
     from pptrace_profilers.events import Events, Number
 
-_BLOCK = 96 << 10  # larger ones leave the processor's cache, and at 128 KiB malloc maps each anew
+_BLOCK = 96 << 10  # larger blocks exceed the processor's cache; from 128 KiB on, malloc maps each block
 MOST_EVENT_BYTES = 16 << 20
-"""Bytes within which an event must end, and which the part before the events may have."""
+"""Maximum bytes of an event, and of the text before the events."""
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _FIRST_KEY = re.compile(rb'\{\s*"(?:ph|name|cat|args|ts|pid|tid|dur|id|bp|s|tts|tdur|sf|cname)"\s*:')
 _EMPTY = re.compile(rb"(?:\s*\{\s*\}\s*,){16}")
@@ -43,12 +43,12 @@ _MARKS = (b'"ph"',)
 _MOST_BROKEN = 100_000
 """Invalid events that a file may have if most of its events are invalid."""
 _LONGEST_KEY, _MOST_BLANKS = 4096, 256
-"""Bytes before an event's first key is whole, and blanks between two events, where a block is cut."""
+"""Maximum bytes up to the end of an event's first key, and maximum blanks between two events."""
 
 
 @dataclass(slots=True)
 class Blocks:
-    """The events of a file in blocks; ``top`` and ``cut`` are final after the last block."""
+    """Blocks of the events of a file; ``top`` and ``cut`` are final after the last block."""
 
     path: Path
     """The file."""
@@ -62,21 +62,21 @@ class Blocks:
     """The open file during iteration."""
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield texts of whole events with commas between, without brackets.
+        """Yield texts of whole events separated by commas, without brackets.
 
-        The last may hold the array's end and metadata; :meth:`values` reads it.
+        The last text may include the end of the array and metadata; :meth:`values` reads it.
 
         Raises:
-            TraceError: the file cannot be read, is no Chrome JSON, or unfolds without end.
+            TraceError: the file cannot be read, is no Chrome JSON, or unpacks to too many bytes.
         """
         with open_unpacked(self.path) as self.file:
             yield from self._split(self.file)
 
     def expect(self, events: int, bad: int) -> None:
-        """Check how many events there were, whole and broken, and how many will be.
+        """Check the numbers of valid and invalid events so far, and the expected number.
 
         Raises:
-            TraceError: there are more than a trace may have, or most are broken.
+            TraceError: there are more events than a trace may have, or most are invalid.
         """
         if self.file is not None:
             self.file.expect(events + bad, _MARKS)
@@ -84,7 +84,7 @@ class Blocks:
             raise TraceError(f"holds {bad:,} broken events and {events:,} whole ones: not a trace", file=self.path)
 
     def values(self, block: bytes) -> Iterator[Any]:
-        """Yield the values of a block one by one: of one that holds the array's end, or broken events."""
+        """Yield the values of a block with the end of the array or with invalid events, one by one."""
         text, position, decoder = block.decode("utf-8", errors="replace"), 0, json.JSONDecoder()
         while True:
             while position < len(text) and text[position] in " \t\r\n,":
@@ -92,7 +92,7 @@ class Blocks:
             if position == len(text):
                 return
             if text[position] == "]":
-                self._ended(text[position + 1 :].encode(errors="replace"))
+                self._read_trailer(text[position + 1 :].encode(errors="replace"))
                 return
             try:
                 value, position = decoder.raw_decode(text, position)
@@ -101,8 +101,8 @@ class Blocks:
                 return
             yield value
 
-    def _ended(self, rest: bytes) -> None:
-        """Read the metadata after the array's end."""
+    def _read_trailer(self, rest: bytes) -> None:
+        """Read the metadata after the end of the array."""
         text = rest.strip(_BLANK).removeprefix(b",").strip(_BLANK)
         if text in {b"", b"}"}:
             return
@@ -112,45 +112,45 @@ class Blocks:
             self.cut = True
 
     def _split(self, file: UnpackedFile) -> Iterator[bytes]:
-        held, searched = self._begin(file), 0
+        buffer, searched_bytes = self._begin(file), 0
         while True:
-            part = self._part(file, len(held))
-            held += part
+            part = self._read_part(file, len(buffer))
+            buffer += part
             if not part:
                 break
-            start, end = _last_start(held, searched)
-            searched = len(held) - start
+            start, end = _last_start(buffer, searched_bytes)
+            searched_bytes = len(buffer) - start
             if start > 0:
-                yield held[:end]
-                held = held[start:]
-            elif len(held) > MOST_EVENT_BYTES:
-                what = "all events are empty" if _EMPTY.match(held) else "no event ends"
+                yield buffer[:end]
+                buffer = buffer[start:]
+            elif len(buffer) > MOST_EVENT_BYTES:
+                what = "all events are empty" if _EMPTY.match(buffer) else "no event ends"
                 raise TraceError(f"{what} within {MOST_EVENT_BYTES >> 20} MiB: not a trace", file=self.path)
-        # The end is decoded event by event, which is slow. So it holds the last event alone.
-        start, end = _last_start(held)
+        # The last block is decoded event by event, which is slow. So it has only the last event.
+        start, end = _last_start(buffer)
         if start > 0:
-            yield held[:end]
-        if held[start:].strip(_BLANK):
-            yield held[start:]
+            yield buffer[:end]
+        if buffer[start:].strip(_BLANK):
+            yield buffer[start:]
 
     def _begin(self, file: UnpackedFile) -> bytes:
-        """Read up to the first event, and return what was read of the events."""
-        held = b""
-        while len(held) <= MOST_EVENT_BYTES:
-            part = self._part(file, len(held))
-            held += part
-            text = held.lstrip(b"\xef\xbb\xbf" + _BLANK)
+        """Read up to the first event, and return the bytes of events that were read."""
+        buffer = b""
+        while len(buffer) <= MOST_EVENT_BYTES:
+            part = self._read_part(file, len(buffer))
+            buffer += part
+            text = buffer.lstrip(b"\xef\xbb\xbf" + _BLANK)
             if text.startswith(b"["):
                 return text[1:]
             if text[:1] not in {b"{", b""}:
                 break
-            array = _ARRAY.search(held)
+            array = _ARRAY.search(buffer)
             if array:
-                self._describe(held[: array.start()])
-                return held[array.end() :]
+                self._describe(buffer[: array.start()])
+                return buffer[array.end() :]
             if not part:
                 break
-        if not held.strip(_BLANK):
+        if not buffer.strip(_BLANK):
             raise TraceError("is empty", file=self.path)
         raise TraceError("is no Chrome JSON: there are no traceEvents", file=self.path)
 
@@ -160,10 +160,10 @@ class Blocks:
         except (ValueError, RecursionError) as error:
             raise TraceError(f"cannot be read before its events: {error}", file=self.path) from None
 
-    def _part(self, file: UnpackedFile, held: int) -> bytes:
-        """Return the next bytes, as many as are held where that is much: an event's end is soon found or never."""
+    def _read_part(self, file: UnpackedFile, buffered_bytes: int) -> bytes:
+        """Return the next bytes, at least as many as are buffered, to detect a missing end early."""
         try:
-            part = file.read(max(_BLOCK, held))
+            part = file.read(max(_BLOCK, buffered_bytes))
         except (EOFError, zlib.error):
             if not self.size:
                 raise
@@ -173,14 +173,14 @@ class Blocks:
         return part
 
 
-def _last_start(text: bytes, searched: int = 0) -> tuple[int, int]:
-    """Return where the last event starts that another one comes before, and where that one ends; 0, 0 for none.
+def _last_start(text: bytes, searched_bytes: int = 0) -> tuple[int, int]:
+    """Return the start of the last event that follows another event, and the end of that event; 0, 0 for none.
 
     Args:
         text: the text.
-        searched: how much of its beginning was, in vain.
+        searched_bytes: length of the beginning that was searched before without a result.
     """
-    position, first = len(text), max(searched - _LONGEST_KEY, 0)
+    position, first = len(text), max(searched_bytes - _LONGEST_KEY, 0)
     while (position := text.rfind(b"{", first, position)) > 0:
         before = text[max(position - _MOST_BLANKS, 0) : position].rstrip(_BLANK)
         comma = max(position - _MOST_BLANKS, 0) + len(before) - 1
@@ -214,7 +214,7 @@ class PlainEvents:
         """Yield each event.
 
         Raises:
-            TraceError: the file cannot be read, is no Chrome JSON, or unfolds without end.
+            TraceError: the file cannot be read, is no Chrome JSON, or unpacks to too many bytes.
         """
         count = 0
         for block in self._blocks:
@@ -232,7 +232,7 @@ class PlainEvents:
 
 
 MEMORY = "[memory]"
-"""The name of an instant at which PyTorch's allocator says how much it holds."""
+"""Name of the instants with the allocated bytes of PyTorch's allocator."""
 
 
 _NO_ARGUMENTS = Marks()
@@ -248,20 +248,20 @@ def detached(event: Detailed) -> Detailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
-    """Which complete events are wanted."""
+    """Filter of complete events."""
 
     categories: frozenset[str]
-    """Categories of which all are."""
+    """Categories to read."""
     prefixes: tuple[str, ...] = ()
-    """Beginnings of names that are, whatever their category."""
+    """Prefixes of names to read in any category."""
     without: frozenset[str] = frozenset()
-    """Names that are not, whatever their category."""
+    """Names to skip in all categories."""
     details: tuple[str, ...] = ()
-    """Beginnings of names whose arguments are."""
+    """Prefixes of names whose arguments are read."""
 
 
 _BATCH, _BATCH_BYTES = 1024, 4 << 20
-"""Events, and bytes of text, that are made columns at once."""
+"""Events, and bytes of text, that are converted to columns at a time."""
 _ALWAYS = 2
 _LEAN = msgspec.json.Decoder(list[Event])
 
@@ -276,24 +276,24 @@ def read_events(path: Path, keep: Keep) -> Events:
     builder = EventBuilder()
     choice = _Choice(keep)
     allocated: dict[int, int] = {}
-    waiting: list[Event] = []
-    seen, read = 0, 0
+    pending: list[Event] = []
+    seen_count, read_bytes = 0, 0
     for block in blocks:
         try:
             events = _LEAN.decode(b"[" + block + b"]")
-            seen += len(events)
-            waiting += choice.of(events, block)
+            seen_count += len(events)
+            pending += choice.of(events, block)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            whole, empty = _events_one_by_one(block, blocks, builder)
-            seen += len(whole) + empty
-            waiting += choice.of(whole)
-        blocks.expect(seen, builder.bad)
-        read += len(block)
-        if len(waiting) >= _BATCH or read >= _BATCH_BYTES:
-            _add(builder, waiting, allocated)
+            detailed, empty_count = _events_one_by_one(block, blocks, builder)
+            seen_count += len(detailed) + empty_count
+            pending += choice.of(detailed)
+        blocks.expect(seen_count, builder.bad)
+        read_bytes += len(block)
+        if len(pending) >= _BATCH or read_bytes >= _BATCH_BYTES:
+            _add(builder, pending, allocated)
             check_events(len(builder) + builder.bad, path, builder.held_bytes)
-            waiting, read = [], 0
-    _add(builder, waiting, allocated)
+            pending, read_bytes = [], 0
+    _add(builder, pending, allocated)
     check_events(len(builder) + builder.bad, path, builder.held_bytes)
     base = blocks.top.get("baseTimeNanoseconds")
     base_ns = base if isinstance(base, int) and abs(base) < LARGEST_NS else 0
@@ -303,11 +303,11 @@ def read_events(path: Path, keep: Keep) -> Events:
 
 
 _LONGEST_US = 2**40
-"""12 days, so that sums of many durations have at most 62 bits."""
+"""12 days; sums of many durations have at most 62 bits."""
 
 
 def _add(builder: EventBuilder, events: Sequence[Event], allocated: dict[int, int]) -> None:
-    """Append the complete events to a builder, and update the most allocated bytes by type of device."""
+    """Append the complete events to a builder, and update the peak of allocated bytes by device type."""
     for marks in [e.args for e in events if e.name == MEMORY and e.args is not None]:
         total, device = marks.allocated, marks.device_type
         if isinstance(total, int) and isinstance(device, int) and 0 < total < 2 * LARGEST_NS:
@@ -347,42 +347,48 @@ def _nanoseconds(times: NDArray[np.float64]) -> Int64s:
 
 
 class _Choice:
-    """Filter of wanted events; decides once per name."""
+    """Filter of events by a :class:`Keep`; decides once per name."""
 
     def __init__(self, keep: Keep) -> None:
         self.categories = keep.categories
-        self.by_name = _PerName(lambda name: _ALWAYS if _begins(name, keep.prefixes) else name not in keep.without)
-        self.detailed = _PerName(lambda name: _begins(name, keep.details))
+        self.by_name = _PerName(
+            lambda name: _ALWAYS if _starts_with_any(name, keep.prefixes) else name not in keep.without
+        )
+        self.detailed = _PerName(lambda name: _starts_with_any(name, keep.details))
 
     def of(self, events: Sequence[Event], block: bytes = b"") -> list[Event]:
-        """Return the wanted events, where those have details with all arguments, read from the block's text."""
+        """Return the events to keep; events with details get all arguments from the text of the block."""
         categories, by_name, has_details = self.categories, self.by_name, self.detailed
-        kept = [e for e in events if (fate := by_name[e.name]) and (fate == _ALWAYS or e.cat in categories)]
-        places = [index for index, e in enumerate(kept) if has_details[e.name]]
+        kept = [
+            e for e in events if (decision := by_name[e.name]) and (decision == _ALWAYS or e.cat in categories)
+        ]
+        indices = [index for index, e in enumerate(kept) if has_details[e.name]]
         if block:
-            whole: Sequence[Event] = detailed_events(block, [kept[index] for index in places]) if places else ()
+            detailed: Sequence[Event] = (
+                detailed_events(block, [kept[index] for index in indices]) if indices else ()
+            )
         else:
-            whole = [kept[index] for index in places]
+            detailed = [kept[index] for index in indices]
             kept = [_lean(e) for e in kept]
-        for index, event in zip(places, whole, strict=True):
+        for index, event in zip(indices, detailed, strict=True):
             kept[index] = event
         return kept
 
 
 class _PerName(dict[str, int]):
-    """A verdict about each name."""
+    """Decision for each name."""
 
     def __init__(self, decide: Callable[[str], int]) -> None:
         super().__init__()
         self.decide = decide
 
     def __missing__(self, name: str) -> int:
-        verdict = self[name] = self.decide(name)
-        return verdict
+        decision = self[name] = self.decide(name)
+        return decision
 
 
-def _begins(name: str, beginnings: tuple[str, ...]) -> bool:
-    return bool(beginnings) and name.startswith(beginnings)
+def _starts_with_any(name: str, prefixes: tuple[str, ...]) -> bool:
+    return bool(prefixes) and name.startswith(prefixes)
 
 
 def _lean(event: Event) -> Event:
@@ -391,22 +397,22 @@ def _lean(event: Event) -> Event:
 
 
 def _events_one_by_one(block: bytes, blocks: Blocks, builder: EventBuilder) -> tuple[list[Detailed], int]:
-    """Return the valid events of a block that cannot be decoded at once, and the number of empty ones."""
+    """Return the valid events of a block that cannot be decoded at once, and the number of empty events."""
     events: list[Detailed] = []
-    empty = 0
+    empty_count = 0
     for value in blocks.values(block):
         if value == {}:
-            empty += 1
+            empty_count += 1
             continue
         try:
             events.append(msgspec.convert(_with_raw_text(value), Detailed))
         except (msgspec.ValidationError, UnicodeError, RecursionError):
             builder.bad += 1
-    return events, empty
+    return events, empty_count
 
 
 def _with_raw_text(event: Any) -> Any:
-    """Return an event whose raw arguments are text again."""
+    """Return an event with its raw arguments encoded as text."""
     arguments = event.get("args") if isinstance(event, dict) else None
     if not isinstance(arguments, dict):
         return event
@@ -415,8 +421,8 @@ def _with_raw_text(event: Any) -> Any:
     return {**event, "args": {**arguments, **texts}}
 
 
-_ONE = msgspec.json.Decoder(Detailed)
-_ALL = msgspec.json.Decoder(list[Detailed])
+_DETAILED_DECODER = msgspec.json.Decoder(Detailed)
+_DETAILED_LIST_DECODER = msgspec.json.Decoder(list[Detailed])
 
 
 def detailed_events(block: bytes, events: Sequence[Event]) -> list[Detailed]:
@@ -424,20 +430,20 @@ def detailed_events(block: bytes, events: Sequence[Event]) -> list[Detailed]:
 
     Args:
         block: text of whole events.
-        events: those of them that are wanted, in the order of the text.
+        events: selected events of the block, in the order of the text.
     """
     detailed: list[Detailed] = []
     position = 0
     for event in events:
-        with_arguments, position = _next(block, event, position)
+        with_arguments, position = _find_detailed(block, event, position)
         if with_arguments is None:
-            return _among_all(block, events)
+            return _decode_all(block, events)
         detailed.append(with_arguments)
     return detailed
 
 
-def _next(block: bytes, event: Event, position: int) -> tuple[Detailed | None, int]:
-    """Return an event that is written with ``ph`` first and plain values before its name, and where to go on."""
+def _find_detailed(block: bytes, event: Event, position: int) -> tuple[Detailed | None, int]:
+    """Return an event whose text has ``ph`` first and plain values before the name, and the next position."""
     name = msgspec.json.encode(event.name)
     while (position := block.find(name, position)) >= 0:
         start, stop = block.rfind(b"{", 0, position), block.find(b'"ph"', position)
@@ -446,7 +452,7 @@ def _next(block: bytes, event: Event, position: int) -> tuple[Detailed | None, i
         if stop >= 0:
             text = text.rstrip().removesuffix(b"{").rstrip().removesuffix(b",")
         try:
-            detailed = _ONE.decode(text)
+            detailed = _DETAILED_DECODER.decode(text)
         except msgspec.DecodeError:
             continue
         if (detailed.pid, *_identity(detailed)) == (event.pid, *_identity(event)):
@@ -454,9 +460,9 @@ def _next(block: bytes, event: Event, position: int) -> tuple[Detailed | None, i
     return None, position
 
 
-def _among_all(block: bytes, events: Sequence[Event]) -> list[Detailed]:
-    """Return the detailed events of a block of any key order by decoding all of it."""
-    rest = iter(_ALL.decode(b"[" + block + b"]"))
+def _decode_all(block: bytes, events: Sequence[Event]) -> list[Detailed]:
+    """Return the detailed events of a block with any order of keys by decoding the whole block."""
+    rest = iter(_DETAILED_LIST_DECODER.decode(b"[" + block + b"]"))
     return [next(detached(e) for e in rest if _identity(e) == _identity(event)) for event in events]
 
 

@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from pptrace_profilers.recording import MessageEnd
 
 _Node = tuple[int, int]
-"""A forward, or a run: its rank, and its number there."""
+"""A forward or a run: rank and index on that rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one rank did in one step."""
+    """Runs and messages of a rank in a step."""
 
     runs: Sequence[Run]
-    """Its runs by time."""
+    """Runs by time."""
     ends: Sequence[MessageEnd]
-    """Its ends of messages by time; peers are numbers of ranks."""
+    """Ends of messages by time; peers are indices of ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,26 +43,26 @@ class StepPlaces:
     """Stages and microbatches of the runs of a step."""
 
     places: Mapping[_Node, tuple[int, int]]
-    """Stage and microbatch by rank and index of the run there, in their order; empty where nothing fits."""
+    """Stage and microbatch by rank and index of the run, in order; empty if no route fits."""
     shares: Mapping[str, tuple[int, int]]
-    """Counts of what fits and of the total, by description."""
+    """Number of fitting items and of all items, by description."""
     route: tuple[int, ...]
-    """The rank of each stage; empty where nothing fits."""
+    """The rank of each stage; empty if no route fits."""
     reason: str = ""
     """Reason why no route fits; empty if one fits, or if the search is incomplete."""
 
 
-def chained(parts: Sequence[Part]) -> StepPlaces:
+def assign_by_chains(parts: Sequence[Part]) -> StepPlaces:
     """Assign stages and microbatches to the forwards of a step, one part per rank."""
-    next_of, back_of = _linked(parts)
+    next_of, back_of = _link_runs(parts)
     forwards = _passes(parts, forward=True)
-    chains = list(_chains(forwards, _with_own(next_of, forwards)))
+    chains = list(_chains(forwards, _add_local_links(next_of, forwards)))
     routes = Counter(_route(chain) for chain in chains)
     # Among equally common routes, the longest counts: shorter ones are truncated.
     route = max(routes, key=lambda path: (routes[path] * len(path), len(path)), default=())
-    whole = [chain for chain in chains if _route(chain) == route]
-    places = {node: (stage, number) for number, chain in enumerate(whole) for stage, node in enumerate(chain)}
-    held = [route.count(rank) for rank in range(len(parts))]
+    complete = [chain for chain in chains if _route(chain) == route]
+    places = {node: (stage, number) for number, chain in enumerate(complete) for stage, node in enumerate(chain)}
+    stage_counts = [route.count(rank) for rank in range(len(parts))]
     ends = sum(len(part.ends) for part in parts)
     return StepPlaces(
         places={
@@ -75,10 +75,13 @@ def chained(parts: Sequence[Part]) -> StepPlaces:
         shares={
             "of the messages lie between two actions": (2 * (len(next_of) + len(back_of)), ends),
             "of the forwards pass through all stages": (len(places), sum(map(len, forwards))),
-            "of the gradients go back as their forwards came": _returned(parts, back_of, whole),
-            "of the ranks hold as many stages as others": (held.count(max(held)), len(held)),
-            "of the forwards are like others of their stage": alike(parts, places),
-            "of the forwards begin in the order of microbatches": _ordered(parts, places, len(route)),
+            "of the gradients go back as their forwards came": _count_returned_gradients(parts, back_of, complete),
+            "of the ranks hold as many stages as others": (
+                stage_counts.count(max(stage_counts)),
+                len(stage_counts),
+            ),
+            "of the forwards are like others of their stage": count_usual_forwards(parts, places),
+            "of the forwards begin in the order of microbatches": _count_ordered(parts, places, len(route)),
         },
     )  # fmt: skip
 
@@ -87,23 +90,23 @@ def _route(chain: Sequence[_Node]) -> tuple[int, ...]:
     return tuple(rank for rank, _ in chain)
 
 
-def _returned(
+def _count_returned_gradients(
     parts: Sequence[Part], back_of: Mapping[_Node, _Node], chains: Sequence[Sequence[_Node]]
 ) -> tuple[int, int]:
     """Return the gradients that follow the links of their chains, and all links."""
-    with_own = _with_own(back_of, _passes(parts, forward=False))
+    all_links = _add_local_links(back_of, _passes(parts, forward=False))
     backwards = {
         (rank, run.forward_number) for rank, part in enumerate(parts) for run in part.runs if not run.forward
     }
     links = [(a, b) for chain in chains for a, b in pairwise(chain) if b in backwards]
-    return sum(with_own.get(b) == a for a, b in links), max(len(links), 1)
+    return sum(all_links.get(b) == a for a, b in links), max(len(links), 1)
 
 
-def _linked(parts: Sequence[Part]) -> tuple[dict[_Node, _Node], dict[_Node, _Node]]:
-    """Link runs by their messages: between two ranks those arrive in the order in which they left.
+def _link_runs(parts: Sequence[Part]) -> tuple[dict[_Node, _Node], dict[_Node, _Node]]:
+    """Link runs by their messages; messages between two ranks arrive in the order of their sends.
 
     Returns:
-        By forward, the one that its output went to; and the one that its gradient went to.
+        The receiver of the output of each forward, and the receiver of its gradient.
     """
     next_of: dict[_Node, _Node] = {}
     back_of: dict[_Node, _Node] = {}
@@ -112,19 +115,19 @@ def _linked(parts: Sequence[Part]) -> tuple[dict[_Node, _Node], dict[_Node, _Nod
     messages = [
         (receive.end_ns, source, target, send, receive)
         for source, part in enumerate(parts)
-        for target, other in enumerate(parts)
+        for target, target_part in enumerate(parts)
         for send, receive in zip(
             [end for end in part.ends if end.sends and end.peer == target],
-            [end for end in other.ends if not end.sends and end.peer == source],
+            [end for end in target_part.ends if not end.sends and end.peer == source],
             strict=False,
         )
     ]
     for _, source, target, send, receive in sorted(messages, key=lambda message: message[:3]):
-        receiver = _taker(parts[target].runs, receive, receivers[target])
+        receiver = _consumer(parts[target].runs, receive, receivers[target])
         if receiver < 0:
             continue
         run = parts[target].runs[receiver]
-        sender = _maker(parts[source].runs, send, senders[source], forward=run.forward)
+        sender = _producer(parts[source].runs, send, senders[source], forward=run.forward)
         if sender < 0:
             continue
         receivers[target].add(receiver)
@@ -135,7 +138,7 @@ def _linked(parts: Sequence[Part]) -> tuple[dict[_Node, _Node], dict[_Node, _Nod
 
 
 def second_passes(runs: Sequence[Run]) -> set[int]:
-    """Return which backwards are weight gradients: the second ones of the same forward."""
+    """Return the indices of weight gradients: the second backwards of their forwards."""
     seen: set[int] = set()
     second = set()
     for number, run in enumerate(runs):
@@ -146,13 +149,13 @@ def second_passes(runs: Sequence[Run]) -> set[int]:
     return second
 
 
-def _taker(runs: Sequence[Run], receive: MessageEnd, excluded: set[int]) -> int:
+def _consumer(runs: Sequence[Run], receive: MessageEnd, excluded: set[int]) -> int:
     """Return the first run after a receive that has no message yet; -1 for none."""
     first = int(np.searchsorted([run.start_ns for run in runs], receive.end_ns))
     return next((number for number in range(first, len(runs)) if number not in excluded), -1)
 
 
-def _maker(runs: Sequence[Run], send: MessageEnd, excluded: set[int], *, forward: bool) -> int:
+def _producer(runs: Sequence[Run], send: MessageEnd, excluded: set[int], *, forward: bool) -> int:
     """Return the last run of a direction before a send whose output was not sent; -1 for none."""
     last = int(np.searchsorted([run.start_ns for run in runs], send.host_ns)) - 1
     return next(
@@ -173,7 +176,9 @@ def _passes(parts: Sequence[Part], *, forward: bool) -> list[list[tuple[_Node, R
     ]
 
 
-def _with_own(next_of: Mapping[_Node, _Node], passes: Sequence[Sequence[tuple[_Node, Run]]]) -> dict[_Node, _Node]:
+def _add_local_links(
+    next_of: Mapping[_Node, _Node], passes: Sequence[Sequence[tuple[_Node, Run]]]
+) -> dict[_Node, _Node]:
     """Add links inside a rank: from runs without a send to runs without a receive, in order."""
     links, has_input = dict(next_of), set(next_of.values())
     for runs in passes:
@@ -188,16 +193,16 @@ def _with_own(next_of: Mapping[_Node, _Node], passes: Sequence[Sequence[tuple[_N
 def _chains(
     passes: Sequence[Sequence[tuple[_Node, Run]]], next_of: Mapping[_Node, _Node]
 ) -> Iterator[tuple[_Node, ...]]:
-    later = set(next_of.values())
-    begins = sorted((run.start_ns, node) for runs in passes for node, run in runs if node not in later)
+    targets = set(next_of.values())
+    begins = sorted((run.start_ns, node) for runs in passes for node, run in runs if node not in targets)
     for _, begin in begins:
         chain = [begin]
-        while chain[-1] in next_of:  # each node is in one link at most at either end: no circle is reached
+        while chain[-1] in next_of:  # no cycle: a node is the source and the target of at most one link
             chain.append(next_of[chain[-1]])
         yield tuple(chain)
 
 
-def alike(parts: Sequence[Part], places: Mapping[_Node, tuple[int, int]]) -> tuple[int, int]:
+def count_usual_forwards(parts: Sequence[Part], places: Mapping[_Node, tuple[int, int]]) -> tuple[int, int]:
     """Return the forwards with the usual operations of their stage, and all forwards."""
     forms: dict[int, Counter[tuple[str, ...]]] = defaultdict(Counter)
     for rank, part in enumerate(parts):
@@ -208,15 +213,17 @@ def alike(parts: Sequence[Part], places: Mapping[_Node, tuple[int, int]]) -> tup
     return sum(max(form.values()) for form in forms.values()), max(sum(form.total() for form in forms.values()), 1)
 
 
-def _ordered(parts: Sequence[Part], places: Mapping[_Node, tuple[int, int]], stages: int) -> tuple[int, int]:
+def _count_ordered(
+    parts: Sequence[Part], places: Mapping[_Node, tuple[int, int]], stages: int
+) -> tuple[int, int]:
     """Return the forwards that start in the order of microbatches on their stage, and all forwards."""
-    begun: list[list[int]] = [[] for _ in range(stages)]
+    started: list[list[int]] = [[] for _ in range(stages)]
     for rank, part in enumerate(parts):
         for run in part.runs:
             if run.forward and (place := places.get((rank, run.forward_number))) is not None:
-                begun[place[0]].append(place[1])
-    count = sum(map(len, begun))
-    return count - sum(int((np.diff(stage) < 0).sum()) for stage in begun), max(count, 1)
+                started[place[0]].append(place[1])
+    count = sum(map(len, started))
+    return count - sum(int((np.diff(stage) < 0).sum()) for stage in started), max(count, 1)
 
 
 NO_RANK = -1
@@ -228,11 +235,11 @@ class Known:
     """An action without a known stage."""
 
     forward: bool
-    """Whether it goes forward."""
+    """Whether it is a forward."""
     second: bool
     """Whether it is a separate weight gradient, without messages."""
     start_ns: int
-    """When its work begins."""
+    """Start of its work."""
     pair: int
     """Index on its rank of the matching forward; -1 if unknown, and for a forward."""
 
@@ -242,9 +249,9 @@ class Messages:
     """Producers of messages for a given route."""
 
     sent_to: Sequence[Sequence[int]]
-    """By rank and action, the rank that its output went to; :data:`NO_RANK` for none."""
+    """Receiving rank of the output, by rank and action; :data:`NO_RANK` for none."""
     inputs: Mapping[tuple[int, int, bool], Sequence[tuple[_Node, int]]]
-    """By target, source and whether they are activations: producer and arrival of each message, in order."""
+    """Producer and arrival of each message in order, by target, source and whether they are activations."""
 
 
 def messages_of(
@@ -253,25 +260,25 @@ def messages_of(
     """Find the producers of the messages of a step.
 
     Args:
-        parts: what each rank did, by launch.
-        known: its actions.
+        parts: runs and messages of each rank, by launch.
+        known: actions of each rank.
         route: the rank of each stage.
         gradient_first: whether a gradient precedes an activation that was posted together to the same rank.
     """
     sent_to: list[list[int]] = []
-    makers_of: dict[tuple[int, int], list[int]] = defaultdict(list)
+    producers_of: dict[tuple[int, int], list[int]] = defaultdict(list)
     for rank, part in enumerate(parts):
         sends = sorted((end for end in part.ends if end.sends and end.peer >= 0), key=attrgetter("host_ns"))
-        takers = [
-            frozenset(after[stage] for stage, rank_of_stage in enumerate(route) if rank_of_stage == rank)
-            for after in ((*route[1:], NO_RANK), (NO_RANK, *route[:-1]))
+        consumers = [
+            frozenset(receivers[stage] for stage, rank_of_stage in enumerate(route) if rank_of_stage == rank)
+            for receivers in ((*route[1:], NO_RANK), (NO_RANK, *route[:-1]))
         ]
-        makers = _makers(part, known[rank], sends, takers, {rank, NO_RANK}, gradient_first=gradient_first)
+        producers = _producers(part, known[rank], sends, consumers, {rank, NO_RANK}, gradient_first=gradient_first)
         peers = [NO_RANK] * len(part.runs)
-        for send, maker in zip(sends, makers, strict=True):
-            makers_of[rank, send.peer].append(maker)
-            if maker >= 0:
-                peers[maker] = send.peer
+        for send, producer in zip(sends, producers, strict=True):
+            producers_of[rank, send.peer].append(producer)
+            if producer >= 0:
+                peers[producer] = send.peer
         sent_to.append(peers)
     inputs: dict[tuple[int, int, bool], list[tuple[_Node, int]]] = defaultdict(list)
     for target, part in enumerate(parts):
@@ -279,47 +286,47 @@ def messages_of(
             receives = sorted(
                 (end for end in part.ends if not end.sends and end.peer == source), key=attrgetter("host_ns")
             )
-            for maker, receive in zip(makers_of[source, target], receives, strict=False):
-                if maker >= 0:
-                    message = (source, maker), receive.end_ns
-                    inputs[target, source, known[source][maker].forward].append(message)
+            for producer, receive in zip(producers_of[source, target], receives, strict=False):
+                if producer >= 0:
+                    message = (source, producer), receive.end_ns
+                    inputs[target, source, known[source][producer].forward].append(message)
     return Messages(sent_to=sent_to, inputs=inputs)
 
 
-def _makers(
-    part: Part, known: Sequence[Known], sends: Sequence[MessageEnd], takers: Sequence[frozenset[int]],
+def _producers(
+    part: Part, known: Sequence[Known], sends: Sequence[MessageEnd], consumers: Sequence[frozenset[int]],
     without_send: set[int], *, gradient_first: bool,
 ) -> list[int]:  # fmt: skip
     """Return the producer of each sent message; -1 for none.
 
     Args:
-        part: what a rank did, by launch.
-        known: its actions.
-        sends: its sent messages, by launch.
-        takers: ranks that take the outputs of its stages, of activations and of gradients.
-        without_send: those of them that no message goes to.
+        part: runs and messages of a rank, by launch.
+        known: actions of the rank.
+        sends: sent messages, by launch.
+        consumers: ranks that receive the activations, and the gradients, of the rank's stages.
+        without_send: consumers that receive no message.
         gradient_first: whether a gradient precedes an activation that was posted together to the same rank.
     """
-    always = [not ranks & without_send for ranks in takers]
-    begun = np.searchsorted([run.start_ns for run in part.runs], [send.host_ns for send in sends], side="right")
-    makers = [-1] * len(sends)
-    taken: set[int] = set()
-    for last in np.unique(begun).tolist():
-        block = np.flatnonzero(begun == last).tolist()
-        ready = [number for number in _latest(known, last - 1) if number not in taken]
+    always = [not ranks & without_send for ranks in consumers]
+    started = np.searchsorted([run.start_ns for run in part.runs], [send.host_ns for send in sends], side="right")
+    producers = [-1] * len(sends)
+    assigned: set[int] = set()
+    for last in np.unique(started).tolist():
+        block = np.flatnonzero(started == last).tolist()
+        ready = [number for number in _latest(known, last - 1) if number not in assigned]
         if len(block) > 1:
             ready.sort(key=lambda number: known[number].forward == gradient_first)
-        else:  # an action that always sends precedes; ties go to the later action
+        else:  # actions that always send come first; ties go to the later action
             ready.sort(key=lambda number: (not always[not known[number].forward], -number))
-        for place in block:
-            peer = {sends[place].peer} - without_send
-            fitting = (number for number in ready if peer & takers[not known[number].forward])
-            maker = next(fitting, -1)
-            makers[place] = maker
-            if maker >= 0:
-                taken.add(maker)
-                ready.remove(maker)
-    return makers
+        for send_index in block:
+            peer = {sends[send_index].peer} - without_send
+            fitting = (number for number in ready if peer & consumers[not known[number].forward])
+            producer = next(fitting, -1)
+            producers[send_index] = producer
+            if producer >= 0:
+                assigned.add(producer)
+                ready.remove(producer)
+    return producers
 
 
 def _latest(known: Sequence[Known], last: int) -> list[int]:

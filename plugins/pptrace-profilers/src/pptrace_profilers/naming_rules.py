@@ -39,26 +39,26 @@ if TYPE_CHECKING:
     from pptrace_profilers.recording import Recording
 
 Matcher: TypeAlias = "re.Pattern[str] | TimedPattern"
-"""A pattern of ours, or a user's."""
+"""A built-in pattern, or a pattern of the user."""
 MOST_S, MOST_IN_ALL_S = 1.0, 60.0
 """Seconds of processor time that a pattern may take for one text, and for all texts of a run."""
 _SHOWN = 60
 
 
-class _TookTooLongError(Exception):
-    """The timer's."""
+class _TimeoutError(Exception):
+    """Timeout of a pattern."""
 
 
 @dataclass(slots=True, kw_only=True)
 class TimedPattern:
-    """A compiled pattern that gives up after :data:`MOST_S`."""
+    """A compiled pattern with the time limit :data:`MOST_S`."""
 
     compiled: re.Pattern[str]
     """The pattern."""
     error: Callable[[str], ConfigError]
     """Return the error with the location of the pattern."""
     spent_s: float = 0.0
-    """What all texts took so far."""
+    """Time of all texts so far."""
 
     @property
     def pattern(self) -> str:
@@ -69,42 +69,42 @@ class TimedPattern:
         """Match a whole text.
 
         Raises:
-            ConfigError: it takes too long.
+            ConfigError: the search takes too long.
         """
-        return self._within(self.compiled.fullmatch, text)
+        return self._match_in_time(self.compiled.fullmatch, text)
 
     def search(self, text: str) -> re.Match[str] | None:
         """Find the pattern in a text; raises what :meth:`fullmatch` does."""
-        return self._within(self.compiled.search, text)
+        return self._match_in_time(self.compiled.search, text)
 
-    def _within(self, find: Callable[[str], re.Match[str] | None], text: str) -> re.Match[str] | None:
+    def _match_in_time(self, find: Callable[[str], re.Match[str] | None], text: str) -> re.Match[str] | None:
         if threading.current_thread() is not threading.main_thread():
             return find(text)
-        start, before = time.thread_time(), signal.signal(signal.SIGVTALRM, _give_up)
+        start, previous_handler = time.thread_time(), signal.signal(signal.SIGVTALRM, _raise_timeout)
         try:
             signal.setitimer(signal.ITIMER_VIRTUAL, MOST_S)
             try:
                 return find(text)
             finally:
-                signal.setitimer(signal.ITIMER_VIRTUAL, 0)  # the signal may still come here
-        except _TookTooLongError:
-            raise self._refused(f"takes more than {MOST_S:g} s for {text:.{_SHOWN}}") from None
+                signal.setitimer(signal.ITIMER_VIRTUAL, 0)  # the signal may still arrive here
+        except _TimeoutError:
+            raise self._config_error(f"takes more than {MOST_S:g} s for {text:.{_SHOWN}}") from None
         finally:
-            signal.signal(signal.SIGVTALRM, before)
+            signal.signal(signal.SIGVTALRM, previous_handler)
             self._count(time.thread_time() - start)
 
     def _count(self, seconds: float) -> None:
         self.spent_s += seconds
         if self.spent_s > MOST_IN_ALL_S:
-            raise self._refused(f"took more than {MOST_IN_ALL_S:g} s")
+            raise self._config_error(f"took more than {MOST_IN_ALL_S:g} s")
 
-    def _refused(self, what: str) -> ConfigError:
+    def _config_error(self, what: str) -> ConfigError:
         return self.error(f"the pattern {self.pattern:.{_SHOWN}} {what}: write it without nested repeats")
 
 
-def _give_up(number: int, frame: FrameType | None) -> NoReturn:
+def _raise_timeout(number: int, frame: FrameType | None) -> NoReturn:
     del number, frame
-    raise _TookTooLongError
+    raise _TimeoutError
 
 
 _MOST_MICROBATCHES = 2**16
@@ -116,13 +116,13 @@ class Meaning:
     """Meaning of an event."""
 
     action: Action | None
-    """The action; None for a message of which only the ends are known."""
+    """The action; None for a message with unknown contents."""
     sends: bool | None = None
-    """Whether it is a message that leaves, or one that arrives; None for an action."""
+    """Whether it is a sent message, or a received one; None for an action."""
     peer: int = -1
-    """Global rank at the message's other end; -1 where nothing says."""
+    """Global rank at the other end of the message; -1 if unknown."""
     size_bytes: int = 0
-    """The message's size; 0 where nothing says."""
+    """Size of the message; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,11 +130,11 @@ class Rule:
     """A rule that names events, from the groups of its patterns and its constants."""
 
     pattern: Matcher
-    """Matches whole names; its groups are ``action`` in full, or ``kind``, ``stage``, ``microbatch`` and so on."""
+    """Matches whole names; its groups are ``action``, or ``kind``, ``stage``, ``microbatch`` and so on."""
     args: Mapping[str, Matcher] = field(default_factory=dict)
     """Patterns of whole arguments, by key."""
     kind: Kind | None = None
-    """The kind, where no pattern has a group for it."""
+    """The kind, if no pattern has a group for it."""
     stage: int | None = None
     """The stage, likewise."""
     microbatch: int | None = None
@@ -142,7 +142,7 @@ class Rule:
     peer: int | None = None
     """Rank at the other end, likewise."""
     stream: str = "compute"
-    """Where it runs: ``compute``, ``send``, ``receive`` or ``data-parallel``."""
+    """Stream: ``compute``, ``send``, ``receive`` or ``data-parallel``."""
 
     def meaning(self, name: str, args: Mapping[str, object]) -> Meaning | None:
         """Return the meaning of an event; None if the rule does not match or captures an invalid number."""
@@ -166,7 +166,7 @@ class Rule:
         )  # fmt: skip
 
     def _groups(self, name: str, args: Mapping[str, object]) -> dict[str, str] | None:
-        """Return all groups that matched; None where the rule does not match."""
+        """Return all groups that matched; None if the rule does not match."""
         matches = [self.pattern.fullmatch(name)]
         for key, pattern in self.args.items():
             value = args.get(key)
@@ -197,7 +197,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """All rules of an import, the first that matches counts."""
+    """Rules in order of precedence."""
 
     actions: Sequence[Rule]
     """Rules of actions and messages."""
@@ -214,7 +214,7 @@ class Rules:
         return np.array([bool(self.communication.search(name)) for name in names], dtype=bool)
 
     def action(self, name: str) -> Action | None:
-        """Return the action that a name without arguments means."""
+        """Return the action of a name without arguments; None if no rule matches."""
         meanings = (rule.meaning(name, {}) for rule in self.actions)
         return next((meaning.action for meaning in meanings if meaning is not None and meaning.action), None)
 
@@ -228,11 +228,11 @@ BUILT_IN = Rules(
         r"^nccl\w*Kernel|^rccl|^msccl|::ep::|deep_ep|nvshmem|internode|intranode", re.IGNORECASE
     ),
 )
-"""What is recognised without a rules file."""
+"""Rules without a rules file."""
 
 
 def _parsed(text: str) -> Action | None:
-    """Return the action that a text spells; None for none, or one of more microbatches than a step has."""
+    """Return the action of a text; None if it is invalid or has too many microbatches."""
     try:
         action = parse_action(text)
     except TableError:
@@ -247,10 +247,10 @@ def _kind(text: str | None) -> Kind | None:
 
 
 def _number(groups: Mapping[str, str], key: str, default: int | None, most: int = 2**31) -> int | None:
-    """Return a captured number, else the rule's own.
+    """Return a captured number, by default the rule's number.
 
     Raises:
-        ValueError: what was captured is none, or too large.
+        ValueError: the captured text is no number, or the number is too large.
     """
     text = groups.get(key)
     if text is None:
@@ -266,15 +266,15 @@ _MOST_DIGITS = 19
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRule:
-    """Where global ranks are read."""
+    """Rule that reads global ranks."""
 
     source: str = "file"
     """``file``, ``pid``, ``process_name``, or ``args.`` and an argument's key."""
     pattern: Matcher = re.compile(r"rank[_\-.]?(?P<rank>\d+)", re.IGNORECASE)
-    """Finds the rank in it."""
+    """Finds the rank in the source."""
 
     def read(self, text: str) -> int:
-        """Return the rank that a text says, -1 for none.
+        """Return the rank in a text, -1 for none.
 
         >>> RankRule().read("rank_3.json"), RankRule().read("trace.json")
         (3, -1)
@@ -286,7 +286,7 @@ class RankRule:
 
 
 FILE_NAME = RankRule()
-"""What is read without a rules file."""
+"""Rule without a rules file."""
 
 _EXAMPLE = r"actions: [{name: 'QQ:(?P<action>.+)'}]"
 
@@ -296,35 +296,35 @@ class RulesFile:
     """All rules of an import."""
 
     rules: Rules = BUILT_IN
-    """Those of events, the file's before the built-in ones; and communication."""
+    """Rules of events, those of the file before the built-in ones, and communication."""
     rank: RankRule | None = None
-    """Where ranks are read, if the file says."""
+    """Rule of ranks; None if the file has none."""
     places: Places = field(default_factory=dict)
-    """Where each of its values is written."""
+    """Location of each value in the file."""
 
     def by_name(self, profiler: str) -> Rules:
-        """Return the rules for a profiler whose files are read by the names of annotations alone.
+        """Return the rules for a profiler that identifies actions by the names of annotations alone.
 
         Raises:
-            ConfigError: one asks for arguments, or for a rank that stands in no file's name; says which.
+            ConfigError: a rule needs arguments, or reads the rank elsewhere than in the file name.
         """
         number = next((number for number, rule in enumerate(self.rules.actions) if rule.args), None)
         if number is not None:
             message = f"files of {profiler} are read by the names of annotations alone: say name, without args"
-            raise self._refused(f"actions[{number}].args", message)
+            raise self._config_error(f"actions[{number}].args", message)
         if self.rank is not None and self.rank.source != "file":
             message = (
                 f"files of {profiler} say their rank by themselves, or in their name: say from: file, or nothing"
             )
-            raise self._refused("rank.from", message)
+            raise self._config_error("rank.from", message)
         return self.rules
 
     def ranked(self, recordings: Sequence[Recording]) -> Sequence[Recording]:
-        """Return the recordings of a file; a single one gets the rank that these rules read in the file name."""
+        """Return the recordings of a file; a single recording gets the rank in the file name by these rules."""
         rank = self.rank.read(recordings[0].path.name) if self.rank is not None and len(recordings) == 1 else -1
         return [replace(recordings[0], rank=rank)] if rank >= 0 else recordings
 
-    def _refused(self, key: str, message: str) -> ConfigError:
+    def _config_error(self, key: str, message: str) -> ConfigError:
         place = self.places.get(key) or self.places.get(key.split(".", maxsplit=1)[0])
         return _error_at(place, key, message)
 
@@ -334,10 +334,10 @@ NO_FILE = RulesFile()
 
 
 def read_rules(path: Path | None) -> RulesFile:
-    """Read a file of rules; without one there are the built-in ones.
+    """Read a file of rules; None returns the built-in rules.
 
     Raises:
-        ConfigError: it cannot be read, or a rule cannot be; says which, with its line.
+        ConfigError: the file cannot be read, or a rule is invalid; with its line.
     """
     if path is None:
         return NO_FILE
@@ -353,10 +353,10 @@ def read_rules(path: Path | None) -> RulesFile:
                 *(_rule(action, number, document.places) for number, action in enumerate(model.actions)),
                 *BUILT_IN.actions,
             ),
-            communication=_either(model.communication, document.places),
+            communication=_any_of(model.communication, document.places),
         ),
         rank=RankRule(
-            source=model.rank.source, pattern=_timed(model.rank.pattern, "rank.pattern", document.places)
+            source=model.rank.source, pattern=_compile(model.rank.pattern, "rank.pattern", document.places)
         )
         if model.rank
         else None,
@@ -367,26 +367,26 @@ def read_rules(path: Path | None) -> RulesFile:
 def _rule(model: ActionModel, number: int, places: Places) -> Rule:
     key = f"actions[{number}]"
     return Rule(
-        pattern=re.compile(".*", re.DOTALL) if model.name is None else _timed(model.name, f"{key}.name", places),
-        args={name: _timed(pattern, f"{key}.args.{name}", places) for name, pattern in model.args.items()},
+        pattern=re.compile(".*", re.DOTALL) if model.name is None else _compile(model.name, f"{key}.name", places),
+        args={name: _compile(pattern, f"{key}.args.{name}", places) for name, pattern in model.args.items()},
         kind=Kind[model.kind] if model.kind is not None else None,
         stage=model.stage, microbatch=model.microbatch, peer=model.peer, stream=model.stream,
     )  # fmt: skip
 
 
-def _timed(text: str, key: str, places: Places, flags: int = 0) -> TimedPattern:
+def _compile(text: str, key: str, places: Places, flags: int = 0) -> TimedPattern:
     """Return a pattern of the user, with the location for its errors."""
     place = places.get(key) or places.get(key.rpartition(".")[0]) or places.get(key.partition("[")[0])
     return TimedPattern(compiled=re.compile(text, flags), error=lambda what: _error_at(place, key, what))
 
 
-def _either(patterns: Sequence[str], places: Places) -> Matcher:
-    """Return what finds any of some patterns, or the built-in one."""
+def _any_of(patterns: Sequence[str], places: Places) -> Matcher:
+    """Return a pattern that matches any of ``patterns`` or the built-in one."""
     if not patterns:
         return BUILT_IN.communication
     text = "|".join(f"(?:{pattern})" for pattern in (*patterns, BUILT_IN.communication.pattern))
     try:
-        return _timed(text, "communication", places, re.IGNORECASE)
+        return _compile(text, "communication", places, re.IGNORECASE)
     except re.error as error:
         place = places.get("communication")
         raise _error_at(place, "communication", f"the patterns do not go together: {error}") from None

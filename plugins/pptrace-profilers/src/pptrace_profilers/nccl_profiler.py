@@ -1,14 +1,14 @@
 """Traces of NCCL's profiler plugin.
 
-Source: NCCL's plugins/profiler/example (print_event.cc): events are nested by their order in the file, times are
-microseconds since the plugin started in each process, ``KernelCh`` has the GPU's own clock, and a time that was
-never set is 0, or -1. Older versions leave hexadecimal numbers and types without quotes. Collectives of copy
-engines (profiler v6, ``CE_COLL``) name no communicator, which is then the file's; what they synchronise and copy
-within is part of them.
+Source: NCCL's plugins/profiler/example (print_event.cc). The order in the file nests the events. Times are
+microseconds since the plugin started in each process. ``KernelCh`` has times of the GPU's clock. An unset time is
+0 or -1. Older versions write hexadecimal numbers and types without quotes. Collectives of copy engines (profiler
+v6, ``CE_COLL``) name no communicator and belong to that of the file. Their inner synchronisations and copies are
+part of them.
 
-A process has one file per communicator; files of one folder with one process id are one process's. Its global rank
-is that in the communicator of all processes; where there is none, pipelines (communicators that carry sends and
-receives) are numbered one after another.
+A process writes one file per communicator. Files in one folder with one process id belong to one process. The
+communicator of all processes gives the global ranks. Without one, ranks are numbered pipeline by pipeline, where a
+pipeline is a communicator with sends and receives.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ class NcclOperation:
     communicator: str
     """Hash of its communicator."""
     posted_ns: int
-    """When the host enqueued it; -1 where that was never set."""
+    """When the host enqueued it; -1 if unset."""
     start_ns: int
-    """When its kernel started; by default, when it was enqueued; -1 where neither is known."""
+    """Start of the kernel; by default, when the host enqueued it; -1 if both are unknown."""
     end_ns: int
-    """When its kernel ended; by default, when the plugin saw its end."""
+    """End of the kernel; by default, the end recorded by the plugin."""
     peer: int
     """Rank at the other end within the communicator; -1 for a collective."""
     size_bytes: int
-    """Elements times their size; 0 where the type is unknown."""
+    """Elements times their size; 0 if the type is unknown."""
     stream: int
-    """The stream that the caller gave; -1 where that is not recorded."""
+    """Stream of the call; -1 if not recorded."""
 
 
 _BY_TIME = attrgetter("start_ns", "end_ns")
@@ -72,13 +72,13 @@ class CommunicatorFile:
     path: Path
     """The file."""
     process: int
-    """Process id; -1 where no event says."""
+    """Process id; -1 if no event has it."""
     ranks: dict[str, int]
-    """Its rank, by communicator."""
+    """Rank in each communicator."""
     operations: list[NcclOperation]
-    """What it carried, by time of its start."""
+    """Operations by start."""
     untimed: int = 0
-    """Operations that have no time."""
+    """Number of operations without a time."""
     cut: bool = False
     """Whether the file ends in the middle of an event."""
 
@@ -87,13 +87,13 @@ def read_communicator(path: Path) -> CommunicatorFile:
     """Read one file.
 
     Raises:
-        TraceError: it cannot be read, or is no such file.
+        TraceError: the file cannot be read, or has another format.
     """
     events = PlainEvents(path, mend=lambda text: _BARE.sub(rb'\1"\2"', text))
     ranks: dict[str, int] = {}
     operations: list[NcclOperation] = []
     process, known = -1, False
-    for event in _nested(events):
+    for event in _read_events(events):
         known = known or event.category in _CATEGORIES
         process = whole(event.fields.get("pid"), process)
         if event.category in _CARRIES:
@@ -104,9 +104,9 @@ def read_communicator(path: Path) -> CommunicatorFile:
     if named is not None and not ranks:
         ranks[named[1]] = whole(named[2], 0)
     if len(ranks) == 1:
-        (only,) = ranks
+        (communicator,) = ranks
         operations = [
-            operation if operation.communicator else replace(operation, communicator=only)
+            operation if operation.communicator else replace(operation, communicator=communicator)
             for operation in operations
         ]
     timed = sorted((operation for operation in operations if operation.start_ns >= 0), key=_BY_TIME)
@@ -118,22 +118,22 @@ def read_communicator(path: Path) -> CommunicatorFile:
 
 @dataclass(slots=True)
 class _Open:
-    """An event that began."""
+    """An event and its enclosing events."""
 
     fields: dict[str, Any]
     category: str
-    around: _Open | None
-    """The event around it."""
+    parent: _Open | None
+    """The enclosing event."""
     end: object = None
     kernels: list[_Open] = field(default_factory=list)
     carrier: _Open | None = None
-    """The innermost collective or message: itself, or around it."""
+    """The innermost collective or message, this event included."""
     call: _Open | None = None
-    """The innermost call of the host's: itself, or around it."""
+    """The innermost call of the host, this event included."""
 
     def __post_init__(self) -> None:
-        if self.around is not None:
-            self.carrier, self.call = self.around.carrier, self.around.call
+        if self.parent is not None:
+            self.carrier, self.call = self.parent.carrier, self.parent.call
         if self.carrier is not None and self.fields.get("name") == "KernelCh":
             self.carrier.kernels.append(self)
         if self.category in _CARRIES:
@@ -147,30 +147,30 @@ class _Open:
         return args if isinstance(args, dict) else {}
 
 
-def _nested(events: PlainEvents) -> Iterator[_Open]:
+def _read_events(events: PlainEvents) -> Iterator[_Open]:
     """Yield each event when it ends; events without an end follow at the end of the file.
 
     Ids are not unique (every ``KernelCh`` is 0): an end closes the innermost open event of its name.
     """
     opened: list[_Open] = []
-    places: dict[tuple[str, ...], list[int]] = {}
+    positions: dict[tuple[str, ...], list[int]] = {}
     for event in events:
-        named = _named(event)
+        key = _event_key(event)
         if event.get("ph") == "b" and len(opened) < _DEEPEST:
-            places.setdefault(named, []).append(len(opened))
-            opened.append(_Open(event, named[0], opened[-1] if opened else None))
-        elif event.get("ph") == "e" and places.get(named):
-            place = places[named][-1]
-            opened[place].end = event.get("ts")
-            for closed in reversed(opened[place:]):
-                places[_named(closed.fields)].pop()
+            positions.setdefault(key, []).append(len(opened))
+            opened.append(_Open(event, key[0], opened[-1] if opened else None))
+        elif event.get("ph") == "e" and positions.get(key):
+            position = positions[key][-1]
+            opened[position].end = event.get("ts")
+            for closed in reversed(opened[position:]):
+                positions[_event_key(closed.fields)].pop()
                 yield closed
-            del opened[place:]
+            del opened[position:]
     yield from reversed(opened)
 
 
-def _named(event: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return category, name and process: what an event's end has in common with its beginning."""
+def _event_key(event: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return category, name and process, which the begin and the end of an event have in common."""
     return tuple(str(event.get(key)) for key in ("cat", "name", "pid"))
 
 
@@ -181,8 +181,8 @@ def _operation(event: _Open, ranks: dict[str, int]) -> NcclOperation:
     if communicator and rank >= 0:
         ranks[communicator] = rank
     call = event.call.args if event.call is not None else {}
-    posted_ns = _at(event.fields.get("ts"))
-    start_ns, end_ns = _span(event, posted_ns)
+    posted_ns = _time_ns(event.fields.get("ts"))
+    start_ns, end_ns = _kernel_span(event, posted_ns)
     return NcclOperation(
         name=str(event.fields.get("name", "")), communicator=communicator,
         posted_ns=posted_ns, start_ns=start_ns, end_ns=end_ns, peer=whole(args.get("Peer"), -1),
@@ -192,9 +192,12 @@ def _operation(event: _Open, ranks: dict[str, int]) -> NcclOperation:
     )  # fmt: skip
 
 
-def _span(event: _Open, posted_ns: int) -> tuple[int, int]:
-    """Return start and end: the kernel's where it was seen, as long as the GPU says; -1 where neither is known."""
-    kernel_ns = [(_at(kernel.fields.get("ts")), _at(kernel.end)) for kernel in event.kernels]
+def _kernel_span(event: _Open, posted_ns: int) -> tuple[int, int]:
+    """Return start and end of the kernel, by default of the host's call; -1 if unknown.
+
+    Times of the GPU's clock give the duration if they are recorded.
+    """
+    kernel_ns = [(_time_ns(kernel.fields.get("ts")), _time_ns(kernel.end)) for kernel in event.kernels]
     kernel_ns = [(start, end) for start, end in kernel_ns if 0 <= start <= end]
     clock_ns = [
         (whole(kernel.args.get("StartGpuClk"), 0), whole(kernel.args.get("StopGpuClk"), 0))
@@ -204,14 +207,14 @@ def _span(event: _Open, posted_ns: int) -> tuple[int, int]:
     clock_ns += [(1, 1 + copies_us * 1_000)] if copies_us > 0 else []
     clock_ns = [(start, end) for start, end in clock_ns if 0 < start <= end]
     start_ns = min((start for start, _ in kernel_ns), default=posted_ns)
-    end_ns = max((end for _, end in kernel_ns), default=_at(event.end))
+    end_ns = max((end for _, end in kernel_ns), default=_time_ns(event.end))
     if clock_ns and start_ns >= 0:
         end_ns = start_ns + max(end for _, end in clock_ns) - min(start for start, _ in clock_ns)
     return (start_ns, end_ns) if 0 <= start_ns <= end_ns else (-1, -1)
 
 
-def _at(value: object) -> int:
-    """Return nanoseconds, -1 for a time that was never set."""
+def _time_ns(value: object) -> int:
+    """Return nanoseconds, -1 for an unset time."""
     time_ns = microseconds(value)
     return time_ns if time_ns is not None and time_ns > 0 else -1
 
@@ -234,13 +237,13 @@ class _Process:
 
 
 def read_nccl(paths: Sequence[Path]) -> tuple[list[Recording], list[str]]:
-    """Read the plugin's files of a run; one that cannot be read is noted, and the others are used.
+    """Read the plugin's files of a run; unreadable files are noted and left out.
 
     Returns:
         One recording per process, and notes.
 
     Raises:
-        TraceError: no file can be read, or two are of one rank of one communicator.
+        TraceError: no file can be read, or two files have the same rank of the same communicator.
     """
     files, notes = read_files(paths, read_communicator)
     untimed = [file.untimed for file in files.values() if file.untimed]
@@ -248,7 +251,7 @@ def read_nccl(paths: Sequence[Path]) -> tuple[list[Recording], list[str]]:
         notes.append(f"{sum(untimed):,} operations in {len(untimed)} files have no time: left out")
     processes = _processes(list(files.values()))
     members = _members(processes)
-    ranks, note = _numbered(processes, members)
+    ranks, note = _assign_ranks(processes, members)
     peers = [operation.peer for process in processes for operation in process.operations if not note]
     notes += [note] if note else []
     groups = _pipelines(processes, members, ranks)
@@ -263,11 +266,11 @@ def _processes(files: Sequence[CommunicatorFile]) -> list[_Process]:
     processes: dict[tuple[Path, int], _Process] = {}
     for file in files:
         process = processes.setdefault((file.path.parent, file.process), _Process())
-        twice = next((name for name in file.ranks if name in process.ranks), None)
-        if twice is not None:
-            other = next(each.path.name for each in process.files if twice in each.ranks)
+        duplicate = next((name for name in file.ranks if name in process.ranks), None)
+        if duplicate is not None:
+            first_name = next(earlier.path.name for earlier in process.files if duplicate in earlier.ranks)
             message = (
-                f"is of process {file.process} and communicator {twice}, as {other} is: "
+                f"is of process {file.process} and communicator {duplicate}, as {first_name} is: "
                 "leave one out, or give each host's files a folder of their own"
             )
             raise TraceError(message, file=file.path)
@@ -286,27 +289,33 @@ def _members(processes: Sequence[_Process]) -> dict[str, dict[int, int]]:
         for communicator, rank in process.ranks.items():
             by_rank = members.setdefault(communicator, {})
             if rank in by_rank:
-                other = processes[by_rank[rank]].files[0].path.name
-                message = f"is of rank {rank} of communicator {communicator}, as {other} is: leave one out"
+                first_name = processes[by_rank[rank]].files[0].path.name
+                message = f"is of rank {rank} of communicator {communicator}, as {first_name} is: leave one out"
                 raise TraceError(message, file=process.files[0].path)
             by_rank[rank] = number
     return members
 
 
-def _numbered(processes: Sequence[_Process], members: Mapping[str, Mapping[int, int]]) -> tuple[list[int], str]:
+def _assign_ranks(
+    processes: Sequence[_Process], members: Mapping[str, Mapping[int, int]]
+) -> tuple[list[int], str]:
     """Return the global rank of each process, and a note on an assumption."""
-    whole = sorted(name for name, by_rank in members.items() if len(by_rank) == len(processes))
-    if whole:
-        by_process = {process: rank for rank, process in members[whole[0]].items()}
+    complete = sorted(name for name, by_rank in members.items() if len(by_rank) == len(processes))
+    if complete:
+        by_process = {process: rank for rank, process in members[complete[0]].items()}
         return [by_process[number] for number in range(len(processes))], ""
-    order = [number for name in _with_messages(processes, members) for _, number in sorted(members[name].items())]
+    order = [
+        number
+        for name in _message_communicators(processes, members)
+        for _, number in sorted(members[name].items())
+    ]
     order = list(dict.fromkeys([*order, *range(len(processes))]))
     ranks = {number: rank for rank, number in enumerate(order)}
     note = f"no communicator has all {len(processes)} processes: global ranks are counted, pipeline by pipeline"
     return [ranks[number] for number in range(len(processes))], note
 
 
-def _with_messages(processes: Sequence[_Process], members: Mapping[str, Mapping[int, int]]) -> list[str]:
+def _message_communicators(processes: Sequence[_Process], members: Mapping[str, Mapping[int, int]]) -> list[str]:
     used = {
         operation.communicator for process in processes for operation in process.operations if operation.peer >= 0
     }
@@ -316,10 +325,10 @@ def _with_messages(processes: Sequence[_Process], members: Mapping[str, Mapping[
 def _pipelines(
     processes: Sequence[_Process], members: Mapping[str, Mapping[int, int]], ranks: Sequence[int]
 ) -> dict[str, tuple[int, ...]]:
-    """Return the communicators that carry messages and of which every rank was recorded."""
+    """Return the communicators with messages and with recordings of all ranks."""
     return {
         f"pp {name}": tuple(ranks[members[name][rank]] for rank in range(len(members[name])))
-        for name in _with_messages(processes, members)
+        for name in _message_communicators(processes, members)
         if set(members[name]) == set(range(len(members[name]))) and len(members[name]) < len(processes)
     }
 
@@ -336,9 +345,9 @@ def _recording(
             payload = Payload(operation=name, size_bytes=size, group=operation.communicator)
             collectives.append((payload, start, end, operation.stream, operation.posted_ns))
             continue
-        other = members.get(operation.communicator, {}).get(operation.peer, -1)
+        peer_process = members.get(operation.communicator, {}).get(operation.peer, -1)
         ends.append(MessageEnd(
-            sends=name.lower().startswith("send"), peer=ranks[other] if other >= 0 else -1,
+            sends=name.lower().startswith("send"), peer=ranks[peer_process] if peer_process >= 0 else -1,
             start_ns=start, end_ns=end, size_bytes=size, posted_ns=operation.posted_ns,
         ))  # fmt: skip
     notes = [f"{file.path.name} ends in the middle of an event" for file in process.files if file.cut]

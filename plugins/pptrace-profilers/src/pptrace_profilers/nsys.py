@@ -1,8 +1,8 @@
 """Nsight Systems exports.
 
-Source: NVIDIA's Nsight Systems exporter documentation (SQLite schema). Tables come only where they have rows, and
-columns differ by version, so both are looked up; a kernel belongs to its launch by process and correlation, and a
-process is what its global ids have above their lowest 24 bits.
+Source: NVIDIA's Nsight Systems exporter documentation (SQLite schema). Empty tables are missing, and columns
+differ by version, so the reader looks up both. Process and correlation link a kernel to its launch. The process of
+a global id is the id without its lowest 24 bits.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 _PROCESS = ~0xFFFFFF
 _LONGEST_TEXT = 1 << 20
-"""Bytes that one value of a database may have."""
-_SAYS_RANK = re.compile(r"(?:global[ _])?rank[ _:=]*(\d{1,9})", re.IGNORECASE)
+"""Maximum bytes of a value of a database."""
+_RANK_RANGE = re.compile(r"(?:global[ _])?rank[ _:=]*(\d{1,9})", re.IGNORECASE)
 _SUFFIX = re.compile(r", (?:seq|op_id|sizes) = .*", re.DOTALL)
-"""What PyTorch's ``emit_nvtx`` writes behind an annotation's name."""
+"""Suffix that PyTorch's ``emit_nvtx`` appends to the name of an annotation."""
 _VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 _RANGES = frozenset({59, 60})
 """Types of NVTX events that are ranges: push and pop, start and end."""
@@ -44,23 +44,23 @@ def read_nsys(path: Path, rules: Rules) -> list[Recording]:
     """Read one database.
 
     Returns:
-        One recording per process that ran kernels; where none did, per process that has NVTX ranges.
+        One recording per process with kernels; without kernels, one per process with NVTX ranges.
 
     Raises:
-        TraceError: it is no such database, a table or column is missing, or nobody knows its processes' ranks.
+        TraceError: the file has another format, a table or column is missing, or ranks of processes are unknown.
     """
     try:
-        with closing(_opened(path)) as database:
+        with closing(_open(path)) as database:
             return _Export(path, Tables(path, database)).recordings(rules)
     except (sqlite3.Error, OverflowError) as error:
         raise TraceError(f"is no whole SQLite database: {error}", file=path) from None
-    except UnicodeDecodeError as error:  # of SQLite's own message, which quotes the database's schema
+    except UnicodeDecodeError as error:  # in SQLite's message, which quotes the schema of the database
         message = error.object.decode(errors="replace")
         raise TraceError(f"is no whole SQLite database: {message}", file=path) from None
 
 
-def _opened(path: Path) -> sqlite3.Connection:
-    # Without "immutable" a database beside a journal would be written to.
+def _open(path: Path) -> sqlite3.Connection:
+    # Without "immutable", SQLite writes to a database that has a journal.
     database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
     database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_TEXT)
     database.text_factory = lambda text: text.decode("utf-8", errors="replace")
@@ -68,7 +68,7 @@ def _opened(path: Path) -> sqlite3.Connection:
 
 
 class _Export:
-    """A database as it is read."""
+    """Reader of a database."""
 
     def __init__(self, path: Path, tables: Tables) -> None:
         self.path, self.tables = path, tables
@@ -79,26 +79,26 @@ class _Export:
         self.ranks: dict[int, int] = {}
 
     def recordings(self, rules: Rules) -> list[Recording]:
-        """Return what the processes did."""
+        """Return the recordings of the processes."""
         tables = self.tables
         if _KERNEL not in tables and _NVTX not in tables:
             message = f"has neither {_KERNEL} nor {_NVTX}: record with nsys profile --trace=cuda,nvtx"
             raise TraceError(message, file=self.path)
-        self._on_gpu()
-        with_kernels = sorted(self.builders)
-        self._calls()
-        self._ranges()
-        processes = with_kernels or sorted(self.builders)
+        self._add_gpu_operations()
+        kernel_processes = sorted(self.builders)
+        self._add_calls()
+        self._add_ranges()
+        processes = kernel_processes or sorted(self.builders)
         if not processes:
             raise TraceError("holds no kernel and no NVTX range", file=self.path)
         recordings = []
         for process, rank in self._ranks(processes).items():
             metadata = {"rank": rank} if rank >= 0 else {}
             events = self.builders[process].events(self.path, {"distributedInfo": metadata})
-            recordings.append(self._noted(recording_of(events, rules), processes))
+            recordings.append(self._with_notes(recording_of(events, rules), processes))
         return recordings
 
-    def _noted(self, recording: Recording, processes: Sequence[int]) -> Recording:
+    def _with_notes(self, recording: Recording, processes: Sequence[int]) -> Recording:
         notes = list(recording.notes)
         if _KERNEL in self.tables and _RUNTIME not in self.tables:
             notes.append(f"{self.path.name} has no {_RUNTIME}: its kernels belong to no action")
@@ -120,34 +120,36 @@ class _Export:
             correlation=whole(correlation, -1), stream=whole(stream, -1),
         )  # fmt: skip
 
-    def _on_gpu(self) -> None:
+    def _add_gpu_operations(self) -> None:
         columns = ("start", "end", "streamId", "correlationId", "deviceId", "globalPid")
         for *row, long, short in self.tables.rows(_KERNEL, columns, ("demangledName", "shortName")):
-            self._operation(row, "kernel", str(self.strings.get(long if long is not None else short, "kernel")))
+            self._add_operation(
+                row, "kernel", str(self.strings.get(long if long is not None else short, "kernel"))
+            )
         for *row, kind in self.tables.rows("CUPTI_ACTIVITY_KIND_MEMCPY", columns, ("copyKind",)):
-            self._operation(row, "gpu_memcpy", f"Memcpy {_COPIES.get(kind, '')}".strip())
+            self._add_operation(row, "gpu_memcpy", f"Memcpy {_COPIES.get(kind, '')}".strip())
         for memset in self.tables.rows("CUPTI_ACTIVITY_KIND_MEMSET", columns):
-            self._operation(memset, "gpu_memset", "Memset")
+            self._add_operation(memset, "gpu_memset", "Memset")
 
-    def _operation(self, row: Sequence[Any], category: str, name: str) -> None:
+    def _add_operation(self, row: Sequence[Any], category: str, name: str) -> None:
         start, end, stream, correlation, device, owner = row
         self._add(owner, name, category, (start, end), correlation, stream)
         if isinstance(owner, int) and isinstance(device, int):
             self.devices[owner & _PROCESS].add(device)
 
-    def _calls(self) -> None:
+    def _add_calls(self) -> None:
         for start, end, correlation, owner, name in self.tables.rows(
             _RUNTIME, ("start", "end", "correlationId", "globalTid"), ("nameId",)
         ):
             call = str(self.strings.get(name, "call"))
             self._add(owner, call, "cuda_runtime", (start, end), correlation)
 
-    def _ranges(self) -> None:
+    def _add_ranges(self) -> None:
         for start, end, owner, kind, text, number in self.tables.rows(
             _NVTX, ("start", "end", "globalTid"), ("eventType", "text", "textId")
         ):
             name = _SUFFIX.sub("", str(text if text is not None else self.strings.get(number, "")))
-            rank = _SAYS_RANK.fullmatch(name)
+            rank = _RANK_RANGE.fullmatch(name)
             if rank is not None and isinstance(owner, int):
                 self.ranks.setdefault(owner & _PROCESS, int(rank[1]))
             if end is not None and (kind in _RANGES or kind is None):
@@ -155,29 +157,29 @@ class _Export:
 
     def _ranks(self, processes: Sequence[int]) -> Mapping[int, int]:
         """Return the rank of each process: from MPI, NVTX, file name or environment, by default its GPU."""
-        for owner, rank in self._of_mpi():
+        for owner, rank in self._mpi_ranks():
             self.ranks[owner & _PROCESS] = rank
         if all(process in self.ranks for process in processes):
             return {process: self.ranks[process] for process in processes}
         if len(processes) == 1:
-            return {processes[0]: self._of_job()}
+            return {processes[0]: self._single_rank()}
         self.ranks.clear()
         devices = [sorted(self.devices[process]) for process in processes]
-        if any(len(used) != 1 for used in devices) or len({used[0] for used in devices}) < len(devices):
+        if any(len(ids) != 1 for ids in devices) or len({ids[0] for ids in devices}) < len(devices):
             message = (
                 f"holds {len(processes)} processes and does not say their ranks: "
                 "push an NVTX range named 'rank 3' in each, or record one file per rank"
             )
             raise TraceError(message, file=self.path)
-        return {process: used[0] for process, used in zip(processes, devices, strict=True)}
+        return {process: ids[0] for process, ids in zip(processes, devices, strict=True)}
 
-    def _of_mpi(self) -> Iterator[tuple[int, int]]:
+    def _mpi_ranks(self) -> Iterator[tuple[int, int]]:
         for rank, thread, process in self.tables.rows("MPI_RANKS", ("rank",), ("globalTid", "globalPid")):
             owner = thread if thread is not None else process
             if isinstance(owner, int) and isinstance(rank, int) and rank >= 0:
                 yield owner, rank
 
-    def _of_job(self) -> int:
+    def _single_rank(self) -> int:
         rank = FILE_NAME.read(self.path.name)
         if rank >= 0:
             return rank
@@ -188,24 +190,24 @@ class _Export:
 
 
 _BATCH = 1 << 8
-"""Rows between two looks at how many there are, and how long their texts."""
+"""Rows between two checks of the number of rows and the length of texts."""
 _MOST_TEXT, _LEAST_TEXT = 4, 64 << 20
-"""How many times a database's bytes its texts may have together, and what they always may."""
+"""Maximum ratio of text bytes to file bytes, and bytes of text below which the ratio does not count."""
 _TEXTS = frozenset({str, bytes})
 
 
 class Tables:
-    """A database's tables by name; columns of other versions are None."""
+    """Tables of a database by name; missing columns are None."""
 
     def __init__(self, path: Path, database: sqlite3.Connection) -> None:
-        """Look up what there is.
+        """Read the names of tables and columns.
 
         Raises:
-            TraceError: it is no export of Nsight Systems.
+            TraceError: the database is no export of Nsight Systems.
         """
         self._path, self._database, self._read, self._text = path, database, 0, 0
         self._most_text = max(_MOST_TEXT * path.stat().st_size, _LEAST_TEXT)
-        # Tables without a page (views, virtual tables) may yield rows without end.
+        # Tables without a page (views, virtual tables) may yield an unlimited number of rows.
         stored = database.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND rootpage > 0")
         names = [str(name) for (name,) in stored]
         self._columns = {
@@ -221,16 +223,16 @@ class Tables:
         return name in self._columns
 
     def rows(self, table: str, needed: Sequence[str], wanted: Sequence[str] = ()) -> Iterator[tuple[Any, ...]]:
-        """Yield a table's rows; none where there is no such table.
+        """Yield the rows of a table; none if the table is missing.
 
         Args:
-            table: its name.
-            needed: columns that it must have.
-            wanted: columns that are None where it has them not.
+            table: name of the table.
+            needed: required columns.
+            wanted: optional columns; None in the rows if missing.
 
         Raises:
-            TraceError: a needed column is missing, or all tables have more rows than a trace may have events, or
-                more text than their file: a column's default is stored once, and is every row's.
+            TraceError: a required column is missing, all tables have more rows than a trace may have events, or
+                they have more text than the file: SQLite stores the default of a column once for all rows.
         """
         if table not in self._columns:
             return
@@ -251,7 +253,7 @@ class Tables:
             yield from part
 
     def first(self, table: str, column: str) -> int | None:
-        """Return a whole number from a table's first row, None where there is none."""
+        """Return an integer from the first row of a table, None without one."""
         if column not in self._columns.get(table, set()):
             return None
         row = next(self.rows(table, (column,)), (None,))

@@ -1,11 +1,11 @@
 """Forward and backward passes of a rank.
 
-PyTorch gives an operation that autograd will go back through a sequence number, and the function that goes back
-through it the same one (``autograd::engine::evaluate_function: MulBackward0``). So which backward belongs to which
-forward is known; where one forward ends and the next begins is where a message was posted, or work went back, or
-where no pass of autograd goes back through both sides: a rank that hands over to itself posts nothing between.
+PyTorch gives a sequence number to each operation with a backward. The backward function has the same number
+(``autograd::engine::evaluate_function: MulBackward0``). So the forward of each backward is known. A forward ends
+at a posted message, at a backward, or between operations without a common backward pass. The last case separates
+stages on the same rank, which exchange no messages.
 
-PyTorch launches forward kernels from the thread that runs the model and backward kernels from autograd's own.
+PyTorch launches forward kernels from the model's thread and backward kernels from autograd's thread.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
 
 _KEEP = Keep(categories=frozenset({"cpu_op"}), details=("",))
 _BACKWARD = "autograd::engine::evaluate_function"
-_NEVER = ("autograd::", "torch::autograd::", "c10d::", "record_param_comms")
+_EXCLUDED = ("autograd::", "torch::autograd::", "c10d::", "record_param_comms")
 _MOST_BYTES = 512 << 20
 """Files beyond this size are not read a second time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Contiguous work of one direction."""
+    """Consecutive operations of one direction."""
 
     forward: bool
-    """Whether it goes forward."""
+    """Whether it is a forward."""
     start_ns: int
-    """When it starts, on the host."""
+    """Start on the host."""
     end_ns: int
-    """When it ends."""
+    """End on the host."""
     forward_number: int
-    """Number of the forward, or of the forward of a backward, in the recording."""
+    """Number of the forward in the recording; for a backward, the number of its forward."""
     operations: tuple[str, ...] = ()
-    """Names of what ran in it, in order, for a forward."""
+    """Names of the operations of a forward, in order; empty for a backward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +61,11 @@ class _Operation:
 
 
 def autograd_runs(path: Path, posts_ns: Sequence[int]) -> list[Run]:
-    """Return the runs of a file by time; none where it holds no operations of autograd, or is too large.
+    """Return the runs of a file by time; none if the file has no operations of autograd, or is too large.
 
     Args:
         path: a file of PyTorch's profiler.
-        posts_ns: when messages were posted.
+        posts_ns: post times of messages.
 
     Raises:
         TraceError: the file cannot be read.
@@ -77,7 +77,7 @@ def autograd_runs(path: Path, posts_ns: Sequence[int]) -> list[Run]:
         np.sort(np.array(posts_ns, dtype=np.int64)), [operation.start_ns for operation in operations]
     ).tolist()
     runs, of_run = _runs(operations, posts, frozenset())
-    begins = _begun_apart(operations, of_run)
+    begins = _separate_forwards(operations, of_run)
     return _runs(operations, posts, begins)[0] if begins else runs
 
 
@@ -88,14 +88,14 @@ def _runs(
 
     Args:
         operations: by time.
-        posts: how many messages were posted before each.
-        begins: numbers of operations with which a forward begins, beside those behind posts and backwards.
+        posts: number of messages posted before each operation.
+        begins: indices of operations that start a forward without a post or a backward before them.
     """
     runs: list[Run] = []
     names: list[list[str]] = []
     of_run: list[int] = []
     forward_of: dict[int, int] = {}
-    gone_through: set[int] = set()
+    visited: set[int] = set()
     forwards, last_post = -1, -1
     for number, (operation, post) in enumerate(zip(operations, posts, strict=True)):
         current = runs[-1] if runs and post == last_post else None
@@ -110,8 +110,8 @@ def _runs(
                 current is not None
                 and not current.forward
                 and forward in {-1, current.forward_number}
-                # A pass of autograd goes through each function once: a second time is the next pass.
-                and operation.sequence not in gone_through
+                # A pass of autograd runs each function once, so a repeated function starts the next pass.
+                and operation.sequence not in visited
             )
         if current is not None and joins:
             runs[-1] = replace(current, end_ns=max(current.end_ns, operation.end_ns))
@@ -121,16 +121,16 @@ def _runs(
                 forward_number=forward,
             ))  # fmt: skip
             names.append([])
-            gone_through = set()
+            visited = set()
         if operation.forward:
             names[-1].append(operation.name)
         else:
-            gone_through |= {operation.sequence} - {-1}
+            visited |= {operation.sequence} - {-1}
         of_run.append(len(runs) - 1 if joins or forward >= 0 else -1)
-    return [replace(run, operations=tuple(held)) for run, held in zip(runs, names, strict=True)], of_run
+    return [replace(run, operations=tuple(run_names)) for run, run_names in zip(runs, names, strict=True)], of_run
 
 
-def _begun_apart(operations: Sequence[_Operation], of_run: Sequence[int]) -> frozenset[int]:
+def _separate_forwards(operations: Sequence[_Operation], of_run: Sequence[int]) -> frozenset[int]:
     """Return operations inside a forward that share no backward pass with the operations before them."""
     passes: dict[int, set[int]] = {}
     for operation, run in zip(operations, of_run, strict=True):
@@ -142,8 +142,8 @@ def _begun_apart(operations: Sequence[_Operation], of_run: Sequence[int]) -> fro
         for run in passes[operations[number].sequence]:
             last_of[run] = number
     begins, reaches = set(), -1
-    for before, number in zip([-1, *rows], rows, strict=False):
-        if before >= 0 and of_run[before] == of_run[number] and reaches < number:
+    for previous, number in zip([-1, *rows], rows, strict=False):
+        if previous >= 0 and of_run[previous] == of_run[number] and reaches < number:
             begins.add(number)
         reaches = max(reaches, *(last_of[run] for run in passes[operations[number].sequence]))
     return frozenset(begins)
@@ -153,22 +153,24 @@ def _operations(events: Events) -> list[_Operation]:
     """Return the outer operations with a backward, and the backward operations, by time."""
     rows = np.argsort(events.start_ns, kind="stable").tolist()
     sequences = {row: _sequence(events, row) for row in rows}
-    back = {row for row in rows if events.name_of(row).startswith(_BACKWARD)}
-    returning = {sequences[row] for row in back} - {-1}
+    backward_rows = {row for row in rows if events.name_of(row).startswith(_BACKWARD)}
+    returning = {sequences[row] for row in backward_rows} - {-1}
     operations: list[_Operation] = []
     busy_until = -1
     for row in rows:
         start, end, name = int(events.start_ns[row]), int(events.end_ns[row]), events.name_of(row)
-        forward = row not in back
-        if forward and (sequences[row] not in returning or name.startswith(_NEVER) or _goes_back(events, row)):
+        forward = row not in backward_rows
+        if forward and (
+            sequences[row] not in returning or name.startswith(_EXCLUDED) or _is_backward(events, row)
+        ):
             continue
-        if start < busy_until:  # inside of another: recomputed, or a part of it
+        if start < busy_until:  # inside another operation: recomputed, or a part of it
             continue
         busy_until = end
         operations.append(
             _Operation(forward=forward, start_ns=start, end_ns=end, sequence=sequences[row], name=name)
         )
-    # What autograd does not go back through has the number of the next operation that it does.
+    # An operation without a backward has the number of the next operation with a backward.
     last = {operation.sequence: number for number, operation in enumerate(operations) if operation.forward}
     return [
         operation
@@ -183,26 +185,26 @@ def _sequence(events: Events, row: int) -> int:
     return number if isinstance(number, int) else -1
 
 
-def _goes_back(events: Events, row: int) -> bool:
-    """Whether an operation runs backward: the forward's thread is written on those alone."""
+def _is_backward(events: Events, row: int) -> bool:
+    """Return whether an operation is a backward; only backwards have the thread of the forward."""
     arguments = events.arguments.get(row)
     return arguments is not None and arguments.forward_thread not in {None, 0}
 
 
 _SHORT = 2
-"""A run of fewer kernels than this part of the median is none: gradients set to zero, losses summed."""
+"""Divisor of the median number of kernels; shorter runs set gradients to zero or sum losses, and are dropped."""
 
 
 def launch_runs(operations: Operations | None, posts_ns: Sequence[int]) -> list[Run]:
-    """Return the runs by launch; none where fewer than two threads launched what computes.
+    """Return the runs by launch; none if fewer than two threads launched computations.
 
-    The k-th backward is taken for the k-th forward's.
+    The k-th backward is assigned to the k-th forward.
 
     Args:
-        operations: a GPU's.
-        posts_ns: when messages were launched.
+        operations: operations of a GPU.
+        posts_ns: launch times of messages.
     """
-    rows = _of_two_threads(operations) if operations is not None else None
+    rows = _compute_rows(operations) if operations is not None else None
     if operations is None or operations.thread is None or rows is None:
         return []
     post = np.searchsorted(np.sort(np.array(posts_ns, dtype=np.int64)), operations.launch_ns[rows])
@@ -232,8 +234,8 @@ def work_starts_ns(operations: Operations | None, runs: Sequence[Run]) -> list[i
     """Return the start of each run's first kernel on the compute stream, by default the start on the host.
 
     Args:
-        operations: a GPU's; None where none were recorded.
-        runs: what its host launched.
+        operations: operations of a GPU; None if not recorded.
+        runs: runs launched by the host.
     """
     if operations is None:
         return [run.start_ns for run in runs]
@@ -248,8 +250,8 @@ def work_starts_ns(operations: Operations | None, runs: Sequence[Run]) -> list[i
     ]
 
 
-def _of_two_threads(operations: Operations) -> Int64s | None:
-    """Return what computes and was launched by the two threads that launch the most, by launch."""
+def _compute_rows(operations: Operations) -> Int64s | None:
+    """Return the computations of the two threads with the most launches, by launch; None for a single thread."""
     if operations.thread is None:
         return None
     rows = np.flatnonzero(~operations.communicates & (operations.launch_ns >= 0))
@@ -262,16 +264,16 @@ def _of_two_threads(operations: Operations) -> Int64s | None:
 
 
 LEAST = 0.9
-"""The confidence from which actions are inferred."""
+"""Minimum confidence of an inference."""
 AUTOGRAD = "autograd's operations"
-"""The source that ties backwards to their forwards."""
+"""The source that identifies the forward of each backward."""
 Places = dict[int, tuple[int, int]]
-"""By number of a rank's forward, its stage and microbatch."""
+"""Stage and microbatch by the number of a rank's forward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRuns:
-    """One rank's runs, and which step each is in."""
+    """Runs of a rank with their steps."""
 
     recording: Recording
     runs: list[Run]
@@ -279,24 +281,24 @@ class RankRuns:
 
     @classmethod
     def of(cls, recording: Recording, runs: list[Run]) -> RankRuns:
-        """Take a rank's runs; all are of one step where the profiler marked none."""
+        """Assign steps to the runs of a rank; all runs are in one step if the profiler marked none."""
         windows = [(start, end) for _, start, end in recording.windows]
         steps = window_around(windows, [run.start_ns for run in runs]).tolist() if windows else [0] * len(runs)
         return cls(recording=recording, runs=runs, steps=steps)
 
     @property
     def forwards(self) -> list[Run]:
-        """Return the forwards that are in a step."""
+        """Return the forwards inside steps."""
         return [run for run, step in zip(self.runs, self.steps, strict=True) if run.forward and step >= 0]
 
     @property
     def backwards(self) -> Counter[int]:
-        """Return how many backwards each forward has."""
+        """Return the number of backwards of each forward."""
         return Counter(run.forward_number for run in self.runs if not run.forward)
 
     @property
     def usual(self) -> int:
-        """Return how many backwards most forwards have."""
+        """Return the most frequent number of backwards per forward."""
         counts = self.backwards
         return Counter(counts[run.forward_number] for run in self.forwards).most_common(1)[0][0]
 
@@ -315,15 +317,15 @@ class Verdict:
         """Return the product of shares, and the least share if the product is below 1."""
         confidence = float(np.prod(list(shares.values())))
         weakest = min(shares, key=lambda name: shares[name])
-        # Rounded down: what is less than 1, or than the limit, is not to read as that.
+        # Rounded down, so that a value below 1 or below the limit does not print as that limit.
         rounded = f"confidence {math.floor(100 * confidence) / 100:.2f}"
-        why = f"as only {math.floor(100 * shares[weakest])}% {weakest}"
+        weakest_text = f"as only {math.floor(100 * shares[weakest])}% {weakest}"
         if confidence < LEAST:
-            return cls(text="", objection=f" from {source}: {rounded} is below {LEAST}, {why}")
-        return cls(text=rounded if confidence == 1 else f"{rounded}, {why}", objection="")
+            return cls(text="", objection=f" from {source}: {rounded} is below {LEAST}, {weakest_text}")
+        return cls(text=rounded if confidence == 1 else f"{rounded}, {weakest_text}", objection="")
 
 
 def mean(values: Iterable[float]) -> float:
-    """Return the mean, 0 of nothing."""
+    """Return the mean, 0 for no values."""
     numbers = list(values)
     return sum(numbers) / len(numbers) if numbers else 0.0

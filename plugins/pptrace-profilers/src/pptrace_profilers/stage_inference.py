@@ -1,12 +1,11 @@
-"""Inference of the stages of ranks that hold several.
+"""Inference of the stages of ranks that have several stages.
 
 The kernels of a GPU do not record which message they waited for. The search uses these constraints:
 
-- a rank sends a message after the action that produces it (:mod:`~pptrace_profilers.message_chains`);
-- messages of one direction between two ranks are consumed in the order of their sends;
-- an action starts after the kernel that received its message;
-- on a stage, forwards run in the order of microbatches;
-- the route of a microbatch passes all ranks repeatedly (interleaved schedules), or there and back (V's and waves).
+- a rank sends a message after the action that produces it (:mod:`~pptrace_profilers.message_chains`); - messages
+of one direction between two ranks are consumed in the order of their sends; - an action starts after the kernel
+that received its message; - on a stage, forwards run in the order of microbatches; - the route of a microbatch
+cycles through all ranks (interleaved schedules), or reverses at both ends (V and waves).
 
 If several assignments fit, the actions with the same place in all of them are certain.
 
@@ -27,8 +26,8 @@ from pptrace_profilers.message_chains import (
     Known,
     Part,
     StepPlaces,
-    alike,
-    chained,
+    assign_by_chains,
+    count_usual_forwards,
     messages_of,
     second_passes,
 )
@@ -40,8 +39,8 @@ if TYPE_CHECKING:
     from pptrace_profilers.message_chains import Messages
     from pptrace_profilers.pass_runs import Places, RankRuns
 
-    _Found = tuple[Verdict, list[RankRuns], list[Places], int]
-    """How sure it is, ranks with backwards of the right forwards, the place of each forward, how many stages."""
+    _Inference = tuple[Verdict, list[RankRuns], list[Places], int]
+    """Verdict, ranks with paired backwards, places of the forwards by rank, and number of stages."""
 
 
 class _Shares:
@@ -74,13 +73,13 @@ class _Shares:
         return Verdict.of(shares, source), len(route)
 
 
-def from_ways_of_messages(ranks: Sequence[RankRuns], source: str) -> _Found | None:
+def infer_from_messages(ranks: Sequence[RankRuns], source: str) -> _Inference | None:
     """Infer places from the routes of messages; None without waits of hosts and kernels of GPUs."""
     on_gpu = [end.posted_ns >= 0 for rank in ranks for end in rank.recording.ends if end.peer >= 0]
     from_waits = source == AUTOGRAD and not any(on_gpu)
     if not from_waits and not all(on_gpu):
         return None
-    placed: list[Places] = [{} for _ in ranks]
+    places_by_rank: list[Places] = [{} for _ in ranks]
     runs = [list(rank.runs) for rank in ranks]
     starts_ns = [[] if from_waits else work_starts_ns(rank.recording.operations, rank.runs) for rank in ranks]
     shares = _Shares()
@@ -88,20 +87,20 @@ def from_ways_of_messages(ranks: Sequence[RankRuns], source: str) -> _Found | No
         indices = [[index for index, number in enumerate(rank.steps) if number == step] for rank in ranks]
         parts = [_part(rank, chosen, step) for rank, chosen in zip(ranks, indices, strict=True)]
         if from_waits:
-            result = chained(parts)
+            result = assign_by_chains(parts)
         else:
             starts = [[times[index] for index in chosen] for times, chosen in zip(starts_ns, indices, strict=True)]
-            result = routed(parts, starts, paired=source == AUTOGRAD)
+            result = assign_by_route(parts, starts, paired=source == AUTOGRAD)
         shares.add(result)
         forward_of_place: dict[tuple[int, int, int], int] = {}
         for (rank, number), place in result.places.items():  # by time: a forward comes before its backward
             index = indices[rank][number]
             forward = forward_of_place.setdefault((rank, *place), runs[rank][index].forward_number)
-            placed[rank][forward] = place
+            places_by_rank[rank][forward] = place
             runs[rank][index] = replace(runs[rank][index], forward_number=forward)
-    paired = [replace(rank, runs=its) for rank, its in zip(ranks, runs, strict=True)]
+    paired = [replace(rank, runs=rank_runs) for rank, rank_runs in zip(ranks, runs, strict=True)]
     verdict, stages = shares.verdict(paired, source)
-    return verdict, paired, placed, stages
+    return verdict, paired, places_by_rank, stages
 
 
 def _part(rank: RankRuns, indices: Sequence[int], step: int) -> Part:
@@ -114,7 +113,7 @@ def _part(rank: RankRuns, indices: Sequence[int], step: int) -> Part:
 
 
 _MOST_CHUNKS = 8
-"""Maximum stages per rank on routes there and back, whose messages do not determine the number."""
+"""Maximum stages per rank on V-shaped routes, whose messages do not determine the number."""
 _TRIES = 100
 """Maximum assignments of a search, per action."""
 _NOTHING_FITS = (
@@ -125,25 +124,27 @@ _NOTHING_FITS = (
 _SEARCHED = "of the search for what fits came to its end"
 
 
-def routed(parts: Sequence[Part], starts_ns: Sequence[Sequence[int]], *, paired: bool) -> StepPlaces:
+def assign_by_route(parts: Sequence[Part], starts_ns: Sequence[Sequence[int]], *, paired: bool) -> StepPlaces:
     """Assign stages and microbatches to the actions of a step.
 
     Args:
-        parts: what each rank did, by launch.
-        starts_ns: when the work of each of a rank's runs began on its GPU.
-        paired: whether backwards are known to go back through their ``forward_number``.
+        parts: runs and messages of each rank, by launch.
+        starts_ns: start of each run's work on the GPU, by rank.
+        paired: whether ``forward_number`` of a backward is known.
     """
-    known = [_known(part, starts, paired=paired) for part, starts in zip(parts, starts_ns, strict=True)]
+    known = [_known_actions(part, starts, paired=paired) for part, starts in zip(parts, starts_ns, strict=True)]
     total = max(sum(map(len, known)), 1)
     searches = list(_searches(parts, known))
     solutions = [(search, places) for search in searches for places in search.solutions()]
-    whole = all(search.tries > 0 for search in searches)
+    is_complete = all(search.tries > 0 for search in searches)
     if not solutions:
-        what = "of the actions have a place on a way through the ranks" if whole else _SEARCHED
-        return StepPlaces(places={}, shares={what: (0, total)}, route=(), reason=_NOTHING_FITS if whole else "")
+        what = "of the actions have a place on a way through the ranks" if is_complete else _SEARCHED
+        return StepPlaces(
+            places={}, shares={what: (0, total)}, route=(), reason=_NOTHING_FITS if is_complete else ""
+        )
     search, places = solutions[0]
     ends = max(sum(len(part.ends) for part in parts), 1)
-    of_forwards = {
+    forward_places = {
         (rank, run.forward_number): places[rank, number]
         for rank, part in enumerate(parts)
         for number, run in enumerate(part.runs)
@@ -152,36 +153,36 @@ def routed(parts: Sequence[Part], starts_ns: Sequence[Sequence[int]], *, paired:
     shares = {
         "of the messages lie between two actions": (2 * sum(map(len, search.messages.inputs.values())), ends),
         "of the actions have one place alone": (
-            sum(all(other[node] == place for _, other in solutions) for node, place in places.items()),
+            sum(all(solution[node] == place for _, solution in solutions) for node, place in places.items()),
             total,
         ),
-        _SEARCHED: (int(whole), 1),
-        "of the forwards are like others of their stage": alike(parts, of_forwards),
+        _SEARCHED: (int(is_complete), 1),
+        "of the forwards are like others of their stage": count_usual_forwards(parts, forward_places),
     }
     if not paired:
         what = "of the backwards that begin on the last stage follow one forward alone"
-        shares[what] = _turning(known[search.route[-1]], search.route, places)
+        shares[what] = _count_turning_backwards(known[search.route[-1]], search.route, places)
     return StepPlaces(places=places, route=search.route, shares=shares)
 
 
-def _turning(
+def _count_turning_backwards(
     known: Sequence[Known], route: Sequence[int], places: Mapping[tuple[int, int], tuple[int, int]]
 ) -> tuple[int, int]:
     """Return the backwards of the last stage with a single pending forward, and all its backwards.
 
     No message determines the order of several pending forwards.
     """
-    ahead = alone = count = 0
+    pending = certain = count = 0
     for number, action in enumerate(known):
         if places[route[-1], number][0] != len(route) - 1:
             continue
-        alone += not action.forward and ahead == 1
+        certain += not action.forward and pending == 1
         count += not action.forward
-        ahead += 1 if action.forward else -1
-    return alone, max(count, 1)
+        pending += 1 if action.forward else -1
+    return certain, max(count, 1)
 
 
-def _known(part: Part, starts_ns: Sequence[int], *, paired: bool) -> list[Known]:
+def _known_actions(part: Part, starts_ns: Sequence[int], *, paired: bool) -> list[Known]:
     second = second_passes(part.runs) if paired else set()
     forwards = {run.forward_number: number for number, run in enumerate(part.runs) if run.forward}
     return [
@@ -206,24 +207,24 @@ def _searches(parts: Sequence[Part], known: Sequence[Sequence[Known]]) -> Iterat
 def _routes(parts: Sequence[Part], known: Sequence[Sequence[Known]]) -> Iterator[tuple[tuple[int, ...], int]]:
     """Yield possible routes with their microbatches, from the numbers of forwards and messages.
 
-    With P ranks, M microbatches and v stages on each, a rank has vM forwards, and 2M(Pv - 1) messages go around;
-    there and back, v - 1 times a rank hands over to itself.
+    With P ranks, M microbatches and v stages per rank, a rank has vM forwards. An interleaved route has 2M(Pv - 1)
+    messages. On a V-shaped route, v - 1 transfers of each microbatch stay on their rank.
     """
     ranks, forward_counts = len(known), {sum(action.forward for action in rank) for rank in known}
     if ranks == 1 or len(forward_counts) != 1:
         return
-    (each,) = forward_counts
+    (forwards,) = forward_counts
     sent = sum(end.sends for part in parts for end in part.ends)
-    around = ranks * each - sent // 2
-    if around > 0 and each % around == 0 and each > around:
-        yield tuple(range(ranks)) * (each // around), around
-    if sent != 2 * each * (ranks - 1):
+    microbatches = ranks * forwards - sent // 2
+    if microbatches > 0 and forwards % microbatches == 0 and forwards > microbatches:
+        yield tuple(range(ranks)) * (forwards // microbatches), microbatches
+    if sent != 2 * forwards * (ranks - 1):
         return
     ascending = tuple(range(ranks))
-    for chunks in range(2, min(_MOST_CHUNKS, each) + 1):
-        if each % chunks == 0:
+    for chunks in range(2, min(_MOST_CHUNKS, forwards) + 1):
+        if forwards % chunks == 0:
             turns = (ascending[::-1] if chunk % 2 else ascending for chunk in range(chunks))
-            yield tuple(rank for turn in turns for rank in turn), each // chunks
+            yield tuple(rank for turn in turns for rank in turn), forwards // chunks
 
 
 _ROUNDED_NS = 2_000
@@ -238,7 +239,7 @@ class _Option:
 
     place: _Place
     source: int
-    """The rank that sends its input, the action's own rank for local input; :data:`NO_RANK` for none."""
+    """Rank that sends the input, equal to the action's rank for a local input; :data:`NO_RANK` for none."""
 
 
 class Placing:
@@ -252,10 +253,10 @@ class Placing:
 
         Args:
             known: by rank, actions by launch.
-            messages: what they sent and what arrived.
+            messages: producers of their messages.
             route: the rank of each stage.
-            microbatches: how many there are.
-            tries: after how many actions put somewhere it is given up.
+            microbatches: number of microbatches.
+            tries: maximum number of assignments.
         """
         self.known, self.messages, self.route, self.microbatches = known, messages, route, microbatches
         self.tries = tries
@@ -267,16 +268,16 @@ class Placing:
         """By rank and forward, its first backward."""
         self.next_action = [0] * len(known)
         self.places: dict[_Node, _Place] = {}
-        self.begun: Counter[tuple[bool, int]] = Counter()
-        self.taken: Counter[tuple[int, int, bool]] = Counter()
-        self.handed: dict[tuple[int, bool], list[_Node]] = defaultdict(list)
+        self.started: Counter[tuple[bool, int]] = Counter()
+        self.consumed: Counter[tuple[int, int, bool]] = Counter()
+        self.local_outputs: dict[tuple[int, bool], list[_Node]] = defaultdict(list)
         self.trail: list[tuple[int, _Option]] = []
 
     def solutions(self) -> Iterator[dict[_Node, _Place]]:
         """Yield all assignments of places to actions."""
         choices: list[tuple[int, int, list[_Option]]] = []
         while self.tries > 0:
-            rank, options = self._advanced()
+            rank, options = self._advance()
             if rank < 0 and len(self.trail) == sum(map(len, self.known)):
                 yield dict(self.places)
             if options:
@@ -288,13 +289,13 @@ class Placing:
             length, rank, options = choices[-1]
             while len(self.trail) > length:
                 self._undo()
-            self._put(rank, options.pop(0))
+            self._assign(rank, options.pop(0))
 
-    def _advanced(self) -> tuple[int, list[_Option]]:
+    def _advance(self) -> tuple[int, list[_Option]]:
         """Assign all actions without a choice; return a rank whose next action has options, else -1."""
-        moved = True
-        while moved:
-            moved, rank_of_choice, choice = False, -1, []
+        has_assigned = True
+        while has_assigned:
+            has_assigned, rank_of_choice, choice = False, -1, []
             for rank in range(len(self.known)):
                 while self.next_action[rank] < len(self.known[rank]) and self.tries > 0:
                     options, waits = self._options(rank)
@@ -306,11 +307,11 @@ class Placing:
                         if rank_of_choice < 0:
                             rank_of_choice, choice = rank, options
                         break
-                    self._put(rank, options[0])
-                    moved = True
+                    self._assign(rank, options[0])
+                    has_assigned = True
         return rank_of_choice, choice
 
-    def _put(self, rank: int, option: _Option) -> None:
+    def _assign(self, rank: int, option: _Option) -> None:
         node = (rank, self.next_action[rank])
         action = self.known[rank][node[1]]
         self.tries -= 1
@@ -319,10 +320,10 @@ class Placing:
         self.next_action[rank] += 1
         if action.second:
             return
-        self.begun[action.forward, option.place[0]] += 1
-        self.taken[rank, option.source, action.forward] += 1
+        self.started[action.forward, option.place[0]] += 1
+        self.consumed[rank, option.source, action.forward] += 1
         if self._next_rank(option.place[0], forward=action.forward) == rank:
-            self.handed[rank, action.forward].append(node)
+            self.local_outputs[rank, action.forward].append(node)
 
     def _undo(self) -> None:
         rank, option = self.trail.pop()
@@ -332,10 +333,10 @@ class Placing:
         del self.places[node]
         if action.second:
             return
-        self.begun[action.forward, option.place[0]] -= 1
-        self.taken[rank, option.source, action.forward] -= 1
+        self.started[action.forward, option.place[0]] -= 1
+        self.consumed[rank, option.source, action.forward] -= 1
         if self._next_rank(option.place[0], forward=action.forward) == rank:
-            self.handed[rank, action.forward].pop()
+            self.local_outputs[rank, action.forward].pop()
 
     def _next_rank(self, stage: int, *, forward: bool) -> int:
         """Return the receiver of an output; :data:`NO_RANK` after the last stage."""
@@ -356,8 +357,8 @@ class Placing:
             return [option] if option is not None else [], waits
         options: list[_Option] = []
         for stage in reversed(self.stages[rank]):
-            microbatch = self.begun[action.forward, stage]
-            if microbatch >= (self.microbatches if action.forward else self.begun[True, stage]):
+            microbatch = self.started[action.forward, stage]
+            if microbatch >= (self.microbatches if action.forward else self.started[True, stage]):
                 continue
             option, waits = self._option(rank, (stage, microbatch))
             if waits:
@@ -370,32 +371,32 @@ class Placing:
         """Return a place as an option, None if it does not fit; and whether it depends on another rank."""
         number = self.next_action[rank]
         action, (stage, microbatch) = self.known[rank][number], place
-        if not self._leaves(rank, number, stage):
+        if not self._sends_fit(rank, number, stage):
             return None, False
-        before = stage - 1 if action.forward else stage + 1
-        if not 0 <= before < len(self.route):
+        source_stage = stage - 1 if action.forward else stage + 1
+        if not 0 <= source_stage < len(self.route):
             return _Option(place, NO_RANK), False
-        source = self.route[before]
-        taken = self.taken[rank, source, action.forward]
+        source = self.route[source_stage]
+        consumed = self.consumed[rank, source, action.forward]
         if source == rank:
-            handed = self.handed[rank, action.forward]
-            fits = taken < len(handed) and self.places[handed[taken]] == (before, microbatch)
+            outputs = self.local_outputs[rank, action.forward]
+            fits = consumed < len(outputs) and self.places[outputs[consumed]] == (source_stage, microbatch)
             return (_Option(place, source) if fits else None), False
         inputs = self.messages.inputs.get((rank, source, action.forward), ())
-        if taken >= len(inputs) or inputs[taken][1] > action.start_ns + _ROUNDED_NS:
+        if consumed >= len(inputs) or inputs[consumed][1] > action.start_ns + _ROUNDED_NS:
             return None, False
-        producer_place = self.places.get(inputs[taken][0])
+        producer_place = self.places.get(inputs[consumed][0])
         if producer_place is None:
             return None, True
-        return (_Option(place, source) if producer_place == (before, microbatch) else None), False
+        return (_Option(place, source) if producer_place == (source_stage, microbatch) else None), False
 
-    def _leaves(self, rank: int, number: int, stage: int) -> bool:
+    def _sends_fit(self, rank: int, number: int, stage: int) -> bool:
         """Return whether the sends of an action and of its known backward match the route of a stage."""
         outputs = [(number, self.known[rank][number].forward)]
         if number in self.returned[rank]:
             outputs.append((self.returned[rank][number], False))
         for action, forward in outputs:
-            goes = self._next_rank(stage, forward=forward)
-            if self.messages.sent_to[rank][action] != (NO_RANK if goes == rank else goes):
+            receiver = self._next_rank(stage, forward=forward)
+            if self.messages.sent_to[rank][action] != (NO_RANK if receiver == rank else receiver):
                 return False
         return True
