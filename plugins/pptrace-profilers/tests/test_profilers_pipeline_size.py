@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pptrace.plugin import Action, Kind
-from pptrace_profilers.pipelines import left_over, ranks_by_stages
+from pptrace_profilers.pipelines import infer_pipeline_group, ranks_by_stages
 from pptrace_profilers.recording import Execution, Recording
 
 NAMES = {"dp": "data_parallel_group", "cp": "mesh_cp", "tp": "TENSOR_MODEL_PARALLEL_GROUP"}
@@ -29,7 +29,7 @@ def test_what_other_axes_leave_is_the_pipeline(order: tuple[str, ...], sizes: tu
             for number, axis in enumerate(order)
         }
         groups = {name: along[axis] for axis, name in NAMES.items() if size[axis] > 1}
-        assert left_over(groups, rank, world) == along["pp"]
+        assert infer_pipeline_group(groups, rank, world) == along["pp"]
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_what_other_axes_leave_is_the_pipeline(order: tuple[str, ...], sizes: tu
     ],
 )
 def test_groups_that_leave_no_axis_or_two_say_nothing(groups: dict[str, tuple[int, ...]]) -> None:
-    assert left_over(groups, 0, 8) == ()
+    assert infer_pipeline_group(groups, 0, 8) == ()
 
 
 def holding(*stages: int) -> Recording:

@@ -11,7 +11,7 @@ from pptrace.plugin import ConfigError, Measurement, Occupied, Replica, Summary,
 from pptrace_profilers.action_inference import infer
 from pptrace_profilers.alignment import align
 from pptrace_profilers.gpu_spans import covered_ns, totals
-from pptrace_profilers.pipelines import numbers_of, one_pipeline, whole_pipelines
+from pptrace_profilers.pipelines import choose_pipeline, complete_pipelines, numbers_of
 from pptrace_profilers.timeline_assembly import assemble
 
 if TYPE_CHECKING:
@@ -29,50 +29,58 @@ def measure_recordings(
     """Measure recordings of any profiler; without actions there are only summaries.
 
     Raises:
-        TraceError: they are no pipeline's.
-        ConfigError: a layout or replica that cannot be.
+        TraceError: the recordings do not form a pipeline.
+        ConfigError: the layout or replica is invalid.
     """
     if request.every_replica:
-        return _with_replicas(recordings, request, notes)
-    pipeline, assumed = one_pipeline(recordings, request.layout, request.replica)
-    acts = any(
+        return _measure_replicas(recordings, request, notes)
+    pipeline, assumed = choose_pipeline(recordings, request.layout, request.replica)
+    has_actions = any(
         execution.action.kind not in kinds.COMMUNICATION
         for recording in pipeline
         for execution in recording.executions
     )
-    inferred = ""
-    if not acts:
-        pipeline, inferred = infer(pipeline)
-        acts = any(recording.executions for recording in pipeline)
+    inference_note = ""
+    if not has_actions:
+        pipeline, inference_note = infer(pipeline)
+        has_actions = any(recording.executions for recording in pipeline)
     numbers, ranks = numbers_of(pipeline, recordings, request.layout)
     try:
-        measurement = assemble(pipeline, numbers) if acts else without_actions(pipeline)
+        measurement = assemble(pipeline, numbers) if has_actions else without_actions(pipeline)
     except TraceError as error:
         if error.file:
             raise
         path = pipeline[0].path
         raise TraceError(str(error), file=path if len(pipeline) == 1 else path.parent) from error
     overlaps = [note for recording in pipeline for note in _overlaps(recording)]
-    inference = [inferred] if inferred else []
     return replace(
         measurement,
-        notes=(*notes, *assumed, *inference, *overlaps, *_memory(pipeline), *measurement.notes),
+        notes=(
+            *notes,
+            *assumed,
+            *([inference_note] if inference_note else []),
+            *overlaps,
+            *_memory(pipeline),
+            *measurement.notes,
+        ),
         numbers=numbers,
         ranks=ranks,
     )
 
 
-def _with_replicas(recordings: Sequence[Recording], request: ImportRequest, notes: Sequence[str]) -> Measurement:
-    """Return the measurement of one pipeline with the steps of all pipelines; unreadable ones are noted."""
-    asked = replace(request, every_replica=False)
-    measured = measure_recordings(recordings, asked, notes)
-    pipelines = whole_pipelines(recordings, request.layout)
+def _measure_replicas(
+    recordings: Sequence[Recording], request: ImportRequest, notes: Sequence[str]
+) -> Measurement:
+    """Return the measurement of a pipeline with the steps of all replicas; invalid replicas are noted."""
+    single_request = replace(request, every_replica=False)
+    measured = measure_recordings(recordings, single_request, notes)
+    pipelines = complete_pipelines(recordings, request.layout)
     if len(pipelines) == 1 or not measured.steps:
         return measured
     replicas, unread = [], []
     for name, ranks in pipelines.items():
         try:
-            steps = measure_recordings(recordings, replace(asked, replica=name)).steps
+            steps = measure_recordings(recordings, replace(single_request, replica=name)).steps
         except (ConfigError, TraceError) as error:
             unread.append(f"replica {name} is not compared: {error}")
             continue
@@ -81,7 +89,7 @@ def _with_replicas(recordings: Sequence[Recording], request: ImportRequest, note
 
 
 def _memory(pipeline: Sequence[Recording]) -> Iterator[str]:
-    """Yield what was allocated at most on each rank's GPU, where that was recorded."""
+    """Yield a note on the peak of allocated memory on each GPU, if recorded."""
     allocated = [recording.allocated_bytes for recording in pipeline]
     if any(allocated):
         sizes = ", ".join(f"{size / 2**30:.1f}" for size in allocated)
@@ -89,7 +97,7 @@ def _memory(pipeline: Sequence[Recording]) -> Iterator[str]:
 
 
 def _overlaps(recording: Recording) -> Iterator[str]:
-    """Yield how many computations of a rank's host begin before another one has ended."""
+    """Yield a note on the computations of a rank's host that begin before the end of another."""
     until, first, count = -(2**63), "", 0
     for execution in recording.executions:
         if execution.action.kind in kinds.COMPUTE and execution.gpu is None:
@@ -105,15 +113,17 @@ def _overlaps(recording: Recording) -> Iterator[str]:
 
 
 def without_actions(recordings: Sequence[Recording]) -> Measurement:
-    """Return a measurement of no steps.
+    """Return a measurement without steps.
 
     Args:
         recordings: one per pipeline rank, in their order; peers of their messages are pipeline ranks.
 
     Raises:
-        TraceError: there is neither an operation nor a message.
+        TraceError: the recordings have neither operations nor messages.
     """
-    summaries = [summary for rank, recording in enumerate(recordings) for summary in _of_rank(rank, recording)]
+    summaries = [
+        summary for rank, recording in enumerate(recordings) for summary in _rank_summaries(rank, recording)
+    ]
     if not summaries:
         message = "holds no action of a pipeline, no operation of a GPU and no message"
         raise TraceError(message, file=recordings[0].path)
@@ -132,9 +142,9 @@ def without_actions(recordings: Sequence[Recording]) -> Measurement:
 
 
 def _transfers(recordings: Sequence[Recording]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield sender, receiver, when it was sent and when it was there, in order between two ranks.
+    """Yield sender, receiver, post time and arrival time of messages, in order between two ranks.
 
-    If the ends differ in number, the missing ones are unknown: no message of the two ranks counts.
+    If two ranks have different numbers of sends and receives, their messages are left out.
     """
     for source, sender in enumerate(recordings):
         for target, receiver in enumerate(recordings):
@@ -144,15 +154,15 @@ def _transfers(recordings: Sequence[Recording]) -> Iterator[tuple[int, int, int,
                 yield from ((source, target, *times) for times in zip(sent, received, strict=True))
 
 
-def _of_rank(rank: int, recording: Recording) -> list[Summary]:
+def _rank_summaries(rank: int, recording: Recording) -> list[Summary]:
     operations = recording.operations
-    summaries = [] if operations is None else _of_operations(rank, operations)
+    summaries = [] if operations is None else _operation_summaries(rank, operations)
     return sorted(
-        [*summaries, *_of_messages(rank, recording)], key=lambda summary: (-summary.total_ns, summary.what)
+        [*summaries, *_message_summaries(rank, recording)], key=lambda summary: (-summary.total_ns, summary.what)
     )
 
 
-def _of_operations(rank: int, operations: Operations) -> list[Summary]:
+def _operation_summaries(rank: int, operations: Operations) -> list[Summary]:
     sizes = np.zeros(operations.name.size, dtype=np.int64)
     for position, payloads in operations.payloads.items():
         sizes[position] = sum(payload.size_bytes for payload in payloads)
@@ -183,7 +193,7 @@ def _occupied(rank: int, operations: Operations) -> Occupied:
     )  # fmt: skip
 
 
-def _of_messages(rank: int, recording: Recording) -> Iterator[Summary]:
+def _message_summaries(rank: int, recording: Recording) -> Iterator[Summary]:
     """Yield the sums of messages on the host; those of GPU operations count as operations."""
     operations = recording.operations
     times = () if operations is None else (operations.start_ns.tolist(), operations.end_ns.tolist())

@@ -32,23 +32,23 @@ if TYPE_CHECKING:
 
 _PREFIX = "megatron."
 _STEPS = ("megatron.train.iteration", "megatron.train_step")
-"""The step's span, as Megatron-LM's code and as its documentation name it."""
+"""Span of a step, as named in Megatron-LM's code and documentation."""
 _ACTIONS = {"megatron.microbatch.forward": Kind.F, "megatron.microbatch.backward": Kind.B}
 _MESSAGE = re.compile(r"megatron\.p2p\.(send|recv)_(forward|backward)")
 _OTHER_WORK = re.compile(r"megatron\.(?:grad_sync|activation|optimizer)")
 _NUMBERS = ("megatron.microbatch_id", "dl.microbatch_id")
-_IN_NAME = re.compile(r"rank[-_]?(\d+)", re.IGNORECASE)
+_RANK_NAME = re.compile(r"rank[-_]?(\d+)", re.IGNORECASE)
 _GROUPS = "MEGATRON_OTEL_SPAN_GROUPS=step,microbatch,communication"
 
 
 def read_megatron(paths: Sequence[Path]) -> tuple[list[Recording], str, list[str]]:
-    """Read a job's files, each of one rank, of several, or of a part of the time.
+    """Read the files of a job, each of one or several ranks, or of a part of the time.
 
     Returns:
-        The recordings by rank, the job's layout where its spans say it (else none), and notes.
+        The recordings by rank, the layout of the job (empty if the spans do not have it), and notes.
 
     Raises:
-        TraceError: no file can be read, or they hold no span of a step or of a microbatch.
+        TraceError: no file can be read, or the files have no span of a step or of a microbatch.
     """
     files, notes = read_files(paths, lambda path: read_spans(path, _PREFIX))
     by_rank: dict[int, list[Span]] = defaultdict(list)
@@ -75,9 +75,11 @@ def read_megatron(paths: Sequence[Path]) -> tuple[list[Recording], str, list[str
             f"spans of {len(by_rank)} of {world} ranks: Megatron-LM writes those of its last rank alone unless "
             "MEGATRON_OTEL_RANK_STRATEGY=all_ranks"
         )
-    each = world // sizes.get("pp", 1)
+    ranks_per_stage = world // sizes.get("pp", 1)
     recordings = [
-        _recording(origin[rank], rank, by_rank[rank], rank // each if layout else NO_STAGE, sizes.get("pp", 1))
+        _recording(
+            origin[rank], rank, by_rank[rank], rank // ranks_per_stage if layout else NO_STAGE, sizes.get("pp", 1)
+        )
         for rank in sorted(by_rank)
     ]
     return recordings, layout, notes
@@ -86,10 +88,10 @@ def read_megatron(paths: Sequence[Path]) -> tuple[list[Recording], str, list[str
 def _layout(sizes: Mapping[str, int], ranks: Collection[int]) -> str:
     """Return the layout of a job if its spans have the sizes; the stage is the slowest axis of ranks."""
     world, known = sizes.get("world", 0), {axis: sizes.get(axis, 1) for axis in ("pp", "tp", "dp")}
-    each = known["pp"] * known["tp"] * known["dp"]
-    if not world or world % each or not all(0 <= rank < world for rank in ranks):
+    known_ranks = known["pp"] * known["tp"] * known["dp"]
+    if not world or world % known_ranks or not all(0 <= rank < world for rank in ranks):
         return ""
-    return ",".join(f"{axis}={size}" for axis, size in {**known, "cp": world // each}.items())
+    return ",".join(f"{axis}={size}" for axis, size in {**known, "cp": world // known_ranks}.items())
 
 
 def _sizes(resource: Mapping[str, object]) -> Iterator[tuple[str, int]]:
@@ -105,7 +107,7 @@ def _sizes(resource: Mapping[str, object]) -> Iterator[tuple[str, int]]:
 def _rank(resource: Mapping[str, object], path: Path) -> int:
     """Return the global rank of a span, from its process or the file name; -1 if neither has it."""
     rank = whole(resource.get("dl.rank"), -1)
-    named = _IN_NAME.search(str(resource.get("service.instance.id", ""))) or _IN_NAME.search(path.name)
+    named = _RANK_NAME.search(str(resource.get("service.instance.id", ""))) or _RANK_NAME.search(path.name)
     rank = rank if rank >= 0 else int(named[1]) if named else -1
     return rank if rank < MOST_RANKS else -1
 
@@ -118,10 +120,9 @@ def _recording(path: Path, rank: int, spans: Sequence[Span], stage: int, stages:
         for number, span in enumerate(steps)
     )
     acting = [span for span in spans if span.name in _ACTIONS or _MESSAGE.fullmatch(span.name)]
-    around = [(start, end) for _, start, end in windows]
-    step_of_span = (
-        window_around(around, [span.start_ns for span in acting]).tolist() if around else [-1] * len(acting)
-    )
+    step_spans_ns = [(start, end) for _, start, end in windows]
+    starts_ns = [span.start_ns for span in acting]
+    step_of_span = window_around(step_spans_ns, starts_ns).tolist() if windows else [-1] * len(acting)
     executions: list[Execution] = []
     ends: list[MessageEnd] = []
     for step in range(len(windows)):
@@ -154,8 +155,8 @@ def _executions(spans: Sequence[Span], stage: int) -> list[Execution]:
         kind = _ACTIONS.get(span.name)
         if kind is None:
             continue
-        said = next((whole(span.attributes[name], -1) for name in _NUMBERS if name in span.attributes), -1)
-        action = Action(kind=kind, stage=stage, microbatch=said if said >= 0 else counted[kind])
+        recorded = next((whole(span.attributes[name], -1) for name in _NUMBERS if name in span.attributes), -1)
+        action = Action(kind=kind, stage=stage, microbatch=recorded if recorded >= 0 else counted[kind])
         executions.append(Execution(action=action, start_ns=span.start_ns, end_ns=span.end_ns))
         counted[kind] += 1
     return executions
@@ -169,26 +170,26 @@ def _ends(spans: Sequence[Span], executions: Sequence[Execution], stages: int) -
         if match is None:
             continue
         sends, kind = match[1] == "send", Kind.F if match[2] == "forward" else Kind.B
-        alike = [execution for execution in executions if execution.action.kind is kind]
+        same_kind = [execution for execution in executions if execution.action.kind is kind]
         if sends:
-            fitting = [execution for execution in alike if execution.end_ns <= span.start_ns][-1:]
+            fitting = [execution for execution in same_kind if execution.end_ns <= span.start_ns][-1:]
         else:
-            fitting = [execution for execution in alike if execution.start_ns >= span.end_ns][:1]
+            fitting = [execution for execution in same_kind if execution.start_ns >= span.end_ns][:1]
         for execution in fitting:
             named.add((sends, execution.action))
             yield _end(execution.action, span.start_ns, span.end_ns, sends=sends)
     for index, execution in enumerate(executions):
-        before = executions[index - 1].end_ns if index else execution.start_ns
-        after = executions[index + 1].start_ns if index + 1 < len(executions) else execution.end_ns
-        ahead = 1 if execution.action.kind is Kind.F else -1
-        if 0 <= execution.action.stage - ahead < stages and (False, execution.action) not in named:
-            yield _end(execution.action, min(before, execution.start_ns), execution.start_ns, sends=False)
-        if 0 <= execution.action.stage + ahead < stages and (True, execution.action) not in named:
-            yield _end(execution.action, execution.end_ns, max(after, execution.end_ns), sends=True)
+        previous_end_ns = executions[index - 1].end_ns if index else execution.start_ns
+        next_start_ns = executions[index + 1].start_ns if index + 1 < len(executions) else execution.end_ns
+        stage_change = 1 if execution.action.kind is Kind.F else -1
+        if 0 <= execution.action.stage - stage_change < stages and (False, execution.action) not in named:
+            yield _end(execution.action, min(previous_end_ns, execution.start_ns), execution.start_ns, sends=False)
+        if 0 <= execution.action.stage + stage_change < stages and (True, execution.action) not in named:
+            yield _end(execution.action, execution.end_ns, max(next_start_ns, execution.end_ns), sends=True)
 
 
 def _end(computed: Action, start_ns: int, end_ns: int, *, sends: bool) -> MessageEnd:
-    """Return the end of a message that feeds a computation, or that it leaves."""
+    """Return the end of a message that a computation receives or sends."""
     kind = kinds.message_kind(sends=sends, forward=computed.kind is Kind.F)
     return MessageEnd(
         sends=sends, peer=-1, start_ns=start_ns, end_ns=end_ns, size_bytes=0, action=replace(computed, kind=kind)
@@ -197,7 +198,7 @@ def _end(computed: Action, start_ns: int, end_ns: int, *, sends: bool) -> Messag
 
 _LONGEST_LINE = 16 << 20
 _BATCH = 1 << 12
-"""Lines between two looks at how many there are."""
+"""Lines between two checks of their number."""
 _LATEST_NS = 2**62
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DECODER = msgspec.json.Decoder(dict[str, Any])
@@ -206,16 +207,16 @@ _VALUES = ("intValue", "stringValue", "doubleValue", "boolValue")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """One span."""
+    """A span of a call on the host."""
 
     name: str
-    """Its name."""
+    """Name."""
     start_ns: int
-    """When it started, since the Unix epoch."""
+    """Start, since the Unix epoch."""
     end_ns: int
-    """When it ended."""
+    """End, since the Unix epoch."""
     attributes: Mapping[str, Any]
-    """Its own attributes."""
+    """Attributes of the span."""
     resource: Mapping[str, Any]
     """Attributes of its process; empty if the line has none."""
 
@@ -224,7 +225,7 @@ def read_spans(path: Path, prefix: str) -> tuple[list[Span], int]:
     """Read the spans of a file whose names begin with ``prefix``, and the number of those without valid times.
 
     Raises:
-        TraceError: it cannot be read, or holds more spans than may be held.
+        TraceError: the file cannot be read, or has more spans than a trace may have events.
     """
     spans: list[Span] = []
     untimed = 0
@@ -248,7 +249,7 @@ def read_spans(path: Path, prefix: str) -> tuple[list[Span], int]:
 def _objects(path: Path) -> Iterator[bytes]:
     """Yield possible objects: single lines, or lines from an opening to a closing brace."""
     parts: list[bytes] = []
-    held = 0
+    size_bytes = 0
     with open_unpacked(path) as file:
         for number in count(1):
             line = file.readline(_LONGEST_LINE + 1)
@@ -256,8 +257,8 @@ def _objects(path: Path) -> Iterator[bytes]:
                 return
             if number % _BATCH == 0:
                 file.expect(number, (b"\n",))
-            held += len(line)
-            if held > _LONGEST_LINE:
+            size_bytes += len(line)
+            if size_bytes > _LONGEST_LINE:
                 raise TraceError(f"has a line, or an object, of more than {_LONGEST_LINE >> 20} MiB", file=path)
             if parts or line.rstrip() == b"{":
                 parts.append(line)
@@ -266,7 +267,7 @@ def _objects(path: Path) -> Iterator[bytes]:
                 line = b"".join(parts)
             if line.strip():
                 yield line
-            parts, held = [], 0
+            parts, size_bytes = [], 0
 
 
 def _spans(record: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
@@ -315,8 +316,8 @@ def _time(fields: Mapping[str, Any], *names: str) -> int:
     value = next((fields[name] for name in names if name in fields), None)
     try:
         if isinstance(value, str) and not value.isdecimal():
-            since = datetime.fromisoformat(value) - _EPOCH
-            return (since.days * 86_400 + since.seconds) * 10**9 + since.microseconds * 1_000
+            elapsed = datetime.fromisoformat(value) - _EPOCH
+            return (elapsed.days * 86_400 + elapsed.seconds) * 10**9 + elapsed.microseconds * 1_000
         time_ns = int(value) if isinstance(value, (int, str)) else 0
     except (ValueError, TypeError):
         return 0

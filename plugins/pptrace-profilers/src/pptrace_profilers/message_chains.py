@@ -213,9 +213,7 @@ def count_usual_forwards(parts: Sequence[Part], places: Mapping[_Node, tuple[int
     return sum(max(form.values()) for form in forms.values()), max(sum(form.total() for form in forms.values()), 1)
 
 
-def _count_ordered(
-    parts: Sequence[Part], places: Mapping[_Node, tuple[int, int]], stages: int
-) -> tuple[int, int]:
+def _count_ordered(parts: Sequence[Part], places: Mapping[_Node, tuple[int, int]], stages: int) -> tuple[int, int]:
     """Return the forwards that start in the order of microbatches on their stage, and all forwards."""
     started: list[list[int]] = [[] for _ in range(stages)]
     for rank, part in enumerate(parts):

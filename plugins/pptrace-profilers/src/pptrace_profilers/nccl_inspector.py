@@ -1,10 +1,10 @@
 """Dumps of the NCCL inspector.
 
-Source: NCCL's plugins/profiler/inspector (its README and the JSON that it writes): microseconds, bytes, and
-bandwidths in GB/s; a verbose line has the times at which it started and stopped, as ``gettimeofday`` counts.
+Source: NCCL's plugins/profiler/inspector (README and JSON output): microseconds, bytes, and bandwidths in GB/s. A
+verbose line has its start and stop time in ``gettimeofday``'s clock.
 
-The time on a line includes the wait of the kernel for its peers. Among the lines of one operation, the shortest
-waited least. NCCL calls the traffic of a collective over the link of each rank its bus traffic (nccl-tests,
+The time of a line includes the wait of the kernel for its peers. Of the lines of an operation, the shortest has
+the least wait. NCCL defines the bus traffic of a collective as the traffic over the link of each rank (nccl-tests,
 PERFORMANCE.md).
 """
 
@@ -35,14 +35,14 @@ _DECODER = msgspec.json.Decoder(dict[str, Any])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """One operation as one rank saw it."""
+    """One operation on one rank."""
 
     what: str
     """``Send``, ``Recv``, or the collective's name."""
     communicator: str
     """Id of its communicator."""
     communicator_name: str
-    """What its owner calls it, such as ``pp``; empty where nobody does."""
+    """Name of the communicator, such as ``pp``; empty if it has none."""
     rank: int
     """The rank within the communicator."""
     ranks: int
@@ -50,50 +50,50 @@ class Transfer:
     peer: int
     """Rank at the other end; -1 for a collective."""
     size_bytes: int
-    """Its message's size."""
+    """Size of the message."""
     exec_ns: int
-    """How long it took."""
+    """Duration."""
     start_ns: int
-    """When it started, since the Unix epoch; -1 where the line is not verbose."""
+    """Start, since the Unix epoch; -1 if the line is not verbose."""
     process: tuple[str, int]
     """Host and process id."""
     number: int = -1
-    """Its number among the collectives, or the messages, of its communicator; -1 where the line does not say."""
+    """Index among the collectives, or the messages, of its communicator; -1 if not recorded."""
     nodes: int = 0
-    """Nodes of the communicator; 0 where the line does not say."""
+    """Nodes of the communicator; 0 if not recorded."""
     by_kernel: bool = True
-    """Whether its time is its kernel's, and not from the host's call on."""
+    """Whether the duration is that of the kernel, and does not start with the host's call."""
 
     @property
     def is_message(self) -> bool:
-        """Return whether it is a message between two ranks, and no collective."""
+        """Return whether this is a message between two ranks, not a collective."""
         return self.peer >= 0
 
     @property
     def sends(self) -> bool:
-        """Return whether it is a message that leaves."""
+        """Return whether this is a sent message."""
         return self.what.lower().startswith("send")
 
 
 def read_inspector(path: Path) -> list[Transfer]:
-    """Read one process's lines; a last line that was not written to its end is left out.
+    """Read the lines of a process; an incomplete last line is left out.
 
     Raises:
-        TraceError: it cannot be read, or a line is none of NCCL Inspector's.
+        TraceError: the file cannot be read, or a line has another format.
     """
     transfers: list[Transfer] = []
-    broken = 0
+    invalid_line = 0
     for number, line in enumerate(_lines(path), 1):
-        if broken:
-            raise TraceError(f"line {broken} is no JSON object of NCCL Inspector's", file=path)
+        if invalid_line:
+            raise TraceError(f"line {invalid_line} is no JSON object of NCCL Inspector's", file=path)
         if not line.strip():
             continue
         try:
             fields = _DECODER.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            broken = number
+            invalid_line = number
             continue
-        if _is_other(fields):
+        if _is_header_only(fields):
             continue
         transfer = _transfer(fields)
         if transfer is None:
@@ -120,45 +120,45 @@ def _lines(path: Path) -> Iterator[bytes]:
             yield line
 
 
-def _is_other(fields: Mapping[str, Any]) -> bool:
+def _is_header_only(fields: Mapping[str, Any]) -> bool:
     """Return whether a line describes no operation; newer versions write such lines."""
     return isinstance(fields.get("header"), dict) and not {"coll_perf", "p2p_perf"} & fields.keys()
 
 
 def _transfer(fields: Mapping[str, Any]) -> Transfer | None:
-    sort = next((sort for sort in ("coll", "p2p") if isinstance(fields.get(f"{sort}_perf"), dict)), None)
+    prefix = next((name for name in ("coll", "p2p") if isinstance(fields.get(f"{name}_perf"), dict)), None)
     header, metadata = fields.get("header"), fields.get("metadata")
-    if sort is None or not isinstance(header, dict):
+    if prefix is None or not isinstance(header, dict):
         return None
     metadata = metadata if isinstance(metadata, dict) else {}
-    perf = fields[f"{sort}_perf"]
-    length = microseconds(perf.get(f"{sort}_exec_time_us"))
-    size, rank = whole(perf.get(f"{sort}_msg_size_bytes"), -1), whole(header.get("rank"), -1)
+    perf = fields[f"{prefix}_perf"]
+    length = microseconds(perf.get(f"{prefix}_exec_time_us"))
+    size, rank = whole(perf.get(f"{prefix}_msg_size_bytes"), -1), whole(header.get("rank"), -1)
     if length is None or min(length, size, rank) < 0:
         return None
     times = perf.get("event_trace_ts")
-    start = microseconds(times.get(f"{sort}_start_ts")) if isinstance(times, dict) else None
+    start = microseconds(times.get(f"{prefix}_start_ts")) if isinstance(times, dict) else None
     return Transfer(
-        what=str(perf.get(sort, "")), communicator=str(header.get("id", "")),
+        what=str(perf.get(prefix, "")), communicator=str(header.get("id", "")),
         communicator_name=str(header.get("comm_name", "")), rank=rank, ranks=whole(header.get("n_ranks"), 0),
-        peer=whole(perf.get("p2p_peer"), -1) if sort == "p2p" else -1, size_bytes=size, exec_ns=length,
+        peer=whole(perf.get("p2p_peer"), -1) if prefix == "p2p" else -1, size_bytes=size, exec_ns=length,
         start_ns=start if start is not None and start > 0 else -1,
         process=(str(metadata.get("hostname", "")), whole(metadata.get("pid"), -1)),
-        number=whole(perf.get(f"{sort}_sn"), -1), nodes=whole(header.get("nnodes"), 0),
-        by_kernel=perf.get(f"{sort}_timing_source") != "collective_cpu",
+        number=whole(perf.get(f"{prefix}_sn"), -1), nodes=whole(header.get("nnodes"), 0),
+        by_kernel=perf.get(f"{prefix}_timing_source") != "collective_cpu",
     )  # fmt: skip
 
 
 def read_inspector_run(paths: Sequence[Path]) -> tuple[list[Recording], tuple[BySize, ...], list[str]]:
-    """Read a run's files, one per process; one that cannot be read is noted, and the others are used.
+    """Read the files of a run, one per process; unreadable files are noted and left out.
 
     A process's global rank is its rank in the largest communicator.
 
     Returns:
-        One recording per process, what operations of each sort took by size, and notes.
+        One recording per process, durations of each kind of operation by size, and notes.
 
     Raises:
-        TraceError: no file can be read, or two are of one process.
+        TraceError: no file can be read, or two files have the same process.
     """
     files, notes = read_files(paths, read_inspector)
     largest = {path: max(lines, key=lambda line: (line.ranks, line.communicator)) for path, lines in files.items()}
@@ -217,7 +217,7 @@ _LARGEST = 2**62
 def by_size(transfers: Sequence[Transfer]) -> tuple[tuple[BySize, ...], list[str]]:
     """Return sizes and times by kind of operation, messages first, and notes on dropped or uncertain lines."""
     timed = [line for line in transfers if line.by_kernel and line.exec_ns > 0 and line.size_bytes > 0]
-    messages, lone = _messages([line for line in timed if line.is_message])
+    messages, unmatched = _messages([line for line in timed if line.is_message])
     sizes = messages | _collectives([line for line in timed if not line.is_message])
     notes = []
     if len(timed) < len(transfers):
@@ -225,13 +225,13 @@ def by_size(transfers: Sequence[Transfer]) -> tuple[tuple[BySize, ...], list[str
         notes.append(
             f"{untimed:,} operations have no bytes, or no time of their kernel: no network is fitted to them"
         )
-    if lone:
-        notes.append(f"{lone:,} lines of messages have no other end: they may have waited for it")
+    if unmatched:
+        notes.append(f"{unmatched:,} lines of messages have no other end: they may have waited for it")
     return tuple(
         BySize(
             what=what, messages=is_message,
             size_bytes=np.array([size for size, _ in pairs], dtype=np.int64),
-            took_ns=np.array([took for _, took in pairs], dtype=np.int64),
+            took_ns=np.array([duration_ns for _, duration_ns in pairs], dtype=np.int64),
         )
         for (what, is_message), pairs in sorted(sizes.items(), key=lambda item: (not item[0][1], item[0][0]))
     ), notes  # fmt: skip
@@ -240,7 +240,7 @@ def by_size(transfers: Sequence[Transfer]) -> tuple[tuple[BySize, ...], list[str
 def _messages(transfers: Iterable[Transfer]) -> tuple[Sizes, int]:
     """Return messages by the location of their ends, and the number of unmatched lines.
 
-    The k-th send of a rank to a peer is that peer's k-th receive from it, where they are as many and as large.
+    The k-th send matches the k-th receive if both ranks have the same sizes in order.
     """
     links: dict[tuple[str, int, int], tuple[list[Transfer], list[Transfer]]] = defaultdict(lambda: ([], []))
     hosts: dict[tuple[str, int], str] = {}
@@ -249,20 +249,22 @@ def _messages(transfers: Iterable[Transfer]) -> tuple[Sizes, int]:
         source, target = (line.rank, line.peer) if line.sends else (line.peer, line.rank)
         links[line.communicator, source, target][0 if line.sends else 1].append(line)
     sizes: Sizes = defaultdict(list)
-    lone = 0
+    unmatched = 0
     for (communicator, source, target), ends in links.items():
         sent, received = (sorted(lines, key=lambda line: line.number) for lines in ends)
-        sort = _between(hosts, communicator, source, target, (sent or received)[0].nodes), True
+        kind = _link_kind(hosts, communicator, source, target, (sent or received)[0].nodes), True
         if [line.size_bytes for line in sent] == [line.size_bytes for line in received]:
             pairs = zip(sent, received, strict=True)
-            sizes[sort] += [(line.size_bytes, min(line.exec_ns, other.exec_ns)) for line, other in pairs]
+            sizes[kind] += [(send.size_bytes, min(send.exec_ns, receive.exec_ns)) for send, receive in pairs]
         else:
-            lone += len(sent) + len(received)
-            sizes[sort] += [(line.size_bytes, line.exec_ns) for line in max(sent, received, key=len)]
-    return sizes, lone
+            unmatched += len(sent) + len(received)
+            sizes[kind] += [(line.size_bytes, line.exec_ns) for line in max(sent, received, key=len)]
+    return sizes, unmatched
 
 
-def _between(hosts: Mapping[tuple[str, int], str], communicator: str, source: int, target: int, nodes: int) -> str:
+def _link_kind(
+    hosts: Mapping[tuple[str, int], str], communicator: str, source: int, target: int, nodes: int
+) -> str:
     ends = [hosts.get((communicator, rank), "") for rank in (source, target)]
     if nodes == 1 or (all(ends) and ends[0] == ends[1]):
         return "messages inside a node"
@@ -272,8 +274,8 @@ def _between(hosts: Mapping[tuple[str, int], str], communicator: str, source: in
 def _collectives(transfers: Iterable[Transfer]) -> Sizes:
     """Return link traffic and shortest time over ranks of each collective, by name and ranks."""
     shortest: dict[tuple[str, str, int], Transfer] = {}
-    for place, line in enumerate(transfers):
-        number = line.number if line.number >= 0 else -2 - place
+    for index, line in enumerate(transfers):
+        number = line.number if line.number >= 0 else -2 - index
         key = (line.communicator, line.what, number)
         if key not in shortest or line.exec_ns < shortest[key].exec_ns:
             shortest[key] = line
@@ -287,7 +289,7 @@ def _collectives(transfers: Iterable[Transfer]) -> Sizes:
 
 
 def _bus_traffic(line: Transfer) -> int:
-    """Return what goes over each rank's link; 0 for a collective of another name."""
+    """Return the bytes over the link of each rank; 0 for an unknown collective."""
     peer_count = line.ranks - 1
     match line.what:
         case "AllReduce":

@@ -17,30 +17,30 @@ if TYPE_CHECKING:
     from pptrace_profilers.recording import Recording
 
 _SIZE = re.compile(r"([a-z]+)=(\d+)")
-_SORTS = ("slowest", "median")
+_SPAN_KINDS = ("slowest", "median")
 
 
-def one_pipeline(
+def choose_pipeline(
     recordings: Sequence[Recording], layout: str = "", replica: str = ""
 ) -> tuple[list[Recording], tuple[str, ...]]:
-    """Return one pipeline's recordings, first stage first, and what was assumed.
+    """Return the recordings of a pipeline, first stage first, and notes on assumptions.
 
     Args:
         recordings: one per process, in any order.
         layout: sizes such as ``pp=4,tp=2,dp=8``, with the order of axes that :class:`Layout` has by default; empty
-            for the trace's own groups.
-        replica: ``dp=0,tp=0``, ``slowest`` or ``median``; the first unless given.
+            for the process groups of the trace.
+        replica: ``dp=0,tp=0``, ``slowest`` or ``median``; empty for the first replica.
 
     Raises:
-        TraceError: two recordings of one rank, or ranks that nobody knows.
-        ConfigError: a layout or replica that cannot be.
+        TraceError: two recordings have the same rank, or ranks are unknown.
+        ConfigError: the layout or replica is invalid.
     """
     known = _by_rank(recordings)
     pipelines, note = _pipelines(known, layout)
     complete = {place: ranks for place, ranks in pipelines.items() if all(rank in known for rank in ranks)}
-    there = complete or _fullest(pipelines, known)
-    chosen = _chosen(there, known, replica)
-    ranks = there[chosen]
+    candidates = complete or _most_recorded(pipelines, known)
+    chosen = _choose(candidates, known, replica)
+    ranks = candidates[chosen]
     notes = [note] if note else []
     if missing := [rank for rank in pipelines[chosen] if rank not in known]:
         notes.append(f"no file of rank {name_some(missing, len(missing))}: the others are taken as they are")
@@ -51,19 +51,21 @@ def one_pipeline(
     return [_local(known[rank], local) for rank in ranks], tuple(notes)
 
 
-def _fullest(pipelines: dict[str, tuple[int, ...]], known: dict[int, Recording]) -> dict[str, tuple[int, ...]]:
-    """Return the recorded ranks of the pipelines of which most were recorded."""
+def _most_recorded(
+    pipelines: dict[str, tuple[int, ...]], known: dict[int, Recording]
+) -> dict[str, tuple[int, ...]]:
+    """Return the recorded ranks of the pipelines with the most recorded ranks."""
     recorded = {place: tuple(rank for rank in ranks if rank in known) for place, ranks in pipelines.items()}
     most = max(map(len, recorded.values()))
     return {place: ranks for place, ranks in recorded.items() if len(ranks) == most}
 
 
-def whole_pipelines(recordings: Sequence[Recording], layout: str = "") -> dict[str, tuple[int, ...]]:
-    """Return the global ranks of each pipeline of which every rank was recorded, by its place.
+def complete_pipelines(recordings: Sequence[Recording], layout: str = "") -> dict[str, tuple[int, ...]]:
+    """Return the global ranks of each completely recorded pipeline, by its place.
 
     Raises:
-        TraceError: two recordings of one rank, or ranks that nobody knows.
-        ConfigError: a layout that cannot be.
+        TraceError: two recordings have the same rank, or ranks are unknown.
+        ConfigError: the layout is invalid.
     """
     known = _by_rank(recordings)
     pipelines, _ = _pipelines(known, layout)
@@ -73,15 +75,15 @@ def whole_pipelines(recordings: Sequence[Recording], layout: str = "") -> dict[s
 def numbers_of(
     pipeline: Sequence[Recording], known: Sequence[Recording], layout: str = ""
 ) -> tuple[tuple[int, ...], int]:
-    """Return pipeline ranks if files of some ranks are missing, else none, and the number of ranks.
+    """Return the pipeline ranks if files are missing, else none, and the number of ranks.
 
-    Without a layout, groups and inferred stages, all ranks of the job count.
+    Without a layout, groups and inferred stages, the pipeline has all ranks of the job.
     """
     ranks = tuple(max(recording.rank, 0) for recording in pipeline)
     if layout or any(map(_members, known)):
         pipelines, _ = _pipelines(_by_rank(known), layout)
-        whole = next(its for its in pipelines.values() if ranks[0] in its)
-        return tuple(map(whole.index, ranks)) if len(ranks) < len(whole) else (), len(whole)
+        all_ranks = next(members for members in pipelines.values() if ranks[0] in members)
+        return tuple(map(all_ranks.index, ranks)) if len(ranks) < len(all_ranks) else (), len(all_ranks)
     world = max((recording.world for recording in known), default=0)
     if len(ranks) >= world or max(ranks) >= world:
         return (), len(ranks)
@@ -95,7 +97,7 @@ def numbers_of(
 def _members(recording: Recording) -> tuple[int, ...]:
     """Return the global ranks of a recording's pipeline, from its group or from the groups of all other axes."""
     rank = max(recording.rank, 0)
-    return pipeline_group(recording.groups, rank) or left_over(recording.groups, rank, recording.world)
+    return pipeline_group(recording.groups, rank) or infer_pipeline_group(recording.groups, rank, recording.world)
 
 
 def _by_rank(recordings: Sequence[Recording]) -> dict[int, Recording]:
@@ -107,13 +109,13 @@ def _by_rank(recordings: Sequence[Recording]) -> dict[int, Recording]:
     for recording in recordings:
         rank, path = max(recording.rank, 0), recording.path
         if rank in known:
-            raise TraceError(f"is of rank {rank}, as {_apart(known[rank].path, path)}", file=path)
+            raise TraceError(f"is of rank {rank}, as {_duplicate_text(known[rank].path, path)}", file=path)
         known[rank] = recording
     return dict(sorted(known.items()))
 
 
-def _apart(first: Path, second: Path) -> str:
-    """Say which file is of the same rank, and what to do."""
+def _duplicate_text(first: Path, second: Path) -> str:
+    """Return the text on a file of the same rank and the remedy."""
     if first.parent == second.parent:
         return f"{first.name} is: leave one out"
     return f"{first.parent.name}/{first.name} is: give the folder of one run"
@@ -122,7 +124,7 @@ def _apart(first: Path, second: Path) -> str:
 def _pipelines(known: dict[int, Recording], layout: str) -> tuple[dict[str, tuple[int, ...]], str]:
     """Return the global ranks of each pipeline by its place, and a note on missing ranks."""
     if layout:
-        return _of_layout(known, layout), ""
+        return _from_layout(known, layout), ""
     groups = {_members(recording) for recording in known.values()} - {()}
     if groups:
         pipelines = sorted(groups)
@@ -132,7 +134,7 @@ def _pipelines(known: dict[int, Recording], layout: str) -> tuple[dict[str, tupl
         return dict(zip(places, pipelines, strict=True)), ""
     world = max((recording.world for recording in known.values()), default=0) or len(known)
     present = tuple(known)
-    # A file may say any number of ranks, so they are counted and never listed.
+    # A file may have any number of ranks, so ranks are counted and not listed.
     if len(present) == world or max(present) >= world:
         return {"": present}, ""
     counted = "" if present[-1] < len(present) else f", counted as ranks 0 to {len(present) - 1}"
@@ -142,7 +144,7 @@ def _pipelines(known: dict[int, Recording], layout: str) -> tuple[dict[str, tupl
 
 
 def _place(known: dict[int, Recording], pipeline: Sequence[int]) -> str:
-    """Return where a pipeline is, ``dp=0,tp=1``, by its first rank's place in the groups of other axes."""
+    """Return the place of a pipeline, ``dp=0,tp=1``, from its first rank's index in the groups of other axes."""
     rank = next((rank for rank in pipeline if rank in known), -1)
     parts = []
     for axis, described in GROUPED.items():
@@ -153,7 +155,7 @@ def _place(known: dict[int, Recording], pipeline: Sequence[int]) -> str:
     return ",".join(parts)
 
 
-def _of_layout(known: dict[int, Recording], text: str) -> dict[str, tuple[int, ...]]:
+def _from_layout(known: dict[int, Recording], text: str) -> dict[str, tuple[int, ...]]:
     sizes: dict[str, int] = {}
     for part in text.split(","):
         match = _SIZE.fullmatch(part.strip())
@@ -176,11 +178,11 @@ def _of_layout(known: dict[int, Recording], text: str) -> dict[str, tuple[int, .
     return pipelines
 
 
-def _chosen(pipelines: dict[str, tuple[int, ...]], known: dict[int, Recording], replica: str) -> str:
+def _choose(pipelines: dict[str, tuple[int, ...]], known: dict[int, Recording], replica: str) -> str:
     if not replica or replica in pipelines:
         return replica if replica in pipelines else next(iter(pipelines))
-    if replica in _SORTS:
-        # Clocks may differ by rank, so spans are those of single ranks.
+    if replica in _SPAN_KINDS:
+        # Clocks may differ by rank, so spans are measured per rank.
         spans = sorted((max(_span(known[rank]) for rank in ranks), place) for place, ranks in pipelines.items())
         return spans[-1 if replica == "slowest" else (len(spans) - 1) // 2][1]
     chosen = next((place for place in pipelines if _coordinates(place) == _coordinates(replica)), None)
@@ -198,7 +200,7 @@ def _coordinates(place: str) -> set[str]:
 
 
 def _span(recording: Recording) -> int:
-    """Return how long a rank's actions, or else its operations, take."""
+    """Return the time from the first to the last action of a rank, by default of its operations."""
     spans = [execution.gpu or execution for execution in recording.executions]
     operations = recording.operations
     if spans:
@@ -219,10 +221,10 @@ GROUPED = {
     "cp": re.compile(r"(?:^|[_\W])cp(?:$|[_\W])|^context_parallel", re.IGNORECASE),
     "tp": re.compile(r"(?:^|[_\W])tp(?:$|[_\W])|^tensor_model_parallel", re.IGNORECASE),
 }
-"""How groups of each axis are described, by PyTorch's device meshes and by Megatron-LM."""
+"""Descriptions of the groups of each axis, in PyTorch's device meshes and in Megatron-LM."""
 
 
-def left_over(groups: Mapping[str, tuple[int, ...]], rank: int, world: int) -> tuple[int, ...]:
+def infer_pipeline_group(groups: Mapping[str, tuple[int, ...]], rank: int, world: int) -> tuple[int, ...]:
     """Return the ranks of a rank's pipeline from the groups of all other axes, first stage first; else none.
 
     The ranks of a group have a constant stride: the product of the sizes of all faster axes. A single gap in
@@ -235,8 +237,10 @@ def left_over(groups: Mapping[str, tuple[int, ...]], rank: int, world: int) -> t
     """
     strides = []
     for described in GROUPED.values():
-        its = [ranks for name, ranks in groups.items() if described.search(name) and rank in ranks]
-        ranks = min(its, key=len, default=())  # Megatron-LM has data-parallel groups with and without context
+        candidates = [ranks for name, ranks in groups.items() if described.search(name) and rank in ranks]
+        ranks = min(
+            candidates, key=len, default=()
+        )  # Megatron-LM has data-parallel groups with and without context
         if len(ranks) > 1:
             strides.append((ranks[1] - ranks[0], len(ranks)))
             if ranks != tuple(range(ranks[0], ranks[0] + len(ranks) * strides[-1][0], strides[-1][0] or 1)):
@@ -258,17 +262,20 @@ def left_over(groups: Mapping[str, tuple[int, ...]], rank: int, world: int) -> t
 def ranks_by_stages(pipeline: Sequence[Recording], world: int) -> int:
     """Return the number of ranks of a pipeline from the stages of its recorded ranks; 0 if uncertain.
 
-    The distance between the stages of a rank depends on the route: around all ranks, or there and back. The first
-    stage of a rank is its pipeline rank.
+    The distance between the stages of a rank depends on the route: interleaved, or V-shaped. The first stage of a
+    rank is its pipeline rank.
     """
     fitting: set[int] | None = None
     for recording in pipeline:
-        held = stages_of(recording)
-        if len(held) <= 1 or held[0] == NO_STAGE:
+        stages = stages_of(recording)
+        if len(stages) <= 1 or stages[0] == NO_STAGE:
             return 0
-        sizes = {held[1] - held[0], (held[0] + held[1] + 1) // 2}
-        its = {size for size in sizes if size and world % size == 0 and held in _held(held[0], size, len(held))}
-        fitting = its if fitting is None else fitting & its
+        candidates = {
+            size
+            for size in (stages[1] - stages[0], (stages[0] + stages[1] + 1) // 2)
+            if size and world % size == 0 and stages in _stages_of_rank(stages[0], size, len(stages))
+        }
+        fitting = candidates if fitting is None else fitting & candidates
     return next(iter(fitting)) if fitting and len(fitting) == 1 else 0
 
 
@@ -277,10 +284,10 @@ def stages_of(recording: Recording) -> list[int]:
     return sorted({action.stage for execution in recording.executions for action in execution.members})
 
 
-def _held(number: int, ranks: int, chunks: int) -> tuple[list[int], list[int]]:
-    """Return the stages of a rank on a route around all ranks, and on a route there and back."""
+def _stages_of_rank(number: int, ranks: int, chunks: int) -> tuple[list[int], list[int]]:
+    """Return the stages of a rank on an interleaved route, and on a V-shaped route."""
     if number >= ranks:
         return [], []
-    around = [chunk * ranks + number for chunk in range(chunks)]
-    back = [chunk * ranks + (ranks - 1 - number if chunk % 2 else number) for chunk in range(chunks)]
-    return around, back
+    interleaved = [chunk * ranks + number for chunk in range(chunks)]
+    v_shaped = [chunk * ranks + (ranks - 1 - number if chunk % 2 else number) for chunk in range(chunks)]
+    return interleaved, v_shaped

@@ -1,9 +1,9 @@
 """Perfetto traces (``.pftrace``) of PyTorch's profiler, with the slices of its Chrome JSON.
 
-Sources: Kineto's PerfettoTraceBuilder.cpp (each event on a track of its own below its thread's, its arguments as
-one JSON text named ``metadata``, the file's metadata as instants named ``trace_metadata``), and PyTorch's
-torch/csrc/profiler/cupti/monitor_pftrace.cpp (arguments one by one; GPU work as slices on a stream's track, or as
-``GpuRenderStageEvent`` with its arguments as texts).
+Sources: Kineto's PerfettoTraceBuilder.cpp and PyTorch's torch/csrc/profiler/cupti/monitor_pftrace.cpp. Kineto
+writes each event on a separate track below that of its thread. Its arguments are one JSON text named ``metadata``,
+and the metadata of the file are instants named ``trace_metadata``. PyTorch writes separate arguments. Its GPU
+operations are slices on the track of a stream, or ``GpuRenderStageEvent`` with arguments as texts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def read_pftrace(path: Path, rules: Rules) -> Recording:
     """Read one process's file.
 
     Raises:
-        TraceError: it cannot be read, is no Perfetto trace, or holds no slice.
+        TraceError: the file cannot be read, is no Perfetto trace, or has no slice.
     """
     from google.protobuf.message import DecodeError
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
@@ -48,7 +48,7 @@ def read_pftrace(path: Path, rules: Rules) -> Recording:
     for count, (start, stop) in enumerate(_packets(raw, path, slices), 1):
         check_packets(count, raw, stop, path)
         try:
-            slices.take(TracePacket.FromString(raw[start:stop]))
+            slices.add(TracePacket.FromString(raw[start:stop]))
         except DecodeError:
             raise TraceError(f"is damaged: the packet at byte {start} is none", file=path) from None
     return slices.recording(rules)
@@ -77,24 +77,24 @@ class _Slices:
         self.top: dict[str, Any] = {}
         self.parents: dict[int, int] = {}
         self.threads: dict[int, tuple[int, int]] = {}
-        self.begun: dict[int, list[tuple[int, str, dict[str, Any]]]] = {}
+        self.open_slices: dict[int, list[tuple[int, str, dict[str, Any]]]] = {}
         self.names: dict[tuple[int, str, int], str] = {}
 
-    def take(self, packet: Any) -> None:
-        """Take the next packet."""
+    def add(self, packet: Any) -> None:
+        """Add the next packet."""
         sequence = packet.trusted_packet_sequence_id
         if packet.HasField("track_descriptor"):
             self._describe(packet.track_descriptor)
         if packet.HasField("interned_data"):
             self._intern(sequence, packet.interned_data)
         if packet.HasField("track_event"):
-            self._event(packet.timestamp, sequence, packet.track_event)
+            self._add_event(packet.timestamp, sequence, packet.track_event)
         elif packet.HasField("gpu_render_stage_event"):
-            self._stage(packet.timestamp, sequence, packet.gpu_render_stage_event)
+            self._add_gpu_stage(packet.timestamp, sequence, packet.gpu_render_stage_event)
 
     def recording(self, rules: Rules) -> Recording:
-        """Return what the process did."""
-        self.builder.bad += sum(map(len, self.begun.values()))
+        """Return the recording of the process."""
+        self.builder.bad += sum(map(len, self.open_slices.values()))
         if not len(self.builder):
             raise TraceError("holds no slice of PyTorch's profiler", file=self.path)
         self.top.pop("baseTimeNanoseconds", None)  # packets' times are whole
@@ -108,13 +108,13 @@ class _Slices:
             self.threads[track.uuid] = (track.thread.pid, track.thread.tid)
 
     def _intern(self, sequence: int, data: Any) -> None:
-        for sort in ("event_names", "debug_annotation_names", "gpu_specifications"):
-            self.names |= {(sequence, sort, entry.iid): _text(entry.name) for entry in getattr(data, sort)}
+        for kind in ("event_names", "debug_annotation_names", "gpu_specifications"):
+            self.names |= {(sequence, kind, entry.iid): _text(entry.name) for entry in getattr(data, kind)}
         for entry in data.debug_annotation_string_values:
             self.names[sequence, "texts", entry.iid] = entry.str.decode("utf-8", errors="replace")
 
     def _thread(self, track: int) -> tuple[int, int]:
-        """Return the process and thread of a track: its own, or its nearest ancestor's."""
+        """Return the process and thread of a track or of its nearest ancestor with a thread."""
         ancestor = track
         for _ in range(_MOST_ANCESTORS):
             if ancestor in self.threads:
@@ -122,12 +122,12 @@ class _Slices:
             ancestor = self.parents.get(ancestor, 0)
         return (-1, track % 2**62)
 
-    def _event(self, at_ns: int, sequence: int, event: Any) -> None:
-        opened = self.begun.setdefault(event.track_uuid, [])
+    def _add_event(self, time_ns: int, sequence: int, event: Any) -> None:
+        opened = self.open_slices.setdefault(event.track_uuid, [])
         if event.type == _END:
             if opened:
                 start, name, fields = opened.pop()
-                self._slice(name, fields, self._thread(event.track_uuid), start, at_ns)
+                self._add_slice(name, fields, self._thread(event.track_uuid), start, time_ns)
             else:
                 self.builder.bad += 1
             return
@@ -138,7 +138,7 @@ class _Slices:
         if event.type == _INSTANT:
             self.top |= _parsed(fields) if name == "trace_metadata" else {}
         elif len(opened) < _MOST_OPEN:
-            opened.append((at_ns, name, fields))
+            opened.append((time_ns, name, fields))
 
     def _annotations(self, sequence: int, annotations: Any) -> Iterator[tuple[str, Any]]:
         for annotation in annotations:
@@ -147,13 +147,15 @@ class _Slices:
             if annotation.HasField("string_value_iid"):
                 value = self.names.get((sequence, "texts", annotation.string_value_iid))
             if name == "metadata" and isinstance(value, str):
-                # Kineto writes what stands between the braces.
+                # Kineto writes JSON without the outer braces.
                 values = _json("{" + value.strip().strip("{}") + "}")
                 yield from values.items() if isinstance(values, dict) else ()
             else:
                 yield name, value
 
-    def _slice(self, name: str, fields: Mapping[str, Any], thread: tuple[int, int], start: int, end: int) -> None:
+    def _add_slice(
+        self, name: str, fields: Mapping[str, Any], thread: tuple[int, int], start: int, end: int
+    ) -> None:
         correlation = whole(fields.get("correlation", fields.get("correlation_id")), -1)
         stream = whole(fields.get("stream"), -1)
         if stream >= 0 and name != "" and "device" in fields:
@@ -166,16 +168,16 @@ class _Slices:
             stream=stream if category != "user_annotation" else -1,
         )  # fmt: skip
 
-    def _stage(self, at_ns: int, sequence: int, stage: Any) -> None:
+    def _add_gpu_stage(self, time_ns: int, sequence: int, stage: Any) -> None:
         fields = {_text(entry.name): _text(entry.value) for entry in stage.extra_data}
-        sort = self.names.get((sequence, "gpu_specifications", stage.stage_iid), "")
-        if sort == "Annotation":
+        category = self.names.get((sequence, "gpu_specifications", stage.stage_iid), "")
+        if category == "Annotation":
             return
         interned = self.names.get((sequence, "event_names", stage.name_iid), "")
-        name = _text(stage.name) or interned or sort or "kernel"
+        name = _text(stage.name) or interned or category or "kernel"
         stream = whole(fields.get("stream id", fields.get("stream")), stage.hw_queue_iid)
         self.builder.add(
-            name, "kernel", (-2 - stage.gpu_id, stream), at_ns, at_ns + stage.duration,
+            name, "kernel", (-2 - stage.gpu_id, stream), time_ns, time_ns + stage.duration,
             correlation=whole(fields.get("correlation"), -1), stream=stream, arguments=_arguments(_parsed(fields)),
         )  # fmt: skip
 
@@ -208,7 +210,7 @@ def _json(text: str) -> Any:
 
 
 def _arguments(fields: Mapping[str, Any]) -> Arguments | None:
-    """Return Kineto's arguments among some fields, where there are any that importers read."""
+    """Return Kineto's arguments from the fields of an event; None if importers need none of them."""
     if not any(key in fields for key in ("Collective name", "Concrete Inputs", "Input Dims", "dtype")):
         return None
     try:
