@@ -26,25 +26,25 @@ if TYPE_CHECKING:
     Step = tuple[Recording, ...]
 
 _UNBOUND = np.int64(2**62 - 1)
-"""Beyond any time since 1970, and no overflow in sums of two."""
+"""Larger than times since 1970; sums of two do not overflow."""
 
 
 def align(ranks: int, transfers: Sequence[tuple[int, int, int, int]]) -> list[Clock]:
     """Return each rank's clock.
 
     Args:
-        ranks: how many there are.
+        ranks: number of ranks.
         transfers: sender, receiver, post time and arrival time of each message, by the clocks of these ranks.
 
     A rank without messages to and from rank 0, directly or indirectly, keeps its clock (0 pairs).
     """
-    # slack[a, b]: the most by which b's offset may exceed a's.
+    # slack[a, b]: upper bound of the offset of b minus the offset of a.
     slack = np.full((ranks, ranks), _UNBOUND, dtype=np.int64)
     np.fill_diagonal(slack, 0)
     pairs = np.zeros(ranks, dtype=np.int64)
-    for source, target, posted, there in transfers:
+    for source, target, posted, arrived in transfers:
         # With any offsets, a message arrives no earlier than it was posted.
-        slack[target, source] = min(slack[target, source], there - posted)
+        slack[target, source] = min(slack[target, source], arrived - posted)
         pairs[source] += 1
         pairs[target] += 1
     for middle in range(ranks):
@@ -64,7 +64,7 @@ def _clock(rank: int, slack: Int64s, pairs: int) -> Clock:
 
 
 _MOST_NAMED = 8
-"""Steps that are named one by one."""
+"""Maximum number of steps that a note lists."""
 
 
 def split_steps(recordings: Sequence[Recording]) -> tuple[list[str], list[Step], list[str]]:
@@ -74,28 +74,28 @@ def split_steps(recordings: Sequence[Recording]) -> tuple[list[str], list[Step],
     to the k-th step. An action without a microbatch belongs to the step at its time.
     """
     marked = [dict.fromkeys(label for label, _, _ in recording.windows) for recording in recordings]
-    labels = [label for label in marked[0] if all(label in other for other in marked)]
-    by_mark = bool(labels)
-    if by_mark:
+    labels = [label for label in marked[0] if all(label in rank_labels for rank_labels in marked)]
+    is_marked = bool(labels)
+    if is_marked:
         numbers = [_by_mark(recording, labels) for recording in recordings]
     else:
         numbers = [_by_repetition(recording) for recording in recordings]
         count = 1 + max(max(rank_numbers, default=-1) for rank_numbers in numbers)
         labels = [f"step {number}" for number in range(count)]
-    steps = _filled(recordings, numbers, len(labels))
-    if not by_mark:
+    steps = _split_recordings(recordings, numbers, len(labels))
+    if not is_marked:
         note = "no step is marked on every rank: an action's k-th time is taken for the k-th step's"
         return labels, steps, [note] if any(marked) else []
-    left_out = list(_left_out(recordings, numbers, marked, labels))
-    return _each_once(labels, steps, left_out)
+    notes = list(_omission_notes(recordings, numbers, marked, labels))
+    return _split_repetitions(labels, steps, notes)
 
 
-def _filled(recordings: Sequence[Recording], numbers: Sequence[Sequence[int]], count: int) -> list[Step]:
+def _split_recordings(recordings: Sequence[Recording], numbers: Sequence[Sequence[int]], count: int) -> list[Step]:
     """Split recordings into steps by the step of each action and message."""
-    return list(zip(*map(_parts, recordings, numbers, [count] * len(recordings)), strict=True))
+    return list(zip(*map(_split_recording, recordings, numbers, [count] * len(recordings)), strict=True))
 
 
-def _parts(recording: Recording, numbers: Sequence[int], count: int) -> list[Recording]:
+def _split_recording(recording: Recording, numbers: Sequence[int], count: int) -> list[Recording]:
     executions: list[list[Execution]] = [[] for _ in range(count)]
     ends: list[list[MessageEnd]] = [[] for _ in range(count)]
     for execution, step in zip(recording.executions, numbers, strict=False):
@@ -109,32 +109,32 @@ def _parts(recording: Recording, numbers: Sequence[int], count: int) -> list[Rec
     ]
 
 
-def _each_once(
+def _split_repetitions(
     labels: Sequence[str], steps: Sequence[Step], notes: list[str]
 ) -> tuple[list[str], list[Step], list[str]]:
     """Split marked steps in which actions repeat: a mark may enclose several runs of a schedule."""
     names: list[str] = []
-    once: list[Step] = []
+    single_steps: list[Step] = []
     for label, step in zip(labels, steps, strict=True):
         parts = [replace(part, ends=tuple(sorted(part.ends, key=lambda end: end.host_ns))) for part in step]
         numbers = [_by_repetition(part) for part in parts]
         times = 1 + max(0, *(max(number, default=0) for number in numbers))
-        once += _filled(parts, numbers, times)
+        single_steps += _split_recordings(parts, numbers, times)
         names += [label] if times == 1 else [f"{label}, {number + 1} of {times}" for number in range(times)]
         if times > 1:
             notes.append(f"{label} holds actions {times} times: taken for {times} steps")
-    return names, once, notes
+    return names, single_steps, notes
 
 
-def _left_out(
+def _omission_notes(
     recordings: Sequence[Recording], numbers: Sequence[Sequence[int]], marked: Sequence[Collection[str]],
     labels: Sequence[str],
 ) -> Iterator[str]:  # fmt: skip
-    """Yield notes on the marked steps and the actions that are in no step of all ranks."""
-    some = [label for label in dict.fromkeys(label for rank in marked for label in rank) if label not in labels]
-    if some:
-        verb = "is" if len(some) == 1 else "are"
-        yield f"{name_some(some, len(some), _MOST_NAMED)} {verb} not marked on every rank: left out"
+    """Yield notes on marked steps that some ranks lack, and on actions outside of all steps."""
+    partial = [label for label in dict.fromkeys(label for rank in marked for label in rank) if label not in labels]
+    if partial:
+        verb = "is" if len(partial) == 1 else "are"
+        yield f"{name_some(partial, len(partial), _MOST_NAMED)} {verb} not marked on every rank: left out"
         return
     for recording, number in zip(recordings, numbers, strict=True):
         steps = zip(recording.executions, number, strict=False)
@@ -150,8 +150,11 @@ def _by_mark(recording: Recording, labels: Sequence[str]) -> list[int]:
         (start, end, labels.index(label)) for label, start, end in recording.windows if label in labels
     )
     steps = np.array([*(number for _, _, number in windows), -1], dtype=np.int64)
-    begun = [*(execution.start_ns for execution in recording.executions), *(end.host_ns for end in recording.ends)]
-    numbers: list[int] = steps[window_around([window[:2] for window in windows], begun)].tolist()
+    starts_ns = [
+        *(execution.start_ns for execution in recording.executions),
+        *(end.host_ns for end in recording.ends),
+    ]
+    numbers: list[int] = steps[window_around([window[:2] for window in windows], starts_ns)].tolist()
     return numbers
 
 
@@ -179,5 +182,5 @@ def _by_repetition(recording: Recording) -> list[int]:
     needed = np.searchsorted(ended, known, side="right")
     # A receive belongs to the step of the action that ends next.
     waits = np.array([not end.sends for end in recording.ends], dtype=bool)
-    later = np.array(steps, dtype=np.int64)[np.minimum(needed, len(steps) - 1)]
-    return [*steps, *np.where(waits, later, np.maximum(latest, 0)).tolist()]
+    waited_step = np.array(steps, dtype=np.int64)[np.minimum(needed, len(steps) - 1)]
+    return [*steps, *np.where(waits, waited_step, np.maximum(latest, 0)).tolist()]

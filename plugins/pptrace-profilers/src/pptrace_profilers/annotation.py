@@ -1,4 +1,4 @@
-"""``pptrace annotate``: a small module that marks a pipeline's actions where PyTorch's profiler sees them."""
+"""``pptrace annotate``: a small module that marks a pipeline's actions for PyTorch's profiler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PARTS = {
     "pytorch": ("pytorch.py.txt", "messages.py.txt", "pytorch_stages.py.txt"),
     "megatron": ("megatron.py.txt", "messages.py.txt", "megatron_schedules.py.txt"),
 }
-"""What each framework's module is made of, in order."""
+"""Parts of the module of each framework, in order."""
 _IMPORTS = {"pytorch": "", "megatron": "import inspect\n"}
 _EXAMPLES = """\b
 pptrace annotate -o pptrace_annotate.py
@@ -40,8 +40,8 @@ def command(framework: str, output: Path | None) -> None:
 
 
 def module_for(framework: str) -> str:
-    """Return the module's text."""
+    """Return the text of the module."""
     folder = resources.files("pptrace_profilers") / "annotated"
-    about, messages, rest = ((folder / name).read_text(encoding="utf-8") for name in _PARTS[framework])
+    header, messages, functions = ((folder / name).read_text(encoding="utf-8") for name in _PARTS[framework])
     imports = messages.replace("import functools\n", f"import functools\n{_IMPORTS[framework]}", 1)
-    return about + imports + rest
+    return header + imports + functions

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pptrace_profilers.naming_rules import Meaning, RulesFile
 
 _MOST_OPEN = 10_000
-"""Begins without an end, per thread: more are a file that never ends any."""
+"""Maximum begins without an end per thread; files with more have no ends at all."""
 
 
 def read_chrome(path: Path, rules: RulesFile) -> list[Recording]:
@@ -38,21 +38,21 @@ def read_chrome(path: Path, rules: RulesFile) -> list[Recording]:
         One recording per rank.
 
     Raises:
-        TraceError: it cannot be read, no event has a time, or it holds several processes of unknown ranks.
+        TraceError: the file cannot be read, no event has a time, or it has several processes of unknown ranks.
     """
     contents = _Contents(path=path, rules=rules)
     events = PlainEvents(path)
     for event in events:
-        contents.take(event)
+        contents.add(event)
     contents.bad += events.bad + sum(map(len, contents.open.values()))
-    if not len(contents.others) and not contents.rows:
+    if not len(contents.unmatched) and not contents.rows:
         raise TraceError("holds no event with a start and an end", file=path)
     return contents.recordings(cut=events.cut)
 
 
 @dataclass(slots=True)
-class _Row:
-    """An event that a rule tells."""
+class _Match:
+    """An event that a rule matches."""
 
     process: str
     rank_text: str
@@ -63,40 +63,40 @@ class _Row:
 
 @dataclass(slots=True, kw_only=True)
 class _Contents:
-    """What was read so far."""
+    """Contents of a file."""
 
     path: Path
     rules: RulesFile
-    rows: list[_Row] = field(default_factory=list)
-    others: EventBuilder = field(default_factory=EventBuilder)
-    """Events that no rule tells, with process and text of the rank as threads."""
+    rows: list[_Match] = field(default_factory=list)
+    unmatched: EventBuilder = field(default_factory=EventBuilder)
+    """Events without a matching rule, with process and text of the rank as threads."""
     labels: dict[str, str] = field(default_factory=dict)
     open: dict[tuple[str, str], list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
     bad: int = 0
 
-    def take(self, event: dict[str, Any]) -> None:
-        """Take the next event of the file."""
+    def add(self, event: dict[str, Any]) -> None:
+        """Add the next event of the file."""
         phase = str(event.get("ph"))
         if phase == "X":
-            self._complete(event, microseconds(event.get("ts")), microseconds(event.get("dur")))
+            self._add_complete(event, microseconds(event.get("ts")), microseconds(event.get("dur")))
         elif phase == "M" and event.get("name") == "process_name":
             self.labels[str(event.get("pid"))] = str(_arguments(event).get("name", ""))
         elif phase in {"B", "E"}:
-            self._paired(event, begins=phase == "B")
+            self._add_paired(event, begins=phase == "B")
 
-    def _paired(self, event: dict[str, Any], *, begins: bool) -> None:
-        around = self.open[str(event.get("pid")), str(event.get("tid"))]
-        if begins and len(around) < _MOST_OPEN:
-            around.append(event)
-        elif begins or not around:
+    def _add_paired(self, event: dict[str, Any], *, begins: bool) -> None:
+        open_events = self.open[str(event.get("pid")), str(event.get("tid"))]
+        if begins and len(open_events) < _MOST_OPEN:
+            open_events.append(event)
+        elif begins or not open_events:
             self.bad += 1
         else:
-            begun = around.pop()
-            start, end = microseconds(begun.get("ts")), microseconds(event.get("ts"))
-            both = {**begun, "args": {**_arguments(begun), **_arguments(event)}}
-            self._complete(both, start, end - start if start is not None and end is not None else None)
+            start_event = open_events.pop()
+            start, end = microseconds(start_event.get("ts")), microseconds(event.get("ts"))
+            merged = {**start_event, "args": {**_arguments(start_event), **_arguments(event)}}
+            self._add_complete(merged, start, end - start if start is not None and end is not None else None)
 
-    def _complete(self, event: dict[str, Any], start: int | None, length: int | None) -> None:
+    def _add_complete(self, event: dict[str, Any], start: int | None, length: int | None) -> None:
         if start is None or length is None or length < 0:
             self.bad += 1
             return
@@ -105,25 +105,25 @@ class _Contents:
         rank_text = str(args.get(source.removeprefix("args."), "")) if source.startswith("args.") else ""
         meaning = self.rules.rules.meaning(name, args)
         if meaning is not None:
-            self.rows.append(_Row(process, rank_text, meaning, start, start + length))
+            self.rows.append(_Match(process, rank_text, meaning, start, start + length))
             return
-        self.others.add(name, "", (process, rank_text), start, start + length)
+        self.unmatched.add(name, "", (process, rank_text), start, start + length)
 
     def recordings(self, *, cut: bool) -> list[Recording]:
-        """Return what each rank did."""
+        """Return the recording of each rank."""
         if self.rules.rank is None and len({row.process for row in self.rows}) > 1:
             message = "holds several processes' actions: say by rank: in a rules file which rank each is"
             raise TraceError(message, file=self.path)
-        rows: dict[int, list[_Row]] = defaultdict(list)
+        rows: dict[int, list[_Match]] = defaultdict(list)
         for row in self.rows:
             rows[self._rank(row.process, row.rank_text)].append(row)
-        others = self.others.events(self.path, {})
-        other_ranks = np.array([self._rank(*map(str, thread)) for thread in others.threads], dtype=np.int64)
-        ranks = sorted(rows) or sorted(set(other_ranks.tolist()))
-        nameless = len(rows.get(-1, ())) if len(ranks) > 1 else 0
-        notes = tuple(self._notes(nameless, cut=cut))
+        unmatched = self.unmatched.events(self.path, {})
+        unmatched_ranks = np.array([self._rank(*map(str, thread)) for thread in unmatched.threads], dtype=np.int64)
+        ranks = sorted(rows) or sorted(set(unmatched_ranks.tolist()))
+        unranked = len(rows.get(-1, ())) if len(ranks) > 1 else 0
+        notes = tuple(self._notes(unranked, cut=cut))
         return [
-            self._recording(rank, rows.get(rank, []), others, other_ranks, notes)
+            self._recording(rank, rows.get(rank, []), unmatched, unmatched_ranks, notes)
             for rank in ranks
             if rank >= 0 or len(ranks) == 1
         ]
@@ -133,19 +133,19 @@ class _Contents:
         rule = self.rules.rank or FILE_NAME
         return rule.read(texts.get(rule.source, rank_text))
 
-    def _notes(self, nameless: int, *, cut: bool) -> Iterator[str]:
+    def _notes(self, unranked: int, *, cut: bool) -> Iterator[str]:
         if cut:
             yield f"{self.path.name} ends in the middle: the events before that were read"
         if self.bad:
             yield f"{self.path.name}: {self.bad:,} events have no time, a negative one, or no end: left out"
-        if nameless:
-            yield f"{self.path.name}: {nameless:,} events name no rank: left out"
-        count = len(self.others)
+        if unranked:
+            yield f"{self.path.name}: {unranked:,} events name no rank: left out"
+        count = len(self.unmatched)
         if count and self.rows:
             yield f"{self.path.name}: {count:,} of {count + len(self.rows):,} events match no rule"
 
     def _recording(
-        self, rank: int, rows: list[_Row], others: Events, other_ranks: Int64s, notes: tuple[str, ...]
+        self, rank: int, rows: list[_Match], unmatched: Events, unmatched_ranks: Int64s, notes: tuple[str, ...]
     ) -> Recording:
         executions, ends = [], []
         for row in sorted(rows, key=lambda row: (row.start_ns, -row.end_ns)):
@@ -159,20 +159,20 @@ class _Contents:
                 executions.append(Execution(action=meaning.action, start_ns=row.start_ns, end_ns=row.end_ns))
         return Recording(
             path=self.path, rank=rank, world=0, executions=tuple(executions), ends=tuple(ends),
-            operations=None if executions else self._operations(others, other_ranks == rank),
+            operations=None if executions else self._operations(unmatched, unmatched_ranks == rank),
             origin_ns=0, notes=notes,
         )  # fmt: skip
 
-    def _operations(self, others: Events, threads: NDArray[np.bool_]) -> Operations | None:
-        """Return the events of some threads, for summaries where there is no action at all."""
+    def _operations(self, unmatched: Events, threads: NDArray[np.bool_]) -> Operations | None:
+        """Return the events of some threads, for summaries of files without actions."""
         if not threads.any():
             return None
-        rows = others.by_start(threads[others.thread])
+        rows = unmatched.by_start(threads[unmatched.thread])
         unknown = np.full(rows.size, -1)
         return Operations(
-            name=others.name[rows], names=tuple(others.names), stream=unknown, start_ns=others.start_ns[rows],
-            end_ns=others.end_ns[rows], launch_ns=unknown, action=unknown.astype(np.int32),
-            communicates=self.rules.rules.communicate(others.names)[others.name[rows]],
+            name=unmatched.name[rows], names=tuple(unmatched.names), stream=unknown, launch_ns=unknown,
+            start_ns=unmatched.start_ns[rows], end_ns=unmatched.end_ns[rows], action=unknown.astype(np.int32),
+            communicates=self.rules.rules.communicate(unmatched.names)[unmatched.name[rows]],
         )  # fmt: skip
 
 

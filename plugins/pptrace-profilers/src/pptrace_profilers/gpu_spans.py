@@ -1,7 +1,7 @@
 """GPU spans of annotations.
 
 An operation belongs to the action that launched it. Computation bounds the slice of the action. A collective
-inside an action belongs to the rank's own group. A send or receive is an end of a message. A reduction or gather
+inside an action belongs to the group of the rank. A send or receive is an end of a message. A reduction or gather
 over data-parallel replicas is a separate action. All remaining operations are counted by name.
 """
 
@@ -55,7 +55,7 @@ def with_gpu_spans(recording: Recording) -> Recording:
     reductions = work.reductions()
     ends = sorted(work.ends(), key=lambda end: end.start_ns)
     if reductions:
-        operations = replace(operations, action=_renumbered(operations, executions, reductions))
+        operations = replace(operations, action=_renumber_actions(operations, executions, reductions))
     return replace(
         recording,
         executions=tuple(sorted([*executions, *reductions], key=lambda execution: execution.start_ns)),
@@ -65,7 +65,7 @@ def with_gpu_spans(recording: Recording) -> Recording:
     )
 
 
-def _renumbered(
+def _renumber_actions(
     operations: Operations, executions: Sequence[Execution], added: Sequence[Execution]
 ) -> NDArray[np.int32]:
     """Return the action of each operation after ``added`` is merged into the executions."""
@@ -138,11 +138,13 @@ class _Work:
         }  # fmt: skip
 
     def _bounding(self, parts: Int64s, group: Int64s, groups: int) -> NDArray[np.bool_]:
-        """Return which operations bound an action: on the compute stream, else those that compute, else all."""
+        """Return the operations that bound an action: those on the compute stream, else computations, else all."""
         carries = np.array([execution.action.kind in kinds.COMMUNICATION for execution in self.executions])[
             self.operations.action[parts]
         ]
-        computes = (self.role[parts] == _Role.COMPUTES) != carries  # a phase that carries is what it sends
+        computes = (
+            self.role[parts] == _Role.COMPUTES
+        ) != carries  # a communication phase is bounded by its communication
         main = computes & ~carries & (self.operations.stream[parts] == self.compute_stream)
         has_main, has_any = (_any(group, rows, groups) for rows in (main, computes))
         bounds: NDArray[np.bool_] = np.where(has_main[group], main, np.where(has_any[group], computes, True))
@@ -166,17 +168,17 @@ class _Work:
         operations = self.operations
         for position in np.flatnonzero(self.role == _Role.MESSAGE).tolist():
             number = int(operations.action[position])
-            around = self.executions[number].action if number >= 0 else None
-            moves = around is not None and around.kind in kinds.COMMUNICATION
-            around_sends = around is not None and around.kind in kinds.SENDS
+            launcher = self.executions[number].action if number >= 0 else None
+            is_message = launcher is not None and launcher.kind in kinds.COMMUNICATION
+            is_send = launcher is not None and launcher.kind in kinds.SENDS
             payloads = [payload for payload in operations.payloads.get(position, ()) if payload.is_message]
-            if not payloads and around is not None:
-                payloads = [Payload(operation="send" if around_sends else "recv", action=around)]
+            if not payloads and launcher is not None:
+                payloads = [Payload(operation="send" if is_send else "recv", action=launcher)]
             for payload in payloads:
                 sends = payload.operation == "send"
                 yield MessageEnd(
                     sends=sends, peer=payload.peer, size_bytes=payload.size_bytes,
-                    action=payload.action or (around if moves and around_sends == sends else None),
+                    action=payload.action or (launcher if is_message and is_send == sends else None),
                     start_ns=int(operations.start_ns[position]), end_ns=int(operations.end_ns[position]),
                     posted_ns=int(operations.launch_ns[position]), stream=int(operations.stream[position]),
                 )  # fmt: skip
@@ -192,7 +194,7 @@ class _Work:
         starts = [start for start, _ in stages]
         for position in np.flatnonzero(self.role == _Role.REPLICAS).tolist():
             launch = int(self.operations.launch_ns[position])
-            before = int(np.searchsorted(starts, launch, side="right")) - 1
+            stage_index = int(np.searchsorted(starts, launch, side="right")) - 1
             if not stages or launch < 0:
                 self.role[position] = _Role.NONE
                 continue
@@ -200,7 +202,7 @@ class _Work:
             kind = Kind.UNSHARD if _GATHERS.search(payload.operation) else Kind.REDUCE_GRAD
             start, end = int(self.operations.start_ns[position]), int(self.operations.end_ns[position])
             reductions.append(Execution(
-                action=Action(kind=kind, stage=stages[max(before, 0)][1]), start_ns=launch, end_ns=launch,
+                action=Action(kind=kind, stage=stages[max(stage_index, 0)][1]), start_ns=launch, end_ns=launch,
                 gpu=GpuSpan(start_ns=start, end_ns=end, launch_ns=launch, computes=False),
             ))  # fmt: skip
         return reductions
@@ -218,12 +220,12 @@ class _Work:
 
 def _any(group: Int64s, chosen: NDArray[np.bool_], groups: int) -> NDArray[np.bool_]:
     """Return for each group whether one of its rows is chosen."""
-    some: NDArray[np.bool_] = np.bincount(group[chosen], minlength=groups) > 0
-    return some
+    has_chosen: NDArray[np.bool_] = np.bincount(group[chosen], minlength=groups) > 0
+    return has_chosen
 
 
 def compute_stream(operations: Operations) -> int:
-    """Return the stream that computes the longest."""
+    """Return the stream with the longest computation; -1 without computations."""
     rows = np.flatnonzero(~operations.communicates)
     streams, _, busy = totals(operations.stream[rows], (operations.end_ns - operations.start_ns)[rows])
     return int(streams[int(np.argmax(busy))]) if streams.size else -1
@@ -241,7 +243,7 @@ def covered_ns(group: Int64s, start_ns: Int64s, end_ns: Int64s, groups: int) -> 
         group: each interval's group, ascending.
         start_ns: starts, ascending within a group.
         end_ns: ends.
-        groups: how many groups there are.
+        groups: number of groups.
 
     >>> covered_ns(np.array([0, 0, 1]), np.array([0, 2, 5]), np.array([3, 4, 6]), 2).tolist()
     [4, 1]
@@ -252,17 +254,17 @@ def covered_ns(group: Int64s, start_ns: Int64s, end_ns: Int64s, groups: int) -> 
     zero = np.zeros(groups, dtype=np.int64)
     first = np.flatnonzero(np.diff(group, prepend=-1))
     zero[group[first]] = start_ns[first]
-    # Groups are laid out one after another on one axis, so that one running maximum serves all groups.
-    room = int((end_ns - zero[group]).max()) + 1
-    begin, end = start_ns - zero[group] + group * room, end_ns - zero[group] + group * room
-    reached = np.maximum.accumulate(end)
-    before = np.concatenate([begin[:1], reached[:-1]])
-    np.add.at(total, group, np.maximum(end - np.maximum(begin, before), 0))
+    # Shift each group beyond the previous one, so that one running maximum covers all groups.
+    span_ns = int((end_ns - zero[group]).max()) + 1
+    begin, end = start_ns - zero[group] + group * span_ns, end_ns - zero[group] + group * span_ns
+    latest_end = np.maximum.accumulate(end)
+    covered_until = np.concatenate([begin[:1], latest_end[:-1]])
+    np.add.at(total, group, np.maximum(end - np.maximum(begin, covered_until), 0))
     return total
 
 
 def totals(key: NDArray[Any], amount: Int64s) -> tuple[NDArray[Any], Int64s, Int64s]:
-    """Return the keys, each once and ascending, how often each comes and its amount in sum.
+    """Return the distinct keys, ascending, with the count and the total amount of each.
 
     >>> [column.tolist() for column in totals(np.array([7, 3, 7]), np.array([1, 2, 3]))]
     [[3, 7], [1, 2], [2, 4]]
@@ -274,30 +276,30 @@ def totals(key: NDArray[Any], amount: Int64s) -> tuple[NDArray[Any], Int64s, Int
 
 
 def uncovered_ns(span: tuple[int, int], spans: Sequence[tuple[int, int]]) -> int:
-    """Return for how long nothing else ran within a span.
+    """Return the time within a span that no other span covers.
 
     >>> uncovered_ns((0, 10), [(-2, 3), (2, 4), (8, 12)])
     4
     """
-    alone, reached = 0, span[0]
+    uncovered, covered_until = 0, span[0]
     for start, end in sorted(spans):
-        alone += max(min(start, span[1]) - reached, 0)
-        reached = max(reached, min(end, span[1]))
-    return alone + span[1] - reached
+        uncovered += max(min(start, span[1]) - covered_until, 0)
+        covered_until = max(covered_until, min(end, span[1]))
+    return uncovered + span[1] - covered_until
 
 
-def window_around(windows: Sequence[tuple[int, int]], at_ns: Sequence[int]) -> Int64s:
+def window_around(windows: Sequence[tuple[int, int]], times_ns: Sequence[int]) -> Int64s:
     """Return the last window that starts before each instant; -1 if it ends before the instant.
 
     Args:
         windows: starts and ends, by start.
-        at_ns: instants.
+        times_ns: instants.
 
     >>> window_around([(0, 4), (5, 9)], [0, 4, 7, 10]).tolist()
     [0, 0, 1, -1]
     """
     starts, ends = np.array(windows, dtype=np.int64).reshape(-1, 2).T
-    instants = np.array(at_ns, dtype=np.int64)
-    around = np.searchsorted(starts, instants, side="right") - 1
-    inside: Int64s = np.where((around >= 0) & (instants <= ends[around]), around, -1)
-    return inside
+    instants = np.array(times_ns, dtype=np.int64)
+    last = np.searchsorted(starts, instants, side="right") - 1
+    window: Int64s = np.where((last >= 0) & (instants <= ends[last]), last, -1)
+    return window

@@ -38,14 +38,14 @@ _SPAN = re.compile(rb'(?m)^\s*\{\s*"name"\s*:')
 _TRACE = re.compile(rb'"(?:trace_id|traceId)"\s*:\s*"(?:0x)?[0-9a-f]{32}"')
 _NSYS = b"SQLite format 3\x00"
 _PACKET_FIELDS = frozenset({1, 2, 3, 6, 8, 10, 11, 12, 13, 33, 35, 36, 41, 42, 58, 59, 60, 79, 89, 126})
-"""Fields with which packets of traces begin (perfetto's trace_packet.proto)."""
+"""First fields of packets (perfetto's trace_packet.proto)."""
 _PPTRACE_WITHIN = 64
 _PRINTABLE = 0x20
-"""The first byte that is no control character."""
+"""The first byte after the control characters."""
 
 
 def is_kineto(head: bytes) -> bool:
-    """Say whether a file is Chrome JSON of PyTorch's profiler."""
+    """Return whether a file is Chrome JSON of PyTorch's profiler."""
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if not text.startswith((b"{", b"[")) or _OURS.match(text) or is_nccl(head):
         return False
@@ -56,28 +56,28 @@ def is_kineto(head: bytes) -> bool:
 
 
 def is_nccl(head: bytes) -> bool:
-    """Say whether a file is of NCCL's example profiler plugin: a list of events whose categories are its own."""
+    """Return whether a file is of NCCL's example profiler plugin: a list of events with its categories."""
     return head.lstrip().startswith(b"[") and bool(_NCCL.search(head))
 
 
 def is_inspector(head: bytes) -> bool:
-    """Say whether a file has NCCL Inspector's lines."""
+    """Return whether a file has NCCL Inspector's lines."""
     marks = (b'"inspector_output_format_version"', b'"coll_perf"', b'"p2p_perf"')
     return bool(_INSPECTOR.match(head.lstrip())) and any(mark in head for mark in marks)
 
 
 def is_nsys(head: bytes) -> bool:
-    """Say whether a file is an SQLite database; its tables are looked at when it is read."""
+    """Return whether a file is an SQLite database; the reader checks its tables."""
     return head.startswith(_NSYS)
 
 
 def is_otel(head: bytes) -> bool:
-    """Say whether a file has OpenTelemetry's spans, or metrics before them; lines of a program may come first."""
+    """Return whether a file has spans or metrics of OpenTelemetry; lines of a program may precede them."""
     return bool(_OTLP.search(head) or (_SPAN.search(head) and _TRACE.search(head)))
 
 
 def is_pftrace(head: bytes) -> bool:
-    """Say whether a file is a Perfetto trace, and none that pptrace wrote."""
+    """Return whether a file is a Perfetto trace from another program than pptrace."""
     if head[:1] != b"\n" or b"pptrace.format" in head[:_PPTRACE_WITHIN] or _is_text(head[:256]):
         return False
     _, packet = read_varint(head, 1)
@@ -92,7 +92,7 @@ def _is_text(head: bytes) -> bool:
 
 
 def is_chrome(head: bytes) -> bool:
-    """Say whether a file is Chrome JSON of anybody else, for a user's rules."""
+    """Return whether a file is any other Chrome JSON, for a user's rules."""
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if _OURS.match(text) or is_kineto(head) or is_nccl(head):
         return False
@@ -116,7 +116,7 @@ def measure_pftrace(paths: Sequence[Path], request: ImportRequest) -> Measuremen
 
 
 def measure_nsys(paths: Sequence[Path], request: ImportRequest) -> Measurement:
-    """Read databases of Nsight Systems, which hold a node's processes; raises what :func:`measure_chrome` does."""
+    """Read databases of Nsight Systems, one per node; raises what :func:`measure_chrome` does."""
     from pptrace_profilers.nsys import read_nsys
 
     return _by_name(paths, request, "Nsight Systems", read_nsys)
@@ -126,8 +126,8 @@ def measure_chrome(paths: Sequence[Path], request: ImportRequest) -> Measurement
     """Read any Chrome JSON by a file of rules; a file may hold one rank or several.
 
     Raises:
-        TraceError: no file can be read, or what they hold is no pipeline's.
-        ConfigError: a rule, layout or replica that cannot be, or a rule not for these files.
+        TraceError: no file can be read, or the recordings do not form a pipeline.
+        ConfigError: a rule, layout or replica is invalid, or a rule does not apply to these files.
     """
     from pptrace_profilers.chrome import read_chrome
     from pptrace_profilers.naming_rules import read_rules
@@ -137,10 +137,10 @@ def measure_chrome(paths: Sequence[Path], request: ImportRequest) -> Measurement
 
 
 def measure_nccl(paths: Sequence[Path], request: ImportRequest) -> Measurement:
-    """Read the files of NCCL's example profiler plugin, which know no actions.
+    """Read the files of NCCL's example profiler plugin, which have no actions.
 
     Raises:
-        TraceError: no file can be read, or two are of the same rank.
+        TraceError: no file can be read, or two files have the same rank.
     """
     from pptrace_profilers.measurement import measure_recordings
     from pptrace_profilers.nccl_profiler import read_nccl
@@ -150,10 +150,10 @@ def measure_nccl(paths: Sequence[Path], request: ImportRequest) -> Measurement:
 
 
 def measure_inspector(paths: Sequence[Path], request: ImportRequest) -> Measurement:
-    """Read NCCL Inspector's lines, which know no actions.
+    """Read NCCL Inspector's lines, which have no actions.
 
     Raises:
-        TraceError: no file can be read, or two are of the same process.
+        TraceError: no file can be read, or two files have the same process.
     """
     from pptrace_profilers.measurement import measure_recordings
     from pptrace_profilers.nccl_inspector import read_inspector_run
@@ -163,11 +163,11 @@ def measure_inspector(paths: Sequence[Path], request: ImportRequest) -> Measurem
 
 
 def measure_otel(paths: Sequence[Path], request: ImportRequest) -> Measurement:
-    """Read spans of Megatron-LM; their processes say the job's layout.
+    """Read spans of Megatron-LM, with the layout of the job from attributes of its processes.
 
     Raises:
-        TraceError: no file can be read, or what they hold is no pipeline's.
-        ConfigError: a layout or replica that cannot be.
+        TraceError: no file can be read, or the recordings do not form a pipeline.
+        ConfigError: the layout or replica is invalid.
     """
     from pptrace_profilers.measurement import measure_recordings
     from pptrace_profilers.megatron_spans import read_megatron

@@ -16,35 +16,35 @@ if TYPE_CHECKING:
     from pptrace_profilers.recording import MessageEnd, Recording
 
 Kernel = tuple[int, int, int, int, int]
-"""A kernel that carries messages: its rank, stream, launch, start and end."""
+"""A kernel with messages: rank, stream, launch, start and end."""
 _Key = tuple[bool, int, int]
 """Whether a message is an activation, the stage that sends it, and its first microbatch."""
 
 
 @dataclass(slots=True)
 class Message:
-    """A message; :func:`shifted_message` aligns its clocks."""
+    """A message; :func:`shift_message` aligns its clocks."""
 
     source: int
-    """The sending rank; -1 where nothing says."""
+    """The sending rank; -1 if unknown."""
     target: int
-    """The receiving rank; likewise."""
+    """The receiving rank; -1 if unknown."""
     sent: MessageEnd | None
-    """The sender's end; None where it was not recorded."""
+    """The sender's end; None if not recorded."""
     received: MessageEnd | None
-    """The receiver's end; likewise."""
+    """The receiver's end; None if not recorded."""
     forward: bool = True
     """Whether it is an activation."""
     stage: int = -1
-    """The stage that sends it; -1 where that is unknown."""
+    """The sending stage; -1 if unknown."""
     microbatch: int = -1
     """The first microbatch."""
     span: int = 1
-    """Microbatches."""
+    """Number of microbatches."""
 
     @property
     def to_stage(self) -> int:
-        """Return the stage that it goes to."""
+        """Return the receiving stage."""
         return self.stage + (1 if self.forward else -1)
 
 
@@ -54,27 +54,27 @@ def match_ends(ranks: Sequence[Recording], unattributed: list[Unattributed]) -> 
     Ends with the same action match in any order. The remaining ends match in the order of their times, per pair
     of ranks. An unmatched end is a message if it has an action, and is counted.
     """
-    messages, lone_sends, lone_receives = _by_action(ranks)
+    messages, unmatched_sends, unmatched_receives = _by_action(ranks)
     for source in range(len(ranks)):
         for target in range(len(ranks)):
-            sent = [end for end in lone_sends[source] if end.peer == target]
-            received = [end for end in lone_receives[target] if end.peer == source]
+            sent = [end for end in unmatched_sends[source] if end.peer == target]
+            received = [end for end in unmatched_receives[target] if end.peer == source]
             for send, receive in zip(sent, received, strict=False):
                 messages.append(_message(source, target, send, receive))
-                lone_sends[source].remove(send)
-                lone_receives[target].remove(receive)
+                unmatched_sends[source].remove(send)
+                unmatched_receives[target].remove(receive)
     for rank in range(len(ranks)):
-        for ends, what in ((lone_sends[rank], "sends to"), (lone_receives[rank], "receives from")):
+        for ends, what in ((unmatched_sends[rank], "sends to"), (unmatched_receives[rank], "receives from")):
             messages += [
                 _message(rank, end.peer, end, None) if end.sends else _message(end.peer, rank, None, end)
                 for end in ends
                 if end.action is not None
             ]
-            unattributed += _lone(rank, what, ends)
+            unattributed += _count_unmatched(rank, what, ends)
     return messages
 
 
-def _lone(rank: int, what: str, ends: Sequence[MessageEnd]) -> list[Unattributed]:
+def _count_unmatched(rank: int, what: str, ends: Sequence[MessageEnd]) -> list[Unattributed]:
     by_peer: dict[int, list[int]] = defaultdict(list)
     for end in ends:
         by_peer[end.peer].append(end.end_ns - end.start_ns)
@@ -91,16 +91,16 @@ def _by_action(ranks: Sequence[Recording]) -> tuple[list[Message], list[list[Mes
     """Return messages with an action at both ends, and all other ends by rank."""
     sent: dict[_Key, tuple[int, MessageEnd]] = {}
     received: dict[_Key, tuple[int, MessageEnd]] = {}
-    lone: tuple[list[list[MessageEnd]], list[list[MessageEnd]]] = ([[] for _ in ranks], [[] for _ in ranks])
+    unmatched: tuple[list[list[MessageEnd]], list[list[MessageEnd]]] = ([[] for _ in ranks], [[] for _ in ranks])
     for number, rank in enumerate(ranks):
         for end in rank.ends:
-            named, unnamed = (sent, lone[0]) if end.sends else (received, lone[1])
+            named, unnamed = (sent, unmatched[0]) if end.sends else (received, unmatched[1])
             if end.action is None:
                 unnamed[number].append(end)
                 continue
             key = _message_key(end.action)
             if key in named and named[key][0] == number:
-                named[key] = (number, _joined(named[key][1], end))
+                named[key] = (number, _join_parts(named[key][1], end))
             else:
                 named.setdefault(key, (number, end))
     messages = []
@@ -109,10 +109,10 @@ def _by_action(ranks: Sequence[Recording]) -> tuple[list[Message], list[list[Mes
         messages.append(_message(source, target, send, receive))
     for key in sent.keys() ^ received.keys():
         number, end = sent.get(key) or received[key]
-        (lone[0] if key in sent else lone[1])[number].append(end)
-    for ends in (*lone[0], *lone[1]):
+        (unmatched[0] if key in sent else unmatched[1])[number].append(end)
+    for ends in (*unmatched[0], *unmatched[1]):
         ends.sort(key=lambda end: end.start_ns)
-    return sorted(messages, key=_begin), *lone
+    return sorted(messages, key=_begin), *unmatched
 
 
 def _message_key(action: Action) -> _Key:
@@ -122,8 +122,8 @@ def _message_key(action: Action) -> _Key:
     return forward, action.stage - (1 if forward else -1), action.microbatch
 
 
-def _joined(end: MessageEnd, part: MessageEnd) -> MessageEnd:
-    """Return the end of a message that goes in several parts, one per tensor."""
+def _join_parts(end: MessageEnd, part: MessageEnd) -> MessageEnd:
+    """Return the end of a message in several parts, one per tensor."""
     return replace(
         end, start_ns=min(end.start_ns, part.start_ns), end_ns=max(end.end_ns, part.end_ns),
         size_bytes=end.size_bytes + part.size_bytes,
@@ -136,7 +136,7 @@ def _begin(message: Message) -> int:
 
 
 def _message(source: int, target: int, sent: MessageEnd | None, received: MessageEnd | None) -> Message:
-    """Return a message with the contents that the annotation of either end gives."""
+    """Return a message with the contents from the annotation of either end."""
     message = Message(source=source, target=target, sent=sent, received=received)
     actions = [end.action for end in (sent, received) if end is not None and end.action is not None]
     for action in actions[:1]:
@@ -146,12 +146,12 @@ def _message(source: int, target: int, sent: MessageEnd | None, received: Messag
 
 
 def kernel_of(rank: int, end: MessageEnd) -> Kernel | None:
-    """Return which kernel carries an end of a message; None where the host's own post was recorded."""
+    """Return the kernel of an end of a message; None for a post of the host."""
     return None if end.posted_ns < 0 else (rank, end.stream, end.posted_ns, end.start_ns, end.end_ns)
 
 
 def kernel_payloads(messages: Iterable[Message]) -> Counter[Kernel | None]:
-    """Return how many ends of messages each kernel carries; 0 for None, which is no kernel."""
+    """Return the number of message ends per kernel; 0 for the key None."""
     ends = (
         (rank, end)
         for message in messages
@@ -162,7 +162,7 @@ def kernel_payloads(messages: Iterable[Message]) -> Counter[Kernel | None]:
     return count
 
 
-def shifted_message(message: Message, clocks: Sequence[Clock]) -> Message:
+def shift_message(message: Message, clocks: Sequence[Clock]) -> Message:
     """Return a message with both ends' times by rank 0's clock."""
     sent, received = (
         shift(end, clocks[rank].offset_ns) if end is not None and rank >= 0 else end
@@ -190,20 +190,20 @@ def name_messages(
                 message.target = holders.get((message.to_stage, message.microbatch), message.target)
         else:
             unnamed[message.source, message.target].append(message)
-    for (source, target), waiting in unnamed.items():
+    for (source, target), pair_messages in unnamed.items():
         outputs = _outputs(ranks[source], target, holders) if source >= 0 else []
         outputs = [action for action in outputs if _microbatch_key(action) not in named]
-        if len(waiting) != len(outputs) and len({_microbatch_key(action)[:2] for action in outputs}) > 1:
+        if len(pair_messages) != len(outputs) and len({_microbatch_key(action)[:2] for action in outputs}) > 1:
             outputs = []
-        for message, action in zip(waiting, outputs, strict=False):
+        for message, action in zip(pair_messages, outputs, strict=False):
             message.forward, message.stage, message.microbatch = _microbatch_key(action)
             message.span = action.span
-        if len(waiting) > len(outputs):
-            unattributed.append(_nameless(source, target, waiting[len(outputs) :]))
+        if len(pair_messages) > len(outputs):
+            unattributed.append(_nameless(source, target, pair_messages[len(outputs) :]))
 
 
 def _holders(ranks: Sequence[Recording]) -> dict[tuple[int, int], int]:
-    """Return which rank has a stage and microbatch."""
+    """Return the rank of each stage and microbatch."""
     holders: dict[tuple[int, int], int] = {}
     for number, rank in enumerate(ranks):
         for action in _passes(rank):
@@ -217,7 +217,7 @@ def _passes(rank: Recording) -> Iterator[Action]:
 
 
 def _outputs(rank: Recording, target: int, holders: Mapping[tuple[int, int], int]) -> list[Action]:
-    """Return the actions of a rank whose activations or gradients another rank's stages take, in order."""
+    """Return the actions of a rank whose activations or gradients another rank's stages receive, in order."""
     outputs = []
     for action in _passes(rank):
         next_stage = action.stage + (1 if action.kind is Kind.F else -1)

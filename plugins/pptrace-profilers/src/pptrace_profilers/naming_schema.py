@@ -37,7 +37,7 @@ class ActionModel(BaseModel):
     stream: Literal["compute", "send", "receive", "data-parallel"] = "compute"
 
     @model_validator(mode="after")
-    def _says_something(self) -> ActionModel:
+    def _check_patterns(self) -> ActionModel:
         patterns = [*([self.name] if self.name is not None else []), *self.args.values()]
         if not patterns:
             raise ValueError("needs a pattern: name, args, or both")
@@ -45,10 +45,10 @@ class ActionModel(BaseModel):
         unknown = next((group for group in groups if group not in _GROUPS), None)
         if unknown is not None:
             raise ValueError(f"group {unknown!r} means nothing; there are {', '.join(_GROUPS)}")
-        given = {"kind": self.kind, "stage": self.stage, "microbatch": self.microbatch, "peer": self.peer}
-        twice = [group for group in groups if groups.count(group) > 1 or given.get(group) is not None]
-        if twice:
-            raise ValueError(f"{twice[0]!r} is said twice")
+        constants = {"kind": self.kind, "stage": self.stage, "microbatch": self.microbatch, "peer": self.peer}
+        duplicates = [group for group in groups if groups.count(group) > 1 or constants.get(group) is not None]
+        if duplicates:
+            raise ValueError(f"{duplicates[0]!r} is said twice")
         if self.kind is not None and self.kind not in Kind.__members__:
             raise ValueError(f"kind {self.kind!r} is none; there are {', '.join(Kind.__members__)}")
         if self.stream == "compute" and self.kind is None and not {"action", "kind"} & set(groups):
@@ -65,7 +65,7 @@ class RankModel(BaseModel):
     pattern: Pattern = r"(?P<rank>\d+)"
 
     @model_validator(mode="after")
-    def _is_known(self) -> RankModel:
+    def _check_source(self) -> RankModel:
         if self.source not in {"file", "pid", "process_name"} and not re.fullmatch(r"args\..+", self.source):
             raise ValueError(f"{self.source!r} says no rank; there are file, pid, process_name and args.KEY")
         if set(re.compile(f"(?:{self.pattern})").groupindex) != {"rank"}:
@@ -74,7 +74,7 @@ class RankModel(BaseModel):
 
 
 class RulesModel(BaseModel):
-    """A whole file."""
+    """Contents of a file of rules."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -1,4 +1,4 @@
-"""What this distribution offers: importers of measured traces, and a command; light to import."""
+"""Importers of measured traces, and the annotate command; light to import."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["pptrace_commands", "pptrace_importers"]
 
 @hookimpl
 def pptrace_importers() -> Iterable[ImporterOffer]:
-    """Yield the importers, the general one last: the first that recognises a file reads it."""
+    """Yield the importers, the general one last; the first importer that recognises a file reads it."""
     yield _offer("pytorch", "Traces of PyTorch's profiler (Kineto), one file per rank.", "kineto")
     yield _offer("nccl-profiler", "Files of NCCL's example profiler plugin.", "nccl")
     yield _offer("nccl-inspector", "Lines of NCCL Inspector.", "inspector")
@@ -45,19 +45,19 @@ def _annotate() -> Command:
     return command
 
 
-def _offer(name: str, summary: str, sort: str) -> ImporterOffer:
-    """Offer a format by the names of its two functions, whose modules are imported on the first call."""
+def _offer(name: str, summary: str, format_name: str) -> ImporterOffer:
+    """Return the offer of a format; its functions are imported on the first call."""
 
     def recognises(_: Path, head: bytes) -> bool:
         from pptrace_profilers import importers
 
-        recognised: bool = getattr(importers, f"is_{sort}")(head)
+        recognised: bool = getattr(importers, f"is_{format_name}")(head)
         return recognised
 
     def measure(paths: Sequence[Path], request: ImportRequest) -> Measurement:
         from pptrace_profilers import importers
 
-        measurement: Measurement = getattr(importers, f"measure_{sort}")(paths, request)
+        measurement: Measurement = getattr(importers, f"measure_{format_name}")(paths, request)
         return measurement
 
     def read(paths: Sequence[Path]) -> Timeline:

@@ -35,7 +35,7 @@ from pptrace.plugin import (
     messages,
 )
 from pptrace_profilers.alignment import align, split_steps
-from pptrace_profilers.messages import kernel_of, kernel_payloads, match_ends, name_messages, shifted_message
+from pptrace_profilers.messages import kernel_of, kernel_payloads, match_ends, name_messages, shift_message
 from pptrace_profilers.recording import NO_STAGE, shift
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def assemble(recordings: Sequence[Recording], numbers: Sequence[int] = ()) -> Me
             _align_recording(rank, clock, place) for rank, clock, place in zip(ranks, clocks, places, strict=True)
         ]
         _check_replicas(parts)
-        moves = [shifted_message(message, clocks) for message in step_messages]
+        moves = [shift_message(message, clocks) for message in step_messages]
         name_messages(parts, moves, unattributed)
         aligned_steps.append((label, parts, moves, arrivals_of(moves)))
     # A framework skips empty gradients in all steps, so one decision serves all of them.
