@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 _TIE = 0.02
 """Measured steps whose lengths differ by less than this share have no order."""
 _NEAR_PERCENT = (2.0, 5.0, 10.0, None)
-"""Upper bounds of the difference of two simulated steps; the last group has none."""
+"""Upper bounds of the difference of two simulated steps; None for the last group."""
 _COMPARABLE = ("source", "model", "layers", "hidden", "gpu", "n_gpus", "precision", "gbs", "seq")
-"""Columns that two configurations share if one could be chosen in place of the other."""
+"""Columns with equal values in comparable configurations, which are alternatives for the same job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Errors:
     mean_absolute: float
     """Mean of the absolute errors."""
     mean: float
-    """Mean error; negative where the simulated value is less."""
+    """Mean error; negative if the simulated value is smaller."""
     least: float
     """The minimum."""
     most: float
@@ -50,7 +50,7 @@ class Errors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """Steps that differ in the microbatch alone."""
+    """Steps that differ only in the microbatch."""
 
     name: str
     """Source and sizes."""
@@ -71,11 +71,11 @@ class Scale:
     name: str
     """Source, model and precision."""
     devices: tuple[int, int]
-    """The fewest and the most."""
+    """Minimum and maximum number of devices."""
     measured: float
     """The measured step on the most devices over that on the fewest, in percent."""
     simulated: float
-    """The same of the simulated steps."""
+    """The ratio of the simulated steps, in percent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,7 @@ class Figures:
     scales: tuple[Scale, ...]
     """Slowdown by scale."""
     memory: tuple[Errors, ...]
-    """Errors of the fullest rank's peak memory against the printed one, by source that prints one."""
+    """Errors of the fullest rank's peak memory, by source with published memory."""
     ordered: tuple[int, int]
     """Pairs in the measured order, and all pairs, of comparable configurations whose measured steps differ."""
     near: tuple[Near, ...]
@@ -128,7 +128,7 @@ def compute_figures(cases: Sequence[Case], rows: Sequence[_Row]) -> Figures:
         series=_series(simulated),
         scales=_scales(simulated),
         memory=_memory(rows, sources),
-        ordered=_ordered(pairs),
+        ordered=_count_ordered_pairs(pairs),
         near=_near(pairs),
     )
 
@@ -150,7 +150,7 @@ def _errors(name: str, rows: Sequence[_Row], column: str = "error_pct") -> Error
 
 
 def _groups_by_settings(simulated: Iterable[tuple[Case, _Row]], *varied: str) -> list[_Group]:
-    """Return groups of rows of one source whose configurations differ in the varied keys alone."""
+    """Return groups of rows of a source whose configurations differ only in the varied keys."""
     groups: dict[str, _Group] = defaultdict(list)
     for case, row in simulated:
         settings = {key: dict(value) if isinstance(value, dict) else value for key, value in case.settings.items()}
@@ -226,7 +226,7 @@ def _comparable_pairs(simulated: Iterable[tuple[Case, _Row]]) -> list[_Pair]:
     return [pair for group in groups.values() for pair in combinations(group, 2)]
 
 
-def _ordered(pairs: Iterable[_Pair]) -> tuple[int, int]:
+def _count_ordered_pairs(pairs: Iterable[_Pair]) -> tuple[int, int]:
     different = [pair for pair in pairs if abs(pair[0][0] - pair[1][0]) > _TIE * min(pair[0][0], pair[1][0])]
     return sum(map(_is_right, different)), len(different)
 
@@ -310,7 +310,7 @@ def save_scatter(rows: Sequence[_Row], path: Path) -> None:
     """Write a scatter of measured and simulated steps, with lines of 5 % error.
 
     Raises:
-        OutputError: another suffix than a picture's, or a file that cannot be written.
+        OutputError: the suffix is not that of a picture, or the file cannot be written.
         PptraceError: no row was simulated, or matplotlib is not installed.
     """
     simulated = [row for row in rows if row["error_pct"] is not None]

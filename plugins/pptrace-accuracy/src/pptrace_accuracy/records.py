@@ -31,22 +31,22 @@ class Case:
     line: int
     """Line of the table, counted from 1."""
     row: Mapping[str, str]
-    """Its columns, with those that rules add."""
+    """Columns of the row, with the columns that rules add."""
     measured_s: float
-    """The measured step in seconds; 0 where the row gives none."""
+    """The measured step in seconds; 0 if the row has none."""
     measured_flops: float = 0.0
-    """Model FLOP/s of the whole job, where the row gives FLOP/s per device and no time; else 0."""
+    """Model FLOP/s of the job, if the row has FLOP/s per device and no time; else 0."""
     settings: Mapping[str, Any]
-    """The configuration; empty where the row is skipped."""
+    """The configuration; empty if the row is skipped."""
     skipped: str = ""
-    """Why it is not simulated."""
+    """Reason why the row is not simulated; empty for a simulated row."""
 
 
 def read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
     """Return the rows of a table of measured steps, each with its line.
 
     Raises:
-        TableError: a file that cannot be read, has a column twice, or lacks a needed one.
+        TableError: the file cannot be read, has a column twice, or lacks a needed column.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -74,12 +74,12 @@ def read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
 def build_cases(
     rows: Sequence[tuple[int, dict[str, str]]], rules: Sequence[Rule], overrides: Mapping[str, Any] | None = None
 ) -> list[Case]:
-    """Return the configuration of each row; a row without one has the reason.
+    """Return the configuration of each row; a row without a configuration has the reason.
 
     Args:
         rows: lines and columns.
-        rules: rules in their order; a later one overrides an earlier one.
-        overrides: configuration keys that override those of every row.
+        rules: rules in order; a later rule overrides an earlier rule.
+        overrides: configuration keys that override the keys of every row.
     """
     return [_case(line, dict(row), rules, overrides or {}) for line, row in rows]
 
@@ -108,7 +108,7 @@ def _settings(row: dict[str, str], rules: Sequence[Rule], overrides: Mapping[str
 
 
 def _apply_columns(row: dict[str, str], rules: Sequence[Rule]) -> list[Rule]:
-    """Write the columns that matching rules give into the row, and return these rules."""
+    """Add the columns of matching rules to the row, and return these rules."""
     matching = []
     for rule in rules:
         if rule.matches(row):
@@ -127,17 +127,17 @@ def _unknown(column: str, row: Mapping[str, str]) -> ConfigError:
     return ConfigError(f"no preset is known for {column} {row.get(column, '')!r}; a rule may name one")
 
 
-_SHORT = {"model": "preset", "device": "preset", "cluster": "preset", "p2p": "policy"}
-"""The key that a section's short form stands for; ``name`` in other sections."""
+_SHORT_FORM_KEYS = {"model": "preset", "device": "preset", "cluster": "preset", "p2p": "policy"}
+"""Key of a section's short form; ``name`` in all other sections."""
 
 
 def _merge(settings: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    """Set the value of a key path; a mapping is merged with the mapping that is there."""
+    """Set the value of a key path; mappings are merged."""
     section = settings
     for key in path[:-1]:
         inner = section.get(key)
         if not isinstance(inner, dict):
-            inner = {} if inner is None else {_SHORT.get(key, "name"): inner}
+            inner = {} if inner is None else {_SHORT_FORM_KEYS.get(key, "name"): inner}
         section[key] = inner
         section = inner
     current = section.get(path[-1])
@@ -149,9 +149,9 @@ def _merge(settings: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 
 def _measured(row: Mapping[str, str]) -> tuple[float, float]:
-    """Return the step in seconds, or the model FLOP/s that give it, and 0 for the other.
+    """Return the step in seconds and 0, or 0 and the model FLOP/s.
 
-    Both are 0 for a row that gives memory alone.
+    Both are 0 for a row with memory only.
     """
     step, devices = _number(row, "step_s"), _number(row, "n_gpus")
     if step:
@@ -176,19 +176,19 @@ class Rule(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     where: dict[str, str] = {}
-    """By column, a pattern with ``*`` and ``?``. Case is ignored; hyphen and underscore are equal."""
+    """Patterns by column, with ``*`` and ``?``. Case is ignored; hyphen and underscore are equal."""
     unless: dict[str, str] = {}
-    """By column, a pattern; the rule does not apply to a row that matches any."""
+    """Patterns by column; the rule does not apply to a row that matches any of them."""
     read: dict[str, str] = {}
-    """By column, a regular expression whose named groups become columns."""
+    """Regular expressions by column; their named groups become columns."""
     columns: dict[str, str] = {}
-    """Columns and their texts, which override the row's."""
+    """Columns and their texts, which override columns of the row."""
     needs: list[str] = []
     """Columns without which a row is skipped."""
     set: dict[str, Any] = {}
-    """Configuration keys with their values; ``{hidden}`` is that column's value, ``{4*hidden}`` four times it."""
+    """Configuration keys with values; ``{hidden}`` is the value of that column, ``{4*hidden}`` its fourfold."""
     skip: str = ""
-    """Why matching rows are not simulated."""
+    """Reason why matching rows are not simulated; empty to simulate them."""
     because: str = ""
     """The source of the rule, for readers."""
 
@@ -199,7 +199,7 @@ class Rule(BaseModel):
         )
 
     def extracted_columns(self, row: Mapping[str, str]) -> dict[str, str]:
-        """Return the columns that the rule gives, or reads out of others."""
+        """Return the columns that the rule sets, or extracts from other columns."""
         extracted = dict(self.columns)
         for column, pattern in self.read.items():
             match = re.search(pattern, row.get(column, ""))
@@ -207,7 +207,7 @@ class Rule(BaseModel):
         return extracted
 
     def values(self, row: Mapping[str, str]) -> dict[str, Any]:
-        """Return the configuration keys of the rule, with the row's values for placeholders."""
+        """Return the configuration keys of the rule, with placeholders replaced by values of the row."""
         return {key: _substitute(value, row) for key, value in self.set.items()}
 
 
@@ -218,10 +218,10 @@ class _Document(BaseModel):
 
 
 def read_rules(path: Path | None = None) -> list[Rule]:
-    """Return the rules of a file; those for published sources by default.
+    """Return the rules of a file; by default, the rules for published sources.
 
     Raises:
-        ConfigError: a file that cannot be read, or an invalid rule.
+        ConfigError: the file cannot be read, or a rule is invalid.
     """
     file = path or Path(__file__).with_name("published.yaml")
     data = read_yaml(file).value
@@ -270,10 +270,10 @@ _SCHEDULES = {"zbv": "zb-v", "zbv-formatted": "zb-v", "zb1p": "zb-h1"}
 
 
 def _settings_of_columns(row: Mapping[str, str]) -> dict[str, Any]:
-    """Return the configuration that a row's columns give, without presets of model and device.
+    """Return the configuration from the columns of a row, without presets of model and device.
 
     Raises:
-        ConfigError: a needed column is blank, or a column has an impossible value.
+        ConfigError: a needed column is blank, or a column has an invalid value.
     """
     parallel = _parallel(row)
     model: dict[str, Any] = {
@@ -329,12 +329,12 @@ def _recompute(row: Mapping[str, str]) -> str:
 
 
 def _first_value(row: Mapping[str, str], column: str) -> str:
-    """Return a cell without its part in parentheses, which some sources print for a second precision."""
+    """Return a cell without the part in parentheses, which some sources use for a second precision."""
     return row.get(column, "").partition(" (")[0].strip()
 
 
 def _number(row: Mapping[str, str], column: str) -> float:
-    """Return the first number of a cell; 0 for a blank one.
+    """Return the first number of a cell; 0 for a blank cell.
 
     Raises:
         ConfigError: the cell holds no positive number.
@@ -389,10 +389,10 @@ def run_cases(
     Args:
         cases: measured steps.
         executor: name and options of an executor, as for a sweep.
-        workers: cases that run at once; 0 for as many as this machine has cores.
-        journal: a file that keeps finished cases, so that an interrupted call can go on. The caller removes it.
-        fresh: whether to ignore the cases that the journal holds.
-        progress: called with the number of finished cases and the number of all.
+        workers: concurrent cases; 0 for one per core of this machine.
+        journal: file of finished cases, to resume an interrupted call. The caller removes it.
+        fresh: whether to ignore the cases in the journal.
+        progress: called with the number of finished cases and of all cases.
 
     Raises:
         OutputError: the journal cannot be written.
@@ -443,5 +443,5 @@ def _row(case: Case, figures: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _largest_number(text: str) -> float:
-    """Return the largest number of a cell, such as that of the fullest of several stages; 0 without any."""
+    """Return the largest number of a cell, such as the memory of the fullest stage; 0 without numbers."""
     return max(map(float, _NUMBER.findall(text)), default=0.0)

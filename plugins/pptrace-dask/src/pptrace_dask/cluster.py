@@ -1,7 +1,7 @@
-"""An executor on a cluster's workers, which are known to run what runs here.
+"""An executor on the workers of a cluster, which must have the same versions as this process.
 
-distributed gives a lost worker's calls to others by itself; a call that costs several workers their lives fails
-alone.
+distributed moves the calls of a lost worker to other workers. A call fails if several workers were lost while they
+ran it.
 """
 
 from __future__ import annotations
@@ -32,46 +32,46 @@ R = TypeVar("R")
 
 _SCHEDULER, _WORKERS = "executor.scheduler", "executor"
 _GRACE = 0.5
-"""Seconds beyond the timeout, so that an address that cannot be reached is told as such."""
+"""Seconds after the timeout in which distributed can report an unreachable address."""
 
 
 class Cluster(Executor):
-    """Executor on the workers of a dask client. Closing it also ends the cluster that it started."""
+    """Executor on the workers of a dask client. ``shutdown`` also stops a cluster that :func:`connect` started."""
 
-    def __init__(self, client: Client, ending: ExitStack) -> None:
+    def __init__(self, client: Client, resources: ExitStack) -> None:
         self._inner = client.get_executor(pure=False)
-        self._ending = ending
+        self._resources = resources
 
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Hand a call to the scheduler; it runs where the versions are this process's, else it fails."""
+        """Submit a call to the scheduler; it fails on a worker with other versions than this process."""
         future: Future[R] = self._inner.submit(partial(run_there, dict(installed()), fn, *args, **kwargs))
         return future
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 - theirs
-        """Wait for what runs, or cancel it, and leave the cluster; one that was started here ends."""
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 - Executor's
+        """Wait for running calls, or cancel them, and leave the cluster; stop a cluster that was started here."""
         self._inner.shutdown(wait=wait and not cancel_futures)
-        self._ending.close()
+        self._resources.close()
 
 
 def connect(request: ExecutorRequest) -> Cluster:
-    """Return an executor on a scheduler's workers, or on as many processes of this machine as are asked for.
+    """Return an executor on the workers of a scheduler, or on ``request.workers`` processes of this machine.
 
     Raises:
-        ConfigError: no scheduler answers, it has no worker, or a worker has other versions or plugins.
+        ConfigError: no scheduler answers, the scheduler has no worker, or a worker has other versions or plugins.
     """
     options = DaskOptions.model_validate(dict(request.options))
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what matters is raised
-    with ExitStack() as ending:
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # errors are raised instead
+    with ExitStack() as resources:
         target: Any = options.scheduler
         if target is None:
-            target = ending.enter_context(_processes(request.workers))
+            target = resources.enter_context(_processes(request.workers))
         else:
             _check_answer(target, options)
-        client = ending.enter_context(_client(target, options))
+        client = resources.enter_context(_client(target, options))
         _wait_for_workers(client, options)
         _check_versions(client)
-        sys.stderr.write(_told(client))
-        return Cluster(client, ending.pop_all())
+        sys.stderr.write(_describe_cluster(client))
+        return Cluster(client, resources.pop_all())
 
 
 def _processes(workers: int) -> LocalCluster:
@@ -82,8 +82,8 @@ def _processes(workers: int) -> LocalCluster:
 
 
 def _check_answer(address: str, options: DaskOptions) -> None:
-    """Refuse an address behind which no scheduler is; a client waits for other servers' answers for ever."""
-    with ThreadPoolExecutor(1) as thread:  # the caller may have a loop of its own
+    """Refuse an address without a scheduler; a client would wait forever for the answer of another server."""
+    with ThreadPoolExecutor(1) as thread:  # the caller may run an event loop
         handshake = thread.submit(asyncio.run, _shake_hands(address, options.timeout))
         try:
             handshake.result()
@@ -94,9 +94,9 @@ def _check_answer(address: str, options: DaskOptions) -> None:
 
 
 async def _shake_hands(address: str, seconds: float) -> None:
-    reaching = connect_to(address, timeout=seconds, **Security().get_connection_args("client"))
-    opened = await asyncio.wait_for(reaching, seconds + _GRACE)
-    await opened.close()
+    connection = connect_to(address, timeout=seconds, **Security().get_connection_args("client"))
+    comm = await asyncio.wait_for(connection, seconds + _GRACE)
+    await comm.close()
 
 
 def _no_scheduler(target: LocalCluster | str, error: Exception) -> ConfigError:
@@ -127,7 +127,7 @@ def _wait_for_workers(client: Client, options: DaskOptions) -> None:
 
 def _check_versions(client: Client) -> None:
     here = installed()
-    for worker, there in sorted(client.run(_installed_there, on_error="return").items()):
+    for worker, there in sorted(client.run(_read_versions, on_error="return").items()):
         if isinstance(there, BaseException):
             reason = f"has no pptrace with pptrace-dask ({type(there).__name__}: {there})"
         elif not (reason := difference(here, there)):
@@ -135,18 +135,18 @@ def _check_versions(client: Client) -> None:
         raise ConfigError(f"worker {worker}: {reason}; install there what is installed here", key=_WORKERS)
 
 
-def _told(client: Client) -> str:
+def _describe_cluster(client: Client) -> str:
     threads = client.nthreads()
     workers = f"{len(threads)} worker{'s' * (len(threads) > 1)}, {sum(threads.values())} threads"
     return f"dask: {workers}, dashboard {client.dashboard_link}\n"
 
 
-def _installed_there() -> Mapping[str, str]:
+def _read_versions() -> Mapping[str, str]:
     return dict(installed())
 
 
 def run_there(expected: Mapping[str, str], fn: Callable[..., R], *args: Any, **kwargs: Any) -> R:
-    """Run a call on a worker that may have joined after the others were checked."""
+    """Run a call on a worker, which may have joined after the check of versions."""
     reason = difference(expected, installed())
     if reason:
         message = f"a worker has other versions ({reason}); install there what is installed here"
@@ -155,9 +155,9 @@ def run_there(expected: Mapping[str, str], fn: Callable[..., R], *args: Any, **k
 
 
 _GROUP = "pptrace"
-"""The entry points of plugins."""
-_ALSO = ("pptrace", "numpy")
-"""Distributions whose version is compared though they are no plugins."""
+"""Entry point group of plugins."""
+_CORE_DISTRIBUTIONS = ("pptrace", "numpy")
+"""Further distributions whose versions are compared."""
 
 
 @cache
@@ -165,13 +165,13 @@ def installed() -> Mapping[str, str]:
     """Return the versions of Python, pptrace and all installed plugins, by name."""
     versions = {"python": f"{sys.version_info[0]}.{sys.version_info[1]}"}
     plugins = {point.dist.name for point in metadata.entry_points(group=_GROUP) if point.dist is not None}
-    for name in sorted(plugins.union(_ALSO)):
+    for name in sorted(plugins.union(_CORE_DISTRIBUTIONS)):
         versions[name] = metadata.version(name)
     return versions
 
 
 def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str:
-    """Say in what another installation differs, or nothing.
+    """Return the differences of another installation as text; empty without differences.
 
     >>> difference({"pptrace": "1.1", "mine": "2"}, {"pptrace": "1.0"})
     'mine: none, here 2; pptrace: 1.0, here 1.1'

@@ -1,4 +1,4 @@
-"""What the executor takes."""
+"""Options of the executor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this distribution offers: one executor; light to import."""
+"""The executor of this distribution; light to import."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _CAUSES = {
 _DARKEST = 1.5
 """The slowdown of the darkest color, as in the paper's figure 14."""
 _MOST_ROWS = 16
-"""Replicas that the table lists."""
+"""Maximum number of replicas in the table."""
 
 
 def explain_job(measurement: Measurement, step: Step) -> ExplanationPart | None:
@@ -178,9 +178,9 @@ def _draw(figure: Any, stragglers: Stragglers) -> None:
     middle = (1 + _DARKEST) / 2
     if slowdowns.size <= _MOST_NUMBERS:
         for (rank, replica), slowdown in np.ndenumerate(slowdowns):
-            ink = "white" if slowdown > middle + 0.1 else "black"
-            axes.text(replica, rank, f"{slowdown:.2f}", ha="center", va="center", fontsize=6, color=ink)
-    beside = axes.inset_axes((1 + _SCALE_WIDTH / replicas, 0, _SCALE_WIDTH / replicas, 1))
-    scale = figure.colorbar(image, cax=beside, ticks=[1, middle, _DARKEST])
+            text_color = "white" if slowdown > middle + 0.1 else "black"
+            axes.text(replica, rank, f"{slowdown:.2f}", ha="center", va="center", fontsize=6, color=text_color)
+    scale_axes = axes.inset_axes((1 + _SCALE_WIDTH / replicas, 0, _SCALE_WIDTH / replicas, 1))
+    scale = figure.colorbar(image, cax=scale_axes, ticks=[1, middle, _DARKEST])
     scale.ax.tick_params(labelsize=7, length=2)
     scale.outline.set_visible(False)

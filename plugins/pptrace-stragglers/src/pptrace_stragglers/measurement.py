@@ -4,8 +4,8 @@ The dependencies are those of Megatron-LM's 1F1B, plain or interleaved. Source: 
 and section 3 of its paper (OSDI 2025). The computations of a worker run one after another, and so do its sends
 and its receives of each direction. A send depends on its computation, a receive on the computation before its
 consumer. A step begins with the all-gather of weights. It ends with garbage collection, reductions, the clipping
-of gradients by all workers together, and the optimizer. The tables also have messages that do not exist: before
-a pipeline's first stage, after its last, and at a step's ends.
+of gradients by all workers, and the optimizer. The tables also have spurious messages: before the first stage of a
+pipeline, after its last stage, and at both ends of a step.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def measure_job(paths: Sequence[Path], request: ImportRequest) -> Measurement:
     """Return the steps of one replica, and all replicas as a job.
 
     Raises:
-        TraceError: the file cannot be read, several are given, or its operations are not a pipeline's.
+        TraceError: the file cannot be read, several files are given, or the operations do not form a pipeline.
         ConfigError: the job does not have the replica.
         PptraceError: pyarrow is not installed.
     """
@@ -51,7 +51,7 @@ def measure_job(paths: Sequence[Path], request: ImportRequest) -> Measurement:
     table = read_job_table(paths[0])
     job = job_of_table(table)
     replica = _replica_index(job, request.replica)
-    start, end = _consecutive(job, replica)
+    start, end = _concatenate_steps(job, replica)
     recordings = [_recording(table, job, rank, start, end) for rank in range(job.ranks)]
     chosen = [f"replica {job.replicas[replica]} of {len(job.replicas)}"] if len(job.replicas) > 1 else []
     measurement = measure_recordings(recordings, ImportRequest(), [*table.notes, *chosen])
@@ -81,8 +81,8 @@ def _replica_index(job: Job, name: str) -> int:
     return job.replicas.index(name)
 
 
-def _consecutive(job: Job, replica: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return starts and ends of a replica's operations, shape (operations, steps), with one step after another."""
+def _concatenate_steps(job: Job, replica: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return starts and ends of a replica's operations with consecutive steps, shape (operations, steps)."""
     start, end = job.start_ns[:, replica], job.end_ns[:, replica]
     lengths = end.max(axis=0) - start.min(axis=0) + _GAP_NS
     offsets = np.concatenate([[0], np.cumsum(lengths)[:-1]]) - start.min(axis=0)
@@ -149,7 +149,7 @@ def _message_end(action: Action, rank: int, ranks: int, start_ns: int, end_ns: i
 _DIRECTIONS = {"forward": 1, "backward": -1}
 """The directions of messages, and the offset of the receiving stage."""
 _TOLERANCE_NS = 50_000
-"""Error of clocks and rounded seconds where messages that do not exist are recognised."""
+"""Error of clocks and rounded seconds in the detection of spurious messages."""
 _GATHER, _REDUCE, _SEPARATE = "params-all-gather", "grads-reduce-scatter", "separate-grads-all-reduce"
 _COLLECT, _NORMS, _EMBEDDING = "gc", "layernorm-grads-all-reduce", "embedding-grads-all-reduce"
 _CLIP, _OPTIMIZER = "optimizer-clip-main-grad", "optimizer"
@@ -174,7 +174,7 @@ def job_of_table(table: JobTable) -> Job:
         operation = table.operations[index]
         return JobOperation(
             type=operation.type, rank=operation.stage,
-            dependencies=tuple(sorted(number[each] for each in dependencies.of[index])),
+            dependencies=tuple(sorted(number[dependency] for dependency in dependencies.of[index])),
             communicates=operation.type in {*_MESSAGES, *_COLLECTIVES},
             category=f"{operation.type.partition('-')[0]}-pp-comm" if operation.type in _MESSAGES else "",
             action=dependencies.action(index),
@@ -191,7 +191,7 @@ def job_of_table(table: JobTable) -> Job:
 
 
 class _Dependencies:
-    """Dependencies of a table's operations, from the first replica's first step: all steps have the same."""
+    """Dependencies of a table's operations, which all steps share, from the first step of the first replica."""
 
     def __init__(self, table: JobTable) -> None:
         self._table, self._operations = table, table.operations
@@ -202,13 +202,13 @@ class _Dependencies:
         chunks = max((operation.chunk for operation in self._operations), default=0) + 1
         self._stages = table.stages * max(chunks, 1)
         self.of: dict[int, set[int]] = defaultdict(set)
-        """By operation, its dependencies."""
+        """Dependencies of each operation."""
         self.rendezvous: list[tuple[int, ...]] = []
-        """Operations that move data once all of them have started."""
+        """Groups of operations that transfer data once all of them have started."""
         self.across_replicas: set[int] = set()
         """Operations that also wait for the same operation of all replicas."""
         self.computation: dict[int, int] = {}
-        """By message that exists, its producer or consumer."""
+        """Producer or consumer of each existing message."""
 
     def action(self, index: int) -> Action | None:
         """Return an operation's action in a schedule table; None for an operation that tables do not have."""
@@ -235,7 +235,7 @@ class _Dependencies:
         """Find all dependencies and rendezvous."""
         for rank in range(self._table.stages):
             computations = self._computations(rank)
-            self._chain(computations)
+            self._connect_in_order(computations)
             for direction in _DIRECTIONS:
                 self._connect_messages(rank, direction)
             self._delay_first_gradients(rank, computations)
@@ -267,15 +267,15 @@ class _Dependencies:
     def _by_number(self, rank: int, type_: str) -> list[int]:
         return sorted(self._indices[rank, type_], key=lambda index: self._operations[index].number)
 
-    def _chain(self, indices: Iterable[int]) -> None:
-        for before, index in pairwise(indices):
-            self.of[index].add(before)
+    def _connect_in_order(self, indices: Iterable[int]) -> None:
+        for predecessor, index in pairwise(indices):
+            self.of[index].add(predecessor)
 
     def _connect_messages(self, rank: int, direction: str) -> None:
         computations = self._by_number(rank, f"{direction}-compute")
         for end in ("send", "recv"):
             posted = self._by_time(self._indices[rank, f"{direction}-{end}"])
-            self._chain(posted)
+            self._connect_in_order(posted)
             if end == "send":
                 first_ns = min((int(self._end[index]) for index in computations), default=0) - _TOLERANCE_NS
                 messages = [index for index in posted if self._end[index] >= first_ns]
@@ -307,7 +307,7 @@ class _Dependencies:
 
     def _connect_gathers(self, rank: int) -> None:
         """Let the first forward of each chunk wait for the all-gather of its weights."""
-        self._chain(self._by_time(self._of_types(rank, (_GATHER, _REDUCE))))
+        self._connect_in_order(self._by_time(self._of_types(rank, (_GATHER, _REDUCE))))
         last_gather = {self._operations[index].chunk: index for index in self._by_number(rank, _GATHER)}
         for chunk, gather in last_gather.items():
             forwards = self._of_chunk(rank, _FORWARD, chunk)
@@ -330,7 +330,7 @@ class _Dependencies:
             *(self._indices[rank, _SEPARATE][:1] if overlapped else reductions),
             *self._indices[rank, _CLIP][:1], *self._indices[rank, _OPTIMIZER][:1],
         ]  # fmt: skip
-        self._chain(end)
+        self._connect_in_order(end)
         for index in end[:1]:
             self.of[index].update([*(collect or last), *(reductions[-1:] if overlapped else [])])
 
@@ -347,15 +347,15 @@ class _Dependencies:
         ranks = self._table.stages
         for direction, offset in _DIRECTIONS.items():
             for rank in range(ranks):
-                sends = self._existing(rank, f"{direction}-send", offset)
-                receives = self._existing((rank + offset) % ranks, f"{direction}-recv", -offset)
+                sends = self._existing_messages(rank, f"{direction}-send", offset)
+                receives = self._existing_messages((rank + offset) % ranks, f"{direction}-recv", -offset)
                 if len(sends) != len(receives):
                     counts = f"{len(sends)} {direction}-send for {len(receives)} {direction}-recv"
                     raise self._error(f"stage {rank} has {counts} of its neighbour")
                 self.rendezvous += zip(sends, receives, strict=True)
 
-    def _existing(self, rank: int, type_: str, offset: int) -> list[int]:
-        """Return messages by time, without those to or from a stage that the model does not have."""
+    def _existing_messages(self, rank: int, type_: str, offset: int) -> list[int]:
+        """Return messages by time, without messages to or from a stage outside of the model."""
         existing = []
         for index in self._by_time(self._indices[rank, type_]):
             if index in self.computation and 0 <= self._stage(self.computation[index]) + offset < self._stages:

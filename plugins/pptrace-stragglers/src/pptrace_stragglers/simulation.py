@@ -26,15 +26,15 @@ Times: TypeAlias = NDArray[np.float64]
 """Nanoseconds, shape (operations, replicas, steps) or (steps,)."""
 
 _CLOCK_ERROR_NS = -10_000_000
-"""A transfer that seems to end so long before its start has a wrong clock, and counts as 0."""
+"""A transfer that ends this long before its start has a wrong clock, and counts as 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOperation:
-    """One operation of a pipeline's step, which every replica runs in every step."""
+    """One operation of every replica and step of a pipeline."""
 
     type: str
-    """Its type, such as ``forward-compute``. In the ideal step, operations of a type have the same duration."""
+    """Type, such as ``forward-compute``. In the ideal step, operations of a type have the same duration."""
     rank: int
     """The rank of the pipeline that runs it."""
     dependencies: tuple[int, ...] = ()
@@ -42,9 +42,9 @@ class JobOperation:
     communicates: bool = False
     """Whether the network determines its duration."""
     category: str = ""
-    """The name that its costs are reported under, the same for both ends of a message; its type by default."""
+    """Name in reports, the same for both ends of a message; by default, the type."""
     action: Action | None = None
-    """Its action in a schedule table; None for an operation that tables do not have."""
+    """Action in a schedule table; None without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,7 +54,7 @@ class Job:
     operations: tuple[JobOperation, ...]
     """The operations of one replica."""
     rendezvous: tuple[tuple[int, ...], ...]
-    """Indices of operations that move data once all of them have started. No operation is in two."""
+    """Disjoint groups of operations that transfer data once all operations of the group have started."""
     across_replicas: frozenset[int]
     """Operations in a rendezvous that also wait for the same operation of all other replicas."""
     workers: NDArray[np.int64]
@@ -218,7 +218,8 @@ def _timed_operations(step: Step) -> list[_Timed]:
     ]  # fmt: skip
     timed += [message for message, _ in messages]
     timed += _collectives(step, computations)
-    return [_Timed(each.operation, each.start_ns + step.begins_ns, each.end_ns + step.begins_ns) for each in timed]
+    begins_ns = step.begins_ns
+    return [_Timed(operation, start_ns + begins_ns, end_ns + begins_ns) for operation, start_ns, end_ns in timed]
 
 
 def _messages(computations: Computations) -> Iterator[tuple[_Timed, int]]:

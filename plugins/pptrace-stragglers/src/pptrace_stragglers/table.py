@@ -28,7 +28,7 @@ _BOUNDS = {
     "rank": (-1, 2**31), "mc": (-1, 2**31), "mb_id": (-1, 2**31), "dp_rank": (0, 2**22), "stage": (0, 2**22),
     "start_ts": (-(2**32), 2**32), "duration": (0, 2**32),
 }  # fmt: skip
-"""Least and smallest excluded value of columns; others have 0 and 2**31."""
+"""Minimum and smallest excluded value of columns; by default, 0 and 2**31."""
 _MOST_NAMED = 5
 _MOST_RATIO, _FREE_BYTES, _VALUE_BYTES = 100, 32 << 20, 8
 """Maximum ratio of the unpacked to the packed size, unpacked size that is always allowed, and size of a value."""
@@ -38,7 +38,7 @@ _LONGEST_TYPE, _FEWEST_ROWS = 128, 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypedOperation:
-    """One operation, which every replica runs in every step."""
+    """One operation of every replica and step."""
 
     type: str
     """Its ``optype``."""
@@ -71,7 +71,7 @@ class JobTable:
     end_ns: NDArray[np.int64]
     """End of each operation."""
     notes: tuple[str, ...]
-    """Steps that were left out."""
+    """Notes on omitted steps."""
 
     @property
     def stages(self) -> int:
@@ -83,7 +83,7 @@ def read_job_table(path: Path) -> JobTable:
     """Return the operations of a file, without steps in which a replica lacks operations.
 
     Raises:
-        TraceError: the file cannot be read, lacks columns, has impossible values, or is too large for memory.
+        TraceError: the file cannot be read, lacks columns, has invalid values, or is too large for memory.
     """
     columns, types = _read_columns(path)
     replicas, replica = np.unique(columns["dp_rank"], return_inverse=True)
@@ -96,18 +96,29 @@ def read_job_table(path: Path) -> JobTable:
     keys = np.stack([stage, columns[_TYPES], columns["seq_id"]])
     operations, operation = np.unique(keys, axis=1, return_inverse=True)
     order = np.lexsort((operation, replica, step))
-    usual, kept = _complete_steps(
+    usual_operations, complete = _complete_steps(
         step[order] * replicas.size + replica[order], operation[order], replicas.size, path
     )  # fmt: skip
-    if np.unique(usual).size < usual.size:
-        repeated = operations[:, int(np.argmax(np.bincount(usual)))].tolist()
+    if np.unique(usual_operations).size < usual_operations.size:
+        repeated = operations[:, int(np.argmax(np.bincount(usual_operations)))].tolist()
         name = f"{types[repeated[1]]} {repeated[2]} of stage {repeated[0]}"
         raise TraceError(f"counts operations of one type twice: {name}", file=path)
-    rows = order[np.isin(step[order], kept)].reshape(len(kept), replicas.size, usual.size).transpose(2, 1, 0)
+    rows = (
+        order[np.isin(step[order], complete)]
+        .reshape(len(complete), replicas.size, usual_operations.size)
+        .transpose(2, 1, 0)
+    )
     start = np.rint(columns["start_ts"][rows] * 1e9).astype(np.int64)
     start -= start.min(axis=(0, 1))
     end = start + np.rint(columns["duration"][rows] * 1e9).astype(np.int64)
-    by_start = np.lexsort((operations[1][usual], operations[2][usual], start[:, 0, 0], operations[0][usual]))
+    by_start = np.lexsort(
+        (
+            operations[1][usual_operations],
+            operations[2][usual_operations],
+            start[:, 0, 0],
+            operations[0][usual_operations],
+        )
+    )
     workers = np.full((replicas.size, present.size), -1, dtype=np.int64)
     workers[replica, stage] = columns["rank"]
     return JobTable(
@@ -118,11 +129,11 @@ def read_job_table(path: Path) -> JobTable:
                 chunk=int(columns["mc"][row]), microbatch=int(columns["mb_id"][row]),
             )
             for (rank, type_, number), row in zip(
-                operations[:, usual[by_start]].T.tolist(), rows[by_start, 0, 0].tolist(), strict=True
+                operations[:, usual_operations[by_start]].T.tolist(), rows[by_start, 0, 0].tolist(), strict=True
             )
         ),
-        replicas=tuple(replicas.tolist()), steps=tuple(steps[kept].tolist()), workers=workers,
-        start_ns=start[by_start], end_ns=end[by_start], notes=tuple(_omitted_steps(steps, kept)),
+        replicas=tuple(replicas.tolist()), steps=tuple(steps[complete].tolist()), workers=workers,
+        start_ns=start[by_start], end_ns=end[by_start], notes=tuple(_omitted_steps(steps, complete)),
     )  # fmt: skip
 
 
@@ -138,26 +149,26 @@ def _complete_steps(
         path: the file.
 
     Raises:
-        TraceError: there is no such step.
+        TraceError: no step is complete in all replicas.
     """
     begins = np.flatnonzero(np.diff(cell, prepend=-1))
     by_cell = {
         index: rows.tobytes()
         for index, rows in zip(cell[begins].tolist(), np.split(operation, begins[1:]), strict=True)
     }
-    usual = Counter(by_cell.values()).most_common(1)[0][0]
-    kept = [
+    usual_operations = Counter(by_cell.values()).most_common(1)[0][0]
+    complete = [
         step
         for step in range(int(cell[-1]) // replicas + 1)
-        if all(by_cell.get(step * replicas + replica) == usual for replica in range(replicas))
+        if all(by_cell.get(step * replicas + replica) == usual_operations for replica in range(replicas))
     ]
-    if not kept:
+    if not complete:
         raise TraceError("holds no step in which all replicas run the same operations", file=path)
-    return np.frombuffer(usual, dtype=operation.dtype), kept
+    return np.frombuffer(usual_operations, dtype=operation.dtype), complete
 
 
-def _omitted_steps(steps: NDArray[np.int64], kept: list[int]) -> list[str]:
-    omitted = np.delete(steps, kept).tolist()
+def _omitted_steps(steps: NDArray[np.int64], complete: list[int]) -> list[str]:
+    omitted = np.delete(steps, complete).tolist()
     if not omitted:
         return []
     named = name_some(omitted, len(omitted), _MOST_NAMED)
@@ -218,7 +229,7 @@ def _check_size(metadata: Any, path: Path) -> None:
 
 
 def _numbers(table: Any, name: str, path: Path) -> NDArray[Any]:
-    """Return a column of whole numbers, where -1 is an absent value, or of seconds."""
+    """Return a column of integers, with -1 for a missing value, or of seconds."""
     import pyarrow as pa
 
     values = table.column(name)

@@ -31,7 +31,7 @@ _SLOWEST_PERCENT = 3
 _CAUSE_SHARE = 0.5
 """Minimum share of the loss that a cause explains."""
 _LENGTHS_CORRELATION = 0.9
-"""Minimum correlation of forwards with backwards where lengths of sequences are the cause."""
+"""Minimum correlation of forwards with backwards for sequence lengths as the cause."""
 _NO_LOSS = 1.005
 """Maximum slowdown of a job without a cause."""
 
@@ -43,7 +43,7 @@ class Effect:
     slowdown: float
     """The ideal step with the measured durations of these operations, over the ideal step; mean over steps."""
     by_step: tuple[float, ...]
-    """The same of each step."""
+    """The slowdown of each step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +55,9 @@ class Removed:
     alone_ns: float
     """Length of the ideal step with measured durations of these operations."""
     removed: float
-    """By how much the first is shorter than the step, as a share of the loss."""
+    """``step - without`` as a share of the loss."""
     added: float
-    """By how much the second is longer than the ideal step, as a share of the loss."""
+    """``alone - ideal`` as a share of the loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +65,13 @@ class Worker:
     """One of the slowest workers."""
 
     replica: str
-    """Its replica."""
+    """Name of the replica."""
     rank: int
-    """Its rank in the pipeline."""
+    """Rank in the pipeline."""
     worker: int
-    """Its global rank."""
+    """Global rank."""
     slowdown: float
-    """Its slowdown."""
+    """Slowdown of the worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,11 +87,11 @@ class Stragglers:
     ideal_ns: float
     """Length of the ideal step."""
     slowdown: float
-    """The simulated step over the ideal one."""
+    """The simulated step over the ideal step."""
     steps: tuple[str, ...]
     """Names of the steps."""
     by_step: tuple[float, ...]
-    """The slowdown of each."""
+    """The slowdown of each step."""
     by_type: Mapping[str, Effect]
     """Slowdown by type of operation, the largest first; both ends of messages have one type."""
     by_replica: Mapping[str, Effect]
@@ -109,13 +109,13 @@ class Stragglers:
     lengths: Removed
     """The cost of different amounts of work in microbatches."""
     correlation: float
-    """Correlation of microbatches' forwards with their backwards: near 1 where sequences differ in length, NaN
-    where nothing varies."""
+    """Correlation of microbatches' forwards with their backwards: near 1 if sequences differ in length, NaN
+    without variation."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """Measured and ideal durations, and the lengths of the steps that they give."""
+    """Measured and ideal durations, and the resulting lengths of steps."""
 
     simulation: JobSimulation
     measured: Times
@@ -130,11 +130,11 @@ class _Loss:
         )
 
     def removed(self, chosen: NDArray[np.bool_], repaired: Times | None = None) -> Removed:
-        """Return the change by operations with ideal durations, or with the given ones."""
-        better = self.ideal if repaired is None else repaired
-        without = float(self.simulation.steps_ns(np.where(chosen, better, self.measured)).mean())
-        worse = self.measured if repaired is None else np.maximum(self.ideal + self.measured - repaired, 0)
-        alone = float(self.simulation.steps_ns(np.where(chosen, worse, self.ideal)).mean())
+        """Return the change if operations have ideal durations, or the ``repaired`` durations."""
+        repaired_ns = self.ideal if repaired is None else repaired
+        without = float(self.simulation.steps_ns(np.where(chosen, repaired_ns, self.measured)).mean())
+        slowed_ns = self.measured if repaired is None else np.maximum(self.ideal + self.measured - repaired, 0)
+        alone = float(self.simulation.steps_ns(np.where(chosen, slowed_ns, self.ideal)).mean())
         step, ideal = float(self.steps_ns.mean()), float(self.ideal_ns.mean())
         loss = step - ideal or 1.0
         return Removed(
@@ -171,11 +171,11 @@ def find_stragglers(job: Job) -> Stragglers:
         np.array([effect.slowdown for effect in ranks]),
     )
     slowest = _slowest(job, heat)
-    of_slowest = np.zeros(shape, dtype=bool)
+    slowest_mask = np.zeros(shape, dtype=bool)
     for worker in slowest:
         replica = job.replicas.index(worker.replica)
-        of_slowest |= _mask(shape, job.indices(rank=worker.rank), replica=replica)
-    workers = loss.removed(of_slowest)
+        slowest_mask |= _mask(shape, job.indices(rank=worker.rank), replica=replica)
+    workers = loss.removed(slowest_mask)
     last_stage = loss.removed(_mask(shape, job.indices(rank=job.ranks - 1)))
     lengths = loss.removed(np.ones(shape, dtype=bool), equalize_lengths(job, measured))
     correlation = correlate_passes(job, measured)
@@ -237,8 +237,8 @@ def _slowest(job: Job, heat: NDArray[np.float64]) -> tuple[Worker, ...]:
 def equalize_lengths(job: Job, duration_ns: Times) -> Times:
     """Return durations with the mean amount of work in every microbatch.
 
-    The work of a microbatch is the sum of its forwards and backwards on all ranks. It stands for the length of its
-    sequences: a long sequence is long on every rank, while a slow worker slows one of them.
+    The work of a microbatch is the sum of its forwards and backwards on all ranks. It estimates the length of its
+    sequences: a long sequence takes long on every rank, while a slow worker affects a single rank.
     """
     indices: dict[int, list[int]] = {}
     for index, operation in enumerate(job.operations):
@@ -255,9 +255,9 @@ def equalize_lengths(job: Job, duration_ns: Times) -> Times:
 
 
 def correlate_passes(job: Job, duration_ns: Times) -> float:
-    """Return the correlation of microbatches' forwards with their backwards; NaN where nothing varies.
+    """Return the correlation of microbatches' forwards with their backwards; NaN without variation.
 
-    Both are long for a long sequence, so the correlation is near 1 where lengths differ. All microbatches of a
+    Both are long for a long sequence, so the correlation is near 1 if lengths differ. All microbatches of a
     slow worker are slow, and jitter of a forward is independent of that of its backward.
     """
     sums: dict[tuple[int, int], dict[bool, Times]] = {}
@@ -273,7 +273,7 @@ def correlate_passes(job: Job, duration_ns: Times) -> float:
             by_stage.setdefault(stage, []).append([passes[False], passes[True]])
     forwards, backwards = [], []
     for pairs in by_stage.values():
-        # Relative to each worker's mean in the step: slow workers and slow steps are no long sequences.
+        # Relative to the mean of each worker and step, which removes slow workers and slow steps.
         times = np.array(pairs)
         times = times / np.maximum(times.mean(axis=0, keepdims=True), 1)
         forwards.append(times[:, 0].ravel())
@@ -289,7 +289,7 @@ def correlate_passes(job: Job, duration_ns: Times) -> float:
 def ideal_timeline(job: Job, placement: Placement) -> Timeline:
     """Return the ideal step, which is the same in every replica and step. Messages are on their sender's stream.
 
-    Operations that tables do not have, such as the optimizer, take their time without a slice.
+    Operations without an action in tables, such as the optimizer, take time but have no slice.
 
     Args:
         job: the replicas.
@@ -315,7 +315,7 @@ def _slices(job: Job, start_ns: list[int], end_ns: list[int]) -> Iterator[Slice]
         if action.kind in kinds.COMMUNICATION:
             peer = (operation.rank + (1 if action.kind is Kind.SEND_F else -1)) % job.ranks
         lane = operation.rank, stream, peer
-        # With two ranks, messages of both directions share the stream to one peer, which carries one at a time.
+        # With two ranks, messages of both directions share the stream to the peer, one at a time.
         start = max(start_ns[index], lane_end_ns.get(lane, 0))
         lane_end_ns[lane] = max(end_ns[index], start)
         yield Slice(
