@@ -41,12 +41,12 @@ _budget = CompileBudget()
 
 @contextmanager
 def many_runs(rows: int) -> Iterator[None]:
-    """Decide in this block as if each kernel had ``rows`` of work, also for runs with less."""
-    before = _expected_rows.set(rows)
+    """Decide in this block as if each run of a kernel had at least ``rows`` rows of work."""
+    token = _expected_rows.set(rows)
     try:
         yield
     finally:
-        _expected_rows.reset(before)
+        _expected_rows.reset(token)
 
 
 def always_compiled() -> AbstractContextManager[None]:
@@ -55,9 +55,12 @@ def always_compiled() -> AbstractContextManager[None]:
 
 
 def compiles(work: int, *, loaded: bool = False) -> bool:
-    """Whether ``work`` rows run compiled if the code is in the cache. ``PPTRACE_INTERPRET=1`` interprets all."""
-    pays = loaded or max(work, _expected_rows.get()) >= COMPILE_FROM
-    return pays and os.environ.get("PPTRACE_INTERPRET", "0") in {"", "0"}
+    """Return whether ``work`` rows run compiled if the code is in the cache.
+
+    ``PPTRACE_INTERPRET=1`` interprets all kernels.
+    """
+    is_faster = loaded or max(work, _expected_rows.get()) >= COMPILE_FROM
+    return is_faster and os.environ.get("PPTRACE_INTERPRET", "0") in {"", "0"}
 
 
 def run(kernel: Callable[..., Any], inputs: Sequence[Argument], outputs: Sequence[Argument], *, work: int) -> int:
@@ -68,7 +71,7 @@ def run(kernel: Callable[..., Any], inputs: Sequence[Argument], outputs: Sequenc
         inputs: one-dimensional arrays, integers, and records (named tuples) of those.
         outputs: the same; the caller initialises the arrays, and the kernel fills them.
         work: the number of rows. It decides, with the rows that this process interpreted before, whether the
-            kernel is compiled. Columns that are far longer than that count as rows too.
+            kernel is compiled. Much longer columns count as rows too.
 
     Raises:
         TypeError: the kernel is compiled, and is not in the language of kernels.

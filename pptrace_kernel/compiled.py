@@ -47,7 +47,7 @@ def call(kernel: Callable[..., Any], arguments: Sequence[Any]) -> int:
 
 
 def is_ready(kernel: Callable[..., Any], arguments: Sequence[Any]) -> bool:
-    """Whether a kernel need not be compiled for such arguments; loads its code from the cache if it is there."""
+    """Return whether the compiled code for such arguments is available; load it from the cache if possible."""
     layout = tuple(map(_layout, arguments))
     if (kernel, layout) in _entry_points:
         return True
@@ -58,7 +58,7 @@ def is_ready(kernel: Callable[..., Any], arguments: Sequence[Any]) -> bool:
 
 
 def has_source(kernel: Callable[..., Any]) -> bool:
-    """Whether the source of a kernel is available, which compilation needs."""
+    """Return whether the source of a kernel is available, which compilation needs."""
     return translation.definition_of(kernel) is not None
 
 
@@ -69,7 +69,7 @@ def bytecode_size(kernel: Callable[..., Any]) -> int:
 
 
 def read_cache(name: str) -> bytes | None:
-    """Return the object file with a name; None if the cache has none, or a damaged one."""
+    """Return the object file with a name; None if it is missing or damaged."""
     try:
         content = (_cache_folder() / name).read_bytes()
     except OSError:
@@ -220,7 +220,7 @@ def _describe_layout(layout: Any) -> str:
 
 
 def _called_functions(kernel: Callable[..., Any]) -> list[Callable[..., Any]]:
-    """Return a kernel and all functions that it calls, directly or not, each once."""
+    """Return a kernel and all functions that it calls, directly or indirectly, without duplicates."""
     functions = [kernel]
     for function in functions:
         callees = (value for value in _referenced_globals(function).values() if isinstance(value, FunctionType))

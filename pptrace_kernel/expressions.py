@@ -109,7 +109,7 @@ class Expressions(Writer, ABC):
     def _constant_value(self, node: ast.expr, value: Any) -> Value:
         if isinstance(value, tuple):
             return tuple_of(self._constant_value(node, item) for item in value)
-        if not isinstance(value, int):  # a truth value is one
+        if not isinstance(value, int):  # a truth value is an integer
             self.refuse(node, f"{ast.unparse(node)} is no integer")
         return Value(_INTEGER, (str(int(value)),))
 
@@ -242,15 +242,15 @@ class Expressions(Writer, ABC):
         self.store(value, slots)
         self.branch(after)
         self.begin_block(no)
-        other = second()
-        if other.kind != value.kind:
+        second_value = second()
+        if second_value.kind != value.kind:
             self.refuse(test, "two results of two kinds")
-        self.store(other, slots)
+        self.store(second_value, slots)
         self.begin_block(after)
         return self.load(value.kind, slots)
 
     def _boolop(self, node: ast.BoolOp) -> Value:
-        """Return the deciding operand: the first false one of ``and``, the first true one of ``or``."""
+        """Return the deciding operand: the first false operand of ``and``, the first true operand of ``or``."""
         (slot,) = self.allocate(_INTEGER)
         after = self.new_label()
         for number, operand in enumerate(node.values, 1):

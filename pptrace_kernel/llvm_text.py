@@ -1,8 +1,8 @@
 """Values and basic blocks as LLVM assembly text.
 
 An integer has 64 bits, also if it was read from a narrower column. A column is an address and a length.
-A record argument is the address of consecutive words that hold its fields, which kernels do not change.
-A tuple, or a record that a kernel makes, consists of the parts of its items.
+A record argument is the address of consecutive words with its fields, which kernels do not change.
+A tuple, or a record that a kernel creates, consists of the parts of its items.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Tuple:
-    """A tuple, or a named tuple that a kernel makes."""
+    """A tuple, or a named tuple that a kernel creates."""
 
     items: tuple[Kind, ...]
     """The kind of each item."""
@@ -86,7 +86,7 @@ class Tuple:
 Kind: TypeAlias = Integer | Column | Record | Tuple
 
 NO_RESULT = Tuple(())
-"""The result of a function that returns none."""
+"""The result of a function without a return value."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,19 +22,19 @@ BYTES_PER_PROCESS = 4_000
 
 
 def should_compile(rows: int, size: int, compiled_bytes: int) -> bool:
-    """Whether to compile a kernel now.
+    """Return whether to compile a kernel now.
 
     A kernel is compiled if interpreting its rows takes longer. In addition, each process compiles some kernels for
     later processes: the cache fills over several runs, and no run waits until all kernels are compiled.
 
     Args:
         rows: the kernel's rows of this run and of earlier interpreted runs in this process. The total time is at
-            most twice that of a program that knows its work in advance.
+            most twice the optimum for a known amount of work.
         size: bytes of the kernel's bytecode.
         compiled_bytes: bytes of bytecode that this process compiled.
     """
-    pays = rows >= ROWS_PER_BYTE * size
-    return pays or compiled_bytes == 0 or compiled_bytes + size <= BYTES_PER_PROCESS
+    is_faster = rows >= ROWS_PER_BYTE * size
+    return is_faster or compiled_bytes == 0 or compiled_bytes + size <= BYTES_PER_PROCESS
 
 
 @dataclass(slots=True)

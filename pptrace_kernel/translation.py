@@ -186,8 +186,8 @@ class _Function(Expressions):
 
     def _augassign(self, node: ast.AugAssign) -> None:
         if isinstance(node.target, ast.Name):
-            before, target = self.evaluate(ast.copy_location(ast.Name(node.target.id), node)), node.target
-            self.assign(target, self.binary(node, before, node.op, self.evaluate(node.value)))
+            value, target = self.evaluate(ast.copy_location(ast.Name(node.target.id), node)), node.target
+            self.assign(target, self.binary(node, value, node.op, self.evaluate(node.value)))
         elif isinstance(node.target, ast.Subscript):
             column, place = self.element_address(node.target)
             value = self.binary(node, self.load_element(column, place), node.op, self.evaluate(node.value))
