@@ -52,7 +52,7 @@ def _fixed(request: ScheduleRequest) -> Schedule:
     import numpy as np
 
     from pptrace.plugin import Placement
-    from pptrace_schedules.zero_bubble.split import one_forward_one_input_gradient
+    from pptrace_schedules.zero_bubble.split_rows import one_forward_one_input_gradient
 
     ranks, chunks, size = request.ranks, request.chunks, _round(request)
     block, within = np.divmod(np.arange(chunks * request.microbatches, dtype=np.int32), size)

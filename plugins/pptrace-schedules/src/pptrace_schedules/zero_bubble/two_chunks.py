@@ -33,22 +33,21 @@ def v_shaped(request: ScheduleRequest, fixed: Schedule, most: int) -> Schedule:
     """Return a table of two chunks per rank: the fixed one, or one made for a request's costs.
 
     Args:
-        request: what is asked for.
+        request: the sizes, costs, memory and options.
         fixed: the table for equal times.
         most: chunks' activations that a rank may hold.
     """
-    from pptrace_schedules.zero_bubble.blocks import INTERVAL, half_blocks, min_blocks
-    from pptrace_schedules.zero_bubble.dense import dense
     from pptrace_schedules.zero_bubble.generate import built, without_weights
+    from pptrace_schedules.zero_bubble.v_blocks import half_blocks, min_blocks, pack_blocks
 
     def orders(times: Times) -> Iterator[Schedule]:
         yield without_weights(fixed)
-        room = int(times.room.sets(fixed.placement).min()) * _CHUNKS
+        chunks = int(times.room.sets(fixed.placement).min()) * _CHUNKS
         for blocks in (half_blocks(request.ranks), min_blocks(request.ranks)):
             for forwards in (False, True):
-                tight = dense(tuple(blocks), INTERVAL, request.microbatches, room, forwards=forwards)
-                yield tight
-                yield without_weights(tight)
+                packed = pack_blocks(blocks, request.microbatches, chunks, forwards=forwards)
+                yield packed
+                yield without_weights(packed)
 
     return built(request, fixed, most, orders)
 

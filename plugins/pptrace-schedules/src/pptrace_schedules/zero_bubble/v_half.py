@@ -39,11 +39,11 @@ _SMALL = 2
 
 def build(request: ScheduleRequest) -> Schedule:
     """Return the table."""
-    from pptrace_schedules.zero_bubble.blocks import filled, half_blocks
     from pptrace_schedules.zero_bubble.two_chunks import v_shaped
+    from pptrace_schedules.zero_bubble.v_blocks import fill_blocks, half_blocks
 
     most = half_peak(request.ranks)
-    return v_shaped(request, filled(tuple(half_blocks(request.ranks)), request.microbatches, most), most)
+    return v_shaped(request, fill_blocks(half_blocks(request.ranks), request.microbatches, most), most)
 
 
 def bubble(request: ScheduleRequest) -> Fraction | None:

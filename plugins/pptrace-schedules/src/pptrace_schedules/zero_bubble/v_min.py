@@ -40,11 +40,11 @@ _SMALL = 2
 
 def build(request: ScheduleRequest) -> Schedule:
     """Return the table."""
-    from pptrace_schedules.zero_bubble.blocks import filled, min_blocks
     from pptrace_schedules.zero_bubble.two_chunks import v_shaped
+    from pptrace_schedules.zero_bubble.v_blocks import fill_blocks, min_blocks
 
     most = min_peak(request.ranks)
-    return v_shaped(request, filled(tuple(min_blocks(request.ranks)), request.microbatches, most), most)
+    return v_shaped(request, fill_blocks(min_blocks(request.ranks), request.microbatches, most), most)
 
 
 def bubble(request: ScheduleRequest) -> Fraction | None:

@@ -39,7 +39,7 @@ __all__ = ["OFFER"]
 def build(request: ScheduleRequest) -> Schedule:
     """Return the table."""
     from pptrace_schedules.zero_bubble.generate import built
-    from pptrace_schedules.zero_bubble.warm_up import one_chunk, one_chunk_orders
+    from pptrace_schedules.zero_bubble.split_rows import one_chunk, one_chunk_orders
 
     ranks = request.ranks
     late = [2 * rank for rank in range(ranks)]

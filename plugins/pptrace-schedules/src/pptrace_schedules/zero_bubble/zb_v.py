@@ -43,7 +43,7 @@ def build(request: ScheduleRequest) -> Schedule:
 
 @lru_cache(maxsize=16)
 def _fixed(ranks: int, microbatches: int) -> Schedule:
-    from pptrace_schedules.zero_bubble.patterns import in_order
+    from pptrace_schedules.zero_bubble.v_blocks import in_order
 
     steady = max(microbatches - 2 * ranks + 1, 0)
     rows = [

@@ -1,0 +1,123 @@
+"""Rows of schedules with split backwards on looped placements: zb-h1, zb-h2 and interleaved-zb."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.plugin import InFlight, Kind, Placement, Schedule, list_schedule
+from pptrace_schedules.zero_bubble.generate import without_weights
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pptrace.plugin import Int32s, Int64s, ScheduleRequest
+    from pptrace_schedules.zero_bubble.bounds import Times
+
+__all__ = ["one_chunk", "one_chunk_orders", "one_forward_one_input_gradient"]
+
+_QUARTERS = (0, 2, 3)
+"""Quarters of a forward by which a rank's first input gradient may be late."""
+
+
+def one_forward_one_input_gradient(
+    placement: Placement, ahead: Sequence[int], late: Sequence[int], steps: tuple[Int32s, Int32s, Int32s]
+) -> Schedule:
+    """Return the table of rows ``F…F  F I F I …  F I W F I W …  I W I W …  W…W``.
+
+    Args:
+        placement: stage ``s`` is on rank ``s`` mod ranks.
+        ahead: per rank, forwards before the alternation of forwards and input gradients.
+        late: per rank, input gradients before its first weight gradient.
+        steps: three arrays of shape (steps,): the microbatch of each step, and the stage of rank 0 at each forward
+            and at each backward step. The stage of rank ``r`` is larger by ``r``.
+    """
+    microbatch, forward, backward = steps
+    ranks, count = placement.ranks, microbatch.size
+    length = 3 * count
+    kind = np.empty((ranks, length), dtype=np.int8)
+    stage, microbatches = (np.empty((ranks, length), dtype=np.int32) for _ in range(2))
+    for rank in range(ranks):
+        positions = _positions(count, min(ahead[rank], count), late[rank])
+        kinds, stages = (Kind.F, Kind.I, Kind.W), (forward, backward, backward)
+        for action_kind, position, first_stage in zip(kinds, positions, stages, strict=True):
+            kind[rank, position] = action_kind
+            stage[rank, position] = first_stage + rank
+            microbatches[rank, position] = microbatch
+    return Schedule.from_columns(
+        placement, np.arange(ranks + 1) * length, kind.ravel(), stage.ravel(), microbatches.ravel()
+    )
+
+
+def _positions(count: int, ahead: int, late: int) -> tuple[Int64s, Int64s, Int64s]:
+    """Return the positions of forwards, input gradients and weight gradients in a row."""
+    turn = np.arange(count)
+    weights_before = np.maximum(turn - late, 0)
+    forward, weight = turn.copy(), turn + 2 * count
+    forward[ahead:] = (ahead + 2 * turn + weights_before)[: count - ahead]
+    backward = ahead + turn + np.minimum(turn + 1, count - ahead) + weights_before
+    weight[: max(count - late, 0)] = backward[late:] + 1
+    return forward, backward, weight
+
+
+def one_chunk(request: ScheduleRequest, ahead: Sequence[int], late: Sequence[int]) -> Schedule:
+    """Return the table of :func:`one_forward_one_input_gradient` with one chunk per rank."""
+    microbatch = np.arange(request.microbatches, dtype=np.int32)
+    none = np.zeros_like(microbatch)
+    placement = Placement.looped(request.ranks, request.microbatches)
+    return one_forward_one_input_gradient(placement, ahead, late, (microbatch, none, none))
+
+
+def one_chunk_orders(request: ScheduleRequest, times: Times) -> Iterator[Schedule]:
+    """Yield orders of forwards and input gradients with different numbers of warm-up forwards.
+
+    A rank runs forwards until its first input gradient, or fewer than the previous rank. Then it alternates both
+    kinds, or runs each input gradient as soon as possible.
+    """
+    warm_ups: list[list[int]] = []
+    for quarters in _QUARTERS:
+        fitting = _warm_up(request, times, quarters)
+        warm_ups += [ahead for ahead in (fitting, _falling(fitting)) if ahead not in warm_ups]
+    for ahead in warm_ups:
+        yield without_weights(one_chunk(request, [forwards - 1 for forwards in ahead], [0] * request.ranks))
+    for ahead in warm_ups:
+        yield _gradients_first(request, times, ahead)
+
+
+def _gradients_first(request: ScheduleRequest, times: Times, ahead: Sequence[int]) -> Schedule:
+    """Return an order that prefers input gradients, with at most ``ahead`` microbatches in flight per rank."""
+    placement = Placement.looped(request.ranks, request.microbatches)
+    table = list_schedule(
+        placement, {Kind.F: times.forward, Kind.B: times.input_gradient},
+        in_flight=InFlight(stage=np.array([ahead])), transfer=times.transfer,
+    )  # fmt: skip
+    kind = np.where(table.kind == Kind.B, Kind.I, Kind.F).astype(np.int8)
+    return Schedule.from_columns(placement, table.row_ptr, kind, table.stage, table.microbatch)
+
+
+def _warm_up(request: ScheduleRequest, times: Times, quarters: int) -> list[int]:
+    """Return the number of forwards of each rank before its first input gradient, limited by memory."""
+    ranks = request.ranks
+    hops = np.cumsum(times.forward + times.transfer)
+    start = hops - times.forward - times.transfer
+    most = np.minimum(times.room.rank // np.maximum(times.room.taken, 1), request.microbatches)
+    ahead = [1] * ranks
+    due = int(start[-1] + times.forward[-1] + times.input_gradient[-1])
+    for rank in range(ranks - 2, -1, -1):
+        due += times.transfer
+        forward_ns = max(int(times.forward[rank]), 1)
+        ahead[rank] = max((due - int(start[rank]) + forward_ns * quarters // 4) // forward_ns, ahead[rank + 1])
+        ahead[rank] = min(ahead[rank], int(most[rank]))
+        due = max(due, int(start[rank]) + ahead[rank] * forward_ns) + int(times.input_gradient[rank])
+    # A rank with more forwards than the previous rank would deadlock.
+    falling: list[int] = np.minimum.accumulate(ahead).tolist()
+    return falling
+
+
+def _falling(ahead: Sequence[int]) -> list[int]:
+    """Return numbers of forwards that decrease by at least one per rank, down to 1."""
+    falling = list(ahead[:1])
+    for forwards in ahead[1:]:
+        falling.append(max(1, min(forwards, falling[-1] - 1)))
+    return falling
