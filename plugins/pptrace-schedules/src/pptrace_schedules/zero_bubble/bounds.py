@@ -1,4 +1,4 @@
-"""Times of actions, memory of ranks, and lower bounds of the pace and the step of any order."""
+"""Times of actions, memory of ranks, and lower bounds of the longest rank time and of the step."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ __all__ = ["Times", "lower_bounds"]
 
 _MEMORY = "schedule.options.memory"
 _ROUNDED_FROM = 1024
-"""Sizes from which people read no single bytes."""
+"""Sizes from which messages round up to three digits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """Bytes of activations; where none are known, every stage's count as one."""
+    """Bytes of activations and their limits; unknown activations count as one per stage."""
 
     taken: Int64s
-    """Shape (stages,): what a forward takes."""
+    """Shape (stages,): activations of one microbatch's forward."""
     kept: Int64s
-    """Shape (stages,): the part of it that stays from the input gradient until the weight gradient."""
+    """Shape (stages,): the part that is kept from the input gradient to the weight gradient."""
     rank: Int64s
-    """Shape (ranks,): what each rank may hold."""
+    """Shape (ranks,): limit of each rank."""
 
     def sets(self, placement: Placement) -> Int64s:
-        """Return how often each rank has room for one microbatch on all its stages."""
-        whole: Int64s = self.rank // np.maximum(_on_ranks(self.taken, placement), 1)
-        return whole
+        """Return, per rank, the number of microbatches that fit on all its stages at once."""
+        microbatches: Int64s = self.rank // np.maximum(_on_ranks(self.taken, placement), 1)
+        return microbatches
 
 
 def room_for(request: ScheduleRequest, placement: Placement, most: int) -> Room:
-    """Return how much a schedule may hold: what its own order does at most, and no more than there is memory.
+    """Return the activations that a schedule may hold: at most those of its fixed order, and at most the memory.
 
     Args:
         request: the costs, the device's memory and the option ``memory``.
-        placement: where the stages are.
-        most: activations of one stage and microbatch that the order holds on a rank at most.
+        placement: rank of each stage.
+        most: peak activations of the fixed order on a rank, in activations of one stage and microbatch.
 
     Raises:
         ConstraintError: a rank has no memory for one microbatch.
@@ -54,7 +54,7 @@ def room_for(request: ScheduleRequest, placement: Placement, most: int) -> Room:
     kept = np.array(request.weight_activation_bytes, dtype=np.int64) if known else one
     if not kept.size:
         kept = np.array(request.activation_bytes, dtype=np.int64)
-    # With recomputation a weight gradient may need more than the forward left: counted from the forward on.
+    # With recomputation, a weight gradient may need more than the forward kept; it counts from the forward on.
     taken = np.maximum(np.array(request.activation_bytes, dtype=np.int64), kept) if known else one
     needed = np.maximum(_on_ranks(taken, placement), 1)
     room = most * needed // request.chunks
@@ -97,7 +97,7 @@ def _check(request: ScheduleRequest, needed: Int64s, limit: Int64s) -> None:
 
 
 def _at_least(size: int) -> str:
-    """Return a size as people read it, rounded up."""
+    """Return a size as text, rounded up."""
     return format_size(size if size < _ROUNDED_FROM else -(-size * 1001 // 1000))
 
 
@@ -110,7 +110,7 @@ def _on_ranks(values: Int64s, placement: Placement) -> Int64s:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """What an order is made for; every array has shape (stages,)."""
+    """Times and memory for which an order is generated; every array has shape (stages,)."""
 
     forward: Int64s
     input_gradient: Int64s
@@ -121,7 +121,7 @@ class Times:
 
     @classmethod
     def of(cls, request: ScheduleRequest, placement: Placement, most: int) -> Times:
-        """Return a request's times, 1 each where none are known.
+        """Return the times of a request; 1 for unknown times.
 
         Raises:
             ConstraintError: a rank has no memory for one microbatch.
@@ -138,20 +138,20 @@ class Times:
 
     @property
     def durations(self) -> dict[Kind, Int64s]:
-        """By kind."""
+        """Durations by kind."""
         return {Kind.F: self.forward, Kind.I: self.input_gradient, Kind.W: self.weight_gradient}
 
 
 def lower_bounds(times: Times, placement: Placement, *, merge: bool) -> tuple[int, int]:
-    """Return lower bounds of the longest time of a rank, and of the time from the first start to the last end.
+    """Return lower bounds of the longest time of a rank (first start to last end), and of the makespan.
 
-    A rank starts with a forward of its first stage. Until its first input gradient it runs forwards alone, as many
-    as its memory holds, and idles for the remaining time. Its last input gradient is of its first stage; earlier
-    stages run theirs behind it.
+    A rank starts with a forward of its first stage. Until its first input gradient it runs only forwards, as many
+    as fit in memory, and idles for the remaining time. Its last input gradient is of its first stage; earlier
+    stages run theirs after it.
 
     Args:
         times: the times and the memory.
-        placement: where the stages are; its stages are a chain.
+        placement: rank of each stage; the stages form a chain.
         merge: whether a full backward may replace both gradients.
     """
     count, rank_of = placement.microbatches, placement.stage_rank[0]
@@ -176,14 +176,13 @@ def lower_bounds(times: Times, placement: Placement, *, merge: bool) -> tuple[in
     return pace, step
 
 
-def _forwards(took: Int64s, taken: Int64s, room: int, microbatches: int) -> int:
-    """Return an upper bound of the time of forwards that a rank's memory holds at once."""
+def _forwards(duration: Int64s, taken: Int64s, capacity: int, microbatches: int) -> int:
+    """Return an upper bound of the total time of the forwards that fit in a rank's memory at once."""
     unit = max(gcd(*taken.tolist()), 1)
-    room, total = room // unit * unit, 0
+    free, total = capacity // unit * unit, 0
     for time, size in sorted(
-        zip(took.tolist(), taken.tolist(), strict=True), key=lambda pair: -pair[0] / max(pair[1], 1)
+        zip(duration.tolist(), taken.tolist(), strict=True), key=lambda pair: -pair[0] / max(pair[1], 1)
     ):
-        weight = min(size * microbatches, room)
-        total += time * microbatches if size * microbatches <= room else -(-room * time // size)
-        room -= weight
+        total += time * microbatches if size * microbatches <= free else -(-free * time // size)
+        free -= min(size * microbatches, free)
     return total

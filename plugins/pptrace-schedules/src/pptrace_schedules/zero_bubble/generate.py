@@ -1,8 +1,9 @@
-"""Tables made for given times and a given memory: many orders are filled with weight gradients, the best is taken.
+"""Generation of tables for given times and memory.
 
-The role of the generators of Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, arXiv:2401.10241, section 3,
-and Pipeline Parallelism with Controllable Memory, NeurIPS 2024, arXiv:2405.15362. An order says how forwards and
-input gradients follow one another on each rank; weight gradients then go into its gaps, as memory and times allow.
+The generator tries many orders of forwards and input gradients, fills weight gradients into their bubbles as
+memory allows, and keeps the best table. It corresponds to the generators of Qi et al., Zero Bubble Pipeline
+Parallelism, ICLR 2024, arXiv:2401.10241, section 3, and Pipeline Parallelism with Controllable Memory, NeurIPS
+2024, arXiv:2405.15362.
 """
 
 from __future__ import annotations
@@ -24,29 +25,29 @@ if TYPE_CHECKING:
 __all__ = ["built", "without_weights"]
 
 _WORK = 400_000
-"""Actions to place before the search ends; no further order is tried after half of them."""
+"""Budget of placed actions; after half of it, no further order is tried."""
 
 _REFINED = 2
-"""The shortest orders, which are filled again for shorter targets."""
+"""Number of shortest orders that are refilled for shorter targets."""
 
 _PROBES = 10
-"""Targets per order."""
+"""Number of targets per refilled order."""
 
 
 def built(
     request: ScheduleRequest, fixed: Schedule, most: int, orders: Callable[[Times], Iterator[Schedule]]
 ) -> Schedule:
-    """Return the best table for the times, or the fixed form if so asked; backwards merged likewise.
+    """Return the best table for the request's times, or the fixed table for ``order: fixed``.
 
-    The fixed order is tried first, so the table is never longer than it where its memory is there. The search ends
-    where an order reaches the lower bounds, or where ``_WORK`` actions are placed. Tables of 400,000 actions and
-    more try the fixed order and one other.
+    The fixed order is tried first, so the result is never longer than it if it fits in memory. The search ends at
+    the lower bounds or when its budget is used. Tables of 400,000 actions and more try the fixed order and one
+    other.
 
     Args:
         request: the sizes, costs, memory and options.
         fixed: the table for equal times.
         most: activations of one stage and microbatch that a rank may hold.
-        orders: makes tables of forwards and input gradients, the most promising first.
+        orders: function that yields tables of forwards and input gradients, the most promising first.
 
     Raises:
         ConstraintError: a rank has no memory for one microbatch.
@@ -59,23 +60,20 @@ def built(
     pace, step = lower_bounds(times, fixed.placement, merge=merge)
     bounds = (step, pace) if by_step else (pace, step)
     best: tuple[tuple[int, int], Schedule] | None = None
-    for filled in _filled(times, fixed, orders, by_step=by_step):
-        for table, longest, length in _merges(times, filled) if merge else _as_it_is(filled):
+    for filled in _fill_orders(times, fixed, orders, by_step=by_step):
+        unmerged = [(filled.schedule, filled.longest, filled.length)]
+        for table, longest, length in _merge(times, filled) if merge else unmerged:
             key = (length, longest) if by_step else (longest, length)
             if best is None or key < best[0]:
                 best = key, table
             if key == bounds:
                 return table
-    assert best is not None, "the order of bounded forwards always fits"  # noqa: S101 - what _bounded promises
+    assert best is not None, "the order of _bounded always fits"  # noqa: S101 - its microbatches in flight fit
     return best[1]
 
 
-def _as_it_is(filled: Filled) -> Iterator[tuple[Schedule, int, int]]:
-    yield filled.schedule, filled.longest, filled.length
-
-
-def _merges(times: Times, filled: Filled) -> Iterator[tuple[Schedule, int, int]]:
-    """Yield tables with merged backwards, the longest time of a rank and the time from end to end of each."""
+def _merge(times: Times, filled: Filled) -> Iterator[tuple[Schedule, int, int]]:
+    """Yield tables with merged backwards, each with the longest time of a rank and with its makespan."""
     merging = Merging(
         forward=times.forward, input_gradient=times.input_gradient, weight_gradient=times.weight_gradient,
         backward=times.backward, transfer=times.transfer,
@@ -89,10 +87,10 @@ def without_weights(table: Schedule) -> Schedule:
     return table.selected(np.flatnonzero(table.kind != Kind.W))
 
 
-def _filled(
+def _fill_orders(
     times: Times, fixed: Schedule, orders: Callable[[Times], Iterator[Schedule]], *, by_step: bool
 ) -> Iterator[Filled]:
-    """Fill one order after another, then one that every memory holds; then the shortest for shorter targets."""
+    """Fill each order, then the one with the fewest activations; then refill the shortest for shorter targets."""
     shortest: list[tuple[int, int, Schedule, Filled]] = []
     spent = 0
     for number, order in enumerate(chain((fixed,), orders(times), _bounded(times, fixed.placement))):
@@ -109,15 +107,15 @@ def _filled(
     for _, _, order, filled in sorted(shortest, key=lambda entry: entry[:2])[:_REFINED]:
         if spent + len(order) > _WORK:
             return
-        for shorter in _shortened(times, order, filled, by_step=by_step):
+        for shorter in _refill(times, order, filled, by_step=by_step):
             yield shorter
             spent += len(order)
             if spent + len(order) > _WORK:
                 return
 
 
-def _shortened(times: Times, order: Schedule, filled: Filled, *, by_step: bool) -> Iterator[Filled]:
-    """Fill an order for targets between the most work of a rank and its length, by bisection."""
+def _refill(times: Times, order: Schedule, filled: Filled, *, by_step: bool) -> Iterator[Filled]:
+    """Refill an order for targets between the busiest rank's work and the order's length, by bisection."""
     work = sum(times.durations.values()) * order.microbatches
     low = int(np.bincount(order.placement.stage_rank[0], weights=work).max())
     high = _length(filled, by_step=by_step)
@@ -146,21 +144,21 @@ def _fill(times: Times, order: Schedule, deadline: object = None) -> Filled:
 
 
 def _bounded(times: Times, placement: Placement) -> Iterator[Schedule]:
-    """Yield the order of a rule: few microbatches in flight on each stage, so many as its rank has memory for.
+    """Yield one list schedule whose microbatches in flight per stage are limited by the memory of its rank.
 
-    A stage waits for deeper stages of the same microbatch alone, so any bounds from 1 let every action run.
+    A stage waits only for later stages of the same microbatch, so every limit of at least 1 is free of deadlock.
     """
-    sets, taken = times.room.sets(placement), times.room.taken
+    taken = times.room.taken
     rank_of = placement.stage_rank[0]
-    bounds = sets[rank_of]
-    left = times.room.rank - np.bincount(rank_of, weights=(bounds * taken).astype(np.float64)).astype(np.int64)
+    limit = times.room.sets(placement)[rank_of]
+    free = times.room.rank - np.bincount(rank_of, weights=(limit * taken).astype(np.float64)).astype(np.int64)
     for stage, rank in enumerate(rank_of):
-        more = left[rank] // max(int(taken[stage]), 1)
-        bounds[stage] += more
-        left[rank] -= more * taken[stage]
+        more = free[rank] // max(int(taken[stage]), 1)
+        limit[stage] += more
+        free[rank] -= more * taken[stage]
     yield without_weights(
         list_schedule(
-            placement, times.durations, priority=_gradients_first, in_flight=InFlight(stage=bounds[None]),
+            placement, times.durations, priority=_gradients_first, in_flight=InFlight(stage=limit[None]),
             transfer=times.transfer,
         )
     )  # fmt: skip
