@@ -154,12 +154,12 @@ def crossover(
     >>> crossover(between="gpipe,1f1b", over="bandwidth", config="step.yaml").flips  # doctest: +SKIP
     """
     from pptrace.search.basis import parse_entries
-    from pptrace.search.crossover import chosen_for_search
+    from pptrace.search.crossover import choose_executor
     from pptrace.search.crossover import crossover as cross
 
     basis = _basis(config, sets, registry, values)
     pair = parse_entries(_listed(between), "between")
-    chosen = chosen_for_search(basis.registry, executor, workers, shared=registry is not None)
+    chosen = choose_executor(basis.registry, executor, workers, shared=registry is not None)
     return cross(basis, pair, over, points=points, tolerance=parse_share(tolerance, "tolerance"), chosen=chosen)
 
 

@@ -81,12 +81,12 @@ def command(
     file = source.file
     from pptrace.plugins.registry import Registry
     from pptrace.search.basis import Basis, parse_entries
-    from pptrace.search.crossover import chosen_for_search, crossover
+    from pptrace.search.crossover import choose_executor, crossover
 
     pair = parse_entries(between, "--between")
     registry = Registry.load()
     basis = Basis(file=file, sets=source.sets, flags=source.flags, registry=registry)
-    chosen = chosen_for_search(registry, executor, workers)
+    chosen = choose_executor(registry, executor, workers)
     with status("searching") as watch:
         result = crossover(basis, pair, over[0], points=points, tolerance=tolerance, watch=watch, chosen=chosen)
     echo_result(result, as_json=as_json)

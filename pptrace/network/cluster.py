@@ -180,7 +180,7 @@ class Hops:
     """The network between GPUs."""
     layout: Layout
     """The layout, which gives the GPUs of each rank."""
-    apart: bool = False
+    all_replicas: bool = False
     """Whether every replica has ranks: rank ``r`` of replica ``d`` is ``d pp + r``."""
 
     @property
@@ -194,7 +194,7 @@ class Hops:
         Raises:
             ConfigError: two GPUs have no route.
         """
-        members = self.layout.replicas() if self.apart else self.layout.members()
+        members = self.layout.replicas() if self.all_replicas else self.layout.members()
         flows, count = members.shape[1], src.size
         source, target = members[src].ravel(), members[dst].ravel()
         paths = self.network.paths(source, target)

@@ -43,14 +43,14 @@ if TYPE_CHECKING:
     from pptrace.run.neighbourhood import Factor, Sizes
     from pptrace.run.simulated_step import SimulatedStep
 
-_WORTH = 0.005
-"""The least saving of a change, as a share of the step."""
+_MIN_SAVING = 0.005
+"""Minimum saving of a change, as a share of the step."""
 
-_OVER_HALF = 0.5
+_HIGH_MEMORY_SHARE = 0.5
 """The share of the device's memory above which candidates have more pipeline ranks."""
 
-_ALIKE = 1.01
-"""Limit of the ratio between the computation of two steps with the same work."""
+_EQUAL_WORK_RATIO = 1.01
+"""Maximum ratio between the computation of two steps with the same work."""
 
 
 _SIZES = frozenset({"parallel.pp", "parallel.dp", "parallel.vp"})
@@ -61,20 +61,20 @@ _SIZES = frozenset({"parallel.pp", "parallel.dp", "parallel.vp"})
 class _Effort:
     """Limits of a search for advice."""
 
-    weighed: int
-    """Number of built costs."""
+    built_costs: int
+    """Maximum number of built costs."""
     simulated: int
-    """Number of simulated candidates."""
+    """Maximum number of simulated candidates."""
     actions: int
-    """Sum of their actions; with shared links, an action counts three times."""
-    of_own: float
-    """The same limit as a multiple of the step's actions; the larger limit holds."""
+    """Maximum sum of their actions; with shared links, an action counts three times."""
+    step_ratio: float
+    """The same limit as a multiple of the step's actions; the larger limit applies."""
 
 
-_QUICK = _Effort(weighed=24, simulated=3, actions=3_200, of_own=0.25)
-"""Limits for the summary: some tenths of a second."""
+_QUICK = _Effort(built_costs=24, simulated=3, actions=3_200, step_ratio=0.25)
+"""Limits for the summary, which take some tenths of a second."""
 
-_DEEP = _Effort(weighed=400, simulated=32, actions=2_000_000, of_own=32)
+_DEEP = _Effort(built_costs=400, simulated=32, actions=2_000_000, step_ratio=32)
 
 _SHARED = 3
 
@@ -90,30 +90,30 @@ def advise(run: SimulatedStep, *, deep: bool = False) -> Advice:
 
 
 class _Search:
-    """The candidates of one step."""
+    """Search for the best candidate near one step."""
 
     def __init__(self, run: SimulatedStep, effort: _Effort, *, deep: bool) -> None:
         self.run, self.effort, self.deep = run, effort, deep
-        self.own = run.prepared.resolved.experiment
+        self.experiment = run.prepared.resolved.experiment
         self.fits = run.metrics.over_capacity is None
-        self.left = max(effort.actions, int(effort.of_own * len(run.prepared.schedule)))
+        self.remaining_actions = max(effort.actions, int(effort.step_ratio * len(run.prepared.schedule)))
         self.weight = _SHARED if contention_of(run).links is not Sharing.NONE else 1
         self.tried: dict[str, Tried] = {}
         self.offers: dict[str, Provided[ScheduleOffer]] = {}
         self.estimated = 0
-        self.weighed = 0
+        self.built_costs = 0
 
     def advice(self) -> Advice:
         """Estimate, simulate the best candidates by estimate, and drop switches without effect."""
         if self.run.metrics.step_ns:
-            for change in self._likeliest():
+            for change in self._rank_candidates():
                 if len(self.tried) < self.effort.simulated:
-                    self._simulated(change)
-            self._simplified()
+                    self._simulate(change)
+            self._simplify()
         return Advice(best=self._best(), tried=tuple(self.tried.values()), estimated=self.estimated)
 
-    def _likeliest(self) -> list[Change]:
-        """Return the candidates by estimate, each with the switches that have no cost."""
+    def _rank_candidates(self) -> list[Change]:
+        """Return the candidates in order of their estimates, each with the switches that cost nothing."""
         policy = policy_settings(self.run)
         estimates = sorted(self._estimates(), key=lambda pair: (not pair[1].fits, pair[1].step_ns))
         self.estimated = len(estimates)
@@ -130,26 +130,27 @@ class _Search:
         return [change for change in changes if change.settings]
 
     def _overlap(self, reduction_ns: int, step_ns: int) -> dict[str, Any]:
-        """Return the switch for reductions during the drain, where it can save time."""
-        worth = reduction_ns > _WORTH * step_ns and not self.own.data_parallel.overlaps
-        return {"data_parallel.overlap": True} if worth else {}
+        """Return the switch for reductions during the drain if it can save time."""
+        saves_time = reduction_ns > _MIN_SAVING * step_ns and not self.experiment.data_parallel.overlaps
+        return {"data_parallel.overlap": True} if saves_time else {}
 
     def _estimates(self) -> Iterator[tuple[Change, Estimate]]:
-        """Yield candidates with increasing memory savings, until some of each size fit."""
+        """Yield candidates with increasing memory savings until a candidate of each size fits."""
         schedules = [name for name in schedules_of(self.run) if self._offers(name)]
-        pending = list(sizes_of(self.own, *self._factors())) if schedules else []
-        for switches in memory_savings(self.run.prepared.resolved, self.run.registry) if self.own.model else [{}]:
-            tight = []
+        pending = list(sizes_of(self.experiment, *self._factors())) if schedules else []
+        resolved, model = self.run.prepared.resolved, self.experiment.model
+        for switches in memory_savings(resolved, self.run.registry) if model else [{}]:
+            not_fitting = []
             for sizes in pending:
-                found = list(self._of_sizes(sizes, switches, schedules))
-                yield from found
-                own = [guess for change, guess in found if "schedule.name" not in change.settings]
-                if not any(guess.fits for guess in own or [guess for _, guess in found]):
-                    tight.append(sizes)
-            pending = tight
+                candidates = list(self._of_sizes(sizes, switches, schedules))
+                yield from candidates
+                configured = [guess for change, guess in candidates if "schedule.name" not in change.settings]
+                if not any(guess.fits for guess in configured or [guess for _, guess in candidates]):
+                    not_fitting.append(sizes)
+            pending = not_fitting
 
     def _offers(self, name: str) -> bool:
-        """Look up a schedule; return False where its plugin fails."""
+        """Look up a schedule; return False if its plugin fails."""
         try:
             self.offers[name] = self.run.registry.schedules[name]
         except PptraceError:
@@ -160,16 +161,16 @@ class _Search:
         self, sizes: Sizes, switches: dict[str, Any], schedules: Sequence[str]
     ) -> Iterator[tuple[Change, Estimate]]:
         """Yield every schedule with every number of chunks, without candidates that cannot run."""
-        same = change_of(self.run, sizes, self._chunks(), "", switches)
+        division = change_of(self.run, sizes, self._chunks(), "", switches)
         costs: Costs | None = None
-        microbatches = sizes.microbatches(self.own.batch.global_batch or 0)
-        for chunks in chunks_of(self.own, self._chunks(), sizes.pp, deep=self.deep):
-            if self.weighed >= self.effort.weighed:
+        microbatches = sizes.microbatches(self.experiment.batch.global_batch or 0)
+        for chunks in chunks_of(self.experiment, self._chunks(), sizes.pp, deep=self.deep):
+            if self.built_costs >= self.effort.built_costs:
                 return
-            self.weighed += 1
+            self.built_costs += 1
             try:
                 costs = costs or build_costs(
-                    self.run.prepared.resolved.again(same.sets, same.flags), self.run.registry
+                    self.run.prepared.resolved.again(division.sets, division.flags), self.run.registry
                 )
                 stages = sizes.pp * chunks
                 workload = costs.workload(stages, tuple((stage, stage + 1) for stage in range(stages - 1)))
@@ -177,9 +178,9 @@ class _Search:
                 continue
             for name in schedules:
                 provided = self.offers[name]
-                own = self.run.prepared.request.options if name == schedules[0] else None
-                moved = self.own.schedule.offload, self.own.schedule.recompute
-                guess = estimate(provided, workload, sizes.pp, microbatches, own, *moved)
+                options = self.run.prepared.request.options if name == schedules[0] else None
+                moved = self.experiment.schedule.offload, self.experiment.schedule.recompute
+                guess = estimate(provided, workload, sizes.pp, microbatches, options, *moved)
                 if guess is not None:
                     yield change_of(self.run, sizes, chunks, name, switches), guess
 
@@ -187,39 +188,39 @@ class _Search:
         return self.run.prepared.schedule.stages // self.run.prepared.schedule.ranks
 
     def _factors(self) -> tuple[Sequence[Factor], Sequence[Factor], Sequence[Factor]]:
-        """Return the factors of pp, tp and micro: all, or those that the step's time and memory suggest.
+        """Return the factors of pp, tp and micro: all factors, or likely ones by the step's time and memory.
 
         Larger tensor-parallel groups need a cluster, as a flat network has no topology.
         """
         metrics = self.run.metrics
-        wider = (2.0,) if self.run.prepared.job is not None else ()
+        wider_tp = (2.0,) if self.run.prepared.job is not None else ()
         if self.deep:
-            return (1, 0.5, 2, 0.25, 4, 0.125, 8), (1, 0.5, 0.25, 0.125, *wider), (1, 2, 0.5, 4)
-        peak, room = metrics.memory.fullest_bytes, metrics.memory.fullest_room_bytes
-        collective = int(metrics.collective_ns.sum()) > _WORTH * metrics.ranks * metrics.step_ns
-        fuller = room and peak > _OVER_HALF * room
+            return (1, 0.5, 2, 0.25, 4, 0.125, 8), (1, 0.5, 0.25, 0.125, *wider_tp), (1, 2, 0.5, 4)
+        peak_bytes, capacity_bytes = metrics.memory.fullest_bytes, metrics.memory.fullest_room_bytes
+        collective = int(metrics.collective_ns.sum()) > _MIN_SAVING * metrics.ranks * metrics.step_ns
+        is_nearly_full = capacity_bytes and peak_bytes > _HIGH_MEMORY_SHARE * capacity_bytes
         return (
-            (0.5, 1, 2) if fuller else (0.5, 1),
-            (*((0.5,) if collective and self.fits else ()), 1, *(wider if not self.fits else ())),
-            (1,) if self.fits else (Fraction(1, self.own.batch.micro), 0.5, 1),
+            (0.5, 1, 2) if is_nearly_full else (0.5, 1),
+            (*((0.5,) if collective and self.fits else ()), 1, *(wider_tp if not self.fits else ())),
+            (1,) if self.fits else (Fraction(1, self.experiment.batch.micro), 0.5, 1),
         )
 
-    def _simulated(self, change: Change) -> Tried | None:
-        """Simulate a candidate; None where it is too large or is another job."""
+    def _simulate(self, change: Change) -> Tried | None:
+        """Simulate a candidate; None if it is too large or is another job."""
         if change.arguments in self.tried:
             return self.tried[change.arguments]
-        if self._actions_of(change.settings) > self.left:
+        if self._actions_of(change.settings) > self.remaining_actions:
             return None
         try:
             resolved = self.run.prepared.resolved.again(change.sets, change.flags)
             if not self._is_same_job(resolved.experiment):
                 return None
             actions = self._actions(resolved.experiment.parallel, resolved.experiment.batch.microbatches)
-            if actions > self.left:
+            if actions > self.remaining_actions:
                 return None
-            self.left -= actions
+            self.remaining_actions -= actions
             other = simulate(resolved, self.run.registry)
-            if self.own.model is None and not _has_equal_work(self.run, other):
+            if self.experiment.model is None and not _has_equal_work(self.run, other):
                 return None
             tried = Tried.of(change, other)
         except PptraceError as error:
@@ -231,41 +232,41 @@ class _Search:
         return 2 * (parallel.pp or 1) * parallel.vp * (microbatches or 0) * self.weight
 
     def _actions_of(self, settings: Mapping[str, Any]) -> int:
-        """Return the number of actions of a candidate; 0 where its settings do not determine it."""
+        """Return the number of actions of a candidate; 0 if its settings do not determine it."""
         sizes = {key: value for key, value in settings.items() if key in _SIZES}
-        parallel = self.own.parallel.model_copy(
+        parallel = self.experiment.parallel.model_copy(
             update={key.removeprefix("parallel."): value for key, value in sizes.items()}
         )
-        micro = settings.get("batch.micro", self.own.batch.micro)
-        microbatches, rest = divmod(self.own.batch.global_batch or 0, parallel.dp * micro)
-        return 0 if rest else self._actions(parallel, microbatches)
+        micro = settings.get("batch.micro", self.experiment.batch.micro)
+        microbatches, remainder = divmod(self.experiment.batch.global_batch or 0, parallel.dp * micro)
+        return 0 if remainder else self._actions(parallel, microbatches)
 
     def _is_same_job(self, other: Experiment) -> bool:
         """Return whether a configuration has the processes and the batch of the step."""
         processes = {
             (parallel.pp or 1) * parallel.tp * parallel.dp * parallel.cp
-            for parallel in (self.own.parallel, other.parallel)
+            for parallel in (self.experiment.parallel, other.parallel)
         }
-        return len(processes) == 1 and self.own.batch.global_batch in {None, other.batch.global_batch}
+        return len(processes) == 1 and self.experiment.batch.global_batch in {None, other.batch.global_batch}
 
     def _best(self) -> Tried | None:
         """Return the shortest step that fits and saves enough; the tie-break is fewer settings."""
-        most_ns = int(self.run.metrics.step_ns * (1 - _WORTH)) if self.fits else None
-        able = [
+        limit_ns = int(self.run.metrics.step_ns * (1 - _MIN_SAVING)) if self.fits else None
+        suitable = [
             tried
             for tried in self.tried.values()
-            if tried.step_ns is not None and tried.fits and (most_ns is None or tried.step_ns <= most_ns)
+            if tried.step_ns is not None and tried.fits and (limit_ns is None or tried.step_ns <= limit_ns)
         ]
-        return min(able, key=attrgetter("order"), default=None)
+        return min(suitable, key=attrgetter("order"), default=None)
 
-    def _simplified(self) -> None:
-        """Simulate the best candidate without each of its switches, while its step gets no longer."""
+    def _simplify(self) -> None:
+        """Simulate the best candidate without each switch, and drop switches that do not shorten the step."""
         best = self._best()
         for key in list(best.change.settings) if best else ():
             if best is None or key in DIVISION:
                 continue
-            fewer = best.change.without(frozenset({key}))
-            tried = self._simulated(fewer) if fewer.settings else None
+            simpler = best.change.without(frozenset({key}))
+            tried = self._simulate(simpler) if simpler.settings else None
             if tried and tried.fits and tried.step_ns is not None and tried.step_ns <= (best.step_ns or 0):
                 best = tried
 
@@ -276,32 +277,34 @@ def _has_equal_work(first: SimulatedStep, second: SimulatedStep) -> bool:
         run.prepared.schedule.microbatches * int((run.prepared.workload.f_ns + run.prepared.workload.b_ns).sum())
         for run in (first, second)
     ]
-    return max(work) <= _ALIKE * min(work)
+    return max(work) <= _EQUAL_WORK_RATIO * min(work)
 
 
 def advice_lines(run: SimulatedStep, advice: Advice) -> list[str]:
     """Return the configuration's step and all simulated candidates with their arguments, the shortest first."""
-    ran = _ran(advice)
+    simulated = _simulated_candidates(advice)
     rows = [("step", "peak", "pptrace simulate ..."), *advice_rows(run, advice)]
     lines = table_lines(rows, {2})
-    lines += [f"cannot run: {one.change.arguments}: {one.reason}" for one in advice.tried if one.step_ns is None]
-    over = [] if all(one.fits for one in ran) else ["!: more than the device has"]
+    failed = [tried for tried in advice.tried if tried.step_ns is None]
+    lines += [f"cannot run: {tried.change.arguments}: {tried.reason}" for tried in failed]
+    note = [] if all(tried.fits for tried in simulated) else ["!: more than the device has"]
     return [
         *lines,
-        *over,
-        f"simulated {len(ran)} of {advice.estimated} candidates, the likeliest by their estimates",
+        *note,
+        f"simulated {len(simulated)} of {advice.estimated} candidates, the likeliest by their estimates",
     ]
 
 
 def advice_rows(run: SimulatedStep, advice: Advice) -> list[tuple[str, str, str]]:
     """Return step, peak memory and arguments of the configuration and of each candidate, the shortest first."""
     metrics = run.metrics
-    own = _cells(run, metrics.step_ns, metrics.memory.fullest_bytes, fits=metrics.over_capacity is None)
-    return [(*own, "as it is"), *(_row(run, one) for one in _ran(advice))]
+    cells = _cells(run, metrics.step_ns, metrics.memory.fullest_bytes, fits=metrics.over_capacity is None)
+    return [(*cells, "as it is"), *(_row(run, tried) for tried in _simulated_candidates(advice))]
 
 
-def _ran(advice: Advice) -> list[Tried]:
-    return sorted((one for one in advice.tried if one.step_ns is not None), key=lambda one: one.step_ns or 0)
+def _simulated_candidates(advice: Advice) -> list[Tried]:
+    simulated = [tried for tried in advice.tried if tried.step_ns is not None]
+    return sorted(simulated, key=lambda tried: tried.step_ns or 0)
 
 
 def _row(run: SimulatedStep, tried: Tried) -> tuple[str, str, str]:

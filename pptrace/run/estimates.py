@@ -1,7 +1,7 @@
 """Estimates of steps from costs and closed forms, to choose candidates for simulation.
 
 An estimate is the larger of computation (with recomputation) and copies of the slowest rank, plus the schedule's
-bubble and the end of the step. Memory is that of peak activations. Estimates contain no other waits, so a
+bubble and the end of the step. Memory is estimated at peak activations. Estimates omit all other waits, so a
 simulated step is rarely shorter.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pptrace.steps.columns import Int64s
     from pptrace.steps.workload import Workload
 
-_BESIDE_COPIES = 3
+_ALWAYS_HELD = 3
 """Activations on a rank that copies do not remove: one in use, one in each direction of copies."""
 
 
@@ -37,9 +37,9 @@ class Estimate:
     """An estimated step."""
 
     step_ns: int
-    """Its length."""
+    """The step time."""
     peak_bytes: int
-    """The memory of its fullest rank."""
+    """The memory of the fullest rank."""
     fits: bool
     """Whether the memory fits the device; true for unknown devices."""
     reduction_ns: int = 0
@@ -51,47 +51,48 @@ def estimate(
     workload: Workload,
     ranks: int,
     microbatches: int,
-    own: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
     offload: Offload | None = None,
     recompute: Recompute | None = None,
     *,
     hides: bool = False,
 ) -> Estimate | None:
-    """Return an estimate of a schedule's step; None where it cannot run or has no closed forms.
+    """Return an estimate of a schedule's step; None if it cannot run or has no closed forms.
 
     Args:
         provided: the schedule.
         workload: costs of the stages of all chunks.
         ranks: pipeline ranks.
-        microbatches: of one pipeline.
-        own: options of the configured schedule, which defaults to the closed forms of 1F1B; None for defaults.
+        microbatches: microbatches of one pipeline.
+        options: options of the configured schedule, which defaults to the closed forms of 1F1B; None for defaults.
         offload: copies of activations to the host.
         recompute: recomputation by separate actions.
-        hides: whether overlapped pairs hide all collectives, as they do at most.
+        hides: whether overlapped pairs hide all collectives, which is an upper bound.
     """
     if recompute is not None and (offload is not None or not workload.recompute_ns.any()):
         return None
     chunks = workload.stages // ranks
-    forms = _closed_forms(provided, ranks, microbatches, chunks, own)
+    forms = _closed_forms(provided, ranks, microbatches, chunks, options)
     if forms is None:
         return None
-    share, held = forms
+    share, peak_activations = forms
     hidden_ns = workload.f_collective_ns + workload.b_collective_ns if hides else 0
-    once = _by_rank(workload.f_ns + workload.b_ns - hidden_ns, ranks)
-    again = _by_rank(np.where(_chosen(workload, ranks, recompute), workload.recompute_ns, 0), ranks)
-    filled = once if recompute is not None and recompute.early else once + again
-    idle = float(filled.mean()) * microbatches * share / (1 - share)
-    if len(held) != ranks:
-        held = [float(min(ranks - rank, ranks) * chunks) for rank in range(ranks)]
-    kept = _HeldActivations(np.array(held), once, chunks)
-    copied = _chosen(workload, ranks, offload) & kept.long_enough(workload, offload)
+    compute_ns = _by_rank(workload.f_ns + workload.b_ns - hidden_ns, ranks)
+    is_recomputed = _selected_stages(workload, ranks, recompute)
+    recompute_ns = _by_rank(np.where(is_recomputed, workload.recompute_ns, 0), ranks)
+    pipeline_ns = compute_ns if recompute is not None and recompute.early else compute_ns + recompute_ns
+    idle_ns = float(pipeline_ns.mean()) * microbatches * share / (1 - share)
+    if len(peak_activations) != ranks:
+        peak_activations = [float(min(ranks - rank, ranks) * chunks) for rank in range(ranks)]
+    activations = _Activations(np.array(peak_activations), compute_ns, chunks)
+    is_copied = _selected_stages(workload, ranks, offload) & activations.outlast_gap(workload, offload)
     reduction, update = (int(_by_rank(time, ranks).max()) for time in (workload.reduce_ns, workload.optimizer_ns))
     ratio = 0 if offload is None else offload.ratio
-    copied_bytes = np.where(copied, workload.copied_bytes * ratio, 0).astype(np.int64)
-    peaks = _peaks(workload, kept, copied_bytes, _chosen(workload, ranks, recompute))
-    computed = int((once + again).max()) * microbatches + int(idle)
+    copied_bytes = np.where(is_copied, workload.copied_bytes * ratio, 0).astype(np.int64)
+    peaks = _peaks(workload, activations, copied_bytes, is_recomputed)
+    computation_ns = int((compute_ns + recompute_ns).max()) * microbatches + int(idle_ns)
     return Estimate(
-        step_ns=max(computed, _copying_ns(workload, copied, ranks, offload) * microbatches)
+        step_ns=max(computation_ns, _copying_ns(workload, is_copied, ranks, offload) * microbatches)
         + reduction + update + workload.sync_ns,
         peak_bytes=int(peaks.max()),
         fits=not workload.capacity_bytes or bool((peaks <= workload.capacities(ranks)).all()),
@@ -100,85 +101,95 @@ def estimate(
 
 
 def _closed_forms(
-    provided: Provided[ScheduleOffer], ranks: int, microbatches: int, chunks: int, own: Mapping[str, Any] | None
+    provided: Provided[ScheduleOffer],
+    ranks: int,
+    microbatches: int,
+    chunks: int,
+    options: Mapping[str, Any] | None,
 ) -> tuple[float, list[float]] | None:
     """Return bubble and activations per rank by a schedule's closed forms; None without a bubble."""
     offer = provided.offer
     try:
         with plugin_code(provided.provider, offer.build):
-            options = checked_options(provided, {}, "schedule.options") if own is None else own
-            request = ScheduleRequest(ranks=ranks, microbatches=microbatches, chunks=chunks, options=options)
+            checked = checked_options(provided, {}, "schedule.options") if options is None else options
+            request = ScheduleRequest(ranks=ranks, microbatches=microbatches, chunks=chunks, options=checked)
             if offer.check is not None:
                 offer.check(request)
             bubble = offer.bubble(request) if offer.bubble else None
             share = None if bubble is None else float(bubble)
             peaks = (offer.peak_activations(request) if offer.peak_activations else None) or ()
-            held = [float(peak) for peak in peaks]
+            peak_activations = [float(peak) for peak in peaks]
     except PptraceError:
         return None
-    if share is None and own is not None:
+    if share is None and options is not None:
         share = (ranks - 1) / (chunks * microbatches + ranks - 1)
-    return None if share is None or not 0 <= share < 1 else (share, held)
+    return None if share is None or not 0 <= share < 1 else (share, peak_activations)
 
 
-class _HeldActivations(NamedTuple):
-    """Activations on ranks under a schedule."""
+class _Activations(NamedTuple):
+    """Activations and computation of ranks under a schedule."""
 
-    held: NDArray[np.float64]
+    peaks: NDArray[np.float64]
     """Shape (ranks,): peak activations of chunks."""
-    once_ns: Int64s
+    compute_ns: Int64s
     """Shape (ranks,): computation of a microbatch."""
     chunks: int
     """Chunks of each rank."""
 
-    def long_enough(self, workload: Workload, offload: Offload | None) -> NDArray[np.bool_]:
+    def outlast_gap(self, workload: Workload, offload: Offload | None) -> NDArray[np.bool_]:
         """Return the stages whose activations wait longer than the configured gap.
 
-        By Little's law, their wait is the computation of as many other microbatches.
+        By Little's law, activations wait for the computation of all other activations on the rank.
         """
         if offload is None or offload.gap == 0:
             return np.ones(workload.stages, dtype=bool)
-        waits = (self.held - 1) * self.once_ns / self.chunks
+        waits = (self.peaks - 1) * self.compute_ns / self.chunks
         copies = (workload.offload_ns + workload.reload_ns) * offload.ratio
         is_long: NDArray[np.bool_] = np.tile(waits, self.chunks) > offload.gap * copies
         return is_long
 
 
-def _peaks(workload: Workload, kept: _HeldActivations, away: Int64s, again: NDArray[np.bool_]) -> Int64s:
-    """Return the memory of each rank."""
-    ranks, state = kept.held.size, workload.weights_bytes + workload.gradients_bytes + workload.optimizer_bytes
-    beside = np.where(again, workload.activation_bytes - workload.checkpoint_bytes, 0)
-    each, gone, freed = (_by_rank(size, ranks) / kept.chunks for size in (workload.activation_bytes, away, beside))
-    activations = each * kept.held - gone * np.maximum(kept.held - _BESIDE_COPIES, 0)
-    activations -= freed * np.maximum(kept.held - 1, 0)
-    peaks: Int64s = (_by_rank(state, ranks) + activations).astype(np.int64) + workload.reserved_bytes
+def _peaks(
+    workload: Workload, activations: _Activations, copied_bytes: Int64s, is_recomputed: NDArray[np.bool_]
+) -> Int64s:
+    """Return the peak memory of each rank."""
+    ranks = activations.peaks.size
+    state = workload.weights_bytes + workload.gradients_bytes + workload.optimizer_bytes
+    dropped_bytes = np.where(is_recomputed, workload.activation_bytes - workload.checkpoint_bytes, 0)
+    stored, offloaded, dropped = (
+        _by_rank(size, ranks) / activations.chunks
+        for size in (workload.activation_bytes, copied_bytes, dropped_bytes)
+    )
+    activation_bytes = stored * activations.peaks - offloaded * np.maximum(activations.peaks - _ALWAYS_HELD, 0)
+    activation_bytes -= dropped * np.maximum(activations.peaks - 1, 0)
+    peaks: Int64s = (_by_rank(state, ranks) + activation_bytes).astype(np.int64) + workload.reserved_bytes
     return peaks
 
 
-def _chosen(workload: Workload, ranks: int, asked: Offload | Recompute | None) -> NDArray[np.bool_]:
+def _selected_stages(workload: Workload, ranks: int, selection: Offload | Recompute | None) -> NDArray[np.bool_]:
     """Return the stages with configured copies or recomputation."""
     stage = np.arange(workload.stages)
-    chosen: NDArray[np.bool_] = np.full(workload.stages, asked is not None)
-    if asked is not None and asked.stages is not None:
-        chosen &= np.isin(stage, asked.stages)
-    if asked is not None and asked.chunks is not None:
-        chosen &= np.isin(stage // ranks, asked.chunks)
-    return chosen
+    is_selected: NDArray[np.bool_] = np.full(workload.stages, selection is not None)
+    if selection is not None and selection.stages is not None:
+        is_selected &= np.isin(stage, selection.stages)
+    if selection is not None and selection.chunks is not None:
+        is_selected &= np.isin(stage // ranks, selection.chunks)
+    return is_selected
 
 
-def _copying_ns(workload: Workload, copied: NDArray[np.bool_], ranks: int, offload: Offload | None) -> int:
+def _copying_ns(workload: Workload, is_copied: NDArray[np.bool_], ranks: int, offload: Offload | None) -> int:
     """Return the time of copies per microbatch on the busiest copy stream."""
     if offload is None:
         return 0
-    out, back = (
-        _by_rank(np.where(copied, times * offload.ratio, 0).astype(np.int64), ranks)
+    out_ns, back_ns = (
+        _by_rank(np.where(is_copied, times * offload.ratio, 0).astype(np.int64), ranks)
         for times in (workload.offload_ns, workload.reload_ns)
     )
     if offload.stream is CopyStream.RANK:
-        return int((out + back).max())
+        return int((out_ns + back_ns).max())
     if offload.stream is CopyStream.PAIR:
-        out, back = (np.add.reduceat(times, np.arange(0, ranks, 2)) for times in (out, back))
-    return int(np.maximum(out, back).max())
+        out_ns, back_ns = (np.add.reduceat(times, np.arange(0, ranks, 2)) for times in (out_ns, back_ns))
+    return int(np.maximum(out_ns, back_ns).max())
 
 
 def _by_rank(values: Int64s, ranks: int) -> Int64s:

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 _POLICY: Mapping[str, Any] = {"p2p.policy": "ordered", "p2p.stream": "direction"}
 """The message policy of candidates, for configurations without ideal messages and without a framework's policy."""
 
-_LEAVES_ROOM = (("parallel.sequence_parallel", False), ("costs.zero", False), ("model.recompute", True))
+_MEMORY_SAVING = (("parallel.sequence_parallel", False), ("costs.zero", False), ("model.recompute", True))
 """Settings whose later values save more memory, and whether these cost time."""
 
 WIDELY: Mapping[str, tuple[Any, ...]] = {"costs.zero": (0, 1)}
-"""Values that every framework with pipelines has."""
+"""Values that every framework with pipelines supports."""
 
 DIVISION = frozenset(
     {
@@ -60,7 +60,7 @@ Factor: TypeAlias = Fraction | float
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Settings over a configuration."""
+    """Settings that override a configuration."""
 
     settings: Mapping[str, Any]
     """Values by key."""
@@ -81,9 +81,9 @@ class Change:
         words = [word for name, value in self.flags.items() for word in (f"--{name}", _text(value))]
         return shlex.join([*words, *(word for text in self.sets for word in ("--set", text))])
 
-    def with_settings(self, more: Mapping[str, Any]) -> Change:
+    def with_settings(self, settings: Mapping[str, Any]) -> Change:
         """Return the change with further settings."""
-        return Change(settings={**self.settings, **more})
+        return Change(settings={**self.settings, **settings})
 
     def without(self, keys: frozenset[str]) -> Change:
         """Return the change without some settings."""
@@ -100,9 +100,9 @@ class Sizes:
     micro: int
 
     def microbatches(self, global_batch: int) -> int:
-        """Return the microbatches of one pipeline in a step; 0 where they do not divide the batch."""
-        count, rest = divmod(global_batch, self.dp * self.micro)
-        return 0 if rest else count
+        """Return the microbatches of one pipeline in a step; 0 if replicas and size do not divide the batch."""
+        count, remainder = divmod(global_batch, self.dp * self.micro)
+        return 0 if remainder else count
 
 
 def sizes_of(
@@ -111,9 +111,9 @@ def sizes_of(
     tp: Sequence[Factor] = (1,),
     micro: Sequence[Factor] = (1,),
 ) -> Iterator[Sizes]:
-    """Yield sizes with the same processes and global batch, the configuration's own first.
+    """Yield sizes with the same processes and global batch, the configured sizes first.
 
-    Costs without a model hold for one division only, and a table for its own microbatches.
+    Costs without a model are valid for one division only, and a table for its number of microbatches.
 
     Args:
         experiment: the configuration.
@@ -122,96 +122,97 @@ def sizes_of(
         micro: factors of the sequences in a microbatch.
     """
     parallel, batch = experiment.parallel, experiment.batch
-    own = Sizes(pp=parallel.pp or 1, tp=parallel.tp, dp=parallel.dp, micro=batch.micro)
-    yield own
+    configured = Sizes(pp=parallel.pp or 1, tp=parallel.tp, dp=parallel.dp, micro=batch.micro)
+    yield configured
     if experiment.model is None or experiment.schedule.kind == "table":
         return
-    group = own.pp * own.tp * own.dp
+    processes = configured.pp * configured.tp * configured.dp
     for factors in product(pp, tp, micro):
-        ranks, tensor, sequences = map(_times, (own.pp, own.tp, own.micro), factors)
-        if not ranks or not tensor or not sequences or group % (ranks * tensor):
+        ranks, tensor, sequences = map(_times, (configured.pp, configured.tp, configured.micro), factors)
+        if not ranks or not tensor or not sequences or processes % (ranks * tensor):
             continue
-        sizes = Sizes(pp=ranks, tp=tensor, dp=group // (ranks * tensor), micro=sequences)
-        if sizes != own and sizes.microbatches(batch.global_batch or 0) >= 1:
+        sizes = Sizes(pp=ranks, tp=tensor, dp=processes // (ranks * tensor), micro=sequences)
+        if sizes != configured and sizes.microbatches(batch.global_batch or 0) >= 1:
             yield sizes
 
 
-def chunks_of(experiment: Experiment, own: int, ranks: int, *, deep: bool) -> list[int]:
-    """Return chunks per rank: the configuration's ``own``, one, and the largest that divides the model's layers.
+def chunks_of(experiment: Experiment, configured: int, ranks: int, *, deep: bool) -> list[int]:
+    """Return chunks per rank: ``configured``, one, and the largest number that divides the model's layers.
 
     ``deep`` returns all numbers that divide the layers.
     """
     layers = experiment.model.values.get("layers") if experiment.model else None
     if not isinstance(layers, int) or layers % ranks:
-        return sorted({1, 2, 4, own})
-    whole = [chunks for chunks in _CHUNKS if layers // ranks % chunks == 0]
-    return sorted({own, *(whole if deep else (1, whole[-1]))})
+        return sorted({1, 2, 4, configured})
+    divisors = [chunks for chunks in _CHUNKS if layers // ranks % chunks == 0]
+    return sorted({configured, *(divisors if deep else (1, divisors[-1]))})
 
 
 def memory_savings(resolved: Resolved, registry: Registry) -> list[dict[str, Any]]:
-    """Return settings by increasing memory savings, those without a cost in time first.
+    """Return settings by increasing memory savings, settings without a cost in time first.
 
-    The first have the least recomputation, even where the configuration has more.
+    The first settings have the least recomputation, even if the configuration has more.
     """
     steps: list[dict[str, Any]] = [{}]
-    for key, costs_time in _LEAVES_ROOM:
-        values, own = words_of(resolved, registry, key), value_of(resolved, key)
-        if own not in values:
+    for key, costs_time in _MEMORY_SAVING:
+        values, configured = words_of(resolved, registry, key), value_of(resolved, key)
+        if configured not in values:
             continue
         if key in WIDELY:  # other values need other frameworks, and change messages of replicas
-            values = tuple(value for value in values if value in {*WIDELY[key], own})
-        if costs_time and own != values[0]:
+            values = tuple(value for value in values if value in {*WIDELY[key], configured})
+        if costs_time and configured != values[0]:
             steps = [{**step, key: values[0]} for step in steps]
-        steps += [{**steps[-1], key: value} for value in values[1 if costs_time else values.index(own) + 1 :]]
-    own_values = {key: value_of(resolved, key) for key, _ in _LEAVES_ROOM}
-    return [{key: value for key, value in step.items() if value != own_values[key]} for step in steps]
+        first = 1 if costs_time else values.index(configured) + 1
+        steps += [{**steps[-1], key: value} for value in values[first:]]
+    configured_values = {key: value_of(resolved, key) for key, _ in _MEMORY_SAVING}
+    return [{key: value for key, value in step.items() if value != configured_values[key]} for step in steps]
 
 
 def policy_settings(run: SimulatedStep) -> dict[str, Any]:
     """Return the settings of the candidates' message policy that differ from the configuration's."""
     resolved = run.prepared.resolved
     policy = resolved.experiment.p2p.policy
-    fixed = policy == PolicyName.ASYNC.value or policy not in PolicyName.words()
-    if fixed or run.prepared.schedule.ranks == 1:
+    is_fixed = policy == PolicyName.ASYNC.value or policy not in PolicyName.words()
+    if is_fixed or run.prepared.schedule.ranks == 1:
         return {}
     return {key: value for key, value in _POLICY.items() if value_of(resolved, key) != value}
 
 
 def schedules_of(run: SimulatedStep) -> list[str]:
-    """Return the schedules of candidates, the configuration's own first.
+    """Return the schedules of candidates, the configured schedule first.
 
-    There is only the own schedule if it is a file, or has options on the command line, which others do not take.
-    Schedules with different parts of microbatches are excluded, as costs do not count the loss of small parts.
+    There are no other schedules if it is a file, or has options on the command line, which other schedules lack.
+    Schedules with different parts of microbatches are excluded: costs ignore the inefficiency of small parts.
     """
     resolved = run.prepared.resolved
     choice = resolved.experiment.schedule
     if choice.kind != "plugin":
         return [choice.name] if choice.kind == "python" else []
-    fixed = any(
+    is_fixed = any(
         key.startswith(("schedule.options.", "schedule.interleave")) and str(place.source) != resolved.file
         for key, place in resolved.positions.items()
     )
     schedules = run.registry.schedules
-    others = [
+    other_names = [
         name for name in sorted(schedules) if schedules[name].offer.part_times is None and name != choice.name
     ]
-    return [choice.name, *(() if fixed else others)]
+    return [choice.name, *(() if is_fixed else other_names)]
 
 
 def change_of(run: SimulatedStep, sizes: Sizes, chunks: int, schedule: str, switches: Mapping[str, Any]) -> Change:
     """Return the difference of a candidate to a configuration."""
     resolved = run.prepared.resolved
     batch = resolved.experiment.batch
-    other = schedule not in {"", resolved.experiment.schedule.name}
-    wanted: dict[str, Any] = {"schedule.name": schedule} if other else {}
-    wanted |= {
+    is_other = schedule not in {"", resolved.experiment.schedule.name}
+    values: dict[str, Any] = {"schedule.name": schedule} if is_other else {}
+    values |= {
         "parallel.pp": sizes.pp,
         "parallel.tp": sizes.tp,
         "parallel.dp": sizes.dp,
         "batch.micro": sizes.micro,
     }
-    settings = {key: value for key, value in wanted.items() if value_of(resolved, key) != value}
-    if chunks != run.prepared.schedule.stages // run.prepared.schedule.ranks or other:
+    settings = {key: value for key, value in values.items() if value_of(resolved, key) != value}
+    if chunks != run.prepared.schedule.stages // run.prepared.schedule.ranks or is_other:
         settings["parallel.vp"] = chunks
     microbatches = sizes.microbatches(batch.global_batch or 0)
     if "batch.microbatches" in resolved.positions and microbatches != batch.microbatches:
@@ -249,9 +250,9 @@ def value_of(resolved: Resolved, key: str) -> Any:
 
 
 def _times(size: int, factor: Factor) -> int:
-    """Return a size times a factor; 0 where that is no whole number."""
-    product_of = Fraction(factor) * size
-    return int(product_of) if product_of.denominator == 1 else 0
+    """Return a size times a factor; 0 if the product is not a whole number."""
+    scaled = Fraction(factor) * size
+    return int(scaled) if scaled.denominator == 1 else 0
 
 
 def _text(value: Any) -> str:
@@ -265,13 +266,13 @@ class Tried:
     change: Change
     """The difference to the configuration."""
     step_ns: int | None = None
-    """Its step; None where it cannot run."""
+    """Its step; None if it cannot run."""
     peak_bytes: int = 0
-    """The memory of its fullest rank; 0 where the costs know none."""
+    """The memory of its fullest rank; 0 for costs without memory."""
     rank: int = 0
-    """That rank; the lowest of equals."""
+    """The fullest rank; the lowest number in case of a tie."""
     room_bytes: int = 0
-    """The memory of its device; 0 where unknown."""
+    """The memory of that rank's device; 0 where unknown."""
     activation_bytes: int = 0
     """Peak activations on a rank."""
     fits: bool = True
@@ -327,6 +328,6 @@ class Advice:
         """Return plain JSON values, times in ns and sizes in bytes."""
         return {
             "best": self.best.to_dict() if self.best else None,
-            "tried": [one.to_dict() for one in self.tried],
+            "tried": [candidate.to_dict() for candidate in self.tried],
             "estimated": self.estimated,
         }

@@ -68,9 +68,9 @@ def overheads(run: SimulatedStep) -> list[tuple[str, float]]:
     Shares are of the step; those of idle time are of ranks x step.
     """
     metrics = run.metrics
-    # Where nothing slows computation, a step gets shorter by no more than its idle time.
-    settled = not contention_of(run).slows and metrics.collective_ns.sum() >= metrics.idle_ns.sum()
-    savings = None if settled else find_savings(run)
+    # Without contention for computation, savings are at most the idle time.
+    is_compute_bound = not contention_of(run).slows and metrics.collective_ns.sum() >= metrics.idle_ns.sum()
+    savings = None if is_compute_bound else find_savings(run)
     if savings is None:
         shares = _idle_shares(run, metrics)
     else:
@@ -83,7 +83,7 @@ def overheads(run: SimulatedStep) -> list[tuple[str, float]]:
 
 
 def _idle_shares(run: SimulatedStep, metrics: Metrics) -> dict[str, float]:
-    idle, whole = metrics.idle_ns.sum(axis=0), run.metrics.ranks * run.metrics.step_ns
+    idle, rank_time_ns = metrics.idle_ns.sum(axis=0), run.metrics.ranks * run.metrics.step_ns
     bubble = int(idle[IdleCause.FILL] + idle[IdleCause.DRAIN] + idle[IdleCause.PEER_COMPUTE])
     uneven = min(_uneven_ns(run), bubble)
     parts = {
@@ -96,14 +96,14 @@ def _idle_shares(run: SimulatedStep, metrics: Metrics) -> dict[str, float]:
         "slower replicas": int(idle[IdleCause.SLOWER_REPLICA]),
         _COLLECTIVES: int(metrics.collective_ns.sum()),
     }
-    return {name: part / whole for name, part in parts.items()}
+    return {name: part / rank_time_ns for name, part in parts.items()}
 
 
 def _uneven_ns(run: SimulatedStep) -> int:
     """Return the sum over ranks of the wait for the rank with the most computation; 0 for equal ranks."""
     work = _work_ns(run)
-    spare = int(work.max()) * work.size - int(work.sum())
-    return spare if int(work.max()) * work.size > _UNEVEN * int(work.sum()) else 0
+    wait_ns = int(work.max()) * work.size - int(work.sum())
+    return wait_ns if int(work.max()) * work.size > _UNEVEN * int(work.sum()) else 0
 
 
 def _work_ns(run: SimulatedStep) -> Int64s:
@@ -121,7 +121,7 @@ MOST_ACTIONS = 2_000_000
 """Limit of actions for re-simulation, over all replicas that differ: about a second each time."""
 
 MOST_CONTENDED = 100_000
-"""The same limit with contention, which takes an order of magnitude longer."""
+"""The same limit with contention, where simulation takes ten times as long."""
 
 _NONE = Contention(links=Sharing.NONE)
 """No contention."""
@@ -132,28 +132,28 @@ class Savings:
     """Upper bounds of savings by re-simulation; these and the length of ``rest`` sum to the step."""
 
     policy_ns: int
-    """With ``async`` instead of the step's policy."""
+    """Saving of ``async`` instead of the step's policy."""
     contention_ns: int
-    """With no contention as well."""
+    """Further saving without contention."""
     transfer_ns: int
-    """On an ideal network as well."""
+    """Further saving on an ideal network."""
     rest: Metrics
     """The step without these overheads."""
 
 
 def find_savings(run: SimulatedStep) -> Savings | None:
-    """Return the savings in a step; None where it is too large for re-simulation."""
-    issued = metrics_under(run, Policy())
-    alone = contention_of(run) == _NONE
-    apart = issued if alone else metrics_under(run, Policy(), contention=_NONE)
-    free = _unguarded(run.prepared.network) == ideal()
-    rest = apart if free else metrics_under(run, Policy(), contention=_NONE, network=ideal())
-    if issued is None or apart is None or rest is None:
+    """Return the savings in a step; None if it is too large for re-simulation."""
+    with_async = metrics_under(run, Policy())
+    is_uncontended = contention_of(run) == _NONE
+    without_contention = with_async if is_uncontended else metrics_under(run, Policy(), contention=_NONE)
+    is_ideal = _unguarded(run.prepared.network) == ideal()
+    rest = without_contention if is_ideal else metrics_under(run, Policy(), contention=_NONE, network=ideal())
+    if with_async is None or without_contention is None or rest is None:
         return None
     return Savings(
-        policy_ns=run.metrics.step_ns - issued.step_ns,
-        contention_ns=issued.step_ns - apart.step_ns,
-        transfer_ns=apart.step_ns - rest.step_ns,
+        policy_ns=run.metrics.step_ns - with_async.step_ns,
+        contention_ns=with_async.step_ns - without_contention.step_ns,
+        transfer_ns=without_contention.step_ns - rest.step_ns,
         rest=rest,
     )
 

@@ -37,19 +37,19 @@ def save(
         OutputError: no format has a target's suffix, two targets are one file, or a file cannot be written.
     """
     offers = [exporter_for(target, exporters) for target in targets]
-    written: list[Path] = []
+    paths: list[Path] = []
     with ExitStack() as pending:
         for target, offer in zip(targets, offers, strict=True):
             for rank in _ranks(timeline, target):
                 path = Path(target if rank is None else target.replace(RANK, str(rank)))
-                if os.path.realpath(path) in map(os.path.realpath, written):
+                if os.path.realpath(path) in map(os.path.realpath, paths):
                     raise OutputError("two outputs are this file; name each file once", file=path)
                 if rank is not None:
                     pending.enter_context(make_folders(path))
                 temporary = pending.enter_context(replace_file(path))
-                _write(timeline, rank, temporary, offer, options, packed=target.endswith(_GZ))
-                written.append(path)
-    return written
+                _write(timeline, rank, temporary, offer, options, is_compressed=target.endswith(_GZ))
+                paths.append(path)
+    return paths
 
 
 def _ranks(timeline: Timeline, target: str) -> Sequence[int | None]:
@@ -87,7 +87,7 @@ def _write(
     offer: ExporterOffer,
     options: Mapping[str, Any],
     *,
-    packed: bool,
+    is_compressed: bool,
 ) -> None:
     if rank is not None and offer.takes_rank:
         options = {**options, "rank": rank}
@@ -95,12 +95,12 @@ def _write(
         from pptrace.timeline.trim import trim
 
         timeline = trim(timeline, [rank], None)
-    if not packed:
+    if not is_compressed:
         offer.write(timeline, path, options)
         return
-    plain = path.with_suffix(".plain")
+    uncompressed = path.with_suffix(".plain")
     try:
-        offer.write(timeline, plain, options)
-        compress(plain, path)
+        offer.write(timeline, uncompressed, options)
+        compress(uncompressed, path)
     finally:
-        plain.unlink(missing_ok=True)
+        uncompressed.unlink(missing_ok=True)

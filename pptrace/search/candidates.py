@@ -1,7 +1,7 @@
 """Candidates of a plan: their lower bounds, simulations and outcomes.
 
-The order in which candidates get their own bounds is known in advance, so worker processes prefetch chunks of
-them. The order in which the search uses them does not depend on the machine.
+The order in which candidates are bounded is known in advance, so worker processes prefetch chunks of bounds. The
+order in which the search uses the bounds does not depend on the machine.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from pptrace.search.basis import Entry
     from pptrace.search.bounds import Bound
     from pptrace.search.execution import ExecutorChoice
-    from pptrace.search.pricing import Priced
+    from pptrace.search.pricing import Price
     from pptrace.search.problem import Layout, Score
     from pptrace.search.space import Space
 
@@ -81,16 +81,16 @@ class Candidate:
     chunks: int
     """Chunks per rank."""
     varied: tuple[Assignment, ...]
-    """All settings that it makes."""
+    """All settings of the candidate."""
     outcome: Outcome = Outcome.BOUNDED
     reason: str = ""
-    """Why it is refused, or which candidate it equals or is covered by."""
+    """Why it is refused, or the name of the equal or covering candidate."""
     bound: Bound | None = None
     """Lower bounds on its step and memory."""
     score: Score = ()
     """The score of the bound; after the simulation, that of the step."""
     origin: Origin | None = None
-    """The inputs of its own bound; None once that is computed, or where it is refused before."""
+    """The inputs of its bound; None after the bound is computed, or if the candidate is refused earlier."""
     row: Row = field(default_factory=dict)
     """The figures of its simulation."""
     equivalents: list[Candidate] = field(default_factory=list)
@@ -109,7 +109,7 @@ class Candidate:
     @property
     def settings(self) -> dict[str, Any]:
         """Its settings by key; a later setting overrides an earlier one."""
-        return {key_text(one.path): one.value for one in self.varied}
+        return {key_text(override.path): override.value for override in self.varied}
 
     @property
     def arguments(self) -> str:
@@ -122,8 +122,8 @@ class Candidate:
         layout = self.layout
         sizes = {"pp": layout.pp, "vp": self.chunks, "tp": layout.tp, "cp": layout.cp, "ep": layout.ep,
                  "dp": layout.dp, "micro": layout.micro}  # fmt: skip
-        shown = [f"{name} {size}" for name, size in sizes.items() if size > 1 or name in {"pp", "micro"}]
-        return f"{self.schedule}, {' '.join(shown)}"
+        listed = [f"{name} {size}" for name, size in sizes.items() if size > 1 or name in {"pp", "micro"}]
+        return f"{self.schedule}, {' '.join(listed)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,7 @@ class Machine:
     compute: float = 1.0
     """The speed of computation, relative to the configured costs."""
     communication: float = 1.0
-    """The speed of communication, likewise."""
+    """The speed of communication, relative to the configured costs."""
     jitter: float = 0.0
     """Standard deviation of computations by stage and microbatch."""
     seed: int = 0
@@ -197,12 +197,12 @@ def _breakdown(run: SimulatedStep) -> Row:
 
 
 class CandidateRunner(Runner):
-    """Simulates the candidates of a plan."""
+    """Runner that simulates the candidates of a plan."""
 
     def __init__(
         self, document: Document, registry: Registry, chosen: ExecutorChoice, output: Path | None, *, fresh: bool
     ) -> None:
-        """Read finished rows from the journal beside the first output, and start the executor.
+        """Read finished rows from the journal next to the first output, and start the executor.
 
         Raises:
             OutputError: the journal cannot be read or written.
@@ -213,7 +213,7 @@ class CandidateRunner(Runner):
         self._is_warm = False
 
     def __enter__(self) -> Self:
-        """Start the executor, so that an unreachable one fails before there is work."""
+        """Start the executor, so that an unreachable executor fails early."""
         self.pool.begin()
         return self
 
@@ -255,7 +255,7 @@ class CandidateRunner(Runner):
 
 
 class CandidateFilter:
-    """Creates the candidates of layouts with rough bounds, then bounds single candidates by their tables."""
+    """Creates the candidates of layouts with rough bounds, and bounds candidates by their tables."""
 
     def __init__(self, space: Space) -> None:
         self.space, self.problem = space, space.problem
@@ -281,14 +281,14 @@ class CandidateFilter:
         self.groups += 1
         try:
             pairs = {self.pricing.has_pairs(entry) for entry in entries}
-            least = {has_pairs: self.pricing.least(group, has_pairs=has_pairs) for has_pairs in pairs}
+            rough_bounds = {has_pairs: self.pricing.lower_bound(group, has_pairs=has_pairs) for has_pairs in pairs}
         except PptraceError as error:
             if self.request.objective != "gpus" and _is_everywhere(error):
                 raise
             return [self._add(layout, entry, varied, short_reason(error)) for entry in entries]
         candidates: list[Candidate] = []
         for index, entry in enumerate(entries):
-            bound = least[self.pricing.has_pairs(entry)]
+            bound = rough_bounds[self.pricing.has_pairs(entry)]
             score = self.request.score(bound.step_ns, layout)
             for candidate in self._of_entry(group, index, entry):
                 if candidate.is_bounded:
@@ -297,7 +297,7 @@ class CandidateFilter:
         return candidates
 
     def _add(self, layout: Layout, entry: Entry, varied: tuple[Assignment, ...], reason: str = "") -> Candidate:
-        """Return a new candidate; a reason makes it a refused one."""
+        """Return a new candidate; it is refused if there is a reason."""
         self.count += 1
         return Candidate(
             number=self.count - 1, layout=layout, schedule=entry.label, chunks=1,
@@ -305,25 +305,25 @@ class CandidateFilter:
         )  # fmt: skip
 
     def refine(self, candidate: Candidate) -> None:
-        """Bound a candidate by its own table and costs; it may turn out refused, or equal to another one."""
+        """Bound a candidate by its table and costs; it may become refused, or equal to another candidate."""
         origin, candidate.origin = candidate.origin, None
         if origin is None:
             return
-        priced = self.prefetch.of(candidate) if self.prefetch is not None else None
-        priced = priced or self.pricing.priced(origin)
-        if priced.chunks is not None:
-            candidate.chunks = priced.chunks
-        if priced.layers is not None:
-            candidate.varied += (setting(LAYERS, priced.layers),)
-        if priced.is_even:
+        price = self.prefetch.of(candidate) if self.prefetch is not None else None
+        price = price or self.pricing.price(origin)
+        if price.chunks is not None:
+            candidate.chunks = price.chunks
+        if price.layers is not None:
+            candidate.varied += (setting(LAYERS, price.layers),)
+        if price.is_even:
             candidate.outcome, candidate.reason = Outcome.EQUAL, "an even split"
-        elif priced.bound is None:
-            candidate.outcome, candidate.reason = Outcome.REFUSED, priced.reason
-        elif (first := self.seen.setdefault(priced.sameness, candidate)) is not candidate:
+        elif price.bound is None:
+            candidate.outcome, candidate.reason = Outcome.REFUSED, price.reason
+        elif (first := self.seen.setdefault(price.step_key, candidate)) is not candidate:
             candidate.outcome, candidate.reason = Outcome.EQUAL, first.name
         else:
-            score = self.request.score(priced.bound.step_ns, candidate.layout)
-            self._bound(candidate, priced.bound, score)
+            score = self.request.score(price.bound.step_ns, candidate.layout)
+            self._bound(candidate, price.bound, score)
 
     def _bound(self, candidate: Candidate, bound: Bound, score: Score) -> None:
         candidate.bound, candidate.score = bound, score
@@ -332,15 +332,15 @@ class CandidateFilter:
 
     def _of_entry(self, group: Group, index: int, entry: Entry) -> Iterator[Candidate]:
         """Yield a schedule's candidates on a layout: one per accepted number of chunks and per split."""
-        alone = group.layout.pp == 1 and self.space.is_plain_alone(entry)
-        if alone and not self.pricing.overlaps(group, entry):
+        is_covered = group.layout.pp == 1 and self.space.is_covered_by_plain(entry)
+        if is_covered and not self.pricing.overlaps(group, entry):
             candidate = self._add(group.layout, entry, group.varied)
             candidate.outcome, candidate.reason = Outcome.COVERED, f"{PLAIN} on one rank"
             yield candidate
             return
         for chunks in self._chunks_of(group.layout, entry):
-            refused = self.pricing.tables.refusal(entry, group.layout, chunks)
-            reason = short_reason(refused) if refused else ""
+            error = self.pricing.tables.refusal(entry, group.layout, chunks)
+            reason = short_reason(error) if error else ""
             for split in self.space.splits:
                 candidate = self._add(group.layout, entry, group.varied, reason)
                 candidate.origin = Origin(group=group, entry=index, chunks=chunks, split=split)
@@ -349,17 +349,17 @@ class CandidateFilter:
                 yield candidate
 
     def _chunks_of(self, layout: Layout, entry: Entry) -> list[int | None]:
-        """Return the chunks per rank that a schedule accepts; its default where it accepts no requested one."""
-        named = self.space.sizes["vp"]
-        own = None if self.problem.registry.schedules[entry.name].offer.chunks is not None else 1
-        if own is None and not named:
-            return [own]
-        taken: list[int | None] = [
+        """Return the chunks per rank that a schedule accepts; its default if it accepts no requested number."""
+        requested = self.space.sizes["vp"]
+        default = None if self.problem.registry.schedules[entry.name].offer.chunks is not None else 1
+        if default is None and not requested:
+            return [default]
+        accepted: list[int | None] = [
             chunks
             for chunks in self.space.chunks_of(layout.pp)
             if getattr(self.pricing.tables.refusal(entry, layout, chunks), "key", "") != "parallel.vp"
         ]
-        return taken or ([own] if named else [])
+        return accepted or ([default] if requested else [])
 
 
 def _is_everywhere(error: PptraceError) -> bool:
@@ -368,15 +368,15 @@ def _is_everywhere(error: PptraceError) -> bool:
     return not isinstance(error, ConstraintError) and not key.startswith(("parallel", "batch", "device.ranks"))
 
 
-_LEAST = 500
-"""Candidates from which worker processes shorten the search."""
+_PREFETCH_FROM = 500
+"""Number of candidates from which worker processes shorten the search."""
 _CHUNK = 24
 """Candidates per task of a worker."""
 
 
 def should_prefetch(candidates: Sequence[Candidate]) -> bool:
     """Return whether there are enough candidates for worker processes to bound."""
-    return len(candidates) >= _LEAST
+    return len(candidates) >= _PREFETCH_FROM
 
 
 class BoundPrefetch:
@@ -387,30 +387,32 @@ class BoundPrefetch:
 
         Args:
             space: the space of the plan.
-            candidates: candidates without a bound of their own, in the order in which the search will need them.
+            candidates: candidates without bounds by their tables, in the order in which the search needs them.
             executor: the executor of the workers.
             workers: number of workers.
         """
         problem = space.problem
-        own = {field.name: getattr(problem, field.name) for field in fields(problem) if field.name != "registry"}
-        self._problem = pickle.dumps((own, space.entries, space.layers))
+        fields_of_problem = {
+            field.name: getattr(problem, field.name) for field in fields(problem) if field.name != "registry"
+        }
+        self._problem = pickle.dumps((fields_of_problem, space.entries, space.layers))
         self._executor, self._most = executor, 2 * workers
         self._chunks = _chunks(candidates)
-        self._running: deque[tuple[list[int], Future[list[Priced]]]] = deque()
-        self._found: dict[int, Priced] = {}
+        self._running: deque[tuple[list[int], Future[list[Price]]]] = deque()
+        self._prices: dict[int, Price] = {}
         self._has_ended = False
         self._submit()
 
-    def of(self, candidate: Candidate) -> Priced | None:
-        """Return a candidate's bound; None where no worker computes it, as after a failure."""
-        while candidate.number not in self._found and self._running:
+    def of(self, candidate: Candidate) -> Price | None:
+        """Return a candidate's bound; None if no worker computes it, for example after a failure."""
+        while candidate.number not in self._prices and self._running:
             numbers, future = self._running.popleft()
             try:
-                self._found.update(zip(numbers, future.result(), strict=True))
+                self._prices.update(zip(numbers, future.result(), strict=True))
             except Exception:  # noqa: BLE001 - this process repeats a failed task
                 self.end()
             self._submit()
-        return self._found.pop(candidate.number, None)
+        return self._prices.pop(candidate.number, None)
 
     def end(self) -> None:
         """Cancel the tasks that no worker has started."""
@@ -424,25 +426,25 @@ class BoundPrefetch:
             chunk = next(self._chunks, None)
             if chunk is None:
                 return
-            origins = tuple(one.origin for one in chunk if one.origin is not None)
+            origins = tuple(candidate.origin for candidate in chunk if candidate.origin is not None)
             try:
-                future = self._executor.submit(_priced, self._problem, origins)
+                future = self._executor.submit(_price_all, self._problem, origins)
             except Exception:  # noqa: BLE001 - without an executor, this process computes the bounds
                 self.end()
                 return
-            self._running.append(([one.number for one in chunk], future))
+            self._running.append(([candidate.number for candidate in chunk], future))
 
 
 def _chunks(candidates: Sequence[Candidate]) -> Iterator[list[Candidate]]:
     """Yield chunks of candidates of one layout."""
-    for _, group in groupby(candidates, key=lambda one: one.layout):
+    for _, group in groupby(candidates, key=lambda candidate: candidate.layout):
         members = list(group)
         yield from (members[begin : begin + _CHUNK] for begin in range(0, len(members), _CHUNK))
 
 
-def _priced(problem: bytes, origins: Sequence[Origin]) -> list[Priced]:
+def _price_all(problem: bytes, origins: Sequence[Origin]) -> list[Price]:
     pricing = _pricing(problem)
-    return [pricing.priced(origin) for origin in origins]
+    return [pricing.price(origin) for origin in origins]
 
 
 @lru_cache(maxsize=1)

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from pptrace.search.key_range import Span
 
 
-def chosen_for_search(
+def choose_executor(
     registry: Registry, executor: str | Mapping[str, Any] | None, workers: int | None, *, shared: bool = False
 ) -> ExecutorChoice | None:
-    """Return the executor of a search: processes where only their number is given, None without either.
+    """Return the executor of a search: processes if only ``workers`` is given, None without either.
 
     Raises:
         PptraceError: as for :func:`~pptrace.search.execution.choose`.
@@ -49,7 +49,7 @@ def chosen_for_search(
 _PAIR = 2
 _CHUNKS = "parallel.vp"
 _LARGEST_CERTAIN = 10**6
-"""A refused count above this is too large, not merely indivisible."""
+"""Smallest rejected count that is certainly too large; smaller counts may be indivisible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +61,13 @@ class Point:
     text: str
     """The value for people."""
     step_ns: tuple[int, int]
-    """The step time of each."""
+    """The step time of each schedule."""
     fits: tuple[bool, bool]
-    """Whether each fits its device's memory; true where that is unknown."""
+    """Whether each schedule fits its device's memory; true where unknown."""
 
     @property
     def sign(self) -> int:
-        """-1 where the first schedule is faster, 1 where the second is, 0 for a tie."""
+        """-1 if the first schedule is faster, 1 if the second is faster, 0 for a tie."""
         first, second = self.step_ns
         return (first > second) - (first < second)
 
@@ -89,7 +89,7 @@ class Flip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:
-    """A value that a schedule cannot take."""
+    """A value that a schedule does not support."""
 
     value: int
     """As in :class:`Point`."""
@@ -98,7 +98,7 @@ class Skipped:
     schedule: str
     """The label of the schedule."""
     reason: str
-    """Why, in one line."""
+    """The reason in one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ class Crossover(Printed):
     flips: tuple[Flip, ...]
     """Changes of the faster schedule, in order; a tie has a change on either side."""
     skipped: tuple[Skipped, ...]
-    """Values that a schedule cannot take, in order."""
+    """Values that a schedule does not support, in order."""
     heading: tuple[str, ...] = ()
     """The job and its settings."""
     notes: tuple[str, ...] = ()
@@ -155,17 +155,17 @@ class Crossover(Printed):
         }
 
     def summary(self) -> str:
-        """Return what the command line prints, as plain text."""
+        """Return the text that the command line prints."""
         first, second = (entry.label for entry in self.between)
         flips = f"{len(self.flips) or 'no'} flip{'s' if len(self.flips) != 1 else ''}"
-        stretches = [list(points) for _, points in groupby(self.points, key=attrgetter("sign"))]
+        intervals = [list(points) for _, points in groupby(self.points, key=attrgetter("sign"))]
         return "\n".join([
             *self.heading,
             f"{first} against {second} over {self.span.key}, {self.span.ends}: {flips}",
             "",
-            *_table(self, stretches),
+            *_table(self, intervals),
             "",
-            _sentence(self, stretches),
+            _sentence(self, intervals),
             f"ran at {len(self.points)} values; flips that undo each other between two of them take more --points",
             *_skipped(self),
             *_memory(self),
@@ -213,7 +213,7 @@ def crossover(
     for entry in between:
         basis.find(entry)
     span = parse_span(over, basis, between)
-    _check_last(basis, between, span)
+    _check_largest(basis, between, span)
     pair = _Pair(basis=basis, between=(between[0], between[1]), span=span, watch=watch)
     search = Bisection(sign=pair.sign, whole=span.scale.whole, tolerance=tolerance)
     grid = geometric(span.low, span.high, points)
@@ -226,17 +226,17 @@ def crossover(
             pair.prefetch(grid)
             changes = search.changes(grid)
     if not pair.points:
-        raise pair.refusal()
-    found = pair.points
+        raise pair.no_value_error()
+    simulated = pair.points
     return Crossover(
-        span=span, between=pair.between, points=tuple(found[value] for value in sorted(found)),
-        flips=tuple(Flip(below=found[low], above=found[high]) for low, high in changes),
+        span=span, between=pair.between, points=tuple(simulated[value] for value in sorted(simulated)),
+        flips=tuple(Flip(below=simulated[low], above=simulated[high]) for low, high in changes),
         skipped=tuple(sorted(pair.skipped, key=attrgetter("value"))),
         heading=pair.heading, notes=pair.notes,
     )  # fmt: skip
 
 
-def _check_last(basis: Basis, between: Sequence[Entry], span: Span) -> None:
+def _check_largest(basis: Basis, between: Sequence[Entry], span: Span) -> None:
     """Check the size of the last value, the largest one, before anything runs."""
     for entry in between:
         try:
@@ -244,13 +244,13 @@ def _check_last(basis: Basis, between: Sequence[Entry], span: Span) -> None:
         except ConfigError as error:
             if error.key == span.key and span.is_count and span.high > _LARGEST_CERTAIN:
                 raise
-            continue  # the search reports it, and tries other values
+            continue  # the search reports it and continues with other values
         check_size(resolved)
 
 
 @dataclass(slots=True, kw_only=True)
 class _Pair:
-    """Simulates both schedules at values of the axis, and stores the results."""
+    """Simulator of both schedules at values of the axis, with its results."""
 
     basis: Basis
     between: tuple[Entry, Entry]
@@ -282,7 +282,7 @@ class _Pair:
             self.steps[key] = (step, bool(row["fits"])) if isinstance(step, int) else None
 
     def sign(self, value: int) -> int | None:
-        """Return the sign of the difference at a value; None where a schedule cannot run."""
+        """Return the sign of the difference at a value; None if a schedule cannot run."""
         text = self.span.shown(value)
         steps = self._prefetched(value)
         if steps is not None:
@@ -304,7 +304,7 @@ class _Pair:
         return self._add(value, *((run.metrics.step_ns, run.metrics.over_capacity is None) for run in runs))
 
     def _prefetched(self, value: int) -> list[tuple[int, bool]] | None:
-        """Return both steps of the executor; None where one cannot run, or before the heading exists."""
+        """Return both steps of the executor; None if a schedule cannot run, or before the heading exists."""
         if self.simulate is None or not self.heading:
             return None
         self.prefetch([value])
@@ -318,8 +318,8 @@ class _Pair:
         self.points[value] = point
         return point.sign
 
-    def refusal(self) -> PptraceError:
-        """Return the error of a range in which nothing runs."""
+    def no_value_error(self) -> PptraceError:
+        """Return the error of a range without a value that both schedules can run."""
         last = self.skipped[-1]
         return ConfigError(
             f"no value tried from {self.span.ends} can be run by both; "
@@ -329,8 +329,8 @@ class _Pair:
 
     def _describe(self, runs: Sequence[Run]) -> None:
         settings = {setting_text(run) for run in runs}
-        named = settings if len(settings) == 1 and not self.span.key.startswith("parallel.") else ()
-        self.heading = (job_text(runs[0]), *named)
+        common_settings = settings if len(settings) == 1 and not self.span.key.startswith("parallel.") else ()
+        self.heading = (job_text(runs[0]), *common_settings)
         labels = [entry.label for entry in self.between]
         named_runs = list(zip(labels, runs, strict=True))
         self.notes = (*options_notes(named_runs), *work_note(named_runs))
@@ -338,20 +338,20 @@ class _Pair:
 
 _TIME = Scale(dimension=DURATION)
 _SHOWN = 6
-"""Runs of skipped values that are listed."""
+"""Maximum number of listed ranges of skipped values."""
 
 _FINE = 0.1
 """Percentage below which a margin has two significant digits instead of two decimals."""
 
 
-def _table(found: Crossover, stretches: Sequence[Sequence[Point]]) -> list[str]:
-    """Return both ends of every stretch with one faster schedule, and a rule at every flip."""
-    first, second = (entry.label for entry in found.between)
-    rows = [(found.span.word, first, second, "faster")]
+def _table(result: Crossover, intervals: Sequence[Sequence[Point]]) -> list[str]:
+    """Return both ends of every interval with one faster schedule, and a rule at every flip."""
+    first, second = (entry.label for entry in result.between)
+    rows = [(result.span.word, first, second, "faster")]
     rules = set()
-    for stretch in stretches:
-        ends = (stretch[0], stretch[-1])[: len(stretch)]
-        rows += [_row(found, point) for point in ends]
+    for interval in intervals:
+        ends = (interval[0], interval[-1])[: len(interval)]
+        rows += [_row(result, point) for point in ends]
         rules.add(len(rows) - 1)
     lines = table_lines(rows, {3})
     rule = f"{'-' * (lines[0].rindex('faster') - 2)}  flip"
@@ -362,32 +362,32 @@ def _table(found: Crossover, stretches: Sequence[Sequence[Point]]) -> list[str]:
     ]
 
 
-def _row(found: Crossover, point: Point) -> tuple[str, str, str, str]:
+def _row(result: Crossover, point: Point) -> tuple[str, str, str, str]:
     steps = [
         f"{_TIME.shown(step)}{'' if fits else ' !'}" for step, fits in zip(point.step_ns, point.fits, strict=True)
     ]
-    name = found.name(point)
+    name = result.name(point)
     return point.text, steps[0], steps[1], f"{name} by {_margin(point)}" if name else "tie"
 
 
-def _sentence(found: Crossover, stretches: Sequence[Sequence[Point]]) -> str:
-    if len(stretches) == 1:
-        (stretch,) = stretches
-        name = found.name(stretch[0])
-        if len(stretch) == 1:
-            return f"{name or 'a tie'} at {stretch[0].text}, the only value that both take"
+def _sentence(result: Crossover, intervals: Sequence[Sequence[Point]]) -> str:
+    if len(intervals) == 1:
+        (interval,) = intervals
+        name = result.name(interval[0])
+        if len(interval) == 1:
+            return f"{name or 'a tie'} at {interval[0].text}, the only value that both take"
         if name is None:
             return "a tie throughout"
-        sides = [f"by {_margin(point)} at {point.text}" for point in (stretch[0], stretch[-1])]
+        sides = [f"by {_margin(point)} at {point.text}" for point in (interval[0], interval[-1])]
         return f"{name} is faster throughout: {', '.join(sides)}"
     return "faster: " + ", ".join(
-        f"{found.name(stretch[0]) or 'a tie'} {_extent(stretch, index, len(stretches))}"
-        for index, stretch in enumerate(stretches)
+        f"{result.name(interval[0]) or 'a tie'} {_extent(interval, index, len(intervals))}"
+        for index, interval in enumerate(intervals)
     )
 
 
-def _extent(stretch: Sequence[Point], index: int, count: int) -> str:
-    low, high = stretch[0].text, stretch[-1].text
+def _extent(interval: Sequence[Point], index: int, count: int) -> str:
+    low, high = interval[0].text, interval[-1].text
     if index == 0:
         return f"up to {high}"
     if index == count - 1:
@@ -395,36 +395,36 @@ def _extent(stretch: Sequence[Point], index: int, count: int) -> str:
     return f"at {low}" if low == high else f"from {low} to {high}"
 
 
-def _skipped(found: Crossover) -> list[str]:
-    """Return a line per schedule that cannot take some values."""
+def _skipped(result: Crossover) -> list[str]:
+    """Return a line per schedule that does not support some values."""
     lines = []
-    for entry in found.between:
-        skipped = [skip for skip in found.skipped if skip.schedule == entry.label]
+    for entry in result.between:
+        skipped = [skip for skip in result.skipped if skip.schedule == entry.label]
         if skipped:
-            runs = _runs(skipped, whole=found.span.scale.whole)
-            shown = ", ".join(runs[:_SHOWN]) + (", …" if len(runs) > _SHOWN else "")
-            lines.append(f"skipped, for {entry.label} cannot take them: {shown} ({skipped[0].reason})")
+            ranges = _format_values(skipped, whole=result.span.scale.whole)
+            listed = ", ".join(ranges[:_SHOWN]) + (", …" if len(ranges) > _SHOWN else "")
+            lines.append(f"skipped, for {entry.label} cannot take them: {listed} ({skipped[0].reason})")
     return lines
 
 
-def _runs(skipped: Sequence[Skipped], *, whole: bool) -> list[str]:
-    """Return values as texts, neighbouring whole numbers joined: ``1 to 3``."""
+def _format_values(skipped: Sequence[Skipped], *, whole: bool) -> list[str]:
+    """Return skipped values as texts; consecutive whole numbers become a range, ``1 to 3``."""
     if not whole:
         return [skip.text for skip in skipped]
     values = [skip.value for skip in skipped]
-    joined = groupby(enumerate(values), key=lambda pair: pair[1] - pair[0])
-    ends = [(group[0][1], group[-1][1]) for _, pairs in joined if (group := list(pairs))]
+    ranges = groupby(enumerate(values), key=lambda pair: pair[1] - pair[0])
+    ends = [(group[0][1], group[-1][1]) for _, pairs in ranges if (group := list(pairs))]
     return [str(low) if low == high else f"{low} to {high}" for low, high in ends]
 
 
-def _memory(found: Crossover) -> list[str]:
-    over = [
+def _memory(result: Crossover) -> list[str]:
+    too_large = [
         entry.label
-        for index, entry in enumerate(found.between)
-        if not all(point.fits[index] for point in found.points)
+        for index, entry in enumerate(result.between)
+        if not all(point.fits[index] for point in result.points)
     ]
-    need = "need" if len(over) > 1 else "needs"
-    return [f"!: {' and '.join(over)} {need} more memory than the device has"] if over else []
+    need = "need" if len(too_large) > 1 else "needs"
+    return [f"!: {' and '.join(too_large)} {need} more memory than the device has"] if too_large else []
 
 
 def _margin(point: Point) -> str:

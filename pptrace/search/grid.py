@@ -1,4 +1,4 @@
-"""Grids of points, and the replicas that a number of GPUs gives."""
+"""Grids of points, and the number of replicas for a number of GPUs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MOST_POINTS = 1_000_000
 _SCHEDULE: KeyPath = ("schedule", "name")
 _GLOBAL: KeyPath = ("batch", "global")
 _MICROBATCHES: KeyPath = ("batch", "microbatches")
-_OF_TABLES: tuple[KeyPath, ...] = (("parallel", "pp"), ("parallel", "vp"), _MICROBATCHES, _GLOBAL)
+_TABLE_SIZES: tuple[KeyPath, ...] = (("parallel", "pp"), ("parallel", "vp"), _MICROBATCHES, _GLOBAL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +60,15 @@ class Point:
     """Digest of its configuration; after a hyphen, the digest of the schedule's file."""
     actions: int
     """Estimated number of actions of its table."""
-    beside: tuple[Assignment, ...] = ()
+    replicas: tuple[Assignment, ...] = ()
     """Further assignments: the replicas for a number of GPUs."""
     refused: str = ""
-    """Why it does not run; empty where it does."""
+    """The reason why it cannot run; empty if it can."""
 
     @property
     def entry(self) -> Entry:
         """Its overrides of the base, as an entry."""
-        return Entry(label="--over", name="", settings=(), varied=(*_varied(self.values), *self.beside))
+        return Entry(label="--over", name="", settings=(), varied=(*_varied(self.values), *self.replicas))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,19 +116,20 @@ def grid_of(
         ConfigError: no axis, axes that contradict each other or the command line, an invalid value, two values
             with the same step, or a configuration that is invalid at every point.
     """
-    given = {name: value for name, value in flags.items() if value is not None}
+    flag_values = {name: value for name, value in flags.items() if value is not None}
     document = document_of(file)
-    base = Base(document=document, sets=tuple(sets), flags=given)
-    own = assignments(base.sets, base.flags)
-    _check(axes, own)
+    base = Base(document=document, sets=tuple(sets), flags=flag_values)
+    overrides = assignments(base.sets, base.flags)
+    _check_axes(axes, overrides)
     digests: dict[str, str] = {}
     if gpus is not None:
-        check_replicas(gpus, own, axes)
-    points = tuple(_point(base, own, values, digests, gpus) for values in product(*(axis.values for axis in axes)))
-    _check_apart(axes, points)
-    tree, _ = overlaid(document.value, document.places, own)
+        check_replicas(gpus, overrides, axes)
+    all_values = product(*(axis.values for axis in axes))
+    points = tuple(_point(base, overrides, values, digests, gpus) for values in all_values)
+    _check_distinct(axes, points)
+    tree, _ = overlaid(document.value, document.places, overrides)
     _check_tables(tree, axes)
-    _check_values(base, own, axes)
+    _check_values(base, overrides, axes)
     _check_some_point(base, points)
     return Grid(
         base=base,
@@ -138,7 +139,7 @@ def grid_of(
     )
 
 
-def _check(axes: Sequence[Axis], own: Sequence[Assignment]) -> None:
+def _check_axes(axes: Sequence[Axis], overrides: Sequence[Assignment]) -> None:
     if not axes:
         raise ConfigError("missing: say what to sweep, such as --over microbatches=8,16,32", file="--over")
     count = prod(len(axis.values) for axis in axes)
@@ -147,69 +148,70 @@ def _check(axes: Sequence[Axis], own: Sequence[Assignment]) -> None:
     for first, second in combinations(axes, 2):
         _check_pair(first, second)
     for axis in axes:
-        for one in own:
-            _check_against(axis, one)
+        for override in overrides:
+            _check_against(axis, override)
 
 
 def _check_pair(first: Axis, second: Axis) -> None:
     source = f"--over {second.key}"
-    both = sorted(map(key_text, first.paths & second.paths))
-    if both:
-        key = "" if both == [first.key] else f" ({both[0]})"
+    common = sorted(map(key_text, first.paths & second.paths))
+    if common:
+        key = "" if common == [first.key] else f" ({common[0]})"
         message = f"--over {first.key} sets it too{key}: write all values behind one --over"
         raise ConfigError(message, file=source)
     if {_GLOBAL, _MICROBATCHES} <= first.paths | second.paths:
         message = f"it follows from {first.key}, which is swept too: leave one of them out"
         raise ConfigError(message, file=source)
-    if any(_above(path, below) for path in second.paths for below in first.paths):
+    if any(_is_parent(path, child) for path in second.paths for child in first.paths):
         message = f"replaces all of it, {first.key} too: write --over {second.key} before --over {first.key}"
         raise ConfigError(message, file=source)
 
 
-def _check_against(axis: Axis, one: Assignment) -> None:
-    """Refuse a value on the command line for a swept key, or for a key that a swept key replaces."""
-    follows = {one.path} | ({_GLOBAL, _MICROBATCHES} if one.path in {_GLOBAL, _MICROBATCHES} else set())
-    if axis.own_paths & follows or any(_above(path, one.path) for path in axis.own_paths):
-        raise ConfigError(f"it is swept by --over {axis.key}: leave one of them out", file=one.place.source)
+def _check_against(axis: Axis, override: Assignment) -> None:
+    """Reject a value on the command line for a swept key, or for a key that a swept key replaces."""
+    affected = {override.path} | ({_GLOBAL, _MICROBATCHES} if override.path in {_GLOBAL, _MICROBATCHES} else set())
+    if axis.own_paths & affected or any(_is_parent(path, override.path) for path in axis.own_paths):
+        raise ConfigError(f"it is swept by --over {axis.key}: leave one of them out", file=override.place.source)
 
 
-def _above(path: KeyPath, below: KeyPath) -> bool:
-    return len(path) < len(below) and below[: len(path)] == path
+def _is_parent(path: KeyPath, child: KeyPath) -> bool:
+    return len(path) < len(child) and child[: len(path)] == path
 
 
 def _check_tables(tree: Mapping[str, Any], axes: Sequence[Axis]) -> None:
-    names = [one.value for axis in axes for value in axis.values for one in value.varied if one.path == _SCHEDULE]
+    overrides = [override for axis in axes for override in _varied(axis.values)]
+    names = [override.value for override in overrides if override.path == _SCHEDULE]
     tables = [name for name in names or [_name(tree)] if name and _kind(name) == "table"]
     for axis in axes if tables else ():
-        if axis.paths & set(_OF_TABLES):
+        if axis.paths & set(_TABLE_SIZES):
             message = f"{tables[0]} is a table, which has its own: sweep it by a schedule that makes its table"
             raise ConfigError(message, file=f"--over {axis.key}")
 
 
-def _check_apart(axes: Sequence[Axis], points: Sequence[Point]) -> None:
-    """Refuse two spellings of the same step."""
+def _check_distinct(axes: Sequence[Axis], points: Sequence[Point]) -> None:
+    """Reject two values that configure the same step."""
     seen: dict[str, Point] = {}
     for point in points:
-        same = seen.setdefault(point.identity, point)
-        for axis, one, other in zip(axes, same.values, point.values, strict=True):
-            if one is not other:
-                message = f"{one.text} and {other.text} make the same step: leave one of them out"
+        previous = seen.setdefault(point.identity, point)
+        for axis, first, second in zip(axes, previous.values, point.values, strict=True):
+            if first is not second:
+                message = f"{first.text} and {second.text} make the same step: leave one of them out"
                 raise ConfigError(message, file=f"--over {axis.key}")
 
 
-def _check_values(base: Base, own: Sequence[Assignment], axes: Sequence[Axis]) -> None:
-    """Refuse a value that is invalid with any values of the other axes."""
-    usual = [axis.values[0] for axis in axes]
+def _check_values(base: Base, overrides: Sequence[Assignment], axes: Sequence[Axis]) -> None:
+    """Reject a value that is invalid with all values of the other axes."""
+    defaults = [axis.values[0] for axis in axes]
     for index, axis in enumerate(axes):
         for value in axis.values:
-            chosen = [*usual[:index], value, *usual[index + 1 :]]
-            tree, places = overlaid(base.document.value, base.document.places, [*own, *_varied(chosen)])
+            values = [*defaults[:index], value, *defaults[index + 1 :]]
+            tree, places = overlaid(base.document.value, base.document.places, [*overrides, *_varied(values)])
             complete = tree if tree.get("schedule") else {**tree, "schedule": {"name": "none"}}
             validate_options(Experiment, complete, "", places, file=base.document.source)
 
 
 def _check_some_point(base: Base, points: Sequence[Point]) -> None:
-    """Refuse a configuration that is invalid at every point, with the error of the first point."""
+    """Reject a configuration that is invalid at every point, with the error of the first point."""
     first: ConfigError | None = None
     for point in points:
         if point.refused:
@@ -226,35 +228,39 @@ def _check_some_point(base: Base, points: Sequence[Point]) -> None:
 
 
 def _point(
-    base: Base, own: Sequence[Assignment], values: tuple[Value, ...], digests: dict[str, str], gpus: int | None
+    base: Base,
+    overrides: Sequence[Assignment],
+    values: tuple[Value, ...],
+    digests: dict[str, str],
+    gpus: int | None,
 ) -> Point:
-    tree, places = overlaid(base.document.value, base.document.places, [*own, *_varied(values)])
-    beside: tuple[Assignment, ...] = ()
+    tree, places = overlaid(base.document.value, base.document.places, [*overrides, *_varied(values)])
+    replicas: tuple[Assignment, ...] = ()
     refused = ""
     if gpus is not None:
         dp, refused = replicas_of(tree, gpus)
-        beside = (Assignment(path=REPLICAS, value=dp, place=Place(source="--gpus")),)
-        tree, _ = overlaid(tree, places, beside)
+        replicas = (Assignment(path=REPLICAS, value=dp, place=Place(source="--gpus")),)
+        tree, _ = overlaid(tree, places, replicas)
     name = _name(tree)
     if name not in digests:
         digests[name] = _file_digest(name)
     identity = "-".join(filter(None, [_digest(tree), digests[name]]))
-    return Point(values=values, identity=identity, actions=_actions(tree), beside=beside, refused=refused)
+    return Point(values=values, identity=identity, actions=_actions(tree), replicas=replicas, refused=refused)
 
 
 def _varied(values: Sequence[Value]) -> list[Assignment]:
-    return [one for value in values for one in value.varied]
+    return [override for value in values for override in value.varied]
 
 
 def _without(tree: dict[str, Any], axes: Sequence[Axis]) -> list[Any]:
     """Return a base without the swept keys, and these keys."""
     swept = [path for axis in axes for path in (axis.paths if axis.is_coupled else [_path(axis.key)])]
-    for *above, last in sorted(swept, key=str):
-        below: Any = tree
-        for part in above:
-            below = below.get(part) if isinstance(below, dict) else None
-        if isinstance(below, dict):
-            below.pop(last, None)
+    for *parents, last in sorted(swept, key=str):
+        section: Any = tree
+        for key in parents:
+            section = section.get(key) if isinstance(section, dict) else None
+        if isinstance(section, dict):
+            section.pop(last, None)
     tree = {section: values for section, values in tree.items() if values != {}}
     return [tree, sorted(axis.key for axis in axes), _file_digest(_name(tree))]
 
@@ -280,14 +286,14 @@ def _file_digest(name: str) -> str:
 
 
 def _actions(tree: Mapping[str, Any]) -> int:
-    def of(section: str, key: str) -> int:
+    def size(section: str, key: str) -> int:
         value = (tree.get(section) or {}).get(key)
         return value if isinstance(value, int) and value > 0 else 1
 
-    microbatches = of("batch", "microbatches")
+    microbatches = size("batch", "microbatches")
     if microbatches == 1:
-        microbatches = max(of("batch", "global") // (of("parallel", "dp") * of("batch", "micro")), 1)
-    return 2 * of("parallel", "pp") * of("parallel", "vp") * microbatches
+        microbatches = max(size("batch", "global") // (size("parallel", "dp") * size("batch", "micro")), 1)
+    return 2 * size("parallel", "pp") * size("parallel", "vp") * microbatches
 
 
 def _digest(value: object) -> str:
@@ -299,15 +305,15 @@ REPLICAS: KeyPath = ("parallel", "dp")
 """The key of the replicas."""
 
 
-def check_replicas(gpus: int, own: Sequence[Assignment], axes: Sequence[Axis]) -> None:
-    """Refuse an invalid number of GPUs, and replicas together with it.
+def check_replicas(gpus: int, overrides: Sequence[Assignment], axes: Sequence[Axis]) -> None:
+    """Reject an invalid number of GPUs, and configured replicas in addition to it.
 
     Raises:
         ConfigError: the value and its location.
     """
     if gpus < 1:
         raise ConfigError(f"{gpus} is no number of GPUs: write 1 or more", file="--gpus")
-    for path, source in [(one.path, str(one.place.source)) for one in own] + [
+    for path, source in [(override.path, str(override.place.source)) for override in overrides] + [
         (path, f"--over {axis.key}") for axis in axes for path in axis.paths
     ]:
         if path == REPLICAS:
@@ -320,8 +326,8 @@ def replicas_of(tree: Mapping[str, Any], gpus: int) -> tuple[int, str]:
     sizes = {name: parallel.get(name) or 1 for name in ("pp", "tp", "cp")}
     if not all(isinstance(size, int) for size in sizes.values()):
         return 1, ""
-    dp, rest = divmod(gpus, prod(sizes.values()))
-    if dp and not rest:
+    dp, remainder = divmod(gpus, prod(sizes.values()))
+    if dp and not remainder:
         return dp, ""
     factors = " x ".join(f"{name} {size}" for name, size in sizes.items())
     return 1, f"{factors} is a replica of {prod(sizes.values())} GPUs, which do not make {gpus}"

@@ -1,4 +1,4 @@
-"""A plan from its request to its document."""
+"""Plans: search, ranking, robustness, documents and pictures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pptrace.search.best_first import Search
 from pptrace.search.candidates import MACHINES, CandidateRunner, Outcome
 from pptrace.search.execution import choose
 from pptrace.search.launch_arguments import megatron_arguments, torchtitan_arguments, values_of
-from pptrace.search.pricing import own_split
+from pptrace.search.pricing import default_split
 from pptrace.search.problem import (
     LAYERS,
     OBJECTIVES,
@@ -58,14 +58,14 @@ _NEAR = Fraction(11, 10)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The first place on one other machine."""
+    """The first place on another machine."""
 
     machine: str
     """The machine."""
     slowdown: float
-    """Its score above the best score there, as a share; 0 where it stays first."""
+    """Excess of its score over the best score on this machine, as a share; 0 if it stays first."""
     best: int
-    """The place, from 0, of the best contender there."""
+    """Place, from 0, of the best contender on this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,14 +88,15 @@ class Robustness:
         return sum(verdict.slowdown <= MARGIN for verdict in self.verdicts)
 
 
-def robustness_of(
+def assess_robustness(
     request: PlanRequest,
     ranked: Sequence[Candidate],
     runner: CandidateRunner,
     watch: Callable[[str], None] | None = None,
 ) -> Robustness | None:
-    """Re-simulate the first places on every other machine; None where no place is near the first."""
-    contenders = [one for one in ranked[:_CONTENDERS] if one.score[-1] <= _NEAR * ranked[0].score[-1]]
+    """Re-simulate the first places on every other machine; None if no other score is near the first."""
+    limit = _NEAR * ranked[0].score[-1]
+    contenders = [candidate for candidate in ranked[:_CONTENDERS] if candidate.score[-1] <= limit]
     if len(contenders) == 1:
         return None
     verdicts = []
@@ -103,9 +104,9 @@ def robustness_of(
         if watch is not None:
             watch(f"trying the first places on another machine, {number} of {len(MACHINES)}: {machine.name}")
         scores: list[Score | None] = []
-        for one, row in zip(contenders, runner.rows(contenders, machine), strict=True):
+        for candidate, row in zip(contenders, runner.rows(contenders, machine), strict=True):
             step = None if row.get("error") or not row.get("fits") else int(row["step_ns"] or 0)
-            scores.append(None if step is None else request.score(step, one.layout))
+            scores.append(None if step is None else request.score(step, candidate.layout))
         first = scores[0]
         if first is None:
             continue
@@ -157,14 +158,14 @@ class Plan(Printed):
 
     @cached_property
     def stated(self) -> Experiment:
-        """The same with the layers of each stage, which frameworks need where stages do not divide them."""
+        """The same with layers per stage, which frameworks need if stages do not divide the layers."""
         experiment, layers = self.experiment, int(self.problem.facts.get("layers") or 0)
         stages = self.best.layout.pp * self.best.chunks
         model = values_of(experiment.model)
         if layers % stages == 0 or model.get("layers_per_stage") or model.get("layout"):
             return experiment
         costs = build_costs(self.problem.resolved(self.best.varied), self.problem.registry)
-        split = own_split(costs, stages, layers)
+        split = default_split(costs, stages, layers)
         if split is None:
             return experiment
         resolved = self.problem.resolved((*self.best.varied, setting(LAYERS, split)))
@@ -172,7 +173,7 @@ class Plan(Printed):
 
     @property
     def frameworks(self) -> dict[str, Arguments]:
-        """Launch arguments of the first place; Megatron-LM has its own for stages without layers."""
+        """Launch arguments of the first place; Megatron-LM has separate arguments for stages without layers."""
         has_few = int(self.problem.facts.get("layers") or 0) < self.best.layout.pp * self.best.chunks
         megatron = self.experiment if has_few else self.stated
         return {
@@ -188,20 +189,20 @@ class Plan(Printed):
 
     def table(self) -> list[Row]:
         """Return a row per candidate, in the order of the space."""
-        return [_point(one) for one in self.result.candidates]
+        return [_point(candidate) for candidate in self.result.candidates]
 
     def counts(self) -> dict[str, int]:
-        """Return the number of candidates, and of those with each outcome."""
+        """Return the number of candidates, and the number with each outcome."""
         kinds = {outcome.value: self.result.count(outcome) for outcome in Outcome}
         return {"considered": len(self.result.candidates), **kinds}
 
     def refusals(self) -> dict[str, int]:
         """Return the number of refused candidates by reason, the most frequent first."""
         reasons: dict[str, int] = {}
-        for one in self.result.candidates:
-            if one.outcome is Outcome.REFUSED:
-                head, colon, _ = one.reason.partition(":")
-                key = head if colon and " " not in head else f"schedule {one.schedule}"
+        for candidate in self.result.candidates:
+            if candidate.outcome is Outcome.REFUSED:
+                head, colon, _ = candidate.reason.partition(":")
+                key = head if colon and " " not in head else f"schedule {candidate.schedule}"
                 reasons[key] = reasons.get(key, 0) + 1
         return dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))
 
@@ -209,14 +210,17 @@ class Plan(Printed):
         """Return everything as plain JSON values, times in ns and sizes in bytes."""
         places = [
             {
-                "place": place, "schedule": one.schedule, "settings": one.settings, "arguments": one.arguments,
-                **{key: value for key, value in one.row.items() if key not in {"error", "point"}},
-                "behind": float(one.score[-1] / self.best.score[-1] - 1),
-                "tied": one in self.tied,
-                "twins": [{"settings": same.settings, "arguments": same.arguments} for same in one.equivalents],
-                "why": explain_gap(self.best, one), "differences_ns": differences_ns(self.best, one),
+                "place": place, "schedule": candidate.schedule,
+                "settings": candidate.settings, "arguments": candidate.arguments,
+                **{key: value for key, value in candidate.row.items() if key not in {"error", "point"}},
+                "behind": float(candidate.score[-1] / self.best.score[-1] - 1),
+                "tied": candidate in self.tied,
+                "twins": [
+                    {"settings": twin.settings, "arguments": twin.arguments} for twin in candidate.equivalents
+                ],
+                "why": explain_gap(self.best, candidate), "differences_ns": differences_ns(self.best, candidate),
             }
-            for place, one in enumerate(self.ranked, 1)
+            for place, candidate in enumerate(self.ranked, 1)
         ]  # fmt: skip
         robustness = self.robustness
         return {
@@ -281,14 +285,15 @@ class Plan(Printed):
         ])  # fmt: skip
 
 
-def _point(one: Candidate) -> Row:
-    layout, bound = one.layout, one.bound
-    figures = {key: value for key, value in one.row.items() if key not in {"error", "point", "gpus"}}
+def _point(candidate: Candidate) -> Row:
+    layout, bound = candidate.layout, candidate.bound
+    figures = {key: value for key, value in candidate.row.items() if key not in {"error", "point", "gpus"}}
     return {
-        "schedule": one.schedule, "gpus": layout.gpus, "pp": layout.pp, "vp": one.chunks, "tp": layout.tp,
-        "cp": layout.cp, "ep": layout.ep, "dp": layout.dp, "micro": layout.micro, "global": layout.sequences,
-        "command": f"pptrace simulate CONFIG {one.arguments}", "fate": one.outcome.value,
-        "reason": one.reason or None,
+        "schedule": candidate.schedule, "gpus": layout.gpus, "pp": layout.pp, "vp": candidate.chunks,
+        "tp": layout.tp, "cp": layout.cp, "ep": layout.ep, "dp": layout.dp,
+        "micro": layout.micro, "global": layout.sequences,
+        "command": f"pptrace simulate CONFIG {candidate.arguments}", "fate": candidate.outcome.value,
+        "reason": candidate.reason or None,
         "bound_step_ns": bound.step_ns if bound else None,
         "bound_memory_bytes": bound.peak_bytes if bound else None,
         **figures,
@@ -313,8 +318,8 @@ def find_plan(
 ) -> Plan:
     """Return the ranked plan of a job; :func:`plan` describes most arguments.
 
-    ``file`` is the configuration, ``flags`` are values by flag name, and ``watch`` receives the progress. With
-    ``shares_registry``, the registry is the caller's own, which other processes do not have.
+    ``file`` is the configuration, ``flags`` are values by flag name, and ``watch`` receives the progress.
+    ``shares_registry`` states that the registry is the caller's, which other processes do not have.
 
     Raises:
         PptraceError: invalid input, an empty or too large space, or no configuration that fits.
@@ -326,7 +331,7 @@ def find_plan(
     first = outputs[0] if outputs else None
     with CandidateRunner(problem.document, registry, chosen, first, fresh=fresh) as runner:
         result = Search(space, runner, watch).run()
-        robustness = robustness_of(request, result.ranked, runner, watch) if robust else None
+        robustness = assess_robustness(request, result.ranked, runner, watch) if robust else None
     return Plan(request=request, problem=problem, result=result, robustness=robustness, heading=space.heading)
 
 
@@ -349,45 +354,45 @@ def plan(
     progress: Callable[[str], None] | None = None,
     **values: Unpack[Settings],
 ) -> Plan:
-    """Find the best configuration of a model on so many GPUs: how to divide it, and what to schedule.
+    """Find the best configuration of a model on a number of GPUs: division of the model, and schedule.
 
     Args:
         config: a YAML file, the mapping that it would hold, or None for ``values`` alone.
-        gpus: as many the job has; with ``objective="gpus"``, at most so many.
-        memory: what a rank may hold, ``"76GiB"``; the device's memory unless given.
+        gpus: number of GPUs of the job; with ``objective="gpus"``, the maximum number.
+        memory: memory limit per rank, ``"76GiB"``; the device's memory by default.
         objective: ``tokens``, ``mfu``, ``step``, or ``gpus`` for the fewest GPUs that fit.
         vary: values by key, ``{"pp": [4, 8], "zero": [1]}``, or texts as for ``--vary``; other keys keep the
             values that practitioners vary.
-        top: how many to rank.
-        exhaustive: simulate all that can run, without bounds.
-        robust: try the first places on other machines.
+        top: number of ranked configurations.
+        exhaustive: simulate all valid configurations, without bounds.
+        robust: re-simulate the first places on other machines.
         sets: ``key.path=value`` texts, as for ``--set``; sizes among them are fixed.
-        outputs: the best (.yaml), tables of all points and pictures to write; finished simulations are taken over
+        outputs: the best (.yaml), tables of all points and pictures to write; finished simulations are reused
             after an interruption.
-        fresh: take over no finished simulation.
-        executor: what configurations are simulated on, as for :func:`sweep`.
-        workers: how many at once; one per core by default.
-        registry: the plugins; all installed ones by default. One of your own needs an executor in this process.
-        progress: told how far it is, in words.
+        fresh: reuse no finished simulation.
+        executor: executor of the simulations, as for :func:`sweep`.
+        workers: number of parallel simulations; one per core by default.
+        registry: the plugins; all installed plugins by default. A registry needs an executor in this process.
+        progress: called with the progress as text.
         values: as for :func:`simulate`; sizes among them are fixed.
 
     Raises:
-        PptraceError: whatever cannot be used, in one line; nothing that fits, with the smallest memory that would.
+        PptraceError: invalid input; or no configuration that fits, with the smallest sufficient memory.
 
     >>> found = plan("step.yaml", gpus=256, memory="76GiB")  # doctest: +SKIP
     >>> found.best.name, found.save("best.yaml", "points.csv")  # doctest: +SKIP
     """
     check_arguments(values, ARGUMENTS)
     paths = [Path(output) for output in outputs]
-    found = find_plan(
+    result = find_plan(
         document_of(config),
         PlanRequest(gpus=gpus, memory=memory, objective=objective, top=top, exhaustive=exhaustive),
         registry or Registry.load(), sets=sets, flags=values, vary=vary, robust=robust, executor=executor,
         workers=workers or 0, outputs=paths, fresh=fresh, shares_registry=registry is not None, watch=progress,
     )  # fmt: skip
-    found.save(*paths)
+    result.save(*paths)
     end_journals(paths)
-    return found
+    return result
 
 
 MARGIN = Fraction(2, 100)
@@ -401,19 +406,20 @@ def tied(ranked: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """Return the candidates within :data:`MARGIN` of the first, the first among them."""
     if not ranked:
         return ()
-    *before, best = ranked[0].score
-    return tuple(one for one in ranked if [*one.score[:-1]] == before and one.score[-1] <= best * (1 + MARGIN))
+    *leading_scores, best = ranked[0].score
+    limit = best * (1 + MARGIN)
+    return tuple(place for place in ranked if [*place.score[:-1]] == leading_scores and place.score[-1] <= limit)
 
 
 _HEAD = ("#", "schedule", "pp", "vp", "tp", "cp", "ep", "dp", "mbs", "gbs", "settings", "step", "tok/s/GPU", "MFU",
          "memory", "exposed", "waiting", "behind")  # fmt: skip
 _OPTIONAL = ("vp", "cp", "ep", "gbs", "settings")
-"""Columns that are left out where all rows are empty or 1."""
+"""Columns that are left out if all rows are empty or 1."""
 _SHORT = {"model.recompute": "recompute", "costs.zero": "zero", "parallel.order": "order",
           "model.layers_per_stage": "layers", "model.recompute_modules": "modules",
           "model.recompute_method": "method", "model.recompute_num_layers": "num_layers"}  # fmt: skip
 _SIZES = frozenset({*PLANNED, "parallel.sequence_parallel"})
-"""Keys whose values have columns of their own, or follow from these."""
+"""Keys whose values have separate columns, or follow from such keys."""
 _WIDTH = 110
 _FREE = "ideal"
 """The default network, on which messages take no time."""
@@ -433,7 +439,7 @@ def _request_lines(plan: Plan) -> list[str]:
 
 
 def _table(plan: Plan) -> list[str]:
-    rows = [list(_HEAD), *(_cells(plan, place, one) for place, one in enumerate(plan.ranked, 1))]
+    rows = [list(_HEAD), *(_cells(plan, place, candidate) for place, candidate in enumerate(plan.ranked, 1))]
     shown = [
         column for column, name in enumerate(_HEAD)
         if name not in _OPTIONAL or len({row[column] for row in rows[1:]} - {"", "1"}) > (name == "gbs")
@@ -442,25 +448,26 @@ def _table(plan: Plan) -> list[str]:
     return table_lines([[row[column] for column in shown] for row in rows], left)
 
 
-def _cells(plan: Plan, place: int, one: Candidate) -> list[str]:
-    layout, row, step = one.layout, one.row, int(one.row["step_ns"] or 0)
-    slowdown = float(one.score[-1] / plan.best.score[-1] - 1)
-    each, mfu = row["tokens_per_s_per_gpu"], row["mfu"]
+def _cells(plan: Plan, place: int, candidate: Candidate) -> list[str]:
+    layout, row, step = candidate.layout, candidate.row, int(candidate.row["step_ns"] or 0)
+    slowdown = float(candidate.score[-1] / plan.best.score[-1] - 1)
+    tokens_per_s, mfu = row["tokens_per_s_per_gpu"], row["mfu"]
     exposed = (float(row["mean_collectives_ns"] or 0) + float(row["mean_messages_ns"] or 0)
                + float(row["mean_reduction_ns"] or 0))  # fmt: skip
-    sizes = (layout.pp, one.chunks, layout.tp, layout.cp, layout.ep, layout.dp, layout.micro, layout.sequences)
+    sizes = (layout.tp, layout.cp, layout.ep, layout.dp, layout.micro, layout.sequences)
     return [
-        str(place), one.schedule, *map(str, sizes), _settings(one), DURATION.rounded(step),
-        f"{float(each):,.0f}" if each else "-", f"{float(mfu):.1%}" if mfu else "-",
+        str(place), candidate.schedule, str(layout.pp), str(candidate.chunks), *map(str, sizes),
+        _settings(candidate), DURATION.rounded(step),
+        f"{float(tokens_per_s):,.0f}" if tokens_per_s else "-", f"{float(mfu):.1%}" if mfu else "-",
         format_size(int(row["peak_memory_bytes"] or 0)), f"{exposed / step:.1%}",
         f"{float(row['mean_waiting_ns'] or 0) / step:.1%}", "-" if place == 1 else f"{slowdown:+.1%}",
     ]  # fmt: skip
 
 
-def _settings(one: Candidate) -> str:
+def _settings(candidate: Candidate) -> str:
     """Return the settings of a configuration other than its sizes, without those that have no effect."""
     texts = []
-    for key, value in one.settings.items():
+    for key, value in candidate.settings.items():
         if key in _SIZES or key.startswith("schedule.options.") or value in (None, "none", 0, []):
             continue
         texts.append(_setting_text(key, value))
@@ -468,8 +475,8 @@ def _settings(one: Candidate) -> str:
 
 
 def _reasons(plan: Plan) -> list[str]:
-    lines = [f"why behind #1{'':>2}#{place}: {explain_gap(plan.best, one) or 'nothing above 0.1 %'}"
-             for place, one in enumerate(plan.ranked, 1) if place > 1]  # fmt: skip
+    lines = [f"why behind #1{'':>2}#{place}: {explain_gap(plan.best, candidate) or 'nothing above 0.1 %'}"
+             for place, candidate in enumerate(plan.ranked, 1) if place > 1]  # fmt: skip
     return [lines[0], *(f"{'':>14}{line[14:]}" for line in lines[1:])] if lines else []
 
 
@@ -478,28 +485,28 @@ def _ties(plan: Plan) -> list[str]:
     count = len(plan.tied)
     if count == 1:
         return []
-    named = f"#1 {'to' if plan.tied[2:] else 'and'} #{count}"
-    text = f"{named} are within {_MARGIN}, nearer than a simulation tells apart: measure these"
-    more = f"; others may be as near, --top {2 * count} names them" if count == plan.request.top else ""
-    return _folded("alike         ", text + more)
+    places = f"#1 {'to' if plan.tied[2:] else 'and'} #{count}"
+    text = f"{places} are within {_MARGIN}, nearer than a simulation tells apart: measure these"
+    hint = f"; others may be as near, --top {2 * count} names them" if count == plan.request.top else ""
+    return _wrap_line("alike         ", text + hint)
 
 
 def _equivalents(plan: Plan) -> list[str]:
     """Return the line of other settings with the same step and memory."""
     named: dict[str, list[str]] = {}
-    for place, one in enumerate(plan.ranked, 1):
-        if one.equivalents:
-            words = " or ".join(dict.fromkeys(_difference(one, equivalent) for equivalent in one.equivalents))
+    for place, candidate in enumerate(plan.ranked, 1):
+        if candidate.equivalents:
+            words = " or ".join(dict.fromkeys(_difference(candidate, twin) for twin in candidate.equivalents))
             named.setdefault(words, []).append(f"#{place}")
     text = "; ".join(f"{', '.join(places)} with {words}" for words, places in named.items())
-    return _folded("equal         ", f"as long, in as much memory: {text}") if named else []
+    return _wrap_line("equal         ", f"as long, in as much memory: {text}") if named else []
 
 
-def _difference(one: Candidate, equivalent: Candidate) -> str:
+def _difference(candidate: Candidate, equivalent: Candidate) -> str:
     """Return the settings in which an equivalent candidate differs."""
-    first, other = one.settings, equivalent.settings
-    keys = dict.fromkeys([*first, *other])
-    return " and ".join(_setting_text(key, other.get(key)) for key in keys if first.get(key) != other.get(key))
+    first, second = candidate.settings, equivalent.settings
+    keys = dict.fromkeys([*first, *second])
+    return " and ".join(_setting_text(key, second.get(key)) for key in keys if first.get(key) != second.get(key))
 
 
 def _setting_text(key: str, value: Any) -> str:
@@ -517,7 +524,7 @@ def _robustness(plan: Plan) -> list[str]:
     if robustness is None:
         return []
     total = len(robustness.verdicts)
-    lost = [
+    lost_places = [
         f"{verdict.machine}: #{verdict.best + 1} by {verdict.slowdown:.1%}"
         for verdict in robustness.verdicts
         if verdict.slowdown > 0
@@ -526,7 +533,7 @@ def _robustness(plan: Plan) -> list[str]:
         f"#1 stays first on {robustness.first} of {total} other machines, and first or within {_MARGIN} on "
         f"{robustness.near}, among {robustness.contenders} contenders"
     )
-    return _folded("robustness    ", f"{text}{'; ' if lost else ''}{'; '.join(lost)}")
+    return _wrap_line("robustness    ", f"{text}{'; ' if lost_places else ''}{'; '.join(lost_places)}")
 
 
 def _counts(plan: Plan) -> list[str]:
@@ -540,8 +547,8 @@ def _counts(plan: Plan) -> list[str]:
     ]  # fmt: skip
     refused = [f"{reason} {count:,}" for reason, count in list(plan.refusals().items())[:4]]
     return [
-        *_folded("", ", ".join(parts)),
-        *(_folded("cannot run    ", ", ".join(refused)) if refused else []),
+        *_wrap_line("", ", ".join(parts)),
+        *(_wrap_line("cannot run    ", ", ".join(refused)) if refused else []),
         *_default_chunks(plan),
     ]
 
@@ -549,25 +556,27 @@ def _counts(plan: Plan) -> list[str]:
 def _default_chunks(plan: Plan) -> list[str]:
     """Return the line of the schedules that accept none of the requested chunks per rank."""
     axis = plan.problem.axes.get("parallel.vp")
-    named = [value.varied[0].value for value in axis.values] if axis else []
-    able = [one for one in plan.result.candidates if one.outcome not in {Outcome.REFUSED, Outcome.COVERED}]
-    schedules = dict.fromkeys(one.schedule for one in able if named and one.chunks not in named)
+    requested = [value.varied[0].value for value in axis.values] if axis else []
+    schedules = dict.fromkeys(
+        candidate.schedule for candidate in plan.result.candidates
+        if requested and candidate.chunks not in requested
+        and candidate.outcome not in {Outcome.REFUSED, Outcome.COVERED}
+    )  # fmt: skip
     if not schedules:
         return []
-    text = (
-        f"{', '.join(map(str, named))} where a schedule takes it; {join_names([*schedules])} with their own chunks"
-    )
-    return _folded("vp            ", text)
+    chunks = ", ".join(map(str, requested))
+    text = f"{chunks} where a schedule takes it; {join_names([*schedules])} with their own chunks"
+    return _wrap_line("vp            ", text)
 
 
 def _frameworks(plan: Plan) -> list[str]:
-    lines = _folded("pptrace       ", plan.best.arguments)
+    lines = _wrap_line("pptrace       ", plan.best.arguments)
     for name, words in zip(("Megatron-LM   ", "torchtitan    "), plan.frameworks.values(), strict=True):
-        lines += _folded(name, words.text + (f" (without {', '.join(words.without)})" if words.without else ""))
+        lines += _wrap_line(name, words.text + (f" (without {', '.join(words.without)})" if words.without else ""))
     return lines
 
 
-def _folded(title: str, text: str) -> list[str]:
+def _wrap_line(title: str, text: str) -> list[str]:
     indent = " " * len(title)
     return wrap(
         f"{title}{text}", _WIDTH, subsequent_indent=indent or "  ", break_long_words=False, break_on_hyphens=False
@@ -583,8 +592,8 @@ PARTS = {
 }
 """Columns that sum to the step, with their names."""
 
-_NAMED = 0.001
-"""Share of the first step from which a difference is named."""
+_NAMED_SHARE = 0.001
+"""Smallest named difference, as a share of the first step."""
 
 
 def differences_ns(first: Candidate, other: Candidate) -> dict[str, int]:
@@ -603,13 +612,13 @@ def explain_gap(first: Candidate, other: Candidate) -> str:
     step = float(first.row["step_ns"] or 0)
     differences = differences_ns(first, other)
     named = sorted(
-        ((time, name) for name, time in differences.items() if abs(time) >= _NAMED * step),
+        ((time, name) for name, time in differences.items() if abs(time) >= _NAMED_SHARE * step),
         key=lambda part: (-part[0], part[1]),
     )
-    more = [(time, name) for time, name in named if time > 0]
-    less = [(time, name) for time, name in named if time < 0][-1:]
+    longer = [(time, name) for time, name in named if time > 0]
+    shorter = [(time, name) for time, name in named if time < 0][-1:]
     return ", ".join(
-        f"{name} {'+' if time > 0 else '-'}{DURATION.rounded(abs(time))}" for time, name in [*more[:2], *less]
+        f"{name} {'+' if time > 0 else '-'}{DURATION.rounded(abs(time))}" for time, name in [*longer[:2], *shorter]
     )
 
 
@@ -618,11 +627,14 @@ _GIB = 2**30
 
 def frontier(points: Sequence[Candidate]) -> list[Candidate]:
     """Return the Pareto frontier of step per sequence and memory, in order of memory."""
-    found: list[Candidate] = []
-    for one in sorted(points, key=lambda one: (int(one.row["peak_memory_bytes"] or 0), _each(one), one.number)):
-        if not found or _each(one) < _each(found[-1]):
-            found.append(one)
-    return found
+    best: list[Candidate] = []
+    order = sorted(
+        points, key=lambda point: (int(point.row["peak_memory_bytes"] or 0), _sequence_ns(point), point.number)
+    )
+    for point in order:
+        if not best or _sequence_ns(point) < _sequence_ns(best[-1]):
+            best.append(point)
+    return best
 
 
 def save_frontier(plan: Plan, path: Path) -> None:
@@ -632,12 +644,13 @@ def save_frontier(plan: Plan, path: Path) -> None:
         OutputError: another suffix, or a file that cannot be written.
         PptraceError: matplotlib is not installed.
     """
-    points = [one for one in plan.result.candidates if one.outcome is Outcome.SIMULATED]
-    names = list(dict.fromkeys(one.schedule for one in (*plan.result.ranked, *points)))
+    points = [candidate for candidate in plan.result.candidates if candidate.outcome is Outcome.SIMULATED]
+    names = list(dict.fromkeys(candidate.schedule for candidate in (*plan.result.ranked, *points)))
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
-        draw_points(axes, {name: _point_places([one for one in points if one.schedule == name]) for name in names})
+        places = {name: _point_places([point for point in points if point.schedule == name]) for name in names}
+        draw_points(axes, places)
         edge = columns_of(_point_places(frontier(plan.result.ranked)))
         axes.plot(*edge, color=INK, lw=1.2, drawstyle="steps-post", label="frontier", zorder=0)
         limit = int(plan.best.row["device_memory_bytes"] or 0)
@@ -654,10 +667,12 @@ def save_frontier(plan: Plan, path: Path) -> None:
     write_picture(path, (9.0, 5.0), draw)
 
 
-def _each(one: Candidate) -> float:
-    return float(one.row["step_ns"] or 0) / one.layout.sequences
+def _sequence_ns(point: Candidate) -> float:
+    return float(point.row["step_ns"] or 0) / point.layout.sequences
 
 
 def _point_places(points: Sequence[Candidate]) -> list[tuple[float, float]]:
-    scale = max((one.layout.sequences for one in points), default=1)
-    return [(int(one.row["peak_memory_bytes"] or 0) / _GIB, _each(one) * scale / 1e9) for one in points]
+    scale = max((point.layout.sequences for point in points), default=1)
+    return [
+        (int(point.row["peak_memory_bytes"] or 0) / _GIB, _sequence_ns(point) * scale / 1e9) for point in points
+    ]

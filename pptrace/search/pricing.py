@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from pptrace.steps.schedule import Schedule
     from pptrace.steps.workload import Workload
 
-_OF_COSTS = (RECOMPUTE, *OPTIONS, "costs.zero", LAYERS)
-"""Settings that affect a step through its costs alone."""
+_COST_SETTINGS = (RECOMPUTE, *OPTIONS, "costs.zero", LAYERS)
+"""Settings that affect a step only through its costs."""
 _KEPT_LAYOUTS = 96
 """Layouts in the cost cache; candidates of one layout are consecutive."""
 _COLUMNS = (
@@ -79,25 +79,25 @@ class Origin:
 
 
 @dataclass(slots=True, kw_only=True)
-class Priced:
-    """The bound of a candidate by its own table and costs."""
+class Price:
+    """The bound of a candidate from its table and costs."""
 
     chunks: int | None = None
-    """Chunks per rank; None where the table cannot be built."""
+    """Chunks per rank; None if the table cannot be built."""
     layers: list[int] | None = None
     """Layers per stage; None for the default split of the model."""
     is_even: bool = False
     """Whether the balanced split equals the even one."""
     reason: str = ""
-    """Why it cannot run."""
-    sameness: Any = None
-    """Digest that configurations with the same step share."""
+    """The reason why it cannot run."""
+    step_key: Any = None
+    """Key of the step; equal for configurations with the same step."""
     bound: Bound | None = None
-    """Its lower bounds; None where it cannot run."""
+    """Its lower bounds; None if it cannot run."""
 
 
 class Pricing:
-    """Computes bounds, with caches of tables and costs."""
+    """Bounds of candidates, with caches of tables and costs."""
 
     def __init__(self, problem: PlanProblem, entries: Sequence[Entry], layers: int) -> None:
         """Read the options of all schedules.
@@ -115,7 +115,7 @@ class Pricing:
         self._groups: OrderedDict[int, _LayoutCosts] = OrderedDict()
         self._bounds: dict[Any, Bound] = {}
 
-    def least(self, group: Group, *, has_pairs: bool = False) -> Bound:
+    def lower_bound(self, group: Group, *, has_pairs: bool = False) -> Bound:
         """Return lower bounds of all candidates of a group, for any table.
 
         The total computation is assumed not to depend on the number of stages.
@@ -135,42 +135,42 @@ class Pricing:
             fits=least_fits(workload, layout.pp),
         )
 
-    def priced(self, origin: Origin) -> Priced:
-        """Return the bound of a candidate by its own table and costs."""
-        found = Priced()
+    def price(self, origin: Origin) -> Price:
+        """Return the bound of a candidate from its table and costs."""
+        price = Price()
         try:
-            self._price(found, origin)
+            self._compute(price, origin)
         except PptraceError as error:
-            found.reason = short_reason(error)
-        return found
+            price.reason = short_reason(error)
+        return price
 
-    def _price(self, found: Priced, origin: Origin) -> None:
+    def _compute(self, price: Price, origin: Origin) -> None:
         group, entry = origin.group, self.entries[origin.entry]
         layout, work = group.layout, self._costs_of(group)
         cached = self.tables.of(entry, layout, origin.chunks)
         stages = layout.pp * cached.chunks
-        found.chunks = cached.chunks
+        price.chunks = cached.chunks
         layers = work.split(origin.split, stages, self.layers)
         if layers is None and origin.split == "balanced":
-            found.is_even = True
+            price.is_even = True
             return
-        found.layers = layers
-        own = (setting(LAYERS, layers),) if layers is not None else ()
-        resolved = self.problem.resolved((*group.varied, *entry.varied, *origin.settings, *own))
+        price.layers = layers
+        layer_settings = (setting(LAYERS, layers),) if layers is not None else ()
+        resolved = self.problem.resolved((*group.varied, *entry.varied, *origin.settings, *layer_settings))
         has_pairs = self.has_pairs(entry) if cached.table is None else cached.table.has_pairs
         workload = work.workload(stages, layers, has_pairs=has_pairs)
         if resolved.experiment.schedule.offload is not None and not copies_take_time(workload):
             raise resolved.error("schedule.offload", NO_COPY_TIMES)
         if cached.table is None:
-            cached = self.tables.timed(entry, cached, times(workload, work.costs.network, layout.pp))
+            cached = self.tables.build_from_times(entry, cached, times(workload, work.costs.network, layout.pp))
         self.tables.check_policy(resolved, cached)
-        found.sameness = _sameness(work, entry, cached, workload)
-        if found.sameness not in self._bounds and cached.table is not None:
+        price.step_key = _step_key(work, entry, cached, workload)
+        if price.step_key not in self._bounds and cached.table is not None:
             provided = self.problem.registry.schedules[entry.name]
-            self._bounds[found.sameness] = bound_of(
+            self._bounds[price.step_key] = bound_of(
                 cached.table, cached.request, workload, resolved.experiment, provided
             )
-        found.bound = self._bounds[found.sameness]
+        price.bound = self._bounds[price.step_key]
 
     def has_pairs(self, entry: Entry) -> bool:
         """Return whether tables of a schedule may have overlapped pairs."""
@@ -187,13 +187,13 @@ class Pricing:
         return bool(self._costs_of(group).workload(group.layout.pp, has_pairs=True).segments)
 
     def _costs_of(self, group: Group) -> _LayoutCosts:
-        found = self._groups.get(group.number)
-        if found is None:
-            found = self._groups[group.number] = _LayoutCosts(self.problem, group.varied)
+        costs = self._groups.get(group.number)
+        if costs is None:
+            costs = self._groups[group.number] = _LayoutCosts(self.problem, group.varied)
             if len(self._groups) > _KEPT_LAYOUTS:
                 self._groups.popitem(last=False)
         self._groups.move_to_end(group.number)
-        return found
+        return costs
 
 
 class _LayoutCosts:
@@ -231,17 +231,17 @@ class _LayoutCosts:
         return self._splits[stages]
 
 
-def _sameness(work: _LayoutCosts, entry: Entry, cached: CachedTable, workload: Workload) -> Any:
-    """Return the key that configurations with the same step share."""
-    group = [(key_text(setting.path), repr(setting.value)) for setting in work.varied]
+def _step_key(work: _LayoutCosts, entry: Entry, cached: CachedTable, workload: Workload) -> Any:
+    """Return a key that is equal for configurations with the same step."""
+    settings = [(key_text(setting.path), repr(setting.value)) for setting in work.varied]
     entry_settings = [(key_text(setting.path), repr(setting.value)) for setting in entry.varied]
-    others = sorted(
+    other_settings = sorted(
         (key, value)
         for key, value in entry_settings
         if key != "schedule.name" and not key.startswith("schedule.options.")
     )
-    known = sorted((key, value) for key, value in group if key not in _OF_COSTS)
-    return cached.digest, _digest(workload), str(known), str(others)
+    group_settings = sorted((key, value) for key, value in settings if key not in _COST_SETTINGS)
+    return cached.digest, _digest(workload), str(group_settings), str(other_settings)
 
 
 def _digest(workload: Workload) -> str:
@@ -272,7 +272,7 @@ class CachedTable:
     request: ScheduleRequest
     """The request of the schedule."""
     table: Schedule | None
-    """The table; None where it depends on times, as :meth:`TableCache.timed` builds it."""
+    """The table; None if it depends on times, see :meth:`TableCache.build_from_times`."""
     digest: str
     """Digest of the table; empty without one."""
     chunks: int
@@ -289,19 +289,19 @@ class TableCache:
             PptraceError: an invalid option, or an unknown schedule.
         """
         self.registry = problem.registry
-        self._found: OrderedDict[Any, CachedTable] = OrderedDict()
+        self._tables: OrderedDict[Any, CachedTable] = OrderedDict()
         self._policies: dict[Any, PptraceError | None] = {}
         self._refusals: dict[Any, PptraceError | None] = {}
         self._options: dict[str, Mapping[str, Any]] = {}
         plain = [setting("parallel.pp", 1), setting("batch.global", 1)]
         for entry in entries:
             resolved = problem.resolved([*plain, *entry.varied])
-            offered = self.registry.schedules[entry.name].offer.options
+            options_model = self.registry.schedules[entry.name].offer.options
             inputs = Inputs(resolved=resolved, registry=self.registry)
-            self._options[entry.label] = inputs.fill_options("schedule", offered)
+            self._options[entry.label] = inputs.fill_options("schedule", options_model)
 
     def refusal(self, entry: Entry, layout: Layout, chunks: int | None) -> PptraceError | None:
-        """Return the error by which a schedule refuses sizes before it builds a table; None without one."""
+        """Return the error with which a schedule rejects sizes before it builds a table; None without an error."""
         key = (entry.label, layout.pp, layout.microbatches, chunks)
         if key not in self._refusals:
             provided = self.registry.schedules[entry.name]
@@ -318,7 +318,7 @@ class TableCache:
         """Return the table of a schedule on a layout's ranks and microbatches.
 
         Args:
-            entry: the schedule, with its own settings.
+            entry: the schedule with its settings.
             layout: the layout.
             chunks: chunks per rank; None for the default of the schedule.
 
@@ -326,13 +326,13 @@ class TableCache:
             PptraceError: refused sizes, or a failing plugin.
         """
         key = (entry.label, layout.pp, layout.microbatches, chunks)
-        if key not in self._found:
-            self._found[key] = self._build(entry, self._request(entry, layout, chunks))
-            if len(self._found) > _KEPT_TABLES:
-                self._found.popitem(last=False)
-        return self._found[key]
+        if key not in self._tables:
+            self._tables[key] = self._build(entry, self._request(entry, layout, chunks))
+            if len(self._tables) > _KEPT_TABLES:
+                self._tables.popitem(last=False)
+        return self._tables[key]
 
-    def timed(self, entry: Entry, cached: CachedTable, times: Mapping[str, Any]) -> CachedTable:
+    def build_from_times(self, entry: Entry, cached: CachedTable, times: Mapping[str, Any]) -> CachedTable:
         """Return the table that a schedule builds from times and memory.
 
         Raises:
@@ -390,7 +390,7 @@ class TableCache:
 
 
 def _too_long(request: ScheduleRequest) -> str:
-    """Return why a step is too large for a plan; empty where it is not."""
+    """Return the reason why a step is too large for a plan; empty if it is not."""
     actions = 2 * request.ranks * request.chunks * request.microbatches
     if actions <= _MOST_ACTIONS:
         return ""
@@ -414,28 +414,28 @@ def _table_digest(table: Schedule) -> str:
     return digest.hexdigest()[:16]
 
 
-_THREE = 3
-_OF_SPLIT = ("weights_bytes", "activation_bytes", "f_ns", "b_ns")
+_MIN_STAGES = 3
+_SPLIT_COLUMNS = ("weights_bytes", "activation_bytes", "f_ns", "b_ns")
 """Columns that identify a split."""
 
 
 def balanced_split(costs: Costs, stages: int, layers: int) -> list[int] | None:
-    """Return the layers per stage with the shortest slowest stage; None where that is the even split.
+    """Return the layers per stage with the shortest slowest stage; None if that is the even split.
 
-    Every layer is assumed to cost as much as one in the middle of the model. The first and the last stage have
-    further costs. Each layer goes to the stage that is then the fastest, which is optimal for such costs.
+    Every layer is assumed to cost as much as a layer in the middle of the model. The first and the last stage
+    have further costs. Each layer goes to the fastest stage so far, which is optimal for such costs.
 
     Args:
         costs: costs of the configuration.
         stages: number of stages.
         layers: layers of the model.
     """
-    if stages < _THREE or layers < stages:
+    if stages < _MIN_STAGES or layers < stages:
         return None
-    base, more = divmod(layers, stages)
-    even = [base + (0 < stage <= more) for stage in range(stages)]
-    if more > stages - 2:
-        even[0], even[-1] = base + 1, base + (more == stages)
+    base, remainder = divmod(layers, stages)
+    even = [base + (0 < stage <= remainder) for stage in range(stages)]
+    if remainder > stages - 2:
+        even[0], even[-1] = base + 1, base + (remainder == stages)
         even[1:-1] = [base + 1] * (stages - 2)
     even[1] += layers - sum(even)
     try:
@@ -447,16 +447,17 @@ def balanced_split(costs: Costs, stages: int, layers: int) -> list[int] | None:
     totals = [max(time_ns - layer_ns * count, 0.0) for time_ns, count in zip(stage_ns, even, strict=True)]
     split = [0] * stages
     for _ in range(layers):
-        least = min(range(stages), key=lambda stage: (totals[stage], -stage))
-        totals[least] += layer_ns
-        split[least] += 1
+        fastest = min(range(stages), key=lambda stage: (totals[stage], -stage))
+        totals[fastest] += layer_ns
+        split[fastest] += 1
     return None if max(totals) >= max(stage_ns) else split
 
 
-def own_split(costs: Costs, stages: int, layers: int) -> list[int] | None:
-    """Return the layers per stage of the default split; None where costs do not identify them.
+def default_split(costs: Costs, stages: int, layers: int) -> list[int] | None:
+    """Return the layers per stage of the default split; None if the costs do not identify them.
 
-    Inner stages with more weights than the other ones have one layer more. The ends share the remaining layers.
+    Inner stages with more weights than other inner stages have one more layer. The first and last stage share the
+    remaining layers.
     The result has the same costs on every stage as the model without a configured split.
 
     Args:
@@ -465,16 +466,16 @@ def own_split(costs: Costs, stages: int, layers: int) -> list[int] | None:
         layers: layers of the model.
     """
     base = layers // stages
-    own = costs.workload(stages, _chain(stages))
-    kept = own.weights_bytes[1:-1]
-    least = int(kept.min(initial=kept.max(initial=0)))
-    more = (kept - least) * 2 * max(base, 1) > least
-    for low, up in product((base, base + 1), (0, 1)):
-        between = (low + more).tolist()
-        left = layers - sum(between)
-        first = (left + up) // 2
-        if left >= 0 and _has_costs(costs, [first, *between, left - first], own):
-            return [first, *between, left - first]
+    expected = costs.workload(stages, _chain(stages))
+    weights = expected.weights_bytes[1:-1]
+    lowest = int(weights.min(initial=weights.max(initial=0)))
+    has_more = (weights - lowest) * 2 * max(base, 1) > lowest
+    for inner, rounding in product((base, base + 1), (0, 1)):
+        middle = (inner + has_more).tolist()
+        ends = layers - sum(middle)
+        first = (ends + rounding) // 2
+        if ends >= 0 and _has_costs(costs, [first, *middle, ends - first], expected):
+            return [first, *middle, ends - first]
     return None
 
 
@@ -483,7 +484,7 @@ def _has_costs(costs: Costs, split: list[int], expected: Workload) -> bool:
         workload = _with_split(costs, split)
     except PptraceError:
         return False
-    return all(np.array_equal(getattr(workload, name), getattr(expected, name)) for name in _OF_SPLIT)
+    return all(np.array_equal(getattr(workload, name), getattr(expected, name)) for name in _SPLIT_COLUMNS)
 
 
 def _chain(stages: int) -> tuple[tuple[int, int], ...]:

@@ -33,24 +33,24 @@ OPTIONS: dict[str, tuple[str, Any]] = {
 """Options of one kind of recomputation, and their values under any other kind."""
 
 
-def agreeing(settings: Sequence[Assignment], model: Mapping[str, Any]) -> tuple[Assignment, ...]:
+def compatible_settings(settings: Sequence[Assignment], model: Mapping[str, Any]) -> tuple[Assignment, ...]:
     """Return settings without options of another kind of recomputation.
 
     Args:
         settings: settings of a configuration.
         model: the configured model, whose options of another kind are reset, too.
     """
-    words = [one.value for one in settings if key_text(one.path) == RECOMPUTE]
+    words = [override.value for override in settings if key_text(override.path) == RECOMPUTE]
     if not words:
         return tuple(settings)
-    others = {key: empty for key, (word, empty) in OPTIONS.items() if word != words[-1]}
-    kept = tuple(one for one in settings if key_text(one.path) not in others)
-    own = [key for key in others if model.get(key.partition(".")[2])]
-    return (*kept, *(setting(key, others[key]) for key in own))
+    reset_values = {key: empty for key, (word, empty) in OPTIONS.items() if word != words[-1]}
+    kept = tuple(override for override in settings if key_text(override.path) not in reset_values)
+    configured = [key for key in reset_values if model.get(key.partition(".")[2])]
+    return (*kept, *(setting(key, reset_values[key]) for key in configured))
 
 
 PLAIN = "1f1b"
-"""The schedule that represents all others on one pipeline rank."""
+"""The schedule that represents all other schedules on one pipeline rank."""
 _MOST = 1_000_000
 """Largest number of configurations."""
 _MICRO = (1, 2, 4, 8)
@@ -89,15 +89,15 @@ class Space:
             raise ConfigError("missing: write the sequences in a step, such as --global 1024", key="batch.global")
         self.splits = self._splits()
         self.entries = self._entries()
-        self.others = self._others()
+        self.other_axes = self._other_values()
         self._check_size()
 
     def layouts(self) -> Iterator[Layout]:
         """Yield every division of the GPUs, with every batch."""
         sizes = [self.sizes[name] for name in ("pp", "tp", "cp", "ep")]
         for gpus, (pp, tp, cp, ep) in product(self.counts, product(*sizes)):
-            dp, rest = divmod(gpus, pp * tp * cp)
-            if rest or (self.sizes["dp"] and dp not in self.sizes["dp"]) or not dp:
+            dp, remainder = divmod(gpus, pp * tp * cp)
+            if remainder or (self.sizes["dp"] and dp not in self.sizes["dp"]) or not dp:
                 continue
             for sequences, micro in product(self.sequences, self.micro):
                 yield Layout(gpus=gpus, pp=pp, tp=tp, cp=cp, ep=ep, dp=dp, micro=micro, sequences=sequences)
@@ -109,20 +109,20 @@ class Space:
         written = "sequence_parallel" in (self.problem.document.value or {}).get("parallel", {})
         if layout.tp == 1 or not written:
             values["parallel.sequence_parallel"] = layout.tp > 1
-        own = tuple(setting(key, value) for key, value in values.items())
-        return [(*own, *parts) for parts in self.combined]
+        sizes = tuple(setting(key, value) for key, value in values.items())
+        return [(*sizes, *parts) for parts in self.setting_combinations]
 
     @cached_property
-    def combined(self) -> list[tuple[Assignment, ...]]:
+    def setting_combinations(self) -> list[tuple[Assignment, ...]]:
         """Combinations of all other settings, without options of another kind of recomputation."""
         written = (self.problem.document.value or {}).get("model")
         model = written if isinstance(written, dict) else {}
-        found: dict[str, tuple[Assignment, ...]] = {}
-        for parts in product(*self.others):
-            settings = tuple(one for part in parts for one in part)
-            kept = agreeing(settings, model)
-            found.setdefault(repr([(one.path, one.value) for one in kept]), kept)
-        return list(found.values())
+        by_text: dict[str, tuple[Assignment, ...]] = {}
+        for parts in product(*self.other_axes):
+            settings = tuple(override for part in parts for override in part)
+            kept = compatible_settings(settings, model)
+            by_text.setdefault(repr([(override.path, override.value) for override in kept]), kept)
+        return list(by_text.values())
 
     def chunks_of(self, pp: int) -> tuple[int, ...]:
         """Return the chunks per rank: the requested ones, or all that divide the layers.
@@ -133,9 +133,10 @@ class Space:
             return self.sizes["vp"]
         return tuple(chunks for chunks in _CHUNKS if chunks == 1 or (pp > 1 and self._divides(pp, chunks)))
 
-    def is_plain_alone(self, entry: Entry) -> bool:
+    def is_covered_by_plain(self, entry: Entry) -> bool:
         """Return whether 1F1B represents a schedule on one rank."""
-        if PLAIN not in {one.label for one in self.entries} or entry.label != entry.name or entry.name == PLAIN:
+        labels = {other.label for other in self.entries}
+        if PLAIN not in labels or entry.label != entry.name or entry.name == PLAIN:
             return False
         costs = (self.problem.document.value or {}).get("costs") or {}
         return not costs.get("segments") and "costs.segments" not in self.problem.axes
@@ -150,7 +151,7 @@ class Space:
         """The varied sizes in one line."""
         parts = {name: values for name, values in self.sizes.items() if values}
         parts |= {"micro": self.micro, "global": self.sequences}
-        named = [f"{name} {_listed(values)}" for name, values in parts.items() if len(values) > 1]
+        named = [f"{name} {_format_range(values)}" for name, values in parts.items() if len(values) > 1]
         count = len(self.entries)
         return f"{', '.join(named) or 'sizes are fixed'}; {count} schedule{'s' * (count > 1)}"
 
@@ -198,48 +199,48 @@ class Space:
     def _entries(self) -> tuple[Entry, ...]:
         """Return the requested schedules, or the configured one and all installed ones with a bubble formula."""
         axis = self.problem.axes.get("schedule.name")
-        offers, own = self.problem.registry.schedules, self.problem.schedule
-        named = [value.text for value in axis.values] if axis else []
-        if named == ["all"]:
-            return tuple(entry for name in sorted(offers) for entry in self._worded(name))
-        if named:
+        offers, default = self.problem.registry.schedules, self.problem.schedule
+        requested = [value.text for value in axis.values] if axis else []
+        if requested == ["all"]:
+            return tuple(entry for name in sorted(offers) for entry in self._option_entries(name))
+        if requested:
             return tuple(
                 Entry(
                     label=one.text, name=str(one.varied[0].value), settings=(), varied=one.varied, source="--vary"
                 )
                 for one in (axis.values if axis else ())
             )
-        others = [
+        other_names = [
             name
             for name in sorted(offers)
-            if name != own and offers[name].offer.bubble is not None and offers[name].offer.part_times is None
+            if name != default and offers[name].offer.bubble is not None and offers[name].offer.part_times is None
         ]
-        return parse_entries([*([own] if own else []), *others], "plan")
+        return parse_entries([*([default] if default else []), *other_names], "plan")
 
-    def _worded(self, name: str) -> tuple[Entry, ...]:
+    def _option_entries(self, name: str) -> tuple[Entry, ...]:
         """Return a schedule with its defaults, and with each value of its enumerated options."""
         model = self.problem.registry.schedules[name].offer.options
         words = literals(model()) if model else {}
         texts = [f"{name}:{option}={word}" for option, values in words.items() for word in values]
         return parse_entries([name, *texts], "plan")
 
-    def _others(self) -> list[list[tuple[Assignment, ...]]]:
+    def _other_values(self) -> list[list[tuple[Assignment, ...]]]:
         """Return the values of all other keys, a list per axis."""
         axes = self.problem.axes
         for axis in axes.values():
-            _check_beside(axis)
-        found = [
-            [tuple(map(_whole, value.varied)) for value in axis.values]
+            _check_coupled(axis)
+        axis_values = [
+            [tuple(map(_normalize_offload, value.varied)) for value in axis.values]
             for key, axis in axes.items()
             if key not in {*PLANNED, LAYERS}
         ]
         for key in _SWITCHES:
             words = self._words(key) if key not in axes else ()
             values = [value for value in words if value in WIDELY.get(key, words)]
-            found += [[(setting(key, value),) for value in values]] if len(values) > 1 else []
+            axis_values += [[(setting(key, value),) for value in values]] if len(values) > 1 else []
         if self.problem.on_cluster and "parallel.order" not in axes:
-            found.append([(setting("parallel.order", order),) for order in _NEAREST])
-        return found
+            axis_values.append([(setting("parallel.order", order),) for order in _NEAREST])
+        return axis_values
 
     def _words(self, key: str) -> tuple[Any, ...]:
         """Return the values of a switch; none where the cost model has no such option."""
@@ -254,14 +255,14 @@ class Space:
             **{name: len(self.sizes[name]) for name in ("pp", "tp", "cp", "ep")},
             "vp": max((len(self.chunks_of(pp)) for pp in self.sizes["pp"]), default=1),
             "micro": len(self.micro), "global": len(self.sequences), "layers": len(self.splits),
-            "schedules": len(self.entries), "others": prod(map(len, self.others)),
+            "schedules": len(self.entries), "others": prod(map(len, self.other_axes)),
         }  # fmt: skip
         count = prod(sizes.values())
         if not count or next(self.layouts(), None) is None:
-            least = min((prod(one) for one in product(*(self.sizes[n] for n in ("pp", "tp", "cp")))), default=0)
+            smallest = prod(min(self.sizes[name], default=0) for name in ("pp", "tp", "cp"))
             job = self.request.gpus
-            if least > job:
-                message = f"a replica of the sizes named needs {gpus_text(least)}, and the job has {job:,}"
+            if smallest > job:
+                message = f"a replica of the sizes named needs {gpus_text(smallest)}, and the job has {job:,}"
                 raise ConfigError(message, file="--gpus")
             message = f"no pp x tp x cp x dp of the sizes named makes {gpus_text(job)}: name others"
             raise ConfigError(message, file="--vary")
@@ -273,18 +274,19 @@ class Space:
             raise ConfigError(message, file="--vary")
 
 
-def _check_beside(axis: Axis) -> None:
-    """Refuse coupled keys of a layout."""
-    both = sorted({key_text(path) for path in axis.paths} & {*PLANNED, LAYERS})
-    if both and axis.is_coupled:
-        message = f"{both[0]} has values of its own in a plan; pptrace sweep --gpus takes whole layouts"
+def _check_coupled(axis: Axis) -> None:
+    """Reject coupled keys of a layout."""
+    layout_keys = sorted({key_text(path) for path in axis.paths} & {*PLANNED, LAYERS})
+    if layout_keys and axis.is_coupled:
+        message = f"{layout_keys[0]} has values of its own in a plan; pptrace sweep --gpus takes whole layouts"
         raise ConfigError(message, file=f"--vary {axis.key}")
 
 
-def _whole(one: Assignment) -> Assignment:
+def _normalize_offload(override: Assignment) -> Assignment:
     """Return an assignment; a copied share of 0 removes ``schedule.offload``."""
-    return setting("schedule.offload", None) if key_text(one.path) == _COPIED and not one.value else one
+    is_zero = key_text(override.path) == _COPIED and not override.value
+    return setting("schedule.offload", None) if is_zero else override
 
 
-def _listed(values: Sequence[int]) -> str:
+def _format_range(values: Sequence[int]) -> str:
     return f"{min(values)}..{max(values)}"

@@ -1,7 +1,7 @@
 """Re-simulation of a step after single changes, and after failures of workers.
 
-Replicas without re-routed microbatches keep their order. Other replicas prefer a backward to a forward, and keep
-their limit of activations.
+Replicas without re-routed microbatches keep their order. In other replicas, backwards have priority over forwards
+within the same limit of activations.
 
 Source: Gandhi et al., ReCycle: Resilient Training of Large DNNs using Pipeline Adaptation, SOSP 2024, section 3:
 a failed worker's forwards and backwards are re-routed to its peers, which hold the same weights.
@@ -57,11 +57,11 @@ class WhatIf:
     name: str
     """The change."""
     step_ns: int | None
-    """The step with it, for the same number of sequences; None where it cannot be simulated."""
+    """The step after the change, for the same number of sequences; None if it cannot be simulated."""
     saved_ns: int = 0
-    """Its saving; negative where the step is longer."""
+    """The saving of the change; negative if the step is longer."""
     note: str = ""
-    """Why there is no step, or a remark."""
+    """The reason why there is no step, or a remark."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class WhatIfs(Printed):
     """The changes; the first row names the largest lever."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain JSON values, times in ns."""
+        """Return the step and its changes as plain JSON values, times in ns."""
         step = self.run.metrics.step_ns
         rows = [
             {"change": row.name, "step_ns": row.step_ns, "saved_ns": row.saved_ns,
@@ -95,27 +95,28 @@ class WhatIfs(Printed):
 def whatif(run: Run, *, lost: int = 0) -> WhatIfs:
     """Re-simulate a step with single changes.
 
-    - Twice the bandwidth: all communication takes half its time, latencies included. Free network: none.
+    - Twice the bandwidth: all communication takes half its time, latencies included.
+    - Free network: communication takes no time.
     - Half the bubble: twice as many microbatches of half the work each.
-    - Even stages: each computes the mean of all.
-    - No stragglers: devices of one speed, where the costs say that they differ (``spread``, ``skew``).
-    - One more microbatch: the step for as many sequences as before, of a batch that is one larger.
+    - Even stages: every stage has the mean computation of all stages.
+    - No stragglers: all devices have the same speed, if the costs have different speeds (``spread``, ``skew``).
+    - One more microbatch: a step with one more microbatch, scaled to the original number of sequences.
     - Workers lost: their microbatches go to the replicas of their stages (Gandhi et al., ReCycle, SOSP 2024).
 
     Args:
         run: the simulated step.
-        lost: workers that fail; none unless given.
+        lost: number of failed workers; 0 by default.
 
     Raises:
-        ConfigError: more workers lost than leave a replica of each stage.
+        ConfigError: a stage is left without a replica.
     """
     changes: dict[str, Callable[[Run], int | None]] = {
-        "bandwidth x2": _faster,
-        "free network": _free,
+        "bandwidth x2": _doubled_bandwidth,
+        "free network": _free_network,
         "half the bubble": _half_bubble,
-        "even stages": _even,
+        "even stages": _even_stages,
         "no stragglers": _no_stragglers,
-        "one more microbatch": _one_more,
+        "one more microbatch": _one_more_microbatch,
     }
     if lost:
         changes[f"{lost} worker{'s' * (lost > 1)} lost, re-routed"] = partial(step_without, lost=lost)
@@ -133,11 +134,11 @@ def _row(name: str, change: Callable[[Run], int | None], run: Run) -> WhatIf:
     return WhatIf(name=name, step_ns=step, saved_ns=run.metrics.step_ns - step)
 
 
-def _faster(run: Run) -> int | None:
+def _doubled_bandwidth(run: Run) -> int | None:
     return run_prepared(at_speeds(run.prepared, communication=2), run.registry).metrics.step_ns
 
 
-def _free(run: Run) -> int | None:
+def _free_network(run: Run) -> int | None:
     free = at_speeds(run.prepared, communication=_FREE)
     free = changed(free, network=ideal(), contention=Contention(links=Sharing.NONE))
     return run_prepared(free, run.registry).metrics.step_ns
@@ -148,12 +149,12 @@ def _half_bubble(run: Run) -> int | None:
     if run.prepared.schedule.ranks == 1 or run.prepared.table is not None:
         return None
     batch = run.prepared.resolved.experiment.batch
-    twice = run.under(_with_microbatches(run.prepared.resolved, 2 * batch.known_microbatches))
-    halved = changed(twice.prepared, lambda costs: costs.scaled(Fraction(1, 2)))
+    doubled = run.under(_with_microbatches(run.prepared.resolved, 2 * batch.known_microbatches))
+    halved = changed(doubled.prepared, lambda costs: costs.scaled(Fraction(1, 2)))
     return run_prepared(halved, run.registry).metrics.step_ns
 
 
-def _even(run: Run) -> int | None:
+def _even_stages(run: Run) -> int | None:
     differing = run.prepared.differing
     workload = run.prepared.workload if differing is None else differing.costs
     even = evened(workload)
@@ -165,20 +166,20 @@ def _even(run: Run) -> int | None:
 def _no_stragglers(run: Run) -> int | None:
     resolved = run.prepared.resolved
     values = {key: str(value_of(resolved, key)).partition(" ")[0] for key in ("costs.spread", "costs.skew")}
-    slow = [key for key, value in values.items() if value not in {"None", "0", "0.0"}]
-    sets = [f"{key}=0{' ns' * (key == 'costs.skew')}" for key in slow]
+    uneven_keys = [key for key, value in values.items() if value not in {"None", "0", "0.0"}]
+    sets = [f"{key}=0{' ns' * (key == 'costs.skew')}" for key in uneven_keys]
     reduction = resolved.experiment.data_parallel
     sets += ["data_parallel.speeds="] * bool(reduction.speeds)
     sets += ["data_parallel.spread=0"] * bool(reduction.spread)
     return run.under(resolved.again(sets, {})).metrics.step_ns if sets else None
 
 
-def _one_more(run: Run) -> int | None:
+def _one_more_microbatch(run: Run) -> int | None:
     if run.prepared.table is not None:
         return None
     count = run.prepared.resolved.experiment.batch.known_microbatches
-    more = run.under(_with_microbatches(run.prepared.resolved, count + 1))
-    return round(Fraction(more.metrics.step_ns * count, count + 1))
+    larger = run.under(_with_microbatches(run.prepared.resolved, count + 1))
+    return round(Fraction(larger.metrics.step_ns * count, count + 1))
 
 
 def _with_microbatches(resolved: Resolved, count: int) -> Resolved:
@@ -189,15 +190,15 @@ def _with_microbatches(resolved: Resolved, count: int) -> Resolved:
     return resolved.again([f"{key}={values[key]}" for key in written], {})
 
 
-def _cells(found: WhatIfs, row: WhatIf) -> tuple[str, str, str]:
+def _cells(result: WhatIfs, row: WhatIf) -> tuple[str, str, str]:
     if row.step_ns is None:
         return row.name, "-", row.note
-    step = found.run.metrics.step_ns
-    if row is found.rows[0]:
-        return row.name, time_text(found.run, step), "-"
+    step = result.run.metrics.step_ns
+    if row is result.rows[0]:
+        return row.name, time_text(result.run, step), "-"
     share = row.saved_ns / step if step else 0.0
     saved = f"{share:.1%}" if round(share, 3) else "nothing"
-    return row.name, time_text(found.run, row.step_ns), saved
+    return row.name, time_text(result.run, row.step_ns), saved
 
 
 _MOST_ACTIONS = 400_000
@@ -207,39 +208,38 @@ _GATHERS = (Kind.UNSHARD, Kind.RESHARD)
 
 
 def step_without(run: Run, lost: int) -> int:
-    """Return the step of all replicas of a pipeline, some of whose workers are lost; without a loss the run's own.
+    """Return the step of all replicas of a pipeline after the loss of workers; for ``lost=0``, the run's step.
 
     Workers are lost from the last rank of the first replica on, replica by replica. A worker is a pipeline rank
-    with all of its GPUs. On a cluster each replica's ranks are its own GPUs, whose messages share links as they
-    come.
+    with all of its GPUs. On a cluster, ranks of different replicas are different GPUs, whose messages share links.
 
     Args:
-        run: the step before; of one pipeline.
-        lost: how many workers fail.
+        run: the step of one pipeline without losses.
+        lost: number of failed workers.
 
     Raises:
-        ConfigError: a rank without a replica left, a step that is not re-routed here, or a policy of messages
-            under which re-routed microbatches deadlock.
+        ConfigError: a rank is left without a replica, the step cannot be re-routed, or re-routed microbatches
+            deadlock under the message policy.
     """
-    _check(run.prepared)
-    undisturbed, before = _step(run, 0), run.metrics.step_ns
-    if undisturbed != before:
-        steps = f"{format_duration(undisturbed)} for {format_duration(before)}"
+    _check_reroutable(run.prepared)
+    replicated_ns, step_ns = _rerouted_step(run, 0), run.metrics.step_ns
+    if replicated_ns != step_ns:
+        steps = f"{format_duration(replicated_ns)} for {format_duration(step_ns)}"
         key = "network" if run.prepared.job is None else "cluster"
         message = (
             f"replicas that meet on links take another step without any loss, {steps}: take a hockney network"
         )
         raise run.prepared.resolved.error(key, message)
     try:
-        return _step(run, lost)
+        return _rerouted_step(run, lost)
     except DeadlockError:
         resolved = run.prepared.resolved
         message = f"re-routed microbatches deadlock under {resolved.experiment.p2p.policy}: take async"
         raise resolved.error("p2p.policy", message) from None
 
 
-def _check(prepared: Prepared) -> None:
-    """Refuse steps that cannot be re-routed, with the setting that causes it."""
+def _check_reroutable(prepared: Prepared) -> None:
+    """Reject steps that cannot be re-routed; the error names the setting."""
     resolved, table, replicas = prepared.resolved, prepared.schedule, prepared.resolved.experiment.parallel.dp
     placement = table.placement
     if placement.routes > 1 or not placement.is_chain or table.microbatches != prepared.request.microbatches:
@@ -247,16 +247,16 @@ def _check(prepared: Prepared) -> None:
     if len(table) * replicas > _MOST_ACTIONS:
         count = len(table) * replicas
         raise ConfigError(f"{count:,} actions of all replicas; the most is {_MOST_ACTIONS:,}", file=_FILE)
-    others = ~np.isin(table.kind, (*_PASSES, *_GATHERS)) | (table.span > 1) | bool(table.waits)
-    for key, found, what in (
+    is_unsupported = ~np.isin(table.kind, (*_PASSES, *_GATHERS)) | (table.span > 1) | bool(table.waits)
+    for key, mask, noun in (
         ("schedule.offload", COPIES.mask(table.kind), "copies to the host"),
         ("schedule.recompute", table.kind == Kind.RECOMPUTE, "forwards computed again by actions of their own"),
         ("data_parallel.reduce_each", table.kind == Kind.REDUCE_GRAD, "reductions behind each backward"),
         ("schedule", table.pair >= 0, "overlapped pairs"),
-        ("schedule", others, "a table's own messages, waits and actions of several microbatches"),
+        ("schedule", is_unsupported, "a table's own messages, waits and actions of several microbatches"),
     ):
-        if found.any():
-            raise resolved.error(key, f"{what} are not re-routed")
+        if mask.any():
+            raise resolved.error(key, f"{noun} are not re-routed")
     if prepared.job is None and len(prepared.network.links):
         message = "its links are between the ranks of one pipeline: take a hockney network, or describe a cluster"
         raise resolved.error("network", message)
@@ -268,15 +268,15 @@ def _check(prepared: Prepared) -> None:
         raise resolved.error(key, "replicas that differ are not re-routed: make them alike")
 
 
-def _step(run: Run, lost: int) -> int:
+def _rerouted_step(run: Run, lost: int) -> int:
     """Return the step of all replicas without some workers."""
     prepared = run.prepared
     table, experiment, workload = prepared.schedule, prepared.resolved.experiment, prepared.workload
     replicas = experiment.parallel.dp
-    placement = rerouted(table.placement.stage_rank[0], table.ranks, replicas, table.microbatches, lost)
+    placement = reroute(table.placement.stage_rank[0], table.ranks, replicas, table.microbatches, lost)
     workload = replace(workload, microbatch_class=np.repeat(workload.microbatch_class, replicas))
     order = _order(prepared, placement, np.tile(run.metrics.memory.peak_activations, replicas))
-    network = prepared.network if prepared.job is None else replace(prepared.job, apart=True)
+    network = prepared.network if prepared.job is None else replace(prepared.job, all_replicas=True)
     timeline = simulate(
         with_sharding(prepared.resolved, order, workload), workload, network, prepared.policy,
         contention=prepared.contention, overlap_reduction=experiment.data_parallel.overlaps, stage_replicas=False,
@@ -284,93 +284,98 @@ def _step(run: Run, lost: int) -> int:
     return measure(timeline, workload).step_ns
 
 
-def _order(prepared: Prepared, placement: Placement, held: Int64s) -> Schedule:
-    """Return the order of all replicas' workers; new where microbatches are re-routed.
+def _order(prepared: Prepared, placement: Placement, limits: Int64s) -> Schedule:
+    """Return the order of all replicas' workers; replicas with re-routed microbatches have a new order.
 
     Args:
         prepared: the step of one pipeline.
-        placement: where the stages of all replicas' microbatches are.
-        held: shape (workers,): the most activations that a worker may hold.
+        placement: placement of all replicas' microbatches.
+        limits: shape (workers,): the maximum activations of each worker.
     """
     table = prepared.schedule
-    own = table.selected(np.flatnonzero(np.isin(table.kind, _PASSES)))
-    replicas = placement.microbatches // own.microbatches
-    replica = np.repeat(np.arange(replicas), len(own))
-    worker = np.tile(own.rank_of_row(), replicas) + replica * own.ranks
-    microbatch = np.tile(own.microbatch, replicas) * replicas + replica
-    columns = np.stack([worker, np.tile(own.kind, replicas), np.tile(own.stage, replicas), microbatch])
-    reached = _reached(placement, own.ranks, replicas)
-    if reached.size:
-        new = _new_order(prepared, placement, held)
+    passes = table.selected(np.flatnonzero(np.isin(table.kind, _PASSES)))
+    replicas = placement.microbatches // passes.microbatches
+    replica = np.repeat(np.arange(replicas), len(passes))
+    worker = np.tile(passes.rank_of_row(), replicas) + replica * passes.ranks
+    microbatch = np.tile(passes.microbatch, replicas) * replicas + replica
+    columns = np.stack([worker, np.tile(passes.kind, replicas), np.tile(passes.stage, replicas), microbatch])
+    affected = _affected_replicas(placement, passes.ranks, replicas)
+    if affected.size:
+        new = _new_order(prepared, placement, limits)
         planned = np.stack([new.rank_of_row(), new.kind, new.stage, new.microbatch])
         columns = np.hstack([
-            columns[:, ~np.isin(replica, reached)],
-            planned[:, np.isin(planned[0] // own.ranks, reached)],
+            columns[:, ~np.isin(replica, affected)],
+            planned[:, np.isin(planned[0] // passes.ranks, affected)],
         ])  # fmt: skip
     worker, *cells = columns[:, np.argsort(columns[0], kind="stable")]
     row_ptr = np.cumsum([0, *np.bincount(worker, minlength=placement.ranks)])
     return Schedule.from_columns(placement, row_ptr, *cells)
 
 
-def _reached(placement: Placement, ranks: int, replicas: int) -> Int64s:
-    """Return the replicas that re-routed microbatches leave or join."""
-    where = placement.stage_rank[placement.microbatch_route] // ranks
-    own = np.arange(placement.microbatches) % replicas
-    away = (where != own[:, None]).any(axis=1)
-    return np.union1d(where[away], own[away])
+def _affected_replicas(placement: Placement, ranks: int, replicas: int) -> Int64s:
+    """Return the replicas from which or to which microbatches are re-routed."""
+    actual = placement.stage_rank[placement.microbatch_route] // ranks
+    original = np.arange(placement.microbatches) % replicas
+    is_rerouted = (actual != original[:, None]).any(axis=1)
+    return np.union1d(actual[is_rerouted], original[is_rerouted])
 
 
-def _new_order(prepared: Prepared, placement: Placement, held: Int64s) -> Schedule:
-    """Return the order of a list schedule; without limits of activations where these cause a deadlock."""
+def _new_order(prepared: Prepared, placement: Placement, limits: Int64s) -> Schedule:
+    """Return the order of a list schedule; without limits of activations if these cause a deadlock."""
     is_split = bool((prepared.schedule.kind == Kind.W).any())
     kinds = (Kind.F, Kind.I, Kind.W) if is_split else (Kind.F, Kind.B)
     durations = {kind: prepared.workload.duration_ns(kind) for kind in kinds}
     priority = _weights_last if is_split else backward_first
     try:
-        return list_schedule(placement, durations, priority=priority, in_flight=InFlight(rank=held))
+        return list_schedule(placement, durations, priority=priority, in_flight=InFlight(rank=limits))
     except ScheduleError:
         return list_schedule(placement, durations, priority=priority)
 
 
 def _weights_last(actions: Actions) -> Sequence[Int64s | Int32s]:
-    """Choose a weight gradient, which has no dependents, only where nothing else is ready."""
+    """Prefer all other actions to weight gradients, which have no dependents."""
     return [(actions.kind == Kind.W).astype(np.int32), *backward_first(actions)]
 
 
-def rerouted(stage_rank: Int32s, ranks: int, replicas: int, microbatches: int, lost: int) -> Placement:
-    """Return where the stages of all replicas' microbatches are; rank ``r`` of replica ``d`` is ``d ranks + r``.
+def reroute(stage_rank: Int32s, ranks: int, replicas: int, microbatches: int, lost: int) -> Placement:
+    """Return the placement of all replicas' microbatches; rank ``r`` of replica ``d`` is ``d ranks + r``.
 
     Args:
         stage_rank: shape (stages,), the rank of each stage in one pipeline.
-        ranks: of one pipeline.
-        replicas: pipelines.
-        microbatches: of one pipeline.
-        lost: workers that fail.
+        ranks: ranks of one pipeline.
+        replicas: number of pipelines.
+        microbatches: microbatches of one pipeline.
+        lost: number of failed workers.
 
     Raises:
-        ConfigError: a rank that no replica is left of.
+        ConfigError: a rank is left without a replica.
     """
-    by_rank = [(replica, rank) for replica in range(replicas) for rank in reversed(range(ranks))]
-    gone = set(by_rank[:lost])
-    left = {rank: [one for one in range(replicas) if (one, rank) not in gone] for rank in range(ranks)}
-    if len(gone) < lost or not all(left.values()):
-        most = ranks * (replicas - 1)
-        without = f"{lost} worker{'s' * (lost > 1)} lost: a stage is left without a replica"
-        bear = (
-            f"{replicas} replicas bear at most {most}" if most else "there is one replica alone: raise parallel.dp"
+    workers = [(replica, rank) for replica in range(replicas) for rank in reversed(range(ranks))]
+    lost_workers = set(workers[:lost])
+    remaining = {
+        rank: [candidate for candidate in range(replicas) if (candidate, rank) not in lost_workers]
+        for rank in range(ranks)
+    }
+    if len(lost_workers) < lost or not all(remaining.values()):
+        max_lost = ranks * (replicas - 1)
+        problem = f"{lost} worker{'s' * (lost > 1)} lost: a stage is left without a replica"
+        limit = (
+            f"{replicas} replicas bear at most {max_lost}"
+            if max_lost
+            else "there is one replica alone: raise parallel.dp"
         )
-        raise ConfigError(f"{without}; {bear}", file=_FILE)
-    turn = dict.fromkeys(range(ranks), 0)
-    ways = np.zeros((replicas * microbatches, stage_rank.size), dtype=np.int32)
-    for number in range(replicas * microbatches):
-        replica = number % replicas
-        where = dict.fromkeys(range(ranks), replica)
+        raise ConfigError(f"{problem}; {limit}", file=_FILE)
+    next_index = dict.fromkeys(range(ranks), 0)
+    routes_of_microbatch = np.zeros((replicas * microbatches, stage_rank.size), dtype=np.int32)
+    for microbatch in range(replicas * microbatches):
+        replica = microbatch % replicas
+        replica_of_rank = dict.fromkeys(range(ranks), replica)
         for rank in range(ranks):
-            if (replica, rank) in gone:
-                where[rank] = left[rank][turn[rank] % len(left[rank])]
-                turn[rank] += 1
-        ways[number] = [where[int(rank)] * ranks + int(rank) for rank in stage_rank]
-    routes, route = np.unique(ways, axis=0, return_inverse=True)
+            if (replica, rank) in lost_workers:
+                replica_of_rank[rank] = remaining[rank][next_index[rank] % len(remaining[rank])]
+                next_index[rank] += 1
+        routes_of_microbatch[microbatch] = [replica_of_rank[int(rank)] * ranks + int(rank) for rank in stage_rank]
+    routes, route = np.unique(routes_of_microbatch, axis=0, return_inverse=True)
     chain = np.stack([np.arange(stage_rank.size - 1), np.arange(1, stage_rank.size)], axis=1)
     return Placement(
         ranks=replicas * ranks, stage_rank=routes, microbatch_route=route.reshape(-1).astype(np.int32),

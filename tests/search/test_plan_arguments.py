@@ -13,7 +13,7 @@ from pptrace.config.yaml_document import Document
 from pptrace.plugins.registry import Registry
 from pptrace.run.preparation import build_costs, prepare
 from pptrace.search.launch_arguments import megatron_arguments, titan_split, torchtitan_arguments
-from pptrace.search.pricing import own_split
+from pptrace.search.pricing import default_split
 
 if TYPE_CHECKING:
     from pptrace.run.costs import Costs
@@ -226,12 +226,12 @@ def test_embedding_and_head_take_the_place_of_layers(
     ],
 )
 def test_a_split_is_told_from_costs(layers: int, split: list[int], beside: dict[str, Any]) -> None:
-    assert own_split(costs_of(layers, beside), len(split), layers) == split
+    assert default_split(costs_of(layers, beside), len(split), layers) == split
 
 
 @pytest.mark.parametrize("beside", [MOE | {"moe_every": 2}, {"balance": "products"}])
 def test_a_split_that_costs_do_not_tell_is_none(beside: dict[str, Any]) -> None:
-    assert own_split(costs_of(13, beside), 4, 13) is None
+    assert default_split(costs_of(13, beside), 4, 13) is None
 
 
 def costs_of(layers: int, beside: dict[str, Any]) -> Costs:

@@ -168,7 +168,7 @@ def test_layouts_are_weighed_once_each_and_scattered(count: int) -> None:
 def test_bounds_made_on_other_processes_give_the_same_plan(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(candidates, "_LEAST", 1)
+    monkeypatch.setattr(candidates, "_PREFETCH_FROM", 1)
     monkeypatch.setattr(best_first, "_PEEKS", (2,))
     monkeypatch.setattr(candidates, "_CHUNK", 3)
     asked = {
@@ -185,9 +185,9 @@ def test_bounds_made_on_other_processes_give_the_same_plan(
 
 
 def test_bounds_whose_worker_dies_are_made_here(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(candidates, "_LEAST", 1)
+    monkeypatch.setattr(candidates, "_PREFETCH_FROM", 1)
     monkeypatch.setattr(best_first, "_PEEKS", (2,))
-    monkeypatch.setattr(candidates, "_priced", failing)
+    monkeypatch.setattr(candidates, "_price_all", failing)
     asked = {"vary": {"schedule": ["1f1b", "zb-h1"], "micro": [1], "tp": [1], "recompute": ["none"]}}
 
     found = planned(registry, **asked, **ELSEWHERE)

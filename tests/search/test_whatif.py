@@ -15,7 +15,7 @@ from pptrace.errors import ConfigError
 from pptrace.plugins.registry import Registry
 from pptrace.run.cost_changes import at_speeds, evened, jittered
 from pptrace.run.simulated_step import run_prepared
-from pptrace.search.what_if import rerouted, step_without, whatif
+from pptrace.search.what_if import reroute, step_without, whatif
 from pptrace.steps.kinds import Kind
 from pptrace.steps.placement import Placement
 
@@ -178,7 +178,7 @@ def test_every_stage_of_every_microbatch_stays_on_a_replica_of_its_rank(
 ) -> None:
     own = Placement.looped(ranks=ranks, microbatches=microbatches, chunks=chunks).stage_rank[0]
     try:
-        placed = rerouted(own, ranks, replicas, microbatches, lost)
+        placed = reroute(own, ranks, replicas, microbatches, lost)
     except ConfigError:
         assert lost > replicas - 1
         return
