@@ -313,7 +313,7 @@ def _rank_of_gpu(timeline: Timeline, gpu: int, file: Path, job: Replicas | None)
     process = layout.place(gpu)
     rank, replicas = process["pp"], layout.gpus // layout.pp
     if job is not None:
-        replicas = replicas // layout.dp * job.alike(process["dp"])
+        replicas = replicas // layout.dp * job.count_equal(process["dp"])
     position = ", ".join(f"{axis} {index}" for axis, index in process.items())
     text = f"GPU {gpu} is {position}: rank {rank}"
     return rank, f"{text}, which stands for {replicas:,} GPUs that do the same" if replicas > 1 else text

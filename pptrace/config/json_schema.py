@@ -116,15 +116,27 @@ def _schedules(offers: Offers) -> Any:
         return _any(str, ScheduleChoice)
     forms = []
     for name, model in offers.items():
-        said: Any = (Annotated[dict[str, Any], Field(max_length=0)], {})
-        if model is not None:
-            needed = any(field.is_required() for field in model.model_fields.values())
-            said = (_closed(f"schedule-{name}-options", model), ... if needed else {})
         own = ScheduleChoice.model_fields
         others = {key: (own[key].annotation, own[key]) for key in own if key not in {"name", "options"}}
-        forms.append(_closed(f"schedule-{name}", None, name=(Literal[name], own["name"]), options=said, **others))
+        forms.append(
+            _closed(
+                f"schedule-{name}",
+                None,
+                name=(Literal[name], own["name"]),
+                options=_options(f"schedule-{name}-options", model),
+                **others,
+            )
+        )
     of_file = create_model("schedule-file", __base__=ScheduleChoice, name=(_File, ...))
     return _any(_named(offers), _File, _by_name(forms), of_file)
+
+
+def _options(title: str, model: type[BaseModel] | None) -> Any:
+    """Return the field of options under a key of their own: empty without a model."""
+    if model is None:
+        return Annotated[dict[str, Any], Field(max_length=0)], {}
+    needed = any(field.is_required() for field in model.model_fields.values())
+    return _closed(title, model), ... if needed else {}
 
 
 def _policies(offers: Offers) -> Any:
@@ -132,12 +144,11 @@ def _policies(offers: Offers) -> Any:
     if not offers:
         return _any(str, PointToPoint)
     own = PointToPoint.model_fields
-    none: Any = (Annotated[dict[str, Any], Field(max_length=0)], {})
     words = tuple(name for name in PolicyName.words() if name in offers)
-    forms = [_closed("p2p", PointToPoint, policy=(Literal[words], own["policy"]), options=none)]
+    forms = [_closed("p2p", PointToPoint, policy=(Literal[words], own["policy"]), options=_options("", None))]
     for name, model in offers.items():
         if name not in words:
-            options = none if model is None else (_closed(f"p2p-{name}-options", model), {})
+            options = _options(f"p2p-{name}-options", model)
             forms.append(_closed(f"p2p-{name}", None, policy=(Literal[name], ...), options=options))
     return _any(_named(offers), *forms)
 

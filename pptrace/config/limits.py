@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from io import BufferedReader
 
 MOST_RATIO, RATIO_FROM = 100, 32 << 20
-"""How far a file may unfold, and from which size on that is looked at; traces unfold 5 to 40 times."""
+"""Limit of the compression ratio, and the unpacked size from which it applies; traces have ratios of 5 to 40."""
 EVENT_BYTES = 350
-"""Memory that an event takes while it is read, about."""
+"""Approximate memory of an event while it is read."""
 _TWICE = 2
-"""What is kept of events is held twice while it is made an answer, at most."""
+"""Copies of names and arguments in memory while the result is built."""
 _HELD = 4
-"""What is read whole takes this many times its bytes until it is columns."""
+"""Memory of a file that is read whole, in multiples of its size."""
 _PARSED = 8
-"""Values of JSON take this many times the bytes of their text."""
+"""Memory of parsed JSON, in multiples of its text."""
 _PART = 1 << 20
 _WINDOW, _FRACTION = 1 << 18, 64
-"""How much of a file, in bytes and as a part of it, says what the rest will hold."""
+"""Least part of a file from which its events are estimated: in bytes, and as a divisor of its size."""
 _GZIP = b"\x1f\x8b"
 
 
@@ -93,12 +93,12 @@ class UnpackedFile:
 
     def _count(self, marks: Sequence[bytes], most: int) -> None:
         """Count a file's events and raise as :meth:`expect` does; the caller reports a damaged file."""
-        found = 0
+        events = 0
         with suppress(EOFError, zlib.error, OSError), self._path.open("rb") as raw:
-            again = UnpackedFile(self._path, raw)
-            while part := again.read():
-                found += sum(map(part.count, marks))
-                if found > most:
+            whole = UnpackedFile(self._path, raw)
+            while part := whole.read():
+                events += sum(map(part.count, marks))
+                if events > most:
                     raise _too_many(most, self._path)
 
     def _counted(self, part: bytes) -> bytes:
@@ -135,7 +135,7 @@ def read_unpacked(path: Path) -> bytes:
     Raises:
         TraceError: as :func:`open_unpacked` says, or it is more than memory may hold.
     """
-    parts, most = [], most_held()
+    parts, most = [], min(most_unpacked(), most_memory() // _HELD)
     with open_unpacked(path) as file:
         while part := file.read(_PART):
             parts.append(part)
@@ -145,13 +145,8 @@ def read_unpacked(path: Path) -> bytes:
     return b"".join(parts)
 
 
-def most_held() -> int:
-    """Return how many bytes of one file may be held at once."""
-    return min(most_unpacked(), most_memory() // _HELD)
-
-
 def most_parsed() -> int:
-    """Return how many bytes of JSON may be parsed at once."""
+    """Return the limit in bytes of JSON that is parsed at once."""
     return min(most_unpacked(), most_memory() // _HELD // _PARSED)
 
 
@@ -202,7 +197,7 @@ def is_named_pipe(path: Path) -> bool:
 
 
 _FIRST = 1 << 16
-"""Packets that are read before the rest is looked at."""
+"""Packets between two checks."""
 _MORE, _VALUE, _LONGEST = 0x80, 0x7F, 10
 
 
@@ -228,7 +223,7 @@ def check_packets(count: int, raw: bytes, at: int, path: Path | str) -> None:
 
 
 def _packets(raw: bytes, at: int, most: int) -> int:
-    """Return how many packets follow, at most so many: each has a byte for its tag, its length, and that many."""
+    """Count the following packets up to a limit; each has a tag of one byte, its length, and its content."""
     count, end = 0, len(raw) - 1
     while at < end and count < most:
         size = raw[at + 1]
@@ -278,13 +273,13 @@ def gibibytes(size: int) -> str:
 
 def _spare() -> int:
     """Return the available bytes: the minimum over machine, control group and process limit."""
-    found = [_available(), *_group()]
+    limits = [_available(), *_group()]
     with suppress(ImportError, OSError, ValueError):
         import resource
 
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-        found += [] if limit == resource.RLIM_INFINITY else [limit]
-    return min(found)
+        limits += [] if limit == resource.RLIM_INFINITY else [limit]
+    return min(limits)
 
 
 def _available() -> int:
@@ -325,7 +320,7 @@ def most_events() -> int:
 
 
 def size_of(variable: str) -> int | None:
-    """Return the number that a variable holds, None where it is not set or empty.
+    """Return the number in an environment variable; None where it is not set or empty.
 
     Raises:
         ConfigError: it is no number, or of no unit of KiB, MiB, GiB and TiB.
@@ -333,7 +328,7 @@ def size_of(variable: str) -> int | None:
     text = os.environ.get(variable, "")
     if not text.strip():
         return None
-    found = _SIZE.fullmatch(text)
-    if found is None or not int(found[1]):
+    match = _SIZE.fullmatch(text)
+    if match is None or not int(match[1]):
         raise ConfigError(f"is {text!r}: write a number, or a size such as 64 GiB", key=variable)
-    return int(found[1]) * _UNITS[found[2].upper()]
+    return int(match[1]) * _UNITS[match[2].upper()]

@@ -99,11 +99,7 @@ class Resolved:
         return replace(self.with_values("parallel", {"vp": 1}), positions=positions)
 
     def again(self, sets: Sequence[str], flags: Mapping[str, Any]) -> Resolved:
-        """Resolve the same configuration with further settings, which override all earlier ones.
-
-        Args:
-            sets: as for :func:`load`.
-            flags: as for :func:`load`.
+        """Resolve this configuration with further settings, which override all earlier ones, as :func:`load` does.
 
         Raises:
             ConfigError: a setting is invalid.

@@ -18,6 +18,10 @@ DEFAULT_COSTS = "unit"
 """The cost model of a step without a model."""
 
 
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
 class OpenSection(BaseModel):
     """A section that takes keys of plugins."""
 
@@ -67,10 +71,10 @@ class Device(Preset):
             return f"{min(size_bytes, parse_size(values['memory']))} B"
 
         ranks = {}
-        for key, one in self.ranks.items():
-            own = written.ranks.get(key, one) if written and written.ranks else one
-            given = {"preset": own} if isinstance(own, str) else own
-            ranks[key] = {**given, "memory": least(one if isinstance(one, dict) else self.values)}
+        for key, filled in self.ranks.items():
+            entry = written.ranks.get(key, filled) if written and written.ranks else filled
+            parameters = {"preset": entry} if isinstance(entry, str) else entry
+            ranks[key] = {**parameters, "memory": least(filled if isinstance(filled, dict) else self.values)}
         return {"device.memory": least(self.values), "device.ranks": json.dumps(ranks)}
 
 
@@ -90,10 +94,8 @@ class CostChoice(OpenSection):
     )
 
 
-class DataParallel(BaseModel):
+class DataParallel(_Section):
     """What data-parallel replicas do together: gradients are reduced, sharded weights gathered."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     overlap: bool = Field(
         default=False,
@@ -162,10 +164,6 @@ _LARGEST = 2**31 - 1
 _Count = Annotated[int, Field(ge=1, le=_LARGEST)]
 _Speed = Annotated[float, Field(ge=0.001, le=1)]
 _Places = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class _Modifier(_Section):

@@ -105,13 +105,12 @@ def view_cluster(
         ConfigError: an invalid configuration, unknown GPUs, or GPUs without a route.
         PluginError: a preset or network that no plugin offers.
     """
-    given = {key: value for key, value in (flags or {}).items() if value is not None}
+    settings = {key: value for key, value in (flags or {}).items() if value is not None}
     file = cluster if not isinstance(cluster, str) else None
+    sized = file is not None or "pp" in settings
     if file is None:
-        given = {"pp": 1, **given, "cluster": cluster}
-    sized = file is not None or ("pp" in (flags or {}) and (flags or {})["pp"] is not None)
-    stand_in = {"schedule": "none", "microbatches": 1} if file is None else {}
-    resolved = load(file, sets, {**stand_in, **given})
+        settings = {"schedule": "none", "microbatches": 1, "pp": 1, **settings, "cluster": cluster}
+    resolved = load(file, sets, settings)
     if resolved.experiment.cluster is None:
         raise ConfigError("missing: the file describes no cluster", key="cluster", file=file or "")
     resolved = _with_ranks(resolved.with_values("cluster", {"spare": True}))

@@ -58,12 +58,26 @@ class Plan(NamedTuple):
             group: neighbouring ranks that share a stream for each direction.
             one_stream: whether copies to the host share the stream, each ready at the end of its forward.
         """
-        jobs = _Jobs.of(self, chosen, one_stream=one_stream)
-        latest = jobs.latest(jobs.rank // group)[jobs.back]
-        number, stage, microbatch = worked(self.schedule, jobs.row[jobs.back])
-        found = np.zeros(chosen.shape, dtype=np.int64)
-        found[stage, microbatch] = latest[number]
-        return found
+        schedule, is_back = self.schedule, GRADIENTS.mask(self.schedule.kind)
+        rows = np.flatnonzero(is_back | ((schedule.kind == Kind.F) & one_stream))
+        rows = rows[chosen[schedule.stage[rows], schedule.microbatch[rows]]]
+        is_back = is_back[rows]
+        index, stage, microbatch = worked(schedule, rows)
+        copy_ns = np.where(is_back[index], self.back_ns[stage, microbatch], self.out_ns[stage, microbatch])
+        duration_ns = np.zeros(rows.size, dtype=np.int64)
+        np.add.at(duration_ns, index, copy_ns)
+        # Earliest start of a copy to the host, and latest end of a copy back.
+        limit_ns = np.where(is_back, self.start_ns[rows], self.end_ns[rows])
+        stream, start_ns = schedule.rank_of_row()[rows] // group, np.empty(rows.size, dtype=np.int64)
+        order = np.lexsort((rows, limit_ns, stream))
+        for copies in np.split(order, np.flatnonzero(np.diff(stream[order])) + 1):
+            passed_ns = np.concatenate([[0], np.cumsum(duration_ns[copies])])
+            never = passed_ns[-1] + limit_ns.max(initial=0)
+            slack_ns = np.where(is_back[copies], limit_ns[copies], never) - passed_ns[1:]
+            start_ns[copies] = passed_ns[:-1] + np.minimum.accumulate(slack_ns[::-1])[::-1]
+        latest_ns, back = np.zeros(chosen.shape, dtype=np.int64), is_back[index]
+        latest_ns[stage[back], microbatch[back]] = start_ns[index[back]]
+        return latest_ns
 
     def ahead(self, chosen: NDArray[np.bool_], start_ns: Int64s) -> Int64s:
         """Return the number of blocks between each chosen copy back and its backward at these start times."""
@@ -82,43 +96,6 @@ class Plan(NamedTuple):
             number, stage, microbatch = worked(schedule, own)
             ahead[stage, microbatch] = np.maximum(blocks.of_row[own] - started, 0)[number]
         return ahead
-
-
-class _Jobs(NamedTuple):
-    """Copies of streams by action, in the order of the table's rows."""
-
-    row: Int64s
-    """The forward or backward of the copy in the table."""
-    rank: Int64s
-    back: NDArray[np.bool_]
-    """Whether it is a copy back."""
-    at_ns: Int64s
-    """Earliest start of a copy to the host, and latest end of a copy back."""
-    took_ns: Int64s
-
-    @classmethod
-    def of(cls, plan: Plan, chosen: NDArray[np.bool_], *, one_stream: bool) -> _Jobs:
-        schedule, back = plan.schedule, GRADIENTS.mask(plan.schedule.kind)
-        row = np.flatnonzero(back | ((schedule.kind == Kind.F) & one_stream))
-        row = row[chosen[schedule.stage[row], schedule.microbatch[row]]]
-        back = back[row]
-        number, stage, microbatch = worked(schedule, row)
-        each = np.where(back[number], plan.back_ns[stage, microbatch], plan.out_ns[stage, microbatch])
-        took = np.zeros(row.size, dtype=np.int64)
-        np.add.at(took, number, each)
-        at = np.where(back, plan.start_ns[row], plan.end_ns[row])
-        return cls(row, schedule.rank_of_row()[row], back, at, took)
-
-    def latest(self, stream: Int64s) -> Int64s:
-        """Return the latest start of each copy, for copies of a stream in the order of their times."""
-        latest = np.empty(self.row.size, dtype=np.int64)
-        order = np.lexsort((self.row, self.at_ns, stream))
-        for own in np.split(order, np.flatnonzero(np.diff(stream[order])) + 1):
-            before = np.concatenate([[0], np.cumsum(self.took_ns[own])])
-            never = before[-1] + self.at_ns.max(initial=0)
-            slack = np.where(self.back[own], self.at_ns[own], never) - before[1:]
-            latest[own] = before[:-1] + np.minimum.accumulate(slack[::-1])[::-1]
-        return latest
 
 
 def plan_of(schedule: Schedule, timeline: Timeline, workload: Workload) -> Plan:
@@ -202,35 +179,33 @@ def sooner_alone(workload: Workload, timeline: Timeline, microbatches: int, shar
     kinds = Kind.OFFLOAD, Kind.RELOAD
     rows = [np.flatnonzero(timeline.kind == kind) for kind in kinds]
     for into, own, others in zip(crossed, rows, rows[::-1], strict=True):
-        beside = _beside(timeline, own, others, group) / np.maximum(timeline.end_ns - timeline.start_ns, 1)[own]
+        overlap_ns = _overlap_ns(timeline, own, others, group)
+        overlap = overlap_ns / np.maximum(timeline.end_ns - timeline.start_ns, 1)[own]
         for offset in range(int(timeline.span[own].max(initial=0))):
             of = timeline.span[own] > offset
-            into[timeline.stage[own[of]], timeline.microbatch[own[of]] + offset] = beside[of]
+            into[timeline.stage[own[of]], timeline.microbatch[own[of]] + offset] = overlap[of]
     used = workload.microbatch_class if workload.classes else np.zeros(shape[1], dtype=np.int32)
     costs = workload, *workload.classes
-    part = share + (1 - share) * crossed
-    times = np.stack([
-        (np.stack([getattr(one, name) for one in costs])[used].T * by).astype(np.int64)
-        for name, by in zip(("offload_ns", "reload_ns"), part, strict=True)
-    ])  # fmt: skip
-    patterns = np.concatenate([used[:, None], times.transpose(2, 0, 1).reshape(shape[1], -1)], axis=1)
+    copies_ns = np.stack(_copies(workload, shape))
+    times_ns = (copies_ns * (share + (1 - share) * crossed)).astype(np.int64)
+    patterns = np.concatenate([used[:, None], times_ns.transpose(2, 0, 1).reshape(shape[1], -1)], axis=1)
     _, first, classes = np.unique(patterns, axis=0, return_index=True, return_inverse=True)
-    made = tuple(
+    costs_of_pattern = tuple(
         replace(
-            costs[used[one]], classes=(), microbatch_class=np.zeros(0, dtype=np.int32),
-            offload_ns=times[0, :, one].copy(), reload_ns=times[1, :, one].copy(),
+            costs[used[microbatch]], classes=(), microbatch_class=np.zeros(0, dtype=np.int32),
+            offload_ns=times_ns[0, :, microbatch].copy(), reload_ns=times_ns[1, :, microbatch].copy(),
         )
-        for one in first.tolist()
+        for microbatch in first.tolist()
     )  # fmt: skip
-    return replace(workload, classes=made, microbatch_class=(classes.ravel() + 1).astype(np.int32))
+    return replace(workload, classes=costs_of_pattern, microbatch_class=(classes.ravel() + 1).astype(np.int32))
 
 
-def _beside(timeline: Timeline, rows: NDArray[np.int64], others: NDArray[np.int64], group: int) -> Int64s:
+def _overlap_ns(timeline: Timeline, rows: NDArray[np.int64], others: NDArray[np.int64], group: int) -> Int64s:
     """Return the overlap of each row with the consecutive ``others`` of its group."""
     rank = timeline.rank_of_row() // group
-    beside = np.zeros(rows.size, dtype=np.int64)
-    for one in np.unique(rank[rows]).tolist():
-        own, other = np.flatnonzero(rank[rows] == one), others[rank[others] == one]
+    overlap_ns = np.zeros(rows.size, dtype=np.int64)
+    for group_rank in np.unique(rank[rows]).tolist():
+        indices, other = np.flatnonzero(rank[rows] == group_rank), others[rank[others] == group_rank]
         start, end = np.sort(timeline.start_ns[other]), np.sort(timeline.end_ns[other])
         busy = np.concatenate([[0], np.cumsum(end - start)])
 
@@ -240,5 +215,5 @@ def _beside(timeline: Timeline, rows: NDArray[np.int64], others: NDArray[np.int6
             busy_ns: Int64s = busy[begun] - np.where(begun > 0, remaining, 0)
             return busy_ns
 
-        beside[own] = until(timeline.end_ns[rows[own]]) - until(timeline.start_ns[rows[own]])
-    return beside
+        overlap_ns[indices] = until(timeline.end_ns[rows[indices]]) - until(timeline.start_ns[rows[indices]])
+    return overlap_ns

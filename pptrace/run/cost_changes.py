@@ -60,13 +60,7 @@ def _evened_segments(stages: Sequence[tuple[Segment, ...]]) -> list[tuple[Segmen
 
 
 def jittered(prepared: Prepared, seed: int, spread: float) -> Prepared:
-    """Return inputs with normally distributed factors of computations, by stage and microbatch, with mean 1.
-
-    Args:
-        prepared: the inputs.
-        seed: the seed of the random times.
-        spread: their standard deviation, as a share.
-    """
+    """Return inputs with normally distributed factors of computations, with mean 1 and deviation ``spread``."""
     workload, microbatches = prepared.workload, prepared.schedule.microbatches
     if workload.classes:
         return prepared

@@ -16,7 +16,9 @@ from pptrace.network.cluster import Hops
 from pptrace.plugins.construction import build_workload
 from pptrace.plugins.guards import call_plugin
 from pptrace.plugins.requests import CostRequest
+from pptrace.run.devices import check_unread_device, fill_first_device, preset_values, rank_devices
 from pptrace.run.inputs import at_location
+from pptrace.run.speeds import speeds_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -144,15 +146,11 @@ def model_costs(inputs: Inputs, network: Network) -> Costs:
     inputs.resolved, lengths = lengths_of(inputs.resolved)
     parallel, batch = inputs.experiment.parallel, inputs.experiment.batch
     reduction = inputs.experiment.data_parallel
-    ranks, collectives, speeds = parallel.pp or 1, None, None
+    ranks, collectives = parallel.pp or 1, None
     if isinstance(network, Hops):
         from pptrace.network.collectives import LinkCollectives
 
         collectives = LinkCollectives(network=network.network, groups=network.layout.groups)
-    if reduction.speeds or reduction.spread:
-        from pptrace.run.speeds import speeds_of
-
-        speeds = speeds_of(inputs.resolved)
     request = CostRequest(
         ranks=ranks, stages=ranks * parallel.vp, microbatches=batch.known_microbatches,
         model=model, device=device, rank_devices=rank_devices, options=options,
@@ -164,7 +162,8 @@ def model_costs(inputs: Inputs, network: Network) -> Costs:
         reshard=(reduction.reshard or Reshard.NEVER).value, reduce_each=bool(reduction.reduce_each),
     )  # fmt: skip
     return Costs(
-        resolved=inputs.resolved, offer=provided, request=request, network=network, lengths=lengths, speeds=speeds
+        resolved=inputs.resolved, offer=provided, request=request, network=network, lengths=lengths,
+        speeds=speeds_of(inputs.resolved),
     )  # fmt: skip
 
 
@@ -207,8 +206,6 @@ def _fields(offer: CostModelOffer) -> Collection[str]:
 def _devices(inputs: Inputs, offer: CostModelOffer) -> tuple[dict[str, Any], tuple[dict[str, Any], ...]]:
     """Return the device, and the device of each rank where they differ."""
     if inputs.experiment.device is not None:
-        from pptrace.run.devices import check_unread_device, fill_first_device, rank_devices
-
         if offer.device is not None:
             fill_first_device(inputs)
             device = _parameters(inputs, "device", offer.device, offer.name)
@@ -227,8 +224,6 @@ def _parameters(inputs: Inputs, key: str, model: Any, costs: str) -> dict[str, A
     if section is None:
         hint = "--model NAME" if key == "model" else "--device NAME"
         raise inputs.resolved.error(key, f"missing: costs {costs} depend on it, write {hint}")
-    from pptrace.run.devices import preset_values
-
     return inputs.fill_options(key, model, preset_values(inputs, key, section.preset, key))
 
 

@@ -20,13 +20,7 @@ _RANKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
 def preset_values(inputs: Inputs, key: str, name: str | None, place: str) -> Mapping[str, Any]:
-    """Return the values of a preset or of a file; empty without a name.
-
-    Args:
-        inputs: the configuration.
-        key: ``model`` or ``device``.
-        name: the preset or file.
-        place: the key of errors.
+    """Return the values of a preset or file of a ``model`` or ``device``; empty without a name.
 
     Raises:
         ConfigError: a file that cannot be read.
@@ -103,10 +97,6 @@ def rank_devices(inputs: Inputs, model: Any, base: Mapping[str, Any]) -> tuple[d
 
 def check_unread_device(inputs: Inputs, costs: str) -> None:
     """Check the device of costs that do not read it: its presets and ranks exist, and it has no parameters.
-
-    Args:
-        inputs: the configuration.
-        costs: the cost model.
 
     Raises:
         ConfigError: a range of ranks as for :func:`rank_devices`, or a parameter.

@@ -6,11 +6,12 @@ Training (2026), which shows that rankings change between the three.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pptrace.plugins.construction import build_schedule
 from pptrace.plugins.guards import call_plugin
+from pptrace.plugins.requests import ScheduleRequest
 from pptrace.run.inputs import layout_of
 from pptrace.sim.simulation import simulate
 from pptrace.steps.workload import Workload
@@ -245,10 +246,10 @@ def at_levels(run: SimulatedStep) -> Levels:
     if choice.kind == "table":
         return Levels(run=run, formula=None, table=_bubble(run.prepared.schedule))
     provided = run.registry.schedules[choice.name]
-    request = replace(
-        run.prepared.request, f_ns=(), b_ns=(), i_ns=(), w_ns=(), transfer_ns=0, activation_bytes=(),
-        memory_limit_bytes=0, weight_activation_bytes=(), stage_bytes=(), device_bytes=0, rank_bytes=(),
-    )  # fmt: skip
+    sizes = run.prepared.request
+    request = ScheduleRequest(
+        ranks=sizes.ranks, microbatches=sizes.microbatches, chunks=sizes.chunks, options=sizes.options
+    )
     bubble = provided.offer.bubble
     return Levels(
         run=run,

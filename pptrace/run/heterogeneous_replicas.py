@@ -50,11 +50,6 @@ class ReplicaDifferences:
 def changed(prepared: Prepared, costs: Callable[[Workload], Workload] | None = None, **parts: Any) -> Prepared:
     """Return inputs with other costs or fields, such as ``network``, for all replicas.
 
-    Args:
-        prepared: the inputs.
-        costs: returns changed costs.
-        parts: changed fields.
-
     Raises:
         ConfigError: as for :func:`with_slowest_replica`.
     """
@@ -97,10 +92,6 @@ def with_slowest_replica(prepared: Prepared) -> Prepared:
 def simulate_replicas(prepared: Prepared, differing: ReplicaCosts) -> ReplicaDifferences:
     """Simulate one replica of each kind.
 
-    Args:
-        prepared: the inputs.
-        differing: the costs of replicas.
-
     Raises:
         ConfigError: different replicas that synchronise within the step, or have slices of microbatches.
     """
@@ -109,14 +100,14 @@ def simulate_replicas(prepared: Prepared, differing: ReplicaCosts) -> ReplicaDif
     zero = np.zeros(prepared.workload.stages, dtype=np.int64)
     ready = np.zeros((len(first), zero.size), dtype=np.int64)
     peaks = np.zeros((len(first), prepared.schedule.ranks), dtype=np.int64)
-    for own, peak, replica in zip(ready, peaks, first.tolist(), strict=True):
+    for ready_ns, peak, replica in zip(ready, peaks, first.tolist(), strict=True):
         costs = differing.costs_of(replica, prepared.schedule.placement)
         costs = replace(costs, reduce_ns=zero, optimizer_ns=zero, sync_ns=0, released_ns=zero[:0])
         timeline = simulate(
             prepared.schedule, costs, prepared.network, prepared.policy, contention=prepared.contention
         )
         rows = np.flatnonzero(WEIGHT_GRADIENTS.mask(timeline.kind))
-        np.maximum.at(own, timeline.stage[rows], timeline.end_ns[rows])
+        np.maximum.at(ready_ns, timeline.stage[rows], timeline.end_ns[rows])
         peak[:] = measure_memory(timeline, costs).peak_bytes
     return ReplicaDifferences(kind_of=kind_of, first=first, ready_ns=ready, peak_bytes=peaks)
 
@@ -139,10 +130,10 @@ def _note(differences: ReplicaDifferences, shown: int, number: int) -> str:
 
 def _check_uncut(prepared: Prepared, differing: ReplicaCosts) -> None:
     resolved, table = prepared.resolved, prepared.schedule
-    asked = resolved.experiment.data_parallel
-    if asked.reduce_each:
+    configured = resolved.experiment.data_parallel
+    if configured.reduce_each:
         raise resolved.error("data_parallel.reduce_each", "replicas that differ reduce once: remove the key")
-    if (table.kind == Kind.RESHARD).any() and asked.reshard not in {None, Reshard.NEVER}:
+    if (table.kind == Kind.RESHARD).any() and configured.reshard not in {None, Reshard.NEVER}:
         message = "replicas that differ gather weights once: remove the key"
         raise resolved.error("data_parallel.reshard", message)
     if differing.lengths is not None and table.microbatches != resolved.experiment.batch.known_microbatches:

@@ -14,6 +14,7 @@ from pptrace.config.schema import OpenSection
 from pptrace.errors import ConfigError, ConstraintError, CostError, PluginError, PptraceError, ScheduleError
 from pptrace.network.layout import Layout
 from pptrace.plugins.from_file import is_file_reference
+from pptrace.run.speeds import at_speeds_of_ranks
 from pptrace.sim.simulation import lower_step
 
 if TYPE_CHECKING:
@@ -64,8 +65,6 @@ class ReplicaCosts:
             costs = replace(costs, microbatch_class=classes.astype(np.int32))
         if self.speeds is None:
             return costs
-        from pptrace.run.speeds import at_speeds_of_ranks
-
         return at_speeds_of_ranks(costs, self.speeds[replica], placement)
 
 
@@ -159,12 +158,7 @@ class Inputs:
         return provided
 
     def look_up(self, offers: Mapping[str, Provided[Offer]], name: str, key: str) -> Provided[Offer]:
-        """Return an offer by name, and record its plugin.
-
-        Args:
-            offers: the registry's offers of one kind.
-            name: the offer.
-            key: the place of errors.
+        """Return an offer by name, and record its plugin; ``key`` is the place of errors.
 
         Raises:
             PluginError: a name that no plugin offers.
@@ -173,12 +167,9 @@ class Inputs:
             return self.use(offers[name])
 
     def fill_options(self, key: str, model: Any, preset: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Check the options of a section, fill them in and return them.
+        """Check the options of a section over the values of a preset, fill them in and return them.
 
-        Args:
-            key: the section.
-            model: returns the parameter model; None where the plugin takes no options.
-            preset: values under those of the user.
+        ``model`` returns the parameter model; it is None where the plugin takes no options.
 
         Raises:
             ConfigError: an option that is unknown, missing or of another type.

@@ -18,6 +18,7 @@ from pptrace.plugins.construction import build_network, build_policy, build_sche
 from pptrace.plugins.guards import call_plugin
 from pptrace.plugins.requests import NetworkRequest, ScheduleRequest
 from pptrace.run.costs import in_parts, model_costs, part_times, with_reduction, with_stage_replicas
+from pptrace.run.heterogeneous_replicas import with_slowest_replica
 from pptrace.run.inputs import Inputs, Prepared, ReplicaCosts, at_location, layout_of
 from pptrace.run.schedule_request import CHUNKS, LazyRequest, OtherTables, times
 from pptrace.run.table_changes import change_table, overlap_notes, with_interleave, with_validation
@@ -206,10 +207,6 @@ def _with_table(
         if costs.lengths is None and costs.speeds is None
         else ReplicaCosts(costs=workload, lengths=costs.lengths, speeds=costs.speeds),
     )  # fmt: skip
-    if prepared.differing is None:
-        return prepared
-    from pptrace.run.heterogeneous_replicas import with_slowest_replica
-
     return with_slowest_replica(prepared)
 
 

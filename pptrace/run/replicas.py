@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pptrace.config.resolution import document_of, load
+from pptrace.config.resolution import load
 from pptrace.plugins.registry import Registry
 from pptrace.run.costs import lengths_of
 from pptrace.run.heterogeneous_replicas import simulate_replicas
@@ -45,8 +45,8 @@ class Replicas:
         """
         return simulate(self.resolved.with_values("batch", {"replica": replica}), self.registry)
 
-    def alike(self, replica: int) -> int:
-        """Return how many replicas equal one of them, itself included."""
+    def count_equal(self, replica: int) -> int:
+        """Return the number of replicas that equal one of them, itself included."""
         return int((self.kind_of == self.kind_of[replica]).sum())
 
     def runs(self, most: int) -> Iterator[tuple[list[int], SimulatedStep]]:
@@ -78,7 +78,7 @@ def replicas_of(configuration: Mapping[str, Any]) -> Replicas | None:
     """
     if not any(_has(configuration, *key) for key in _KEYS):
         return None
-    resolved, lengths = lengths_of(load(document_of(dict(configuration)), (), {}))
+    resolved, lengths = lengths_of(load(dict(configuration)))
     speeds = speeds_of(resolved)
     if lengths is None and speeds is None:
         return None

@@ -96,12 +96,7 @@ class SimulatedStep:
 
 
 def simulate(resolved: Resolved, registry: Registry, *, loose: bool | None = None) -> SimulatedStep:
-    """Prepare and simulate a resolved configuration.
-
-    Args:
-        resolved: the configuration.
-        registry: the plugins.
-        loose: whether to drop chunks per rank that the schedule does not take, as for ``prepare``.
+    """Prepare and simulate a resolved configuration; ``loose`` is as for ``prepare``.
 
     Raises:
         PptraceError: errors of :func:`~pptrace.run.preparation.prepare` and of the simulation.

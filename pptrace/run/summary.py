@@ -37,6 +37,9 @@ _SHOWN = 3
 _BLANK, _COMMUNICATION, _LINKS, _ALWAYS = range(4)
 """Priorities of sections; the least is dropped first."""
 
+_UNBROKEN = "\N{NO-BREAK SPACE}"
+"""Replaces spaces at which a line must not be broken."""
+
 _COLUMNS = ("fill", "drain", "xfer", "cont", "HoL", "peer", "dp", "slow")
 
 
@@ -236,16 +239,13 @@ def _hops(use: LinkUse) -> str:
 
 
 def _wrapped(title: str, parts: list[str], width: int, between: str = ", ") -> list[str]:
-    lines = [title]
-    for part in parts:
-        joined = f"{lines[-1]}{'' if lines[-1].endswith('  ') else between}{part}"
-        if len(joined) > width and lines[-1] != title:
-            lines[-1] += between.rstrip()
-            joined = " " * len(title) + part
-            lines.append(joined)
-        else:
-            lines[-1] = joined
-    return lines
+    """Return lines that are broken between parts only."""
+    text = between.join(part.replace(" ", _UNBROKEN) for part in parts)
+    lines = wrap(
+        text, width, initial_indent=title, subsequent_indent=" " * len(title), break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
+    return [line.replace(_UNBROKEN, " ") for line in lines]
 
 
 def _ranks(run: SimulatedStep) -> list[str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.config.choices import CopyStream, Reshard, Sharing, Validation
+from pptrace.run.copy_plan import copy_turns, plan_of, sooner_alone
 from pptrace.run.speeds import PASSES
 from pptrace.sim.rate_sharing import Contention
 from pptrace.sim.simulation import simulate
@@ -62,8 +63,6 @@ def change_table(
     table = _with_offload(resolved, offload, table, workload, network, policy)
     if offload.alone != 1:
         timeline = simulate(table, workload, network, policy, contention=Contention(links=Sharing.NONE))
-        from pptrace.run.copy_plan import sooner_alone
-
         workload = sooner_alone(workload, timeline, table.microbatches, offload.alone, _ranks_of(offload.stream))
     return with_sharding(resolved, table, workload), workload
 
@@ -104,8 +103,6 @@ def _with_offload(
     if stages.size:
         message = f"stage {stages[0]} is computed again: leave it out here, or of schedule.recompute.stages"
         raise resolved.error("schedule.offload.stages", message)
-    from pptrace.run.copy_plan import copy_turns, plan_of
-
     timeline = simulate(table, workload, network, policy, contention=Contention(links=Sharing.NONE))
     plan = plan_of(table, timeline, workload)
     chosen &= plan.long_enough(offload.gap)
@@ -264,14 +261,7 @@ _OPTION = "segments"
 
 
 def overlap_notes(inputs: Inputs, costs: Costs, table: Schedule, workload: Workload) -> tuple[str, ...]:
-    """Return why the overlapped pairs of a table overlap nothing, and what to set; empty where they may overlap.
-
-    Args:
-        inputs: the configuration and the plugins.
-        costs: the cost model and its options.
-        table: the schedule's table.
-        workload: its costs.
-    """
+    """Return why the overlapped pairs of a table overlap nothing, and what to set; empty where they may."""
     segments = [
         segment
         for costs_of_class in (workload, *workload.classes)

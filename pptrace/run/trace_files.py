@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -50,11 +50,14 @@ def read_measurement(
     unknown = []
     for file in files:
         try:
-            offer = importer_of(file, registry)
+            head = head_of(file)
         except TraceError as error:
             if len(files) == 1 or not isinstance(error.__cause__, zlib.error):
                 raise
-            offer = None
+            unknown.append(file)
+            continue
+        importers = (provided.offer for provided in registry.importers.values())
+        offer = next((importer for importer in importers if importer.recognises(file, head)), None)
         if offer is None:
             unknown.append(file)
         else:
@@ -97,8 +100,7 @@ def _check_places(step: Step, file: Path) -> None:
         raise TraceError(f"{step.label}: {timeline[int(wrong[0])].action} is not among its {sizes}", file=file)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedSource:
+class SimulatedSource(NamedTuple):
     """Costs and policy of a simulated trace."""
 
     workload: Workload
@@ -191,19 +193,6 @@ _LISTED = 5
 """Limit of named files."""
 
 
-def importer_of(file: Path, registry: Registry) -> ImporterOffer | None:
-    """Return the importer of a file; None without one.
-
-    Raises:
-        TraceError: the file cannot be read.
-    """
-    head = head_of(file)
-    for provided in registry.importers.values():
-        if provided.offer.recognises(file, head):
-            return provided.offer
-    return None
-
-
 def head_of(path: Path) -> bytes:
     """Return the first bytes of a file, unpacked.
 
@@ -226,10 +215,10 @@ def head_of(path: Path) -> bytes:
 def _files(source: Path) -> list[Path]:
     if not source.is_dir():
         return [source]
-    found = sorted(path for path in source.rglob("*") if path.is_file() and not path.name.startswith("."))
-    if not found:
+    files = sorted(path for path in source.rglob("*") if path.is_file() and not path.name.startswith("."))
+    if not files:
         raise TraceError("is an empty folder", file=source)
-    return found
+    return files
 
 
 def _unknown(source: Path, files: Sequence[Path], registry: Registry) -> TraceError:
