@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag, and the setting that it is short for; light, so that help and completion need nothing heavy."""
+    """A flag and its configuration key; imports nothing heavy, so that help and completion are fast."""
 
     key: str
-    """The setting's key."""
+    """The key."""
     text: str
-    """What it means, one sentence: the help of the flag, and the description of the setting."""
+    """Its meaning in one sentence: the help of the flag, and the description of the key."""
     headline: str = ""
-    """For a flag of a whole section: the key in it that a bare name stands for."""
+    """For a flag of a section: the key of a bare name."""
     choices: type[Choice] | None = None
-    """The words that it takes, where these are a closed set."""
+    """Its words, if they are a closed set."""
     offers: str = ""
-    """The sort of offers whose names it takes, as the registry calls it."""
+    """The registry's kind of offers whose names it takes."""
     takes_file: bool = False
     """Whether its value can also be the name of a file."""
 
     @property
     def help(self) -> str:
-        """What ``--help`` says."""
+        """The text in ``--help``."""
         if self.choices is None:
             return self.text
         *words, last = self.choices.words()
@@ -78,13 +78,13 @@ FLAGS: Mapping[str, Flag] = {
 """By name, in the order of ``--help``."""
 
 HEADLINES: Mapping[str, str] = {name: flag.headline for name, flag in FLAGS.items() if flag.headline}
-"""The key that a section's short form, a bare name, stands for."""
+"""The key of a section's short form, a bare name."""
 
 SECTIONS = ("parallel", "batch", "data_parallel")
-"""Sections without a flag, which callers from Python give whole."""
+"""Sections without a flag, for Python callers."""
 
 ARGUMENTS = (*FLAGS, *SECTIONS)
-"""What callers from Python may give by name."""
+"""Named arguments of Python callers."""
 
 
 def key_of(name: str) -> str:
@@ -97,7 +97,7 @@ def key_of(name: str) -> str:
 
 
 Section: TypeAlias = Mapping[str, Any]
-"""A whole section, as its file has it."""
+"""A section as in a file."""
 Count: TypeAlias = int | str | None
 Named: TypeAlias = str | PathLike[str] | Section | None
 
@@ -106,7 +106,7 @@ _Reserved = TypedDict("_Reserved", {"global": Count}, total=False)
 
 
 class SettingsBesideSchedule(_Reserved, total=False):
-    """Every flag but ``schedule``, and the sections that have none; None is as good as absent."""
+    """Every flag but ``schedule``, and the sections without a flag; None stands for absent."""
 
     pp: Count
     tp: Count
@@ -130,6 +130,6 @@ class SettingsBesideSchedule(_Reserved, total=False):
 
 
 class Settings(SettingsBesideSchedule, total=False):
-    """Every flag, and the sections that have none."""
+    """Every flag, and the sections without a flag."""
 
     schedule: Named

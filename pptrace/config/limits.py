@@ -34,7 +34,7 @@ _GZIP = b"\x1f\x8b"
 
 
 class UnpackedFile:
-    """The bytes, one part after another."""
+    """A file, plain or gzip, read in parts; checks its unpacked size."""
 
     def __init__(self, path: Path, raw: BufferedReader) -> None:
         """Take an open file, at its beginning."""
@@ -58,7 +58,7 @@ class UnpackedFile:
         return self._counted(self._file.read(most))
 
     def readline(self, most: int) -> bytes:
-        """Return the next line, or its first bytes; raises what :meth:`read` does, before it is held whole."""
+        """Return the next line up to ``most`` bytes; raises as :meth:`read`, before the line is in memory."""
         parts = []
         while most and (part := self._counted(self._file.readline(min(most, _PART)))):
             parts.append(part)
@@ -68,12 +68,12 @@ class UnpackedFile:
         return b"".join(parts)
 
     def expect(self, events: int, marks: Sequence[bytes]) -> None:
-        """Check that a trace may have as many events as were read, and as many as the rest of the file has.
+        """Check that a trace has no more events than the limit, from the events that were read so far.
 
-        Where the rest, were it like what was read last, had too many, its events are counted without being parsed.
+        Where an estimate for the rest of the file is above the limit, events are counted without parsing them.
 
         Args:
-            events: how many were read, held or not.
+            events: number of events that were read.
             marks: texts of which each event has one.
 
         Raises:
@@ -151,12 +151,12 @@ def most_parsed() -> int:
 
 
 def check_events(count: int, path: Path | str, held: int = 0) -> None:
-    """Check that a file's events may be so many, before they are held.
+    """Check the number of a file's events before they are in memory.
 
     Args:
-        count: how many there are.
-        path: what to call the file.
-        held: bytes that names, arguments and what else is kept of them take, beside what each takes.
+        count: number of events.
+        path: the file, for errors.
+        held: bytes of their names and arguments.
 
     Raises:
         TraceError: there are more than the limit, or than memory holds.
@@ -174,7 +174,7 @@ def _too_many(most: int, path: Path | str) -> TraceError:
 
 
 def check_regular(path: Path) -> None:
-    """Check that a file is one, so that opening it does not wait for a writer.
+    """Check that a file is no pipe or device, so that opening it does not wait for a writer.
 
     Raises:
         TraceError: it is a pipe or a device.
@@ -188,7 +188,7 @@ def check_regular(path: Path) -> None:
 
 
 def is_named_pipe(path: Path) -> bool:
-    """Return whether opening a file would wait for a writer that may never come; a shell's own pipes have one."""
+    """Return whether a file is a named pipe; pipes of a shell under ``/dev`` and ``/proc`` do not count."""
     try:
         named = stat.S_ISFIFO(path.stat().st_mode)
     except (OSError, ValueError):
@@ -202,15 +202,15 @@ _MORE, _VALUE, _LONGEST = 0x80, 0x7F, 10
 
 
 def check_packets(count: int, raw: bytes, at: int, path: Path | str) -> None:
-    """Check that a trace may have as many packets as were read, and as many as it will have.
+    """Check that a trace has no more packets than the limit, from the packets that were read so far.
 
-    Whenever what was read doubled, and the rest, were it like that, had too many, their lengths are walked.
+    At powers of two of packets, where an estimate for the rest is above the limit, the other packets are counted.
 
     Args:
         count: packets that were read.
         raw: the whole trace.
-        at: where its next packet begins.
-        path: what to call it.
+        at: offset of the next packet.
+        path: the file, for errors.
 
     Raises:
         TraceError: there are more than the limit, or than memory holds.
@@ -298,11 +298,11 @@ def _group() -> list[int]:
 
 
 UNPACKED = "PPTRACE_MOST_UNPACKED"
-"""Bytes that one file may have, unpacked: 16 GiB unless set."""
+"""Limit of the unpacked bytes of a file: 16 GiB unless set."""
 EVENTS = "PPTRACE_MOST_EVENTS"
-"""Events that one file may have: 20,000,000 unless set."""
+"""Limit of the events of a file: 20,000,000 unless set."""
 MEMORY = "PPTRACE_MOST_MEMORY"
-"""Bytes of memory that a step or a trace may take: four fifths of what the machine has to spare unless set."""
+"""Limit of the memory of a step or trace in bytes: four fifths of the available memory unless set."""
 
 _UNPACKED, _EVENTS = 16 << 30, 20_000_000
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
@@ -310,12 +310,12 @@ _SIZE = re.compile(r"\s*(\d{1,18})\s*([KMGT]IB|B|)\s*", re.IGNORECASE)
 
 
 def most_unpacked() -> int:
-    """Return the bytes that one file may have, unpacked; raises what :func:`size_of` does."""
+    """Return the limit of a file's unpacked bytes; raises as :func:`size_of`."""
     return size_of(UNPACKED) or _UNPACKED
 
 
 def most_events() -> int:
-    """Return the events that one file may have; raises what :func:`size_of` does."""
+    """Return the limit of a file's events; raises as :func:`size_of`."""
     return size_of(EVENTS) or _EVENTS
 
 

@@ -1,4 +1,4 @@
-"""Lay ``--set key=value`` and flags over what the file says; a flag wins over ``--set``, both over the file."""
+"""Overrides of a configuration file by ``--set key=value`` and flags; flags take precedence over ``--set``."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from pptrace.config.yaml_document import parse_value
 from pptrace.errors import ConfigError, nearest
 
 _SIZES = frozenset({"parallel", "batch"})
-"""Sections of which what sets one key is no place for the others: ``--pp`` says nothing of ``parallel.vp``."""
+"""Sections whose other keys do not get the place of an override: ``--pp`` is no place of ``parallel.vp``."""
 
 _STEP = re.compile(r"\.?([^.\[\]]+)|\[([0-9]{1,9})\]")
 _KEPT = {"schedule": ("offload", "recompute")}
-"""What of a section is not dropped with its name."""
+"""Keys of a section that stay when its name changes."""
 _DERIVED_FROM_EACH_OTHER = (("global", "microbatches"), ("microbatches", "global"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """One value that the command line puts over the file's."""
+    """An override of one key."""
 
     path: KeyPath
-    """The key that it sets."""
+    """The path of the key."""
     value: Any
-    """A plain value; None takes the key away, so that its default holds."""
+    """A plain value; None removes the key, so that its default applies."""
     place: Place
     """The part of the command line."""
 
@@ -47,12 +47,12 @@ def assignments(sets: Sequence[str], flags: Mapping[str, Any]) -> list[Assignmen
 
 
 def assignment(key: str, text: str, source: str) -> Assignment:
-    """Return what sets a key, a flag's name or a key path, to a value written as YAML.
+    """Return an override of a key path, or a flag's key, by a value in YAML.
 
     Args:
         key: such as ``pp``, ``network.bandwidth`` or ``p2p``.
-        text: the value; nothing, or ``null``, takes the key away.
-        source: the part of the command line that says so, for errors.
+        text: the value; empty text or ``null`` removes the key.
+        source: the part of the command line, for errors.
 
     Raises:
         ConfigError: no key path, or broken YAML.
@@ -133,14 +133,14 @@ def _assignment(path: KeyPath, value: Any, source: str) -> Assignment:
 def _drop_superseded(tree: dict[str, Any], places: dict[str, Place], over: Sequence[Assignment]) -> None:
     last = {override.path: override.value for override in over}
     for section, headline in HEADLINES.items():
-        said, path = tree.get(section), (section, headline)
-        if not isinstance(said, dict) or (section == "costs" and headline not in said):
-            continue  # options of costs by default: the cost model that is chosen refuses those of another
-        renamed = path in last and said.get(headline) != last[path]
-        if renamed and section == "p2p":  # its own keys are for every policy
+        values, path = tree.get(section), (section, headline)
+        if not isinstance(values, dict) or (section == "costs" and headline not in values):
+            continue  # Without a name, the chosen cost model checks the options.
+        renamed = path in last and values.get(headline) != last[path]
+        if renamed and section == "p2p":  # The keys of the section apply to every policy.
             tree[section] = {key: tree[section][key] for key in tree[section] if key != "options"}
         elif renamed and section != "contention":
-            tree[section] = {key: value for key, value in said.items() if key in _KEPT.get(section, ())}
+            tree[section] = {key: value for key, value in values.items() if key in _KEPT.get(section, ())}
     batch = tree.get("batch")
     for given, follows in _DERIVED_FROM_EACH_OTHER:
         if isinstance(batch, dict) and ("batch", given) in last and ("batch", follows) not in last:
@@ -176,10 +176,10 @@ def _check_item(below: object, index: int, override: Assignment, depth: int) -> 
 
 
 def plain(value: object, source: str) -> Any:
-    """Return a value of Python's as YAML would give it.
+    """Return a Python value as plain YAML data.
 
     Raises:
-        ConfigError: it is none that YAML has.
+        ConfigError: YAML has no such value.
     """
     if isinstance(value, Choice):
         return value.value

@@ -1,4 +1,4 @@
-"""Where each value of a configuration was written: a file's line and column, a ``--set``, a flag."""
+"""Places of configuration values: a file's line and column, a ``--set`` or a flag."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TypeAlias
 from pptrace.errors import ConfigError
 
 KeyPath: TypeAlias = tuple[str | int, ...]
-"""The way from the top of a configuration to a value: keys of mappings and indices of lists."""
+"""Path of a value in a configuration: keys of mappings and indices of lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a value was written.
+    """The place of a value in a file or on the command line.
 
     >>> str(Place(source="step.yaml", line=3, column=7))
     'step.yaml:3'
@@ -31,7 +31,7 @@ class Place:
         return f"{self.source}:{self.line}" if self.line else self.source
 
     def error(self, key: str, message: str) -> ConfigError:
-        """Return an error about a key that is written here."""
+        """Return an error about a key at this place."""
         return ConfigError(message, key=key, file=self.source, line=self.line, column=self.column)
 
 
@@ -55,7 +55,7 @@ def key_text(path: Sequence[str | int], prefix: str = "") -> str:
 
 
 def place_of(key: str, places: Places) -> Place | None:
-    """Return where a key was written, or else the nearest key above it."""
+    """Return the place of a key, or of the nearest key above it."""
     while key not in places:
         cut = max(key.rfind("."), key.rfind("["))
         if cut < 0:
@@ -70,7 +70,7 @@ def error_at(key: str, message: str, places: Places, file: object = "") -> Confi
 
 
 def record(places: dict[str, Place], key: str, value: object, place: Place) -> None:
-    """Note one place for a key and for all that lies below it, in place of what was noted before."""
+    """Set the place of a key and of all keys below it."""
     for old in [old for old in places if old.startswith((f"{key}.", f"{key}["))]:
         del places[old]
     _record_below(places, key, value, place)

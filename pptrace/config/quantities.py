@@ -1,4 +1,4 @@
-"""Quantities are text with a unit, read exactly: sizes, rates per direction, durations, compute rates."""
+"""Quantities in text with a unit: sizes, rates per direction, durations, compute rates."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from pydantic_core.core_schema import CoreSchema, ValidationInfo
 
 BARE_NUMBER = "bare_number"
-"""Pydantic's error type of a number without a unit, which only presets may hold."""
+"""Pydantic's error type of a number without a unit, which only presets may have."""
 
 QUANTITY_ERRORS = (BARE_NUMBER, "quantity")
-"""Pydantic's error types of what cannot be read as a quantity."""
+"""Pydantic's error types of values that are no quantities."""
 
 _NUMBER = r"([0-9]{1,24}(?:\.[0-9]{1,24})?(?:[eE][+-]?[0-9]{1,2})?)"
 _LARGEST = 2**62
@@ -32,28 +32,28 @@ _BYTES = {f"{prefix}B": scale for prefix, scale in _THOUSANDS.items()} | {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Dimension:
-    """One sort of quantity: its units, and how it is read and written.
+    """A kind of quantity: its units, and its parser and formatters.
 
     In an annotation it makes pydantic read such text: ``memory: Annotated[int, SIZE]``, spelt ``Size``.
     """
 
     name: str
-    """As messages call it."""
+    """Its name in messages."""
     units: Mapping[str, Fraction]
-    """Spelling of each unit that is read, and how many base units it is."""
+    """Spelling of each accepted unit, and its number of base units."""
     written: Mapping[str, int]
     """Units that exact text uses, smallest first, in base units."""
     rounded_to: tuple[str, ...]
     """Units that rounded text uses, smallest first."""
     examples: tuple[str, ...]
-    """The forms that messages and editors show."""
+    """Examples in messages and editors."""
     step: int = 1000
-    """From which count of a unit on rounded text takes the next unit."""
+    """Count of a unit at which rounded text changes to the next unit."""
     positive: bool = False
     """Whether zero is refused."""
 
     def parse(self, text: object) -> int:
-        """Read text such as ``1.5 GB``; what falls between two base units is rounded to the nearest.
+        """Read text such as ``1.5 GB``, rounded to the nearest base unit.
 
         Raises:
             ConfigError: no such text; zero where :attr:`positive`; out of range.
@@ -81,7 +81,7 @@ class Dimension:
         return f"{value // self.written[unit]} {unit}"
 
     def rounded(self, value: int) -> str:
-        """Write a number of base units with three significant digits, for people."""
+        """Write a number of base units with three significant digits."""
         for unit in self.rounded_to:
             digits = _three_digits(Decimal(abs(value)) / self.written[unit])
             if digits < self.step:
@@ -118,7 +118,9 @@ class Dimension:
         if self.positive and not exact:
             raise ConfigError(f"{text!r}: a {self.name} of zero never ends; it must be above zero")
         if exact and not value:
-            raise ConfigError(f"{text!r} is less than half of the smallest {self.name}, 1 {self._base}")
+            raise ConfigError(
+                f"{text!r} is less than half of the smallest {self.name}, 1 {next(iter(self.written))}"
+            )
         if value > _LARGEST:
             raise ConfigError(f"{text!r} is too large; the largest {self.name} is {self.rounded(_LARGEST)}")
         return value
@@ -135,10 +137,6 @@ class Dimension:
 
     def _forms(self) -> str:
         return f"write a {self.name} as " + ", ".join(f"'{example}'" for example in self.examples)
-
-    @property
-    def _base(self) -> str:
-        return next(iter(self.written))
 
 
 def parse_share(value: object, key: str) -> float:

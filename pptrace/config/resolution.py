@@ -29,29 +29,29 @@ _OPTIONS_APART = (ScheduleChoice, PointToPoint)
 """Sections whose plugins' options stand under a key of their own."""
 
 Config: TypeAlias = str | Path | Mapping[str, Any]
-"""A YAML file, or the mapping that it would hold."""
+"""A YAML file, or its content."""
 
 _MAPPING = "config"
-"""The place of what a mapping says that stands for a file."""
+"""The source of values from a mapping instead of a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """An experiment whose numbers are known, and the origin of each value."""
+    """An experiment with all derived values, and the origin of each value."""
 
     experiment: Experiment
     """The values, with defaults and derived numbers."""
     positions: Places
-    """Where each key was written; what no user wrote is absent."""
+    """Places of the keys that users wrote."""
     origins: Mapping[str, str]
-    """Where values that no user wrote came from; what is absent here too is a default."""
+    """Origins of other values; defaults are absent."""
     file: str
     """The configuration file as the user named it, or nothing."""
     written: Document = field(default_factory=Document)
-    """All that the user wrote: the file with what was laid over it, before anything was filled in."""
+    """The file with its overrides, without derived values."""
 
     def origin(self, key: str) -> str:
-        """Return where a key's value came from: ``step.yaml:3``, ``--pp``, ``preset NAME``, ``default``."""
+        """Return the origin of a value: ``step.yaml:3``, ``--pp``, ``preset NAME``, ``default``."""
         if key in self.positions:
             return str(self.positions[key])
         if key in self.origins:
@@ -59,13 +59,13 @@ class Resolved:
         return "default"
 
     def error(self, key: str, message: str) -> ConfigError:
-        """Return an error about a key, located where the key, or the nearest above it, was written."""
+        """Return an error about a key at its place, or at that of the nearest key above it."""
         return error_at(key, message, self.positions, self.file)
 
     def options(
         self, key: str, model: type[Model], preset: Mapping[str, Any] = _NO_FLAGS
     ) -> tuple[Resolved, Model]:
-        """Check what stands under ``key`` against a plugin's parameter model.
+        """Check the options of a section against a plugin's parameter model.
 
         Args:
             key: ``model``, ``device``, ``network`` or ``costs``, or ``schedule`` or ``p2p`` for their ``options``.
@@ -81,8 +81,8 @@ class Resolved:
         section = getattr(self.experiment, key)
         apart = isinstance(section, _OPTIONS_APART)
         prefix = f"{key}.options" if apart else key
-        own = section.options if apart else section.values if section else {}
-        checked = validate_options(model, merged(preset, own), prefix, self.positions, file=self.file)
+        values = section.options if apart else section.values if section else {}
+        checked = validate_options(model, merged(preset, values), prefix, self.positions, file=self.file)
         label = f"preset {getattr(section, 'preset', None)}"
         origins = {key_text(path, prefix): label for path, _ in _leaves(preset)}
         filled = checked.model_dump(mode="json", by_alias=True)
@@ -281,7 +281,7 @@ def _check_counts(resolved: Resolved) -> None:
 
 
 def _check_agreement(resolved: Resolved) -> None:
-    """Refuse keys that other keys leave without a meaning."""
+    """Refuse keys that have no effect with other keys."""
     experiment, error = resolved.experiment, resolved.error
     replica, replicas = experiment.batch.replica, experiment.parallel.dp
     if replica is not None and replica >= replicas:

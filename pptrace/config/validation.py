@@ -89,7 +89,7 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _not_json(value: object) -> tuple[KeyPath, str] | None:
-    """Return the path of what JSON cannot hold, and why; None where there is nothing."""
+    """Return the path of the first value that JSON cannot represent, and why; None without one."""
     if isinstance(value, float) and not math.isfinite(value):
         return (), "a number must be finite"
     if isinstance(value, str) and not _is_unicode(value):
@@ -107,7 +107,7 @@ def _not_json(value: object) -> tuple[KeyPath, str] | None:
 
 
 def _is_unicode(text: str) -> bool:
-    """Return whether no byte of a file's or argument's name was kept as a lone surrogate."""
+    """Return whether a text has no lone surrogates, which stand for undecodable bytes of names."""
     return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
@@ -134,9 +134,9 @@ _EXPECTED: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "too_short": lambda _: "at least one value",
 }
 _FIRST = ("too_short", *QUANTITY_ERRORS)
-"""What goes before other errors of one value, which other forms of it would have."""
+"""Errors that take precedence over errors of alternative forms of a value."""
 _FORMS = frozenset({"model_type", "dict_type", "list_type"})
-"""What goes behind errors of other values: another form of the value may be the one that is meant."""
+"""Errors of alternative forms of a value; errors of other values take precedence."""
 _LONGEST = 60
 
 
@@ -172,7 +172,7 @@ def key_path(error: ErrorDetails, values: object) -> KeyPath:
 
 
 def fields_at(model: type[BaseModel], path: Sequence[str | int]) -> dict[str, FieldInfo]:
-    """Return the fields of the model that stands at ``path`` inside ``model``, by the key users write."""
+    """Return the fields of the model at ``path`` inside ``model``, by their keys in YAML."""
     for part in path:
         field = _fields(model).get(str(part)) if isinstance(part, str) else None
         inner = _models_in(field.annotation) if field else []
@@ -183,7 +183,7 @@ def fields_at(model: type[BaseModel], path: Sequence[str | int]) -> dict[str, Fi
 
 
 def shown(value: object) -> str:
-    """Write a value as its user did, in brief."""
+    """Return a short text of a value, as in YAML."""
     match value:
         case None:
             return "nothing"

@@ -77,9 +77,9 @@ def _node(view: ClusterView, node: int, x: int, y: int, width: int, height: int)
     ]
     ends = () if view.between is None else (view.between.source, view.between.target)
     across = min(cluster.gpus, _ACROSS)
-    for at in range(cluster.gpus):
-        gpu = node * cluster.gpus + at
-        left, top = x + 2 * _GAP + at % across * (_GPU + _GAP), y + _LINE + at // across * (_GPU + _GAP)
+    for slot in range(cluster.gpus):
+        gpu = node * cluster.gpus + slot
+        left, top = x + 2 * _GAP + slot % across * (_GPU + _GAP), y + _LINE + slot // across * (_GPU + _GAP)
         place = layout.place(gpu) if gpu < layout.gpus else None
         axes = ", ".join(f"{axis} {value}" for axis, value in place.items()) if place else "spare"
         marked = {"stroke": _MARK, "stroke_width": "3"} if gpu in ends else {}
