@@ -6,15 +6,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
 from pptrace.config.flags import HEADLINES
 from pptrace.config.places import Place, place_of
 from pptrace.config.schema import OpenSection
 from pptrace.errors import ConfigError, ConstraintError, CostError, PluginError, PptraceError, ScheduleError
 from pptrace.network.layout import Layout
 from pptrace.plugins.from_file import is_file_reference
-from pptrace.run.speeds import at_speeds_of_ranks
 from pptrace.sim.simulation import lower_step
 
 if TYPE_CHECKING:
@@ -29,55 +26,15 @@ if TYPE_CHECKING:
     from pptrace.plugins.offers import Provided
     from pptrace.plugins.registry import Registry
     from pptrace.plugins.requests import ScheduleRequest
+    from pptrace.run.heterogeneous_replicas import ReplicaCosts
     from pptrace.sim.rate_sharing import Contention
     from pptrace.sim.simulation import Simulated
-    from pptrace.steps.columns import Int64s
     from pptrace.steps.message_calls import Policy
-    from pptrace.steps.placement import Placement
     from pptrace.steps.schedule import Schedule
     from pptrace.steps.text_forms import TableFile
     from pptrace.steps.workload import Workload
 
 Offer = TypeVar("Offer")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ReplicaCosts:
-    """Costs of replicas that differ by their sequence lengths or speeds."""
-
-    costs: Workload
-    """Costs at full speed, with a class for each length."""
-    lengths: Int64s | None
-    """Tokens in each microbatch's sequences, shape (replicas, microbatches); None for equal lengths."""
-    speeds: Int64s | None
-    """Speeds of ranks in thousandths, shape (replicas, ranks); None where all have the device's speed."""
-
-    @property
-    def kinds(self) -> int:
-        """Return the number of different replicas."""
-        return len(kinds_of(self.lengths, self.speeds)[0])
-
-    def costs_of(self, replica: int, placement: Placement) -> Workload:
-        """Return the costs of one replica under a placement of its stages."""
-        costs = self.costs
-        if self.lengths is not None:
-            classes = np.searchsorted(np.unique(self.lengths), self.lengths[replica]) + 1
-            costs = replace(costs, microbatch_class=classes.astype(np.int32))
-        if self.speeds is None:
-            return costs
-        return at_speeds_of_ranks(costs, self.speeds[replica], placement)
-
-
-def kinds_of(lengths: Int64s | None, speeds: Int64s | None) -> tuple[Int64s, Int64s]:
-    """Return the first replica of each kind, and the kind of each replica.
-
-    Args:
-        lengths: shape (replicas, microbatches); None for equal lengths.
-        speeds: shape (replicas, ranks); None for equal speeds. One of both is given.
-    """
-    rows = np.hstack([columns for columns in (lengths, speeds) if columns is not None])
-    _, first, kind_of = np.unique(rows, axis=0, return_index=True, return_inverse=True)
-    return first, kind_of.ravel()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,7 @@ import numpy as np
 from pptrace.config.resolution import load
 from pptrace.plugins.registry import Registry
 from pptrace.run.costs import lengths_of
-from pptrace.run.heterogeneous_replicas import simulate_replicas
-from pptrace.run.inputs import kinds_of
+from pptrace.run.heterogeneous_replicas import kinds_of, simulate_replicas
 from pptrace.run.simulated_step import run_prepared, simulate
 from pptrace.run.speeds import speeds_of
 
