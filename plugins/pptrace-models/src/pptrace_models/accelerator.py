@@ -1,7 +1,7 @@
 """Accelerators and their links.
 
-Over n devices a ring's gather or scatter of V bytes takes n - 1 steps: (n - 1) latency + (n - 1)/n V / rate; an
-all-reduce is both. Messages of an exchange between experts leave at once: one latency, and their bytes.
+A ring's gather or scatter of V bytes over n devices has n - 1 steps: (n - 1) latency + (n - 1)/n V / rate. An
+all-reduce is a scatter and a gather. Messages of an exchange between experts start together, with one latency.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Accelerator(Parameters):
     """What the backward of flash attention attains of the forward's rate (``kernels: shapes``)."""
 
     def slowed(self, times: float) -> Self:
-        """Return a device whose computation takes so many times as long; its peaks stay."""
+        """Return a device with computation times multiplied by a factor and unchanged peaks."""
         shares = ("compute_efficiency", "attention_efficiency", "memory_efficiency", "attention_attainable")
         names = (*shares, "attainable_bf16", "attainable_fp8", "attainable_mxfp8", "attainable_nvfp4")
         given = {name: getattr(self, name) for name in names}
@@ -133,7 +133,7 @@ _KILO = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fabric:
-    """What a group's messages travel over."""
+    """Rate and latency of the links of a group."""
 
     rate: Fraction
     """Bytes per second and direction; 0 for no limit."""
@@ -141,12 +141,12 @@ class Fabric:
     """Latency of one step."""
 
     def carry_ns(self, size_bytes: int, parts: int = 1) -> int:
-        """Return the time that a part of some bytes takes on its way, all at once."""
+        """Return the time of one message with ``1 / parts`` of the bytes, in ns."""
         carried = Fraction(size_bytes * _SECOND_NS, parts) / self.rate if self.rate else 0
         return self.latency_ns + -(-carried // 1)
 
     def ring_ns(self, size_bytes: int, devices: int, rounds: int) -> int:
-        """Return the time of a ring that passes ``size_bytes`` ``rounds`` times: twice to sum them.
+        """Return the time of a ring that passes ``size_bytes`` ``rounds`` times, in ns; a sum has two rounds.
 
         >>> Fabric(rate=Fraction(10**9), latency_ns=10).ring_ns(800, 4, 2)
         1260
@@ -158,20 +158,20 @@ class Fabric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """Tokens on their way to experts, or back."""
+    """An exchange of tokens between devices and experts."""
 
     size_bytes: int
-    """Bytes of the tokens that a device sends, each counted once for each expert."""
+    """Bytes of the tokens that a device sends; each token counts once per expert."""
     top_k: int
     """Experts of a token."""
     experts: int
-    """Experts in all."""
+    """Number of all experts."""
 
     def to_places_bytes(self, places: int) -> int:
         """Return the bytes that a device sends if a token goes at most once to each of ``places`` expert groups.
 
-        A token's experts are taken as drawn with equal chances, so a place is among its own with
-        ``1 - C(e - e/p, k) / C(e, k)``.
+        A token's experts are random with equal probabilities. A token therefore goes to a given group with
+        probability ``1 - C(e - e/p, k) / C(e, k)``.
 
         >>> Exchange(size_bytes=800, top_k=8, experts=128).to_places_bytes(8)
         532
@@ -181,7 +181,7 @@ class Exchange:
 
 
 def group_fabric(device: Accelerator, network: Mapping[str, int], extent: int) -> Fabric:
-    """Return what a group that spans ``extent`` neighbouring devices uses: the node's links, or the network."""
+    """Return the links of a group that spans ``extent`` consecutive devices: those of the node, or the network."""
     if extent > device.scale_up_size and network:
         return data_parallel_fabric(network)
     rate = device.scale_up_bandwidth * Fraction(str(device.network_efficiency))
@@ -189,11 +189,11 @@ def group_fabric(device: Accelerator, network: Mapping[str, int], extent: int) -
 
 
 def exchange_fabric(device: Accelerator) -> Fabric:
-    """Return what exchanges between experts use of the node's links."""
+    """Return the node's links with the rate of exchanges between experts."""
     share = Fraction(str(device.exchange_efficiency or device.network_efficiency))
     return Fabric(rate=device.scale_up_bandwidth * share, latency_ns=device.scale_up_latency)
 
 
 def data_parallel_fabric(network: Mapping[str, int]) -> Fabric:
-    """Return the data-parallel group's network; one that is not described takes no time."""
+    """Return the network of the data-parallel group; messages take no time if it is not described."""
     return Fabric(rate=Fraction(network.get("rate_kbps", 0) * _KILO), latency_ns=int(network.get("latency_ns", 0)))

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 __all__ = ["ByFormula", "Groups", "OnLinks", "Skewed", "expected_maximum", "groups_of"]
 
 _ROUNDS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}
-"""How often a ring's gather is as long as each."""
+"""Rounds of a ring per collective; an all-gather is one round."""
 
 
 class Groups(Protocol):
-    """Times of collectives of every group of an axis at once."""
+    """Times of collectives that all groups of an axis run at once."""
 
     def ns(self, axis: str, size_bytes: int, *collectives: str) -> int:
         """Return the time of ``collectives``, one after another, over ``tp``, ``cp`` or ``etp``."""
@@ -47,9 +47,9 @@ class ByFormula:
     """Rings on the device's scale-up links, and between replicas on the data-parallel network."""
 
     device: Accelerator
-    """Its scale-up figures count."""
+    """Device with the rates of scale-up links."""
     network: Mapping[str, int]
-    """The data-parallel network; empty where none is described."""
+    """The data-parallel network; empty if not described."""
     shard: Shard
     """Sizes of the groups."""
 
@@ -60,7 +60,7 @@ class ByFormula:
     """Whether a group's devices in a node share their NICs."""
 
     ranks: int = 1
-    """Pipeline ranks, whose replicas follow one another on the devices."""
+    """Number of pipeline ranks, which have consecutive devices."""
 
     def ns(self, axis: str, size_bytes: int, *collectives: str) -> int:
         """Return the time of one ring with all of the collectives' rounds."""
@@ -70,28 +70,31 @@ class ByFormula:
         return fabric.ring_ns(size_bytes, devices, sum(_ROUNDS[name] for name in collectives))
 
     def exchange_ns(self, exchange: Exchange) -> int:
-        """Return the time of messages that leave at once: inside the node beside what goes over the network."""
+        """Return the time of concurrent messages: the maximum of times inside the node and over the network."""
         shard = self.shard
         if shard.ep == 1:
             return 0
-        near = min(max(self.device.scale_up_size // shard.etp, 1), shard.ep) if self.network else shard.ep
-        nodes = -(-shard.ep // near)
+        groups_per_node = shard.ep
+        if self.network:
+            groups_per_node = min(max(self.device.scale_up_size // shard.etp, 1), shard.ep)
+        nodes = -(-shard.ep // groups_per_node)
         inner = exchange_fabric(self.device)
         if not self.deduplicated:
-            within, across = exchange.size_bytes * (near - 1), exchange.size_bytes * (nodes - 1)
-            time = inner.carry_ns(within, shard.ep)
+            network_bytes = exchange.size_bytes * (nodes - 1)
+            time = inner.carry_ns(exchange.size_bytes * (groups_per_node - 1), shard.ep)
         else:
-            within, across = exchange.to_places_bytes(shard.ep), exchange.to_places_bytes(nodes) * (nodes - 1)
-            time = inner.carry_ns(within * (near - 1), near)
+            network_bytes = exchange.to_places_bytes(nodes) * (nodes - 1)
+            node_bytes = exchange.to_places_bytes(shard.ep) * (groups_per_node - 1)
+            time = inner.carry_ns(node_bytes, groups_per_node)
         if nodes > 1:
-            time = max(time, data_parallel_fabric(self.network).carry_ns(across, nodes))
+            time = max(time, data_parallel_fabric(self.network).carry_ns(network_bytes, nodes))
         return time
 
     def replicas_ns(self, collective: str, count: int, element_bytes: int, *, experts: bool) -> int:
-        """Return the time over context parallelism in the node, then of each device's share over the network."""
+        """Return the time of a collective in the context-parallel group, then of each share over the network."""
         rounds, shard = _ROUNDS[collective], self.shard
-        apart = shard.ep * shard.etp if experts else shard.tp * shard.cp
-        outer = self._between(apart, shard.expert_replicas if experts else shard.replicas // shard.cp)
+        distance = shard.ep * shard.etp if experts else shard.tp * shard.cp
+        outer = self._replica_fabric(distance, shard.expert_replicas if experts else shard.replicas // shard.cp)
         if experts:
             return outer.ring_ns(count * element_bytes, shard.expert_replicas, rounds)
         inner = group_fabric(self.device, self.network, shard.tp * shard.cp)
@@ -100,34 +103,34 @@ class ByFormula:
             share * element_bytes, shard.replicas // shard.cp, rounds
         )
 
-    def _between(self, apart: int, replicas: int) -> Fabric:
-        """Return the fabric between ``replicas`` that are ``apart`` devices from each other."""
+    def _replica_fabric(self, distance: int, replicas: int) -> Fabric:
+        """Return the fabric between ``replicas`` with a distance of some devices."""
         outer = data_parallel_fabric(self.network)
         if not (self.every_nic and outer.rate):
             return outer
-        places = max(self.device.scale_up_size // apart, 1)
-        near = _fewest_in_a_node(places, replicas, self.ranks)
-        inner = group_fabric(self.device, {}, min(places, replicas))
-        return inner if near == replicas else replace(outer, rate=min(near * outer.rate, inner.rate))
+        per_node = max(self.device.scale_up_size // distance, 1)
+        fewest = _fewest_in_a_node(per_node, replicas, self.ranks)
+        inner = group_fabric(self.device, {}, min(per_node, replicas))
+        return inner if fewest == replicas else replace(outer, rate=min(fewest * outer.rate, inner.rate))
 
 
 def _fewest_in_a_node(places: int, replicas: int, groups: int) -> int:
-    """Return the fewest replicas that a node holds of any of so many groups, which follow one another.
+    """Return the smallest number of replicas of a group in a node, for consecutive groups.
 
-    A ring that passes a node with one of them has one NIC there: NCCL's ``init.cc`` takes the fewest channels that
-    any node of a communicator found. A group that does not fill whole nodes crosses from one into the next.
+    In a node with one replica, a ring has one NIC. NCCL's ``init.cc`` uses the smallest number of channels of all
+    nodes of a communicator. A group that does not fill whole nodes continues in the next node.
     """
     fewest = replicas
     for group in range(min(groups, places)):
         first = -group * replicas % places
         last = (replicas - first) % places
-        fewest = min([fewest, *(held for held in (first, places, last) if held)])
+        fewest = min([fewest, *(count for count in (first, places, last) if count)])
     return fewest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnLinks:
-    """What a cluster's links take: its own rates, latencies and efficiencies."""
+    """Times on the links of a cluster, with its rates, latencies and efficiencies."""
 
     collectives: GroupCollectives
     """Times of one collective."""
@@ -147,18 +150,18 @@ class OnLinks:
         return self.collectives.ns("all-to-all", "ep", size) if self.shard.ep > 1 else 0
 
     def replicas_ns(self, collective: str, count: int, element_bytes: int, *, experts: bool) -> int:
-        """Return the time over all replicas, ``dp x cp``, or of an expert's; no parameters take none."""
+        """Return the time over all ``dp x cp`` replicas, or over those of experts; 0 without parameters."""
         return self.collectives.ns(collective, "edp" if experts else "dp", count * element_bytes) if count else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skewed:
-    """Groups whose tensor-parallel collectives wait for the last of their devices."""
+    """Groups with tensor-parallel collectives that wait for the last device."""
 
     groups: Groups
-    """What they take without that."""
+    """Times without the wait."""
     wait_ns: int
-    """What the last device is late, in expectation."""
+    """Expected wait for the last device."""
 
     def ns(self, axis: str, size_bytes: int, *collectives: str) -> int:
         """Return the time with a wait for each collective."""
@@ -166,23 +169,23 @@ class Skewed:
         return self.groups.ns(axis, size_bytes, *collectives) + waits
 
     def exchange_ns(self, exchange: Exchange) -> int:
-        """Return the time of an exchange, which is the same."""
+        """Return the time of an exchange, without a wait."""
         return self.groups.exchange_ns(exchange)
 
     def replicas_ns(self, collective: str, count: int, element_bytes: int, *, experts: bool) -> int:
-        """Return the time over the replicas, which is the same."""
+        """Return the time over the replicas, without a wait."""
         return self.groups.replicas_ns(collective, count, element_bytes, experts=experts)
 
 
 def groups_of(request: CostRequest, shard: Shard, device: Accelerator, options: RooflineOptions) -> Groups:
-    """Return the cluster's times where the request has them."""
-    once = options.dispatcher == "deduplicated"
+    """Return the times of collectives: those of the cluster if the request has them, else times by formula."""
+    deduplicated = options.dispatcher == "deduplicated"
     groups: Groups = ByFormula(
-        device=device, network=request.data_parallel, shard=shard, deduplicated=once, every_nic=options.every_nic,
-        ranks=request.ranks,
+        device=device, network=request.data_parallel, shard=shard, deduplicated=deduplicated,
+        every_nic=options.every_nic, ranks=request.ranks,
     )  # fmt: skip
     if request.collectives is not None:
-        groups = OnLinks(collectives=request.collectives, shard=shard, deduplicated=once)
+        groups = OnLinks(collectives=request.collectives, shard=shard, deduplicated=deduplicated)
     wait_ns = round(options.skew * expected_maximum(shard.tp))
     return Skewed(groups=groups, wait_ns=wait_ns) if wait_ns else groups
 

@@ -1,4 +1,4 @@
-"""Lists an action's kernels with operations, time and bytes, as the times were counted."""
+"""Lists of an action's kernels with FLOPs, times and bytes, consistent with the action's times."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["PASSES", "Listing"]
 
 PASSES = (Kind.F, Kind.I, Kind.W)
-"""Kinds of actions whose kernels are listed; a whole backward has those of I and W."""
+"""Kinds of actions with lists of kernels; a whole backward has the kernels of I and W."""
 _ROUNDED = 4
-"""Nanoseconds that a listed kernel's time may be off, over all of an action."""
+"""The largest rounding difference per listed kernel, in ns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,26 +35,27 @@ class Listing:
     """Lists the kernels of all stages when it is called."""
 
     costings: tuple[Costing, ...]
-    """Shape (stages,): what the times of each stage depend on."""
+    """Shape (stages,): the inputs of each stage's times."""
     stages: tuple[Stage, ...]
-    """What lies on each stage."""
+    """The items of each stage."""
     tower: Tower | None
-    """The encoder in front, where there is one."""
+    """The encoder, if any."""
     taken_ns: tuple[tuple[int, ...], ...]
-    """Per kind of :data:`PASSES`, what each stage's action takes."""
+    """Per kind of :data:`PASSES`, the duration of each stage's action."""
     collective_ns: tuple[tuple[int, ...], ...]
-    """The part of that in which its own groups communicate and nothing is computed."""
+    """The part of ``taken_ns`` with exposed collectives of the rank's groups."""
 
     def __call__(self) -> list[KernelCost]:
         """Return the kernels of every stage, in the order of their stages, kinds and parts."""
         rows: list[KernelCost] = []
         for index, (costing, stage) in enumerate(zip(self.costings, self.stages, strict=True)):
-            for place, kind in enumerate(PASSES):
+            for pass_index, kind in enumerate(PASSES):
                 listed = [replace(row, stage=index) for row in self._of_stage(_Rows(costing, kind), stage)]
-                rest = self.taken_ns[place][index] - sum(row.duration_ns for row in listed)
-                waits = {"exposed collectives": min(self.collective_ns[place][index], max(rest, 0))}
-                rest -= waits["exposed collectives"]
-                waits["rounding" if abs(rest) <= _ROUNDED * len(listed) else "waits for the host"] = rest
+                remaining_ns = self.taken_ns[pass_index][index] - sum(row.duration_ns for row in listed)
+                waits = {"exposed collectives": min(self.collective_ns[pass_index][index], max(remaining_ns, 0))}
+                remaining_ns -= waits["exposed collectives"]
+                is_rounding = abs(remaining_ns) <= _ROUNDED * len(listed)
+                waits["rounding" if is_rounding else "waits for the host"] = remaining_ns
                 rows += listed
                 rows += [
                     KernelCost(stage=index, kind=kind, part="all", name=name, duration_ns=wait_ns)
@@ -73,11 +74,11 @@ class Listing:
         for layer, count in layers.items():
             operations = costing.layer(layer)
             attention = [operation for operation in operations if is_attention(operation.name)]
-            rest = [operation for operation in operations if not is_attention(operation.name)]
+            second_half = [operation for operation in operations if not is_attention(operation.name)]
             causal = model.causal and not layer.window
             for row in rows.of("attention", attention, count):
                 yield replace(row, causal=causal and row.name == CORE)
-            yield from rows.of("experts" if layer.experts else "mlp", rest, count)
+            yield from rows.of("experts" if layer.experts else "mlp", second_half, count)
             if kind is Kind.I and layer.again:
                 for row in rows.again(operations, count, experts=layer.experts):
                     yield replace(row, causal=causal and row.name == CORE)
@@ -105,7 +106,7 @@ class _Rows(NamedTuple):
     kind: Kind
 
     def again(self, operations: Sequence[Operation], count: int, *, experts: bool) -> Iterable[KernelCost]:
-        """Yield what the backward computes again, one row an operation."""
+        """Yield the recomputed kernels of a backward, one row per operation."""
         for operation in operations:
             share = again_share(operation.name)
             if self.costing.model.recompute == "full":

@@ -21,9 +21,9 @@ class Shard:
     """Sizes on one device of a rank's group."""
 
     tokens: int
-    """Tokens of one microbatch on this device: its share of the sequences."""
+    """Tokens of one microbatch on this device."""
     split_tokens: int
-    """Tokens between tensor-parallel regions: fewer with sequence parallelism."""
+    """Tokens between tensor-parallel regions, divided with sequence parallelism."""
     sequence: int
     """Tokens of a whole sequence."""
     tp: int
@@ -33,7 +33,7 @@ class Shard:
     ep: int
     """Expert-parallel size."""
     etp: int
-    """Devices that an expert's matrices are split over."""
+    """Expert-tensor-parallel size: devices that share an expert's matrices."""
     replicas: int
     """Devices with the same dense weights: data times context parallel."""
     expert_replicas: int
@@ -47,7 +47,7 @@ class Shard:
     value: int
     """Width of the value heads."""
     output: int
-    """Width of what the heads put out."""
+    """Width of the heads' outputs."""
     ffn: int
     """Inner width of the MLP."""
     expert_ffn: int
@@ -55,11 +55,11 @@ class Shard:
     shared_ffn: int
     """Inner width of the shared experts."""
     routed: int
-    """Tokens that pass the experts held, those of the busiest device; each counts once per expert."""
+    """Tokens of this device's experts, as on the busiest device; each token counts once per expert."""
     sent: int
-    """Tokens that one device sends to experts; each counts once per expert."""
+    """Tokens that one device sends to experts; each token counts once per expert."""
     experts: int
-    """Experts held."""
+    """Experts on this device."""
     vocabulary: int
     """Rows of the embedding and of the LM head, rounded up."""
 
@@ -70,11 +70,11 @@ class Shard:
 
 
 def shard(model: Transformer, request: CostRequest) -> Shard:
-    """Split a layer over a rank's group.
+    """Return the sizes of a layer on one device of a rank's group.
 
     Raises:
-        ConfigError: a size that is missing or below 1.
-        ConstraintError: sizes that do not divide, with the nearest that do.
+        ConfigError: a missing size or a size below 1.
+        ConstraintError: sizes that do not divide, with the nearest possible ones.
     """
     _check_sizes(request)
     _check_divisions(model, request)
@@ -100,7 +100,7 @@ def shard(model: Transformer, request: CostRequest) -> Shard:
         ffn=model.ffn // request.tp,
         expert_ffn=model.expert_ffn // etp,
         shared_ffn=model.shared_ffn // request.tp,
-        # Each device routes its part of the tokens, and those that split an expert gather theirs.
+        # Each device routes its share of tokens. The devices that share an expert gather its tokens.
         routed=ceil(tokens * model.top_k * etp * model.load / request.tp),
         sent=ceil(split * model.top_k * (model.capacity or 1)),
         experts=model.num_experts // request.ep,
@@ -158,20 +158,20 @@ def _check_experts(model: Transformer, request: CostRequest) -> None:
         _divide("parallel.etp", etp, "model.expert_ffn", model.expert_ffn)
     if request.ep == 1 and etp == request.tp:
         return
-    whole, name = request.dp * request.cp, "parallel.dp x parallel.cp"
+    devices, name = request.dp * request.cp, "parallel.dp x parallel.cp"
     if etp != request.tp:
         name = f"parallel.tp x {name}"
-        _divide("parallel.etp", etp, name, whole * request.tp)
-        whole = whole * request.tp // etp
-    near = divisors_near(request.ep, model.num_experts, whole)
+        _divide("parallel.etp", etp, name, devices * request.tp)
+        devices = devices * request.tp // etp
+    near = divisors_near(request.ep, model.num_experts, devices)
     _divide("parallel.ep", request.ep, "model.num_experts", model.num_experts, near)
-    _divide("parallel.ep", request.ep, name, whole, near)
+    _divide("parallel.ep", request.ep, name, devices, near)
 
 
-def _divide(key: str, size: int, name: str, whole: int, near: str = "") -> None:
-    if whole % size:
-        message = f"{size} does not divide {name} ({whole})"
-        raise ConstraintError(message, nearest=near or divisors_near(size, whole), key=key)
+def _divide(key: str, size: int, name: str, total: int, near: str = "") -> None:
+    if total % size:
+        message = f"{size} does not divide {name} ({total})"
+        raise ConstraintError(message, nearest=near or divisors_near(size, total), key=key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,24 +179,24 @@ class Linear:
     """One matrix on one device."""
 
     group: str
-    """The operation that it belongs to."""
+    """Name of the matrix's operation."""
     inputs: int
     """Rows."""
     outputs: int
     """Columns."""
     tokens: int
-    """Tokens that pass, over all copies."""
+    """Tokens, over all copies."""
     copies: int = 1
-    """Experts held."""
+    """Number of experts on this device."""
     whole: bool = False
-    """Whether every tensor-parallel device holds all of it."""
+    """Whether every tensor-parallel device has the whole matrix."""
     normed: bool = False
-    """Whether a norm comes right before it."""
+    """Whether a norm directly precedes the matrix."""
 
     uneven: bool = False
-    """Whether its tokens are a mean over the copies."""
+    """Whether the number of tokens is a mean over the copies."""
     fused: bool = False
-    """Whether kernels before it, forward and backward, cast what it reads."""
+    """Whether the preceding kernels, forward and backward, cast its inputs."""
 
     @property
     def weights(self) -> int:
@@ -212,7 +212,7 @@ def linears(model: Transformer, shard: Shard, *, experts: bool) -> tuple[Linear,
         up = Linear(group="mlp", inputs=h, outputs=wide * shard.ffn, tokens=tokens, normed=True)
         return (*attention, up, Linear(group="mlp", inputs=shard.ffn, outputs=h, tokens=tokens))
     width, copies, shared = shard.expert_ffn, shard.experts, shard.shared_ffn
-    visited = (
+    shared_experts = (
         Linear(group="shared experts", inputs=h, outputs=wide * shared, tokens=tokens, normed=True),
         Linear(group="shared experts", inputs=shared, outputs=h, tokens=tokens),
     )
@@ -222,34 +222,36 @@ def linears(model: Transformer, shard: Shard, *, experts: bool) -> tuple[Linear,
     return (
         *attention,
         Linear(group="router", inputs=h, outputs=model.num_experts, tokens=shard.split_tokens, whole=True),
-        *(visited if shared else ()),
+        *(shared_experts if shared else ()),
         Linear(inputs=h, outputs=wide * width, **routed),
         Linear(inputs=width, outputs=h, fused=model.fused_experts, **routed),
     )
 
 
 def _attention(model: Transformer, shard: Shard) -> tuple[Linear, ...]:
-    """Return attention's matrices: for latent attention, those that compress are whole on every device."""
+    """Return attention's matrices; every device has the whole compression matrices of latent attention."""
     h, tokens = model.hidden, shard.tokens
-    out = Linear(group="attention projections", inputs=shard.output, outputs=h, tokens=tokens)
+    output = Linear(group="attention projections", inputs=shard.output, outputs=h, tokens=tokens)
     if not model.kv_rank:
         widths = shard.query + shard.kv + shard.value
         return (
-            Linear(group="attention projections", inputs=h, outputs=widths, tokens=tokens, normed=True), out,
+            Linear(group="attention projections", inputs=h, outputs=widths, tokens=tokens, normed=True), output,
         )  # fmt: skip
-    narrow: dict[str, Any] = {"group": "compression", "inputs": h, "tokens": shard.split_tokens, "whole": True}
-    wide: dict[str, Any] = {"group": "expansion", "tokens": tokens, "normed": True}
+    compression: dict[str, Any] = {
+        "group": "compression", "inputs": h, "tokens": shard.split_tokens, "whole": True,
+    }  # fmt: skip
+    expansion: dict[str, Any] = {"group": "expansion", "tokens": tokens, "normed": True}
     keys = shard.heads * round(model.head_dim)
     queries = Linear(group="attention projections", inputs=h, outputs=shard.query, tokens=tokens, normed=True)
     if model.query_rank:
-        queries = Linear(inputs=model.query_rank, outputs=shard.query, **wide)
-        narrow["outputs"] = model.query_rank
+        queries = Linear(inputs=model.query_rank, outputs=shard.query, **expansion)
+        compression["outputs"] = model.query_rank
     return (
-        *((Linear(normed=True, **narrow),) if model.query_rank else ()),
-        Linear(**{**narrow, "outputs": model.kv_rank + model.rope_dim}, normed=True),
+        *((Linear(normed=True, **compression),) if model.query_rank else ()),
+        Linear(**{**compression, "outputs": model.kv_rank + model.rope_dim}, normed=True),
         queries,
-        Linear(inputs=model.kv_rank, outputs=keys + shard.value, **wide),
-        out,
+        Linear(inputs=model.kv_rank, outputs=keys + shard.value, **expansion),
+        output,
     )
 
 
@@ -260,19 +262,19 @@ class Product:
     m: int
     """Rows of the result."""
     n: int
-    """Its columns."""
+    """Columns of the result."""
     k: int
-    """Depth: elements that each of the result's sums over."""
+    """Depth: number of products per element of the result."""
     copies: int = 1
-    """Products alike that run as one kernel: experts, or heads."""
+    """Number of equal products in one kernel: experts, or heads."""
     grouped: bool = False
-    """Whether these copies have a weight each, of experts: loading and computing follow one another."""
+    """Whether each copy has its weights, as experts do; loads and computation then do not fully overlap."""
     result_bytes: int = 2
-    """Bytes moved for an element of the result: written, or read and written where it is added to."""
+    """Bytes moved per element of the result: written, or read and written with accumulation."""
     cast: bool = False
-    """Whether the left factor is cast for this product where it is in fp8."""
+    """Whether an fp8 product casts its left factor."""
     uneven: bool = False
-    """Whether rows are a mean over the copies: each has as many as chance gives it."""
+    """Whether the number of rows is a mean over copies with random numbers of rows."""
 
     @property
     def flops(self) -> int:
@@ -280,7 +282,7 @@ class Product:
         return 2 * self.copies * self.m * self.n * self.k
 
     def moved_bytes(self, factor: float) -> float:
-        """Return the bytes to and from memory where a factor's element takes ``factor`` bytes."""
+        """Return the bytes to and from memory; ``factor`` is the bytes of a factor's element."""
         m, n, k = self.m, self.n, self.k
         return self.copies * (factor * (m * k + k * n) + self.result_bytes * m * n)
 
@@ -292,36 +294,36 @@ class Core:
     heads: int
     """Heads times sequences."""
     queries: int
-    """Tokens that ask, of each."""
+    """Query tokens per head and sequence."""
     keys: int
-    """Tokens that are asked."""
+    """Key tokens per head and sequence."""
     width: float
     """Width of a head."""
     backward: bool = False
-    """Whether it is the backward."""
+    """Whether this is the backward kernel."""
     narrow: bool = False
-    """Whether it multiplies in FP8."""
+    """Whether the kernel multiplies in FP8."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a group of kernels does; no FLOPs and no bytes is no kernel."""
+    """Work of a group of kernels; no FLOPs and no bytes means no kernel."""
 
     flops: int = 0
     """Floating-point operations."""
     size_bytes: int = 0
     """Bytes to and from memory."""
     products: tuple[Product, ...] = ()
-    """The matrix products among them, where there are any."""
+    """Matrix products of the group."""
     core: Core | None = None
-    """The flash attention kernel, where it is one."""
+    """Flash attention kernel of the group, if any."""
     beside_bytes: int = 0
-    """Of kernels beside the products: the part of ``size_bytes`` that is theirs; alone, of kernels that only
+    """With products, the part of ``size_bytes`` of the other kernels; without products, bytes of kernels that only
     ``kernels: shapes`` counts."""
     scattered: bool = False
-    """Whether rows are gathered or scattered one by one."""
+    """Whether kernels gather or scatter single rows."""
     kernels: int = 1
-    """Kernels that have no product."""
+    """Number of kernels without a product."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,9 +331,9 @@ class Operation:
     """A group of kernels in each of the three passes."""
 
     name: str
-    """What it computes."""
+    """Name of the computation."""
     unit: str
-    """What bounds its FLOPs: ``linear``, ``head``, ``attention`` or ``memory``."""
+    """Unit with the rate of its FLOPs: ``linear``, ``head``, ``attention`` or ``memory``."""
     forward: Work
     """The forward's work."""
     input_gradient: Work

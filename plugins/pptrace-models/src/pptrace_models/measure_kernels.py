@@ -48,13 +48,14 @@ def script_for(kernels: Iterable[KernelCost], device: dict[str, Any]) -> str:
     """Return the script's text.
 
     Args:
-        kernels: what a step's actions consist of; their matrix products are measured, each once.
-        device: peak and multiprocessors of the device that they are for.
+        kernels: kernels of a step's actions; each distinct matrix product is measured once.
+        device: peak and multiprocessors of the target device.
     """
-    products = sorted({one.product for one in kernels if one.product is not None})
-    about = {"device": device, "products": products}
+    products = sorted({kernel.product for kernel in kernels if kernel.product is not None})
+    description = {"device": device, "products": products}
     script = resources.files("pptrace_models") / "measure_kernels.py.txt"
-    return script.read_text(encoding="utf-8").replace(_PLACE, f"MEASURED = json.loads({json.dumps(about)!r})", 1)
+    assignment = f"MEASURED = json.loads({json.dumps(description)!r})"
+    return script.read_text(encoding="utf-8").replace(_PLACE, assignment, 1)
 
 
 def _device(configuration: dict[str, Any]) -> dict[str, Any]:

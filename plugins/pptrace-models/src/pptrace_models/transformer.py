@@ -103,8 +103,8 @@ def _docstrings(module: str) -> dict[str, dict[str, str]]:
 
 def _described(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
     """Yield the fields of a class with their docstrings."""
-    for field, behind in pairwise(node.body):
-        match field, behind:
+    for field, docstring in pairwise(node.body):
+        match field, docstring:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                 yield name, cleandoc(text)
 
@@ -112,9 +112,9 @@ def _described(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
 def _common_divisors(numbers: Iterable[int]) -> list[int]:
     from math import gcd, isqrt
 
-    whole = gcd(*numbers)
-    low = [d for d in range(1, isqrt(whole) + 1) if whole % d == 0]
-    return sorted({*low, *(whole // d for d in low)})
+    divisor = gcd(*numbers)
+    small = [d for d in range(1, isqrt(divisor) + 1) if divisor % d == 0]
+    return sorted({*small, *(divisor // d for d in small)})
 
 
 _Count = Annotated[int, Field(ge=1, le=100_000)]
@@ -173,28 +173,28 @@ Count = Annotated[int, Field(ge=1, le=100_000)]
 Width = Annotated[int, Field(ge=1, le=10_000_000)]
 
 PRECISION_BYTES = {"bf16": 2, "fp16": 2, "fp8": 2, "mxfp8": 2, "nvfp4": 2, "fp32": 4}
-"""Bytes of a weight or an activation; narrower formats are multiplied in, and two bytes are kept."""
+"""Bytes of a weight or an activation; for narrow formats of products, the two bytes of the kept tensors."""
 
 NARROW = frozenset({"fp8", "mxfp8", "nvfp4"})
-"""Formats that layers' matrices alone are multiplied in."""
+"""Formats of products with layers' matrices only."""
 
 _ROUNDING = 1e-6
 
 
 def kept(precision: Precision) -> Precision:
-    """Return what is multiplied outside layers' matrices, and what is kept."""
+    """Return the precision of kept tensors and of products outside the layers' matrices."""
     return "bf16" if precision in NARROW else precision
 
 
 class Layer(NamedTuple):
-    """What tells one layer of a model from another."""
+    """Properties that differ between the layers of a model."""
 
     experts: bool = False
-    """Whether it has experts in place of the MLP."""
+    """Whether the layer has experts in place of the MLP."""
     window: int = 0
-    """Tokens that its attention reaches back; 0 for all."""
+    """Window of the attention in tokens; 0 for all tokens."""
     again: bool = True
-    """Whether its backward computes it again, where ``recompute`` is full."""
+    """Whether full recomputation applies to the layer."""
 
 
 class Transformer(Parameters):
@@ -364,12 +364,12 @@ class Transformer(Parameters):
 
     @property
     def output_width(self) -> int:
-        """Width of what all heads put out."""
+        """Width of the outputs of all heads."""
         return round(self.heads * (self.value_dim or self.head_dim))
 
     @property
     def attention_products(self) -> int:
-        """Weights that a layer's attention multiplies; with latent attention, those that compress and expand."""
+        """Weights of a layer's attention, including compression and expansion of latent attention."""
         h, query = self.hidden, self.query_width
         if not self.kv_rank:
             return h * (query + self.kv_width + self.value_width + self.output_width)
@@ -380,12 +380,12 @@ class Transformer(Parameters):
 
     @property
     def again(self) -> frozenset[str]:
-        """Modules that the backward computes again, where it is not whole layers."""
+        """Modules that the backward recomputes with selective recomputation; empty otherwise."""
         return frozenset(self.recompute_modules or ["core_attn"]) if self.recompute == "selective" else frozenset()
 
     @property
     def load(self) -> float:
-        """Tokens of the busiest device's experts, over an even share of them."""
+        """Tokens of the busiest device's experts, relative to an even share."""
         return self.capacity or self.imbalance
 
     @property
@@ -399,22 +399,22 @@ class Transformer(Parameters):
         return PRECISION_BYTES[self.precision]
 
     def layer(self, index: int, place: int = 0) -> Layer:
-        """Return what the layer of an index from 0 is; those from ``layers`` on are multi-token prediction's.
+        """Return the properties of a layer; indexes from ``layers`` on belong to multi-token prediction.
 
         Args:
-            index: its place in the model.
-            place: its place on its stage.
+            index: index of the layer in the model, from 0.
+            place: index of the layer on its stage, from 0.
         """
         number = min(index, self.layers - 1) + 1
         experts = self.num_experts > 0 and number > self.dense_layers and number % self.moe_every == 0
         full = self.full_attention_every and number % self.full_attention_every == 0
-        first = index < self.layers and place < (self.recompute_num_layers or 1)
-        again = self.recompute_method != "block" or first
+        is_first = index < self.layers and place < (self.recompute_num_layers or 1)
+        again = self.recompute_method != "block" or is_first
         return Layer(experts=experts, window=0 if full else self.window, again=again)
 
     @property
     def parameters(self) -> int:
-        """Parameters of the whole model, each counted once; multi-token prediction's are not among them."""
+        """Number of parameters of the whole model, without multi-token prediction."""
         experts = sum(self.layer(index).experts for index in range(self.layers))
         mlp = self._mlp(self.ffn)
         expert = self.hidden * self.num_experts + self.num_experts * self._mlp(self.expert_ffn)
