@@ -287,7 +287,7 @@ def _core(model: Transformer, shard: Shard, window: int) -> Operation:
             flops=2 * flops, size_bytes=2 * (queries_bytes + keys_values), core=replace(core, backward=True)
         )
     else:
-        # Write scores; read and write them in the softmax; read them for the values. Dropout reads and writes, too.
+        # Write scores; read and write them in the softmax; read them for the values. Dropout: read and write.
         passes = 4 * model.element_bytes + (2 * model.element_bytes + 1) * model.dropout
         scores = passes * shard.heads * shard.tokens * shard.sequence
         forward, backward = _score_works(model, shard, flops, (queries_bytes + keys_values, scores))
