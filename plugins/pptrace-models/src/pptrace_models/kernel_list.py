@@ -80,7 +80,7 @@ class Listing:
                 yield replace(row, causal=causal and row.name == CORE)
             yield from rows.of("experts" if layer.experts else "mlp", second_half, count)
             if kind is Kind.I and layer.again:
-                for row in rows.again(operations, count, experts=layer.experts):
+                for row in rows.recomputed(operations, count, experts=layer.experts):
                     yield replace(row, causal=causal and row.name == CORE)
         if stage.mtp:
             yield from rows.of("prediction", costing.prediction(), stage.mtp)
@@ -94,7 +94,7 @@ class Listing:
         if kind is Kind.F or not frozen:
             yield from rows.of("encoder", operations, stage.tower)
         if kind is Kind.I and not frozen:
-            yield from rows.again(operations, stage.tower, experts=False)
+            yield from rows.recomputed(operations, stage.tower, experts=False)
         if stage.projector:
             yield from rows.of("projector", [tower.projection(gradient_bytes(costing.options))], 1)
 
@@ -105,7 +105,7 @@ class _Rows(NamedTuple):
     costing: Costing
     kind: Kind
 
-    def again(self, operations: Sequence[Operation], count: int, *, experts: bool) -> Iterable[KernelCost]:
+    def recomputed(self, operations: Sequence[Operation], count: int, *, experts: bool) -> Iterable[KernelCost]:
         """Yield the recomputed kernels of a backward, one row per operation."""
         for operation in operations:
             share = again_share(operation.name)

@@ -287,9 +287,9 @@ class Devices:
         Raises:
             ConfigError: a rank's device has no peak for the precision.
         """
-        total, alike = 0, self.are_alike
+        total, is_same_device = 0, self.are_alike
         for rank, device in enumerate(self.of_ranks):
-            with _rank_errors(rank, alike=alike):
+            with _rank_errors(rank, is_same_device=is_same_device):
                 total += device.peak(precision)
         return total
 
@@ -313,7 +313,7 @@ def devices_of(request: CostRequest, options: RooflineOptions) -> Devices:
     device_of: dict[tuple[tuple[str, Any], ...], Accelerator] = {}
     for rank, values in enumerate(descriptions):
         if tuple(values.items()) not in device_of:
-            with _rank_errors(rank, alike=len(descriptions) == 1):
+            with _rank_errors(rank, is_same_device=len(descriptions) == 1):
                 device_of[tuple(values.items())] = _device(values, options).slowed(slowness)
     devices = tuple(device_of[tuple(values.items())] for values in descriptions)
     ranks = devices if request.rank_devices else devices * request.ranks
@@ -341,11 +341,11 @@ def _device(values: Mapping[str, Any], options: RooflineOptions) -> Accelerator:
 
 
 @contextmanager
-def _rank_errors(rank: int, *, alike: bool) -> Iterator[None]:
+def _rank_errors(rank: int, *, is_same_device: bool) -> Iterator[None]:
     """Add the rank to errors about its device if devices differ."""
     try:
         yield
     except ConfigError as error:
-        if alike:
+        if is_same_device:
             raise
         raise ConfigError(f"rank {rank}: {error.message}", key=error.key) from error

@@ -127,16 +127,16 @@ def _check_sizes(request: CostRequest) -> None:
 
 def _check_divisions(model: Transformer, request: CostRequest) -> None:
     tp, kv = request.tp, model.kv_heads
-    wide = {"heads": model.heads, "ffn": model.ffn}
+    widths = {"heads": model.heads, "ffn": model.ffn}
     if model.num_experts and not request.etp:
-        wide["expert_ffn"] = model.expert_ffn
+        widths["expert_ffn"] = model.expert_ffn
     if model.shared_ffn:
-        wide["shared_ffn"] = model.shared_ffn
-    for name, size in wide.items():
-        _divide("parallel.tp", tp, f"model.{name}", size, divisors_near(tp, *wide.values()))
+        widths["shared_ffn"] = model.shared_ffn
+    for name, size in widths.items():
+        _divide("parallel.tp", tp, f"model.{name}", size, divisors_near(tp, *widths.values()))
     if kv % tp and tp % kv:
         message = f"{tp} neither divides model.kv_heads ({kv}) nor is a multiple of it"
-        raise ConstraintError(message, nearest=divisors_near(tp, *wide.values(), kv), key="parallel.tp")
+        raise ConstraintError(message, nearest=divisors_near(tp, *widths.values(), kv), key="parallel.tp")
     if (model.query_width % tp) or model.kv_width % min(tp, kv):
         message = f"{tp} does not split heads of {model.head_dim:g} into whole widths"
         near = divisors_near(tp, model.query_width, model.kv_width, model.heads)
@@ -206,14 +206,14 @@ class Linear:
 
 def linears(model: Transformer, shard: Shard, *, experts: bool) -> tuple[Linear, ...]:
     """Return a layer's matrices on one device."""
-    h, tokens, wide = model.hidden, shard.tokens, model.matrices - 1
+    h, tokens, up_matrices = model.hidden, shard.tokens, model.matrices - 1
     attention = _attention(model, shard)
     if not experts:
-        up = Linear(group="mlp", inputs=h, outputs=wide * shard.ffn, tokens=tokens, normed=True)
+        up = Linear(group="mlp", inputs=h, outputs=up_matrices * shard.ffn, tokens=tokens, normed=True)
         return (*attention, up, Linear(group="mlp", inputs=shard.ffn, outputs=h, tokens=tokens))
     width, copies, shared = shard.expert_ffn, shard.experts, shard.shared_ffn
     shared_experts = (
-        Linear(group="shared experts", inputs=h, outputs=wide * shared, tokens=tokens, normed=True),
+        Linear(group="shared experts", inputs=h, outputs=up_matrices * shared, tokens=tokens, normed=True),
         Linear(group="shared experts", inputs=shared, outputs=h, tokens=tokens),
     )
     routed: dict[str, Any] = {
@@ -223,7 +223,7 @@ def linears(model: Transformer, shard: Shard, *, experts: bool) -> tuple[Linear,
         *attention,
         Linear(group="router", inputs=h, outputs=model.num_experts, tokens=shard.split_tokens, whole=True),
         *(shared_experts if shared else ()),
-        Linear(inputs=h, outputs=wide * width, **routed),
+        Linear(inputs=h, outputs=up_matrices * width, **routed),
         Linear(inputs=width, outputs=h, fused=model.fused_experts, **routed),
     )
 

@@ -411,19 +411,19 @@ class _Overlap:
             return collective_ns
         piece_ns = self._sum([replace(product, m=-(-product.m // self.devices)) for product in products])
         step_ns = collective_ns / (self.devices - 1)
-        total_ns = piece_ns + (self.devices - 1) * max(_slowed(piece_ns, step_ns), step_ns)
+        total_ns = piece_ns + (self.devices - 1) * max(_slow_down(piece_ns, step_ns), step_ns)
         return min(round(total_ns) - self._sum(products), collective_ns)
 
     def bulk(self, products: Sequence[Product], collective_ns: int) -> int:
         """Return the exposed duration of a collective that overlaps independent products."""
         alone = self._sum(products)
-        return round(max(_slowed(alone, collective_ns), collective_ns)) - alone
+        return round(max(_slow_down(alone, collective_ns), collective_ns)) - alone
 
     def _sum(self, products: Sequence[Product]) -> int:
         return sum(map(self.taken, products))
 
 
-def _slowed(product_ns: float, collective_ns: float) -> float:
+def _slow_down(product_ns: float, collective_ns: float) -> float:
     return product_ns + _SLOWDOWN * min(product_ns, collective_ns)
 
 

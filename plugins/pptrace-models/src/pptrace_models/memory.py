@@ -69,9 +69,11 @@ class Kept:
 def layer_kept(model: Transformer, shard: Shard, *, experts: bool, again: bool = True) -> Kept:
     """Return the bytes that a layer keeps; ``again`` is whether full recomputation applies to the layer."""
     scores = _scores(model, shard)
-    all_bytes = _between(model, shard) + _attention(model, shard) + _mlp(model, shard, experts=experts) + scores
+    all_bytes = (
+        _boundary_bytes(model, shard) + _attention(model, shard) + _mlp(model, shard, experts=experts) + scores
+    )
     weight_part = 0 if model.frozen else _weight_part(model, shard, experts=experts)
-    kept_bytes = all_bytes - _freed(model, shard, experts=experts)
+    kept_bytes = all_bytes - _freed_bytes(model, shard, experts=experts)
     if model.recompute == "full" and again:
         kept_bytes = shard.split_tokens * model.hidden * model.element_bytes
     return Kept(activation=kept_bytes, weight_part=weight_part, transient=all_bytes - kept_bytes)
@@ -112,7 +114,7 @@ def head_kept(model: Transformer, shard: Shard) -> Kept:
     )
 
 
-def _between(model: Transformer, shard: Shard) -> int:
+def _boundary_bytes(model: Transformer, shard: Shard) -> int:
     """Return the bytes between tensor-parallel regions: inputs of norms and of matrices, and dropout masks."""
     inputs = 2 if model.frozen else 4
     return shard.split_tokens * model.hidden * (inputs * model.element_bytes + 2 * model.dropout)
@@ -122,7 +124,7 @@ def _attention(model: Transformer, shard: Shard) -> int:
     """Return the bytes of queries, keys, values and output, and of compressed tensors before and after norms."""
     compressed = _inputs(model, 2) * (model.query_rank + model.kv_rank) * shard.split_tokens
     output = shard.output if model.flash_attention or not model.frozen else 0
-    return (shard.tokens * (_expanded(shard) + output) + compressed) * model.element_bytes
+    return (shard.tokens * (_expanded_width(shard) + output) + compressed) * model.element_bytes
 
 
 def _inputs(model: Transformer, tensors: int) -> int:
@@ -130,16 +132,16 @@ def _inputs(model: Transformer, tensors: int) -> int:
     return tensors - model.frozen
 
 
-def _expanded(shard: Shard) -> int:
+def _expanded_width(shard: Shard) -> int:
     return shard.query + shard.kv + shard.value
 
 
-def _freed(model: Transformer, shard: Shard, *, experts: bool) -> int:
+def _freed_bytes(model: Transformer, shard: Shard, *, experts: bool) -> int:
     """Return the bytes that recomputed modules do not keep."""
     mlp = _mlp(model, shard, experts=experts)
     freed = {
         "core_attn": _scores(model, shard),
-        "mla_up_proj": shard.tokens * _expanded(shard) * model.element_bytes if model.kv_rank else 0,
+        "mla_up_proj": shard.tokens * _expanded_width(shard) * model.element_bytes if model.kv_rank else 0,
         "layernorm": 0 if model.frozen else 2 * shard.split_tokens * model.hidden * model.element_bytes,
         "mlp": 0 if experts else mlp,
         "mlp_act": 0 if experts else mlp - shard.tokens * (model.matrices - 1) * shard.ffn * model.element_bytes,
@@ -176,7 +178,7 @@ def _weight_part(model: Transformer, shard: Shard, *, experts: bool) -> int:
     """Return the bytes of inputs and output gradients of a layer's matrices."""
     # Inputs of column-parallel and output gradients of row-parallel matrices are between tensor-parallel regions.
     between = shard.split_tokens * model.hidden * (3 if experts else 4)
-    attention = shard.tokens * (_expanded(shard) + shard.output)
+    attention = shard.tokens * (_expanded_width(shard) + shard.output)
     attention += 2 * (model.query_rank + model.kv_rank) * shard.split_tokens
     if experts:
         routed = shard.routed * (model.matrices * shard.expert_ffn + 2 * model.hidden)

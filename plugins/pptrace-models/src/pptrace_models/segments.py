@@ -53,19 +53,19 @@ def stage_segments(costing: Costing, tower: Tower | None, stage: Stage) -> dict[
         (order,) = in_front(units, [stage], _encoder(costing, tower), _projector(costing, tower))
     forward = [part for unit in order for part in unit.forward]
     backward = [part for unit in reversed(order) for part in unit.backward]
-    computed = _computed(forward, backward)
+    computed = _computation_cost(forward, backward)
     waits = computed.host_waits(stage_host_ns(options, stage), frozen=costing.model.frozen)
     forward.insert(0, Part("host", waits.f))
     backward[:0] = (Part("host", waits.i), Part("host-weight", waits.w, for_weights=True))
     segments = {
-        Kind.F: _chained(forward),
-        Kind.B: _chained(backward, delay_wgrad=options.delay_wgrad),
-        Kind.I: _chained([part for part in backward if not part.for_weights]),
-        Kind.W: _chained([part._replace(for_weights=False) for part in backward if part.for_weights]),
+        Kind.F: _chain(forward),
+        Kind.B: _chain(backward, delay_wgrad=options.delay_wgrad),
+        Kind.I: _chain([part for part in backward if not part.for_weights]),
+        Kind.W: _chain([part._replace(for_weights=False) for part in backward if part.for_weights]),
     }
     if costing.model.recompute != "full":
         recomputed = [part for unit in order if unit.backward for part in unit.forward]
-        segments[Kind.RECOMPUTE] = _chained([forward[0], *recomputed])
+        segments[Kind.RECOMPUTE] = _chain([forward[0], *recomputed])
     return segments
 
 
@@ -74,7 +74,7 @@ def is_attention(operation: str) -> bool:
     return operation in _ATTENTION
 
 
-def _chained(parts: Sequence[Part], *, delay_wgrad: bool = True) -> tuple[Segment, ...]:
+def _chain(parts: Sequence[Part], *, delay_wgrad: bool = True) -> tuple[Segment, ...]:
     """Return parts as a chain of segments; weight gradients overlap with the parts after their input gradient.
 
     Without ``delay_wgrad``, exchanges and the action's result wait for the weight gradients before them.
@@ -147,7 +147,7 @@ def _layer(costing: Costing, kind: Layer) -> Unit:
     return Unit(forward=forward, backward=(*backward[:index], *recomputed, *backward[index:]))
 
 
-def _computed(forward: Iterable[Part], backward: Iterable[Part]) -> Cost:
+def _computation_cost(forward: Iterable[Part], backward: Iterable[Part]) -> Cost:
     """Return the cost of the computations among parts."""
     f = sum(part.ns for part in forward if part.stream is Stream.COMPUTE)
     computations = [part for part in backward if part.stream is Stream.COMPUTE]

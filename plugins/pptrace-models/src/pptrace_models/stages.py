@@ -85,7 +85,7 @@ def in_front(
 
 def _decoder(model: Transformer, stages: int) -> list[Stage]:
     if model.layout is not None:
-        return _laid_out(model, stages, model.layout)
+        return _stages_of_layout(model, stages, model.layout)
     result, first_layer, last_stage = [], 0, stages - 1
     for stage, count in enumerate(partition(model, stages)):
         layers = tuple(model.layer(first_layer + index, index) for index in range(count))
@@ -149,7 +149,7 @@ def parse_layout(text: str) -> list[str]:
     """
     expanded, end = _sequence(text, 0)
     if end < len(text):
-        raise _misplaced(text, end, "no parenthesis is open here")
+        raise _position_error(text, end, "no parenthesis is open here")
     return expanded.split("|")
 
 
@@ -223,14 +223,14 @@ def _sequence(text: str, position: int) -> tuple[str, int]:
         if text[position] == "(":
             item, position = _sequence(text, position + 1)
             if position == len(text):
-                raise _misplaced(text, start, "this parenthesis is never closed")
+                raise _position_error(text, start, "this parenthesis is never closed")
         elif text[position] in _LETTERS or text[position] == "|":
             item = text[position]
         else:
-            raise _misplaced(text, position, f"{_ALLOWED} may stand here, not {text[position]!r}")
+            raise _position_error(text, position, f"{_ALLOWED} may stand here, not {text[position]!r}")
         times, position = _times(text, position + 1)
         if len(expanded) + len(item) * times > _MOST:
-            raise _misplaced(text, start, f"more than {_MOST} items")
+            raise _position_error(text, start, f"more than {_MOST} items")
         expanded += item * times
     return expanded, position
 
@@ -242,15 +242,15 @@ def _times(text: str, position: int) -> tuple[int, int]:
     while text[end : end + 1].isdecimal() and text[end].isascii():
         end += 1
     if not 0 < int(text[position + 1 : end][:9] or 0) <= _MOST:
-        raise _misplaced(text, position + 1, f"a count from 1 to {_MOST} is needed behind *")
+        raise _position_error(text, position + 1, f"a count from 1 to {_MOST} is needed behind *")
     return int(text[position + 1 : end][:9]), end
 
 
-def _misplaced(text: str, position: int, reason: str) -> ConfigError:
+def _position_error(text: str, position: int, reason: str) -> ConfigError:
     return ConfigError(f"{text!r}, position {position + 1}: {reason}", key=_KEY)
 
 
-def _laid_out(model: Transformer, stages: int, text: str) -> list[Stage]:
+def _stages_of_layout(model: Transformer, stages: int, text: str) -> list[Stage]:
     """Return the stages of a layout: the embedding is the first item, the loss the last, m between t and L."""
     letters = parse_layout(text)
     if len(letters) != stages:

@@ -98,10 +98,10 @@ def _docstrings(module: str) -> dict[str, dict[str, str]]:
     if file is None or not Path(file).is_file():
         return {}
     classes = [node for node in ast.parse(Path(file).read_bytes()).body if isinstance(node, ast.ClassDef)]
-    return {node.name: dict(_described(node)) for node in classes}
+    return {node.name: dict(_field_docstrings(node)) for node in classes}
 
 
-def _described(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
+def _field_docstrings(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
     """Yield the fields of a class with their docstrings."""
     for field, docstring in pairwise(node.body):
         match field, docstring:

@@ -178,24 +178,24 @@ _PAPER = (
 )
 
 
-def _scaled(value: int, power: int) -> int:
+def _scale(value: int, power: int) -> int:
     return int(value * 10**power) if power >= 0 else int(value // 10**-power)
 
 
 def _paper(network: str, compute: str) -> ClusterOffer:
     """Return one of the paper's nine systems; a fast one has ten times the rate and a tenth of the latency."""
     net, cp = _SCALE[network], _SCALE[compute]
-    peak = _scaled(10**15, cp)
+    peak = _scale(10**15, cp)
     device: dict[str, Any] = {
         "peak_bf16": peak, "peak_fp16": peak, "memory": 80 * 2**30,
-        "memory_bandwidth": _scaled(34 * 10**12, cp), "memory_latency": _scaled(50, -cp),
+        "memory_bandwidth": _scale(34 * 10**12, cp), "memory_latency": _scale(50, -cp),
         "launch_latency": 0,
-        "scale_up_bandwidth": _scaled(50 * 10**9, net), "scale_up_latency": _scaled(500, -net),
+        "scale_up_bandwidth": _scale(50 * 10**9, net), "scale_up_latency": _scale(500, -net),
         "scale_up_size": 1,
         "compute_efficiency": 1.0, "attention_efficiency": 1.0,
         "memory_efficiency": 1.0, "network_efficiency": 1.0,
     }  # fmt: skip
-    port = {"bandwidth": f"{_scaled(50 * 10**9, net)} B/s", "latency": f"{_scaled(500, -net)} ns"}
+    port = {"bandwidth": f"{_scale(50 * 10**9, net)} B/s", "latency": f"{_scale(500, -net)} ns"}
     name = "baseline" if net == cp == 0 else f"{network}-nw-{compute}-cp"
     return ClusterOffer(
         name=name,

@@ -70,7 +70,7 @@ _GROUPS = 6
 def bound(problem: Problem) -> int:
     """Return a lower bound of the step (or span), from each rank's fill, work, drain, memory and copies."""
     problem = problem.shortest
-    return max(_of_rank(problem, rank) for rank in range(problem.ranks))
+    return max(_rank_bound(problem, rank) for rank in range(problem.ranks))
 
 
 def copy_ratio(problem: Problem, rank: int) -> float:
@@ -86,7 +86,7 @@ def copy_ratio(problem: Problem, rank: int) -> float:
     return copied / sum(problem.f[stage] + problem.i[stage] + problem.w[stage] for stage in stages)
 
 
-def _of_rank(problem: Problem, rank: int) -> int:
+def _rank_bound(problem: Problem, rank: int) -> int:
     stages = problem.stages_of[rank]
     first = stages[0]
     fill = 0 if problem.span else sum(problem.f[:first]) + sum(problem.forward_transfer[:first])
@@ -95,14 +95,15 @@ def _of_rank(problem: Problem, rank: int) -> int:
         return span_bound
     # After the rank's last input gradient run the input gradients of all previous stages and one weight gradient.
     # Of the rank's work, only deferred weight gradients run after it, as many as memory allows.
-    passes = problem.work(rank) - _waiting(problem, rank)
+    passes = problem.work(rank) - _deferred_weight_work(problem, rank)
     drain = sum(problem.i[:first]) + sum(problem.backward_transfer[:first]) + problem.w[0]
     return max(
-        span_bound, fill + _idle_ahead(problem, rank) + passes + drain + problem.tail[problem.stage_rank[0]]
+        span_bound,
+        fill + _idle_before_gradients(problem, rank) + passes + drain + problem.tail[problem.stage_rank[0]],
     )
 
 
-def _waiting(problem: Problem, rank: int) -> int:
+def _deferred_weight_work(problem: Problem, rank: int) -> int:
     """Return the longest work of weight gradients that can wait when a rank's last input gradient ends.
 
     During this input gradient, memory holds its whole activation and the weight parts of all deferred gradients.
@@ -124,7 +125,7 @@ def _waiting(problem: Problem, rank: int) -> int:
     return min(waiting, all_work)
 
 
-def _idle_ahead(problem: Problem, rank: int) -> int:
+def _idle_before_gradients(problem: Problem, rank: int) -> int:
     """Return the idle time of a rank between its first forwards and its first gradient, when memory is full.
 
     The first gradient belongs to the rank's last stage. Before it, the rank runs only forwards, as many as fit
@@ -151,13 +152,13 @@ def _forwards_at_once(problem: Problem, rank: int) -> int:
     return every if limit == NO_LIMIT or not size else min(limit // size, every)
 
 
-def _overtaken(problem: Problem, rank: int) -> bool:
+def _has_late_forward(problem: Problem, rank: int) -> bool:
     """Return whether some forward of a rank runs after its first gradient in every schedule."""
     every = problem.microbatches * len(problem.stages_of[rank])
     return not problem.copies and _forwards_at_once(problem, rank) < every
 
 
-def _idle_behind(problem: Problem, rank: int) -> int:
+def _idle_after_forwards(problem: Problem, rank: int) -> int:
     """Return the idle time of a rank after its last forward, without the tail of the rank.
 
     The microbatch of this forward passes to the last stage and back to the first. Meanwhile the rank runs only
@@ -166,15 +167,15 @@ def _idle_behind(problem: Problem, rank: int) -> int:
     stages, limit = problem.stages_of[rank], problem.limit[rank]
     if limit == NO_LIMIT:
         return 0
-    drain = min(_way_out(problem, rank, stage) for stage in stages)
-    gradients = _gradients_held(problem, rank)
+    drain = min(_completion_time(problem, rank, stage) for stage in stages)
+    gradients = _gradient_work_in_memory(problem, rank)
     if problem.copies:
         longest = max(problem.i[stage] + problem.w[stage] for stage in stages)
         gradients += drain // max(min(problem.reload[stage] for stage in stages), 1) * longest
     return max(0, drain - gradients - problem.tail[rank])
 
 
-def _way_out(problem: Problem, rank: int, stage: int) -> int:
+def _completion_time(problem: Problem, rank: int, stage: int) -> int:
     """Return the least time from the end of a forward to the end of the step, or of its rank's span."""
     onward = sum(problem.f[stage + 1 :]) + sum(problem.forward_transfer[stage:])
     stages = problem.stages_of[rank] if problem.span else range(problem.stages)
@@ -188,14 +189,14 @@ def _way_out(problem: Problem, rank: int, stage: int) -> int:
     return onward + max(ends)
 
 
-def _gradients_held(problem: Problem, rank: int) -> int:
+def _gradient_work_in_memory(problem: Problem, rank: int) -> int:
     """Return the largest total duration of gradients whose activations fit in memory together.
 
     A microbatch on a stage leaves one of three states: its weight part and the weight gradient to run; its whole
     activation and both gradients; or its checkpoint, both gradients and the recomputed forward. The relaxation
     allows fractions of microbatches.
     """
-    steps = [step for stage in problem.stages_of[rank] for step in _held_steps(problem, stage)]
+    steps = [step for stage in problem.stages_of[rank] for step in _state_increments(problem, stage)]
     total_time, free_size = 0, problem.limit[rank]
     for size, time in sorted(steps, key=lambda step: -step[1] / max(step[0], 1e-9)):
         needed_size = problem.microbatches * size
@@ -205,7 +206,7 @@ def _gradients_held(problem: Problem, rank: int) -> int:
     return total_time
 
 
-def _held_steps(problem: Problem, stage: int) -> list[tuple[int, int]]:
+def _state_increments(problem: Problem, stage: int) -> list[tuple[int, int]]:
     """Return the states of a microbatch on a stage as increments of size and time, by falling time per size."""
     i, w = problem.i[stage], problem.w[stage]
     states = [(problem.weight_activation[stage], w), (problem.activation[stage], i + w)]
@@ -227,23 +228,26 @@ def _busy(problem: Problem, rank: int) -> int:
     before the rank's first gradient.
     """
     work, limit, stages = problem.work(rank), problem.limit[rank], problem.stages_of[rank]
-    before, after = _idle_ahead(problem, rank), _idle_behind(problem, rank)
-    is_disjoint = _overtaken(problem, rank)
+    before, after = _idle_before_gradients(problem, rank), _idle_after_forwards(problem, rank)
+    is_disjoint = _has_late_forward(problem, rank)
 
     def idle(recompute_work: int) -> int:
         return max(before, recompute_work) + after if is_disjoint else max(before, recompute_work + after)
 
     if not problem.recomputes or limit == NO_LIMIT:
-        return max(work + idle(0), _held(problem, rank, problem.microbatches))
+        return max(work + idle(0), _memory_bound(problem, rank, problem.microbatches))
     if len(stages) > 1:
         return work + idle(0)
     return min(
-        max(work + idle(count * problem.recompute[stages[0]]), _held(problem, rank, problem.microbatches - count))
+        max(
+            work + idle(count * problem.recompute[stages[0]]),
+            _memory_bound(problem, rank, problem.microbatches - count),
+        )
         for count in range(problem.microbatches + 1)
     )
 
 
-def _held(problem: Problem, rank: int, microbatches: int) -> int:
+def _memory_bound(problem: Problem, rank: int, microbatches: int) -> int:
     """Return the least time in which a rank's memory and copy channel can serve some microbatches.
 
     The sum of bytes times time is at most the limit times the returned time. An activation is in memory during its
@@ -513,19 +517,19 @@ class _Counts:
         """Add the constraint of a rank's memory limit."""
         problem = self.problem
         for moment in range(self.moments):
-            held: Any = 0
+            used: Any = 0
             for stage in problem.stages_of[rank]:
                 size, weight_size = problem.activation[stage], problem.weight_activation[stage]
-                held += size * self._part_started(Part.F, stage, moment)
-                held -= (size - weight_size) * self._part_ended(Part.I, stage, moment)
-                held -= weight_size * self._part_ended(Part.W, stage, moment)
+                used += size * self._part_started(Part.F, stage, moment)
+                used -= (size - weight_size) * self._part_ended(Part.I, stage, moment)
+                used -= weight_size * self._part_ended(Part.W, stage, moment)
                 reloads = self._started(_Kind(Part.R, stage), moment)
-                held += size * (reloads - self._ended(_Kind(Part.O, stage), moment))
+                used += size * (reloads - self._ended(_Kind(Part.O, stage), moment))
                 if problem.recomputes:
                     forward, recomputation = (_Kind(Part.F, stage, Part.C), _Kind(Part.C, stage))
                     left_out = size - problem.checkpoint[stage]
-                    held += left_out * (self._started(recomputation, moment) - self._started(forward, moment))
-            self._cap(held, problem.limit[rank])
+                    used += left_out * (self._started(recomputation, moment) - self._started(forward, moment))
+            self._cap(used, problem.limit[rank])
 
     def _ends(self, rank: int) -> None:
         """Add the constraint that a rank's weight gradients end within the length, of the step or of its span."""

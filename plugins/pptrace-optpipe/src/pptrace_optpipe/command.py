@@ -279,7 +279,7 @@ class _Search:
             verdict = f"bound {bound / 1e6:.3f} ms  gap {best.gap:.2%}" if bound else "bound not known"
             sys.stderr.write(f"{time.monotonic() - start_s:7.1f} s  step {step / 1e6:.3f} ms  {verdict}\n")
 
-        with _stoppable() as stopped:
+        with _stop_signals() as stopped:
             effort = limited(
                 options.time, options.work, workers=options.workers, seed=options.seed, stopped=stopped
             )
@@ -321,8 +321,8 @@ class _Search:
         """
         with tempfile.TemporaryDirectory() as folder:
             config = Path(folder) / "measured.yaml"
-            noise = _calibrated(run, config)
-            name, measured = self._measured(run, config)
+            noise = _calibrate(run, config)
+            name, measured = self._measured_schedule(run, config)
             present_ns = simulated(measured, measured.schedule).step_ns
             setting, table = self._setting(config, output)
             best, _ = self.run(config, setting, table, self.limits(setting)[0])
@@ -336,7 +336,7 @@ class _Search:
         write_table(best.table, output)
         return f"{change} shorter, more than the noise of {noise:.1%}"
 
-    def _measured(self, run: Path, config: Path) -> tuple[str, Prepared]:
+    def _measured_schedule(self, run: Path, config: Path) -> tuple[str, Prepared]:
         """Return name and inputs of the measured schedule: an installed one, or the recorded order of actions."""
         try:
             measured = prepare(load(config, self.sets), self.registry)
@@ -367,7 +367,7 @@ def files_of(run: Path) -> list[tuple[str, int, int]]:
 
 
 @contextmanager
-def _stoppable() -> Iterator[Callable[[], bool]]:
+def _stop_signals() -> Iterator[Callable[[], bool]]:
     """Yield a function that returns whether Ctrl-C or SIGTERM occurred; the second signal has its normal effect.
 
     After a SIGTERM, the command ends after the block, which can save its results.
@@ -397,7 +397,7 @@ def _stoppable() -> Iterator[Callable[[], bool]]:
             signal.raise_signal(received)
 
 
-def _calibrated(run: Path, config: Path) -> float:
+def _calibrate(run: Path, config: Path) -> float:
     """Write a configuration fitted to a measurement, and return the relative noise of its times.
 
     Raises:

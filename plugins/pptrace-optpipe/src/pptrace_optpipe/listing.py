@@ -174,9 +174,9 @@ class Lister:
             return False
         if limit == NO_LIMIT:
             return True
-        held = self.held[rank] + problem.activation[op.stage]
+        used = self.held[rank] + problem.activation[op.stage]
         stages = problem.stages_of[rank]
-        if held > limit:
+        if used > limit:
             return False
         if len(stages) == 1 or self.rule.per_stage:
             return True
@@ -185,9 +185,9 @@ class Lister:
                       or Op(Part.F, s, microbatch) == op)  # fmt: skip
             needed = sum(problem.activation[s] for s in stages if self.next[Part.I, s] > microbatch)
             missing = sum(problem.activation[s] for s in stages) - present
-            if held + missing > limit:
+            if used + missing > limit:
                 return False
-            held -= present - needed
+            used -= present - needed
         return True
 
     def _is_full(self, rank: int, stage: int) -> bool:
@@ -314,5 +314,5 @@ class OffloadingLister(Lister):
         due = self._due(rank)
         if earlier_count >= self.kept or due is None:
             return True
-        held = self._held_size(rank, now + self.problem.duration(op))
-        return held + size + self.problem.activation[-due[1]] <= limit
+        used = self._held_size(rank, now + self.problem.duration(op))
+        return used + size + self.problem.activation[-due[1]] <= limit

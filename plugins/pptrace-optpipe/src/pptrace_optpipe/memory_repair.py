@@ -51,7 +51,7 @@ def with_room(
 
 def recomputed_row(problem: Problem, row: list[Op], _: Played | None, limit: int) -> list[Op] | None:
     """Return a rank's row with as few recomputed forwards as necessary; None if it never fits."""
-    return _evicted(problem, row, limit, _RECOMPUTED)
+    return _evict(problem, row, limit, _RECOMPUTED)
 
 
 def copied_row(problem: Problem, row: list[Op], played: Played, limit: int) -> list[Op] | None:
@@ -59,7 +59,7 @@ def copied_row(problem: Problem, row: list[Op], played: Played, limit: int) -> l
     return _Rank(problem, row, played, limit).row()
 
 
-def _evicted(
+def _evict(
     problem: Problem, row: list[Op], limit: int, replacement: Mapping[Part, tuple[Part, ...]]
 ) -> list[Op] | None:
     """Return a rank's row that fits by its order, with activations evicted in order of latest need.
@@ -87,12 +87,12 @@ def _evicted(
 
 def _first_excess(problem: Problem, row: list[Op], limit: int) -> int | None:
     """Return the first place at which a row exceeds the limit if offloads end immediately; None if it fits."""
-    held, recomputed = 0, computed_again(row)
+    used, recomputed = 0, computed_again(row)
     for place, op in enumerate(row):
         taken, freed = memory_changes(problem, op, recomputed)
-        if held + taken > limit:
+        if used + taken > limit:
             return place
-        held += taken - freed
+        used += taken - freed
     return None
 
 
@@ -108,7 +108,7 @@ def with_waits(problem: Problem, rows: Rows, early: int) -> Rows | None:
     for row, limit in zip(rows, problem.limit, strict=True):
         repaired_row = None
         if limit != NO_LIMIT and problem.copies:
-            repaired_row = _evicted(problem, row, limit, _COPIED)
+            repaired_row = _evict(problem, row, limit, _COPIED)
             if repaired_row is not None:
                 _fetch_early(problem, repaired_row, limit, early)
         if limit != NO_LIMIT and problem.recomputes and repaired_row is None:
@@ -158,19 +158,19 @@ class _Rank:
         while True:
             excess_time = self._first_excess(copies)
             if excess_time is None:
-                return self._merged(copies)
-            op = self._needed_last(excess_time)
+                return self._merge_copies(copies)
+            op = self._eviction_candidate(excess_time)
             if op is None:
                 return None
             self.chosen.append(op)
-            planned = self._planned()
+            planned = self._plan_copies()
             if planned is None:
                 self.chosen.pop()
                 self.late.add(op)
             else:
                 copies = planned
 
-    def _needed_last(self, moment: int) -> Op | None:
+    def _eviction_candidate(self, moment: int) -> Op | None:
         """Return the forward whose activation is in memory at a moment, can be offloaded and is needed last."""
         problem, candidates = self.problem, []
         for op in self.computed:
@@ -180,7 +180,7 @@ class _Rank:
                     candidates.append((needed, op))
         return max(candidates, key=lambda pair: pair[0])[1] if candidates else None
 
-    def _planned(self) -> dict[Op, _Copy] | None:
+    def _plan_copies(self) -> dict[Op, _Copy] | None:
         """Return the copies of the chosen activations; None if a reload would end too late."""
         problem, free, offload_start = self.problem, 0, {}
         for op in sorted(self.chosen, key=lambda op: self.end[op]):
@@ -218,10 +218,10 @@ class _Rank:
             size = self.problem.activation[op.stage]
             changes += [(copy.offload_start + self.problem.offload[op.stage], -size), (copy.reload_start, size)]
         changes.sort()
-        held = accumulate(change for _, change in changes)
-        return next((moment for (moment, _), size in zip(changes, held, strict=True) if size > self.limit), None)
+        sizes = accumulate(change for _, change in changes)
+        return next((moment for (moment, _), size in zip(changes, sizes, strict=True) if size > self.limit), None)
 
-    def _merged(self, copies: dict[Op, _Copy]) -> list[Op]:
+    def _merge_copies(self, copies: dict[Op, _Copy]) -> list[Op]:
         """Return the row with the copies inserted."""
         reloads: dict[int, list[tuple[int, Op]]] = {}
         for op, copy in copies.items():
@@ -245,15 +245,15 @@ def repaired(problem: Problem, rows: Rows) -> Rows:
     if played is not None and played.fits(problem):
         return rows
     return [
-        row if limit == NO_LIMIT else _repaired(problem, row, limit)
+        row if limit == NO_LIMIT else _repair(problem, row, limit)
         for row, limit in zip(rows, problem.limit, strict=True)
     ]
 
 
-def _repaired(problem: Problem, row: list[Op], limit: int) -> list[Op]:
+def _repair(problem: Problem, row: list[Op], limit: int) -> list[Op]:
     row = [op for op in row if op.part not in AWAIT_OF.values()]
     for _ in range(_MOST_MOVES):
-        awaiting_row, excess_place = _awaiting(problem, row, limit)
+        awaiting_row, excess_place = _insert_waits(problem, row, limit)
         if excess_place < 0:
             return awaiting_row
         if not _move_later(row, excess_place):
@@ -261,12 +261,12 @@ def _repaired(problem: Problem, row: list[Op], limit: int) -> list[Op]:
     return row
 
 
-def _awaiting(problem: Problem, row: list[Op], limit: int) -> tuple[list[Op], int]:
+def _insert_waits(problem: Problem, row: list[Op], limit: int) -> tuple[list[Op], int]:
     """Return a row in which operations await the offloads that they need, and the first place that exceeds memory.
 
     The place is -1 if the row fits.
     """
-    awaiting_row, held = list[Op](), 0
+    awaiting_row, used = list[Op](), 0
     running: list[Op] = []
     recomputed = computed_again(row)
     for place, op in enumerate(row):
@@ -275,21 +275,21 @@ def _awaiting(problem: Problem, row: list[Op], limit: int) -> tuple[list[Op], in
         offload = op._replace(part=Part.O)
         if op.part in (Part.R, Part.I) and offload in running:
             ended_count = running.index(offload) + 1
-            held -= sum(memory_changes(problem, ended, recomputed)[1] for ended in running[:ended_count])
+            used -= sum(memory_changes(problem, ended, recomputed)[1] for ended in running[:ended_count])
             running = running[ended_count:]
-        while taken and held + taken > limit and running:
+        while taken and used + taken > limit and running:
             awaited = running.pop(0)
-            held -= memory_changes(problem, awaited, recomputed)[1]
-        if taken and held + taken > limit:
+            used -= memory_changes(problem, awaited, recomputed)[1]
+        if taken and used + taken > limit:
             return row, place
         if awaited is not None:
             awaiting_row.append(awaited._replace(part=Part.A))
         awaiting_row.append(op)
-        held += taken
+        used += taken
         if op.part is Part.O:
             running.append(op)
         else:
-            held -= freed
+            used -= freed
     return awaiting_row, -1
 
 

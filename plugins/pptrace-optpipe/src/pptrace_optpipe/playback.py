@@ -142,16 +142,16 @@ def _step(problem: Problem, rows: Rows, start: dict[Op, int], end: dict[Op, int]
     return max(last + tail for last, tail in zip(ends, problem.tail, strict=True))
 
 
-def memory_changes(problem: Problem, op: Op, again: Collection[tuple[int, int]]) -> tuple[int, int]:
+def memory_changes(problem: Problem, op: Op, recomputed: Collection[tuple[int, int]]) -> tuple[int, int]:
     """Return the bytes that an operation allocates at its start and frees at its end.
 
     Args:
         problem: what is scheduled.
         op: the op.
-        again: stage and microbatch of recomputed forwards.
+        recomputed: stage and microbatch of recomputed forwards.
     """
     size, weight_size = problem.activation[op.stage], problem.weight_activation[op.stage]
-    if again and op.part in (Part.F, Part.C) and (op.stage, op.microbatch) in again:
+    if recomputed and op.part in (Part.F, Part.C) and (op.stage, op.microbatch) in recomputed:
         kept = problem.checkpoint[op.stage]
         return (kept if op.part is Part.F else size - kept), 0
     if op.part in AWAIT_OF.values():
@@ -229,13 +229,13 @@ class _Rank:
         row, launched = list[Op](), 0
         for place in range(len(self.computed) + 1):
             while launched < len(self.copies) and self.place[self.copies[launched]] <= place:
-                row += self._awaiting(self.copies[launched])
+                row += self._with_wait(self.copies[launched])
                 launched += 1
             if place < len(self.computed):
-                row += self._awaiting(self.computed[place])
+                row += self._with_wait(self.computed[place])
         return row
 
-    def _awaiting(self, op: Op) -> list[Op]:
+    def _with_wait(self, op: Op) -> list[Op]:
         awaited = self.await_of.get(op)
         return [op] if awaited is None else [awaited._replace(part=Part.A), op]
 

@@ -87,7 +87,7 @@ def build(request: ScheduleRequest) -> Schedule:
     start = effort.clock()
     with suppress(PptraceError):  # a policy may take only some orders
         table = serial_table(placement)
-        limit = _limits(request, placement, _played(request, table))
+        limit = _limits(request, placement, _simulate_table(request, table))
         shared = channels_of(simulator.prepared(table), copies)
     search_input = _search_input(request, placement, limit, shared)
     rivals = list(_rivals(request, search_input.problem, effort))
@@ -106,7 +106,7 @@ def _rivals(request: ScheduleRequest, problem: Problem, effort: Effort) -> Itera
         if table.interleave or table.recompute_waits or table.microbatches != problem.microbatches:
             continue
         try:
-            played = _played(request, table)
+            played = _simulate_table(request, table)
         except PptraceError:
             continue
         full_request = replace(rival_request, options=request.options, simulator=request.simulator)
@@ -138,7 +138,7 @@ def _search_input(
     def simulate(table: Schedule) -> Simulated:
         """Simulate a table with the configuration, or without one with the search's transfer times."""
         if request.simulator is not None:
-            result = _played(request, table)
+            result = _simulate_table(request, table)
             return Simulated(result.step_ns, 0.0, result.activation_bytes)
         played = play(problem, rows_of_table(table))
         if played is None:
@@ -159,7 +159,7 @@ def _fits(simulated: Simulated, limit: tuple[int, ...]) -> bool:
     return all(size in (NO_LIMIT, max(peak, size)) for peak, size in zip(simulated.peak_bytes, limit, strict=True))
 
 
-class _Played(NamedTuple):
+class _TableFigures(NamedTuple):
     """Simulated figures of a table in the configuration of a request."""
 
     step_ns: int
@@ -171,23 +171,25 @@ class _Played(NamedTuple):
     """Time of the forwards and backwards of all stages and microbatches."""
 
 
-def _played(request: ScheduleRequest, table: Schedule) -> _Played:
+def _simulate_table(request: ScheduleRequest, table: Schedule) -> _TableFigures:
     if request.simulator is None:
         raise ScheduleError("there is no configuration to simulate a table in")
     prepared = request.simulator.prepared(table)
     workload = prepared.workload
     metrics = measure(prepared.simulate().timeline, workload)
     memory = metrics.memory
-    room = np.maximum(memory.room_bytes - memory.static_bytes, 0)
-    return _Played(
+    free_bytes = np.maximum(memory.room_bytes - memory.static_bytes, 0)
+    return _TableFigures(
         step_ns=int(metrics.step_ns),
         activation_bytes=tuple((memory.peak_bytes - memory.static_bytes).tolist()),
-        room_bytes=tuple(room.tolist()) if workload.capacity_bytes else (),
+        room_bytes=tuple(free_bytes.tolist()) if workload.capacity_bytes else (),
         work_ns=workload.total_ns((Kind.F, Kind.I, Kind.W), table.microbatches),
     )
 
 
-def _limits(request: ScheduleRequest, placement: Placement, played: _Played | None = None) -> tuple[int, ...]:
+def _limits(
+    request: ScheduleRequest, placement: Placement, played: _TableFigures | None = None
+) -> tuple[int, ...]:
     """Return the limit of activations in bytes per rank: the option, or device memory without static memory."""
     requested_bytes = request.options.get("activations", 0)
     is_known = any(request.activation_bytes)

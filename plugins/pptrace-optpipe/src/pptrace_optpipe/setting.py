@@ -471,13 +471,13 @@ def joined(problem: Problem, rows: Rows) -> Rows:
     best = play(problem, rows)
     if best is None:
         return rows
-    ranks = [rank for rank, row in enumerate(rows) if len(_joined(row)) < len(row)]
+    ranks = [rank for rank, row in enumerate(rows) if len(_join(row)) < len(row)]
     groups = [ranks]
     for _ in range(_TRIES):
         if not groups:
             break
         group = groups.pop()
-        candidate = [_joined(row) if rank in group else row for rank, row in enumerate(rows)]
+        candidate = [_join(row) if rank in group else row for rank, row in enumerate(rows)]
         played = play(problem, candidate)
         if played is not None and played.fits(problem) and played.step <= best.step:
             rows = candidate
@@ -486,7 +486,7 @@ def joined(problem: Problem, rows: Rows) -> Rows:
     return rows
 
 
-def _joined(row: list[Op]) -> list[Op]:
+def _join(row: list[Op]) -> list[Op]:
     joined_row: list[Op] = []
     for op in row:
         if op.part is Part.W and joined_row and joined_row[-1] == op._replace(part=Part.I):

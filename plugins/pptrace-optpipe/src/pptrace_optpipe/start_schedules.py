@@ -99,7 +99,7 @@ def start(
 
 def started(problem: Problem) -> Iterator[StartSchedule]:
     """Yield the schedules of all start rules that fit, rule by rule."""
-    for rows in _listed(problem):
+    for rows in _list_schedules(problem):
         played = play(problem, rows)
         if played is not None:
             yield from fitted(problem, rows, played)
@@ -118,7 +118,7 @@ def fitted(problem: Problem, rows: Rows, played: Played) -> Iterator[StartSchedu
             yield StartSchedule(fitting, replayed)
 
 
-def _listed(problem: Problem) -> Iterator[Rows]:
+def _list_schedules(problem: Problem) -> Iterator[Rows]:
     """Yield rows rule by rule, the most promising rules first; the second rows fit if any schedule fits."""
     listers: list[Callable[[], Lister]] = [partial(Lister, problem, rule) for rule in _rules(problem)]
     if problem.copies:
@@ -249,12 +249,12 @@ def rivals(
     """
     problem, work = setting.problem(memory), _work(setting.prepared)
     limits = _limits(setting.prepared, memory) if memory else []
-    variants = {"": [], COPIED: _copied_schedules(setting) * problem.copies, AGAIN: [_AGAIN] * problem.recomputes}
+    variants = {"": [], COPIED: _offload_settings(setting) * problem.copies, AGAIN: [_AGAIN] * problem.recomputes}
     for name in sorted(registry.schedules):
         for suffix, variant_sets in variants.items() if name != _OPTPIPE else ():
             if suffix and not variant_sets:
                 continue
-            prepared = _prepared(config, [*sets, *variant_sets], registry, name, limits)
+            prepared = _prepare_rival(config, [*sets, *variant_sets], registry, name, limits)
             if prepared is None or not _is_a_table(prepared) or not is_as_much(_work(prepared), work):
                 continue
             table = prepared.schedule
@@ -283,7 +283,7 @@ def _limits(prepared: Prepared, memory: int) -> list[list[str]]:
     return [[f"{key}={memory} B"] for key in _LIMITS]
 
 
-def _copied_schedules(setting: Setting) -> list[str]:
+def _offload_settings(setting: Setting) -> list[str]:
     """Return the settings that add offloads to a schedule; none if a schedule cannot express the channels."""
     if not setting.shared:
         return [_OFFLOAD]
@@ -308,7 +308,7 @@ def _work(prepared: Prepared) -> int:
     return int((work.f_ns + work.i_ns + work.w_ns).sum()) * prepared.schedule.microbatches
 
 
-def _prepared(
+def _prepare_rival(
     config: Path | None, sets: Sequence[str], registry: Registry, name: str, limits: Sequence[list[str]]
 ) -> Prepared | None:
     """Return the inputs of a schedule, with the memory limit if costs accept it. Return None if it cannot run."""

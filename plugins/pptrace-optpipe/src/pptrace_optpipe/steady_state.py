@@ -128,12 +128,12 @@ def least_period(problem: Problem) -> int:
     for stages, limit in zip(problem.stages_of, problem.limit, strict=True):
         least = max(least, sum(problem.f[stage] + problem.i[stage] + problem.w[stage] for stage in stages))
         if limit > 0:
-            held = sum(
+            size_times_time = sum(
                 problem.round_trip(stage) * problem.activation[stage]
                 + problem.w[stage] * problem.weight_activation[stage]
                 for stage in stages
             )
-            least = max(least, -(-held // limit))
+            least = max(least, -(-size_times_time // limit))
     return least
 
 
