@@ -139,15 +139,15 @@ def calibrate(steps: Sequence[Computations], node_ranks: int = 0) -> Calibration
     ranks, stages, microbatches = sizes.pop()
     gaps = np.concatenate([step.host_gaps_ns for step in steps])
     sent = np.concatenate([step.transfers.size_bytes for step in steps])
-    seen = _seen(steps)
+    seen = _observed_messages(steps)
     near = seen.source // node_ranks == seen.target // node_ranks if node_ranks else np.zeros(len(seen), bool)
     return Calibration(
         ranks=ranks, stages=stages, microbatches=microbatches, steps=len(steps),
         fitted=tuple(_fit_actions(steps, stages)),
         overhead_ns=round(float(gaps.mean())) if gaps.size else 0,
         overhead_deviation_ns=round(float(gaps.std())) if gaps.size else 0, gaps=gaps.size,
-        link=_link(seen, ~near), node_ranks=node_ranks, node_link=_link(seen, near),
-        uneven=() if node_ranks else _uneven(seen),
+        link=_fit_messages(seen, ~near), node_ranks=node_ranks, node_link=_fit_messages(seen, near),
+        uneven=() if node_ranks else _extreme_links(seen),
         boundary_bytes=int(np.median(sent[sent > 0])) if (sent > 0).any() else 0,
     )  # fmt: skip
 
@@ -180,17 +180,17 @@ def _fit_actions(steps: Sequence[Computations], stages: int) -> Iterator[ActionF
         for name in ("kind", "stage", "pair", "duration_ns")
     )
     for stage, kind in product(range(stages), sorted(PASSES)):
-        alike = (kinds == kind) & (stage_of == stage)
-        alone = alike & (pair < 0)
-        times_ns = duration_ns[alone if alone.any() else alike]
+        actions = (kinds == kind) & (stage_of == stage)
+        unpaired = actions & (pair < 0)
+        times_ns = duration_ns[unpaired if unpaired.any() else actions]
         if times_ns.size:
             yield ActionFit(
                 kind=kind.name, stage=stage, count=times_ns.size, mean_ns=mean_of(times_ns),
-                in_overlapped_pairs=not alone.any(),
+                in_overlapped_pairs=not unpaired.any(),
             )  # fmt: skip
 
 
-def _seen(steps: Sequence[Computations]) -> Transfers:
+def _observed_messages(steps: Sequence[Computations]) -> Transfers:
     """Return the observed messages of all steps."""
     masks = [step.transfers.observed & (step.transfers.duration_ns >= 0) for step in steps]
     columns = {
@@ -200,11 +200,12 @@ def _seen(steps: Sequence[Computations]) -> Transfers:
     return Transfers(**{name: np.concatenate(parts) for name, parts in columns.items()})
 
 
-def _link(seen: Transfers, chosen: NDArray[np.bool_]) -> LinkFit | None:
+def _fit_messages(seen: Transfers, chosen: NDArray[np.bool_]) -> LinkFit | None:
+    """Return the fit of the chosen messages, None without any."""
     return fit_link(seen.duration_ns[chosen], seen.size_bytes[chosen]) if chosen.any() else None
 
 
-def _uneven(seen: Transfers) -> tuple[LinkTime, ...]:
+def _extreme_links(seen: Transfers) -> tuple[LinkTime, ...]:
     """Return the fastest and the slowest link, where their quartiles and medians differ clearly."""
     if not len(seen):
         return ()
@@ -238,15 +239,15 @@ def fit_link(times_ns: Int64s, size_bytes: Int64s) -> LinkFit:
         (after - before) / (b - a) for (a, before), (b, after) in combinations(zip(sizes, medians, strict=True), 2)
     ]
     slope = float(np.median(slopes)) if slopes else 0.0
-    latency_ns, bytes_per_s, missed_ns = None, None, times_ns - np.median(times_ns)
+    latency_ns, bytes_per_s, residual_ns = None, None, times_ns - np.median(times_ns)
     if slope > 0:
         known = np.isin(size_bytes, sizes)
         latency = max(float(np.median(times_ns[known] - slope * size_bytes[known])), 0.0)
         latency_ns, bytes_per_s = round(latency), 1e9 / slope
-        missed_ns = times_ns[known] - latency - slope * size_bytes[known]
+        residual_ns = times_ns[known] - latency - slope * size_bytes[known]
     return LinkFit(
         count=times_ns.size, sizes=tuple(np.unique(size_bytes).tolist()), median_ns=median_of(times_ns),
-        latency_ns=latency_ns, bytes_per_s=bytes_per_s, residual_ns=int(np.median(np.abs(missed_ns))),
+        latency_ns=latency_ns, bytes_per_s=bytes_per_s, residual_ns=int(np.median(np.abs(residual_ns))),
     )  # fmt: skip
 
 
@@ -266,16 +267,16 @@ class OperationFit:
     """Their fit; for collectives the rate of the link of one rank."""
 
 
-def fit_network(sorts: Sequence[BySize]) -> tuple[OperationFit, ...]:
+def fit_network(groups: Sequence[BySize]) -> tuple[OperationFit, ...]:
     """Fit each kind of operations."""
     return tuple(
         OperationFit(what=group.what, messages=group.messages, link=fit_link(group.took_ns, group.size_bytes))
-        for group in sorts
+        for group in groups
         if group.took_ns.size
     )
 
 
-def choose_network(sorts: Sequence[OperationFit]) -> OperationFit | None:
+def choose_network(fits: Sequence[OperationFit]) -> OperationFit | None:
     """Return the slowest messages with a known rate, else the slowest collective, else None."""
-    known = [fit for fit in sorts if (fit.link.bytes_per_s or 0) >= _SLOWEST]
+    known = [fit for fit in fits if (fit.link.bytes_per_s or 0) >= _SLOWEST]
     return min(known, key=lambda fit: (not fit.messages, fit.link.bytes_per_s), default=None)

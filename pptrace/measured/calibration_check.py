@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _ERRORS = 2
 """Standard errors by which the slope must exceed the threshold."""
 _CLEAR = 0.1
-"""The slowdown between few and many computing ranks from which it is reported."""
+"""The smallest reported slowdown between few and many computing ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class Sharing:
     """The slowdown of actions by other computing ranks."""
 
     few: float
-    """The 5 % quantile over actions of the ranks that compute meanwhile, with the own rank."""
+    """The 5 % quantile over actions of the number of concurrently computing ranks, including the action's rank."""
     many: float
     """The 95 % quantile."""
     ratio: float
@@ -54,72 +54,76 @@ class Sharing:
 
 
 def estimate_sharing(steps: Sequence[Computations]) -> Sharing | None:
-    """Return the slowdown by other ranks; None where it is not surely a tenth, or ranks are missing.
+    """Return the slowdown by other ranks; None where it is not significantly above 10 %, or ranks are missing.
 
     Args:
         steps: recorded steps of one order, at least one.
     """
     if any(step.lacks_ranks for step in steps):
         return None
-    took_ns = np.concatenate([step.duration_ns for step in steps]).astype(np.float64)
+    duration_ns = np.concatenate([step.duration_ns for step in steps]).astype(np.float64)
     ranks = np.concatenate([concurrent_ranks(step) for step in steps])
-    lasted = (took_ns > 0) & (ranks > 0)
-    ranks, times = ranks[lasted], np.log(took_ns[lasted])
-    sorts = np.unique(_sorts_of_actions(steps)[lasted], return_inverse=True)[1]
-    count = np.bincount(sorts)
-    ranks_apart, times_apart = (values - (np.bincount(sorts, values) / count)[sorts] for values in (ranks, times))
-    spread = float((ranks_apart**2).sum())
-    free = ranks.size - count.size - 1
-    if not spread or free < 1:
+    valid = (duration_ns > 0) & (ranks > 0)
+    ranks, times = ranks[valid], np.log(duration_ns[valid])
+    groups = np.unique(_action_groups(steps)[valid], return_inverse=True)[1]
+    count = np.bincount(groups)
+    rank_deviation, time_deviation = (
+        values - (np.bincount(groups, values) / count)[groups] for values in (ranks, times)
+    )
+    spread = float((rank_deviation**2).sum())
+    degrees_of_freedom = ranks.size - count.size - 1
+    if not spread or degrees_of_freedom < 1:
         return None
-    slope = float((ranks_apart * times_apart).sum()) / spread
-    error = float(np.sqrt(((times_apart - slope * ranks_apart) ** 2).sum() / free / spread))
+    slope = float((rank_deviation * time_deviation).sum()) / spread
+    residual = time_deviation - slope * rank_deviation
+    error = float(np.sqrt((residual**2).sum() / degrees_of_freedom / spread))
     few, many = (float(quantile) for quantile in np.percentile(ranks, [5, 95]))
     if (slope - _ERRORS * error) * (many - few) < math.log1p(_CLEAR):
         return None
-    more = steps[0].placement.ranks - float(ranks.mean())
-    return Sharing(few=few, many=many, ratio=math.exp(slope * (many - few)), at_most=math.expm1(slope * more))
+    idle_ranks = steps[0].placement.ranks - float(ranks.mean())
+    at_most = math.expm1(slope * idle_ranks)
+    return Sharing(few=few, many=many, ratio=math.exp(slope * (many - few)), at_most=at_most)
 
 
 def concurrent_ranks(step: Computations) -> NDArray[np.float64]:
     """Return the mean number of computing ranks during each action; 0 for an empty action."""
-    starts, ends = _busy(step)
-    times, place = np.unique(np.concatenate([starts, ends]), return_inverse=True)
+    starts, ends = _busy_intervals(step)
+    times, index = np.unique(np.concatenate([starts, ends]), return_inverse=True)
     change = np.concatenate([np.ones(starts.size), -np.ones(ends.size)])
-    level = np.cumsum(np.bincount(place.reshape(-1), change))
-    area = np.concatenate([[0.0], np.cumsum(level[:-1] * np.diff(times))])
-    lasted = step.end_ns - step.start_ns
-    within = np.interp(step.end_ns, times, area) - np.interp(step.start_ns, times, area)
-    return np.where(lasted > 0, within / np.maximum(lasted, 1), 0.0)
+    ranks = np.cumsum(np.bincount(index.reshape(-1), change))
+    integral = np.concatenate([[0.0], np.cumsum(ranks[:-1] * np.diff(times))])
+    duration_ns = step.end_ns - step.start_ns
+    rank_ns = np.interp(step.end_ns, times, integral) - np.interp(step.start_ns, times, integral)
+    return np.where(duration_ns > 0, rank_ns / np.maximum(duration_ns, 1), 0.0)
 
 
-def _busy(step: Computations) -> tuple[Int64s, Int64s]:
+def _busy_intervals(step: Computations) -> tuple[Int64s, Int64s]:
     """Return starts and ends of computing intervals of ranks, with overlapping actions merged."""
     starts, ends = [], []
     for rank in range(step.placement.ranks):
-        here = np.flatnonzero(step.rank == rank)
-        here = here[np.argsort(step.start_ns[here], kind="stable")]
-        start, reached = step.start_ns[here], np.maximum.accumulate(step.end_ns[here])
-        fresh = np.ones(here.size, dtype=np.bool_)
-        fresh[1:] = start[1:] > reached[:-1]
-        starts.append(start[fresh])
-        ends.append(reached[np.roll(fresh, -1)])
+        actions = np.flatnonzero(step.rank == rank)
+        actions = actions[np.argsort(step.start_ns[actions], kind="stable")]
+        start_ns, latest_ns = step.start_ns[actions], np.maximum.accumulate(step.end_ns[actions])
+        first = np.ones(actions.size, dtype=np.bool_)
+        first[1:] = start_ns[1:] > latest_ns[:-1]
+        starts.append(start_ns[first])
+        ends.append(latest_ns[np.roll(first, -1)])
     return np.concatenate(starts), np.concatenate(ends)
 
 
-_SURE = 0.9
+_CONFIDENCE = 0.9
 """The share of steps within the interval."""
-_DOUBTFUL = 0.05
-"""The error of the own step from which a warning is printed."""
+_LARGEST_ERROR = 0.05
+"""The error of the simulation of the calibrated step above which a warning is printed."""
 _MOST_PARTS = 6
 """Computations of a rank per microbatch: forward, input and weight gradient of two chunks."""
-_SEEN_SELDOM = 0.25
+_FEW_GAPS = 0.25
 """The share of known host gaps below which a warning is printed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationCheck:
-    """A calibration compared with its own steps."""
+    """A calibration compared with the steps that it is fitted to."""
 
     policy: str
     """The message policy nearest to the steps."""
@@ -133,10 +137,10 @@ class CalibrationCheck:
     Errors of the fit add up along the critical path. Other orders have up to six actions in a row per
     microbatch: forward, input and weight gradient of two chunks. The interval is the sum of
 
-    - the own error per action of the own critical path, for that many actions;
+    - the error of the simulation per action of its critical path, for that many actions;
     - per action, the largest of the mean host gap, its deviation, and the mean delay of messages beyond the fitted
       median, for the share of actions with unknown gaps;
-    - per action, one more host gap where each rank has one stage, since the cost of cutting stages is unknown;
+    - per action, an additional host gap where each rank has one stage, as the cost of splitting stages is unknown;
     - the deviation from step to step: the larger of measurement and bootstrap, with that of the fit;
     - the slowdown if every rank computed all the time, where actions slow each other down.
     """
@@ -147,7 +151,7 @@ class CalibrationCheck:
 
     @property
     def error(self) -> float:
-        """The relative error of the own step."""
+        """The relative error of the simulated length."""
         return self.simulated_ns / self.step_ns - 1 if self.step_ns else 0.0
 
 
@@ -163,7 +167,7 @@ def check_calibration(
         measured: false for steps of the trace of a simulation.
     """
     policy = nearest_policy(steps[0], registry, measured=measured).policy
-    simulated = [_simulated(fit, step, policy) for step in steps]
+    simulated = [_simulate(fit, step, policy) for step in steps]
     step_ns, simulated_ns = (
         round(float(np.mean([step.span_ns for step in spanned]))) for spanned in (steps, simulated)
     )
@@ -181,21 +185,24 @@ def check_calibration(
 
 
 def _interval(
-    fit: Calibration, steps: Sequence[Computations], path: int, missed_ns: int, step_ns: int, policy: Policy
+    fit: Calibration, steps: Sequence[Computations], path: int, error_ns: int, step_ns: int, policy: Policy
 ) -> float | None:
-    """Return :attr:`CalibrationCheck.interval`, from the length of the own critical path and the own error."""
+    """Return :attr:`CalibrationCheck.interval`.
+
+    ``path`` is the number of actions on the critical path, ``error_ns`` the error of the simulation.
+    """
     if any(step.partial for step in steps) or not step_ns:
         return None
     host_ns = max(fit.overhead_ns, fit.overhead_deviation_ns, _late_ns(fit, steps))
     cut_ns = fit.overhead_ns if fit.stages == fit.ranks else 0
     actions = max(_MOST_PARTS * fit.microbatches, path, *(int(np.bincount(step.rank).max()) for step in steps))
-    return (actions * (missed_ns / max(path, 1) + host_ns + cut_ns) + _varies_ns(steps, policy)) / step_ns
+    return (actions * (error_ns / max(path, 1) + host_ns + cut_ns) + _deviation_ns(steps, policy)) / step_ns
 
 
-def _varies_ns(steps: Sequence[Computations], policy: Policy) -> float:
+def _deviation_ns(steps: Sequence[Computations], policy: Policy) -> float:
     """Return the deviation of another step from a fit of these steps."""
-    drawn = bootstrap_spans_ns(steps, policy)
-    deviation_ns = float(np.quantile(np.abs(drawn - drawn.mean()), _SURE))
+    spans_ns = bootstrap_spans_ns(steps, policy)
+    deviation_ns = float(np.quantile(np.abs(spans_ns - spans_ns.mean()), _CONFIDENCE))
     if len(steps) > 1:
         deviation_ns = max(deviation_ns, float(np.std([step.span_ns for step in steps], ddof=1)))
     return deviation_ns * math.sqrt(1 + 1 / len(steps))
@@ -206,16 +213,16 @@ def _late_ns(fit: Calibration, steps: Sequence[Computations]) -> float:
 
     A late host is a gap before an action that waits for no message. Otherwise it delays the message.
     """
-    moves = [(step.transfers, step.transfers.observed & (step.transfers.duration_ns >= 0)) for step in steps]
-    late = np.concatenate([
-        (transfers.duration_ns - fit.wire_ns(transfers.size_bytes))[seen] for transfers, seen in moves
+    sent = [(step.transfers, step.transfers.observed & (step.transfers.duration_ns >= 0)) for step in steps]
+    late_ns = np.concatenate([
+        (transfers.duration_ns - fit.wire_ns(transfers.size_bytes))[observed] for transfers, observed in sent
     ])  # fmt: skip
-    unseen = 1 - fit.gaps / max(sum(map(len, steps)), 1)
-    return unseen * max(float(late.mean()), 0.0) if late.size else 0.0
+    unknown_share = 1 - fit.gaps / max(sum(map(len, steps)), 1)
+    return unknown_share * max(float(late_ns.mean()), 0.0) if late_ns.size else 0.0
 
 
-def _simulated(fit: Calibration, step: Computations, policy: Policy) -> Computations:
-    """Return a step simulated with the times of a fit; waits for unrecorded computations stay."""
+def _simulate(fit: Calibration, step: Computations, policy: Policy) -> Computations:
+    """Simulate a step with the times of a fit; waits for unrecorded computations keep their length."""
     duration = step.duration_ns.copy()
     for action in fit.fitted:
         duration[(step.kind == Kind[action.kind]) & (step.stage == action.stage)] = round(action.mean_ns.value)
@@ -234,7 +241,7 @@ def _warnings(
             f"ranks or actions are missing: the pipeline is taken to have {fit.stages} stages on {fit.ranks} "
             "ranks (--layout pp=N says otherwise), and stages that nobody recorded take the mean of the others"
         )
-    if error > _DOUBTFUL:
+    if error > _LARGEST_ERROR:
         yield f"the fit gives its own step back only to {error:.1%}: what it says of other schedules is worth less"
     if shared is not None:
         yield (
@@ -242,7 +249,7 @@ def _warnings(
             f"{shared.few:.1f} do: they share processors, memory or power, and schedules that keep more or fewer "
             "of them computing at once take longer or shorter than predicted"
         )
-    if measured and fit.gaps < _SEEN_SELDOM * actions:
+    if measured and fit.gaps < _FEW_GAPS * actions:
         yield (
             f"of {actions} actions {fit.gaps} waited for no message: what the host does between actions was "
             "hardly seen, and schedules that wait less come out short"
@@ -258,7 +265,7 @@ _DRAWS = 20
 def bootstrap_spans_ns(steps: Sequence[Computations], policy: Policy) -> Int64s:
     """Return the spans of bootstrap steps, shape (draws,).
 
-    Durations are drawn by kind, stage and overlap, transfer times by size, and host gaps from all known ones.
+    Durations are drawn by kind, stage and overlap, transfer times by size, and host gaps from all known gaps.
 
     Args:
         steps: complete recorded steps of one order, at least one.
@@ -266,42 +273,45 @@ def bootstrap_spans_ns(steps: Sequence[Computations], policy: Policy) -> Int64s:
     """
     random = np.random.default_rng(0)
     first = steps[0]
-    sorts = _sorts_of_actions(steps)
+    action_groups = _action_groups(steps)
     durations = np.concatenate([step.duration_ns for step in steps])
     gaps = np.concatenate([step.host_gaps_ns for step in steps])
-    sizes = _sorts([step.transfers.size_bytes[None] for step in steps])
-    took = np.concatenate([step.transfers.duration_ns for step in steps])
-    seen = np.concatenate([step.transfers.observed for step in steps]) & (took >= 0)
+    size_groups = _group_columns([step.transfers.size_bytes[None] for step in steps])
+    transfer_ns = np.concatenate([step.transfers.duration_ns for step in steps])
+    observed = np.concatenate([step.transfers.observed for step in steps]) & (transfer_ns >= 0)
+    every = np.ones(durations.size, dtype=np.bool_)
     replay, spans = Resimulation.of_order(first.order, policy), []
     for _ in range(_DRAWS):
         step = replace(
             first,
-            duration_ns=_drawn(durations, sorts, np.ones(durations.size, dtype=np.bool_), random)[: len(first)],
+            duration_ns=_draw(durations, action_groups, every, random)[: len(first)],
             gap_ns=random.choice(gaps, len(first)) if gaps.size else np.zeros(len(first), dtype=np.int64),
             transfers=replace(
-                first.transfers, duration_ns=_drawn(took, sizes, seen, random)[: len(first.transfers)]
+                first.transfers,
+                duration_ns=_draw(transfer_ns, size_groups, observed, random)[: len(first.transfers)],
             ),
         )
         spans.append(replay.span_ns(step.times(with_blocked=False)))
     return np.array(spans, dtype=np.int64)
 
 
-def _sorts_of_actions(steps: Sequence[Computations]) -> Int64s:
-    """Return the index of kind, stage and overlap of each action of all steps."""
-    return _sorts([np.stack([step.kind, step.stage, step.pair >= 0]) for step in steps])
+def _action_groups(steps: Sequence[Computations]) -> Int64s:
+    """Return the group of each action of all steps: an index of its kind, stage and overlap."""
+    return _group_columns([np.stack([step.kind, step.stage, step.pair >= 0]) for step in steps])
 
 
-def _sorts(columns: Sequence[NDArray[Any]]) -> Int64s:
-    """Return the index of the distinct column of each value, over all steps."""
-    sorts: Int64s = np.unique(np.concatenate(columns, axis=1), axis=1, return_inverse=True)[1].reshape(-1)
-    return sorts
+def _group_columns(columns: Sequence[NDArray[Any]]) -> Int64s:
+    """Return the index of each column among the distinct columns, over all steps."""
+    groups: Int64s = np.unique(np.concatenate(columns, axis=1), axis=1, return_inverse=True)[1].reshape(-1)
+    return groups
 
 
-def _drawn(values: Int64s, sorts: Int64s, known: NDArray[np.bool_], random: np.random.Generator) -> Int64s:
-    """Replace each value by a random known value of its sort, where there is one."""
+def _draw(values: Int64s, groups: Int64s, known: NDArray[np.bool_], random: np.random.Generator) -> Int64s:
+    """Replace each value by a random known value of its group; groups without known values do not change."""
     drawn = values.copy()
-    for sort in np.unique(sorts):
-        pool = values[(sorts == sort) & known]
+    for group in np.unique(groups):
+        members = groups == group
+        pool = values[members & known]
         if pool.size:
-            drawn[sorts == sort] = random.choice(pool, int((sorts == sort).sum()))
+            drawn[members] = random.choice(pool, int(members.sum()))
     return drawn

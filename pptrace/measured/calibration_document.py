@@ -36,13 +36,12 @@ def calibrated_yaml(
 ) -> str:  # fmt: skip
     """Return the configuration of a fit, with the first of the schedules that have the measured order.
 
-    ``known`` has memory, the end of the step and the policy of a simulation, which its times do not show.
-    Backwards are given whole, input gradients where they were measured.
+    ``known`` has memory, the end of the step and the policy of a simulation, which do not follow from its times.
+    Backwards have their full time; input gradients are included where they were measured.
     """
-    steps = f"{fit.steps} steps" if fit.steps > 1 else "one step"
-    shown = printable_line(source)
+    data = f"{f'{fit.steps} steps' if fit.steps > 1 else 'one step'} of {printable_line(source)}"
     lines = [
-        f"# Means of {steps} of {shown}: pptrace calibrate. Behind # is the spread, lower to upper quartile.",
+        f"# Means of {data}: pptrace calibrate. Behind # is the spread, lower to upper quartile.",
         *(f"# {line}" for line in (_about_check(check) if check else ())),
         *_schedule(fit, source, schedules), "batch:", f"  microbatches: {fit.microbatches}",
         "costs:", "  name: table", f"  slices: {fit.stages}  # stages of the measured schedule; others share them",
@@ -55,7 +54,7 @@ def calibrated_yaml(
         lines.append(f"  uncertainty: {share:.3f}  # of steps of other schedules; nearer ones are a tie")
     if fit.boundary_bytes:
         lines.append(f"  boundary: {fit.boundary_bytes} B")
-    lines += _kept(known.workload) if known is not None else []
+    lines += _simulation_lines(known.workload) if known is not None else []
     policy = ["p2p:", f"  policy: {check.policy}"] if check and check.policy != Policy().label else []
     if known is not None and known.p2p:
         policy = [f"p2p: {json.dumps(known.p2p)}"]
@@ -71,7 +70,7 @@ _TIMES = {"reduction": "reduce_ns", "update": "optimizer_ns"}
 """Columns of a workload by key of ``costs``."""
 
 
-def _kept(known: Workload) -> list[str]:
+def _simulation_lines(known: Workload) -> list[str]:
     """Return the lines of memory and of the end of a step of a simulation, without zeros."""
     lines = []
     for unit, keys in (("B", _BYTES), ("ns", _TIMES)):
@@ -79,12 +78,12 @@ def _kept(known: Workload) -> list[str]:
             values = getattr(known, column).tolist()
             if any(values):
                 lines.append(f"  {key}: [{', '.join(f'{value} {unit}' for value in values)}]")
-    whole = {
+    totals = {
         "sync": f"{known.sync_ns} ns",
         "reserved": f"{known.reserved_bytes} B",
         "capacity": f"{known.capacity_bytes} B",
     }
-    lines += [f"  {key}: {text}" for key, text in whole.items() if not text.startswith("0 ")]
+    lines += [f"  {key}: {text}" for key, text in totals.items() if not text.startswith("0 ")]
     return ["  # as the simulation had them", *lines] if lines else []
 
 
@@ -118,14 +117,14 @@ def calibration_document(fit: Calibration, check: CalibrationCheck, schedules: S
         *_about_links(fit),
     ]
     known = [f"its order is that of {', '.join(schedules)}"] if schedules else []
-    worth = [*known, *_about_check(check)]
+    accuracy = [*known, *_about_check(check)]
     size = f"{fit.steps} step(s), {fit.ranks} ranks, {fit.stages} stages, {fit.microbatches} microbatches"
     return Document(
         title="calibration", lead=(Line(text=size),),
         sections=(
             Section(title="times", blocks=(Table(head=("", "stage", "count", "mean", "spread"), rows=rows),)),
             Section(title="overhead and network", blocks=tuple(Line(text=line) for line in lines)),
-            Section(title="what it is worth", blocks=tuple(Line(text=line) for line in worth)),
+            Section(title="what it is worth", blocks=tuple(Line(text=line) for line in accuracy)),
         ),
         values={
             **{field.name: getattr(fit, field.name) for field in fields(fit)},
@@ -151,7 +150,7 @@ def _about_check(check: CalibrationCheck) -> list[str]:
 
 def network_document(fits: Sequence[OperationFit]) -> Document:
     """Return the document of a network fit."""
-    lines = [_NO_COSTS, *(line for fit in fits for line in _about_sort(fit))]
+    lines = [_NO_COSTS, *(line for fit in fits for line in _about_operations(fit))]
     return Document(title="network", lead=tuple(Line(text=line) for line in lines), values={"network": fits})
 
 
@@ -161,22 +160,22 @@ def network_yaml(fits: Sequence[OperationFit], source: str) -> str:
     if chosen is None:
         return ""
     lines = [f"# Fitted to {source}: pptrace calibrate.", f"# {_NO_COSTS}"]
-    lines += [f"# {line}" for fit in fits for line in _about_sort(fit)]
+    lines += [f"# {line}" for fit in fits for line in _about_operations(fit)]
     bandwidth, latency = _wires(chosen.link)
     lines += ["network:", "  name: hockney", f"{bandwidth}  # {chosen.what}"]
     unknown = "  # what a message takes beside its bytes is not known from collectives"
     return "\n".join([*lines, latency if chosen.messages else unknown]) + "\n"
 
 
-def _about_sort(fit: OperationFit) -> list[str]:
+def _about_operations(fit: OperationFit) -> list[str]:
     link = fit.link
     sizes = " to ".join(dict.fromkeys(format_size(size) for size in (link.sizes[0], link.sizes[-1])))
-    seen = f"{fit.what}: {link.count:,} of {sizes}, median {format_duration(round(link.median_ns.value))}"
+    observed = f"{fit.what}: {link.count:,} of {sizes}, median {format_duration(round(link.median_ns.value))}"
     if link.bytes_per_s is None or link.latency_ns is None:
-        return [seen, f"  latency and bandwidth cannot be told apart from {_sizes_word(link)}"]
+        return [observed, f"  latency and bandwidth cannot be told apart from {_sizes_word(link)}"]
     rate = f"{format_rate(round(link.bytes_per_s))}{'' if fit.messages else ' on each link'}"
-    off = f"half are off by less than {format_duration(link.residual_ns)}"
-    return [seen, f"  {format_duration(link.latency_ns)} and {rate}; {off}"]
+    residual = f"half are off by less than {format_duration(link.residual_ns)}"
+    return [observed, f"  {format_duration(link.latency_ns)} and {rate}; {residual}"]
 
 
 def _sizes_word(link: LinkFit) -> str:
@@ -213,10 +212,10 @@ def _mean(fitted: ActionFit) -> int:
 
 
 def _listed(times: Sequence[int | None]) -> str:
-    """Return times by stage; unrecorded stages have the mean of the others."""
+    """Return times by stage; unrecorded stages have the mean of the recorded stages."""
     known = [time for time in times if time is not None]
-    usual = round(mean(known)) if known else 0
-    return f"[{', '.join(f'{usual if time is None else time} ns' for time in times)}]"
+    default = round(mean(known)) if known else 0
+    return f"[{', '.join(f'{default if time is None else time} ns' for time in times)}]"
 
 
 def _spreads(fitted: Sequence[ActionFit | None]) -> str:
@@ -241,8 +240,7 @@ def _wires(link: LinkFit) -> list[str]:
 
 
 def _about_links(fit: Calibration) -> list[str]:
-    apart = bool(fit.node_ranks)
-    lines = _about(fit.link, " between nodes" if apart else "") + _about(fit.node_link, " within a node")
+    lines = _about(fit.link, " between nodes" if fit.node_ranks else "") + _about(fit.node_link, " within a node")
     if fit.uneven:
         links = ", ".join(
             f"rank {link.source} to rank {link.target} {format_duration(link.median_ns)}" for link in fit.uneven
@@ -255,12 +253,12 @@ def _about(link: LinkFit | None, where: str) -> list[str]:
     if link is None:
         return []
     sizes = ", ".join(format_size(size) for size in link.sizes)
-    seen = f"{link.count} messages of {sizes}{where}: median {format_duration(round(link.median_ns.value))}"
-    seen += f", spread {format_duration(link.median_ns.spread or 0)}"
+    observed = f"{link.count} messages of {sizes}{where}: median {format_duration(round(link.median_ns.value))}"
+    observed += f", spread {format_duration(link.median_ns.spread or 0)}"
     if link.bytes_per_s is None or link.latency_ns is None:
         return [
-            seen,
+            observed,
             f"latency and bandwidth cannot be told apart from {_sizes_word(link)}: all of it counts as latency",
         ]
     fitted = f"latency {format_duration(link.latency_ns)}, {format_rate(round(link.bytes_per_s))}"
-    return [seen, f"{fitted}; half of the messages are off by less than {format_duration(link.residual_ns)}"]
+    return [observed, f"{fitted}; half of the messages are off by less than {format_duration(link.residual_ns)}"]

@@ -5,8 +5,8 @@ of the same order with these times reproduces the step. A replay with times of a
 
 A receive that does not wait does not record the arrival of its message; the call alone takes 50 to 200 us on a
 host. The message arrives between the moment both ends are ready and the end of the receive. An arrival counts as
-observed where the receiver waits for at least half of that interval. Otherwise it was earlier, more likely. The
-message then gets the usual transfer time of its link, and the wait counts as host time.
+observed where the receiver waits for at least half of that interval. Otherwise the arrival was probably earlier.
+Then the message has the usual transfer time of its link, and the wait counts as host time.
 """
 
 from __future__ import annotations
@@ -111,8 +111,10 @@ class Computations(Cells):
     def equals(self, other: Computations) -> bool:
         """Return whether another step has the same computations and messages at the same times."""
         columns = ("rank", *CELL, "start_ns", "end_ns", "duration_ns", "gap_ns")
-        of_messages = ("source", "target", "kind", "stage", "microbatch", "size_bytes", "duration_ns")
-        return not (difference(self, other, columns) or difference(self.transfers, other.transfers, of_messages))
+        message_columns = ("source", "target", "kind", "stage", "microbatch", "size_bytes", "duration_ns")
+        return not (
+            difference(self, other, columns) or difference(self.transfers, other.transfers, message_columns)
+        )
 
     @property
     def host_gap_ns(self) -> Int64s:
@@ -173,7 +175,7 @@ class Computations(Cells):
             durations: the step with the durations of computations.
             transfers: the step with the transfer times.
             gaps: the step with the host gaps.
-            blocked: the step with the blocked times of messages.
+            blocked: the step with the blocked times of sent.
             with_blocked: whether transfer times include blocked times.
         """
         sends = [
@@ -183,23 +185,23 @@ class Computations(Cells):
             if step is not None
         ]
         place = np.unique(np.concatenate([self.places, *(places for places, _, _ in sends)]))
-        duration, transfer = (np.full(place.size, -1, dtype=np.int64) for _ in range(2))
-        gap, hold = (np.zeros(place.size, dtype=np.int64) for _ in range(2))
-        for times, column, other in ((duration, "duration_ns", durations), (gap, "gap_ns", gaps)):
+        duration_ns, transfer_ns = (np.full(place.size, -1, dtype=np.int64) for _ in range(2))
+        gap_ns, blocked_ns = (np.zeros(place.size, dtype=np.int64) for _ in range(2))
+        for times, column, other in ((duration_ns, "duration_ns", durations), (gap_ns, "gap_ns", gaps)):
             times[find(place, self.places)] = getattr(self, column)
             if other is not None:
-                there = np.isin(other.places, self.places)
-                times[find(place, other.places[there])] = getattr(other, column)[there]
-        for places, moves, column in sends:
-            times, index = transfer if column == "duration_ns" else hold, find(place, places)
-            times[index] = np.where(moves.duration_ns >= 0, getattr(moves, column), times[index])
+                common = np.isin(other.places, self.places)
+                times[find(place, other.places[common])] = getattr(other, column)[common]
+        for places, sent, column in sends:
+            times, index = transfer_ns if column == "duration_ns" else blocked_ns, find(place, places)
+            times[index] = np.where(sent.duration_ns >= 0, getattr(sent, column), times[index])
         if with_blocked:
-            transfer = np.where(transfer >= 0, transfer + hold, transfer)
-        return ActionTimes(place=place, duration_ns=duration, gap_ns=gap, transfer_ns=transfer)
+            transfer_ns = np.where(transfer_ns >= 0, transfer_ns + blocked_ns, transfer_ns)
+        return ActionTimes(place=place, duration_ns=duration_ns, gap_ns=gap_ns, transfer_ns=transfer_ns)
 
 
 class Extent(NamedTuple):
-    """The number of computations of a step and the time that they span."""
+    """The number of computations of a step and their span."""
 
     computations: int
     span_ns: int
@@ -232,7 +234,7 @@ def extract_computations(timeline: Timeline, *, lacks_ranks: bool = False) -> Co
     transfers, consumer, arrival_ns = _transfers(timeline, pairs, previous_ns, released)
     ready_ns = previous_ns.copy()
     np.maximum.at(ready_ns, consumer, arrival_ns)
-    # Nothing else records waits for messages of unrecorded producers.
+    # The gap includes waits for messages of unrecorded producers.
     released[pairs.consumer[(pairs.consumer >= 0) & (pairs.producer < 0)]] = False
     waited = np.zeros(len(timeline), dtype=np.bool_)
     waited[consumer[transfers.observed & (released[consumer] | (timeline.cause[consumer] < 0))]] = True
@@ -242,7 +244,7 @@ def extract_computations(timeline: Timeline, *, lacks_ranks: bool = False) -> Co
     start_ns, end_ns, rank = timeline.start_ns[rows], timeline.end_ns[rows], timeline.rank_of_row()[rows]
     first = np.flatnonzero(np.diff(rank, prepend=-1))
     since_ns = start_ns[first] - start_ns.min(initial=np.iinfo(np.int64).max)
-    # Before the first action of a rank is no host gap, but possibly a wait for an unrecorded computation.
+    # The first action of a rank has no host gap, but possibly a wait for an unrecorded computation.
     gap_ns[first] = np.where(outside[first], np.minimum(gap_ns[first], since_ns), 0)
     return Computations(
         **cells._asdict(), placement=timeline.placement, rank=rank, row=rows, start_ns=start_ns, end_ns=end_ns,
@@ -269,37 +271,36 @@ def depends_on_missing(cells: CellColumns, placement: Placement, *, lacks_ranks:
     needs = np.zeros(cells.kind.size, dtype=np.bool_)
     if not cells.kind.size:
         return needs
-    away = np.stack([placement.edges, placement.edges[:, ::-1]])
-    for kinds, edges in zip(_ONCE_PER_MICROBATCH, away, strict=True):
+    for kinds, edges in zip(_ONCE_PER_MICROBATCH, (placement.edges, placement.edges[:, ::-1]), strict=True):
         rows = np.flatnonzero(np.isin(cells.kind, kinds) & (cells.microbatch >= 0))
-        needs[rows] = _lacks_maker(cells.taken(rows), placement, edges)
+        needs[rows] = _lacks_producer(cells.taken(rows), placement, edges)
     if lacks_ranks:
         lasts = np.setdiff1d(np.arange(placement.stages), placement.edges[:, 0])
         needs |= np.isin(cells.kind, _ONCE_PER_MICROBATCH[1]) & np.isin(cells.stage, lasts)
     return needs
 
 
-def _lacks_maker(cells: CellColumns, placement: Placement, edges: Int32s) -> NDArray[np.bool_]:
-    """Return which computations of one pass lack a result that their stage takes along an edge.
+def _lacks_producer(cells: CellColumns, placement: Placement, edges: Int32s) -> NDArray[np.bool_]:
+    """Return which computations of a pass lack a result that their stage consumes along an edge.
 
-    Each of ``cells`` is one of a stage from its first microbatch on. ``edges`` are pairs of maker and taker.
+    ``edges`` are pairs of producing and consuming stage.
     """
     width = placement.microbatches + 1
     stage, microbatch = cells.stage.astype(np.int64), cells.microbatch.astype(np.int64)
     first = stage * width + microbatch
     starts, ends = np.sort(first), np.sort(np.minimum(first + cells.span, stage * width + width - 1))
     cell, cell_of_row = np.unique(first, return_inverse=True)
-    by_taker = edges[np.argsort(edges[:, 1], kind="stable")].astype(np.int64)
-    begin, end = (np.searchsorted(by_taker[:, 1], cell // width, side=side) for side in ("left", "right"))
-    asking = np.repeat(np.arange(cell.size), end - begin)
-    maker = by_taker[np.arange(asking.size) + (end - np.cumsum(end - begin))[asking], 0]
-    needed = maker * width + cell[asking] % width
+    by_consumer = edges[np.argsort(edges[:, 1], kind="stable")].astype(np.int64)
+    begin, end = (np.searchsorted(by_consumer[:, 1], cell // width, side=side) for side in ("left", "right"))
+    consumer = np.repeat(np.arange(cell.size), end - begin)
+    producer = by_consumer[np.arange(consumer.size) + (end - np.cumsum(end - begin))[consumer], 0]
+    needed = producer * width + cell[consumer] % width
     computed = np.searchsorted(starts, needed, side="right") > np.searchsorted(ends, needed, side="right")
     lacking = np.zeros(cell.size, dtype=np.bool_)
-    # A stage that no route has is missing; another one exists on the routes that have it.
-    nowhere = np.all(placement.stage_rank < 0, axis=0)
-    routed = placement.stage_rank[placement.microbatch_route[cell[asking] % width], maker] >= 0
-    lacking[asking[~computed & (nowhere[maker] | routed)]] = True
+    # A stage on no route is missing; other stages exist only on their routes.
+    unrouted = np.all(placement.stage_rank < 0, axis=0)
+    routed = placement.stage_rank[placement.microbatch_route[cell[consumer] % width], producer] >= 0
+    lacking[consumer[~computed & (unrouted[producer] | routed)]] = True
     return lacking[cell_of_row]
 
 
@@ -315,21 +316,21 @@ def _transfers(
         column[known] for column in (pairs.producer, pairs.consumer, pairs.send, pairs.recv)
     )
     rows, rank = np.where(recv >= 0, recv, send), timeline.rank_of_row()
-    there_ns = timeline.end_ns[rows] + timeline.lag_ns[rows]
+    arrival_ns = timeline.end_ns[rows] + timeline.lag_ns[rows]
     # Simulations and GPU recordings have causes of slices, and the time when both ends were ready.
     caused = timeline.cause[consumer] >= 0
-    left_ns = np.where(caused, timeline.end_ns[producer], _left_ns(timeline, producer, send))
+    departure_ns = np.where(caused, timeline.end_ns[producer], _departure_ns(timeline, producer, send))
     posted_ns = np.where(caused, timeline.start_ns[rows], np.where(recv >= 0, timeline.enter_ns[rows], 0))
-    ready_ns = np.maximum(posted_ns, left_ns)
-    took_ns = np.maximum(there_ns - ready_ns, 0)
-    blocked_ns = np.where(caused, ready_ns, left_ns) - timeline.end_ns[producer]
+    ready_ns = np.maximum(posted_ns, departure_ns)
+    duration_ns = np.maximum(arrival_ns - ready_ns, 0)
+    blocked_ns = np.where(caused, ready_ns, departure_ns) - timeline.end_ns[producer]
     joined = caused & released[consumer]
-    blocked_ns[joined] += np.maximum(timeline.start_ns[consumer] - there_ns, 0)[joined]
+    blocked_ns[joined] += np.maximum(timeline.start_ns[consumer] - arrival_ns, 0)[joined]
     enter_ns = timeline.enter_ns[consumer]
-    looked_ns = np.maximum(previous_ns[consumer], np.where(enter_ns < timeline.start_ns[consumer], enter_ns, 0))
-    watched_ns = there_ns - looked_ns
-    observed = caused | ((watched_ns > 0) & (2 * watched_ns >= took_ns))
-    took_ns = _usual_durations(took_ns, observed, rank[producer], rank[consumer])
+    entered = enter_ns < timeline.start_ns[consumer]
+    waited_ns = arrival_ns - np.maximum(previous_ns[consumer], np.where(entered, enter_ns, 0))
+    observed = caused | ((waited_ns > 0) & (2 * waited_ns >= duration_ns))
+    duration_ns = _usual_durations(duration_ns, observed, rank[producer], rank[consumer])
     cells, size = timeline.cells.taken(rows), timeline.size_bytes
     to_sender = np.where(TOWARDS_NEXT.mask(cells.kind), 1, -1)
     stage = cells.stage + np.where(RECEIVES.mask(cells.kind), to_sender, 0)
@@ -337,12 +338,12 @@ def _transfers(
         **cells._replace(kind=_SENDER[cells.kind], stage=stage)._asdict(),
         source=rank[producer], target=rank[consumer],
         size_bytes=np.maximum(size[rows], np.where(send >= 0, size[send], 0)),
-        duration_ns=took_ns, blocked_ns=blocked_ns, observed=observed,
+        duration_ns=duration_ns, blocked_ns=blocked_ns, observed=observed,
     )  # fmt: skip
-    return transfers, consumer, np.where(observed, there_ns, ready_ns + took_ns)
+    return transfers, consumer, np.where(observed, arrival_ns, ready_ns + duration_ns)
 
 
-def _left_ns(timeline: Timeline, producer: Int32s, send: Int32s) -> Int64s:
+def _departure_ns(timeline: Timeline, producer: Int32s, send: Int32s) -> Int64s:
     """Return the earliest departure of each message: the end of its producer, or of the overlapped pair.
 
     The end of the pair counts where the host posts the send after the pair. The end of the first member is only an
@@ -390,9 +391,9 @@ def group_quantiles(
     count = np.bincount(groups, minlength=size)
     ordered = np.append(values[np.lexsort((values, groups))], 0).astype(np.float64)
     first = np.cumsum(count) - count
-    place = np.multiply.outer(shares, np.maximum(count - 1, 0))
-    low = np.floor(place)
-    upper = place - low
-    quantiles = ordered[first + low.astype(int)] * (1 - upper)
-    quantiles += ordered[first + np.ceil(place).astype(int)] * upper
+    position = np.multiply.outer(shares, np.maximum(count - 1, 0))
+    lower = np.floor(position)
+    weight = position - lower
+    quantiles = ordered[first + lower.astype(int)] * (1 - weight)
+    quantiles += ordered[first + np.ceil(position).astype(int)] * weight
     return np.where(count > 0, quantiles, np.nan)

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedStep:
-    """One step of a side as the diff compares it; replays and waits are computed once, at their first use."""
+    """A step of a side in a diff; replays and waits are computed once, at their first use."""
 
     step: Computations
     """Its computations and messages."""
@@ -147,7 +147,7 @@ def _replayed_spans(a: ComparedStep, b: ComparedStep) -> list[int]:
 
 
 def _simulated_spans(a: ComparedStep, b: ComparedStep) -> list[int] | None:
-    """Return the spans of simulations likewise; None where one cannot run with inputs of the other."""
+    """Return the spans of simulations with the same changes; None where a simulation cannot run with them."""
     first, second = a.simulation, b.simulation
     if first is None or second is None:
         return None
@@ -166,7 +166,7 @@ def _simulated_spans(a: ComparedStep, b: ComparedStep) -> list[int] | None:
 
 
 _SPLIT = (Kind.B, Kind.I, Kind.W)
-"""A whole backward, and the two gradients that it consists of."""
+"""A full backward, and its two gradients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,14 +223,15 @@ def _durations(a: Computations, b: Computations) -> Int64s:
     order = np.argsort(b.places, kind="stable")
     keys, durations = b.places[order], np.append(b.duration_ns[order], -1)
     cells = b.placement.stages * b.placement.microbatches
-    of_kind = {kind: durations[find(keys, a.places + (kind - a.kind.astype(np.int64)) * cells)] for kind in _SPLIT}
-    whole, inputs, weights = of_kind.values()
-    both = np.where((inputs >= 0) & (weights >= 0), inputs + weights, -1)
-    half = np.where(whole >= 0, whole // 2, -1)
-    substitute = np.select([a.kind == Kind.B, np.isin(a.kind, _SPLIT)], [both, half], -1)
-    known = durations[find(keys, a.places)]
-    known = np.where(known >= 0, known, substitute)
-    return np.where(known >= 0, known, a.duration_ns)
+    backward, inputs, weights = (
+        durations[find(keys, a.places + (kind - a.kind.astype(np.int64)) * cells)] for kind in _SPLIT
+    )
+    total = np.where((inputs >= 0) & (weights >= 0), inputs + weights, -1)
+    half = np.where(backward >= 0, backward // 2, -1)
+    substitute = np.select([a.kind == Kind.B, np.isin(a.kind, _SPLIT)], [total, half], -1)
+    duration_ns = durations[find(keys, a.places)]
+    duration_ns = np.where(duration_ns >= 0, duration_ns, substitute)
+    return np.where(duration_ns >= 0, duration_ns, a.duration_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,14 +268,14 @@ def compare_pair(a: ComparedStep, b: ComparedStep) -> Pair:
     """Compare two steps."""
     first, second = a.step, b.step
     matched = match(first, second)
-    between = links(first, second)
-    rungs, why = ladder(a, b)
+    messages = links(first, second)
+    rungs, no_ladder = ladder(a, b)
     reordered = orders(first, second)
     return Pair(
         step_ns=Sides(Figure(a.metrics.step_ns), Figure(b.metrics.step_ns)), matched=matched,
-        parts_ns=_sides(a.parts_ns, b.parts_ns), ladder=rungs, no_ladder=why, orders=reordered,
+        parts_ns=_sides(a.parts_ns, b.parts_ns), ladder=rungs, no_ladder=no_ladder, orders=reordered,
         order_share=order_share(a, b) if reordered and a.sizes == b.sizes else None,
-        kinds=kinds(first, second), links=between, blame=attribute_slowdown(first, second, matched, between),
+        kinds=kinds(first, second), links=messages, blame=attribute_slowdown(first, second, matched, messages),
         chains=(a.chain, b.chain), paths_ns=_sides(a.chain.by_kind_ns, b.chain.by_kind_ns),
     )  # fmt: skip
 
@@ -290,9 +291,9 @@ class RankMemory:
     rank: int
     """The rank."""
     peak_bytes: tuple[int, int] | None
-    """The most bytes in use; None where unknown on a side."""
+    """Peak memory in bytes; None where unknown on a side."""
     activations: tuple[int, int]
-    """The most activations at once; each microbatch of each stage counts as one."""
+    """Peak number of activations; each pair of stage and microbatch counts once."""
 
 
 def compare_memory(sides: tuple[Side, Side], metrics: tuple[Metrics, Metrics]) -> tuple[RankMemory, ...]:
@@ -440,34 +441,36 @@ def diff(
     ranks = max(side.numbers[-1] + 1 if side.numbers else side.computations.placement.ranks for side in sides)
     *steps, folded = fold_first_stages(*(_renumbered(side, side.computations, ranks) for side in sides))
     first, second = steps
-    every = [[_renumbered(side, step, ranks).folded(folded) for step in side.step_computations] for side in sides]
+    step_lists = [
+        [_renumbered(side, step, ranks).folded(folded) for step in side.step_computations] for side in sides
+    ]
     partial = any(step.partial for step in steps)
-    of_a, of_b = (
+    compared_a, compared_b = (
         [
             ComparedStep(
                 step=step, metrics=analysis.metrics, parts_ns=analysis.parts_ns, simulation=simulation,
                 partial=partial,
             )
-            for step, analysis in zip((compared, *alike), (side.analysis, *side.analyses), strict=True)
+            for step, analysis in zip((chosen, *side_steps), (side.analysis, *side.analyses), strict=True)
         ]
-        for side, compared, alike, simulation in zip(sides, steps, every, simulations, strict=True)
+        for side, chosen, side_steps, simulation in zip(sides, steps, step_lists, simulations, strict=True)
     )  # fmt: skip
     replicates = (
-        [compare_pair(step, of_b[0]) for step in of_a[1:]] if len(a.steps) > 1 else [],
-        [compare_pair(of_a[0], step) for step in of_b[1:]] if len(b.steps) > 1 else [],
+        [compare_pair(step, compared_b[0]) for step in compared_a[1:]] if len(a.steps) > 1 else [],
+        [compare_pair(compared_a[0], step) for step in compared_b[1:]] if len(b.steps) > 1 else [],
     )
-    pair = _varied(compare_pair(of_a[0], of_b[0]), replicates, sides)
+    pair = _add_deviations(compare_pair(compared_a[0], compared_b[0]), replicates, sides)
     noise_ns, end_noise_ns = (
-        _noise(sides, (first, second), every, pair.matched, column) for column in ("duration_ns", "end_ns")
+        _noise(sides, (first, second), step_lists, pair.matched, column) for column in ("duration_ns", "end_ns")
     )
     changed, noise = rank_changes(first, second, pair.matched, noise_ns)
     blamed = culprits(pair.blame, pair.links, tolerance) + spikes(first, second, pair.matched, tolerance, noise_ns)
-    metrics = of_a[0].metrics, of_b[0].metrics
+    metrics = compared_a[0].metrics, compared_b[0].metrics
     return StepDiff(
         **{field.name: getattr(pair, field.name) for field in fields(pair)},
         names=(a.name, b.name), tolerance=tolerance, steps=(first, second), folded=folded, metrics=metrics,
         changed=changed, noise_ns=noise_ns, noise=noise,
-        divergence=first_divergence(first, second, pair.matched, of_b[0].releases, tolerance, end_noise_ns),
+        divergence=first_divergence(first, second, pair.matched, compared_b[0].releases, tolerance, end_noise_ns),
         culprits=tuple(sorted(blamed, key=lambda culprit: (-abs(culprit.total_ns), culprit.kind, culprit.what))),
         paths_differ=paths_differ(first, second, pair.chains),
         spans_ns=(a.spans_ns, b.spans_ns), pools=(a.pools, b.pools), memory=compare_memory(sides, metrics),
@@ -479,8 +482,8 @@ def _renumbered(side: Side, step: Computations, ranks: int) -> Computations:
     return step.renumbered(side.numbers, ranks) if side.numbers else step
 
 
-def _varied(pair: Pair, groups: Sequence[Sequence[Pair]], sides: Sequence[Side]) -> Pair:
-    """Return a pair with deviations; parts and paths have those of single steps even where steps are pooled."""
+def _add_deviations(pair: Pair, groups: Sequence[Sequence[Pair]], sides: Sequence[Side]) -> Pair:
+    """Return a pair with deviations; parts and paths have deviations of single steps even if steps are pooled."""
     factors = [median_deviation_factor(len(side.steps)) if side.pools else 1.0 for side in sides]
     single = with_deviations(pair, *groups)
     return replace(
@@ -491,14 +494,16 @@ def _varied(pair: Pair, groups: Sequence[Sequence[Pair]], sides: Sequence[Side])
 def _noise(
     sides: tuple[Side, Side],
     steps: tuple[Computations, Computations],
-    every: Sequence[Sequence[Computations]],
+    step_lists: Sequence[Sequence[Computations]],
     matched: MatchedActions,
     column: str,
 ) -> Int64s:
     """Return the standard deviation of a column over the steps of both sides, shape (pairs,)."""
     first, second = (
-        standard_deviations(step, side.other_steps(of_side), column, pooled=side.pools and column == "duration_ns")
-        for side, step, of_side in zip(sides, steps, every, strict=True)
+        standard_deviations(
+            step, side.other_steps(side_steps), column, pooled=side.pools and column == "duration_ns"
+        )
+        for side, step, side_steps in zip(sides, steps, step_lists, strict=True)
     )
-    both: Int64s = np.hypot(first[matched.first], second[matched.second]).astype(np.int64)
-    return both
+    deviations: Int64s = np.hypot(first[matched.first], second[matched.second]).astype(np.int64)
+    return deviations

@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from pptrace.run.simulated_step import SimulatedStep
     from pptrace.timeline.measurement import ImportRequest, Measurement
 
-_NAMED = 4
-"""Kinds and stages that a verdict names."""
+_MOST_NAMED = 4
+"""The most kinds and stages in a verdict."""
 
 
 def diff_document(findings: StepDiff, top: int = 10, notes: Iterable[str] = ()) -> Document:
     """Return the document of a diff, with at most ``top`` actions; short for equal steps."""
     first, second = findings.steps
     equal = not findings.step_ns.change.value and first.equals(second)
-    alike = f"{len(first)} actions in the same order, {len(first.transfers)} messages, all times equal"
+    equality = f"{len(first)} actions in the same order, {len(first.transfers)} messages, all times equal"
     return Document(
         title=f"{findings.names[0]} and {findings.names[1]}",
-        lead=(*_lead(findings), *([Line(text=f"no difference: {alike}")] if equal else [])),
+        lead=(*_lead(findings), *([Line(text=f"no difference: {equality}")] if equal else [])),
         sections=() if equal else tuple(_sections(findings, top)), notes=tuple(notes),
         values=_values(findings, top, tuple(notes)),
     )  # fmt: skip
@@ -58,10 +58,10 @@ def verdict(findings: StepDiff) -> str:
     reasons = (
         [f"{len(findings.orders)} rank{'s' * (len(findings.orders) > 1)} in order"] if findings.orders else []
     )
-    off = [row for row in findings.kinds.values() if not row.is_equal(findings.tolerance)]
-    if off:
-        more = f" and {len(off) - _NAMED} more" if len(off) > _NAMED else ""
-        reasons.append(f"times of {', '.join(f'{row.stage}{row.kind}' for row in off[:_NAMED])}{more}")
+    changed = [row for row in findings.kinds.values() if not row.is_equal(findings.tolerance)]
+    if changed:
+        more = f" and {len(changed) - _MOST_NAMED} more" if len(changed) > _MOST_NAMED else ""
+        reasons.append(f"times of {', '.join(f'{row.stage}{row.kind}' for row in changed[:_MOST_NAMED])}{more}")
     if findings.unlike:
         reasons.append("number of stages")
     return f"different: {' and '.join(reasons)}"
@@ -81,10 +81,10 @@ def _lead(findings: StepDiff) -> Iterator[Block]:
         pooled = ", of medians over the steps where those are compared" if any(findings.pools) else ""
         meaning = f"± is one standard deviation from step to step{pooled}; ~ is noise: within {SIGMAS} of them"
         yield Line(text=meaning, tone="soft")
-    yield Line(text=_matched(findings), tone="soft")
+    yield Line(text=_describe_matches(findings), tone="soft")
 
 
-def _matched(findings: StepDiff) -> str:
+def _describe_matches(findings: StepDiff) -> str:
     pairs = findings.matched
     if findings.unlike:
         return f"actions are not compared: {findings.unlike}"
@@ -103,7 +103,7 @@ def _matched(findings: StepDiff) -> str:
 def _sections(findings: StepDiff, top: int) -> Iterator[Section]:
     ladder = Table(
         rows=tuple((rung.name, change(rung.change_ns), ms(rung.reached_ns)) for rung in findings.ladder),
-        unchanged=_places(abs(rung.change_ns.value) < BARELY_NS for rung in findings.ladder),
+        unchanged=_true_indices(abs(rung.change_ns.value) < BARELY_NS for rung in findings.ladder),
     )
     drawn = Picture(draw=lambda: waterfall(findings), instead=ladder)
     yield Section(
@@ -121,12 +121,12 @@ def _sections(findings: StepDiff, top: int) -> Iterator[Section]:
     bars, keys = part_bars(findings)
     yield Section(
         title="parts of the step, mean over ranks", about="Each side's parts sum to its step.",
-        blocks=(Picture(draw=bars, keys=keys), _compared(findings.parts_ns)),
+        blocks=(Picture(draw=bars, keys=keys), _comparison_table(findings.parts_ns)),
     )  # fmt: skip
     yield Section(
         title="communication in ranks' own groups, all ranks",
         about="Collectives and exchanges of tokens, and the part of them beside which their rank computed.",
-        blocks=(_compared(findings.groups_ns),) if findings.groups_ns else (),
+        blocks=(_comparison_table(findings.groups_ns),) if findings.groups_ns else (),
     )  # fmt: skip
     yield Section(
         title="time of an action, second over first, by stage",
@@ -134,11 +134,11 @@ def _sections(findings: StepDiff, top: int) -> Iterator[Section]:
         blocks=ratios(findings),
     )
     yield Section(title="times of actions by stage and kind", blocks=kinds(findings))
-    picture, left_out = strips(findings)
+    picture, note = strips(findings)
     yield Section(
         title="both steps by rank and time",
         about="The first above, the second below, aligned where they start; numbers are microbatches, outlined "
-        f"actions are the critical path, and the red frame is the first difference.{left_out}",
+        f"actions are the critical path, and the red frame is the first difference.{note}",
         blocks=(picture,),
     )
     yield Section(title="first difference", blocks=divergence(findings), priority=1)
@@ -195,22 +195,22 @@ def _values(findings: StepDiff, top: int, notes: tuple[str, ...]) -> dict[str, A
 
 _MOST = 32
 """The most kinds, ranks and links in a table."""
-_FAINTEST_RANGE = math.log(1.1)
-"""The least logarithm of a ratio that has the darkest shade."""
-_COMPARED = ("first", "second", "change")
+_LEAST_SHADE_RANGE = math.log(1.1)
+"""The lower bound of the logarithm of a ratio with the darkest shade."""
+_COMPARISON_HEAD = ("first", "second", "change")
 
 
-def _places(unchanged: Iterable[bool]) -> frozenset[int]:
-    return frozenset(place for place, same in enumerate(unchanged) if same)
+def _true_indices(values: Iterable[bool]) -> frozenset[int]:
+    return frozenset(index for index, value in enumerate(values) if value)
 
 
-def _compared(times: Mapping[str, Sides]) -> Table:
+def _comparison_table(times: Mapping[str, Sides]) -> Table:
     listed = {
         name: pair for name, pair in times.items() if any(figure.value for figure in pair) or name == BETWEEN
     }
     rows = tuple((name, ms(pair.first), ms(pair.second), change(pair.change)) for name, pair in listed.items())
-    unchanged = _places(abs(pair.change.value) < BARELY_NS for pair in listed.values())
-    return Table(head=("", *_COMPARED), rows=rows, unchanged=unchanged)
+    unchanged = _true_indices(abs(pair.change.value) < BARELY_NS for pair in listed.values())
+    return Table(head=("", *_COMPARISON_HEAD), rows=rows, unchanged=unchanged)
 
 
 def ratios(findings: StepDiff) -> tuple[Block, ...]:
@@ -220,16 +220,19 @@ def ratios(findings: StepDiff) -> tuple[Block, ...]:
     stages = sorted({stage for _, stage in findings.kinds})
     names = [kind.name for kind in Kind if any((kind.name, stage) in findings.kinds for stage in stages)]
     known = [row.ratio.value for row in findings.kinds.values() if row.ratio is not None]
-    reach = max(_FAINTEST_RANGE, *(abs(math.log(ratio)) for ratio in known), 0)
-    rows = tuple((name, *(_ratio(findings.kinds.get((name, stage)), reach) for stage in stages)) for name in names)
-    alone = [f"{row.stage}{row.kind}" for row in findings.kinds.values() if not all(row.count)]
+    shade_range = max(_LEAST_SHADE_RANGE, *(abs(math.log(ratio)) for ratio in known), 0)
+    rows = tuple(
+        (name, *(_ratio_cell(findings.kinds.get((name, stage)), shade_range) for stage in stages))
+        for name in names
+    )
+    unmatched = [f"{row.stage}{row.kind}" for row in findings.kinds.values() if not all(row.count)]
     return (
         Table(head=("", *map(str, stages)), rows=rows, splits=True),
-        *([Line(text=f"!: on one side only ({', '.join(alone)})")] if alone else []),
+        *([Line(text=f"!: on one side only ({', '.join(unmatched)})")] if unmatched else []),
     )
 
 
-def _ratio(row: KindRow | None, reach: float) -> str | Cell:
+def _ratio_cell(row: KindRow | None, shade_range: float) -> str | Cell:
     if row is None:
         return "-"
     title = (
@@ -243,7 +246,7 @@ def _ratio(row: KindRow | None, reach: float) -> str | Cell:
     if ratio.deviation is not None:
         noise = ratio.deviation and Figure(ratio.value - 1, ratio.deviation).is_noise
         text += f" ±{ratio.deviation:.3f}{MARK if noise else ''}"
-    return Cell(text=text, title=title, shade=math.log(ratio.value) / reach)
+    return Cell(text=text, title=title, shade=math.log(ratio.value) / shade_range)
 
 
 def kinds(findings: StepDiff) -> tuple[Block, ...]:
@@ -256,11 +259,11 @@ def kinds(findings: StepDiff) -> tuple[Block, ...]:
         )
         for row in ordered
     ]  # fmt: skip
-    return _bounded(
+    return _bounded_table(
         ("", "how many", "median, first", "second", "spread, first", "second"),
         rows,
         "kinds, whose medians changed less",
-        unchanged=_places(row.is_equal(findings.tolerance) for row in ordered),
+        unchanged=_true_indices(row.is_equal(findings.tolerance) for row in ordered),
     )
 
 
@@ -279,22 +282,22 @@ def divergence(findings: StepDiff) -> tuple[Block, ...]:
 
 def describe_divergence(divergence: Divergence) -> str:
     """Return the first divergence in a sentence."""
-    late = "late" if divergence.late_ns.value > 0 else "early"
+    direction = "late" if divergence.late_ns.value > 0 else "early"
     times = [
         (divergence.local_ns, "its own time"),
         (divergence.message_ns, f"its input's way from rank {divergence.source}"),
         (divergence.idle_ns, "until it was begun"),
         (divergence.released_ns, "from what released it"),
     ]
-    why = ", ".join(f"{ms(time, sign=True)} {what}" for time, what in times if abs(time) >= BARELY_NS)
-    ends = f"ends {ms(Figure(abs(divergence.late_ns.value), divergence.late_ns.deviation))} {late}"
+    reasons = ", ".join(f"{ms(time, sign=True)} {part}" for time, part in times if abs(time) >= BARELY_NS)
+    ends = f"ends {ms(Figure(abs(divergence.late_ns.value), divergence.late_ns.deviation))} {direction}"
     order = (
         f"; it comes behind {divergence.predecessors[0]} there, behind {divergence.predecessors[1]} here"
         if any(divergence.predecessors)
         else ""
     )
     place = f"at {ms(divergence.start_ns)}: rank {divergence.rank}, {divergence.action}"
-    return f"{place} {ends}{why and f': {why}'}{order}"
+    return f"{place} {ends}{reasons and f': {reasons}'}{order}"
 
 
 def changes(findings: StepDiff, top: int) -> tuple[Block, ...]:
@@ -306,7 +309,7 @@ def changes(findings: StepDiff, top: int) -> tuple[Block, ...]:
         for index, row in enumerate(findings.largest_changes(top))
         if abs(row.change_ns.value) > BARELY_NS or index == 0
     )  # fmt: skip
-    table = Table(head=("", "", "starts at", *_COMPARED), rows=rows, words=2)
+    table = Table(head=("", "", "starts at", *_COMPARISON_HEAD), rows=rows, words=2)
     return (*([table] if rows else []), *([Line(text=noise, tone="soft")] if noise else []))
 
 
@@ -316,16 +319,16 @@ def orders(findings: StepDiff) -> tuple[Block, ...]:
         (f"rank {order.rank}", order.first or "nothing", order.second or "nothing", str(order.position))
         for order in findings.orders
     ]
-    return _bounded(("", "first has", "second has", "behind so many actions"), rows, "ranks", words=3)
+    return _bounded_table(("", "first has", "second has", "behind so many actions"), rows, "ranks", words=3)
 
 
 def messages(findings: StepDiff) -> tuple[Block, ...]:
     """Return messages by link: all links, or those with the largest changes."""
-    most = sorted(
+    ordered = sorted(
         findings.links.values(),
         key=lambda link: -abs(link.median_ns.change.value) if link.median_ns.change.known else 0.0,
     )
-    listed = sorted(most[:_MOST], key=lambda link: (link.source, link.target))
+    listed = sorted(ordered[:_MOST], key=lambda link: (link.source, link.target))
     rows, unchanged = [], []
     for link in listed:
         times = [
@@ -340,8 +343,10 @@ def messages(findings: StepDiff) -> tuple[Block, ...]:
             change_ns.known and abs(change_ns.value) <= findings.tolerance * link.median_ns.first.value
         )
     head = ("", "how many", "size", "median, first", "rate", "second", "rate")
-    rest = "ways, whose medians changed less"
-    return _bounded(head, rows, rest, all_of_them=len(findings.links), unchanged=_places(unchanged))
+    return _bounded_table(
+        head, rows, "ways, whose medians changed less", total=len(findings.links),
+        unchanged=_true_indices(unchanged),
+    )  # fmt: skip
 
 
 def link_sizes(link: Link) -> str:
@@ -355,10 +360,10 @@ def paths(findings: StepDiff) -> tuple[Block, ...]:
     """Return time on both critical paths, and their last difference."""
     differ = findings.paths_differ
     if differ is None:
-        return (_compared(findings.paths_ns),)
+        return (_comparison_table(findings.paths_ns),)
     before = f"{differ.first or 'its beginning'} there, {differ.second or 'its beginning'} here"
     return (
-        _compared(findings.paths_ns),
+        _comparison_table(findings.paths_ns),
         Line(text=f"differs {differ.common} computations before the end: {before}"),
     )
 
@@ -367,8 +372,8 @@ def memory_title(findings: StepDiff) -> str:
     """Return the title of :func:`memory`."""
     if not any(rank.peak_bytes is not None for rank in findings.memory):
         return "microbatches whose activations are held, at most, by rank"
-    room = {int(size) for metrics in findings.metrics for size in metrics.memory.room_bytes} - {0}
-    devices = f" (a device has {format_size(room.pop())})" if len(room) == 1 else ""
+    capacities = {int(size) for metrics in findings.metrics for size in metrics.memory.room_bytes} - {0}
+    devices = f" (a device has {format_size(capacities.pop())})" if len(capacities) == 1 else ""
     return f"memory at its peak{devices}, by rank"
 
 
@@ -378,33 +383,34 @@ def memory(findings: StepDiff) -> tuple[Block, ...]:
     for row in findings.memory:
         if row.peak_bytes is not None:
             first, second = row.peak_bytes
-            larger = f"{'+' if second >= first else '-'}{format_size(abs(second - first))}"
-            rows.append((f"rank {row.rank}", format_size(first), format_size(second), larger))
+            difference = f"{'+' if second >= first else '-'}{format_size(abs(second - first))}"
+            rows.append((f"rank {row.rank}", format_size(first), format_size(second), difference))
         else:
             first, second = row.activations
             rows.append((f"rank {row.rank}", str(first), str(second), f"{second - first:+}"))
-    unchanged = _places(row[1] == row[2] for row in rows)
-    return _bounded(("", *_COMPARED), rows, "ranks", unchanged=unchanged)
+    unchanged = _true_indices(row[1] == row[2] for row in rows)
+    return _bounded_table(("", *_COMPARISON_HEAD), rows, "ranks", unchanged=unchanged)
 
 
 def _counts(count: tuple[int, int]) -> str:
     return f"{count[0]}, {count[1]}"
 
 
-def _bounded(
+def _bounded_table(
     head: tuple[str, ...],
     rows: Sequence[tuple[str, ...]],
-    rest: str,
+    omitted: str,
     *,
     words: int = 1,
-    all_of_them: int = 0,
+    total: int = 0,
     unchanged: frozenset[int] = frozenset(),
 ) -> tuple[Block, ...]:
-    """Return a table of at most ``_MOST`` rows and a line on further ones; nothing without rows."""
-    more = max(all_of_them, len(rows)) - min(len(rows), _MOST)
-    folded = frozenset(place for place in unchanged if place < _MOST)
-    listed = Table(head=head, rows=tuple(rows[:_MOST]), words=words, unchanged=folded)
-    return (*([listed] if rows else []), *([Line(text=f"and {more} further {rest}", tone="soft")] if more else []))
+    """Return a table of at most ``_MOST`` rows and a line on omitted rows; nothing without rows."""
+    more = max(total, len(rows)) - min(len(rows), _MOST)
+    folded = frozenset(row for row in unchanged if row < _MOST)
+    table = Table(head=head, rows=tuple(rows[:_MOST]), words=words, unchanged=folded)
+    note = Line(text=f"and {more} further {omitted}", tone="soft")
+    return (*([table] if rows else []), *([note] if more else []))
 
 
 def blame(findings: StepDiff) -> str:
@@ -412,11 +418,11 @@ def blame(findings: StepDiff) -> str:
     slow = [culprit for culprit in findings.culprits if culprit.total_ns > 0]
     if not slow:
         return ""
-    first = slow[0]
+    culprit = slow[0]
     lead = "Of times, first to blame" if findings.order_share else "First to blame"
-    times = f"its times are {share(first.share, sign=True)}, " if first.share.value else ""
-    kind = first.kind if first.kind == "spikes" else f"a {first.kind}"
-    return f"{lead}, {kind}: {first.what}; {times}{ms(first.total_ns, sign=True)} in sum."
+    times = f"its times are {share(culprit.share, sign=True)}, " if culprit.share.value else ""
+    kind = culprit.kind if culprit.kind == "spikes" else f"a {culprit.kind}"
+    return f"{lead}, {kind}: {culprit.what}; {times}{ms(culprit.total_ns, sign=True)} in sum."
 
 
 def order_share(findings: StepDiff) -> tuple[Block, ...]:
@@ -432,9 +438,9 @@ def order_share(findings: StepDiff) -> tuple[Block, ...]:
     effects.sort(key=lambda effect: -abs(effect[1].value))
     if abs(parts.rest_ns.value) >= BARELY_NS:
         effects.append(("neither: not explained by replays, before and behind the pipeline", parts.rest_ns))
-    whole = findings.step_ns.change.value
+    total_ns = findings.step_ns.change.value
     rows = tuple(
-        (name, change(part), "" if abs(whole) < BARELY_NS else f"{part.value / whole + 0.0:.1%}")
+        (name, change(part), "" if abs(total_ns) < BARELY_NS else f"{part.value / total_ns + 0.0:.1%}")
         for name, part in effects
     )
     return (Table(head=("", "changes the step by", "of the difference"), rows=rows),)
@@ -494,7 +500,7 @@ class Diff:
         """Write a report (.html), both steps as one trace (.pftrace), or all traces in one archive (.tar).
 
         Raises:
-            OutputError: a file cannot be written; none was changed then.
+            OutputError: a file cannot be written; then no file has changed.
         """
         return write_diff(targets, self.findings, self.sides, self.notes, top)
 

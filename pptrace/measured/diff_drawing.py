@@ -36,7 +36,7 @@ _MEANINGS = {**{name: kind.word for kind, name in _CLASSES.items()}, "x": "other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Shown:
+class _Extract:
     """The drawn part of two steps."""
 
     ranks: list[int]
@@ -52,7 +52,7 @@ class _Shown:
 def strips(findings: StepDiff) -> tuple[Picture, str]:
     """Return the picture of both steps and a note on omitted parts."""
     begins = [int(step.start_ns.min()) if len(step) else 0 for step in findings.steps]
-    shown = _chosen(findings.steps, begins)
+    shown = _select(findings.steps, begins)
     chunks = max(int(_chunks(step).max(initial=0)) for step in findings.steps)
     classes = {_CLASSES.get(Kind(kind), "x") for step in findings.steps for kind in np.unique(step.kind).tolist()}
     picture = Picture(
@@ -67,7 +67,7 @@ def strips(findings: StepDiff) -> tuple[Picture, str]:
     return picture, shown.note
 
 
-def _draw_strips(findings: StepDiff, shown: _Shown, begins: Sequence[int]) -> Markup:
+def _draw_strips(findings: StepDiff, shown: _Extract, begins: Sequence[int]) -> Markup:
     scale = (shown.width - _STRIP_LEFT - _STRIP_RIGHT) / max(shown.until_ns, 1)
     tints = [_tints(step) for step in findings.steps]
     rows = [
@@ -98,38 +98,39 @@ def _tints(step: Computations) -> Int64s:
     return -(-chunk * _TINTS // max(int(chunk.max(initial=0)), 1))
 
 
-def _wide_enough(steps: Sequence[Computations], until_ns: int) -> int:
+def _width(steps: Sequence[Computations], until_ns: int) -> int:
     """Return the width at which microbatch numbers fit into nine of ten actions."""
     known = [step.microbatch >= 0 for step in steps]
     numbers = np.concatenate([step.microbatch[mask] for step, mask in zip(steps, known, strict=True)])
-    took = np.concatenate([(step.end_ns - step.start_ns)[mask] for step, mask in zip(steps, known, strict=True)])
+    durations_ns = np.concatenate([
+        (step.end_ns - step.start_ns)[mask] for step, mask in zip(steps, known, strict=True)
+    ])  # fmt: skip
     if not numbers.size:
         return _STRIP_WIDTH
     digits = np.strings.str_len(numbers.astype(str))
-    per_ns = np.quantile((digits * _DIGIT + 1.5) / np.maximum(took, 1), 0.9)
+    per_ns = np.quantile((digits * _DIGIT + 1.5) / np.maximum(durations_ns, 1), 0.9)
     return int(min(max(per_ns * until_ns + _STRIP_LEFT + _STRIP_RIGHT, _STRIP_WIDTH), _WIDEST))
 
 
-def _chosen(steps: Sequence[Computations], begins: Sequence[int]) -> _Shown:
+def _select(steps: Sequence[Computations], begins: Sequence[int]) -> _Extract:
     """Select all ranks for few actions, else some ranks and the beginning of their time."""
     ranks = sorted({int(rank) for step in steps for rank in np.unique(step.rank)})
-    whole = max((step.span_ns for step in steps), default=0)
+    span_ns = max((step.span_ns for step in steps), default=0)
     total = sum(map(len, steps))
     if total <= _MOST:
-        return _Shown(ranks=ranks, until_ns=whole, note="", width=_wide_enough(steps, whole))
-    wanted = min(max(_MOST * len(ranks) // total, _FEWEST_RANKS), len(ranks))
-    places = np.linspace(0, len(ranks) - 1, wanted).round().astype(int)
-    kept = [ranks[place] for place in places]
+        return _Extract(ranks=ranks, until_ns=span_ns, note="", width=_width(steps, span_ns))
+    count = min(max(_MOST * len(ranks) // total, _FEWEST_RANKS), len(ranks))
+    kept = [ranks[index] for index in np.linspace(0, len(ranks) - 1, count).round().astype(int)]
     ends = np.sort(
         np.concatenate(
             [step.end_ns[np.isin(step.rank, kept)] - begin for step, begin in zip(steps, begins, strict=True)]
         )
     )
-    until = whole if ends.size <= _MOST else int(ends[_MOST])
-    some = f"{wanted} of {len(ranks)} ranks" if wanted < len(ranks) else "all ranks"
-    cut = f", the first {ms(until)}" if until < whole else ""
-    note = f" Drawn: {some}{cut}; a .pftrace shows all {total:,} actions."
-    return _Shown(ranks=kept, until_ns=until, note=note, width=_wide_enough(steps, until))
+    until_ns = span_ns if ends.size <= _MOST else int(ends[_MOST])
+    drawn_ranks = f"{count} of {len(ranks)} ranks" if count < len(ranks) else "all ranks"
+    drawn_time = f", the first {ms(until_ns)}" if until_ns < span_ns else ""
+    note = f" Drawn: {drawn_ranks}{drawn_time}; a .pftrace shows all {total:,} actions."
+    return _Extract(ranks=kept, until_ns=until_ns, note=note, width=_width(steps, until_ns))
 
 
 def _y(place: int, side: int) -> int:
@@ -155,14 +156,14 @@ def _row(
             yield svg.text(x + width / 2, y + _STRIP_BAR - 4, str(microbatch), "on small", anchor="middle")
 
 
-def _divergence(findings: StepDiff, shown: _Shown, scale: float) -> list[Markup]:
+def _divergence(findings: StepDiff, shown: _Extract, scale: float) -> list[Markup]:
     divergence = findings.divergence
     if divergence is None or divergence.rank not in shown.ranks or divergence.start_ns >= shown.until_ns:
         return []
     step = findings.steps[1]
     begin = int(step.start_ns.min())
-    begun = np.flatnonzero((step.rank == divergence.rank) & (step.start_ns - begin == divergence.start_ns))
-    end = min(int(step.end_ns[begun[-1]]) - begin, shown.until_ns) if begun.size else divergence.start_ns
+    actions = np.flatnonzero((step.rank == divergence.rank) & (step.start_ns - begin == divergence.start_ns))
+    end = min(int(step.end_ns[actions[-1]]) - begin, shown.until_ns) if actions.size else divergence.start_ns
     y = _y(shown.ranks.index(divergence.rank), 1)
     width = max((end - divergence.start_ns) * scale, 3)
     return [svg.rectangle(_STRIP_LEFT + divergence.start_ns * scale - 1, y, width + 2, _STRIP_BAR, "mark")]
@@ -171,7 +172,7 @@ def _divergence(findings: StepDiff, shown: _Shown, scale: float) -> list[Markup]
 def _axis(until_ns: int, bottom: int, scale: float) -> Iterator[Markup]:
     """Yield about ten ticks at round times."""
     tick = 10 ** max(len(str(until_ns // 10)) - 1, 0)
-    tick = next(tick * by for by in (1, 2, 5, 10) if until_ns / (tick * by) <= 10)  # noqa: PLR2004 - about ten
+    tick = next(tick * factor for factor in (1, 2, 5, 10) if until_ns / (tick * factor) <= 10)  # noqa: PLR2004
     for time_ns in range(0, until_ns + 1, tick):
         x = _STRIP_LEFT + time_ns * scale
         yield svg.line(x, _TOP, x, bottom, "rule")
@@ -238,13 +239,13 @@ def waterfall(findings: StepDiff) -> Markup:
     ]
     same = [step.name for step in findings.ladder if step not in changing]
     begin = "0" if low == 0 else f"the scale begins at {ms(low)}"
-    unmoved = f"; nothing moves with: {', '.join(same)}" if same else ""
+    unchanged = f"; nothing moves with: {', '.join(same)}" if same else ""
     return svg.drawing(
         _WATERFALL_WIDTH, _WATERFALL_ROW * rows + 22, "ladder",
-        *_whole(0, "first step", first_ns, "one", ends[0]), *bars,
+        *_step_bar(0, "first step", first_ns, "one", ends[0]), *bars,
         _connector(ends[-1], rows - 1),
-        *_whole(rows - 1, "second step", second_ns, "two", _WATERFALL_LEFT + (second_ns - low) * scale),
-        svg.text(_WATERFALL_LEFT, _WATERFALL_ROW * rows + 18, f"{begin}{unmoved}", "soft small"),
+        *_step_bar(rows - 1, "second step", second_ns, "two", _WATERFALL_LEFT + (second_ns - low) * scale),
+        svg.text(_WATERFALL_LEFT, _WATERFALL_ROW * rows + 18, f"{begin}{unchanged}", "soft small"),
     )  # fmt: skip
 
 
@@ -261,7 +262,7 @@ def _waterfall_bar(row: int, step: LadderStep, start: float, end: float) -> Iter
     yield _length_label(y, step.reached_ns)
 
 
-def _whole(row: int, name: str, length_ns: float, class_: str, end: float) -> Iterator[Markup]:
+def _step_bar(row: int, name: str, length_ns: float, class_: str, end: float) -> Iterator[Markup]:
     y = row * _WATERFALL_ROW
     yield svg.text(_WATERFALL_LEFT - 10, y + 16, name, "label strong", anchor="end")
     yield svg.rectangle(

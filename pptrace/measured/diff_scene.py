@@ -4,9 +4,9 @@ Both steps start at the same time in the trace. A rank has three threads: its fi
 slices and a counter with the delay of each action of the second step. The ladder is above the ranks. Its first
 track has the shorter length and the difference; each further track has the change by one part.
 
-The archive has recorded traces unchanged, with their own times, and simulated steps at the time of the measured
-ones. Its manifest is https://perfetto.dev/docs/reference/perfetto-manifest, version 1, for trace processors from
-v57. They reject compressed entries, so files are decompressed.
+The archive has recorded traces unchanged, with their original times, and simulated steps at the time of the
+measured steps. Its manifest is https://perfetto.dev/docs/reference/perfetto-manifest, version 1, for trace
+processors from v57. They reject compressed entries, so files are decompressed.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def write_diff_trace(path: Path, findings: StepDiff, sides: Sequence[Side]) -> N
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
     head, uuids = Trace(), count(1)
-    steps, start_ns = _aligned([side.timeline for side in sides], findings)
+    steps, start_ns = _align([side.timeline for side in sides], findings)
     texts: list[str] = []
     runs: list[Run] = []
     write_attributes(head, _attributes(findings), steps)
@@ -109,7 +109,7 @@ def labels(sides: Sequence[Side]) -> tuple[str, str]:
     return ("measured", "simulated") if sides[0].measured else ("simulated", "measured")
 
 
-def _aligned(timelines: Sequence[Timeline], findings: StepDiff) -> tuple[list[Timeline], int]:
+def _align(timelines: Sequence[Timeline], findings: StepDiff) -> tuple[list[Timeline], int]:
     """Return both steps with their first computations at the same time, and that time."""
     begins = [int(step.start_ns.min()) if len(step) else 0 for step in findings.steps]
     plain = [replace(step, counters=(), routes=None, why=None) for step in timelines]
@@ -221,11 +221,11 @@ def _write_ladder(head: Trace, tracks: Tracks, findings: StepDiff, start_ns: int
     first_ns, second_ns = (int(side.value) for side in findings.step_ns)
     top = tracks.thread(_LADDER, _ABOVE_THE_RANKS)
     shorter_ns, longer_ns = sorted((first_ns, second_ns))
-    whole = f"{'first' if first_ns <= second_ns else 'second'} step {ms(shorter_ns)}"
-    write_slice(head, top.uuid, (start_ns, start_ns + shorter_ns), whole, _LADDER)
+    shorter_name = f"{'first' if first_ns <= second_ns else 'second'} step {ms(shorter_ns)}"
+    write_slice(head, top.uuid, (start_ns, start_ns + shorter_ns), shorter_name, _LADDER)
     if first_ns != second_ns:
-        more = change(findings.step_ns.change)
-        write_slice(head, top.uuid, (start_ns + shorter_ns, start_ns + longer_ns), more, _LADDER)
+        change_name = change(findings.step_ns.change)
+        write_slice(head, top.uuid, (start_ns + shorter_ns, start_ns + longer_ns), change_name, _LADDER)
     before_ns = first_ns
     for place, rung in enumerate(findings.ladder):
         if rung.reached_ns != before_ns:
@@ -244,14 +244,14 @@ def shifted(timeline: Timeline, by_ns: int) -> Timeline:
 
 
 def earliest_ns(timeline: Timeline) -> int:
-    """Return the first time of a step, at most 0."""
-    counted = [int(counter.at_ns.min(initial=0)) for counter in timeline.counters]
-    return min([0, int(timeline.enter_ns.min(initial=0)), *counted])
+    """Return the first time of a step, or 0 if that is earlier."""
+    counter_starts_ns = [int(counter.at_ns.min(initial=0)) for counter in timeline.counters]
+    return min([0, int(timeline.enter_ns.min(initial=0)), *counter_starts_ns])
 
 
 NAME = "perfetto_manifest.json"
 _CLOCK = "BOOTTIME"
-"""The clock of a Perfetto trace whose packets name none."""
+"""The default clock of packets in Perfetto traces."""
 
 
 _MODE = 0o644
@@ -264,11 +264,11 @@ class _Member:
     path: str
     """Its name in the archive."""
     machine: str
-    """Its machine; files of one machine share processes."""
+    """Its machine; files of the same machine share processes."""
     offset_ns: int
     """The offset of its times."""
     has_clock: bool
-    """Whether it has its own clock, as in Perfetto's format; false for Chrome JSON."""
+    """Whether the file names its clock, as in Perfetto's format; false for Chrome JSON."""
     content: Path | Timeline
     """An existing file, or a step to write."""
 
@@ -291,7 +291,7 @@ def write_bundle(path: Path, findings: StepDiff, sides: Sequence[Side]) -> None:
 
 
 def _manifest(members: Sequence[_Member], attributes: Mapping[str, str]) -> str:
-    """Return the text of the manifest; its reference is the first trace with a clock, else the first one."""
+    """Return the text of the manifest; its reference is the first trace with a clock, else the first trace."""
     reference = next((member for member in members if member.has_clock), members[0])
     clock = {"clock": _CLOCK} if reference.has_clock else {}
     files: list[dict[str, Any]] = []
@@ -328,10 +328,10 @@ def _members(findings: StepDiff, sides: Sequence[Side]) -> Iterator[_Member]:
             content = shifted(step, start - begins[number])
             yield _Member(path=f"{label}.pftrace", machine=label, offset_ns=0, has_clock=True, content=content)
         elif recorded_start is not None:
-            yield from _recorded(side, label, start - recorded_start)
+            yield from _recorded_members(side, label, start - recorded_start)
 
 
-def _recorded(side: Side, label: str, later_ns: int) -> Iterator[_Member]:
+def _recorded_members(side: Side, label: str, later_ns: int) -> Iterator[_Member]:
     """Yield the files of a measured side, each once."""
     sources = _sources(side)
     zero = _earliest_zero_ns(side)

@@ -43,7 +43,7 @@ class RankLoad:
     busy_ns: Figure
     """The duration of its computations in sum."""
     share: Figure
-    """That relative to the median rank, minus 1."""
+    """The computation time relative to the median rank, minus 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,17 +75,21 @@ def what_if(step: Computations, resimulate: Callable[[Computations], int] | None
     Raises:
         ScheduleError: an action precedes its inputs.
     """
-    ranks, kept = rank_loads(step), Resimulation.of_order(step.order, partial=step.partial)
-    slowest = max(ranks, key=lambda load: (load.busy_ns.value, -load.rank))
-    longer = 1 + max(slowest.share.value, 0.0)
-    repaired = np.where(step.rank == slowest.rank, (step.duration_ns / longer).astype(np.int64), step.duration_ns)
-    nothing = np.zeros_like(step.transfers.duration_ns)
-    at_once = replace(step.transfers, duration_ns=nothing, blocked_ns=nothing)
-    alone = step.duration_ns - step.collective_ns
-    span_ns = resimulate or (lambda changed: kept.span_ns(changed.times()))
+    replay = Resimulation.of_order(step.order, partial=step.partial)
+    slowest = max(rank_loads(step), key=lambda load: (load.busy_ns.value, -load.rank))
+    slowdown = 1 + max(slowest.share.value, 0.0)
+    repaired = np.where(
+        step.rank == slowest.rank, (step.duration_ns / slowdown).astype(np.int64), step.duration_ns
+    )
+    zeros = np.zeros_like(step.transfers.duration_ns)
+    free = replace(
+        step, transfers=replace(step.transfers, duration_ns=zeros, blocked_ns=zeros),
+        duration_ns=step.duration_ns - step.collective_ns,
+    )  # fmt: skip
+    span_ns = resimulate or (lambda changed: replay.span_ns(changed.times()))
     return Counterfactuals(
         replayed_ns=Figure(span_ns(step)),
-        free_communication_ns=Figure(kept.span_ns(replace(step, transfers=at_once, duration_ns=alone).times())),
+        free_communication_ns=Figure(replay.span_ns(free.times())),
         no_host_gaps_ns=Figure(span_ns(replace(step, gap_ns=step.gap_ns - step.host_gap_ns))),
         no_bubble_ns=slowest.busy_ns,
         repaired_ns=Figure(span_ns(replace(step, duration_ns=repaired))), slowest=slowest,
@@ -107,9 +111,9 @@ class Explanation:
     """The parts of one step; :func:`pptrace.report.numbers.with_deviations` adds deviations over several steps."""
 
     step: str
-    """As the profiler numbers it."""
+    """The profiler's number of the step."""
     step_ns: Figure
-    """Its length."""
+    """The length of the step."""
     bubble: Figure
     """Idle time over ranks times length."""
     parts_ns: Mapping[str, Figure]
@@ -121,7 +125,7 @@ class Explanation:
     groups_ns: Mapping[str, Figure]
     """Communication of all ranks by group, overlapped or not."""
     hidden_ns: Mapping[str, Figure]
-    """The overlapped part of each."""
+    """The overlapped part of the communication of each group."""
     unrecorded_ns: Figure
     """Waits of all ranks for unrecorded computations."""
     critical_path_ns: Mapping[str, Figure]
@@ -131,9 +135,9 @@ class Explanation:
     idle_ns: tuple[Figure, ...]
     """The idle time of each rank."""
     what_if: Counterfactuals | None
-    """Its span without one cost each; None where it cannot be replayed."""
+    """Spans of replays without one cost each; None where the step cannot be replayed."""
     no_what_if: str
-    """The reason for None."""
+    """The reason why the step cannot be replayed; empty where it can."""
 
 
 def explain(side: Side, registry: Registry | None = None) -> Explanation:
@@ -161,7 +165,7 @@ def _figures(times: Mapping[str, int]) -> Mapping[str, Figure]:
     return {name: Figure(time) for name, time in times.items()}
 
 
-_GIVES_BACK = 0.01
+_LARGEST_ERROR = 0.01
 """The relative error of starts up to which a policy explains blocked messages."""
 
 
@@ -177,7 +181,7 @@ def resimulator(side: Side, registry: Registry) -> Callable[[Computations], int]
     if step.partial or side.run is not None:
         return None
     nearest = nearest_policy(step, registry, measured=side.measured, any_order=side.measured)
-    if step.transfers.blocked_ns.any() and nearest.off_ns > _GIVES_BACK * step.span_ns:
+    if step.transfers.blocked_ns.any() and nearest.error_ns > _LARGEST_ERROR * step.span_ns:
         return None
     replay = Resimulation.of_order(step.order, nearest.policy)
     return lambda changed: replay.span_ns(changed.times(with_blocked=False))
@@ -237,9 +241,11 @@ def explanation_document(
 
 
 def _parts(explanation: Explanation) -> tuple[Block, ...]:
-    whole = max(sum(time.value for time in explanation.parts_ns.values()), 1)
+    total_ns = max(sum(time.value for time in explanation.parts_ns.values()), 1)
     rows = tuple(
-        (part, ms(time), f"{time.value / whole:.1%}") for part, time in explanation.parts_ns.items() if time.value
+        (part, ms(time), f"{time.value / total_ns:.1%}")
+        for part, time in explanation.parts_ns.items()
+        if time.value
     )
     exposed, ranks = explanation.exposed_communication_ns, len(explanation.ranks)
     mean = Figure(exposed.value / ranks, None if exposed.deviation is None else exposed.deviation / ranks)
@@ -280,7 +286,7 @@ def operations_document(measurement: Measurement, name: str, top: int = 10) -> D
         title=name, lead=(Line(text=f"{name}: no action of a pipeline was found; its operations, times in sum"),),
         sections=(
             Section(title="by rank", blocks=(_by_rank(ranks),)),
-            Section(title="each GPU from its first operation to its last", blocks=_occupied(measurement)),
+            Section(title="each GPU from its first operation to its last", blocks=_gpu_times(measurement)),
             *(
                 Section(title=f"{title}, all ranks", blocks=_by_name(operations, top, communicates=communicates))
                 for communicates, title in ((True, "communication"), (False, "computation"))
@@ -341,13 +347,13 @@ def _by_rank(ranks: Sequence[Mapping[str, Any]]) -> Table:
     return Table(head=("", "communication", "operations", "bytes", "computation", "operations"), rows=tuple(rows))
 
 
-def _occupied(measurement: Measurement) -> tuple[Block, ...]:
+def _gpu_times(measurement: Measurement) -> tuple[Block, ...]:
     rows = []
     for gpu in measurement.occupied:
         parts = (gpu.computing_ns, gpu.exposed_ns, gpu.idle_ns)
-        whole = sum(parts)
-        shares = (f"{ms(part)} {part / max(whole, 1):6.1%}" for part in parts)
-        rows.append((f"rank {gpu.rank}", ms(whole), *shares))
+        total_ns = sum(parts)
+        shares = (f"{ms(part)} {part / max(total_ns, 1):6.1%}" for part in parts)
+        rows.append((f"rank {gpu.rank}", ms(total_ns), *shares))
     table = Table(head=("", "in all", "computing", "exposed communication", "idle"), rows=tuple(rows))
     return (table,) if rows else ()
 
@@ -400,17 +406,17 @@ def check_explanation_targets(targets: Sequence[str]) -> None:
 
 
 def analyse(measurement: Measurement, step: Step, registry: Registry) -> dict[str, ExplanationPart]:
-    """Return what plugins add to the explanation of a step, by the name of their analysis."""
+    """Return the parts that plugins add to the explanation of a step, by the name of their analysis."""
     parts = {}
     for name, provided in registry.explanations.items():
         part = provided.offer.explain(measurement, step)
         if part is not None:
-            parts[name] = _guarded(provided.provider, part)
+            parts[name] = _guard_functions(provided.provider, part)
     return parts
 
 
-def _guarded(provider: Provider, part: ExplanationPart) -> ExplanationPart:
-    """Return a part whose functions name the plugin where they fail."""
+def _guard_functions(provider: Provider, part: ExplanationPart) -> ExplanationPart:
+    """Return a part with functions whose errors name the plugin."""
     write, make = part.write_picture, part.timeline
     return replace(
         part,
@@ -430,12 +436,12 @@ def with_analyses(document: Document, parts: Mapping[str, ExplanationPart]) -> D
 def save_explanation(
     targets: Sequence[str], document: Document, parts: Collection[ExplanationPart], registry: Registry
 ) -> list[Path]:
-    """Write an explanation in the formats that the suffixes name: the document as a page.
+    """Write an explanation in the formats of the suffixes; a page has the document.
 
-    Pictures and traces are the first ones of ``parts``, the results of analyses.
+    Pictures and traces are the first of ``parts``, the results of analyses.
 
     Raises:
-        OutputError: a file cannot be written, or no analysis has what it shows.
+        OutputError: a file cannot be written, or no analysis has its content.
     """
     write_picture = next((part.write_picture for part in parts if part.write_picture), None)
     timeline = next((part.timeline for part in parts if part.timeline), None)
@@ -457,15 +463,15 @@ def save_explanation(
 
 
 def replay_document(replays: Mapping[str, Replayed]) -> Document:
-    """Return a line per step, and one over all."""
+    """Return the document of replays: a line per step, and a summary over all steps."""
 
-    def of_step(replay: Replayed) -> str:
-        longer = f" from the first computation to the last, of a step of {ms(replay.step_ns)}"
-        return longer if replay.step_ns != replay.step.span_ns else ""
+    def extent(replay: Replayed) -> str:
+        text = f" from the first computation to the last, of a step of {ms(replay.step_ns)}"
+        return text if replay.step_ns != replay.step.span_ns else ""
 
     shares = [replay.explained for replay in replays.values()]
     lines = [
-        f"{label}: measured {ms(replay.step.span_ns)}{of_step(replay)}, replayed {ms(replay.replayed_ns)}: "
+        f"{label}: measured {ms(replay.step.span_ns)}{extent(replay)}, replayed {ms(replay.replayed_ns)}: "
         f"{replay.explained:.2%} explained"
         for label, replay in replays.items()
     ]

@@ -48,7 +48,7 @@ class KindRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One action with another duration."""
+    """An action with a changed duration."""
 
     rank: int
     """Its rank."""
@@ -89,13 +89,13 @@ class Link:
     count: tuple[int, int]
     """Their number on both sides."""
     size_bytes: tuple[int, int]
-    """Their sizes in sum."""
+    """Their total size."""
     median_ns: Sides
     """The median of observed transfer times; unknown without any."""
     seen: tuple[int, int]
     """The number of observed messages."""
     bytes_per_s: tuple[float | None, float | None]
-    """Rate of a median message; None where that is unknown."""
+    """Rate of a median message; None where unknown."""
 
 
 def kinds(a: Computations, b: Computations) -> dict[tuple[str, int], KindRow]:
@@ -139,8 +139,8 @@ def standard_deviations(
 ) -> Int64s:
     """Return, per action, the standard deviation of a column over this and other steps; 0 for one step.
 
-    A few steps estimate the deviation of a single action badly. The median deviation of its kind and stage is its
-    lower bound.
+    The estimate for a single action from a few steps is poor. Therefore the median deviation of its kind and stage
+    is its lower bound.
 
     ``pooled`` values are medians over all steps.
     """
@@ -151,8 +151,8 @@ def standard_deviations(
     spread = np.sqrt(np.nansum((values - np.nanmean(values, axis=0)) ** 2, axis=0) / np.maximum(known - 1, 1))
     cells = step.kind.astype(np.int64) * step.placement.stages + step.stage
     spread = np.maximum(spread, group_quantiles(spread, cells)[0][cells])
-    whole: Int64s = (spread * (median_deviation_factor(len(values)) if pooled else 1)).astype(np.int64)
-    return whole
+    deviations: Int64s = (spread * (median_deviation_factor(len(values)) if pooled else 1)).astype(np.int64)
+    return deviations
 
 
 def orders(a: Computations, b: Computations) -> tuple[OrderChange, ...]:
@@ -183,10 +183,10 @@ def links(a: Computations, b: Computations) -> dict[tuple[int, int], Link]:
         sizes = np.zeros(known.size, dtype=np.int64)
         np.add.at(sizes, index, sent.size_bytes)
         counts = np.bincount(index, minlength=known.size).tolist()
-        times_ns, of_seen = sent.duration_ns[sent.observed], index[sent.observed]
-        seen_counts, medians_ns = group_medians(times_ns, of_seen, known.size, absent=nan)
+        times_ns = sent.duration_ns[sent.observed]
+        observed_counts, medians_ns = group_medians(times_ns, index[sent.observed], known.size, absent=nan)
         rates = list(map(_rate, sizes.tolist(), counts, medians_ns))
-        sides.append(list(zip(counts, sizes.tolist(), seen_counts, medians_ns, rates, strict=True)))
+        sides.append(list(zip(counts, sizes.tolist(), observed_counts, medians_ns, rates, strict=True)))
     rows = {}
     for pair, first, second in zip(known.tolist(), *sides, strict=True):
         count, size_bytes, seen, median_ns, rate = zip(first, second, strict=True)
@@ -203,7 +203,7 @@ def _rate(size_bytes: int, count: int, median_ns: Figure) -> float | None:
 
 
 _FEWEST = 3
-_OUTLYING = 5
+_OUTLIER_FACTOR = 5
 """Median deviations above the median from which a single action is a spike."""
 
 
@@ -213,13 +213,13 @@ class Culprit:
 
     kind: str = field(metadata={"json": "sort"})
     """``drift`` (everything), ``slow rank``, ``slow stage``, ``slow network`` (all links), ``slow link``;
-    ``fast`` for slow likewise; ``spikes``."""
+    the same with ``fast``; ``spikes``."""
     what: str
     """The name of the rank, stage or link."""
     share: Figure
     """The relative change of its times; 0 for spikes."""
     total_ns: int
-    """The change of its times in sum."""
+    """The total change of its times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,11 +229,11 @@ class Blame:
     common: Figure
     """The common slowdown of ranks."""
     ranks: Mapping[int, Figure]
-    """The slowdown of each rank beyond the common one."""
+    """The slowdown of each rank beyond the common slowdown."""
     stages: Mapping[tuple[int, int], Figure]
-    """The slowdown of each stage of a rank beyond the common one."""
+    """The slowdown of each stage of a rank beyond the common slowdown."""
     links: Mapping[tuple[int, int], Figure]
-    """The slowdown of links beyond the common one, by sender and receiver, with enough observed messages."""
+    """The slowdown of links with enough observed messages beyond ``network``, by sender and receiver."""
     network: Figure
     """The common slowdown of links."""
     before_ns: Mapping[tuple[int, int], float]
@@ -244,21 +244,23 @@ def attribute_slowdown(
     a: Computations, b: Computations, matched: MatchedActions, links: Mapping[tuple[int, int], Link]
 ) -> Blame:
     """Return the slowdowns of ranks, stages and links."""
-    network, slower = _network(links)
-    lasting = a.duration_ns[matched.first] > 0
-    i, j = matched.first[lasting], matched.second[lasting]
+    network, link_slowdowns = _network(links)
+    nonzero = a.duration_ns[matched.first] > 0
+    i, j = matched.first[nonzero], matched.second[nonzero]
     if i.size < _FEWEST:
-        return Blame(common=Figure(0.0), ranks={}, stages={}, links=slower, network=network, before_ns={})
+        return Blame(common=Figure(0.0), ranks={}, stages={}, links=link_slowdowns, network=network, before_ns={})
     before = a.duration_ns[i].astype(np.float64)
     ratio = b.duration_ns[j] / before
     ranks, by_rank = np.unique(b.rank[j], return_inverse=True)
     cells, by_cell = np.unique(b.rank[j].astype(np.int64) * b.placement.stages + b.stage[j], return_inverse=True)
     pairs = [divmod(cell, b.placement.stages) for cell in cells.tolist()]
-    (of_ranks,), (of_cells,) = group_quantiles(ratio, by_rank), group_quantiles(ratio, by_cell)
-    common = _common(sorted(of_ranks.tolist()))
+    (rank_ratios,), (cell_ratios,) = group_quantiles(ratio, by_rank), group_quantiles(ratio, by_cell)
+    common = _common_ratio(sorted(rank_ratios.tolist()))
     return Blame(
-        common=Figure(common - 1), ranks=dict(zip(ranks.tolist(), _beyond(of_ranks, common), strict=True)),
-        stages=dict(zip(pairs, _beyond(of_cells, common), strict=True)), links=slower, network=network,
+        common=Figure(common - 1),
+        ranks=dict(zip(ranks.tolist(), _relative_slowdowns(rank_ratios, common), strict=True)),
+        stages=dict(zip(pairs, _relative_slowdowns(cell_ratios, common), strict=True)),
+        links=link_slowdowns, network=network,
         before_ns=dict(zip(pairs, np.bincount(by_cell, before).tolist(), strict=True)),
     )  # fmt: skip
 
@@ -269,31 +271,31 @@ def culprits(blame: Blame, links: Mapping[tuple[int, int], Link], tolerance: flo
     A rank counts where all its stages are slow, else the slow stages.
     """
 
-    def off(share: Figure) -> bool:
+    def exceeds(share: Figure) -> bool:
         return abs(share.value) > tolerance
 
     before = blame.before_ns
     blamed = []
-    if off(blame.common):
+    if exceeds(blame.common):
         blamed.append(_culprit("drift", "all ranks", blame.common, blame.common.value * sum(before.values())))
     for rank, share in blame.ranks.items():
         stages = [pair for pair in before if pair[0] == rank]
-        slow = [pair for pair in stages if off(blame.stages[pair])]
+        slow = [pair for pair in stages if exceeds(blame.stages[pair])]
         if slow == stages:
-            which = "" if len(stages) > 1 else f" (its one stage, {stages[0][1]})"
+            stage_note = "" if len(stages) > 1 else f" (its one stage, {stages[0][1]})"
             before_ns = sum(before[pair] for pair in stages)
-            blamed.append(_culprit("rank", f"rank {rank}{which}", share, share.value * before_ns))
+            blamed.append(_culprit("rank", f"rank {rank}{stage_note}", share, share.value * before_ns))
         else:
             blamed += [
                 _culprit("stage", f"stage {pair[1]} on rank {rank}", share, share.value * before[pair])
                 for pair, share in ((pair, blame.stages[pair]) for pair in slow)
             ]
-    if off(blame.network):
+    if exceeds(blame.network):
         what = f"all {len(blame.links)} ways between ranks"
         before_ns = sum(links[ends].median_ns.first.value * links[ends].count[1] for ends in blame.links)
         blamed.append(_culprit("network", what, blame.network, blame.network.value * before_ns))
     for (source, target), share in blame.links.items():
-        if off(share):
+        if exceeds(share):
             link = links[source, target]
             longer_ns = link.median_ns.second.value - link.median_ns.first.value * (1 + blame.network.value)
             what = f"rank {source} to rank {target}"
@@ -307,7 +309,7 @@ def _culprit(kind: str, what: str, share: Figure, total_ns: float) -> Culprit:
 
 
 def _network(links: Mapping[tuple[int, int], Link]) -> tuple[Figure, dict[tuple[int, int], Figure]]:
-    """Return the common slowdown of links, and the slowdown of each link beyond it."""
+    """Return the common slowdown of links, and the additional slowdown of each link."""
     ratio = {
         ends: link.median_ns.second.value / link.median_ns.first.value
         for ends, link in links.items()
@@ -316,8 +318,8 @@ def _network(links: Mapping[tuple[int, int], Link]) -> tuple[Figure, dict[tuple[
     common = 1.0
     if len(ratio) > 1 and (min(ratio.values()) > 1 or max(ratio.values()) < 1):
         common = min(ratio.values(), key=_distance_from_equal)
-    beyond = _beyond(np.array(list(ratio.values()), dtype=np.float64), common)
-    return Figure(common - 1), dict(zip(ratio, beyond, strict=True))
+    slowdowns = _relative_slowdowns(np.array(list(ratio.values()), dtype=np.float64), common)
+    return Figure(common - 1), dict(zip(ratio, slowdowns, strict=True))
 
 
 def spikes(
@@ -329,12 +331,12 @@ def spikes(
         return []
     change_ns = (b.duration_ns[j] - a.duration_ns[i]).astype(np.float64)
     cells = np.unique(b.kind[j].astype(np.int64) * b.placement.stages + b.stage[j], return_inverse=True)[1]
-    beyond_ns = change_ns - group_quantiles(change_ns, cells)[0][cells]
-    usual_ns = group_quantiles(np.abs(beyond_ns), cells)[0][cells]
+    deviation_ns = change_ns - group_quantiles(change_ns, cells)[0][cells]
+    median_deviation_ns = group_quantiles(np.abs(deviation_ns), cells)[0][cells]
     allowed_ns = np.maximum(tolerance * a.duration_ns[i], SIGMAS * noise_ns)
-    outlying = beyond_ns > np.maximum(_OUTLYING * np.maximum(usual_ns, 1000), allowed_ns)
-    counts = np.bincount(b.rank[j][outlying])
-    total_ns = np.bincount(b.rank[j][outlying], beyond_ns[outlying])
+    is_spike = deviation_ns > np.maximum(_OUTLIER_FACTOR * np.maximum(median_deviation_ns, 1000), allowed_ns)
+    counts = np.bincount(b.rank[j][is_spike])
+    total_ns = np.bincount(b.rank[j][is_spike], deviation_ns[is_spike])
     return [
         Culprit(
             kind="spikes", what=f"{counts[rank]} action{'s' if counts[rank] > 1 else ''} of rank {rank}",
@@ -344,8 +346,8 @@ def spikes(
     ]  # fmt: skip
 
 
-def _common(ratios: Sequence[float]) -> float:
-    """Return the median of sorted ratios; of two middle ones, the one nearer to 1."""
+def _common_ratio(ratios: Sequence[float]) -> float:
+    """Return the median of sorted ratios; of two middle ratios, the ratio nearer to 1."""
     return min(ratios[(len(ratios) - 1) // 2], ratios[len(ratios) // 2], key=_distance_from_equal)
 
 
@@ -353,8 +355,8 @@ def _distance_from_equal(ratio: float) -> float:
     return abs(ratio - 1)
 
 
-def _beyond(ratios: NDArray[np.float64], common: float) -> list[Figure]:
-    """Return the slowdowns beyond a common one."""
+def _relative_slowdowns(ratios: NDArray[np.float64], common: float) -> list[Figure]:
+    """Return the slowdowns beyond a common slowdown."""
     return [Figure(share) for share in (ratios / common - 1 if common else np.zeros_like(ratios)).tolist()]
 
 
@@ -363,7 +365,7 @@ _LONGEST = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """An action that another one depends on."""
+    """An action that another action depends on."""
 
     rank: int
     """Its rank."""
@@ -386,9 +388,9 @@ class Divergence:
     late_ns: Figure
     """The delay of its end against the first step, from the start of each step."""
     local_ns: int = field(metadata={"json": "own_ns"})
-    """The part from its own duration."""
+    """The part from the duration of the action."""
     message_ns: int
-    """The part from the transfer of its input; 0 where its own rank released it."""
+    """The part from the transfer of its input; 0 where the same rank released it."""
     idle_ns: int
     """The part between its release and its start."""
     released_ns: int
@@ -396,9 +398,9 @@ class Divergence:
     source: int
     """The rank that released it; -1 for none."""
     predecessors: tuple[str, str] = field(metadata={"json": "behind"})
-    """The previous action of its rank in both steps; both empty where it is the same."""
+    """The previous action of its rank in both steps; both empty where they are equal."""
     chain: tuple[Release, ...]
-    """The actions that released it, one after another, the last one first."""
+    """The chain of actions that released it, the last action first."""
 
 
 def first_divergence(
@@ -418,32 +420,32 @@ def first_divergence(
         return None
     begin_a, begin_b = int(a.start_ns.min()), int(b.start_ns.min())
     late_ns = (b.end_ns[matched.second] - begin_b) - (a.end_ns[matched.first] - begin_a)
-    off = np.abs(late_ns) > np.maximum(tolerance * a.duration_ns[matched.first], SIGMAS * noise_ns)
-    if not off.any():
+    diverges = np.abs(late_ns) > np.maximum(tolerance * a.duration_ns[matched.first], SIGMAS * noise_ns)
+    if not diverges.any():
         return None
-    index = int(off.argmax())
-    i, j, late = int(matched.first[index]), int(matched.second[index]), int(late_ns[index])
-    late_of = dict(zip(matched.second.tolist(), late_ns.tolist(), strict=True))
+    index = int(diverges.argmax())
+    i, j, delay_ns = int(matched.first[index]), int(matched.second[index]), int(late_ns[index])
+    delays_ns = dict(zip(matched.second.tolist(), late_ns.tolist(), strict=True))
     release = int(releases.position[j])
     local_ns = int((b.end_ns[j] - b.start_ns[j]) - (a.end_ns[i] - a.start_ns[i]))
-    released_ns = late_of.get(release, 0)
-    rest_ns = late - local_ns - released_ns
+    released_ns = delays_ns.get(release, 0)
+    rest_ns = delay_ns - local_ns - released_ns
     source = int(b.rank[release]) if release >= 0 else -1
     idle_ns = int(b.gap_ns[j] - a.gap_ns[i]) if source not in {-1, int(b.rank[j])} else rest_ns
     chain: list[Release] = []
     while release >= 0 and len(chain) < _LONGEST:
-        chain.append(Release(rank=int(b.rank[release]), action=b.action(release), late_ns=late_of.get(release)))
+        chain.append(Release(rank=int(b.rank[release]), action=b.action(release), late_ns=delays_ns.get(release)))
         release = int(releases.position[release])
     return Divergence(
         rank=int(b.rank[j]), action=b.action(j), start_ns=int(b.start_ns[j]) - begin_b,
-        late_ns=Figure(late, int(noise_ns[index]) or None), local_ns=local_ns, message_ns=rest_ns - idle_ns,
+        late_ns=Figure(delay_ns, int(noise_ns[index]) or None), local_ns=local_ns, message_ns=rest_ns - idle_ns,
         idle_ns=idle_ns, released_ns=released_ns, source=source, predecessors=_predecessors((a, i), (b, j)),
         chain=tuple(chain),
     )  # fmt: skip
 
 
 def _predecessors(*places: tuple[Computations, int]) -> tuple[str, str]:
-    """Return the actions before two computations on their ranks; both empty where they are the same."""
+    """Return the actions before two computations on their ranks; both empty where they are equal."""
     first, second = (
         str(step.action(index - 1)) if index and step.rank[index - 1] == step.rank[index] else "its beginning"
         for step, index in places

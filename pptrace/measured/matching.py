@@ -32,9 +32,9 @@ class MatchedActions:
     first: Int64s
     """Positions in the first step."""
     second: Int64s
-    """Positions in the second."""
+    """Positions in the second step."""
     by_order: int
-    """The number of pairs by order alone, whose microbatches have other numbers."""
+    """The number of pairs that match by order only, with different microbatch numbers."""
     only_first: Int64s
     """Positions that only the first step has."""
     only_second: Int64s
@@ -47,7 +47,7 @@ class MatchedActions:
 def fold_first_stages(a: Computations, b: Computations) -> tuple[Computations, Computations, tuple[int, ...]]:
     """Return both steps, with merged backwards of first stages that only one of them splits, and those stages.
 
-    PyTorch skips the input gradient of the first stage, so a measured first stage has whole backwards.
+    PyTorch skips the input gradient of the first stage, so a measured first stage has no split backwards.
     """
     firsts = set(range(a.placement.stages)) - set(a.placement.edges[:, 1].tolist())
     first_split, second_split = (set(step.stage[step.kind == Kind.I].tolist()) for step in (a, b))
@@ -65,19 +65,19 @@ def has_same_stages(a: Computations, b: Computations) -> bool:
 
 def first_difference(a: Computations, first: Int64s, b: Computations, second: Int64s) -> int | None:
     """Return the number of equal actions with which two sequences of positions begin; None where all are equal."""
-    both = min(first.size, second.size)
-    same = np.ones(both, dtype=np.bool_)
+    length = min(first.size, second.size)
+    same = np.ones(length, dtype=np.bool_)
     for name in ("rank", "kind", "stage", "microbatch", "span"):
-        same &= getattr(a, name)[first[:both]] == getattr(b, name)[second[:both]]
+        same &= getattr(a, name)[first[:length]] == getattr(b, name)[second[:length]]
     if same.all():
-        return None if first.size == second.size else both
+        return None if first.size == second.size else length
     return int(same.argmin())
 
 
 def match(a: Computations, b: Computations) -> MatchedActions:
     """Pair the computations of two steps; without pairs where numbers of stages differ."""
     first, second = np.zeros((2, 0), dtype=np.int64)
-    rest, by_order = [np.arange(len(a)), np.arange(len(b))], np.zeros((0, 2), dtype=np.int64)
+    unmatched, by_order = [np.arange(len(a)), np.arange(len(b))], np.zeros((0, 2), dtype=np.int64)
     if has_same_stages(a, b):
         stages = max(a.placement.stages, b.placement.stages)
         microbatches = max(a.placement.microbatches, b.placement.microbatches)
@@ -87,24 +87,25 @@ def match(a: Computations, b: Computations) -> MatchedActions:
             for step in (a, b)
         ]
         _, first, second = np.intersect1d(keys[0], keys[1], assume_unique=True, return_indices=True)
-        rest = [np.delete(rest[0], first), np.delete(rest[1], second)]
-        by_order = np.array(_in_order(a, b, rest), dtype=np.int64).reshape(-1, 2)
+        unmatched = [np.delete(unmatched[0], first), np.delete(unmatched[1], second)]
+        by_order = np.array(_pair_by_order(a, b, unmatched), dtype=np.int64).reshape(-1, 2)
     pairs = np.concatenate([np.stack([first, second], axis=1), by_order])
     pairs = pairs[np.lexsort((b.rank[pairs[:, 1]], b.start_ns[pairs[:, 1]]))]
     return MatchedActions(
         first=pairs[:, 0], second=pairs[:, 1], by_order=len(by_order),
-        only_first=np.setdiff1d(rest[0], by_order[:, 0]), only_second=np.setdiff1d(rest[1], by_order[:, 1]),
+        only_first=np.setdiff1d(unmatched[0], by_order[:, 0]),
+        only_second=np.setdiff1d(unmatched[1], by_order[:, 1]),
     )  # fmt: skip
 
 
-def _in_order(a: Computations, b: Computations, rest: list[Int64s]) -> list[tuple[int, int]]:
+def _pair_by_order(a: Computations, b: Computations, unmatched: list[Int64s]) -> list[tuple[int, int]]:
     """Pair unmatched computations of equal rank, stage and kind by their order."""
     groups: dict[tuple[int, int, int], list[list[int]]] = {}
-    for side, (step, left) in enumerate(zip((a, b), rest, strict=True)):
-        for index in left.tolist():
+    for side, (step, indices) in enumerate(zip((a, b), unmatched, strict=True)):
+        for index in indices.tolist():
             key = (int(step.rank[index]), int(step.stage[index]), int(step.kind[index]))
             groups.setdefault(key, [[], []])[side].append(index)
-    return [pair for ours, theirs in groups.values() for pair in zip(ours, theirs, strict=False)]
+    return [pair for first, second in groups.values() for pair in zip(first, second, strict=False)]
 
 
 def matching_schedules(step: Computations, registry: Registry) -> tuple[str, ...]:

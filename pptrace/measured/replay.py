@@ -37,7 +37,7 @@ _MOST_NAMED = 4
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Resimulation:
-    """An order that runs again and again: it is lowered once, and runs once for each set of times."""
+    """An order that is lowered once and runs once for each set of times."""
 
     schedule: Schedule
     """The order."""
@@ -100,9 +100,9 @@ class Resimulation:
         except DeadlockError as error:
             if self.policy.name is not PolicyName.ASYNC:
                 raise
-            circle = ", ".join(error.cycle[:_MOST_NAMED])
+            cycle = ", ".join(error.cycle[:_MOST_NAMED])
             message = "a step's actions cannot have happened together, for some wait for each other"
-            raise ScheduleError(f"{message} ({circle} and others): are all files of one run?") from error
+            raise ScheduleError(f"{message} ({cycle} and others): are all files of one run?") from error
 
     def span_ns(self, times: ActionTimes) -> int:
         """Return the span of the computations of :meth:`run`."""
@@ -143,7 +143,7 @@ class Replayed(NamedTuple):
 def replay(
     timeline: Timeline, policy: Callable[[Schedule], Policy] | None = None, *, lacks_ranks: bool = False
 ) -> Replayed:
-    """Replay a step with its own order, durations, transfers and host gaps.
+    """Replay a step with its order, durations, transfers and host gaps.
 
     Waits for missing computations keep their length.
 
@@ -164,7 +164,7 @@ def replay(
     return Replayed(step, replayed, extent(replayed).span_ns, int(closed - opened))
 
 
-_AS_NEAR = 0.001
+_TIE = 0.001
 """The share of a step up to which two policies are a tie."""
 _V_SHAPED = Schedule.from_rows([
     ["0F0", "0F1", "3F0", "3I0", "3F1", "3I1", "3W0", "3W1", "0B0", "0B1"],
@@ -184,8 +184,8 @@ class Nearest(NamedTuple):
     """A policy and its error."""
 
     policy: Policy
-    off_ns: int
-    """The mean difference of starts."""
+    error_ns: int
+    """The mean absolute error of starts."""
 
 
 def nearest_policy(step: Computations, registry: Registry, *, measured: bool, any_order: bool = True) -> Nearest:
@@ -200,31 +200,32 @@ def nearest_policy(step: Computations, registry: Registry, *, measured: bool, an
         any_order: whether to skip policies that do not support every order.
     """
     candidates = {
-        name: _off(step, provided, any_order=any_order) for name, provided in registry.message_policies.items()
+        name: _start_error(step, provided, any_order=any_order)
+        for name, provided in registry.message_policies.items()
     }
     known = [candidate for candidate in candidates.values() if candidate is not None]
     if step.partial or not known:
         return Nearest(Policy(), 0)
-    limit_ns = min(candidate.off_ns for candidate in known) + _AS_NEAR * step.span_ns
-    near = [candidate for candidate in known if candidate.off_ns <= limit_ns]
-    rules, usual = {name.value for name in PolicyName}, Policy().label
+    limit_ns = min(candidate.error_ns for candidate in known) + _TIE * step.span_ns
+    near = [candidate for candidate in known if candidate.error_ns <= limit_ns]
+    rules, default = {name.value for name in PolicyName}, Policy().label
     return min(
         near,
-        key=lambda candidate: ((candidate.policy.label in rules) == measured, candidate.policy.label != usual),
+        key=lambda candidate: ((candidate.policy.label in rules) == measured, candidate.policy.label != default),
     )
 
 
-def _off(step: Computations, provided: Provided[MessagePolicyOffer], *, any_order: bool) -> Nearest | None:
+def _start_error(step: Computations, provided: Provided[MessagePolicyOffer], *, any_order: bool) -> Nearest | None:
     """Return the mean error of starts under a policy; None where it does not support the order."""
     try:
         options = checked_options(provided, {}, "p2p.options")
         if any_order:
-            for other in (_V_SHAPED, _LOOPED):
-                policy = build_policy(provided, other, options)
-                simulate(other, Workload.uniform(4, edges=3, f_ns=1, b_ns=1), policy=policy)
+            for order in (_V_SHAPED, _LOOPED):
+                policy = build_policy(provided, order, options)
+                simulate(order, Workload.uniform(4, edges=3, f_ns=1, b_ns=1), policy=policy)
         policy = build_policy(provided, step.order, options)
         replayed = extract_computations(run_order(step.order, step.times(with_blocked=False), policy))
     except PptraceError:
         return None
-    off = (replayed.start_ns - replayed.start_ns.min()) - (step.start_ns - step.start_ns.min())
-    return Nearest(policy, round(float(np.abs(off).mean())))
+    errors_ns = (replayed.start_ns - replayed.start_ns.min()) - (step.start_ns - step.start_ns.min())
+    return Nearest(policy, round(float(np.abs(errors_ns).mean())))

@@ -1,6 +1,6 @@
-"""One side of a diff: its source, its steps and medians over them.
+"""Sides of a diff: source, steps and medians over steps.
 
-Starts and ends of actions are those of the step of median length. Medians of starts and ends would mix steps.
+Starts and ends of actions are from the step of median length, because medians of starts and ends would mix steps.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _REPEATED_NOTES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class StepAnalysis:
-    """One step of a side. Each analysis runs once, at its first use."""
+    """A step of a side; each analysis runs once, at its first use."""
 
     step: Step
     """The step."""
@@ -68,7 +68,7 @@ class StepAnalysis:
 
     @cached_property
     def parts_ns(self) -> dict[str, int]:
-        """Nanoseconds by part of the step, each the mean over ranks; they sum to the length of the step.
+        """Nanoseconds by part of the step, mean over ranks; the parts sum to the length of the step.
 
         ``launch`` is time inside an action in which the device waited for the host.
         """
@@ -98,23 +98,23 @@ class Side:
     measured: bool
     """Whether it was recorded; false for a simulation."""
     steps: tuple[Step, ...]
-    """Its steps, one for a simulation. Of recorded steps, only those with all actions."""
+    """Its steps: the simulated step, or the recorded steps with all actions."""
     chosen: int
     """The index of the compared step."""
     workload: Workload
     """Its costs, for memory; all zero where they are unknown."""
     measurement: Measurement | None = None
-    """The whole recording."""
+    """The recording; None for a simulation."""
     run: SimulatedStep | None = None
-    """The simulation."""
+    """The simulation; None for a recording or a trace."""
     incomplete: tuple[str, ...] = ()
-    """One note per recorded step that lacks actions."""
+    """A note per recorded step that lacks actions."""
     pools: bool = False
-    """Whether actions and messages have the median of their times over all steps."""
+    """Whether times of actions and messages are medians over all steps."""
 
     @cached_property
     def analyses(self) -> tuple[StepAnalysis, ...]:
-        """One analysis per step."""
+        """An analysis per step."""
         lacks_ranks = bool(self.numbers)
         return tuple(
             StepAnalysis(step=step, workload=self.workload, lacks_ranks=lacks_ranks) for step in self.steps
@@ -142,7 +142,7 @@ class Side:
         return [analysis.computations for analysis in self.analyses]
 
     def other_steps(self, steps: Sequence[Computations]) -> list[Computations]:
-        """Return all of the side's steps except the compared one."""
+        """Return all of the side's steps except the compared step."""
         return [step for index, step in enumerate(steps) if index != self.chosen]
 
     @property
@@ -152,7 +152,7 @@ class Side:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The numbers of the recorded ranks where recordings of other ranks are missing, else empty."""
+        """The numbers of the recorded ranks where recordings of ranks are missing, else empty."""
         return () if self.measurement is None else self.measurement.numbers
 
 
@@ -185,13 +185,13 @@ def measured_side(measurement: Measurement, name: str, step: str = "median", *, 
         raise ConfigError(no_actions(measurement), file=name)
     extents = [extent(step.timeline) for step in measurement.steps]
     most = max(size.computations for size in extents)
-    whole = [number for number, size in enumerate(extents) if size.computations == most]
+    complete = [number for number, size in enumerate(extents) if size.computations == most]
     if step in {"median", "all"}:
-        lengths = [extents[number].span_ns for number in whole]
-        chosen = whole[int(np.argsort(lengths, kind="stable")[(len(lengths) - 1) // 2])]
+        lengths = [extents[number].span_ns for number in complete]
+        chosen = complete[int(np.argsort(lengths, kind="stable")[(len(lengths) - 1) // 2])]
     else:
         chosen = _step_index(measurement, step)
-    kept = whole if chosen in whole else [chosen]
+    kept = complete if chosen in complete else [chosen]
     placement = measurement.steps[chosen].timeline.placement
     return Side(
         name=name,
@@ -220,8 +220,8 @@ def _step_index(measurement: Measurement, step: str) -> int:
 
 
 _CONFIGURATIONS, _TABLES = frozenset({".yaml", ".yml"}), frozenset({".csv", ".txt"})
-_NAMED = 5
-"""Kinds of unattributed work that notes name."""
+_MOST_NAMED = 5
+"""The most kinds of unattributed work in notes."""
 
 
 def simulate_source(source: str | Path, registry: Registry) -> Side | None:
@@ -312,9 +312,9 @@ def notes_of(side: Side) -> list[str]:
     lines += [
         f"{side.name}: rank {work.rank}: {work.count} {work.what} belong to no action "
         f"({work.total_ns / 1e6:.3f} ms)"
-        for work in measurement.unattributed[:_NAMED]
+        for work in measurement.unattributed[:_MOST_NAMED]
     ]
-    more = len(measurement.unattributed) - _NAMED
+    more = len(measurement.unattributed) - _MOST_NAMED
     return [*lines, f"{side.name}: {more} further sorts belong to no action"] if more > 0 else lines
 
 

@@ -28,7 +28,7 @@ class Releases(NamedTuple):
     position: Int64s
     """The position of the dependency; -1 without dependencies."""
     transfer_ns: Int64s
-    """The transfer time between both, at most the time between them; 0 where unknown."""
+    """The transfer time from the dependency, at most the time between both; 0 where unknown."""
 
 
 def find_releases(step: Computations) -> Releases:
@@ -42,12 +42,12 @@ def find_releases(step: Computations) -> Releases:
     width = int(microbatch.max(initial=0)) + 1
 
     def inputs(stage: NDArray[np.integer], microbatch: NDArray[np.integer], backward: NDArray[np.bool_]) -> Int64s:
-        """Return the index of each input by the stage that takes it; -1 for stages that do not exist."""
+        """Return the index of each input by its consuming stage; -1 for stages that do not exist."""
         exists = (stage >= 0) & (stage < step.placement.stages) & (microbatch < width)
         index: Int64s = (backward * step.placement.stages + stage) * width + microbatch
         return np.where(exists, index, -1)
 
-    taken = inputs(stage, microbatch, backward)
+    input_index = inputs(stage, microbatch, backward)
     producers = np.full(2 * step.placement.stages * width + 1, -1, dtype=np.int64)
     producers[inputs(stage + np.where(backward, -1, 1), microbatch, backward)] = consumer
     producers[-1] = -1
@@ -56,7 +56,7 @@ def find_releases(step: Computations) -> Releases:
     sends = inputs(sent.stage + np.where(forward, 1, -1), sent.microbatch, ~forward)[known]
     transfer_ns = np.zeros(producers.size, dtype=np.int64)
     transfer_ns[sends] = (sent.duration_ns + sent.blocked_ns)[known]
-    producer, transfer_ns = producers[taken], transfer_ns[taken]
+    producer, transfer_ns = producers[input_index], transfer_ns[input_index]
     # Clocks of ranks are inexact: a producer that ends after its consumer does not count.
     usable = (producer >= 0) & (producer != consumer) & (step.end_ns[producer] <= step.end_ns[consumer])
     follows = np.flatnonzero(np.diff(step.rank, prepend=-1) == 0)
@@ -110,14 +110,14 @@ def follow_chain(step: Computations, releases: Releases | None = None) -> Chain:
     while previous[path[-1]] >= 0:
         path.append(previous[path[-1]])
     positions = np.array(path[::-1], dtype=np.int64)
-    lasted_ns = (step.end_ns - step.start_ns)[positions]
+    durations_ns = (step.end_ns - step.start_ns)[positions]
     by_kind = {
-        Kind(kind).name: int(lasted_ns[step.kind[positions] == kind].sum())
+        Kind(kind).name: int(durations_ns[step.kind[positions] == kind].sum())
         for kind in np.unique(step.kind).tolist()
     }
     by_kind[MESSAGES] = int(releases.transfer_ns[positions[1:]].sum())
-    whole_ns = int(step.end_ns[positions[-1]] - step.start_ns.min())
-    return Chain(positions=positions, by_kind_ns={**by_kind, BETWEEN: whole_ns - sum(by_kind.values())})
+    span_ns = int(step.end_ns[positions[-1]] - step.start_ns.min())
+    return Chain(positions=positions, by_kind_ns={**by_kind, BETWEEN: span_ns - sum(by_kind.values())})
 
 
 def explain_waits(timeline: Timeline) -> Timeline:

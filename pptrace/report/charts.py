@@ -26,7 +26,7 @@ _METADATA = {
 """Metadata without time and version, by suffix."""
 
 _SETTINGS: dict[Any, Any] = {
-    "svg.hashsalt": "pptrace",  # ids in SVG are random without one
+    "svg.hashsalt": "pptrace",  # ids in SVG are random without a salt
     "svg.fonttype": "none",
     "font.family": "DejaVu Sans",
     "axes.spines.top": False,
@@ -76,7 +76,7 @@ def write_picture(path: Path, size: tuple[float, float], draw: Callable[[Any], N
     Args:
         path: a .png, .svg or .pdf file.
         size: width and height in inches.
-        draw: gets a :class:`matplotlib.figure.Figure`.
+        draw: draws into a :class:`matplotlib.figure.Figure`.
 
     Raises:
         OutputError: another suffix, or a file that cannot be written.
@@ -103,13 +103,13 @@ def look(index: int) -> dict[str, str]:
 
 def draw_points(axes: Any, points: Mapping[str, Iterable[tuple[float, float]]]) -> None:
     """Draw points of several names, each with its colour and marker."""
-    for index, (name, places) in enumerate(points.items()):
-        x, y = columns_of(places)
+    for index, (name, coordinates) in enumerate(points.items()):
+        x, y = columns_of(coordinates)
         axes.scatter(x, y, s=26, alpha=0.8, linewidths=0, label=name, **look(index))
 
 
 def draw_line(axes: Any, points: Iterable[tuple[float, float]], index: int, dashes: Any = "-") -> None:
-    """Draw a line. The first lines are wider, so that later ones do not cover them."""
+    """Draw a line. The first lines are wider, so that later lines do not cover them."""
     axes.plot(*columns_of(sorted(points)), ls=dashes, zorder=2 + 0.01 * index, **line_style(index))
 
 
@@ -141,7 +141,7 @@ def draw_bars(
         unit: the unit of their lengths.
         notes: texts at the ends of the bars, by row.
         limit: a vertical line and its name.
-        stacked: whether the parts of a row continue each other.
+        stacked: whether the parts of a row form a single bar.
     """
     height = 0.6 if stacked else 0.75 / len(parts)
     left, ends = [0.0] * len(names), [0.0] * len(names)
@@ -170,7 +170,7 @@ def draw_bars(
 def draw_cells(
     axes: Any, columns: Sequence[str], rows: Sequence[str], cells: Sequence[Sequence[tuple[str, str]]]
 ) -> None:
-    """Draw a table of cells with text and colour, the first row below the others."""
+    """Draw a table of cells with text and colour, the first row at the bottom."""
     from matplotlib.colors import to_rgb
 
     axes.imshow([[to_rgb(color) for _, color in row] for row in cells], aspect="auto", origin="lower")
@@ -189,8 +189,8 @@ def draw_cells(
 
 def columns_of(points: Iterable[tuple[float, float]]) -> tuple[list[float], list[float]]:
     """Return the coordinates of points."""
-    known = list(points)
-    return [x for x, _ in known], [y for _, y in known]
+    coordinates = list(points)
+    return [x for x, _ in coordinates], [y for _, y in coordinates]
 
 
 def add_captions(figure: Any, heading: Sequence[str], below: Sequence[str], longest: int = 150) -> None:

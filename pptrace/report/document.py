@@ -38,7 +38,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows of equally many cells."""
+    """Rows with the same number of cells."""
 
     rows: tuple[tuple[str | Cell, ...], ...]
     """The cells."""
@@ -76,7 +76,7 @@ class Section:
     about: str = ""
     """Its explanation, in pages only."""
     blocks: tuple[Block, ...]
-    """Its contents; a section without contents is left out."""
+    """Its contents; a section without contents is omitted."""
     priority: int = 0
     """The order of sections in pages, the largest first; text has them in document order."""
 

@@ -74,17 +74,17 @@ def unique_names(names: Iterable[str], longest: int) -> dict[str, str]:
     >>> unique_names(["interleaved-1f1b:vp=2", "interleaved-1f1b:vp=4"], 12)
     {'interleaved-1f1b:vp=2': 'interl…:vp=2', 'interleaved-1f1b:vp=4': 'interl…:vp=4'}
     """
-    different = list(dict.fromkeys(names))
+    distinct = list(dict.fromkeys(names))
     tail = (longest - 1) // 2
-    shown = {name: name for name in different}
-    for name in different:
+    short_names = {name: name for name in distinct}
+    for name in distinct:
         if len(name) <= longest:
             continue
         for end in (0, tail):
-            if sum(_cut(other, longest, end) == _cut(name, longest, end) for other in different) == 1:
-                shown[name] = _cut(name, longest, end)
+            if sum(_cut(other, longest, end) == _cut(name, longest, end) for other in distinct) == 1:
+                short_names[name] = _cut(name, longest, end)
                 break
-    return shown
+    return short_names
 
 
 def _cut(name: str, longest: int, end: int) -> str:
@@ -162,39 +162,45 @@ def with_deviations(value: T, *groups: Sequence[T], factors: Sequence[float] = (
         groups: replicates, one per step of the first and of the second side; empty for one step.
         factors: factors of the deviations over each group; less than 1 for pooled steps.
     """
-    deviating: T = _varied(value, groups, factors) if any(groups) else value
-    return deviating
+    result: T = _add_deviations(value, groups, factors) if any(groups) else value
+    return result
 
 
-def _varied(value: Any, groups: Sequence[Sequence[Any]], factors: Sequence[float]) -> Any:
-    def part(at: Any, get: Callable[[Any, Any], Any]) -> Any:
-        inner = [[None if one is None else get(one, at) for one in group] for group in groups]
-        return _varied(get(value, at), inner, factors)
+def _add_deviations(value: Any, groups: Sequence[Sequence[Any]], factors: Sequence[float]) -> Any:
+    def part(key: Any, get: Callable[[Any, Any], Any]) -> Any:
+        replicates = [[None if whole is None else get(whole, key) for whole in group] for group in groups]
+        return _add_deviations(get(value, key), replicates, factors)
 
     if isinstance(value, Figure):
         return replace(value, deviation=_deviation(value, groups, factors))
     if isinstance(value, Sides):
-        sides = [[None if pair is None else pair[at] for pair in group] for at, group in enumerate(groups)]
-        return Sides(_varied(value[0], sides[:1], factors[:1]), _varied(value[1], sides[1:], factors[1:]))
+        sides = [[None if pair is None else pair[side] for pair in group] for side, group in enumerate(groups)]
+        return Sides(
+            _add_deviations(value.first, sides[:1], factors[:1]),
+            _add_deviations(value.second, sides[1:], factors[1:]),
+        )
     if is_dataclass(value) and not isinstance(value, type):
         return replace(value, **{field.name: part(field.name, getattr) for field in fields(value)})
     if isinstance(value, Mapping):
-        return {key: part(key, lambda one, at: one.get(at)) for key in value}
+        return {key: part(key, lambda mapping, key: mapping.get(key)) for key in value}
     if isinstance(value, tuple):
-        return tuple(part(at, lambda one, at: one[at] if at < len(one) else None) for at in range(len(value)))
+        return tuple(
+            part(index, lambda items, index: items[index] if index < len(items) else None)
+            for index in range(len(value))
+        )
     return value
 
 
 def _deviation(
     figure: Figure, groups: Sequence[Sequence[Figure | None]], factors: Sequence[float]
 ) -> float | None:
-    """Return the root of the squared deviations of both sides; None where each has one step."""
+    """Return the root of the sum of squared deviations of both sides; None where each side has one step."""
     deviations = []
     for group, factor in zip(groups, factors, strict=False):
-        known = [one.value for one in group if one is not None and one.known]
+        known = [replicate.value for replicate in group if replicate is not None and replicate.known]
         if group:
             deviations.append(factor * float(np.std(known, ddof=1)) if len(known) > 1 else 0.0)
     if not deviations:
         return None
-    both = math.hypot(*deviations)
-    return round(both) if isinstance(figure.value, int) else both
+    deviation = math.hypot(*deviations)
+    return round(deviation) if isinstance(figure.value, int) else deviation

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pptrace.report.document import Block, Table
 
-_USUAL = 120
+_DEFAULT_WIDTH = 120
 """The width of tables that split, outside terminals."""
 
 
@@ -37,7 +37,7 @@ def text_of(document: Document, width: int | None = None) -> str:
     return "\n".join(
         [
             *lines[:-1],
-            *(line for note in document.notes for line in _wrapped(printable_line(f"note: {note}"), width)),
+            *(line for note in document.notes for line in _wrap(printable_line(f"note: {note}"), width)),
         ]
     )
 
@@ -45,15 +45,15 @@ def text_of(document: Document, width: int | None = None) -> str:
 def _blocks(blocks: Iterable[Block], width: int | None, indent: int) -> Iterator[str]:
     inner = None if width is None else max(width - indent, 1)
     for block in blocks:
-        shown = block.instead if isinstance(block, Picture) else block
-        if isinstance(shown, Line):
-            lines = _wrapped(printable_line(shown.text), inner)
+        content = block.instead if isinstance(block, Picture) else block
+        if isinstance(content, Line):
+            lines = _wrap(printable_line(content.text), inner)
         else:
-            lines = [] if shown is None else _table(shown, inner)
+            lines = [] if content is None else _table(content, inner)
         yield from (f"{'':{indent}}{line}".rstrip() for line in lines)
 
 
-def _wrapped(text: str, width: int | None) -> list[str]:
+def _wrap(text: str, width: int | None) -> list[str]:
     if width is None or len(text) <= width:
         return [text]
     return wrap(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
@@ -62,10 +62,10 @@ def _wrapped(text: str, width: int | None) -> list[str]:
 def _table(table: Table, width: int | None) -> list[str]:
     rows = [tuple(printable_line(str(cell)) for cell in row) for row in (table.head, *table.rows) if row]
     columns = list(zip(*rows, strict=True))
-    parts = _parts(columns, width or _USUAL) if table.splits else [columns]
+    parts = _parts(columns, width or _DEFAULT_WIDTH) if table.splits else [columns]
     lines = []
     for part in parts:
-        cells = zip(*map(_marked, part), strict=True)
+        cells = zip(*map(_align_marks, part), strict=True)
         lines += table_lines(list(cells), range(table.words), width)
     return lines
 
@@ -85,8 +85,8 @@ def _width_of(column: Sequence[str]) -> int:
     return max(map(len, column)) + GAP
 
 
-def _marked(column: Sequence[str]) -> list[str]:
-    """Return figures with room for the marks of others."""
+def _align_marks(column: Sequence[str]) -> list[str]:
+    """Pad figures without a mark where a figure of the column has a mark."""
     marked = any(cell.endswith(MARK) for cell in column)
     return [f"{cell}{' ' * len(MARK)}" if marked and not cell.endswith(MARK) else cell for cell in column]
 
@@ -100,7 +100,7 @@ def check_targets(targets: Sequence[str | Path], suffixes: Sequence[str], subjec
         subject: what is written, such as ``a diff``.
 
     Raises:
-        OutputError: a file has another suffix, or two targets are one file.
+        OutputError: a file has another suffix, or two targets are the same file.
     """
     paths = set()
     for target in targets:
@@ -132,13 +132,13 @@ def json_of(documents: Document | Sequence[Document]) -> str:
 def plain(value: Any) -> Any:
     """Return plain JSON values of a value or a document; unknown figures are null."""
     if isinstance(value, Document):
-        return _named(value.values.items()) if isinstance(value.values, Mapping) else plain(value.values)
+        return _plain_by_name(value.values.items()) if isinstance(value.values, Mapping) else plain(value.values)
     if isinstance(value, Figure):
         value = value.value
     if isinstance(value, Action):
         return str(value)
     if is_dataclass(value) and not isinstance(value, type):
-        return _named(
+        return _plain_by_name(
             (field.metadata.get("json", field.name), getattr(value, field.name)) for field in fields(value)
         )
     if isinstance(value, Mapping):
@@ -148,15 +148,15 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def _named(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return plain values by name, with known deviations and spreads under names of their own."""
-    named: dict[str, Any] = {}
+def _plain_by_name(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return plain values by name, with known deviations and spreads under separate names."""
+    values: dict[str, Any] = {}
     for name, value in items:
-        named[name] = plain(value)
+        values[name] = plain(value)
         for attribute in _FIGURE_ATTRIBUTES:
             if _any(known := _figure_attribute(value, attribute)):
-                named[f"{name}_{attribute}"] = known
-    return named
+                values[f"{name}_{attribute}"] = known
+    return values
 
 
 def _figure_attribute(value: Any, name: str) -> Any:

@@ -33,7 +33,7 @@ CAUSE_COLOURS = {
     IdleCause.CONTENTION: "#d0485f", IdleCause.HEAD_OF_LINE: "#e08a3c", IdleCause.PEER_COMPUTE: "#f3dd8a",
     IdleCause.REDUCTION: "#b98a9c", IdleCause.SLOWER_REPLICA: "#7d5a2e",
 }  # fmt: skip
-"""Colours of waits; their hues differ from those of computation, and their lightness from each other."""
+"""Colours of waits; their hues differ from the hues of computation, and their lightness differs."""
 
 PATH = "#102030"
 """The colour of the critical path."""
@@ -47,42 +47,42 @@ _COLUMNS = 1_600
 _TICKS = 8
 
 _SMALLEST = 0.55
-"""The smallest relative size of labels in bars; smaller labels are left out."""
+"""The smallest relative size of labels in bars; smaller labels are omitted."""
 
 _WIDTH = 1200
 _LEFT, _RIGHT, _TOP, _AXIS, _KEYS = 64, 16, 34, 26, 22
 _TALLEST, _LANES = 24, 1_600
-"""The height of a lane, and the height of all lanes that narrows them, in pixels."""
+"""The maximum height of a lane, and the maximum height of all lanes, in pixels."""
 _LETTER, _LETTERS = 5.8, 10
 _EDGED = 2
-"""The width from which a bar has a white edge, in pixels."""
+"""The minimum width of bars with a white edge, in pixels."""
 _INK, _PALE = "#102030", "#6b7480"
 
 
 class Level:
-    """The vertical place of a bar in its lane."""
+    """The vertical position of a bar in its lane."""
 
-    WORK, WAIT, BESIDE, PATH = range(4)
+    WORK, WAIT, CONCURRENT, PATH = range(4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """One bar."""
+    """A bar of a chart."""
 
     rank: int
-    """Its lane."""
+    """The lane."""
     level: int
-    """Its place there, a :class:`Level`."""
+    """The position in the lane, a :class:`Level`."""
     start_ns: int
-    """Its start."""
+    """The start."""
     end_ns: int
-    """Its end."""
+    """The end."""
     colour: str
-    """Its colour."""
+    """The colour."""
     label: str = ""
-    """Its text, shown where it fits."""
+    """The text, shown where it fits."""
     title: str = ""
-    """Its tooltip; empty in sampled charts."""
+    """The tooltip; empty in sampled charts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class Chart:
     end_ns: int
     """The window's end."""
     bars: tuple[Bar, ...]
-    """By lane and level, then time."""
+    """The bars by lane and level, then time."""
     legend: tuple[tuple[str, str], ...]
     """Meanings and their colours."""
     sampled: bool
@@ -123,35 +123,36 @@ class Chart:
 def chart_of(timeline: Timeline) -> Chart:
     """Lay out a step: computations, waits, communication within groups, and the critical path."""
     reasons = timeline.why or why(timeline)
-    rank, opened = timeline.rank_of_row(), _shown(timeline, reasons.waits)
+    rank, span = timeline.rank_of_row(), _visible_window(timeline, reasons.waits)
     stream = np.repeat(timeline.lane_stream, np.diff(timeline.lane_ptr))
     work = np.flatnonzero((stream == Stream.COMPUTE) & COMPUTE.mask(timeline.kind))
-    beside = np.flatnonzero(in_group(timeline) | (stream == Stream.DATA_PARALLEL) | COPIES.mask(timeline.kind))
-    named = _Named(timeline)
+    concurrent = np.flatnonzero(in_group(timeline) | (stream == Stream.DATA_PARALLEL) | COPIES.mask(timeline.kind))
+    labels = _Labels(timeline)
     drawn = reasons.path.part == 0
     layers = [
         _Layer(Level.WAIT, reasons.waits.rank, reasons.waits.start_ns, reasons.waits.end_ns,
                [CAUSE_COLOURS[IdleCause(cause)] for cause in range(len(IdleCause))], reasons.waits.cause,
                lambda index: ("", _wait_title(reasons.waits, index))),
-        _Layer(Level.WORK, rank[work], timeline.start_ns[work], timeline.end_ns[work], named.colours,
-               named.colour[work], lambda index: named.of_row(int(work[index]))),
-        _Layer(Level.BESIDE, rank[beside], timeline.start_ns[beside], timeline.end_ns[beside], [_GROUP],
-               np.zeros(beside.size, dtype=np.int32), lambda index: ("", named.of_row(int(beside[index]))[1])),
+        _Layer(Level.WORK, rank[work], timeline.start_ns[work], timeline.end_ns[work], labels.colours,
+               labels.colour[work], lambda index: labels.of_row(int(work[index]))),
+        _Layer(Level.CONCURRENT, rank[concurrent], timeline.start_ns[concurrent], timeline.end_ns[concurrent],
+               [_GROUP], np.zeros(concurrent.size, dtype=np.int32),
+               lambda index: ("", labels.of_row(int(concurrent[index]))[1])),
         _Layer(Level.PATH, rank[reasons.path.row[drawn]], reasons.path.start_ns[drawn], reasons.path.end_ns[drawn],
                [PATH], np.zeros(int(drawn.sum()), dtype=np.int32), lambda _: ("", "critical path")),
     ]  # fmt: skip
     sampled = sum(layer.rank.size for layer in layers) > _MOST_BARS
-    bars = [bar for layer in layers for bar in (layer.sampled(*opened) if sampled else layer.bars())]
+    bars = [bar for layer in layers for bar in (layer.samples(*span) if sampled else layer.bars())]
     return Chart(
-        ranks=tuple(np.unique(timeline.lane_rank).tolist()), start_ns=opened[0], end_ns=opened[1],
+        ranks=tuple(np.unique(timeline.lane_rank).tolist()), start_ns=span[0], end_ns=span[1],
         bars=tuple(sorted(bars, key=lambda bar: (bar.rank, bar.level, bar.start_ns))),
-        legend=_legend(timeline, work, reasons.waits.cause, has_groups=bool(beside.size),
-                       has_chunks=bool((named.colour[work] % 2).any())),
+        legend=_legend(timeline, work, reasons.waits.cause, has_groups=bool(concurrent.size),
+                       has_chunks=bool((labels.colour[work] % 2).any())),
         sampled=sampled,
     )  # fmt: skip
 
 
-def _shown(timeline: Timeline, waits: Waits) -> tuple[int, int]:
+def _visible_window(timeline: Timeline, waits: Waits) -> tuple[int, int]:
     """Return the window, extended by the waits of a trimmed step."""
     start, end = window(timeline)
     if not len(waits):
@@ -161,7 +162,7 @@ def _shown(timeline: Timeline, waits: Waits) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """Bars of one level in columns, ordered by time within a lane."""
+    """Bars of a level in columns, ordered by time within a lane."""
 
     level: int
     rank: Int32s
@@ -170,38 +171,38 @@ class _Layer:
     colours: Sequence[str]
     colour: NDArray[np.integer]
     """The index of the colour of each bar."""
-    named: Callable[[int], tuple[str, str]]
+    texts: Callable[[int], tuple[str, str]]
     """Returns the label and the tooltip of a bar."""
 
     def bars(self) -> Iterator[Bar]:
         """Yield each bar with a length."""
         for index in np.flatnonzero(self.end_ns > self.start_ns).tolist():
-            label, title = self.named(index)
+            label, title = self.texts(index)
             yield Bar(
                 rank=int(self.rank[index]), level=self.level, start_ns=int(self.start_ns[index]),
                 end_ns=int(self.end_ns[index]), colour=self.colours[int(self.colour[index])], label=label,
                 title=title,
             )  # fmt: skip
 
-    def sampled(self, opened_ns: int, closed_ns: int) -> Iterator[Bar]:
+    def samples(self, opened_ns: int, closed_ns: int) -> Iterator[Bar]:
         """Yield the bars at the middle of each column of the window, with equal neighbours merged."""
         edges = np.linspace(opened_ns, closed_ns, _COLUMNS + 1).astype(np.int64)
         middle = (edges[:-1] + edges[1:]) // 2
         for rank in np.unique(self.rank).tolist():
             rows = np.flatnonzero(self.rank == rank)
             rows = rows[np.argsort(self.start_ns[rows], kind="stable")]
-            before = np.searchsorted(self.start_ns[rows], middle, side="right") - 1
-            running = (before >= 0) & (self.end_ns[rows][before] > middle)
-            shown = np.where(running, self.colour[rows][before].astype(np.int64), -1)
-            changes = np.flatnonzero(np.diff(shown, prepend=-2, append=-2))
+            latest = np.searchsorted(self.start_ns[rows], middle, side="right") - 1
+            running = (latest >= 0) & (self.end_ns[rows][latest] > middle)
+            sample = np.where(running, self.colour[rows][latest].astype(np.int64), -1)
+            changes = np.flatnonzero(np.diff(sample, prepend=-2, append=-2))
             for first, stop in zip(changes[:-1].tolist(), changes[1:].tolist(), strict=True):
-                if shown[first] >= 0:
-                    colour = self.colours[int(shown[first])]
+                if sample[first] >= 0:
+                    colour = self.colours[int(sample[first])]
                     start, end = int(edges[first]), int(edges[stop])
                     yield Bar(rank=rank, level=self.level, start_ns=start, end_ns=end, colour=colour)
 
 
-class _Named:
+class _Labels:
     """Colours, labels and titles of a timeline's rows."""
 
     def __init__(self, timeline: Timeline) -> None:
@@ -242,7 +243,12 @@ def _legend(
     return (*entries, ("critical path", PATH))
 
 
-_PLACES = {Level.WAIT: (0.16, 0.62), Level.WORK: (0.06, 0.72), Level.BESIDE: (0.8, 0.12), Level.PATH: (0.0, 0.07)}
+_PLACES = {
+    Level.WAIT: (0.16, 0.62),
+    Level.WORK: (0.06, 0.72),
+    Level.CONCURRENT: (0.8, 0.12),
+    Level.PATH: (0.0, 0.07),
+}
 """The top and the height of each level, relative to the lane."""
 
 
@@ -263,8 +269,8 @@ def _title(timeline: Timeline, chart: Chart) -> str:
     """Return the title of a chart: schedule, length and microbatches."""
     schedule = timeline.provenance.get("configuration", {}).get("schedule", {})
     name = schedule.get("name", "") if isinstance(schedule, dict) else ""
-    took = f"{format_duration(chart.end_ns - chart.start_ns)}, {timeline.placement.microbatches} microbatches"
-    return printable(f"{name}: {took}" if name else took)
+    size = f"{format_duration(chart.end_ns - chart.start_ns)}, {timeline.placement.microbatches} microbatches"
+    return printable(f"{name}: {size}" if name else size)
 
 
 def chart_svg(chart: Chart) -> str:
@@ -279,9 +285,8 @@ def _height(chart: Chart) -> int:
 
 def _parts(chart: Chart) -> Iterator[Markup]:
     """Yield the lanes with their bars, the axis and the legend."""
-    lane, place = _lane(chart), {rank: index for index, rank in enumerate(chart.ranks)}
-    span = max(chart.end_ns - chart.start_ns, 1)
-    scale = (_WIDTH - _LEFT - _RIGHT) / span
+    lane, lane_index = _lane(chart), {rank: index for index, rank in enumerate(chart.ranks)}
+    scale = (_WIDTH - _LEFT - _RIGHT) / max(chart.end_ns - chart.start_ns, 1)
     below = _TOP + lane * len(chart.ranks)
     for time_ns, text in chart.ticks:
         x = _LEFT + (time_ns - chart.start_ns) * scale
@@ -293,8 +298,8 @@ def _parts(chart: Chart) -> Iterator[Markup]:
             y = _TOP + index * lane + lane * 0.42 + 4
             yield element("text", f"rank {rank}", x=_LEFT - 8, y=y, text_anchor="end", font_size=11)
     for (rank, level), bars in groupby(chart.bars, key=lambda bar: (bar.rank, bar.level)):
-        first, tall = _PLACES[level]
-        top, height = _TOP + (place[rank] + first) * lane, tall * lane
+        relative_top, relative_height = _PLACES[level]
+        top, height = _TOP + (lane_index[rank] + relative_top) * lane, relative_height * lane
         boxes = [
             _box(
                 bar,
@@ -335,12 +340,12 @@ def _key_lines(chart: Chart) -> Iterator[list[tuple[float, str, str]]]:
     line: list[tuple[float, str, str]] = []
     x = float(_LEFT)
     for meaning, colour in chart.legend:
-        wide = 32 + 7 * len(meaning)
-        if line and x + wide > _WIDTH:
+        entry_width = 32 + 7 * len(meaning)
+        if line and x + entry_width > _WIDTH:
             yield line
             line, x = [], float(_LEFT)
         line.append((x, meaning, colour))
-        x += wide
+        x += entry_width
     yield line
 
 

@@ -21,10 +21,10 @@ _FAMILY = "Helvetica, Arial, sans-serif"
 _PAGE = b"""#set document(date: none)
 #set page(width: auto, height: auto, margin: 0pt)
 #image(bytes(sys.inputs.svg), format: "svg")"""
-"""The page that a drawing becomes, in Typst's language."""
+"""The page of a drawing, in Typst's language."""
 _SIZE = re.compile(r'width="([\d.]+)" height="([\d.]+)"')
 _PER_INCH, _ENLARGED = 96, 1.5
-"""Pixels of an inch in SVG, and pixels of PNG per pixel of SVG."""
+"""SVG pixels per inch, and PNG pixels per SVG pixel."""
 _MOST_PIXELS = 30_000_000
 """The most pixels of PNG; larger drawings are reduced."""
 
@@ -35,10 +35,10 @@ def element(name: str, /, *children: str, **attributes: str | float) -> Markup:
     >>> element("b", "a < b", class_="key")
     Markup('<b class="key">a &lt; b</b>')
     """
-    given = "".join(f' {_name(key)}="{escape(_value(value))}"' for key, value in attributes.items())
+    pairs = "".join(f' {_name(key)}="{escape(_value(value))}"' for key, value in attributes.items())
     if name in _EMPTY and not children:
-        return Markup(f"<{name}{given}/>")  # noqa: S704 - escaped above
-    return Markup(f"<{name}{given}>{Markup().join(map(_child, children))}</{name}>")  # noqa: S704 - as above
+        return Markup(f"<{name}{pairs}/>")  # noqa: S704 - escaped above
+    return Markup(f"<{name}{pairs}>{Markup().join(map(_child, children))}</{name}>")  # noqa: S704 - as above
 
 
 def number(value: float) -> str:
@@ -47,30 +47,30 @@ def number(value: float) -> str:
     >>> number(12.5), number(3.0), number(-0.001)
     ('12.5', '3', '0')
     """
-    shown = f"{value:.2f}".rstrip("0").rstrip(".")
-    return "0" if shown == "-0" else shown
+    digits = f"{value:.2f}".rstrip("0").rstrip(".")
+    return "0" if digits == "-0" else digits
 
 
 def drawing(width: float, height: float, label: str, *children: str, least: float = 0) -> Markup:
-    """Return a drawing that scales with the page, to at least ``least`` pixels of width."""
+    """Return a drawing that scales with the page; its minimum width is ``least`` pixels."""
     style = {"style": f"min-width:{number(least)}px"} if least else {}
     box = f"0 0 {number(width)} {number(height)}"
     return element("svg", *children, viewBox=box, role="img", aria_label=label, **style)
 
 
 def lines(parts: Iterable[str]) -> Markup:
-    """Return elements one per line, for the inside of another element."""
+    """Return elements on separate lines, as children of another element."""
     return Markup("\n").join(["", *parts, ""])
 
 
 def document(width: float, height: float, ink: str, *parts: str) -> str:
     """Return the text of an SVG file with a white background; ``ink`` is the colour of text."""
-    ground = element("rect", width="100%", height="100%", fill="#ffffff")
-    whole = element(
-        "svg", lines([ground, *parts]), xmlns="http://www.w3.org/2000/svg", width=width, height=height,
+    background = element("rect", width="100%", height="100%", fill="#ffffff")
+    svg = element(
+        "svg", lines([background, *parts]), xmlns="http://www.w3.org/2000/svg", width=width, height=height,
         font_family=_FAMILY, font_size=12, fill=ink,
     )  # fmt: skip
-    return f"{whole}\n"
+    return f"{svg}\n"
 
 
 def write_drawing(path: Path, suffix: str, svg: str) -> None:
@@ -107,7 +107,7 @@ def _convert(svg: str, extension: Literal["png", "pdf"]) -> bytes:
 
 
 def darker(colour: str) -> str:
-    """Return the colour of every other chunk of a rank.
+    """Return a darker colour, for every other chunk of a rank.
 
     >>> darker("#ffffff")
     '#d6d6d6'

@@ -59,28 +59,28 @@ _PER_SLOT = Flat(rate_kbps=1_000_000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One action of a drawing."""
+    """An action of a drawing."""
 
     rank: int
-    """Its row."""
+    """The rank, which is the row."""
     start: int
-    """Its first slot."""
+    """The first slot."""
     length: int
-    """Its slots."""
+    """The number of slots."""
     action: Action
     """The action."""
     route: int
     """The route of its microbatch."""
     marked: bool = False
-    """Whether an error concerns it."""
+    """Whether an error concerns the action."""
     chunk: int = 0
     """The number of earlier stages of its route on its rank."""
     pair: int = -1
-    """The number of its overlapped pair on its rank, -1 without one."""
+    """The index of its overlapped pair on its rank, -1 for none."""
 
     @property
     def copies(self) -> bool:
-        """Whether it is a copy of activations, drawn as a thin bar of one slot at its start."""
+        """Whether the action is a copy of activations, drawn as a thin bar of one slot at its start."""
         return self.action.kind in COPIES and not self.marked
 
 
@@ -95,7 +95,7 @@ class Drawing:
     cells: tuple[Cell, ...]
     """Actions by rank, then by slot."""
     chunks: int
-    """The most stages of a rank; above one, labels include the stage."""
+    """The largest number of stages on a rank; above 1, labels include the stage."""
     bubble: Fraction | None
     """The idle share without transfer times; None for an invalid schedule."""
     step_slots: int = 0
@@ -128,7 +128,7 @@ def draw(schedule: Schedule, slots: Mapping[Kind, int] | None = None, *, message
     slots = {kind: kind.traits.slots for kind in KINDS} | dict(slots or {})
     try:
         validate(schedule)
-        return _simulated(schedule, slots, messages=messages)
+        return _draw_valid(schedule, slots, messages=messages)
     except ScheduleError as error:
         return _draw_invalid(schedule, slots, error, messages=messages)
 
@@ -145,7 +145,7 @@ def cropped(drawing: Drawing, first: int, last: int) -> Drawing:
     return replace(drawing, cells=tuple(cells), length=length, first=drawing.first + first)
 
 
-def _simulated(schedule: Schedule, slots: Mapping[Kind, int], *, messages: bool) -> Drawing:
+def _draw_valid(schedule: Schedule, slots: Mapping[Kind, int], *, messages: bool) -> Drawing:
     edges = int(schedule.placement.edges.shape[0])
     costs = {f"{kind.traits.cost}_ns": slots[kind] for kind in _DRAWN if kind.traits.cost}
     other_kinds = {
@@ -172,8 +172,8 @@ def _simulated(schedule: Schedule, slots: Mapping[Kind, int], *, messages: bool)
 def _compute_cells(schedule: Schedule, timeline: Timeline, *, messages: bool) -> Iterator[Cell]:
     chunk = schedule.placement.chunk_of_stage()
     for lane in np.flatnonzero(np.isin(timeline.lane_stream, _ROWS)).tolist():
-        rank, here = int(timeline.lane_rank[lane]), slice(*timeline.lane_ptr[lane : lane + 2].tolist())
-        for row in range(here.start, here.stop):
+        rank = int(timeline.lane_rank[lane])
+        for row in range(*timeline.lane_ptr[lane : lane + 2].tolist()):
             action = timeline.action(row)
             if messages or action.kind not in COMMUNICATION:
                 start, end = int(timeline.start_ns[row]), int(timeline.end_ns[row])
@@ -193,11 +193,11 @@ def _draw_invalid(
             marked = row == error.position or f"rank {rank}: {action}" in named
             drawn = marked or action.kind in _DRAWN or (messages and action.kind in COMMUNICATION)
             rows.append((rank, action, slots[action.kind] * action.span if drawn else 0, marked))
-    at_fault = {at for at, (_, _, _, marked) in enumerate(rows) if marked}
-    start = place_invalid(schedule, [length for _, _, length, _ in rows], at_fault)
+    faulty_rows = {row for row, (_, _, _, marked) in enumerate(rows) if marked}
+    starts = place_invalid(schedule, [length for _, _, length, _ in rows], faulty_rows)
     cells = [
-        _cell(schedule, chunk, rank, at, length, action, pair=pair, marked=marked)
-        for at, pair, (rank, action, length, marked) in zip(start, schedule.pair.tolist(), rows, strict=True)
+        _cell(schedule, chunk, rank, start, length, action, pair=pair, marked=marked)
+        for start, pair, (rank, action, length, marked) in zip(starts, schedule.pair.tolist(), rows, strict=True)
         if length
     ]
     return Drawing(
@@ -245,11 +245,11 @@ def _chunks(schedule: Schedule) -> int:
 _FORWARD = 0
 
 
-def place_invalid(schedule: Schedule, length: Sequence[int], at_fault: Collection[int] = ()) -> list[int]:
+def place_invalid(schedule: Schedule, length: Sequence[int], faulty_rows: Collection[int] = ()) -> list[int]:
     """Return the start of every action of a possibly invalid table.
 
     An action waits for inputs that the table has. In a deadlock, the lowest rank continues without its inputs;
-    a rank whose next action is ``at_fault`` takes precedence.
+    a rank whose next action is in ``faulty_rows`` takes precedence.
     """
     feeds = _Feeds(schedule)
     ends: dict[tuple[int, int, int], int] = {}
@@ -262,18 +262,18 @@ def place_invalid(schedule: Schedule, length: Sequence[int], at_fault: Collectio
         for rank in range(schedule.ranks):
             while head[rank] < stop[rank]:
                 row = head[rank]
-                needs = [ends.get(need, -1) for need in feeds.needs(row)]
-                if -1 in needs and forced != rank:
+                ready = [ends.get(need, -1) for need in feeds.inputs(row)]
+                if -1 in ready and forced != rank:
                     break
                 forced, moved = -1, True
-                start[row] = max([free[rank], *needs])
+                start[row] = max([free[rank], *ready])
                 free[rank] = start[row] + length[row]
-                for output in feeds.makes(row):
+                for output in feeds.outputs(row):
                     ends.setdefault(output, free[rank])
                 head[rank] += 1
         if not moved:
             stuck = [rank for rank in range(schedule.ranks) if head[rank] < stop[rank]]
-            forced = next((rank for rank in stuck if head[rank] in at_fault), stuck[0])
+            forced = next((rank for rank in stuck if head[rank] in faulty_rows), stuck[0])
     return start
 
 
@@ -281,7 +281,7 @@ class _Feeds:
     """Outputs and inputs of actions, as (0 for activations or 1 for gradients, stage, microbatch)."""
 
     def __init__(self, schedule: Schedule) -> None:
-        self._near = graph_of(schedule.placement)
+        self._graph = graph_of(schedule.placement)
         self._stages = schedule.stages
         self._rows = [
             (int(TABLE.feeds[kind]), stage, range(microbatch, microbatch + span))
@@ -289,21 +289,21 @@ class _Feeds:
                 *(values.tolist() for values in schedule.cells[:4]), strict=True
             )
         ]
-        self._made = {made for row in range(len(schedule)) for made in self.makes(row)}
+        self._outputs = {output for row in range(len(schedule)) for output in self.outputs(row)}
 
-    def makes(self, row: int) -> list[tuple[int, int, int]]:
+    def outputs(self, row: int) -> list[tuple[int, int, int]]:
         direction, stage, microbatches = self._rows[row]
         return [] if direction < 0 else [(direction, stage, microbatch) for microbatch in microbatches]
 
-    def needs(self, row: int) -> list[tuple[int, int, int]]:
+    def inputs(self, row: int) -> list[tuple[int, int, int]]:
         direction, stage, microbatches = self._rows[row]
         if direction < 0 or not 0 <= stage < self._stages:
             return []
-        near = self._near
-        ptr, neighbours = (near.pred_ptr, near.pred) if direction == _FORWARD else (near.succ_ptr, near.succ)
+        graph = self._graph
+        ptr, neighbours = (graph.pred_ptr, graph.pred) if direction == _FORWARD else (graph.succ_ptr, graph.succ)
         stages = neighbours[ptr[stage] : ptr[stage + 1]].tolist()
         needed = [(direction, neighbour, microbatch) for neighbour in stages for microbatch in microbatches]
-        return [need for need in needed if need in self._made]
+        return [need for need in needed if need in self._outputs]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,18 +311,18 @@ class OverlappedPair:
     """An overlapped pair of a drawing."""
 
     members: tuple[Cell, ...]
-    """Its cells, top to bottom."""
+    """The cells, top to bottom."""
     turns: tuple[tuple[tuple[float, float], ...], ...]
-    """By member, start and length of its computations in slots."""
+    """Start and length of computations in slots, by member."""
 
     @property
     def start(self) -> int:
-        """Its first slot."""
+        """The first slot."""
         return min(cell.start for cell in self.members)
 
     @property
     def length(self) -> int:
-        """Its slots, gaps included."""
+        """The number of slots, gaps included."""
         return max(cell.start + cell.length for cell in self.members) - self.start
 
 
@@ -354,13 +354,13 @@ def note(drawing: Drawing, mark: str = "framed") -> str:
 def _turns(
     cells: Iterable[Cell], orders: Mapping[tuple[Kind, ...], tuple[int, ...]]
 ) -> tuple[tuple[tuple[float, float], ...], ...]:
-    """Return the computations of each member: by turns where an order is known and nothing waits."""
+    """Return the computations of each member: alternating where an order is known and there are no gaps."""
     members = list(cells)
     order = orders.get(tuple(cell.action.kind for cell in members), ())
     start = min(cell.start for cell in members)
-    whole = sum(cell.length for cell in members)
-    gaps = max(cell.start + cell.length for cell in members) - start != whole
-    if gaps or set(order) != set(range(len(members))):
+    busy_slots = sum(cell.length for cell in members)
+    has_gaps = max(cell.start + cell.length for cell in members) - start != busy_slots
+    if has_gaps or set(order) != set(range(len(members))):
         return tuple(((float(cell.start), float(cell.length)),) for cell in members)
     parts = [members[member].length / order.count(member) for member in range(len(members))]
     turns: list[list[tuple[float, float]]] = [[] for _ in members]
@@ -384,18 +384,18 @@ _SENT, _RECEIVED = "\N{RIGHTWARDS ARROW}", "\N{LEFTWARDS ARROW}"
 
 
 def colour(cell: Cell) -> str:
-    """Return a cell's colour: by kind, by direction where there are more routes, and darker on odd chunks."""
+    """Return a cell's colour, by kind and route; odd chunks are darker."""
     basic = cell.action.kind.traits.colour[min(cell.route, 1)]
     return darker(basic) if cell.chunk % 2 else basic
 
 
 def basic_colour(cell: Cell) -> str:
-    """Return a cell's colour on a terminal of sixteen colours."""
+    """Return a cell's colour on a terminal with sixteen colours."""
     return cell.action.kind.traits.terminal_colour[min(cell.route, 1)]
 
 
 def short_label(cell: Cell) -> str:
-    """Return the microbatch's number, or the kind of an action that has none."""
+    """Return the microbatch's number, or the kind of an action without microbatch."""
     action = cell.action
     if action.microbatch < 0:
         return action.kind.name[:2]
@@ -404,21 +404,21 @@ def short_label(cell: Cell) -> str:
 
 
 def picture_label(cell: Cell, chunks: int) -> str:
-    """Return the microbatch, with the stage in front where a rank holds several; messages have an arrow."""
+    """Return the microbatch, prefixed by the stage where a rank holds several; messages have an arrow."""
     stage = f"{cell.action.stage}:" if chunks > 1 else ""
     return f"{_arrow(cell.action.kind, _SENT, _RECEIVED)}{stage}{short_label(cell)}"
 
 
 def legend(cells: Iterable[Cell]) -> dict[str, str]:
-    """Return the colours by meaning, in a fixed order, with meanings of one colour joined."""
+    """Return the colours by meaning, in a fixed order; meanings of the same colour are joined."""
     colours = {(cell.action.kind, min(cell.route, 1), cell.chunk % 2): colour(cell) for cell in cells}
     meanings: dict[tuple[str, str], list[str]] = {}
     for odd, route, (kind, traits) in product(range(2), range(2), KINDS.items()):
         if traits.meaning and (kind, route, odd) in colours:
-            other = ", other way" if traits.colour[route] != traits.colour[0] else ""
-            which = other + (", odd chunk" if odd else "")
-            meanings.setdefault((colours[kind, route, odd], which), []).append(traits.meaning)
-    return {" or ".join(dict.fromkeys(names)) + which: fill for (fill, which), names in meanings.items()}
+            direction = ", other way" if traits.colour[route] != traits.colour[0] else ""
+            variant = direction + (", odd chunk" if odd else "")
+            meanings.setdefault((colours[kind, route, odd], variant), []).append(traits.meaning)
+    return {" or ".join(dict.fromkeys(names)) + variant: fill for (fill, variant), names in meanings.items()}
 
 
 def _arrow(kind: Kind, sent: str, received: str) -> str:
@@ -426,9 +426,9 @@ def _arrow(kind: Kind, sent: str, received: str) -> str:
 
 
 def full_label(cell: Cell, chunks: int) -> str:
-    """Return kind and microbatch, with the stage in front where a rank holds several.
+    """Return kind and microbatch, prefixed by the stage where a rank holds several.
 
-    Messages have an arrow: ``>3`` is sent, ``<3`` received. Of a long name stands the first letter: ``R3``.
+    Messages have an arrow: ``>3`` is sent, ``<3`` received. Long names are reduced to their first letter: ``R3``.
     """
     action = cell.action
     name = action.kind.name if len(action.kind.name) <= _LONGEST else action.kind.name[0]
@@ -439,30 +439,30 @@ def full_label(cell: Cell, chunks: int) -> str:
 
 _SLOT, _ROW, _LEFT, _TOP, _RIGHT = 26, 26, 64, 34, 16
 _WIDEST = 6000
-"""Pixels that slots are narrowed to fit, as far as they can be."""
+"""Width in pixels above which slots become narrower, down to their minimum."""
 
 _NARROWEST = 480
-"""Pixels that the title and a legend's line may take."""
+"""Minimum width in pixels, for the title and the lines of the legend."""
 
 _LETTER = 7
-"""Pixels of a letter."""
+"""Width of a letter in pixels."""
 
-_LETTER_OF_NOTES = 6.5
-"""Pixels of a letter of a sentence, which has narrow ones and spaces."""
+_NOTE_LETTER = 6.5
+"""Mean width of a letter of a sentence in pixels, spaces included."""
 
 _LETTERS = 12
-"""The document's size of letters."""
+"""The font size of the document."""
 
 _THIN = 4
-"""Pixels of a copy's bar."""
+"""Height of a copy's bar in pixels."""
 
 _PALE = "#6b7480"
 
 _SMALLEST = 6
-"""Letters below this size are left out; the tooltip tells the action."""
+"""The smallest font size; cells with smaller labels have only a tooltip."""
 
 _MOST_BOXES = 10_000
-"""Cells that have a box and a tooltip of their own, some 200 bytes; beyond, a cell is a few bytes of a band."""
+"""The most cells with a box and a tooltip, some 200 bytes each; in larger drawings a cell is a part of a band."""
 
 
 def svg_text(drawing: Drawing, title: str) -> str:
@@ -473,29 +473,30 @@ def svg_text(drawing: Drawing, title: str) -> str:
     body = [*_rows(drawing, slot), *(_bands(drawing, slot) if banded else [])]
     below = _TOP + drawing.ranks * _ROW + 24
     body += _axis(drawing, slot, below - 12)
-    # Marked cells last, so that their frames lie on top.
+    # Marked cells are last, so that their frames are on top.
     pairs = [] if banded else pairs_of(drawing)
     paired = {cell for pair in pairs for cell in pair.members}
     boxes = sorted(drawing.cells, key=lambda cell: cell.marked)
     body += [_box(c, drawing, slot) for c in boxes if c.marked or not (banded or c.copies or c in paired)]
-    body += [part for pair in pairs for part in _together(pair, drawing, slot)]
+    body += [part for pair in pairs for part in _pair_parts(pair, drawing, slot)]
     body += [] if banded else [_bar(cell, slot) for cell in drawing.cells if cell.copies]
     keys, below = _legend(legend(drawing.cells), width, below)
     many = f"{len(drawing.cells):,} actions are too many to name here: draw some with --slots FIRST:LAST"
-    about = many if banded else note(drawing)
-    notes = [(line, _PALE) for line in wrap(about, int((width - _LEFT) / _LETTER_OF_NOTES))]
+    caption = many if banded else note(drawing)
+    notes = [(line, _PALE) for line in wrap(caption, int((width - _LEFT) / _NOTE_LETTER))]
     if drawing.error is not None:
         notes += [(line, MARK) for line in wrap(str(drawing.error), (width - _LEFT) // _LETTER)]
     body += keys
     body += [
-        element("text", note, x=_LEFT, y=below + 12 + 16 * at, fill=fill) for at, (note, fill) in enumerate(notes)
+        element("text", line, x=_LEFT, y=below + 12 + 16 * index, fill=fill)
+        for index, (line, fill) in enumerate(notes)
     ]
     heading = element("text", title, x=_LEFT, y=20, font_size=14, font_weight="bold")
     return document(width, below + 6 + 16 * len(notes), INK, heading, *body)
 
 
 def _rows(drawing: Drawing, slot: int) -> Iterator[Markup]:
-    """Yield each rank's name and the empty slots behind its cells."""
+    """Yield each rank's name and the background of its row."""
     for rank in range(drawing.ranks):
         y = _TOP + rank * _ROW
         lacks = {"fill": MARK, "font_weight": "bold"} if rank == drawing.lacking[0] else {}
@@ -534,8 +535,8 @@ def _bar(cell: Cell, slot: int) -> Markup:
     return element("g", element("title", str(cell.action)), bar)
 
 
-def _together(pair: OverlappedPair, drawing: Drawing, slot: int) -> Iterator[Markup]:
-    """Yield a pair: a band per member, pale while the other computes, its label, and a frame around all."""
+def _pair_parts(pair: OverlappedPair, drawing: Drawing, slot: int) -> Iterator[Markup]:
+    """Yield a pair: a labelled band per member, pale while another member computes, and a frame."""
     top = _TOP + pair.members[0].rank * _ROW + 1
     left, width, height = _LEFT + pair.start * slot, pair.length * slot, (_ROW - 2) / len(pair.members)
     for place, (cell, turns) in enumerate(zip(pair.members, pair.turns, strict=True)):
@@ -574,7 +575,7 @@ def _bands(drawing: Drawing, slot: int) -> Iterator[Markup]:
 
 
 def _dashes(cells: Iterable[Cell]) -> str:
-    """Return cells as the dashes of a path, neighbours as one dash."""
+    """Return cells as the dashes of a path; adjacent cells are joined."""
     parts, end, drawn = ["M0 0"], 0, 0
     for cell in sorted(cells, key=lambda cell: cell.start):
         if cell.start > end:
@@ -586,16 +587,16 @@ def _dashes(cells: Iterable[Cell]) -> str:
 
 
 def _legend(entries: dict[str, str], width: int, y: int) -> tuple[list[Markup], int]:
-    """Return the legend's lines from ``y`` on, and where they end."""
+    """Return the legend's lines from ``y`` on, and the ``y`` of their end."""
     keys: list[Markup] = []
     x = _LEFT
     for meaning, fill in entries.items():
-        wide = 34 + _LETTER * len(meaning)
-        if x > _LEFT and x + wide > width:
+        entry_width = 34 + _LETTER * len(meaning)
+        if x > _LEFT and x + entry_width > width:
             x, y = _LEFT, y + 20
         keys.append(element("rect", x=x, y=y, width=14, height=14, fill=fill))
         keys.append(element("text", meaning, x=x + 19, y=y + 12))
-        x += wide
+        x += entry_width
     return keys, y + 20
 
 
@@ -603,7 +604,7 @@ _MARGIN = 8
 """Columns before the first slot: ``rank 12 ``."""
 
 _COPIES = {Kind.OFFLOAD: "  out", Kind.RELOAD: "  in"}
-"""Copies of activations that have a line of their own below their rank's, and what stands before it."""
+"""Copies of activations with a separate line below the line of their rank, and the line's margin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -615,13 +616,13 @@ class Window:
     last: int
     """The end of the last slot."""
     slot: int
-    """Columns of a slot."""
+    """Terminal columns of a slot."""
     hidden: int
     """The number of hidden slots."""
 
 
 def window(drawing: Drawing, width: int, first: int = 0, last: int | None = None) -> Window:
-    """Return what fits ``width`` columns of the slots from ``first`` up to ``last``."""
+    """Return the window of the slots from ``first`` to ``last`` that fit into ``width`` columns."""
     slot = 1 + max(
         (-(-len(full_label(c, drawing.chunks)) // max(c.length, 1)) for c in drawing.cells),
         default=1,
@@ -632,35 +633,35 @@ def window(drawing: Drawing, width: int, first: int = 0, last: int | None = None
 
 
 def windows(drawing: Drawing, width: int, first: int, last: int, most_lines: int) -> list[Window]:
-    """Return the windows below each other that show the slots from ``first``, as many as the lines allow.
+    """Return consecutive windows of the slots from ``first``, as many as fit into ``most_lines``.
 
-    ``hidden`` of each counts what neither it nor those before it show.
+    ``hidden`` of a window counts the slots that neither it nor earlier windows show.
     """
-    seen: list[Window] = []
+    shown: list[Window] = []
     hidden = drawing.length
     lines = drawing.ranks + 1 + len({(cell.rank, cell.action.kind) for cell in drawing.cells if cell.copies})
-    while not seen or (seen[-1].last < last and (len(seen) + 1) * lines <= most_lines):
-        part = window(drawing, width, seen[-1].last if seen else first, last)
+    while not shown or (shown[-1].last < last and (len(shown) + 1) * lines <= most_lines):
+        part = window(drawing, width, shown[-1].last if shown else first, last)
         hidden -= part.last - part.first
-        seen.append(replace(part, hidden=hidden))
-    return seen
+        shown.append(replace(part, hidden=hidden))
+    return shown
 
 
 def plain_lines(drawing: Drawing, seen: Window) -> list[str]:
-    """Return a line per rank; idle slots are dots, a cell that goes on is filled with ``=``.
+    """Return a line per rank; idle slots are dots, and further slots of a cell are filled with ``=``.
 
-    A ``&`` stands between the members of an overlapped pair.
-    What is wrong stands in brackets; a rank that lacks an action has a ``!``.
+    A ``&`` is between the members of an overlapped pair.
+    Cells with errors are in brackets; a rank that lacks an action has a ``!``.
     """
     return [_row_text(drawing, rank, row, seen) for rank, row in enumerate(_by_rank(drawing, seen))]
 
 
 def rich_lines(drawing: Drawing, seen: Window, *, basic: bool = False) -> list[Text]:
-    """Return a line per rank, cells on their kind's colour; ``basic`` for terminals of sixteen colours."""
+    """Return a line per rank with coloured cells; ``basic`` is for terminals with sixteen colours."""
     from rich.text import Text
 
     lines = []
-    wrong = f"bold white on {'red' if basic else MARK}"
+    error_style = f"bold white on {'red' if basic else MARK}"
     for rank, row in enumerate(_by_rank(drawing, seen)):
         line = Text()
         line.append(_margin(drawing, rank), "bold red" if rank == drawing.lacking[0] else "")
@@ -676,7 +677,7 @@ def rich_lines(drawing: Drawing, seen: Window, *, basic: bool = False) -> list[T
             width = (end - start) * seen.slot
             style = f"black on {basic_colour(cell)}" if basic else f"{INK} on {colour(cell)}"
             name = full_label(cell, drawing.chunks)
-            line.append(f"{name:^{width - 1}}"[: width - 1], wrong if cell.marked else style)
+            line.append(f"{name:^{width - 1}}"[: width - 1], error_style if cell.marked else style)
             line.append(" ")
             shown_until = end
         lines.append(line)
@@ -684,22 +685,22 @@ def rich_lines(drawing: Drawing, seen: Window, *, basic: bool = False) -> list[T
 
 
 def copy_lines(drawing: Drawing, seen: Window) -> list[list[str]]:
-    """Return each rank's lines of copies, out to the host and in again, each copy where it starts.
+    """Return each rank's lines of copies, to the host and from the host, with each copy at its start.
 
-    A rank that copies nothing that way has no such line; ``+`` stands where more copies start in one slot.
+    Lines without copies are omitted; ``+`` marks further copies that start in the same slot.
     """
     lines: list[list[str]] = [[] for _ in range(drawing.ranks)]
     for kind, name in _COPIES.items():
-        started: dict[int, dict[int, list[str]]] = {}
+        labels: dict[int, dict[int, list[str]]] = {}
         for cell in drawing.cells:
             if cell.copies and cell.action.kind is kind:
                 label = picture_label(cell, drawing.chunks)
-                started.setdefault(cell.rank, {}).setdefault(cell.start, []).append(label)
-        for rank, slots in started.items():
+                labels.setdefault(cell.rank, {}).setdefault(cell.start, []).append(label)
+        for rank, slots in labels.items():
             line = name.ljust(_MARGIN)
             for slot in range(seen.first, seen.last):
-                here = slots.get(slot, ["."])
-                line += (here[0] + "+" * (len(here) > 1)).ljust(seen.slot)
+                texts = slots.get(slot, ["."])
+                line += (texts[0] + "+" * (len(texts) > 1)).ljust(seen.slot)
             lines[rank].append(line.rstrip())
     return lines
 
@@ -722,7 +723,7 @@ def _row_text(drawing: Drawing, rank: int, row: list[Cell], seen: Window) -> str
 
 
 def _by_rank(drawing: Drawing, seen: Window) -> list[list[Cell]]:
-    """Return each rank's cells that a window shows."""
+    """Return the cells of a window by rank."""
     rows: list[list[Cell]] = [[] for _ in range(drawing.ranks)]
     for cell in drawing.cells:
         if cell.copies:
