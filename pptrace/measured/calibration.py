@@ -3,7 +3,8 @@
 Computations and host gaps are fitted by means. Means include stalls, which a step waits for; medians omit them
 and are too short. A host gap is known only before an action that waits for no message. Messages are fitted by
 medians, because late messages are mostly late hosts, which the gaps include. Latency and bandwidth come from the
-median slope between several message sizes (H. Theil, 1950; P. K. Sen, 1968). One size gives only the whole time.
+median slope between several message sizes (H. Theil, 1950; P. K. Sen, 1968). A single size gives only the total
+time.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class Calibration:
     overhead_ns: int
     """Mean host gap before an action whose rank and inputs were ready."""
     overhead_deviation_ns: int
-    """Standard deviation of those gaps."""
+    """Standard deviation of these gaps."""
     gaps: int
     """The number of known gaps."""
     link: LinkFit | None

@@ -184,23 +184,27 @@ def _sizes_word(link: LinkFit) -> str:
 
 def _times(fit: Calibration) -> list[str]:
     forward = [fit.of(Kind.F, stage) for stage in range(fit.stages)]
-    whole, gradients = [], []
+    backwards, gradients = [], []
     for stage in range(fit.stages):
         b, i, w = (fit.of(kind, stage) for kind in (Kind.B, Kind.I, Kind.W))
-        both = _mean(i) + _mean(w) if i is not None and w is not None else None
-        whole.append(_mean(b) if b is not None else both)
+        total = _mean(i) + _mean(w) if i is not None and w is not None else None
+        backwards.append(_mean(b) if b is not None else total)
         gradients.append(i)
-    lines = [f"  forward: {_listed([_mean(action) if action else None for action in forward])}{_spreads(forward)}"]
-    lines.append(f"  backward: {_listed(whole)}")
+    lines = [
+        f"  forward: {_format_times([_mean(action) if action else None for action in forward])}{_spreads(forward)}"
+    ]
+    lines.append(f"  backward: {_format_times(backwards)}")
     measured = [action for action in gradients if action is not None]
     if len(measured) == fit.stages:
-        lines.append(f"  input_gradient: {_listed([_mean(action) for action in measured])}{_spreads(measured)}")
-    elif measured:
-        shares = sorted(_mean(action) / time for action in measured if (time := whole[action.stage]))
-        share = shares[len(shares) // 2] if shares else 0.5
-        ratio = [round(time * share) if time else None for time in whole]
         lines.append(
-            f"  input_gradient: {_listed(ratio)}  # {share:.1%} of the backward, as where it was measured"
+            f"  input_gradient: {_format_times([_mean(action) for action in measured])}{_spreads(measured)}"
+        )
+    elif measured:
+        shares = sorted(_mean(action) / time for action in measured if (time := backwards[action.stage]))
+        share = shares[len(shares) // 2] if shares else 0.5
+        ratio = [round(time * share) if time else None for time in backwards]
+        lines.append(
+            f"  input_gradient: {_format_times(ratio)}  # {share:.1%} of the backward, as where it was measured"
         )
     else:
         lines.append("  # input and weight gradients were not measured apart: half of the backward each")
@@ -211,7 +215,7 @@ def _mean(fitted: ActionFit) -> int:
     return round(fitted.mean_ns.value)
 
 
-def _listed(times: Sequence[int | None]) -> str:
+def _format_times(times: Sequence[int | None]) -> str:
     """Return times by stage; unrecorded stages have the mean of the recorded stages."""
     known = [time for time in times if time is not None]
     default = round(mean(known)) if known else 0

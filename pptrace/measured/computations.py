@@ -123,7 +123,7 @@ class Computations(Cells):
 
     @property
     def host_gaps_ns(self) -> Int64s:
-        """The gaps that only the host caused, without those before the first action of a rank."""
+        """The gaps that only the host caused, without the gaps before the first action of a rank."""
         follows = np.diff(self.rank, prepend=-1) == 0
         gaps: Int64s = self.gap_ns[follows & ~self.waited & ~self.outside]
         return gaps
@@ -266,7 +266,7 @@ def depends_on_missing(cells: CellColumns, placement: Placement, *, lacks_ranks:
     Args:
         cells: the computations.
         placement: their stages.
-        lacks_ranks: whether ranks are missing, so that stages can follow the last known one.
+        lacks_ranks: whether ranks are missing, so that stages can follow the last known stage.
     """
     needs = np.zeros(cells.kind.size, dtype=np.bool_)
     if not cells.kind.size:
@@ -363,9 +363,9 @@ def _departure_ns(timeline: Timeline, producer: Int32s, send: Int32s) -> Int64s:
 
 
 def _usual_durations(times_ns: Int64s, observed: NDArray[np.bool_], source: Int32s, target: Int32s) -> Int64s:
-    """Return transfer times; unobserved ones are at most the median of the observed ones of the same link.
+    """Return transfer times; unobserved times are limited to the median of observed times of the same link.
 
-    A link without observed messages uses the median over all links, or its own minimum where nothing is observed.
+    A link without observed messages uses the median over all links, or its minimum where nothing is observed.
     """
     _, link = np.unique(source.astype(np.int64) * (int(target.max(initial=0)) + 1) + target, return_inverse=True)
     if not observed.any():

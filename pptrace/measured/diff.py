@@ -130,7 +130,7 @@ def ladder(a: ComparedStep, b: ComparedStep) -> tuple[tuple[LadderStep, ...], st
 
 
 def _replayed_spans(a: ComparedStep, b: ComparedStep) -> list[int]:
-    """Return the spans of replays, first with times of the first step, last with those of the second.
+    """Return the spans of replays, from the times of the first step to the times of the second step.
 
     Raises:
         ScheduleError: an order cannot be replayed.
@@ -217,7 +217,7 @@ def _mixed_simulation(a: ComparedStep, b: ComparedStep, times: ActionTimes) -> t
 def _durations(a: Computations, b: Computations) -> Int64s:
     """Return the durations of the first step's actions in the second step, shape (actions of the first,).
 
-    A whole backward is the sum of both gradients; a gradient is half of a whole backward. Actions that the second
+    A full backward is the sum of both gradients; a gradient is half of a full backward. Actions that the second
     step lacks keep their duration.
     """
     order = np.argsort(b.places, kind="stable")

@@ -172,7 +172,8 @@ def _divergence(findings: StepDiff, shown: _Extract, scale: float) -> list[Marku
 def _axis(until_ns: int, bottom: int, scale: float) -> Iterator[Markup]:
     """Yield about ten ticks at round times."""
     tick = 10 ** max(len(str(until_ns // 10)) - 1, 0)
-    tick = next(tick * factor for factor in (1, 2, 5, 10) if until_ns / (tick * factor) <= 10)  # noqa: PLR2004
+    ticks = (tick * factor for factor in (1, 2, 5, 10))
+    tick = next(step for step in ticks if until_ns / step <= 10)  # noqa: PLR2004 - about ten
     for time_ns in range(0, until_ns + 1, tick):
         x = _STRIP_LEFT + time_ns * scale
         yield svg.line(x, _TOP, x, bottom, "rule")
@@ -276,5 +277,5 @@ def _length_label(y: int, length_ns: float) -> Markup:
 
 
 def _connector(x: float, row: int) -> Markup:
-    """Return the line between the end of a bar and the start of the next one."""
+    """Return the line between the end of a bar and the start of the next bar."""
     return svg.line(x, (row - 1) * _WATERFALL_ROW + 4, x, row * _WATERFALL_ROW + _WATERFALL_BAR + 4, "dash")

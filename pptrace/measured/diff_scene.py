@@ -372,9 +372,9 @@ def _names(paths: Iterable[Path]) -> dict[Path, str]:
     return dict(zip(distinct, plain, strict=True))
 
 
-def _fill(file: IO[bytes], content: Path | Timeline, beside: Path) -> None:
+def _fill(file: IO[bytes], content: Path | Timeline, archive: Path) -> None:
     if isinstance(content, Timeline):
-        trace = beside.with_suffix(".step")
+        trace = archive.with_suffix(".step")
         try:
             write(content, trace, {})
             with trace.open("rb") as written:

@@ -172,8 +172,8 @@ _LARGEST_ERROR = 0.01
 def resimulator(side: Side, registry: Registry) -> Callable[[Computations], int] | None:
     """Return a function from a changed step to its span, in which blocked times of messages adapt.
 
-    A simulated step runs again with its policy, network and contention, if necessary from the configuration in its
-    trace. Another step runs under the nearest policy. None where no policy explains its blocked messages.
+    A simulated step is re-simulated with its policy, network and contention, if necessary from the configuration
+    in its trace. Another step runs under the nearest policy. None where no policy explains its blocked messages.
     """
     step, simulation = side.computations, simulation_of(side, registry)
     if simulation is not None:

@@ -358,27 +358,27 @@ def median_deviation_factor(steps: int) -> float:
 
 
 def _transfers(transfers: Transfers, others: Sequence[Computations]) -> Transfers:
-    """Return messages with the median over their observed transfer times, else over all of them."""
+    """Return messages with the median of their observed transfer times, or of all times where none is observed."""
     steps = (transfers, *(other.transfers for other in others))
-    names = [np.stack([step.kind, step.stage, step.microbatch]).astype(np.int64) for step in steps]
-    kind, stage, microbatch = np.concatenate(names, axis=1)
+    cells = [np.stack([step.kind, step.stage, step.microbatch]).astype(np.int64) for step in steps]
+    kind, stage, microbatch = np.concatenate(cells, axis=1)
     places = (kind * (stage.max(initial=0) + 1) + stage) * (microbatch.max(initial=0) + 1) + microbatch
     messages, index = np.unique(places, return_inverse=True)
-    took_ns, blocked_ns, observed = (
+    duration_ns, blocked_ns, observed = (
         np.concatenate([getattr(step, name) for step in steps])
         for name in ("duration_ns", "blocked_ns", "observed")
     )
-    known = took_ns >= 0
-    seen = np.bincount(index[known & observed], minlength=messages.size) > 0
-    used = known & (observed | ~seen[index])
-    own = index[: len(transfers)]
+    known = duration_ns >= 0
+    is_observed = np.bincount(index[known & observed], minlength=messages.size) > 0
+    used = known & (observed | ~is_observed[index])
+    step_index = index[: len(transfers)]
     duration_ns, blocked_ns = (
-        np.nan_to_num(group_quantiles(values[used], index[used], messages.size)[0][own], nan=absent)
-        for values, absent in ((took_ns, -1), (blocked_ns, 0))
+        np.nan_to_num(group_quantiles(values[used], index[used], messages.size)[0][step_index], nan=absent)
+        for values, absent in ((duration_ns, -1), (blocked_ns, 0))
     )
     return replace(
         transfers, duration_ns=duration_ns.astype(np.int64), blocked_ns=blocked_ns.astype(np.int64),
-        observed=seen[own],
+        observed=is_observed[step_index],
     )  # fmt: skip
 
 

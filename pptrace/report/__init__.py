@@ -1,1 +1,1 @@
-"""What an analysis found as text, JSON, pages, pictures and traces."""
+"""Results of analyses as text, JSON, pages and pictures."""

@@ -83,7 +83,7 @@ def on_path(timeline: Timeline, rows: Int32s | None = None) -> OnPath:
 
 
 def _path(timeline: Timeline) -> Int32s:
-    """Return the rows from the one that ends last back along the causes, first to last."""
+    """Return the rows on the chain of causes of the row that ends last, first to last."""
     if not len(timeline):
         return np.zeros(0, dtype=np.int32)
     path = np.empty(len(timeline), dtype=np.int32)
