@@ -96,12 +96,12 @@ _SETTING = re.compile(r"\s*([A-Za-z_][\w.\[\]-]*)\s*=(.*)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A schedule with its own settings."""
+    """A schedule with its settings."""
 
     label: str
     """As the user wrote it."""
     name: str
-    """The schedule's own name."""
+    """The schedule's name."""
     settings: tuple[tuple[str, str], ...]
     """Keys with their values as YAML, sorted."""
     varied: tuple[Assignment, ...]
@@ -241,17 +241,19 @@ def limit_settings(resolved: Resolved, costs: Costs, size_bytes: int, source: st
         )
         raise ConfigError(message, file=source)
     device = costs.resolved.experiment.device
-    given: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if key.startswith("device.") and resolved.experiment.device is None and device is not None:
         # A setting below ``device`` would replace the cluster's device.
-        own = {name: value for name, value in device.values.items() if f"device.{name}" in costs.resolved.origins}
-        given = {"device.preset": device.preset} if device.preset else {f"device.{k}": v for k, v in own.items()}
+        values = {f"device.{name}": value for name, value in device.values.items()}
+        origins = costs.resolved.origins
+        configured = {key: value for key, value in values.items() if key in origins}
+        settings = {"device.preset": device.preset} if device.preset else configured
     if key.startswith("device.") and device is not None and device.ranks:
-        return {**given, **device.limited(size_bytes, resolved.experiment.device)}
+        return {**settings, **device.limited(size_bytes, resolved.experiment.device)}
     own_costs = costs.request.options.get("capacity")
     if key == "costs.capacity" and isinstance(own_costs, list):
         return {key: json.dumps([exact_size(min(size, size_bytes)) for size in own_costs])}
-    return {**given, key: exact_size(size_bytes)}
+    return {**settings, key: exact_size(size_bytes)}
 
 
 def _reads(offer: CostModelOffer, key: str) -> bool:

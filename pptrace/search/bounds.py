@@ -159,8 +159,8 @@ def _peaks(table: Schedule, workload: Workload, experiment: Experiment) -> Int64
 def _durations(workload: Workload) -> Int64s:
     """Return the least duration of each kind per stage, shape (kinds, stages); of segments, the computation."""
     alone: list[Int64s] = []
-    for one in (workload, *workload.classes):
-        rows = [one.duration_ns(kind) - (one.collective_ns(kind) if one.segments else 0) for kind in Kind]
+    for costs in (workload, *workload.classes):
+        rows = [costs.duration_ns(kind) - (costs.collective_ns(kind) if costs.segments else 0) for kind in Kind]
         alone.append(np.stack(rows))
     least: Int64s = np.min(np.stack(alone), axis=0)
     return least

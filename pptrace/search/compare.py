@@ -49,19 +49,19 @@ class ComparedSchedule:
     entry: Entry
     """The schedule, as the user wrote it."""
     levels: Levels | None = None
-    """Its figures at the three levels; None where it cannot run."""
+    """Its figures at the three levels; None if it cannot run."""
     reason: str = ""
-    """Why it cannot run, in one line."""
+    """The reason why it cannot run, in one line."""
     messages: Mapping[str, Any] = field(default_factory=dict)
-    """Overrides of ``p2p``, where the configured policy cannot place its messages."""
+    """Overrides of ``p2p`` if the configured policy cannot place its messages."""
     formula_is_exact: bool = True
     """Whether the bubble of its tables equals the formula."""
     formula_rank: int | None = None
-    """By the bubble of the formula; None without a formula for these sizes."""
+    """Rank by the bubble of the formula; None without a formula for these sizes."""
     table_rank: int | None = None
-    """By the bubble of the idealised table."""
+    """Rank by the bubble of the idealised table."""
     simulated_rank: int | None = None
-    """By step time."""
+    """Rank by step time."""
     table_move: int = 0
     """Places gained from formula to table, among schedules with a formula; negative if lost."""
     simulated_move: int = 0
@@ -129,7 +129,7 @@ class Comparison(Printed):
     def table(self) -> list[Row]:
         """Return one row per schedule, all with the same columns, for pandas."""
         rows = [row.row() for row in self.rows]
-        columns = next(list(row) for row, one in zip(rows, self.rows, strict=True) if one.levels is not None)
+        columns = next(list(row) for row, compared in zip(rows, self.rows, strict=True) if compared.levels)
         return [{column: row.get(column) for column in columns} for row in rows]
 
     def to_csv(self) -> str:
@@ -203,17 +203,17 @@ def compare(
         if watch is not None:
             watch(f"{entry.label} ({index + 1} of {len(entries)})")
         try:
-            rows.append(_compared(basis, entry))
+            rows.append(_compare_levels(basis, entry))
         except PptraceError as error:
             errors.append(error)
             rows.append(ComparedSchedule(entry=entry, reason=short_reason(error)))
     if len(errors) == len(rows):
-        raise _none_runs(rows, errors)
+        raise _all_failed_error(rows, errors)
     table = compare_policies(basis, entries, watch) if policies else None
     return Comparison(rows=_with_ranks(rows), policies=table)
 
 
-def _compared(basis: Basis, entry: Entry) -> ComparedSchedule:
+def _compare_levels(basis: Basis, entry: Entry) -> ComparedSchedule:
     run, messages = run_with_fallback(basis, entry)
     offer = basis.find(entry)
     exact = offer is None or offer.bubble_is_exact
@@ -222,9 +222,9 @@ def _compared(basis: Basis, entry: Entry) -> ComparedSchedule:
 
 def _with_ranks(rows: Sequence[ComparedSchedule]) -> tuple[ComparedSchedule, ...]:
     levels = [row.levels for row in rows]
-    formula = ranked([one and one.formula for one in levels])
-    table = ranked([one and one.table for one in levels])
-    simulated = ranked([one and one.run.metrics.step_ns for one in levels])
+    formula = ranked([level and level.formula for level in levels])
+    table = ranked([level and level.table for level in levels])
+    simulated = ranked([level and level.run.metrics.step_ns for level in levels])
     return tuple(
         replace(
             row, formula_rank=formula[index], table_rank=table[index], simulated_rank=simulated[index],
@@ -234,15 +234,15 @@ def _with_ranks(rows: Sequence[ComparedSchedule]) -> tuple[ComparedSchedule, ...
     )  # fmt: skip
 
 
-def _none_runs(rows: Sequence[ComparedSchedule], errors: Sequence[PptraceError]) -> PptraceError:
+def _all_failed_error(rows: Sequence[ComparedSchedule], errors: Sequence[PptraceError]) -> PptraceError:
     """Return the common error of all schedules, or one that lists the reason of each."""
     if len({str(error) for error in errors}) == 1:
         return errors[0]
     return PptraceError("no schedule can run: " + "; ".join(f"{row.entry.label}: {row.reason}" for row in rows))
 
 
-_AS_MUCH = 1.05
-"""Ratio of two works up to which they count as equal."""
+_EQUAL_WORK_RATIO = 1.05
+"""Maximum ratio between equal amounts of computation."""
 
 
 def _lines(comparison: Comparison) -> list[str]:
@@ -285,7 +285,7 @@ def _columns(comparison: Comparison) -> list[tuple[tuple[str, str], list[str]]]:
             columns.append((("", name), [str(size) for size in sizes]))
     if any(row.messages for row in rows):
         columns.append((("", "p2p"), [policy_text(run) for run in runs]))
-    least = min(run.metrics.step_ns for run in runs)
+    shortest_ns = min(run.metrics.step_ns for run in runs)
     columns += [
         (("formula", "bubble"), [_bubble(row, 0) for row in rows]),
         (("", "#"), [_rank(row.formula_rank, 0) for row in rows]),
@@ -294,7 +294,7 @@ def _columns(comparison: Comparison) -> list[tuple[tuple[str, str], list[str]]]:
         (("simulated", "idle"), [_bubble(row, 2) for row in rows]),
         (("", "step"), [time_text(run, run.metrics.step_ns) for run in runs]),
         (("", "#"), [_rank(row.simulated_rank, row.simulated_move) for row in rows]),
-        (("", "slower"), [slower_text(run.metrics.step_ns, least) for run in runs]),
+        (("", "slower"), [slower_text(run.metrics.step_ns, shortest_ns) for run in runs]),
     ]
     tokens = [run.metrics.tokens_per_s for run in runs]
     if any(tokens):
@@ -327,9 +327,9 @@ def _rank(rank: int | None, move: int) -> str:
 
 def _peaks(runs: Sequence[SimulatedStep]) -> list[str]:
     peaks = [format_size(int(run.metrics.memory.peak_bytes.max(initial=0))) for run in runs]
-    over = [run.metrics.over_capacity is not None for run in runs]
-    mark = {True: " !", False: "  "} if any(over) else {False: ""}
-    return [f"{peak}{mark[too_much]}" for peak, too_much in zip(peaks, over, strict=True)]
+    is_over = [run.metrics.over_capacity is not None for run in runs]
+    mark = {True: " !", False: "  "} if any(is_over) else {False: ""}
+    return [f"{peak}{mark[over]}" for peak, over in zip(peaks, is_over, strict=True)]
 
 
 def _notes(comparison: Comparison) -> list[str]:
@@ -357,18 +357,18 @@ def options_notes(runs: Sequence[tuple[str, SimulatedStep]]) -> list[str]:
 
 def work_note(runs: Sequence[tuple[str, SimulatedStep]]) -> list[str]:
     """Return a line of the schedules that compute more than another one, if any."""
-    whole = (Kind.F, Kind.B)
-    work = [run.prepared.workload.total_ns(whole, run.prepared.schedule.microbatches) for _, run in runs]
-    least = min(work)
-    more = [
-        f"{label} {work_ns / least:.3g} times"
+    kinds = (Kind.F, Kind.B)
+    work = [run.prepared.workload.total_ns(kinds, run.prepared.schedule.microbatches) for _, run in runs]
+    lowest = min(work)
+    larger = [
+        f"{label} {work_ns / lowest:.3g} times"
         for (label, _), work_ns in zip(runs, work, strict=True)
-        if work_ns > _AS_MUCH * least
+        if work_ns > _EQUAL_WORK_RATIO * lowest
     ]
-    if not more:
+    if not larger:
         return []
-    of = f"the work of {runs[work.index(least)][0]}"
-    return [f"steps do not compute the same: {', '.join(more)} {of}; costs are per stage"]
+    reference = f"the work of {runs[work.index(lowest)][0]}"
+    return [f"steps do not compute the same: {', '.join(larger)} {reference}; costs are per stage"]
 
 
 def _ties(comparison: Comparison) -> list[str]:
@@ -395,7 +395,7 @@ def _verdict(comparison: Comparison) -> str:
 
 
 def first_text(steps: Sequence[tuple[int, str]], uncertainty: float = 0.0) -> str:
-    """Return the name with the least step time and its lead; all names of a tie.
+    """Return the name with the shortest step and its lead; all names of a tie.
 
     Args:
         steps: step times and names.
@@ -406,27 +406,28 @@ def first_text(steps: Sequence[tuple[int, str]], uncertainty: float = 0.0) -> st
     >>> first_text([(110, "a"), (100, "b"), (150, "c")], 0.2)
     'b and a, a tie (10.00% apart, known to about ±20.0%)'
     """
-    least = min(step for step, _ in steps)
-    near = sorted(((step, label) for step, label in steps if step <= least * (1 + uncertainty)), key=itemgetter(0))
-    if near[-1][0] > least:
-        apart = f"{near[-1][0] / least - 1:.2%} apart, known to about ±{uncertainty:.1%}"
-        return f"{join_names([label for _, label in near])}, a tie ({apart})"
-    behind = sorted((step, label) for step, label in steps if step > least)
-    lead = f", {behind[0][0] / least - 1:.2%} before {behind[0][1]}" if behind and least else ""
-    return " and ".join(label for _, label in near) + lead
+    shortest_ns = min(step for step, _ in steps)
+    limit_ns = shortest_ns * (1 + uncertainty)
+    tied = sorted(((step, label) for step, label in steps if step <= limit_ns), key=itemgetter(0))
+    if tied[-1][0] > shortest_ns:
+        spread = f"{tied[-1][0] / shortest_ns - 1:.2%} apart, known to about ±{uncertainty:.1%}"
+        return f"{join_names([label for _, label in tied])}, a tie ({spread})"
+    slower = sorted((step, label) for step, label in steps if step > shortest_ns)
+    lead = f", {slower[0][0] / shortest_ns - 1:.2%} before {slower[0][1]}" if slower and shortest_ns else ""
+    return " and ".join(label for _, label in tied) + lead
 
 
 _LEVELS = ("formula", "table", "simulated")
 
 _SHADES = ("#c6dbef", "#6baed6", "#08519c")
-"""Of the levels, light to dark: told apart without their hue (ColorBrewer's Blues, https://colorbrewer2.org)."""
+"""Colours of the levels, distinguishable without hue (ColorBrewer's Blues, https://colorbrewer2.org)."""
 
-_LONGEST_LINE = 28
-"""Letters of a schedule's name that are written."""
+_MAX_NAME = 28
+"""Maximum length of a displayed name."""
 
 
 def _draw_ranks(axes: Any, rows: Sequence[ComparedSchedule]) -> None:
-    """Draw a line per schedule through its places; the places by simulation are the rows of the bubbles."""
+    """Draw a line per schedule through its places; the places by simulation match the rows of the bubbles."""
     ranks = list(zip(*(row.ranks for row in rows), strict=True))
     places = [_bar_places(column) for column in ranks]
     for index, row in enumerate(rows):
@@ -438,7 +439,7 @@ def _draw_ranks(axes: Any, rows: Sequence[ComparedSchedule]) -> None:
             axes.text(level, place, f"{tilde}{ranks[level][index]}", ha="center", va="center_baseline", fontsize=9)
     for level, column in enumerate(ranks):
         for rank in sorted({rank for rank in column if rank is not None and column.count(rank) > 1}):
-            tied = [place for place, other in zip(places[level], column, strict=True) if other == rank]
+            tied = [place for place, tied_rank in zip(places[level], column, strict=True) if tied_rank == rank]
             axes.plot([level] * len(tied), tied, color="#e1e5ea", lw=24, solid_capstyle="round", zorder=1)
     axes.set(xlim=(-0.35, len(_LEVELS) - 0.65))
     axes.set_xticks(range(len(_LEVELS)), _LEVELS, fontsize=10)
@@ -454,10 +455,10 @@ def _draw_bubbles(axes: Any, rows: Sequence[ComparedSchedule]) -> None:
         name: ([100 * (row.bubbles[level] or 0) for row in rows], shade)
         for level, (name, shade) in enumerate(zip(_LEVELS, _SHADES, strict=True))
     }
-    least = min(row.levels.run.metrics.step_ns for row in rows if row.levels is not None)
+    shortest_ns = min(row.levels.run.metrics.step_ns for row in rows if row.levels is not None)
     draw_bars(
         axes, [_name(row) for row in rows], parts, title="bubble, and idle time in the simulation",
-        unit="% of all ranks' time", notes=[_step(row, least) for row in rows],
+        unit="% of all ranks' time", notes=[_step(row, shortest_ns) for row in rows],
     )  # fmt: skip
     axes.tick_params(labelleft=True)
 
@@ -469,18 +470,18 @@ def _bar_places(ranks: Sequence[int | None]) -> list[int | None]:
     return [places.get(index) for index in range(len(ranks))]
 
 
-def _step(row: ComparedSchedule, least_ns: int) -> str:
+def _step(row: ComparedSchedule, shortest_ns: int) -> str:
     if row.levels is None:
         return ""
     run = row.levels.run
-    slower = slower_text(run.metrics.step_ns, least_ns)
+    slower = slower_text(run.metrics.step_ns, shortest_ns)
     text = f"{time_text(run, run.metrics.step_ns)}{'' if slower == '-' else f'  {slower}'}"
     return f"{text}\nover its memory" if run.metrics.over_capacity else text
 
 
 def _name(row: ComparedSchedule) -> str:
     label = row.entry.label
-    name = label if len(label) <= _LONGEST_LINE else f"{label[: _LONGEST_LINE - 1]}…"
+    name = label if len(label) <= _MAX_NAME else f"{label[: _MAX_NAME - 1]}…"
     policy = row.messages.get(POLICY)
     return f"{name}\np2p {policy}" if policy else name
 
@@ -489,7 +490,7 @@ _VARIANTS: tuple[tuple[str, type[Choice], frozenset[PolicyName]], ...] = (
     ("p2p.stream", StreamPer, frozenset({PolicyName.ORDERED})),
     ("p2p.receive", Receive, frozenset({PolicyName.BLOCKING, PolicyName.BATCHED})),
 )
-"""Settings with the largest effect on a policy, their values, and these policies."""
+"""Settings with the largest effect on a policy, their values, and the policies that have them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -503,11 +504,11 @@ class PolicyRow:
     schedule: str
     """The schedule, as the user wrote it."""
     step_ns: int | None = None
-    """The step; None where the schedule cannot run under it."""
+    """The step; None if the schedule cannot run under the policy."""
     price: float | None = None
-    """The step above the schedule's shortest step under any policy, as a share."""
+    """Excess of the step over the schedule's shortest step under any policy, as a share."""
     reason: str = ""
-    """Why it cannot run, in one line."""
+    """The reason why it cannot run, in one line."""
     deadlocks: bool = False
     """Whether the reason is a deadlock of messages."""
 
@@ -563,7 +564,7 @@ def compare_policies(
 
     Args:
         basis: the common configuration, whose policy and variant are overridden.
-        entries: the schedules, without a policy of their own.
+        entries: the schedules, none of which sets a policy.
         watch: receives the name of each policy before it runs.
     """
     rows: list[PolicyRow] = []
@@ -571,11 +572,12 @@ def compare_policies(
         if watch is not None:
             watch(f"policy {policy}")
         rows += [_policy_row(basis, entry, policy, settings) for entry in entries]
-    least_ns = {entry.label: _least([row for row in rows if row.schedule == entry.label]) for entry in entries}
+    labels = [entry.label for entry in entries]
+    shortest_ns = {label: _shortest_ns([row for row in rows if row.schedule == label]) for label in labels}
     return PolicyTable(
         rows=tuple(
-            replace(row, price=row.step_ns / least_ns[row.schedule] - 1)
-            if row.step_ns and least_ns[row.schedule]
+            replace(row, price=row.step_ns / shortest_ns[row.schedule] - 1)
+            if row.step_ns and shortest_ns[row.schedule]
             else row
             for row in rows
         )
@@ -583,12 +585,12 @@ def compare_policies(
 
 
 def check_policies(entry: Entry) -> None:
-    """Refuse an entry with its own policy.
+    """Reject an entry that sets a policy.
 
     Raises:
         ConfigError: it sets ``p2p``.
     """
-    if any(one.path[0] == "p2p" for one in entry.varied):
+    if any(override.path[0] == "p2p" for override in entry.varied):
         raise ConfigError("every policy is run: leave p2p out", file=entry.source)
 
 
@@ -608,13 +610,13 @@ def policy_lines(table: PolicyTable, run: SimulatedStep, uncertainty: float = 0.
     """
     policies = table.by_policy()
     schedules = [row.schedule for row in next(iter(policies.values()))]
-    least = [_least(rows) for rows in zip(*policies.values(), strict=True)]
+    least = [_shortest_ns(rows) for rows in zip(*policies.values(), strict=True)]
     cells = [["policy", *schedules]]
-    several = len(schedules) > 1
-    cells[0] += ["fastest"] if several else []
+    has_several = len(schedules) > 1
+    cells[0] += ["fastest"] if has_several else []
     for policy, rows in policies.items():
         steps = [_cell(row, least_ns, run) for row, least_ns in zip(rows, least, strict=True)]
-        cells.append([policy, *steps, *([_fastest_under(rows, uncertainty)] if several else [])])
+        cells.append([policy, *steps, *([_fastest_under(rows, uncertainty)] if has_several else [])])
     lines = table_lines(cells, {0, len(schedules) + 1})
     heading = "what each policy costs: the step, and by how much it is over the schedule's shortest"
     return [heading, *lines, *_refusals(table)]
@@ -641,11 +643,11 @@ def _cell(row: PolicyRow, least_ns: int, run: SimulatedStep) -> str:
     return f"{time_text(run, row.step_ns)} {slower_text(row.step_ns, least_ns):>7}"
 
 
-def _least(rows: Sequence[PolicyRow]) -> int:
+def _shortest_ns(rows: Sequence[PolicyRow]) -> int:
     return min((row.step_ns for row in rows if row.step_ns is not None), default=0)
 
 
 def _fastest_under(rows: Sequence[PolicyRow], uncertainty: float) -> str:
     """Return the schedule with the shortest step under a policy; all schedules of a tie."""
-    most = _least(rows) * (1 + uncertainty)
-    return " and ".join(row.schedule for row in rows if row.step_ns is not None and row.step_ns <= most) or "-"
+    limit_ns = _shortest_ns(rows) * (1 + uncertainty)
+    return " and ".join(row.schedule for row in rows if row.step_ns is not None and row.step_ns <= limit_ns) or "-"

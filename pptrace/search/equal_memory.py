@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from pptrace.steps.workload import Workload
 
 _DERIVED = "batch.microbatches"
-"""A setting that follows from others."""
+"""A setting that follows from other settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,17 +55,17 @@ class EqualSchedule:
     entry: Entry
     """The schedule, as the user wrote it."""
     forms: SettingsSearch | None = None
-    """The search of its settings; None where its costs cannot be built."""
+    """The search of its settings; None if its costs cannot be built."""
     given: Mapping[str, Any] = field(default_factory=dict)
-    """The settings of all its forms: its name, its own settings and the limit."""
+    """The settings of all its forms: the schedule's name and settings, and the limit."""
     messages: Mapping[str, Any] = field(default_factory=dict)
-    """Overrides of ``p2p``, where the configured policy cannot place its messages."""
+    """Overrides of ``p2p`` if the configured policy cannot place its messages."""
     common_policy: SettingsSearch | None = None
-    """The same search under a policy that takes any table, where one schedule needs that policy."""
+    """The same search under a policy for all tables, if a schedule needs that policy."""
     reason: str = ""
-    """Why the configured form, or every form, cannot run, in one line."""
+    """The reason why the configured form, or every form, cannot run, in one line."""
     remedy: Tried | None = None
-    """Where no form fits, further settings with which the form of least memory fits; None without any."""
+    """Further settings with which the form of least memory fits, if no form fits; None without such settings."""
     rank: int | None = None
     """By step time among fitting schedules, from 1; equal steps share a rank."""
 
@@ -76,40 +76,40 @@ class EqualSchedule:
 
     @property
     def run(self) -> Run | None:
-        """The step of the best form; None where none fits."""
+        """The step of the best form; None if no form fits."""
         return self.forms.run if self.forms and self.forms.fits else None
 
     @property
     def best(self) -> Tried | None:
-        """The best form, or the one of least memory where none fits; None where none runs."""
+        """The best form, or the form of least memory if no form fits; None if no form runs."""
         return self.forms.best if self.forms else None
 
     @property
     def common(self) -> Tried | None:
-        """The best form under the common policy; None where none fits, or without a common policy."""
+        """The best form under the common policy; None if no form fits, or without a common policy."""
         return self.common_policy.best if self.common_policy and self.common_policy.fits else None
 
     @property
     def common_step_ns(self) -> int | None:
-        """The step of that form; None without one."""
+        """The step of the best form under the common policy; None without such a form."""
         return self.common.step_ns if self.common else None
 
     @property
     def common_form(self) -> str:
-        """The settings of that form; empty where it is the best form here, too."""
+        """The settings of the best form under the common policy; empty if it is also the best form."""
         if not self.common or not self.best or not self.forms or self.common.change == self.best.change:
             return ""
         return form_text(self.common.change, self.forms.configured.change) or "as configured"
 
     @property
     def common_arguments(self) -> str:
-        """The arguments of ``pptrace simulate`` that reproduce that form."""
+        """The arguments of ``pptrace simulate`` that reproduce the best form under the common policy."""
         change = Change(settings=self.common_settings)
         return change.with_settings(self.common.change.settings).arguments if self.common else ""
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The settings of the best form, over the configuration."""
+        """The settings of the best form that override the configuration."""
         return {**self.given, **(self.best.change.settings if self.best else {})}
 
     @property
@@ -140,13 +140,13 @@ def without_copy_times(rows: Sequence[EqualSchedule], varied: Sequence[VariableS
     ]
 
 
-def form_text(change: Change, own: Change | None = None) -> str:
-    """Return the settings of a change that another one lacks, such as ``vp 2, recompute full``."""
-    known = own.settings if own else {}
+def form_text(change: Change, base: Change | None = None) -> str:
+    """Return the settings of a change that ``base`` lacks, such as ``vp 2, recompute full``."""
+    base_settings = base.settings if base else {}
     return ", ".join(
         f"{_name(key)} {value if isinstance(value, str) else json.dumps(value)}"
         for key, value in change.settings.items()
-        if key != _DERIVED and known.get(key) != value
+        if key != _DERIVED and base_settings.get(key) != value
     )
 
 
@@ -238,7 +238,7 @@ def compare_equal(
         basis: the common configuration.
         entries: the schedules; settings of an entry do not vary.
         memory: memory of a rank, such as ``76GiB``.
-        vary: names of :data:`~pptrace.search.settings_search.VARIED`; by default those that need no request.
+        vary: names of :data:`~pptrace.search.settings_search.VARIED`; by default all that need no request.
         watch: receives the name of each form before it runs.
         option: prefix of argument names in errors.
 
@@ -275,7 +275,7 @@ def parse_names(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_exclusive(*, memory: bool, policies: bool, vary: bool, option: str = "") -> None:
-    """Refuse options that exclude each other.
+    """Reject options that exclude each other.
 
     Raises:
         ConfigError: a memory limit with policies, or axes without a limit.
@@ -319,14 +319,14 @@ class _Searches:
         return rows
 
     def _row(self, entry: Entry, root: Resolved, limit: Mapping[str, Any], title: str) -> EqualSchedule:
-        """Return the result of a schedule, with the reason where its configured form cannot run."""
+        """Return the result of a schedule, with the reason if its configured form cannot run."""
         messages: dict[str, Any] = {}
         while True:
             search = self._search(entry, root, {**limit, **messages}, title)
-            more = {} if search.best else fallback_policy(self.basis, entry, search.misplaced)
-            if more.keys() <= messages.keys():
+            overrides = {} if search.best else fallback_policy(self.basis, entry, search.misplaced)
+            if overrides.keys() <= messages.keys():
                 break
-            messages |= more
+            messages |= overrides
         if search.run is not None and not search.run.metrics.memory.peak_bytes.any():
             raise ConfigError("the costs say no bytes, so every schedule fits: leave it out", file=self.source)
         return EqualSchedule(
@@ -352,10 +352,10 @@ class _Searches:
         return search
 
     def with_common_policy(self, row: EqualSchedule, root: Resolved) -> EqualSchedule:
-        """Return a schedule with the search of its forms under the policy that takes any table.
+        """Return a schedule with the search of its forms under the policy for all tables.
 
         The search includes the best form under the configured policy, so its result is no worse than that form.
-        Schedules with a policy of their own have no such search.
+        Schedules that set a policy have no such search.
         """
         if row.best is None or not row.fits or row.entry.sets(POLICY) or row.entry.sets("p2p"):
             return row
@@ -368,7 +368,7 @@ class _Searches:
 
 
 def _check_jobs(entries: Sequence[Entry], roots: Sequence[Resolved]) -> None:
-    """Refuse schedules of different jobs, and entries with a memory limit."""
+    """Reject schedules of different jobs, and entries with a memory limit."""
     jobs = []
     for entry, root in zip(entries, roots, strict=True):
         limit = next((key for key in LIMITS if entry.sets(key)), None)
@@ -439,38 +439,38 @@ def _figures(run: Run, limit_bytes: int) -> Row:
 
 def shortage(row: EqualSchedule, limit_bytes: int) -> str:
     """Return the text of a row whose schedule has no fitting form."""
-    return f"{'cannot run' if row.best is None else 'does not fit'}: {_lack(row, limit_bytes)}"
+    return f"{'cannot run' if row.best is None else 'does not fit'}: {_shortage_reason(row, limit_bytes)}"
 
 
-def _lack(row: EqualSchedule, limit_bytes: int) -> str:
+def _shortage_reason(row: EqualSchedule, limit_bytes: int) -> str:
     """Return the excess of the form of least memory with its remedy, or the reason why no form runs."""
     best, run, remedy = row.best, row.forms.run if row.forms else None, row.remedy
-    with_more = remedy and f": fits with {form_text(remedy.change)} at {format_duration(remedy.step_ns or 0)}"
+    with_remedy = remedy and f": fits with {form_text(remedy.change)} at {format_duration(remedy.step_ns or 0)}"
     if row.forms is None or best is None or run is None:
-        return f"{row.reason}{with_more or ''}"
+        return f"{row.reason}{with_remedy or ''}"
     state = int(run.metrics.memory.static_bytes[best.rank])
-    form, room = form_text(best.change, row.forms.configured.change), best.room_bytes or limit_bytes
-    text = f"{needs(best.rank, best.peak_bytes, room)}{f', with {form}' if form else ''}"
-    if state > room:
-        text += f", {format_size(state)} of it before any activation, {format_size(state - room)} more"
+    form, capacity = form_text(best.change, row.forms.configured.change), best.room_bytes or limit_bytes
+    text = f"{needs(best.rank, best.peak_bytes, capacity)}{f', with {form}' if form else ''}"
+    if state > capacity:
+        text += f", {format_size(state)} of it before any activation, {format_size(state - capacity)} more"
     # A larger limit does not help a device whose capacity is below the limit.
-    enough = f": fits from {_rounded_up(best.peak_bytes)} on" if room == limit_bytes else ""
-    return f"{text}{with_more or enough}"
+    sufficient_limit = f": fits from {_format_rounded_up(best.peak_bytes)} on" if capacity == limit_bytes else ""
+    return f"{text}{with_remedy or sufficient_limit}"
 
 
 def none_fits(rows: Sequence[EqualSchedule], limit_bytes: int, source: str) -> PptraceError:
-    """Return the error where no schedule fits, with the schedule of least memory."""
-    ran = [(row.best.peak_bytes, row) for row in rows if row.best]
-    if not ran:
+    """Return the error if no schedule fits, with the schedule of least memory."""
+    valid = [(row.best.peak_bytes, row) for row in rows if row.best]
+    if not valid:
         labels: dict[str, list[str]] = {}
         for row in rows:
             labels.setdefault(row.reason, []).append(row.entry.label)
         reasons = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in labels.items())
         return PptraceError(f"{source}: no schedule runs in {format_size(limit_bytes)}: {reasons}")
-    least = min(ran, key=itemgetter(0))[1]
+    nearest = min(valid, key=itemgetter(0))[1]
     return PptraceError(
-        f"{source}: no schedule fits {format_size(limit_bytes)}; {least.entry.label} comes nearest: "
-        f"{_lack(least, limit_bytes)}"
+        f"{source}: no schedule fits {format_size(limit_bytes)}; {nearest.entry.label} comes nearest: "
+        f"{_shortage_reason(nearest, limit_bytes)}"
     )
 
 
@@ -480,11 +480,11 @@ def needs(rank: int, peak_bytes: int, limit_bytes: int) -> str:
     >>> needs(0, 80 * 2**30, 76 * 2**30)
     'rank 0 needs 80 GiB, 4 GiB more than 76 GiB'
     """
-    more = format_size(peak_bytes - limit_bytes)
-    return f"rank {rank} needs {format_size(peak_bytes)}, {more} more than {format_size(limit_bytes)}"
+    excess = format_size(peak_bytes - limit_bytes)
+    return f"rank {rank} needs {format_size(peak_bytes)}, {excess} more than {format_size(limit_bytes)}"
 
 
-def _rounded_up(size_bytes: int) -> str:
+def _format_rounded_up(size_bytes: int) -> str:
     return format_size(-(-size_bytes * 1001 // 1000))
 
 
@@ -498,7 +498,7 @@ def _lines(rows: Sequence[EqualSchedule], limit_bytes: int, varied: Sequence[Var
     table: list[Sequence[str]] = [["schedule", *columns]]
     table += [[row.entry.label, *(next(cells) if row.fits else [shortage(row, limit_bytes)])] for row in rows]
     lines = [*_heading(rows, limit_bytes), "", *table_lines(table, {0, 1, len(columns)}), ""]
-    lines += [*_legend(rows, varied), *_mended(rows, limit_bytes), *_arguments(rows)]
+    lines += [*_legend(rows, varied), *_refitted(rows, limit_bytes), *_arguments(rows)]
     runs = [(row.entry.label, row.run) for row in rows if row.run]
     uncertainty = uncertainty_of(run for _, run in runs)
     common = [(row.common.step_ns or 0, row.entry.label) for row in rows if row.common]
@@ -509,8 +509,8 @@ def _lines(rows: Sequence[EqualSchedule], limit_bytes: int, varied: Sequence[Var
 
 def _heading(rows: Sequence[EqualSchedule], limit_bytes: int) -> list[str]:
     """Return the lines of the job with its batch and limit, and of a run under the configured policy if any."""
-    ran = [(row.messages, row.run) for row in rows if row.run]
-    run = next((run for messages, run in ran if not messages), ran[0][1])
+    runs = [(row.messages, row.run) for row in rows if row.run]
+    run = next((run for messages, run in runs if not messages), runs[0][1])
     total = run.prepared.resolved.experiment.batch.global_batch
     return [f"{job_text(run)}: global batch {total:,}, {format_size(limit_bytes)} per rank", setting_text(run)]
 
@@ -519,7 +519,7 @@ def _columns(rows: Sequence[EqualSchedule], limit_bytes: int) -> dict[str, list[
     """Return the texts of all schedules that fit, by the heading of the column."""
     figures = [equal_row(row, limit_bytes) for row in rows]
     runs = [row.run for row in rows if row.run]
-    least = min(run.metrics.step_ns for run in runs)
+    shortest_ns = min(run.metrics.step_ns for run in runs)
 
     def sizes(*keys: str) -> list[str]:
         return [format_size(sum(int(cells[key] or 0) for key in keys)) for cells in figures]
@@ -531,7 +531,7 @@ def _columns(rows: Sequence[EqualSchedule], limit_bytes: int) -> dict[str, list[
     columns = {
         "#": [f"#{row.rank}" for row in rows],
         "step": [time_text(run, run.metrics.step_ns) for run in runs],
-        "slower": [slower_text(run.metrics.step_ns, least) for run in runs],
+        "slower": [slower_text(run.metrics.step_ns, shortest_ns) for run in runs],
         "tokens/s": [f"{run.metrics.tokens_per_s or 0:,.0f}" for run in runs],
         "peak": sizes("peak_memory_bytes"),
         "left": sizes("left_bytes"),
@@ -553,11 +553,11 @@ def _columns(rows: Sequence[EqualSchedule], limit_bytes: int) -> dict[str, list[
 
 
 def _common_forms(rows: Sequence[EqualSchedule]) -> str:
-    """Return the line of the best forms that differ under the policy that takes any table."""
+    """Return the line of the best forms that differ under the policy for all tables."""
     policy = ANY_TABLE[POLICY]
     text = f"all {policy}: each schedule's best form under {policy}"
-    others = [f"{row.entry.label} {row.common_form}" for row in rows if row.common_form]
-    return f"{text}, another one for {'; '.join(others)}" if others else f"{text}, the same form for each"
+    changed = [f"{row.entry.label} {row.common_form}" for row in rows if row.common_form]
+    return f"{text}, another one for {'; '.join(changed)}" if changed else f"{text}, the same form for each"
 
 
 def _legend(rows: Sequence[EqualSchedule], varied: Sequence[VariableSetting]) -> list[str]:
@@ -567,19 +567,19 @@ def _legend(rows: Sequence[EqualSchedule], varied: Sequence[VariableSetting]) ->
     simulated = sum(len(search.tried) for search in searches)
     candidates = sum(search.candidates for search in searches)
     untimed = without_copy_times(rows, varied)
-    of = f" for {join_names(untimed)}" if len(untimed) not in {0, len(rows)} else ""
-    ran = [(row.entry.label, row.messages, row.run) for row in rows if row.run]
+    subject = f" for {join_names(untimed)}" if len(untimed) not in {0, len(rows)} else ""
+    runs = [(row.entry.label, row.messages, row.run) for row in rows if row.run]
     return [
         "peak: the fullest rank's, state and activations; state: weights, gradients, optimizer, buffers, reserve",
         "hidden, exposed: communication that computation hid, and that it did not, in parts of all ranks' time",
         f"varied: {names}; all else is the configuration's, so are GPUs and batch",
         f"simulated {simulated} forms: of {candidates} estimated ones the likeliest, and others near the best",
-        *([f"offload left out{of}: {NO_COPY_TIMES}"] if untimed else []),
-        *fallback_notes(ran),
+        *([f"offload left out{subject}: {NO_COPY_TIMES}"] if untimed else []),
+        *fallback_notes(runs),
     ]
 
 
-def _mended(rows: Sequence[EqualSchedule], limit_bytes: int) -> list[str]:
+def _refitted(rows: Sequence[EqualSchedule], limit_bytes: int) -> list[str]:
     """Return a line per schedule that fits in another form than the configured one."""
     lines = []
     for row in rows:
@@ -617,7 +617,7 @@ def _draw_memory(axes: Any, rows: Sequence[EqualSchedule], runs: Sequence[Run], 
     fullest = [(run.metrics.memory, run.metrics.memory.fullest) for run in runs]
     activations = [int(memory.peak_activation_bytes[rank]) / _GIB for memory, rank in fullest]
     peaks = [int(memory.peak_bytes[rank]) / _GIB for memory, rank in fullest]
-    state = [peak - held for peak, held in zip(peaks, activations, strict=True)]
+    state = [peak - activation for peak, activation in zip(peaks, activations, strict=True)]
     parts = {"state": (state, _STATE_COLOR), "activations": (activations, _ACTIVATIONS)}
     limit = limit_bytes / _GIB, f"limit, {format_size(limit_bytes)}"
     draw_bars(
@@ -627,7 +627,7 @@ def _draw_memory(axes: Any, rows: Sequence[EqualSchedule], runs: Sequence[Run], 
 
 
 def _settings_label(row: EqualSchedule) -> str:
-    """Return a schedule's label above its form, with its policy where that overrides the configured one."""
+    """Return a schedule's label and form, with its policy if it overrides the configured policy."""
     policy = row.messages.get(POLICY)
     form = ", ".join(filter(None, [row.form, policy and f"p2p {policy}"]))
     return f"{row.entry.label}\n{form}".rstrip()

@@ -1,12 +1,12 @@
 """Launch arguments of Megatron-LM and torchtitan.
 
-Source: Megatron-LM as of 22 August 2026, ``megatron/training/arguments.py`` with what it refuses, and the
-dataclasses whose fields it makes arguments of (``megatron/core/model_parallel_config.py``,
+Source: Megatron-LM as of 22 August 2026, ``megatron/training/arguments.py`` with its checks, and the
+dataclasses whose fields become arguments (``megatron/core/model_parallel_config.py``,
 ``megatron/core/transformer/transformer_config.py``, ``megatron/training/config``).
 
 Source: torchtitan as of 21 August 2026: ``torchtitan/config/configs.py``, ``torchtitan/trainer.py``,
 ``torchtitan/distributed/pipeline_parallel.py``, ``parallel_dims.py``, ``fsdp.py`` and
-``activation_checkpoint.py`` beside it; schedules of ``torch.distributed.pipelining`` 2.13.
+``activation_checkpoint.py`` in the same folder; schedules of ``torch.distributed.pipelining`` 2.13.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 _ENDS = ("loss", "embedding")
 """Modules that replace a layer where stages outnumber layers."""
-_KEPT = ("main-params", "exp-avg", "exp-avg-sq")
-"""Optimizer state with a type argument of Megatron-LM."""
+_TYPED_STATE = ("main-params", "exp-avg", "exp-avg-sq")
+"""Optimizer state with a type argument in Megatron-LM."""
 _MEGATRON_SHARDS = {1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
 """Names of ZeRO's stages in Megatron-FSDP."""
 
@@ -48,7 +48,7 @@ def megatron_arguments(experiment: Experiment, chunks: int) -> Arguments:
 
     Args:
         experiment: the configuration with all options of its cost model.
-        chunks: per rank.
+        chunks: chunks per rank.
     """
     parallel, batch = experiment.parallel, experiment.batch
     model, costs = values_of(experiment.model), values_of(experiment.costs)
@@ -71,9 +71,9 @@ def megatron_arguments(experiment: Experiment, chunks: int) -> Arguments:
     words += ["--sequence-parallel"] if parallel.sequence_parallel and parallel.tp > 1 else []
     zero = int(costs.get("zero") or 0)
     words += ["--use-distributed-optimizer"] if zero else []
-    kept = {name: costs.get(name.replace("-", "_")) for name in _KEPT}
-    if any(kept.values()):
-        types = {f"{name}-dtype": kind for name, kind in kept.items() if kind not in {None, "remainder"}}
+    state_types = {name: costs.get(name.replace("-", "_")) for name in _TYPED_STATE}
+    if any(state_types.values()):
+        types = {f"{name}-dtype": kind for name, kind in state_types.items() if kind not in {None, "remainder"}}
         words += ["--use-precision-aware-optimizer", *flag_words(types)]
     if zero > 1:
         words += ["--use-megatron-fsdp", "--data-parallel-sharding-strategy", _MEGATRON_SHARDS[zero]]
@@ -87,14 +87,14 @@ def megatron_arguments(experiment: Experiment, chunks: int) -> Arguments:
     words += _recompute(model)
     if "mlp_act" in (model.get("recompute_modules") or []):
         without.append("recompute_modules: mlp_act")
-    found, missing = _schedule(experiment, chunks, model, costs)
-    return Arguments(words=(*words, *found), without=(*missing, *without))
+    schedule_words, missing = _schedule(experiment, chunks, model, costs)
+    return Arguments(words=(*words, *schedule_words), without=(*missing, *without))
 
 
 def _schedule(
     experiment: Experiment, chunks: int, model: dict[str, Any], costs: dict[str, Any]
 ) -> tuple[list[str], list[str]]:
-    """Return the arguments of the schedule, and its parts that Megatron-LM refuses."""
+    """Return the arguments of the schedule, and the parts that Megatron-LM rejects."""
     name, parallel = experiment.schedule.name, experiment.parallel
     ranks, microbatches = parallel.pp or 1, experiment.batch.known_microbatches
     if ranks == 1 and chunks > 1:
@@ -136,9 +136,9 @@ def _recompute(model: dict[str, Any]) -> list[str]:
             {"recompute-granularity": "full", "recompute-method": method, "recompute-num-layers": layers}
         )
     if recompute == "selective":
-        asked = model.get("recompute_modules") or []
-        modules = [one for one in asked if one != "mlp_act"]
-        if asked and not modules:
+        requested = model.get("recompute_modules") or []
+        modules = [module for module in requested if module != "mlp_act"]
+        if requested and not modules:
             return []
         return ["--recompute-granularity", "selective", *(["--recompute-modules", *modules] if modules else [])]
     return []
@@ -165,22 +165,22 @@ def _uneven(layers: int, stages: int) -> tuple[list[str], list[str]]:
 def without_modifiers(experiment: Experiment) -> list[str]:
     """Return the parts that no framework can express: schedule options, offload, recomputation actions."""
     choice = experiment.schedule
-    found = [f"schedule options {choice.options}"] if any(choice.options.values()) else []
+    options = [f"schedule options {choice.options}"] if any(choice.options.values()) else []
     return [
-        *found,
+        *options,
         *(["schedule.offload"] if choice.offload else []),
         *(["schedule.recompute"] if choice.recompute else []),
     ]
 
 
-_ONE = {"1f1b": "1F1B", "gpipe": "GPipe"}
+_SINGLE_STAGE = {"1f1b": "1F1B", "gpipe": "GPipe"}
 _LOOPED = {
     "interleaved-1f1b": "Interleaved1F1B", "looped-bfs": "LoopedBFS", "interleaved-zb": "InterleavedZeroBubble",
 }  # fmt: skip
 _V = {"zb-v": "ZBVZeroBubble", "dualpipe-v": "DualPipeV"}
-_SCHEDULES = _ONE | _LOOPED | _V
+_SCHEDULES = _SINGLE_STAGE | _LOOPED | _V
 """Names of schedules in torchtitan: with one stage per rank, with several, and with two in a V."""
-_LAYERS_APART = "layers per stage: module_fqns_per_model_part in its configuration"
+_LAYERS_PER_STAGE = "layers per stage: module_fqns_per_model_part in its configuration"
 
 
 def torchtitan_arguments(experiment: Experiment, chunks: int) -> Arguments:
@@ -188,7 +188,7 @@ def torchtitan_arguments(experiment: Experiment, chunks: int) -> Arguments:
 
     Args:
         experiment: the configuration with all options of its cost model.
-        chunks: per rank.
+        chunks: chunks per rank.
     """
     parallel, batch = experiment.parallel, experiment.batch
     model = values_of(experiment.model)
@@ -211,7 +211,7 @@ def torchtitan_arguments(experiment: Experiment, chunks: int) -> Arguments:
     if ranks > 1:
         split = _stages(model, ranks, chunks)
         values |= split
-        without = [*_refused(experiment, chunks), *([] if split else [_LAYERS_APART]), *without]
+        without = [*_unsupported_parts(experiment, chunks), *([] if split else [_LAYERS_PER_STAGE]), *without]
     words = flag_words(values)
     if parallel.tp > 1 and not parallel.sequence_parallel:
         words.append("--parallelism.no-enable_sequence_parallel")
@@ -226,14 +226,14 @@ def torchtitan_arguments(experiment: Experiment, chunks: int) -> Arguments:
 
 
 def titan_split(layers: int, stages: int, first: int, last: int) -> list[int] | None:
-    """Return torchtitan's layers per stage for ends that count as layers; None where it refuses them."""
-    even, more = divmod(layers + first + last, stages)
+    """Return torchtitan's layers per stage for ends that count as layers; None if it rejects them."""
+    even, remainder = divmod(layers + first + last, stages)
     if not even or first > even or last > even:
         return None
-    found = [even + (stage < more) for stage in range(stages)]
-    found[0] -= first
-    found[-1] -= last
-    return found
+    split = [even + (stage < remainder) for stage in range(stages)]
+    split[0] -= first
+    split[-1] -= last
+    return split
 
 
 def _sharding(experiment: Experiment) -> tuple[dict[str, Any], list[str]]:
@@ -241,14 +241,14 @@ def _sharding(experiment: Experiment) -> tuple[dict[str, Any], list[str]]:
     parallel, zero = experiment.parallel, int(values_of(experiment.costs).get("zero") or 0)
     degree = "parallelism.data_parallel_{}_degree"
     if not zero:
-        alone = (parallel.tp or 1) * (parallel.cp or 1) % (parallel.ep or 1)
-        why = f"expert parallelism of weights that are not sharded: ep {parallel.ep} does not divide tp x cp"
-        return {degree.format("replicate"): parallel.dp, degree.format("shard"): 1}, [why] * bool(alone)
+        remainder = (parallel.tp or 1) * (parallel.cp or 1) % (parallel.ep or 1)
+        reason = f"expert parallelism of weights that are not sharded: ep {parallel.ep} does not divide tp x cp"
+        return {degree.format("replicate"): parallel.dp, degree.format("shard"): 1}, [reason] * bool(remainder)
     reshard = experiment.data_parallel.reshard or Reshard.NEVER
-    again = zero == max(_SHARDS) and reshard is not Reshard.NEVER
+    is_resharded = zero == max(_SHARDS) and reshard is not Reshard.NEVER
     words = {
         degree.format("replicate"): 1, degree.format("shard"): parallel.dp,
-        "parallelism.fsdp_reshard_after_forward": "always" if again else "never",
+        "parallelism.fsdp_reshard_after_forward": "always" if is_resharded else "never",
     }  # fmt: skip
     return words, [f"zero {zero}: FSDP shards {_SHARDS[zero]}, too"] * bool(_SHARDS[zero])
 
@@ -257,7 +257,7 @@ _SHARDS = {1: "gradients and weights", 2: "weights", 3: ""}
 """State that FSDP shards beyond each of ZeRO's stages."""
 
 
-def _refused(experiment: Experiment, chunks: int) -> list[str]:
+def _unsupported_parts(experiment: Experiment, chunks: int) -> list[str]:
     name = experiment.schedule.name
     if name not in _SCHEDULES:
         return [f"schedule {name}"]
@@ -267,21 +267,21 @@ def _refused(experiment: Experiment, chunks: int) -> list[str]:
 
 
 def _stages(model: dict[str, Any], ranks: int, chunks: int) -> dict[str, Any]:
-    """Return the arguments of the configured split of layers; empty where none express it."""
+    """Return the arguments of the configured split of layers; empty if no arguments express it."""
     stages, layers = ranks * chunks, int(model.get("layers") or 0)
     split = model.get("layers_per_stage") or ([layers // stages] * stages if not layers % stages else None)
     if not split or model.get("layout"):
         return {}
-    name, most = "parallelism.pipeline_parallel_{}", max(split) + 1
-    for first in range(most):
-        for last in range(most):
+    name, limit = "parallelism.pipeline_parallel_{}", max(split) + 1
+    for first in range(limit):
+        for last in range(limit):
             total = sum(split) + first + last
-            each = -(-total // stages)
-            # It derives the number of stages from the layers per stage, rounded up.
-            counted = chunks == 1 or -(-total // each) == stages
-            if counted and titan_split(sum(split), stages, first, last) == list(split):
+            layers_per_stage = -(-total // stages)
+            # torchtitan derives the number of stages from the layers per stage, rounded up.
+            has_equal_stages = chunks == 1 or -(-total // layers_per_stage) == stages
+            if has_equal_stages and titan_split(sum(split), stages, first, last) == list(split):
                 return {
                     name.format("first_stage_less_layers"): first, name.format("last_stage_less_layers"): last,
-                    **({name.format("layers_per_stage"): each} if chunks > 1 else {}),
+                    **({name.format("layers_per_stage"): layers_per_stage} if chunks > 1 else {}),
                 }  # fmt: skip
     return {}

@@ -65,7 +65,7 @@ class Layout:
 
     @property
     def microbatches(self) -> int:
-        """Microbatches of one pipeline in a step; 0 where they do not divide the batch."""
+        """Microbatches of one pipeline in a step; 0 if replicas and size do not divide the batch."""
         count, rest = divmod(self.sequences, self.dp * self.micro)
         return 0 if rest else count
 
@@ -268,7 +268,7 @@ def _refusal(message: str, key: str, given: Mapping[str, Assignment]) -> ConfigE
 
 
 def _sequences(tree: Mapping[str, Any], places: Places) -> int:
-    """Return the configured global batch, or the one that follows from the microbatches."""
+    """Return the global batch: configured, or computed from the microbatches."""
     if "global" in (tree.get("batch") or {}):
         return _number(tree, "batch.global", 0, places)
     known = {"batch.microbatches": 0, "batch.micro": 1, "parallel.dp": 1}
@@ -294,7 +294,7 @@ def _trial(document: Document, registry: Registry, request: PlanRequest) -> Cost
     ranks = ranks_named(document.value.get("device"))
     replicas = max(request.gpus // ranks, 1)
     sizes = {"parallel.pp": ranks, "parallel.dp": replicas, "batch.global": replicas}
-    return build_costs(load(document, (), {}, [setting(*one) for one in sizes.items()]), registry)
+    return build_costs(load(document, (), {}, [setting(key, size) for key, size in sizes.items()]), registry)
 
 
 def _limited(document: Document, request: PlanRequest, costs: Costs) -> Document:

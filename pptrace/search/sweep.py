@@ -36,7 +36,7 @@ PICTURES = (".png", ".svg", ".pdf")
 """Suffixes of pictures."""
 
 _SIMULATED = 2
-"""Simulations per point: with its costs, and for its bubble without messages."""
+"""Simulations per point: with its costs, and without messages for its bubble."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +48,11 @@ class Sweep:
     rows: tuple[Row, ...]
     """One per point in grid order, with all columns; missing values are None."""
     others: tuple[Row, ...] = ()
-    """Earlier rows of the same configuration, with other values than the requested ones."""
+    """Earlier rows of the same configuration with values that are not requested."""
 
     @property
     def failed(self) -> tuple[Row, ...]:
-        """Return the rows of points that have no figures; ``error`` says why."""
+        """Return the rows of points without figures; ``error`` has the reason."""
         return tuple(row for row in self.rows if row["error"])
 
     def save(
@@ -61,14 +61,14 @@ class Sweep:
         """Write tables (.csv, .parquet), then pictures (.png, .svg, .pdf).
 
         Args:
-            targets: files; the suffix says what.
+            targets: files; the suffix determines the format.
             plot: ``lines``, ``winners`` or ``difference``.
             x: the key along the horizontal axis; the first with numbers by default.
             y: the figure that is drawn, or several of one unit.
 
         Raises:
-            OutputError: a file that cannot be written.
-            PptraceError: pictures that these axes do not give, or a package that is missing.
+            OutputError: a file cannot be written.
+            PptraceError: the axes do not allow this picture, or a package is missing.
         """
         paths = [Path(target) for target in targets]
         check_outputs(paths)
@@ -93,12 +93,12 @@ def check_outputs(paths: Sequence[Path], others: tuple[str, ...] = (), known: st
 
     Args:
         paths: the files.
-        others: suffixes beside those of tables and pictures.
+        others: further suffixes than tables and pictures.
         known: all suffixes in words.
 
     Raises:
-        OutputError: two are one file, a folder that is missing, or an unknown suffix.
-        PptraceError: a package that is missing.
+        OutputError: two outputs are one file, a folder is missing, or a suffix is unknown.
+        PptraceError: a package is missing.
     """
     for index, path in enumerate(paths):
         suffix = path.suffix.lower()
@@ -124,17 +124,17 @@ def sweep(
     shares_registry: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Sweep:
-    """Simulate the points of a grid that no earlier start has finished.
+    """Simulate the points of a grid without finished rows.
 
     Args:
         grid: the points.
         registry: the plugins.
         executor: the name of an executor that a plugin offers, with options as :func:`choose` reads them.
         workers: number of concurrent points; 0 for the number of cores.
-        outputs: the output files. Their finished rows are reused, and the journal beside the first one stores new
+        outputs: the output files. Their finished rows are reused, and the journal next to the first one stores new
             rows. After writing the files, the caller removes it by :func:`end_journals`.
         fresh: ignore finished rows.
-        shares_registry: whether ``registry`` is the caller's own, which other processes do not have.
+        shares_registry: whether ``registry`` is the caller's, which other processes do not have.
         progress: receives the number of finished points and of all points.
 
     Raises:
@@ -154,13 +154,13 @@ def sweep(
             rows[key] = row
             done += 1
             report(done, len(grid.points))
-    own = [rows.pop(point.identity) for point in grid.points]
-    tidied = _rows_of_all_columns(grid.keys, [*own, *rows.values()])
-    return Sweep(over=grid.keys, rows=tuple(tidied[: len(own)]), others=tuple(tidied[len(own) :]))
+    requested = [rows.pop(point.identity) for point in grid.points]
+    all_rows = _rows_of_all_columns(grid.keys, [*requested, *rows.values()])
+    return Sweep(over=grid.keys, rows=tuple(all_rows[: len(requested)]), others=tuple(all_rows[len(requested) :]))
 
 
 def end_journals(outputs: Sequence[Path]) -> None:
-    """Remove the journals beside outputs that are written."""
+    """Remove the journals of written outputs."""
     for path in map(journal_path, outputs):
         path.unlink(missing_ok=True)
 
@@ -189,27 +189,27 @@ def _run_point(point: Point, *, base: Base, actions: int, registry: Registry | N
 
 
 def _rows_of_all_columns(axes: Sequence[str], rows: Sequence[Row]) -> list[Row]:
-    """Return rows that all have all columns; a column of integers and other numbers is one of floats."""
+    """Return rows with all columns; a column of integers and floats becomes a column of floats."""
     columns = columns_of(axes, rows)
     kinds = {column: {type(row.get(column)) for row in rows} - {type(None)} for column in columns}
-    mixed = {column for column, found in kinds.items() if found == {int, float}}
-    over: Row = {"over": ", ".join(axes)}
+    mixed = {column for column, types in kinds.items() if types == {int, float}}
+    axes_cell: Row = {"over": ", ".join(axes)}
 
     def cell(row: Row, column: str) -> Cell:
         value = row.get(column)
         return float(value) if column in mixed and isinstance(value, int) else value
 
-    return [{column: cell(row | over, column) for column in columns} for row in rows]
+    return [{column: cell(row | axes_cell, column) for column in columns} for row in rows]
 
 
-class _WritingTried(Exception):  # noqa: N818 - no error: it undoes what was written to see whether it can be
+class _DiscardFile(Exception):  # noqa: N818 - no error: it discards the file of a check
     pass
 
 
 def _check_writable(path: Path) -> None:
-    with suppress(_WritingTried), replace_file(path) as temporary:
+    with suppress(_DiscardFile), replace_file(path) as temporary:
         temporary.touch()
-        raise _WritingTried
+        raise _DiscardFile
 
 
 def _no_progress(done: int, total: int) -> None:
@@ -217,17 +217,17 @@ def _no_progress(done: int, total: int) -> None:
 
 
 _DERIVED = ("derived", "table ", "schedule ", "cluster")
-"""How origins of values begin that follow from other keys, swept ones among them."""
+"""Prefixes of the origins of values that follow from other keys, which may be swept."""
 _WORDS = "its keys are written in other words"
 
 
 def earlier_rows(grid: Grid, registry: Registry, outputs: Sequence[Path]) -> dict[str, Row]:
-    """Return finished rows by their point, from the tables among a sweep's outputs and from journals beside them.
+    """Return finished rows by point, from the tables of a sweep's outputs and from their journals.
 
-    Rows of failed points are left out, so that these are tried again.
+    Rows of failed points are omitted, so these points are simulated again.
 
     Raises:
-        OutputError: a file is no sweep's, or one of another configuration or of other versions.
+        OutputError: a file is not of a sweep, or is of another configuration or other versions.
     """
     rows: dict[Path, list[Row]] = {}
     fresh = False
@@ -239,16 +239,16 @@ def earlier_rows(grid: Grid, registry: Registry, outputs: Sequence[Path]) -> dic
     if not fresh:
         tables = [path for path in outputs if path.suffix.lower() in TABLES and path.exists()]
         rows = {path: read_table(path) for path in tables} | rows
-    found: dict[str, Row] = {}
-    for path, there in rows.items():
-        found |= _checked(grid, registry, path, there)
-    return found
+    finished: dict[str, Row] = {}
+    for path, file_rows in rows.items():
+        finished |= _check_rows(grid, registry, path, file_rows)
+    return finished
 
 
-def _checked(grid: Grid, registry: Registry, path: Path, rows: Sequence[Row]) -> dict[str, Row]:
+def _check_rows(grid: Grid, registry: Registry, path: Path, rows: Sequence[Row]) -> dict[str, Row]:
     versions = {provider.distribution: provider.version for provider in registry.providers}
     by_cells = {_cells(point): point for point in grid.points}
-    found: dict[str, Row] = {}
+    finished: dict[str, Row] = {}
     for row in rows:
         point = by_cells.get(tuple(str(row.get(key)) for key in grid.keys))
         if not row.get("configuration"):
@@ -262,9 +262,9 @@ def _checked(grid: Grid, registry: Registry, path: Path, rows: Sequence[Row]) ->
             reason = _changed(grid, registry, row, point)
             if reason:
                 raise _foreign(path, reason)
-            row = row | {"point": point.identity}  # noqa: PLW2901 - the same point in other words
-        found[str(row["point"])] = row
-    return found
+            row = row | {"point": point.identity}  # noqa: PLW2901 - the same point with other spellings
+        finished[str(row["point"])] = row
+    return finished
 
 
 def _check_versions(path: Path, row: Row, versions: Mapping[str, str]) -> None:
@@ -286,7 +286,7 @@ def _foreign(path: Path, reason: str) -> OutputError:
 
 
 def _difference(grid: Grid, registry: Registry, row: Row, point: Point | None) -> str:
-    """Say in what a row's configuration differs from this one's; ``point`` has the same values, if any has."""
+    """Return the difference of a row's configuration; ``point`` is the point with the same values, if any."""
     then, now = sorted(str(row.get("over") or "").split(", ")), sorted(grid.keys)
     if then != now:
         return f"it was swept over {', '.join(then)}, and this is over {', '.join(now)}"
@@ -295,22 +295,24 @@ def _difference(grid: Grid, registry: Registry, row: Row, point: Point | None) -
     swept = {key_text(path) for axis in grid.axes for path in axis.paths}
     resolved = _resolved(grid, registry, grid.points[0])
     constant = [key for key in inputs_of(resolved) if not resolved.origin(key).startswith(_DERIVED)]
-    return _first(row, resolved, [key for key in constant if key not in swept]) or _WORDS
+    return _first_difference(row, resolved, [key for key in constant if key not in swept]) or _WORDS
 
 
 def _changed(grid: Grid, registry: Registry, row: Row, point: Point) -> str:
-    """Say in what a row differs from a point with the same values; nothing where it does not."""
+    """Return the difference of a row from a point with the same values; empty if there is none."""
     resolved = _resolved(grid, registry, point)
-    changed = _first(row, resolved, list(inputs_of(resolved)))
+    changed = _first_difference(row, resolved, list(inputs_of(resolved)))
     if not changed and _file_of(row["point"]) != _file_of(point.identity):
         return f"{row.get('schedule.name')} was another file then"
     return changed
 
 
-def _first(row: Row, resolved: Resolved, keys: Sequence[str]) -> str:
+def _first_difference(row: Row, resolved: Resolved, keys: Sequence[str]) -> str:
     values = inputs_of(resolved)
     differing = next((key for key in keys if str(row.get(key)) != str(values[key])), None)
-    return f"{differing} was {_shown(row.get(differing))} and is {_shown(values[differing])}" if differing else ""
+    if not differing:
+        return ""
+    return f"{differing} was {_format_value(row.get(differing))} and is {_format_value(values[differing])}"
 
 
 def _resolved(grid: Grid, registry: Registry, point: Point) -> Resolved:
@@ -325,7 +327,7 @@ def _cells(point: Point) -> tuple[str, ...]:
     return tuple(str(value.cell) for value in point.values)
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     return "absent" if value is None else str(value)
 
 
@@ -336,10 +338,10 @@ _FIGURES = {
     "idle": "idle",
     "peak_memory_bytes": "memory",
 }
-"""Columns that are printed, with their headings."""
+"""Printed columns with their headings."""
 
-_OF_MODELS = {"tokens_per_s_per_gpu": "tok/s/GPU", "mfu": "MFU"}
-"""Columns that are printed where a model gives them."""
+_MODEL_FIGURES = {"tokens_per_s_per_gpu": "tok/s/GPU", "mfu": "MFU"}
+"""Columns that are printed if the costs have a model."""
 
 _MOST_ROWS = 100
 _MOST_MESSAGES = 20
@@ -347,31 +349,31 @@ _LONGEST = 60
 
 
 def rows_text(sweep: Sweep) -> str:
-    """Return a line per point: its axes, and the figures that studies are about."""
-    shown = {key: unique_names([str(row[key]) for row in sweep.rows], _LONGEST) for key in sweep.over}
+    """Return a line per point with its values of the axes and its main figures."""
+    names = {key: unique_names([str(row[key]) for row in sweep.rows], _LONGEST) for key in sweep.over}
     figures = _figures(sweep)
     rows = [[*sweep.over, *figures.values()]]
     for row in sweep.rows[:_MOST_ROWS]:
         cells = [_brief(str(row["error"]))] if row["error"] else [_figure(row, key) for key in figures]
-        rows.append([*(shown[key][str(row[key])] for key in sweep.over), *cells])
+        rows.append([*(names[key][str(row[key])] for key in sweep.over), *cells])
     lines = table_lines(rows, range(len(sweep.over)))
-    more = len(sweep.rows) - _MOST_ROWS
-    return "\n".join(lines + [f"and {more:,} more: write them with -o results.csv"] * (more > 0))
+    omitted = len(sweep.rows) - _MOST_ROWS
+    return "\n".join(lines + [f"and {omitted:,} more: write them with -o results.csv"] * (omitted > 0))
 
 
 def _figures(sweep: Sweep) -> dict[str, str]:
-    """Return the columns with their headings: GPUs where they differ, rates where they are known."""
+    """Return the columns with their headings: GPUs if they differ, rates if they are known."""
     differ = len({row.get("gpus") for row in sweep.rows if not row["error"]}) > 1
-    known = {key for row in sweep.rows for key in _OF_MODELS if row.get(key) is not None}
+    known = {key for row in sweep.rows for key in _MODEL_FIGURES if row.get(key) is not None}
     return (
         ({"gpus": "GPUs"} if differ else {})
         | _FIGURES
-        | {key: name for key, name in _OF_MODELS.items() if key in known}
+        | {key: name for key, name in _MODEL_FIGURES.items() if key in known}
     )
 
 
 def failures_text(sweep: Sweep) -> str:
-    """Return what went wrong, each message once with the points that it is about; nothing where nothing did."""
+    """Return each error message once with its points; empty without failures."""
     groups: dict[str, list[Row]] = {}
     for row in sweep.failed:
         groups.setdefault(str(row["error"]), []).append(row)
@@ -380,8 +382,8 @@ def failures_text(sweep: Sweep) -> str:
         first = " ".join(f"{key}={rows[0][key]}" for key in sweep.over)
         others = f" and {len(rows) - 1:,} more" if len(rows) > 1 else ""
         lines.append(f"  {first}{others}: {message}")
-    more = len(groups) - _MOST_MESSAGES
-    lines += [f"  and {more:,} more messages, in the column error"] * (more > 0)
+    omitted = len(groups) - _MOST_MESSAGES
+    lines += [f"  and {omitted:,} more messages, in the column error"] * (omitted > 0)
     return "".join(f"{line}\n" for line in lines)
 
 
