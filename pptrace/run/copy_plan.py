@@ -89,12 +89,12 @@ class Plan(NamedTuple):
         rows = rows[chosen[schedule.stage[rows], schedule.microbatch[rows]]]
         first_row = np.searchsorted(rows, schedule.row_ptr)
         for rank in range(schedule.ranks):
-            own = rows[first_row[rank] : first_row[rank + 1]]
-            start = start_ns[schedule.stage[own], schedule.microbatch[own]]
+            rank_rows = rows[first_row[rank] : first_row[rank + 1]]
+            start = start_ns[schedule.stage[rank_rows], schedule.microbatch[rank_rows]]
             low, high = first_block[rank], first_block[rank + 1]
             started = low + np.searchsorted(ends[low:high], start, side="right")
-            number, stage, microbatch = worked(schedule, own)
-            ahead[stage, microbatch] = np.maximum(blocks.of_row[own] - started, 0)[number]
+            index, stage, microbatch = worked(schedule, rank_rows)
+            ahead[stage, microbatch] = np.maximum(blocks.of_row[rank_rows] - started, 0)[index]
         return ahead
 
 
@@ -111,9 +111,9 @@ def plan_of(schedule: Schedule, timeline: Timeline, workload: Workload) -> Plan:
     for into, times, kinds in (
         (forward_end, end, schedule.kind == Kind.F), (backward_start, start, GRADIENTS.mask(schedule.kind))
     ):  # fmt: skip
-        own = np.flatnonzero(kinds)
-        number, stage, microbatch = worked(schedule, own)
-        into[stage, microbatch] = times[own][number]
+        rows = np.flatnonzero(kinds)
+        index, stage, microbatch = worked(schedule, rows)
+        into[stage, microbatch] = times[rows][index]
     return Plan(schedule, start, end, forward_end, backward_start, *_copies(workload, shape))
 
 
@@ -178,12 +178,13 @@ def sooner_alone(workload: Workload, timeline: Timeline, microbatches: int, shar
     crossed = np.ones((2, *shape))
     kinds = Kind.OFFLOAD, Kind.RELOAD
     rows = [np.flatnonzero(timeline.kind == kind) for kind in kinds]
-    for into, own, others in zip(crossed, rows, rows[::-1], strict=True):
-        overlap_ns = _overlap_ns(timeline, own, others, group)
-        overlap = overlap_ns / np.maximum(timeline.end_ns - timeline.start_ns, 1)[own]
-        for offset in range(int(timeline.span[own].max(initial=0))):
-            of = timeline.span[own] > offset
-            into[timeline.stage[own[of]], timeline.microbatch[own[of]] + offset] = overlap[of]
+    for into, copies, opposite in zip(crossed, rows, rows[::-1], strict=True):
+        overlap_ns = _overlap_ns(timeline, copies, opposite, group)
+        overlap = overlap_ns / np.maximum(timeline.end_ns - timeline.start_ns, 1)[copies]
+        for offset in range(int(timeline.span[copies].max(initial=0))):
+            spans = timeline.span[copies] > offset
+            covered = copies[spans]
+            into[timeline.stage[covered], timeline.microbatch[covered] + offset] = overlap[spans]
     used = workload.microbatch_class if workload.classes else np.zeros(shape[1], dtype=np.int32)
     costs = workload, *workload.classes
     copies_ns = np.stack(_copies(workload, shape))

@@ -136,10 +136,10 @@ def _chosen(resolved: Resolved, key: str, configured: Offload | Recompute, table
 
 
 def _check(resolved: Resolved, key: str, configured: list[int], count: int, what: str) -> None:
-    there = f"there are {count} {what}s, 0 to {count - 1}," if count > 1 else f"there is 1 {what}, 0,"
-    for place, number in enumerate(configured):
+    known = f"there are {count} {what}s, 0 to {count - 1}," if count > 1 else f"there is 1 {what}, 0,"
+    for index, number in enumerate(configured):
         if number >= count:
-            raise resolved.error(f"{key}[{place}]", f"{there} and no {number}")
+            raise resolved.error(f"{key}[{index}]", f"{known} and no {number}")
 
 
 def _chunks(stage_rank: NDArray[np.int32]) -> NDArray[np.int64]:
