@@ -2,10 +2,11 @@
 
 The kernels of a GPU do not record which message they waited for. The search uses these constraints:
 
-- a rank sends a message after the action that produces it (:mod:`~pptrace_profilers.message_chains`); - messages
-of one direction between two ranks are consumed in the order of their sends; - an action starts after the kernel
-that received its message; - on a stage, forwards run in the order of microbatches; - the route of a microbatch
-cycles through all ranks (interleaved schedules), or reverses at both ends (V and waves).
+- a rank sends a message after the action that produces it (:mod:`~pptrace_profilers.message_chains`);
+- messages of one direction between two ranks are consumed in the order of their sends;
+- an action starts after the kernel that received its message;
+- on a stage, forwards run in the order of microbatches;
+- the route of a microbatch is interleaved (cycles through all ranks) or V-shaped (reverses at both ends).
 
 If several assignments fit, the actions with the same place in all of them are certain.
 
