@@ -79,7 +79,7 @@ def build(schedule: Schedule, options: Mapping[str, Any]) -> Policy:
     """
     loop = _Loop.of(schedule)
     switches = _switches(loop, options)
-    return Policy(name=PolicyName.BATCHED, program=partial(_calls, known=(schedule, loop), switches=switches))
+    return Policy(name=PolicyName.BATCHED, program=partial(_calls, checked=(schedule, loop), switches=switches))
 
 
 def _switches(loop: _Loop, options: Mapping[str, Any]) -> dict[str, int]:
@@ -172,9 +172,9 @@ def _group(schedule: Schedule, rows: Rows, chunks: int) -> int:
     return group
 
 
-def _calls(request: MessageRequest, *, known: tuple[Schedule, _Loop], switches: dict[str, int]) -> MessageCalls:
-    """Return the calls of a table: the ``known`` one, or that table with the actions that end its step."""
-    schedule, loop = known
+def _calls(request: MessageRequest, *, checked: tuple[Schedule, _Loop], switches: dict[str, int]) -> MessageCalls:
+    """Return the calls of a table: the ``checked`` one, or that table with the actions that end its step."""
+    schedule, loop = checked
     if request.schedule is not schedule:
         loop = _Loop.of(request.schedule)
     rows, messages_count = loop.rows, request.producer.size

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.plugin import Action, Kind, TraceError
-from pptrace_profilers.gpu_spans import with_gpu_spans
+from pptrace_profilers.gpu_spans import add_gpu_spans
 from pptrace_profilers.pass_runs import AUTOGRAD, RankRuns, Verdict, autograd_runs, launch_runs, mean
 from pptrace_profilers.recording import NO_STAGE, Annotations, Execution
 from pptrace_profilers.stage_inference import infer_from_messages
@@ -108,7 +108,7 @@ def _with_actions(rank: RankRuns, places: Places) -> Recording:
     launched = operations.launch_ns
     launcher = annotations.around(launched, np.zeros(launched.size, dtype=np.int32), np.zeros_like(launched))
     action = np.where(launched >= 0, launcher, -1).astype(np.int32)
-    return with_gpu_spans(replace(recording, operations=replace(operations, action=action)))
+    return add_gpu_spans(replace(recording, operations=replace(operations, action=action)))
 
 
 def _executions(rank: RankRuns, places: Places) -> Iterator[Execution]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from pptrace.plugin import Clock
 from pptrace_profilers.gpu_spans import window_around
-from pptrace_profilers.recording import name_some
+from pptrace_profilers.recording import list_some
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -134,7 +134,7 @@ def _omission_notes(
     partial = [label for label in dict.fromkeys(label for rank in marked for label in rank) if label not in labels]
     if partial:
         verb = "is" if len(partial) == 1 else "are"
-        yield f"{name_some(partial, len(partial), _MOST_NAMED)} {verb} not marked on every rank: left out"
+        yield f"{list_some(partial, len(partial), _MOST_NAMED)} {verb} not marked on every rank: left out"
         return
     for recording, number in zip(recordings, numbers, strict=True):
         steps = zip(recording.executions, number, strict=False)
@@ -178,8 +178,8 @@ def _by_repetition(recording: Recording) -> list[int]:
     ended = np.maximum.accumulate(
         np.array([execution.end_ns for execution in recording.executions], dtype=np.int64)
     )
-    known = [end.end_ns if end.posted_ns < 0 else end.posted_ns for end in recording.ends]
-    needed = np.searchsorted(ended, known, side="right")
+    wait_ends_ns = [end.end_ns if end.posted_ns < 0 else end.posted_ns for end in recording.ends]
+    needed = np.searchsorted(ended, wait_ends_ns, side="right")
     # A receive belongs to the step of the action that ends next.
     waits = np.array([not end.sends for end in recording.ends], dtype=bool)
     waited_step = np.array(steps, dtype=np.int64)[np.minimum(needed, len(steps) - 1)]

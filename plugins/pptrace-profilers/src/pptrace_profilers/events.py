@@ -249,11 +249,11 @@ _DIGITS = 19
 """Digits of the largest number; longer text is not converted."""
 
 
-def whole(value: object, absent: int) -> int:
+def parse_integer(value: object, absent: int) -> int:
     """Return an integer of at most 62 bits, ``absent`` for any other value.
 
-    >>> whole(7, -1), whole("7", -1), whole(7.5, -1), whole(2**70, -1), whole(True, -1)
-    (7, 7, -1, -1, -1)
+    >>> [parse_integer(value, -1) for value in (7, "7", 7.5, 2**70, True)]
+    [7, 7, -1, -1, -1]
     """
     if isinstance(value, str):
         value = int(value) if value.isascii() and value.isdecimal() and len(value) <= _DIGITS else None

@@ -42,7 +42,7 @@ class _Role(IntEnum):
     REPLICAS = 4
 
 
-def with_gpu_spans(recording: Recording) -> Recording:
+def add_gpu_spans(recording: Recording) -> Recording:
     """Return a recording with GPU spans of actions and with messages timed by kernels."""
     operations = recording.operations
     if operations is None:

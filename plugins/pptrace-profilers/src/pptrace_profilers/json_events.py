@@ -341,8 +341,8 @@ def _time(value: Number) -> float:
 
 
 def _nanoseconds(times: NDArray[np.float64]) -> Int64s:
-    whole = np.floor(times)
-    nanoseconds: Int64s = whole.astype(np.int64) * 1000 + np.rint((times - whole) * 1000).astype(np.int64)
+    floor = np.floor(times)
+    nanoseconds: Int64s = floor.astype(np.int64) * 1000 + np.rint((times - floor) * 1000).astype(np.int64)
     return nanoseconds
 
 

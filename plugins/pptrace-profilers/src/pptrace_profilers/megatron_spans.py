@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pptrace.plugin import Action, Kind, TraceError, Unattributed, check_events, kinds, open_unpacked
-from pptrace_profilers.events import whole
+from pptrace_profilers.events import parse_integer
 from pptrace_profilers.gpu_spans import window_around
 from pptrace_profilers.recording import MOST_RANKS, NO_STAGE, Execution, MessageEnd, Recording, read_files
 
@@ -99,14 +99,14 @@ def _sizes(resource: Mapping[str, object]) -> Iterator[tuple[str, int]]:
         ("pp", "dl.pipeline_parallel.size"), ("tp", "dl.tensor_parallel.size"), ("dp", "dl.data_parallel.size"),
         ("world", "dl.world_size"),
     ):  # fmt: skip
-        size = whole(resource.get(name), 0)
+        size = parse_integer(resource.get(name), 0)
         if 0 < size < MOST_RANKS:
             yield axis, size
 
 
 def _rank(resource: Mapping[str, object], path: Path) -> int:
     """Return the global rank of a span, from its process or the file name; -1 if neither has it."""
-    rank = whole(resource.get("dl.rank"), -1)
+    rank = parse_integer(resource.get("dl.rank"), -1)
     named = _RANK_NAME.search(str(resource.get("service.instance.id", ""))) or _RANK_NAME.search(path.name)
     rank = rank if rank >= 0 else int(named[1]) if named else -1
     return rank if rank < MOST_RANKS else -1
@@ -116,7 +116,7 @@ def _recording(path: Path, rank: int, spans: Sequence[Span], stage: int, stages:
     spans = sorted(spans, key=lambda span: (span.start_ns, -span.end_ns))
     steps = [span for span in spans if span.name in _STEPS]
     windows = tuple(
-        (f"step {whole(span.attributes.get('megatron.iteration'), number)}", span.start_ns, span.end_ns)
+        (f"step {parse_integer(span.attributes.get('megatron.iteration'), number)}", span.start_ns, span.end_ns)
         for number, span in enumerate(steps)
     )
     acting = [span for span in spans if span.name in _ACTIONS or _MESSAGE.fullmatch(span.name)]
@@ -137,7 +137,7 @@ def _recording(path: Path, rank: int, spans: Sequence[Span], stage: int, stages:
             sums[span.name] += span.end_ns - span.start_ns
     counts = Counter(span.name for span in spans)
     return Recording(
-        path=path, rank=rank, world=whole(spans[0].resource.get("dl.world_size"), 0), windows=windows,
+        path=path, rank=rank, world=parse_integer(spans[0].resource.get("dl.world_size"), 0), windows=windows,
         executions=tuple(executions), ends=tuple(ends),
         notes=(f"rank {rank}: {outside:,} spans outside of all steps: left out",) if outside else (),
         unattributed=tuple(
@@ -155,7 +155,9 @@ def _executions(spans: Sequence[Span], stage: int) -> list[Execution]:
         kind = _ACTIONS.get(span.name)
         if kind is None:
             continue
-        recorded = next((whole(span.attributes[name], -1) for name in _NUMBERS if name in span.attributes), -1)
+        recorded = next(
+            (parse_integer(span.attributes[name], -1) for name in _NUMBERS if name in span.attributes), -1
+        )
         action = Action(kind=kind, stage=stage, microbatch=recorded if recorded >= 0 else counted[kind])
         executions.append(Execution(action=action, start_ns=span.start_ns, end_ns=span.end_ns))
         counted[kind] += 1

@@ -229,13 +229,13 @@ NO_RANK = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class UnplacedAction:
     """An action without a known stage."""
 
     forward: bool
     """Whether it is a forward."""
-    second: bool
-    """Whether it is a separate weight gradient, without messages."""
+    is_weight_gradient: bool
+    """Whether it is a separate weight gradient, which has no messages."""
     start_ns: int
     """Start of its work."""
     pair: int
@@ -253,13 +253,17 @@ class Messages:
 
 
 def messages_of(
-    parts: Sequence[Part], known: Sequence[Sequence[Known]], route: Sequence[int], *, gradient_first: bool
+    parts: Sequence[Part],
+    actions: Sequence[Sequence[UnplacedAction]],
+    route: Sequence[int],
+    *,
+    gradient_first: bool,
 ) -> Messages:
     """Find the producers of the messages of a step.
 
     Args:
         parts: runs and messages of each rank, by launch.
-        known: actions of each rank.
+        actions: actions of each rank, by launch.
         route: the rank of each stage.
         gradient_first: whether a gradient precedes an activation that was posted together to the same rank.
     """
@@ -271,7 +275,9 @@ def messages_of(
             frozenset(receivers[stage] for stage, rank_of_stage in enumerate(route) if rank_of_stage == rank)
             for receivers in ((*route[1:], NO_RANK), (NO_RANK, *route[:-1]))
         ]
-        producers = _producers(part, known[rank], sends, consumers, {rank, NO_RANK}, gradient_first=gradient_first)
+        producers = _producers(
+            part, actions[rank], sends, consumers, {rank, NO_RANK}, gradient_first=gradient_first
+        )
         peers = [NO_RANK] * len(part.runs)
         for send, producer in zip(sends, producers, strict=True):
             producers_of[rank, send.peer].append(producer)
@@ -287,19 +293,19 @@ def messages_of(
             for producer, receive in zip(producers_of[source, target], receives, strict=False):
                 if producer >= 0:
                     message = (source, producer), receive.end_ns
-                    inputs[target, source, known[source][producer].forward].append(message)
+                    inputs[target, source, actions[source][producer].forward].append(message)
     return Messages(sent_to=sent_to, inputs=inputs)
 
 
 def _producers(
-    part: Part, known: Sequence[Known], sends: Sequence[MessageEnd], consumers: Sequence[frozenset[int]],
-    without_send: set[int], *, gradient_first: bool,
+    part: Part, actions: Sequence[UnplacedAction], sends: Sequence[MessageEnd],
+    consumers: Sequence[frozenset[int]], without_send: set[int], *, gradient_first: bool,
 ) -> list[int]:  # fmt: skip
     """Return the producer of each sent message; -1 for none.
 
     Args:
         part: runs and messages of a rank, by launch.
-        known: actions of the rank.
+        actions: actions of the rank, by launch.
         sends: sent messages, by launch.
         consumers: ranks that receive the activations, and the gradients, of the rank's stages.
         without_send: consumers that receive no message.
@@ -311,14 +317,14 @@ def _producers(
     assigned: set[int] = set()
     for last in np.unique(started).tolist():
         block = np.flatnonzero(started == last).tolist()
-        ready = [number for number in _latest(known, last - 1) if number not in assigned]
+        ready = [number for number in _latest(actions, last - 1) if number not in assigned]
         if len(block) > 1:
-            ready.sort(key=lambda number: known[number].forward == gradient_first)
+            ready.sort(key=lambda number: actions[number].forward == gradient_first)
         else:  # actions that always send come first; ties go to the later action
-            ready.sort(key=lambda number: (not always[not known[number].forward], -number))
+            ready.sort(key=lambda number: (not always[not actions[number].forward], -number))
         for send_index in block:
             peer = {sends[send_index].peer} - without_send
-            fitting = (number for number in ready if peer & consumers[not known[number].forward])
+            fitting = (number for number in ready if peer & consumers[not actions[number].forward])
             producer = next(fitting, -1)
             producers[send_index] = producer
             if producer >= 0:
@@ -327,12 +333,12 @@ def _producers(
     return producers
 
 
-def _latest(known: Sequence[Known], last: int) -> list[int]:
+def _latest(actions: Sequence[UnplacedAction], last: int) -> list[int]:
     """Return the last action up to ``last`` that may send, and the last one of the other direction."""
     latest: dict[bool, int] = {}
     for number in range(last, -1, -1):
-        if not known[number].second:
-            latest.setdefault(known[number].forward, number)
+        if not actions[number].is_weight_gradient:
+            latest.setdefault(actions[number].forward, number)
         if len(latest) == len((True, False)):
             break
     return list(latest.values())

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from pptrace.plugin import BySize, TraceError, check_events, open_unpacked
-from pptrace_profilers.events import microseconds, whole
+from pptrace_profilers.events import microseconds, parse_integer
 from pptrace_profilers.recording import MessageEnd, Operations, Payload, Recording, read_files
 
 if TYPE_CHECKING:
@@ -133,18 +133,19 @@ def _transfer(fields: Mapping[str, Any]) -> Transfer | None:
     metadata = metadata if isinstance(metadata, dict) else {}
     perf = fields[f"{prefix}_perf"]
     length = microseconds(perf.get(f"{prefix}_exec_time_us"))
-    size, rank = whole(perf.get(f"{prefix}_msg_size_bytes"), -1), whole(header.get("rank"), -1)
+    size, rank = parse_integer(perf.get(f"{prefix}_msg_size_bytes"), -1), parse_integer(header.get("rank"), -1)
     if length is None or min(length, size, rank) < 0:
         return None
     times = perf.get("event_trace_ts")
     start = microseconds(times.get(f"{prefix}_start_ts")) if isinstance(times, dict) else None
     return Transfer(
         what=str(perf.get(prefix, "")), communicator=str(header.get("id", "")),
-        communicator_name=str(header.get("comm_name", "")), rank=rank, ranks=whole(header.get("n_ranks"), 0),
-        peer=whole(perf.get("p2p_peer"), -1) if prefix == "p2p" else -1, size_bytes=size, exec_ns=length,
+        communicator_name=str(header.get("comm_name", "")), rank=rank,
+        ranks=parse_integer(header.get("n_ranks"), 0),
+        peer=parse_integer(perf.get("p2p_peer"), -1) if prefix == "p2p" else -1, size_bytes=size, exec_ns=length,
         start_ns=start if start is not None and start > 0 else -1,
-        process=(str(metadata.get("hostname", "")), whole(metadata.get("pid"), -1)),
-        number=whole(perf.get(f"{prefix}_sn"), -1), nodes=whole(header.get("nnodes"), 0),
+        process=(str(metadata.get("hostname", "")), parse_integer(metadata.get("pid"), -1)),
+        number=parse_integer(perf.get(f"{prefix}_sn"), -1), nodes=parse_integer(header.get("nnodes"), 0),
         by_kernel=perf.get(f"{prefix}_timing_source") != "collective_cpu",
     )  # fmt: skip
 

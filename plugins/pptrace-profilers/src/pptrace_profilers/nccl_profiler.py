@@ -19,7 +19,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from pptrace.plugin import TraceError
-from pptrace_profilers.events import microseconds, whole
+from pptrace_profilers.events import microseconds, parse_integer
 from pptrace_profilers.json_events import PlainEvents
 from pptrace_profilers.recording import MessageEnd, Operations, Payload, Recording, read_files
 
@@ -92,17 +92,17 @@ def read_communicator(path: Path) -> CommunicatorFile:
     events = PlainEvents(path, mend=lambda text: _BARE.sub(rb'\1"\2"', text))
     ranks: dict[str, int] = {}
     operations: list[NcclOperation] = []
-    process, known = -1, False
+    process, has_nccl_events = -1, False
     for event in _read_events(events):
-        known = known or event.category in _CATEGORIES
-        process = whole(event.fields.get("pid"), process)
+        has_nccl_events = has_nccl_events or event.category in _CATEGORIES
+        process = parse_integer(event.fields.get("pid"), process)
         if event.category in _CARRIES:
             operations.append(_operation(event, ranks))
-    if not known:
+    if not has_nccl_events:
         raise TraceError("holds no event of NCCL's profiler plugin", file=path)
     named = _NAME.search(path.name)
     if named is not None and not ranks:
-        ranks[named[1]] = whole(named[2], 0)
+        ranks[named[1]] = parse_integer(named[2], 0)
     if len(ranks) == 1:
         (communicator,) = ranks
         operations = [
@@ -177,7 +177,7 @@ def _event_key(event: Mapping[str, Any]) -> tuple[str, ...]:
 def _operation(event: _Open, ranks: dict[str, int]) -> NcclOperation:
     """Return a collective or message, and record its rank in ``ranks``."""
     args = event.args
-    communicator, rank = str(args.get("CommHash", "")), whole(args.get("Rank"), -1)
+    communicator, rank = str(args.get("CommHash", "")), parse_integer(args.get("Rank"), -1)
     if communicator and rank >= 0:
         ranks[communicator] = rank
     call = event.call.args if event.call is not None else {}
@@ -185,8 +185,8 @@ def _operation(event: _Open, ranks: dict[str, int]) -> NcclOperation:
     start_ns, end_ns = _kernel_span(event, posted_ns)
     return NcclOperation(
         name=str(event.fields.get("name", "")), communicator=communicator,
-        posted_ns=posted_ns, start_ns=start_ns, end_ns=end_ns, peer=whole(args.get("Peer"), -1),
-        size_bytes=max(whole(args.get("Count", args.get("count")), 0), 0)
+        posted_ns=posted_ns, start_ns=start_ns, end_ns=end_ns, peer=parse_integer(args.get("Peer"), -1),
+        size_bytes=max(parse_integer(args.get("Count", args.get("count")), 0), 0)
         * ITEM_BYTES.get(str(args.get("Datatype", args.get("datatype"))), 0),
         stream=_address(call.get("Stream")),
     )  # fmt: skip
@@ -200,10 +200,10 @@ def _kernel_span(event: _Open, posted_ns: int) -> tuple[int, int]:
     kernel_ns = [(_time_ns(kernel.fields.get("ts")), _time_ns(kernel.end)) for kernel in event.kernels]
     kernel_ns = [(start, end) for start, end in kernel_ns if 0 <= start <= end]
     clock_ns = [
-        (whole(kernel.args.get("StartGpuClk"), 0), whole(kernel.args.get("StopGpuClk"), 0))
+        (parse_integer(kernel.args.get("StartGpuClk"), 0), parse_integer(kernel.args.get("StopGpuClk"), 0))
         for kernel in event.kernels
     ]
-    copies_us = whole(event.args.get("duration_gpu_us"), 0)
+    copies_us = parse_integer(event.args.get("duration_gpu_us"), 0)
     clock_ns += [(1, 1 + copies_us * 1_000)] if copies_us > 0 else []
     clock_ns = [(start, end) for start, end in clock_ns if 0 < start <= end]
     start_ns = min((start for start, _ in kernel_ns), default=posted_ns)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pptrace.plugin import TraceError, check_events
-from pptrace_profilers.events import EventBuilder, whole
+from pptrace_profilers.events import EventBuilder, parse_integer
 from pptrace_profilers.naming_rules import FILE_NAME
 from pptrace_profilers.pytorch_process import recording_of
 from pptrace_profilers.recording import MOST_RANKS
@@ -117,7 +117,7 @@ class _Export:
         start, end = (time_ns + self.offset_ns if isinstance(time_ns, int) else None for time_ns in times)
         self.builders[process].add(
             name, category, (process, owner), start, end,
-            correlation=whole(correlation, -1), stream=whole(stream, -1),
+            correlation=parse_integer(correlation, -1), stream=parse_integer(stream, -1),
         )  # fmt: skip
 
     def _add_gpu_operations(self) -> None:
@@ -185,7 +185,7 @@ class _Export:
             return rank
         environment = dict(self.tables.rows("TARGET_INFO_SYSTEM_ENV", ("name", "value")))
         texts = [str(environment[key]) for key in _VARIABLES if key in environment]
-        rank = whole(texts[0], -1) if texts else -1
+        rank = parse_integer(texts[0], -1) if texts else -1
         return rank if rank < MOST_RANKS else -1
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise, product
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import ConfigError, Layout, TraceError
-from pptrace_profilers.recording import MOST_RANKS, NO_STAGE, name_some, pipeline_group
+from pptrace_profilers.recording import MOST_RANKS, NO_STAGE, list_some, pipeline_group
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,27 +35,27 @@ def choose_pipeline(
         TraceError: two recordings have the same rank, or ranks are unknown.
         ConfigError: the layout or replica is invalid.
     """
-    known = _by_rank(recordings)
-    pipelines, note = _pipelines(known, layout)
-    complete = {place: ranks for place, ranks in pipelines.items() if all(rank in known for rank in ranks)}
-    candidates = complete or _most_recorded(pipelines, known)
-    chosen = _choose(candidates, known, replica)
+    by_rank = _by_rank(recordings)
+    pipelines, note = _pipelines(by_rank, layout)
+    complete = {place: ranks for place, ranks in pipelines.items() if all(rank in by_rank for rank in ranks)}
+    candidates = complete or _most_recorded(pipelines, by_rank)
+    chosen = _choose(candidates, by_rank, replica)
     ranks = candidates[chosen]
     notes = [note] if note else []
-    if missing := [rank for rank in pipelines[chosen] if rank not in known]:
-        notes.append(f"no file of rank {name_some(missing, len(missing))}: the others are taken as they are")
+    if missing := [rank for rank in pipelines[chosen] if rank not in by_rank]:
+        notes.append(f"no file of rank {list_some(missing, len(missing))}: the others are taken as they are")
     if len(pipelines) > 1:
-        named = name_some(ranks, len(ranks))
+        named = list_some(ranks, len(ranks))
         notes.append(f"replica {chosen or 'of rank 0'} of {len(pipelines)}: global ranks {named}")
     local = {rank: number for number, rank in enumerate(ranks)}
-    return [_local(known[rank], local) for rank in ranks], tuple(notes)
+    return [_local(by_rank[rank], local) for rank in ranks], tuple(notes)
 
 
 def _most_recorded(
-    pipelines: dict[str, tuple[int, ...]], known: dict[int, Recording]
+    pipelines: dict[str, tuple[int, ...]], by_rank: dict[int, Recording]
 ) -> dict[str, tuple[int, ...]]:
     """Return the recorded ranks of the pipelines with the most recorded ranks."""
-    recorded = {place: tuple(rank for rank in ranks if rank in known) for place, ranks in pipelines.items()}
+    recorded = {place: tuple(rank for rank in ranks if rank in by_rank) for place, ranks in pipelines.items()}
     most = max(map(len, recorded.values()))
     return {place: ranks for place, ranks in recorded.items() if len(ranks) == most}
 
@@ -67,24 +67,24 @@ def complete_pipelines(recordings: Sequence[Recording], layout: str = "") -> dic
         TraceError: two recordings have the same rank, or ranks are unknown.
         ConfigError: the layout is invalid.
     """
-    known = _by_rank(recordings)
-    pipelines, _ = _pipelines(known, layout)
-    return {place: ranks for place, ranks in pipelines.items() if all(rank in known for rank in ranks)}
+    by_rank = _by_rank(recordings)
+    pipelines, _ = _pipelines(by_rank, layout)
+    return {place: ranks for place, ranks in pipelines.items() if all(rank in by_rank for rank in ranks)}
 
 
 def numbers_of(
-    pipeline: Sequence[Recording], known: Sequence[Recording], layout: str = ""
+    pipeline: Sequence[Recording], recordings: Sequence[Recording], layout: str = ""
 ) -> tuple[tuple[int, ...], int]:
     """Return the pipeline ranks if files are missing, else none, and the number of ranks.
 
     Without a layout, groups and inferred stages, the pipeline has all ranks of the job.
     """
     ranks = tuple(max(recording.rank, 0) for recording in pipeline)
-    if layout or any(map(_members, known)):
-        pipelines, _ = _pipelines(_by_rank(known), layout)
+    if layout or any(map(_members, recordings)):
+        pipelines, _ = _pipelines(_by_rank(recordings), layout)
         all_ranks = next(members for members in pipelines.values() if ranks[0] in members)
         return tuple(map(all_ranks.index, ranks)) if len(ranks) < len(all_ranks) else (), len(all_ranks)
-    world = max((recording.world for recording in known), default=0)
+    world = max((recording.world for recording in recordings), default=0)
     if len(ranks) >= world or max(ranks) >= world:
         return (), len(ranks)
     size = ranks_by_stages(pipeline, world)
@@ -105,13 +105,13 @@ def _by_rank(recordings: Sequence[Recording]) -> dict[int, Recording]:
     if unknown and len(recordings) > 1:
         message = "does not say whose it is: name it rank0.json and so on"
         raise TraceError(message, file=unknown[0].path)
-    known: dict[int, Recording] = {}
+    by_rank: dict[int, Recording] = {}
     for recording in recordings:
         rank, path = max(recording.rank, 0), recording.path
-        if rank in known:
-            raise TraceError(f"is of rank {rank}, as {_duplicate_text(known[rank].path, path)}", file=path)
-        known[rank] = recording
-    return dict(sorted(known.items()))
+        if rank in by_rank:
+            raise TraceError(f"is of rank {rank}, as {_duplicate_text(by_rank[rank].path, path)}", file=path)
+        by_rank[rank] = recording
+    return dict(sorted(by_rank.items()))
 
 
 def _duplicate_text(first: Path, second: Path) -> str:
@@ -121,41 +121,41 @@ def _duplicate_text(first: Path, second: Path) -> str:
     return f"{first.parent.name}/{first.name} is: give the folder of one run"
 
 
-def _pipelines(known: dict[int, Recording], layout: str) -> tuple[dict[str, tuple[int, ...]], str]:
+def _pipelines(by_rank: dict[int, Recording], layout: str) -> tuple[dict[str, tuple[int, ...]], str]:
     """Return the global ranks of each pipeline by its place, and a note on missing ranks."""
     if layout:
-        return _from_layout(known, layout), ""
-    groups = {_members(recording) for recording in known.values()} - {()}
+        return _from_layout(by_rank, layout), ""
+    groups = {_members(recording) for recording in by_rank.values()} - {()}
     if groups:
         pipelines = sorted(groups)
-        places = [_place(known, ranks) for ranks in pipelines]
+        places = [_place(by_rank, ranks) for ranks in pipelines]
         if len(set(places)) < len(places) or "" in places:
             places = [f"of rank {min(ranks)}" for ranks in pipelines]
         return dict(zip(places, pipelines, strict=True)), ""
-    world = max((recording.world for recording in known.values()), default=0) or len(known)
-    present = tuple(known)
+    world = max((recording.world for recording in by_rank.values()), default=0) or len(by_rank)
+    present = tuple(by_rank)
     # A file may have any number of ranks, so ranks are counted and not listed.
     if len(present) == world or max(present) >= world:
         return {"": present}, ""
     counted = "" if present[-1] < len(present) else f", counted as ranks 0 to {len(present) - 1}"
-    absent = (rank for rank in range(world) if rank not in known)
-    missing = name_some(absent, world - len(known))
+    absent = (rank for rank in range(world) if rank not in by_rank)
+    missing = list_some(absent, world - len(by_rank))
     return {"": present}, f"no file of rank {missing}: the others are taken as they are{counted}"
 
 
-def _place(known: dict[int, Recording], pipeline: Sequence[int]) -> str:
+def _place(by_rank: dict[int, Recording], pipeline: Sequence[int]) -> str:
     """Return the place of a pipeline, ``dp=0,tp=1``, from its first rank's index in the groups of other axes."""
-    rank = next((rank for rank in pipeline if rank in known), -1)
+    rank = next((rank for rank in pipeline if rank in by_rank), -1)
     parts = []
     for axis, described in GROUPED.items():
-        groups = known[rank].groups.items()
+        groups = by_rank[rank].groups.items()
         ranks = next((ranks for name, ranks in groups if described.search(name) and rank in ranks), ())
         if len(ranks) > 1:
             parts.append(f"{axis}={ranks.index(rank)}")
     return ",".join(parts)
 
 
-def _from_layout(known: dict[int, Recording], text: str) -> dict[str, tuple[int, ...]]:
+def _from_layout(by_rank: dict[int, Recording], text: str) -> dict[str, tuple[int, ...]]:
     sizes: dict[str, int] = {}
     for part in text.split(","):
         match = _SIZE.fullmatch(part.strip())
@@ -166,8 +166,8 @@ def _from_layout(known: dict[int, Recording], text: str) -> dict[str, tuple[int,
     layout = Layout(pp=pp, dp=dp, cp=cp, ep=ep, tp=tp)
     if layout.gpus > MOST_RANKS:
         raise ConfigError(f"{text} is {layout.gpus} ranks: more than {MOST_RANKS}", file="--layout")
-    if layout.gpus <= max(known):
-        message = f"{text} is {layout.gpus} ranks, and there is a file of rank {max(known)}"
+    if layout.gpus <= max(by_rank):
+        message = f"{text} is {layout.gpus} ranks, and there is a file of rank {max(by_rank)}"
         raise ConfigError(message, file="--layout")
     pipelines: dict[str, tuple[int, ...]] = {}
     grid = layout.grid()
@@ -178,12 +178,12 @@ def _from_layout(known: dict[int, Recording], text: str) -> dict[str, tuple[int,
     return pipelines
 
 
-def _choose(pipelines: dict[str, tuple[int, ...]], known: dict[int, Recording], replica: str) -> str:
+def _choose(pipelines: dict[str, tuple[int, ...]], by_rank: dict[int, Recording], replica: str) -> str:
     if not replica or replica in pipelines:
         return replica if replica in pipelines else next(iter(pipelines))
     if replica in _SPAN_KINDS:
         # Clocks may differ by rank, so spans are measured per rank.
-        spans = sorted((max(_span(known[rank]) for rank in ranks), place) for place, ranks in pipelines.items())
+        spans = sorted((max(_span(by_rank[rank]) for rank in ranks), place) for place, ranks in pipelines.items())
         return spans[-1 if replica == "slowest" else (len(spans) - 1) // 2][1]
     chosen = next((place for place in pipelines if _coordinates(place) == _coordinates(replica)), None)
     if chosen is None:

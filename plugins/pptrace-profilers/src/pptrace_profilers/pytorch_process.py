@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from pptrace.plugin import Action, Kind, kinds
-from pptrace_profilers.gpu_spans import uncovered_ns, with_gpu_spans
+from pptrace_profilers.gpu_spans import add_gpu_spans, uncovered_ns
 from pptrace_profilers.json_events import MEMORY, Keep, read_events
 from pptrace_profilers.naming_rules import FILE_NAME
 from pptrace_profilers.recording import (
@@ -77,7 +77,7 @@ def recording_of(events: Events, rules: Rules) -> Recording:
     groups = groups_of(metadata, rank)
     members = pipeline_group(groups, rank)
     executions, annotations = _annotated_actions(events, rules)
-    recording = with_gpu_spans(Recording(
+    recording = add_gpu_spans(Recording(
         path=events.path, rank=rank, world=positive(metadata.get("world_size"), MOST_RANKS), groups=groups,
         windows=_windows(events),
         executions=tuple(executions), ends=tuple(posted_ends(events, executions, members)),

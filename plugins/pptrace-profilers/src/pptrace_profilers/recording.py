@@ -196,10 +196,10 @@ def pipeline_group(groups: Mapping[str, tuple[int, ...]], rank: int) -> tuple[in
     return next((ranks for name, ranks in groups.items() if _PIPELINE.search(name) and rank in ranks), ())
 
 
-def name_some(items: Iterable[object], count: int, most: int = 16) -> str:
+def list_some(items: Iterable[object], count: int, most: int = 16) -> str:
     """Return the first ``most`` of ``count`` items as text, and the number of omitted items.
 
-    >>> name_some([3, 5, 8], 3, 2)
+    >>> list_some([3, 5, 8], 3, 2)
     '3, 5 and 1 others'
     """
     named = list(map(str, islice(items, most)))

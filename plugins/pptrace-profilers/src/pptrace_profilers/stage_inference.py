@@ -24,9 +24,9 @@ import numpy as np
 
 from pptrace_profilers.message_chains import (
     NO_RANK,
-    Known,
     Part,
     StepPlaces,
+    UnplacedAction,
     assign_by_chains,
     count_usual_forwards,
     messages_of,
@@ -133,9 +133,11 @@ def assign_by_route(parts: Sequence[Part], starts_ns: Sequence[Sequence[int]], *
         starts_ns: start of each run's work on the GPU, by rank.
         paired: whether ``forward_number`` of a backward is known.
     """
-    known = [_known_actions(part, starts, paired=paired) for part, starts in zip(parts, starts_ns, strict=True)]
-    total = max(sum(map(len, known)), 1)
-    searches = list(_searches(parts, known))
+    actions = [
+        _unplaced_actions(part, starts, paired=paired) for part, starts in zip(parts, starts_ns, strict=True)
+    ]
+    total = max(sum(map(len, actions)), 1)
+    searches = list(_searches(parts, actions))
     solutions = [(search, places) for search in searches for places in search.solutions()]
     is_complete = all(search.tries > 0 for search in searches)
     if not solutions:
@@ -162,19 +164,19 @@ def assign_by_route(parts: Sequence[Part], starts_ns: Sequence[Sequence[int]], *
     }
     if not paired:
         what = "of the backwards that begin on the last stage follow one forward alone"
-        shares[what] = _count_turning_backwards(known[search.route[-1]], search.route, places)
+        shares[what] = _count_turning_backwards(actions[search.route[-1]], search.route, places)
     return StepPlaces(places=places, route=search.route, shares=shares)
 
 
 def _count_turning_backwards(
-    known: Sequence[Known], route: Sequence[int], places: Mapping[tuple[int, int], tuple[int, int]]
+    actions: Sequence[UnplacedAction], route: Sequence[int], places: Mapping[tuple[int, int], tuple[int, int]]
 ) -> tuple[int, int]:
     """Return the backwards of the last stage with a single pending forward, and all its backwards.
 
     No message determines the order of several pending forwards.
     """
     pending = certain = count = 0
-    for number, action in enumerate(known):
+    for number, action in enumerate(actions):
         if places[route[-1], number][0] != len(route) - 1:
             continue
         certain += not action.forward and pending == 1
@@ -183,35 +185,37 @@ def _count_turning_backwards(
     return certain, max(count, 1)
 
 
-def _known_actions(part: Part, starts_ns: Sequence[int], *, paired: bool) -> list[Known]:
+def _unplaced_actions(part: Part, starts_ns: Sequence[int], *, paired: bool) -> list[UnplacedAction]:
     second = second_passes(part.runs) if paired else set()
     forwards = {run.forward_number: number for number, run in enumerate(part.runs) if run.forward}
     return [
-        Known(
-            forward=run.forward, second=number in second, start_ns=start,
+        UnplacedAction(
+            forward=run.forward, is_weight_gradient=number in second, start_ns=start,
             pair=forwards.get(run.forward_number, -1) if paired and not run.forward else -1,
         )
         for number, (run, start) in enumerate(zip(part.runs, starts_ns, strict=True))
     ]  # fmt: skip
 
 
-def _searches(parts: Sequence[Part], known: Sequence[Sequence[Known]]) -> Iterator[Placing]:
+def _searches(parts: Sequence[Part], actions: Sequence[Sequence[UnplacedAction]]) -> Iterator[PlaceSearch]:
     """Yield one search per route and per assignment of messages to producers."""
-    tries = _TRIES * sum(map(len, known))
-    for route, microbatches in _routes(parts, known):
+    tries = _TRIES * sum(map(len, actions))
+    for route, microbatches in _routes(parts, actions):
         # A gradient and an activation to the same rank may be posted together in either order.
-        first, second = (messages_of(parts, known, route, gradient_first=gradient) for gradient in (True, False))
+        first, second = (messages_of(parts, actions, route, gradient_first=gradient) for gradient in (True, False))
         for messages in (first,) if first == second else (first, second):
-            yield Placing(known, messages, route, microbatches, tries=tries)
+            yield PlaceSearch(actions, messages, route, microbatches, tries=tries)
 
 
-def _routes(parts: Sequence[Part], known: Sequence[Sequence[Known]]) -> Iterator[tuple[tuple[int, ...], int]]:
+def _routes(
+    parts: Sequence[Part], actions: Sequence[Sequence[UnplacedAction]]
+) -> Iterator[tuple[tuple[int, ...], int]]:
     """Yield possible routes with their microbatches, from the numbers of forwards and messages.
 
     With P ranks, M microbatches and v stages per rank, a rank has vM forwards. An interleaved route has 2M(Pv - 1)
     messages. On a V-shaped route, v - 1 transfers of each microbatch stay on their rank.
     """
-    ranks, forward_counts = len(known), {sum(action.forward for action in rank) for rank in known}
+    ranks, forward_counts = len(actions), {sum(action.forward for action in rank) for rank in actions}
     if ranks == 1 or len(forward_counts) != 1:
         return
     (forwards,) = forward_counts
@@ -243,31 +247,35 @@ class _Option:
     """Rank that sends the input, equal to the action's rank for a local input; :data:`NO_RANK` for none."""
 
 
-class Placing:
+class PlaceSearch:
     """Depth-first search for the places of the actions of a step."""
 
     def __init__(
-        self, known: Sequence[Sequence[Known]], messages: Messages, route: tuple[int, ...], microbatches: int,
-        *, tries: int,
+        self, actions: Sequence[Sequence[UnplacedAction]], messages: Messages, route: tuple[int, ...],
+        microbatches: int, *, tries: int,
     ) -> None:  # fmt: skip
         """Start the search without assigned actions.
 
         Args:
-            known: by rank, actions by launch.
+            actions: actions of each rank, by launch.
             messages: producers of their messages.
             route: the rank of each stage.
             microbatches: number of microbatches.
             tries: maximum number of assignments.
         """
-        self.known, self.messages, self.route, self.microbatches = known, messages, route, microbatches
+        self.actions, self.messages, self.route, self.microbatches = actions, messages, route, microbatches
         self.tries = tries
-        self.stages = [np.flatnonzero(np.equal(route, rank)).tolist() for rank in range(len(known))]
+        self.stages = [np.flatnonzero(np.equal(route, rank)).tolist() for rank in range(len(actions))]
         self.returned = [
-            {action.pair: number for number, action in reversed(list(enumerate(rank))) if not action.second}
-            for rank in known
+            {
+                action.pair: number
+                for number, action in reversed(list(enumerate(rank)))
+                if not action.is_weight_gradient
+            }
+            for rank in actions
         ]
         """By rank and forward, its first backward."""
-        self.next_action = [0] * len(known)
+        self.next_action = [0] * len(actions)
         self.places: dict[_Node, _Place] = {}
         self.started: Counter[tuple[bool, int]] = Counter()
         self.consumed: Counter[tuple[int, int, bool]] = Counter()
@@ -279,7 +287,7 @@ class Placing:
         choices: list[tuple[int, int, list[_Option]]] = []
         while self.tries > 0:
             rank, options = self._advance()
-            if rank < 0 and len(self.trail) == sum(map(len, self.known)):
+            if rank < 0 and len(self.trail) == sum(map(len, self.actions)):
                 yield dict(self.places)
             if options:
                 choices.append((len(self.trail), rank, options))
@@ -297,8 +305,8 @@ class Placing:
         has_assigned = True
         while has_assigned:
             has_assigned, rank_of_choice, choice = False, -1, []
-            for rank in range(len(self.known)):
-                while self.next_action[rank] < len(self.known[rank]) and self.tries > 0:
+            for rank in range(len(self.actions)):
+                while self.next_action[rank] < len(self.actions[rank]) and self.tries > 0:
                     options, waits = self._options(rank)
                     if waits:
                         break
@@ -314,12 +322,12 @@ class Placing:
 
     def _assign(self, rank: int, option: _Option) -> None:
         node = (rank, self.next_action[rank])
-        action = self.known[rank][node[1]]
+        action = self.actions[rank][node[1]]
         self.tries -= 1
         self.trail.append((rank, option))
         self.places[node] = option.place
         self.next_action[rank] += 1
-        if action.second:
+        if action.is_weight_gradient:
             return
         self.started[action.forward, option.place[0]] += 1
         self.consumed[rank, option.source, action.forward] += 1
@@ -330,9 +338,9 @@ class Placing:
         rank, option = self.trail.pop()
         self.next_action[rank] -= 1
         node = (rank, self.next_action[rank])
-        action = self.known[rank][node[1]]
+        action = self.actions[rank][node[1]]
         del self.places[node]
-        if action.second:
+        if action.is_weight_gradient:
             return
         self.started[action.forward, option.place[0]] -= 1
         self.consumed[rank, option.source, action.forward] -= 1
@@ -347,12 +355,12 @@ class Placing:
     def _options(self, rank: int) -> tuple[list[_Option], bool]:
         """Return the options of a rank's next action, and whether they depend on progress of another rank."""
         number = self.next_action[rank]
-        action = self.known[rank][number]
+        action = self.actions[rank][number]
         if action.pair >= 0:
             place = self.places.get((rank, action.pair))
             if place is None:
                 return [], False
-            if action.second:
+            if action.is_weight_gradient:
                 return [_Option(place, NO_RANK)], False
             option, waits = self._option(rank, place)
             return [option] if option is not None else [], waits
@@ -371,7 +379,7 @@ class Placing:
     def _option(self, rank: int, place: _Place) -> tuple[_Option | None, bool]:
         """Return a place as an option, None if it does not fit; and whether it depends on another rank."""
         number = self.next_action[rank]
-        action, (stage, microbatch) = self.known[rank][number], place
+        action, (stage, microbatch) = self.actions[rank][number], place
         if not self._sends_fit(rank, number, stage):
             return None, False
         source_stage = stage - 1 if action.forward else stage + 1
@@ -393,7 +401,7 @@ class Placing:
 
     def _sends_fit(self, rank: int, number: int, stage: int) -> bool:
         """Return whether the sends of an action and of its known backward match the route of a stage."""
-        outputs = [(number, self.known[rank][number].forward)]
+        outputs = [(number, self.actions[rank][number].forward)]
         if number in self.returned[rank]:
             outputs.append((self.returned[rank][number], False))
         for action, forward in outputs:

@@ -257,10 +257,10 @@ def timeline_of(
         # Actions launched before the first action of the step wait from its start on.
         enter_ns=np.maximum(timeline.enter_ns - begins_ns, 0),
     )  # fmt: skip
-    timeline = with_group_waits(timeline)
+    timeline = add_group_waits(timeline)
     received_ns = np.array([received_ns for _, _, received_ns in rows], dtype=np.int64)
     if (received_ns >= 0).any():
-        timeline = with_causes(timeline, np.where(received_ns < 0, -1, received_ns - begins_ns))
+        timeline = add_causes(timeline, np.where(received_ns < 0, -1, received_ns - begins_ns))
     return timeline, np.array([gap_ns for _, gap_ns, _ in rows], dtype=np.int64), begins_ns
 
 
@@ -406,7 +406,7 @@ _PROMPT_NS = 20_000
 """Maximum delay of a computation after its input; later ones waited for the host."""
 
 
-def with_causes(timeline: Timeline, received_ns: Int64s) -> Timeline:
+def add_causes(timeline: Timeline, received_ns: Int64s) -> Timeline:
     """Return a step with the known causes of its computations and messages.
 
     Args:
@@ -434,7 +434,7 @@ def with_causes(timeline: Timeline, received_ns: Int64s) -> Timeline:
     return replace(timeline, cause=cause)
 
 
-def with_group_waits(timeline: Timeline) -> Timeline:
+def add_group_waits(timeline: Timeline) -> Timeline:
     """Return a step whose computations include the waits for their inputs from overlapped pairs."""
     stream = np.repeat(timeline.lane_stream, np.diff(timeline.lane_ptr))
     exchanges = np.flatnonzero(stream == Stream.EXPERT_PARALLEL).tolist()

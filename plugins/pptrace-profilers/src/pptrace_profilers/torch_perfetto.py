@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pptrace.plugin import TraceError, check_packets, read_unpacked, read_varint
-from pptrace_profilers.events import Arguments, EventBuilder, whole
+from pptrace_profilers.events import Arguments, EventBuilder, parse_integer
 from pptrace_profilers.pytorch_process import recording_of
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class _Slices:
         self.builder.bad += sum(map(len, self.open_slices.values()))
         if not len(self.builder):
             raise TraceError("holds no slice of PyTorch's profiler", file=self.path)
-        self.top.pop("baseTimeNanoseconds", None)  # packets' times are whole
+        self.top.pop("baseTimeNanoseconds", None)  # packets' times are integers
         recording = recording_of(self.builder.events(self.path, self.top, cut=self.cut), rules)
         return replace(recording, has_clock=True)
 
@@ -156,8 +156,8 @@ class _Slices:
     def _add_slice(
         self, name: str, fields: Mapping[str, Any], thread: tuple[int, int], start: int, end: int
     ) -> None:
-        correlation = whole(fields.get("correlation", fields.get("correlation_id")), -1)
-        stream = whole(fields.get("stream"), -1)
+        correlation = parse_integer(fields.get("correlation", fields.get("correlation_id")), -1)
+        stream = parse_integer(fields.get("stream"), -1)
         if stream >= 0 and name != "" and "device" in fields:
             category = "gpu_memcpy" if name.startswith("Memcpy") else "kernel"
         else:
@@ -175,10 +175,11 @@ class _Slices:
             return
         interned = self.names.get((sequence, "event_names", stage.name_iid), "")
         name = _text(stage.name) or interned or category or "kernel"
-        stream = whole(fields.get("stream id", fields.get("stream")), stage.hw_queue_iid)
+        stream = parse_integer(fields.get("stream id", fields.get("stream")), stage.hw_queue_iid)
         self.builder.add(
             name, "kernel", (-2 - stage.gpu_id, stream), time_ns, time_ns + stage.duration,
-            correlation=whole(fields.get("correlation"), -1), stream=stream, arguments=_arguments(_parsed(fields)),
+            correlation=parse_integer(fields.get("correlation"), -1), stream=stream,
+            arguments=_arguments(_parsed(fields)),
         )  # fmt: skip
 
 

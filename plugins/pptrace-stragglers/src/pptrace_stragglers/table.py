@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pptrace.plugin import PptraceError, TraceError, check_events
-from pptrace_profilers.recording import name_some
+from pptrace_profilers.recording import list_some
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -171,7 +171,7 @@ def _omitted_steps(steps: NDArray[np.int64], complete: list[int]) -> list[str]:
     omitted = np.delete(steps, complete).tolist()
     if not omitted:
         return []
-    named = name_some(omitted, len(omitted), _MOST_NAMED)
+    named = list_some(omitted, len(omitted), _MOST_NAMED)
     return [f"steps {named} do not hold the same operations of every replica: left out"]
 
 

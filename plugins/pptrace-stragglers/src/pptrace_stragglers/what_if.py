@@ -55,9 +55,9 @@ class Removed:
     alone_ns: float
     """Length of the ideal step with measured durations of these operations."""
     removed: float
-    """``step - without`` as a share of the loss."""
+    """Step minus ``without_ns``, as a share of the loss."""
     added: float
-    """``alone - ideal`` as a share of the loss."""
+    """``alone_ns`` minus ideal step, as a share of the loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,21 +124,25 @@ class _Loss:
     ideal_ns: Times
 
     def effect(self, chosen: NDArray[np.bool_]) -> Effect:
-        alone = self.simulation.steps_ns(np.where(chosen, self.measured, self.ideal))
+        steps_ns = self.simulation.steps_ns(np.where(chosen, self.measured, self.ideal))
         return Effect(
-            slowdown=float(alone.mean() / self.ideal_ns.mean()), by_step=tuple((alone / self.ideal_ns).tolist())
+            slowdown=float(steps_ns.mean() / self.ideal_ns.mean()),
+            by_step=tuple((steps_ns / self.ideal_ns).tolist()),
         )
 
     def removed(self, chosen: NDArray[np.bool_], repaired: Times | None = None) -> Removed:
         """Return the change if operations have ideal durations, or the ``repaired`` durations."""
         repaired_ns = self.ideal if repaired is None else repaired
-        without = float(self.simulation.steps_ns(np.where(chosen, repaired_ns, self.measured)).mean())
+        without_ns = float(self.simulation.steps_ns(np.where(chosen, repaired_ns, self.measured)).mean())
         slowed_ns = self.measured if repaired is None else np.maximum(self.ideal + self.measured - repaired, 0)
-        alone = float(self.simulation.steps_ns(np.where(chosen, slowed_ns, self.ideal)).mean())
-        step, ideal = float(self.steps_ns.mean()), float(self.ideal_ns.mean())
-        loss = step - ideal or 1.0
+        alone_ns = float(self.simulation.steps_ns(np.where(chosen, slowed_ns, self.ideal)).mean())
+        step_ns, ideal_ns = float(self.steps_ns.mean()), float(self.ideal_ns.mean())
+        loss_ns = step_ns - ideal_ns or 1.0
         return Removed(
-            without_ns=without, alone_ns=alone, removed=(step - without) / loss, added=(alone - ideal) / loss
+            without_ns=without_ns,
+            alone_ns=alone_ns,
+            removed=(step_ns - without_ns) / loss_ns,
+            added=(alone_ns - ideal_ns) / loss_ns,
         )
 
 
