@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from pptrace.steps.columns import Int32s, Int64s
     from pptrace.timeline.measurement import Source
 
-_ABREAST = 3
+_TRACKS_PER_RANK = 3
 
 
 def write_diff_trace(path: Path, findings: StepDiff, sides: Sequence[Side]) -> None:
@@ -80,8 +80,8 @@ def write_diff_trace(path: Path, findings: StepDiff, sides: Sequence[Side]) -> N
     for place, (step, label) in enumerate(zip(steps, labels(sides), strict=True)):
         scene = Scene(timeline=step, first_row=first_row)
         tracks = Tracks(
-            scene, head, suffix=f" · {place + 1} {label}", place=place, abreast=_ABREAST, process=process,
-            uuids=uuids,
+            scene, head, suffix=f" · {place + 1} {label}", place=place, tracks_per_rank=_TRACKS_PER_RANK,
+            process=process, uuids=uuids,
         )  # fmt: skip
         tracks.write()
         process = tracks.process
@@ -134,7 +134,7 @@ def _difference_tracks(tracks: Tracks, ranks: int) -> tuple[dict[int, int], dict
     digits = len(str(ranks - 1))
     differences, counters = {}, {}
     for rank in range(ranks):
-        top = tracks.thread(f"rank {rank:0{digits}} · difference", rank * _ABREAST + 2)
+        top = tracks.thread(f"rank {rank:0{digits}} · difference", rank * _TRACKS_PER_RANK + 2)
         differences[rank], counters[rank] = top.uuid, tracks.counter(top, "lateness", "ms", 0, "lateness")
     return differences, counters
 

@@ -20,14 +20,14 @@ def test_numbers_are_written_as_python_writes_them(values: list[int]) -> None:
 
 @given(st.lists(st.integers(min_value=-(10**17), max_value=10**17) | SMALL, min_size=1))
 def test_microseconds_keep_every_nanosecond(values: list[int]) -> None:
-    lines = microseconds(np.array(values, dtype=np.int64), whole=False)
+    lines = microseconds(np.array(values, dtype=np.int64), integers=False)
     texts = [bytes(row).decode().strip() for row in lines]
     assert [int(text.replace(".", "")) for text in texts] == values
     assert all(text[-4] == "." for text in texts)
 
 
 def test_whole_microseconds_are_integers() -> None:
-    assert [bytes(row) for row in microseconds(np.array([5000, -12000]), whole=True)] == [b"    5", b"  -12"]
+    assert [bytes(row) for row in microseconds(np.array([5000, -12000]), integers=True)] == [b"    5", b"  -12"]
 
 
 def test_no_numbers_make_no_lines() -> None:

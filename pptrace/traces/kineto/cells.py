@@ -85,16 +85,16 @@ def number(values: NDArray[np.integer]) -> Block:
     return _decimal(signed if negative is None else np.abs(signed).view(np.uint64), negative)
 
 
-def microseconds(times_ns: NDArray[np.int64], *, whole: bool) -> Block:
-    """Return exact microseconds: integers if ``whole``, else with three decimals.
+def microseconds(times_ns: NDArray[np.int64], *, integers: bool) -> Block:
+    """Return exact microseconds: integers if ``integers``, else with three decimals.
 
-    >>> bytes(microseconds(np.array([1234005]), whole=False)[0])
+    >>> bytes(microseconds(np.array([1234005]), integers=False)[0])
     b'1234.005'
     """
     negative = times_ns < 0 if times_ns.min(initial=0) < 0 else None
     magnitude = times_ns if negative is None else np.abs(times_ns)
     units = magnitude // 1000
-    return _decimal(units, negative, None if whole else magnitude - units * 1000)
+    return _decimal(units, negative, None if integers else magnitude - units * 1000)
 
 
 def all_equal(values: NDArray[np.integer]) -> bool:

@@ -90,7 +90,7 @@ def _texts(encoder: Encoder, rank: int | None, step: tuple[int, int]) -> Iterato
     lanes = _lanes_of(timeline)
     names = [json.dumps(event).encode() for event in _lane_names(encoder.scene, lanes)]
     yield _header(timeline, lanes, rank) + b"".join(name + b",\n" for name in names[:-1])
-    yield from _spans(timeline, lanes, step, whole=encoder.whole)
+    yield from _spans(timeline, lanes, step, integers=encoder.integers)
     for lane in lanes:
         for rows in _chunks(lane.rows, encoder.points.most_per_row(lane.rows)):
             yield from _flat(encoder.slices(lane, rows))
@@ -123,7 +123,7 @@ def _counter_lines(counter: Counter, process: int, rows: slice) -> Iterator[Bloc
     name, unit = json.dumps(counter.name).encode(), json.dumps(counter.unit).encode()
     head = b'{"ph":"C","name":%s,"pid":%d,"ts":' % (name, process)
     value = number(counter.value[rows])
-    time = microseconds(time_ns, whole=False)
+    time = microseconds(time_ns, integers=False)
     return pieces(time_ns.size, [head, time, b',"args":{%s:' % unit, value, b"}},\n"])
 
 
@@ -218,7 +218,7 @@ class Encoder:
     """The end of the kernel's name for each label."""
     titles: Block
     """The title of each message with hops, with its closing quote and trailing blanks."""
-    whole: bool
+    integers: bool
     """Whether all times are integer microseconds."""
 
     @classmethod
@@ -235,7 +235,7 @@ class Encoder:
             peers=Peers.of(timeline.placement), rank=timeline.rank_of_row(),
             label=labels.of_row, actions=_ends(microbatches), kernels=_ends(kernels),
             titles=np.where(titles == 0, np.uint8(_BLANK), titles),
-            whole=not any(bool((column % 1000).any()) for column in times),
+            integers=not any(bool((column % 1000).any()) for column in times),
         )  # fmt: skip
 
     def slices(self, lane: Lane, rows: slice) -> Iterator[Block]:
@@ -358,7 +358,7 @@ class Encoder:
         return kernel, kind.among(_LAUNCH), kind.among(_CATEGORY), facts
 
     def _time(self, times_ns: NDArray[np.int64]) -> Block:
-        return microseconds(times_ns, whole=self.whole)
+        return microseconds(times_ns, integers=self.integers)
 
     def _color(self, rows: slice | Int32s) -> Part:
         """Return the color of each row's slice."""
@@ -435,14 +435,14 @@ class Encoder:
 
     def _flow(self, points: NDArray[np.int64], place: bytes) -> list[Part]:
         flow = number(self.points.flow[points].astype(np.int64) + self.first)
-        time = microseconds(self.points.at_ns[points], whole=False)
+        time = microseconds(self.points.at_ns[points], integers=False)
         phase = words(self.points.phase[points], _PHASES)
         name = words(self.points.on_path[points].astype(np.int8), _FLOW_NAMES)
         return [b'\n{"ph":', phase, b',"id":', flow, place, time, b',"cat":', name, b"},"]
 
 
 def _exact_times(start_ns: Int64s, end_ns: Int64s) -> list[Part]:
-    return [microseconds(start_ns, whole=False), b',"dur":', microseconds(end_ns - start_ns, whole=False)]
+    return [microseconds(start_ns, integers=False), b',"dur":', microseconds(end_ns - start_ns, integers=False)]
 
 
 def _row_ids(row: Int32s) -> Int64s:
@@ -609,20 +609,20 @@ def _step_of(timeline: Timeline) -> tuple[int, int]:
     return start, max(int(timeline.end_ns.max()), int(timeline.enter_ns.max()))
 
 
-def _spans(timeline: Timeline, lanes: Sequence[Lane], step: tuple[int, int], *, whole: bool) -> Iterator[bytes]:
+def _spans(timeline: Timeline, lanes: Sequence[Lane], step: tuple[int, int], *, integers: bool) -> Iterator[bytes]:
     """Yield the lines of the step and of the phases.
 
     Phases are GPU annotations without a stream, as the profiler writes them, so readers do not count them as
     kernels. A phase with a boundary inside a slice is omitted.
     """
     for process in sorted({process_of(lane.rank, timeline.ranks) for lane in lanes}):
-        yield _span("user_annotation", "ProfilerStep#1", process, HOST, step, whole=whole)
+        yield _span("user_annotation", "ProfilerStep#1", process, HOST, step, integers=integers)
     compute = {lane.rank: lane for lane in lanes if lane.stream == Stream.COMPUTE and lane.peer < 0}
     for phase in phases(timeline):
         lane, ends_ns = compute.get(phase.rank), (phase.start_ns, phase.end_ns)
         if lane and not any(_within_slice(timeline, lane.rows, time_ns) for time_ns in ends_ns):
             process = process_of(lane.rank, timeline.ranks)
-            yield _span("gpu_user_annotation", phase.name, process, lane.thread, ends_ns, whole=whole)
+            yield _span("gpu_user_annotation", phase.name, process, lane.thread, ends_ns, integers=integers)
 
 
 def _within_slice(timeline: Timeline, rows: slice, time_ns: int) -> bool:
@@ -631,10 +631,10 @@ def _within_slice(timeline: Timeline, rows: slice, time_ns: int) -> bool:
     return ended < starts.size and int(starts[ended]) < time_ns
 
 
-def _span(category: str, name: str, pid: int, tid: int, ends_ns: tuple[int, int], *, whole: bool) -> bytes:
+def _span(category: str, name: str, pid: int, tid: int, ends_ns: tuple[int, int], *, integers: bool) -> bytes:
     head = f'{{"ph":"X","cat":"{category}","name":"{name}","pid":{pid},"tid":{tid},"ts":'.encode()
     start, duration = (
-        microseconds(np.array([time_ns]), whole=whole).tobytes()
+        microseconds(np.array([time_ns]), integers=integers).tobytes()
         for time_ns in (ends_ns[0], ends_ns[1] - ends_ns[0])
     )
     return b"".join([head, start, b',"dur":', duration, b',"args":{}},\n'])

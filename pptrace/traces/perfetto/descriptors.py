@@ -274,7 +274,7 @@ class Tracks:
     """Suffix of the names of ranks, where a trace has several steps."""
     place: int = 0
     """The index of this step's track among a rank's tracks at the top level."""
-    abreast: int = 1
+    tracks_per_rank: int = 1
     """The number of tracks that a rank has at the top level."""
     process: int = 0
     """Track of the process whose threads are the ranks; 0 before it is described."""
@@ -310,7 +310,7 @@ class Tracks:
             # Viewers move a track without children.
             self.path = top.uuid, self.counter(top, "on rank", "rank", 0)
         for rank in sorted(lanes):
-            top = self.thread(f"rank {rank:0{digits}}{self.suffix}", rank * self.abreast + self.place)
+            top = self.thread(f"rank {rank:0{digits}}{self.suffix}", rank * self.tracks_per_rank + self.place)
             place = count()
             if rank in phased:
                 self.phases[rank] = self.child(top, "phases", next(place)).uuid
