@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from pptrace_optpipe.model import Effort
-    from pptrace_optpipe.problem import Op, Problem, Rows
+    from pptrace_optpipe.problem import Problem, Rows
     from pptrace_optpipe.setting import SearchInput, Simulated
     from pptrace_optpipe.start_schedules import Rival
 
@@ -242,13 +242,18 @@ class Optimised:
     simulated: Simulated
     bound_ns: int
     """Lower bound of the step of all tables with this placement and limit; 0 if it is not known."""
-    rows: Sequence[list[Op]] = ()
-    """The rows of the table; empty for a schedule that a search cannot split."""
     problem: Problem | None = None
     """The problem of the table's placement."""
     seconds: float = 0.0
     rival: str = ""
     """The name of another plugin's schedule, if that is the best table; else empty."""
+
+    @property
+    def rows(self) -> Rows:
+        """The rows of the table with split backwards; empty if a search cannot split them."""
+        with suppress(ScheduleError):
+            return rows_of_table(self.table)
+        return []
 
     @property
     def proved(self) -> bool:
@@ -314,17 +319,15 @@ class _Judge:
     def play(self, rows: Rows) -> None:
         """Simulate rows with joined backwards where this costs no time, and unchanged."""
         for variant in (joined(self.problem, rows), rows):
-            self.play_table(table_of(variant, self.input.placement), rows)
+            self.play_table(table_of(variant, self.input.placement))
 
-    def play_table(self, table: Schedule, rows: Rows) -> None:
-        """Simulate a table; ``rows`` has the same table with split backwards."""
+    def play_table(self, table: Schedule) -> None:
+        """Simulate a table, and keep it if it fits and is the shortest."""
         with suppress(PptraceError):  # a policy may deadlock on what another one runs
             simulated = self.input.simulate(table)
             is_shorter = self.best is None or simulated.step_ns < self.best.simulated.step_ns
             if is_shorter and self.input.fits(simulated):
-                self.best = Optimised(
-                    table=table, simulated=simulated, bound_ns=0, rows=rows, problem=self.problem
-                )
+                self.best = Optimised(table=table, simulated=simulated, bound_ns=0, problem=self.problem)
 
     def hear(self, result: SearchResult) -> None:
         """Simulate a search's result if it is new, and report the best table."""
@@ -338,7 +341,7 @@ class _Judge:
     def bounded(self, result: SearchResult) -> Optimised | None:
         """Return the best table with the bound of a search, if it has the placement of the search."""
         best = self.best
-        if best is None or not best.rows or best.table.placement != self.input.placement:
+        if best is None or best.table.placement != self.input.placement or not best.rows:
             return best
         bound = result.bound if result.bound <= best.simulated.step_ns else 0
         return replace(best, bound_ns=bound, problem=self.problem)
@@ -395,15 +398,13 @@ def optimise(
     best, rival_input = None, None
     if fitting:
         rival = fitting[0]
-        best = Optimised(
-            table=rival.table, simulated=rival.simulated, bound_ns=0, rows=rival.rows() or (), rival=rival.name
-        )
+        best = Optimised(table=rival.table, simulated=rival.simulated, bound_ns=0, rival=rival.name)
         if warm is None:
             rival_input = _input_of_rival(search_input, rival)
     rows = [rows_of_table(warm)] if warm is not None else []
     judge = _Judge(search_input, best, tell)
     if warm is not None:
-        judge.play_table(warm, rows[0])
+        judge.play_table(warm)
     first_effort = effort if rival_input is None else replace(effort, seconds=effort.seconds / 2)
     rows += _rows_in_placement(search_input, fitting)
     best = _search_placement(judge, first_effort, cache, rows, warn, rivals)
