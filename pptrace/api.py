@@ -1,4 +1,4 @@
-"""The same as the command line, from Python."""
+"""Python API with the functions of the command line."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def simulate(
     Args:
         config: a YAML file, the mapping that it would hold, or None for ``values`` alone.
         sets: ``key.path=value`` texts, as for ``--set``.
-        registry: the plugins; all installed ones by default.
+        registry: the plugins; all installed plugins by default.
         values: as the flags of ``pptrace simulate``: ``schedule="1f1b", pp=8, microbatches=32``; whole
             sections may be mappings.
 
     Raises:
-        PptraceError: whatever cannot be used, in one line.
+        PptraceError: invalid input, in one line.
 
     >>> run = simulate(schedule="table.csv")  # doctest: +SKIP
     """
@@ -91,20 +91,20 @@ def compare(
     registry: Registry | None = None,
     **values: Unpack[SettingsBesideSchedule],
 ) -> Comparison | EqualComparison:
-    """Run schedules side by side, and rank them as formulas, as tables and simulated; or on equal memory.
+    """Compare schedules by formula, by table and by simulation; or on equal memory.
 
     Args:
         config: a YAML file, the mapping that it would hold, or None for ``values`` alone.
         schedules: as for ``pptrace compare``: ``"gpipe,1f1b"`` or ``["1f1b", "interleaved-1f1b:vp=2"]``.
-        policies: whether to run each under every point-to-point policy too, for ``.policies``.
-        memory: what a rank may hold, ``"76GiB"``: each schedule is then the best of its forms that fits.
-        vary: in what forms may differ, as for ``--vary``: ``"vp,recompute"``.
+        policies: whether to also run each schedule under every point-to-point policy, for ``.policies``.
+        memory: memory limit per rank, ``"76GiB"``; each schedule then has its best settings that fit.
+        vary: settings that may vary, as for ``--vary``: ``"vp,recompute"``.
         sets: ``key.path=value`` texts, as for ``--set``.
-        registry: the plugins; all installed ones by default.
-        values: as for :func:`simulate`, but for ``schedule``.
+        registry: the plugins; all installed plugins by default.
+        values: as for :func:`simulate`, without ``schedule``.
 
     Raises:
-        PptraceError: whatever cannot be used, in one line; or no schedule can run.
+        PptraceError: invalid input, in one line; or no schedule can run.
 
     >>> print(compare(schedules="gpipe,1f1b", pp=4, microbatches=8))  # doctest: +SKIP
     """
@@ -133,23 +133,22 @@ def crossover(
     registry: Registry | None = None,
     **values: Unpack[SettingsBesideSchedule],
 ) -> Crossover:
-    """Find where another schedule of two becomes the faster one as a number of the configuration grows.
+    """Find the values of a numeric key at which the faster of two schedules changes.
 
     Args:
         config: a YAML file, the mapping that it would hold, or None for ``values`` alone.
         between: the two schedules, as for :func:`compare`.
         over: a numeric key with or without a range: ``"microbatches=8..256"``, ``"bandwidth"``.
         points: values of the first scan, at least 2.
-        tolerance: how far apart the sides of a flip may be, in parts of its value or as ``"1%"``; counts are found
-            exactly.
-        executor: what steps are simulated on, as for :func:`sweep`; in this process, one by one, by default.
-        workers: how many at once, on processes unless an executor is given; by default as many as there are cores.
+        tolerance: maximum distance of the sides of a flip, relative to its value, or ``"1%"``; counts are exact.
+        executor: executor of the simulations, as for :func:`sweep`; sequential in this process by default.
+        workers: number of parallel simulations, in processes without ``executor``; one per core by default.
         sets: ``key.path=value`` texts, as for ``--set``.
-        registry: the plugins; all installed ones by default.
-        values: as for :func:`simulate`, but for ``schedule``.
+        registry: the plugins; all installed plugins by default.
+        values: as for :func:`simulate`, without ``schedule``.
 
     Raises:
-        PptraceError: whatever cannot be used, in one line; or no value that both schedules can run.
+        PptraceError: invalid input, in one line; or no value that both schedules can run.
 
     >>> crossover(between="gpipe,1f1b", over="bandwidth", config="step.yaml").flips  # doctest: +SKIP
     """
@@ -177,26 +176,26 @@ def sweep(
     progress: Callable[[int, int], None] | None = None,
     **values: Unpack[Settings],
 ) -> Sweep:
-    """Simulate every combination of some keys' values, several at once.
+    """Simulate every combination of the values of keys, in parallel.
 
     Args:
         config: a YAML file, the mapping that it would hold, or None for ``values`` alone.
         over: values by key, ``{"microbatches": [8, 16], "schedule": ["gpipe", "hanayo:waves=2"]}``, or texts as
             for ``--over``.
-        gpus: as many every point has: its replicas follow; as the configuration and the axes say unless given.
+        gpus: GPUs of every point, which determine its replicas; by default, the replicas are configured.
         sets: ``key.path=value`` texts, as for ``--set``.
-        outputs: tables and pictures to write; finished rows in the tables are taken over, and after an
-            interruption the same call goes on.
-        fresh: run every point anew, and replace what the outputs hold.
-        executor: what the points run on, ``processes`` or ``serial`` or a plugin's; with options as a mapping,
+        outputs: tables and pictures to write; finished rows in the tables are reused, and after an interruption
+            the same call continues.
+        fresh: simulate every point again, and replace the outputs.
+        executor: executor of the points, ``processes`` or ``serial`` or a plugin's; with options as a mapping,
             ``{"name": ..., ...}``.
-        workers: points that run at once; one per core by default.
-        registry: the plugins; all installed ones by default. One of your own needs an executor in this process.
-        progress: told how many points are finished, and of how many.
+        workers: number of points in parallel; one per core by default.
+        registry: the plugins; all installed plugins by default. A registry needs an executor in this process.
+        progress: called with the number of finished points and of all points.
         values: as for :func:`simulate`.
 
     Raises:
-        PptraceError: whatever cannot be used, in one line. Points that fail are rows with an ``error`` instead.
+        PptraceError: invalid input, in one line. Points that fail are rows with an ``error`` instead.
 
     >>> swept = sweep("step.yaml", over={"pp": [4, 8], "microbatches": [16, 32]})  # doctest: +SKIP
     >>> swept.save("results.csv", "figure.png")  # doctest: +SKIP
@@ -233,18 +232,18 @@ def diff(
     """Compare two steps, simulated or measured, action by action.
 
     Args:
-        first: a configuration, a table, a trace, a folder of traces, or what :func:`simulate` or an importer gave.
-        second: what is compared with it.
-        tolerance: which share counts as equal, such as 0.02 or ``"2%"``.
-        step: which recorded step: its number, ``"median"``, or ``"all"`` for the medians over all steps; ``"1,3"``
-            for each side's own.
-        layout: sizes of a measured job such as ``"pp=4,tp=2"``, where its traces do not say.
-        replica: which pipeline of it: ``"dp=0,tp=0"``, ``"slowest"`` or ``"median"``.
-        rules: a YAML file of rules by which names are actions.
-        registry: the plugins; all installed ones by default.
+        first: a configuration, a table, a trace, a folder of traces, or a result of :func:`simulate` or importers.
+        second: the other step, in the same form.
+        tolerance: relative difference that counts as equal, such as 0.02 or ``"2%"``.
+        step: the recorded step: its number, ``"median"``, or ``"all"`` for the medians over all steps; ``"1,3"``
+            for one step per side.
+        layout: sizes of a measured job such as ``"pp=4,tp=2"``, if its traces do not have them.
+        replica: the pipeline of the job: ``"dp=0,tp=0"``, ``"slowest"`` or ``"median"``.
+        rules: a YAML file of rules that map names to actions.
+        registry: the plugins; all installed plugins by default.
 
     Raises:
-        PptraceError: whatever cannot be read, in one line.
+        PptraceError: unreadable input, in one line.
 
     >>> difference = diff("step.yaml", "run/")  # doctest: +SKIP
     >>> difference.same, difference.change  # doctest: +SKIP
