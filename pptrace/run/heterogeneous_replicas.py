@@ -9,7 +9,7 @@ import numpy as np
 
 from pptrace.config.choices import Reshard
 from pptrace.config.quantities import format_duration, format_size
-from pptrace.run.speeds import at_speeds_of_ranks
+from pptrace.run.speeds import kinds_of
 from pptrace.sim.simulation import simulate
 from pptrace.steps.kinds import WEIGHT_GRADIENTS, Kind
 from pptrace.timeline.memory import measure_memory
@@ -18,48 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pptrace.run.inputs import Prepared
+    from pptrace.run.speeds import ReplicaCosts
     from pptrace.steps.columns import Int64s
     from pptrace.steps.placement import Placement
     from pptrace.steps.workload import Workload
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ReplicaCosts:
-    """Costs of replicas that differ by their sequence lengths or speeds."""
-
-    costs: Workload
-    """Costs at full speed, with a class for each length."""
-    lengths: Int64s | None
-    """Tokens in each microbatch's sequences, shape (replicas, microbatches); None for equal lengths."""
-    speeds: Int64s | None
-    """Speeds of ranks in thousandths, shape (replicas, ranks); None where all have the device's speed."""
-
-    @property
-    def kinds(self) -> int:
-        """Return the number of different replicas."""
-        return len(kinds_of(self.lengths, self.speeds)[0])
-
-    def costs_of(self, replica: int, placement: Placement) -> Workload:
-        """Return the costs of one replica under a placement of its stages."""
-        costs = self.costs
-        if self.lengths is not None:
-            classes = np.searchsorted(np.unique(self.lengths), self.lengths[replica]) + 1
-            costs = replace(costs, microbatch_class=classes.astype(np.int32))
-        if self.speeds is None:
-            return costs
-        return at_speeds_of_ranks(costs, self.speeds[replica], placement)
-
-
-def kinds_of(lengths: Int64s | None, speeds: Int64s | None) -> tuple[Int64s, Int64s]:
-    """Return the first replica of each kind, and the kind of each replica.
-
-    Args:
-        lengths: shape (replicas, microbatches); None for equal lengths.
-        speeds: shape (replicas, ranks); None for equal speeds. One of both is given.
-    """
-    rows = np.hstack([columns for columns in (lengths, speeds) if columns is not None])
-    _, first, kind_of = np.unique(rows, axis=0, return_index=True, return_inverse=True)
-    return first, kind_of.ravel()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pptrace.plugins.offers import Provided
     from pptrace.plugins.registry import Registry
     from pptrace.plugins.requests import ScheduleRequest
-    from pptrace.run.heterogeneous_replicas import ReplicaCosts
+    from pptrace.run.speeds import ReplicaCosts
     from pptrace.sim.rate_sharing import Contention
     from pptrace.sim.simulation import Simulated
     from pptrace.steps.message_calls import Policy

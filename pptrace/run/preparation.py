@@ -18,9 +18,10 @@ from pptrace.plugins.construction import build_network, build_policy, build_sche
 from pptrace.plugins.guards import call_plugin
 from pptrace.plugins.requests import NetworkRequest, ScheduleRequest
 from pptrace.run.costs import in_parts, model_costs, part_times, with_reduction, with_stage_replicas
-from pptrace.run.heterogeneous_replicas import ReplicaCosts, with_slowest_replica
+from pptrace.run.heterogeneous_replicas import with_slowest_replica
 from pptrace.run.inputs import Inputs, Prepared, at_location, layout_of
 from pptrace.run.schedule_request import CHUNKS, LazyRequest, OtherTables, times
+from pptrace.run.speeds import ReplicaCosts
 from pptrace.run.table_changes import change_table, overlap_notes, with_interleave, with_validation
 from pptrace.sim.rate_sharing import Contention
 from pptrace.sim.streams import MOST_RANKS

@@ -10,9 +10,9 @@ import numpy as np
 from pptrace.config.resolution import load
 from pptrace.plugins.registry import Registry
 from pptrace.run.costs import lengths_of
-from pptrace.run.heterogeneous_replicas import kinds_of, simulate_replicas
+from pptrace.run.heterogeneous_replicas import simulate_replicas
 from pptrace.run.simulated_step import run_prepared, simulate
-from pptrace.run.speeds import speeds_of
+from pptrace.run.speeds import kinds_of, speeds_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
