@@ -268,7 +268,7 @@ def attribute_slowdown(
 def culprits(blame: Blame, links: Mapping[tuple[int, int], Link], tolerance: float) -> list[Culprit]:
     """Return ranks, stages and links whose slowdown exceeds the tolerance and the noise.
 
-    A rank counts where all its stages are slow, else the slow stages.
+    A rank is reported if all its stages are slow; otherwise each slow stage is reported.
     """
 
     def exceeds(share: Figure) -> bool:
@@ -392,7 +392,7 @@ class Divergence:
     message_ns: int
     """The part from the transfer of its input; 0 where the same rank released it."""
     idle_ns: int
-    """The part between its release and its start."""
+    """The part between the end of its last dependency and its start."""
     released_ns: int
     """The delay of the action that released it; the four parts sum to the delay."""
     source: int

@@ -31,7 +31,7 @@ _POLICY: Mapping[str, Any] = {"p2p.policy": "ordered", "p2p.stream": "direction"
 """The message policy of candidates, for configurations without ideal messages and without a framework's policy."""
 
 _MEMORY_SAVING = (("parallel.sequence_parallel", False), ("costs.zero", False), ("model.recompute", True))
-"""Settings whose later values save more memory, and whether these cost time."""
+"""Keys whose later values save more memory, each with whether they cost time."""
 
 WIDELY: Mapping[str, tuple[Any, ...]] = {"costs.zero": (0, 1)}
 """Values that every framework with pipelines supports."""
@@ -47,7 +47,7 @@ DIVISION = frozenset(
         "schedule.name",
     }
 )
-"""Keys that depend on each other: a change without one of them is invalid."""
+"""Layout keys, which depend on each other: a change without one of them can be invalid."""
 
 _FLAG_OF = {key: name for name, flag in FLAGS.items() for key in (flag.key, f"{flag.key}.{flag.headline}")}
 """The flag of a key, with or without its headline."""

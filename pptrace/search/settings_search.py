@@ -68,7 +68,7 @@ class VariableSetting:
     is_estimated: bool = True
     """Whether estimates depend on it; other settings are varied on the best variant by estimate."""
     is_tried: bool = False
-    """Whether its values are varied on the best variant too; estimates do not combine them with options."""
+    """Whether the second phase also tries its values on the best variant by estimate."""
     on_request: bool = False
     """Whether it varies only if named."""
 
