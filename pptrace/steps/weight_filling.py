@@ -31,18 +31,18 @@ class Filled:
     schedule: Schedule
     """The table."""
     start: Int64s
-    """Shape (ranks,): when a rank's first action starts."""
+    """Shape (ranks,): start of each rank's first action."""
     end: Int64s
-    """Shape (ranks,): when its last one ends."""
+    """Shape (ranks,): end of each rank's last action."""
 
     @property
     def length(self) -> int:
-        """From the first start to the last end."""
+        """The makespan: time from the first start to the last end."""
         return int(self.end.max(initial=0))
 
     @property
     def longest(self) -> int:
-        """The longest time from a rank's start to its end: steps follow one another at this pace."""
+        """The longest time from a rank's start to its end: the period of steps without a barrier."""
         return int((self.end - self.start).max(initial=0))
 
 
@@ -56,21 +56,21 @@ def fill_weights(
     room: object = None,
     deadline: object = None,
 ) -> Filled:
-    """Return a table with a weight gradient for every input gradient, in the order of these on each rank.
+    """Return a table with a weight gradient for every input gradient, in their order on each rank.
 
-    A weight gradient runs where its rank waits long enough for what comes next, where a forward needs the memory
-    that it frees, or behind all else. It runs in a shorter gap where its rank has idled too long already, for the
-    deadline or beside other ranks, or where the delay does not endanger any deadline.
+    A weight gradient runs in a gap that is long enough, before a forward that needs its memory, or at the end of
+    the row. It runs in a shorter gap if the rank has already idled too long for its deadline or more than other
+    ranks, or if the delay endangers no deadline.
 
     Args:
         table: F and I of every stage and microbatch, on one route of stages that are a chain. One that has W
             already keeps its order, and is only timed.
         durations: time of one action for F, I and W: one value, or one per stage.
         transfer: time from one rank to another.
-        taken: bytes that a forward takes: one value, or one per stage.
-        kept: bytes of them that stay from the input gradient until the weight gradient; likewise.
-        room: bytes that a rank has for them: one value, or one per rank; None for no limit.
-        deadline: when a rank should end: one value, or one per rank; None for no deadline. It may be missed.
+        taken: activation bytes of a forward: one value, or one per stage.
+        kept: the part that is kept from the input gradient to the weight gradient; likewise.
+        room: limit of activation bytes: one value, or one per rank; None for no limit.
+        deadline: desired end of a rank: one value, or one per rank; None for no deadline. It can be missed.
 
     Raises:
         ScheduleError: the order deadlocks, a rank's memory does not hold it, or times add up to 2**59 and more.

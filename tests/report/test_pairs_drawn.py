@@ -1,4 +1,4 @@
-"""Overlapped pairs and chunks can be told apart in text and SVG."""
+"""Drawings in text and SVG distinguish overlapped pairs and chunks."""
 
 from __future__ import annotations
 

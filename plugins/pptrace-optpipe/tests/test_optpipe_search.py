@@ -177,15 +177,15 @@ def test_a_search_that_work_limits_is_the_same_on_a_slower_machine(monkeypatch: 
 
 
 def test_progress_never_goes_back_and_a_stop_keeps_the_best() -> None:
-    told: list[SearchResult] = []
+    reported: list[SearchResult] = []
     problem = table(8, 24, 4, copies=False)
 
-    found = search(problem, effort(60, stopped=lambda: len(told) > 0), tell=told.append)
+    found = search(problem, effort(60, stopped=lambda: len(reported) > 0), tell=reported.append)
 
     assert found is not None
-    assert found.schedule.played.step == told[-1].schedule.played.step
-    assert [one.schedule.played.step for one in told] == sorted(
-        (one.schedule.played.step for one in told), reverse=True
+    assert found.schedule.played.step == reported[-1].schedule.played.step
+    assert [result.schedule.played.step for result in reported] == sorted(
+        (result.schedule.played.step for result in reported), reverse=True
     )
 
 
