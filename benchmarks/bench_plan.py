@@ -17,7 +17,7 @@ from pathlib import Path
 from pptrace.plugins.registry import Registry
 from pptrace.search.candidates import Outcome, run_candidate
 from pptrace.search.plan import find_plan
-from pptrace.search.problem import PlanRequest
+from pptrace.search.space import PlanRequest
 
 STEP = Path(__file__).parent.parent / "examples" / "llama3-70b.yaml"
 FLAGS = {"p2p": "async", "global": "2048"}

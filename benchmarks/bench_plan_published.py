@@ -23,7 +23,7 @@ from pptrace.config.resolution import document_of
 from pptrace.errors import PptraceError
 from pptrace.plugins.registry import Registry
 from pptrace.search.plan import differences_ns, find_plan
-from pptrace.search.problem import PlanRequest
+from pptrace.search.space import PlanRequest
 from pptrace_accuracy.records import build_cases, read_rows, read_rules
 
 if TYPE_CHECKING:

@@ -201,8 +201,7 @@ def sweep(
     >>> swept.save("results.csv", "figure.png")  # doctest: +SKIP
     """
     from pptrace.search import sweep as study
-    from pptrace.search.axes import axes_of, parse_axes
-    from pptrace.search.grid import grid_of
+    from pptrace.search.grid import axes_of, grid_of, parse_axes
 
     check_arguments(values, ARGUMENTS)
     paths = [Path(output) for output in outputs]

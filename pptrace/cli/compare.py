@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pptrace.cli import completers
-from pptrace.cli.options import experiment_flags, json_option, outputs_option
+from pptrace.cli.options import complete_listed_offers, experiment_flags, json_option, outputs_option
 from pptrace.cli.output import echo_result, report_written, status
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ pptrace compare llama.yaml --schedules 1f1b,hanayo,hanayo:waves=2 -o compare.svg
 @click.command("compare", epilog=_EXAMPLES)
 @click.option(
     "--schedules", multiple=True, required=True, metavar="NAME,...",
-    shell_complete=completers.listed_offers("schedules"),
+    shell_complete=complete_listed_offers("schedules"),
     help="Schedules, each with settings of its own behind colons: hanayo:waves=2. May be repeated.",
 )  # fmt: skip
 @experiment_flags(without=["schedule"])

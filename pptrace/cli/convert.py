@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from pptrace.cli import completers
-from pptrace.cli.options import measured_options, read
+from pptrace.cli.options import complete_files, measured_options, read
 from pptrace.cli.output import report_written
 from pptrace.config.choices import Receive
 
@@ -35,7 +34,7 @@ Exporters: TypeAlias = "dict[str, ExporterOffer]"
 
 @click.command("convert", epilog=_EXAMPLES)
 @click.argument("sources", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.argument("target", shell_complete=completers.files)
+@click.argument("target", shell_complete=complete_files)
 @click.option(
     "--messages", type=click.Choice([*Receive.words(), "none"]),
     help="Tables: put messages in place, receives as soon as sent or right before their use; or take them out.",

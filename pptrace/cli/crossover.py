@@ -6,8 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pptrace.cli import completers
-from pptrace.cli.options import experiment_flags, json_option
+from pptrace.cli.options import (
+    complete_listed_offers,
+    complete_offers,
+    complete_words,
+    experiment_flags,
+    json_option,
+)
 from pptrace.cli.output import echo_result, status
 from pptrace.config.quantities import parse_share
 from pptrace.errors import ConfigError
@@ -38,12 +43,12 @@ class _Tolerance(click.ParamType):  # type: ignore[type-arg] # generic in the st
 
 @click.command("crossover", epilog=_EXAMPLES)
 @click.option(
-    "--between", multiple=True, required=True, metavar="A,B", shell_complete=completers.listed_offers("schedules"),
+    "--between", multiple=True, required=True, metavar="A,B", shell_complete=complete_listed_offers("schedules"),
     help="Two schedules, with settings as for compare.",
 )  # fmt: skip
 @click.option(
     "--over", multiple=True, required=True, metavar="KEY[=LOW..HIGH]",
-    shell_complete=completers.words("microbatches", "bandwidth", "latency"),
+    shell_complete=complete_words("microbatches", "bandwidth", "latency"),
     help="What varies: microbatches, bandwidth, latency, or any key with a number.",
 )  # fmt: skip
 @click.option(
@@ -55,7 +60,7 @@ class _Tolerance(click.ParamType):  # type: ignore[type-arg] # generic in the st
     help="How closely a flip is found; counts are found exactly.",
 )  # fmt: skip
 @click.option(
-    "--executor", metavar="NAME[:KEY=VALUE]", shell_complete=completers.offers("executors"),
+    "--executor", metavar="NAME[:KEY=VALUE]", shell_complete=complete_offers("executors"),
     help="What steps are simulated on; one after the other here unless given.",
 )  # fmt: skip
 @click.option("--workers", type=click.IntRange(1), metavar="N", help="Steps at once, on processes; one per core.")

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pptrace.cli import completers
-from pptrace.cli.options import json_option, measured_options, outputs_option
+from pptrace.cli.options import complete_files, json_option, measured_options, outputs_option
 from pptrace.cli.output import echo_documents, report_written
 
 if TYPE_CHECKING:
@@ -43,8 +42,8 @@ class _Share(click.ParamType):  # type: ignore[type-arg] # generic in the stubs,
 
 
 @click.command("diff", epilog=_EXAMPLES)
-@click.argument("first", shell_complete=completers.files)
-@click.argument("second", shell_complete=completers.files)
+@click.argument("first", shell_complete=complete_files)
+@click.argument("second", shell_complete=complete_files)
 @click.option("--tolerance", type=_Share(), default="2%", show_default=True, help="Which share counts as equal.")
 @click.option(
     "--fail-over", type=_Share(), help="Gate: fail only where the second step is longer by more than this."

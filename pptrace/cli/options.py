@@ -1,4 +1,4 @@
-"""Options that commands share."""
+"""Options that commands share, and their shell completion."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+from click.shell_completion import CompletionItem
 
-from pptrace.cli import completers
 from pptrace.cli.output import echo_notes
 from pptrace.config.flags import FLAGS
 
@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from pptrace.timeline.measurement import ImportRequest, Measurement
 
     Option: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
+    from collections.abc import Callable
+
+    from click import Context, Parameter
+
+    Items: TypeAlias = list[CompletionItem[str]]
+    Completer: TypeAlias = Callable[[Context, Parameter, str], Items]
+
 
 _PREFIX = "flag_"
 """Prefix of the parameters of flags."""
@@ -66,7 +73,7 @@ def experiment_flags(*only: str, without: Sequence[str] = (), config: bool = Tru
         )(with_source)  # fmt: skip
         for name in reversed(names):
             command = flag_option(name)(command)
-        argument = click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=completers.files)
+        argument = click.argument("config", nargs=-1, metavar="[CONFIG]", shell_complete=complete_files)
         return argument(command) if config else command
 
     return decorate
@@ -90,9 +97,9 @@ def flag_option(name: str, parameter: str = "") -> Option:
         parameter: its parameter name; by default, one for :func:`experiment_flags`.
     """
     flag = FLAGS[name]
-    completer = completers.offers(flag.offers, or_file=flag.takes_file) if flag.offers else None
+    completer = complete_offers(flag.offers, or_file=flag.takes_file) if flag.offers else None
     if flag.choices is not None and not flag.offers:
-        completer = completers.words(*flag.choices.words())
+        completer = complete_words(*flag.choices.words())
     return click.option(
         f"--{name}", parameter or f"{_PREFIX}{name}", metavar="VALUE", help=flag.help, shell_complete=completer
     )
@@ -120,7 +127,7 @@ def config_file(words: Sequence[str]) -> Path | None:
 def outputs_option(text: str) -> Option:
     """Return the repeatable option ``-o`` with a help text; its parameter is ``outputs``."""
     return click.option(
-        "-o", "--output", "outputs", multiple=True, metavar="FILE", shell_complete=completers.files, help=text
+        "-o", "--output", "outputs", multiple=True, metavar="FILE", shell_complete=complete_files, help=text
     )
 
 
@@ -142,7 +149,7 @@ def output_option(text: str, *suffixes: str, subject: str = "") -> Option:
         return outputs[0] if outputs else None
 
     return click.option(
-        "-o", "--output", multiple=True, callback=check, metavar="FILE", shell_complete=completers.files, help=text
+        "-o", "--output", multiple=True, callback=check, metavar="FILE", shell_complete=complete_files, help=text
     )
 
 
@@ -154,7 +161,7 @@ def json_option(text: str = "Print JSON.") -> Option:
 def traces_argument(name: str) -> Option:
     """Return the argument of at least one trace, configuration or folder."""
     return click.argument(
-        name, nargs=-1, required=True, type=click.Path(path_type=Path), shell_complete=completers.files
+        name, nargs=-1, required=True, type=click.Path(path_type=Path), shell_complete=complete_files
     )
 
 
@@ -202,3 +209,54 @@ def read(
         raise TraceError(no_actions(measurement), file=traces[0])
     echo_notes(measurement.notes)
     return measurement, measured
+
+
+def complete_files(_context: Context, _parameter: Parameter, start: str) -> Items:
+    """Return the item with which click makes the shell complete a file name."""
+    return [CompletionItem(start, "file")]
+
+
+def complete_words(*known: str) -> Completer:
+    """Return a completer of words, in their order."""
+    return lambda _context, _parameter, start: [CompletionItem(word) for word in known if word.startswith(start)]
+
+
+def complete_offers(kind: str, *, or_file: bool = False) -> Completer:
+    """Return a completer of names that plugins offer.
+
+    Args:
+        kind: the registry's attribute, such as ``schedules``.
+        or_file: whether the value can also be a file. Its item comes first, because click's script for bash drops
+            all items before it; bash then completes file names where no name matches.
+    """
+
+    def complete(context: Context, parameter: Parameter, start: str) -> Items:
+        from pptrace.errors import PptraceError
+        from pptrace.plugins.registry import Registry
+
+        try:
+            known = getattr(Registry.load(warn=lambda _: None), kind)
+        except PptraceError:  # completion shows no errors of plugins
+            known = {}
+        names = [
+            CompletionItem(name, help=known[name].offer.summary)
+            for name in sorted(known)
+            if name.startswith(start)
+        ]
+        return (complete_files(context, parameter, start) if or_file else []) + names
+
+    return complete
+
+
+def complete_listed_offers(kind: str) -> Completer:
+    """Return a completer of names that plugins offer, in a list separated by commas."""
+    complete_name = complete_offers(kind)
+
+    def complete(context: Context, parameter: Parameter, start: str) -> Items:
+        before, comma, last = start.rpartition(",")
+        return [
+            CompletionItem(f"{before}{comma}{item.value}", help=item.help)
+            for item in complete_name(context, parameter, last)
+        ]
+
+    return complete

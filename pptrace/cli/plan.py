@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pptrace.cli import completers
-from pptrace.cli.options import experiment_flags, json_option, outputs_option
+from pptrace.cli.options import complete_offers, complete_words, experiment_flags, json_option, outputs_option
 from pptrace.cli.output import echo_result, report_written, status
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ pptrace plan --model llama3-70b --cluster dgx-h100 --sequence 8192 --global 512 
 @click.option("--memory", metavar="SIZE", help="What a rank may hold, such as 76GiB; the device's unless given.")
 @click.option(
     "--objective", default="tokens", show_default=True, metavar="WORD",
-    shell_complete=completers.words("tokens", "mfu", "step", "gpus"),
+    shell_complete=complete_words("tokens", "mfu", "step", "gpus"),
     help="What counts: tokens, mfu, step, or gpus (the fewest that fit).",
 )  # fmt: skip
 @click.option(
@@ -44,7 +43,7 @@ pptrace plan --model llama3-70b --cluster dgx-h100 --sequence 8192 --global 512 
 )
 @click.option(
     "--executor", default="processes", show_default=True, metavar="NAME[:KEY=VALUE]",
-    shell_complete=completers.offers("executors"), help="What configurations are simulated on.",
+    shell_complete=complete_offers("executors"), help="What configurations are simulated on.",
 )  # fmt: skip
 @click.option("--workers", type=click.IntRange(1), metavar="N", help="How many at once; one per core.")
 @click.option("--fresh", is_flag=True, help="Take over nothing of an earlier start.")
@@ -75,7 +74,7 @@ def command(
     from pptrace.cli.sweep import report_journal
     from pptrace.plugins.registry import Registry
     from pptrace.search.plan import find_plan
-    from pptrace.search.problem import PlanRequest
+    from pptrace.search.space import PlanRequest
     from pptrace.search.sweep import end_journals
 
     paths = [Path(output) for output in outputs]

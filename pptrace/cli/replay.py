@@ -6,8 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pptrace.cli import completers
-from pptrace.cli.options import json_option, measured_options, output_option, read, traces_argument
+from pptrace.cli.options import (
+    complete_offers,
+    json_option,
+    measured_options,
+    output_option,
+    read,
+    traces_argument,
+)
 from pptrace.cli.output import echo_documents, echo_notes, report_written
 
 if TYPE_CHECKING:
@@ -28,7 +34,7 @@ pptrace replay run/ --p2p torch --p2p-option receive=deferred"""
 @traces_argument("traces")
 @measured_options
 @click.option(
-    "--p2p", metavar="POLICY", shell_complete=completers.offers("message_policies"),
+    "--p2p", metavar="POLICY", shell_complete=complete_offers("message_policies"),
     help="Issue messages as this policy does; unless given, the one that is nearest, or each held as it was.",
 )  # fmt: skip
 @click.option(

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pptrace.cli import completers
-from pptrace.cli.options import flag_option
+from pptrace.cli.options import complete_offers, flag_option
 from pptrace.cli.output import raw, report_written
 from pptrace.config.flags import FLAGS
 
@@ -25,7 +24,7 @@ pptrace show interleaved-1f1b --pp 4 --vp 2 --microbatches 8 -o table.svg
 pptrace show table.csv
 pptrace show ./mine.py:make --pp 4 --microbatches 8 --messages"""
 
-_SCHEDULES = completers.offers(FLAGS["schedule"].offers, or_file=True)
+_SCHEDULES = complete_offers(FLAGS["schedule"].offers, or_file=True)
 _SLOTS = click.IntRange(1, 1000)
 _NARROWEST = 20
 _MOST_RANKS = 64

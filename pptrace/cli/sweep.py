@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pptrace.cli import completers
-from pptrace.cli.options import experiment_flags, json_option, outputs_option
+from pptrace.cli.options import complete_offers, complete_words, experiment_flags, json_option, outputs_option
 from pptrace.cli.output import raw
 from pptrace.sanitize import printable_line
 
@@ -40,7 +39,7 @@ _REDRAW_S = 0.1
 @experiment_flags()
 @outputs_option("Write a table (.csv, .parquet) or a picture (.png, .svg, .pdf); may be repeated.")
 @click.option(
-    "--plot", default="lines", metavar="SORT", shell_complete=completers.words("lines", "winners", "difference"),
+    "--plot", default="lines", metavar="SORT", shell_complete=complete_words("lines", "winners", "difference"),
     help="What pictures show: lines, winners or difference (to the first schedule).",
 )  # fmt: skip
 @click.option("--x", metavar="KEY", help="The axis along x of pictures; the first with numbers by default.")
@@ -49,7 +48,7 @@ _REDRAW_S = 0.1
 )
 @click.option(
     "--executor", default="processes", show_default=True, metavar="NAME[:KEY=VALUE]",
-    shell_complete=completers.offers("executors"), help="What the points run on.",
+    shell_complete=complete_offers("executors"), help="What the points run on.",
 )  # fmt: skip
 @click.option("--workers", type=click.IntRange(1), metavar="N", help="Points that run at once; one per core.")
 @click.option("--fresh", is_flag=True, help="Run every point anew, and replace what the outputs hold.")
@@ -75,8 +74,7 @@ def command(
     """
     file = source.file
     from pptrace.plugins.registry import Registry
-    from pptrace.search.axes import parse_axes
-    from pptrace.search.grid import grid_of
+    from pptrace.search.grid import grid_of, parse_axes
     from pptrace.search.result_table import TABLES
     from pptrace.search.sweep import check_outputs, failures_text, rows_text, sweep
     from pptrace.search.sweep_charts import Picture, check_axes, check_choice
@@ -121,7 +119,7 @@ def _save(swept: Sweep, paths: Sequence[Path], picture: Picture) -> str:
 @contextmanager
 def report_journal(paths: Sequence[Path]) -> Iterator[None]:
     """Print the number of finished rows in the journal after Ctrl-C; ``main()`` ends the line."""
-    from pptrace.search.execution import Journal, journal_path
+    from pptrace.search.runner import Journal, journal_path
 
     try:
         yield

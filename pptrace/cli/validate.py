@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pptrace.cli import completers
+from pptrace.cli.options import complete_offers
 from pptrace.config.choices import Receive
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ pptrace validate table.csv --p2p ordered --receive deferred"""
 @click.command("validate", epilog=_EXAMPLES)
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option(
-    "--p2p", metavar="POLICY", shell_complete=completers.offers("message_policies"),
+    "--p2p", metavar="POLICY", shell_complete=complete_offers("message_policies"),
     help="Check for deadlock under this policy too.",
 )  # fmt: skip
 @click.option(

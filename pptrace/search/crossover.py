@@ -17,10 +17,9 @@ from pptrace.run.summary import job_text, setting_text
 from pptrace.sanitize import Printed
 from pptrace.search.basis import short_reason
 from pptrace.search.compare import options_notes, work_note
-from pptrace.search.execution import choose
 from pptrace.search.grid import Base
 from pptrace.search.key_range import Bisection, Scale, geometric, parse_span
-from pptrace.search.runner import Runner, run_point
+from pptrace.search.runner import Runner, choose, run_point
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
     from pptrace.run.figures import Row
     from pptrace.run.run import Run
     from pptrace.search.basis import Basis, Entry
-    from pptrace.search.execution import ExecutorChoice
     from pptrace.search.key_range import Span
+    from pptrace.search.runner import ExecutorChoice
 
 
 def choose_executor(
@@ -39,7 +38,7 @@ def choose_executor(
     """Return the executor of a search: processes if only ``workers`` is given, None without either.
 
     Raises:
-        PptraceError: as for :func:`~pptrace.search.execution.choose`.
+        PptraceError: as for :func:`~pptrace.search.runner.choose`.
     """
     if executor is None and workers is None:
         return None

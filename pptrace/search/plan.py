@@ -20,23 +20,23 @@ from pptrace.report.text_table import table_lines
 from pptrace.run.preparation import build_costs
 from pptrace.run.summary import devices_text
 from pptrace.sanitize import Printed
-from pptrace.search.best_first import Search
-from pptrace.search.candidates import MACHINES, CandidateRunner, Outcome
-from pptrace.search.execution import choose
+from pptrace.search.candidates import MACHINES, CandidateRunner, Outcome, Search
 from pptrace.search.launch_arguments import megatron_arguments, torchtitan_arguments, values_of
 from pptrace.search.pricing import default_split
-from pptrace.search.problem import (
+from pptrace.search.ranking import join_names
+from pptrace.search.result_table import TABLES, write_table
+from pptrace.search.runner import choose
+from pptrace.search.space import (
     LAYERS,
     OBJECTIVES,
+    PLAIN,
     PLANNED,
     PlanRequest,
+    Space,
     gpus_text,
     plan_problem,
     setting,
 )
-from pptrace.search.ranking import join_names
-from pptrace.search.result_table import TABLES, write_table
-from pptrace.search.space import PLAIN, Space
 from pptrace.search.sweep import PICTURES, check_outputs, end_journals
 
 if TYPE_CHECKING:
@@ -46,10 +46,9 @@ if TYPE_CHECKING:
     from pptrace.config.schema import Experiment
     from pptrace.config.yaml_document import Document
     from pptrace.run.figures import Row
-    from pptrace.search.best_first import SearchResult
-    from pptrace.search.candidates import Candidate
+    from pptrace.search.candidates import Candidate, SearchResult
     from pptrace.search.launch_arguments import Arguments
-    from pptrace.search.problem import PlanProblem, Score
+    from pptrace.search.space import PlanProblem, Score
 
 _CONTENDERS = 5
 _NEAR = Fraction(11, 10)

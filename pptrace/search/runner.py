@@ -1,35 +1,360 @@
-"""Simulation of points and configurations into rows of figures, with a journal of finished rows."""
+"""Simulation of points and configurations into rows: executors, and a journal of finished rows."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import sqlite3
+import warnings
+from collections import deque
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, wait
+from dataclasses import dataclass
 from functools import cache, partial
-from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from hashlib import sha256
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pptrace.config.resolution import document_of, load
-from pptrace.errors import PptraceError
-from pptrace.plugins.guards import one_line
+from pptrace.config.yaml_document import parse_value
+from pptrace.errors import ConfigError, OutputError, PptraceError
+from pptrace.plugins.construction import checked_options
+from pptrace.plugins.guards import call_plugin, one_line, plugin_error
 from pptrace.plugins.registry import Registry
+from pptrace.plugins.requests import ExecutorRequest
 from pptrace.run.figures import at_levels, metrics_row
 from pptrace.run.simulated_step import simulate
-from pptrace.search.execution import ExecutorPool, Journal, choose, run_all
 from pptrace.version import __version__
 from pptrace_kernel import many_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+    from concurrent.futures import Future
     from types import TracebackType
     from typing import Self
 
     from pptrace.config.resolution import Resolved
+    from pptrace.plugins.offers import ExecutorOffer, Provided
     from pptrace.run.figures import Cell, Row
     from pptrace.run.simulated_step import SimulatedStep
     from pptrace.search.basis import Entry
-    from pptrace.search.execution import ExecutorChoice, Item
     from pptrace.search.grid import Base
+
+
+Item = TypeVar("Item")
+
+_DIED = "the process that ran it died; where it needs more memory than there is, take fewer --workers"
+
+
+class ExecutorPool:
+    """An executor that several runs share, as a context; a broken executor is replaced."""
+
+    def __init__(self, start: Callable[[], Executor]) -> None:
+        self._start = start
+        self._executor: Executor | None = None
+
+    def __enter__(self) -> Self:
+        """Start the executor, so that an unreachable one fails before there is work."""
+        self._executor = self._start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Shut down the executor; after an error, without waiting for its calls."""
+        self.end(wait=error is None)
+
+    def begin(self) -> Executor:
+        """Return the executor, started if necessary."""
+        if self._executor is None:
+            self._executor = self._start()
+        return self._executor
+
+    def end(self, *, wait: bool) -> None:
+        """Shut down the executor; the next run starts another one."""
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.shutdown(wait=wait, cancel_futures=True)
+
+
+def run_all(
+    items: Iterable[Item], call: Callable[[Item], Row], pool: ExecutorPool, *, ahead: int
+) -> Iterator[tuple[Item, Row]]:
+    """Yield items with their rows, in the order in which they finish.
+
+    Items that are running when an executor breaks run again one by one, which identifies the item that breaks it.
+    That item gets an error row.
+
+    Args:
+        items: the items, in the order of submission.
+        call: returns the row of an item; picklable where the executor pickles.
+        pool: the executor.
+        ahead: number of calls that are submitted at once.
+    """
+    waiting = deque(items)
+    while waiting:
+        suspects = yield from _until_broken(waiting, call, pool, ahead)
+        for suspect in suspects:
+            if (yield from _until_broken(deque([suspect]), call, pool, 1)):
+                yield suspect, {"error": _DIED}
+
+
+def _until_broken(
+    waiting: deque[Item], call: Callable[[Item], Row], pool: ExecutorPool, ahead: int
+) -> Generator[tuple[Item, Row], None, list[Item]]:
+    """Yield the rows of ``waiting`` items; return those that were running when the executor broke."""
+    executor = pool.begin()
+    running: dict[Future[Row], Item] = {}
+    broken: list[Item] = []
+    finished = False
+    try:
+        while (waiting or running) and not broken:
+            if waiting and len(running) < ahead:
+                item = waiting.popleft()
+                try:
+                    running[executor.submit(call, item)] = item
+                except BrokenExecutor:
+                    broken.append(item)
+            full = not waiting or len(running) >= ahead
+            for future in _done(running, block=full and not broken):
+                item = running.pop(future)
+                try:
+                    row = future.result()
+                except BrokenExecutor:
+                    broken.append(item)
+                except Exception as error:  # noqa: BLE001 - a failed call does not end the other ones
+                    yield item, {"error": one_line(error)}
+                else:
+                    yield item, row
+        finished = True
+    finally:
+        if broken or not finished:
+            pool.end(wait=finished)
+    return [*broken, *running.values()]
+
+
+def _done(running: dict[Future[Row], Item], *, block: bool) -> list[Future[Row]]:
+    done = [future for future in running if future.done()]
+    if done or not block or not running:
+        return done
+    wait(running, return_when=FIRST_COMPLETED)
+    return [future for future in running if future.done()]
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+_KEY = "executor"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorChoice:
+    """An executor offer with its checked options."""
+
+    provided: Provided[ExecutorOffer]
+    """The offer and its plugin."""
+    request: ExecutorRequest
+    """The request that builds an executor."""
+
+    @property
+    def in_process(self) -> bool:
+        """Whether calls run in this process."""
+        return self.provided.offer.in_process
+
+    def start(self) -> Executor:
+        """Build an executor.
+
+        Raises:
+            PluginError: the plugin raised, or returned no executor.
+        """
+        provider, offer = self.provided.provider, self.provided.offer
+        built: object = call_plugin(provider, offer.build, self.request)
+        if not isinstance(built, Executor):
+            message = f"returned {built!r:.60}, expected a concurrent.futures.Executor"
+            raise plugin_error(provider, f"executor {offer.name!r} {message}")
+        return built
+
+
+def choose(
+    choice: str | Mapping[str, Any], registry: Registry, workers: int = 0, *, shared: bool = False
+) -> ExecutorChoice:
+    """Return the executor with this name, its options checked.
+
+    Args:
+        choice: ``NAME``, ``NAME:key=value:key=value``, or a mapping with ``name`` and options.
+        registry: the plugins.
+        workers: number of concurrent calls; 0 for the number of cores.
+        shared: whether the registry is the caller's own, which other processes do not have.
+
+    Raises:
+        PluginError: no plugin offers it.
+        ConfigError: an unknown or invalid option, or a caller's registry with an executor in other processes.
+    """
+    if isinstance(choice, str):
+        name, given = _read(choice)
+    elif isinstance(choice.get("name"), str):
+        name, given = choice["name"], {key: value for key, value in choice.items() if key != "name"}
+    else:
+        raise ConfigError("missing: name the executor, such as processes", key=f"{_KEY}.name")
+    provided = registry.executors[name]
+    options = checked_options(provided, given, _KEY)
+    if shared and not provided.offer.in_process:
+        message = "runs in other processes, which load plugins anew: take serial, or no registry"
+        raise ConfigError(f"{name} {message}", key=_KEY)
+    return ExecutorChoice(provided=provided, request=ExecutorRequest(workers=workers or cores(), options=options))
+
+
+def _read(text: str) -> tuple[str, dict[str, Any]]:
+    """Return name and options; a part without an equals sign continues the value before it, as in an address."""
+    name, *parts = text.split(":")
+    settings: list[str] = []
+    for part in parts:
+        if "=" in part:
+            settings.append(part)
+        elif settings:
+            settings[-1] += f":{part}"
+        else:
+            raise ConfigError(f"{part!r} is no option: write {name}:key=value", key=_KEY)
+    pairs = (setting.partition("=") for setting in settings)
+    return name, {key.strip(): parse_value(value, f"--executor {text}") for key, _, value in pairs}
+
+
+_ROWS = "CREATE TABLE finished (content BLOB, digest BLOB)"
+_FRESH = "CREATE TABLE fresh (unused)"
+"""Marks the journal of a fresh sweep."""
+_OUTSIDE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
+"""SQLite errors whose cause is not a damaged database."""
+
+
+def journal_path(output: str | Path) -> Path:
+    """Return where the journal of a sweep with this first output is.
+
+    >>> str(journal_path("out/results.csv"))
+    'out/results.csv.journal'
+    """
+    return Path(f"{output}.journal")
+
+
+class Journal:
+    """An open journal; no other process can open it at the same time.
+
+    Rows with a wrong checksum and invalid rows are dropped. A damaged database is replaced, with a warning.
+    """
+
+    rows: list[Row]
+    """The rows that earlier starts finished."""
+    fresh: bool
+    """Whether the sweep replaces existing tables and ignores their rows."""
+
+    def __init__(self, path: Path, *, fresh: bool = False) -> None:
+        """Open a journal, or create it.
+
+        Args:
+            path: the database.
+            fresh: whether to ignore its rows and those of existing tables.
+
+        Raises:
+            OutputError: another process has it open, or reading or writing fails.
+        """
+        self.path = path
+        try:
+            path.open("ab").close()  # the error of the system is more precise than that of SQLite
+            try:
+                self._open(fresh=fresh)
+            except (sqlite3.Error, UnicodeDecodeError) as error:  # errors of SQLite can quote damaged names
+                if isinstance(error, sqlite3.Error) and _code(error) in _OUTSIDE:
+                    raise
+                message = f"{path}: is damaged and replaced: its rows run again"
+                warnings.warn(message, RuntimeWarning, stacklevel=2)
+                path.unlink()
+                self._open(fresh=fresh)
+        except (sqlite3.Error, OSError) as error:
+            raise self._failed(error) from error
+        self._is_empty = not self.rows
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the journal and keep it, because writing tables can still fail; remove an empty one."""
+        self._database.close()
+        if self._is_empty:
+            self.path.unlink(missing_ok=True)
+
+    def append(self, row: Row) -> None:
+        """Write a row as one transaction.
+
+        Raises:
+            OutputError: writing fails.
+        """
+        content = _content(row)
+        try:
+            self._database.execute("INSERT INTO finished VALUES (?, ?)", (content, _digest(content)))
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
+        self._is_empty = False
+
+    def _open(self, *, fresh: bool) -> None:
+        self._database = sqlite3.connect(self.path, timeout=0, isolation_level=None)
+        try:
+            self._read(fresh=fresh)
+        except BaseException:
+            self._database.close()
+            raise
+
+    def _read(self, *, fresh: bool) -> None:
+        """Lock the database for this process, check its structure and read its rows."""
+        execute = self._database.execute
+        execute("PRAGMA locking_mode = EXCLUSIVE")
+        execute("PRAGMA journal_mode = WAL")
+        execute("PRAGMA synchronous = NORMAL")
+        tables = {sql for (sql,) in execute("SELECT sql FROM sqlite_master")}
+        if not tables <= {_ROWS, _FRESH} or execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
+            raise sqlite3.DatabaseError
+        if _ROWS not in tables:
+            execute(_ROWS)
+        if fresh:
+            execute("DELETE FROM finished")
+        if fresh and _FRESH not in tables:
+            execute(_FRESH)
+        self.fresh = fresh or _FRESH in tables
+        entries = execute("SELECT CAST(content AS BLOB), CAST(digest AS BLOB) FROM finished")
+        rows = (_row(content) for content, digest in entries if _digest(content or b"") == digest)
+        self.rows = [row for row in rows if row is not None]
+
+    def _failed(self, error: sqlite3.Error | OSError) -> OutputError:
+        if isinstance(error, sqlite3.Error) and _code(error) == sqlite3.SQLITE_BUSY:
+            return OutputError(
+                "another sweep is writing here: wait for it, or name another file with -o", file=self.path
+            )
+        return OutputError(f"cannot be written: {getattr(error, 'strerror', '') or error}", file=self.path)
+
+
+def _row(content: bytes) -> Row | None:
+    """Return the row of a content that :meth:`Journal.append` wrote; None where the content is invalid."""
+    try:
+        row = json.loads(content)
+        _content(row)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("point"), str) else None
+
+
+def _content(row: Row) -> bytes:
+    return json.dumps(row, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _digest(content: bytes) -> bytes:
+    return sha256(content).digest()
+
+
+def _code(error: sqlite3.Error) -> int:
+    """Return SQLite's primary error code; errors of Python's module have none."""
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
 
 
 def run_point(entry: Entry, *, base: Base, registry: Registry | None = None, actions: int = 0) -> Row:

@@ -17,9 +17,8 @@ from pptrace.report.charts import check_picture
 from pptrace.report.numbers import unique_names
 from pptrace.report.text_table import table_lines
 from pptrace.run.preparation import prepare
-from pptrace.search.execution import Journal, choose, journal_path
 from pptrace.search.result_table import ADVICE, TABLES, check_table, columns_of, read_table, write_table
-from pptrace.search.runner import Runner, inputs_of, run_point
+from pptrace.search.runner import Journal, Runner, choose, inputs_of, journal_path, run_point
 from pptrace.search.sweep_charts import Picture, save_picture
 from pptrace.version import __version__
 from pptrace_kernel import COMPILE_FROM

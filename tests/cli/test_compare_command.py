@@ -133,11 +133,11 @@ def test_a_picture_that_cannot_be_written_says_why(pptrace: Pptrace) -> None:
 def test_every_schedule_of_a_list_is_completed(monkeypatch: pytest.MonkeyPatch) -> None:
     from click.shell_completion import BashComplete
 
-    from pptrace.cli import completers as complete
     from pptrace.cli.main import cli
+    from pptrace.cli.options import complete_listed_offers
 
     monkeypatch.setenv("PPTRACE_DISABLE_PLUGINS", "all")
-    listed = complete.listed_offers("networks")
+    listed = complete_listed_offers("networks")
     (option,) = (one for one in cli.get_command(None, "compare").params if one.name == "schedules")
     monkeypatch.setattr(option, "_custom_shell_complete", listed)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from swept_folder import MICROBATCHES, MINE, calls, fill, names
 
-from pptrace.search.execution import Journal
+from pptrace.search.runner import Journal
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -30,7 +30,7 @@ FLAGS = ["--schedule", "1f1b", "--pp", "4", "--microbatches", "8"]
 FORMATS = {f"pptrace.traces.{name}" for name in ("kineto", "perfetto")}
 """The packages whose offers are listed; what writes and reads is in modules below them."""
 
-SIMULATE = {f"pptrace.cli.{name}" for name in ("completers", "main", "options", "output", "simulate")}
+SIMULATE = {f"pptrace.cli.{name}" for name in ("main", "options", "output", "simulate")}
 
 MOST_MODULES = 114
 """Of the core, where a small step is simulated, each a fifth of a millisecond: a few more than there are."""

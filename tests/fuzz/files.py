@@ -182,7 +182,7 @@ def accuracy_journal(folder: Path) -> Path:
 def _journal(command: str, folder: Path) -> Path:
     """Run a command with ``-o out.csv``, and write half of its rows into a journal."""
     from pptrace.search import runner, sweep
-    from pptrace.search.execution import Journal, journal_path
+    from pptrace.search.runner import Journal, journal_path
 
     finished: list[Row] = []
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.errors import ConfigError
-from pptrace.search.axes import axes_of, parse_axes
+from pptrace.search.grid import axes_of, parse_axes
 
 
 def values(text: str) -> list[list[tuple[str, Any]]]:

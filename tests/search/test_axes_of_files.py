@@ -8,7 +8,7 @@ import pytest
 
 from pptrace.api import sweep
 from pptrace.errors import ConfigError
-from pptrace.search.axes import parse_axes
+from pptrace.search.grid import parse_axes
 
 if TYPE_CHECKING:
     from pathlib import Path

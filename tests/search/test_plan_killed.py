@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pptrace.cli.main import main
-from pptrace.search.execution import Journal
+from pptrace.search.runner import Journal
 
 if TYPE_CHECKING:
     from pptrace.run.figures import Row
@@ -30,9 +30,9 @@ PLAN = (
 KILLED = """\
 import os, signal
 from pptrace.cli.main import main
-from pptrace.search import execution as journal
+from pptrace.search import runner
 
-append, left = journal.Journal.append, [2]
+append, left = runner.Journal.append, [2]
 
 def until_killed(self, *arguments):
     append(self, *arguments)
@@ -40,7 +40,7 @@ def until_killed(self, *arguments):
     if not left[0]:
         os.kill(os.getpid(), signal.SIGKILL)
 
-journal.Journal.append = until_killed
+runner.Journal.append = until_killed
 main()
 """
 

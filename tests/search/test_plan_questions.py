@@ -19,7 +19,7 @@ from pptrace.config.quantities import format_size
 from pptrace.errors import PptraceError
 from pptrace.plugins.registry import Registry
 from pptrace.report.numbers import unique_names
-from pptrace.search import best_first
+from pptrace.search import candidates
 
 DOCS = Path(__file__).parents[2] / "docs" / "plan.md"
 NAME = re.compile(r"`([a-z0-9_-]+)`")
@@ -137,7 +137,6 @@ def test_the_command_prints_what_it_found_and_keeps_finished_rows(tmp_path: Path
 
 
 def test_a_plan_goes_on_where_it_was(registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pptrace.search import candidates
 
     ran: list[Any] = []
     simulate = candidates.run_candidate
@@ -252,8 +251,8 @@ def test_the_memory_that_would_do_is_not_said_to_be_the_least_where_not_all_is_b
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vary = {**FEW, "recompute": ["none", "selective", "full"], "micro": [1, 2]}
-    monkeypatch.setattr(best_first, "_LEAST", 1)
-    monkeypatch.setattr(best_first, "_FURTHER", 1)
+    monkeypatch.setattr(candidates, "_LEAST", 1)
+    monkeypatch.setattr(candidates, "_FURTHER", 1)
 
     with pytest.raises(PptraceError, match=r"GiB would do, and less may \("):
         planned(registry, vary=vary, memory="100MiB")

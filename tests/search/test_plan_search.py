@@ -14,10 +14,10 @@ from pptrace.config.resolution import load
 from pptrace.plugins.construction import build_schedule, checked_options
 from pptrace.plugins.registry import Registry
 from pptrace.plugins.requests import ScheduleRequest
-from pptrace.search import best_first, candidates
-from pptrace.search.bounds import bound_of
+from pptrace.search import candidates
 from pptrace.search.candidates import Outcome
 from pptrace.search.plan import differences_ns
+from pptrace.search.pricing import bound_of
 from pptrace.sim.simulation import simulate
 from pptrace.steps.workload import Workload
 from pptrace.timeline.metrics import measure
@@ -143,8 +143,8 @@ def test_an_early_answer_is_of_what_fits_and_changes_no_place(
     """The early attempt takes place in the middle of weighing; what is likeliest is over the memory there."""
     asked = {"memory": "3.4GiB", "vary": {"schedule": ["1f1b"], "zero": [1], "micro": [1]}, "top": 4}
     late, said = planned(registry, **asked), []
-    monkeypatch.setattr(best_first, "_EARLY", (9,))
-    monkeypatch.setattr(best_first, "_PEEKS", (24, 96, 1))
+    monkeypatch.setattr(candidates, "_EARLY", (9,))
+    monkeypatch.setattr(candidates, "_PEEKS", (24, 96, 1))
 
     early = planned(registry, **asked, progress=said.append)
 
@@ -158,7 +158,7 @@ def test_an_early_answer_is_of_what_fits_and_changes_no_place(
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 12, 224])
 def test_layouts_are_weighed_once_each_and_scattered(count: int) -> None:
-    order = best_first.spread_indices(count)
+    order = candidates.spread_indices(count)
 
     assert sorted(order) == list(range(count))
     early = sorted(order[: count // 4])
@@ -169,7 +169,7 @@ def test_bounds_made_on_other_processes_give_the_same_plan(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(candidates, "_PREFETCH_FROM", 1)
-    monkeypatch.setattr(best_first, "_PEEKS", (2,))
+    monkeypatch.setattr(candidates, "_PEEKS", (2,))
     monkeypatch.setattr(candidates, "_CHUNK", 3)
     asked = {
         "vary": {"schedule": ["1f1b", "interleaved-1f1b", "zb-h1"], "micro": [1], "zero": [0, 1]}, "top": 3,
@@ -186,7 +186,7 @@ def test_bounds_made_on_other_processes_give_the_same_plan(
 
 def test_bounds_whose_worker_dies_are_made_here(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(candidates, "_PREFETCH_FROM", 1)
-    monkeypatch.setattr(best_first, "_PEEKS", (2,))
+    monkeypatch.setattr(candidates, "_PEEKS", (2,))
     monkeypatch.setattr(candidates, "_price_all", failing)
     asked = {"vary": {"schedule": ["1f1b", "zb-h1"], "micro": [1], "tp": [1], "recompute": ["none"]}}
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pptrace.plugins.builtin_executors import Serial
-from pptrace.search.execution import ExecutorPool, run_all
+from pptrace.search.runner import ExecutorPool, run_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from pptrace.errors import ConfigError
-from pptrace.search.axes import parse_axes
-from pptrace.search.grid import Grid, grid_of
+from pptrace.search.grid import Grid, grid_of, parse_axes
 
 STEP = """\
 schedule: eager

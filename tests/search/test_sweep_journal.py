@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.errors import OutputError
-from pptrace.search.execution import Journal, journal_path
+from pptrace.search.runner import Journal, journal_path
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -183,7 +183,7 @@ def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
 
 
 def in_another_process(code: str, path: Path) -> subprocess.CompletedProcess[str]:
-    head = f"from pathlib import Path\nfrom pptrace.search.execution import Journal\npath = Path({str(path)!r})\n"
+    head = f"from pathlib import Path\nfrom pptrace.search.runner import Journal\npath = Path({str(path)!r})\n"
     return subprocess.run([sys.executable, "-c", head + code], capture_output=True, text=True, check=False)
 
 

@@ -20,7 +20,7 @@ import pptrace_kernel
 from pptrace.errors import ConfigError, PluginError
 from pptrace.plugin import ExecutorOffer, ExecutorRequest, hookimpl
 from pptrace.plugins.registry import Registry
-from pptrace.search.execution import ExecutorPool, run_all
+from pptrace.search.runner import ExecutorPool, run_all
 
 MINE = '''
 import os, signal

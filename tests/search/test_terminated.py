@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pptrace.search.execution import Journal
+from pptrace.search.runner import Journal
 
 if TYPE_CHECKING:
     from pathlib import Path
