@@ -1,13 +1,6 @@
-from pptrace.config.choices import PolicyName as PolicyName
-from pptrace.config.choices import Receive as Receive
-from pptrace.config.choices import StreamPer as StreamPer
 from pptrace.config.limits import UnpackedFile as UnpackedFile
 from pptrace.config.limits import check_events as check_events
 from pptrace.config.limits import check_packets as check_packets
-from pptrace.config.limits import open_unpacked as open_unpacked
-from pptrace.config.limits import read_unpacked as read_unpacked
-from pptrace.config.places import Place as Place
-from pptrace.config.places import Places as Places
 from pptrace.config.quantities import Duration as Duration
 from pptrace.config.quantities import Flops as Flops
 from pptrace.config.quantities import Rate as Rate
@@ -20,9 +13,7 @@ from pptrace.config.yaml_document import read_yaml as read_yaml
 from pptrace.errors import ConfigError as ConfigError
 from pptrace.errors import ConstraintError as ConstraintError
 from pptrace.errors import CostError as CostError
-from pptrace.errors import DeadlockError as DeadlockError
 from pptrace.errors import OutputError as OutputError
-from pptrace.errors import PluginError as PluginError
 from pptrace.errors import PptraceError as PptraceError
 from pptrace.errors import ScheduleError as ScheduleError
 from pptrace.errors import TableError as TableError
@@ -30,12 +21,10 @@ from pptrace.errors import TraceError as TraceError
 from pptrace.errors import nearest as nearest
 from pptrace.files import print_or_write as print_or_write
 from pptrace.files import replace_file as replace_file
-from pptrace.measured.computations import Computations as Computations
 from pptrace.measured.computations import extract_computations as extract_computations
 from pptrace.network.contract import NO_ROUTE as NO_ROUTE
 from pptrace.network.contract import UNLIMITED as UNLIMITED
 from pptrace.network.contract import Links as Links
-from pptrace.network.contract import Network as Network
 from pptrace.network.contract import Paths as Paths
 from pptrace.network.layout import Layout as Layout
 from pptrace.plugins.hookspecs import hookimpl as hookimpl
@@ -55,7 +44,6 @@ from pptrace.plugins.offers import ScheduleOffer as ScheduleOffer
 from pptrace.plugins.registry import Registry as Registry
 from pptrace.plugins.requests import CostRequest as CostRequest
 from pptrace.plugins.requests import ExecutorRequest as ExecutorRequest
-from pptrace.plugins.requests import GroupCollectives as GroupCollectives
 from pptrace.plugins.requests import NetworkRequest as NetworkRequest
 from pptrace.plugins.requests import ScheduleRequest as ScheduleRequest
 from pptrace.report.charts import check_picture as check_picture
@@ -68,7 +56,6 @@ from pptrace.report.text_table import table_lines as table_lines
 from pptrace.run.inputs import Prepared as Prepared
 from pptrace.run.preparation import check_size as check_size
 from pptrace.run.preparation import prepare as prepare
-from pptrace.run.simulated_step import SimulatedStep as SimulatedStep
 from pptrace.sanitize import csv_of as csv_of
 from pptrace.search.runner import simulate_many as simulate_many
 from pptrace.sim.simulation import simulate as simulate
@@ -76,9 +63,6 @@ from pptrace.steps import kinds as kinds
 from pptrace.steps.action_insertion import with_copies as with_copies
 from pptrace.steps.action_insertion import with_recompute as with_recompute
 from pptrace.steps.actions import Action as Action
-from pptrace.steps.actions import CellColumns as CellColumns
-from pptrace.steps.actions import parse_action as parse_action
-from pptrace.steps.columns import Int8s as Int8s
 from pptrace.steps.columns import Int32s as Int32s
 from pptrace.steps.columns import Int64s as Int64s
 from pptrace.steps.kinds import Kind as Kind
@@ -91,7 +75,6 @@ from pptrace.steps.message_calls import MessageCalls as MessageCalls
 from pptrace.steps.message_calls import MessageRequest as MessageRequest
 from pptrace.steps.message_calls import Policy as Policy
 from pptrace.steps.placement import Placement as Placement
-from pptrace.steps.placement import infer_placement as infer_placement
 from pptrace.steps.schedule import Schedule as Schedule
 from pptrace.steps.segments import Segment as Segment
 from pptrace.steps.text_forms import write_table as write_table
@@ -109,11 +92,8 @@ from pptrace.timeline.measurement import Source as Source
 from pptrace.timeline.measurement import Step as Step
 from pptrace.timeline.measurement import Summary as Summary
 from pptrace.timeline.measurement import Unattributed as Unattributed
-from pptrace.timeline.messages import compute_rows as compute_rows
 from pptrace.timeline.messages import messages as messages
 from pptrace.timeline.metrics import measure as measure
 from pptrace.timeline.timeline import Slice as Slice
 from pptrace.timeline.timeline import Timeline as Timeline
-from pptrace.timeline.timeline import from_slices as from_slices
 from pptrace.traces.perfetto.varint import read_varint as read_varint
-from pptrace_kernel import run_kernel as run_kernel

@@ -21,7 +21,7 @@ import click
 
 from pptrace.cli import viewer
 from pptrace.cli.viewer import HOST, PUBLIC_PORT, PUBLIC_UI, Server, Site
-from pptrace.config.limits import UnpackedFile, open_unpacked
+from pptrace.config.limits import UnpackedFile
 from pptrace.errors import PptraceError, TraceError
 from pptrace.traces.perfetto.varint import read_varint
 
@@ -275,7 +275,7 @@ def _is_large(file: Path) -> bool:
 def _is_pptrace_trace(file: Path) -> bool:
     from pptrace.traces import perfetto
 
-    with open_unpacked(file) as content:
+    with UnpackedFile.open(file) as content:
         return perfetto.recognises(file, content.read(_HEAD_BYTES))
 
 
@@ -438,7 +438,7 @@ def marked_step(path: Path) -> tuple[int, int] | None:
 
 def _marks(path: Path) -> Iterator[tuple[str, int, int]]:
     """Yield each mark's name, begin and end in ns; a mark at the boundary of two chunks may occur twice."""
-    with open_unpacked(path) as file:
+    with UnpackedFile.open(path) as file:
         window, remaining = b"", _MOST_MARKS
         while remaining > 0 and (chunk := file.read(_CHUNK_BYTES)):
             window = window[-3 * _EVENT_BYTES :] + chunk

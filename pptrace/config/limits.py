@@ -9,7 +9,7 @@ import stat
 import zlib
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from pptrace.errors import ConfigError, TraceError
 
@@ -48,12 +48,45 @@ class UnpackedFile:
         self.size = 0
         """Bytes that were read."""
 
+    @classmethod
+    @contextmanager
+    def open(cls, path: Path) -> Iterator[Self]:
+        """Open a file, and close it.
+
+        Raises:
+            TraceError: it cannot be opened, read or unpacked.
+        """
+        check_regular(path)
+        try:
+            with path.open("rb") as raw:
+                yield cls(path, raw)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise TraceError(f"cannot be unpacked: {error}", file=path) from None
+        except OSError as error:
+            raise TraceError(f"cannot be read: {error.strerror or error}", file=path) from None
+
+    @classmethod
+    def read_whole(cls, path: Path) -> bytes:
+        """Return all of a file.
+
+        Raises:
+            TraceError: as :meth:`open` says, or it is more than memory may hold.
+        """
+        parts, most = [], min(most_unpacked(), most_memory() // _HELD)
+        with cls.open(path) as file:
+            while part := file.read(_PART):
+                parts.append(part)
+                if file.size > most:
+                    message = f"is larger than {gibibytes(most)}, unpacked, and read whole: {memory_key()}"
+                    raise TraceError(message, file=path)
+        return b"".join(parts)
+
     def read(self, most: int = _PART, /) -> bytes:
         """Return the next bytes, as many as asked or fewer; none at the end.
 
         Raises:
             TraceError: it unfolds without end, or is larger than may be.
-            OSError, EOFError, zlib.error: it cannot be read or unpacked, as :func:`open_unpacked` says.
+            OSError, EOFError, zlib.error: it cannot be read or unpacked, as :meth:`open` says.
         """
         return self._counted(self._file.read(most))
 
@@ -110,39 +143,6 @@ class UnpackedFile:
             message = f"is larger than {gibibytes(self._most)}, unpacked: set {UNPACKED} to allow more"
             raise TraceError(message, file=self._path)
         return part
-
-
-@contextmanager
-def open_unpacked(path: Path) -> Iterator[UnpackedFile]:
-    """Open a file, and close it.
-
-    Raises:
-        TraceError: it cannot be opened, read or unpacked.
-    """
-    check_regular(path)
-    try:
-        with path.open("rb") as raw:
-            yield UnpackedFile(path, raw)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise TraceError(f"cannot be unpacked: {error}", file=path) from None
-    except OSError as error:
-        raise TraceError(f"cannot be read: {error.strerror or error}", file=path) from None
-
-
-def read_unpacked(path: Path) -> bytes:
-    """Return all of a file.
-
-    Raises:
-        TraceError: as :func:`open_unpacked` says, or it is more than memory may hold.
-    """
-    parts, most = [], min(most_unpacked(), most_memory() // _HELD)
-    with open_unpacked(path) as file:
-        while part := file.read(_PART):
-            parts.append(part)
-            if file.size > most:
-                message = f"is larger than {gibibytes(most)}, unpacked, and read whole: {memory_key()}"
-                raise TraceError(message, file=path)
-    return b"".join(parts)
 
 
 def most_parsed() -> int:

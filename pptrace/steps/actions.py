@@ -63,55 +63,56 @@ class Action:
         waits = "".join(f"@{action}" for action in self.after)
         return f"{self.stage}{self.kind.name}{microbatch}{span}{waits}"
 
+    @staticmethod
+    def parse(text: str) -> Action:
+        """Parse the text of one action.
 
-def parse_action(text: str) -> Action:
-    """Parse the text of one action.
+        >>> Action.parse("1SEND_F0")
+        Action(kind=<Kind.SEND_F: 4>, stage=1, microbatch=0, span=1, sub_actions=(), after=())
+        >>> [str(a) for a in Action.parse("(0F3;7B1)OVERLAP_F_B").sub_actions]
+        ['0F3', '7B1']
 
-    >>> parse_action("1SEND_F0")
-    Action(kind=<Kind.SEND_F: 4>, stage=1, microbatch=0, span=1, sub_actions=(), after=())
-    >>> [str(a) for a in parse_action("(0F3;7B1)OVERLAP_F_B").sub_actions]
-    ['0F3', '7B1']
-
-    Raises:
-        TableError: the text is not an action; the message shows valid forms.
-    """
-    text = text.strip()
-    if text.startswith("("):
-        return _parse_pair(text)
-    if "@" in text:
-        return _parse_waiting(text)
-    match = _ACTION.fullmatch(text)
-    if match is None:
-        raise TableError(
-            f"not an action; expected stage, kind and microbatch such as 0F3, 2B7, 1SEND_F0, 2F6+2, "
-            f"1UNSHARD, 0F3@0OFFLOAD1 or (0F3;7B1)OVERLAP_F_B, with a kind of {', '.join(k.name for k in Kind)}",
-            cell=text,
-        )
-    kind = Kind[match[2]]
-    if kind in PER_STAGE:
-        if match[3] is not None:
-            raise TableError(f"{kind.name} belongs to a stage and takes no microbatch", cell=text)
-        return Action(kind=kind, stage=_number(match[1], text))
-    if match[3] is None:
-        raise TableError(f"{kind.name} needs a microbatch, such as {match[1]}{kind.name}0", cell=text)
-    span = _number(match[4] or "1", text)
-    if span < 1:
-        raise TableError("a span is at least 1", cell=text)
-    return Action(kind=kind, stage=_number(match[1], text), microbatch=_number(match[3], text), span=span)
+        Raises:
+            TableError: the text is not an action; the message shows valid forms.
+        """
+        text = text.strip()
+        if text.startswith("("):
+            return _parse_pair(text)
+        if "@" in text:
+            return _parse_waiting(text)
+        match = _ACTION.fullmatch(text)
+        if match is None:
+            names = ", ".join(kind.name for kind in Kind)
+            raise TableError(
+                "not an action; expected stage, kind and microbatch such as 0F3, 2B7, 1SEND_F0, 2F6+2, 1UNSHARD, "
+                f"0F3@0OFFLOAD1 or (0F3;7B1)OVERLAP_F_B, with a kind of {names}",
+                cell=text,
+            )
+        kind = Kind[match[2]]
+        if kind in PER_STAGE:
+            if match[3] is not None:
+                raise TableError(f"{kind.name} belongs to a stage and takes no microbatch", cell=text)
+            return Action(kind=kind, stage=_number(match[1], text))
+        if match[3] is None:
+            raise TableError(f"{kind.name} needs a microbatch, such as {match[1]}{kind.name}0", cell=text)
+        span = _number(match[4] or "1", text)
+        if span < 1:
+            raise TableError("a span is at least 1", cell=text)
+        return Action(kind=kind, stage=_number(match[1], text), microbatch=_number(match[3], text), span=span)
 
 
 def _parse_pair(text: str) -> Action:
     match = _PAIR.fullmatch(text)
     if match is None or match[2] != "OVERLAP_F_B":
         raise TableError("an overlapped pair is written (0F3;7B1)OVERLAP_F_B, and pairs do not nest", cell=text)
-    members = tuple(parse_action(part) for part in match[1].split(";") if part.strip())
+    members = tuple(Action.parse(part) for part in match[1].split(";") if part.strip())
     if not members:
         raise TableError("an overlapped pair needs at least one action", cell=text)
     return overlapped(members)
 
 
 def _parse_waiting(text: str) -> Action:
-    action, *after = (parse_action(part) for part in text.split("@"))
+    action, *after = (Action.parse(part) for part in text.split("@"))
     if action.microbatch < 0 or any(
         awaited.sub_actions or awaited.microbatch < 0 or awaited.span > 1 for awaited in after
     ):
@@ -124,7 +125,7 @@ def _parse_waiting(text: str) -> Action:
 def overlapped(members: tuple[Action, ...]) -> Action:
     """Return an overlapped pair of these members.
 
-    >>> str(overlapped((parse_action("0F3"), parse_action("7B1"))))
+    >>> str(overlapped((Action.parse("0F3"), Action.parse("7B1"))))
     '(0F3;7B1)OVERLAP_F_B'
     """
     first = members[0]
@@ -243,8 +244,7 @@ def waits_of(actions: Iterable[Action]) -> Int32s:
 
     Columns: kind, stage and first microbatch of the awaited action, then those of the waiting action.
 
-    >>> from pptrace.steps.actions import parse_action
-    >>> waits_of([parse_action("0F3@0OFFLOAD1")]).tolist()
+    >>> waits_of([Action.parse("0F3@0OFFLOAD1")]).tolist()
     [[11, 0, 1, 0, 0, 3]]
     """
     waits = [
@@ -336,7 +336,7 @@ def _pairs(opens: Iterable[str], closes: Iterable[str]) -> list[int]:
 
 def _parse_at(cell: str, column: int) -> Action:
     try:
-        return parse_action(cell)
+        return Action.parse(cell)
     except TableError as error:
         short = cell if len(cell) <= _MOST_CELL_CHARACTERS else f"{cell[:_MOST_CELL_CHARACTERS]}..."
         hint = "; separate cells by commas" if ";" in cell and "(" not in cell else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import numpy as np
 
@@ -347,6 +347,18 @@ class Policy:
     """Function that groups messages into calls and places their launches and waits, for ``batched``."""
     title: str = ""
     """Name of the plugin's offer."""
+
+    @classmethod
+    def of(
+        cls, name: str, *, receive: str | None = None, stream: str = "direction", program: Program | None = None
+    ) -> Self:
+        """Return a policy from the words of the configuration section ``p2p``.
+
+        >>> Policy.of("ordered", stream="pair").label
+        'ordered'
+        """
+        receives = None if receive is None else Receive(receive)
+        return cls(name=PolicyName(name), receive=receives, stream=StreamPer(stream), program=program)
 
     @property
     def label(self) -> str:

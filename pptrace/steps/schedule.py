@@ -15,7 +15,6 @@ from pptrace.steps.actions import (
     Cells,
     cell_columns,
     overlapped,
-    parse_action,
     waits_of,
 )
 from pptrace.steps.columns import Int32s, difference
@@ -200,7 +199,7 @@ def _parse_at(cell: str, rank: int, position: int) -> Action:
     from pptrace.errors import TableError
 
     try:
-        return parse_action(cell)
+        return Action.parse(cell)
     except TableError as error:
         raise TableError(error.message, rank=rank, position=position, cell=cell) from None
 

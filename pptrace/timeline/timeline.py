@@ -306,6 +306,33 @@ class Timeline(Cells):
     provenance: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """Origin of the timeline: version, plugins, configuration; plain JSON values."""
 
+    @classmethod
+    def from_slices(cls, slices: Iterable[Slice], placement: Placement) -> Self:
+        """Return the timeline of ``slices``, sorted into lanes; ``cause`` refers to rows of the result.
+
+        Raises:
+            ValueError: two slices of one lane overlap.
+        """
+        ordered = sorted(slices, key=lambda s: (*_lane(s), s.start_ns, s.end_ns))
+        lanes = [(key, len(list(group))) for key, group in groupby(ordered, key=_lane)]
+        columns: dict[str, Any] = {
+            name: np.array([_value(s, name) for s in ordered], dtype=np.int64) for name in ROW_COLUMNS
+        }
+        timeline = cls(
+            placement=placement,
+            lane_rank=np.array([rank for (rank, _, _), _ in lanes], dtype=np.int32),
+            lane_stream=np.array([stream for (_, stream, _), _ in lanes], dtype=np.int8),
+            lane_peer=np.array([peer for (_, _, peer), _ in lanes], dtype=np.int32),
+            lane_ptr=np.cumsum([0, *(count for _, count in lanes)]),
+            **columns,
+        )
+        for lane in range(timeline.lanes):
+            rows = slice(int(timeline.lane_ptr[lane]), int(timeline.lane_ptr[lane + 1]))
+            if (timeline.start_ns[rows][1:] < timeline.end_ns[rows][:-1]).any():
+                msg = f"slices of rank {timeline.lane_rank[lane]} overlap on one stream"
+                raise ValueError(msg)
+        return timeline
+
     @property
     def ranks(self) -> int:
         """Number of ranks."""
@@ -371,33 +398,6 @@ class Timeline(Cells):
     def __repr__(self) -> str:
         span = int(self.end_ns.max()) if len(self) else 0
         return f"<Timeline {self.ranks} ranks, {self.lanes} lanes, {len(self)} slices, {span} ns>"
-
-
-def from_slices(slices: Iterable[Slice], placement: Placement) -> Timeline:
-    """Return the timeline of ``slices``, sorted into lanes; ``cause`` refers to rows of the result.
-
-    Raises:
-        ValueError: two slices of one lane overlap.
-    """
-    ordered = sorted(slices, key=lambda s: (*_lane(s), s.start_ns, s.end_ns))
-    lanes = [(key, len(list(group))) for key, group in groupby(ordered, key=_lane)]
-    columns: dict[str, Any] = {
-        name: np.array([_value(s, name) for s in ordered], dtype=np.int64) for name in ROW_COLUMNS
-    }
-    timeline = Timeline(
-        placement=placement,
-        lane_rank=np.array([rank for (rank, _, _), _ in lanes], dtype=np.int32),
-        lane_stream=np.array([stream for (_, stream, _), _ in lanes], dtype=np.int8),
-        lane_peer=np.array([peer for (_, _, peer), _ in lanes], dtype=np.int32),
-        lane_ptr=np.cumsum([0, *(count for _, count in lanes)]),
-        **columns,
-    )
-    for lane in range(timeline.lanes):
-        rows = slice(int(timeline.lane_ptr[lane]), int(timeline.lane_ptr[lane + 1]))
-        if (timeline.start_ns[rows][1:] < timeline.end_ns[rows][:-1]).any():
-            msg = f"slices of rank {timeline.lane_rank[lane]} overlap on one stream"
-            raise ValueError(msg)
-    return timeline
 
 
 def _lane(item: Slice) -> tuple[int, int, int]:

@@ -16,7 +16,7 @@ from pptrace.plugins.guards import call_plugin, one_line
 from pptrace.plugins.offers import Provided, Provider
 from pptrace.plugins.registry import Registry
 from pptrace.plugins.requests import CostRequest, NetworkRequest, ScheduleRequest
-from pptrace.steps.actions import parse_action
+from pptrace.steps.actions import Action
 from pptrace.steps.schedule import Schedule
 from pptrace.steps.workload import Workload
 
@@ -40,7 +40,7 @@ def schedule_of(built: object) -> Schedule:
         ROWS,
         ["0F0 0B0", "1F0, 1B0"],
         (tuple(row) for row in ROWS),
-        [[parse_action(cell) for cell in row] for row in ROWS],
+        [[Action.parse(cell) for cell in row] for row in ROWS],
         [["0F0", None, "", "0B0"], [None, "1F0", "1B0"]],
         Schedule.from_rows(ROWS),
     ],

@@ -10,7 +10,7 @@ from pptrace.steps.placement import Placement
 from pptrace.steps.schedule import Schedule
 from pptrace.steps.workload import Workload
 from pptrace.timeline.critical_path import critical_path, on_path
-from pptrace.timeline.timeline import Slice, from_slices
+from pptrace.timeline.timeline import Slice, Timeline
 
 ROWS = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]
 
@@ -47,7 +47,7 @@ def test_time_behind_a_slice_is_wire_as_long_as_its_lag_and_a_wait_beyond() -> N
         _slice(0, Stream.SEND, Kind.SEND_F, 0, (10, 15), cause=0, lag_ns=2),
         _slice(1, Stream.COMPUTE, Kind.F, 1, (40, 50), cause=1),
     ]
-    timeline = from_slices(slices, Placement.looped(ranks=2, microbatches=1))
+    timeline = Timeline.from_slices(slices, Placement.looped(ranks=2, microbatches=1))
 
     path, parts = critical_path(timeline), on_path(timeline)
 

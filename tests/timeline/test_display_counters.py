@@ -14,7 +14,7 @@ from pptrace.steps.actions import Action
 from pptrace.steps.kinds import Kind, Stream
 from pptrace.steps.placement import Placement
 from pptrace.timeline.metrics import in_flight, link_use
-from pptrace.timeline.timeline import Slice, Timeline, from_slices
+from pptrace.timeline.timeline import Slice, Timeline
 
 if TYPE_CHECKING:
     from pptrace.timeline.timeline import Counter
@@ -39,7 +39,7 @@ def _slice(
 
 
 def _timeline(*slices: Slice) -> Timeline:
-    return from_slices(slices, Placement.looped(4, 8))
+    return Timeline.from_slices(slices, Placement.looped(4, 8))
 
 
 def _steps(counter: Counter) -> list[tuple[int, int]]:

@@ -17,7 +17,7 @@ from pptrace.steps.schedule import Schedule
 from pptrace.steps.workload import Workload
 from pptrace.timeline.idle import IdleCause
 from pptrace.timeline.metrics import Metrics, measure
-from pptrace.timeline.timeline import Slice, Timeline, from_slices
+from pptrace.timeline.timeline import Slice, Timeline
 
 ONE_MICROBATCH = [["0F0", "0B0"], ["1F0", "1B0"]]
 
@@ -46,7 +46,7 @@ def backward_gap(*messages: Slice) -> Timeline:
         compute(0, Kind.F, 0, 0, 10), compute(0, Kind.F, 1, 10, 20), compute(0, Kind.B, 0, 60, 80),
         compute(1, Kind.F, 0, 12, 22), compute(1, Kind.B, 0, 22, 42), *messages,
     ]  # fmt: skip
-    return from_slices(slices, Placement.looped(ranks=2, microbatches=2))
+    return Timeline.from_slices(slices, Placement.looped(ranks=2, microbatches=2))
 
 
 NOTHING = Workload.uniform(2, f_ns=0, b_ns=0)
@@ -95,7 +95,7 @@ def test_a_message_that_arrived_while_the_rank_computed_causes_nothing() -> None
         compute(1, Kind.F, 0, 12, 22), compute(1, Kind.B, 0, 22, 42), message(Kind.SEND_B, 1, 42, 60),
     ]  # fmt: skip
 
-    metrics = measure(from_slices(slices, Placement.looped(ranks=2, microbatches=2)), NOTHING)
+    metrics = measure(Timeline.from_slices(slices, Placement.looped(ranks=2, microbatches=2)), NOTHING)
 
     assert idle(metrics, 0) == {}
 
@@ -175,7 +175,7 @@ def test_halving_the_bandwidth_moves_only_transfer_fill_and_drain() -> None:
 
 
 def test_an_empty_timeline_measures_as_nothing() -> None:
-    metrics = measure(from_slices([], Placement.looped(ranks=2, microbatches=1)), NOTHING)
+    metrics = measure(Timeline.from_slices([], Placement.looped(ranks=2, microbatches=1)), NOTHING)
 
     assert metrics.step_ns == 0
     assert metrics.bubble == 0

@@ -6,7 +6,7 @@ from pptrace.steps.actions import Action
 from pptrace.steps.kinds import Kind, Stream
 from pptrace.steps.placement import Placement
 from pptrace.timeline.metrics import Phase, phases
-from pptrace.timeline.timeline import Slice, Timeline, from_slices
+from pptrace.timeline.timeline import Slice, Timeline
 
 
 def _step(*rows: str) -> Timeline:
@@ -23,7 +23,7 @@ def _step(*rows: str) -> Timeline:
             slices.append(
                 Slice(rank=rank, stream=Stream.COMPUTE, action=action, start_ns=start, end_ns=start + 10)
             )
-    return from_slices(slices, Placement.looped(len(rows), 8))
+    return Timeline.from_slices(slices, Placement.looped(len(rows), 8))
 
 
 def _brief(found: tuple[Phase, ...]) -> list[tuple[int, str, int, int]]:

@@ -19,7 +19,7 @@ from pptrace.steps.workload import Workload
 from pptrace.timeline.idle import IdleCause
 from pptrace.timeline.messages import messages
 from pptrace.timeline.metrics import Metrics, measure
-from pptrace.timeline.timeline import Slice, from_slices, window
+from pptrace.timeline.timeline import Slice, Timeline, window
 
 NETWORK = Flat(rate_kbps=1_000_000)
 
@@ -54,7 +54,7 @@ def test_a_message_that_waits_for_its_peer_opens_no_window() -> None:
         end_ns=30,
         cause=1,
     )
-    timeline = from_slices([recv, forward], Placement.looped(ranks=1, microbatches=1))
+    timeline = Timeline.from_slices([recv, forward], Placement.looped(ranks=1, microbatches=1))
 
     metrics = measure(timeline, Workload.uniform(1, f_ns=0, b_ns=0))
 
@@ -67,7 +67,8 @@ def test_a_rank_without_compute_only_fills() -> None:
         rank=0, stream=Stream.COMPUTE, action=Action(kind=Kind.F, stage=0, microbatch=0), start_ns=0, end_ns=10
     )
     metrics = measure(
-        from_slices([forward], Placement.looped(ranks=2, microbatches=1)), Workload.uniform(2, f_ns=0, b_ns=0)
+        Timeline.from_slices([forward], Placement.looped(ranks=2, microbatches=1)),
+        Workload.uniform(2, f_ns=0, b_ns=0),
     )
 
     assert idle(metrics, 1) == {"FILL": 10}

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pptrace.config import limits
-from pptrace.config.limits import EVENTS, MEMORY, UNPACKED, most_memory, most_unpacked, open_unpacked
+from pptrace.config.limits import EVENTS, MEMORY, UNPACKED, UnpackedFile, most_memory, most_unpacked
 from pptrace.errors import ConfigError, TraceError
-from pptrace.steps.actions import parse_action
+from pptrace.steps.actions import Action
 from pptrace.steps.kinds import Stream
 from pptrace.steps.placement import Placement
-from pptrace.timeline.timeline import Slice, from_slices
+from pptrace.timeline.timeline import Slice, Timeline
 from pptrace.traces import kineto, perfetto
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 READERS = {".json": kineto, ".pftrace": perfetto}
-ONE = from_slices(
-    [Slice(rank=0, stream=Stream.COMPUTE, action=parse_action("0F0"), start_ns=0, end_ns=5)],
+ONE = Timeline.from_slices(
+    [Slice(rank=0, stream=Stream.COMPUTE, action=Action.parse("0F0"), start_ns=0, end_ns=5)],
     Placement.looped(1, 1),
 )
 FILLERS = {".json": b" ", ".pftrace": b"\n\x02\x40\x01"}
@@ -165,7 +165,7 @@ def test_a_rest_of_too_many_events_is_found_before_it_is_parsed(
     monkeypatch.setattr(limits, "_WINDOW", 1 << 12)
     monkeypatch.setenv(EVENTS, str(events // 2))
 
-    with open_unpacked(path) as file:
+    with UnpackedFile.open(path) as file:
         found = file.read(part).count(b"ph")
         with pytest.raises(TraceError, match=f"holds more than {events // 2:,} events: set {EVENTS}"):
             file.expect(found, [b'"ph"'])
@@ -181,7 +181,7 @@ def test_a_beginning_that_is_denser_than_the_rest_refuses_nothing(
     monkeypatch.setattr(limits, "_WINDOW", 1 << 12)
     monkeypatch.setenv(EVENTS, "900")
 
-    with open_unpacked(path) as file:
+    with UnpackedFile.open(path) as file:
         found = 0
         while part := file.read(5000):
             found += part.count(b"ph")

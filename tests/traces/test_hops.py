@@ -18,7 +18,7 @@ import pptrace_kernel
 from pptrace.steps.actions import Action
 from pptrace.steps.kinds import Kind, Stream
 from pptrace.steps.placement import Placement
-from pptrace.timeline.timeline import Routes, Slice, Timeline, from_slices
+from pptrace.timeline.timeline import Routes, Slice, Timeline
 from pptrace.traces.assembly import join_hops
 from pptrace.traces.scene import Hops, Scene, link_title
 
@@ -40,7 +40,7 @@ def routed_timelines(draw: DrawFn) -> Timeline:
             action = Action(kind=Kind.SEND_F, stage=rank, microbatch=microbatch)
             slices.append(Slice(rank=rank, stream=Stream.COMM, action=action, start_ns=now, end_ns=end))
             now = end
-    timeline = from_slices(slices, Placement.looped(RANKS, 4))
+    timeline = Timeline.from_slices(slices, Placement.looped(RANKS, 4))
     return replace(timeline, routes=draw(drawn_routes(len(slices)).filter(bool)))
 
 
@@ -90,7 +90,7 @@ def test_titles_name_the_message_and_the_ranks_that_it_goes_between() -> None:
               start_ns=0, end_ns=9)
         for span, (rank, kind, _) in enumerate(kinds, 1)
     ]  # fmt: skip
-    timeline = from_slices(slices, Placement.looped(RANKS, 9))
+    timeline = Timeline.from_slices(slices, Placement.looped(RANKS, 9))
     routes = Routes(name=("a",), rate_kbps=np.array([1]), ptr=np.arange(5), link=np.zeros(4, dtype=np.int32))
 
     titles = Scene(timeline=replace(timeline, routes=routes)).hop_titles()
@@ -107,7 +107,7 @@ def test_a_link_s_title_tells_its_capacity_where_it_has_one() -> None:
 
 
 def test_without_routes_there_are_no_hops() -> None:
-    assert len(Hops.of(from_slices([], Placement.looped(1, 1)))) == 0
+    assert len(Hops.of(Timeline.from_slices([], Placement.looped(1, 1)))) == 0
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from pptrace.steps.actions import Action
 from pptrace.steps.kinds import Kind, Stream
 from pptrace.steps.placement import Placement
 from pptrace.timeline.messages import messages
-from pptrace.timeline.timeline import Counter, Slice, Timeline, from_slices
+from pptrace.timeline.timeline import Counter, Slice, Timeline
 from pptrace.traces.kineto import write
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def two_ranks(transfer_ns: int = 3, microbatches: int = 3, *, rendezvous: bool =
             slices.append(_slice(source, Stream.SEND, send, microbatch, *times, peer=target, size_bytes=64))
             if rendezvous:
                 slices.append(_slice(target, Stream.RECV, recv, microbatch, *times, peer=source, size_bytes=64))
-    return from_slices(slices, Placement.looped(2, microbatches))
+    return Timeline.from_slices(slices, Placement.looped(2, microbatches))
 
 
 def _events(timeline: Timeline, path: Path, **options: Any) -> list[Event]:
@@ -123,7 +123,7 @@ def test_a_producer_of_many_messages_leaves_no_blank_lines(tmp_path: Path) -> No
             _slice(target, Stream.COMPUTE, Kind.F, 0, 20, 30),
         ]
     path = tmp_path / "a.json"
-    events = _events(from_slices(slices, placement), path)
+    events = _events(Timeline.from_slices(slices, placement), path)
     assert lint(events) == []
     assert all(line.strip() for line in path.read_text().splitlines())
     assert path.stat().st_size < 400 * len(events)

@@ -12,7 +12,7 @@ import pytest
 from pptrace.steps.actions import Action
 from pptrace.steps.kinds import Kind, Stream
 from pptrace.steps.placement import Placement
-from pptrace.timeline.timeline import Counter, Routes, Slice, Timeline, from_slices
+from pptrace.timeline.timeline import Counter, Routes, Slice, Timeline
 from pptrace.traces.kineto import write
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def _staircase() -> Timeline:
                 if 0 <= peer < RANKS:
                     slices.append(_slice(rank, Stream.SEND, carry, microbatch, end, end + 7000, peer))
                 now = end + 1000 * ((microbatch + rank) % 3) * 4
-    return from_slices(slices, Placement.looped(RANKS, MICROBATCHES))
+    return Timeline.from_slices(slices, Placement.looped(RANKS, MICROBATCHES))
 
 
 def _slice(rank: int, stream: Stream, kind: Kind, microbatch: int, start: int, end: int, peer: int = -1) -> Slice:

@@ -15,7 +15,7 @@ from pptrace.errors import TraceError
 from pptrace.steps.actions import Action
 from pptrace.steps.kinds import Kind, Stream
 from pptrace.steps.placement import Placement
-from pptrace.timeline.timeline import Counter, Routes, Slice, Timeline, from_slices
+from pptrace.timeline.timeline import Counter, Routes, Slice, Timeline
 from pptrace.traces.kineto import read, write
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def step(transfer_ns: int = 20) -> Timeline:
             ),
             _slice(Kind.F, 1, microbatch, (times[1], times[1] + 10)),
         ]
-    timeline = from_slices(slices, Placement.looped(RANKS, 2))
+    timeline = Timeline.from_slices(slices, Placement.looped(RANKS, 2))
     sends = timeline.kind == Kind.SEND_F
     routes = Routes(
         name=("gpu0>switch", "switch>gpu1", "unused"),

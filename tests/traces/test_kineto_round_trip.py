@@ -20,7 +20,7 @@ from pptrace.errors import ConfigError, TraceError
 from pptrace.steps.actions import Action
 from pptrace.steps.kinds import PER_STAGE, Kind, Stream
 from pptrace.steps.placement import Placement
-from pptrace.timeline.timeline import Counter, Slice, Timeline, from_slices
+from pptrace.timeline.timeline import Counter, Slice, Timeline
 from pptrace.traces.kineto import read, recognises, write
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def timelines(draw: st.DrawFn) -> Timeline:
             now += coarse * draw(st.integers(0, 10) | st.integers(0, LONG // 1000))
             slices.append(draw(_slices(rank, stream, peer, now, stages, microbatches, coarse)))
             now = slices[-1].end_ns
-    timeline = from_slices(slices, Placement.looped(ranks, microbatches, stages // ranks))
+    timeline = Timeline.from_slices(slices, Placement.looped(ranks, microbatches, stages // ranks))
     cause = st.lists(st.integers(-1, len(slices) - 1), min_size=len(slices), max_size=len(slices))
     return replace(
         timeline,
@@ -146,7 +146,7 @@ def timeline() -> Timeline:
         action = Action(kind=Kind.F, stage=rank, microbatch=0)
         return Slice(rank=rank, stream=Stream.COMPUTE, action=action, start_ns=start, end_ns=start + 10)
 
-    made = from_slices([compute(0, 0), compute(1, 20)], Placement.looped(2, 1))
+    made = Timeline.from_slices([compute(0, 0), compute(1, 20)], Placement.looped(2, 1))
     return replace(made, cause=np.array([-1, 0], dtype=np.int32))
 
 

@@ -13,7 +13,7 @@ import pytest
 from pptrace.steps.actions import Action
 from pptrace.steps.kinds import Kind, Stream
 from pptrace.steps.placement import Placement
-from pptrace.timeline.timeline import Counter, Routes, Slice, Timeline, from_slices
+from pptrace.timeline.timeline import Counter, Routes, Slice, Timeline
 from pptrace.traces import kineto, perfetto
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def step() -> Timeline:
         _slice(0, Kind.REDUCE_GRAD, 0, -1, (99, 120), stream=Stream.DATA_PARALLEL),
     ]
     counter = Counter(rank=1, name="memory", unit="bytes", at_ns=np.array([0, 25]), value=np.array([5, 7]))
-    timeline = from_slices(slices, Placement.of_stages([[0, 1], [1, 0]], 4))
+    timeline = Timeline.from_slices(slices, Placement.of_stages([[0, 1], [1, 0]], 4))
     carried = timeline.size_bytes > 0
     routes = Routes(
         name=("gpu0>gpu1", "gpu1>gpu0"),

@@ -20,7 +20,7 @@ from pptrace.run.saving import exporter_for, save
 from pptrace.steps.actions import Action
 from pptrace.steps.kinds import Kind, Stream
 from pptrace.steps.placement import Placement
-from pptrace.timeline.timeline import Slice, Timeline, from_slices
+from pptrace.timeline.timeline import Slice, Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +32,7 @@ def timeline() -> Timeline:
         action = Action(kind=Kind.F, stage=rank, microbatch=0)
         return Slice(rank=rank, stream=Stream.COMPUTE, action=action, start_ns=0, end_ns=9)
 
-    return from_slices([compute(0), compute(1)], Placement.looped(2, 1))
+    return Timeline.from_slices([compute(0), compute(1)], Placement.looped(2, 1))
 
 
 def _ranks(timeline: Timeline, path: Path, options: Mapping[str, Any]) -> None:
@@ -276,7 +276,7 @@ def test_a_failure_while_compressing_leaves_nothing(
 
 
 def test_a_file_per_rank_of_nothing_is_refused(tmp_path: Path) -> None:
-    empty = from_slices([], Placement.looped(2, 1))
+    empty = Timeline.from_slices([], Placement.looped(2, 1))
     with pytest.raises(OutputError, match="there is no rank to write"):
         save(empty, [str(tmp_path / "r{rank}.txt")], _offer(), {})
 

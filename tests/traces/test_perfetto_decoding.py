@@ -13,7 +13,7 @@ from decoded_trace import BEGIN, COUNTER, END, Decoded
 from pptrace.steps.actions import Action
 from pptrace.steps.kinds import Kind, Stream
 from pptrace.steps.placement import Placement
-from pptrace.timeline.timeline import Counter, Slice, Timeline, from_slices
+from pptrace.timeline.timeline import Counter, Slice, Timeline
 from pptrace.traces.perfetto import write
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def step() -> Timeline:
         for rank in (0, 1)
     ]
     drift = Counter(rank=1, name="drift", unit="ns", at_ns=np.array([3]), value=np.array([-4]))
-    timeline = from_slices(slices, Placement.looped(2, 3))
+    timeline = Timeline.from_slices(slices, Placement.looped(2, 3))
     cause = np.arange(len(timeline), dtype=np.int32) - 1
     return replace(timeline, counters=(*memory, drift), cause=cause, provenance={"version": "1", "flags": [1, 2]})
 

@@ -15,7 +15,7 @@ from pptrace.errors import TraceError
 from pptrace.steps.actions import Action
 from pptrace.steps.kinds import Kind, Stream
 from pptrace.steps.placement import Placement
-from pptrace.timeline.timeline import Counter, Routes, Slice, Timeline, from_slices
+from pptrace.timeline.timeline import Counter, Routes, Slice, Timeline
 from pptrace.traces.perfetto import read, write
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def step() -> Timeline:
         _slice(Kind.F, 1, 1, 0, (30, 40)),
         _slice(Kind.F, 2, 2, 0, (25, 35)),
     ]
-    timeline = from_slices(slices, placement)
+    timeline = Timeline.from_slices(slices, placement)
     routes = replace(LINKS, ptr=np.array([0, 0, 2, 5, 5, 5]), link=np.array([UP, SPINE, UP, SPINE, DOWN]))
     return replace(timeline, routes=routes)
 

@@ -15,7 +15,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 from pptrace.steps.actions import Action
 from pptrace.steps.kinds import Kind, Stream
 from pptrace.steps.placement import Placement
-from pptrace.timeline.timeline import Routes, Slice, Timeline, from_slices
+from pptrace.timeline.timeline import Routes, Slice, Timeline
 from pptrace.traces.perfetto import write
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def crowded(draw: st.DrawFn) -> Timeline:
                 begun = run(rank, stream, send, microbatch, max(done, free[rank, stream], free[to, stream]), took)
                 run(to, stream, recv, microbatch, begun, took)
                 there[to, kind, microbatch] = begun + took
-    timeline = from_slices(slices, Placement.looped(ranks, microbatches))
+    timeline = Timeline.from_slices(slices, Placement.looped(ranks, microbatches))
     longest = draw(st.integers(0, 3))
     route = st.lists(st.integers(0, LINKS - 1), min_size=longest, max_size=longest)
     return replace(timeline, routes=routes([draw(route) if kind in SENDS else [] for kind in timeline.kind]))

@@ -15,7 +15,7 @@ from pptrace.steps.actions import Action
 from pptrace.steps.kinds import Kind, Stream
 from pptrace.steps.placement import Placement
 from pptrace.timeline.metrics import in_flight
-from pptrace.timeline.timeline import Slice, from_slices
+from pptrace.timeline.timeline import Slice, Timeline
 from pptrace.traces.perfetto import read, recognises, write
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def trace(tmp_path: Path) -> Path:
         Slice(rank=0, stream=Stream.COMPUTE, action=action, start_ns=10 * at, end_ns=10 * at + 10)
         for at, action in enumerate(actions)
     ]
-    timeline = from_slices(slices, Placement.looped(1, 3))
+    timeline = Timeline.from_slices(slices, Placement.looped(1, 3))
     object.__setattr__(timeline, "counters", in_flight(timeline))
     path = tmp_path / "step.pftrace"
     write(timeline, path, {})
@@ -110,7 +110,7 @@ def test_files_of_two_runs_are_refused(trace: Path) -> None:
     other = trace.with_name("other.pftrace")
     action = Action(kind=Kind.F, stage=1, microbatch=0)
     slices = [Slice(rank=1, stream=Stream.COMPUTE, action=action, start_ns=0, end_ns=1)]
-    write(from_slices(slices, Placement.looped(2, 3)), other, {})
+    write(Timeline.from_slices(slices, Placement.looped(2, 3)), other, {})
     with pytest.raises(TraceError, match=r"other\.pftrace: is not of the same run"):
         read([trace, other])
 

@@ -18,7 +18,7 @@ from pptrace.errors import ConfigError, OutputError
 from pptrace.steps.actions import Action
 from pptrace.steps.kinds import PER_STAGE, Kind, Stream
 from pptrace.steps.placement import Placement
-from pptrace.timeline.timeline import Counter, Slice, Timeline, from_slices
+from pptrace.timeline.timeline import Counter, Slice, Timeline
 from pptrace.traces.perfetto import read, recognises, write
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def timelines(draw: st.DrawFn) -> Timeline:
                 )
             )
             now = slices[-1].end_ns + draw(st.integers(0, 3))
-    timeline = from_slices(slices, routes(ranks, microbatches, chunks))
+    timeline = Timeline.from_slices(slices, routes(ranks, microbatches, chunks))
     rows = st.integers(-1, len(slices) - 1)
     return replace(
         timeline,
@@ -177,7 +177,7 @@ def test_a_file_of_one_rank_alone_forgets_causes_on_others(tmp_path: Path) -> No
         Slice(rank=action.stage, stream=Stream.COMPUTE, action=action, start_ns=at, end_ns=at + 1)
         for at, action in enumerate(actions)
     ]
-    timeline = replace(from_slices(slices, Placement.looped(2, 1)), cause=np.array([-1, 0, 1]))
+    timeline = replace(Timeline.from_slices(slices, Placement.looped(2, 1)), cause=np.array([-1, 0, 1]))
     write(timeline, tmp_path / "rank1.pftrace", {"rank": 1})
     alone = read([tmp_path / "rank1.pftrace"])
     assert alone.cause.tolist() == [-1, 0]
@@ -194,6 +194,6 @@ def test_an_option_without_such_a_value_is_refused(key: str, value: Any, why: st
 
 def one_slice() -> Timeline:
     action = Action(kind=Kind.F, stage=0, microbatch=0)
-    return from_slices(
+    return Timeline.from_slices(
         [Slice(rank=0, stream=Stream.COMPUTE, action=action, start_ns=0, end_ns=10)], Placement.looped(1, 1)
     )

@@ -11,7 +11,7 @@ from pptrace.errors import ConfigError
 from pptrace.steps.actions import Action
 from pptrace.steps.kinds import Kind, Stream
 from pptrace.steps.placement import Placement
-from pptrace.timeline.timeline import Counter, Routes, Slice, Timeline, from_slices
+from pptrace.timeline.timeline import Counter, Routes, Slice, Timeline
 from pptrace.timeline.trim import Selection, parse_only, trim
 
 MICROBATCHES = 6
@@ -31,7 +31,7 @@ def timeline() -> Timeline:
         Counter(rank=rank, name="memory", unit="bytes", at_ns=np.array([0]), value=np.array([1]))
         for rank in range(3)
     )
-    made = from_slices(slices, Placement.looped(3, MICROBATCHES))
+    made = Timeline.from_slices(slices, Placement.looped(3, MICROBATCHES))
     return replace(made, cause=np.arange(len(made)) - 1, counters=counters, provenance={"version": "1"})
 
 
@@ -124,7 +124,7 @@ def test_causes_follow_their_rows_or_become_unknown(timeline: Timeline) -> None:
 
 def test_a_lane_left_empty_goes(timeline: Timeline) -> None:
     computing = timeline.kind != Kind.OPTIMIZER
-    no_optimizer = from_slices([timeline[row] for row in np.flatnonzero(computing)], timeline.placement)
+    no_optimizer = Timeline.from_slices([timeline[row] for row in np.flatnonzero(computing)], timeline.placement)
     assert trim(no_optimizer, None, []).lanes == 0
 
 

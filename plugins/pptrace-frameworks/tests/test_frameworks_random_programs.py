@@ -15,7 +15,7 @@ from strategies import valid_schedules, workloads
 
 from pptrace.errors import DeadlockError
 from pptrace.network.links import Flat
-from pptrace.plugin import MessageCalls, MessageRequest, Policy, PolicyName
+from pptrace.plugin import MessageCalls, MessageRequest, Policy
 from pptrace.sim.simulation import simulate
 from pptrace.steps.kinds import SENDS, Kind
 
@@ -127,7 +127,7 @@ def test_a_program_s_step_is_that_of_the_model(data: st.DataObject) -> None:
     costs = replace(costs, reduce_ns=none, optimizer_ns=none)
     network = Flat(rate_kbps=0, overhead_ns=TRANSFER_NS)
     try:
-        step = simulate(schedule, costs, network, Policy(name=PolicyName.BATCHED, program=program))
+        step = simulate(schedule, costs, network, Policy.of("batched", program=program))
     except DeadlockError:
         step = None
     request, calls = asked[-1]

@@ -11,8 +11,9 @@ import pytest
 import yaml
 
 import pptrace
+from pptrace.config.choices import PolicyName
 from pptrace.errors import ConfigError, PluginError
-from pptrace.plugin import MessageCalls, MessagePolicyOffer, MessageRequest, Policy, PolicyName, hookimpl
+from pptrace.plugin import MessageCalls, MessagePolicyOffer, MessageRequest, Policy, hookimpl
 from pptrace.plugins.registry import Registry
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def offering(program: Callable[[MessageRequest], Any]) -> Registry:
 
     @hookimpl
     def pptrace_message_policies() -> list[MessagePolicyOffer]:
-        policy = Policy(name=PolicyName.BATCHED, program=program)
+        policy = Policy.of("batched", program=program)
         return [MessagePolicyOffer(name="theirs", summary="Theirs.", build=lambda _table, _options: policy)]
 
     plugin.pptrace_message_policies = pptrace_message_policies

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from pptrace.steps.actions import parse_action
+from pptrace.steps.actions import Action
 from pptrace_profilers.alignment import split_steps
 from pptrace_profilers.messages import Message, kernel_payloads
 from pptrace_profilers.recording import Execution, MessageEnd, Recording
 
 
 def ran(text: str, start: int, end: int) -> Execution:
-    return Execution(action=parse_action(text), start_ns=start, end_ns=end)
+    return Execution(action=Action.parse(text), start_ns=start, end_ns=end)
 
 
 def end(start: int, stop: int, *, sends: bool = False) -> MessageEnd:

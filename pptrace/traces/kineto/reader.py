@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pptrace.config.limits import check_events, gibibytes, memory_key, most_parsed, open_unpacked
+from pptrace.config.limits import UnpackedFile, check_events, gibibytes, memory_key, most_parsed
 from pptrace.errors import TraceError
 from pptrace.timeline.timeline import Counter
 from pptrace.traces.assembly import DAMAGE, Part, join, links_of
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from pptrace.config.limits import UnpackedFile
     from pptrace.timeline.timeline import Timeline
 
 _KINDS = {name: kind for kind, name in enumerate(NAMES)}
@@ -166,7 +165,7 @@ def read(paths: Sequence[Path]) -> Timeline:
 
 def _read_part(path: Path) -> Part:
     try:
-        with open_unpacked(path) as file:
+        with UnpackedFile.open(path) as file:
             top, batches = _events(file, path)
             return _part(path, top["metadata"]["pptrace"], batches)
     except json.JSONDecodeError as error:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pptrace.config.limits import check_events, check_packets, gibibytes, memory_key, most_parsed, read_unpacked
+from pptrace.config.limits import UnpackedFile, check_events, check_packets, gibibytes, memory_key, most_parsed
 from pptrace.errors import TraceError
 from pptrace.timeline.timeline import Counter
 from pptrace.traces.assembly import Part, join, links_of, named_damage
@@ -249,7 +249,7 @@ def read(paths: Sequence[Path]) -> Timeline:
 
 
 def _read_part(path: Path) -> Part:
-    raw = read_unpacked(path)
+    raw = UnpackedFile.read_whole(path)
     with named_damage(path):
         return _part(scan(raw, str(path)), path)
 

@@ -17,7 +17,6 @@ from pptrace.plugin import ConfigError, TableError, parse_value, read_yaml, simu
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from pptrace.plugin import SimulatedStep
 
 NEEDED = ("source", "model", "gpu", "n_gpus", "precision", "pp", "gbs", "seq")
 """Columns that a table needs. Their cells may be blank where rules or configuration keys give the value."""
@@ -413,7 +412,7 @@ def run_cases(
     return [_row(case, by_line.get(case.line, {})) for case in cases]
 
 
-def _figures(run: SimulatedStep) -> dict[str, Any]:
+def _figures(run: Any) -> dict[str, Any]:
     metrics, memory = run.metrics, run.metrics.memory
     settings = {key: value for key, value, _ in run.prepared.resolved.explain()}
     return {

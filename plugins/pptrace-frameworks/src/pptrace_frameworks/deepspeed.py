@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pptrace.plugin import MessageCalls, Policy, PolicyName
+from pptrace.plugin import MessageCalls, Policy
 from pptrace_frameworks.rows import Ends, cannot, rows_of
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def build(schedule: Schedule, options: Mapping[str, Any]) -> Policy:
     """
     del options
     _rows(schedule)
-    return Policy(name=PolicyName.BATCHED, program=_calls)
+    return Policy.of("batched", program=_calls)
 
 
 def _rows(schedule: Schedule) -> Rows:

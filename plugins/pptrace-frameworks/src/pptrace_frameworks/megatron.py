@@ -30,9 +30,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from pptrace.plugin import ConstraintError, MessageCalls, Policy, PolicyName, run_kernel
+from pptrace.plugin import ConstraintError, MessageCalls, Policy
 from pptrace_frameworks import kernels
 from pptrace_frameworks.rows import Rows, cannot, rows_of
+from pptrace_kernel import run_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -79,7 +80,7 @@ def build(schedule: Schedule, options: Mapping[str, Any]) -> Policy:
     """
     loop = _Loop.of(schedule)
     switches = _switches(loop, options)
-    return Policy(name=PolicyName.BATCHED, program=partial(_calls, checked=(schedule, loop), switches=switches))
+    return Policy.of("batched", program=partial(_calls, checked=(schedule, loop), switches=switches))
 
 
 def _switches(loop: _Loop, options: Mapping[str, Any]) -> dict[str, int]:
@@ -94,14 +95,11 @@ def _switches(loop: _Loop, options: Mapping[str, Any]) -> dict[str, int]:
         raise _refused("batch_p2p_comm", "cannot be true with overlap_p2p_comm: set one of them to false")
     if flush and not overlap:
         raise _refused("overlap_p2p_comm_warmup_flush", "needs overlap_p2p_comm")
-    if loop.chunks > 1 and not overlap and loop.rows.ranks == _PAIR:
+    if loop.chunks > 1 and not overlap and loop.rows.ranks == kernels.PAIR:
         raise _refused("overlap_p2p_comm", "cannot be false on 2 ranks with several chunks, as in Megatron")
     batch = not overlap if batch is None else batch
     frees_outputs = options["deallocate_pipeline_outputs"]
     return {"overlap": int(overlap), "flush": int(flush), "frees_outputs": int(frees_outputs), "batch": int(batch)}
-
-
-_PAIR = 2
 
 
 def _refused(option: str, why: str) -> ConstraintError:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from pptrace.plugin import ConstraintError, Kind, run_kernel
+from pptrace.plugin import ConstraintError, Kind
 from pptrace_frameworks import kernels
+from pptrace_kernel import run_kernel
 
 if TYPE_CHECKING:
     from pptrace.plugin import MessageRequest, Schedule

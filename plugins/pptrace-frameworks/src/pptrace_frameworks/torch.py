@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from pptrace.plugin import ConstraintError, Kind, MessageCalls, Policy, PolicyName, Receive, StreamPer
+from pptrace.plugin import ConstraintError, Kind, MessageCalls, Policy
 from pptrace_frameworks.rows import Ends, cannot, rows_of
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ def build(schedule: Schedule, options: Mapping[str, Any]) -> Policy:
     _check_stages(schedule)
     program = None if schedule.has_communication else _program_of(schedule)
     if program is None:
-        return Policy(name=PolicyName.ORDERED, stream=StreamPer.PAIR, receive=Receive(options["receive"]))
-    return Policy(name=PolicyName.BATCHED, program=program)
+        return Policy.of("ordered", stream="pair", receive=options["receive"])
+    return Policy.of("batched", program=program)
 
 
 def _check_stages(schedule: Schedule) -> None:

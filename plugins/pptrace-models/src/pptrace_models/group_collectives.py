@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Protocol
 from pptrace_models.accelerator import data_parallel_fabric, exchange_fabric, group_fabric
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-    from pptrace.plugin import CostRequest, GroupCollectives
+    from pptrace.plugin import CostRequest
     from pptrace_models.accelerator import Accelerator, Exchange, Fabric
     from pptrace_models.layer import Shard
     from pptrace_models.options import RooflineOptions
@@ -132,8 +132,8 @@ def _fewest_in_a_node(places: int, replicas: int, groups: int) -> int:
 class OnLinks:
     """Times on the links of a cluster, with its rates, latencies and efficiencies."""
 
-    collectives: GroupCollectives
-    """Times of one collective."""
+    collective_ns: Callable[[str, str, int], int]
+    """Time of a collective over an axis, by its name, the axis and its size in bytes."""
     shard: Shard
     """Sizes of the groups."""
 
@@ -142,16 +142,16 @@ class OnLinks:
 
     def ns(self, axis: str, size_bytes: int, *collectives: str) -> int:
         """Return the sum of the collectives' times."""
-        return sum(self.collectives.ns(name, axis, size_bytes) for name in collectives)
+        return sum(self.collective_ns(name, axis, size_bytes) for name in collectives)
 
     def exchange_ns(self, exchange: Exchange) -> int:
         """Return the time of an all-to-all."""
         size = exchange.to_places_bytes(self.shard.ep) if self.deduplicated else exchange.size_bytes
-        return self.collectives.ns("all-to-all", "ep", size) if self.shard.ep > 1 else 0
+        return self.collective_ns("all-to-all", "ep", size) if self.shard.ep > 1 else 0
 
     def replicas_ns(self, collective: str, count: int, element_bytes: int, *, experts: bool) -> int:
         """Return the time over all ``dp x cp`` replicas, or over those of experts; 0 without parameters."""
-        return self.collectives.ns(collective, "edp" if experts else "dp", count * element_bytes) if count else 0
+        return self.collective_ns(collective, "edp" if experts else "dp", count * element_bytes) if count else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +185,7 @@ def groups_of(request: CostRequest, shard: Shard, device: Accelerator, options: 
         every_nic=options.every_nic, ranks=request.ranks,
     )  # fmt: skip
     if request.collectives is not None:
-        groups = OnLinks(collectives=request.collectives, shard=shard, deduplicated=deduplicated)
+        groups = OnLinks(collective_ns=request.collectives.ns, shard=shard, deduplicated=deduplicated)
     wait_ns = round(options.skew * expected_maximum(shard.tp))
     return Skewed(groups=groups, wait_ns=wait_ns) if wait_ns else groups
 

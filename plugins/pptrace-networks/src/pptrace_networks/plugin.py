@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-    from pptrace.plugin import ClusterOffer, Network, NetworkRequest
+    from pptrace.plugin import ClusterOffer, NetworkRequest
+    from pptrace_networks.fat_tree import FatTree
+    from pptrace_networks.node_networks import NvSwitch, PcieTree
 
 __all__ = ["pptrace_clusters", "pptrace_networks"]
 
@@ -39,7 +41,7 @@ def pptrace_clusters() -> Iterable[ClusterOffer]:
     yield from CLUSTERS
 
 
-def _nvlink(request: NetworkRequest) -> Network:
+def _nvlink(request: NetworkRequest) -> NvSwitch:
     from pptrace_networks.node_networks import nvlink
 
     return nvlink(request)
@@ -51,7 +53,7 @@ def _nvlink_options() -> type[BaseModel]:
     return NvLinkOptions
 
 
-def _pcie(request: NetworkRequest) -> Network:
+def _pcie(request: NetworkRequest) -> PcieTree:
     from pptrace_networks.node_networks import pcie
 
     return pcie(request)
@@ -63,7 +65,7 @@ def _pcie_options() -> type[BaseModel]:
     return PcieOptions
 
 
-def _fat_tree(request: NetworkRequest) -> Network:
+def _fat_tree(request: NetworkRequest) -> FatTree:
     from pptrace_networks.fat_tree import fat_tree
 
     return fat_tree(request)

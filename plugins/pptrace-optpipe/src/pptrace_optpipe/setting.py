@@ -17,7 +17,6 @@ from pptrace.plugin import (
     Kind,
     Placement,
     Policy,
-    PolicyName,
     PptraceError,
     Schedule,
     ScheduleError,
@@ -179,7 +178,7 @@ class Setting:
             problem=self.problem(memory),
             simulate=self.simulate,
             fits=lambda simulated: self.fits(simulated, memory),
-            messages_are_simple=policy.program is None and policy.name is PolicyName.ASYNC,
+            messages_are_simple=policy.program is None and policy.name.value == "async",
         )
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from pptrace.plugin import TraceError, check_events, open_unpacked
+from pptrace.plugin import TraceError, UnpackedFile, check_events
 from pptrace_profilers.events import LARGEST_NS, LARGEST_US, Detailed, Event, EventBuilder, Marks
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from pptrace.plugin import Int64s, UnpackedFile
+    from pptrace.plugin import Int64s
     from pptrace_profilers.events import Events, Number
 
 _BLOCK = 96 << 10  # larger blocks exceed the processor's cache; from 128 KiB on, malloc maps each block
@@ -69,7 +69,7 @@ class Blocks:
         Raises:
             TraceError: the file cannot be read, is no Chrome JSON, or unpacks to too many bytes.
         """
-        with open_unpacked(self.path) as self.file:
+        with UnpackedFile.open(self.path) as self.file:
             yield from self._split(self.file)
 
     def expect(self, events: int, bad: int) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pptrace.plugin import Action, Kind, TraceError, Unattributed, check_events, kinds, open_unpacked
+from pptrace.plugin import Action, Kind, TraceError, Unattributed, UnpackedFile, check_events, kinds
 from pptrace_profilers.events import parse_integer
 from pptrace_profilers.gpu_spans import window_around
 from pptrace_profilers.recording import MOST_RANKS, NO_STAGE, Execution, MessageEnd, Recording, read_files
@@ -252,7 +252,7 @@ def _objects(path: Path) -> Iterator[bytes]:
     """Yield possible objects: single lines, or lines from an opening to a closing brace."""
     parts: list[bytes] = []
     size_bytes = 0
-    with open_unpacked(path) as file:
+    with UnpackedFile.open(path) as file:
         for number in count(1):
             line = file.readline(_LONGEST_LINE + 1)
             if not line:

@@ -19,11 +19,11 @@ import signal
 import threading
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from pptrace.plugin import Action, ConfigError, Kind, TableError, kinds, parse_action
+from pptrace.plugin import Action, ConfigError, Kind, TableError, kinds
 from pptrace_profilers.recording import MOST_RANKS, NO_STAGE
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from pptrace.plugin import Place, Places
     from pptrace_profilers.naming_schema import ActionModel
     from pptrace_profilers.recording import Recording
 
@@ -234,7 +233,7 @@ BUILT_IN = Rules(
 def _parsed(text: str) -> Action | None:
     """Return the action of a text; None if it is invalid or has too many microbatches."""
     try:
-        action = parse_action(text)
+        action = Action.parse(text)
     except TableError:
         return None
     return None if any(part.span > _MOST_MICROBATCHES for part in (action, *action.sub_actions)) else action
@@ -299,7 +298,7 @@ class RulesFile:
     """Rules of events, those of the file before the built-in ones, and communication."""
     rank: RankRule | None = None
     """Rule of ranks; None if the file has none."""
-    places: Places = field(default_factory=dict)
+    places: Mapping[str, Any] = field(default_factory=dict)
     """Location of each value in the file."""
 
     def by_name(self, profiler: str) -> Rules:
@@ -364,7 +363,7 @@ def read_rules(path: Path | None) -> RulesFile:
     )
 
 
-def _rule(model: ActionModel, number: int, places: Places) -> Rule:
+def _rule(model: ActionModel, number: int, places: Mapping[str, Any]) -> Rule:
     key = f"actions[{number}]"
     return Rule(
         pattern=re.compile(".*", re.DOTALL) if model.name is None else _compile(model.name, f"{key}.name", places),
@@ -374,13 +373,13 @@ def _rule(model: ActionModel, number: int, places: Places) -> Rule:
     )  # fmt: skip
 
 
-def _compile(text: str, key: str, places: Places, flags: int = 0) -> TimedPattern:
+def _compile(text: str, key: str, places: Mapping[str, Any], flags: int = 0) -> TimedPattern:
     """Return a pattern of the user, with the location for its errors."""
     place = places.get(key) or places.get(key.rpartition(".")[0]) or places.get(key.partition("[")[0])
     return TimedPattern(compiled=re.compile(text, flags), error=lambda what: _error_at(place, key, what))
 
 
-def _any_of(patterns: Sequence[str], places: Places) -> Matcher:
+def _any_of(patterns: Sequence[str], places: Mapping[str, Any]) -> Matcher:
     """Return a pattern that matches any of ``patterns`` or the built-in one."""
     if not patterns:
         return BUILT_IN.communication
@@ -392,6 +391,6 @@ def _any_of(patterns: Sequence[str], places: Places) -> Matcher:
         raise _error_at(place, "communication", f"the patterns do not go together: {error}") from None
 
 
-def _error_at(place: Place | None, key: str, message: str) -> ConfigError:
+def _error_at(place: Any, key: str, message: str) -> ConfigError:
     file, line = (place.source, place.line) if place is not None else ("", 0)
     return ConfigError(message, key=key, file=file, line=line)

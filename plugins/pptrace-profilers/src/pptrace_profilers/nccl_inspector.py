@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 import numpy as np
 
-from pptrace.plugin import BySize, TraceError, check_events, open_unpacked
+from pptrace.plugin import BySize, TraceError, UnpackedFile, check_events
 from pptrace_profilers.events import microseconds, parse_integer
 from pptrace_profilers.recording import MessageEnd, Operations, Payload, Recording, read_files
 
@@ -108,7 +108,7 @@ def read_inspector(path: Path) -> list[Transfer]:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    with open_unpacked(path) as file:
+    with UnpackedFile.open(path) as file:
         for number in count(1):
             line = file.readline(_LONGEST_LINE)
             if not line:

@@ -18,19 +18,17 @@ import numpy as np
 
 from pptrace.plugin import (
     Action,
-    CellColumns,
     Kind,
     Measurement,
+    Schedule,
     ScheduleError,
     Slice,
     Source,
     Step,
     Stream,
+    Timeline,
     TraceError,
     Unattributed,
-    compute_rows,
-    from_slices,
-    infer_placement,
     kinds,
     messages,
 )
@@ -41,7 +39,7 @@ from pptrace_profilers.recording import NO_STAGE, shift
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pptrace.plugin import Clock, Int64s, Placement, Timeline
+    from pptrace.plugin import Clock, Int64s, Placement
     from pptrace_profilers.messages import Message
     from pptrace_profilers.recording import Execution, MessageEnd, Recording
 
@@ -250,7 +248,7 @@ def timeline_of(
     rows = [*((action, gap_ns, -1) for action, gap_ns in actions), *moves]
     lane_and_time = attrgetter("rank", "stream", "peer", "start_ns", "end_ns")
     rows.sort(key=lambda row: lane_and_time(row[0]))
-    timeline = from_slices([row for row, _, _ in rows], placement)
+    timeline = Timeline.from_slices([row for row, _, _ in rows], placement)
     begins_ns = int(timeline.start_ns.min())
     timeline = replace(
         timeline, start_ns=timeline.start_ns - begins_ns, end_ns=timeline.end_ns - begins_ns,
@@ -391,17 +389,16 @@ def _placement(slices: Sequence[Slice], ranks: int) -> Placement:
     rows = sorted(
         (row for row in slices if row.stream is Stream.COMPUTE), key=lambda row: (row.rank, row.start_ns)
     )
-    columns = [
-        np.array([getattr(row.action, name) for row in rows], dtype=np.int32)
-        for name in ("kind", "stage", "microbatch", "span")
-    ]
-    ptr = np.searchsorted([row.rank for row in rows], np.arange(ranks + 1))
+    actions: list[list[Action]] = [[] for _ in range(ranks)]
+    for row in rows:
+        actions[row.rank].append(row.action)
     try:
-        return infer_placement(ptr, CellColumns(columns[0], columns[1], columns[2], columns[3], None))
+        return Schedule.from_rows(actions).placement
     except ScheduleError as error:
         raise TraceError(f"its actions are no pipeline's: {error}") from error
 
 
+_IN_TABLES = sorted(kinds.COMPUTE - kinds.STAGE_ENDS)
 _PROMPT_NS = 20_000
 """Maximum delay of a computation after its input; later ones waited for the host."""
 
@@ -416,9 +413,13 @@ def add_causes(timeline: Timeline, received_ns: Int64s) -> Timeline:
     """
     cause = np.full(len(timeline), -1, dtype=np.int32)
     previous_end_ns = np.full(len(timeline), -1, dtype=np.int64)
-    for rows in compute_rows(timeline):
-        cause[rows[1:]] = rows[:-1]
-        previous_end_ns[rows[1:]] = timeline.end_ns[rows[:-1]]
+    on_compute = timeline.lane_stream[timeline.lane_of_row()] == Stream.COMPUTE
+    rows = np.flatnonzero(on_compute & np.isin(timeline.kind, _IN_TABLES))
+    rank = timeline.rank_of_row()[rows]
+    same_rank = rank[1:] == rank[:-1]
+    previous_row, next_row = rows[:-1][same_rank], rows[1:][same_rank]
+    cause[next_row] = previous_row
+    previous_end_ns[next_row] = timeline.end_ns[previous_row]
     moves = messages(timeline)
     for ends in (moves.send, moves.recv):
         cause[ends[ends >= 0]] = moves.producer[ends >= 0]

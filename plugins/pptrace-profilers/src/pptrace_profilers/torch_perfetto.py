@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pptrace.plugin import TraceError, check_packets, read_unpacked, read_varint
+from pptrace.plugin import TraceError, UnpackedFile, check_packets, read_varint
 from pptrace_profilers.events import Arguments, EventBuilder, parse_integer
 from pptrace_profilers.pytorch_process import recording_of
 
@@ -42,7 +42,7 @@ def read_pftrace(path: Path, rules: Rules) -> Recording:
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
 
     slices = _Slices(path)
-    raw = read_unpacked(path)
+    raw = UnpackedFile.read_whole(path)
     if not raw:
         raise TraceError("is empty", file=path)
     for count, (start, stop) in enumerate(_packets(raw, path, slices), 1):

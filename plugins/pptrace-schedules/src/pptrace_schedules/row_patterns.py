@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from pptrace.plugin import Int8s, Int32s, ScheduleRequest
+    from pptrace.plugin import Int32s, ScheduleRequest
 
 __all__ = ["Rows", "Step", "one_forward_one_backward", "rows_of"]
 
@@ -80,7 +80,7 @@ class Rows(NamedTuple):
 
     row_ptr: Int32s
     """Shape (rows + 1,): where each row begins."""
-    kind: Int8s
+    kind: NDArray[np.int8]
     chunk: Int32s
     microbatch: Int32s
     """Counted for each row and chunk from 0, forwards and backwards each in order."""
@@ -96,7 +96,7 @@ class Rows(NamedTuple):
 class _Pattern(NamedTuple):
     """The actions of all steps' blocks, one after another."""
 
-    kind: Int8s
+    kind: NDArray[np.int8]
     chunk: Int32s
     first: Int32s
     """1 where a pair begins."""
@@ -140,7 +140,7 @@ def _pattern(steps: Sequence[str]) -> _Pattern:
     )
 
 
-def _numbered(kind: Int8s, chunk: Int32s, microbatches: int) -> Int32s:
+def _numbered(kind: NDArray[np.int8], chunk: Int32s, microbatches: int) -> Int32s:
     """Return each action's microbatch; weight gradients get it, and their chunk (in place), as they fell due."""
     number = np.empty(kind.size, dtype=np.int32)
     forward, weight = kind == Kind.F, kind == Kind.W

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from pptrace.plugin import Int8s, Int32s, Int64s
+    from pptrace.plugin import Int32s, Int64s
 
 __all__ = ["TURNS", "Rows", "StpOptions", "copied", "rows_of"]
 
@@ -72,7 +72,7 @@ class Rows(NamedTuple):
     """Actions rank by rank, in order; all columns have one value per action."""
 
     rank: Int32s
-    kind: Int8s
+    kind: NDArray[np.int8]
     chunk: Int32s
     """0 on the way down, 1 on the way up."""
     microbatch: Int32s

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from pptrace.plugin import Kind, ScheduleError, Stream, extract_computations
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from pptrace.plugin import Action, Computations, Replica, Step
+    from pptrace.plugin import Action, Replica, Step
 
 Times: TypeAlias = NDArray[np.float64]
 """Nanoseconds, shape (operations, replicas, steps) or (steps,)."""
@@ -222,7 +222,7 @@ def _timed_operations(step: Step) -> list[_Timed]:
     return [_Timed(operation, start_ns + begins_ns, end_ns + begins_ns) for operation, start_ns, end_ns in timed]
 
 
-def _messages(computations: Computations) -> Iterator[tuple[_Timed, int]]:
+def _messages(computations: Any) -> Iterator[tuple[_Timed, int]]:
     """Yield messages, which start when their producer ends, and the index of their consumer."""
     columns = (computations.kind, computations.stage, computations.microbatch)
     cells = zip(*(column.tolist() for column in columns), strict=True)
@@ -250,7 +250,7 @@ def _find(
     return next((index_of[key] for key in keys if key in index_of), None)
 
 
-def _collectives(step: Step, computations: Computations) -> Iterator[_Timed]:
+def _collectives(step: Step, computations: Any) -> Iterator[_Timed]:
     """Yield collectives across replicas, each after the last computation of its rank that ended before it."""
     timeline = step.timeline
     ranks = timeline.rank_of_row()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.plugin import Kind, Slice, Stream, from_slices, kinds
+from pptrace.plugin import Kind, Slice, Stream, Timeline, kinds
 from pptrace_stragglers.simulation import JobSimulation
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from pptrace.plugin import Placement, Timeline
+    from pptrace.plugin import Placement
     from pptrace_stragglers.simulation import Job, Times
 
 _SLOWEST_PERCENT = 3
@@ -304,7 +304,7 @@ def ideal_timeline(job: Job, placement: Placement) -> Timeline:
     _, end = first.run(ideal)
     end_ns = np.rint(end[:, 0, 0]).astype(np.int64)
     start_ns = np.rint(end[:, 0, 0] - ideal[:, 0, 0]).astype(np.int64)
-    return from_slices(_slices(job, start_ns.tolist(), end_ns.tolist()), placement)
+    return Timeline.from_slices(_slices(job, start_ns.tolist(), end_ns.tolist()), placement)
 
 
 def _slices(job: Job, start_ns: list[int], end_ns: list[int]) -> Iterator[Slice]:
