@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from pptrace.config.resolution import Resolved
     from pptrace.run.inputs import Prepared
-    from pptrace.run.run import Run
+    from pptrace.run.simulated_step import Run
     from pptrace.steps.columns import Int32s, Int64s
     from pptrace.steps.list_scheduler import Actions
 

@@ -16,7 +16,7 @@ from pptrace.steps.kinds import Kind, Stream
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pptrace.run.run import Run
+    from pptrace.run.simulated_step import Run
     from pptrace.steps.workload import Workload
 
 VISION = {"layers": 6, "hidden": 512, "heads": 8, "ffn": 2048, "tokens": 256, "items": 2, "merge": 4}

@@ -10,8 +10,7 @@ from pptrace.config.resolution import load
 from pptrace.errors import PptraceError
 from pptrace.plugins.registry import Registry
 from pptrace.run.preparation import build_costs, prepare
-from pptrace.run.run import Run
-from pptrace.run.simulated_step import run_prepared
+from pptrace.run.simulated_step import Run, run_prepared
 from pptrace.search.basis import limit_settings
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def run(registry: Registry) -> Callable[..., Run]:
     """Return a function that runs the step, with settings laid over it."""
 
     def make(**sections: Any) -> Run:
-        return Run.of(run_prepared(prepare(load({**STEP, **sections}), registry), registry))
+        return run_prepared(prepare(load({**STEP, **sections}), registry), registry)
 
     return make
 
