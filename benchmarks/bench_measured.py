@@ -15,8 +15,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from pptrace.config.resolution import load
-from pptrace.measured.calibration import calibrate
-from pptrace.measured.calibration_check import check_calibration
+from pptrace.measured.calibration import calibrate, check_calibration
 from pptrace.measured.calibration_document import calibrated_yaml
 from pptrace.measured.computations import extract_computations
 from pptrace.measured.replay import nearest_policy, replay

@@ -41,8 +41,7 @@ def command(
 
     Lines of NCCL Inspector, which know no actions, give the network alone.
     """
-    from pptrace.measured.calibration import calibrate, extend_to_pipeline
-    from pptrace.measured.calibration_check import check_calibration
+    from pptrace.measured.calibration import calibrate, check_calibration, extend_to_pipeline
     from pptrace.measured.calibration_document import calibrated_yaml, calibration_document
     from pptrace.measured.matching import matching_schedules
     from pptrace.measured.sides import measured_side

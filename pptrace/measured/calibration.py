@@ -5,27 +5,38 @@ and are too short. A host gap is known only before an action that waits for no m
 medians, because late messages are mostly late hosts, which the gaps include. Latency and bandwidth come from the
 median slope between several message sizes (H. Theil, 1950; P. K. Sen, 1968). A single size gives only the total
 time.
+
+A check simulates the fit. Where ranks share processors, memory or power, durations depend on the number of ranks
+that compute at once, so means do not hold for other schedules. A least-squares fit relates logarithms of durations
+to that number, with a mean per kind and stage. The variation between steps comes from the bootstrap (B. Efron,
+1979): steps with durations drawn from the recorded ones of the same kind and stage.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+import math
+from dataclasses import dataclass, field, fields, replace
 from itertools import combinations, product
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.measured.computations import Transfers
+from pptrace.measured.computations import Transfers, extract_computations
+from pptrace.measured.replay import Resimulation, nearest_policy, run_order
+from pptrace.measured.waits import follow_chain
 from pptrace.report.numbers import Figure, mean_of, median_of
 from pptrace.steps.kinds import PASSES, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from typing import Any
 
     from numpy.typing import NDArray
 
     from pptrace.measured.computations import Computations
+    from pptrace.plugins.registry import Registry
     from pptrace.steps.columns import Int64s
+    from pptrace.steps.message_calls import Policy
     from pptrace.timeline.measurement import BySize
 
 _FEWEST, _FAR = 3, 3
@@ -281,3 +292,287 @@ def choose_network(fits: Sequence[OperationFit]) -> OperationFit | None:
     """Return the slowest messages with a known rate, else the slowest collective, else None."""
     known = [fit for fit in fits if (fit.link.bytes_per_s or 0) >= _SLOWEST]
     return min(known, key=lambda fit: (not fit.messages, fit.link.bytes_per_s), default=None)
+
+
+_ERRORS = 2
+"""Standard errors by which the slope must exceed the threshold."""
+_CLEAR = 0.1
+"""The smallest reported slowdown between few and many computing ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """The slowdown of actions by other computing ranks."""
+
+    few: float
+    """The 5 % quantile over actions of the number of concurrently computing ranks, including the action's rank."""
+    many: float
+    """The 95 % quantile."""
+    ratio: float
+    """The durations with ``many`` computing ranks over those with ``few``."""
+    at_most: float
+    """The relative slowdown of the mean action if all ranks computed all the time."""
+
+
+def estimate_sharing(steps: Sequence[Computations]) -> Sharing | None:
+    """Return the slowdown by other ranks; None where it is not significantly above 10 %, or ranks are missing.
+
+    Args:
+        steps: recorded steps of one order, at least one.
+    """
+    if any(step.lacks_ranks for step in steps):
+        return None
+    duration_ns = np.concatenate([step.duration_ns for step in steps]).astype(np.float64)
+    ranks = np.concatenate([concurrent_ranks(step) for step in steps])
+    valid = (duration_ns > 0) & (ranks > 0)
+    ranks, times = ranks[valid], np.log(duration_ns[valid])
+    groups = np.unique(_action_groups(steps)[valid], return_inverse=True)[1]
+    count = np.bincount(groups)
+    rank_deviation, time_deviation = (
+        values - (np.bincount(groups, values) / count)[groups] for values in (ranks, times)
+    )
+    spread = float((rank_deviation**2).sum())
+    degrees_of_freedom = ranks.size - count.size - 1
+    if not spread or degrees_of_freedom < 1:
+        return None
+    slope = float((rank_deviation * time_deviation).sum()) / spread
+    residual = time_deviation - slope * rank_deviation
+    error = float(np.sqrt((residual**2).sum() / degrees_of_freedom / spread))
+    few, many = (float(quantile) for quantile in np.percentile(ranks, [5, 95]))
+    if (slope - _ERRORS * error) * (many - few) < math.log1p(_CLEAR):
+        return None
+    idle_ranks = steps[0].placement.ranks - float(ranks.mean())
+    at_most = math.expm1(slope * idle_ranks)
+    return Sharing(few=few, many=many, ratio=math.exp(slope * (many - few)), at_most=at_most)
+
+
+def concurrent_ranks(step: Computations) -> NDArray[np.float64]:
+    """Return the mean number of computing ranks during each action; 0 for an empty action."""
+    starts, ends = _busy_intervals(step)
+    times, index = np.unique(np.concatenate([starts, ends]), return_inverse=True)
+    change = np.concatenate([np.ones(starts.size), -np.ones(ends.size)])
+    ranks = np.cumsum(np.bincount(index.reshape(-1), change))
+    integral = np.concatenate([[0.0], np.cumsum(ranks[:-1] * np.diff(times))])
+    duration_ns = step.end_ns - step.start_ns
+    rank_ns = np.interp(step.end_ns, times, integral) - np.interp(step.start_ns, times, integral)
+    return np.where(duration_ns > 0, rank_ns / np.maximum(duration_ns, 1), 0.0)
+
+
+def _busy_intervals(step: Computations) -> tuple[Int64s, Int64s]:
+    """Return starts and ends of computing intervals of ranks, with overlapping actions merged."""
+    starts, ends = [], []
+    for rank in range(step.placement.ranks):
+        actions = np.flatnonzero(step.rank == rank)
+        actions = actions[np.argsort(step.start_ns[actions], kind="stable")]
+        start_ns, latest_ns = step.start_ns[actions], np.maximum.accumulate(step.end_ns[actions])
+        first = np.ones(actions.size, dtype=np.bool_)
+        first[1:] = start_ns[1:] > latest_ns[:-1]
+        starts.append(start_ns[first])
+        ends.append(latest_ns[np.roll(first, -1)])
+    return np.concatenate(starts), np.concatenate(ends)
+
+
+_CONFIDENCE = 0.9
+"""The share of steps within the interval."""
+_LARGEST_ERROR = 0.05
+"""The error of the simulation of the calibrated step above which a warning is printed."""
+_MOST_PARTS = 6
+"""Computations of a rank per microbatch: forward, input and weight gradient of two chunks."""
+_FEW_GAPS = 0.25
+"""The share of known host gaps below which a warning is printed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationCheck:
+    """A calibration compared with the steps that it is fitted to."""
+
+    policy: str
+    """The message policy nearest to the steps."""
+    step_ns: int
+    """The mean span of the computations of the steps."""
+    simulated_ns: int = field(metadata={"json": "own_ns"})
+    """The span of a simulation with the fit in the measured order."""
+    interval: float | None
+    """The relative error of predictions of other orders in nine of ten cases; None where ranks are missing.
+
+    Errors of the fit add up along the critical path. Other orders have up to six actions in a row per
+    microbatch: forward, input and weight gradient of two chunks. The interval is the sum of
+
+    - the error of the simulation per action of its critical path, for that many actions;
+    - per action, the largest of the mean host gap, its deviation, and the mean delay of messages beyond the fitted
+      median, for the share of actions with unknown gaps;
+    - per action, an additional host gap where each rank has one stage, as the cost of splitting stages is unknown;
+    - the deviation from step to step: the larger of measurement and bootstrap, with that of the fit;
+    - the slowdown if every rank computed all the time, where actions slow each other down.
+    """
+    sharing: Sharing | None
+    """The slowdown of actions by other ranks; None where none is measurable."""
+    warnings: tuple[str, ...]
+    """Reasons for doubt."""
+
+    @property
+    def error(self) -> float:
+        """The relative error of the simulated length."""
+        return self.simulated_ns / self.step_ns - 1 if self.step_ns else 0.0
+
+
+def check_calibration(
+    fit: Calibration, steps: Sequence[Computations], registry: Registry, *, measured: bool = True
+) -> CalibrationCheck:
+    """Simulate a fit and estimate its errors.
+
+    Args:
+        fit: the fit.
+        steps: its steps, at least one.
+        registry: the plugins with the message policies.
+        measured: false for steps of the trace of a simulation.
+    """
+    policy = nearest_policy(steps[0], registry, measured=measured).policy
+    simulated = [_simulate(fit, step, policy) for step in steps]
+    step_ns, simulated_ns = (
+        round(float(np.mean([step.span_ns for step in spanned]))) for spanned in (steps, simulated)
+    )
+    error = abs(simulated_ns / step_ns - 1) if step_ns else 0.0
+    shared = estimate_sharing(steps) if measured else None
+    interval = _interval(
+        fit, steps, follow_chain(simulated[0]).positions.size, abs(simulated_ns - step_ns), step_ns, policy
+    )
+    if interval is not None and shared is not None:
+        interval += shared.at_most
+    return CalibrationCheck(
+        policy=policy.label, step_ns=step_ns, simulated_ns=simulated_ns, interval=interval, sharing=shared,
+        warnings=tuple(_warnings(fit, steps, error, shared, measured=measured)),
+    )  # fmt: skip
+
+
+def _interval(
+    fit: Calibration, steps: Sequence[Computations], path: int, error_ns: int, step_ns: int, policy: Policy
+) -> float | None:
+    """Return :attr:`CalibrationCheck.interval`.
+
+    ``path`` is the number of actions on the critical path, ``error_ns`` the error of the simulation.
+    """
+    if any(step.partial for step in steps) or not step_ns:
+        return None
+    host_ns = max(fit.overhead_ns, fit.overhead_deviation_ns, _late_ns(fit, steps))
+    cut_ns = fit.overhead_ns if fit.stages == fit.ranks else 0
+    actions = max(_MOST_PARTS * fit.microbatches, path, *(int(np.bincount(step.rank).max()) for step in steps))
+    return (actions * (error_ns / max(path, 1) + host_ns + cut_ns) + _deviation_ns(steps, policy)) / step_ns
+
+
+def _deviation_ns(steps: Sequence[Computations], policy: Policy) -> float:
+    """Return the deviation of another step from a fit of these steps."""
+    spans_ns = bootstrap_spans_ns(steps, policy)
+    deviation_ns = float(np.quantile(np.abs(spans_ns - spans_ns.mean()), _CONFIDENCE))
+    if len(steps) > 1:
+        deviation_ns = max(deviation_ns, float(np.std([step.span_ns for step in steps], ddof=1)))
+    return deviation_ns * math.sqrt(1 + 1 / len(steps))
+
+
+def _late_ns(fit: Calibration, steps: Sequence[Computations]) -> float:
+    """Return the mean delay of messages beyond the fit, times the share of actions with unknown host gaps.
+
+    A late host is a gap before an action that waits for no message. Otherwise it delays the message.
+    """
+    sent = [(step.transfers, step.transfers.observed & (step.transfers.duration_ns >= 0)) for step in steps]
+    late_ns = np.concatenate([
+        (transfers.duration_ns - fit.wire_ns(transfers.size_bytes))[observed] for transfers, observed in sent
+    ])  # fmt: skip
+    unknown_share = 1 - fit.gaps / max(sum(map(len, steps)), 1)
+    return unknown_share * max(float(late_ns.mean()), 0.0) if late_ns.size else 0.0
+
+
+def _simulate(fit: Calibration, step: Computations, policy: Policy) -> Computations:
+    """Simulate a step with the times of a fit; waits for unrecorded computations keep their length."""
+    duration = step.duration_ns.copy()
+    for action in fit.fitted:
+        duration[(step.kind == Kind[action.kind]) & (step.stage == action.stage)] = round(action.mean_ns.value)
+    transfers = replace(step.transfers, duration_ns=fit.wire_ns(step.transfers.size_bytes))
+    gap = np.where(step.outside, step.gap_ns, fit.overhead_ns)
+    times = replace(step, duration_ns=duration, gap_ns=gap, transfers=transfers).times(with_blocked=False)
+    return extract_computations(run_order(step.order, times, policy, partial=step.partial))
+
+
+def _warnings(
+    fit: Calibration, steps: Sequence[Computations], error: float, shared: Sharing | None, *, measured: bool
+) -> Iterator[str]:
+    actions = sum(len(step) for step in steps)
+    if any(step.partial for step in steps):
+        yield (
+            f"ranks or actions are missing: the pipeline is taken to have {fit.stages} stages on {fit.ranks} "
+            "ranks (--layout pp=N says otherwise), and stages that nobody recorded take the mean of the others"
+        )
+    if error > _LARGEST_ERROR:
+        yield f"the fit gives its own step back only to {error:.1%}: what it says of other schedules is worth less"
+    if shared is not None:
+        yield (
+            f"actions take {shared.ratio:.1f} times as long while {shared.many:.1f} ranks compute as while "
+            f"{shared.few:.1f} do: they share processors, memory or power, and schedules that keep more or fewer "
+            "of them computing at once take longer or shorter than predicted"
+        )
+    if measured and fit.gaps < _FEW_GAPS * actions:
+        yield (
+            f"of {actions} actions {fit.gaps} waited for no message: what the host does between actions was "
+            "hardly seen, and schedules that wait less come out short"
+        )
+    if fit.link is None and fit.node_link is None and any(len(step.transfers) for step in steps):
+        yield "no message's arrival was seen: messages take no time here"
+
+
+_DRAWS = 20
+"""The number of bootstrap steps."""
+
+
+def bootstrap_spans_ns(steps: Sequence[Computations], policy: Policy) -> Int64s:
+    """Return the spans of bootstrap steps, shape (draws,).
+
+    Durations are drawn by kind, stage and overlap, transfer times by size, and host gaps from all known gaps.
+
+    Args:
+        steps: complete recorded steps of one order, at least one.
+        policy: the message policy.
+    """
+    random = np.random.default_rng(0)
+    first = steps[0]
+    action_groups = _action_groups(steps)
+    durations = np.concatenate([step.duration_ns for step in steps])
+    gaps = np.concatenate([step.host_gaps_ns for step in steps])
+    size_groups = _group_columns([step.transfers.size_bytes[None] for step in steps])
+    transfer_ns = np.concatenate([step.transfers.duration_ns for step in steps])
+    observed = np.concatenate([step.transfers.observed for step in steps]) & (transfer_ns >= 0)
+    every = np.ones(durations.size, dtype=np.bool_)
+    replay, spans = Resimulation.of_order(first.order, policy), []
+    for _ in range(_DRAWS):
+        step = replace(
+            first,
+            duration_ns=_draw(durations, action_groups, every, random)[: len(first)],
+            gap_ns=random.choice(gaps, len(first)) if gaps.size else np.zeros(len(first), dtype=np.int64),
+            transfers=replace(
+                first.transfers,
+                duration_ns=_draw(transfer_ns, size_groups, observed, random)[: len(first.transfers)],
+            ),
+        )
+        spans.append(replay.span_ns(step.times(with_blocked=False)))
+    return np.array(spans, dtype=np.int64)
+
+
+def _action_groups(steps: Sequence[Computations]) -> Int64s:
+    """Return the group of each action of all steps: an index of its kind, stage and overlap."""
+    return _group_columns([np.stack([step.kind, step.stage, step.pair >= 0]) for step in steps])
+
+
+def _group_columns(columns: Sequence[NDArray[Any]]) -> Int64s:
+    """Return the index of each column among the distinct columns, over all steps."""
+    groups: Int64s = np.unique(np.concatenate(columns, axis=1), axis=1, return_inverse=True)[1].reshape(-1)
+    return groups
+
+
+def _draw(values: Int64s, groups: Int64s, known: NDArray[np.bool_], random: np.random.Generator) -> Int64s:
+    """Replace each value by a random known value of its group; groups without known values do not change."""
+    drawn = values.copy()
+    for group in np.unique(groups):
+        members = groups == group
+        pool = values[members & known]
+        if pool.size:
+            drawn[members] = random.choice(pool, int(members.sum()))
+    return drawn

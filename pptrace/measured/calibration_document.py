@@ -18,8 +18,7 @@ from pptrace.steps.message_calls import Policy
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pptrace.measured.calibration import ActionFit, Calibration, LinkFit, OperationFit
-    from pptrace.measured.calibration_check import CalibrationCheck
+    from pptrace.measured.calibration import ActionFit, Calibration, CalibrationCheck, LinkFit, OperationFit
     from pptrace.run.trace_files import SimulatedSource
     from pptrace.steps.workload import Workload
 

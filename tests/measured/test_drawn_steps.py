@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import pptrace
-from pptrace.measured.calibration import calibrate
-from pptrace.measured.calibration_check import bootstrap_spans_ns, check_calibration
+from pptrace.measured.calibration import bootstrap_spans_ns, calibrate, check_calibration
 from pptrace.measured.computations import Computations, extract_computations
 from pptrace.measured.replay import run_order
 from pptrace.plugins.registry import Registry

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import pptrace
-from pptrace.measured.calibration import calibrate
-from pptrace.measured.calibration_check import check_calibration, concurrent_ranks, estimate_sharing
+from pptrace.measured.calibration import calibrate, check_calibration, concurrent_ranks, estimate_sharing
 from pptrace.measured.computations import Computations, extract_computations
 from pptrace.measured.replay import run_order
 from pptrace.plugins.registry import Registry

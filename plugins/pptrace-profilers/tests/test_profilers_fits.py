@@ -14,8 +14,13 @@ from click.testing import CliRunner
 
 from pptrace.api import simulate
 from pptrace.cli.main import cli
-from pptrace.measured.calibration import Calibration, calibrate, extend_to_pipeline
-from pptrace.measured.calibration_check import CalibrationCheck, check_calibration
+from pptrace.measured.calibration import (
+    Calibration,
+    CalibrationCheck,
+    calibrate,
+    check_calibration,
+    extend_to_pipeline,
+)
 from pptrace.measured.calibration_document import calibrated_yaml
 from pptrace.measured.computations import Computations, extract_computations
 from pptrace.measured.explanation import what_if

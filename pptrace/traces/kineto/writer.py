@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from pptrace.files import write_behind
-from pptrace.steps.kinds import Stream
+from pptrace.steps.kinds import KINDS, Stream
 from pptrace.timeline.critical_path import PATH_PARTS
 from pptrace.timeline.idle import IdleCause
 from pptrace.timeline.metrics import phases
@@ -41,11 +41,13 @@ from pptrace.traces.kineto.cells import (
     words,
 )
 from pptrace.traces.kineto.flows import flow_points
-from pptrace.traces.kineto.vocabulary import COLORS, WORDS, collective, group_word
 from pptrace.traces.scene import (
     CARRIES,
+    CATEGORY,
+    COLORS,
     NAMES,
     NUMBERED,
+    RECEIVES,
     Peers,
     Scene,
     labels_of,
@@ -53,7 +55,6 @@ from pptrace.traces.scene import (
     links_and_segments,
     stream_title,
 )
-from pptrace.traces.scene import COLORS as KIND_COLORS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -161,13 +162,114 @@ def _join_names(
     return [block]
 
 
-_LAUNCH = [b'"%s"' % word.launch.encode() for word in WORDS]
-_CATEGORY = [b'"%s"' % word.category.encode() for word in WORDS]
+_LISTED_RANKS = 30
+"""Length at which PyTorch truncates its list of a group's ranks."""
+_SEND, _ALL_REDUCE = "SendRecv", "AllReduce_Sum_f32_RING_LL"
+_COLLECTIVES = {"UNSHARD": "AllGather_RING_LL", "REDUCE_GRAD": _ALL_REDUCE, "SYNC": _ALL_REDUCE}
+"""NCCL's kernels of collective kinds."""
+_COPIES = {
+    Stream.COPY_OUT: "Memcpy DtoH (Device -> Pinned)",
+    Stream.COPY_IN: "Memcpy HtoD (Pinned -> Device)",
+}
+"""CUDA's names of operations on copy streams."""
+_SEGMENTS = {
+    "allreduce": ("allreduce", _ALL_REDUCE),
+    "allgather": ("allgather", "AllGather_RING_LL"),
+    "reducescatter": ("reduce_scatter", "ReduceScatter_Sum_f32_RING_LL"),
+    "alltoall": ("all_to_allv", _SEND),
+    "dispatch": ("all_to_allv", _SEND),
+    "combine": ("all_to_allv", _SEND),
+}
+"""PyTorch's name and NCCL's kernel of collectives inside actions, by a substring of their names' letters."""
+_GROUPS = {
+    Stream.TENSOR_PARALLEL: ("mesh_tp", "allreduce"),
+    Stream.EXPERT_PARALLEL: ("mesh_ep", "alltoall"),
+    Stream.CONTEXT_PARALLEL: ("mesh_cp", "alltoall"),
+}
+"""PyTorch's name of each group, and its default collective for segments with another name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Word:
+    """Names in the profiler for a kind of action."""
+
+    name: str
+    """The kernel's name, without the microbatch of numbered kinds."""
+    category: str = "kernel"
+    """The value of ``cat``."""
+    launch: str = "cudaLaunchKernel"
+    """The runtime call that launches the kernel."""
+    facts: str = ""
+    """Additional arguments of the kernel's event."""
+
+
+def _word(name: str, category: str, stream: Stream) -> _Word:
+    """Return the profiler's names for a kind; the default is the name of the kind."""
+    if category == "copy":
+        return _Word(name=_COPIES.get(stream, name), category="gpu_memcpy", launch="cudaMemcpyAsync")
+    kernel = _SEND if category == "communication" else _COLLECTIVES.get(name)
+    if kernel is None:
+        return _Word(name=name)
+    return _Word(name=f"ncclDevKernel_{kernel}", launch="cudaLaunchKernelExC")
+
+
+_WORDS = tuple(map(_word, NAMES, CATEGORY, (traits.stream for traits in KINDS.values())))
+"""Names per kind, in the order of kinds."""
+
+_MICROBATCH_COLORS = (
+    "thread_state_running",
+    "rail_response",
+    "rail_animation",
+    "rail_idle",
+    "rail_load",
+    "startup",
+    "thread_state_runnable",
+    "thread_state_iowait",
+    "generic_work",
+    "olive",
+)
+"""Colors of microbatches, in rotation."""
+
+
+def _group_word(stream: Stream, segment: str) -> _Word:
+    """Return the profiler's names for a collective inside an action.
+
+    >>> _group_word(Stream.TENSOR_PARALLEL, "all-reduce").name
+    'ncclDevKernel_AllReduce_Sum_f32_RING_LL'
+    """
+    letters = "".join(filter(str.isalpha, segment.lower()))
+    group, default = _GROUPS[stream]
+    name, kernel = next((words for key, words in _SEGMENTS.items() if key in letters), _SEGMENTS[default])
+    facts = f',"Collective name":"{name}","Process Group Description":"{group}"'
+    return _Word(name=f"ncclDevKernel_{kernel}", launch="cudaLaunchKernelExC", facts=facts)
+
+
+def _collective_facts(kind: int, *, size_bytes: int, peer: int, ranks: int) -> bytes:
+    """Return the arguments that PyTorch adds to the kernel of a send or receive; empty for other kinds.
+
+    >>> _collective_facts(NAMES.index("SEND_F"), size_bytes=8, peer=1, ranks=2)[:52]
+    b',"Collective name":"send","In msg nelems":8,"Out msg'
+    """
+    if not CARRIES[kind]:
+        return b""
+    name, key = ("recv", "Src Rank") if RECEIVES[kind] else ("send", "Dst Rank")
+    listed = ", ".join(map(str, range(min(ranks, _LISTED_RANKS))))
+    group = f"[{listed}{', ...' if ranks > _LISTED_RANKS else ''}]"
+    with_peer = f',"{key}":{peer}' if peer >= 0 else ""
+    return (
+        f',"Collective name":"{name}","In msg nelems":{size_bytes},"Out msg nelems":{size_bytes},'
+        f'"Group size":{ranks},"dtype":"Byte","Process Group Name":"1","Process Group Description":"mesh_pp",'
+        f'"Process Group Ranks":"{group}"{with_peer}'
+    ).encode()
+
+
+_LAUNCH = [b'"%s"' % word.launch.encode() for word in _WORDS]
+_CATEGORY = [b'"%s"' % word.category.encode() for word in _WORDS]
 _KIND = [b'"%s"' % name.encode() for name in NAMES]
-_KERNEL = [b'"%s%s' % (word.name.encode(), b" " * bool(n)) for word, n in zip(WORDS, NUMBERED, strict=True)]
+_KERNEL = [b'"%s%s' % (word.name.encode(), b" " * bool(n)) for word, n in zip(_WORDS, NUMBERED, strict=True)]
 _UNNUMBERED = frozenset(np.flatnonzero(~NUMBERED).tolist())
-_KIND_COLORS = [b'"%s"' % color.encode() for color in KIND_COLORS]
-_SLICE_COLORS = [b'"%s"' % color.encode() for color in COLORS]
+_KIND_COLORS = [b'"%s"' % color.encode() for color in COLORS]
+_SLICE_COLORS = [b'"%s"' % color.encode() for color in _MICROBATCH_COLORS]
 _OPTIONAL = {
     "span": b',"span":',
     "lag_ns": b',"lag_ns":',
@@ -346,7 +448,7 @@ class Encoder:
                 }
                 facts += [segment.among(described), _shared_number(segment_number)]
             if lane.stream.is_group and (segment_number >= 0).all():
-                words = {c: group_word(lane.stream, parts.names[c - 1]) for c in segment.used}
+                words = {c: _group_word(lane.stream, parts.names[c - 1]) for c in segment.used}
                 facts.append(segment.among({c: word.facts.encode() for c, word in words.items()}))
                 name, launch, category = (
                     segment.among({c: b'"%s"' % getattr(word, field).encode() for c, word in words.items()})
@@ -370,8 +472,8 @@ class Encoder:
     def _action(self, rows: slice, ends: Block) -> list[Part]:
         timeline = self.scene.timeline
         stage = timeline.stage[rows].astype(np.int64) + 1  # a stage may be -1
-        code = Choice.of(stage * len(WORDS) + timeline.kind[rows])
-        texts = {c: b'"PP:%d%s' % (c // len(WORDS) - 1, NAMES[c % len(WORDS)].encode()) for c in code.used}
+        code = Choice.of(stage * len(_WORDS) + timeline.kind[rows])
+        texts = {c: b'"PP:%d%s' % (c // len(_WORDS) - 1, NAMES[c % len(_WORDS)].encode()) for c in code.used}
         return _join_names(code, texts, ends)
 
     def _facts(self, rows: slice) -> list[Part]:
@@ -396,11 +498,11 @@ class Encoder:
         )
         size, sized = _distinct(timeline.size_bytes[rows])
         peer_count = timeline.ranks + 1
-        keys, code = _distinct((sized * len(WORDS) + kind) * peer_count + peer + 1)
+        keys, code = _distinct((sized * len(_WORDS) + kind) * peer_count + peer + 1)
         texts = [
-            collective(
-                int(key) // peer_count % len(WORDS),
-                size_bytes=int(size[int(key) // peer_count // len(WORDS)]),
+            _collective_facts(
+                int(key) // peer_count % len(_WORDS),
+                size_bytes=int(size[int(key) // peer_count // len(_WORDS)]),
                 peer=int(key) % peer_count - 1,
                 ranks=timeline.ranks,
             )
