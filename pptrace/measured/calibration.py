@@ -500,10 +500,10 @@ def _warnings(
     if any(step.partial for step in steps):
         yield (
             f"ranks or actions are missing: the pipeline is taken to have {fit.stages} stages on {fit.ranks} "
-            "ranks (--layout pp=N says otherwise), and stages that nobody recorded take the mean of the others"
+            "ranks (set --layout pp=N to change this), and unrecorded stages take the mean of the recorded ones"
         )
     if error > _LARGEST_ERROR:
-        yield f"the fit gives its own step back only to {error:.1%}: what it says of other schedules is worth less"
+        yield f"a simulation of the measured step with this fit is off by {error:.1%}: predictions are uncertain"
     if shared is not None:
         yield (
             f"actions take {shared.ratio:.1f} times as long while {shared.many:.1f} ranks compute as while "
@@ -512,11 +512,11 @@ def _warnings(
         )
     if measured and fit.gaps < _FEW_GAPS * actions:
         yield (
-            f"of {actions} actions {fit.gaps} waited for no message: what the host does between actions was "
-            "hardly seen, and schedules that wait less come out short"
+            f"only {fit.gaps} of {actions} actions waited for no message, so few host gaps are known: predictions "
+            "for schedules with fewer waits are too short"
         )
     if fit.link is None and fit.node_link is None and any(len(step.transfers) for step in steps):
-        yield "no message's arrival was seen: messages take no time here"
+        yield "no arrival of a message was observed: messages take no time in this fit"
 
 
 _DRAWS = 20

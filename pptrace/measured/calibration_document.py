@@ -40,7 +40,7 @@ def calibrated_yaml(
     """
     data = f"{f'{fit.steps} steps' if fit.steps > 1 else 'one step'} of {printable_line(source)}"
     lines = [
-        f"# Means of {data}: pptrace calibrate. Behind # is the spread, lower to upper quartile.",
+        f"# Means of {data}: pptrace calibrate. After # is the spread, from the lower to the upper quartile.",
         *(f"# {line}" for line in (_about_check(check) if check else ())),
         *_schedule(fit, source, schedules), "batch:", f"  microbatches: {fit.microbatches}",
         "costs:", "  name: table", f"  slices: {fit.stages}  # stages of the measured schedule; others share them",
@@ -123,7 +123,7 @@ def calibration_document(fit: Calibration, check: CalibrationCheck, schedules: S
         sections=(
             Section(title="times", blocks=(Table(head=("", "stage", "count", "mean", "spread"), rows=rows),)),
             Section(title="overhead and network", blocks=tuple(Line(text=line) for line in lines)),
-            Section(title="what it is worth", blocks=tuple(Line(text=line) for line in accuracy)),
+            Section(title="accuracy", blocks=tuple(Line(text=line) for line in accuracy)),
         ),
         values={
             **{field.name: getattr(fit, field.name) for field in fields(fit)},
@@ -162,7 +162,7 @@ def network_yaml(fits: Sequence[OperationFit], source: str) -> str:
     lines += [f"# {line}" for fit in fits for line in _about_operations(fit)]
     bandwidth, latency = _wires(chosen.link)
     lines += ["network:", "  name: hockney", f"{bandwidth}  # {chosen.what}"]
-    unknown = "  # what a message takes beside its bytes is not known from collectives"
+    unknown = "  # the latency of a message is not known from collectives"
     return "\n".join([*lines, latency if chosen.messages else unknown]) + "\n"
 
 
@@ -229,7 +229,7 @@ def _spreads(fitted: Sequence[ActionFit | None]) -> str:
 def _network(fit: Calibration) -> list[str]:
     link = fit.link or fit.node_link
     if link is None:
-        return ["# no message's arrival was seen: the network is left out"]
+        return ["# no arrival of a message was observed: the network is left out"]
     lines = [*(f"# {line}" for line in _about_links(fit)), "network:", "  name: hockney", *_wires(link)]
     if fit.link is not None and fit.node_link is not None:
         lines += ["  node:", f"    ranks: {fit.node_ranks}", *(f"  {line}" for line in _wires(fit.node_link))]
@@ -248,7 +248,9 @@ def _about_links(fit: Calibration) -> list[str]:
         links = ", ".join(
             f"rank {link.source} to rank {link.target} {format_duration(link.median_ns)}" for link in fit.uneven
         )
-        lines.append(f"ways differ: {links}; if nodes are why, --node-ranks N fits each node's apart")
+        lines.append(
+            f"links differ: {links}; if some are within a node, set --node-ranks N to fit them separately"
+        )
     return lines
 
 

@@ -107,7 +107,7 @@ class LadderStep:
 
 _RUNGS = (
     "durations", "order", "transfers", "messages held up", "host gaps", "not explained by replays",
-    "before and behind the pipeline",
+    "before and after the pipeline",
 )  # fmt: skip
 """The parts that are taken over, one after another."""
 

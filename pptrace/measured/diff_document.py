@@ -107,15 +107,15 @@ def _sections(findings: StepDiff, top: int) -> Iterator[Section]:
     )
     drawn = Picture(draw=lambda: waterfall(findings), instead=ladder)
     yield Section(
-        title="what changes it, one after another",
+        title="effect of each difference, one after another",
         about="The first step is replayed with the second's durations, then its order, its transfers, its host "
         "gaps. Together they are the whole difference.",
         blocks=(drawn if findings.ladder else Line(text=f"no ladder: {findings.no_ladder}"),),
     )
     yield Section(
-        title="what the difference goes back to, since orders differ",
-        about="The first's order was run with the second's times and network: what the second step takes beyond "
-        "that is its order's, the rest that of times.",
+        title="effects of order and of times",
+        about="The first order runs with the times and the network of the second step. The difference of "
+        "this run to the second step is the effect of order, the rest that of times.",
         blocks=order_share(findings), priority=3,
     )  # fmt: skip
     bars, keys = part_bars(findings)
@@ -125,7 +125,7 @@ def _sections(findings: StepDiff, top: int) -> Iterator[Section]:
     )  # fmt: skip
     yield Section(
         title="communication in ranks' own groups, all ranks",
-        about="Collectives and exchanges of tokens, and the part of them beside which their rank computed.",
+        about="Collectives and exchanges of tokens, and their part that overlaps with computation of the rank.",
         blocks=(_comparison_table(findings.groups_ns),) if findings.groups_ns else (),
     )  # fmt: skip
     yield Section(
@@ -143,18 +143,18 @@ def _sections(findings: StepDiff, top: int) -> Iterator[Section]:
     )
     yield Section(title="first difference", blocks=divergence(findings), priority=1)
     yield Section(
-        title="slow or fast throughout, and what stands out", about=blame(findings),
+        title="slow or fast ranks, stages and links, and outliers", about=blame(findings),
         blocks=culprits(findings), priority=2,
     )  # fmt: skip
     count = len(findings.changed)
-    changed = f"actions that changed most, of {count}" if count else "no action changed"
+    changed = f"largest changes, of {count} changed actions" if count else "no action changed"
     yield Section(title=changed, blocks=changes(findings, top))
     yield Section(title="order differs", blocks=orders(findings))
     yield Section(
-        title="messages between ranks", about="From when both ends were ready until it was there.",
+        title="messages between ranks", about="Transfer times: from both ends ready to arrival.",
         blocks=messages(findings),
     )  # fmt: skip
-    yield Section(title="critical path: computations, and what lies between", blocks=paths(findings))
+    yield Section(title="critical path: time by kind and between actions", blocks=paths(findings))
     yield Section(title=memory_title(findings), blocks=memory(findings))
 
 
@@ -262,7 +262,7 @@ def kinds(findings: StepDiff) -> tuple[Block, ...]:
     return _bounded_table(
         ("", "how many", "median, first", "second", "spread, first", "second"),
         rows,
-        "kinds, whose medians changed less",
+        "kinds with smaller changes",
         unchanged=_true_indices(row.is_equal(findings.tolerance) for row in ordered),
     )
 
@@ -284,15 +284,15 @@ def describe_divergence(divergence: Divergence) -> str:
     """Return the first divergence in a sentence."""
     direction = "late" if divergence.late_ns.value > 0 else "early"
     times = [
-        (divergence.local_ns, "its own time"),
-        (divergence.message_ns, f"its input's way from rank {divergence.source}"),
-        (divergence.idle_ns, "until it was begun"),
-        (divergence.released_ns, "from what released it"),
+        (divergence.local_ns, "from its duration"),
+        (divergence.message_ns, f"from the transfer of its input from rank {divergence.source}"),
+        (divergence.idle_ns, "from the host gap before it"),
+        (divergence.released_ns, "from its last dependency"),
     ]
     reasons = ", ".join(f"{ms(time, sign=True)} {part}" for time, part in times if abs(time) >= BARELY_NS)
     ends = f"ends {ms(Figure(abs(divergence.late_ns.value), divergence.late_ns.deviation))} {direction}"
     order = (
-        f"; it comes behind {divergence.predecessors[0]} there, behind {divergence.predecessors[1]} here"
+        f"; it follows {divergence.predecessors[0]} in the first step, {divergence.predecessors[1]} in the second"
         if any(divergence.predecessors)
         else ""
     )
@@ -302,7 +302,7 @@ def describe_divergence(divergence: Divergence) -> str:
 
 def changes(findings: StepDiff, top: int) -> tuple[Block, ...]:
     """Return the actions with the largest changes."""
-    noise = f"{findings.noise} more lie within the steps' own noise" if findings.noise else ""
+    noise = f"{findings.noise} further changes are noise between steps" if findings.noise else ""
     rows = tuple(
         (f"rank {row.rank}", str(row.action), *map(ms, (row.start_ns, row.first_ns, row.second_ns)),
          change(row.change_ns))
@@ -319,7 +319,7 @@ def orders(findings: StepDiff) -> tuple[Block, ...]:
         (f"rank {order.rank}", order.first or "nothing", order.second or "nothing", str(order.position))
         for order in findings.orders
     ]
-    return _bounded_table(("", "first has", "second has", "behind so many actions"), rows, "ranks", words=3)
+    return _bounded_table(("", "first has", "second has", "after equal actions"), rows, "ranks", words=3)
 
 
 def messages(findings: StepDiff) -> tuple[Block, ...]:
@@ -344,7 +344,7 @@ def messages(findings: StepDiff) -> tuple[Block, ...]:
         )
     head = ("", "how many", "size", "median, first", "rate", "second", "rate")
     return _bounded_table(
-        head, rows, "ways, whose medians changed less", total=len(findings.links),
+        head, rows, "links with smaller changes", total=len(findings.links),
         unchanged=_true_indices(unchanged),
     )  # fmt: skip
 
@@ -419,7 +419,7 @@ def blame(findings: StepDiff) -> str:
     if not slow:
         return ""
     culprit = slow[0]
-    lead = "Of times, first to blame" if findings.order_share else "First to blame"
+    lead = "Largest slowdown of times" if findings.order_share else "Largest slowdown"
     times = f"its times are {share(culprit.share, sign=True)}, " if culprit.share.value else ""
     kind = culprit.kind if culprit.kind == "spikes" else f"a {culprit.kind}"
     return f"{lead}, {kind}: {culprit.what}; {times}{ms(culprit.total_ns, sign=True)} in sum."
@@ -437,7 +437,7 @@ def order_share(findings: StepDiff) -> tuple[Block, ...]:
     ]
     effects.sort(key=lambda effect: -abs(effect[1].value))
     if abs(parts.rest_ns.value) >= BARELY_NS:
-        effects.append(("neither: not explained by replays, before and behind the pipeline", parts.rest_ns))
+        effects.append(("neither: not explained by replays, before and after the pipeline", parts.rest_ns))
     total_ns = findings.step_ns.change.value
     rows = tuple(
         (name, change(part), "" if abs(total_ns) < BARELY_NS else f"{part.value / total_ns + 0.0:.1%}")

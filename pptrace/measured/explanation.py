@@ -192,7 +192,7 @@ MARK_ACTIONS_HINT = (
     "a file how the annotations that are there name them (--rules FILE)"
 )
 """The advice for traces without actions."""
-_UNRECORDED_WAITS = "waits for what nobody recorded, {} on all ranks, stay as long as they were"
+_UNRECORDED_WAITS = "waits for unrecorded computations, {} on all ranks, keep their length"
 """The note on replays of recordings without all ranks."""
 
 
@@ -225,7 +225,7 @@ def explanation_document(
             Section(
                 title="ranks", blocks=(Table(head=("", "computing", "idle", "against the median"), rows=ranks),)
             ),
-            Section(title="critical path: computations, and what lies between", blocks=(Table(rows=path),)),
+            Section(title="critical path: time by kind and between actions", blocks=(Table(rows=path),)),
             Section(
                 title="the pipeline would take, from its first computation to its last",
                 blocks=_without(explanation),
@@ -261,7 +261,7 @@ def _parts(explanation: Explanation) -> tuple[Block, ...]:
 def _without(explanation: Explanation) -> tuple[Block, ...]:
     without = explanation.what_if
     if without is None:
-        return (Line(text=f"it is not known what less, for it cannot be replayed: {explanation.no_what_if}"),)
+        return (Line(text=f"unknown, as the step cannot be replayed: {explanation.no_what_if}"),)
     rows = [("as it was, replayed", ms(without.replayed_ns), "")]
     for text, length in (
         ("with free communication", without.free_communication_ns),

@@ -291,7 +291,7 @@ def culprits(blame: Blame, links: Mapping[tuple[int, int], Link], tolerance: flo
                 for pair, share in ((pair, blame.stages[pair]) for pair in slow)
             ]
     if exceeds(blame.network):
-        what = f"all {len(blame.links)} ways between ranks"
+        what = f"all {len(blame.links)} links between ranks"
         before_ns = sum(links[ends].median_ns.first.value * links[ends].count[1] for ends in blame.links)
         blamed.append(_culprit("network", what, blame.network, blame.network.value * before_ns))
     for (source, target), share in blame.links.items():

@@ -124,7 +124,7 @@ def test_links_within_a_node_and_between_nodes_are_told_apart(pptrace: Any, fold
     assert apart["node_link"]["bytes_per_s"] == pytest.approx(10e9, rel=0.01)
     assert "node:\n    ranks: 2\n" in (folder / "two.yaml").read_text(encoding="utf-8")
     pptrace("simulate", "two.yaml", "--schedule", "four.csv")
-    assert "ways differ" not in told  # of one size there is one way alone
+    assert "links differ" not in told  # there is only one link with messages of one size
 
 
 def test_ways_that_are_no_sort_of_link_are_named(pptrace: Any, folder: Path) -> None:
@@ -137,9 +137,7 @@ def test_ways_that_are_no_sort_of_link_are_named(pptrace: Any, folder: Path) -> 
 
     told = pptrace("calibrate", "four.pftrace").out
 
-    assert (
-        "ways differ: rank 0 to rank 1 110 us, rank 1 to rank 2 1.1 ms; if nodes are why, --node-ranks N" in told
-    )
+    assert "links differ: rank 0 to rank 1 110 us, rank 1 to rank 2 1.1 ms; if some are within a node, " in told
 
 
 def test_wires_of_a_node_have_a_bandwidth(pptrace: Any, folder: Path) -> None:

@@ -114,10 +114,10 @@ def test_where_all_ways_are_slower_it_is_the_network_and_one_that_is_slower_stil
     (network,) = compared(slow, base)
     both = compared(slower_way(slow, 1, 2, 2), base)
 
-    assert (network.kind, network.what) == ("slow network", "all 4 ways between ranks")
+    assert (network.kind, network.what) == ("slow network", "all 4 links between ranks")
     assert network.share.value == pytest.approx(3 / 1.05, rel=1e-3)
     assert [(one.kind, one.what) for one in both] == [
-        ("slow network", "all 4 ways between ranks"),
+        ("slow network", "all 4 links between ranks"),
         ("slow link", "rank 1 to rank 2"),
     ]
     assert both[1].share.value == pytest.approx(1, rel=1e-3)
@@ -150,7 +150,7 @@ def test_a_host_that_hesitates_is_until_it_was_begun() -> None:
     assert found is not None
     assert (str(found.action), found.late_ns.value, found.idle_ns) == ("0F1", 3 * MS, 3 * MS)
     assert describe_divergence(found) == (
-        "at 13.000 ms: rank 0, 0F1 ends 3.000 ms late: +3.000 ms until it was begun"
+        "at 13.000 ms: rank 0, 0F1 ends 3.000 ms late: +3.000 ms from the host gap before it"
     )
 
 
@@ -192,7 +192,7 @@ def test_where_the_order_is_why_it_is_said() -> None:
 
     assert found.divergence is not None
     assert found.divergence.predecessors == ("2B0", "2F0")
-    assert describe_divergence(found.divergence).endswith("; it comes behind 2B0 there, behind 2F0 here")
+    assert describe_divergence(found.divergence).endswith("; it follows 2B0 in the first step, 2F0 in the second")
     assert ["rank", "2", "2B0", "2F1", "1"] in [line.split() for line in shown(found)]
 
 

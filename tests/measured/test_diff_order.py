@@ -49,8 +49,8 @@ def test_where_the_order_alone_differs_it_is_told_first_and_is_the_whole_differe
     assert found.order_share is not None
     assert found.order_share.order_ns.value == found.step_ns.change.value > 0
     assert found.order_share.times_ns.value == found.order_share.rest_ns.value == 0
-    assert leading(found)[0] == "what the difference goes back to"
-    first = text_of(diff_document(found)).split("goes back to")[1].splitlines()[2]
+    assert leading(found)[0] == "effects of order and of times"
+    first = text_of(diff_document(found)).split("effects of order and of times")[1].splitlines()[2]
     assert first.strip().startswith("the order of 2 ranks, with the second's times and network")
     assert first.split()[-3:] == [f"+{found.step_ns.change.value / MS:.3f}", "ms", "100.0%"]
 
@@ -59,8 +59,8 @@ def test_a_slow_link_in_the_same_order_is_told_first() -> None:
     found = compared(one_step(), slower_way(one_step(), 1, 2, 9))
 
     assert found.order_share is None
-    assert leading(found)[0] == "slow or fast throughout"
-    assert "First to blame, a slow link: rank 1 to rank 2" in page_of(diff_document(found))
+    assert leading(found)[0] == "slow or fast ranks"
+    assert "Largest slowdown, a slow link: rank 1 to rank 2" in page_of(diff_document(found))
     assert (found.culprits[0].kind, found.culprits[0].what) == ("slow link", "rank 1 to rank 2")
 
 
@@ -78,12 +78,12 @@ def test_where_both_changed_both_are_told_with_the_shares_that_runs_of_each_alon
     told = text_of(diff_document(found))
     assert f"{(second - half) / (second - first):.1%}" in told
     assert f"{(half - first) / (second - first):.1%}" in told
-    assert "Of times, first to blame, a slow rank: rank 1" in page_of(diff_document(found))
+    assert "Largest slowdown of times, a slow rank: rank 1" in page_of(diff_document(found))
 
 
 def test_times_that_change_more_than_the_order_are_told_before_it() -> None:
     found = compared(one_step(LATE), one_step(rate_kbps=10_000, slow={0: 2, 1: 2, 2: 2}))
-    told = text_of(diff_document(found)).split("goes back to")[1]
+    told = text_of(diff_document(found)).split("effects of order and of times")[1]
 
     assert found.order_share is not None
     assert abs(found.order_share.times_ns.value) > abs(found.order_share.order_ns.value)

@@ -224,8 +224,8 @@ def test_it_begins_with_who_is_to_blame_and_folds_what_is_unchanged() -> None:
     found, _ = compared()  # stage 1 takes a quarter longer
     shown = page(found)
     titles = re.findall(r"<h2>(.*?)</h2>", shown)
-    assert titles[:2] == ["slow or fast throughout, and what stands out", "first difference"]
-    assert "First to blame, a slow rank: rank 1" in shown
+    assert titles[:2] == ["slow or fast ranks, stages and links, and outliers", "first difference"]
+    assert "Largest slowdown, a slow rank: rank 1" in shown
 
     times = shown.partition("<h2>times of actions by stage and kind</h2>")[2].partition("</section>")[0]
     changed, _, rest = times.partition("<details><summary>4 unchanged</summary>")
@@ -259,8 +259,8 @@ def test_the_order_the_divergence_and_the_culprit_are_told() -> None:
     words = Read(page(found, top=3)).words
 
     assert "rank 0 (its one stage, 0)" in words
-    assert "0F0 ends 5.000 ms late: +5.000 ms its own time" in words
-    assert f"actions that changed most, of {len(found.changes)}" in words
+    assert "0F0 ends 5.000 ms late: +5.000 ms from its duration" in words
+    assert f"largest changes, of {len(found.changes)} changed actions" in words
     assert "rank 22B02F11" in words  # a row of the table: rank 2 has 2B0, then 2F1, behind 1
 
 
@@ -271,5 +271,5 @@ def test_many_ways_and_orders_are_told_in_part(monkeypatch: pytest.MonkeyPatch) 
 
     words = Read(page(found)).words
 
-    assert "and 3 further ways, whose medians changed less" in words
+    assert "and 3 further links with smaller changes" in words
     assert "and 2 further ranks" in words

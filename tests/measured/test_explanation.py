@@ -104,7 +104,7 @@ def test_a_wait_for_an_action_that_is_not_there_stays_as_long_as_it_was(measurem
     assert one.what_if is not None
     assert one.what_if.replayed_ns == one.step_ns
     assert one.unrecorded_ns.value > 0
-    assert "waits for what nobody recorded, " in text_of(document)
+    assert "waits for unrecorded computations, " in text_of(document)
 
 
 def test_what_cannot_be_replayed_is_explained_but_for_what_would_shorten_it(measurement: Measurement) -> None:
@@ -118,7 +118,7 @@ def test_what_cannot_be_replayed_is_explained_but_for_what_would_shorten_it(meas
 
     assert one.what_if is None
     assert "comes before" in one.no_what_if
-    assert "it is not known what less, for it cannot be replayed: " in text_of(document)
+    assert "unknown, as the step cannot be replayed: " in text_of(document)
     assert plain(document)["what_if"] is None
 
 

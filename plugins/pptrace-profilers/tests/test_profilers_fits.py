@@ -188,7 +188,7 @@ def test_a_fit_is_simulated_and_says_what_it_is_worth(name: str) -> None:
     assert found.interval is not None
     assert abs(found.error) <= found.interval
     assert found.policy == "torch"
-    assert any("hardly seen" in warning for warning in found.warnings) == (name in {"1f1b", "gpipe"})
+    assert any("few host gaps" in warning for warning in found.warnings) == (name in {"1f1b", "gpipe"})
 
 
 def test_a_message_of_a_pair_that_ran_as_one_is_under_way_from_the_pair_s_end() -> None:
