@@ -55,7 +55,7 @@ def command(
     else:
         click.echo("\n".join(_lines(view)))
     if output is not None:
-        from pptrace.run.cluster_drawing import cluster_svg
+        from pptrace.run.cluster_traffic import cluster_svg
 
         write_text(output, cluster_svg(view))
 

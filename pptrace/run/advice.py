@@ -30,7 +30,6 @@ from pptrace.run.neighbourhood import (
 )
 from pptrace.run.overheads import contention_of
 from pptrace.run.preparation import build_costs
-from pptrace.run.simulated_step import simulate
 from pptrace.run.summary import time_text
 
 if TYPE_CHECKING:
@@ -173,7 +172,7 @@ class _Search:
                     self.run.prepared.resolved.again(division.sets, division.flags), self.run.registry
                 )
                 stages = sizes.pp * chunks
-                workload = costs.workload(stages, tuple((stage, stage + 1) for stage in range(stages - 1)))
+                workload = costs.workload(stages)
             except PptraceError:
                 continue
             for name in schedules:
@@ -219,7 +218,7 @@ class _Search:
             if actions > self.remaining_actions:
                 return None
             self.remaining_actions -= actions
-            other = simulate(resolved, self.run.registry)
+            other = self.run.under(resolved)
             if self.experiment.model is None and not _has_equal_work(self.run, other):
                 return None
             tried = Tried.of(change, other)

@@ -78,7 +78,7 @@ class Costs:
     def workload(
         self,
         stages: int,
-        edges: tuple[tuple[int, int], ...],
+        edges: tuple[tuple[int, int], ...] = (),
         holders: tuple[tuple[int, ...], ...] = (),
         *,
         has_pairs: bool = False,
@@ -87,7 +87,7 @@ class Costs:
 
         Args:
             stages: number of stages.
-            edges: edges of the stage graph as (from, to), forward.
+            edges: edges of the stage graph as (from, to), forward; empty for a chain.
             holders: the ranks that hold each stage; empty where stages loop over the ranks.
             has_pairs: whether the schedule has overlapped pairs.
 
@@ -97,24 +97,15 @@ class Costs:
         """
         key = stages, edges, holders, has_pairs
         if key not in self._workloads:
-            self._workloads[key] = self._build(stages, edges, holders, has_pairs=has_pairs)
+            chain = tuple((stage, stage + 1) for stage in range(stages - 1))
+            looped = tuple((stage % self.request.ranks,) for stage in range(stages))
+            self._workloads[key] = self._build(replace(
+                self.request, stages=stages, edges=() if edges == chain else edges,
+                stage_ranks=() if holders == looped else holders, has_pairs=has_pairs,
+            ))  # fmt: skip
         return self._workloads[key]
 
-    def _build(
-        self,
-        stages: int,
-        edges: tuple[tuple[int, int], ...],
-        holders: tuple[tuple[int, ...], ...],
-        *,
-        has_pairs: bool,
-    ) -> Workload:
-        chain = tuple((stage, stage + 1) for stage in range(stages - 1))
-        looped = tuple((stage % self.request.ranks,) for stage in range(stages))
-        request = replace(
-            self.request, stages=stages, edges=() if edges == chain else edges,
-            stage_ranks=() if holders == looped else holders, has_pairs=has_pairs,
-        )  # fmt: skip
-
+    def _build(self, request: CostRequest) -> Workload:
         def build_microbatch(length: int) -> Workload:
             return build_workload(self.offer, replace(request, sequence=length, global_batch=request.micro))
 

@@ -8,7 +8,7 @@ simulated step is rarely shorter.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -84,12 +84,17 @@ def estimate(
     idle_ns = float(pipeline_ns.mean()) * microbatches * share / (1 - share)
     if len(peak_activations) != ranks:
         peak_activations = [float(min(ranks - rank, ranks) * chunks) for rank in range(ranks)]
-    activations = _Activations(np.array(peak_activations), compute_ns, chunks)
-    is_copied = _selected_stages(workload, ranks, offload) & activations.outlast_gap(workload, offload)
+    chunk_peaks = np.array(peak_activations)
+    is_copied = _selected_stages(workload, ranks, offload)
+    if offload is not None and offload.gap:
+        # By Little's law, activations wait for the computation of all other activations on the rank.
+        waits_ns = (chunk_peaks - 1) * compute_ns / chunks
+        copies_ns = (workload.offload_ns + workload.reload_ns) * offload.ratio
+        is_copied &= np.tile(waits_ns, chunks) > offload.gap * copies_ns
     reduction, update = (int(_by_rank(time, ranks).max()) for time in (workload.reduce_ns, workload.optimizer_ns))
     ratio = 0 if offload is None else offload.ratio
     copied_bytes = np.where(is_copied, workload.copied_bytes * ratio, 0).astype(np.int64)
-    peaks = _peaks(workload, activations, copied_bytes, is_recomputed)
+    peaks = _peaks(workload, chunk_peaks, chunks, copied_bytes, is_recomputed)
     computation_ns = int((compute_ns + recompute_ns).max()) * microbatches + int(idle_ns)
     return Estimate(
         step_ns=max(computation_ns, _copying_ns(workload, is_copied, ranks, offload) * microbatches)
@@ -126,42 +131,22 @@ def _closed_forms(
     return None if share is None or not 0 <= share < 1 else (share, peak_activations)
 
 
-class _Activations(NamedTuple):
-    """Activations and computation of ranks under a schedule."""
-
-    peaks: NDArray[np.float64]
-    """Shape (ranks,): peak activations of chunks."""
-    compute_ns: Int64s
-    """Shape (ranks,): computation of a microbatch."""
-    chunks: int
-    """Chunks of each rank."""
-
-    def outlast_gap(self, workload: Workload, offload: Offload | None) -> NDArray[np.bool_]:
-        """Return the stages whose activations wait longer than the configured gap.
-
-        By Little's law, activations wait for the computation of all other activations on the rank.
-        """
-        if offload is None or offload.gap == 0:
-            return np.ones(workload.stages, dtype=bool)
-        waits = (self.peaks - 1) * self.compute_ns / self.chunks
-        copies = (workload.offload_ns + workload.reload_ns) * offload.ratio
-        is_long: NDArray[np.bool_] = np.tile(waits, self.chunks) > offload.gap * copies
-        return is_long
-
-
 def _peaks(
-    workload: Workload, activations: _Activations, copied_bytes: Int64s, is_recomputed: NDArray[np.bool_]
+    workload: Workload,
+    chunk_peaks: NDArray[np.float64],
+    chunks: int,
+    copied_bytes: Int64s,
+    is_recomputed: NDArray[np.bool_],
 ) -> Int64s:
-    """Return the peak memory of each rank."""
-    ranks = activations.peaks.size
+    """Return the peak memory of each rank; ``chunk_peaks`` are its peak activations of chunks."""
+    ranks = chunk_peaks.size
     state = workload.weights_bytes + workload.gradients_bytes + workload.optimizer_bytes
     dropped_bytes = np.where(is_recomputed, workload.activation_bytes - workload.checkpoint_bytes, 0)
     stored, offloaded, dropped = (
-        _by_rank(size, ranks) / activations.chunks
-        for size in (workload.activation_bytes, copied_bytes, dropped_bytes)
+        _by_rank(size, ranks) / chunks for size in (workload.activation_bytes, copied_bytes, dropped_bytes)
     )
-    activation_bytes = stored * activations.peaks - offloaded * np.maximum(activations.peaks - _ALWAYS_HELD, 0)
-    activation_bytes -= dropped * np.maximum(activations.peaks - 1, 0)
+    activation_bytes = stored * chunk_peaks - offloaded * np.maximum(chunk_peaks - _ALWAYS_HELD, 0)
+    activation_bytes -= dropped * np.maximum(chunk_peaks - 1, 0)
     peaks: Int64s = (_by_rank(state, ranks) + activation_bytes).astype(np.int64) + workload.reserved_bytes
     return peaks
 

@@ -13,7 +13,6 @@ from pptrace.network.links import ideal
 from pptrace.plugins.construction import GuardedNetwork
 from pptrace.run.heterogeneous_replicas import changed
 from pptrace.sim.rate_sharing import Contention
-from pptrace.sim.simulation import simulate
 from pptrace.steps.message_calls import Policy
 from pptrace.timeline.idle import IdleCause
 from pptrace.timeline.metrics import measure
@@ -165,31 +164,20 @@ def metrics_under(
 
     Contention and network default to the step's. Without any change, nothing is simulated.
     """
-    prepared, reduction = run.prepared, run.prepared.resolved.experiment.data_parallel
-    configured = contention_of(run)
+    prepared, configured = run.prepared, contention_of(run)
     contention, network = contention or configured, network or prepared.network
-    if (
-        _same(policy, prepared.policy)
-        and contention == configured
-        and _unguarded(network) == _unguarded(prepared.network)
-    ):
+    same_policy = policy == prepared.policy or policy.name is prepared.policy.name is PolicyName.ASYNC
+    if same_policy and contention == configured and _unguarded(network) == _unguarded(prepared.network):
         return run.metrics
     steps = 1 if prepared.differing is None else 1 + prepared.differing.kinds
     if steps * len(prepared.schedule) > (MOST_ACTIONS if contention == _NONE else MOST_CONTENDED):
         return None
     try:
         prepared = changed(prepared, policy=policy, contention=contention, network=network)
-        timeline = simulate(
-            prepared.schedule, prepared.workload, network, policy, contention=contention,
-            overlap_reduction=reduction.overlaps, stage_replicas=reduction.stage_replicas,
-        )  # fmt: skip
+        timeline = prepared.simulate().timeline
     except DeadlockError:
         return None
     return measure(timeline, prepared.workload)
-
-
-def _same(first: Policy, second: Policy) -> bool:
-    return first == second or first.name is second.name is PolicyName.ASYNC
 
 
 def _unguarded(network: Network) -> Network:

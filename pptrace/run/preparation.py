@@ -162,8 +162,7 @@ def _table(inputs: Inputs, costs: Costs) -> tuple[Schedule, ScheduleRequest]:
     start, request = inputs.copy(), _schedule_request(inputs)
 
     def compute_times(stages: int) -> dict[str, Any]:
-        chain = tuple((stage, stage + 1) for stage in range(stages - 1))
-        return _times(start, costs.workload(stages, chain), costs.network)
+        return _times(start, costs.workload(stages), costs.network)
 
     def prepared(table: Schedule) -> Prepared:
         return _with_table(start.copy(), costs, table, request)

@@ -10,7 +10,7 @@ import itertools
 from dataclasses import replace
 from fractions import Fraction
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
@@ -31,6 +31,8 @@ from pptrace.steps.kinds import COMPUTE, COPIES, GRADIENTS, STAGE_ENDS, Kind, St
 from pptrace.timeline.actions import folded
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from pptrace.config.resolution import Resolved
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from pptrace.network.contract import Network
     from pptrace.run.costs import Costs
     from pptrace.run.inputs import Inputs
-    from pptrace.steps.columns import Int64s
+    from pptrace.steps.columns import Int32s, Int64s
     from pptrace.steps.message_calls import Policy
     from pptrace.steps.schedule import Schedule
     from pptrace.steps.workload import Workload
@@ -62,15 +64,17 @@ def change_table(
     offload, recompute = choice.offload, choice.recompute
     if recompute is not None:
         table = _with_recompute(resolved, recompute, table, workload)
-    if offload is None:
-        return with_sharding(resolved, table, workload), workload
-    if COPIES.mask(table.kind).any():
-        raise resolved.error("schedule.offload", f"{choice.name} has copies of its own: remove the key")
-    workload = _with_copied_share(workload, offload)
-    table = _with_offload(resolved, offload, table, workload, network, policy)
-    if offload.alone != 1:
-        timeline = simulate(table, workload, network, policy, contention=Contention(links=Sharing.NONE))
-        workload = sooner_alone(workload, timeline, table.microbatches, offload.alone, _ranks_of(offload.stream))
+    if offload is not None:
+        if COPIES.mask(table.kind).any():
+            raise resolved.error("schedule.offload", f"{choice.name} has copies of its own: remove the key")
+        workload = _with_copied_share(workload, offload)
+
+        def run(table: Schedule) -> Timeline:
+            return simulate(table, workload, network, policy, contention=Contention(links=Sharing.NONE))
+
+        table = _with_offload(resolved, offload, table, workload, run)
+        if offload.alone != 1:
+            workload = _with_lone_copies(workload, run(table), table.microbatches, offload)
     return with_sharding(resolved, table, workload), workload
 
 
@@ -102,22 +106,24 @@ def _share(values: Int64s, ratio: float) -> Int64s:
 
 
 def _with_offload(
-    resolved: Resolved, offload: Offload, table: Schedule, workload: Workload, network: Network, policy: Policy
+    resolved: Resolved, offload: Offload, table: Schedule, workload: Workload, run: Callable[[Schedule], Timeline]
 ) -> Schedule:
+    """Return a table with copies; ``run`` simulates it without contention."""
     chosen = _chosen(resolved, "schedule.offload", offload, table)
     recomputed = table.stage[table.kind == Kind.RECOMPUTE]
     stages = np.intersect1d(recomputed, np.flatnonzero(chosen.any(axis=1)))
     if stages.size:
         message = f"stage {stages[0]} is computed again: leave it out here, or of schedule.recompute.stages"
         raise resolved.error("schedule.offload.stages", message)
-    timeline = simulate(table, workload, network, policy, contention=Contention(links=Sharing.NONE))
-    plan = plan_of(table, timeline, workload)
-    chosen &= plan.long_enough(offload.gap)
+    plan = _CopyPlan.of(table, run(table), workload)
+    waits_ns = plan.backward_start_ns - plan.forward_end_ns
+    chosen &= (waits_ns > offload.gap * (plan.out_ns + plan.back_ns)) | (offload.gap == 0)
     group = _ranks_of(offload.stream)
-    latest = plan.latest(chosen, group, one_stream=offload.stream is CopyStream.RANK)
-    copied = with_copies(table, chosen, plan.ahead(chosen, latest) if offload.ahead is None else offload.ahead)
+    latest_ns = plan.latest_starts(chosen, group, one_stream=offload.stream is CopyStream.RANK)
+    ahead = plan.blocks_before_backward(chosen, latest_ns) if offload.ahead is None else offload.ahead
+    copied = with_copies(table, chosen, ahead)
     if group > 1:
-        copied = replace(copied, waits=(*copied.waits, *copy_turns(copied, plan, latest, group)))
+        copied = replace(copied, waits=(*copied.waits, *_copy_turns(copied, plan, latest_ns, group)))
     if offload.behind is not None:
         copied = replace(copied, waits=(*copied.waits, waits_for_copies(copied, offload.behind)))
     return copied
@@ -136,7 +142,7 @@ def _chosen(resolved: Resolved, key: str, configured: Offload | Recompute, table
         _check(resolved, f"{key}.stages", configured.stages, table.stages, "stage")
         chosen &= np.isin(np.arange(table.stages), configured.stages)[:, None]
     if configured.chunks is not None:
-        chunk = _chunks(placement.stage_rank)
+        chunk = placement.chunk_of_stage()
         _check(resolved, f"{key}.chunks", configured.chunks, int(chunk.max(initial=0)) + 1, "chunk")
         chosen &= np.isin(chunk, configured.chunks).T[:, placement.microbatch_route]
     return chosen
@@ -149,17 +155,7 @@ def _check(resolved: Resolved, key: str, configured: list[int], count: int, what
             raise resolved.error(f"{key}[{index}]", f"{known} and no {number}")
 
 
-def _chunks(stage_rank: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Return the chunk of each stage on its rank, shape (routes, stages)."""
-    chunk = np.zeros(stage_rank.shape, dtype=np.int64)
-    for route, ranks in enumerate(stage_rank):
-        for rank in np.unique(ranks):
-            stages = np.flatnonzero(ranks == rank)
-            chunk[route, stages] = np.arange(stages.size)
-    return chunk
-
-
-class Plan(NamedTuple):
+class _CopyPlan(NamedTuple):
     """Times of a table without copies, and durations of copies, by stage and microbatch."""
 
     schedule: Schedule
@@ -175,18 +171,31 @@ class Plan(NamedTuple):
     back_ns: Int64s
     """Duration of a copy back."""
 
-    def long_enough(self, times: float) -> NDArray[np.bool_]:
-        """Return the activations that wait longer than this multiple of their copies."""
-        waits = self.backward_start_ns - self.forward_end_ns
-        is_long: NDArray[np.bool_] = (waits > times * (self.out_ns + self.back_ns)) | (times == 0)
-        return is_long
+    @classmethod
+    def of(cls, schedule: Schedule, timeline: Timeline, workload: Workload) -> Self:
+        """Return the plan of a table without copies that ran as a timeline."""
+        timeline = folded(timeline)
+        mask = COMPUTE.mask(timeline.kind) & ~STAGE_ENDS.mask(timeline.kind)
+        lanes = np.repeat(timeline.lane_stream == Stream.COMPUTE, np.diff(timeline.lane_ptr))
+        rows, computations = np.flatnonzero(mask & lanes), np.flatnonzero(blocks_of(schedule).of_row >= 0)
+        start_ns, end_ns = np.zeros((2, len(schedule)), dtype=np.int64)
+        start_ns[computations], end_ns[computations] = timeline.start_ns[rows], timeline.end_ns[rows]
+        forward_end_ns, backward_start_ns = np.zeros((2, schedule.stages, schedule.microbatches), dtype=np.int64)
+        for target, times_ns, kinds in (
+            (forward_end_ns, end_ns, schedule.kind == Kind.F),
+            (backward_start_ns, start_ns, GRADIENTS.mask(schedule.kind)),
+        ):
+            rows = np.flatnonzero(kinds)
+            index, stage, microbatch = worked(schedule, rows)
+            target[stage, microbatch] = times_ns[rows][index]
+        copies_ns = _copy_times(workload, _class_of(workload, schedule.microbatches))
+        return cls(schedule, start_ns, end_ns, forward_end_ns, backward_start_ns, *copies_ns)
 
-    def latest(self, chosen: NDArray[np.bool_], group: int = 1, *, one_stream: bool = False) -> Int64s:
+    def latest_starts(self, chosen: NDArray[np.bool_], group: int, *, one_stream: bool) -> Int64s:
         """Return the latest start of each chosen copy back, shape (stages, microbatches).
 
-        Copies of a stream run one after the other, and each ends before its backward starts. The stream's other
-        copies take time too. If copies are slower than computation, the first copies back start long before their
-        backwards.
+        Copies of a stream run one after the other, and each ends before its backward starts. If copies are slower
+        than computation, the first copies back start long before their backwards.
 
         Args:
             chosen: shape (stages, microbatches).
@@ -214,7 +223,7 @@ class Plan(NamedTuple):
         latest_ns[stage[back], microbatch[back]] = start_ns[index[back]]
         return latest_ns
 
-    def ahead(self, chosen: NDArray[np.bool_], start_ns: Int64s) -> Int64s:
+    def blocks_before_backward(self, chosen: NDArray[np.bool_], start_ns: Int64s) -> Int64s:
         """Return the number of blocks between each chosen copy back and its backward at these start times."""
         schedule, blocks = self.schedule, blocks_of(self.schedule)
         ahead = np.zeros(chosen.shape, dtype=np.int64)
@@ -233,36 +242,20 @@ class Plan(NamedTuple):
         return ahead
 
 
-def plan_of(schedule: Schedule, timeline: Timeline, workload: Workload) -> Plan:
-    """Return the plan of a table that ran as a timeline, without copies."""
-    timeline = folded(timeline)
-    mask = COMPUTE.mask(timeline.kind) & ~STAGE_ENDS.mask(timeline.kind)
-    lanes = np.repeat(timeline.lane_stream == Stream.COMPUTE, np.diff(timeline.lane_ptr))
-    rows, there = np.flatnonzero(mask & lanes), np.flatnonzero(blocks_of(schedule).of_row >= 0)
-    start, end = np.zeros((2, len(schedule)), dtype=np.int64)
-    start[there], end[there] = timeline.start_ns[rows], timeline.end_ns[rows]
-    shape = schedule.stages, schedule.microbatches
-    forward_end, backward_start = np.zeros((2, *shape), dtype=np.int64)
-    for into, times, kinds in (
-        (forward_end, end, schedule.kind == Kind.F), (backward_start, start, GRADIENTS.mask(schedule.kind))
-    ):  # fmt: skip
-        rows = np.flatnonzero(kinds)
-        index, stage, microbatch = worked(schedule, rows)
-        into[stage, microbatch] = times[rows][index]
-    return Plan(schedule, start, end, forward_end, backward_start, *_copies(workload, shape))
+def _class_of(workload: Workload, microbatches: int) -> Int32s:
+    """Return the class of each microbatch; 0 for the workload itself."""
+    return workload.microbatch_class if workload.classes else np.zeros(microbatches, dtype=np.int32)
 
 
-def _copies(workload: Workload, shape: tuple[int, int]) -> tuple[Int64s, Int64s]:
-    """Return the durations of copies in both directions, by stage and microbatch."""
-    used = workload.microbatch_class if workload.classes else np.zeros(shape[1], dtype=np.int32)
-    costs = (workload, *workload.classes)
-    out, back = (
-        np.stack([getattr(each, name) for each in costs])[used].T.copy() for name in ("offload_ns", "reload_ns")
-    )
-    return out, back
+def _copy_times(workload: Workload, class_of: Int32s) -> Int64s:
+    """Return the durations of copies to the host and back, shape (2, stages, microbatches)."""
+    by_class = np.array([(costs.offload_ns, costs.reload_ns) for costs in (workload, *workload.classes)])
+    return by_class[class_of].transpose(1, 2, 0).copy()
 
 
-def copy_turns(schedule: Schedule, plan: Plan, latest_ns: Int64s, group: int) -> tuple[NDArray[np.int32], ...]:
+def _copy_turns(
+    schedule: Schedule, plan: _CopyPlan, latest_ns: Int64s, group: int
+) -> tuple[NDArray[np.int32], ...]:
     """Return the waits of copies where ``group`` neighbouring ranks share a stream for each direction.
 
     Copies to the host are in the order of their ready times, copies back in the order of their latest starts. No
@@ -275,60 +268,57 @@ def copy_turns(schedule: Schedule, plan: Plan, latest_ns: Int64s, group: int) ->
         group: ranks that share streams.
     """
     rows = np.flatnonzero(COMPUTE.mask(schedule.kind) & ~STAGE_ENDS.mask(schedule.kind))
-    ends = np.zeros(len(schedule), dtype=np.int64)
-    ends[rows] = plan.end_ns[blocks_of(plan.schedule).of_row >= 0]
+    ends_ns = np.zeros(len(schedule), dtype=np.int64)
+    ends_ns[rows] = plan.end_ns[blocks_of(plan.schedule).of_row >= 0]
     rank = schedule.rank_of_row()
-    reached = np.maximum.accumulate(ends + rank * (ends.max(initial=0) + 1))  # end of the rank's last computation
+    offset_ns = rank * (ends_ns.max(initial=0) + 1)
+    reached_ns = np.maximum.accumulate(ends_ns + offset_ns) - offset_ns  # end of the rank's last computation
     turns = []
     for kind in (Kind.OFFLOAD, Kind.RELOAD):
         copies = np.flatnonzero(schedule.kind == kind)
-        start_ns = reached[copies] - rank[copies] * (ends.max(initial=0) + 1)
+        start_ns = reached_ns[copies]
         if kind is Kind.RELOAD:
             latest = latest_ns[schedule.stage[copies], schedule.microbatch[copies]]
-            far = rank[copies] * (1 + latest.max(initial=0) - latest.min(initial=0))
-            start_ns = np.maximum(
-                start_ns, np.minimum.accumulate((latest + far)[::-1])[::-1] - far
-            )  # in the row's order
+            rank_ns = rank[copies] * (1 + latest.max(initial=0) - latest.min(initial=0))
+            in_row_order_ns = np.minimum.accumulate((latest + rank_ns)[::-1])[::-1] - rank_ns
+            start_ns = np.maximum(start_ns, in_row_order_ns)
         order = np.lexsort((copies, start_ns, rank[copies] // group))
         copies = copies[order]
-        described = np.stack([schedule.kind[copies], schedule.stage[copies], schedule.microbatch[copies]], axis=1)
-        shared = np.flatnonzero(np.diff(rank[copies] // group)) + 1
-        turns += [np.hstack([turn[:-1], turn[1:]]) for turn in np.split(described.astype(np.int32), shared)]
+        cells = np.stack([schedule.kind[copies], schedule.stage[copies], schedule.microbatch[copies]], axis=1)
+        streams = np.split(cells.astype(np.int32), np.flatnonzero(np.diff(rank[copies] // group)) + 1)
+        turns += [np.hstack([stream[:-1], stream[1:]]) for stream in streams]
     return tuple(turns)
 
 
-def sooner_alone(workload: Workload, timeline: Timeline, microbatches: int, share: float, group: int) -> Workload:
+def _with_lone_copies(workload: Workload, timeline: Timeline, microbatches: int, offload: Offload) -> Workload:
     """Return costs with faster copies during the time without copies in the other direction.
 
-    A copy of duration d that overlaps with copies in the other direction for x takes x + share (d - x).
+    A copy of duration d that overlaps with copies in the other direction for x takes x + share (d - x), where
+    ``offload.alone`` is the share. Ranks that share a switch affect each other's copies.
 
     Args:
         workload: costs of copies that always overlap.
         timeline: a step with these costs.
         microbatches: number of microbatches in the step.
-        share: duration of a copy without overlap, relative to one with overlap.
-        group: neighbouring ranks whose copies affect each other, as they share a switch.
+        offload: the configuration of copies.
     """
-    shape = workload.stages, microbatches
-    crossed = np.ones((2, *shape))
-    kinds = Kind.OFFLOAD, Kind.RELOAD
-    rows = [np.flatnonzero(timeline.kind == kind) for kind in kinds]
-    for into, copies, opposite in zip(crossed, rows, rows[::-1], strict=True):
-        overlap_ns = _overlap_ns(timeline, copies, opposite, group)
+    overlaps = np.ones((2, workload.stages, microbatches))
+    rows = [np.flatnonzero(timeline.kind == kind) for kind in (Kind.OFFLOAD, Kind.RELOAD)]
+    for target, copies, opposite in zip(overlaps, rows, rows[::-1], strict=True):
+        overlap_ns = _overlap_ns(timeline, copies, opposite, _ranks_of(offload.stream))
         overlap = overlap_ns / np.maximum(timeline.end_ns - timeline.start_ns, 1)[copies]
         for offset in range(int(timeline.span[copies].max(initial=0))):
             spans = timeline.span[copies] > offset
             covered = copies[spans]
-            into[timeline.stage[covered], timeline.microbatch[covered] + offset] = overlap[spans]
-    used = workload.microbatch_class if workload.classes else np.zeros(shape[1], dtype=np.int32)
-    costs = workload, *workload.classes
-    copies_ns = np.stack(_copies(workload, shape))
-    times_ns = (copies_ns * (share + (1 - share) * crossed)).astype(np.int64)
-    patterns = np.concatenate([used[:, None], times_ns.transpose(2, 0, 1).reshape(shape[1], -1)], axis=1)
+            target[timeline.stage[covered], timeline.microbatch[covered] + offset] = overlap[spans]
+    class_of, costs = _class_of(workload, microbatches), (workload, *workload.classes)
+    factors = offload.alone + (1 - offload.alone) * overlaps
+    times_ns = (_copy_times(workload, class_of) * factors).astype(np.int64)
+    patterns = np.concatenate([class_of[:, None], times_ns.transpose(2, 0, 1).reshape(microbatches, -1)], axis=1)
     _, first, classes = np.unique(patterns, axis=0, return_index=True, return_inverse=True)
     costs_of_pattern = tuple(
         replace(
-            costs[used[microbatch]], classes=(), microbatch_class=np.zeros(0, dtype=np.int32),
+            costs[class_of[microbatch]], classes=(), microbatch_class=np.zeros(0, dtype=np.int32),
             offload_ns=times_ns[0, :, microbatch].copy(), reload_ns=times_ns[1, :, microbatch].copy(),
         )
         for microbatch in first.tolist()
@@ -336,22 +326,18 @@ def sooner_alone(workload: Workload, timeline: Timeline, microbatches: int, shar
     return replace(workload, classes=costs_of_pattern, microbatch_class=(classes.ravel() + 1).astype(np.int32))
 
 
-def _overlap_ns(timeline: Timeline, rows: NDArray[np.int64], others: NDArray[np.int64], group: int) -> Int64s:
-    """Return the overlap of each row with the consecutive ``others`` of its group."""
+def _overlap_ns(timeline: Timeline, rows: Int64s, opposite: Int64s, group: int) -> Int64s:
+    """Return the overlap of each copy with the consecutive copies in the ``opposite`` direction of its group."""
     rank = timeline.rank_of_row() // group
     overlap_ns = np.zeros(rows.size, dtype=np.int64)
     for group_rank in np.unique(rank[rows]).tolist():
-        indices, other = np.flatnonzero(rank[rows] == group_rank), others[rank[others] == group_rank]
-        start, end = np.sort(timeline.start_ns[other]), np.sort(timeline.end_ns[other])
-        busy = np.concatenate([[0], np.cumsum(end - start)])
-
-        def until(time: Int64s, start: Int64s = start, busy: Int64s = busy, end: Int64s = end) -> Int64s:
-            begun = np.searchsorted(start, time)
-            remaining = np.maximum(end[begun - 1] - time, 0) if end.size else 0
-            busy_ns: Int64s = busy[begun] - np.where(begun > 0, remaining, 0)
-            return busy_ns
-
-        overlap_ns[indices] = until(timeline.end_ns[rows[indices]]) - until(timeline.start_ns[rows[indices]])
+        indices, group_rows = np.flatnonzero(rank[rows] == group_rank), opposite[rank[opposite] == group_rank]
+        start_ns, end_ns = np.sort(timeline.start_ns[group_rows]), np.sort(timeline.end_ns[group_rows])
+        total_ns = np.concatenate([[0], np.cumsum(end_ns - start_ns)])
+        for sign, time_ns in ((1, timeline.end_ns[rows[indices]]), (-1, timeline.start_ns[rows[indices]])):
+            started = np.searchsorted(start_ns, time_ns)
+            remaining_ns = np.maximum(end_ns[started - 1] - time_ns, 0) if end_ns.size else 0
+            overlap_ns[indices] += sign * (total_ns[started] - np.where(started > 0, remaining_ns, 0))
     return overlap_ns
 
 

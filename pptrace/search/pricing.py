@@ -232,7 +232,7 @@ class _LayoutCosts:
             if layers is not None:
                 resolved = self.problem.resolved((*self.varied, setting(LAYERS, layers)))
                 costs = build_costs(resolved, self.problem.registry)
-            self._workloads[key] = costs.workload(stages, _chain(stages), has_pairs=has_pairs)
+            self._workloads[key] = costs.workload(stages, has_pairs=has_pairs)
         return self._workloads[key]
 
     def split(self, split: Any, stages: int, layers: int) -> list[int] | None:
@@ -481,7 +481,7 @@ def default_split(costs: Costs, stages: int, layers: int) -> list[int] | None:
         layers: layers of the model.
     """
     base = layers // stages
-    expected = costs.workload(stages, _chain(stages))
+    expected = costs.workload(stages)
     weights = expected.weights_bytes[1:-1]
     lowest = int(weights.min(initial=weights.max(initial=0)))
     has_more = (weights - lowest) * 2 * max(base, 1) > lowest
@@ -502,13 +502,9 @@ def _has_costs(costs: Costs, split: list[int], expected: Workload) -> bool:
     return all(np.array_equal(getattr(workload, name), getattr(expected, name)) for name in _SPLIT_COLUMNS)
 
 
-def _chain(stages: int) -> tuple[tuple[int, int], ...]:
-    return tuple((stage, stage + 1) for stage in range(stages - 1))
-
-
 def _with_split(costs: Costs, split: list[int]) -> Workload:
     model = {**costs.request.model, LAYERS.partition(".")[2]: split}
-    return replace(costs, request=replace(costs.request, model=model)).workload(len(split), _chain(len(split)))
+    return replace(costs, request=replace(costs.request, model=model)).workload(len(split))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -424,10 +424,9 @@ class SettingsSearch:
         has_pairs = self.provided is not None and self.provided.offer.has_pairs
         key = (self.costs_key, costly.arguments, stages, has_pairs)
         if key not in self.workloads:
-            chain = tuple((stage, stage + 1) for stage in range(stages - 1))
             try:
                 costs = build_costs(self.resolved.again(costly.sets, costly.flags), self.registry)
-                self.workloads[key] = costs.workload(stages, chain, has_pairs=has_pairs)
+                self.workloads[key] = costs.workload(stages, has_pairs=has_pairs)
             except PptraceError:
                 self.workloads[key] = None
         return self.workloads[key]

@@ -188,7 +188,7 @@ def test_a_candidate_that_cannot_run_is_said_and_costs_the_others_nothing(monkey
         raise ConfigError("no")
 
     run = simulate(schedule="1f1b", pp=4, microbatches=8)
-    monkeypatch.setattr(advising, "simulate", refuse)
+    monkeypatch.setattr(type(run), "under", refuse)
 
     assert run.advice.best is None
     assert {one.reason for one in run.advice.tried} == {"no"}

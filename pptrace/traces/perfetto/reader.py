@@ -13,7 +13,6 @@ from pptrace.config.limits import UnpackedFile, check_events, check_packets, gib
 from pptrace.errors import TraceError
 from pptrace.timeline.timeline import Counter
 from pptrace.traces.assembly import Part, join, links_of, named_damage
-from pptrace.traces.perfetto import read_varint
 from pptrace.traces.perfetto.descriptors import (
     FIELD_NUMBERS,
     FORMAT_KEY,
@@ -26,6 +25,7 @@ from pptrace.traces.perfetto.descriptors import (
     layout_of,
     renamed,
 )
+from pptrace.traces.perfetto.varint import read_varint
 from pptrace.traces.perfetto.wire import BEGIN, COUNTER, END
 
 if TYPE_CHECKING:
