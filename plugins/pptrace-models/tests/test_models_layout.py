@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.plugin import ConfigError, ConstraintError
-from pptrace_models.model_presets import MODELS
+from pptrace_models.presets import MODELS
 from pptrace_models.stages import parse_layout, partition, stages_of
 from pptrace_models.transformer import Transformer, checked
 

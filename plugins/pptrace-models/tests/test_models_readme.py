@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pptrace_models.accelerator import Accelerator
-from pptrace_models.device_presets import DEVICES
-from pptrace_models.model_presets import MODELS
 from pptrace_models.options import RooflineOptions
+from pptrace_models.presets import DEVICES, MODELS
 from pptrace_models.transformer import Encoder, Transformer, checked
 
 if TYPE_CHECKING:

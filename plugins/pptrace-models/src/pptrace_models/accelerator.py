@@ -33,37 +33,38 @@ _GIVES = {"mxfp8": "device.peak_fp8 and device.attainable_mxfp8", "nvfp4": "devi
 
 
 class Accelerator(Parameters):
-    """One device of a rank's group; peaks are dense and bandwidths are per direction.
+    """A device of a rank's group; peaks are dense and bandwidths are per direction.
 
-    On a cluster, whose links state what they reach, ``scale_up_*`` and ``network_efficiency`` are not used.
+    On a cluster, the links have rates with their own efficiency, so ``scale_up_*`` and ``network_efficiency`` are
+    not used.
     """
 
     peak_bf16: Peak
     """Dense BF16 peak."""
     peak_fp16: Peak | None = None
-    """Dense FP16 peak; by default that of BF16."""
+    """Dense FP16 peak; that of BF16 unless given."""
     peak_fp8: Peak | None = None
-    """Dense FP8 peak, that of MXFP8 too; none where the device has no FP8."""
+    """Dense FP8 peak, also of MXFP8; none if the device has no FP8."""
     peak_fp4: Peak | None = None
-    """Dense FP4 peak; none where the device has no FP4."""
+    """Dense FP4 peak; none if the device has no FP4."""
     peak_fp32: Peak | None = None
-    """FP32 peak, without TF32; none where unknown."""
+    """FP32 peak, without TF32; none if unknown."""
     memory: Annotated[Size, Field(ge=1)]
     """Device memory."""
     memory_bandwidth: Bandwidth
-    """Rate to and from device memory together."""
+    """Total rate to and from device memory."""
     memory_latency: Latency = 1_000
-    """Latency of a group's memory traffic."""
+    """Latency of the memory traffic of a group of kernels."""
     launch_latency: Latency = 5_000
-    """Start-up latency of a group's computation."""
+    """Launch latency of the computation of a group of kernels."""
     scale_up_bandwidth: Bandwidth
     """Rate per direction to the other devices of the node."""
     scale_up_latency: Latency = 2_000
     """Latency of one step of a collective inside the node."""
     scale_up_size: Annotated[int, Field(ge=1, le=100_000)] = 8
-    """Devices that the node's links join; a wider group takes the data-parallel network's rate."""
+    """Devices that the node's links join; a wider group has the rate of the data-parallel network."""
     host_bandwidth: Bandwidth | None = None
-    """Rate per direction to and from host memory, for copies of activations; without one they take no time."""
+    """Rate per direction to and from host memory, for copies of activations; without it, copies take no time."""
     compute_efficiency: Efficiency = 0.7
     """Share of the peak that linear layers reach."""
     attention_efficiency: Efficiency = 0.5
@@ -73,24 +74,25 @@ class Accelerator(Parameters):
     network_efficiency: Efficiency = 0.8
     """Share of the scale-up bandwidth that collectives reach; not applied on a cluster."""
     exchange_efficiency: Efficiency | None = None
-    """Share of it that exchanges between experts reach; by default as other collectives."""
+    """Share of the scale-up bandwidth that exchanges between experts reach; by default that of other
+    collectives."""
 
     multiprocessors: Annotated[int, Field(ge=1, le=100_000)] = 132
-    """Multiprocessors that tiles of a matrix product are dealt to (``kernels: shapes``)."""
+    """Multiprocessors that compute the tiles of a matrix product (``kernels: shapes``)."""
     attainable_bf16: Efficiency = 0.75
     """Share of the BF16 and FP16 peak that a large matrix product attains (``kernels: shapes``)."""
     attainable_fp8: Efficiency = 0.65
     """Share of the FP8 peak that a large matrix product attains (``kernels: shapes``)."""
     attainable_mxfp8: Efficiency | None = None
-    """Share of the FP8 peak that a large MXFP8 product attains; none where the device has no MXFP8
-    (``kernels: shapes``)."""
+    """Share of the FP8 peak that a large MXFP8 product attains; none if the device has no MXFP8 (``kernels:
+    shapes``)."""
     attainable_nvfp4: Efficiency = 0.5
     """Share of the FP4 peak that a large NVFP4 product attains (``kernels: shapes``)."""
     attention_attainable: Efficiency = 0.55
     """Share of the BF16 peak that the forward of flash attention attains on heads of 128 (``kernels: shapes``)."""
 
     attention_backward: Efficiency = 0.85
-    """What the backward of flash attention attains of the forward's rate (``kernels: shapes``)."""
+    """Rate of the backward of flash attention, relative to the forward's (``kernels: shapes``)."""
 
     def slowed(self, times: float) -> Self:
         """Return a device with computation times multiplied by a factor and unchanged peaks."""

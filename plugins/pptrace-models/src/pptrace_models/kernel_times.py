@@ -24,7 +24,7 @@ from pydantic import ConfigDict
 from pptrace.plugin import ConfigError
 from pptrace_models.accelerator import Accelerator
 from pptrace_models.group_collectives import expected_maximum
-from pptrace_models.transformer import NARROW, checked, kept
+from pptrace_models.transformer import NARROW, checked, kept_precision
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -170,7 +170,7 @@ def shaped_ns(work: Work, unit: str, precision: Precision, device: Shaped) -> in
     if not work.flops and not work.size_bytes and not work.beside_bytes:
         return 0
     if unit != "linear":
-        precision = kept(precision)
+        precision = kept_precision(precision)
     total = 0.0
     for product in work.products:
         total += product_ns(product, precision, device, padded=unit == "head")

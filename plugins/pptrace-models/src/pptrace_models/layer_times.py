@@ -25,7 +25,7 @@ from pptrace_models.accelerator import Exchange
 from pptrace_models.kernel_times import Shaped, shaped_ns
 from pptrace_models.layer import Work
 from pptrace_models.options import gradient_bytes
-from pptrace_models.transformer import kept
+from pptrace_models.transformer import kept_precision
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pptrace_models.group_collectives import Groups
     from pptrace_models.layer import Operation, Product, Shard
     from pptrace_models.options import RooflineOptions
-    from pptrace_models.transformer import Layer, Precision, Transformer
+    from pptrace_models.transformer import Layer, Transformer
 
 __all__ = [
     "Cost",
@@ -53,7 +53,6 @@ __all__ = [
     "layer_cost",
     "layer_ns",
     "loss_ns",
-    "work_ns",
 ]
 
 _ROW_BYTES = 4
@@ -293,7 +292,18 @@ class Costing:
 
     def work_ns(self, work: Work, unit: str) -> int:
         """Return the time of one group of kernels in one pass, in ns; 0 without work."""
-        return work_ns(work, unit, self.model, self.device)
+        model, device = self.model, self.device
+        if isinstance(device, Shaped):
+            return shaped_ns(work, unit, model.precision, device)
+        if not work.flops and not work.size_bytes:
+            return 0
+        precision = model.precision if unit == "linear" else kept_precision(model.precision)
+        share = device.attention_efficiency if unit == "attention" else device.compute_efficiency
+        memory_rate = device.memory_bandwidth * _exact(device.memory_efficiency)
+        return max(
+            device.launch_latency + _duration_ns(work.flops, device.peak(precision) * _exact(share)),
+            device.memory_latency + _duration_ns(work.size_bytes, memory_rate),
+        )
 
     def cost(self, operations: Iterable[Operation], group: GroupTimes | None = None) -> Cost:
         """Return the time of operations with their collectives."""
@@ -306,20 +316,7 @@ class Costing:
         return Cost(f=f, i=i, w=w, f_collective=group.forward_ns, i_collective=group.backward_ns)
 
 
-def work_ns(work: Work, unit: str, model: Transformer, device: Accelerator) -> int:
-    """Return the time of one group of kernels in one pass, in ns; 0 without work."""
-    if isinstance(device, Shaped):
-        return shaped_ns(work, unit, model.precision, device)
-    if not work.flops and not work.size_bytes:
-        return 0
-    memory_rate = device.memory_bandwidth * _exact(device.memory_efficiency)
-    return max(
-        device.launch_latency + _taken_ns(work.flops, _flops_rate(unit, model, device)),
-        device.memory_latency + _taken_ns(work.size_bytes, memory_rate),
-    )
-
-
-def _taken_ns(amount: int, rate: Fraction) -> int:
+def _duration_ns(amount: int, rate: Fraction) -> int:
     """Return the time of an amount at a rate per second, in ns, rounded up."""
     return -(-amount * _SECOND_NS * rate.denominator // rate.numerator)
 
@@ -381,14 +378,6 @@ def embedding_cost(costing: Costing) -> Cost:
 def head_cost(costing: Costing) -> Cost:
     """Return the time of final norm, LM head and loss."""
     return costing.cost(costing.head(), head_ns(costing))
-
-
-def _flops_rate(unit: str, model: Transformer, device: Accelerator) -> Fraction:
-    precision: Precision = model.precision
-    if unit != "linear":
-        precision = kept(precision)
-    share = device.attention_efficiency if unit == "attention" else device.compute_efficiency
-    return device.peak(precision) * _exact(share)
 
 
 _HALVES = (("attention projections", "expansion"), ("mlp",))

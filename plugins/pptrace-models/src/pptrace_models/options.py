@@ -1,4 +1,4 @@
-"""Options of the roofline cost model: how training state is kept."""
+"""Options of the roofline cost model."""
 
 from __future__ import annotations
 
@@ -20,89 +20,90 @@ _BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "remainder": 2}
 
 
 class RooflineOptions(Parameters):
-    """How gradients and optimizer state are kept, and what memory is set aside."""
+    """Precisions of gradients and optimizer state, reserved memory, and the model of kernels and collectives."""
 
     zero: Literal[0, 1, 2, 3] = 0
-    """What the ranks that hold the same weights shard: 1 the optimizer's state (Megatron-LM's distributed
-    optimizer), 2 gradients, too, 3 weights, too (FSDP), which are gathered as ``data_parallel.reshard`` says."""
+    """ZeRO stage: 1 shards the optimizer state over ranks with the same weights (Megatron-LM's distributed
+    optimizer), 2 also shards gradients, 3 also shards weights (FSDP), which ``data_parallel.reshard`` gathers."""
     gradients: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Precision of gradient buffers and of their reduction (``--main-grads-dtype``)."""
     main_params: Literal["fp32", "fp16", "remainder"] | None = None
-    """What the optimizer keeps of weights besides: a copy in fp32 or fp16 (``--main-params-dtype``), or the 16
+    """Main weights of the optimizer: a copy in fp32 or fp16 (``--main-params-dtype``), or ``remainder``, the 16
     bits of an fp32 copy that bf16 weights lack (``store_param_remainders``); fp32 unless given."""
     exp_avg: Moment | None = None
     """Precision of Adam's first moment (``--exp-avg-dtype``); fp32 unless given."""
     exp_avg_sq: Moment | None = None
-    """Precision of its second moment (``--exp-avg-sq-dtype``); fp32 unless given."""
+    """Precision of Adam's second moment (``--exp-avg-sq-dtype``); fp32 unless given."""
     reserved: Annotated[Size, Field(ge=0)] = 2 * 2**30
-    """Set aside per rank for context, workspace and fragmentation; 2 GiB."""
+    """Memory per rank that is reserved for context, workspace and fragmentation; 2 GiB."""
     fragmentation: Annotated[float, Field(ge=0, le=1)] | None = None
-    """What PyTorch's allocator holds beyond what is allocated at the peak, as a share of that: what
-    ``torch.cuda.max_memory_reserved`` has over ``max_memory_allocated``; none unless given."""
+    """Bytes that PyTorch's allocator reserves beyond the peak of allocated bytes, relative to this peak:
+    ``torch.cuda.max_memory_reserved`` over ``max_memory_allocated``, minus 1; none unless given."""
     kernels: Literal["groups", "shapes"] = "groups"
-    """How long kernels take: groups of them at constant shares of the peaks, or each by its shape."""
+    """Times of kernels: groups of kernels at constant shares of the peaks, or each kernel by its shape."""
     kernel_table: str | None = None
-    """A file of measured products, which go before what their shapes say; none unless given."""
+    """A file of measured products, which replace times by shape; none unless given."""
     accumulation: Literal["fused", "separate"] = "fused"
-    """How a microbatch's weight gradients are added up: by the product itself (Megatron-LM), or written in the
-    model's precision and added by kernels of their own (DeepSpeed's BF16 optimizer, nanotron). To buffers in FP32
-    that happens behind the backward, so all of a stage's gradients are there once more at its end."""
+    """How weight gradients of microbatches are accumulated. ``fused``: by the matrix product (Megatron-LM).
+    ``separate``: by additional kernels, from gradients in the model's precision (DeepSpeed's BF16 optimizer,
+    nanotron). With FP32 buffers, separate kernels run after the backward, so memory holds all gradients of a stage
+    once more at its end."""
     dummy_gradients: bool = False
-    """Whether fused accumulation hands autograd a tensor in place of each gradient, kept once for each shape of a
-    layer's matrices (Transformer Engine's ``get_dummy_wgrad``)."""
+    """Whether fused accumulation returns a dummy tensor to autograd for each gradient. Memory holds one for each
+    shape of a layer's matrices (Transformer Engine's ``get_dummy_wgrad``)."""
     scatter_gather: bool = False
     """Whether each tensor-parallel device sends its share of a message; the next stage gathers it."""
     spread: Annotated[float, Field(ge=0, le=0.5)] = 0.0
-    """Standard deviation of devices' speeds, as a share: all computation takes as long as on the slowest device of
-    the job, in expectation."""
+    """Standard deviation of the devices' speeds, relative to the mean. All computation takes the expected time on
+    the slowest device of the job."""
     skew: Annotated[Duration, Field(ge=0)] = 0
-    """Standard deviation of when the devices of a tensor-parallel group reach a collective, which waits for the
-    last, in expectation."""
+    """Standard deviation of the times at which the devices of a tensor-parallel group reach a collective, which
+    waits for the expected time of the last device."""
     dispatcher: Literal["all-to-all", "deduplicated"] = "all-to-all"
-    """How tokens get to their experts: once for each expert, or once to each device and node, which pass them on
-    to several of their experts (DeepEP, HybridEP)."""
+    """How tokens reach their experts. ``all-to-all``: a token is sent once per expert. ``deduplicated``: it is
+    sent once per device and node, which forward it to several of their experts (DeepEP, HybridEP)."""
     every_nic: bool = False
-    """Whether rings between replicas go through the NICs of all devices of the group that are in a node, as NCCL's
-    do, and no faster than the node's links; else each goes through one."""
+    """Whether rings between replicas use the NICs of all devices of the group in a node, as in NCCL, at most at
+    the rate of the node's links. Otherwise each ring uses one NIC."""
     overlap_tp: bool = False
-    """Whether tensor-parallel collectives of attention and MLP run beside products: with those that they feed or
-    sum in as many pieces as there are devices, in the backward also whole beside others
-    (``--tp-comm-overlap``)."""
+    """Whether tensor-parallel collectives of attention and MLP overlap with matrix products
+    (``--tp-comm-overlap``). They overlap with dependent products in one piece per device. In the backward, whole
+    collectives also overlap with independent products."""
     host: Annotated[Duration, Field(ge=0)] = 0
-    """Time in which the host issues the kernels of a layer with experts in the forward; twice that in the
-    backward. No layer is faster; none with CUDA graphs."""
+    """Time in which the host issues the kernels of a forward of a layer with experts; a backward takes twice as
+    long. It is a lower bound of the layer's time; 0 with CUDA graphs."""
     host_action: Annotated[Duration, Field(ge=0)] = 0
-    """Time in which it issues what a forward of a stage with such layers has beside them: messages, buffers, the
-    schedule itself; twice that in the backward. Needs ``host``."""
+    """Additional host time per forward of a stage with such layers, for messages, buffers and the schedule; a
+    backward takes twice as long. Needs ``host``."""
     segments: bool | None = None
-    """Whether actions consist of segments, which overlapped pairs run beside each other; unless given, where the
-    schedule has such pairs, a group communicates inside actions, and ``host``, ``overlap_tp`` and ``accumulation``
-    have their defaults."""
+    """Whether actions consist of segments, which overlap in overlapped pairs. By default, they do if the schedule
+    has such pairs, a group communicates within actions, and ``host``, ``overlap_tp`` and ``accumulation`` have
+    their defaults."""
     alone: Literal["in-order", "overlapped"] = "in-order"
-    """What segments of an action outside pairs do: follow one another, or compute what does not need the action's
-    communication beside that, as Megatron-LM's backward does with tensor-parallel collectives; exchanges of
-    experts it leaves exposed."""
+    """Segments of an action outside pairs: they run one after another, or computation overlaps with communication
+    that it does not need, as with tensor-parallel collectives in Megatron-LM's backward. Exchanges of experts stay
+    exposed."""
     delay_wgrad: bool = True
-    """Whether expert parallelism's exchanges leave before their half's weight gradients, as with Megatron-LM's
-    ``--delay-wgrad-compute``, or behind them."""
+    """Whether exchanges of experts start before the weight gradients of the same half of a layer, as with
+    Megatron-LM's ``--delay-wgrad-compute``, or after them."""
 
     @field_validator("zero", mode="before")
     @classmethod
-    def _is_no_switch(cls, value: object) -> object:
-        """Refuse true and false, which Python takes for 1 and 0."""
+    def _reject_boolean(cls, value: object) -> object:
+        """Reject true and false, which equal 1 and 0 in Python."""
         if isinstance(value, bool):
             raise ValueError(f"must be one of 0, 1, 2, 3, not {str(value).lower()}")  # noqa: TRY004 - pydantic's
         return value
 
 
 def optimizer_bytes(options: RooflineOptions, *, master: bool) -> int:
-    """Return the bytes of optimizer state of a parameter: both moments and, with ``master``, a copy of it."""
+    """Return the bytes of optimizer state per parameter: both moments and, with ``master``, the main weight."""
     moments = _BYTES[options.exp_avg or "fp32"] + _BYTES[options.exp_avg_sq or "fp32"]
     return moments + (_BYTES[options.main_params or "fp32"] if master else 0)
 
 
 def stage_host_ns(options: RooflineOptions, stage: Stage) -> int:
-    """Return what the host takes to issue a forward of a stage; 0 where it has no layer with experts."""
+    """Return the time of the host to issue a forward of a stage; 0 if the stage has no layer with experts."""
     layers = sum(kind.experts for kind in stage.layers)
     return layers * options.host + options.host_action if layers and options.host else 0
 

@@ -1,12 +1,11 @@
-"""What this distribution offers: the roofline cost model, models, devices, and a command; light to import."""
+"""Offers of this distribution: a cost model, presets and a command; light to import."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import CommandOffer, CostModelOffer, DeviceOffer, ModelOffer, hookimpl
-from pptrace_models.device_presets import DEVICES
-from pptrace_models.model_presets import MODELS
+from pptrace_models.presets import DEVICES, MODELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -46,7 +45,7 @@ def pptrace_devices() -> Iterable[DeviceOffer]:
 
 @hookimpl
 def pptrace_commands() -> Iterable[CommandOffer]:
-    """Offer a script that measures a configuration's matrix products."""
+    """Offer the command for a script that measures matrix products."""
     yield CommandOffer(
         name="measure-kernels",
         summary="Print a PyTorch script that measures a configuration's matrix products on your GPU.",

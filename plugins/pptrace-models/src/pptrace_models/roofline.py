@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from pptrace.plugin import ConfigError, CostError, Workload, format_size
+from pptrace.plugin import ConfigError, CostError, KernelCost, Kind, Workload, format_size
 from pptrace_models import memory
 from pptrace_models.encoder_costs import tower_of
-from pptrace_models.flops import step_flops
+from pptrace_models.flops import CORE, step_flops
 from pptrace_models.group_collectives import groups_of
-from pptrace_models.kernel_list import PASSES, Listing
-from pptrace_models.kernel_times import Devices, devices_of
+from pptrace_models.kernel_times import Devices, Shaped, devices_of, product_ns
 from pptrace_models.layer import Shard, shard
-from pptrace_models.layer_times import Cost, Costing, embedding_cost, head_cost, layer_cost
-from pptrace_models.options import RooflineOptions, stage_host_ns
-from pptrace_models.segments import stage_segments
+from pptrace_models.layer_times import Cost, Costing, again_of, again_share, embedding_cost, head_cost, layer_cost
+from pptrace_models.options import RooflineOptions, gradient_bytes, stage_host_ns
+from pptrace_models.segments import is_attention, stage_segments
 from pptrace_models.stages import Stage, in_front, items_of, stages_of, summed
-from pptrace_models.transformer import Transformer, checked
+from pptrace_models.transformer import Transformer, checked, kept_precision
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from pptrace.plugin import CostRequest, Kind, Segment
+    from pptrace.plugin import CostRequest, Segment
     from pptrace_models.accelerator import Accelerator
     from pptrace_models.encoder_costs import Tower
+    from pptrace_models.layer import Operation, Work
     from pptrace_models.memory import Kept
     from pptrace_models.transformer import Layer
 
@@ -87,7 +88,7 @@ def build(request: CostRequest) -> Workload:
         model_flops=job.flops(sequences),
         peak_flops=peaks * request.tp * request.cp * request.dp,
         notes=notes_of(model, devices, options, request),
-        kernels=job.listing(of_stages, columns),
+        kernels=partial(_kernels, job, of_stages, columns),
     )  # fmt: skip
     if not (options.segments or _has_default_segments(request, options, workload)):
         return workload
@@ -250,14 +251,6 @@ class _Job:
         decoder_flops = step_flops(self.model, sequences, self.request.sequence)
         return decoder_flops + (self.tower.flops(sequences) if self.tower else 0)
 
-    def listing(self, costings: tuple[Costing, ...], columns: Mapping[str, Sequence[int]]) -> Listing:
-        """Return the lazy list of the kernels of the stages' actions."""
-        return Listing(
-            costings=costings, stages=tuple(self.stages), tower=self.tower,
-            taken_ns=tuple(tuple(columns[f"{kind.name.lower()}_ns"]) for kind in PASSES),
-            collective_ns=tuple(tuple(columns[f"{kind.name.lower()}_collective_ns"]) for kind in PASSES),
-        )  # fmt: skip
-
     def segments(self, costings: Sequence[Costing]) -> dict[Kind, list[tuple[Segment, ...]]]:
         """Return the segments of each stage's actions by kind, on its device."""
         by_stage = [
@@ -323,6 +316,128 @@ class _Job:
         if self.tower:
             (items,) = in_front([items], [stage], *self.tower.held())
         return [*items, *copied]
+
+
+_PASSES = (Kind.F, Kind.I, Kind.W)
+"""Kinds of actions with lists of kernels; a whole backward has the kernels of I and W."""
+_ROUNDED = 4
+"""The largest rounding difference per listed kernel, in ns."""
+
+
+def _kernels(job: _Job, costings: Sequence[Costing], columns: Mapping[str, Sequence[int]]) -> list[KernelCost]:
+    """Return the kernels of every stage, in the order of their stages, kinds and parts.
+
+    The times of a stage's kernels and waits sum to the times of its actions.
+
+    Args:
+        job: the model on the stages of a job.
+        costings: shape (stages,): the inputs of each stage's times.
+        columns: the times of each stage's actions, in ns.
+    """
+    rows: list[KernelCost] = []
+    for index, (costing, stage) in enumerate(zip(costings, job.stages, strict=True)):
+        for kind in _PASSES:
+            kernels = [replace(row, stage=index) for row in _stage_kernels(_Rows(costing, kind), stage, job.tower)]
+            name = kind.name.lower()
+            remaining_ns = columns[f"{name}_ns"][index] - sum(row.duration_ns for row in kernels)
+            collective_ns = min(columns[f"{name}_collective_ns"][index], max(remaining_ns, 0))
+            remaining_ns -= collective_ns
+            is_rounding = abs(remaining_ns) <= _ROUNDED * len(kernels)
+            waits = {
+                "exposed collectives": collective_ns,
+                "rounding" if is_rounding else "waits for the host": remaining_ns,
+            }
+            rows += kernels
+            rows += [
+                KernelCost(stage=index, kind=kind, part="all", name=wait, duration_ns=wait_ns)
+                for wait, wait_ns in waits.items() if wait_ns
+            ]  # fmt: skip
+    return rows
+
+
+def _stage_kernels(rows: _Rows, stage: Stage, tower: Tower | None) -> Iterable[KernelCost]:
+    """Yield the kernels of a stage's action."""
+    costing, kind, model = rows.costing, rows.kind, rows.costing.model
+    if tower and (stage.tower or stage.projector):
+        yield from _encoder_kernels(_Rows(tower.costing(costing), kind), tower, stage)
+    if stage.embedding:
+        yield from rows.of("embedding", costing.embedding(), 1)
+    layers = Counter((*stage.layers, *[model.layer(model.layers)] * stage.mtp))
+    for layer, count in layers.items():
+        operations = costing.layer(layer)
+        attention = [operation for operation in operations if is_attention(operation.name)]
+        second_half = [operation for operation in operations if not is_attention(operation.name)]
+        causal = model.causal and not layer.window
+        for row in rows.of("attention", attention, count):
+            yield replace(row, causal=causal and row.name == CORE)
+        yield from rows.of("experts" if layer.experts else "mlp", second_half, count)
+        if kind is Kind.I and layer.again:
+            for row in rows.recomputed(operations, count, experts=layer.experts):
+                yield replace(row, causal=causal and row.name == CORE)
+    if stage.mtp:
+        yield from rows.of("prediction", costing.prediction(), stage.mtp)
+    if stage.head:
+        yield from rows.of("head", costing.head(), 1 + model.mtp)
+
+
+def _encoder_kernels(rows: _Rows, tower: Tower, stage: Stage) -> Iterable[KernelCost]:
+    """Yield the kernels of an encoder and its projector on a stage."""
+    costing, kind, frozen = rows.costing, rows.kind, tower.encoder.frozen
+    operations = costing.layer(costing.model.layer(0))
+    if kind is Kind.F or not frozen:
+        yield from rows.of("encoder", operations, stage.tower)
+    if kind is Kind.I and not frozen:
+        yield from rows.recomputed(operations, stage.tower, experts=False)
+    if stage.projector:
+        yield from rows.of("projector", [tower.projection(gradient_bytes(costing.options))], 1)
+
+
+class _Rows(NamedTuple):
+    """Lists the kernels of operations in actions of one kind."""
+
+    costing: Costing
+    kind: Kind
+
+    def recomputed(self, operations: Sequence[Operation], count: int, *, experts: bool) -> Iterable[KernelCost]:
+        """Yield the recomputed kernels of a backward, one row per operation."""
+        for operation in operations:
+            share = again_share(operation.name)
+            if self.costing.model.recompute == "full":
+                share = 1.0
+            elif not again_of(operation.name, experts=experts) & self.costing.model.again:
+                continue
+            for row in self._work("computed again", operation, operation.forward, count):
+                duration_ns = int(row.duration_ns * share)
+                yield replace(row, duration_ns=duration_ns, size_bytes=int(row.size_bytes * share))
+
+    def of(self, part: str, operations: Iterable[Operation], count: int) -> Iterable[KernelCost]:
+        """Yield the kernels of operations."""
+        for operation in operations:
+            works = (operation.forward, operation.input_gradient, operation.weight_gradient)
+            yield from self._work(part, operation, works[_PASSES.index(self.kind)], count)
+
+    def _work(self, part: str, operation: Operation, work: Work, count: int) -> Iterable[KernelCost]:
+        model, device = self.costing.model, self.costing.device
+        rest_ns = self.costing.work_ns(work, operation.unit)
+        if not rest_ns:
+            return
+        row = KernelCost(stage=0, kind=self.kind, part=part, name=operation.name, times=count, duration_ns=0)
+        rest_flops, rest_bytes = work.flops, work.size_bytes or work.beside_bytes
+        for product in work.products if isinstance(device, Shaped) else ():
+            precision = model.precision if operation.unit == "linear" else kept_precision(model.precision)
+            product_time = int(product_ns(product, precision, device, padded=operation.unit == "head"))
+            moved = int(product.moved_bytes(model.element_bytes))
+            rest_ns, rest_flops = rest_ns - product_time, rest_flops - product.flops
+            rest_bytes = max(rest_bytes - moved, 0)
+            yield replace(
+                row, duration_ns=product_time * count, flops=product.flops * count, size_bytes=moved * count,
+                product=(product.copies, product.m, product.n, product.k),
+            )  # fmt: skip
+        if not isinstance(device, Shaped) or not work.products or rest_ns > len(work.products):
+            yield replace(
+                row, duration_ns=rest_ns * count, flops=max(rest_flops, 0) * count,
+                size_bytes=(work.beside_bytes if work.products and rest_bytes else rest_bytes) * count,
+            )  # fmt: skip
 
 
 def _boundaries(request: CostRequest, passed: Sequence[int]) -> NDArray[np.int64]:

@@ -7,6 +7,7 @@ import sys
 from functools import cache
 from inspect import cleandoc
 from itertools import pairwise
+from math import gcd, isqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
@@ -30,7 +31,7 @@ __all__ = [
     "Width",
     "checked",
     "divisors_near",
-    "kept",
+    "kept_precision",
 ]
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -110,45 +111,43 @@ def _field_docstrings(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
 
 
 def _common_divisors(numbers: Iterable[int]) -> list[int]:
-    from math import gcd, isqrt
-
     divisor = gcd(*numbers)
     small = [d for d in range(1, isqrt(divisor) + 1) if divisor % d == 0]
     return sorted({*small, *(divisor // d for d in small)})
 
 
-_Count = Annotated[int, Field(ge=1, le=100_000)]
-_Width = Annotated[int, Field(ge=1, le=10_000_000)]
+Count = Annotated[int, Field(ge=1, le=100_000)]
+Width = Annotated[int, Field(ge=1, le=10_000_000)]
 
 
 class Encoder(Parameters):
-    """Layers without a causal mask, each item's tokens to themselves, and a projector to the decoder's width."""
+    """An encoder: layers with full attention within each item, and a projector to the decoder's width."""
 
-    layers: _Count
-    """Layers."""
-    hidden: _Width
-    """Their width."""
-    heads: _Count
-    """Their heads."""
-    ffn: _Width
-    """Inner width of their MLP."""
+    layers: Count
+    """Number of layers."""
+    hidden: Width
+    """Width of the residual stream."""
+    heads: Count
+    """Attention heads."""
+    ffn: Width
+    """Inner width of the MLP."""
     gated: bool = False
-    """Whether that has three matrices or two."""
-    tokens: _Width
-    """Tokens of an item, such as the patches of an image, which attend to each other."""
-    items: _Count = 1
-    """Items in each of the decoder's sequences."""
-    merge: _Count = 1
-    """Neighbouring tokens that the projector makes one of."""
+    """Whether the MLP has three matrices or two."""
+    tokens: Width
+    """Tokens of an item, such as the patches of an image; they attend to each other."""
+    items: Count = 1
+    """Items per sequence of the decoder."""
+    merge: Count = 1
+    """Number of neighbouring tokens that the projector merges into one."""
     recompute: Literal["none", "full"] = "none"
-    """Whether the backward computes layers again."""
+    """Whether the backward recomputes layers."""
     frozen: bool = False
-    """Whether its layers are not trained: they have no backward, no gradients or optimizer state, and keep
-    nothing."""
+    """Whether the layers are frozen: they have no backward, gradients or optimizer state, and keep no
+    activations."""
     frozen_projector: bool = False
-    """Whether its projector is not trained; gradients pass it where the layers are."""
+    """Whether the projector is frozen; it still passes gradients to trained layers."""
     stages: Annotated[int, Field(ge=0, le=100_000)] = 0
-    """First stages that have the encoder and nothing else; with 0 it is on the decoder's first stage."""
+    """Number of first stages that have only the encoder; with 0, it is on the decoder's first stage."""
 
     @property
     def passes_back(self) -> bool:
@@ -169,9 +168,6 @@ class Encoder(Parameters):
 
 Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"]
 Again = Literal["core_attn", "mla_up_proj", "layernorm", "mlp", "mlp_act", "moe", "moe_act", "shared_experts"]
-Count = Annotated[int, Field(ge=1, le=100_000)]
-Width = Annotated[int, Field(ge=1, le=10_000_000)]
-
 PRECISION_BYTES = {"bf16": 2, "fp16": 2, "fp8": 2, "mxfp8": 2, "nvfp4": 2, "fp32": 4}
 """Bytes of a weight or an activation; for narrow formats of products, the two bytes of the kept tensors."""
 
@@ -181,7 +177,7 @@ NARROW = frozenset({"fp8", "mxfp8", "nvfp4"})
 _ROUNDING = 1e-6
 
 
-def kept(precision: Precision) -> Precision:
+def kept_precision(precision: Precision) -> Precision:
     """Return the precision of kept tensors and of products outside the layers' matrices."""
     return "bf16" if precision in NARROW else precision
 
@@ -198,10 +194,10 @@ class Layer(NamedTuple):
 
 
 class Transformer(Parameters):
-    """A decoder: per layer attention and an MLP or experts, between an embedding and an LM head."""
+    """A decoder: an embedding, layers of attention and an MLP or experts, and an LM head."""
 
     layers: Count
-    """Transformer layers."""
+    """Number of layers."""
     hidden: Width
     """Width of the residual stream."""
     heads: Count
@@ -209,101 +205,103 @@ class Transformer(Parameters):
     kv_heads: Annotated[int, Field(ge=0, le=100_000)] = 0
     """Key and value heads; 0 for as many as query heads."""
     head_dim: Annotated[float, Field(ge=0, le=100_000)] = 0.0
-    """Width of a head, 0 for hidden over heads; a fraction such as 51.2 will do."""
+    """Width of a head, which may be a fraction such as 51.2; 0 for hidden over heads."""
     ffn: Width
     """Inner width of the MLP."""
     gated: bool = True
     """Whether the MLP has three matrices (SwiGLU) or two (GELU)."""
     fused_activation: bool = True
-    """Whether one kernel computes a dense gated MLP's activation function and its product with the gate; without
-    it the activation's output is kept too, as in Megatron-LM before ``--bias-swiglu-fusion``."""
+    """Whether one kernel computes a dense gated MLP's activation function and its product with the gate. Otherwise
+    the activation function's output is also kept, as in Megatron-LM before ``--bias-swiglu-fusion``."""
     vocabulary: Width
     """Tokens in the vocabulary; each rank's share is rounded up."""
     tied_embeddings: bool = False
-    """Whether the LM head shares the embedding's weights; on different stages each keeps a copy."""
+    """Whether the LM head shares the embedding's weights; on different stages, each stage has a copy."""
     learned_positions: Annotated[int, Field(ge=0, le=100_000_000)] = 0
     """Learned position embeddings; 0 for rotary or none."""
     bias: bool = False
     """Whether linear layers and norms have biases (GPT) or not (Llama)."""
     dropout: bool = False
-    """Whether dropout masks are kept: a byte per element after attention and MLP, and on scores without flash."""
+    """Whether dropout masks are kept: a byte per element after attention and MLP, and per score without flash
+    attention."""
     causal: bool = True
     """Whether a token attends to earlier tokens only."""
     flash_attention: bool = True
-    """Whether attention keeps no score matrix, and skips the masked half of a causal one."""
+    """Whether attention keeps no score matrix and skips the masked half of causal scores."""
     precision: Precision = "bf16"
-    """What linear layers multiply in; with fp8, mxfp8 and nvfp4 weights, activations, attention and LM head are
-    kept in bf16, and what is multiplied is cast."""
+    """Precision of the products of linear layers. With fp8, mxfp8 and nvfp4, weights, activations, attention and
+    LM head stay in bf16, and the factors of products are cast."""
     fp8_attention: bool = False
-    """Whether flash attention multiplies in MXFP8, too, as with ``--fp8-dot-product-attention``
-    (``kernels: shapes``)."""
+    """Whether flash attention also multiplies in MXFP8, as with ``--fp8-dot-product-attention`` (``kernels:
+    shapes``)."""
     fused_experts: bool = False
-    """Whether products of experts apply the activation function and cast what they put out, as fused grouped
-    products do (``kernels: shapes``)."""
+    """Whether products of experts apply the activation function and cast their results, as fused grouped products
+    do (``kernels: shapes``)."""
     clamped_experts: bool = False
-    """Whether experts' two halves are clamped before the activation function, by kernels of their own, as
-    Megatron-LM does for gpt-oss (``kernels: shapes``)."""
+    """Whether separate kernels clamp both halves of the experts' first product before the activation function, as
+    in Megatron-LM for gpt-oss (``kernels: shapes``)."""
     recompute: Literal["none", "selective", "full"] = "none"
-    """What the backward computes again: nothing, the attention core, or the layer from its input."""
+    """What the backward recomputes: nothing, the attention core, or each layer from its input."""
     recompute_modules: list[Again] = Field(default=[])
-    """With ``recompute: selective``, the modules computed again in place of the attention core, named as
-    Megatron-LM's ``--recompute-modules`` does; and ``mlp_act``, the activation function of an MLP, which it cannot
-    (Kwai's ``--kaimm-recompute-mlp-activation-func``)."""
+    """With ``recompute: selective``, the recomputed modules in place of the attention core, with the names of
+    Megatron-LM's ``--recompute-modules``, or ``mlp_act``, the activation function of an MLP (Kwai's
+    ``--kaimm-recompute-mlp-activation-func``)."""
     recompute_method: Literal["uniform", "block"] | None = None
-    """With ``recompute: full``, as Megatron-LM's ``--recompute-method``: uniform keeps the input of every
-    ``recompute_num_layers`` layers of a stage, which are computed again together; block keeps those of its first
-    ``recompute_num_layers`` layers, and all of the others. Every layer's input unless given."""
+    """With ``recompute: full``, Megatron-LM's ``--recompute-method``. ``uniform`` recomputes
+    ``recompute_num_layers`` layers of a stage together, from the input of the first. ``block`` recomputes only the
+    first ``recompute_num_layers`` layers of a stage. Unless given, each layer is recomputed from its input."""
     recompute_num_layers: Count | None = None
-    """Layers that ``recompute_method`` counts; 1 unless given."""
+    """Number of layers for ``recompute_method``; 1 unless given."""
     layers_per_stage: list[Annotated[int, Field(ge=0, le=100_000)]] | None = None
-    """Layers on each stage in order; by default even, the remainder on the middle stages, later ones first."""
+    """Number of layers of each stage, in order; by default an even split, with the remainder on the middle stages,
+    later ones first."""
     balance: Literal["layers", "products"] = "layers"
-    """What an even split counts: layers, or the weights that layers and LM head multiply, as nanotron's
-    ``build_model`` does for layers that are alike."""
+    """What an even split balances: the number of layers, or the weights in matrix products of layers and LM head,
+    as nanotron's ``build_model`` does for equal layers."""
     layout: str | None = None
-    """What lies on each stage, as Megatron-LM's ``--pipeline-model-parallel-layout`` has it: ``E`` embedding,
+    """Items of each stage, in the syntax of Megatron-LM's ``--pipeline-model-parallel-layout``: ``E`` embedding,
     ``t`` layer, ``m`` module of multi-token prediction, ``L`` loss, bars between stages, ``*`` to repeat."""
     kv_rank: Annotated[int, Field(ge=0, le=100_000)] = 0
-    """Width that keys and values are compressed to (multi-head latent attention); 0 for none. ``head_dim`` is then
-    the part of a head without positions."""
+    """Compressed width of keys and values (multi-head latent attention); 0 for none. ``head_dim`` is then the part
+    of a head without positions."""
     query_rank: Annotated[int, Field(ge=0, le=100_000)] = 0
-    """Width that queries are compressed to; 0 for not at all. Needs ``kv_rank``."""
+    """Compressed width of queries; 0 for none. Needs ``kv_rank``."""
     rope_dim: Annotated[int, Field(ge=0, le=100_000)] = 0
-    """Width of a head's part with rotary positions beside ``head_dim``. Needs ``kv_rank``."""
+    """Width of a head's part with rotary positions, in addition to ``head_dim``. Needs ``kv_rank``."""
     value_dim: Annotated[int, Field(ge=0, le=100_000)] = 0
     """Width of a head's values; 0 for ``head_dim``. Needs ``kv_rank``."""
     window: Annotated[int, Field(ge=0, le=100_000_000)] = 0
-    """Tokens that sliding-window attention reaches back; 0 for all."""
+    """Tokens in the window of sliding-window attention; 0 for all."""
     window_chunks: bool = False
     """Whether windows are chunks that do not overlap (Llama 4)."""
     full_attention_every: Annotated[int, Field(ge=0, le=100_000)] = 0
-    """Every how many layers attention passes the window: layers n, 2n, ... counted from 1; 0 for none."""
+    """Interval of layers with attention to all tokens in place of the window: layers n, 2n, ... counted from 1; 0
+    for none."""
     mtp: Annotated[int, Field(ge=0, le=100)] = 0
-    """Modules of multi-token prediction: each a layer like the last behind a projection of two widths, and one
+    """Modules of multi-token prediction. Each has a projection of two widths, a layer like the last one, and one
     more pass through the LM head."""
     num_experts: Annotated[int, Field(ge=0, le=100_000)] = 0
     """Experts in a mixture-of-experts layer; 0 for a dense model."""
     top_k: Count = 1
-    """Experts that each token visits."""
+    """Experts per token."""
     expert_ffn: Annotated[int, Field(ge=0, le=10_000_000)] = 0
     """Inner width of an expert; 0 for that of the MLP."""
     moe_every: Count = 1
-    """Every how many layers one has experts: layers n, 2n, ... counted from 1."""
+    """Interval of layers with experts: layers n, 2n, ... counted from 1."""
     dense_layers: Annotated[int, Field(ge=0, le=100_000)] = 0
     """Leading layers without experts."""
     shared_ffn: Annotated[int, Field(ge=0, le=10_000_000)] = 0
-    """Inner width of all shared experts together, which every token visits; 0 for none."""
+    """Total inner width of the shared experts, which process every token; 0 for none."""
     capacity: Annotated[float, Field(ge=0, le=1000)] = 0.0
-    """Tokens that each expert takes, over an even share of them: others are dropped, and missing ones padded; 0 to
+    """Tokens per expert, relative to an even share: further tokens are dropped, and missing ones are padded; 0 to
     drop none."""
     encoder: Encoder | None = None
-    """A vision or audio encoder in front, with keys of its own; none unless given."""
+    """A vision or audio encoder before the decoder; none unless given."""
     frozen: bool = False
-    """Whether all but the encoder and its projector is not trained: backwards pass gradients on to these, and
-    compute none of weights."""
+    """Whether all weights except those of the encoder and its projector are frozen: backwards compute only the
+    input gradients for these."""
     imbalance: Annotated[float, Field(ge=1, le=1000)] = 1.0
-    """Tokens of the busiest device's experts, over an even share of them; what is measured, where nothing is
-    dropped."""
+    """Tokens of the busiest device's experts, relative to an even share, if no tokens are dropped."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

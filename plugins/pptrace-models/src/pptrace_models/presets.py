@@ -1,0 +1,388 @@
+"""Presets of models and devices, with the sources of their numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pptrace.plugin import DeviceOffer, ModelOffer
+
+__all__ = ["DEVICES", "MODELS"]
+
+_LLAMA3 = "Grattafiori et al., The Llama 3 Herd of Models (2024), table 3; the published config.json"
+_LLAMA2 = "Touvron et al., Llama 2: Open Foundation and Fine-Tuned Chat Models (2023); the published config.json"
+_QWEN3 = "Qwen Team, Qwen3 Technical Report (2025), table 2; the published config.json"
+_STP = (
+    "Qi et al., Synergistic Tensor and Pipeline Parallelism (NeurIPS 2025): layers, heads, width and vocabulary; "
+    "the FFN width is not printed there, and Qwen2-7B's 18944 with untied embeddings gives both totals"
+)
+_GPT: dict[str, Any] = {"gated": False, "tied_embeddings": True, "bias": True, "dropout": True}
+_MEGATRON: dict[str, Any] = {**_GPT, "vocabulary": 51200, "learned_positions": 2048}
+_LATENT: dict[str, Any] = {"head_dim": 128, "rope_dim": 64, "value_dim": 128, "query_rank": 1536, "kv_rank": 512}
+_SC21 = "Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters (SC 2021), table 1"
+_KORTHIKANTI = "Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (2022), table 3"
+_WIDTHS = (
+    ("1.7b", 24, 2304, 24, _SC21),
+    ("3.6b", 30, 3072, 32, _SC21),
+    ("7.5b", 36, 4096, 32, _SC21),
+    ("18b", 40, 6144, 48, _SC21),
+    ("22b", 48, 6144, 64, _KORTHIKANTI),
+    ("39b", 48, 8192, 64, _SC21),
+    ("76b", 60, 10240, 80, _SC21),
+    ("145b", 80, 12288, 96, _SC21),
+    ("175b", 96, 12288, 96, _KORTHIKANTI),
+    ("310b", 96, 16384, 128, _SC21),
+    ("530b", 105, 20480, 128, _KORTHIKANTI),
+    ("1t", 128, 25600, 160, _KORTHIKANTI),
+)
+"""Size, layers, width and heads of Megatron-LM's GPTs; both papers have 51200 tokens."""
+
+
+def _model(name: str, source: str, note: str, *, title: str = "", **values: Any) -> ModelOffer:
+    words = name.replace("-", " ")
+    title = title or f"{words[:1].upper()}{words[1:]}"
+    summary = f"{title}: {values['layers']} layers of width {values['hidden']}, {note}."
+    return ModelOffer(name=name, summary=summary, source=source, values=values)
+
+
+def _megatron(size: str, layers: int, hidden: int, heads: int, source: str) -> ModelOffer:
+    return _model(
+        f"megatron-gpt-{size}", source, "dense attention, GELU",
+        layers=layers, hidden=hidden, heads=heads, ffn=4 * hidden, **_MEGATRON,
+    )  # fmt: skip
+
+
+MODELS = (
+    _model(
+        "gpt3-175b", "Brown et al., Language Models are Few-Shot Learners (2020), table 2.1; GPT-2's 50257 tokens",
+        "dense attention, GELU", title="GPT-3 175B",
+        layers=96, hidden=12288, heads=96, ffn=49152, gated=False, vocabulary=50257, tied_embeddings=True,
+        learned_positions=2048, bias=True, dropout=True,
+    ),
+    _model(
+        "llama3-8b", _LLAMA3, "8 KV heads, SwiGLU", title="Llama-3 8B",
+        layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocabulary=128256,
+    ),
+    _model(
+        "llama3-70b", _LLAMA3, "8 KV heads, SwiGLU", title="Llama-3 70B",
+        layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672, vocabulary=128256,
+    ),
+    _model(
+        "llama3-405b", _LLAMA3, "8 KV heads, SwiGLU", title="Llama-3 405B",
+        layers=126, hidden=16384, heads=128, kv_heads=8, ffn=53248, vocabulary=128256,
+    ),
+    _model(
+        "qwen2-12.1b", _STP, "8 KV heads, SwiGLU", title="Qwen2-class 12.1B",
+        layers=30, hidden=5120, heads=40, kv_heads=8, ffn=18944, vocabulary=152064,
+    ),
+    _model(
+        "qwen2-26.3b", _STP, "8 KV heads, SwiGLU", title="Qwen2-class 26.3B",
+        layers=46, hidden=7168, heads=56, kv_heads=8, ffn=18944, vocabulary=152064,
+    ),
+    ModelOffer(
+        name="tab-128",
+        summary="The tabular abstraction paper's model: 128 blocks of width 4096, GELU.",
+        source="Barley et al., A Tabular Schedule Abstraction for Communication-Aware Evaluation of "
+        "Pipeline-Parallel LLM Training (2026): 128 blocks, width 4096, 80 heads, GELU; heads of 51.2 keep "
+        "the attention's width at 4096; not printed there: "
+        "FFN width (4 x 4096) and vocabulary (51200, as Megatron pads GPT-2's)",
+        values={
+            "layers": 128, "hidden": 4096, "heads": 80, "head_dim": 51.2, "ffn": 16384, "gated": False,
+            "vocabulary": 51200, "tied_embeddings": True, "learned_positions": 4096, "bias": True, "dropout": True,
+        },
+    ),
+    _model(
+        "llama2-7b", _LLAMA2, "SwiGLU", layers=32, hidden=4096, heads=32, ffn=11008, vocabulary=32000,
+    ),
+    _model(
+        "llama2-70b", _LLAMA2, "8 KV heads, SwiGLU",
+        layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672, vocabulary=32000,
+    ),
+    _model(
+        "llama4-maverick",
+        "the published config.json of Llama-4-Maverick-17B-128E; chunks of 8192 but in each fourth layer",
+        "in every second 128 experts of which one is chosen, and a shared one",
+        layers=48, hidden=5120, heads=40, kv_heads=8, head_dim=128, ffn=16384, vocabulary=202048,
+        num_experts=128, top_k=1, expert_ffn=8192, shared_ffn=8192, moe_every=2,
+        window=8192, window_chunks=True, full_attention_every=4,
+    ),
+    _model(
+        "mixtral-8x7b", "Jiang et al., Mixtral of Experts (2024), table 1", "8 experts of which 2 are chosen",
+        layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocabulary=32000, num_experts=8, top_k=2,
+    ),
+    _model(
+        "mixtral-8x22b", "the published config.json of Mixtral-8x22B-v0.1", "8 experts of which 2 are chosen",
+        layers=56, hidden=6144, heads=48, kv_heads=8, ffn=16384, vocabulary=32000, num_experts=8, top_k=2,
+    ),
+    _model(
+        "deepseek-v2", "DeepSeek-AI, DeepSeek-V2 (2024), section 3.1.2; the published config.json",
+        "latent attention, 160 experts of which 6 are chosen, and two shared ones",
+        layers=60, hidden=5120, heads=128, ffn=12288, vocabulary=102400, **_LATENT,
+        num_experts=160, top_k=6, expert_ffn=1536, shared_ffn=3072, dense_layers=1,
+    ),
+    _model(
+        "deepseek-v3", "DeepSeek-AI, DeepSeek-V3 Technical Report (2024), section 4.2; the published config.json",
+        "latent attention, 256 experts of which 8 are chosen, a shared one, and multi-token prediction",
+        layers=61, hidden=7168, heads=128, ffn=18432, vocabulary=129280, **_LATENT, mtp=1,
+        num_experts=256, top_k=8, expert_ffn=2048, shared_ffn=2048, dense_layers=3,
+    ),
+    _model(
+        "kimi-k2", "Kimi Team, Kimi K2: Open Agentic Intelligence (2025), table 2; the published config.json",
+        "latent attention, 384 experts of which 8 are chosen, and a shared one",
+        layers=61, hidden=7168, heads=64, ffn=18432, vocabulary=163840, **_LATENT,
+        num_experts=384, top_k=8, expert_ffn=2048, shared_ffn=2048, dense_layers=1,
+    ),
+    _model(
+        "qwen3-30b-a3b", _QWEN3, "128 experts of which 8 are chosen",
+        layers=48, hidden=2048, heads=32, kv_heads=4, head_dim=128, ffn=6144, vocabulary=151936,
+        num_experts=128, top_k=8, expert_ffn=768,
+    ),
+    _model(
+        "qwen3-235b-a22b", _QWEN3, "128 experts of which 8 are chosen",
+        layers=94, hidden=4096, heads=64, kv_heads=4, head_dim=128, ffn=12288, vocabulary=151936,
+        num_experts=128, top_k=8, expert_ffn=1536,
+    ),
+    _model(
+        "gpt-oss-120b", "OpenAI, gpt-oss-120b & gpt-oss-20b Model Card (2025); the published config.json",
+        "128 experts of which 4 are chosen, every second layer with a window of 128",
+        layers=36, hidden=2880, heads=64, kv_heads=8, head_dim=64, ffn=2880, vocabulary=201088, bias=True,
+        num_experts=128, top_k=4, window=128, full_attention_every=2, clamped_experts=True,
+    ),
+    _model(
+        "grok-1", "xAI, the published model.py and run.py of Grok-1 (2024)", "8 experts of which 2 are chosen",
+        layers=64, hidden=6144, heads=48, kv_heads=8, head_dim=128, ffn=32768, vocabulary=131072,
+        tied_embeddings=True, num_experts=8, top_k=2,
+    ),
+    _model(
+        "nemotron4-340b", "NVIDIA, Nemotron-4 340B Technical Report (2024), table 1", "8 KV heads, squared ReLU",
+        layers=96, hidden=18432, heads=96, kv_heads=8, head_dim=192, ffn=73728, gated=False, vocabulary=256000,
+    ),
+    _model(
+        "bloom-176b", "BigScience, BLOOM (2022), table 3; the published config.json", "ALiBi, GELU",
+        layers=70, hidden=14336, heads=112, ffn=57344, gated=False, vocabulary=250880,
+        tied_embeddings=True, bias=True,
+    ),
+    *(_megatron(*row) for row in _WIDTHS),
+)  # fmt: skip
+"""All model presets, in the order of their list."""
+
+_TERA = 10**12
+_GIGA = 10**9
+_GIB = 2**30
+
+_A100 = "NVIDIA A100 80GB SXM datasheet (2021): 312 TFLOP/s BF16 and FP16, 19.5 FP32, 2039 GB/s"
+_H100 = (
+    "NVIDIA H100 SXM datasheet (2023): 1979 TFLOP/s BF16 and FP16 and 3958 FP8 with sparsity, halved for dense; "
+    "67 TFLOP/s FP32"
+)
+_NO_FP8 = "the architecture has no FP8"
+_SHAPES = (
+    "what products attain: between the A100 PCIe's measured ones (SimuMax) and published steps; "
+    "attention as measured there"
+)
+_SHAPES_HOPPER = (
+    "what products attain: BF16 fitted to published steps (dgxc-benchmarking 25.04), FP8 the best product that "
+    "mamf-finder found (ml-engineering); attention: Shah et al., FlashAttention-3 (2024), figure 5"
+)
+_SHAPES_BLACKWELL = (
+    "what products attain: BF16 fitted to published steps (SimuMax 1.2), 5 % under its measured large products; "
+    "assumptions: FP8 and MXFP8 as measured in BF16, NVFP4; attention and rings as SimuMax measured them; "
+    "exchanges between NCCL's (SimuMax) and HybridEP's (DeepEP, README_Hybrid-EP)"
+)
+_SHAPES_SUPERCHIP = (
+    "what products attain: fitted to published steps (Megatron-Bridge, dgxc-benchmarking); attention: cuDNN's "
+    "training benchmarks (cudnn-frontend, 2026), heads of 128 and of 192 and 128, at 4096 and 8192; exchanges: "
+    "HybridEP's kernels on 8 to 36 GB200 (DeepEP, README_Hybrid-EP); rings as on B200"
+)
+_SHAPES_AMD = (
+    "what BF16 products attain: the best one that mamf-finder found (ml-engineering), {} TFLOP/s; "
+    "assumptions: the same share in FP8, which is not measured there, and attention's"
+)
+_NVLINK5 = "NVLink 5: 1800 GB/s both ways, 900 per direction"
+_GB = "memory sizes in GB are read as GiB, as the driver reports them within 1 %"
+
+
+def _device(name: str, summary: str, *sources: str, **values: Any) -> DeviceOffer:
+    return DeviceOffer(name=name, summary=summary, source="; ".join((*sources, _GB)), values=values)
+
+
+_AMPERE: dict[str, Any] = {
+    "multiprocessors": 108,
+    "attainable_bf16": 0.80,
+    "attention_attainable": 0.59,
+    "peak_bf16": 312 * _TERA,
+    "peak_fp16": 312 * _TERA,
+    "peak_fp32": 19_500 * _GIGA,
+    "memory": 80 * _GIB,
+    "memory_bandwidth": 2_039 * _GIGA,
+}
+_HOPPER: dict[str, Any] = {
+    "multiprocessors": 132,
+    "attainable_bf16": 0.74,
+    "attainable_fp8": 0.71,
+    "attention_attainable": 0.6,
+    "peak_bf16": 989_500 * _GIGA,
+    "peak_fp16": 989_500 * _GIGA,
+    "peak_fp8": 1_979 * _TERA,
+    "peak_fp32": 67 * _TERA,
+    "memory": 80 * _GIB,
+    "memory_bandwidth": 3_350 * _GIGA,
+}
+
+_BLACKWELL: dict[str, Any] = {
+    "multiprocessors": 148,
+    "attainable_bf16": 0.47,
+    "attainable_fp8": 0.49,
+    "attainable_mxfp8": 0.49,
+    "attainable_nvfp4": 0.40,
+    "attention_attainable": 0.48,
+    "peak_bf16": 2_250 * _TERA,
+    "peak_fp16": 2_250 * _TERA,
+    "peak_fp8": 4_500 * _TERA,
+    "peak_fp4": 9_000 * _TERA,
+    "peak_fp32": 80 * _TERA,
+    "memory": 180 * _GIB,
+    "attention_backward": 0.85,
+    "memory_bandwidth": 7_700 * _GIGA,
+    "scale_up_bandwidth": 900 * _GIGA,
+    "network_efficiency": 0.69,
+    "exchange_efficiency": 0.64,
+}
+_SUPERCHIP: dict[str, Any] = {
+    "multiprocessors": 152,
+    "peak_bf16": 2_500 * _TERA,
+    "peak_fp16": 2_500 * _TERA,
+    "peak_fp8": 5_000 * _TERA,
+    "memory_bandwidth": 8_000 * _GIGA,
+    "scale_up_size": 72,
+    "attainable_bf16": 0.56,
+    "attainable_fp8": 0.52,
+    "attainable_mxfp8": 0.55,
+    "attainable_nvfp4": 0.47,
+    "attention_attainable": 0.66,
+    "attention_backward": 0.63,
+    "exchange_efficiency": 0.67,
+}
+"""Values of a Blackwell device on a Grace board: a higher power limit, and 72 devices in an NVLink domain."""
+_ULTRA: dict[str, Any] = {
+    "attainable_bf16": 0.70,
+    "attainable_fp8": 0.72,
+    "attainable_mxfp8": 0.68,
+    "attainable_nvfp4": 0.46,
+    "attention_attainable": 0.72,
+    "attention_backward": 0.57,
+}
+"""Values of Blackwell Ultra: twice the rate of exponentials, which bound attention's forward, and more power."""
+
+_ULTRA_AIR: dict[str, Any] = {
+    name: round(_BLACKWELL[name] * share / _SUPERCHIP[name], 2) for name, share in _ULTRA.items()
+}
+"""Values of Blackwell Ultra on boards of eight: B200's shares times the ratio of GB300's to GB200's."""
+
+DEVICES = (
+    _device(
+        "a100-sxm", "NVIDIA A100 SXM4 80 GB.", _A100, _SHAPES, _NO_FP8,
+        "NVLink 3: 600 GB/s both ways, 300 per direction",
+        **_AMPERE, scale_up_bandwidth=300 * _GIGA,
+    ),
+    _device(
+        "a800-sxm", "NVIDIA A800 SXM4 80 GB: an A100 with fewer NVLinks.",
+        "NVIDIA A800 80GB SXM datasheet (2022): compute and memory of the A100", _A100, _SHAPES, _NO_FP8,
+        "NVLink 3: 400 GB/s both ways, 200 per direction",
+        **_AMPERE, scale_up_bandwidth=200 * _GIGA,
+    ),
+    _device(
+        "h100-sxm", "NVIDIA H100 SXM5 80 GB.", _H100, _SHAPES_HOPPER, "3.35 TB/s",
+        "NVLink 4: 900 GB/s both ways, 450 per direction",
+        **_HOPPER, scale_up_bandwidth=450 * _GIGA,
+    ),
+    _device(
+        "h800-sxm", "NVIDIA H800 SXM5 80 GB: an H100 with fewer NVLinks.",
+        "NVIDIA H800 SXM datasheet (2023): tensor peaks and memory of the H100", _H100, _SHAPES_HOPPER,
+        "3.35 TB/s", "NVLink 4: 400 GB/s both ways, 200 per direction",
+        **_HOPPER, scale_up_bandwidth=200 * _GIGA,
+    ),
+    _device(
+        "h200-sxm", "NVIDIA H200 SXM 141 GB.",
+        "NVIDIA H200 SXM datasheet (2024): tensor peaks of the H100, 141 GB, 4.8 TB/s",
+        _SHAPES_HOPPER, "NVLink 4: 900 GB/s both ways, 450 per direction",
+        **{**_HOPPER, "memory": 141 * _GIB, "memory_bandwidth": 4_800 * _GIGA}, scale_up_bandwidth=450 * _GIGA,
+    ),
+    _device(
+        "h20", "NVIDIA H20 SXM 96 GB.",
+        "NVIDIA H20 product brief (2023), as reprinted, no public datasheet: 148 TFLOP/s BF16 and FP16, "
+        "296 FP8 (all dense), 44 FP32, 96 GB, 4.0 TB/s",
+        "efficiencies after Qi et al., Synergistic Tensor and Pipeline Parallelism (2025): 85 to 92 % MFU on H20, "
+        "which counts attention four times, so they are too high",
+        "NVLink 4: 900 GB/s both ways, 450 per direction",
+        peak_bf16=148 * _TERA, peak_fp16=148 * _TERA, peak_fp8=296 * _TERA, peak_fp32=44 * _TERA,
+        memory=96 * _GIB, memory_bandwidth=4_000 * _GIGA, multiprocessors=78, attainable_bf16=0.95,
+        attainable_fp8=0.9, attention_attainable=0.85, compute_efficiency=0.9, attention_efficiency=0.8,
+        scale_up_bandwidth=450 * _GIGA,
+    ),
+    _device(
+        "b200", "NVIDIA B200 180 GB, as in HGX B200.",
+        "NVIDIA Blackwell architecture brief (2024), HGX B200: 4.5 PFLOP/s BF16 and FP16 and 9 FP8 with sparsity, "
+        "halved for dense; 80 TFLOP/s FP32",
+        "Blackwell datasheet, HGX B200, as reprinted: 180 GB, 7.7 TB/s (DGX B200's has 64 TB/s for eight)",
+        _SHAPES_BLACKWELL, "72 PFLOP/s FP4 dense for eight", _NVLINK5,
+        **_BLACKWELL,
+    ),
+    _device(
+        "b300", "NVIDIA B300 288 GB, as in HGX B300.",
+        "NVIDIA Blackwell Ultra datasheet (2025), HGX B300, as reprinted: 4.5 PFLOP/s BF16 and FP16, 9 FP8 with "
+        "sparsity, halved for dense; 14 FP4 dense; 270 GB; for eight 62 TB/s and 600 TFLOP/s FP32; "
+        "multiprocessors as B200's, not printed",
+        "what products and attention attain: B200's shares times GB300's over GB200's, not fitted",
+        _NVLINK5,
+        **{
+            **_BLACKWELL, **_ULTRA_AIR, "peak_fp4": 14_000 * _TERA, "peak_fp32": 75 * _TERA,
+            "memory": 270 * _GIB, "memory_bandwidth": 7_750 * _GIGA,
+        },
+    ),
+    _device(
+        "gb200", "NVIDIA B200 186 GB of a GB200 NVL72.",
+        "NVIDIA GB200 NVL72 datasheet (2024), for 72: 360 PFLOP/s BF16 and FP16, 720 FP8 and 1440 FP4 with "
+        "sparsity, halved for dense; 5.76 PFLOP/s FP32; 13.4 TB of memory, 576 TB/s",
+        "152 multiprocessors, as the driver reports", _SHAPES_SUPERCHIP,
+        _NVLINK5 + " to 72 devices",
+        **{**_BLACKWELL, **_SUPERCHIP, "peak_fp4": 10_000 * _TERA, "memory": 186 * _GIB},
+    ),
+    _device(
+        "gb300", "NVIDIA B300 279 GB of a GB300 NVL72.",
+        "NVIDIA GB300 NVL72 datasheet (2025), for 72: 360 PFLOP/s BF16 and FP16 and 720 FP8 with sparsity, halved "
+        "for dense; 1080 FP4 dense; 20 TB of memory, 576 TB/s", "152 multiprocessors, as the driver reports",
+        _SHAPES_SUPERCHIP,
+        _NVLINK5 + " to 72 devices",
+        **{**_BLACKWELL, **_SUPERCHIP, **_ULTRA, "peak_fp4": 15_000 * _TERA, "memory": 279 * _GIB},
+    ),
+    _device(
+        "a100-pcie", "NVIDIA A100 PCIe 80 GB.",
+        "NVIDIA A100 80GB PCIe datasheet (2021): peaks of the SXM4 module, 1935 GB/s; PCIe 4.0 x16",
+        "what products attain: fitted to 183 measured ones (SimuMax)", _NO_FP8,
+        **{**_AMPERE, "memory_bandwidth": 1_935 * _GIGA, "attainable_bf16": 0.78},
+        scale_up_bandwidth=31_500 * 10**6,
+    ),
+    _device(
+        "mi300x", "AMD Instinct MI300X 192 GB.",
+        "AMD Instinct MI300X data sheet (2023): 1307.4 TFLOP/s BF16 and FP16, 2614.9 FP8, 163.4 FP32, 192 GB, "
+        "5.3 TB/s, 304 compute units",
+        _SHAPES_AMD.format(668.4),
+        "Infinity Fabric: seven links of 64 GB/s per direction",
+        multiprocessors=304, attainable_bf16=0.51, attainable_fp8=0.51, attention_attainable=0.35,
+        peak_bf16=1_307_400 * _GIGA, peak_fp16=1_307_400 * _GIGA, peak_fp8=2_614_900 * _GIGA,
+        peak_fp32=163_400 * _GIGA, memory=192 * _GIB, memory_bandwidth=5_300 * _GIGA,
+        scale_up_bandwidth=448 * _GIGA,
+    ),
+    _device(
+        "mi355x", "AMD Instinct MI355X 288 GB.",
+        "AMD Instinct MI355X specifications (2025): 2.5 PFLOP/s BF16 and FP16, 5 FP8, 10.1 FP4; 2400 MHz and "
+        "1024 matrix cores make 2516.6 TFLOP/s, 5033.2 and 10066.3; 157.3 FP32, 288 GB, 8 TB/s, 256 compute units",
+        _SHAPES_AMD.format(1565),
+        "Infinity Fabric: seven links of 76.8 GB/s per direction",
+        multiprocessors=256, attainable_bf16=0.62, attainable_fp8=0.62, attainable_mxfp8=0.62,
+        attention_attainable=0.35, peak_bf16=2_516_600 * _GIGA, peak_fp16=2_516_600 * _GIGA,
+        peak_fp8=5_033_200 * _GIGA, peak_fp4=10_066_300 * _GIGA, peak_fp32=157_300 * _GIGA, memory=288 * _GIB,
+        memory_bandwidth=8_000 * _GIGA, scale_up_bandwidth=537_600 * 10**6,
+    ),
+)  # fmt: skip
+"""All device presets, in the order of their list."""
