@@ -1,125 +1,106 @@
-"""Repair of tables that exceed memory, by copies and recomputation.
+"""Repair of rows that exceed memory, by host copies and recomputation.
 
-By order: where a rank exceeds its limit, it gives up the activation that is needed last. With recomputation, it
-frees the activation after the forward and recomputes the forward directly before the input gradient. With copies,
-it offloads the activation after the forward. Operations that use the freed memory await the offload, and the
-reload starts some computations before the input gradient. The memory of a rank then depends only on the order of
+Where a rank exceeds its limit, it gives up the activation that is needed last. With copies, it offloads the
+activation after the forward. Operations that use the freed memory await the offload, and the reload starts some
+computations before the input gradient. With recomputation, it frees the activation after the forward and
+recomputes the forward directly before the input gradient. The memory of a rank then depends only on the order of
 its row, not on times and messages.
 
-By time: where a rank exceeds its limit, it offloads the activation that is needed last. The offload starts after
-the forward, and the reload starts as late as the input gradient allows. OptPipe's AdaOffload and the offload pass
-of PipeOffload (Wan et al., arXiv:2503.01328) do the same: offloads earliest-fit from the left, reloads latest-fit
-from the right.
+OptPipe's AdaOffload and the offload pass of PipeOffload (Wan et al., arXiv:2503.01328) select copies by time
+instead: a reload ends just before its input gradient, and an offload may end only before the excess.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from pptrace_optpipe.playback import memory_changes, play
-from pptrace_optpipe.problem import AWAIT_OF, COMPUTED, NO_LIMIT, ON_RANK, Op, Part, computed_again
+from pptrace_optpipe.problem import AWAIT_OF, NO_LIMIT, ON_RANK, Op, Part, computed_again
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable
 
-    from pptrace_optpipe.playback import Played
     from pptrace_optpipe.problem import Problem, Rows
 
-__all__ = ["copied_row", "recomputed_row", "repaired", "with_room", "with_waits"]
+__all__ = ["evict", "repaired"]
 
-_RECOMPUTED = {Part.I: (Part.C, Part.I)}
-_COPIED = {Part.F: (Part.F, Part.O), Part.I: (Part.R, Part.I)}
-"""By computation of an evicted activation, its replacement in the row."""
-
-
-def with_room(
-    problem: Problem, rows: Rows, played: Played, repairs: Iterable[Callable[..., list[Op] | None]]
-) -> Rows | None:
-    """Return rows that fit: unchanged, or from the first successful repair; None if all repairs of a row fail."""
-    fitting: Rows = []
-    for row, limit, peak in zip(rows, problem.limit, played.peak, strict=True):
-        repaired_row: list[Op] | None = list(row)
-        if limit not in (NO_LIMIT, max(limit, peak)):
-            repaired_row = next(filter(None, (repair(problem, row, played, limit) for repair in repairs)), None)
-        if repaired_row is None:
-            return None
-        fitting.append(repaired_row)
-    return fitting
+_REPLACEMENTS = {
+    Part.O: {Part.F: (Part.F, Part.O), Part.I: (Part.R, Part.I)},
+    Part.C: {Part.I: (Part.C, Part.I)},
+}
+"""By kind of eviction and computation of the evicted activation, the operations that replace it in the row."""
+_SPACING = 1
+"""The least computations between the forward of an offloaded activation and the use of the freed memory."""
 
 
-def recomputed_row(problem: Problem, row: list[Op], _: Played | None, limit: int) -> list[Op] | None:
-    """Return a rank's row with as few recomputed forwards as necessary; None if it never fits."""
-    return _evict(problem, row, limit, _RECOMPUTED)
-
-
-def copied_row(problem: Problem, row: list[Op], played: Played, limit: int) -> list[Op] | None:
-    """Return a rank's row with copies that delay no computation; None if it never fits."""
-    return _Rank(problem, row, played, limit).row()
-
-
-def _evict(
-    problem: Problem, row: list[Op], limit: int, replacement: Mapping[Part, tuple[Part, ...]]
-) -> list[Op] | None:
-    """Return a rank's row that fits by its order, with activations evicted in order of latest need.
-
-    ``replacement`` maps each computation of an evicted activation to its operations. Return None if the row never
-    fits.
-    """
-    chosen: set[tuple[int, int]] = set()
-    while True:
-        evicted_row = [
-            op._replace(part=part)
-            for op in row
-            for part in (replacement.get(op.part, (op.part,)) if op[1:] in chosen else (op.part,))
-        ]
-        place = _first_excess(problem, evicted_row, limit)
-        if place is None:
-            return evicted_row
-        resident = {op[1:] for op in evicted_row[: place + 1] if op.part is Part.F} - chosen
-        gradients = [op[1:] for op in evicted_row[place:] if op.part is Part.I]
-        candidate = next((key for key in reversed(gradients) if key in resident), None)
-        if candidate is None:
-            return None
-        chosen.add(candidate)
-
-
-def _first_excess(problem: Problem, row: list[Op], limit: int) -> int | None:
-    """Return the first place at which a row exceeds the limit if offloads end immediately; None if it fits."""
-    used, recomputed = 0, computed_again(row)
-    for place, op in enumerate(row):
-        taken, freed = memory_changes(problem, op, recomputed)
-        if used + taken > limit:
-            return place
-        used += taken - freed
-    return None
-
-
-def with_waits(problem: Problem, rows: Rows, early: int) -> Rows | None:
-    """Return rows with the same order of computations within the limit; None if this is impossible.
+def evict(problem: Problem, rows: Rows, kinds: Iterable[Part], early: int = 1) -> Rows:
+    """Return rows with evicted activations and the same order of computations, if this is sufficient.
 
     Args:
         problem: what to schedule.
         rows: computations without copies and recomputation.
+        kinds: ``O`` for offloads, ``C`` for recomputation; a rank uses the first kind with which its row fits.
         early: the most computations between the start of a reload and its input gradient.
     """
     fitting: Rows = []
     for row, limit in zip(rows, problem.limit, strict=True):
-        repaired_row = None
-        if limit != NO_LIMIT and problem.copies:
-            repaired_row = _evict(problem, row, limit, _COPIED)
-            if repaired_row is not None:
-                _fetch_early(problem, repaired_row, limit, early)
-        if limit != NO_LIMIT and problem.recomputes and repaired_row is None:
-            repaired_row = recomputed_row(problem, row, None, limit)
-        fitting.append(list(row) if repaired_row is None else repaired_row)
-    fitting = repaired(problem, fitting)
-    order = [[op for op in row if op.part in ON_RANK and op.part is not Part.C] for row in fitting]
-    return fitting if order == rows else None
+        candidates = (_evict(problem, row, limit, kind) for kind in kinds if limit != NO_LIMIT)
+        fitting_row = next((candidate for candidate in candidates if candidate is not None), list(row))
+        _advance_reloads(problem, fitting_row, limit, early)
+        fitting.append(fitting_row)
+    return repaired(problem, fitting)
 
 
-def _fetch_early(problem: Problem, row: list[Op], limit: int, early: int) -> None:
+def _evict(problem: Problem, row: list[Op], limit: int, kind: Part) -> list[Op] | None:
+    """Return a rank's row that fits by its order, with activations evicted in order of latest need.
+
+    Return None if the row never fits. An offload counts as ended at its start.
+    """
+    is_offload = kind is Part.O
+    kept = (0,) * problem.stages if is_offload else problem.checkpoint
+    forward_place = {op[1:]: place for place, op in enumerate(row) if op.part is Part.F}
+    gradient_place = {op[1:]: place for place, op in enumerate(row) if op.part is Part.I}
+    resident, evicted, used = set[tuple[int, int]](), set[tuple[int, int]](), 0
+    for place, op in enumerate(row):
+        activation, size, freed = op[1:], *memory_changes(problem, op, ())
+        if op.part is Part.F:
+            resident.add(activation)
+        elif op.part is Part.I:
+            resident.discard(activation)
+            size = (problem.activation[op.stage] - kept[op.stage]) * (activation in evicted)
+        while used + size > limit:
+            spaced = {key for key in resident if forward_place[key] < place - _SPACING} if is_offload else resident
+            candidate = max(spaced or resident, key=gradient_place.__getitem__, default=None)
+            if candidate is None:
+                return None
+            resident.remove(candidate)
+            evicted.add(candidate)
+            if candidate != activation:
+                used -= problem.activation[candidate[0]] - kept[candidate[0]]
+            elif not is_offload:
+                size = kept[op.stage]
+        if op.part is Part.F and activation in evicted:
+            size = kept[op.stage]
+        used += size - freed
+    return [
+        op._replace(part=part)
+        for op in row
+        for part in (_REPLACEMENTS[kind].get(op.part, (op.part,)) if op[1:] in evicted else (op.part,))
+    ]
+
+
+def _exceeds(problem: Problem, row: list[Op], limit: int) -> bool:
+    """Return whether a row exceeds the limit, even if offloads end immediately."""
+    used, recomputed = 0, computed_again(row)
+    for op in row:
+        allocated, freed = memory_changes(problem, op, recomputed)
+        if used + allocated > limit:
+            return True
+        used += allocated - freed
+    return False
+
+
+def _advance_reloads(problem: Problem, row: list[Op], limit: int, early: int) -> None:
     """Move reloads before earlier computations, while memory allows it and no reload passes another copy."""
     for op in [op for op in row if op.part is Part.R]:
         place = row.index(op)
@@ -127,112 +108,9 @@ def _fetch_early(problem: Problem, row: list[Op], limit: int, early: int) -> Non
             if row[earlier].part not in ON_RANK:
                 break
             row[earlier], row[earlier + 1] = op, row[earlier]
-            if _first_excess(problem, row, limit) is not None:
+            if _exceeds(problem, row, limit):
                 row[earlier], row[earlier + 1] = row[earlier + 1], op
                 break
-
-
-class _Copy(NamedTuple):
-    """Start times of an activation's offload and reload."""
-
-    offload_start: int
-    reload_start: int
-    place: int
-    """Place of the computation before which the reload is inserted."""
-
-
-class _Rank:
-    """The computations of one rank and their host copies."""
-
-    def __init__(self, problem: Problem, row: list[Op], played: Played, limit: int) -> None:
-        self.problem, self.limit = problem, limit
-        self.computed = [op for op in row if op.part in COMPUTED]
-        self.start, self.end = played.start, played.end
-        self.starts = [self.start[op] for op in self.computed]
-        self.chosen: list[Op] = []
-        self.late: set[Op] = set()
-
-    def row(self) -> list[Op] | None:
-        """Offload activations until the row fits, and return the row with copies; None if it never fits."""
-        copies: dict[Op, _Copy] = {}
-        while True:
-            excess_time = self._first_excess(copies)
-            if excess_time is None:
-                return self._merge_copies(copies)
-            op = self._eviction_candidate(excess_time)
-            if op is None:
-                return None
-            self.chosen.append(op)
-            planned = self._plan_copies()
-            if planned is None:
-                self.chosen.pop()
-                self.late.add(op)
-            else:
-                copies = planned
-
-    def _eviction_candidate(self, moment: int) -> Op | None:
-        """Return the forward whose activation is in memory at a moment, can be offloaded and is needed last."""
-        problem, candidates = self.problem, []
-        for op in self.computed:
-            if op.part is Part.F and op not in self.late and op not in self.chosen:
-                needed = self._gradient(op) - problem.reload[op.stage]
-                if self.end[op] + problem.offload[op.stage] <= moment < needed:
-                    candidates.append((needed, op))
-        return max(candidates, key=lambda pair: pair[0])[1] if candidates else None
-
-    def _plan_copies(self) -> dict[Op, _Copy] | None:
-        """Return the copies of the chosen activations; None if a reload would end too late."""
-        problem, free, offload_start = self.problem, 0, {}
-        for op in sorted(self.chosen, key=lambda op: self.end[op]):
-            offload_start[op] = max(self.end[op], free)
-            free = offload_start[op] + problem.offload[op.stage]
-        plan, next_reload_start = {}, None
-        for op in sorted(self.chosen, key=lambda op: -self._gradient(op)):
-            reload_end = self._gradient(op)
-            if next_reload_start is not None:
-                reload_end = min(reload_end, next_reload_start)
-            reload_start = reload_end - problem.reload[op.stage]
-            place = max(bisect_right(self.starts, reload_start) - 1, 0)
-            offload_end = offload_start[op] + problem.offload[op.stage]
-            if reload_start >= self.end[self.computed[place]]:
-                # Between computations, the reload starts at the end of the previous computation, before idle time.
-                reload_start = max(self.end[self.computed[place]], min(offload_end, reload_start))
-                place += 1
-            else:
-                reload_start = self.starts[place]
-            if reload_start < offload_end:
-                return None
-            plan[op], next_reload_start = _Copy(offload_start[op], reload_start, place), reload_start
-        return plan
-
-    def _gradient(self, op: Op) -> int:
-        return self.start[Op(Part.I, op.stage, op.microbatch)]
-
-    def _first_excess(self, copies: dict[Op, _Copy]) -> int | None:
-        """Return the first time at which memory exceeds the limit; None if it never does."""
-        changes = []
-        for op in self.computed:
-            taken, freed = memory_changes(self.problem, op, ())
-            changes += [(self.start[op], taken), (self.end[op], -freed)]
-        for op, copy in copies.items():
-            size = self.problem.activation[op.stage]
-            changes += [(copy.offload_start + self.problem.offload[op.stage], -size), (copy.reload_start, size)]
-        changes.sort()
-        sizes = accumulate(change for _, change in changes)
-        return next((moment for (moment, _), size in zip(changes, sizes, strict=True) if size > self.limit), None)
-
-    def _merge_copies(self, copies: dict[Op, _Copy]) -> list[Op]:
-        """Return the row with the copies inserted."""
-        reloads: dict[int, list[tuple[int, Op]]] = {}
-        for op, copy in copies.items():
-            reloads.setdefault(copy.place, []).append((copy.reload_start, op._replace(part=Part.R)))
-        row = []
-        for place, op in enumerate(self.computed):
-            row += [reload for _, reload in sorted(reloads.get(place, []))]
-            row.append(op)
-            if op in copies:
-                row.append(op._replace(part=Part.O))
-        return row
 
 
 _MOST_MOVES = 60

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pptrace.plugin import ConfigError, PptraceError, ScheduleError, load, prepare
 from pptrace_optpipe.listing import Lister, OffloadingLister, Rule, serial_rows
-from pptrace_optpipe.memory_repair import copied_row, recomputed_row, with_room, with_waits
+from pptrace_optpipe.memory_repair import evict
 from pptrace_optpipe.playback import Played, play
 from pptrace_optpipe.problem import NO_LIMIT, ON_RANK, Part
 from pptrace_optpipe.setting import pairs, rows_of_table, setting_in, simulated
@@ -106,15 +106,14 @@ def started(problem: Problem) -> Iterator[StartSchedule]:
 
 
 def fitted(problem: Problem, rows: Rows, played: Played) -> Iterator[StartSchedule]:
-    """Yield rows if they fit, else rows that fit with offloads, with recomputation, or with either per rank."""
+    """Yield rows if they fit, else rows that fit with offloads, and rows that fit with recomputation."""
     if played.fits(problem):
         yield StartSchedule(rows, played)
         return
-    copies, recomputes = (copied_row,) * problem.copies, (recomputed_row,) * problem.recomputes
-    for repairs in dict.fromkeys((copies, recomputes, (*copies, *recomputes))):
-        fitting = with_room(problem, rows, played, repairs)
-        replayed = None if fitting is None else play(problem, fitting)
-        if fitting is not None and replayed is not None and replayed.fits(problem):
+    for kind in [Part.O] * problem.copies + [Part.C] * problem.recomputes:
+        fitting = evict(problem, rows, [kind])
+        replayed = play(problem, fitting)
+        if replayed is not None and replayed.fits(problem):
             yield StartSchedule(fitting, replayed)
 
 
@@ -334,20 +333,24 @@ def in_order(problem: Problem, known: Iterable[Rows]) -> Iterator[StartSchedule]
         problem: what to schedule.
         known: rows with split backwards, which may exceed memory; their copies and recomputation are dropped.
     """
-    orders = [
-        [[op for op in row if op.part in ON_RANK and op.part is not Part.C] for row in rows] for rows in known
-    ]
+    orders = [_computations(rows) for rows in known]
     for in_flight, weights_first in product(flights(problem), (True, False)):
         rule = Rule(limit=(NO_LIMIT,) * problem.ranks, in_flight=in_flight, weights_first=weights_first)
         listed = Lister(problem, rule).rows()
         if listed is not None:
-            orders.append([[op for op in row if op.part in ON_RANK] for row in listed])
+            orders.append(_computations(listed))
+    kinds = [Part.O] * problem.copies + [Part.C] * problem.recomputes
     seen: list[Rows] = []
     for early, rows in product(_EARLY if problem.copies else _EARLY[:1], orders):
-        fitting = with_waits(problem, rows, early)
-        if fitting is None or fitting in seen:
+        fitting = evict(problem, rows, kinds, early)
+        if fitting in seen or _computations(fitting) != rows:
             continue
         seen.append(fitting)
         played = play(problem, fitting)
         if played is not None and played.fits(problem):
             yield StartSchedule(fitting, played)
+
+
+def _computations(rows: Rows) -> Rows:
+    """Return rows without copies and recomputation."""
+    return [[op for op in row if op.part in ON_RANK and op.part is not Part.C] for row in rows]
