@@ -474,10 +474,8 @@ def _late_ns(fit: Calibration, steps: Sequence[Computations]) -> float:
 
     A late host is a gap before an action that waits for no message. Otherwise it delays the message.
     """
-    sent = [(step.transfers, step.transfers.observed & (step.transfers.duration_ns >= 0)) for step in steps]
-    late_ns = np.concatenate([
-        (transfers.duration_ns - fit.wire_ns(transfers.size_bytes))[observed] for transfers, observed in sent
-    ])  # fmt: skip
+    observed = _observed_messages(steps)
+    late_ns = observed.duration_ns - fit.wire_ns(observed.size_bytes)
     unknown_share = 1 - fit.gaps / max(sum(map(len, steps)), 1)
     return unknown_share * max(float(late_ns.mean()), 0.0) if late_ns.size else 0.0
 

@@ -104,9 +104,14 @@ class Computations(Cells):
         return _places(self, self.placement)
 
     @property
+    def begin_ns(self) -> int:
+        """The first start; 0 without computations."""
+        return int(self.start_ns.min()) if len(self) else 0
+
+    @property
     def span_ns(self) -> int:
         """Time from the first start to the last end."""
-        return int(self.end_ns.max() - self.start_ns.min()) if len(self) else 0
+        return int(self.end_ns.max()) - self.begin_ns if len(self) else 0
 
     def equals(self, other: Computations) -> bool:
         """Return whether another step has the same computations and messages at the same times."""

@@ -51,12 +51,11 @@ class _Extract:
 
 def strips(findings: StepDiff) -> tuple[Picture, str]:
     """Return the picture of both steps and a note on omitted parts."""
-    begins = [int(step.start_ns.min()) if len(step) else 0 for step in findings.steps]
-    shown = _select(findings.steps, begins)
+    shown = _select(findings.steps)
     chunks = max(int(_chunks(step).max(initial=0)) for step in findings.steps)
     classes = {_CLASSES.get(Kind(kind), "x") for step in findings.steps for kind in np.unique(step.kind).tolist()}
     picture = Picture(
-        draw=lambda: _draw_strips(findings, shown, begins),
+        draw=lambda: _draw_strips(findings, shown),
         keys=(
             ("one", "first"),
             ("two", "second"),
@@ -67,19 +66,17 @@ def strips(findings: StepDiff) -> tuple[Picture, str]:
     return picture, shown.note
 
 
-def _draw_strips(findings: StepDiff, shown: _Extract, begins: Sequence[int]) -> Markup:
+def _draw_strips(findings: StepDiff, shown: _Extract) -> Markup:
     scale = (shown.width - _STRIP_LEFT - _STRIP_RIGHT) / max(shown.until_ns, 1)
     tints = [_tints(step) for step in findings.steps]
     rows = [
         part
         for place, rank in enumerate(shown.ranks)
         for side in (0, 1)
-        for part in _row(findings, side, rank, _y(place, side), begins[side], shown.until_ns, scale, tints[side])
+        for part in _row(findings, side, rank, _y(place, side), shown.until_ns, scale, tints[side])
     ]
     bottom = _y(len(shown.ranks), 0)
-    marks = _divergence(findings, shown, scale)
-    axis = _axis(shown.until_ns, bottom, scale)
-    parts = (*axis, *rows, *marks)
+    parts = (*_axis(shown.until_ns, bottom, scale), *rows, *_divergence(findings, shown, scale))
     return svg.drawing(shown.width, bottom + 26, "both steps by rank and time", *parts, least=shown.width)
 
 
@@ -112,7 +109,7 @@ def _width(steps: Sequence[Computations], until_ns: int) -> int:
     return int(min(max(per_ns * until_ns + _STRIP_LEFT + _STRIP_RIGHT, _STRIP_WIDTH), _WIDEST))
 
 
-def _select(steps: Sequence[Computations], begins: Sequence[int]) -> _Extract:
+def _select(steps: Sequence[Computations]) -> _Extract:
     """Select all ranks for few actions, else some ranks and the beginning of their time."""
     ranks = sorted({int(rank) for step in steps for rank in np.unique(step.rank)})
     span_ns = max((step.span_ns for step in steps), default=0)
@@ -121,12 +118,8 @@ def _select(steps: Sequence[Computations], begins: Sequence[int]) -> _Extract:
         return _Extract(ranks=ranks, until_ns=span_ns, note="", width=_width(steps, span_ns))
     count = min(max(_MOST * len(ranks) // total, _FEWEST_RANKS), len(ranks))
     kept = [ranks[index] for index in np.linspace(0, len(ranks) - 1, count).round().astype(int)]
-    ends = np.sort(
-        np.concatenate(
-            [step.end_ns[np.isin(step.rank, kept)] - begin for step, begin in zip(steps, begins, strict=True)]
-        )
-    )
-    until_ns = span_ns if ends.size <= _MOST else int(ends[_MOST])
+    ends_ns = np.sort(np.concatenate([step.end_ns[np.isin(step.rank, kept)] - step.begin_ns for step in steps]))
+    until_ns = span_ns if ends_ns.size <= _MOST else int(ends_ns[_MOST])
     drawn_ranks = f"{count} of {len(ranks)} ranks" if count < len(ranks) else "all ranks"
     drawn_time = f", the first {ms(until_ns)}" if until_ns < span_ns else ""
     note = f" Drawn: {drawn_ranks}{drawn_time}; a .pftrace shows all {total:,} actions."
@@ -138,9 +131,10 @@ def _y(place: int, side: int) -> int:
 
 
 def _row(
-    findings: StepDiff, side: int, rank: int, y: int, begin: int, until: int, scale: float, tints: Int64s
+    findings: StepDiff, side: int, rank: int, y: int, until: int, scale: float, tints: Int64s
 ) -> Iterator[Markup]:
     step, path = findings.steps[side], frozenset(findings.chains[side].positions)
+    begin = step.begin_ns
     if side == 0:
         yield svg.text(_STRIP_LEFT - 18, y + _STRIP_BAR + 4, f"rank {rank}", anchor="end")
     yield svg.rectangle(_STRIP_LEFT - 12, y + 1, 5, _STRIP_BAR - 2, ("one", "two")[side])
@@ -161,7 +155,7 @@ def _divergence(findings: StepDiff, shown: _Extract, scale: float) -> list[Marku
     if divergence is None or divergence.rank not in shown.ranks or divergence.start_ns >= shown.until_ns:
         return []
     step = findings.steps[1]
-    begin = int(step.start_ns.min())
+    begin = step.begin_ns
     actions = np.flatnonzero((step.rank == divergence.rank) & (step.start_ns - begin == divergence.start_ns))
     end = min(int(step.end_ns[actions[-1]]) - begin, shown.until_ns) if actions.size else divergence.start_ns
     y = _y(shown.ranks.index(divergence.rank), 1)

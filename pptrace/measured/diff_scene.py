@@ -94,8 +94,7 @@ def write_diff_trace(path: Path, findings: StepDiff, sides: Sequence[Side]) -> N
         first_row += len(step)
     late = lateness(findings)
     differences, counters = _difference_tracks(tracks, max(step.placement.ranks for step in findings.steps))
-    begins_ns = int(findings.steps[0].start_ns.min()) if len(findings.steps[0]) else 0
-    _write_ladder(head, tracks, findings, start_ns - begins_ns)
+    _write_ladder(head, tracks, findings, start_ns - findings.steps[0].begin_ns)
     delays, difference_runs = _differences(findings, late, start_ns, differences, len(texts) + 1)
     runs += [*difference_runs, _lateness_run(late, start_ns, counters)]
     write_names(head, [*texts, *delays], ["difference"])
@@ -111,7 +110,7 @@ def labels(sides: Sequence[Side]) -> tuple[str, str]:
 
 def _align(timelines: Sequence[Timeline], findings: StepDiff) -> tuple[list[Timeline], int]:
     """Return both steps with their first computations at the same time, and that time."""
-    begins = [int(step.start_ns.min()) if len(step) else 0 for step in findings.steps]
+    begins = [step.begin_ns for step in findings.steps]
     plain = [replace(step, counters=(), routes=None, why=None) for step in timelines]
     start = max(begin - earliest_ns(step) for begin, step in zip(begins, plain, strict=True))
     return [shifted(step, start - begin) for step, begin in zip(plain, begins, strict=True)], start
@@ -161,9 +160,6 @@ class Lateness:
     row: Int64s
     """Its position among the second step's computations."""
 
-    def __len__(self) -> int:
-        return int(self.rank.size)
-
 
 def lateness(findings: StepDiff) -> Lateness:
     """Return the delay of each matched computation."""
@@ -171,11 +167,10 @@ def lateness(findings: StepDiff) -> Lateness:
     i, j = findings.matched.first, findings.matched.second
     order = np.lexsort((second.start_ns[j], second.rank[j]))
     i, j = i[order], j[order]
-    begins = [int(step.start_ns.min()) if len(step) else 0 for step in findings.steps]
-    end = second.end_ns[j] - begins[1]
+    end_ns = second.end_ns[j] - second.begin_ns
     return Lateness(
-        rank=second.rank[j], start_ns=second.start_ns[j] - begins[1], end_ns=end,
-        late_ns=end - (first.end_ns[i] - begins[0]), row=j,
+        rank=second.rank[j], start_ns=second.start_ns[j] - second.begin_ns, end_ns=end_ns,
+        late_ns=end_ns - (first.end_ns[i] - first.begin_ns), row=j,
     )  # fmt: skip
 
 
@@ -311,7 +306,7 @@ def _manifest(members: Sequence[_Member], attributes: Mapping[str, str]) -> str:
 
 def _members(findings: StepDiff, sides: Sequence[Side]) -> Iterator[_Member]:
     """Yield all files, with offsets that align the first computations of both steps."""
-    begins = [int(step.start_ns.min()) if len(step) else 0 for step in findings.steps]
+    begins = [step.begin_ns for step in findings.steps]
     # The start of a recorded step in the times of its files; a written step can start at any time.
     starts = [
         side.steps[side.chosen].begins_ns + begin - _earliest_zero_ns(side) if _sources(side) else None

@@ -418,8 +418,7 @@ def first_divergence(
     """
     if not len(matched):
         return None
-    begin_a, begin_b = int(a.start_ns.min()), int(b.start_ns.min())
-    late_ns = (b.end_ns[matched.second] - begin_b) - (a.end_ns[matched.first] - begin_a)
+    late_ns = (b.end_ns[matched.second] - b.begin_ns) - (a.end_ns[matched.first] - a.begin_ns)
     diverges = np.abs(late_ns) > np.maximum(tolerance * a.duration_ns[matched.first], SIGMAS * noise_ns)
     if not diverges.any():
         return None
@@ -437,7 +436,7 @@ def first_divergence(
         chain.append(Release(rank=int(b.rank[release]), action=b.action(release), late_ns=delays_ns.get(release)))
         release = int(releases.position[release])
     return Divergence(
-        rank=int(b.rank[j]), action=b.action(j), start_ns=int(b.start_ns[j]) - begin_b,
+        rank=int(b.rank[j]), action=b.action(j), start_ns=int(b.start_ns[j]) - b.begin_ns,
         late_ns=Figure(delay_ns, int(noise_ns[index]) or None), local_ns=local_ns, message_ns=rest_ns - idle_ns,
         idle_ns=idle_ns, released_ns=released_ns, source=source, predecessors=_predecessors((a, i), (b, j)),
         chain=tuple(chain),

@@ -227,5 +227,5 @@ def _start_error(step: Computations, provided: Provided[MessagePolicyOffer], *, 
         replayed = extract_computations(run_order(step.order, step.times(with_blocked=False), policy))
     except PptraceError:
         return None
-    errors_ns = (replayed.start_ns - replayed.start_ns.min()) - (step.start_ns - step.start_ns.min())
+    errors_ns = (replayed.start_ns - replayed.begin_ns) - (step.start_ns - step.begin_ns)
     return Nearest(policy, round(float(np.abs(errors_ns).mean())))

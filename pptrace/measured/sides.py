@@ -342,8 +342,8 @@ def values_over_steps(step: Computations, others: Sequence[Computations], name: 
         if (other.placement.stages, other.placement.microbatches) != (stages, microbatches):
             continue
         values = getattr(other, name).astype(np.float64)
-        if name in {"start_ns", "end_ns"} and len(other):
-            values -= other.start_ns.min()
+        if name in {"start_ns", "end_ns"}:
+            values -= other.begin_ns
         if other is not step:
             index = np.full(len(Kind) * stages * microbatches, -1, dtype=np.int64)
             index[other.places] = np.arange(len(other))

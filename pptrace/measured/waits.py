@@ -116,7 +116,7 @@ def follow_chain(step: Computations, releases: Releases | None = None) -> Chain:
         for kind in np.unique(step.kind).tolist()
     }
     by_kind[MESSAGES] = int(releases.transfer_ns[positions[1:]].sum())
-    span_ns = int(step.end_ns[positions[-1]] - step.start_ns.min())
+    span_ns = int(step.end_ns[positions[-1]]) - step.begin_ns
     return Chain(positions=positions, by_kind_ns={**by_kind, BETWEEN: span_ns - sum(by_kind.values())})
 
 

@@ -67,7 +67,11 @@ def check_picture(path: Path) -> None:
     """
     if path.suffix.lower() not in _METADATA:
         raise OutputError(f"a picture ends in {', '.join(_METADATA)}", file=path)
-    _check_library(f"{path}: ")
+    try:
+        import matplotlib as mpl  # noqa: F401 - whether it is there
+    except ImportError as error:
+        message = f"{path}: pictures need matplotlib: pip install matplotlib (or 'pptrace[plot]')"
+        raise PptraceError(message) from error
 
 
 def write_picture(path: Path, size: tuple[float, float], draw: Callable[[Any], None]) -> None:
@@ -199,11 +203,3 @@ def add_captions(figure: Any, heading: Sequence[str], below: Sequence[str], long
     if below:
         text = "\n".join(line if len(line) <= longest else f"{line[: longest - 1]}…" for line in below)
         figure.supxlabel(text, x=0.01, ha="left", fontsize=8)
-
-
-def _check_library(where: str = "") -> None:
-    try:
-        import matplotlib as mpl  # noqa: F401 - whether it is there
-    except ImportError as error:
-        message = f"{where}pictures need matplotlib: pip install matplotlib (or 'pptrace[plot]')"
-        raise PptraceError(message) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from itertools import count, groupby
 from typing import TYPE_CHECKING, Any
@@ -101,15 +102,6 @@ class Chart:
     """Meanings and their colours."""
     sampled: bool
     """Whether bars are samples, because there are too many actions."""
-
-    @property
-    def letters(self) -> dict[str, int]:
-        """The length of the longest label by colour."""
-        lengths: dict[str, int] = {}
-        for bar in self.bars:
-            if bar.label:
-                lengths[bar.colour] = max(lengths.get(bar.colour, 0), len(bar.label))
-        return lengths
 
     @property
     def ticks(self) -> tuple[tuple[int, str], ...]:
@@ -292,7 +284,10 @@ def _parts(chart: Chart) -> Iterator[Markup]:
         x = _LEFT + (time_ns - chart.start_ns) * scale
         yield element("path", d=f"M{number(x)} {_TOP}V{number(below + 4)}", stroke="#d5dbe2", stroke_width="0.8")
         yield element("text", text, x=x, y=below + 17, text_anchor="middle", font_size=10, fill=_PALE)
-    every, letters = max(1, round(14 / lane)), chart.letters
+    every = max(1, round(14 / lane))
+    letters: Counter[str] = Counter()
+    for bar in chart.bars:
+        letters[bar.colour] = max(letters[bar.colour], len(bar.label))
     for index, rank in enumerate(chart.ranks):
         if index % every == 0:
             y = _TOP + index * lane + lane * 0.42 + 4
@@ -301,14 +296,7 @@ def _parts(chart: Chart) -> Iterator[Markup]:
         relative_top, relative_height = _PLACES[level]
         top, height = _TOP + (lane_index[rank] + relative_top) * lane, relative_height * lane
         boxes = [
-            _box(
-                bar,
-                _LEFT + (bar.start_ns - chart.start_ns) * scale,
-                top,
-                height,
-                scale,
-                letters.get(bar.colour, 0),
-            )
+            _box(bar, _LEFT + (bar.start_ns - chart.start_ns) * scale, top, height, scale, letters[bar.colour])
             for bar in bars
         ]
         yield element("g", *boxes)

@@ -79,6 +79,11 @@ class Cell:
     """The index of its overlapped pair on its rank, -1 for none."""
 
     @property
+    def end(self) -> int:
+        """The slot after its last slot."""
+        return self.start + self.length
+
+    @property
     def copies(self) -> bool:
         """Whether the action is a copy of activations, drawn as a thin bar of one slot at its start."""
         return self.action.kind in COPIES and not self.marked
@@ -137,7 +142,7 @@ def cropped(drawing: Drawing, first: int, last: int) -> Drawing:
     """Return the slots from ``first`` to before ``last``; a cut cell leaves its pair."""
     cells = []
     for cell in drawing.cells:
-        low, high = max(cell.start, first), min(cell.start + cell.length, last)
+        low, high = max(cell.start, first), min(cell.end, last)
         if low < high:
             pair = cell.pair if high - low == cell.length else -1
             cells.append(replace(cell, start=low - first, length=high - low, pair=pair))
@@ -159,14 +164,10 @@ def _draw_valid(schedule: Schedule, slots: Mapping[Kind, int], *, messages: bool
     if messages:
         timeline = simulate(schedule, workload, _PER_SLOT, Policy(name=PolicyName.BLOCKING))
     return Drawing(
-        ranks=schedule.ranks,
-        length=int(timeline.end_ns.max(initial=0)),
-        cells=tuple(_compute_cells(schedule, folded(timeline), messages=messages)),
-        chunks=_chunks(schedule),
-        bubble=metrics.bubble,
-        step_slots=metrics.end_ns,
-        orders=schedule.interleave,
-    )
+        ranks=schedule.ranks, length=int(timeline.end_ns.max(initial=0)), chunks=_chunks(schedule),
+        cells=tuple(_compute_cells(schedule, folded(timeline), messages=messages)), bubble=metrics.bubble,
+        step_slots=metrics.end_ns, orders=schedule.interleave,
+    )  # fmt: skip
 
 
 def _compute_cells(schedule: Schedule, timeline: Timeline, *, messages: bool) -> Iterator[Cell]:
@@ -201,14 +202,9 @@ def _draw_invalid(
         if length
     ]
     return Drawing(
-        ranks=schedule.ranks,
-        length=max((cell.start + cell.length for cell in cells), default=0),
-        cells=tuple(cells),
-        chunks=_chunks(schedule),
-        bubble=None,
-        orders=schedule.interleave,
-        error=error,
-    )
+        ranks=schedule.ranks, length=max((cell.end for cell in cells), default=0), chunks=_chunks(schedule),
+        cells=tuple(cells), bubble=None, orders=schedule.interleave, error=error,
+    )  # fmt: skip
 
 
 def _cell(
@@ -225,17 +221,10 @@ def _cell(
     placement = schedule.placement
     known = 0 <= action.microbatch < placement.microbatches
     route = int(placement.microbatch_route[action.microbatch]) if known else 0
-    chunk_index = int(chunk[route, action.stage]) if 0 <= action.stage < placement.stages else 0
     return Cell(
-        rank=rank,
-        start=start,
-        length=length,
-        action=action,
-        route=route,
-        marked=marked,
-        chunk=chunk_index,
-        pair=pair,
-    )
+        rank=rank, start=start, length=length, action=action, route=route, marked=marked, pair=pair,
+        chunk=int(chunk[route, action.stage]) if 0 <= action.stage < placement.stages else 0,
+    )  # fmt: skip
 
 
 def _chunks(schedule: Schedule) -> int:
@@ -323,7 +312,7 @@ class OverlappedPair:
     @property
     def length(self) -> int:
         """The number of slots, gaps included."""
-        return max(cell.start + cell.length for cell in self.members) - self.start
+        return max(cell.end for cell in self.members) - self.start
 
 
 def pairs_of(drawing: Drawing) -> list[OverlappedPair]:
@@ -359,7 +348,7 @@ def _turns(
     order = orders.get(tuple(cell.action.kind for cell in members), ())
     start = min(cell.start for cell in members)
     busy_slots = sum(cell.length for cell in members)
-    has_gaps = max(cell.start + cell.length for cell in members) - start != busy_slots
+    has_gaps = max(cell.end for cell in members) - start != busy_slots
     if has_gaps or set(order) != set(range(len(members))):
         return tuple(((float(cell.start), float(cell.length)),) for cell in members)
     parts = [members[member].length / order.count(member) for member in range(len(members))]
@@ -387,11 +376,6 @@ def colour(cell: Cell) -> str:
     """Return a cell's colour, by kind and route; odd chunks are darker."""
     basic = cell.action.kind.traits.colour[min(cell.route, 1)]
     return darker(basic) if cell.chunk % 2 else basic
-
-
-def basic_colour(cell: Cell) -> str:
-    """Return a cell's colour on a terminal with sixteen colours."""
-    return cell.action.kind.traits.terminal_colour[min(cell.route, 1)]
 
 
 def short_label(cell: Cell) -> str:
@@ -561,9 +545,8 @@ def _bands(drawing: Drawing, slot: int) -> Iterator[Markup]:
     """Yield a thick dashed line per rank and colour; coordinates inside are slots."""
     bands: dict[tuple[int, str], list[Cell]] = {}
     for cell in drawing.cells:
-        if cell.copies:
-            continue
-        bands.setdefault((cell.rank, colour(cell)), []).append(cell)
+        if not cell.copies:
+            bands.setdefault((cell.rank, colour(cell)), []).append(cell)
     paths = [
         element(
             "path", transform=f"translate({_LEFT} {_TOP + rank * _ROW + _ROW // 2})scale({slot} 1)", stroke=fill,
@@ -581,8 +564,8 @@ def _dashes(cells: Iterable[Cell]) -> str:
         if cell.start > end:
             parts.append(f"h{drawn}m{cell.start - end} 0" if drawn else f"m{cell.start - end} 0")
             end, drawn = cell.start, 0
-        drawn += cell.start + cell.length - end
-        end = cell.start + cell.length
+        drawn += cell.end - end
+        end = cell.end
     return "".join([*parts, f"h{drawn}"])
 
 
@@ -668,14 +651,15 @@ def rich_lines(drawing: Drawing, seen: Window, *, basic: bool = False) -> list[T
         shown_until = seen.first
         joined = -1
         for cell in row:
-            start, end = max(cell.start, seen.first), min(cell.start + cell.length, seen.last)
+            start, end = max(cell.start, seen.first), min(cell.end, seen.last)
             line.append(" " * ((start - shown_until) * seen.slot))
             if joined >= 0 and joined == cell.pair:
                 line.right_crop(1)
                 line.append("&", "bold")
             joined = cell.pair
             width = (end - start) * seen.slot
-            style = f"black on {basic_colour(cell)}" if basic else f"{INK} on {colour(cell)}"
+            terminal_colour = cell.action.kind.traits.terminal_colour[min(cell.route, 1)]
+            style = f"black on {terminal_colour}" if basic else f"{INK} on {colour(cell)}"
             name = full_label(cell, drawing.chunks)
             line.append(f"{name:^{width - 1}}"[: width - 1], error_style if cell.marked else style)
             line.append(" ")
@@ -710,7 +694,7 @@ def _row_text(drawing: Drawing, rank: int, row: list[Cell], seen: Window) -> str
     line = list(margin + f"{'.':<{seen.slot}}" * (seen.last - seen.first))
     joined = -1
     for cell in row:
-        start, end = max(cell.start, seen.first), min(cell.start + cell.length, seen.last)
+        start, end = max(cell.start, seen.first), min(cell.end, seen.last)
         low, high = (len(margin) + (slot - seen.first) * seen.slot for slot in (start, end))
         name = full_label(cell, drawing.chunks)[: high - low - 1]
         line[low:high] = f"{name:=<{high - low - 1}} "
@@ -726,9 +710,7 @@ def _by_rank(drawing: Drawing, seen: Window) -> list[list[Cell]]:
     """Return the cells of a window by rank."""
     rows: list[list[Cell]] = [[] for _ in range(drawing.ranks)]
     for cell in drawing.cells:
-        if cell.copies:
-            continue
-        if cell.start < seen.last and cell.start + cell.length > seen.first:
+        if not cell.copies and cell.start < seen.last and cell.end > seen.first:
             rows[cell.rank].append(cell)
     return rows
 

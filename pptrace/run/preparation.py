@@ -28,6 +28,9 @@ from pptrace.sim.streams import MOST_RANKS
 from pptrace.steps.message_calls import Policy
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from fractions import Fraction
+
     from pptrace.config.places import Place
     from pptrace.config.resolution import Resolved
     from pptrace.config.schema import Experiment
@@ -159,22 +162,22 @@ def _schedule_request(inputs: Inputs) -> ScheduleRequest:
 
 def _table(inputs: Inputs, costs: Costs) -> tuple[Schedule, ScheduleRequest]:
     """Build the table of a schedule; return it and the request with the schedule's options and chunks."""
-    start, request = inputs.copy(), _schedule_request(inputs)
+    initial, request = inputs.copy(), _schedule_request(inputs)
 
     def compute_times(stages: int) -> dict[str, Any]:
-        return _times(start, costs.workload(stages), costs.network)
+        return _times(initial, costs.workload(stages), costs.network)
 
     def prepared(table: Schedule) -> Prepared:
-        return _with_table(start.copy(), costs, table, request)
+        return _with_table(initial.copy(), costs, table, request)
 
-    others = OtherTables(inputs=start, request=request, compute_times=compute_times, prepared=prepared)
+    tables = OtherTables(inputs=initial, request=request, compute_times=compute_times, prepared=prepared)
     provided = inputs.look_up(inputs.registry.schedules, inputs.experiment.schedule.name, "schedule")
     request = replace(request, options=inputs.fill_options("schedule", provided.offer.options))
     with at_location(inputs.resolved, "schedule"):
         if provided.offer.chunks is not None and CHUNKS not in inputs.resolved.positions:
             request = replace(request, chunks=call_plugin(provided.provider, provided.offer.chunks, request))
         stages = request.stages
-        table = build_schedule(provided, LazyRequest.of(request, lambda: compute_times(stages), others))
+        table = build_schedule(provided, LazyRequest.of(request, lambda: compute_times(stages), tables))
     inputs.resolved = _with_chunks(inputs.resolved, table)
     return table, request
 
@@ -192,10 +195,10 @@ def _with_table(
     policy = message_policy(inputs, table)
     if table.microbatches > request.microbatches:
         parts = table.microbatches // request.microbatches
-        offer = inputs.registry.schedules[inputs.experiment.schedule.name] if file is None else None
-        workload = in_parts(
-            workload, request.microbatches, parts, part_times(offer, request, workload) if offer else ()
-        )
+        shares: Sequence[Fraction] = ()
+        if file is None:
+            shares = part_times(inputs.registry.schedules[inputs.experiment.schedule.name], request, workload)
+        workload = in_parts(workload, request.microbatches, parts, shares)
     table, workload = change_table(inputs.resolved, table, workload, network, policy)
     workload = with_stage_replicas(inputs.resolved, workload, placement, network)
     workload = with_validation(inputs.experiment, workload)

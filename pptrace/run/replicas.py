@@ -75,7 +75,8 @@ def replicas_of(configuration: Mapping[str, Any]) -> Replicas | None:
     Raises:
         PptraceError: a configuration that the installed plugins cannot use.
     """
-    if not any(_has(configuration, *key) for key in _KEYS):
+    sections = [(configuration.get(section), key) for section, key in _KEYS]
+    if not any(isinstance(values, dict) and values.get(key) for values, key in sections):
         return None
     resolved, lengths = lengths_of(load(dict(configuration)))
     speeds = speeds_of(resolved)
@@ -85,8 +86,3 @@ def replicas_of(configuration: Mapping[str, Any]) -> Replicas | None:
     if len(first) == 1:
         return None
     return Replicas(resolved=resolved, registry=Registry.load(warn=lambda _: None), kind_of=kind_of)
-
-
-def _has(configuration: Mapping[str, Any], section: str, key: str) -> bool:
-    values = configuration.get(section)
-    return isinstance(values, dict) and bool(values.get(key))

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -64,7 +64,6 @@ if TYPE_CHECKING:
 
     from pptrace.steps.columns import Int32s, Int64s
     from pptrace.timeline.timeline import Counter, OnPath, Timeline, Waits
-    from pptrace.traces.kineto.flows import Points
 
 _ROWS = 4096
 _IN_FLIGHT = 2
@@ -80,7 +79,7 @@ def write(timeline: Timeline, path: Path, options: Mapping[str, Any]) -> None:
         ConfigError: an option has an unknown value.
         OSError: the file cannot be written.
     """
-    encoder = Encoder.of(Scene.of(timeline, options))
+    encoder = Encoder(Scene.of(timeline, options))
     with path.open("wb") as file:
         write_behind(file, _texts(encoder, options.get("rank"), _step_of(timeline)), waiting=_IN_FLIGHT)
 
@@ -298,54 +297,34 @@ _PLAIN_PATH_NAMES = frozenset([*_UNNUMBERED, *range(len(NAMES), len(_PATH_NAMES)
 """Indices of path names without a microbatch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Encoder:
     """Encoder of slices, messages on links, waits and the critical path of a scene as lines."""
 
-    scene: Scene
-    """The scene."""
-    points: Points
-    """Flows through the rows, then through the hops."""
-    first: int
-    """The difference between numbers of rows and flows in the file and in the scene."""
-    peers: Peers
-    """The neighbours of each stage."""
-    rank: Int32s
-    """Rank of each row."""
-    label: Int32s
-    """The label of each row, for the ends of names."""
-    actions: Block
-    """The end of the action's name for each label."""
-    kernels: Block
-    """The end of the kernel's name for each label."""
-    titles: Block
-    """The title of each message with hops, with its closing quote and trailing blanks."""
-    integers: bool
-    """Whether all times are integer microseconds."""
-
-    @classmethod
-    def of(cls, scene: Scene) -> Self:
-        """Return the encoder of a scene; flows pass through the hops of its messages."""
+    def __init__(self, scene: Scene) -> None:
         timeline, labels = scene.timeline, labels_of(scene.timeline)
+        self.scene = scene
+        self.points = flow_points(scene)
+        self._first = scene.first_row + _FIRST
+        """The difference between numbers of rows and flows in the file and in the scene."""
+        self._peers, self._rank = Peers.of(timeline.placement), timeline.rank_of_row()
         microbatches = [text[1:] for text in labels.microbatch]
         kernels = [text + segment for text, segment in zip(microbatches, labels.segment, strict=True)]
+        self._label, self._actions, self._kernels = labels.of_row, _ends(microbatches), _ends(kernels)
+        """The label of each row; the ends of names of its action and its kernel, by label."""
         quoted = np.strings.add(scene.hop_titles(), np.bytes_(b'"'))
         titles = quoted.view(np.uint8).reshape(quoted.size, quoted.itemsize)
+        self._titles = np.where(titles == 0, np.uint8(_BLANK), titles)
+        """The title of each message with hops, with its closing quote and trailing blanks."""
         times = (timeline.enter_ns, timeline.start_ns, timeline.end_ns)
-        return cls(
-            scene=scene, points=flow_points(scene), first=scene.first_row + _FIRST,
-            peers=Peers.of(timeline.placement), rank=timeline.rank_of_row(),
-            label=labels.of_row, actions=_ends(microbatches), kernels=_ends(kernels),
-            titles=np.where(titles == 0, np.uint8(_BLANK), titles),
-            integers=not any(bool((column % 1000).any()) for column in times),
-        )  # fmt: skip
+        self.integers = not any(bool((column % 1000).any()) for column in times)
+        """Whether all times are integer microseconds."""
 
     def slices(self, lane: Lane, rows: slice) -> Iterator[Block]:
         """Yield the lines of some rows of a lane."""
         timeline = self.scene.timeline
-        kind, ends = Choice.of(timeline.kind[rows]), self._row_ends(self.actions, rows)
+        kind, ends = Choice.of(timeline.kind[rows]), self._row_ends(self._actions, rows)
         kernel, launch, category, facts = self._kernel(lane, rows, kind, ends)
-        row_id = number(np.arange(rows.start, rows.stop) + self.first)
+        row_id = number(np.arange(rows.start, rows.stop) + self._first)
         start = self._time(timeline.start_ns[rows])
         immediate = np.array_equal(timeline.enter_ns[rows], timeline.start_ns[rows])
         enter = start if immediate else self._time(timeline.enter_ns[rows])
@@ -374,7 +353,7 @@ class Encoder:
         place = b',"pid":%d,"tid":%d,"ts":' % (process_of(-1, timeline.ranks), _link_thread(lane, timeline.ranks))
         facts: dict[str, NDArray[np.integer]] = {
             "hop": hops.place[chunk],
-            "rank": self.rank[row],
+            "rank": self._rank[row],
             "peer": hops.peer[message],
             "stage": timeline.stage[row],
             "microbatch": timeline.microbatch[row],
@@ -382,9 +361,9 @@ class Encoder:
             "bytes": timeline.size_bytes[row],
         }
         lines: list[Part] = [
-            b'{"ph":"X","cat":"link","name":"', self.titles[message], place, self._time(start),
+            b'{"ph":"X","cat":"link","name":"', self._titles[message], place, self._time(start),
             b',"dur":', self._time(duration), b',"cname":', self._color(row),
-            b',"args":{"link":%d,"transfer":' % hops.lane_link[lane], number(row.astype(np.int64) + self.first),
+            b',"args":{"link":%d,"transfer":' % hops.lane_link[lane], number(row.astype(np.int64) + self._first),
             b',"kind":', words(timeline.kind[row], _KIND),
         ]  # fmt: skip
         for name, values in facts.items():
@@ -417,10 +396,10 @@ class Encoder:
         name = Choice.of(np.where(path.part == 0, kind, len(NAMES) - 1 + path.part))
         yield from pieces(len(path), [
             b'{"ph":"X","cat":"critical path","name":',
-            *_join_names(name, _PATH_NAMES, self._row_ends(self.actions, row), _PLAIN_PATH_NAMES),
+            *_join_names(name, _PATH_NAMES, self._row_ends(self._actions, row), _PLAIN_PATH_NAMES),
             b',"pid":%d,"tid":%d,"ts":' % (process, process + 1), *_exact_times(path.start_ns, path.end_ns),
             b',"cname":', self._color(row),
-            b',"args":{"rank":', _shared_number(self.rank[row]),
+            b',"args":{"rank":', _shared_number(self._rank[row]),
             b',"stage":', _shared_number(timeline.stage[row]),
             b',"microbatch":', _shared_number(timeline.microbatch[row]),
             b',"shown":', number(_row_ids(path.row)), b"}},\n",
@@ -429,7 +408,7 @@ class Encoder:
     def _row_ends(self, ends: Block, rows: slice | Int32s) -> Block:
         """Return the ends of the names of rows."""
         width = ends.shape[1]
-        return ends.view(f"V{width}").take(self.label[rows]).view(np.uint8).reshape(-1, width)
+        return ends.view(f"V{width}").take(self._label[rows]).view(np.uint8).reshape(-1, width)
 
     def _kernel(
         self, lane: Lane, rows: slice, kind: Choice, ends: Block
@@ -455,7 +434,7 @@ class Encoder:
                     for field in ("name", "launch", "category")
                 )
                 return [name], launch, category, facts
-            ends = self._row_ends(self.kernels, rows)
+            ends = self._row_ends(self._kernels, rows)
         kernel = _join_names(kind, _KERNEL, ends, plain=_UNNUMBERED)
         return kernel, kind.among(_LAUNCH), kind.among(_CATEGORY), facts
 
@@ -494,7 +473,7 @@ class Encoder:
         if not CARRIES[kind].any():
             return b""
         peer = (
-            self.peers.of_rows(timeline, rows) if lane.peer < 0 else np.full_like(kind, lane.peer, dtype=np.int32)
+            self._peers.of_rows(timeline, rows) if lane.peer < 0 else np.full_like(kind, lane.peer, dtype=np.int32)
         )
         size, sized = _distinct(timeline.size_bytes[rows])
         peer_count = timeline.ranks + 1
@@ -536,7 +515,7 @@ class Encoder:
         yield block[keep]
 
     def _flow(self, points: NDArray[np.int64], place: bytes) -> list[Part]:
-        flow = number(self.points.flow[points].astype(np.int64) + self.first)
+        flow = number(self.points.flow[points].astype(np.int64) + self._first)
         time = microseconds(self.points.at_ns[points], integers=False)
         phase = words(self.points.phase[points], _PHASES)
         name = words(self.points.on_path[points].astype(np.int8), _FLOW_NAMES)

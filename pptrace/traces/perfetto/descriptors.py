@@ -18,7 +18,6 @@ on a link, each of its lanes is a track, and viewers merge the tracks of a link.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -29,7 +28,7 @@ from pptrace.traces.perfetto.wire import BEGIN, END, SEQUENCE, Cell, Layout
 from pptrace.traces.scene import NAMES, link_title, links_and_segments, stream_title
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
@@ -130,7 +129,7 @@ _FORMER = {"unit": "microbatch", "braid": "pair", "microbatch": "correlation"}
 
 def provenance_json(provenance: Mapping[str, Any]) -> str:
     """Return the provenance as JSON."""
-    return json.dumps(provenance, default=_plain, ensure_ascii=False)
+    return json.dumps(dict(provenance), ensure_ascii=False)
 
 
 def write_attributes(head: Trace, values: Mapping[str, str | int], timelines: Sequence[Timeline] = ()) -> None:
@@ -234,13 +233,6 @@ def _part(part: bytes | Cell) -> str | list[Any]:
     if isinstance(part, bytes):
         return part.hex()
     return [part.name, part.number, part.size, part.fixed, part.optional]
-
-
-def _plain(value: object) -> Any:
-    if isinstance(value, Mapping):
-        return dict(value)
-    msg = f"provenance holds a {type(value).__name__}, which is no JSON value"
-    raise TypeError(msg)
 
 
 _TABLES_SEQUENCE = SEQUENCE + 1
