@@ -16,8 +16,7 @@ from pathlib import Path
 
 from pptrace.plugins.registry import Registry
 from pptrace.search.candidates import Outcome, run_candidate
-from pptrace.search.plan import find_plan
-from pptrace.search.space import PlanRequest
+from pptrace.search.plan import plan
 
 STEP = Path(__file__).parent.parent / "examples" / "llama3-70b.yaml"
 FLAGS = {"p2p": "async", "global": "2048"}
@@ -43,15 +42,10 @@ def main() -> None:
         if "best so far" in text and not first:
             first.append((time.perf_counter() - start, used_s() - before))
 
-    found = find_plan(
-        STEP,
-        PlanRequest(gpus=options.gpus),
-        registry,
-        flags=FLAGS,
-        workers=options.workers,
-        robust=False,
-        watch=watch,
-    )
+    found = plan(
+        STEP, gpus=options.gpus, workers=options.workers, robust=False, progress=watch,
+        **FLAGS,  # type: ignore[arg-type] # texts, as on the command line
+    )  # fmt: skip
     wall, used = time.perf_counter() - start, used_s() - before
     counts = found.counts()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
@@ -59,7 +53,7 @@ def main() -> None:
     simulated = counts[Outcome.SIMULATED]
     print(f"{counts['considered']:,} considered, {simulated:,} simulated, {wall:.1f} s, {speed:,.0f}/s")
     print(f"processor time {used:.1f} s, memory {peak:.2f} GiB, a first answer after {first[0][0]:.1f} s")
-    able = [one for one in found.result.candidates if one.outcome in {Outcome.BOUNDED, Outcome.SIMULATED}]
+    able = [one for one in found.candidates if one.outcome in {Outcome.BOUNDED, Outcome.SIMULATED}]
     sample = able[:: max(len(able) // options.sample, 1)]
     start = time.perf_counter()
     for one in sample:

@@ -19,11 +19,9 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pptrace.config.resolution import document_of
 from pptrace.errors import PptraceError
 from pptrace.plugins.registry import Registry
-from pptrace.search.plan import differences_ns, find_plan
-from pptrace.search.space import PlanRequest
+from pptrace.search.plan import differences_ns, plan
 from pptrace_accuracy.records import build_cases, read_rows, read_rules
 
 if TYPE_CHECKING:
@@ -168,12 +166,11 @@ class Planner:
     ) -> dict[Division, Place]:
         """Return the best of each division among the first ``top`` of one plan."""
         settings = {**own, "batch": {**self.case.settings["batch"], "global": sequences}}
-        request = PlanRequest(gpus=int(self.case.row["n_gpus"]), top=top)
+        gpus = int(self.case.row["n_gpus"])
         vary = {**sizes, "recompute": [own["model"].get("recompute", "none")]}
-        document = document_of(settings)
         try:
-            found = find_plan(
-                document, request, self.registry, flags={}, vary=vary, robust=False, executor="serial"
+            found = plan(
+                settings, gpus=gpus, top=top, vary=vary, robust=False, executor="serial", registry=self.registry
             )
         except PptraceError:
             return {}

@@ -72,18 +72,14 @@ def command(
     """
     file = source.file
     from pptrace.cli.sweep import report_journal
-    from pptrace.plugins.registry import Registry
-    from pptrace.search.plan import find_plan
-    from pptrace.search.space import PlanRequest
-    from pptrace.search.sweep import end_journals
+    from pptrace.search.plan import plan
 
     paths = [Path(output) for output in outputs]
-    request = PlanRequest(gpus=gpus, memory=memory, objective=objective, top=top, exhaustive=exhaustive)
     with report_journal(paths), status("planning") as watch:
-        plan = find_plan(
-            file, request, Registry.load(), sets=source.sets, flags=source.flags, vary=vary, robust=robust,
-            executor=executor, workers=workers or 0, outputs=paths, fresh=fresh, watch=watch,
+        result = plan(
+            file, gpus=gpus, memory=memory, objective=objective, vary=vary, top=top, exhaustive=exhaustive,
+            robust=robust, sets=source.sets, outputs=paths, fresh=fresh, executor=executor, workers=workers,
+            progress=watch, **source.flags,  # type: ignore[arg-type] # texts, as on the command line
         )  # fmt: skip
-    echo_result(plan, as_json=as_json)
-    report_written(plan.save(*paths))
-    end_journals(paths)
+    echo_result(result, as_json=as_json)
+    report_written(paths)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from dataclasses import dataclass
@@ -200,6 +201,11 @@ def short_reason(error: PptraceError) -> str:
     elif isinstance(error, ConfigError):
         short = ConfigError(error.message, key=error.key)
     return " ".join(str(short).split())
+
+
+def digest_of(parts: Any) -> str:
+    """Return a short digest of plain values."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 LIMITS = ("device.memory", "costs.capacity")

@@ -30,9 +30,9 @@ from pptrace.run.figures import figures_of
 from pptrace.run.neighbourhood import Change
 from pptrace.run.preparation import prepare
 from pptrace.run.simulated_step import run_prepared
-from pptrace.search.basis import short_reason
+from pptrace.search.basis import digest_of, short_reason
 from pptrace.search.pricing import Group, Origin, Pricing
-from pptrace.search.runner import Runner, digest_of, installed, journal_path, plugins_text, row_or_error
+from pptrace.search.runner import Runner, installed, journal_path, plugins_text, row_or_error
 from pptrace.search.space import LAYERS, PLAIN, PlanProblem, setting
 from pptrace.timeline.idle import IdleCause
 from pptrace.version import __version__
@@ -214,7 +214,6 @@ class CandidateRunner(Runner):
         super().__init__(registry, chosen, output and journal_path(output), fresh=fresh)
         self.document = document
         self._plugins = sorted((provider.distribution, provider.version) for provider in registry.providers)
-        self._is_warm = False
 
     def __enter__(self) -> Self:
         """Start the executor, so that an unreachable executor fails early."""
@@ -223,7 +222,7 @@ class CandidateRunner(Runner):
 
     def worker_executor(self) -> Executor | None:
         """Return the executor of several other processes; None without one, or before the first simulation."""
-        is_alone = self.chosen.in_process or self.workers == 1 or not self._is_warm
+        is_alone = self.chosen.in_process or self.workers == 1 or not self.is_warm
         return None if is_alone else self.pool.begin()
 
     def rows(
@@ -240,18 +239,9 @@ class CandidateRunner(Runner):
             watch: receives the number of finished rows after each simulation.
         """
         keys = [self._key(candidate, machine) for candidate in candidates]
-        rows = {key: self.known[key] for key in keys if key in self.known}
-        missing = {
-            key: (candidate.varied, machine)
-            for key, candidate in zip(keys, candidates, strict=True)
-            if key not in rows
-        }
+        items = {key: (candidate.varied, machine) for key, candidate in zip(keys, candidates, strict=True)}
         call = partial(run_candidate, document=self.document)
-        for key, row in self.run(missing, call, warms=not self._is_warm):
-            self._is_warm = True
-            rows[key] = row
-            if watch is not None:
-                watch(len(rows))
+        rows = self.rows_by_key(items, call, warms=not self.is_warm, watch=watch)
         return [rows[key] for key in keys]
 
     def _key(self, candidate: Candidate, machine: Machine | None) -> str:
@@ -373,14 +363,9 @@ def _is_everywhere(error: PptraceError) -> bool:
 
 
 _PREFETCH_FROM = 500
-"""Number of candidates from which worker processes shorten the search."""
+"""Number of candidates from which worker processes that bound them shorten the search."""
 _CHUNK = 24
 """Candidates per task of a worker."""
-
-
-def should_prefetch(candidates: Sequence[Candidate]) -> bool:
-    """Return whether there are enough candidates for worker processes to bound."""
-    return len(candidates) >= _PREFETCH_FROM
 
 
 class BoundPrefetch:
@@ -474,35 +459,25 @@ _LEAST, _FURTHER = 8, 1000
 """Candidates of least memory that are bounded where none fits: per layout, and of all remaining ones."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchResult:
-    """The result of a search."""
-
-    ranked: tuple[Candidate, ...]
-    """Simulated candidates that fit, best first; of equivalent ones, the first in the order of the space."""
-    candidates: tuple[Candidate, ...]
-    """All candidates of the space."""
-
-    def count(self, outcome: Outcome) -> int:
-        """Return the number of candidates with an outcome."""
-        return sum(candidate.outcome is outcome for candidate in self.candidates)
-
-
 class Search:
     """Best-first search of a space; ``watch`` receives its progress."""
+
+    candidates: list[Candidate]
+    """All candidates of the space."""
+    best: list[Candidate]
+    """Simulated candidates that fit, best first; of equivalent ones, the first in the order of the space."""
 
     def __init__(self, space: Space, runner: CandidateRunner, watch: Callable[[str], None] | None = None) -> None:
         self.space, self.runner = space, runner
         self.request = space.request
         self.watch = watch or (lambda _: None)
         self.filter = CandidateFilter(space)
-        self.candidates: list[Candidate] = []
-        self.best: list[Candidate] = []
+        self.candidates, self.best = [], []
         self._places: dict[Any, Candidate] = {}
         self.simulated = self.bounded = 0
         self._reported_s = 0.0
 
-    def run(self) -> SearchResult:
+    def run(self) -> None:
         """Bound all layouts, then simulate the candidates that can be among the first places.
 
         Raises:
@@ -518,7 +493,6 @@ class Search:
                     self.filter.prefetch.end()
             if not self.best:
                 raise self._nothing()
-        return SearchResult(ranked=tuple(self.best), candidates=tuple(self.candidates))
 
     def _bound_layouts(self) -> None:
         """Bound all layouts, in an order that covers the whole space early."""
@@ -591,9 +565,9 @@ class Search:
         """Start to bound candidates in worker processes, once these have compiled kernels."""
         executor = self.runner.worker_executor()
         if self.filter.prefetch is None and executor is not None:
-            rest = [candidate for *_, candidate in sorted(waiting) if candidate.origin is not None]
-            if should_prefetch(rest):
-                self.filter.prefetch = BoundPrefetch(self.space, rest, executor, self.runner.workers)
+            unbounded = [candidate for *_, candidate in sorted(waiting) if candidate.origin is not None]
+            if len(unbounded) >= _PREFETCH_FROM:
+                self.filter.prefetch = BoundPrefetch(self.space, unbounded, executor, self.runner.workers)
 
     def _likeliest(self, refined: Sequence[Candidate], batch: Sequence[Candidate]) -> list[Candidate]:
         """Return the requested number of bounded candidates, best first. Their scores bound the last place."""

@@ -20,7 +20,7 @@ from pptrace.config.schema import Experiment, ScheduleChoice
 from pptrace.config.validation import validate_options
 from pptrace.config.yaml_document import parse_value, read_yaml
 from pptrace.errors import ConfigError, nearest
-from pptrace.search.basis import Basis, Entry, parse_entries, split_outside
+from pptrace.search.basis import Basis, Entry, digest_of, parse_entries, split_outside
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -341,7 +341,7 @@ def grid_of(
         base=base,
         axes=tuple(axes),
         points=points,
-        configuration=_digest([*_without(tree, axes), *([gpus] if gpus else [])]),
+        configuration=digest_of([*_without(tree, axes), *([gpus] if gpus else [])]),
     )
 
 
@@ -450,7 +450,7 @@ def _point(
     name = _name(tree)
     if name not in digests:
         digests[name] = _file_digest(name)
-    identity = "-".join(filter(None, [_digest(tree), digests[name]]))
+    identity = "-".join(filter(None, [digest_of(tree), digests[name]]))
     return Point(values=values, identity=identity, actions=_actions(tree), replicas=replicas, refused=refused)
 
 
@@ -460,7 +460,9 @@ def _varied(values: Sequence[Value]) -> list[Assignment]:
 
 def _without(tree: dict[str, Any], axes: Sequence[Axis]) -> list[Any]:
     """Return a base without the swept keys, and these keys."""
-    swept = [path for axis in axes for path in (axis.paths if axis.is_coupled else [_path(axis.key)])]
+    swept: list[KeyPath] = []
+    for axis in axes:
+        swept += axis.paths if axis.is_coupled else [assignment(axis.key, "name", "").path]
     for *parents, last in sorted(swept, key=str):
         section: Any = tree
         for key in parents:
@@ -469,10 +471,6 @@ def _without(tree: dict[str, Any], axes: Sequence[Axis]) -> list[Any]:
             section.pop(last, None)
     tree = {section: values for section, values in tree.items() if values != {}}
     return [tree, sorted(axis.key for axis in axes), _file_digest(_name(tree))]
-
-
-def _path(key: str) -> KeyPath:
-    return assignment(key, "name", "").path
 
 
 def _name(tree: Mapping[str, Any]) -> str:
@@ -500,11 +498,6 @@ def _actions(tree: Mapping[str, Any]) -> int:
     if microbatches == 1:
         microbatches = max(size("batch", "global") // (size("parallel", "dp") * size("batch", "micro")), 1)
     return 2 * size("parallel", "pp") * size("parallel", "vp") * microbatches
-
-
-def _digest(value: object) -> str:
-    text = json.dumps(value, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 REPLICAS: KeyPath = ("parallel", "dp")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -44,9 +45,8 @@ if TYPE_CHECKING:
 
     from pptrace.config.flags import Settings
     from pptrace.config.schema import Experiment
-    from pptrace.config.yaml_document import Document
     from pptrace.run.figures import Row
-    from pptrace.search.candidates import Candidate, SearchResult
+    from pptrace.search.candidates import Candidate
     from pptrace.search.launch_arguments import Arguments
     from pptrace.search.space import PlanProblem, Score
 
@@ -128,8 +128,10 @@ class Plan(Printed):
     """GPUs, limits and objective."""
     problem: PlanProblem = field(repr=False)
     """The common configuration."""
-    result: SearchResult = field(repr=False)
-    """All candidates, and the ranked ones."""
+    ranking: tuple[Candidate, ...] = field(repr=False)
+    """Simulated candidates that fit, best first; of equivalent ones, the first in the order of the space."""
+    candidates: tuple[Candidate, ...] = field(repr=False)
+    """All candidates of the space."""
     robustness: Robustness | None
     """The first place on other machines; None where no place is near it, or where not requested."""
     heading: str = ""
@@ -138,17 +140,21 @@ class Plan(Printed):
     @property
     def ranked(self) -> tuple[Candidate, ...]:
         """The requested number of places, best first."""
-        return self.result.ranked[: self.request.top]
+        return self.ranking[: self.request.top]
 
     @property
     def best(self) -> Candidate:
         """The first place."""
-        return self.result.ranked[0]
+        return self.ranking[0]
 
     @property
     def tied(self) -> tuple[Candidate, ...]:
-        """The places that tie with the first, best first."""
-        return tied(self.ranked)
+        """The places within :data:`MARGIN` of the first, the first among them, best first."""
+        *leading_scores, best = self.best.score
+        limit = best * (1 + MARGIN)
+        return tuple(
+            place for place in self.ranked if [*place.score[:-1]] == leading_scores and place.score[-1] <= limit
+        )
 
     @cached_property
     def experiment(self) -> Experiment:
@@ -188,21 +194,20 @@ class Plan(Printed):
 
     def table(self) -> list[Row]:
         """Return a row per candidate, in the order of the space."""
-        return [_point(candidate) for candidate in self.result.candidates]
+        return [_point(candidate) for candidate in self.candidates]
 
     def counts(self) -> dict[str, int]:
         """Return the number of candidates, and the number with each outcome."""
-        kinds = {outcome.value: self.result.count(outcome) for outcome in Outcome}
-        return {"considered": len(self.result.candidates), **kinds}
+        counts = Counter(candidate.outcome for candidate in self.candidates)
+        return {"considered": len(self.candidates), **{outcome.value: counts[outcome] for outcome in Outcome}}
 
     def refusals(self) -> dict[str, int]:
         """Return the number of refused candidates by reason, the most frequent first."""
-        reasons: dict[str, int] = {}
-        for candidate in self.result.candidates:
+        reasons: Counter[str] = Counter()
+        for candidate in self.candidates:
             if candidate.outcome is Outcome.REFUSED:
                 head, colon, _ = candidate.reason.partition(":")
-                key = head if colon and " " not in head else f"schedule {candidate.schedule}"
-                reasons[key] = reasons.get(key, 0) + 1
+                reasons[head if colon and " " not in head else f"schedule {candidate.schedule}"] += 1
         return dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))
 
     def to_dict(self) -> dict[str, Any]:
@@ -299,41 +304,6 @@ def _point(candidate: Candidate) -> Row:
     }  # fmt: skip
 
 
-def find_plan(
-    file: Path | Document | None,
-    request: PlanRequest,
-    registry: Registry,
-    *,
-    sets: Sequence[str] = (),
-    flags: Mapping[str, Any],
-    vary: Sequence[str] | Mapping[str, Iterable[Any]] = (),
-    robust: bool = True,
-    executor: str | Mapping[str, Any] = "processes",
-    workers: int = 0,
-    outputs: Sequence[Path] = (),
-    fresh: bool = False,
-    shares_registry: bool = False,
-    watch: Callable[[str], None] | None = None,
-) -> Plan:
-    """Return the ranked plan of a job; :func:`plan` describes most arguments.
-
-    ``file`` is the configuration, ``flags`` are values by flag name, and ``watch`` receives the progress.
-    ``shares_registry`` states that the registry is the caller's, which other processes do not have.
-
-    Raises:
-        PptraceError: invalid input, an empty or too large space, or no configuration that fits.
-    """
-    check_outputs(outputs, _CONFIGURATIONS, _KNOWN)
-    chosen = choose(executor, registry, workers, shared=shares_registry)
-    problem = plan_problem(file, sets, flags, vary, request, registry)
-    space = Space(problem, request)
-    first = outputs[0] if outputs else None
-    with CandidateRunner(problem.document, registry, chosen, first, fresh=fresh) as runner:
-        result = Search(space, runner, watch).run()
-        robustness = assess_robustness(request, result.ranked, runner, watch) if robust else None
-    return Plan(request=request, problem=problem, result=result, robustness=robustness, heading=space.heading)
-
-
 def plan(
     config: Config | None = None,
     *,
@@ -383,11 +353,19 @@ def plan(
     """
     check_arguments(values, ARGUMENTS)
     paths = [Path(output) for output in outputs]
-    result = find_plan(
-        document_of(config),
-        PlanRequest(gpus=gpus, memory=memory, objective=objective, top=top, exhaustive=exhaustive),
-        registry or Registry.load(), sets=sets, flags=values, vary=vary, robust=robust, executor=executor,
-        workers=workers or 0, outputs=paths, fresh=fresh, shares_registry=registry is not None, watch=progress,
+    check_outputs(paths, _CONFIGURATIONS, _KNOWN)
+    request = PlanRequest(gpus=gpus, memory=memory, objective=objective, top=top, exhaustive=exhaustive)
+    plugins = registry or Registry.load()
+    chosen = choose(executor, plugins, workers or 0, shared=registry is not None)
+    problem = plan_problem(document_of(config), sets, values, vary, request, plugins)
+    space = Space(problem, request)
+    with CandidateRunner(problem.document, plugins, chosen, paths[0] if paths else None, fresh=fresh) as runner:
+        search = Search(space, runner, progress)
+        search.run()
+        robustness = assess_robustness(request, search.best, runner, progress) if robust else None
+    result = Plan(
+        request=request, problem=problem, ranking=tuple(search.best), candidates=tuple(search.candidates),
+        robustness=robustness, heading=space.heading,
     )  # fmt: skip
     result.save(*paths)
     end_journals(paths)
@@ -399,15 +377,6 @@ MARGIN = Fraction(2, 100)
 
 Of published steps of one model on the same GPUs, pairs with simulated steps this close have the measured order 22
 of 37 times (``pptrace accuracy`` counts them; docs/plan.md)."""
-
-
-def tied(ranked: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Return the candidates within :data:`MARGIN` of the first, the first among them."""
-    if not ranked:
-        return ()
-    *leading_scores, best = ranked[0].score
-    limit = best * (1 + MARGIN)
-    return tuple(place for place in ranked if [*place.score[:-1]] == leading_scores and place.score[-1] <= limit)
 
 
 _HEAD = ("#", "schedule", "pp", "vp", "tp", "cp", "ep", "dp", "mbs", "gbs", "settings", "step", "tok/s/GPU", "MFU",
@@ -557,7 +526,7 @@ def _default_chunks(plan: Plan) -> list[str]:
     axis = plan.problem.axes.get("parallel.vp")
     requested = [value.varied[0].value for value in axis.values] if axis else []
     schedules = dict.fromkeys(
-        candidate.schedule for candidate in plan.result.candidates
+        candidate.schedule for candidate in plan.candidates
         if requested and candidate.chunks not in requested
         and candidate.outcome not in {Outcome.REFUSED, Outcome.COVERED}
     )  # fmt: skip
@@ -643,14 +612,14 @@ def save_frontier(plan: Plan, path: Path) -> None:
         OutputError: another suffix, or a file that cannot be written.
         PptraceError: matplotlib is not installed.
     """
-    points = [candidate for candidate in plan.result.candidates if candidate.outcome is Outcome.SIMULATED]
-    names = list(dict.fromkeys(candidate.schedule for candidate in (*plan.result.ranked, *points)))
+    points = [candidate for candidate in plan.candidates if candidate.outcome is Outcome.SIMULATED]
+    names = list(dict.fromkeys(candidate.schedule for candidate in (*plan.ranking, *points)))
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
         places = {name: _point_places([point for point in points if point.schedule == name]) for name in names}
         draw_points(axes, places)
-        edge = columns_of(_point_places(frontier(plan.result.ranked)))
+        edge = columns_of(_point_places(frontier(plan.ranking)))
         axes.plot(*edge, color=INK, lw=1.2, drawstyle="steps-post", label="frontier", zorder=0)
         limit = int(plan.best.row["device_memory_bytes"] or 0)
         if limit:

@@ -212,12 +212,12 @@ class Pricing:
 
 
 class _LayoutCosts:
-    """The costs of a layout, with caches of workloads and splits."""
+    """The costs of a layout, for each split of layers."""
 
     def __init__(self, problem: PlanProblem, varied: tuple[Assignment, ...]) -> None:
         self.problem, self.varied = problem, varied
         self.costs = build_costs(problem.resolved(varied), problem.registry)
-        self._workloads: dict[Any, Workload] = {}
+        self._by_split: dict[tuple[int, ...], Costs] = {(): self.costs}
         self._splits: dict[int, list[int] | None] = {}
 
     def workload(self, stages: int, layers: list[int] | None = None, *, has_pairs: bool = False) -> Workload:
@@ -226,14 +226,11 @@ class _LayoutCosts:
         Raises:
             PptraceError: an invalid number of stages or layers.
         """
-        key = (stages, tuple(layers or ()), has_pairs)
-        if key not in self._workloads:
-            costs = self.costs
-            if layers is not None:
-                resolved = self.problem.resolved((*self.varied, setting(LAYERS, layers)))
-                costs = build_costs(resolved, self.problem.registry)
-            self._workloads[key] = costs.workload(stages, has_pairs=has_pairs)
-        return self._workloads[key]
+        key = tuple(layers or ())
+        if key not in self._by_split:
+            resolved = self.problem.resolved((*self.varied, setting(LAYERS, layers)))
+            self._by_split[key] = build_costs(resolved, self.problem.registry)
+        return self._by_split[key].workload(stages, has_pairs=has_pairs)
 
     def split(self, split: Any, stages: int, layers: int) -> list[int] | None:
         """Return the layers of each stage; None for the even split."""

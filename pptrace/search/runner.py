@@ -11,7 +11,6 @@ from collections import deque
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, wait
 from dataclasses import dataclass
 from functools import cache, partial
-from hashlib import sha256
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -24,6 +23,7 @@ from pptrace.plugins.registry import Registry
 from pptrace.plugins.requests import ExecutorRequest
 from pptrace.run.figures import at_levels, metrics_row
 from pptrace.run.simulated_step import simulate
+from pptrace.search.basis import digest_of
 from pptrace.version import __version__
 from pptrace_kernel import many_runs
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Future
     from types import TracebackType
-    from typing import Self
 
     from pptrace.config.resolution import Resolved
     from pptrace.plugins.offers import ExecutorOffer, Provided
@@ -47,22 +46,11 @@ _DIED = "the process that ran it died; where it needs more memory than there is,
 
 
 class ExecutorPool:
-    """An executor that several runs share, as a context; a broken executor is replaced."""
+    """An executor that several runs share; a broken executor is replaced."""
 
     def __init__(self, start: Callable[[], Executor]) -> None:
         self._start = start
         self._executor: Executor | None = None
-
-    def __enter__(self) -> Self:
-        """Start the executor, so that an unreachable one fails before there is work."""
-        self._executor = self._start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Shut down the executor; after an error, without waiting for its calls."""
-        self.end(wait=error is None)
 
     def begin(self) -> Executor:
         """Return the executor, started if necessary."""
@@ -349,7 +337,7 @@ def _content(row: Row) -> bytes:
 
 
 def _digest(content: bytes) -> bytes:
-    return sha256(content).digest()
+    return hashlib.sha256(content).digest()
 
 
 def _code(error: sqlite3.Error) -> int:
@@ -436,6 +424,8 @@ class Runner:
 
     known: dict[str, Row]
     """Rows that earlier starts finished, by key."""
+    is_warm: bool
+    """Whether this process has compiled the kernels, so that forked workers have them."""
 
     def __init__(
         self, registry: Registry, chosen: ExecutorChoice, journal: Path | None = None, *, fresh: bool = False
@@ -454,6 +444,7 @@ class Runner:
         self.registry, self.chosen, self.pool = registry, chosen, ExecutorPool(chosen.start)
         self._journal = Journal(journal, fresh=fresh) if journal is not None else None
         self.known = {str(row["point"]): row for row in self._journal.rows} if self._journal else {}
+        self.is_warm = False
 
     def __enter__(self) -> Self:
         return self
@@ -462,7 +453,7 @@ class Runner:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Shut down the executor, and close the journal, which stays because writing outputs can still fail."""
-        self.pool.__exit__(kind, error, trace)
+        self.pool.end(wait=error is None)
         if self._journal is not None:
             self._journal.__exit__(kind, error, trace)
 
@@ -490,11 +481,37 @@ class Runner:
         waiting = list(items.items())
         if warms and waiting:
             key, item = waiting.pop()
-            yield key, self._finish(key, call(item, registry=self.registry), labels)
+            row = call(item, registry=self.registry)
+            self.is_warm = True
+            yield key, self._finish(key, row, labels)
             installed()  # forked workers share the plugins
         call = partial(_call, call=call, registry=self.registry if self.chosen.in_process else None)
         for (key, _), row in run_all(waiting, call, self.pool, ahead=_AHEAD * self.workers):
             yield key, self._finish(key, row, labels)
+
+    def rows_by_key(
+        self,
+        items: Mapping[str, Item],
+        call: Callable[..., Row],
+        *,
+        warms: bool = False,
+        watch: Callable[[int], None] | None = None,
+    ) -> dict[str, Row]:
+        """Return the rows of items by key, and reuse the rows that earlier starts finished.
+
+        Args:
+            items: as for :meth:`run`.
+            call: as for :meth:`run`.
+            warms: as for :meth:`run`.
+            watch: receives the number of rows after each simulation.
+        """
+        rows = {key: self.known[key] for key in items if key in self.known}
+        missing = {key: item for key, item in items.items() if key not in rows}
+        for key, row in self.run(missing, call, warms=warms):
+            rows[key] = row
+            if watch is not None:
+                watch(len(rows))
+        return rows
 
     def _finish(self, key: str, row: Row, labels: Mapping[str, Row] | None) -> Row:
         """Return a row with its key and labels; store it, unless it is an error."""
@@ -506,11 +523,6 @@ class Runner:
 
 def _call(item: tuple[str, Any], *, call: Callable[..., Row], registry: Registry | None) -> Row:
     return call(item[1], registry=registry)
-
-
-def digest_of(parts: Any) -> str:
-    """Return a short digest of plain values."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def simulate_many(
@@ -541,15 +553,13 @@ def simulate_many(
     registry = Registry.load(warn=lambda _: None)
     plugins = sorted((name, str(provided.provider)) for name, provided in registry.cost_models.items())
     keys = [digest_of([__version__, plugins, configuration]) for configuration in configurations]
+    items = dict(zip(keys, configurations, strict=True))
     report = progress or (lambda _done, _total: None)
     with Runner(registry, choose(executor, registry, workers), journal, fresh=fresh) as runner:
-        rows = {key: runner.known[key] for key in keys if key in runner.known}
-        missing = {key: each for key, each in zip(keys, configurations, strict=True) if key not in rows}
-        call = partial(_run_figures, figures=figures, actions=_ACTIONS * len(missing) // runner.workers)
-        report(len(rows), len(rows) + len(missing))
-        for key, row in runner.run(missing, call):
-            rows[key] = row
-            report(len(rows), len(keys))
+        missing = len(items.keys() - runner.known.keys())
+        call = partial(_run_figures, figures=figures, actions=_ACTIONS * missing // runner.workers)
+        report(len(items) - missing, len(items))
+        rows = runner.rows_by_key(items, call, watch=lambda count: report(count, len(items)))
     return [{name: value for name, value in rows[key].items() if name != "point"} for key in keys]
 
 

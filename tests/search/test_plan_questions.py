@@ -111,9 +111,9 @@ def test_a_configuration_says_what_varies_and_the_command_line_what_is_fixed(reg
 
     found = planned(registry, config=config, vary=["micro=1,2"], pp=2)
 
-    assert {one.schedule for one in found.result.candidates} == {"1f1b"}
-    assert {(one.layout.pp, one.layout.tp) for one in found.result.candidates} == {(2, 1)}
-    assert {one.layout.micro for one in found.result.candidates} == {1, 2}
+    assert {one.schedule for one in found.candidates} == {"1f1b"}
+    assert {(one.layout.pp, one.layout.tp) for one in found.candidates} == {(2, 1)}
+    assert {one.layout.micro for one in found.candidates} == {1, 2}
     assert "plan" not in found.configuration
 
 
@@ -232,14 +232,14 @@ def test_no_copies_are_a_share_of_nothing(registry: Registry) -> None:
 
     found = planned(registry, config=config, vary=vary, pp=2, exhaustive=True)
 
-    ratios = [(found.problem.resolved(one.varied).experiment.schedule.offload) for one in found.result.candidates]
+    ratios = [(found.problem.resolved(one.varied).experiment.schedule.offload) for one in found.candidates]
     assert [ratio and ratio.ratio for ratio in ratios] == [None, 0.5]
 
 
 def test_the_smallest_memory_that_would_do_is_the_smallest(registry: Registry) -> None:
     """What computes again what others keep needs the least, and is neither the first nor the fastest."""
     vary = {**FEW, "recompute": ["none", "selective", "full"], "micro": [1, 2]}
-    every = planned(registry, vary=vary, exhaustive=True, memory="80GiB").result.candidates
+    every = planned(registry, vary=vary, exhaustive=True, memory="80GiB").candidates
     least = min(one.row["peak_memory_bytes"] for one in every if one.fits)
 
     with pytest.raises(PptraceError, match=r"would do") as raised:
@@ -283,7 +283,7 @@ def test_layers_that_ranks_do_not_divide_get_chunks_in_powers_of_two(registry: R
     model = {**MODEL, "layers": 13}
     found = planned(registry, config={**STEP, "model": model}, vary={**FEW, "pp": [2], "layers": ["even"]})
 
-    assert {one.chunks for one in found.result.candidates if one.schedule == "interleaved-1f1b"} >= {2, 4}
+    assert {one.chunks for one in found.candidates if one.schedule == "interleaved-1f1b"} >= {2, 4}
 
 
 def by_schedule(plan: Any) -> dict[str, list[tuple[int, int, str]]]:
@@ -361,7 +361,7 @@ def test_a_schedule_with_pairs_is_tried_on_one_rank_where_it_hides_communication
         vary={**FEW, **sizes, "schedule": ["1f1b", "combined-1f1b"]}, **{"global": 64},
     )  # fmt: skip
 
-    assert {one.schedule: one.outcome.value for one in plan.result.candidates} == {
+    assert {one.schedule: one.outcome.value for one in plan.candidates} == {
         "1f1b": "simulated", "combined-1f1b": outcome
     }  # fmt: skip
     assert plan.ranked[0].schedule == ("combined-1f1b" if experts else "1f1b")

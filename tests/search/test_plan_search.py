@@ -101,7 +101,7 @@ def test_bounds_hold_and_the_first_places_are_those_of_simulating_everything(
     assert (bounded is None) == (everything is None)
     if bounded is None or everything is None:
         return
-    ran = [one for one in everything.result.candidates if one.outcome is Outcome.SIMULATED]
+    ran = [one for one in everything.candidates if one.outcome is Outcome.SIMULATED]
     assert [one.name for one in ran if one.bound.step_ns > one.row["step_ns"]] == []
     assert [one.name for one in ran if one.bound.peak_bytes > one.row["peak_memory_bytes"]] == []
     assert [_told(one) for one in bounded.ranked] == [_told(one) for one in everything.ranked]
@@ -151,9 +151,9 @@ def test_an_early_answer_is_of_what_fits_and_changes_no_place(
     first = next(text for text in said if "best so far" in text)
     assert int(first.split(" ")[0].replace(",", "")) < early.counts()["considered"]
     assert [_told(one) for one in early.ranked] == [_told(one) for one in late.ranked]
-    assert [one.number for one in early.result.candidates] == list(range(early.counts()["considered"]))
+    assert [one.number for one in early.candidates] == list(range(early.counts()["considered"]))
     assert len(late.ranked) > 1
-    assert [one.name for one in early.result.candidates] == [one.name for one in late.result.candidates]
+    assert [one.name for one in early.candidates] == [one.name for one in late.candidates]
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 12, 224])

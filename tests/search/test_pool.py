@@ -47,10 +47,11 @@ def test_runs_share_an_executor_that_ends_behind_the_last() -> None:
         started.append(Counted())
         return started[-1]
 
-    with ExecutorPool(start) as pool:
-        assert run(pool, [1, 2, 3]) == {1: 2, 2: 4, 3: 6}
-        assert run(pool, [4]) == {4: 8}
-        assert [one.ended for one in started] == [False]
+    pool = ExecutorPool(start)
+    assert run(pool, [1, 2, 3]) == {1: 2, 2: 4, 3: 6}
+    assert run(pool, [4]) == {4: 8}
+    assert [one.ended for one in started] == [False]
+    pool.end(wait=True)
     assert [one.ended for one in started] == [True]
 
 
@@ -61,10 +62,11 @@ def test_one_that_breaks_is_ended_and_the_next_run_has_another() -> None:
         started.append(Counted(breaks=2 if not started else None))
         return started[-1]
 
-    with ExecutorPool(start) as pool:
-        assert run(pool, [1, 2, 3]) == {1: 2, 2: 4, 3: 6}
-        assert run(pool, [4]) == {4: 8}
-        assert [one.ended for one in started] == [True, False]
+    pool = ExecutorPool(start)
+    assert run(pool, [1, 2, 3]) == {1: 2, 2: 4, 3: 6}
+    assert run(pool, [4]) == {4: 8}
+    assert [one.ended for one in started] == [True, False]
+    pool.end(wait=True)
     assert all(one.ended for one in started)
 
 
@@ -72,5 +74,5 @@ def test_one_that_cannot_be_reached_says_so_before_there_is_work() -> None:
     def start() -> Counted:
         raise ConnectionError
 
-    with pytest.raises(ConnectionError), ExecutorPool(start):
-        pytest.fail("started")
+    with pytest.raises(ConnectionError):
+        ExecutorPool(start).begin()

@@ -280,17 +280,17 @@ def test_rows_come_when_they_are_finished_not_when_all_are() -> None:
 
     from pptrace.plugins.builtin_executors import Serial
 
-    with ExecutorPool(Serial) as pool:
-        for item, row in run_all([1, 2, 3], call, pool, ahead=8):
-            assert row == {"item": item}
-            assert begun == list(range(1, item + 1))
+    for item, row in run_all([1, 2, 3], call, ExecutorPool(Serial), ahead=8):
+        assert row == {"item": item}
+        assert begun == list(range(1, item + 1))
 
 
 def test_an_executor_that_breaks_again_and_again_fails_what_breaks_it_and_nothing_else() -> None:
     from pptrace.plugins.builtin_executors import Processes
 
-    with ExecutorPool(lambda: Processes(2)) as pool:
-        rows = dict(run_all(range(6), _dies_at_odd, pool, ahead=4))
+    pool = ExecutorPool(lambda: Processes(2))
+    rows = dict(run_all(range(6), _dies_at_odd, pool, ahead=4))
+    pool.end(wait=True)
 
     assert sorted(rows) == list(range(6))
     assert [item for item, row in sorted(rows.items()) if row.get("error")] == [1, 4]
