@@ -18,7 +18,7 @@ import multiprocessing
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pairs import answer, compare_cases
@@ -28,12 +28,15 @@ from pptrace.config.choices import Sharing
 from pptrace.plugins.construction import build_network
 from pptrace.plugins.registry import Registry
 from pptrace.plugins.requests import NetworkRequest, ScheduleRequest
-from pptrace.sim.engines import FlowSet, run_jobs
-from pptrace.sim.kernels.sweep import Graph
-from pptrace.sim.rate_sharing import FINER, Contention, Jobs, shared_links
+from pptrace.sim.engines import run_jobs
+from pptrace.sim.kernels.sweep import Graph, Jobs
+from pptrace.sim.rate_sharing import FINER, Contention, shared_links
 from pptrace.sim.simulation import simulate
 from pptrace.steps.workload import Workload
 from pptrace.timeline.metrics import measure
+
+if TYPE_CHECKING:
+    from pptrace.sim.kernels.job_slots import SharedLinks
 
 HOSTS, LEAF, SPINES, SIZE, EACH = 512, 64, 16, 64 * 2**20, 128
 RATE = 50_000_000
@@ -49,7 +52,7 @@ def fat_tree(hosts: int, leaf: int, spines: int) -> Any:
     return build_network(provided, NetworkRequest(endpoints=hosts, options=options))
 
 
-def traffic(target: np.ndarray, jitter_ns: int) -> FlowSet:
+def traffic(target: np.ndarray, jitter_ns: int) -> tuple[Graph, int, Jobs, SharedLinks]:
     """Return tasks in which each host waits and sends, EACH times; ``target`` has shape (hosts, EACH)."""
     network = fat_tree(HOSTS, LEAF, SPINES)
     source = np.repeat(np.arange(HOSTS), EACH)
@@ -67,12 +70,14 @@ def traffic(target: np.ndarray, jitter_ns: int) -> FlowSet:
         duration=duration, lag=duration * 0, following=following, following_peer=nothing, sender_row=nothing,
         edge_ptr=np.zeros(2 * count + 1, dtype=np.int32), edge=nothing[:0], rows=2 * count,
     )  # fmt: skip
+    of_task = nothing.copy()
+    of_task[1::2] = np.arange(count)
     jobs = Jobs(
-        task=np.arange(1, 2 * count, 2, dtype=np.int32), volume=none + SIZE * 1_000_000 * FINER,
+        of_task=of_task, task=np.arange(1, 2 * count, 2, dtype=np.int32), volume=none + SIZE * 1_000_000 * FINER,
         full_rate=none + RATE * FINER, overhead_ns=none, path=path.astype(np.int32), kind=none.astype(np.int8),
         rank=source.astype(np.int32), peer=target.ravel().astype(np.int32),
     )  # fmt: skip
-    return FlowSet(graph, HOSTS, jobs, shared)
+    return graph, HOSTS, jobs, shared
 
 
 def kernel(name: str) -> None:
@@ -87,9 +92,9 @@ def kernel(name: str) -> None:
     times = []
     for _ in range(4):
         start = time.perf_counter()
-        run_jobs(flows, Contention())
+        run_jobs(*flows, Contention())
         times.append(time.perf_counter() - start)
-    report(name, len(flows.jobs), times)
+    report(name, target.size, times)
 
 
 def pipeline() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from pptrace.sim.kernels.edges import OUTLASTED, classify_calls
-from pptrace.sim.streams import Pairs, pad_columns
+from pptrace.sim.streams import Pairs
 from pptrace.steps.action_insertion import inserted_of_stages
 from pptrace.steps.actions import group_starts
 from pptrace.steps.columns import empty_columns
@@ -78,11 +78,17 @@ def find_cross_rank_edges(
 def add_cross_rank_tasks(task: TaskColumns, needs: CrossRankEdges) -> TaskColumns:
     """Append synchronization tasks; those of other replicas take the time until their gradients are computed."""
     task = task._replace(
-        duration_ns=pad_columns(task.duration_ns, needs.tasks), lag_ns=pad_columns(task.lag_ns, needs.tasks)
+        duration_ns=_pad_column(task.duration_ns, needs.tasks), lag_ns=_pad_column(task.lag_ns, needs.tasks)
     )
     if needs.released_ns.size:
         task.duration_ns[-needs.released_ns.size :] = needs.released_ns
     return task
+
+
+def _pad_column(values: Int64s, tasks: int) -> Int64s:
+    """Return one value per task: zero for tasks after the given ones."""
+    more = np.zeros(max(0, tasks - values.size), dtype=np.int64)
+    return np.concatenate([values, more]) if more.size else values[:tasks]
 
 
 def _wait_for_all_ranks(cells: CellColumns, lanes: Lanes, hub: int, *, barrier: bool) -> Pairs | None:
@@ -219,40 +225,13 @@ def _positions_after(schedule: Schedule, rows: NDArray[np.int64]) -> NDArray[np.
     return np.append(starts, len(schedule))[np.searchsorted(starts, rows, side="right")]
 
 
-_NONE = np.zeros(0, dtype=np.int32)
-
-
-class _Calls(NamedTuple):
-    """The calls of an issue order for kernels; see :class:`pptrace.steps.issue_order.Issue`."""
-
-    of_row: Int32s
-    before: Int32s
-    communicator: Int32s
-    waited: Int32s
-    further: Int8s
-    awaited: Int32s
-    row: Int32s
-    earlier: Int32s
-    later: Int32s
-
-
-class _CallColumns(NamedTuple):
-    """One value per call."""
-
-    waited: Int32s
-    """The first computation that waits for it, -1 if only consumers of its messages wait."""
-    flags: Int8s
-    """Bits that :mod:`pptrace.sim.kernels.edges` defines."""
-
-
 class CallTasks(NamedTuple):
-    """Calls of a program, and their tasks; empty without a program."""
+    """Tasks of a program's calls; empty without a program."""
 
-    calls: _Calls = _Calls(
-        of_row=_NONE, before=_NONE, communicator=_NONE, waited=_NONE, further=_NONE.astype(np.int8),
-        awaited=_NONE, row=_NONE, earlier=_NONE, later=_NONE,
-    )  # fmt: skip
-    known: _CallColumns = _CallColumns(_NONE, np.zeros(0, dtype=np.int8))
+    waited: Int32s = np.zeros(0, dtype=np.int32)
+    """Per call, the first computation that waits for it; -1 if only consumers of its messages wait."""
+    flags: Int8s = np.zeros(0, dtype=np.int8)
+    """Per call, bits that :mod:`pptrace.sim.kernels.edges` defines."""
     tasks: int = 0
     """Number of tasks that start and end calls."""
     edges: int = 0
@@ -269,16 +248,15 @@ def find_call_tasks(issued: IssueOrder, place: Int32s, fork: Int32s) -> CallTask
     """
     if issued.calls is None:
         return CallTasks()
-    calls = _Calls(*(getattr(issued.calls, name) for name in _Calls._fields))
-    known = _CallColumns(*empty_columns(len(issued.calls), np.int32, np.int8))
-    known.waited[:], known.flags[:] = -1, 0
+    waited, flags = empty_columns(issued.calls.before.size, np.int32, np.int8)
+    waited[:], flags[:] = -1, 0
     tasks = run(
         classify_calls,
-        (issued.row_ptr, issued.cells, TABLE, calls, place, fork),
-        known,
+        (issued.row_ptr, issued.cells, TABLE, issued.calls, place, fork),
+        (waited, flags),
         work=len(issued),
     )
-    return CallTasks(calls, known, tasks, tasks + _most_edges(issued, issued.calls, known.flags))
+    return CallTasks(waited, flags, tasks, tasks + _most_edges(issued, issued.calls, flags))
 
 
 def _most_edges(issued: IssueOrder, calls: Issue, flags: Int8s) -> int:

@@ -13,14 +13,13 @@ from pptrace.sim.kernels import events
 from pptrace.sim.kernels import job_slots as job_slots_kernels
 from pptrace.sim.kernels import sweep as sweep_kernels
 from pptrace.sim.kernels.fairness import Flows, LinkCapacities, Places
-from pptrace.sim.rate_sharing import FINER, Contention, Jobs, shared_links
+from pptrace.sim.rate_sharing import FINER, Contention, shared_links
 from pptrace.steps.columns import empty_columns
 from pptrace.steps.kernels.heap import OUTSIDE, Heap
 from pptrace_kernel import run
 
 if TYPE_CHECKING:
     from pptrace.network.contract import Links, Paths
-    from pptrace.sim.rate_sharing import SharedLinks
     from pptrace.sim.task_graph import TaskGraph
     from pptrace.steps.columns import Int32s, Int64s
 
@@ -45,27 +44,28 @@ class Rates:
     """The link that set it, -1 where no link limits it."""
 
 
-class FlowSet(NamedTuple):
-    """Jobs with the tasks that they belong to and the links that they share."""
+def run_jobs(
+    graph: sweep_kernels.Graph,
+    ranks: int,
+    jobs: sweep_kernels.Jobs,
+    shared: job_slots_kernels.SharedLinks,
+    contention: Contention,
+) -> tuple[Ran, Rates]:
+    """Run the event kernel; return the times of all tasks, and the flows' rates.
 
-    graph: sweep_kernels.Graph
-    """All tasks."""
-    ranks: int
-    """Number of ranks."""
-    jobs: Jobs
-    """The tasks whose speed depends on other jobs."""
-    shared: SharedLinks
-    """The links on which flows meet."""
-
-
-def run_jobs(flows: FlowSet, contention: Contention) -> tuple[Ran, Rates]:
-    """Run the event kernel; return the times of all tasks, and the flows' rates."""
-    jobs, capacity = flows.jobs, _CHANGES * flows.jobs.flows + 1
-    ran, log = _run(flows, contention, capacity)
+    Args:
+        graph: all tasks.
+        ranks: number of ranks.
+        jobs: the tasks whose speed depends on other jobs.
+        shared: the links on which flows meet.
+        contention: effects of concurrent jobs on each other.
+    """
+    capacity = _CHANGES * int(np.count_nonzero(jobs.kind == sweep_kernels.FLOW)) + 1
+    ran, log = _run(graph, ranks, jobs, shared, contention, capacity)
     changes = int(log.counts[1])
     if changes > capacity:
-        ran, log = _run(flows, contention, changes)
-    number = np.append(flows.shared.number, -1).astype(np.int32)
+        ran, log = _run(graph, ranks, jobs, shared, contention, changes)
+    number = np.append(shared.number, -1).astype(np.int32)
     return ran, Rates(
         task=jobs.task[log.job[:changes]],
         time_ns=log.time[:changes],
@@ -74,10 +74,16 @@ def run_jobs(flows: FlowSet, contention: Contention) -> tuple[Ran, Rates]:
     )
 
 
-def _run(flows: FlowSet, contention: Contention, capacity: int) -> tuple[Ran, events.Log]:
+def _run(
+    graph: sweep_kernels.Graph,
+    ranks: int,
+    jobs: sweep_kernels.Jobs,
+    shared: job_slots_kernels.SharedLinks,
+    contention: Contention,
+    capacity: int,
+) -> tuple[Ran, events.Log]:
     """Run the event kernel with a log of ``capacity`` changes of rate."""
-    graph, ranks, jobs, shared = flows
-    tasks, count = graph.duration.size, len(jobs)
+    tasks, count = graph.duration.size, jobs.task.size
     progress = new_tasks(tasks)
     ends = sweep_kernels.Ends(_filled(tasks, of=np.int64), _filled(tasks, of=np.int64))
     log = events.Log(
@@ -88,34 +94,22 @@ def _run(flows: FlowSet, contention: Contention, capacity: int) -> tuple[Ran, ev
     busy = job_slots_kernels.Ranks(
         _filled(ranks, -1), _filled(sides), _filled(sides), _filled(ranks), _filled(ranks)
     )
-    paths = job_slots_kernels.Paths(shared.ptr, shared.link, shared.weight)
+    rules = events.Rules(
+        first_come=int(contention.links is Sharing.FIFO),
+        slow_compute=contention.compute_permille,
+        slow_communication=contention.communication_permille,
+    )
+    width = max(int(np.diff(shared.ptr).max(initial=0)), 1)
     run(
         events.run_events,
-        (graph, _job_record(jobs, tasks), paths, _rules(contention)),
+        (graph, jobs, shared, rules),
         (
-            progress, ends, _heap(count), _running(count), _flows(count), _places(count, shared.width),
+            progress, ends, _heap(count), _running(count), _flows(count), _places(count, width),
             _links(shared), busy, log,
         ),
         work=tasks + _EFFORT * count,
     )  # fmt: skip
     return Ran(progress.start, ends.end, progress.cause, progress.waiting, int(log.counts[0])), log
-
-
-def _job_record(jobs: Jobs, tasks: int) -> sweep_kernels.Jobs:
-    of_task = np.full(tasks, -1, dtype=np.int32)
-    of_task[jobs.task] = np.arange(len(jobs))
-    return sweep_kernels.Jobs(
-        of_task=of_task, task=jobs.task, volume=jobs.volume, full_rate=jobs.full_rate, overhead=jobs.overhead_ns,
-        path=jobs.path, kind=jobs.kind, rank=jobs.rank, peer=jobs.peer,
-    )  # fmt: skip
-
-
-def _rules(contention: Contention) -> events.Rules:
-    return events.Rules(
-        first_come=int(contention.links is Sharing.FIFO),
-        slow_compute=contention.compute_permille,
-        slow_communication=contention.communication_permille,
-    )
 
 
 def _heap(count: int) -> Heap:
@@ -145,7 +139,7 @@ def _places(count: int, width: int) -> Places:
     return Places(link=link, weight=weight, flow=flow, after=after, before=before, width=width)
 
 
-def _links(shared: SharedLinks) -> LinkCapacities:
+def _links(shared: job_slots_kernels.SharedLinks) -> LinkCapacities:
     count = shared.rate_kbps.size
     load, members, room, wanted, share = (_filled(count, of=np.int64) for _ in range(5))
     return LinkCapacities(
@@ -219,13 +213,12 @@ def steady_rates(paths: Paths, links: Links) -> Int64s:
     rates = alone.copy()
     if not count:
         return rates
-    none = np.zeros(count, dtype=np.int64)
-    jobs = Jobs(
-        task=np.arange(count, dtype=np.int32), volume=none + 2**60, full_rate=alone[moving] * FINER,
-        overhead_ns=none, path=first[moving], kind=none.astype(np.int8), rank=none.astype(np.int32),
-        peer=none.astype(np.int32),
+    none, task = np.zeros(count, dtype=np.int64), np.arange(count, dtype=np.int32)
+    jobs = sweep_kernels.Jobs(
+        of_task=task, task=task, volume=none + 2**60, full_rate=alone[moving] * FINER, overhead_ns=none,
+        path=first[moving], kind=none.astype(np.int8), rank=none.astype(np.int32), peer=none.astype(np.int32),
     )  # fmt: skip
-    _, changes = run_jobs(FlowSet(_independent_tasks(count), 1, jobs, shared), Contention())
+    _, changes = run_jobs(_independent_tasks(count), 1, jobs, shared, Contention())
     initial = changes.time_ns == 0
     rates[moving[changes.task[initial]]] = changes.rate[initial] // FINER
     return rates

@@ -11,10 +11,9 @@ from pptrace.config.choices import PolicyName
 from pptrace.network.links import check_links, check_paths, check_reachable
 from pptrace.sim.cross_rank import CallTasks, add_cross_rank_tasks, find_call_tasks, find_cross_rank_edges
 from pptrace.sim.kernels import edges as edges_kernels
-from pptrace.sim.kernels import placement as codes
 from pptrace.sim.kernels import placement as placement_kernels
 from pptrace.sim.kernels.edges import LAUNCHED, link_calls
-from pptrace.sim.overlapped_pairs import Expansion, in_segments, is_early
+from pptrace.sim.overlapped_pairs import Expansion, in_segments
 from pptrace.sim.streams import (
     CostColumns,
     Endpoints,
@@ -61,7 +60,7 @@ if TYPE_CHECKING:
 
     from pptrace.network.contract import Network, Paths
     from pptrace.steps.columns import Int32s
-    from pptrace.steps.issue_order import IssueOrder
+    from pptrace.steps.issue_order import Issue, IssueOrder
     from pptrace.steps.message_calls import Policy
     from pptrace.steps.schedule import Schedule
     from pptrace.steps.workload import Workload
@@ -99,9 +98,9 @@ def find_routes(ranks: int, lanes: Lanes, network: Network, links: Sequence[str]
 
 
 _RECEIVE = {
-    PolicyName.BLOCKING: codes.OWN_TASK,
-    PolicyName.ORDERED: codes.RENDEZVOUS,
-    PolicyName.BATCHED: codes.RENDEZVOUS,
+    PolicyName.BLOCKING: placement_kernels.OWN_TASK,
+    PolicyName.ORDERED: placement_kernels.RENDEZVOUS,
+    PolicyName.BATCHED: placement_kernels.RENDEZVOUS,
 }
 
 
@@ -130,50 +129,46 @@ def lower(
     stage_replicas: bool = False,
     slows: bool = False,
     segmented: bool = True,
-    made_at: Int32s | None = None,
 ) -> TaskGraph:
     """Return the task graph of a validated schedule with validated costs.
 
     With ``barrier``, no gradient is reduced before every rank has computed its last one. With ``stage_replicas``,
     no gradient is reduced before all ranks that hold its stage have computed it. With ``slows``, concurrent
     computation and communication get separate rows. Without ``segmented``, each action is one row.
-    ``made_at``: see :func:`issue`.
 
     Raises:
         DeadlockError: a rank needs a result that it computes later, or no order of messages exists.
         ScheduleError: the times could exceed 2**62 ns.
         PluginError: the network returns invalid paths.
     """
-    issued = issue(schedule, policy, made_at)
+    issued = issue(schedule, policy)
     graph = graph_of(issued.placement)
     expansion = Expansion()
     if segmented:
-        whole = issued
-        issued, expansion = in_segments(issued, workload, policy, schedule.interleave, slows=slows)
-        if expansion.names and is_early(whole):
-            raise explain_deadlock(schedule)
-        del whole
+        issued, expansion = in_segments(schedule, issued, workload, policy, slows=slows)
     lanes = assign_lanes(issued, policy, expansion.columns, graph, one_copy_stream=workload.one_copy_stream)
+    routes = find_routes(graph.ranks, lanes, network, expansion.links)
     rules = _rules(issued, lanes, policy)
-    lowering_of = _Lowering(
-        issued, expansion, graph, lanes, find_routes(graph.ranks, lanes, network, expansion.links), rules
+    rows = RowColumns(
+        issued.row_ptr, issued.cells, issued.edge, graph, TABLE, expansion.columns, lanes.columns, rules
     )
-    placed = lowering_of.place(workload)
+    lowering = _Lowering(issued, expansion, lanes, routes, rows)
+    placed = lowering.place(workload)
     check_total(schedule.ranks, placed.task.duration_ns, placed.task.lag_ns)
     called = find_call_tasks(issued, placed.place, placed.task.fork)
     needs = find_cross_rank_edges(
-        schedule, workload.released_ns, placed.cells, lanes, lowering_of.tasks + called.tasks,
+        schedule, workload.released_ns, placed.cells, lanes, lowering.tasks + called.tasks,
         barrier=barrier, stage_replicas=stage_replicas,
     )  # fmt: skip
-    linked = lowering_of.link(placed, called, needs.edges, needs.tasks)
+    linked = lowering.link(placed, called, needs.edges, needs.tasks)
     if linked is None:
         raise explain_deadlock(schedule)
     edges = linked.edges
     if schedule.recompute_waits:
         edges = add_recompute_edges(edges, placed.cells, placed.ends.made_at, graph.stages)
-    parts, routes = expansion.placed(placed.place), lowering_of.routes
+    parts = expansion.placed(placed.place)
     ends, cells, task = {name: getattr(lanes, name) for name in LANE_COLUMNS}, placed.cells, placed.task
-    del issued, expansion, lanes, lowering_of, placed  # frees as much memory as the graph takes
+    del issued, expansion, lanes, rows, lowering, placed  # frees as much memory as the graph takes
     task = add_cross_rank_tasks(task, needs)
     following, following_peer = chain_streams(ends, linked, needs.tasks, rules)
     if parts is not None and policy.blocks:
@@ -189,7 +184,7 @@ def lower(
 def _rules(issued: IssueOrder, lanes: Lanes, policy: Policy) -> Rules:
     """Return a policy as a record of kernels."""
     return Rules(
-        mode=lanes.mode, receive=_RECEIVE.get(policy.name, codes.NO_RECEIVE),
+        mode=lanes.mode, receive=_RECEIVE.get(policy.name, placement_kernels.NO_RECEIVE),
         batched=int(policy.name is PolicyName.BATCHED and issued.calls is None), eager_bytes=policy.largest_eager,
         rows=len(issued), called=int(issued.calls is not None),
     )  # fmt: skip
@@ -201,29 +196,19 @@ class _Lowering:
 
     issued: IssueOrder
     expansion: Expansion
-    graph: StageGraph
     lanes: Lanes
     routes: RankRoutes
-    rules: Rules
+    rows: RowColumns
 
     @property
     def tasks(self) -> int:
         """Number of rows, batch launches and batch joins."""
-        return len(self.issued) + (2 * self.lanes.groups if self.rules.batched else 0)
-
-    @property
-    def columns(self) -> RowColumns:
-        """The rows as a record of kernels."""
-        issued = self.issued
-        return RowColumns(
-            issued.row_ptr, issued.cells, issued.edge, self.graph, TABLE, self.expansion.columns,
-            self.lanes.columns, self.rules,
-        )  # fmt: skip
+        return len(self.issued) + (2 * self.lanes.groups if self.rows.rules.batched else 0)
 
     def place(self, workload: Workload) -> _Rows:
         """Assign every row its index on its lane, and its costs."""
-        rows, graph = len(self.issued), self.graph
-        messages = 2 * graph.edges * graph.microbatches if self.rules.receive else 0
+        rows, graph = len(self.issued), self.rows.graph
+        messages = 2 * graph.edges * graph.microbatches if self.rows.rules.receive else 0
         ends = Endpoints(made_at=unset(2 * graph.stages * graph.microbatches), recv_at=unset(messages))
         out = CellColumns(*empty_columns(rows, *(values.dtype.type for values in self.issued.cells)))
         (place,), (path, fork) = empty_columns(rows, np.int32), empty_columns(rows, np.int32, np.int32)
@@ -238,7 +223,7 @@ class _Lowering:
         placed = _Rows(place, ends, out, task, unset(rows))
         run(
             placement_kernels.place_rows,
-            (self.columns, cost_columns(workload, graph), self.routes.columns),
+            (self.rows, cost_columns(workload, graph), self.routes.columns),
             (self.lanes.first.copy(), *placed),
             work=rows,
         )
@@ -250,7 +235,7 @@ class _Lowering:
         Returns:
             None if a rank needs a result that it computes later.
         """
-        issued, rows, rules, sender_row = self.issued, len(self.issued), self.rules, placed.sender_row
+        issued, rows, rules, sender_row = self.issued, len(self.issued), self.rows.rules, placed.sender_row
         batch_next = np.full(2 * self.lanes.groups if rules.batched else 0, -1, dtype=np.int32)
         kinds = present(issued.kind)
         bound = _most_edges(issued, kinds, self.expansion.columns, rules) + called.edges
@@ -262,13 +247,13 @@ class _Lowering:
         if rules.batched:
             edges = run(
                 edges_kernels.join_batches,
-                (self.columns, placed.place, placed.ends, sender_row, edges),
+                (self.rows, placed.place, placed.ends, sender_row, edges),
                 (pairs,),
                 work=rows,
             )
         chains, first = None, None
-        if rules.called:
-            edges, chains, first = self._link_calls(placed, called, edges, pairs, tasks)
+        if issued.calls is not None:
+            edges, chains, first = self._link_calls(placed, issued.calls, called, edges, pairs, tasks)
         for more in (*needs, self._inside(placed.place, sender_row, called, first)):
             for side, added in zip(pairs, more, strict=True):
                 side[edges : edges + added.size] = added
@@ -281,17 +266,17 @@ class _Lowering:
         Returns:
             The number of edges; -1 if a rank needs a result that it computes later.
         """
-        issued, graph = self.issued, self.graph
+        issued, graph = self.issued, self.rows.graph
         awaited = kinds[TABLE.awaited[kinds] == 1]
         alone = (COMPUTE.mask(kinds) | COMMUNICATION.mask(kinds)).all() and not self.expansion.names
-        if self.rules.called and alone and not awaited.size and not graph.nearby:
+        if self.rows.rules.called and alone and not awaited.size and not graph.nearby:
             return 0
         results = int(TABLE.result[awaited].max(initial=-1)) + 1
         problem = np.zeros(1, dtype=np.int64)
         by_stage = np.empty((len(TABLE.role) + 2) * graph.stages if awaited.size else 0, dtype=np.int32)
         edges = run(
             edges_kernels.link_rows,
-            (self.columns, placed.place, placed.ends, placed.task),
+            (self.rows, placed.place, placed.ends, placed.task),
             (
                 placed.sender_row, by_stage,
                 np.full(results * graph.stages * graph.microbatches, -1, dtype=np.int32),
@@ -302,7 +287,7 @@ class _Lowering:
         return -1 if problem[0] else edges
 
     def _link_calls(
-        self, placed: _Rows, called: CallTasks, edges: int, pairs: Pairs, tasks: int
+        self, placed: _Rows, calls: Issue, called: CallTasks, edges: int, pairs: Pairs, tasks: int
     ) -> tuple[int, tuple[Int32s, Int32s], Int32s]:
         """Append the edges of calls to ``edges`` edges.
 
@@ -310,14 +295,11 @@ class _Lowering:
             The number of edges, the chains of calls, and each call's first task.
         """
         following, following_peer = empty_chains(tasks)
-        first, last = empty_columns(called.known.flags.size, np.int32, np.int32)
+        first, last = empty_columns(called.flags.size, np.int32, np.int32)
         edges = run(
             link_calls,
-            (
-                self.columns, placed.place, placed.ends, placed.task, placed.sender_row,
-                called.calls, called.known, edges,
-            ),
-            (first, last, np.empty(self.graph.ranks, dtype=np.int32), following, following_peer, pairs),
+            (self.rows, placed.place, placed.ends, placed.task, placed.sender_row, calls, called, edges),
+            (first, last, np.empty(self.rows.graph.ranks, dtype=np.int32), following, following_peer, pairs),
             work=len(self.issued),
         )  # fmt: skip
         return edges, (following, following_peer), first
@@ -330,9 +312,9 @@ class _Lowering:
         message = np.flatnonzero(COMMUNICATION.mask(self.issued.kind[waiting]))
         if self.issued.calls is not None and first is not None:
             call = self.issued.calls.of_row[waiting[message]]
-            launch[message] = np.where(called.known.flags[call] & LAUNCHED, first[call], -1)
-        elif self.rules.batched:
-            launch[message] = self.rules.rows + 2 * self.lanes.columns.group[waiting[message]]
+            launch[message] = np.where(called.flags[call] & LAUNCHED, first[call], -1)
+        elif self.rows.rules.batched:
+            launch[message] = self.rows.rules.rows + 2 * self.lanes.columns.group[waiting[message]]
         return Pairs(place[awaited], np.where(launch < 0, task, launch))
 
 
@@ -342,7 +324,7 @@ def _most_edges(issued: IssueOrder, kinds: NDArray[np.intp], parts: PartColumns,
     excluded_rows = sum(
         int(np.count_nonzero(np.equal(issued.kind, kind))) for kind in kinds.tolist() if kind in excluded
     )
-    rows = len(issued) - excluded_rows + int(np.count_nonzero(parts.stream > codes.COMPUTE_STREAM))
+    rows = len(issued) - excluded_rows + int(np.count_nonzero(parts.stream > placement_kernels.COMPUTE_STREAM))
     widest = int(issued.span.max(initial=1))
     microbatches = rows if widest == 1 else int(issued.span[~excluded.mask(issued.kind)].sum())
     return 2 * rows + 2 * microbatches + (2 * rows if rules.batched else 0)
@@ -363,30 +345,26 @@ def cost_columns(workload: Workload, graph: StageGraph) -> CostColumns:
 _OFF_MESSAGES = KindSet({Kind.UNSHARD, Kind.RESHARD, *COPIES})
 
 
-def issue(schedule: Schedule, policy: Policy, made_at: Int32s | None = None) -> IssueOrder:
+def issue(schedule: Schedule, policy: Policy) -> IssueOrder:
     """Insert messages into the issue order. Recomputed forwards stay adjacent to their backward.
 
     The position of messages does not depend on copies, gathers and reductions within a row, or on recomputed
-    forwards that wait for gradients or that a program ignores: these are inserted after the messages. ``made_at``
-    is the row of each activation, then of each gradient, if known.
+    forwards that wait for gradients or that a program ignores: these are inserted after the messages.
 
     Raises:
         ScheduleError: no order of messages lets every action run.
     """
-    removed = _rows_off_messages(schedule)
-    if removed.size:
-        kept = np.setdiff1d(np.arange(len(schedule)), removed)
+    rows, waits = _rows_off_messages(schedule), False
+    if not rows.size and (schedule.recompute_waits or policy.program is not None):
+        rows, waits = np.flatnonzero(RECOMPUTES.mask(schedule.kind)), schedule.recompute_waits
+    if rows.size:
+        kept = np.delete(np.arange(len(schedule)), rows)
         issued = issue(schedule.selected(kept), policy)
-        computed = np.searchsorted(kept[COMPUTE.mask(schedule.kind[kept])], removed)
-        return _insert_rows(issued, schedule.cells.taken(removed), computed, waits=False)
-    recomputes = np.flatnonzero(RECOMPUTES.mask(schedule.kind))
-    waits = schedule.recompute_waits
-    if not recomputes.size or not (waits or policy.program is not None):
-        return _with_messages(schedule, policy, made_at)
-    kept = np.flatnonzero(~RECOMPUTES.mask(schedule.kind))
-    issued = _with_messages(schedule.selected(kept), policy)
-    computed = np.searchsorted(kept[COMPUTE.mask(schedule.kind[kept])], recomputes)
-    return _insert_rows(issued, schedule.cells.taken(recomputes), computed, waits=waits)
+        computed = np.searchsorted(kept[COMPUTE.mask(schedule.kind[kept])], rows)
+        return _insert_rows(issued, schedule.cells.taken(rows), computed, waits=waits)
+    if policy.program is not None:
+        return in_calls(schedule, policy.program, policy.label)
+    return with_messages(schedule, policy.placing) if policy.has_receives else with_sends(schedule)
 
 
 def _rows_off_messages(schedule: Schedule) -> NDArray[np.int64]:
@@ -409,12 +387,6 @@ def _rows_off_messages(schedule: Schedule) -> NDArray[np.int64]:
 def _ranks_of(schedule: Schedule, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the ranks of some actions."""
     return np.searchsorted(schedule.row_ptr, rows, side="right") - 1
-
-
-def _with_messages(schedule: Schedule, policy: Policy, made_at: Int32s | None = None) -> IssueOrder:
-    if policy.program is not None:
-        return in_calls(schedule, policy.program, policy.label, made_at)
-    return with_messages(schedule, policy.placing) if policy.has_receives else with_sends(schedule)
 
 
 def _insert_rows(

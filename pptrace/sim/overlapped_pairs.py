@@ -12,6 +12,7 @@ from pptrace.config.choices import PolicyName
 from pptrace.errors import ScheduleError
 from pptrace.sim.streams import PartColumns
 from pptrace.steps.actions import group_starts
+from pptrace.steps.dependencies import explain_deadlock
 from pptrace.steps.kinds import COMMUNICATION, COMPUTE, SENDS, TABLE, Kind, Stream
 from pptrace.steps.segments import Segment, results_of
 from pptrace.timeline.timeline import Parts
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from pptrace.steps.issue_order import IssueOrder
     from pptrace.steps.message_calls import Policy
     from pptrace.steps.placement import Placement
+    from pptrace.steps.schedule import Schedule
     from pptrace.steps.workload import Workload
 
 
@@ -215,32 +217,29 @@ class _Group(NamedTuple):
 
 
 def in_segments(
-    issued: IssueOrder,
-    workload: Workload,
-    policy: Policy,
-    interleave: Mapping[tuple[Kind, ...], tuple[int, ...]],
-    *,
-    slows: bool = False,
+    schedule: Schedule, issued: IssueOrder, workload: Workload, policy: Policy, *, slows: bool
 ) -> tuple[IssueOrder, Expansion]:
-    """Return the issue order with actions replaced by their segments, and these segments.
+    """Return a schedule's issue order with actions replaced by their segments, and these segments.
 
     A table without overlapped pairs does not change, unless computation and communication of an action overlap and
     slow each other (``slows``).
 
     Raises:
+        DeadlockError: a rank needs a result that it computes later.
         ScheduleError: an order of segments names a member that its pair does not have.
     """
-    if not workload.segments or not _overlaps(issued, workload, slows=slows):
+    overlaps = (workload.overlapped and slows) or bool((issued.pair >= 0).any())
+    if not workload.segments or not overlaps:
         return issued, Expansion()
     issued = issued.with_whole_pairs()
     groups = [
-        _group(issued, workload, interleave, start, size) for start, size in _equal_actions(issued, workload)
+        _group(issued, workload, schedule.interleave, start, size)
+        for start, size in _equal_actions(issued, workload)
     ]
-    return _expanded(issued, policy, groups)
-
-
-def _overlaps(issued: IssueOrder, workload: Workload, *, slows: bool) -> bool:
-    return (workload.overlapped and slows) or bool((issued.pair >= 0).any())
+    expanded, expansion = _expanded(issued, policy, groups)
+    if expansion.names and _is_early(issued):
+        raise explain_deadlock(schedule)
+    return expanded, expansion
 
 
 def _equal_actions(issued: IssueOrder, workload: Workload) -> Iterator[tuple[NDArray[np.int64], int]]:
@@ -320,9 +319,11 @@ def _expanded(issued: IssueOrder, policy: Policy, groups: Sequence[_Group]) -> t
             length[group.start] = len(group.rows.order)
     first = np.concatenate([[0], np.cumsum(length)])
     source = np.repeat(np.arange(len(issued)), length)
-    results = np.full((_most_results(groups), len(issued)), -1, dtype=np.int64)
+    most = max((len(places) for group in groups if group.rows for places in group.rows.results), default=1)
+    results = np.full((most, len(issued)), -1, dtype=np.int64)
     begin = first[:-1].copy()
-    columns = _unfilled(source.size)
+    unset, zero = np.full(source.size, -1, dtype=np.int32), np.zeros(source.size, dtype=np.int64)
+    columns = PartColumns(unset, unset.copy(), zero, unset.copy(), unset.copy(), zero.copy())
     name, names, links = np.full(source.size, -1, dtype=np.int32), dict[str, int](), dict[str, int]()
     needs: list[NDArray[np.int64]] = []
     for start, _, rows, members in groups:
@@ -360,10 +361,6 @@ def _expanded(issued: IssueOrder, policy: Policy, groups: Sequence[_Group]) -> t
     )
 
 
-def _most_results(groups: Sequence[_Group]) -> int:
-    return max((len(places) for group in groups if group.rows for places in group.rows.results), default=1)
-
-
 def _paths_over_links(whole: IssueOrder, columns: PartColumns, links: Sequence[str]) -> tuple[str, ...]:
     """Number the paths over single links in place, one per link, rank and stream."""
     rows = np.flatnonzero(columns.path >= 0)
@@ -373,16 +370,11 @@ def _paths_over_links(whole: IssueOrder, columns: PartColumns, links: Sequence[s
     return tuple(links[index] for index in (distinct // (whole.placement.ranks * len(Stream))).tolist())
 
 
-def _unfilled(rows: int) -> PartColumns:
-    none, zero = np.full(rows, -1, dtype=np.int32), np.zeros(rows, dtype=np.int64)
-    return PartColumns(none, none.copy(), zero, none.copy(), none.copy(), zero.copy())
-
-
 _KEEPS_MESSAGES = {PolicyName.ASYNC, PolicyName.ORDERED}
 """Policies under which a message leaves when its member of a pair ends, not when the whole pair ends."""
 
 
-def is_early(issued: IssueOrder) -> bool:
+def _is_early(issued: IssueOrder) -> bool:
     """Return whether an action needs a result that its own rank computes later in its row."""
     cell, rows, cells = _cells(issued)
     producer = np.full(2 * cells, -1, dtype=np.int64)

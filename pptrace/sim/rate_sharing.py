@@ -11,8 +11,9 @@ from pptrace.config.choices import Sharing
 from pptrace.errors import CostError
 from pptrace.network.contract import UNLIMITED
 from pptrace.sim.kernels.events import WHOLE
+from pptrace.sim.kernels.job_slots import SharedLinks
 from pptrace.sim.kernels.placement import BYTE
-from pptrace.sim.kernels.sweep import COMMUNICATION, COMPUTATION, FLOW
+from pptrace.sim.kernels.sweep import COMMUNICATION, COMPUTATION, FLOW, Jobs
 from pptrace.steps.kinds import COMPUTE, SENDS, Kind, Role, Stream
 
 if TYPE_CHECKING:
@@ -20,43 +21,13 @@ if TYPE_CHECKING:
 
     from pptrace.network.contract import Links, Paths
     from pptrace.sim.task_graph import TaskGraph
-    from pptrace.steps.columns import Int8s, Int32s, Int64s
+    from pptrace.steps.columns import Int32s, Int64s
 
 FINER = 64
 """Units of a flow's rate per kB/s: shares are rounded down with an error below 1 ppm from 50 MB/s on."""
 
 _LARGEST = 2**62
 _COLLECTIVES = np.array([kind.traits.role is Role.COLLECTIVE for kind in Kind])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Jobs:
-    """One row per job, in the order of their tasks."""
-
-    task: Int32s
-    """The task that each job is."""
-    volume: Int64s
-    """A flow's 64ths of a millionth of a byte; else thousandths of a nanosecond."""
-    full_rate: Int64s
-    """The uncontended speed: of a flow in 64ths of a kB/s, else 1000."""
-    overhead_ns: Int64s
-    """Launch overhead before a flow's bytes."""
-    path: Int32s
-    """A flow's path, else -1."""
-    kind: Int8s
-    """0 for a flow, 1 for a computation, 2 for another communication."""
-    rank: Int32s
-    """The rank that it runs on."""
-    peer: Int32s
-    """The rank at a message's other end, else -1."""
-
-    def __len__(self) -> int:
-        return int(self.task.size)
-
-    @property
-    def flows(self) -> int:
-        """Number of flows."""
-        return int(np.count_nonzero(self.kind == FLOW))
 
 
 def find_jobs(graph: TaskGraph, shared: SharedLinks, contention: Contention) -> Jobs:
@@ -67,7 +38,7 @@ def find_jobs(graph: TaskGraph, shared: SharedLinks, contention: Contention) -> 
     """
     rows, paths = graph.rows, graph.paths
     kind = np.full(rows, -1, dtype=np.int8)
-    of_group = _in_groups(graph)
+    of_group = np.repeat(graph.lane_stream >= Stream.TENSOR_PARALLEL, np.diff(graph.lane_ptr))  # in actions
     moves = (graph.path >= 0) & (SENDS.mask(graph.kind) | of_group) & (graph.duration_ns[:rows] > 0)
     meets = np.zeros(rows, dtype=bool)
     meets[moves] = np.diff(shared.ptr)[graph.path[moves]] > 0
@@ -85,7 +56,10 @@ def find_jobs(graph: TaskGraph, shared: SharedLinks, contention: Contention) -> 
     largest = int(graph.size_bytes[task[flow]].max(initial=0))
     if largest * BYTE * FINER >= _LARGEST:
         raise CostError(f"a message of {largest} bytes is too large for shared links")
+    of_task = np.full(graph.tasks, -1, dtype=np.int32)
+    of_task[task] = np.arange(task.size)
     return Jobs(
+        of_task=of_task,
         task=task,
         volume=np.where(flow, graph.size_bytes[task] * (BYTE * FINER), graph.duration_ns[task] * WHOLE),
         full_rate=np.where(flow, rate * FINER, WHOLE),
@@ -97,39 +71,12 @@ def find_jobs(graph: TaskGraph, shared: SharedLinks, contention: Contention) -> 
     )
 
 
-def _in_groups(graph: TaskGraph) -> NDArray[np.bool_]:
-    """Return which rows are segments of communication."""
-    lane = np.array([Stream(stream).is_group for stream in graph.lane_stream.tolist()], dtype=bool)
-    return np.repeat(lane, np.diff(graph.lane_ptr))
-
-
 def _peers(graph: TaskGraph, task: Int32s) -> Int32s:
     path = graph.path[task]
     message = path >= 0
     peer = np.full(task.size, -1, dtype=np.int32)
     peer[message] = graph.target[path[message] // graph.paths.ways]
     return peer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedLinks:
-    """The links on which flows contend, renumbered."""
-
-    number: Int32s
-    """The network's link that each one is."""
-    rate_kbps: Int64s
-    """Capacity of each."""
-    ptr: Int32s
-    """Shape (paths + 1,): the kept links of each path are ``link[ptr[p]:ptr[p + 1]]``."""
-    link: Int32s
-    """Kept links along the paths."""
-    weight: Int32s
-    """Flows of a message on each of them."""
-
-    @property
-    def width(self) -> int:
-        """The most kept links of a path, at least 1."""
-        return max(int(np.diff(self.ptr).max(initial=0)), 1)
 
 
 def shared_links(paths: Paths, links: Links, sharing: Sharing, *, prune: bool = True) -> SharedLinks:
@@ -162,7 +109,7 @@ def shared_links(paths: Paths, links: Links, sharing: Sharing, *, prune: bool = 
 
 def _meeting(
     paths: Paths, links: Links, path: Int64s, link: Int64s, weight: Int64s, *, by_rate: bool
-) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+) -> NDArray[np.bool_]:
     """Return which links several pairs use and, with ``by_rate``, can fill."""
     key, entry = np.unique(path // paths.ways * len(links) + link, return_inverse=True)
     user = key % max(len(links), 1)
@@ -177,8 +124,8 @@ def _meeting(
 
 
 def _tightest(
-    links: Links, path: Int64s, link: Int64s, weight: Int64s, kept: np.ndarray[tuple[int], np.dtype[np.bool_]]
-) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    links: Links, path: Int64s, link: Int64s, weight: Int64s, kept: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
     """Return ``kept`` with only the slowest of the links that exactly the same messages use."""
     order = np.lexsort((path, link))
     order = order[kept[link[order]]]

@@ -12,7 +12,7 @@ from pptrace.errors import DeadlockError, ScheduleError
 from pptrace.network.contract import Paths, transfer_ns
 from pptrace.network.links import ideal
 from pptrace.sim.cross_rank import with_epilogue
-from pptrace.sim.engines import FlowSet, graph_record, run_graph, run_jobs
+from pptrace.sim.engines import graph_record, run_graph, run_jobs
 from pptrace.sim.kernels import sweep as sweep_kernels
 from pptrace.sim.lowering import lower
 from pptrace.sim.rate_sharing import FINER, Contention, find_jobs, shared_links
@@ -147,19 +147,18 @@ def lower_step(
     policy, network = policy or Policy(), network or ideal()
     contention = contention or Contention()
     # Streams reveal every deadlock except that of a pair with itself.
-    made_at = None
     if partial:
         validate_partial(schedule)
-    elif (schedule.pair >= 0).any():
+    elif schedule.has_pairs:
         validate(schedule)
     else:
-        made_at = validate_structure(schedule).passed_on
+        validate_structure(schedule)
     workload = timed(workload, network.links)
     check_costs(schedule, workload)
     whole = with_epilogue(schedule, workload, overlap=overlap_reduction)
     graph = lower(
         whole, workload, network, policy, barrier=not overlap_reduction, stage_replicas=stage_replicas,
-        slows=contention.slows, segmented=segmented, made_at=made_at if whole is schedule else None,
+        slows=contention.slows, segmented=segmented,
     )  # fmt: skip
     return LoweredStep(
         schedule=whole, workload=workload, network=network, policy=policy, contention=contention,
@@ -173,9 +172,9 @@ def _run(graph: TaskGraph, links: Links, contention: Contention) -> tuple[Ran, R
         return run_graph(graph), None
     shared = shared_links(graph.paths, links, contention.links)
     jobs = find_jobs(graph, shared, contention)
-    if not len(jobs):
+    if not jobs.task.size:
         return run_graph(graph), None
-    return run_jobs(FlowSet(graph_record(graph), graph.placement.ranks, jobs, shared), contention)
+    return run_jobs(graph_record(graph), graph.placement.ranks, jobs, shared, contention)
 
 
 def _timeline(graph: TaskGraph, ran: Ran, *, has_twins: bool) -> tuple[Timeline, bool]:

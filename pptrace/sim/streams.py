@@ -290,12 +290,6 @@ class Linked(NamedTuple):
     """Per task the next call of its communicator, and that of the receiver; None without calls."""
 
 
-def pad_columns(values: Int64s, tasks: int) -> Int64s:
-    """Return one value per task: zero for tasks after the given ones."""
-    more = np.zeros(max(0, tasks - values.size), dtype=np.int64)
-    return np.concatenate([values, more]) if more.size else values[:tasks]
-
-
 def empty_chains(tasks: int) -> tuple[Int32s, Int32s]:
     """Return columns in which no task has a successor."""
     following, following_peer = empty_columns(tasks, np.int32, np.int32)

@@ -8,7 +8,7 @@ arrives: Liu et al., Mario: Near Zero-cost Activation Checkpointing in Pipeline 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from pptrace.steps.kinds import COMPUTE, GRADIENTS, STAGE_ENDS, WEIGHT_GRADIENTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from collections.abc import Set as AbstractSet
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -102,16 +103,7 @@ def inserted(
         source: rows that give the rank, stage and microbatches of the actions.
     """
     rank = np.searchsorted(schedule.row_ptr, source, side="right") - 1
-    shift = np.cumsum([0, *np.bincount(rank, minlength=schedule.ranks)])
-    place = at + np.arange(at.size)
-    new = np.zeros(len(schedule) + at.size, dtype=bool)
-    new[place] = True
-    row = np.empty(new.size, dtype=np.int64)
-    row[place], row[~new] = source, np.arange(len(schedule))
-    cells = schedule.cells.taken(row)
-    cells.kind[place] = kind
-    cells.pair[place] = -1
-    return replace(schedule, row_ptr=schedule.row_ptr + shift, **cells._asdict())
+    return _inserted(schedule, at, rank, schedule.cells.taken(source)._replace(kind=kind, pair=-1))
 
 
 def inserted_of_stages(schedule: Schedule, added: NDArray[np.int64]) -> Schedule:
@@ -125,10 +117,19 @@ def inserted_of_stages(schedule: Schedule, added: NDArray[np.int64]) -> Schedule
     if not added.shape[1]:
         return schedule
     at, rank, kind, stage = added[:, np.lexsort((np.arange(added.shape[1]), added[1], added[0]))]
-    cells = CellColumns(kind=kind, stage=stage, microbatch=-1, span=1, pair=-1)
+    return _inserted(schedule, at, rank, CellColumns(kind=kind, stage=stage, microbatch=-1, span=1, pair=-1))
+
+
+def _inserted(schedule: Schedule, at: NDArray[np.int64], rank: NDArray[np.int64], cells: CellColumns) -> Schedule:
+    """Return a table with additional cells before the rows ``at``, on the given ranks."""
     shift = np.cumsum([0, *np.bincount(rank, minlength=schedule.ranks)])
-    inserted = (np.insert(values, at, new) for values, new in zip(schedule.cells, cells, strict=True))
-    return replace(schedule, row_ptr=schedule.row_ptr + shift, **CellColumns(*inserted)._asdict())
+    place = at + np.arange(at.size)
+    old = np.ones(len(schedule) + at.size, dtype=bool)
+    old[place] = False
+    columns = CellColumns(*(np.empty(old.size, dtype=values.dtype) for values in schedule.cells))
+    for column, values, new in zip(columns, schedule.cells, cells, strict=True):
+        column[old], column[place] = values, new
+    return replace(schedule, row_ptr=schedule.row_ptr + shift, **columns._asdict())
 
 
 def with_copies(schedule: Schedule, chosen: NDArray[np.bool_], ahead: ArrayLike = 1) -> Schedule:
@@ -186,7 +187,7 @@ class _Block(NamedTuple):
     """An action or an overlapped pair, for gathers of weights."""
 
     first: int
-    behind: int
+    end: int
     """Position after its last row."""
     stages: tuple[int, ...]
     """Its sharded stages, in order."""
@@ -194,10 +195,8 @@ class _Block(NamedTuple):
     """Those of ``stages`` with a forward and no other action."""
 
 
-class _Added(NamedTuple):
-    at: int
-    kind: Kind
-    stage: int
+_Added: TypeAlias = tuple[int, Kind, int]
+"""Position, kind and stage of an added action."""
 
 
 def with_gathers(
@@ -218,9 +217,7 @@ def with_gathers(
     blocks, columns = blocks_of(schedule), []
     for rank in range(schedule.ranks):
         rank_blocks = _blocks_of_rank(schedule, blocks, rank, sharded)
-        if reshard is None:
-            added = _gather_once(rank_blocks)
-        elif reshard is Reshard.NEVER:
+        if reshard is Reshard.NEVER:
             added = _gather_next(rank_blocks, active)
         else:
             added = _gather_and_free(rank_blocks, reshard)
@@ -252,30 +249,18 @@ def _blocks_of_rank(schedule: Schedule, blocks: Blocks, rank: int, sharded: NDAr
     return rank_blocks
 
 
-def _gather_once(blocks: Sequence[_Block]) -> Iterator[_Added]:
-    """Gather each stage one computation before its first use."""
-    seen: set[int] = set()
-    ahead = blocks[0].first if blocks else 0
-    for block in blocks:
-        for stage in block.stages:
-            if stage not in seen:
-                yield _Added(ahead, Kind.UNSHARD, stage)
-        seen.update(block.stages)
-        ahead = block.first
-
-
 def _gather_next(blocks: Sequence[_Block], active: int | None) -> Iterator[_Added]:
     """Gather the next ``active`` stages before each block, and free the others."""
     gathered: list[int] = []
     for block, next_stages in zip(blocks, _next_stages(blocks, active), strict=True):
         for stage in [stage for stage in gathered if stage not in next_stages]:
-            yield _Added(block.first, Kind.RESHARD, stage)
+            yield block.first, Kind.RESHARD, stage
             gathered.remove(stage)
         for stage in [stage for stage in next_stages if stage not in gathered]:
-            yield _Added(block.first, Kind.UNSHARD, stage)
+            yield block.first, Kind.UNSHARD, stage
             gathered.append(stage)
     for stage in gathered:
-        yield _Added(blocks[-1].behind, Kind.RESHARD, stage)
+        yield blocks[-1].end, Kind.RESHARD, stage
 
 
 def _next_stages(blocks: Sequence[_Block], active: int | None) -> list[list[int]]:
@@ -291,20 +276,24 @@ def _next_stages(blocks: Sequence[_Block], active: int | None) -> list[list[int]
     return next_stages[::-1]
 
 
-def _gather_and_free(blocks: Sequence[_Block], reshard: Reshard) -> Iterator[_Added]:
-    """Gather the stages of a block before the previous block, and free stages after the block."""
+def _gather_and_free(blocks: Sequence[_Block], reshard: Reshard | None) -> Iterator[_Added]:
+    """Gather the stages of a block before the previous block; free stages after the block unless without rule."""
     gathered: set[int] = set()
     ahead = blocks[0].first if blocks else 0
     for index, block in enumerate(blocks):
         for stage in block.stages:
             if stage not in gathered:
-                yield _Added(ahead, Kind.UNSHARD, stage)
-        free = set(block.stages) if reshard is Reshard.ALWAYS else block.forwards
-        if index == len(blocks) - 1:
-            free = gathered | set(block.stages)
-        gathered = (gathered | set(block.stages)) - free
+                yield ahead, Kind.UNSHARD, stage
+        gathered.update(block.stages)
+        if reshard is None:
+            free: AbstractSet[int] = set()
+        elif index == len(blocks) - 1:
+            free = set(gathered)
+        else:
+            free = set(block.stages) if reshard is Reshard.ALWAYS else block.forwards
+        gathered -= free
         for stage in sorted(free):
-            yield _Added(block.behind, Kind.RESHARD, stage)
+            yield block.end, Kind.RESHARD, stage
         ahead = block.first
 
 

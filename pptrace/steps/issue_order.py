@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from pptrace.steps.schedule import Schedule
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Issue:
+class Issue(NamedTuple):
     """Calls of an issue order: groups of message sides that a rank launches at once."""
 
     of_row: Int32s
@@ -51,10 +50,7 @@ class Issue:
     later: Int32s
     """The waiting calls, one per entry of ``earlier``."""
 
-    def __len__(self) -> int:
-        return int(self.before.size)
-
-    def with_rows(self, source: NDArray[np.integer], begin: NDArray[np.integer]) -> Self:
+    def with_rows(self, source: NDArray[np.integer], begin: NDArray[np.integer]) -> Issue:
         """Return the calls after rows were split or inserted.
 
         Args:
@@ -62,8 +58,8 @@ class Issue:
             begin: the first new row of each original row.
         """
         waited = np.where(self.waited < 0, -1, begin[self.waited]).astype(np.int32)
-        return replace(
-            self, of_row=self.of_row[source], peer=self.peer[source], waited=waited,
+        return self._replace(
+            of_row=self.of_row[source], peer=self.peer[source], waited=waited,
             further=np.ones_like(self.further), row=begin[self.row].astype(np.int32),
         )  # fmt: skip
 

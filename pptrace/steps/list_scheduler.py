@@ -1,14 +1,12 @@
 """List scheduling under limits of microbatches in flight.
 
-Many schedules are best said as a rule and not as an order: "a backward if there is one, else the forward of the
-deepest stage". :func:`list_schedule` plays such a rule, in slots or in real durations, and returns the table. No
-rank waits while one of its actions may run. At one instant, ends come before starts; an action that takes no time
-ends after the starts that it is among. What is still equal goes by kind, stage and microbatch, so that the same
-input gives the same table.
+Many schedules are a priority rule: "a backward if one is ready, else the forward of the deepest stage".
+:func:`list_schedule` simulates such a rule, in slots or in real durations, and returns the table. No rank waits
+while one of its actions can run. At one instant, ends precede starts; an action of zero duration ends after the
+starts at its instant. Remaining ties are broken by kind, stage and microbatch: equal input gives equal tables.
 
-Backwards go by microbatch and forwards by stage, so of what one stage does of one kind, the earlier microbatch is
-always preferred. It also is ready first, for its stage got the microbatches in turn as well. So what waits need
-not be kept in queues, nor actions be numbered: see :mod:`pptrace.steps.kernels.list_scheduling`.
+The default rule prefers the earlier microbatch among actions of one stage and kind, which is also ready first.
+A faster kernel uses this: it counts actions per stage and kind and needs no queues (:func:`_rows_in_turn`).
 """
 
 from __future__ import annotations
@@ -49,12 +47,12 @@ _WHOLE = (Kind.F, Kind.B)
 _SPLIT = (Kind.F, Kind.I, Kind.W)
 _LONGEST = 2**62
 _MANY, _ACTION_BYTES = 10_000_000, 20
-"""Actions from which the machine's memory is looked at, and what the columns of one take at least."""
+"""Number of actions from which memory is checked, and the least bytes of one action's columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Actions(Cells):
-    """What there is to do, in columns of one value per action."""
+    """All actions of a table before their order is known, in columns of one value per action."""
 
     rank: Int32s
     """The rank that holds the stage for the microbatch."""
@@ -63,7 +61,7 @@ class Actions(Cells):
 
 
 Priority: TypeAlias = Callable[[Actions], "Sequence[Int64s | Int32s]"]
-"""Returns columns by which a rank chooses, the most important first; in each, the lowest value goes first."""
+"""Returns sort keys by which a rank chooses, the most significant first; the lowest value goes first."""
 
 
 def backward_first(actions: Actions) -> Sequence[Int64s | Int32s]:
@@ -86,20 +84,20 @@ def list_schedule(
     spans: Mapping[Kind, int] | None = None,
     transfer: int = 0,
 ) -> Schedule:
-    """Return the table that a rule gives.
+    """Return the table of a priority rule.
 
     Args:
         placement: the stages' ranks; every route visits every stage.
         durations: time of one action for F and B, or F, I and W: one value, or one per stage. All 1 for slots.
-        priority: what a rank prefers.
-        in_flight: how many microbatches may be in flight; none is bounded unless given.
-        spans: microbatches of one action by kind, 1 unless given; a route's microbatches come in blocks that wide.
+        priority: the rule by which a rank chooses among actions that can run.
+        in_flight: limits of microbatches in flight; unlimited by default.
+        spans: microbatches of one action by kind, 1 by default; consecutive blocks of that size share a route.
         transfer: time from one rank to another.
 
     Raises:
-        ScheduleError: the bounds in flight leave an action waiting for ever, or times add up to 2**62 and more.
-        ValueError: kinds other than those, times that are no integers from 0, microbatches that do not fill the
-            spans, or a route that skips a stage.
+        ScheduleError: an action can never start under the limits in flight, or times sum to 2**62 or more.
+        ValueError: other kinds, times that are not integers from 0, microbatches that do not fill the spans, or a
+            route that skips a stage.
 
     >>> from pptrace.steps.placement import Placement
     >>> list_schedule(Placement.looped(ranks=2, microbatches=2), {Kind.F: 1, Kind.B: 2}).rows()
@@ -114,9 +112,9 @@ def list_schedule(
     if (placement.stage_rank < 0).any():
         msg = "every route visits every stage"
         raise ValueError(msg)
-    left, links = room_of(placement, in_flight or InFlight()), links_of(placement, kinds)
+    left, links = _limits(placement, in_flight or InFlight()), _links(placement, kinds)
     if priority is backward_first and not transfer and max(spans.values()) == 1:
-        rows = rows_in_turn(placement, times, links, left)
+        rows = _rows_in_turn(placement, times, links, left)
         if rows is not None:
             return Schedule.of_cells(placement, *rows)
     actions = _actions(placement, spans)
@@ -144,23 +142,23 @@ def _times(
     placement: Placement, spans: Mapping[Kind, int], durations: Mapping[Kind, object], transfer: int
 ) -> dict[Kind, Int64s]:
     """Return the times of each kind's actions, per stage."""
-    found: dict[Kind, Int64s] = {}
+    stage_times: dict[Kind, Int64s] = {}
     total, actions = 0.0, 0
     for kind, span in spans.items():
         times = np.asarray(durations[kind])
         if not np.issubdtype(times.dtype, np.integer) or (times < 0).any() or transfer < 0:
             msg = f"times of {kind.name} and of transfers are integers from 0"
             raise ValueError(msg)
-        found[kind] = np.broadcast_to(times, (placement.stages,)).astype(np.int64)
+        stage_times[kind] = np.broadcast_to(times, (placement.stages,)).astype(np.int64)
         blocks = placement.microbatches // span
-        total += blocks * float(found[kind].sum(dtype=np.float64))
+        total += blocks * float(stage_times[kind].sum(dtype=np.float64))
         actions += blocks * placement.stages
     if actions >= _MANY and actions * _ACTION_BYTES > most_memory():
         size = gibibytes(actions * _ACTION_BYTES)
         raise ScheduleError(f"{actions:,} actions would take {size} of memory: take fewer, or {memory_key()}")
     if total + actions * transfer >= _LONGEST:
         raise ScheduleError("times add up to 2**62 or more: give them in a larger unit")
-    return found
+    return stage_times
 
 
 def _actions(placement: Placement, spans: Mapping[Kind, int]) -> Actions:
@@ -178,14 +176,14 @@ def _actions(placement: Placement, spans: Mapping[Kind, int]) -> Actions:
         ):
             msg = f"{microbatches} microbatches do not fill blocks of {span} {kind.name} that each take one route"
             raise ValueError(msg)
-        own = slice(done, done + stages * first.size)
-        kinds[own], width[own] = kind, span
+        of_kind = slice(done, done + stages * first.size)
+        kinds[of_kind], width[of_kind] = kind, span
         for column, values in (
             (stage, np.arange(stages)[:, None]), (microbatch, first), (route, routes),
             (rank, placement.stage_rank.T[:, routes]),
         ):  # fmt: skip
-            column[own].reshape(stages, first.size)[:] = values
-        done = own.stop
+            column[of_kind].reshape(stages, first.size)[:] = values
+        done = of_kind.stop
     return Actions(
         kind=kinds, stage=stage, microbatch=microbatch, span=width, pair=np.full(count, -1, dtype=np.int32),
         rank=rank, route=route,
@@ -193,7 +191,7 @@ def _actions(placement: Placement, spans: Mapping[Kind, int]) -> Actions:
 
 
 def _edges(placement: Placement, spans: Mapping[Kind, int], links: Sequence[Link]) -> tuple[Int64s, Int64s]:
-    """Return which action enables which."""
+    """Return the dependencies: the index of each enabling action, and of the action that it enables."""
     stages, microbatches = placement.stages, placement.microbatches
     blocks = {kind: microbatches // span for kind, span in spans.items()}
     first = dict(zip(spans, np.cumsum([0, *(stages * n for n in blocks.values())]), strict=False))
@@ -202,7 +200,7 @@ def _edges(placement: Placement, spans: Mapping[Kind, int], links: Sequence[Link
             [[first[kind] + stage * blocks[kind], np.full(stage.size, spans[kind])] for kind, stage in side],
             axis=1,
         )
-        for side in zip(*(((one, at), (other, to)) for one, at, other, to in links), strict=True)
+        for side in zip(*((link[:2], link[2:]) for link in links), strict=True)
     ]
     order = np.argsort(sides[0][0], kind="stable")
     microbatch = np.arange(microbatches)
@@ -212,7 +210,7 @@ def _edges(placement: Placement, spans: Mapping[Kind, int], links: Sequence[Link
         for start, span in sides
     )
     if alone and (np.diff(sides[0][0][order]) > 0).all():
-        return source, target  # in order already: each stage's actions enable one other's
+        return source, target  # sorted: actions of each stage and kind enable those of one other
     actions = max(int(sum(stages * n for n in blocks.values())), 1)
     both = np.sort(source * actions + target, kind="stable")  # a few runs that are sorted
     if not alone:
@@ -233,8 +231,8 @@ def _played(
     """Return all actions, rank by rank in the order of their starts."""
     count, (source, target, lag) = len(actions), edges
     key = _one_key([*priority(actions), actions.kind, actions.stage, actions.microbatch])
-    rooms = rooms_of(placement, actions, left)
-    queue, queues, taking = queues_of(placement, actions, rooms)
+    rooms = _limits_of_actions(placement, actions, left)
+    queue, queues, taking = _queues(placement, actions, rooms)
     last = actions.kind == (Kind.W if (actions.kind == Kind.W).any() else Kind.B)
     narrow = np.int32 if max(count, target.size) < np.iinfo(np.int32).max else np.int64
     late = count if lag.size else 0
@@ -300,39 +298,39 @@ def _one_key(columns: Sequence[Int64s | Int32s | Int8s]) -> Int64s:
 
 
 def _stuck(actions: Actions, enabled: Int64s) -> ScheduleError:
-    """Return the error of actions that nothing but room is missing for, naming the deepest stage's first."""
+    """Return the error of actions that limits in flight block; it names the first one of the deepest stage."""
     if enabled.size == 0:
         return ScheduleError("the stages' graph has a cycle: no action on it can ever start")
-    at = int(enabled[np.lexsort((actions.microbatch[enabled], -actions.stage[enabled]))[0]])
-    rank, action = int(actions.rank[at]), actions.action(at)
+    row = int(enabled[np.lexsort((actions.microbatch[enabled], -actions.stage[enabled]))[0]])
+    rank, action = int(actions.rank[row]), actions.action(row)
     message = f"rank {rank}: {action} can never start: too few microbatches may be in flight; allow more"
     return ScheduleError(message, rank=rank, action=str(action))
 
 
 Link: TypeAlias = "tuple[Kind, Int32s, Kind, Int32s]"
-"""Kinds and stages of which the n-th action of the first enables the n-th of the second."""
+"""Kind and stages of enabling actions, kind and stages of enabled ones: the n-th action enables the n-th."""
 
-MOST_SEQUENCES = 256
-"""Sequences of a rank beyond which queues are quicker: each choice looks at all of them."""
+_MOST_SEQUENCES = 256
+"""Most sequences per rank for which the kernel without queues is faster: each choice compares all of them."""
 
 
-def rows_in_turn(
+def _rows_in_turn(
     placement: Placement,
     times: Mapping[Kind, Int64s],
     links: Sequence[Link],
     left: Int64s,
 ) -> tuple[Int64s, CellColumns] | None:
-    """Return where each rank's row begins, and the actions; None where some wait for ever or stages are many.
+    """Return where each rank's row begins, and the actions; None for a deadlock or too many stages per rank.
 
     Args:
         placement: every route visits every stage.
         times: per kind and stage, of F and B, or of F, I and W.
-        links: what enables what, as :func:`links_of` says.
-        left: what rooms in flight hold, each route's stages and then ranks; -1 for no bound.
+        links: dependencies between stages.
+        left: limits of microbatches in flight, see :func:`_limits`.
     """
     given, actions = _sequences(placement, times, links, left)
     ranks = placement.ranks
-    if (np.diff(given.of_rank) > MOST_SEQUENCES).any():
+    if (np.diff(given.of_rank) > _MOST_SEQUENCES).any():
         return None
     row_ptr = np.concatenate([[0], np.cumsum(np.bincount(given.rank, given.count, ranks).astype(np.int64))])
     written = Written(
@@ -346,8 +344,8 @@ def rows_in_turn(
     return row_ptr, CellColumns(*written, span=alone, pair=single)
 
 
-def links_of(placement: Placement, kinds: Sequence[Kind]) -> list[Link]:
-    """Return which stages enable which: forwards along the stages, gradients back, weights behind inputs."""
+def _links(placement: Placement, kinds: Sequence[Kind]) -> list[Link]:
+    """Return the dependencies between stages: forwards along the stages, gradients back, weight after input."""
     low, high = placement.edges[:, 0], placement.edges[:, 1]
     is_end = np.ones(placement.stages, dtype=np.bool_)
     is_end[low] = False
@@ -368,7 +366,7 @@ def _sequences(
     links: Sequence[Link],
     left: Int64s,
 ) -> tuple[Sequences, int]:
-    """Return the sequences, numbered kind by kind, route by route and stage by stage, then sorted by rank."""
+    """Return the sequences sorted by rank, then by kind, route and stage, and the number of actions."""
     kinds, stages, routes = list(times), placement.stages, placement.routes
     width = routes * stages
     number = np.arange(len(kinds) * width)
@@ -380,14 +378,15 @@ def _sequences(
     held = np.bincount(placement.microbatch_route, minlength=routes)
     source, target = (
         np.concatenate([
-            (kinds.index(one) * width + np.arange(routes)[:, None] * stages + at).ravel() for one, at in side
+            (kinds.index(link_kind) * width + np.arange(routes)[:, None] * stages + link_stage).ravel()
+            for link_kind, link_stage in side
         ])
-        for side in zip(*(((one, at), (other, to)) for one, at, other, to in links), strict=True)
+        for side in zip(*((link[:2], link[2:]) for link in links), strict=True)
     )  # fmt: skip
     last = Kind.W if Kind.W in times else Kind.B
     kind_of = np.array(kinds)[kind]
     origin, step = _places(kind_of, kind, stage, placement, len(kinds))
-    rooms = np.stack([stage_room(placement, route, stage), rank_room(placement, rank)], axis=1)
+    rooms = np.stack([_stage_limit(placement, route, stage), _rank_limit(placement, rank)], axis=1)
     rooms = np.where(left[rooms] < 0, -1, rooms)
     way = np.where(kind_of == Kind.F, 1, np.where(kind_of == last, -1, 0)) * (rooms >= 0).any(axis=1)
     before_ptr, before = _csr(moved[target], moved[source], number.size)
@@ -395,7 +394,7 @@ def _sequences(
     sequences = Sequences(
         rank=rank[order], of_rank=np.searchsorted(rank[order], np.arange(placement.ranks + 1)),
         kind=kind_of[order], stage=stage[order],
-        duration=np.stack([times[one] for one in kinds])[kind, stage][order],
+        duration=np.stack(list(times.values()))[kind, stage][order],
         count=held[route][order], first=(np.cumsum(held) - held)[route][order],
         turns=np.argsort(placement.microbatch_route, kind="stable"), origin=origin[order], step=step[order],
         before_ptr=before_ptr, before=before, after_ptr=after_ptr, after=after,
@@ -450,65 +449,66 @@ def _initial_progress(given: Sequences, row_ptr: Int64s, left: Int64s) -> tuple[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InFlight:
-    """The most microbatches between a forward's start and its backward's end (of ``W``, where it is split)."""
+    """Most microbatches between the start of a forward and the end of its backward (``W`` if split)."""
 
     stage: object = None
-    """Shape (routes, stages): on each stage of each route; None for no bound, -1 for none there."""
+    """Shape (routes, stages): limit of each stage of each route, -1 for no limit; None for no limits."""
     rank: object = None
-    """Shape (ranks,): over all stages that a rank holds; None and -1 likewise."""
+    """Shape (ranks,): limit over all stages of a rank, -1 for no limit; None for no limits."""
 
 
-def room_of(placement: Placement, in_flight: InFlight) -> Int64s:
-    """Return what each room holds: every stage of each route, then every rank; -1 for no bound."""
+def _limits(placement: Placement, in_flight: InFlight) -> Int64s:
+    """Return the limit of every stage of each route, then of every rank; -1 for no limit."""
+    shapes = ((in_flight.stage, (placement.routes, placement.stages)), (in_flight.rank, (placement.ranks,)))
     return np.concatenate([
-        _room(in_flight.stage, (placement.routes, placement.stages)), _room(in_flight.rank, (placement.ranks,)),
+        np.broadcast_to(np.asarray(-1 if limit is None else limit, dtype=np.int64), shape).ravel()
+        for limit, shape in shapes
     ])  # fmt: skip
 
 
-def stage_room(placement: Placement, route: Int64s | Int32s, stage: Int64s | Int32s) -> Int64s:
-    """Return the numbers of stages' rooms."""
-    number: Int64s = route.astype(np.int64) * placement.stages + stage
-    return number
+def _stage_limit(placement: Placement, route: Int64s | Int32s, stage: Int64s | Int32s) -> Int64s:
+    """Return the indices of limits of stages."""
+    index: Int64s = route.astype(np.int64) * placement.stages + stage
+    return index
 
 
-def rank_room(placement: Placement, rank: Int64s | Int32s) -> Int64s:
-    """Return the numbers of ranks' rooms."""
-    number: Int64s = placement.routes * placement.stages + rank.astype(np.int64)
-    return number
+def _rank_limit(placement: Placement, rank: Int64s | Int32s) -> Int64s:
+    """Return the indices of limits of ranks."""
+    index: Int64s = placement.routes * placement.stages + rank.astype(np.int64)
+    return index
 
 
-def rooms_of(placement: Placement, actions: Actions, left: Int64s) -> Int64s:
-    """Return every action's two rooms, its stage's and its rank's; -1 where unbounded.
+def _limits_of_actions(placement: Placement, actions: Actions, left: Int64s) -> Int64s:
+    """Return the indices of each action's two limits, of its stage and of its rank; -1 for no limit.
 
-    Where nothing is bounded, no action has any.
+    Without any limit, the result has no rows.
     """
     if (left < 0).all():
         return np.full((0, 2), -1, dtype=np.int64)
-    # By the number that a room would have: its own, or -1 where nothing is bounded.
-    of = np.where(left < 0, -1, np.arange(left.size))
+    index = np.where(left < 0, -1, np.arange(left.size))
     rooms = np.empty((len(actions), 2), dtype=np.int64)
-    rooms[:, 0] = of[stage_room(placement, actions.route, actions.stage)]
-    rooms[:, 1] = of[rank_room(placement, actions.rank)]
+    rooms[:, 0] = index[_stage_limit(placement, actions.route, actions.stage)]
+    rooms[:, 1] = index[_rank_limit(placement, actions.rank)]
     return rooms
 
 
-def queues_of(placement: Placement, actions: Actions, rooms: Int64s) -> tuple[Int64s, Queues, Int64s]:
-    """Return every action's queue, the queues, and the rooms that are taken from each.
+def _queues(placement: Placement, actions: Actions, rooms: Int64s) -> tuple[Int64s, Queues, Int64s]:
+    """Return each action's queue, the queues, and the limits that the actions of each queue share.
 
-    There is one for each stage of each route that a rank holds, for what takes room there, and one for all else.
+    A rank has a queue per stage and route for actions under a limit, and one for all other actions.
     """
     ranks = placement.ranks
     slot = actions.rank.astype(np.int64)
     if len(rooms):
         waits_for_room = (actions.kind == Kind.F) & ((rooms[:, 0] >= 0) | (rooms[:, 1] >= 0))
-        slot = np.where(waits_for_room, ranks + stage_room(placement, actions.route, actions.stage), slot)
+        slot = np.where(waits_for_room, ranks + _stage_limit(placement, actions.route, actions.stage), slot)
     slot_rank = np.concatenate([np.arange(ranks), placement.stage_rank.ravel()])
     held = np.bincount(slot, minlength=slot_rank.size)
     sample, queue = np.empty((2, slot_rank.size), dtype=np.int64)
     used = np.argsort(slot_rank, kind="stable")
     used = used[held[used] > 0]
     queue[used] = np.arange(used.size)
-    sample[slot] = np.arange(slot.size)  # any will do: all that take room from one queue take the same
+    sample[slot] = np.arange(slot.size)  # any action: all actions of a queue have the same limits
     taken = np.full((used.size, 2), -1, dtype=np.int64)
     takes = used >= ranks
     taken[takes] = rooms[sample[used[takes]]]
@@ -517,11 +517,3 @@ def queues_of(placement: Placement, actions: Actions, rooms: Int64s) -> tuple[In
         of_rank=np.searchsorted(slot_rank[used], np.arange(ranks + 1)),
     )  # fmt: skip
     return queue[slot], queues, taken
-
-
-def _room(bound: object, shape: tuple[int, ...]) -> Int64s:
-    """Return how much room there is, flat; -1 for no bound."""
-    room: Int64s = (
-        np.broadcast_to(np.asarray(-1 if bound is None else bound, dtype=np.int64), shape).ravel().copy()
-    )
-    return room

@@ -109,19 +109,18 @@ class _Waits(NamedTuple):
     target: Int32s
 
 
-def in_calls(schedule: Schedule, program: Program, name: str, made_at: Int32s | None = None) -> IssueOrder:
+def in_calls(schedule: Schedule, program: Program, name: str) -> IssueOrder:
     """Return a table's issue order with messages placed by a program.
 
     Args:
         schedule: the table.
         program: the message program.
         name: name of the program's policy in errors.
-        made_at: row of each activation, then of each gradient, if known.
 
     Raises:
         PluginError: a moment is invalid; see :func:`~pptrace.steps.message_calls.checked_calls`.
     """
-    messages, sent = _listed(schedule, made_at)
+    messages, sent = _listed(schedule)
     request = MessageRequest(
         schedule=schedule, producer=messages.producer, consumer=messages.consumer, source=messages.source,
         target=messages.target, gradient=messages.way.astype(bool),
@@ -129,16 +128,15 @@ def in_calls(schedule: Schedule, program: Program, name: str, made_at: Int32s | 
     return _issued(schedule, messages, sent, checked_calls(request, program(request), name))
 
 
-def _listed(schedule: Schedule, made_at: Int32s | None) -> tuple[_Messages, Int32s]:
+def _listed(schedule: Schedule) -> tuple[_Messages, Int32s]:
     """Return a table's messages, and the number from one rank to another, shape (ranks x ranks,)."""
     graph = graph_of(schedule.placement)
     widest = int(max(np.diff(graph.succ_ptr).max(initial=0), np.diff(graph.pred_ptr).max(initial=0)))
     out = _Messages(
         *empty_columns(len(schedule) * widest, *[np.int32] * 5, np.int8)
     )  # an upper bound; unused memory is not touched
-    if made_at is None:
-        made_at = unset(2 * graph.stages * graph.microbatches)
-        run(kernels.find_results, (schedule.cells, graph, TABLE), (made_at,), work=len(schedule))
+    made_at = unset(2 * graph.stages * graph.microbatches)
+    run(kernels.find_results, (schedule.cells, graph, TABLE), (made_at,), work=len(schedule))
     sent = np.zeros(graph.ranks**2, dtype=np.int32)
     count = run(
         kernels.list_messages,
@@ -214,7 +212,7 @@ def _waits(
 
 def _around_pairs(schedule: Schedule, messages: _Messages, plan: Plan) -> Plan:
     """Move calls inside an overlapped pair after the pair, or before it if a member depends on them."""
-    if not (schedule.pair >= 0).any():
+    if not schedule.has_pairs:
         return plan
     rank = np.repeat(np.arange(schedule.ranks), np.diff(schedule.row_ptr))
     inside = np.zeros(len(schedule) + schedule.ranks, dtype=bool)
@@ -259,15 +257,6 @@ class Plan(NamedTuple):
     """Empty for a single communicator."""
 
 
-class _CheckedEnds(NamedTuple):
-    """Actions and ranks on both sides of each message."""
-
-    producer: Int32s
-    consumer: Int32s
-    source: Int32s
-    target: Int32s
-
-
 def checked_calls(request: MessageRequest, calls: object, name: str) -> Plan:
     """Check the result of a message program and return its columns.
 
@@ -295,8 +284,8 @@ def checked_calls(request: MessageRequest, calls: object, name: str) -> Plan:
             columns[column] = np.full(count, NEVER, dtype=np.int64)
     columns["communicator"] = _numbered(columns["communicator"], name)
     plan = Plan(**columns)
-    ends = _CheckedEnds(request.producer, request.consumer, request.source, request.target)
-    wrong = run(kernels.find_wrong, (request.schedule.row_ptr, ends, plan), (), work=count) - 1
+    ends = (request.producer, request.consumer, request.source, request.target)
+    wrong = run(kernels.find_wrong, (request.schedule.row_ptr, *ends, plan), (), work=count) - 1
     if wrong >= 0:
         law_index, message = divmod(wrong, count)
         subject, law = _LAWS[law_index]

@@ -234,11 +234,6 @@ class Positions:
     problem: Problem | None
     """The first invalid action, or None."""
 
-    @property
-    def passed_on(self) -> Int32s:
-        """Positions of activations, then of gradients, each flat by stage and microbatch."""
-        return self.flat[: (Result.GRADIENT + 1) * self.stages * self.microbatches]
-
     def of(self, result: int) -> Int32s:
         """Return one result's positions, shape (stages, microbatches); all absent if no action has this result."""
         size = self.stages * self.microbatches

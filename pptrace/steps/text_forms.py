@@ -26,7 +26,7 @@ from pptrace.steps.placement import infer_placement
 from pptrace.steps.schedule import Schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from pptrace.steps.columns import Int64s
 
 _LARGEST = 1 << 30
 """Limit of a table file in bytes, about 100 million actions."""
@@ -70,11 +70,17 @@ def parse_table(text: str, file: Path | str = "", form: Form | None = None) -> T
             waits.append(row_waits)
         except TableError as error:
             raise TableError(error.message, file=file, row=number, column=error.column, cell=error.cell) from None
-    source = Source(
-        file=str(file), form=form, lines=tuple(lines[number - 1] for number in numbers), numbers=tuple(numbers)
-    )
-    schedule, all_waits = _schedule(rows, source), np.concatenate(waits)
-    return TableFile(schedule=replace(schedule, waits=(all_waits,)) if all_waits.size else schedule, source=source)
+    row_ptr = np.cumsum([0, *(len(row.kind) for row in rows)], dtype=np.int64)
+    try:
+        schedule, all_waits = _schedule(rows, row_ptr), np.concatenate(waits)
+    except ScheduleError as error:
+        number = numbers[error.rank]
+        first = int(row_ptr[error.rank])
+        raise _error_of_cell(error, first, str(file), form, number, lines[number - 1]) from None
+    return TableFile(
+        schedule=replace(schedule, waits=(all_waits,)) if all_waits.size else schedule, file=str(file), form=form,
+        lines=tuple(lines[number - 1] for number in numbers), numbers=tuple(numbers),
+    )  # fmt: skip
 
 
 def _text(path: Path) -> str:
@@ -115,20 +121,14 @@ def _rank_lines(lines: list[str], form: Form, file: str) -> list[int]:
     return written
 
 
-def _schedule(rows: list[CellColumns], source: Source) -> Schedule:
-    ptr = np.cumsum([0, *(len(row.kind) for row in rows)], dtype=np.int64)
+def _schedule(rows: list[CellColumns], row_ptr: Int64s) -> Schedule:
     cells = CellColumns(
         *(np.fromiter(chain.from_iterable(column), np.int32) for column in zip(*rows, strict=True))
     )
-    try:
-        placement = infer_placement(ptr, cells)
-    except ScheduleError as error:
-        raise source.locate(error, ptr.tolist()) from None
     pairs = np.array([max(row.pair, default=-1) + 1 for row in rows])
-    before = np.repeat(np.cumsum(pairs) - pairs, np.diff(ptr))
-    return Schedule.of_cells(
-        placement, ptr, cells._replace(pair=np.where(cells.pair < 0, -1, cells.pair + before))
-    )
+    before = np.repeat(np.cumsum(pairs) - pairs, np.diff(row_ptr))
+    numbered = cells._replace(pair=np.where(cells.pair < 0, -1, cells.pair + before))
+    return Schedule.of_cells(infer_placement(row_ptr, cells), row_ptr, numbered)
 
 
 _NAMES = [kind.name for kind in Kind]
@@ -155,7 +155,7 @@ def table_text(schedule: Schedule, form: Form = Form.CSV) -> str:
     separator, idle = (",", '""') if form is Form.CSV else (" ", "-")
     cells, pair = _cells(schedule), schedule.pair.tolist()
     rows = [cells[low:high] for low, high in pairwise(schedule.row_ptr.tolist())]
-    if (schedule.pair >= 0).any():
+    if schedule.has_pairs:
         bounds = pairwise(schedule.row_ptr.tolist())
         rows = [_joined(row, pair[low:high]) for row, (low, high) in zip(rows, bounds, strict=True)]
     return "".join(f"{separator.join(row) or idle}\n" for row in rows)
@@ -221,9 +221,11 @@ def _joined(cells: list[str], pair: list[int]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """The rows of a file, one per rank."""
+class TableFile:
+    """A schedule and the text of its rows, one per rank."""
 
+    schedule: Schedule
+    """The parsed table."""
     file: str
     """Name of the file as given by the user."""
     form: Form
@@ -233,30 +235,20 @@ class Source:
     numbers: tuple[int, ...]
     """Line number of each row, counted from 1."""
 
-    def locate(self, error: ScheduleError, row_ptr: Sequence[int]) -> TableError:
-        """Return a schedule's error as an error of a cell; ``row_ptr`` is the schedule's."""
-        if not 0 <= error.rank < len(self.lines):
-            return TableError(error.message, file=self.file)
-        row = self.numbers[error.rank]
-        left = error.position - int(row_ptr[error.rank])
-        if left < 0:
-            return TableError(error.message, file=self.file, row=row)
-        for column, cell in cells_of(self.lines[error.rank], self.form):
-            left -= cell.count(";") + 1
-            if left < 0:
-                return TableError(error.message, file=self.file, row=row, column=column, cell=cell)
-        return TableError(error.message, file=self.file, row=row)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableFile:
-    """A schedule and its source rows."""
-
-    schedule: Schedule
-    """The parsed table."""
-    source: Source
-    """The rows."""
-
     def locate(self, error: ScheduleError) -> TableError:
         """Return an error of the schedule as an error of a cell of the file."""
-        return self.source.locate(error, self.schedule.row_ptr.tolist())
+        if not 0 <= error.rank < len(self.lines):
+            return TableError(error.message, file=self.file)
+        first = int(self.schedule.row_ptr[error.rank])
+        row, line = self.numbers[error.rank], self.lines[error.rank]
+        return _error_of_cell(error, first, self.file, self.form, row, line)
+
+
+def _error_of_cell(error: ScheduleError, first: int, file: str, form: Form, row: int, line: str) -> TableError:
+    """Return the error of an action of a line as an error of its cell; ``first`` is the line's first position."""
+    left = error.position - first
+    for column, cell in cells_of(line, form) if left >= 0 else ():
+        left -= cell.count(";") + 1
+        if left < 0:
+            return TableError(error.message, file=file, row=row, column=column, cell=cell)
+    return TableError(error.message, file=file, row=row)

@@ -39,26 +39,25 @@ def validate(schedule: Schedule) -> None:
         raise explain_deadlock(schedule)
 
 
-def validate_structure(schedule: Schedule) -> Positions:
-    """Check a schedule except for deadlock; return the positions of its actions.
+def validate_structure(schedule: Schedule) -> None:
+    """Check a schedule except for deadlock.
 
     Raises:
         ScheduleError: as :func:`validate`.
     """
-    check_shape(schedule)
+    _check_shape(schedule)
     positions = index_schedule(schedule)
     if positions.problem is not None:
         raise _describe(schedule, positions.problem)
     _check_present(schedule, positions)
     _check_order(schedule, positions)
-    check_pairs(schedule, positions)
+    _check_pairs(schedule, positions)
     if schedule.has_communication:
-        check_messages(schedule, positions)
+        _check_messages(schedule, positions)
     if positions.results > Result.OFFLOADED:
-        check_copies(schedule, positions)
-    check_stage_ends(schedule)
-    check_waits(schedule)
-    return positions
+        _check_copies(schedule, positions)
+    _check_stage_ends(schedule)
+    _check_waits(schedule)
 
 
 def validate_partial(schedule: Schedule) -> None:
@@ -71,6 +70,12 @@ def validate_partial(schedule: Schedule) -> None:
     if positions.problem is not None:
         raise _describe(schedule, positions.problem)
     _check_order(schedule, positions)
+
+
+def _error_at(schedule: Schedule, row: int, text: str, *, missing: str = "") -> ScheduleError:
+    """Return the error of a row; ``text`` follows the name of its action."""
+    rank, action = schedule.rank_at(row), str(schedule.action(row))
+    return ScheduleError(f"rank {rank}: {action}{text}", rank=rank, position=row, action=action, missing=missing)
 
 
 def _describe(schedule: Schedule, problem: Problem) -> ScheduleError:
@@ -129,23 +134,13 @@ def _check_order(schedule: Schedule, positions: Positions) -> None:
         wrong = (first > second) & (second >= 0)
         if wrong.any():
             stage, microbatch = (int(axis[0]) for axis in np.nonzero(wrong))
-            row, other = int(second[stage, microbatch]), int(first[stage, microbatch])
-            rank = schedule.rank_at(row)
-            raise ScheduleError(
-                f"rank {rank}: {schedule.action(row)} comes before {schedule.action(other)}: swap them",
-                rank=rank,
-                position=row,
-                action=str(schedule.action(row)),
-                missing=str(schedule.action(other)),
-            )
+            other = str(schedule.action(int(first[stage, microbatch])))
+            text = f" comes before {other}: swap them"
+            raise _error_at(schedule, int(second[stage, microbatch]), text, missing=other)
 
 
-def check_messages(schedule: Schedule, positions: Positions) -> None:
-    """Check that every stage boundary between ranks has a send and a receive, and that no other messages exist.
-
-    Raises:
-        ScheduleError: a side of a message has no peer, or the peer has other microbatches.
-    """
+def _check_messages(schedule: Schedule, positions: Positions) -> None:
+    """Check that every stage boundary between ranks has a send and a receive, and that no other messages exist."""
     placement = schedule.placement
     rank = placement.stage_rank.T[:, placement.microbatch_route]
     hop = np.zeros((placement.stages + 1, placement.microbatches), dtype=bool)
@@ -182,23 +177,16 @@ def _check_equal(schedule: Schedule, sends: np.ndarray, receives: np.ndarray) ->
     )
     if differ.any():
         first = int(np.argmax(differ))
-        send, receive = int(sent[first]), int(received[first])
-        rank = schedule.rank_at(receive)
-        raise ScheduleError(
-            f"rank {rank}: {schedule.action(receive)} receives other microbatches than "
-            f"{schedule.action(send)} on rank {schedule.rank_at(send)} sends: write the same on both ends",
-            rank=rank,
-            position=receive,
-            action=str(schedule.action(receive)),
+        send = int(sent[first])
+        text = (
+            f" receives other microbatches than {schedule.action(send)} on rank {schedule.rank_at(send)} sends: "
+            "write the same on both ends"
         )
+        raise _error_at(schedule, int(received[first]), text)
 
 
-def check_copies(schedule: Schedule, positions: Positions) -> None:
-    """Check that each offload has a reload and each reload has an offload.
-
-    Raises:
-        ScheduleError: an offload or a reload without its counterpart.
-    """
+def _check_copies(schedule: Schedule, positions: Positions) -> None:
+    """Check that each offload has a reload and each reload has an offload."""
     out, back = positions.of(Result.OFFLOADED), positions.of(Result.RELOADED)
     alone = (out < 0) != (back < 0)
     if not alone.any():
@@ -207,24 +195,14 @@ def check_copies(schedule: Schedule, positions: Positions) -> None:
     offloaded = out[stage, microbatch] >= 0
     row = int(out[stage, microbatch] if offloaded else back[stage, microbatch])
     missing = f"{stage}{Kind.RELOAD.name if offloaded else Kind.OFFLOAD.name}{microbatch}"
-    rank = schedule.rank_at(row)
-    raise ScheduleError(
-        f"rank {rank}: {schedule.action(row)} without {missing}: what is copied out must come back",
-        rank=rank,
-        position=row,
-        action=str(schedule.action(row)),
-        missing=missing,
-    )
+    raise _error_at(schedule, row, f" without {missing}: what is copied out must come back", missing=missing)
 
 
-def check_stage_ends(schedule: Schedule) -> None:
+def _check_stage_ends(schedule: Schedule) -> None:
     """Check reductions and updates of stages.
 
     A rank updates a stage at most once, after the stage's last backward. It reduces a stage's gradients after the
     last backward; between two reductions of a stage there are backwards of it.
-
-    Raises:
-        ScheduleError: an action breaks one of these rules.
     """
     ends = np.flatnonzero(STAGE_ENDS.mask(schedule.kind))
     if not ends.size:
@@ -240,11 +218,13 @@ def check_stage_ends(schedule: Schedule) -> None:
         kind, held_stage = int(schedule.kind[row]), int(cell[row])
         reduces = kind == Kind.REDUCE_GRAD
         if (kind, held_stage) in seen and (not reduces or seen[kind, held_stage] == backwards):
-            raise _end_error(schedule, row, "is there twice", str(schedule.action(row)))
+            raise _error_at(schedule, row, " is there twice: remove one")
         if last[held_stage] > row and (not reduces or final[kind, held_stage] == row or not backwards):
-            raise _end_error(schedule, row, "comes before", str(schedule.action(int(last[held_stage]))))
+            other = str(schedule.action(int(last[held_stage])))
+            raise _error_at(schedule, row, f" comes before {other}: swap them", missing=other)
         if reduces and (int(Kind.OPTIMIZER), held_stage) in seen:
-            raise _end_error(schedule, row, "comes behind", f"{schedule.stage[row]}OPTIMIZER")
+            other = f"{schedule.stage[row]}OPTIMIZER"
+            raise _error_at(schedule, row, f" comes behind {other}: swap them", missing=other)
         seen[kind, held_stage] = backwards
 
 
@@ -257,19 +237,8 @@ def _backwards_before(cell: np.ndarray, backward: np.ndarray, rows: np.ndarray) 
     )
 
 
-def _end_error(schedule: Schedule, row: int, fault: str, other: str) -> ScheduleError:
-    rank, action = int(schedule.rank_at(row)), str(schedule.action(row))
-    text = f"rank {rank}: {action} {fault}"
-    text += ": remove one" if action == other else f" {other}: swap them"
-    return ScheduleError(text, rank=rank, position=row, action=action, missing="" if action == other else other)
-
-
-def check_waits(schedule: Schedule) -> None:
-    """Check that both actions of each explicit wait are in the table.
-
-    Raises:
-        ScheduleError: the first missing action.
-    """
+def _check_waits(schedule: Schedule) -> None:
+    """Check that both actions of each explicit wait are in the table."""
     if not schedule.waits:
         return
     waits = np.concatenate(schedule.waits)
@@ -300,12 +269,8 @@ MOST_ACTIONS = 2**28
 """Limit of actions, so that tasks and edges have 32-bit indices."""
 
 
-def check_shape(schedule: Schedule) -> None:
-    """Check lengths and ranges of columns, and that every stage has a rank.
-
-    Raises:
-        ScheduleError: a length or a value is invalid.
-    """
+def _check_shape(schedule: Schedule) -> None:
+    """Check lengths and ranges of columns, and that every stage has a rank."""
     placement = schedule.placement
     if schedule.ranks != placement.ranks:
         raise ScheduleError(f"the table has {schedule.ranks} rows for {placement.ranks} ranks: one row a rank")
@@ -335,7 +300,7 @@ def _check_columns(schedule: Schedule) -> None:
         raise ScheduleError(f"column kind holds numbers that are no kind: they are 0 to {len(Kind) - 1}")
     if schedule.span.min() < 1:
         row = int(np.argmax(schedule.span < 1))
-        raise _row_error(schedule, row, f"a span is at least 1, not {int(schedule.span[row])}")
+        raise _error_at(schedule, row, f": a span is at least 1, not {int(schedule.span[row])}")
 
 
 def _check_placement(placement: Placement) -> None:
@@ -368,23 +333,13 @@ def _check_spans(schedule: Schedule) -> None:
     last = np.minimum(first + schedule.span[wide], placement.microbatches) - 1
     split = wide[changes[np.minimum(first, last)] != changes[last]]
     if split.size:
-        raise _row_error(
-            schedule, int(split[0]), "its microbatches take different routes: write one action for each"
-        )
+        text = ": its microbatches take different routes: write one action for each"
+        raise _error_at(schedule, int(split[0]), text)
 
 
-def _row_error(schedule: Schedule, row: int, text: str) -> ScheduleError:
-    rank, action = schedule.rank_at(row), str(schedule.action(row))
-    return ScheduleError(f"rank {rank}: {action}: {text}", rank=rank, position=row, action=action)
-
-
-def check_pairs(schedule: Schedule, positions: Positions) -> None:
-    """Check that members of a pair do not depend on each other; a weight gradient may follow its input gradient.
-
-    Raises:
-        ScheduleError: a member is the backward of another member's forward, or its stage feeds that of another.
-    """
-    if not (schedule.pair >= 0).any():
+def _check_pairs(schedule: Schedule, positions: Positions) -> None:
+    """Check that members of a pair are independent. A weight gradient may follow its input gradient."""
+    if not schedule.has_pairs:
         return
     starts = group_starts(schedule.pair, schedule.row_ptr)
     group = np.repeat(np.arange(starts.size), np.diff(starts, append=len(schedule)))
@@ -392,16 +347,9 @@ def check_pairs(schedule: Schedule, positions: Positions) -> None:
         in_pair = (producer >= 0) & (consumer >= 0) & (producer != consumer) & (group[producer] == group[consumer])
         if in_pair.any():
             first = np.flatnonzero(in_pair)[0]
-            row, other = int(consumer.flat[first]), int(producer.flat[first])
-            rank = schedule.rank_at(row)
-            raise ScheduleError(
-                f"rank {rank}: {schedule.action(row)} needs {schedule.action(other)}, which is in the same "
-                "overlapped pair: write one behind the other",
-                rank=rank,
-                position=row,
-                action=str(schedule.action(row)),
-                missing=str(schedule.action(other)),
-            )
+            other = str(schedule.action(int(producer.flat[first])))
+            text = f" needs {other}, which is in the same overlapped pair: write one behind the other"
+            raise _error_at(schedule, int(consumer.flat[first]), text, missing=other)
 
 
 def _dependencies(schedule: Schedule, positions: Positions) -> Iterator[tuple[Int32s, Int32s]]:

@@ -1,4 +1,4 @@
-"""Weight gradients in the gaps: a table of forwards and input gradients becomes one of whole backwards."""
+"""Insertion of weight gradients into the gaps of a table of forwards and input gradients."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def fill_weights(
 
 
 def _start(table: Schedule) -> tuple[Filling, Heap]:
-    """Return how far it is before anything runs."""
+    """Return the initial state."""
     zeros, ranks = partial(np.zeros, dtype=np.int64), table.ranks
     first_row = table.row_ptr[:-1].astype(np.int64)
     ready = np.full(2 * table.stages * table.microbatches, -1, dtype=np.int64)
@@ -123,7 +123,7 @@ def _start(table: Schedule) -> tuple[Filling, Heap]:
 
 
 def _slack(table: Schedule, ends: Int64s) -> Slack:
-    """Return the slack before any latest start is known."""
+    """Return unset latest starts."""
     if not ends.size:
         return Slack(*(np.zeros(0, dtype=np.int64) for _ in range(4)))
     latest = np.full(2 * table.stages * table.microbatches, UNKNOWN)
@@ -136,7 +136,7 @@ def _wide(values: object, size: int) -> Int64s:
 
 
 def _check(table: Schedule, full: int, filling: Filling) -> None:
-    """Refuse an order that could not run to its end."""
+    """Check that all actions ran."""
     late = np.flatnonzero(filling.at < table.row_ptr[1:])
     if full < 0 and not late.size:
         return

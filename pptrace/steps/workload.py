@@ -195,13 +195,12 @@ class Workload:
                 raise ValueError(msg)
         for name in (*OPTIONAL, "offload_bytes"):
             values = getattr(self, name)
-            filled = (
-                values if np.size(values) or name == "offload_bytes" else np.zeros(self.stages, dtype=np.int64)
-            )
-            if np.size(filled) not in {0, 1, self.stages}:
-                msg = f"{name} has {np.size(filled)} values for {self.stages} stages: one each"
+            if not np.size(values) and name != "offload_bytes":
+                values = 0
+            if np.size(values) not in {0, 1, self.stages}:
+                msg = f"{name} has {np.size(values)} values for {self.stages} stages: one each"
                 raise ValueError(msg)
-            spread = np.broadcast_to(filled, (self.stages,)) if np.size(filled) else filled
+            spread = np.broadcast_to(values, (self.stages,)) if np.size(values) else values
             object.__setattr__(self, name, checked(name, spread))
         for name in ("rank_capacity_bytes", "boundary_gradient_bytes"):
             object.__setattr__(self, name, checked(name, getattr(self, name)))

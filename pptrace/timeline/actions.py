@@ -79,8 +79,7 @@ def communication(groups: Sequence[GroupTime]) -> dict[str, dict[str, Any]]:
 
 def in_group(timeline: Timeline) -> NDArray[np.bool_]:
     """Return which rows are communication inside actions."""
-    lane = np.array([Stream(stream).is_group for stream in timeline.lane_stream.tolist()], dtype=bool)
-    return np.repeat(lane, np.diff(timeline.lane_ptr))
+    return np.repeat(timeline.lane_stream >= Stream.TENSOR_PARALLEL, np.diff(timeline.lane_ptr))
 
 
 _GROUPS = (Stream.DATA_PARALLEL, Stream.TENSOR_PARALLEL, Stream.EXPERT_PARALLEL, Stream.CONTEXT_PARALLEL)

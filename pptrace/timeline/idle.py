@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pptrace.steps.kinds import TABLE, Stream
+from pptrace.steps.schedule import graph_of
 from pptrace.timeline.actions import include_group_waits
 from pptrace.timeline.kernels import idle as idle_kernels
-from pptrace.timeline.kernels import rows as rows_kernels
+from pptrace.timeline.kernels.idle import TimeSpent
 from pptrace.timeline.messages import index_timeline, lanes_of, messages
 from pptrace.timeline.timeline import Waits, window
 from pptrace_kernel import run
@@ -56,19 +57,6 @@ COMMUNICATION = (IdleCause.TRANSFER, IdleCause.CONTENTION, IdleCause.HEAD_OF_LIN
 """Causes that are non-overlapped communication."""
 
 
-class TimeSpent(NamedTuple):
-    """Each rank's time in one window for all."""
-
-    busy_ns: Int64s
-    """Shape (ranks,): time in which the compute stream computed."""
-    idle_ns: Int64s
-    """Shape (ranks, causes): idle time by :class:`IdleCause`."""
-    collective_ns: Int64s
-    """Shape (ranks,): busy time in which a group of the rank communicated."""
-    reduction_ns: Int64s
-    """Shape (ranks,): time in which gradients were reduced, overlapped or not."""
-
-
 def time_spent(timeline: Timeline) -> TimeSpent:
     """Split each rank's window into busy time and idle time by cause."""
     spent, _ = _attribute(timeline, _allocate_waits(0))
@@ -107,11 +95,12 @@ def _peers(timeline: Timeline, rank: Int32s, row: Int32s) -> Int32s:
 
 def _attribute(timeline: Timeline, waits: idle_kernels.Waits) -> tuple[TimeSpent, int]:
     """Attribute each rank's time, fill ``waits`` up to its size, and return the number of all intervals."""
-    index = index_timeline(timeline)
+    graph = graph_of(timeline.placement)
     opened, closed = window(timeline)
     times = include_group_waits(timeline)
     busy, collective, reduction = (np.zeros(timeline.ranks, dtype=np.int64) for _ in range(3))
     idle = np.zeros(timeline.ranks * len(IdleCause), dtype=np.int64)
+    spent = TimeSpent(busy, idle, collective, reduction)
     count = run(
         idle_kernels.attribute_idle,
         (
@@ -121,13 +110,12 @@ def _attribute(timeline: Timeline, waits: idle_kernels.Waits) -> tuple[TimeSpent
                 times.start_ns, times.end_ns, timeline.lag_ns, timeline.uncontended_ns, timeline.cause,
                 times.collective_ns,
             ),
-            index.graph, TABLE, rows_kernels.Index(index.producer, index.send, index.recv), _complete_ns(timeline),
-            opened, closed,
+            graph, TABLE, index_timeline(timeline, graph), _complete_ns(timeline), opened, closed,
         ),
-        (idle_kernels.Spent(busy, idle, collective, reduction), waits),
+        (spent, waits),
         work=len(timeline),
     )  # fmt: skip
-    return TimeSpent(busy, idle.reshape(timeline.ranks, len(IdleCause)), collective, reduction), count
+    return spent._replace(idle_ns=spent.idle_ns.reshape(timeline.ranks, len(IdleCause))), count
 
 
 def _complete_ns(timeline: Timeline) -> Int64s:

@@ -21,41 +21,20 @@ if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowIndex:
-    """Rows by stage, microbatch, edge and direction; -1 where there is none."""
-
-    graph: StageGraph
-    """The stages' graph."""
-    producer: Int32s
-    """Shape (2 x stages x microbatches,): forwards, then backwards whose result other stages need.
-
-    For actions with segments, the last segment.
-    """
-    send: Int32s
-    """Shape (2 x edges x microbatches,): the sender's row of each message, forward edges first."""
-    recv: Int32s
-    """Shape (2 x edges x microbatches,): the receiver's row of each message."""
-
-
-def index_timeline(timeline: Timeline) -> RowIndex:
-    """Index a timeline's rows."""
-    placement = timeline.placement
-    graph = graph_of(placement)
-    cells = placement.stages * placement.microbatches
-    producer, send, recv = (unset(2 * size) for size in (cells, *2 * (graph.edges * placement.microbatches,)))
+def index_timeline(timeline: Timeline, graph: StageGraph) -> rows_kernels.Index:
+    """Index a timeline's rows. The producer of an action with segments is its last segment."""
+    messages = 2 * graph.edges * graph.microbatches
+    index = rows_kernels.Index(unset(2 * graph.stages * graph.microbatches), unset(messages), unset(messages))
     run(
         rows_kernels.index_rows,
         (
             timeline.lane_ptr, timeline.lane_rank, timeline.lane_peer, timeline.cells, timeline.start_ns,
             timeline.size_bytes, graph, TABLE,
         ),
-        (rows_kernels.Index(producer, send, recv),),
+        (index,),
         work=len(timeline),
     )  # fmt: skip
-    if timeline.parts is not None:
-        producer = last_segments(timeline)[producer]
-    return RowIndex(graph=graph, producer=producer, send=send, recv=recv)
+    return index if timeline.parts is None else index._replace(producer=last_segments(timeline)[index.producer])
 
 
 def lanes_of(timeline: Timeline, stream: Stream) -> Int32s:
@@ -91,7 +70,7 @@ def messages(timeline: Timeline) -> Messages:
     An action that spans several microbatches matches each of them. Where several consumers share a
     message, the first to start counts.
     """
-    index, edges = index_timeline(timeline), timeline.placement.edges
+    index, edges = index_timeline(timeline, graph_of(timeline.placement)), timeline.placement.edges
     stages, microbatches = timeline.placement.stages, timeline.placement.microbatches
     recorded = ((index.send >= 0) | (index.recv >= 0)).reshape(2 * len(edges), microbatches)
     ends = np.concatenate([edges, edges[:, ::-1] + stages]).astype(np.int64)

@@ -14,7 +14,7 @@ from pptrace.config.choices import Sharing
 from pptrace.errors import DeadlockError
 from pptrace.network.links import Flat
 from pptrace.sim.cross_rank import with_epilogue
-from pptrace.sim.engines import FlowSet, graph_record, run_graph, run_jobs
+from pptrace.sim.engines import graph_record, run_graph, run_jobs
 from pptrace.sim.lowering import lower
 from pptrace.sim.rate_sharing import Contention, find_jobs, shared_links
 from pptrace.sim.simulation import simulate
@@ -91,8 +91,9 @@ def test_the_event_kernel_names_the_lowest_of_them_too(sharing: Sharing, step: S
     graph, contention = lowered(step, network), Contention(links=sharing)
     shared = shared_links(graph.paths, network.links, sharing, prune=False)
 
-    flows = FlowSet(graph_record(graph), graph.placement.ranks, find_jobs(graph, shared, contention), shared)
-    assert_lowest_causes(graph, run_jobs(flows, contention)[0])
+    jobs = find_jobs(graph, shared, contention)
+    ran, _ = run_jobs(graph_record(graph), graph.placement.ranks, jobs, shared, contention)
+    assert_lowest_causes(graph, ran)
 
 
 def test_of_a_message_and_the_action_before_it_the_one_on_the_lower_rank_is_the_cause() -> None:

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from oracle_flows import Flow, fair_rates
 
 from pptrace.config.choices import Sharing
-from pptrace.sim.engines import FlowSet, Rates, run_jobs
-from pptrace.sim.kernels.sweep import Graph
-from pptrace.sim.rate_sharing import FINER, Contention, Jobs, SharedLinks
+from pptrace.sim.engines import Rates, run_jobs
+from pptrace.sim.kernels.job_slots import SharedLinks
+from pptrace.sim.kernels.sweep import Graph, Jobs
+from pptrace.sim.rate_sharing import FINER, Contention
 
 if TYPE_CHECKING:
     from pptrace.sim.engines import Ran
@@ -69,7 +70,10 @@ def run_traffic(traffic: Traffic, sharing: Sharing) -> tuple[Ran, Rates]:
             [flow.weight[link] for flow in traffic.flows for link in sorted(flow.weight)], dtype=np.int32
         ),
     )
+    of_task = np.full(tasks, -1, dtype=np.int32)
+    of_task[1::2] = np.arange(count)
     jobs = Jobs(
+        of_task=of_task,
         task=np.arange(1, tasks, 2, dtype=np.int32),
         volume=np.array(traffic.size_bytes, dtype=np.int64) * 1_000_000 * FINER,
         full_rate=np.array([flow.cap for flow in traffic.flows], dtype=np.int64) * FINER,
@@ -79,7 +83,7 @@ def run_traffic(traffic: Traffic, sharing: Sharing) -> tuple[Ran, Rates]:
         rank=np.zeros(count, dtype=np.int32),
         peer=np.zeros(count, dtype=np.int32),
     )
-    return run_jobs(FlowSet(graph, 1, jobs, shared), Contention(links=sharing))
+    return run_jobs(graph, 1, jobs, shared, Contention(links=sharing))
 
 
 def rate_table(ran: Ran, rates: Rates) -> list[tuple[int, dict[int, tuple[Fraction, int]]]]:

@@ -143,7 +143,7 @@ def test_text_skips_comments_and_empty_lines() -> None:
     table = parse_table("# two ranks\n\n0F0  - 0B0\n\n  # the last\n1F0\t1B0\n")
 
     assert table.schedule.rows() == [["0F0", "0B0"], ["1F0", "1B0"]]
-    assert table.source.numbers == (3, 6)
+    assert table.numbers == (3, 6)
 
 
 def test_blanks_inside_a_pair_of_text_do_not_end_it() -> None:
@@ -159,7 +159,7 @@ def test_a_file_reads_back_by_its_suffix(tmp_path: Path, name: str) -> None:
     write_table(schedule, tmp_path / name)
 
     assert read_table(tmp_path / name) == schedule
-    assert load_table(str(tmp_path / name)).source.file == str(tmp_path / name)
+    assert load_table(str(tmp_path / name)).file == str(tmp_path / name)
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_cell(tmp_path: Path) -> None:

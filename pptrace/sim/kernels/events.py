@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from pptrace.sim.kernels.fairness import AT_CAP, KEPT, Flows, LinkCapacities, Places, refill
 from pptrace.sim.kernels.job_slots import (
     ENDED,
-    Paths,
     Ranks,
     Running,
+    SharedLinks,
     arrive,
     change_ranks,
     enter_links,
@@ -52,7 +52,7 @@ class Log(NamedTuple):
 
 
 def run_events(
-    graph: Graph, jobs: Jobs, paths: Paths, rules: Rules,
+    graph: Graph, jobs: Jobs, shared: SharedLinks, rules: Rules,
     tasks: Tasks, ends: Ends, heap: Heap, running: Running, flows: Flows, places: Places, links: LinkCapacities,
     ranks: Ranks, log: Log,
 ) -> None:  # fmt: skip
@@ -71,7 +71,7 @@ def run_events(
             arrives = int(slot < 0)
             if arrives:
                 slot = arrive(jobs, running, flows, job, now)
-                enter_links(paths, flows, places, links, jobs.path[job], slot)
+                enter_links(shared, flows, places, links, jobs.path[job], slot)
             else:
                 leave_links(flows, places, links, slot)
             if not (arrives and rules.first_come):

@@ -11,12 +11,19 @@ ENDED = -2
 """The limit of a job that has ended."""
 
 
-class Paths(NamedTuple):
-    """The links of path ``p`` are ``link[ptr[p]:ptr[p + 1]]``."""
+class SharedLinks(NamedTuple):
+    """The links on which flows contend, renumbered."""
 
+    number: Any
+    """Index of each link in the network."""
+    rate_kbps: Any
+    """Capacity of each link."""
     ptr: Any
+    """Shape (paths + 1,): the shared links of path ``p`` are ``link[ptr[p]:ptr[p + 1]]``."""
     link: Any
+    """Shared links along the paths."""
     weight: Any
+    """Flows of a message on each of them."""
 
 
 class Running(NamedTuple):
@@ -79,12 +86,14 @@ def leave(running: Running, flows: Flows, slot: int) -> None:
     running.used[1] += 1
 
 
-def enter_links(paths: Paths, flows: Flows, places: Places, links: LinkCapacities, path: int, slot: int) -> None:
+def enter_links(
+    shared: SharedLinks, flows: Flows, places: Places, links: LinkCapacities, path: int, slot: int
+) -> None:
     """Append a flow to the links of its path."""
     first = place = slot * places.width
     if path >= 0:
-        for entry in range(paths.ptr[path], paths.ptr[path + 1]):
-            link, weight = paths.link[entry], paths.weight[entry]
+        for entry in range(shared.ptr[path], shared.ptr[path + 1]):
+            link, weight = shared.link[entry], shared.weight[entry]
             places.link[place] = link
             places.weight[place] = weight
             places.flow[place] = slot

@@ -158,18 +158,26 @@ FLOW, COMPUTATION, COMMUNICATION = 0, 1, 2
 
 
 class Jobs(NamedTuple):
-    """Tasks whose speed depends on what else runs; see :class:`pptrace.sim.rate_sharing.Jobs`."""
+    """Tasks whose speed depends on other running tasks, in their order; one value per job."""
 
     of_task: Any
     """Per task its job, -1 for none."""
     task: Any
+    """The task of each job."""
     volume: Any
+    """A flow's 64ths of a millionth of a byte; else thousandths of a nanosecond."""
     full_rate: Any
-    overhead: Any
+    """The uncontended speed: of a flow in 64ths of a kB/s, else 1000."""
+    overhead_ns: Any
+    """Launch overhead before a flow's bytes."""
     path: Any
+    """A flow's path, else -1."""
     kind: Any
+    """:data:`FLOW`, :data:`COMPUTATION`, or :data:`COMMUNICATION` that is no flow."""
     rank: Any
+    """The rank that it runs on."""
     peer: Any
+    """The rank at a message's other end, else -1."""
 
 
 class Ends(NamedTuple):
@@ -218,7 +226,7 @@ def _begin(step: Step, task: int, top: int) -> int:
     for i in range(graph.edge_ptr[task], graph.edge_ptr[task + 1]):
         if graph.edge[i] < 0:
             reach(tasks, -1 - graph.edge[i], start, task)
-    step.due[job] = start + step.jobs.overhead[job]
+    step.due[job] = start + step.jobs.overhead_ns[job]
     push(step.heap, job, step.due[job])
     return top
 

@@ -1,6 +1,6 @@
-"""A binary heap of items by (time, item) that knows each item's place.
+"""A binary heap of items by (time, item) with the place of each item.
 
-Called by kernels; columns are lists or arrays of integers, alike in use.
+Called by kernels; columns are lists or arrays of integers.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ OUTSIDE = -1
 
 
 class Heap(NamedTuple):
-    """Items, the earliest first; of those of one time, the lowest."""
+    """Items by time; items of equal time by number."""
 
     item: Any
-    """The items, first ``size[0]`` of them in the order of a heap."""
+    """The items; the first ``size[0]`` are a heap."""
     place: Any
-    """Per item, where it stands in ``item``, else :data:`OUTSIDE`."""
+    """Per item, its index in ``item``, or :data:`OUTSIDE`."""
     time: Any
-    """Per item, the time by which it is ordered."""
+    """Per item, its time."""
     size: Any
-    """One value: how many items there are."""
+    """One value: the number of items."""
 
 
 def push(heap: Heap, item: int, time: int) -> None:
@@ -34,7 +34,7 @@ def push(heap: Heap, item: int, time: int) -> None:
 
 
 def pop(heap: Heap) -> int:
-    """Take the first item off and return it."""
+    """Remove and return the first item."""
     first: int = heap.item[0]
     last = heap.size[0] - 1
     heap.place[first] = OUTSIDE
@@ -46,7 +46,7 @@ def pop(heap: Heap) -> int:
 
 
 def lift(heap: Heap, at: int) -> None:
-    """Move the item at a place towards the top as far as it belongs."""
+    """Move the item at a place towards the top to restore the order."""
     items, place, times = heap.item, heap.place, heap.time
     item = items[at]
     time = times[item]
@@ -63,7 +63,7 @@ def lift(heap: Heap, at: int) -> None:
 
 
 def sink(heap: Heap, at: int) -> None:
-    """Move the item at a place away from the top as far as it belongs."""
+    """Move the item at a place away from the top to restore the order."""
     items, place, times, sizes = heap.item, heap.place, heap.time, heap.size
     size = sizes[0]
     item = items[at]

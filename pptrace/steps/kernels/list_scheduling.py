@@ -1,12 +1,12 @@
 """Kernels of the list scheduler.
 
-An event is the end of what a rank does, numbered as the rank, or an action's readiness, numbered ``ranks`` above
-it: so at one instant ends come first, and where nothing has a lag the heap is as small as there are ranks. Columns
-are lists or arrays of integers, alike in use.
+In :func:`list_actions`, an event is the end of a rank's action (the number of the rank) or the readiness of an
+action (its number plus ``ranks``). So ends precede readiness at one instant. Without lags, the heap holds at most
+one event per rank.
 
-What a stage does of one kind and on one route is a sequence here. Its actions become ready, start and end one
-after another, so three counts say how far each is, and a rank chooses among the next actions of its few sequences.
-Columns are lists or arrays of integers, alike in use.
+In :func:`list_in_turn`, the actions of one stage, kind and route are a sequence. They become ready, start and end
+in order, so three counts describe each sequence. A rank chooses among the next actions of its sequences.
+Columns are lists or arrays of integers. A room is an index into the limits of microbatches in flight.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from pptrace.steps.kernels.heap import Heap, pop, push
 
 
 class Work(NamedTuple):
-    """What there is to do."""
+    """Actions and their dependencies."""
 
     duration: Any
     after_ptr: Any
-    """With ``after`` and ``lag``, CSR by action: what it enables, that long after its end; no lags for all 0."""
+    """CSR by action of ``after`` (enabled actions) and ``lag`` (time from its end; empty if all are 0)."""
     after: Any
     lag: Any
     queue: Any
-    """The queue in which it waits once it is enabled."""
+    """Queue of each action once it is enabled."""
     key: Any
-    """Its place in the order of its rank's choice; distinct."""
+    """Distinct priority of each action on its rank; the lowest goes first."""
 
 
 class InFlightLimits(NamedTuple):
     """Limits on microbatches in flight; -1 for no limit."""
 
     microbatches: Any
-    """Per action, the microbatches that it takes at its start or returns at its end."""
+    """Number of microbatches of each action."""
     returned: Any
-    """Shape (actions x 2,): the rooms to which an action's end returns them; empty where none is bounded."""
+    """Shape (actions x 2,): rooms that grow when an action ends; empty without limits."""
     taken: Any
-    """Shape (queues x 2,): the rooms from which a queue's actions take them."""
+    """Shape (queues x 2,): rooms that shrink when an action of a queue starts."""
 
 
 class Queues(NamedTuple):
@@ -47,38 +47,38 @@ class Queues(NamedTuple):
     rank: Any
     """Per queue, its rank."""
     ptr: Any
-    """Per queue and one more, where its part of ``shelf`` starts."""
+    """Shape (queues + 1,): first place of each queue in ``shelf``."""
     of_rank: Any
-    """Per rank and one more, its first queue."""
+    """Shape (ranks + 1,): first queue of each rank."""
 
 
 class Playing(NamedTuple):
-    """How far it is."""
+    """State of the simulation with queues."""
 
     needs: Any
-    """Per action, how many others enable it."""
+    """Per action, the number of actions that it still waits for."""
     left: Any
-    """Per room, the microbatches that may still be taken."""
+    """Per room, the number of further microbatches that can start."""
     doing: Any
-    """Per rank, the action that it does, -1 while it is free."""
+    """Per rank, its running action, -1 for none."""
     fill: Any
-    """Per queue, how many wait."""
+    """Per queue, the number of its actions."""
     ready: Any
-    """Per action, when it may start; empty where there are no lags."""
+    """Per action, its earliest start; empty without lags."""
     shelf: Any
     """A heap by key for each queue."""
     dirty: Any
     """Per rank, whether it is on the stack."""
     stack: Any
-    """Ranks that may have something to start."""
+    """Ranks that may be able to start an action."""
     order: Any
-    """Rank by rank, what it starts, in this order."""
+    """Started actions in order, rank by rank."""
     next: Any
     """Per rank, its next place in ``order``."""
 
 
 def list_actions(work: Work, rooms: InFlightLimits, queues: Queues, playing: Playing, events: Heap) -> int:
-    """Run all actions and fill ``order``; return how many could run."""
+    """Run all actions and fill ``order``; return the number of actions that ran."""
     actions, ranks = len(work.duration), len(playing.doing)
     begun = touched = now = 0
     for action in range(actions):
@@ -89,9 +89,9 @@ def list_actions(work: Work, rooms: InFlightLimits, queues: Queues, playing: Pla
             touched -= 1
             rank = playing.stack[touched]
             playing.dirty[rank] = 0
-            own = _choose(work, rooms, queues, playing, rank) if playing.doing[rank] < 0 else -1
-            if own >= 0:
-                action = _begin(work, rooms, queues, playing, own)
+            queue = _choose(work, rooms, queues, playing, rank) if playing.doing[rank] < 0 else -1
+            if queue >= 0:
+                action = _begin(work, rooms, queues, playing, queue)
                 playing.doing[rank] = action
                 playing.order[playing.next[rank]] = action
                 playing.next[rank] += 1
@@ -109,18 +109,18 @@ def list_actions(work: Work, rooms: InFlightLimits, queues: Queues, playing: Pla
 
 
 def _enable(work: Work, queues: Queues, playing: Playing, action: int, touched: int) -> int:
-    """Let an action wait for its rank; return how many ranks may have something to start."""
-    own = work.queue[action]
-    _put(playing, work.key, queues.ptr[own], own, action)
-    return _touch(playing, queues.rank[own], touched)
+    """Put an enabled action into its queue; return the number of ranks on the stack."""
+    queue = work.queue[action]
+    _put(playing, work.key, queues.ptr[queue], queue, action)
+    return _touch(playing, queues.rank[queue], touched)
 
 
-def _touch(playing: Playing, rank: int, touched: int) -> int:
+def _touch(state: Playing | Progress, rank: int, touched: int) -> int:
     """Push a rank on the stack of ranks to check; return the number of ranks on the stack."""
-    if playing.dirty[rank]:
+    if state.dirty[rank]:
         return touched
-    playing.dirty[rank] = 1
-    playing.stack[touched] = rank
+    state.dirty[rank] = 1
+    state.stack[touched] = rank
     return touched + 1
 
 
@@ -134,7 +134,7 @@ def _finish(
     now: int,
     touched: int,
 ) -> int:
-    """End what a rank does: return its microbatches, enable what waits; return how many ranks are on the stack."""
+    """End a rank's action: free its microbatches, enable dependents. Return the number of ranks on the stack."""
     action: int = playing.doing[rank]
     playing.doing[rank] = -1
     touched = _touch(playing, rank, touched)
@@ -161,35 +161,35 @@ def _finish(
 def _choose(work: Work, rooms: InFlightLimits, queues: Queues, playing: Playing, rank: int) -> int:
     """Return the queue whose first action a rank starts next, -1 for none."""
     best, chosen = -1, -1
-    for own in range(queues.of_rank[rank], queues.of_rank[rank + 1]):
-        if playing.fill[own] == 0:
+    for queue in range(queues.of_rank[rank], queues.of_rank[rank + 1]):
+        if playing.fill[queue] == 0:
             continue
-        action = playing.shelf[queues.ptr[own]]
+        action = playing.shelf[queues.ptr[queue]]
         fits = True
         for side in range(2):
-            room = rooms.taken[2 * own + side]
+            room = rooms.taken[2 * queue + side]
             if room >= 0 and playing.left[room] < rooms.microbatches[action]:
                 fits = False
         if fits and (best < 0 or work.key[action] < work.key[best]):
-            best, chosen = action, own
+            best, chosen = action, queue
     return chosen
 
 
-def _begin(work: Work, rooms: InFlightLimits, queues: Queues, playing: Playing, own: int) -> int:
-    """Take the first action off a queue, and its microbatches from their rooms; return it."""
-    action: int = playing.shelf[queues.ptr[own]]
+def _begin(work: Work, rooms: InFlightLimits, queues: Queues, playing: Playing, queue: int) -> int:
+    """Remove the first action of a queue and subtract its microbatches from its rooms; return the action."""
+    action: int = playing.shelf[queues.ptr[queue]]
     for side in range(2):
-        room = rooms.taken[2 * own + side]
+        room = rooms.taken[2 * queue + side]
         if room >= 0:
             playing.left[room] -= rooms.microbatches[action]
-    _take(playing, work.key, queues.ptr[own], own)
+    _take(playing, work.key, queues.ptr[queue], queue)
     return action
 
 
-def _put(playing: Playing, key: Any, first: int, own: int, action: int) -> None:
-    """Put an action into a queue whose part of the shelf starts at ``first``."""
-    shelf, at = playing.shelf, playing.fill[own]
-    playing.fill[own] = at + 1
+def _put(playing: Playing, key: Any, first: int, queue: int, action: int) -> None:
+    """Add an action to a queue whose first place in the shelf is ``first``."""
+    shelf, at = playing.shelf, playing.fill[queue]
+    playing.fill[queue] = at + 1
     while at > 0:
         above = (at - 1) >> 1
         if key[shelf[first + above]] < key[action]:
@@ -199,10 +199,10 @@ def _put(playing: Playing, key: Any, first: int, own: int, action: int) -> None:
     shelf[first + at] = action
 
 
-def _take(playing: Playing, key: Any, first: int, own: int) -> None:
-    """Take the first action off a queue (the caller has read it)."""
-    shelf, count = playing.shelf, playing.fill[own] - 1
-    playing.fill[own] = count
+def _take(playing: Playing, key: Any, first: int, queue: int) -> None:
+    """Remove the first action of a queue."""
+    shelf, count = playing.shelf, playing.fill[queue] - 1
+    playing.fill[queue] = count
     last = shelf[first + count]
     at = 0
     while 2 * at + 1 < count:
@@ -217,55 +217,55 @@ def _take(playing: Playing, key: Any, first: int, own: int) -> None:
 
 
 class Sequences(NamedTuple):
-    """What there is to do; a rank's sequences stand together."""
+    """Sequences of actions, sorted by rank."""
 
     rank: Any
     """Per sequence, its rank."""
     of_rank: Any
-    """Per rank and one more, its first sequence."""
+    """Shape (ranks + 1,): first sequence of each rank."""
     kind: Any
     stage: Any
     duration: Any
     count: Any
-    """Per sequence, how many actions it has."""
+    """Per sequence, the number of its actions."""
     first: Any
-    """Per sequence, where its microbatches begin in ``turns``."""
+    """Per sequence, the place of its first microbatch in ``turns``."""
     turns: Any
     """Microbatches, route by route."""
     origin: Any
     step: Any
-    """Per sequence: an action's place in the order of its rank's choice is ``origin + step * microbatch``."""
+    """Per sequence: the priority of an action is ``origin + step * microbatch``, and the lowest goes first."""
     before_ptr: Any
     before: Any
-    """CSR by sequence: those whose n-th action enables its n-th."""
+    """CSR by sequence: sequences whose n-th action enables its n-th action."""
     after_ptr: Any
     after: Any
-    """CSR by sequence: those whose n-th action its n-th enables."""
+    """CSR by sequence: sequences whose n-th action its n-th action enables."""
     room: Any
-    """Shape (sequences x 2,): rooms that an action takes at its start or gives back at its end, or -1."""
+    """Shape (sequences x 2,): rooms that shrink when an action starts or grow when it ends, -1 for none."""
     way: Any
-    """Per sequence, 1 where it takes room, -1 where it gives room back, else 0."""
+    """Per sequence, 1 if its starts shrink rooms, -1 if its ends grow rooms, else 0."""
 
 
 class Progress(NamedTuple):
-    """How far it is."""
+    """State of the simulation without queues."""
 
     begun: Any
     ended: Any
     ready: Any
-    """Per sequence, how many actions have begun, have ended, and may have begun."""
+    """Per sequence, the number of actions that began, that ended, and that can begin."""
     head: Any
-    """Per sequence, the place of its next action in its rank's choice."""
+    """Per sequence, the priority of its next action."""
     left: Any
-    """Per room, the microbatches that may still be taken."""
+    """Per room, the number of further microbatches that can start."""
     doing: Any
-    """Per rank, the sequence of what it does, -1 while it is free."""
+    """Per rank, the sequence of its running action, -1 for none."""
     dirty: Any
     """Per rank, whether it is on the stack."""
     stack: Any
-    """Ranks that may have something to start."""
+    """Ranks that may be able to start an action."""
     next: Any
-    """Per rank, its next place in what is written."""
+    """Per rank, its next place in the output."""
 
 
 class Written(NamedTuple):
@@ -277,7 +277,7 @@ class Written(NamedTuple):
 
 
 def list_in_turn(given: Sequences, progress: Progress, events: Heap, written: Written) -> int:
-    """Run all actions and write them; return how many could run."""
+    """Run all actions and write them; return the number of actions that ran."""
     ranks = len(progress.doing)
     started, now, touched = 0, 0, ranks
     for rank in range(ranks):
@@ -288,11 +288,11 @@ def list_in_turn(given: Sequences, progress: Progress, events: Heap, written: Wr
             touched -= 1
             rank = progress.stack[touched]
             progress.dirty[rank] = 0
-            own = _choose_in_turn(given, progress, rank) if progress.doing[rank] < 0 else -1
-            if own >= 0:
-                _begin_in_turn(given, progress, written, rank, own)
+            sequence = _choose_in_turn(given, progress, rank) if progress.doing[rank] < 0 else -1
+            if sequence >= 0:
+                _begin_in_turn(given, progress, written, rank, sequence)
                 started += 1
-                push(events, rank, now + given.duration[own])
+                push(events, rank, now + given.duration[sequence])
         if events.size[0] > 0:
             now = events.time[events.item[0]]
         while events.size[0] > 0 and events.time[events.item[0]] == now:
@@ -303,66 +303,57 @@ def list_in_turn(given: Sequences, progress: Progress, events: Heap, written: Wr
 def _choose_in_turn(given: Sequences, progress: Progress, rank: int) -> int:
     """Return the sequence whose next action a rank starts, -1 for none."""
     best, chosen = 0, -1
-    for own in range(given.of_rank[rank], given.of_rank[rank + 1]):
-        if progress.begun[own] < progress.ready[own] and (chosen < 0 or progress.head[own] < best):
+    for sequence in range(given.of_rank[rank], given.of_rank[rank + 1]):
+        if progress.begun[sequence] < progress.ready[sequence] and (chosen < 0 or progress.head[sequence] < best):
             fits = True
-            if given.way[own] > 0:
+            if given.way[sequence] > 0:
                 for side in range(2):
-                    room = given.room[2 * own + side]
+                    room = given.room[2 * sequence + side]
                     if room >= 0 and progress.left[room] < 1:
                         fits = False
             if fits:
-                best, chosen = progress.head[own], own
+                best, chosen = progress.head[sequence], sequence
     return chosen
 
 
-def _begin_in_turn(given: Sequences, progress: Progress, written: Written, rank: int, own: int) -> None:
-    """Start the next action of a sequence: write it, and take its room."""
-    turn = progress.begun[own]
-    at, place = given.first[own] + turn, progress.next[rank]
-    written.kind[place] = given.kind[own]
-    written.stage[place] = given.stage[own]
+def _begin_in_turn(given: Sequences, progress: Progress, written: Written, rank: int, sequence: int) -> None:
+    """Start the next action of a sequence: write it, and shrink its rooms."""
+    turn = progress.begun[sequence]
+    at, place = given.first[sequence] + turn, progress.next[rank]
+    written.kind[place] = given.kind[sequence]
+    written.stage[place] = given.stage[sequence]
     written.microbatch[place] = given.turns[at]
     progress.next[rank] = place + 1
-    progress.doing[rank] = own
-    progress.begun[own] = turn + 1
-    if turn + 1 < given.count[own]:
-        progress.head[own] = given.origin[own] + given.step[own] * given.turns[at + 1]
-    if given.way[own] > 0:
-        _give(given, progress, own, -1)
+    progress.doing[rank] = sequence
+    progress.begun[sequence] = turn + 1
+    if turn + 1 < given.count[sequence]:
+        progress.head[sequence] = given.origin[sequence] + given.step[sequence] * given.turns[at + 1]
+    if given.way[sequence] > 0:
+        _give(given, progress, sequence, -1)
 
 
-def _give(given: Sequences, progress: Progress, own: int, more: int) -> None:
+def _give(given: Sequences, progress: Progress, sequence: int, more: int) -> None:
     """Add ``more`` to the free capacity of a sequence's limits."""
     for side in range(2):
-        room = given.room[2 * own + side]
+        room = given.room[2 * sequence + side]
         if room >= 0:
             progress.left[room] += more
 
 
 def _end(given: Sequences, progress: Progress, rank: int, touched: int) -> int:
     """End a rank's action: release its capacity and enable dependents. Return the number of ranks on the stack."""
-    own: int = progress.doing[rank]
+    sequence: int = progress.doing[rank]
     progress.doing[rank] = -1
-    progress.ended[own] += 1
-    touched = _touch_in_turn(progress, rank, touched)
-    if given.way[own] < 0:
-        _give(given, progress, own, 1)
-    for edge in range(given.after_ptr[own], given.after_ptr[own + 1]):
+    progress.ended[sequence] += 1
+    touched = _touch(progress, rank, touched)
+    if given.way[sequence] < 0:
+        _give(given, progress, sequence, 1)
+    for edge in range(given.after_ptr[sequence], given.after_ptr[sequence + 1]):
         target = given.after[edge]
-        low = progress.ended[own]
+        low = progress.ended[sequence]
         for other in range(given.before_ptr[target], given.before_ptr[target + 1]):
             low = min(low, progress.ended[given.before[other]])
         if low > progress.ready[target]:
             progress.ready[target] = low
-            touched = _touch_in_turn(progress, given.rank[target], touched)
+            touched = _touch(progress, given.rank[target], touched)
     return touched
-
-
-def _touch_in_turn(progress: Progress, rank: int, touched: int) -> int:
-    """Push a rank on the stack of ranks to check; return the number of ranks on the stack."""
-    if progress.dirty[rank]:
-        return touched
-    progress.dirty[rank] = 1
-    progress.stack[touched] = rank
-    return touched + 1

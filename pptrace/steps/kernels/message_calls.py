@@ -3,29 +3,26 @@
 Columns are lists or arrays of integers, alike in use, hence without annotations. ``cells`` are
 :class:`~pptrace.steps.actions.CellColumns`, ``graph`` is a :class:`~pptrace.steps.schedule.StageGraph`,
 ``kinds`` the :class:`~pptrace.steps.kinds.KindTable`; the other records are in :mod:`pptrace.steps.message_calls`.
-Each of M messages has two ends: its sender's has its own number, its receiver's M more. A moment is a slot, the
-place before a row (its position plus its rank), times :data:`TURNS`, plus a turn.
+Each of M messages has two ends: the sender's end has the number of the message, the receiver's end M more. A slot
+is the place before a row (its position plus its rank). A moment is a slot times :data:`TURNS`, plus a turn.
 """
 
 from __future__ import annotations
 
-from pptrace.steps.kinds import Kind, Role
+from pptrace.steps.kernels.tables import RECEIVE, SEND, copy_action, edges_fed, receiver
+from pptrace.steps.kinds import Role
 
 TURNS = 16
-"""Turns of a slot: calls that may be launched there one after another."""
+"""Number of turns of a slot: successive calls that can be launched there."""
 
 NEVER = -1
-"""The moment of a wait that there is not."""
-
-SEND = (int(Kind.SEND_F), int(Kind.SEND_B))
-RECEIVE = (int(Kind.RECV_F), int(Kind.RECV_B))
-"""Both ends of a message, by what it carries."""
+"""The moment of a missing wait."""
 
 COMPUTES = int(Role.COMPUTE)
 
 
 def find_results(cells, graph, kinds, made_at):
-    """Note where each result that other stages need is made; ``made_at`` comes as -1."""
+    """Record the row of each result that other stages need; ``made_at`` is initialised with -1."""
     for row in range(len(cells.kind)):
         way = kinds.feeds[cells.kind[row]]
         if way >= 0:
@@ -35,9 +32,9 @@ def find_results(cells, graph, kinds, made_at):
 
 
 def list_messages(row_ptr, cells, graph, kinds, made_at, sent, out):
-    """List the messages by producer; return how many there are.
+    """List the messages by producer; return their number.
 
-    ``sent``, which comes zeroed, counts the messages from each rank to each.
+    ``sent``, initialised with 0, counts the messages from each rank to each other rank.
     """
     n = 0
     for rank in range(graph.ranks):
@@ -50,13 +47,13 @@ def list_messages(row_ptr, cells, graph, kinds, made_at, sent, out):
 
 def _list_of(row, rank, way, cells, graph, made_at, sent, out, n):
     """List the messages that carry one action's result."""
-    s, u = cells.stage[row], cells.microbatch[row]
-    ptr = graph.succ_ptr if way == 0 else graph.pred_ptr
+    u = cells.microbatch[row]
     others = graph.succ if way == 0 else graph.pred
     edges = graph.succ_edge if way == 0 else graph.pred_edge
-    for e in range(ptr[s], ptr[s + 1]):
-        peer = graph.stage_rank[graph.microbatch_route[u] * graph.stages + others[e]]
-        if peer != rank and peer >= 0:
+    low, high = edges_fed(graph, way, cells.stage[row])
+    for e in range(low, high):
+        peer = receiver(graph, way, e, u, rank)
+        if peer >= 0:
             out.producer[n] = row
             out.consumer[n] = made_at[(way * graph.stages + others[e]) * graph.microbatches + u]
             out.source[n] = rank
@@ -68,30 +65,29 @@ def _list_of(row, rank, way, cells, graph, made_at, sent, out, n):
     return n
 
 
-def find_wrong(row_ptr, messages, plan):
-    """Return 1 + the first end that is issued, or else waited for, where it cannot be, 0 where there is none."""
-    count, found = len(messages.producer), 0
+def find_wrong(row_ptr, producer, consumer, source, target, plan):
+    """Return 1 + the first end with an invalid moment, 0 for none: of sends, receives, then waits for either."""
+    count, first = len(producer), 0
     for m in range(count):
-        source, target, send, receive = messages.source[m], messages.target[m], plan.send[m], plan.receive[m]
-        # Behind a rank's last slot.
-        behind, behind_target = row_ptr[source + 1] + source + 1, row_ptr[target + 1] + target + 1
+        sender, peer, send, receive = source[m], target[m], plan.send[m], plan.receive[m]
+        end, peer_end = row_ptr[sender + 1] + sender + 1, row_ptr[peer + 1] + peer + 1
         wrong = 0
-        if send < (messages.producer[m] + source + 1) * TURNS or send >= behind * TURNS:
+        if send < (producer[m] + sender + 1) * TURNS or send >= end * TURNS:
             wrong = 1 + m
-        elif not (row_ptr[target] + target) * TURNS <= receive < (messages.consumer[m] + target + 1) * TURNS:
+        elif not (row_ptr[peer] + peer) * TURNS <= receive < (consumer[m] + peer + 1) * TURNS:
             wrong = 1 + count + m
-        elif _is_wrong_wait(plan.send_waited[m], send, behind):
+        elif _is_wrong_wait(plan.send_waited[m], send, end):
             wrong = 1 + 2 * count + m
-        elif _is_wrong_wait(plan.receive_waited[m], receive, behind_target):
+        elif _is_wrong_wait(plan.receive_waited[m], receive, peer_end):
             wrong = 1 + 3 * count + m
-        if wrong > 0 and (found == 0 or wrong < found):
-            found = wrong
-    return found
+        if wrong > 0 and (first == 0 or wrong < first):
+            first = wrong
+    return first
 
 
-def _is_wrong_wait(waited, launched, behind):
-    """Return whether a wait precedes its launch, or is in slot ``behind`` or later."""
-    return waited != NEVER and (waited < launched or waited >= behind * TURNS)
+def _is_wrong_wait(waited, launched, end):
+    """Return whether a wait precedes its launch, or is in slot ``end`` or later."""
+    return waited != NEVER and (waited < launched or waited >= end * TURNS)
 
 
 def _put(moment, end, communicator, communicators, first, order, key):
@@ -104,7 +100,7 @@ def _put(moment, end, communicator, communicators, first, order, key):
 
 
 def sort_ends(plan, communicators, first, order, key):
-    """Order ends by slot, then by key; ``first`` comes zeroed with one entry more than slots."""
+    """Sort ends by slot, then by key; ``first`` is initialised with 0 and has one entry more than slots."""
     send, receive, communicator = plan.send, plan.receive, plan.communicator
     count = len(send)
     for m in range(count):
@@ -137,9 +133,9 @@ def issue_ends(
 ):  # fmt: skip
     """Copy each rank's rows; insert the messages of a slot before its row. Return the number of calls.
 
-    Ends of one slot and key are one call; ``communicators`` is a power of two. ``at`` becomes each row's new
-    position, ``of_end`` each end's call, ``over`` the communicator of each call and ``before`` the one before it
-    there; ``peer`` the other rank of each message, and -1 elsewhere; ``last`` is scratch.
+    Ends of one slot and key are one call; ``communicators`` is a power of two. Outputs: ``at``, the new position
+    of each row; ``of_end``, the call of each end; ``over``, the communicator of each call, and ``before``, the
+    previous call there; ``peer``, the other rank of each message, else -1. ``last`` is scratch.
     """
     calls, n = 0, 0
     for rank in range(len(row_ptr) - 1):
@@ -159,12 +155,8 @@ def issue_ends(
                 n += 1
             if row < row_ptr[rank + 1]:
                 at[row] = n
-                call[n] = peer[n] = edge[n] = -1
-                out.kind[n] = cells.kind[row]
-                out.stage[n] = cells.stage[row]
-                out.microbatch[n] = cells.microbatch[row]
-                out.span[n] = cells.span[row]
-                out.pair[n] = cells.pair[row]
+                call[n] = peer[n] = -1
+                copy_action(cells, row, out, edge, n)
                 n += 1
     return calls
 
@@ -185,7 +177,7 @@ def _write(end, cells, messages, out, edge, peer, n):
 
 
 def _needed(m, messages):
-    """Return when at the latest a message's receiver waits: before what needs it."""
+    """Return the latest moment at which a message's receiver waits: right before the consumer."""
     return (messages.consumer[m] + messages.target[m]) * TURNS + TURNS - 1
 
 
@@ -193,12 +185,11 @@ def wait_for_calls(
     row_ptr, cells, kinds, messages, plan, communicators, first, order, key, of_end, at, wide,
     waiting, further, rows, calls, counted,
 ):  # fmt: skip
-    """List which further rows and calls wait for which calls, of calls as many as there is room for; count both.
+    """List the further rows and calls that wait for calls, waits of calls up to their capacity; count both.
 
-    The first computation behind the moment of a wait waits, and what is issued before it at a later turn.
-    ``waiting``, which comes as -1, becomes the first row that waits for each call, and ``further``, which comes
-    zeroed, whether others may: all needs of messages with several consumers, which there are if ``wide``. Rows
-    are told by where they are ``at`` in the issue order.
+    The first computation after the moment of a wait waits, and so do calls before it at a later turn. ``waiting``,
+    initialised with -1, becomes the first row that waits for each call. ``further``, initialised with 0, becomes 1
+    if other rows can wait: with ``wide``, messages have several consumers. Rows are positions in the issue order.
     """
     send_waited, receive_waited = plan.send_waited, plan.receive_waited
     role, kind = kinds.role, cells.kind

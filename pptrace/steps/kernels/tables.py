@@ -11,7 +11,7 @@ from __future__ import annotations
 from pptrace.steps.kinds import Kind, Role
 
 OUT_OF_STAGES, OUT_OF_MICROBATCHES, TWICE, MISPLACED = 1, 2, 3, 4
-"""What may be wrong with an action."""
+"""Faults of an action."""
 
 SEND = (int(Kind.SEND_F), int(Kind.SEND_B))
 RECEIVE = (int(Kind.RECV_F), int(Kind.RECV_B))
@@ -52,7 +52,7 @@ def _holds(graph, rank, stage):
 
 
 def _index(row, rank, result, cells, graph, flat, problem):
-    """Note where a result of each of an action's microbatches is made; return whether that can be."""
+    """Record the position of a result for each of an action's microbatches; return whether the action is valid."""
     stages, microbatches = graph.stages, graph.microbatches
     stage_rank, microbatch_route = graph.stage_rank, graph.microbatch_route
     s = cells.stage[row]
@@ -79,7 +79,7 @@ def edges_fed(graph, way, stage):
     return ptr[stage], ptr[stage + 1]
 
 
-def receiver(graph, way, edge, stage, microbatch, rank):
+def receiver(graph, way, edge, microbatch, rank):
     """Return the rank to which an edge of :func:`edges_fed` sends a microbatch's result, -1 for its own rank."""
     other = graph.succ[edge] if way == 0 else graph.pred[edge]
     peer = graph.stage_rank[graph.microbatch_route[microbatch] * graph.stages + other]
@@ -96,7 +96,7 @@ def count_messages(row_ptr, cells, graph, kinds, sent, received):
                 continue
             low, high = edges_fed(graph, way, stage[row])
             for e in range(low, high):
-                peer = receiver(graph, way, e, stage[row], microbatch[row], rank)
+                peer = receiver(graph, way, e, microbatch[row], rank)
                 if peer >= 0:
                     sent[rank] += 1
                     received[peer] += 1
@@ -123,7 +123,7 @@ def write_end(cells, row, graph, way, edge, kind, stage, out, out_edge, at):
 
 
 def end_of_pair(pair, first, last):
-    """Return the position behind an action, or behind the overlapped pair that begins there."""
+    """Return the position after an action, or after the overlapped pair that begins there."""
     end = first + 1
     if pair[first] >= 0:
         while end < last and pair[end] == pair[first]:
@@ -132,7 +132,7 @@ def end_of_pair(pair, first, last):
 
 
 def insert_sends(row_ptr, cells, graph, kinds, out_ptr, out, out_edge):
-    """Copy the rows with each SEND right behind its producer."""
+    """Copy the rows with each SEND right after its producer."""
     at = 0
     kind, stage, microbatch, feeds = cells.kind, cells.stage, cells.microbatch, kinds.feeds
     for rank in range(graph.ranks):
@@ -145,17 +145,17 @@ def insert_sends(row_ptr, cells, graph, kinds, out_ptr, out, out_edge):
                 continue
             low, high = edges_fed(graph, way, stage[row])
             for e in range(low, high):
-                if receiver(graph, way, e, stage[row], microbatch[row], rank) >= 0:
+                if receiver(graph, way, e, microbatch[row], rank) >= 0:
                     write_end(cells, row, graph, way, e, SEND[way], stage[row], out, out_edge, at)
                     at += 1
     out_ptr[graph.ranks] = at
 
 
 def defer_receives(row_ptr, cells, edge, graph, kinds, pending, order):
-    """Order each row anew with every RECV right before its consumer, a pair's in its members' order.
+    """Reorder each row with every RECV right before its consumer, for a pair in the order of its members.
 
     A rank below its peer receives from it before it sends to it. ``order`` lists the old positions;
-    ``pending`` is scratch of the longest row's length. Returns the RECVs that nothing consumes.
+    ``pending`` is scratch of the longest row's length. Return the number of RECVs without a consumer.
     """
     at = 0
     orphans = 0
@@ -187,7 +187,7 @@ def defer_receives(row_ptr, cells, edge, graph, kinds, pending, order):
 
 
 def _flush(member, peer, cells, edge, graph, kinds, pending, waiting, order, at):
-    """Put the pending RECVs that come before an action into the order; return how many are left."""
+    """Move the pending RECVs that precede an action to the order; return the number of pending RECVs left."""
     kind, first, span = cells.kind, cells.microbatch, cells.span
     way = kinds.feeds[kind[member]]
     kept = 0

@@ -1,6 +1,6 @@
 """Kernel that walks a schedule's ranks in rounds and inserts messages into their rows.
 
-Columns are lists or arrays of integers, alike in use, hence without annotations; :mod:`tables` says what they are.
+Columns are lists or arrays of integers, hence without annotations; :mod:`tables` describes them.
 """
 
 from __future__ import annotations
@@ -11,39 +11,39 @@ from pptrace.steps.kernels.heap import Heap, pop, push
 from pptrace.steps.kernels.tables import RECEIVE, SEND, copy_action, edges_fed, end_of_pair, receiver, write_end
 
 COMPUTED, SENT = 1, 2
-"""How far a result of a stage and microbatch has come."""
+"""States of a result of a stage and microbatch."""
 
 
 class Walk(NamedTuple):
-    """How far the ranks are, and what the blocked ones wait for. A cell is a result of a stage and microbatch."""
+    """Progress of ranks, and waits of blocked ranks. A cell is a result of a stage and microbatch."""
 
     head: Any
     """Per rank, the position of its next action."""
     write: Any
-    """Per rank, where its next action is written."""
+    """Per rank, the position to which its next action is written."""
     done: Any
-    """Per cell, how far it has come; activations first, then gradients."""
+    """Per cell, its state; activations first, then gradients."""
     needy: Any
     edge: Any
     offset: Any
-    """Per rank, the first need that is not known to be met: position of the action that has it, index among
-    that stage's edges, and the index among that action's microbatches."""
+    """Per rank, its first unchecked dependency: position of the action, index of the edge of its stage, and index
+    of its microbatch."""
     waiting: Any
-    """Per cell, the last rank that blocked on it, -1 for none."""
+    """Per cell, the last rank that waits for it, -1 for none."""
     next_waiting: Any
-    """Per rank, the rank that blocked on the same cell before it, -1 for none."""
+    """Per rank, the previous rank that waits for the same cell, -1 for none."""
     running: Any
-    """Shape (2 x ranks,): the ranks to visit in this round, ascending, and those to visit in the next one."""
+    """Shape (2 x ranks,): the ranks to visit in this round, ascending, and in the next round."""
     woken: Heap
-    """Ranks that were blocked, by the round in which to visit them."""
+    """Released ranks, by the round in which to visit them."""
 
 
 def place_messages(row_ptr, cells, graph, kinds, out_ptr, emit, own, walk, out, out_edge):
-    """Walk the ranks in rounds, one ready action (or overlapped pair) a rank and round; return the rows walked.
+    """Visit ranks in rounds, one ready action (or overlapped pair) per rank and round; return the visited rows.
 
-    With ``emit``, each action is copied, its SENDs follow it, and each RECV goes at once to the
-    receiver's row. With ``own``, the table holds its messages: what comes from another rank is there once
-    its SEND has been walked. A blocked rank is visited again only once the result that it lacks is there.
+    With ``emit``, each action is copied with its SENDs after it, and each RECV is appended to the receiver's row.
+    With ``own``, the table contains its messages: a result of another rank is available after its SEND. A blocked
+    rank is visited again when the missing result is available.
     """
     head, write, running, woken = walk.head, walk.write, walk.running, walk.woken
     ranks = graph.ranks
@@ -91,9 +91,9 @@ def place_messages(row_ptr, cells, graph, kinds, out_ptr, emit, own, walk, out, 
 
 
 def _lacking(rank, end, cells, graph, kinds, own, walk):
-    """Return the first cell that a rank's next actions need and that is not there, -1 where all are.
+    """Return the first missing cell that a rank's next actions need, -1 if all are available.
 
-    Continues where it last stopped, so that each need is looked up once, and once more for each wait.
+    The search continues at the dependency at which it last stopped.
     """
     stages, microbatches = graph.stages, graph.microbatches
     stage_rank, microbatch_route, done = graph.stage_rank, graph.microbatch_route, walk.done
@@ -121,9 +121,9 @@ def _lacking(rank, end, cells, graph, kinds, own, walk):
 
 
 def _mark(row, cells, graph, kinds, walk, rank, turn):
-    """Note what an action leaves for other stages, and wake the ranks that wait for it.
+    """Record an action's results for other stages, and release the ranks that wait for them.
 
-    A rank above the one that wakes it is visited in the same round, another in the next one.
+    Ranks above the releasing rank are visited in the same round, ranks below it in the next round.
     """
     k = cells.kind[row]
     way = kinds.feeds[k]
@@ -150,7 +150,7 @@ def _emit_messages(row, rank, cells, graph, kinds, write, out, out_edge):
     s = cells.stage[row]
     low, high = edges_fed(graph, way, s)
     for e in range(low, high):
-        peer = receiver(graph, way, e, s, cells.microbatch[row], rank)
+        peer = receiver(graph, way, e, cells.microbatch[row], rank)
         if peer >= 0:
             other = graph.succ[e] if way == 0 else graph.pred[e]
             write_end(cells, row, graph, way, e, SEND[way], s, out, out_edge, write[rank])

@@ -1,7 +1,7 @@
-"""The kernel that puts weight gradients into the gaps of forwards and input gradients.
+"""The kernel that inserts weight gradients into the gaps between forwards and input gradients.
 
-The rank that is free first goes on, once it is known when its next action may start. Columns are lists or arrays
-of integers, alike in use.
+The rank that is free first continues, once the earliest start of its next action is known. Columns are lists or
+arrays of integers.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from pptrace.steps.kernels.heap import OUTSIDE, Heap, pop, push
 from pptrace.steps.kinds import Kind
 
 UNKNOWN = -(2**62)
-"""The latest start of an action of which none is known yet."""
+"""The latest start of an action before it is computed."""
 
 F, I, W = int(Kind.F), int(Kind.I), int(Kind.W)  # noqa: E741 - PyTorch's name
 
 
 class Given(NamedTuple):
-    """Forwards and input gradients in each rank's order, and weight gradients where the table has its own."""
+    """Forwards and input gradients in each rank's order, with weight gradients if the table has them."""
 
     row_ptr: Any
     kind: Any
@@ -27,71 +27,71 @@ class Given(NamedTuple):
 
 
 class Stages(NamedTuple):
-    """What each stage's actions take."""
+    """Durations and memory of each stage's actions."""
 
     rank: Any
     forward: Any
     input_gradient: Any
     weight_gradient: Any
     taken: Any
-    """Bytes that a forward takes."""
+    """Bytes that a forward allocates."""
     kept: Any
-    """Bytes of them that stay from the input gradient until the weight gradient."""
+    """The part of these bytes that is kept from the input gradient to the weight gradient."""
 
 
 class Rules(NamedTuple):
-    """What differs between two ways to fill a table."""
+    """Settings of the filling."""
 
     missing_weights: int
-    """1 where weight gradients are to be put in, 0 where the table has its own."""
+    """1 to insert weight gradients, 0 if the table has them."""
     transfer: int
     """Time from one rank to another."""
     deadline: Any
-    """Per rank, when it should end; empty for no deadline."""
+    """Per rank, its desired end; empty for no deadline."""
 
 
 class Slack(NamedTuple):
-    """By how much actions may be delayed; empty columns where ranks have no deadline."""
+    """Latest starts of actions; empty columns without deadlines."""
 
     latest: Any
     """Shape (2 x stages x microbatches,): latest starts of forwards, then of input gradients."""
     next: Any
     """Per rank, the last row without a latest start."""
     end: Any
-    """Per rank, the latest start of what that row precedes."""
+    """Per rank, the latest start of the row after that row."""
     before: Any
-    """Per rank, its deadline less all work after that row; in the end, less all its work."""
+    """Per rank, its deadline minus the work after that row; finally, minus all its work."""
 
 
 class Filling(NamedTuple):
-    """How far it is."""
+    """State of the simulation."""
 
     ready: Any
-    """Shape (2 x stages x microbatches,): when forwards, then input gradients may start; -1 until known."""
+    """Shape (2 x stages x microbatches,): earliest starts of forwards, then input gradients; -1 until known."""
     at: Any
-    """Per rank, its next action of those given."""
+    """Per rank, the row of its next action."""
     due: Any
-    """Per rank, from where its next input gradient without a weight gradient is looked for."""
+    """Per rank, a row up to which each input gradient has its weight gradient."""
     owed: Any
-    """Per rank, its weight gradients that may run."""
+    """Per rank, the number of weight gradients that can run."""
     held: Any
     """Per rank, bytes of activations."""
     idle: Any
-    """Per rank, time between its actions in which it did nothing."""
+    """Per rank, idle time between its actions."""
     first: Any
-    """Per rank, when it started, -1 before."""
+    """Per rank, its first start; -1 before it."""
     free: Any
-    """Per rank, when it ended what it has."""
+    """Per rank, the end of its last action so far."""
 
 
 class Placed(NamedTuple):
-    """The table that it makes; where weight gradients are put in, rows start half as far again as given."""
+    """The resulting table; with inserted weight gradients, rows begin at 1.5 times their original positions."""
 
     kind: Any
     stage: Any
     microbatch: Any
     size: Any
-    """Per rank, how many of its rows are there."""
+    """Per rank, the number of its actions so far."""
 
 
 def fill_gaps(
@@ -104,7 +104,7 @@ def fill_gaps(
     placed: Placed,
     ranks: Heap,
 ) -> int:
-    """Place everything, the rank that is free first before others; return -1, or a rank that lacks memory."""
+    """Place all actions, the rank that is free first before others; return -1, or a rank that lacks memory."""
     if len(rules.deadline) > 0:
         _find_latest_starts(given, stages, rules, slack)
     most = 0
@@ -136,9 +136,9 @@ def fill_gaps(
 
 
 def _find_latest_starts(given: Given, stages: Stages, rules: Rules, slack: Slack) -> None:
-    """Find when forwards and input gradients must start for every rank to meet its deadline, from the last back.
+    """Compute latest starts of forwards and input gradients for all deadlines, in backward order.
 
-    A weight gradient is counted after its input gradient, and may run anywhere behind it.
+    A weight gradient counts as work after its input gradient at any later time.
     """
     moved = 1
     while moved > 0:
@@ -165,7 +165,7 @@ def _find_latest_starts(given: Given, stages: Stages, rules: Rules, slack: Slack
 
 
 def _follower(stages: Stages, kind: int, stage: int) -> tuple[int, int]:
-    """Return the kind and the stage of what a forward or an input gradient enables; no stage is -1."""
+    """Return the kind and stage of the action that a forward or an input gradient enables; stage -1 for none."""
     if kind == I:
         return I, stage - 1
     if stage + 1 == len(stages.rank):
@@ -174,7 +174,7 @@ def _follower(stages: Stages, kind: int, stage: int) -> tuple[int, int]:
 
 
 def _place(stages: Stages, size: int, kind: int, stage: int, microbatch: int) -> int:
-    """Return where a forward or an input gradient is in a column of ``size`` values."""
+    """Return the index of a forward or an input gradient in a column of ``size`` values."""
     count = len(stages.rank)
     return (stage if kind == F else count + stage) * (size // (2 * count)) + microbatch
 
@@ -191,7 +191,7 @@ def _make_way(
     due: int,
     idle: int,
 ) -> int:
-    """Run weight gradients before a rank's next action where memory lacks or time is left; return 1 if it fits."""
+    """Run weight gradients before a rank's next action if memory is short or time is left; return 1 if it fits."""
     row = filling.at[rank]
     stage = given.stage[row]
     needs = stages.taken[stage] if given.kind[row] == F else 0
@@ -211,7 +211,7 @@ def _make_way(
 
 
 def _owed(given: Given, filling: Filling, rank: int) -> int:
-    """Return the stage of a rank's next weight gradient, and move on to its input gradient."""
+    """Return the stage of a rank's next weight gradient, and set ``due`` to its input gradient."""
     row = filling.due[rank]
     while given.kind[row] != I:
         row += 1
@@ -221,7 +221,7 @@ def _owed(given: Given, filling: Filling, rank: int) -> int:
 
 
 def _begin(filling: Filling, rank: int, due: int) -> int:
-    """Wait for an action; return for how long the rank has idled in all."""
+    """Wait until an action can start; return the rank's total idle time."""
     if filling.first[rank] < 0:
         filling.first[rank] = due
     else:
@@ -232,7 +232,7 @@ def _begin(filling: Filling, rank: int, due: int) -> int:
 
 
 def _run(given: Given, stages: Stages, rules: Rules, filling: Filling, placed: Placed, rank: int) -> int:
-    """Run a rank's next action of those given; return the rank that its result goes to, -1 for none."""
+    """Run a rank's next action of the table; return the rank that receives its result, -1 for none."""
     row = filling.at[rank]
     filling.at[rank] = row + 1
     kind, stage, microbatch = given.kind[row], given.stage[row], given.microbatch[row]
@@ -269,7 +269,7 @@ def _weigh(given: Given, stages: Stages, rules: Rules, filling: Filling, placed:
 
 
 def _write(given: Given, rules: Rules, placed: Placed, rank: int, kind: int, stage: int, microbatch: int) -> None:
-    """Put an action at the end of a rank's row."""
+    """Append an action to a rank's row."""
     size = placed.size[rank]
     first = given.row_ptr[rank]
     row = first + rules.missing_weights * (first // 2) + size

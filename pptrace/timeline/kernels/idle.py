@@ -34,15 +34,17 @@ class Rows(NamedTuple):
     collective: Any
 
 
-class Spent(NamedTuple):
-    """Time of each rank."""
+class TimeSpent(NamedTuple):
+    """Time of each rank in one window for all ranks."""
 
-    busy: Any
-    idle: Any
-    """Shape (ranks x causes,)."""
-    communicated: Any
-    """Busy time in which a group of the rank communicated."""
-    reduced: Any
+    busy_ns: Any
+    """Shape (ranks,): time in which the compute stream computed."""
+    idle_ns: Any
+    """Shape (ranks, causes), flat in kernels: idle time by cause."""
+    collective_ns: Any
+    """Shape (ranks,): busy time in which a group of the rank communicated."""
+    reduction_ns: Any
+    """Shape (ranks,): time in which gradients were reduced, overlapped or not."""
 
 
 class Waits(NamedTuple):
@@ -69,7 +71,7 @@ def attribute_idle(
         begin, end = (lane_ptr[lane], lane_ptr[lane + 1]) if lane >= 0 else (0, 0)
         for r in range(begin, end):
             if cells.kind[r] == REDUCE or cells.kind[r] == SYNC:
-                spent.reduced[rank] += rows.end[r] - rows.start[r]
+                spent.reduction_ns[rank] += rows.end[r] - rows.start[r]
         lane = compute_lane[rank]
         low, high = (lane_ptr[lane], lane_ptr[lane + 1]) if lane >= 0 else (0, 0)
         first, last = _working(low, high, cells, kinds)
@@ -79,14 +81,14 @@ def attribute_idle(
             if until > free:
                 if first < row <= last:
                     count = _book_hole(
-                        row, free, until, rank, cells, rows, graph, kinds, index, count, spent.idle, waits
+                        row, free, until, rank, cells, rows, graph, kinds, index, count, spent.idle_ns, waits
                     )
                 elif row <= first:
                     released = rows.cause[row] if row < high else -1
-                    count = _book(rank, FILL, free, until, released, count, spent.idle, waits)
+                    count = _book(rank, FILL, free, until, released, count, spent.idle_ns, waits)
                 else:
                     count = _book_end(
-                        rank, free, until, begin, end, cells, rows, complete, count, spent.idle, waits
+                        rank, free, until, begin, end, cells, rows, complete, count, spent.idle_ns, waits
                     )
             if row < high:
                 count = _book_row(row, first, last, rank, cells, rows, kinds, count, spent, waits)
@@ -142,16 +144,16 @@ def _book_row(row, first, last, rank, cells, rows, kinds, count, spent, waits):
     """Book the time of a row of the compute stream; messages on it count as idle time."""
     duration = rows.end[row] - rows.start[row]
     if kinds.role[cells.kind[row]] == COMPUTES:
-        spent.busy[rank] += duration
-        spent.communicated[rank] += rows.collective[row]
+        spent.busy_ns[rank] += duration
+        spent.collective_ns[rank] += rows.collective[row]
     elif row < first:
-        count = _book(rank, FILL, rows.start[row], rows.end[row], row, count, spent.idle, waits)
+        count = _book(rank, FILL, rows.start[row], rows.end[row], row, count, spent.idle_ns, waits)
     elif row > last:
-        count = _book(rank, DRAIN, rows.start[row], rows.end[row], row, count, spent.idle, waits)
+        count = _book(rank, DRAIN, rows.start[row], rows.end[row], row, count, spent.idle_ns, waits)
     else:
         carried = rows.start[row] + min(duration, rows.uncontended[row])
-        count = _book(rank, TRANSFER, rows.start[row], carried, row, count, spent.idle, waits)
-        count = _book(rank, CONTENTION, carried, rows.end[row], row, count, spent.idle, waits)
+        count = _book(rank, TRANSFER, rows.start[row], carried, row, count, spent.idle_ns, waits)
+        count = _book(rank, CONTENTION, carried, rows.end[row], row, count, spent.idle_ns, waits)
     return count
 
 
