@@ -228,8 +228,7 @@ def in_segments(
         DeadlockError: a rank needs a result that it computes later.
         ScheduleError: an order of segments names a member that its pair does not have.
     """
-    overlaps = (workload.overlapped and slows) or bool((issued.pair >= 0).any())
-    if not workload.segments or not overlaps:
+    if not workload.segments or not _overlaps(issued, workload, slows=slows):
         return issued, Expansion()
     issued = issued.with_whole_pairs()
     groups = [
@@ -240,6 +239,10 @@ def in_segments(
     if expansion.names and _is_early(issued):
         raise explain_deadlock(schedule)
     return expanded, expansion
+
+
+def _overlaps(issued: IssueOrder, workload: Workload, *, slows: bool) -> bool:
+    return (workload.overlapped and slows) or bool((issued.pair >= 0).any())
 
 
 def _equal_actions(issued: IssueOrder, workload: Workload) -> Iterator[tuple[NDArray[np.int64], int]]:
@@ -289,19 +292,14 @@ def _group(
     return _Group(start, size, alone_overlapped(members[0]) if workload.overlapped else alone(members[0]), members)
 
 
-def _costs(issued: IssueOrder, workload: Workload, row: int) -> Workload:
-    microbatch, used = int(issued.microbatch[row]), workload.microbatch_class
-    return workload.of_class(int(used[microbatch]) if used.size and microbatch >= 0 else 0)
-
-
 def _whole_ns(issued: IssueOrder, workload: Workload, row: int) -> int:
-    durations = _costs(issued, workload, row).duration_ns(Kind(int(issued.kind[row])))
+    durations = workload.of_microbatch(int(issued.microbatch[row])).duration_ns(Kind(int(issued.kind[row])))
     return int(durations[issued.stage[row]]) * int(issued.span[row])
 
 
 def _segments_of(issued: IssueOrder, workload: Workload, row: int) -> tuple[Segment, ...]:
     kind = Kind(int(issued.kind[row]))
-    by_stage = _costs(issued, workload, row).segments.get(kind)
+    by_stage = workload.of_microbatch(int(issued.microbatch[row])).segments.get(kind)
     if by_stage is None or kind not in COMPUTE:  # actions of other streams have no segments
         return ()
     span = int(issued.span[row])

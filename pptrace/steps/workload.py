@@ -292,8 +292,10 @@ class Workload:
             raise ValueError(msg)
         return capacities if capacities.size else np.full(ranks, self.capacity_bytes, dtype=np.int64)
 
-    def of_class(self, number: int) -> Workload:
-        """Return the costs of one class of microbatches."""
+    def of_microbatch(self, microbatch: int) -> Workload:
+        """Return the costs of a microbatch, or of an action of a whole stage (-1)."""
+        has_class = self.microbatch_class.size and microbatch >= 0
+        number = int(self.microbatch_class[microbatch]) if has_class else 0
         return self.classes[number - 1] if number else self
 
     @classmethod

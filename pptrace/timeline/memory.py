@@ -320,8 +320,7 @@ def _has_segment_changes(workload: Workload) -> bool:
 
 def _segment_changes(timeline: Timeline, workload: Workload, row: int) -> list[int] | None:
     """Return the bytes that the workload states for each segment of a row's action; None where it states none."""
-    microbatch, class_of = int(timeline.microbatch[row]), workload.microbatch_class
-    costs = workload.of_class(int(class_of[microbatch]) if class_of.size and microbatch >= 0 else 0)
+    costs = workload.of_microbatch(int(timeline.microbatch[row]))
     stages = costs.segments.get(Kind(int(timeline.kind[row])))
     if stages is None:
         return None

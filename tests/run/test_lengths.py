@@ -55,7 +55,7 @@ def test_a_microbatch_costs_what_one_of_its_length_does() -> None:
     mixed = of_model([8192, 2048, 4096, 2048]).prepared.workload
 
     for microbatch, length in enumerate([8192, 2048, 4096, 2048]):
-        own, alike = mixed.of_class(int(mixed.microbatch_class[microbatch])), of_model([length] * 4)
+        own, alike = mixed.of_microbatch(microbatch), of_model([length] * 4)
         want = alike.prepared.workload.classes[0]
         assert (own.f_ns == want.f_ns).all()
         assert (own.b_ns == want.b_ns).all()

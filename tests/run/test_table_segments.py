@@ -90,16 +90,16 @@ def test_a_microbatch_takes_as_much_longer_as_it_is() -> None:
     )  # fmt: skip
 
     assert workload.microbatch_class.tolist() == [0, 1, 2, 1]
-    assert [workload.of_class(number).f_ns[0] for number in range(3)] == [11, 25, 1]
-    assert workload.of_class(1).boundary_bytes.tolist() == [7]
-    assert workload.of_class(1).weights_bytes.tolist() == [9, 9]
+    assert [costs.f_ns[0] for costs in (workload, *workload.classes)] == [11, 25, 1]
+    assert workload.classes[0].boundary_bytes.tolist() == [7]
+    assert workload.classes[0].weights_bytes.tolist() == [9, 9]
 
 
 def test_a_microbatch_cut_into_parts_keeps_its_length() -> None:
     workload = costs(lengths=[1, 2, 2, 1], forward="8 ns", backward="8 ns").divided(2)
 
     assert workload.microbatch_class.tolist() == [0, 0, 1, 1, 1, 1, 0, 0]
-    assert [workload.of_class(number).f_ns[0] for number in range(2)] == [4, 8]
+    assert [costs.f_ns[0] for costs in (workload, *workload.classes)] == [4, 8]
 
 
 @pytest.mark.parametrize(
