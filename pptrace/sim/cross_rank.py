@@ -67,11 +67,11 @@ def find_cross_rank_edges(
     """
     hub = _wait_for_all_ranks(cells, lanes, tasks, barrier=barrier)
     holders = _wait_for_holders(cells, lanes, schedule.placement) if stage_replicas and not barrier else None
-    further = _wait_for_actions(cells, schedule.waits, schedule.placement.microbatches)
+    explicit = _wait_for_actions(cells, schedule.waits, schedule.placement.microbatches)
     tasks += hub is not None
-    others = _wait_for_replicas(cells, released_ns, tasks, barrier=barrier)
-    edges = [pairs for pairs in (hub, holders, further, others) if pairs is not None]
-    released = released_ns if others is not None else released_ns[:0]
+    replicas = _wait_for_replicas(cells, released_ns, tasks, barrier=barrier)
+    edges = [pairs for pairs in (hub, holders, explicit, replicas) if pairs is not None]
+    released = released_ns if replicas is not None else released_ns[:0]
     return CrossRankEdges(edges, tasks + released.size, released)
 
 
@@ -183,7 +183,7 @@ def with_epilogue(schedule: Schedule, workload: Workload, *, overlap: bool) -> S
     takes = {kind: workload.duration_ns(kind) > 0 for kind in (Kind.REDUCE_GRAD, *_LATE)}
     if overlap and not any(stages.any() for stages in takes.values()):
         return schedule
-    in_table = {kind: _held(schedule, kind) for kind in STAGE_ENDS}
+    in_table = {kind: _has_action(schedule, kind) for kind in STAGE_ENDS}
     table = schedule if overlap else schedule.selected(np.flatnonzero(~STAGE_ENDS.mask(schedule.kind)))
     last = _last_backward(table)
     ends = table.row_ptr[1:, None]
@@ -203,12 +203,12 @@ def with_epilogue(schedule: Schedule, workload: Workload, *, overlap: bool) -> S
     return inserted_of_stages(table, np.concatenate(added, axis=1))
 
 
-def _held(schedule: Schedule, kind: Kind) -> NDArray[np.bool_]:
+def _has_action(schedule: Schedule, kind: Kind) -> NDArray[np.bool_]:
     """Return whether each rank has an action of a kind for each stage, shape (ranks, stages)."""
-    held = np.zeros((schedule.ranks, schedule.stages), dtype=bool)
+    has_action = np.zeros((schedule.ranks, schedule.stages), dtype=bool)
     rows = np.flatnonzero(schedule.kind == kind)
-    held[schedule.rank_of_row()[rows], schedule.stage[rows]] = True
-    return held
+    has_action[schedule.rank_of_row()[rows], schedule.stage[rows]] = True
+    return has_action
 
 
 def _last_backward(schedule: Schedule) -> NDArray[np.int64]:

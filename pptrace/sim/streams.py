@@ -166,7 +166,7 @@ _STREAMS = {
 }
 
 
-_BEHIND_PEERS = (
+_RANK_STREAMS = (
     Stream.COPY_OUT, Stream.COPY_IN, Stream.DATA_PARALLEL,
     Stream.TENSOR_PARALLEL, Stream.EXPERT_PARALLEL, Stream.CONTEXT_PARALLEL,
 )  # fmt: skip
@@ -203,10 +203,10 @@ def assign_lanes(
     """
     ranks, mode = graph.ranks, _mode(policy)
     lane_of_stream = np.zeros(len(Stream), dtype=np.int32)
-    lane_of_stream[list(_BEHIND_PEERS)] = 2 + 3 * ranks + np.arange(len(_BEHIND_PEERS))
+    lane_of_stream[list(_RANK_STREAMS)] = 2 + 3 * ranks + np.arange(len(_RANK_STREAMS))
     if one_copy_stream:
         lane_of_stream[Stream.COPY_IN] = lane_of_stream[Stream.COPY_OUT]
-    width = 2 + 3 * ranks + len(_BEHIND_PEERS)
+    width = 2 + 3 * ranks + len(_RANK_STREAMS)
     if issued.calls is not None and not parts.stream.size and mode == placement_kernels.PER_DIRECTION:
         columns = LaneColumns(issued.calls.peer, unset(0), lane_of_stream, width)
         groups, count, sends_to = 0, _count_calls(issued, issued.calls.sent, columns), issued.calls.sent > 0
@@ -269,12 +269,12 @@ def _mode(policy: Policy) -> int:
 def _streams(ranks: int) -> tuple[Int8s, Int32s]:
     """Return the stream and the peer of each lane key's offset within its rank."""
     peers = np.arange(ranks, dtype=np.int32)
-    none, behind = np.full(1, -1, dtype=np.int32), np.full(len(_BEHIND_PEERS), -1, dtype=np.int32)
+    none, no_peer = np.full(1, -1, dtype=np.int32), np.full(len(_RANK_STREAMS), -1, dtype=np.int32)
     stream = np.repeat(
-        [Stream.COMPUTE, Stream.COMM, Stream.COMM, Stream.SEND, Stream.RECV, *_BEHIND_PEERS],
-        [1, 1, ranks, ranks, ranks, *(1 for _ in _BEHIND_PEERS)],
+        [Stream.COMPUTE, Stream.COMM, Stream.COMM, Stream.SEND, Stream.RECV, *_RANK_STREAMS],
+        [1, 1, ranks, ranks, ranks, *(1 for _ in _RANK_STREAMS)],
     ).astype(np.int8)
-    return stream, np.concatenate([none, none, peers, peers, peers, behind])
+    return stream, np.concatenate([none, none, peers, peers, peers, no_peer])
 
 
 class Linked(NamedTuple):
@@ -322,12 +322,13 @@ def wait_for_sends(edges: Pairs, task: TaskColumns, following_peer: Int32s) -> P
     An edge from a message releases its target when the data arrive; the sender continues when the data have left.
     """
     rows = task.fork.size
-    own = (edges.target >= 0) & (edges.target < rows) & (edges.source < rows)
-    own[own] = (task.fork[edges.target[own]] == edges.source[own]) & (task.lag_ns[edges.source[own]] > 0)
-    sends, first = np.unique(edges.source[own], return_index=True)
-    following_peer[sends] = edges.target[own][first]
-    kept = np.ones(own.size, dtype=bool)
-    kept[np.flatnonzero(own)[first]] = False
+    blocking = (edges.target >= 0) & (edges.target < rows) & (edges.source < rows)
+    source, target = edges.source[blocking], edges.target[blocking]
+    blocking[blocking] = (task.fork[target] == source) & (task.lag_ns[source] > 0)
+    sends, first = np.unique(edges.source[blocking], return_index=True)
+    following_peer[sends] = edges.target[blocking][first]
+    kept = np.ones(blocking.size, dtype=bool)
+    kept[np.flatnonzero(blocking)[first]] = False
     return Pairs(edges.source[kept], edges.target[kept])
 
 

@@ -123,5 +123,5 @@ class ActionTimes:
     where the network gives it."""
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            object.__setattr__(self, one.name, column(getattr(self, one.name), np.int64))
+        for field in fields(self):
+            object.__setattr__(self, field.name, column(getattr(self, field.name), np.int64))

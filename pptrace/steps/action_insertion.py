@@ -92,18 +92,18 @@ def rows_of(schedule: Schedule, chosen: NDArray[np.bool_], *masks: NDArray[np.bo
 
 
 def inserted(
-    schedule: Schedule, at: NDArray[np.int64], kind: NDArray[np.int8] | Kind, source: NDArray[np.int64]
+    schedule: Schedule, row: NDArray[np.int64], kind: NDArray[np.int8] | Kind, source: NDArray[np.int64]
 ) -> Schedule:
     """Return a table with additional actions.
 
     Args:
         schedule: the table.
-        at: ascending rows before which the actions are inserted, on the rank of ``source``.
+        row: ascending rows before which the actions are inserted, on the rank of ``source``.
         kind: kinds of the actions.
         source: rows that give the rank, stage and microbatches of the actions.
     """
     rank = np.searchsorted(schedule.row_ptr, source, side="right") - 1
-    return _inserted(schedule, at, rank, schedule.cells.taken(source)._replace(kind=kind, pair=-1))
+    return _inserted(schedule, row, rank, schedule.cells.taken(source)._replace(kind=kind, pair=-1))
 
 
 def inserted_of_stages(schedule: Schedule, added: NDArray[np.int64]) -> Schedule:
@@ -116,15 +116,15 @@ def inserted_of_stages(schedule: Schedule, added: NDArray[np.int64]) -> Schedule
     """
     if not added.shape[1]:
         return schedule
-    at, rank, kind, stage = added[:, np.lexsort((np.arange(added.shape[1]), added[1], added[0]))]
-    return _inserted(schedule, at, rank, CellColumns(kind=kind, stage=stage, microbatch=-1, span=1, pair=-1))
+    row, rank, kind, stage = added[:, np.lexsort((np.arange(added.shape[1]), added[1], added[0]))]
+    return _inserted(schedule, row, rank, CellColumns(kind=kind, stage=stage, microbatch=-1, span=1, pair=-1))
 
 
-def _inserted(schedule: Schedule, at: NDArray[np.int64], rank: NDArray[np.int64], cells: CellColumns) -> Schedule:
-    """Return a table with additional cells before the rows ``at``, on the given ranks."""
+def _inserted(schedule: Schedule, row: NDArray[np.int64], rank: NDArray[np.int64], cells: CellColumns) -> Schedule:
+    """Return a table with additional cells before the given rows, on the given ranks."""
     shift = np.cumsum([0, *np.bincount(rank, minlength=schedule.ranks)])
-    place = at + np.arange(at.size)
-    old = np.ones(len(schedule) + at.size, dtype=bool)
+    place = row + np.arange(row.size)
+    old = np.ones(len(schedule) + row.size, dtype=bool)
     old[place] = False
     columns = CellColumns(*(np.empty(old.size, dtype=values.dtype) for values in schedule.cells))
     for column, values, new in zip(columns, schedule.cells, cells, strict=True):
@@ -158,10 +158,10 @@ def with_copies(schedule: Schedule, chosen: NDArray[np.bool_], ahead: ArrayLike 
     reload_at = blocks.first[np.maximum(blocks.of_row[backward] - distance[first], 0)]
     number, stage, microbatch = worked(schedule, backward)
     np.maximum.at(reload_at, number, earliest_reload[stage, microbatch])
-    at, source = np.concatenate([offload_at, reload_at]), np.concatenate([forward, backward])
+    row, source = np.concatenate([offload_at, reload_at]), np.concatenate([forward, backward])
     kind = np.repeat(np.array([Kind.OFFLOAD, Kind.RELOAD], dtype=np.int8), [offload_at.size, reload_at.size])
-    order = np.argsort(2 * at + (kind == Kind.RELOAD), kind="stable")
-    return inserted(schedule, at[order], kind[order], source[order])
+    order = np.argsort(2 * row + (kind == Kind.RELOAD), kind="stable")
+    return inserted(schedule, row[order], kind[order], source[order])
 
 
 def waits_for_copies(schedule: Schedule, behind: int) -> Int32s:
@@ -221,7 +221,7 @@ def with_gathers(
             added = _gather_next(rank_blocks, active)
         else:
             added = _gather_and_free(rank_blocks, reshard)
-        columns += [(at, rank, kind, stage) for at, kind, stage in added]
+        columns += [(row, rank, kind, stage) for row, kind, stage in added]
     return inserted_of_stages(schedule, np.array(columns, dtype=np.int64).reshape(-1, 4).T)
 
 
@@ -229,9 +229,9 @@ def with_reductions(schedule: Schedule, reduced: NDArray[np.bool_]) -> Schedule:
     """Return a table with a reduction after each weight gradient of the stages in the mask ``reduced``."""
     rows = np.flatnonzero(WEIGHT_GRADIENTS.mask(schedule.kind) & reduced[schedule.stage])
     blocks = blocks_of(schedule)
-    at = blocks.last[blocks.of_row[rows]] + 1
+    row = blocks.last[blocks.of_row[rows]] + 1
     kinds = np.full(rows.size, Kind.REDUCE_GRAD)
-    return inserted_of_stages(schedule, np.stack([at, schedule.rank_of_row()[rows], kinds, schedule.stage[rows]]))
+    return inserted_of_stages(schedule, np.stack([row, schedule.rank_of_row()[rows], kinds, schedule.stage[rows]]))
 
 
 def _blocks_of_rank(schedule: Schedule, blocks: Blocks, rank: int, sharded: NDArray[np.bool_]) -> list[_Block]:

@@ -136,12 +136,12 @@ def find(keys: Int64s, wanted: Int64s) -> Int64s:
 def difference(first: object, second: object, names: tuple[str, ...]) -> str:
     """Say where two column tables first differ: the column, the row and both values; else ``""``."""
     for name in names:
-        one, other = np.asarray(getattr(first, name)), np.asarray(getattr(second, name))
-        if one.shape != other.shape:
-            return f"column {name}: {one.shape} values against {other.shape}"
-        rows = np.flatnonzero((one != other).ravel())
+        values, other_values = np.asarray(getattr(first, name)), np.asarray(getattr(second, name))
+        if values.shape != other_values.shape:
+            return f"column {name}: {values.shape} values against {other_values.shape}"
+        rows = np.flatnonzero((values != other_values).ravel())
         if rows.size:
             row = int(rows[0])
-            values = f"{one.ravel()[row]} against {other.ravel()[row]}"
-            return f"column {name}, row {row}: {values} ({rows.size} rows differ)"
+            text = f"{values.ravel()[row]} against {other_values.ravel()[row]}"
+            return f"column {name}, row {row}: {text} ({rows.size} rows differ)"
     return ""

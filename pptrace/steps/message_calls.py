@@ -160,19 +160,19 @@ def _issued(schedule: Schedule, messages: _Messages, sent: Int32s, plan: Plan) -
     cell_types = (values.dtype.type for values in schedule.cells)
     *cells, edge, peer, of_row = empty_columns(rows, *cell_types, *[np.int32] * 3)
     out = CellColumns(*cells)
-    (at,) = empty_columns(len(schedule), np.int32)
+    (place,) = empty_columns(len(schedule), np.int32)
     of_end, before, over = empty_columns(2 * count, np.int32, np.int32, np.int32)
     number = run(
         kernels.issue_ends,
         (schedule.row_ptr, schedule.cells, messages, communicators, *ends),
-        (out, edge, peer, of_row, at, of_end, before, over, np.empty(communicators, dtype=np.int32)),
+        (out, edge, peer, of_row, place, of_end, before, over, np.empty(communicators, dtype=np.int32)),
         work=len(schedule),
     )
-    waited, further, waits, behind = _waits(schedule, messages, plan, ends, communicators, of_end, at, number)
+    waited, further, waits, calls = _waits(schedule, messages, plan, ends, communicators, of_end, place, number)
     ends_of = np.diff(first[schedule.row_ptr + np.arange(ranks + 1)])
     issue = Issue(
         of_row=of_row, peer=peer, sent=sent, before=before[:number], communicator=over[:number], waited=waited,
-        further=further, awaited=waits.source, row=waits.target, earlier=behind.source, later=behind.target,
+        further=further, awaited=waits.source, row=waits.target, earlier=calls.source, later=calls.target,
     )  # fmt: skip
     row_ptr = (schedule.row_ptr + np.concatenate([[0], np.cumsum(ends_of)])).astype(np.int32)
     return IssueOrder(placement=schedule.placement, row_ptr=row_ptr, edge=edge, calls=issue, **out._asdict())
@@ -185,7 +185,7 @@ def _waits(
     ends: _Ends,
     communicators: int,
     of_end: Int32s,
-    at: Int32s,
+    place: Int32s,
     number: int,
 ) -> tuple[Int32s, Int8s, _Waits, _Waits]:
     """Return the waits for calls.
@@ -200,7 +200,7 @@ def _waits(
         later, counted = _Waits(*empty_columns(capacity, np.int32, np.int32)), np.zeros(2, dtype=np.int64)
         run(
             kernels.wait_for_calls,
-            (schedule.row_ptr, schedule.cells, TABLE, messages, plan, communicators, *ends, of_end, at, wide),
+            (schedule.row_ptr, schedule.cells, TABLE, messages, plan, communicators, *ends, of_end, place, wide),
             (waited, further, rows, later, counted),
             work=len(schedule),
         )
@@ -220,7 +220,7 @@ def _around_pairs(schedule: Schedule, messages: _Messages, plan: Plan) -> Plan:
     inside[rows + rank[rows]] = True
     place = np.arange(inside.size)
     before = np.maximum.accumulate(np.where(inside, 0, place))
-    behind = np.minimum.accumulate(np.where(inside, inside.size, place)[::-1])[::-1]
+    after = np.minimum.accumulate(np.where(inside, inside.size, place)[::-1])[::-1]
 
     def moved(moment: Int64s, to: NDArray[np.integer]) -> Int64s:
         return np.where(moment < 0, moment, to[moment // TURNS] * TURNS + moment % TURNS)
@@ -228,11 +228,11 @@ def _around_pairs(schedule: Schedule, messages: _Messages, plan: Plan) -> Plan:
     needed = before[messages.consumer + messages.target] * TURNS + TURNS - 1
     waited = np.where(plan.receive_waited < 0, needed, plan.receive_waited)
     receive, waited = (
-        np.where(moved(moment, behind) <= needed, moved(moment, behind), moved(moment, before))
+        np.where(moved(moment, after) <= needed, moved(moment, after), moved(moment, before))
         for moment in (plan.receive, waited)
     )
     return plan._replace(
-        send=moved(plan.send, behind), send_waited=moved(plan.send_waited, behind),
+        send=moved(plan.send, after), send_waited=moved(plan.send_waited, after),
         receive=receive, receive_waited=waited,
     )  # fmt: skip
 

@@ -137,7 +137,7 @@ class Placement:
         >>> Placement.v_shaped(ranks=2, microbatches=4).holders()
         ((0,), (1,), (1,), (0,))
         """
-        return tuple(tuple(np.flatnonzero(own).tolist()) for own in self.copies().T)
+        return tuple(tuple(np.flatnonzero(rank_mask).tolist()) for rank_mask in self.copies().T)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Placement):

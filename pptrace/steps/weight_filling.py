@@ -116,7 +116,7 @@ def _start(table: Schedule) -> tuple[Filling, Heap]:
     ready = np.full(2 * table.stages * table.microbatches, -1, dtype=np.int64)
     ready[: table.microbatches] = 0
     filling = Filling(
-        ready=ready, at=first_row, due=first_row.copy(), owed=zeros(ranks), held=zeros(ranks), idle=zeros(ranks),
+        ready=ready, next=first_row, due=first_row.copy(), owed=zeros(ranks), held=zeros(ranks), idle=zeros(ranks),
         first=np.full(ranks, -1, dtype=np.int64), free=zeros(ranks),
     )  # fmt: skip
     return filling, Heap(item=zeros(ranks), place=np.full(ranks, OUTSIDE), time=zeros(ranks), size=zeros(1))
@@ -137,10 +137,10 @@ def _wide(values: object, size: int) -> Int64s:
 
 def _check(table: Schedule, full: int, filling: Filling) -> None:
     """Check that all actions ran."""
-    late = np.flatnonzero(filling.at < table.row_ptr[1:])
+    late = np.flatnonzero(filling.next < table.row_ptr[1:])
     if full < 0 and not late.size:
         return
     rank = full if full >= 0 else int(late[0])
-    action = str(table.action(int(filling.at[rank])))
+    action = str(table.action(int(filling.next[rank])))
     why = "its memory holds no more: allow more" if full >= 0 else "what it needs comes later: change the order"
     raise ScheduleError(f"rank {rank}: {action} can never start: {why}", rank=rank, action=action)

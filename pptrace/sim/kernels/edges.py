@@ -1,6 +1,6 @@
 """Kernels that link rows by their dependencies and calls.
 
-Columns are lists or arrays of integers, alike in use, hence without annotations. ``cells`` are
+Columns are lists or arrays of integers, hence without annotations. ``cells`` are
 :class:`~pptrace.steps.actions.CellColumns`, ``graph`` is a :class:`~pptrace.steps.schedule.StageGraph`,
 ``kinds`` the :class:`~pptrace.steps.kinds.KindTable`, ``parts`` are
 :class:`~pptrace.sim.streams.PartColumns`; the other records are in :mod:`pptrace.sim.streams`.
@@ -136,12 +136,12 @@ def _needs_later_result(row, index, rank, cells, graph, kinds, ends):
     """Return whether an action needs a result that its rank computes later."""
     direction, s = kinds.feeds[cells.kind[row]], cells.stage[row]
     ptr = graph.pred_ptr if direction == 0 else graph.succ_ptr
-    others = graph.pred if direction == 0 else graph.succ
+    neighbours = graph.pred if direction == 0 else graph.succ
     for e in range(ptr[s], ptr[s + 1]):
-        base = (direction * graph.stages + others[e]) * graph.microbatches
+        base = (direction * graph.stages + neighbours[e]) * graph.microbatches
         for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
-            held = graph.stage_rank[graph.microbatch_route[u] * graph.stages + others[e]]
-            if held == rank and ends.made_at[base + u] > index:
+            peer_rank = graph.stage_rank[graph.microbatch_route[u] * graph.stages + neighbours[e]]
+            if peer_rank == rank and ends.made_at[base + u] > index:
                 return True
     return False
 
@@ -221,21 +221,21 @@ def chain_tasks(lane_first, lane_end, sender_row, one_sided, following, followin
     """Chain each lane's tasks; a receiver's row chains its sender's row unless ``one_sided``."""
     for lane in range(len(lane_first)):
         for row in range(lane_first[lane], lane_end[lane] - 1):
-            behind = sender_row[row + 1] if sender_row[row + 1] >= 0 else row + 1
+            successor = sender_row[row + 1] if sender_row[row + 1] >= 0 else row + 1
             if sender_row[row] < 0:
-                append_chain(row, behind, True, following, following_peer)
+                append_chain(row, successor, True, following, following_peer)
             elif not one_sided:
-                append_chain(sender_row[row], behind, False, following, following_peer)
+                append_chain(sender_row[row], successor, False, following, following_peer)
 
 
-def append_chain(task, behind, sends, following, following_peer):
+def append_chain(task, successor, sends, following, following_peer):
     """Make a task follow another one on the sender's or the receiver's side, without duplicates."""
     if sends:
-        following[task] = behind
-        if following_peer[task] == behind:
+        following[task] = successor
+        if following_peer[task] == successor:
             following_peer[task] = -1
-    elif following[task] != behind:
-        following_peer[task] = behind
+    elif following[task] != successor:
+        following_peer[task] = successor
 
 
 def sort_edges(source, target, edges, ptr, sorted_target):
@@ -299,12 +299,12 @@ def classify_calls(row_ptr, cells, kinds, calls, place, fork, waited, flags):
                     flags[call] |= OF_RECEIVER
     tasks = 0
     for call in range(len(flags)):
-        own = flags[call]
-        if own & (SEVERAL | OF_RECEIVER):
-            own &= ~OUTLASTED
-        own = own & ~OF_RECEIVER if own & SEVERAL else own & ~(LAUNCHED | JOINED)
-        flags[call] = own
-        tasks += (own & LAUNCHED) + (own & JOINED) // JOINED
+        call_flags = flags[call]
+        if call_flags & (SEVERAL | OF_RECEIVER):
+            call_flags &= ~OUTLASTED
+        call_flags = call_flags & ~OF_RECEIVER if call_flags & SEVERAL else call_flags & ~(LAUNCHED | JOINED)
+        flags[call] = call_flags
+        tasks += (call_flags & LAUNCHED) + (call_flags & JOINED) // JOINED
     return tasks
 
 
@@ -329,7 +329,7 @@ def link_calls(
             if index % LINE == 0:
                 fetch(index + AHEAD, sender_row, task.fork, task.duration_ns, following)
             sends = kinds.role[cells.kind[row]] == SENDS
-            message, held = index if sends else sender_row[index], task.fork[index]
+            message, computed = index if sends else sender_row[index], task.fork[index]
             if call != opened:
                 opened = call
                 flags = known.flags[call]
@@ -340,10 +340,10 @@ def link_calls(
                 if flags & JOINED:
                     last[call] = extra
                     extra += 1
-                n = _begin(call, held, calls, known, task, first, last, following, following_peer, pairs, n)
+                n = _begin(call, computed, calls, known, task, first, last, following, following_peer, pairs, n)
             if sends:
                 n = _order_messages(calls.communicator[call], index, lanes.peer[row], sent, pairs, n)
-            n = _end(call, message, held, known, first, last, pairs, n)
+            n = _end(call, message, computed, known, first, last, pairs, n)
             if not sends and calls.further[call]:
                 over = last[call] if known.flags[call] & JOINED else message
                 n = link_consumers(row, over, known.waited[call], rows, ends, pairs, n)
@@ -355,11 +355,11 @@ def link_calls(
     return n
 
 
-def _begin(call, held, calls, known, task, first, last, following, following_peer, pairs, n):
+def _begin(call, computed, calls, known, task, first, last, following, following_peer, pairs, n):
     """List the edges to a call from its rank's computation and the previous call, and from it to its waiter."""
     flags, before = known.flags[call], calls.before[call]
-    if flags & LAUNCHED and held >= 0:
-        n = _pair(pairs, n, held, first[call])
+    if flags & LAUNCHED and computed >= 0:
+        n = _pair(pairs, n, computed, first[call])
     if flags & FOLLOWS:
         sends = not known.flags[before] & OF_RECEIVER
         append_chain(last[before], first[call], sends, following, following_peer)
@@ -388,13 +388,13 @@ def _order_messages(communicator, message, peer, sent, pairs, n):
     return n
 
 
-def _end(call, message, held, known, first, last, pairs, n):
+def _end(call, message, computed, known, first, last, pairs, n):
     """List the edges of one end of a message, except the edges to its consumers."""
     flags, waited = known.flags[call], known.waited[call]
     if flags & LAUNCHED:
         n = _pair(pairs, n, first[call], message)
-    elif held >= 0:
-        n = _pair(pairs, n, held, message)
+    elif computed >= 0:
+        n = _pair(pairs, n, computed, message)
     if flags & JOINED:
         return _pair(pairs, n, message, last[call])
     return _pair(pairs, n, message, waited) if waited >= 0 and not flags & OUTLASTED else n

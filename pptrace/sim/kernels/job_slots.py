@@ -141,8 +141,8 @@ def mark_limited(flows: Flows, places: Places, links: LinkCapacities, slot: int,
     """Append the flows that the links of a flow limit; return the new count."""
     flow, after, limit = places.flow, places.after, flows.limit
     first = slot * places.width
-    for own in range(first, first + flows.links[slot]):
-        link = places.link[own]
+    for entry in range(first, first + flows.links[slot]):
+        link = places.link[entry]
         place = links.head[link]
         while place >= 0:
             if limit[flow[place]] == link:

@@ -1,6 +1,6 @@
 """Kernels that place rows on streams.
 
-Columns are lists or arrays of integers, alike in use, hence without annotations. ``cells`` are
+Columns are lists or arrays of integers, hence without annotations. ``cells`` are
 :class:`~pptrace.steps.actions.CellColumns`, ``graph`` is a :class:`~pptrace.steps.schedule.StageGraph`,
 ``kinds`` the :class:`~pptrace.steps.kinds.KindTable`, ``parts`` are
 :class:`~pptrace.sim.streams.PartColumns`; the other records are in :mod:`pptrace.sim.streams`.
@@ -75,7 +75,7 @@ def _lane(row, k, other, ranks, kinds, parts, mode, lanes):
 def place_rows(rows, costs, routes, cursor, place, ends, out, task, sender_row):
     """Move each row to its lane with its bytes, duration, lag and fork, and record its index in ``place``.
 
-    ``task``'s columns of bytes, lags and collectives come zeroed. Of calls, ``twin`` (-1 before) becomes the
+    ``task``'s columns of bytes, lags and collectives come zeroed. Of calls, ``sender_row`` (-1 before) is the
     sender's side that each receiver's side meets.
     """
     cells, graph, kinds, parts, lanes, rules = (
@@ -93,7 +93,7 @@ def place_rows(rows, costs, routes, cursor, place, ends, out, task, sender_row):
     role, in_parts = kinds.role, len(parts.stream) > 0
     for rank in range(graph.ranks):
         compute = -1
-        behind = -1  # the last row on the compute stream, be it a message
+        last = -1  # the last row on the compute stream, be it a message
         for row in range(row_ptr[rank], row_ptr[rank + 1]):
             k = kind[row]
             key = rank * lanes.width + _lane(row, k, lanes.peer[row], graph.ranks, kinds, parts, rules.mode, lanes)
@@ -113,20 +113,20 @@ def place_rows(rows, costs, routes, cursor, place, ends, out, task, sender_row):
             if role[k] == SENDS or role[k] == RECEIVES:
                 _place_message(row, rank, index, rows, costs, routes, ends, task, sender_row)
                 if rules.mode == ON_COMPUTE:
-                    behind = index
+                    last = index
             elif in_parts and parts.stream[row] >= 0:
                 _place_segment(row, index, parts, routes, task)
                 if parts.number[row] == 0:
                     _record_results(row, index, cells, graph, kinds, ends)
                 if parts.stream[row] == COMPUTE_STREAM:
-                    compute = behind = index
+                    compute = last = index
                     task.fork[index] = -1
                 elif parts.release[row] == -1:
-                    task.fork[index] = behind
+                    task.fork[index] = last
             else:
                 _place_action(row, index, cells, graph, costs, task)
                 if role[k] == COMPUTES:
-                    compute = behind = index
+                    compute = last = index
                     task.fork[index] = -1
                     _record_results(row, index, cells, graph, kinds, ends)
 
@@ -155,14 +155,14 @@ def _place_message(row, rank, index, rows, costs, routes, ends, task, sender_row
         carried = 0
         for i in range(u, u + n):
             carried += costs.boundary_bytes[costs.class_of[i] * 2 * graph.edges + directed_edge]
-    took = routes.overhead_ns[path]
+    transfer_ns = routes.overhead_ns[path]
     if routes.rate_kbps[path] > 0:
-        took += (carried * BYTE + routes.rate_kbps[path] - 1) // routes.rate_kbps[path]
-    own = rules.receive == OWN_TASK or (rules.receive == RENDEZVOUS and carried <= rules.eager_bytes)
+        transfer_ns += (carried * BYTE + routes.rate_kbps[path] - 1) // routes.rate_kbps[path]
+    is_separate = rules.receive == OWN_TASK or (rules.receive == RENDEZVOUS and carried <= rules.eager_bytes)
     task.size_bytes[index] = carried
     task.path[index] = path
-    task.duration_ns[index] = took + routes.latency_ns[path] if own and not sends else took
-    if not own:
+    task.duration_ns[index] = transfer_ns + routes.latency_ns[path] if is_separate and not sends else transfer_ns
+    if not is_separate:
         task.lag_ns[index] = routes.latency_ns[path]
     if rules.called:
         _match_sides(message, index, sends, ends, sender_row)

@@ -26,11 +26,11 @@ class Heap(NamedTuple):
 
 def push(heap: Heap, item: int, time: int) -> None:
     """Add an item."""
-    at = heap.size[0]
+    index = heap.size[0]
     heap.time[item] = time
-    heap.item[at] = item
-    heap.size[0] = at + 1
-    lift(heap, at)
+    heap.item[index] = item
+    heap.size[0] = index + 1
+    lift(heap, index)
 
 
 def pop(heap: Heap) -> int:
@@ -45,31 +45,31 @@ def pop(heap: Heap) -> int:
     return first
 
 
-def lift(heap: Heap, at: int) -> None:
+def lift(heap: Heap, index: int) -> None:
     """Move the item at a place towards the top to restore the order."""
     items, place, times = heap.item, heap.place, heap.time
-    item = items[at]
+    item = items[index]
     time = times[item]
-    while at > 0:
-        above = (at - 1) >> 1
+    while index > 0:
+        above = (index - 1) >> 1
         other = items[above]
         if times[other] < time or (times[other] == time and other < item):
             break
-        items[at] = other
-        place[other] = at
-        at = above
-    items[at] = item
-    place[item] = at
+        items[index] = other
+        place[other] = index
+        index = above
+    items[index] = item
+    place[item] = index
 
 
-def sink(heap: Heap, at: int) -> None:
+def sink(heap: Heap, index: int) -> None:
     """Move the item at a place away from the top to restore the order."""
     items, place, times, sizes = heap.item, heap.place, heap.time, heap.size
     size = sizes[0]
-    item = items[at]
+    item = items[index]
     time = times[item]
     while True:
-        below = 2 * at + 1
+        below = 2 * index + 1
         if below >= size:
             break
         other = items[below]
@@ -80,8 +80,8 @@ def sink(heap: Heap, at: int) -> None:
                 other = right
         if time < times[other] or (time == times[other] and item < other):
             break
-        items[at] = other
-        place[other] = at
-        at = below
-    items[at] = item
-    place[item] = at
+        items[index] = other
+        place[other] = index
+        index = below
+    items[index] = item
+    place[item] = index

@@ -188,15 +188,15 @@ def _begin(work: Work, rooms: InFlightLimits, queues: Queues, playing: Playing, 
 
 def _put(playing: Playing, key: Any, first: int, queue: int, action: int) -> None:
     """Add an action to a queue whose first place in the shelf is ``first``."""
-    shelf, at = playing.shelf, playing.fill[queue]
-    playing.fill[queue] = at + 1
-    while at > 0:
-        above = (at - 1) >> 1
+    shelf, index = playing.shelf, playing.fill[queue]
+    playing.fill[queue] = index + 1
+    while index > 0:
+        above = (index - 1) >> 1
         if key[shelf[first + above]] < key[action]:
             break
-        shelf[first + at] = shelf[first + above]
-        at = above
-    shelf[first + at] = action
+        shelf[first + index] = shelf[first + above]
+        index = above
+    shelf[first + index] = action
 
 
 def _take(playing: Playing, key: Any, first: int, queue: int) -> None:
@@ -204,16 +204,16 @@ def _take(playing: Playing, key: Any, first: int, queue: int) -> None:
     shelf, count = playing.shelf, playing.fill[queue] - 1
     playing.fill[queue] = count
     last = shelf[first + count]
-    at = 0
-    while 2 * at + 1 < count:
-        below = 2 * at + 1
+    index = 0
+    while 2 * index + 1 < count:
+        below = 2 * index + 1
         if below + 1 < count and key[shelf[first + below + 1]] < key[shelf[first + below]]:
             below += 1
         if key[last] < key[shelf[first + below]]:
             break
-        shelf[first + at] = shelf[first + below]
-        at = below
-    shelf[first + at] = last
+        shelf[first + index] = shelf[first + below]
+        index = below
+    shelf[first + index] = last
 
 
 class Sequences(NamedTuple):
@@ -319,15 +319,15 @@ def _choose_in_turn(given: Sequences, progress: Progress, rank: int) -> int:
 def _begin_in_turn(given: Sequences, progress: Progress, written: Written, rank: int, sequence: int) -> None:
     """Start the next action of a sequence: write it, and shrink its rooms."""
     turn = progress.begun[sequence]
-    at, place = given.first[sequence] + turn, progress.next[rank]
+    index, place = given.first[sequence] + turn, progress.next[rank]
     written.kind[place] = given.kind[sequence]
     written.stage[place] = given.stage[sequence]
-    written.microbatch[place] = given.turns[at]
+    written.microbatch[place] = given.turns[index]
     progress.next[rank] = place + 1
     progress.doing[rank] = sequence
     progress.begun[sequence] = turn + 1
     if turn + 1 < given.count[sequence]:
-        progress.head[sequence] = given.origin[sequence] + given.step[sequence] * given.turns[at + 1]
+        progress.head[sequence] = given.origin[sequence] + given.step[sequence] * given.turns[index + 1]
     if given.way[sequence] > 0:
         _give(given, progress, sequence, -1)
 

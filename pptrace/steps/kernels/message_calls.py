@@ -1,6 +1,6 @@
 """Kernels that list a table's messages and issue them in calls.
 
-Columns are lists or arrays of integers, alike in use, hence without annotations. ``cells`` are
+Columns are lists or arrays of integers, hence without annotations. ``cells`` are
 :class:`~pptrace.steps.actions.CellColumns`, ``graph`` is a :class:`~pptrace.steps.schedule.StageGraph`,
 ``kinds`` the :class:`~pptrace.steps.kinds.KindTable`; the other records are in :mod:`pptrace.steps.message_calls`.
 Each of M messages has two ends: the sender's end has the number of the message, the receiver's end M more. A slot
@@ -93,10 +93,10 @@ def _is_wrong_wait(waited, launched, end):
 def _put(moment, end, communicator, communicators, first, order, key):
     """Append an end to its slot with its sort key; ends of one key are one call."""
     slot = moment // TURNS
-    at = first[slot]
-    first[slot] = at + 1
-    order[at] = end
-    key[at] = moment % TURNS * communicators + communicator
+    index = first[slot]
+    first[slot] = index + 1
+    order[index] = end
+    key[index] = moment % TURNS * communicators + communicator
 
 
 def sort_ends(plan, communicators, first, order, key):
@@ -111,29 +111,29 @@ def sort_ends(plan, communicators, first, order, key):
     for m in range(count):
         _put(send[m], m, communicator[m] if communicators > 1 else 0, communicators, first, order, key)
     for m in range(count):
-        own = communicator[m] if communicators > 1 else 0
-        _put(receive[m], count + m, own, communicators, first, order, key)
+        end_key = communicator[m] if communicators > 1 else 0
+        _put(receive[m], count + m, end_key, communicators, first, order, key)
     for s in range(len(first) - 1, 0, -1):
         first[s] = first[s - 1]
     first[0] = 0
     for s in range(len(first) - 1):
         for i in range(first[s] + 1, first[s + 1]):
-            end, own, at = order[i], key[i], i
-            while at > first[s] and key[at - 1] > own:
-                order[at] = order[at - 1]
-                key[at] = key[at - 1]
-                at -= 1
-            order[at] = end
-            key[at] = own
+            end, end_key, index = order[i], key[i], i
+            while index > first[s] and key[index - 1] > end_key:
+                order[index] = order[index - 1]
+                key[index] = key[index - 1]
+                index -= 1
+            order[index] = end
+            key[index] = end_key
 
 
 def issue_ends(
     row_ptr, cells, messages, communicators, first, order, key,
-    out, edge, peer, call, at, of_end, before, over, last,
+    out, edge, peer, call, position, of_end, before, over, last,
 ):  # fmt: skip
     """Copy each rank's rows; insert the messages of a slot before its row. Return the number of calls.
 
-    Ends of one slot and key are one call; ``communicators`` is a power of two. Outputs: ``at``, the new position
+    Ends of one slot and key are one call; ``communicators`` is a power of two. Outputs: ``position``, the new index
     of each row; ``of_end``, the call of each end; ``over``, the communicator of each call, and ``before``, the
     previous call there; ``peer``, the other rank of each message, else -1. ``last`` is scratch.
     """
@@ -154,7 +154,7 @@ def issue_ends(
                 _write(order[i], cells, messages, out, edge, peer, n)
                 n += 1
             if row < row_ptr[rank + 1]:
-                at[row] = n
+                position[row] = n
                 call[n] = peer[n] = -1
                 copy_action(cells, row, out, edge, n)
                 n += 1
@@ -182,7 +182,7 @@ def _needed(m, messages):
 
 
 def wait_for_calls(
-    row_ptr, cells, kinds, messages, plan, communicators, first, order, key, of_end, at, wide,
+    row_ptr, cells, kinds, messages, plan, communicators, first, order, key, of_end, position, wide,
     waiting, further, rows, calls, counted,
 ):  # fmt: skip
     """List the further rows and calls that wait for calls, waits of calls up to their capacity; count both.
@@ -209,15 +209,15 @@ def wait_for_calls(
             row += 1
         if end >= count and (wide or row != messages.consumer[end - count]):
             further[awaited] = 1
-        if row < last and waiting[awaited] != at[row]:
+        if row < last and waiting[awaited] != position[row]:
             if waiting[awaited] >= 0:
                 further[awaited] = 1
                 rows.source[n] = awaited
-                rows.target[n] = max(waiting[awaited], at[row])
+                rows.target[n] = max(waiting[awaited], position[row])
                 n += 1
-            waiting[awaited] = at[row] if waiting[awaited] < 0 else min(waiting[awaited], at[row])
-        launched, behind, i = -1, (waited % TURNS + 1) * communicators, first[slot + 1] - 1
-        while i >= first[slot] and key[i] >= behind:  # seldom
+            waiting[awaited] = position[row] if waiting[awaited] < 0 else min(waiting[awaited], position[row])
+        launched, least_key, i = -1, (waited % TURNS + 1) * communicators, first[slot + 1] - 1
+        while i >= first[slot] and key[i] >= least_key:  # seldom
             later = of_end[order[i]]
             if later != launched:
                 launched = later

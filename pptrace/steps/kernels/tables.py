@@ -1,6 +1,6 @@
 """Kernels over schedule tables: index the actions, count messages, insert sends, defer receives.
 
-Columns are lists or arrays of integers, alike in use, hence without annotations. ``cells`` are
+Columns are lists or arrays of integers, hence without annotations. ``cells`` are
 :class:`~pptrace.steps.actions.CellColumns`, ``graph`` is a :class:`~pptrace.steps.schedule.StageGraph`,
 ``kinds`` the :class:`~pptrace.steps.kinds.KindTable`. An action *feeds* the forwards of the next stages (0),
 the backwards of the stages before (1), or neither (-1).
@@ -65,11 +65,11 @@ def _index(row, rank, result, cells, graph, flat, problem):
         if place != rank:
             problem[0], problem[1], problem[2] = MISPLACED, row, place
             return False
-        at = (result * stages + s) * microbatches + u
-        if flat[at] >= 0:
-            problem[0], problem[1], problem[2] = TWICE, row, flat[at]
+        index = (result * stages + s) * microbatches + u
+        if flat[index] >= 0:
+            problem[0], problem[1], problem[2] = TWICE, row, flat[index]
             return False
-        flat[at] = row
+        flat[index] = row
     return True
 
 
@@ -102,24 +102,24 @@ def count_messages(row_ptr, cells, graph, kinds, sent, received):
                     received[peer] += 1
 
 
-def copy_action(cells, row, out, out_edge, at):
+def copy_action(cells, row, out, out_edge, index):
     """Copy an action."""
-    out.kind[at] = cells.kind[row]
-    out.stage[at] = cells.stage[row]
-    out.microbatch[at] = cells.microbatch[row]
-    out.span[at] = cells.span[row]
-    out.pair[at] = cells.pair[row]
-    out_edge[at] = -1
+    out.kind[index] = cells.kind[row]
+    out.stage[index] = cells.stage[row]
+    out.microbatch[index] = cells.microbatch[row]
+    out.span[index] = cells.span[row]
+    out.pair[index] = cells.pair[row]
+    out_edge[index] = -1
 
 
-def write_end(cells, row, graph, way, edge, kind, stage, out, out_edge, at):
+def write_end(cells, row, graph, way, edge, kind, stage, out, out_edge, index):
     """Write one end of the message that carries an action's result over an edge."""
-    out.kind[at] = kind
-    out.stage[at] = stage
-    out.microbatch[at] = cells.microbatch[row]
-    out.span[at] = cells.span[row]
-    out.pair[at] = -1
-    out_edge[at] = graph.succ_edge[edge] if way == 0 else graph.pred_edge[edge]
+    out.kind[index] = kind
+    out.stage[index] = stage
+    out.microbatch[index] = cells.microbatch[row]
+    out.span[index] = cells.span[row]
+    out.pair[index] = -1
+    out_edge[index] = graph.succ_edge[edge] if way == 0 else graph.pred_edge[edge]
 
 
 def end_of_pair(pair, first, last):
@@ -133,22 +133,22 @@ def end_of_pair(pair, first, last):
 
 def insert_sends(row_ptr, cells, graph, kinds, out_ptr, out, out_edge):
     """Copy the rows with each SEND right after its producer."""
-    at = 0
+    index = 0
     kind, stage, microbatch, feeds = cells.kind, cells.stage, cells.microbatch, kinds.feeds
     for rank in range(graph.ranks):
-        out_ptr[rank] = at
+        out_ptr[rank] = index
         for row in range(row_ptr[rank], row_ptr[rank + 1]):
-            copy_action(cells, row, out, out_edge, at)
-            at += 1
+            copy_action(cells, row, out, out_edge, index)
+            index += 1
             way = feeds[kind[row]]
             if way < 0:
                 continue
             low, high = edges_fed(graph, way, stage[row])
             for e in range(low, high):
                 if receiver(graph, way, e, microbatch[row], rank) >= 0:
-                    write_end(cells, row, graph, way, e, SEND[way], stage[row], out, out_edge, at)
-                    at += 1
-    out_ptr[graph.ranks] = at
+                    write_end(cells, row, graph, way, e, SEND[way], stage[row], out, out_edge, index)
+                    index += 1
+    out_ptr[graph.ranks] = index
 
 
 def defer_receives(row_ptr, cells, edge, graph, kinds, pending, order):
@@ -157,7 +157,7 @@ def defer_receives(row_ptr, cells, edge, graph, kinds, pending, order):
     A rank below its peer receives from it before it sends to it. ``order`` lists the old positions;
     ``pending`` is scratch of the longest row's length. Return the number of RECVs without a consumer.
     """
-    at = 0
+    index = 0
     orphans = 0
     for rank in range(graph.ranks):
         waiting = 0
@@ -175,18 +175,18 @@ def defer_receives(row_ptr, cells, edge, graph, kinds, pending, order):
             if rank < peer or kinds.feeds[k] >= 0 or end > row + 1:
                 for m in range(row, end):
                     before = waiting
-                    waiting = _flush(m, peer, cells, edge, graph, kinds, pending, waiting, order, at)
-                    at += before - waiting
-            order[at] = row
-            at += 1
+                    waiting = _flush(m, peer, cells, edge, graph, kinds, pending, waiting, order, index)
+                    index += before - waiting
+            order[index] = row
+            index += 1
         for i in range(waiting):
-            order[at] = pending[i]
-            at += 1
+            order[index] = pending[i]
+            index += 1
         orphans += waiting
     return orphans
 
 
-def _flush(member, peer, cells, edge, graph, kinds, pending, waiting, order, at):
+def _flush(member, peer, cells, edge, graph, kinds, pending, waiting, order, index):
     """Move the pending RECVs that precede an action to the order; return the number of pending RECVs left."""
     kind, first, span = cells.kind, cells.microbatch, cells.span
     way = kinds.feeds[kind[member]]
@@ -200,8 +200,8 @@ def _flush(member, peer, cells, edge, graph, kinds, pending, waiting, order, at)
         elif way >= 0 and cells.stage[r] == cells.stage[member] and kind[r] == RECEIVE[way]:
             flush = first[r] < first[member] + span[member] and first[member] < first[r] + span[r]
         if flush:
-            order[at] = r
-            at += 1
+            order[index] = r
+            index += 1
         else:
             pending[kept] = r
             kept += 1

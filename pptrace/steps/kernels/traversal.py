@@ -109,9 +109,9 @@ def _lacking(rank, end, cells, graph, kinds, own, walk):
         for e in range(low + edge, high):
             from_stage = (way * stages + others[e]) * microbatches
             for u in range(first + offset, last):
-                at = stage_rank[microbatch_route[u] * stages + others[e]]
-                need = SENT if own and at != rank else COMPUTED
-                if at >= 0 and done[from_stage + u] < need:
+                peer = stage_rank[microbatch_route[u] * stages + others[e]]
+                need = SENT if own and peer != rank else COMPUTED
+                if peer >= 0 and done[from_stage + u] < need:
                     walk.needy[rank], walk.edge[rank], walk.offset[rank] = row, e - low, u - first
                     return from_stage + u
             offset = 0

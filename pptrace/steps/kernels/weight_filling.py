@@ -68,7 +68,7 @@ class Filling(NamedTuple):
 
     ready: Any
     """Shape (2 x stages x microbatches,): earliest starts of forwards, then input gradients; -1 until known."""
-    at: Any
+    next: Any
     """Per rank, the row of its next action."""
     due: Any
     """Per rank, a row up to which each input gradient has its weight gradient."""
@@ -112,7 +112,7 @@ def fill_gaps(
         push(ranks, rank, 0)
     while ranks.size[0] > 0:
         rank = pop(ranks)
-        row = filling.at[rank]
+        row = filling.next[rank]
         if row == given.row_ptr[rank + 1]:
             while filling.owed[rank] > 0:
                 _weigh(given, stages, rules, filling, placed, rank)
@@ -192,7 +192,7 @@ def _make_way(
     idle: int,
 ) -> int:
     """Run weight gradients before a rank's next action if memory is short or time is left; return 1 if it fits."""
-    row = filling.at[rank]
+    row = filling.next[rank]
     stage = given.stage[row]
     needs = stages.taken[stage] if given.kind[row] == F else 0
     late = due
@@ -233,8 +233,8 @@ def _begin(filling: Filling, rank: int, due: int) -> int:
 
 def _run(given: Given, stages: Stages, rules: Rules, filling: Filling, placed: Placed, rank: int) -> int:
     """Run a rank's next action of the table; return the rank that receives its result, -1 for none."""
-    row = filling.at[rank]
-    filling.at[rank] = row + 1
+    row = filling.next[rank]
+    filling.next[rank] = row + 1
     kind, stage, microbatch = given.kind[row], given.stage[row], given.microbatch[row]
     _write(given, rules, placed, rank, kind, stage, microbatch)
     if kind == W:
