@@ -133,8 +133,8 @@ def issue_ends(
 ):  # fmt: skip
     """Copy each rank's rows; insert the messages of a slot before its row. Return the number of calls.
 
-    Ends of one slot and key are one call; ``communicators`` is a power of two. Outputs: ``position``, the new index
-    of each row; ``of_end``, the call of each end; ``over``, the communicator of each call, and ``before``, the
+    Ends of one slot and key are one call; ``communicators`` is a power of two. Outputs: ``position``, the new
+    index of each row; ``of_end``, the call of each end; ``over``, the communicator of each call; ``before``, the
     previous call there; ``peer``, the other rank of each message, else -1. ``last`` is scratch.
     """
     calls, n = 0, 0
