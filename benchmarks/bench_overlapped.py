@@ -13,7 +13,7 @@ import importlib.util
 import time
 from types import SimpleNamespace
 
-from pptrace.network.links import Flat
+from pptrace.network.contract import Flat
 from pptrace.plugins.registry import Registry
 from pptrace.plugins.requests import ScheduleRequest
 from pptrace.sim.simulation import simulate

@@ -14,7 +14,7 @@ import os
 import time
 from typing import Any
 
-from pptrace.network.links import Flat
+from pptrace.network.contract import Flat
 from pptrace.plugins.construction import build_policy, checked_options
 from pptrace.plugins.registry import Registry
 from pptrace.plugins.requests import ScheduleRequest

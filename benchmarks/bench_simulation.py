@@ -26,7 +26,7 @@ import llvmlite.binding  # noqa: F401 - imported first, so that its own memory i
 from pairs import answer, compare_cases
 
 from pptrace.config.choices import PolicyName
-from pptrace.network.links import Flat
+from pptrace.network.contract import Flat
 from pptrace.plugins.registry import Registry
 from pptrace.plugins.requests import ScheduleRequest
 from pptrace.sim.engines import run_graph

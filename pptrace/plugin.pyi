@@ -1,6 +1,7 @@
 from pptrace.config.limits import UnpackedFile as UnpackedFile
 from pptrace.config.limits import check_events as check_events
 from pptrace.config.limits import check_packets as check_packets
+from pptrace.config.overrides import parse_value as parse_value
 from pptrace.config.quantities import Duration as Duration
 from pptrace.config.quantities import Flops as Flops
 from pptrace.config.quantities import Rate as Rate
@@ -8,7 +9,6 @@ from pptrace.config.quantities import Size as Size
 from pptrace.config.quantities import format_size as format_size
 from pptrace.config.resolution import load as load
 from pptrace.config.validation import validate_options as validate_options
-from pptrace.config.yaml_document import parse_value as parse_value
 from pptrace.config.yaml_document import read_yaml as read_yaml
 from pptrace.errors import ConfigError as ConfigError
 from pptrace.errors import ConstraintError as ConstraintError

@@ -12,7 +12,7 @@ from pptrace.measured.computations import extract_computations
 from pptrace.measured.diff import diff
 from pptrace.measured.replay import run_order
 from pptrace.measured.sides import Side
-from pptrace.network.links import Flat
+from pptrace.network.contract import Flat
 from pptrace.sim.simulation import simulate
 from pptrace.steps.message_calls import Policy
 from pptrace.steps.schedule import Schedule

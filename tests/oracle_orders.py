@@ -10,7 +10,7 @@ from pptrace.steps.actions import Action
 from pptrace.steps.kinds import Kind
 
 if TYPE_CHECKING:
-    from pptrace.network.links import Flat
+    from pptrace.network.contract import Flat
     from pptrace.steps.schedule import Schedule
     from pptrace.steps.workload import Workload
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from hypothesis.strategies import DrawFn
 
-    from pptrace.network.links import Flat
+    from pptrace.network.contract import Flat
     from pptrace.steps.workload import Workload
     from pptrace.timeline.timeline import Timeline
 

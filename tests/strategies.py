@@ -14,7 +14,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pptrace.config.choices import PolicyName, Receive, StreamPer
-from pptrace.network.links import Flat, ideal
+from pptrace.network.contract import Flat, ideal
 from pptrace.steps.actions import Action
 from pptrace.steps.kinds import Kind, Stream
 from pptrace.steps.message_calls import Policy

@@ -103,7 +103,7 @@ def _nearest(measurement: Measurement, *, measured: bool) -> Callable[[Schedule]
 
 def _policy(name: str, option_texts: Sequence[str]) -> Callable[[Schedule], Policy]:
     """Return a factory that builds a policy with ``KEY=VALUE`` options for an order."""
-    from pptrace.config.yaml_document import parse_value
+    from pptrace.config.overrides import parse_value
     from pptrace.plugins.construction import build_policy, checked_options
     from pptrace.plugins.registry import Registry
 

@@ -50,7 +50,7 @@ def command(file: Path, p2p: str | None, receive: str | None) -> None:
 
 
 def _simulate(schedule: Schedule, p2p: str, receive: str | None) -> None:
-    from pptrace.network.links import ideal
+    from pptrace.network.contract import ideal
     from pptrace.plugins.construction import build_policy, checked_options
     from pptrace.plugins.registry import Registry
     from pptrace.sim.simulation import simulate

@@ -10,9 +10,9 @@ from typing import Any
 
 from pptrace.config.choices import Choice
 from pptrace.config.flags import ARGUMENTS, HEADLINES, key_of
-from pptrace.config.places import KeyPath, Place, Places, key_text, record
+from pptrace.config.places import KeyPath, Place, Places, Plain, key_text, record
 from pptrace.config.validation import shown
-from pptrace.config.yaml_document import parse_value
+from pptrace.config.yaml_scalars import is_one_word, tag_of, value_of
 from pptrace.errors import ConfigError, nearest
 
 _SIZES = frozenset({"parallel", "batch"})
@@ -61,6 +61,22 @@ def assignment(key: str, text: str, source: str) -> Assignment:
     if path is None:
         raise ConfigError(f"{_brief(key)!r} is no key: write one such as network.bandwidth", file=source)
     return _assignment(path, parse_value(text, source), source)
+
+
+def parse_value(text: str, source: str) -> Plain:
+    """Read one value as YAML, as behind ``--set key=``.
+
+    >>> parse_value("{a: [1, 0x10, no]}", "--set")
+    {'a': [1, 16, 'no']}
+    """
+    if is_one_word(text):
+        return value_of(tag_of(text), text)
+    from pptrace.config.yaml_document import parse_yaml
+
+    try:
+        return parse_yaml(text, source).value
+    except ConfigError as error:
+        raise ConfigError(error.message, file=source) from None
 
 
 def overlaid(

@@ -1,10 +1,10 @@
-"""Places of configuration values: a file's line and column, a ``--set`` or a flag."""
+"""Configuration values with their places: a file's line and column, a ``--set`` or a flag."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from pptrace.errors import ConfigError
 
@@ -37,6 +37,22 @@ class Place:
 
 Places: TypeAlias = Mapping[str, Place]
 """The place of every key that the user wrote, by key text."""
+
+
+Plain: TypeAlias = Any
+"""None, bool, int, float, str, list or dict of these, with text keys."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """One YAML document."""
+
+    value: Plain = None
+    """Its content."""
+    places: Places = field(default_factory=dict)
+    """Where each key and list item is."""
+    source: str = ""
+    """The file's name, as the user gave it."""
 
 
 def key_text(path: Sequence[str | int], prefix: str = "") -> str:

@@ -13,10 +13,9 @@ from pydantic import BaseModel
 
 from pptrace.config.choices import Reshard
 from pptrace.config.overrides import Assignment, assignments, overlaid, plain
-from pptrace.config.places import Place, Places, error_at, key_text, record
+from pptrace.config.places import Document, Place, Places, error_at, key_text, record
 from pptrace.config.schema import DEFAULT_COSTS, Experiment, PointToPoint, ScheduleChoice
 from pptrace.config.validation import merged, validate_options
-from pptrace.config.yaml_document import Document, read_yaml
 from pptrace.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -180,6 +179,8 @@ def document_of(source: Config | Document | None) -> Document:
     if source is None or isinstance(source, Document):
         return source or Document()
     if isinstance(source, str | PathLike):
+        from pptrace.config.yaml_document import read_yaml
+
         return read_yaml(Path(source))
     if not isinstance(source, Mapping):
         raise ConfigError(f"must be a file's name or a mapping, not {source!r:.60}", key="config")

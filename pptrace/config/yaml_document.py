@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
+
+import yaml
 
 from pptrace.config.limits import is_named_pipe
-from pptrace.config.yaml_scalars import is_one_word, tag_of, value_of
+from pptrace.config.places import Document, KeyPath, Place, Plain, key_text
+from pptrace.config.yaml_scalars import MOST_DIGITS, is_of, tag_of, value_of
 from pptrace.errors import ConfigError
 
-if TYPE_CHECKING:
-    import yaml
-
-    from pptrace.config.places import Places
-    from pptrace.config.yaml_nodes import Plain
-
 _MOST_BYTES = 2**20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Document:
-    """One YAML document."""
-
-    value: Plain = None
-    """Its content."""
-    places: Places = field(default_factory=dict)
-    """Where each key and list item is."""
-    source: str = ""
-    """The file's name, as the user gave it."""
+_MOST_VALUES = 100_000
+_DEEPEST = 32
+_PREFIX = "tag:yaml.org,2002:"
 
 
 def read_yaml(path: Path, example: str = "schedule: 1f1b") -> Document:
@@ -59,10 +46,6 @@ def parse_yaml(text: str, source: str) -> Document:
     Raises:
         ConfigError: the text is no YAML, repeats a key, uses tags, or is too large or too deep.
     """
-    import yaml
-
-    from pptrace.config.yaml_nodes import Builder, NodeLoader
-
     loader = None
     try:
         loader = NodeLoader(text, source)
@@ -81,20 +64,6 @@ def parse_yaml(text: str, source: str) -> Document:
     builder = Builder(source)
     value = builder.build(node, ())
     return Document(value=value, places=builder.places, source=source)
-
-
-def parse_value(text: str, source: str) -> Plain:
-    """Read one value as YAML, as behind ``--set key=``.
-
-    >>> parse_value("{a: [1, 0x10, no]}", "--set")
-    {'a': [1, 16, 'no']}
-    """
-    if is_one_word(text):
-        return value_of(tag_of(text), text)
-    try:
-        return parse_yaml(text, source).value
-    except ConfigError as error:
-        raise ConfigError(error.message, file=source) from None
 
 
 def _text(path: Path) -> str:
@@ -140,3 +109,105 @@ def _unreadable(text: str, source: str, error: yaml.YAMLError) -> ConfigError:
     character = text[position : position + 1]
     message = f"broken YAML: character {character!a} is not allowed"
     return ConfigError(message, file=source, line=line, column=column)
+
+
+class NodeLoader(yaml.SafeLoader):
+    """Composes nodes, whose plain scalars have the types of YAML 1.2."""
+
+    def __init__(self, text: str, source: str) -> None:
+        super().__init__(text)
+        self.source = source
+        self.depth = self.count = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Compose as the superclass does, down to a depth and up to a number of nodes."""
+        self.depth += 1
+        self.count += 1
+        if self.depth > _DEEPEST:
+            raise ConfigError(f"values are nested more than {_DEEPEST} deep", file=self.source)
+        if self.count > _MOST_VALUES:
+            raise ConfigError(f"more than {_MOST_VALUES} values", file=self.source)
+        try:
+            node: yaml.Node | None = super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
+        return node
+
+    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
+        """Return the tag of a node that states none."""
+        if kind is yaml.ScalarNode:
+            return _PREFIX + (tag_of(value) if implicit[0] else "str")
+        return _PREFIX + ("seq" if kind is yaml.SequenceNode else "map")
+
+
+class Builder:
+    """Turns nodes into plain values and notes where each is."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.places: dict[str, Place] = {}
+        self.count = 0
+
+    def build(self, node: yaml.Node, path: KeyPath) -> Plain:
+        """Return the value of the node at ``path``.
+
+        Raises:
+            ConfigError: a key that stands twice or is no text, a tag, too many or too deep values.
+        """
+        self.count += 1
+        if self.count > _MOST_VALUES:
+            raise self._error(node, path, f"more than {_MOST_VALUES} values, aliases counted each time")
+        if len(path) > _DEEPEST:
+            raise self._error(node, (), f"values are nested more than {_DEEPEST} deep")
+        if isinstance(node, yaml.MappingNode) and node.tag == _PREFIX + "map":
+            return self._mapping(node, path)
+        if isinstance(node, yaml.SequenceNode) and node.tag == _PREFIX + "seq":
+            return [self._item(below, (*path, index)) for index, below in enumerate(node.value)]
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node, path)
+        raise self._error(node, path, f"tag {node.tag!r} is not allowed here; leave it out")
+
+    def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Plain]:
+        built: dict[str, Plain] = {}
+        for key_node, value_node in node.value:
+            key = self._key(key_node, path)
+            below = (*path, key)
+            if key in built:
+                first = self.places[key_text(below)].line
+                raise self._error(key_node, below, f"the key stands twice, first on line {first}; keep one")
+            self.places[key_text(below)] = self._place(key_node)
+            built[key] = self.build(value_node, below)
+        return built
+
+    def _key(self, node: yaml.Node, path: KeyPath) -> str:
+        if isinstance(node, yaml.ScalarNode) and node.tag in {_PREFIX + "str", _PREFIX + "int"}:
+            return self._text(node, path)  # a number as it is written
+        raise self._error(node, path, "a key must be text; put it in quotes")
+
+    def _item(self, node: yaml.Node, path: KeyPath) -> Plain:
+        self.places[key_text(path)] = self._place(node)
+        return self.build(node, path)
+
+    def _scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Plain:
+        tag = node.tag.removeprefix(_PREFIX)
+        if tag == "str":
+            return self._text(node, path)
+        if not is_of(tag, node.value):
+            raise self._error(node, path, f"tag {node.tag!r} is not allowed here; leave it out")
+        if tag in {"int", "float"} and len(node.value) > MOST_DIGITS:
+            raise self._error(node, path, f"a number of {len(node.value)} characters is too long")
+        return value_of(tag, node.value)
+
+    def _text(self, node: yaml.ScalarNode, path: KeyPath) -> str:
+        try:
+            node.value.encode()
+        except UnicodeEncodeError:
+            raise self._error(node, path, "half of a surrogate pair is no text") from None
+        return str(node.value)
+
+    def _place(self, node: yaml.Node) -> Place:
+        mark = node.start_mark
+        return Place(source=self.source, line=mark.line + 1, column=mark.column + 1)
+
+    def _error(self, node: yaml.Node, path: KeyPath, message: str) -> ConfigError:
+        return self._place(node).error(key_text(path), message)

@@ -33,10 +33,10 @@ def pptrace_networks() -> Iterable[NetworkOffer]:
     yield NetworkOffer(
         name="hockney",
         summary="Every pair of ranks alone: overhead + bytes / bandwidth + latency.",
-        build=lambda request: _networks().hockney(request),
-        options=lambda: _networks().HockneyOptions,
+        build=lambda request: _models().hockney(request),
+        options=lambda: _models().HockneyOptions,
     )
-    yield NetworkOffer(name="ideal", summary="Messages take no time.", build=lambda _: _networks().Flat())
+    yield NetworkOffer(name="ideal", summary="Messages take no time.", build=lambda _: _models().Flat())
 
 
 @hookimpl
@@ -53,14 +53,14 @@ def pptrace_cost_models() -> Iterable[CostModelOffer]:
     yield CostModelOffer(
         name="unit",
         summary="Abstract units of time: forward 1, backward 2 unless said otherwise.",
-        build=lambda request: _costs().unit(request),
-        options=lambda: _costs().UnitOptions,
+        build=lambda request: _models().unit(request),
+        options=lambda: _models().UnitOptions,
     )
     yield CostModelOffer(
         name="table",
         summary="Times and bytes per stage, as written or as calibrated.",
-        build=lambda request: _costs().table(request),
-        options=lambda: _costs().TableOptions,
+        build=lambda request: _models().table(request),
+        options=lambda: _models().TableOptions,
     )
 
 
@@ -126,16 +126,10 @@ def _write_step_drawing(timeline: Timeline, path: Path, options: Mapping[str, An
     step_drawing.write(timeline, path, options, suffix)
 
 
-def _networks() -> ModuleType:
-    from pptrace.plugins import builtin_networks
+def _models() -> ModuleType:
+    from pptrace.plugins import builtin_models
 
-    return builtin_networks
-
-
-def _costs() -> ModuleType:
-    from pptrace.plugins import builtin_costs
-
-    return builtin_costs
+    return builtin_models
 
 
 def _executors() -> ModuleType:

@@ -9,8 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 from pptrace.errors import ConfigError, ConstraintError, PluginError, TableError
-from pptrace.network.contract import Links, Paths
-from pptrace.network.links import check_links, check_paths
+from pptrace.network.contract import Links, Paths, check_links, check_paths
 from pptrace.plugins.guards import call_plugin, plugin_code, plugin_error
 from pptrace.steps.actions import Action
 from pptrace.steps.message_calls import Policy, checked_calls

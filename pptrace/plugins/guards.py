@@ -16,8 +16,15 @@ from types import CoroutineType, ModuleType
 from typing import TYPE_CHECKING, Any, BinaryIO, ParamSpec, TextIO, TypeVar, cast
 
 from pptrace.errors import PluginError, PptraceError
-from pptrace.plugins.command_names import COMMANDS
-from pptrace.plugins.offers import API, AnyOffer, ClusterOffer, CommandOffer, ExplanationPart, ExporterOffer
+from pptrace.plugins.offers import (
+    API,
+    COMMANDS,
+    AnyOffer,
+    ClusterOffer,
+    CommandOffer,
+    ExplanationPart,
+    ExporterOffer,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -274,6 +281,7 @@ def _reopen_descriptor() -> None:
 def _package(function: object) -> str:
     if isinstance(function, ModuleType):
         return function.__name__.partition(".")[0]
+    function = getattr(function, "func", function)  # of a partial
     module = getattr(function, "__module__", None) or type(function).__module__
     return str(module).partition(".")[0]
 

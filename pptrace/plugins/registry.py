@@ -1,13 +1,15 @@
-"""The registry of offers, and errors about unknown names."""
+"""The registry of offers, discovery of plugins by their entry points, and errors about unknown names."""
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import EntryPoint
+from importlib import metadata
 from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
@@ -17,7 +19,6 @@ from pluggy import PluginManager
 from pptrace.config.flags import FLAGS
 from pptrace.errors import PluginError, nearest
 from pptrace.plugins import hookspecs, offers
-from pptrace.plugins.discovery import core_provider, entry_points, misfit
 from pptrace.plugins.guards import (
     MOST_OFFERS,
     check_offer,
@@ -28,8 +29,9 @@ from pptrace.plugins.guards import (
     plugin_error,
     plugin_output,
 )
-from pptrace.plugins.hookspecs import PROJECT
+from pptrace.plugins.hookspecs import MARK, PROJECT
 from pptrace.plugins.offers import AnyOffer, Failure, Offered, Provided, Provider
+from pptrace.version import __version__
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -256,7 +258,7 @@ class Registry:
         """Add a plugin, which may be an entry point to load."""
         try:
             with plugin_output():
-                plugin = plugin.load() if isinstance(plugin, EntryPoint) else plugin
+                plugin = plugin.load() if isinstance(plugin, metadata.EntryPoint) else plugin
                 reason = misfit(plugin)
                 if provider in self._plugins or any(plugin is other for other in self._plugins.values()):
                     reason = "it is registered already"
@@ -323,6 +325,93 @@ def more_of(kind: OfferKind[Any], registry: Registry) -> str:
 
 def _has(distribution: str, providers: Iterable[Provider]) -> bool:
     return any(provider.distribution == distribution for provider in providers)
+
+
+def core_provider() -> Provider:
+    """Return the provider of the core's own offers."""
+    return Provider(name="builtin", distribution=PROJECT, version=__version__)
+
+
+def entry_points() -> Iterator[tuple[Provider, metadata.EntryPoint | str]]:
+    """Yield each plugin with its entry point or an error message.
+
+    ``metadata.entry_points`` fails if one line of any installed distribution is malformed.
+    """
+    seen_names = set()
+    for distribution in metadata.distributions():
+        try:
+            lines = _lines_of_group(distribution.read_text("entry_points.txt") or "")
+        except UnicodeDecodeError:
+            name, version = _identity(distribution)
+            yield Provider(name=name, distribution=name, version=version), "its entry_points.txt is not UTF-8 text"
+            continue
+        if not lines:
+            continue
+        name, version = _identity(distribution)
+        if name and name in seen_names:  # Python imports from the first on its path
+            continue
+        seen_names.add(name)
+        for line in lines:
+            entry = line.partition("=")[0].strip()
+            yield Provider(name=entry, distribution=name, version=version), _entry_point(line)
+
+
+def _lines_of_group(text: str) -> list[str]:
+    lines, section = [], ""
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith("["):
+            section = line
+        elif section == f"[{PROJECT}]" and line and not line.startswith("#"):
+            lines.append(line)
+    return lines
+
+
+def _identity(distribution: metadata.Distribution) -> tuple[str, str]:
+    """Return name and version, empty where the metadata does not hold them."""
+    try:
+        text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
+    except UnicodeDecodeError:
+        return "", ""
+    headers = text.partition("\n\n")[0]  # distribution.metadata parses the description, too
+    matches = (re.search(rf"^{key}: *(.*)$", headers, re.MULTILINE) for key in ("Name", "Version"))
+    name, version = (match[1].strip() if match else "" for match in matches)
+    return name, version
+
+
+def _entry_point(line: str) -> metadata.EntryPoint | str:
+    name, _, value = (part.strip() for part in line.partition("="))
+    if name and metadata.EntryPoint.pattern.match(value):
+        return metadata.EntryPoint(name, value, PROJECT)
+    return f"its entry point {line!r} is not NAME = MODULE"
+
+
+_PREFIX = f"{PROJECT}_"
+
+
+def misfit(plugin: object) -> str:
+    """Return the reason why ``plugin`` is unusable as one sentence; the empty string for a usable plugin."""
+    known = {name for name in vars(hookspecs) if name.startswith(_PREFIX)}
+    hooks = 0
+    for name in dir(plugin):
+        function = getattr(plugin, name, None)
+        if not inspect.isroutine(function):
+            continue
+        mark = getattr(function, MARK, None)
+        if mark is None:
+            if name in known:
+                return f"{name} is not marked; write @hookimpl above it"
+            continue
+        hook = mark["specname"] or name
+        if hook not in known:
+            return f"hook {hook!r} does not exist{nearest(hook, known)}"
+        if inspect.signature(function).parameters:
+            return f"{name} takes no arguments, and this one declares {inspect.signature(function)}"
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            return f"{name} is async, and nothing awaits it: write it without async"
+        hooks += 1
+    if hooks:
+        return ""
+    return f"it implements no hook{nearest('', known)}"
 
 
 OFFER_KINDS: tuple[OfferKind[Any], ...] = tuple(

@@ -12,7 +12,7 @@ import numpy as np
 
 from pptrace.config.choices import PolicyName
 from pptrace.errors import DeadlockError, ScheduleError
-from pptrace.network.links import Flat, ideal
+from pptrace.network.contract import Flat, ideal
 from pptrace.report.svg import darker, document, element, lines
 from pptrace.sim.simulation import simulate
 from pptrace.steps.kinds import (

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from pptrace.config.schema import Device
 from pptrace.config.validation import merged, validate_options
-from pptrace.config.yaml_document import read_yaml
 
 if TYPE_CHECKING:
     from pptrace.config.resolution import Resolved
@@ -29,6 +28,8 @@ def preset_values(inputs: Inputs, key: str, name: str | None, place: str) -> Map
     if not name:
         return {}
     if name.lower().endswith((".yaml", ".yml")):
+        from pptrace.config.yaml_document import read_yaml
+
         values: Mapping[str, Any] = read_yaml(Path(name), example="layers: 32").value
         return values
     if key == "model":

@@ -9,7 +9,7 @@ import numpy as np
 
 from pptrace.config.choices import PolicyName, Sharing
 from pptrace.errors import DeadlockError
-from pptrace.network.links import ideal
+from pptrace.network.contract import ideal
 from pptrace.plugins.construction import GuardedNetwork
 from pptrace.run.heterogeneous_replicas import changed
 from pptrace.sim.rate_sharing import Contention

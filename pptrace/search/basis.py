@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
+    from pptrace.config.places import Document
     from pptrace.config.resolution import Resolved
-    from pptrace.config.yaml_document import Document
     from pptrace.errors import PptraceError
     from pptrace.plugins.offers import CostModelOffer, ScheduleOffer
     from pptrace.plugins.registry import Registry

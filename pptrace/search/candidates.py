@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from pptrace.config.overrides import Assignment
-    from pptrace.config.yaml_document import Document
+    from pptrace.config.places import Document
     from pptrace.plugins.registry import Registry
     from pptrace.run.figures import Row
     from pptrace.run.inputs import Prepared

@@ -13,20 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pptrace.config.flags import ARGUMENTS, key_of
-from pptrace.config.overrides import Assignment, assignment, assignments, overlaid
+from pptrace.config.overrides import Assignment, assignment, assignments, overlaid, parse_value
 from pptrace.config.places import Place, key_text
 from pptrace.config.resolution import document_of, load
 from pptrace.config.schema import Experiment, ScheduleChoice
 from pptrace.config.validation import validate_options
-from pptrace.config.yaml_document import parse_value, read_yaml
 from pptrace.errors import ConfigError, nearest
 from pptrace.search.basis import Basis, Entry, digest_of, parse_entries, split_outside
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from pptrace.config.places import KeyPath
-    from pptrace.config.yaml_document import Document
+    from pptrace.config.places import Document, KeyPath
     from pptrace.plugins.registry import Registry
     from pptrace.run.figures import Row
 
@@ -161,6 +159,8 @@ def _overlays(files: Sequence[str], words: Sequence[str], source: str) -> tuple[
 
 def _settings(file: Path) -> tuple[Assignment, ...]:
     """Return the assignments of a file of settings."""
+    from pptrace.config.yaml_document import read_yaml
+
     settings: list[Assignment] = []
     pending: list[tuple[KeyPath, Any]] = [((), read_yaml(file).value)]
     while pending:

@@ -14,8 +14,8 @@ from functools import cache, partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from pptrace.config.overrides import parse_value
 from pptrace.config.resolution import document_of, load
-from pptrace.config.yaml_document import parse_value
 from pptrace.errors import ConfigError, OutputError, PptraceError
 from pptrace.plugins.construction import checked_options
 from pptrace.plugins.guards import call_plugin, one_line, plugin_error

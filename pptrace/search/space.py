@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pptrace.config.flags import key_of
 from pptrace.config.overrides import Assignment, assignment, assignments, overlaid
-from pptrace.config.places import Place, key_text, place_of
+from pptrace.config.places import Document, Place, key_text, place_of
 from pptrace.config.resolution import document_of, load
-from pptrace.config.yaml_document import Document
 from pptrace.errors import ConfigError, nearest
 from pptrace.run.devices import ranks_named
 from pptrace.run.neighbourhood import WIDELY, literals

@@ -19,7 +19,7 @@ import numpy as np
 from pptrace.config.choices import Sharing
 from pptrace.config.quantities import format_duration
 from pptrace.errors import ConfigError, DeadlockError, PptraceError, ScheduleError
-from pptrace.network.links import ideal
+from pptrace.network.contract import ideal
 from pptrace.report.text_table import table_lines
 from pptrace.run.cost_changes import at_speeds, evened
 from pptrace.run.heterogeneous_replicas import changed

@@ -9,8 +9,7 @@ import numpy as np
 
 from pptrace.config.choices import PolicyName, Receive
 from pptrace.errors import DeadlockError, ScheduleError
-from pptrace.network.contract import Paths, transfer_ns
-from pptrace.network.links import ideal
+from pptrace.network.contract import Paths, ideal, transfer_ns
 from pptrace.sim.cross_rank import with_epilogue
 from pptrace.sim.engines import graph_record, run_graph, run_jobs
 from pptrace.sim.kernels import sweep as sweep_kernels

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pptrace.errors import ConfigError, PluginError
-from pptrace.network.contract import NO_ROUTE, UNLIMITED, Links, Paths
-from pptrace.network.links import check_links, check_paths
+from pptrace.network.contract import NO_ROUTE, UNLIMITED, Links, Paths, check_links, check_paths
 from pptrace.plugins.construction import GuardedNetwork, checked_options
 from pptrace.plugins.guards import call_plugin, plugin_code, plugin_error
 from pptrace.plugins.offers import Provided, Provider

@@ -11,8 +11,7 @@ from pydantic import BaseModel, TypeAdapter
 from pptrace.api import simulate
 from pptrace.config.choices import Choice, StreamPer
 from pptrace.config.schema import Experiment
-from pptrace.plugins.builtin_costs import SegmentOptions, TableOptions, UnitOptions
-from pptrace.plugins.builtin_networks import HockneyOptions
+from pptrace.plugins.builtin_models import HockneyOptions, SegmentOptions, TableOptions, UnitOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from pptrace.config.overrides import parse_value
 from pptrace.config.places import Place
-from pptrace.config.yaml_document import parse_value, parse_yaml, read_yaml
+from pptrace.config.yaml_document import parse_yaml, read_yaml
 from pptrace.errors import ConfigError
 
 

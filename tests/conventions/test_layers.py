@@ -150,7 +150,7 @@ def test_circles_are_found_and_nothing_else() -> None:
         ("pptrace.timeline.timeline", "pptrace.sim.lowering", False),
         ("pptrace.plugins.offers", "pptrace.steps.workload", True),
         ("pptrace.search.plan", "pptrace.measured.diff", False),
-        ("pptrace.network.links", "pptrace.sim.streams", False),
+        ("pptrace.network.contract", "pptrace.sim.streams", False),
     ],
 )
 def test_the_rule_itself(module: str, target: str, *, allowed: bool) -> None:

@@ -16,7 +16,7 @@ from pptrace.measured.diff import diff
 from pptrace.measured.matching import fold_first_stages
 from pptrace.measured.replay import replay
 from pptrace.measured.sides import Side, simulated_side
-from pptrace.network.links import Flat
+from pptrace.network.contract import Flat
 from pptrace.sim.simulation import simulate
 from pptrace.steps.kinds import Kind
 from pptrace.steps.message_calls import Policy

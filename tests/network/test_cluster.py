@@ -13,8 +13,7 @@ from small_clusters import LeafSpine, Ports, cluster
 
 from pptrace.errors import PluginError
 from pptrace.network.cluster import Cluster
-from pptrace.network.contract import NO_ROUTE, UNLIMITED, Paths
-from pptrace.network.links import Flat, check_links, check_paths
+from pptrace.network.contract import NO_ROUTE, UNLIMITED, Flat, Paths, check_links, check_paths
 
 if TYPE_CHECKING:
     from pptrace.network.contract import Network

@@ -11,8 +11,8 @@ from small_clusters import Ports, cluster
 
 from pptrace.network import collectives
 from pptrace.network.collectives import LinkCollectives, Plan, _group_by_members
+from pptrace.network.contract import Flat
 from pptrace.network.layout import Layout
-from pptrace.network.links import Flat
 
 if TYPE_CHECKING:
     import pytest

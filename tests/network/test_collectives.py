@@ -17,8 +17,8 @@ from small_clusters import Ports, cluster
 from pptrace.errors import ConfigError
 from pptrace.network import collectives
 from pptrace.network.collectives import LinkCollectives
+from pptrace.network.contract import Flat
 from pptrace.network.layout import Layout
-from pptrace.network.links import Flat
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,9 +13,8 @@ from small_clusters import cluster
 
 from pptrace.errors import ConfigError
 from pptrace.network.cluster import Hops, _hash
-from pptrace.network.contract import UNLIMITED, Paths
+from pptrace.network.contract import UNLIMITED, Flat, Paths, check_paths
 from pptrace.network.layout import AXES, Layout
-from pptrace.network.links import Flat, check_paths
 
 
 @st.composite

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from pptrace.errors import PluginError
-from pptrace.network.contract import NO_ROUTE, Links, Paths
-from pptrace.network.links import check_links, check_paths, check_reachable
+from pptrace.network.contract import NO_ROUTE, Links, Paths, check_links, check_paths, check_reachable
 
 LINKS = Links(name=("a", "b", "c"), rate_kbps=[10, 20, 30], latency_ns=[1, 2, 3], flow_rate_kbps=[0, 5, 0])
 

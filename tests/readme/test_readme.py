@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pptrace.config.choices import PolicyName
-from pptrace.plugins.command_names import COMMANDS
+from pptrace.plugins.offers import COMMANDS
 
 if TYPE_CHECKING:
     from pathlib import Path

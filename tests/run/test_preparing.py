@@ -11,7 +11,7 @@ from small_schedules import small_registry
 import pptrace
 from pptrace.config.resolution import load
 from pptrace.errors import ConfigError, ConstraintError, DeadlockError
-from pptrace.plugins.builtin_costs import UnitOptions, unit
+from pptrace.plugins.builtin_models import UnitOptions, unit
 from pptrace.plugins.requests import CostRequest
 from pptrace.run import costs
 from pptrace.run.preparation import prepare

@@ -11,7 +11,7 @@ from small_networks import Switch
 from pptrace.api import simulate
 from pptrace.errors import ConfigError
 from pptrace.network.contract import transfer_ns
-from pptrace.plugins.builtin_networks import hockney
+from pptrace.plugins.builtin_models import hockney
 from pptrace.plugins.hookspecs import hookimpl
 from pptrace.plugins.offers import CostModelOffer, NetworkOffer
 from pptrace.plugins.registry import Registry

@@ -8,7 +8,7 @@ import pytest
 
 from pptrace.config.validation import validate_options
 from pptrace.errors import ConfigError
-from pptrace.plugins.builtin_costs import TableOptions, table
+from pptrace.plugins.builtin_models import TableOptions, table
 from pptrace.plugins.requests import CostRequest
 
 if TYPE_CHECKING:

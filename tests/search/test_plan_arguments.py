@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import pptrace
+from pptrace.config.places import Document
 from pptrace.config.resolution import load
-from pptrace.config.yaml_document import Document
 from pptrace.plugins.registry import Registry
 from pptrace.run.preparation import build_costs, prepare
 from pptrace.search.launch_arguments import megatron_arguments, titan_split, torchtitan_arguments

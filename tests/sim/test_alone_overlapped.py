@@ -10,7 +10,7 @@ import pytest
 from segment_costs import action_spans, costs, random_kinds
 
 from pptrace.config.choices import PolicyName
-from pptrace.network.links import Flat
+from pptrace.network.contract import Flat
 from pptrace.sim import simulation as module
 from pptrace.sim.lowering import lower
 from pptrace.sim.rate_sharing import Contention

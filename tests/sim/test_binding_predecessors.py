@@ -12,7 +12,7 @@ from strategies import policies, valid_schedules, workloads
 
 from pptrace.config.choices import Sharing
 from pptrace.errors import DeadlockError
-from pptrace.network.links import Flat
+from pptrace.network.contract import Flat
 from pptrace.sim.cross_rank import with_epilogue
 from pptrace.sim.engines import graph_record, run_graph, run_jobs
 from pptrace.sim.lowering import lower

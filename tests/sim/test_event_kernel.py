@@ -20,7 +20,7 @@ from strategies import policies, valid_schedules, workloads
 import pptrace_kernel
 from pptrace.config.choices import Sharing
 from pptrace.errors import DeadlockError, ScheduleError
-from pptrace.network.links import Flat
+from pptrace.network.contract import Flat
 from pptrace.sim import simulation as module
 from pptrace.sim.rate_sharing import Contention, shared_links
 from pptrace.sim.simulation import Simulated, lower_step, simulate

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pptrace.errors import ScheduleError
-from pptrace.network.links import Flat
+from pptrace.network.contract import Flat
 from pptrace.sim.simulation import simulate
 from pptrace.steps.kinds import Kind
 from pptrace.steps.schedule import Schedule

@@ -12,7 +12,7 @@ import pytest
 from interpreted import interpreted_kernels
 
 import pptrace_kernel
-from pptrace.network.links import Flat
+from pptrace.network.contract import Flat
 from pptrace.sim.simulation import simulate
 from pptrace.steps.issue_order import Receive
 from pptrace.steps.message_calls import Policy, PolicyName

@@ -10,8 +10,8 @@ from interpreted import interpreted_kernels
 
 import pptrace_kernel
 from pptrace.errors import ConfigError, PluginError, ScheduleError
-from pptrace.network.links import Flat
-from pptrace.plugins.builtin_costs import UnitOptions, unit
+from pptrace.network.contract import Flat
+from pptrace.plugins.builtin_models import UnitOptions, unit
 from pptrace.plugins.requests import CostRequest
 from pptrace.sim.simulation import simulate
 from pptrace.steps import validation

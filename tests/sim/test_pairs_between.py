@@ -10,7 +10,7 @@ from oracle_segments import Part, SegmentOracle
 from segment_costs import BLOCK_A, costs, mixed, segments_of, spans, steady
 
 from pptrace.config.choices import PolicyName
-from pptrace.network.links import Flat
+from pptrace.network.contract import Flat
 from pptrace.sim.simulation import simulate
 from pptrace.steps.kinds import Kind, Stream
 from pptrace.steps.message_calls import Policy

@@ -15,7 +15,7 @@ from small_networks import Wires
 
 from pptrace.config.choices import PolicyName, Receive, Sharing, StreamPer
 from pptrace.errors import ScheduleError
-from pptrace.network.links import Flat, ideal
+from pptrace.network.contract import Flat, ideal
 from pptrace.sim import simulation as module
 from pptrace.sim.rate_sharing import Contention, shared_links
 from pptrace.sim.simulation import simulate

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.errors import ScheduleError
-from pptrace.network.links import Flat
+from pptrace.network.contract import Flat
 from pptrace.sim.simulation import simulate
 from pptrace.steps.kinds import Kind
 from pptrace.steps.placement import Placement

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from pptrace.network.links import Flat
+from pptrace.network.contract import Flat
 from pptrace.sim.simulation import simulate
 from pptrace.steps.actions import Action
 from pptrace.steps.kinds import Kind, Stream

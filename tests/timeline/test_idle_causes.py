@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 from pptrace.config.choices import PolicyName
-from pptrace.network.links import Flat
+from pptrace.network.contract import Flat
 from pptrace.sim.simulation import simulate
 from pptrace.steps.actions import Action
 from pptrace.steps.kinds import Kind, Stream

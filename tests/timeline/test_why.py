@@ -13,7 +13,7 @@ from segment_costs import random_kinds, steady
 from simulated_steps import SimulatedStep, simulated_steps
 
 from pptrace.measured.waits import explain_waits
-from pptrace.network.links import Flat
+from pptrace.network.contract import Flat
 from pptrace.sim.simulation import simulate
 from pptrace.steps.kinds import COMPUTE, Stream
 from pptrace.steps.schedule import Schedule

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pptrace.config.choices import PolicyName
-from pptrace.network.links import Flat
+from pptrace.network.contract import Flat
 from pptrace.sim.simulation import simulate
 from pptrace.steps.actions import Action
 from pptrace.steps.kinds import Kind, Stream

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from shown_steps import MICROBATCHES, RANKS, step
 from simulated_steps import SimulatedStep, simulated_steps
 
-from pptrace.network.links import Flat
+from pptrace.network.contract import Flat
 from pptrace.report import step_drawing
 from pptrace.report.step_drawing import Level, chart_of, write
 from pptrace.sim.simulation import simulate

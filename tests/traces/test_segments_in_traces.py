@@ -14,7 +14,7 @@ from kineto_lint import lint
 from strategies import networks, valid_schedules, workloads
 
 from pptrace.api import simulate as simulate_configuration
-from pptrace.network.links import Flat
+from pptrace.network.contract import Flat
 from pptrace.sim.simulation import simulate
 from pptrace.steps.kinds import Kind, Stream
 from pptrace.steps.schedule import Schedule

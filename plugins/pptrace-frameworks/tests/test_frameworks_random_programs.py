@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from strategies import valid_schedules, workloads
 
 from pptrace.errors import DeadlockError
-from pptrace.network.links import Flat
+from pptrace.network.contract import Flat
 from pptrace.plugin import MessageCalls, MessageRequest, Policy
 from pptrace.sim.simulation import simulate
 from pptrace.steps.kinds import SENDS, Kind

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pptrace.network.collectives import LinkCollectives
+from pptrace.network.contract import Flat
 from pptrace.network.layout import Layout
-from pptrace.network.links import Flat
 
 if TYPE_CHECKING:
     from collections.abc import Callable

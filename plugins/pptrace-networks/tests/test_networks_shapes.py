@@ -13,8 +13,9 @@ from pptrace.plugins.registry import Registry
 from pptrace.plugins.requests import NetworkRequest
 from pptrace.run.cluster_traffic import view_cluster
 from pptrace.testing import assert_valid_network
+from pptrace_networks.fat_tree import INFINIBAND_OVERHEAD_NS
+from pptrace_networks.node_networks import PCIE_OVERHEAD_NS
 from pptrace_networks.plugin import pptrace_clusters, pptrace_networks
-from pptrace_networks.rates import INFINIBAND_OVERHEAD_NS, PCIE_OVERHEAD_NS
 
 OFFERS = {offer.name: offer for offer in pptrace_networks()}
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import pptrace
 from pptrace.config.choices import PolicyName, StreamPer
-from pptrace.network.links import Flat
+from pptrace.network.contract import Flat
 from pptrace.sim.simulation import simulate
 from pptrace.sim.task_graph import ActionTimes
 from pptrace.steps.issue_order import with_messages

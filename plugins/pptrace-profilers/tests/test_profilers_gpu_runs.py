@@ -20,7 +20,7 @@ from pptrace.config.choices import PolicyName, Receive, StreamPer
 from pptrace.errors import DeadlockError
 from pptrace.measured.diff import diff
 from pptrace.measured.replay import replay
-from pptrace.network.links import Flat
+from pptrace.network.contract import Flat
 from pptrace.sim.simulation import simulate
 from pptrace.steps.issue_order import with_messages
 from pptrace.steps.kinds import COMMUNICATION

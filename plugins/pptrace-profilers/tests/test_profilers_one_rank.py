@@ -10,7 +10,7 @@ from gpu_run import GpuRun
 
 from pptrace.config.choices import PolicyName
 from pptrace.measured.computations import extract_computations
-from pptrace.network.links import Flat
+from pptrace.network.contract import Flat
 from pptrace.sim.simulation import simulate
 from pptrace.steps.message_calls import Policy
 from pptrace.steps.schedule import Schedule

@@ -11,7 +11,7 @@ from small_gpu_trace import SmallGpuTrace
 
 from pptrace.config.choices import PolicyName
 from pptrace.errors import ConfigError, TraceError
-from pptrace.network.links import Flat
+from pptrace.network.contract import Flat
 from pptrace.sim.simulation import simulate
 from pptrace.steps.message_calls import Policy
 from pptrace.steps.schedule import Schedule

@@ -15,8 +15,8 @@ from pptrace.sim.simulation import simulate
 from pptrace.steps.message_calls import Policy
 from pptrace.steps.schedule import Schedule
 from pptrace.testing import assert_schedule_family, grid
+from pptrace_schedules.dualpipe import DUALPIPE_V
 from pptrace_schedules.dualpipe import OFFER as DUALPIPE
-from pptrace_schedules.dualpipe_v import OFFER as DUALPIPE_V
 
 V_SIZES = [(p, m) for p in range(1, 9) for m in (2 * p, 2 * p + 1, 2 * p + 2, 3 * p + 1, 5 * p)]
 

@@ -13,8 +13,8 @@ from pptrace.steps.kinds import Kind, Stream
 from pptrace.steps.segments import Segment
 from pptrace.steps.workload import Workload
 from pptrace.timeline.metrics import measure
+from pptrace_schedules.dualpipe import DUALPIPE_V
 from pptrace_schedules.dualpipe import OFFER as DUALPIPE
-from pptrace_schedules.dualpipe_v import OFFER as DUALPIPE_V
 
 
 class Costs(NamedTuple):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import pptrace
 from pptrace.errors import ConstraintError
-from pptrace.network.links import Flat
+from pptrace.network.contract import Flat
 from pptrace.plugins.requests import ScheduleRequest
 from pptrace.sim.simulation import simulate
 from pptrace.steps.schedule import Schedule

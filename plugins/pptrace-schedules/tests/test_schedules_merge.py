@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pptrace.api import simulate
-from pptrace.network.links import Flat
+from pptrace.network.contract import Flat
 from pptrace.plugins.requests import ScheduleRequest
 from pptrace.sim.simulation import simulate as run
 from pptrace.steps.kinds import Kind

@@ -9,7 +9,7 @@ import pytest
 
 import pptrace
 from pptrace.config.choices import PolicyName, Receive
-from pptrace.network.links import Flat
+from pptrace.network.contract import Flat
 from pptrace.plugins.requests import ScheduleRequest
 from pptrace.sim.simulation import simulate
 from pptrace.steps.message_calls import Policy

@@ -13,13 +13,13 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import cache, partial
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 from distributed import Client, LocalCluster, Security
 from distributed.comm import connect as connect_to
+from pydantic import BaseModel, ConfigDict, Field
 
 from pptrace.plugin import ConfigError
-from pptrace_dask.options import DaskOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,6 +33,17 @@ R = TypeVar("R")
 _SCHEDULER, _WORKERS = "executor.scheduler", "executor"
 _GRACE = 0.5
 """Seconds after the timeout in which distributed can report an unreachable address."""
+
+
+class DaskOptions(BaseModel):
+    """Where the workers are."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    scheduler: str | None = None
+    """Address of a scheduler that runs already, such as tcp://10.0.0.1:8786; processes here unless given."""
+    timeout: Annotated[float, Field(gt=0, le=3600)] = 30
+    """Seconds to wait for the scheduler and its first worker."""
 
 
 class Cluster(Executor):

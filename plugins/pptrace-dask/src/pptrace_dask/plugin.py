@@ -33,6 +33,6 @@ def _build(request: ExecutorRequest) -> Executor:
 
 
 def _options() -> type[BaseModel]:
-    from pptrace_dask.options import DaskOptions
+    from pptrace_dask.cluster import DaskOptions
 
     return DaskOptions

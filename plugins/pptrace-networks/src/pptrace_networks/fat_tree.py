@@ -9,34 +9,58 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
 from pptrace.plugin import ConfigError, Links
-from pptrace_networks.rates import (
-    ABSENT,
-    INFINIBAND,
-    INFINIBAND_NIC_NS,
-    INFINIBAND_OVERHEAD_NS,
-    INFINIBAND_PAYLOAD,
-    Bandwidth,
-    Latency,
-    Options,
-    Share,
-    hosts,
-    kbps,
-    walked,
-)
+from pptrace_networks.node_networks import ABSENT, Bandwidth, Latency, Options, Share, kbps, walked
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pptrace.plugin import Int32s, Int64s, NetworkRequest, Paths
 
-__all__ = ["FatTree", "FatTreeOptions", "fat_tree"]
-
+_GIGA = 10**9
 _TWO, _THREE, _LARGEST = 2, 3, 100_000
 _Count = Annotated[int, Field(ge=1, le=_LARGEST)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InfiniBand:
+    """A generation of InfiniBand, its switch and its port of four lanes."""
+
+    port_bytes: int
+    """Bytes per second of a port, one direction, after encoding."""
+    radix: int
+    """Ports of a switch."""
+    switch_ns: int
+    """Latency of a switch in ns."""
+
+
+INFINIBAND: Mapping[str, InfiniBand] = MappingProxyType({
+    "edr": InfiniBand(port_bytes=100 * _GIGA // 8, radix=36, switch_ns=90),
+    "hdr": InfiniBand(port_bytes=200 * _GIGA // 8, radix=40, switch_ns=130),
+    "ndr": InfiniBand(port_bytes=400 * _GIGA // 8, radix=64, switch_ns=130),
+    "xdr": InfiniBand(port_bytes=800 * _GIGA // 8, radix=144, switch_ns=130),
+})  # fmt: skip
+"""SB7800 (36 ports of 100 Gb/s, 90 ns), QM8700 (40 of 200, 130 ns), QM9700 (64 of 400) and Q3400-RA (144 of 800)
+datasheets. No latency is published for the last two, and other pages contradict each other; they have HDR's
+latency."""
+
+INFINIBAND_PAYLOAD = Fraction(4096, 4096 + 8 + 12 + 4 + 2)
+"""Share of a port's rate for payload: packets of 4096 bytes with LRH, BTH, ICRC and VCRC (InfiniBand Architecture
+Specification, volume 1, chapters 5 and 7)."""
+
+INFINIBAND_NIC_NS = 300
+"""Latency of each of the two NICs: half of the 600 ns end to end in the ConnectX-6 user manual."""
+
+INFINIBAND_OVERHEAD_NS = 11_300
+"""NCCL 2.30, src/graph/tuning.cc, hwLatencies of a ring over a network: Simple 14.0 us, LL 2.7 us. LL equals the
+sum of PCI Express at both ends (2 x 1.0 us), both NICs and a switch, within 30 ns. The difference is overhead per
+message."""
 
 
 class FatTreeOptions(Options):
@@ -273,6 +297,19 @@ def fat_tree(request: NetworkRequest) -> FatTree:
     return FatTree(links=links, shape=shape, endpoints=request.endpoints, routing=given.routing)
 
 
+def _hosts(request: NetworkRequest) -> list[str]:
+    """Return the name of each endpoint of a fabric.
+
+    >>> from pptrace.plugin import NetworkRequest
+    >>> _hosts(NetworkRequest(endpoints=4, per_node=2))
+    ['node0.nic0', 'node0.nic1', 'node1.nic0', 'node1.nic1']
+    """
+    if request.per_node == 1:
+        return [f"host{host}" for host in range(request.endpoints)]
+    per_node = request.per_node
+    return [f"node{endpoint // per_node}.nic{endpoint % per_node}" for endpoint in range(request.endpoints)]
+
+
 def _uplinks(shape: Shape, routing: str) -> int:
     """Return the uplinks of a leaf."""
     if shape.leaves == 1:
@@ -283,7 +320,7 @@ def _uplinks(shape: Shape, routing: str) -> int:
 def _names(shape: Shape, request: NetworkRequest, routing: str) -> list[tuple[str, str]]:
     leaf_of_host = shape.leaf(np.arange(request.endpoints))
     leaves = [_leaf_name(shape, leaf) for leaf in range(shape.leaves)]
-    pairs = [(host, leaves[leaf]) for host, leaf in zip(hosts(request), leaf_of_host.tolist(), strict=True)]
+    pairs = [(host, leaves[leaf]) for host, leaf in zip(_hosts(request), leaf_of_host.tolist(), strict=True)]
     pods = [f"pod{pod}." if shape.pods > 1 else "" for pod in range(shape.pods)]
     if shape.leaves > 1:
         for index, leaf in enumerate(leaves):

@@ -103,11 +103,6 @@ def check(request: ScheduleRequest) -> None:
         )
 
 
-def bubble(request: ScheduleRequest) -> Fraction:
-    """Return idle over ranks times length."""
-    return looped_bubble(request)
-
-
 def peak_activations(request: ScheduleRequest) -> list[Fraction]:
     """Return the chunks' activations that each rank holds in its first pair, its backward not yet done."""
     whole = request.chunks * request.microbatches
@@ -136,7 +131,7 @@ OFFER = ScheduleOffer(
     build=build,
     options=options,
     check=check,
-    bubble=bubble,
+    bubble=looped_bubble,
     peak_activations=peak_activations,
     has_pairs=True,
     constraints=(

@@ -1,72 +1,83 @@
-"""GPipe runs every microbatch forward, then every microbatch backward.
+"""GPipe and looped BFS run every microbatch forward, then every microbatch backward.
 
-Source: Huang et al., GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism,
-NeurIPS 2019, arXiv:1811.06965, figure 2c.
-
-Order of rank k of K, with M microbatches::
+GPipe: Huang et al., GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism, NeurIPS 2019,
+arXiv:1811.06965, figure 2c. Order of rank k of K, with M microbatches::
 
     F_k,0 F_k,1 … F_k,M-1   B_k,0 B_k,1 … B_k,M-1
 
 The figure draws the backwards in reverse order, PyTorch and this table in order; neither the length nor
 the memory depends on it. The paper computes activations again in the backward; here the model's
-``recompute`` says so.
+``recompute`` says so. Bubble: (K - 1) / (M + K - 1). Peak activations of every rank: M.
 
-Bubble: (K - 1) / (M + K - 1). Peak activations of every rank: M.
+Looped BFS: Lamy-Poirier, Breadth-First Pipeline Parallelism, MLSys 2023, arXiv:2211.05953. All microbatches run
+through one chunk before the next: breadth first, over chunks that loop. Chunk c of rank r is stage c p + r. With
+m microbatches and v chunks, every rank runs, for its chunks::
+
+    c = 0 … v - 1:   F_0 F_1 … F_m-1
+    c = v - 1 … 0:   B_m-1 … B_1 B_0
+
+Backwards go in reverse order, as PyTorch has them (``ScheduleLoopedBFS``). With one chunk this is GPipe.
+Bubble: (p - 1) / (v m + p - 1) where m >= p; with m < p, L = v p + m - 1 slots of one forward and one
+backward, and the bubble is 1 - v m / L. Peak activations of every rank, each a chunk's: v m.
 """
 
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import ScheduleOffer
+from pptrace_schedules.interleaved_1f1b import looped_bubble
 from pptrace_schedules.one_f_one_b import check_one_chunk
 
 if TYPE_CHECKING:
     from pptrace.plugin import Schedule, ScheduleRequest
 
-__all__ = ["OFFER"]
+__all__ = ["LOOPED_BFS", "OFFER"]
 
 
-def build(request: ScheduleRequest) -> Schedule:
-    """Return the table."""
+def build(request: ScheduleRequest, *, reverses: bool = False) -> Schedule:
+    """Return the table; backwards of looped BFS are in the reverse order of forwards."""
     import numpy as np
 
     from pptrace.plugin import Kind, Placement, Schedule
 
-    ranks, microbatches = request.ranks, request.microbatches
-    microbatch = np.arange(microbatches, dtype=np.int32)
+    ranks, steps = request.ranks, request.chunks * request.microbatches
+    chunk, microbatch = np.divmod(np.arange(steps, dtype=np.int32), request.microbatches)
+    stage = np.concatenate([chunk, chunk[::-1]]) * ranks
+    backward = microbatch[::-1] if reverses else microbatch
     return Schedule.from_columns(
-        Placement.looped(ranks, microbatches),
-        np.arange(ranks + 1) * 2 * microbatches,
-        np.tile(np.repeat(np.array([Kind.F, Kind.B], dtype=np.int8), microbatches), ranks),
-        np.repeat(np.arange(ranks, dtype=np.int32), 2 * microbatches),
-        np.tile(microbatch, 2 * ranks),
+        Placement.looped(ranks, request.microbatches, request.chunks),
+        np.arange(ranks + 1) * 2 * steps,
+        np.tile(np.repeat(np.array([Kind.F, Kind.B], dtype=np.int8), steps), ranks),
+        np.add.outer(np.arange(ranks, dtype=np.int32), stage).ravel(),
+        np.tile(np.concatenate([microbatch, backward]), ranks),
     )
 
 
-def check(request: ScheduleRequest) -> None:
-    """Refuse several chunks per rank."""
-    check_one_chunk(request, "gpipe", "looped-bfs")
-
-
-def bubble(request: ScheduleRequest) -> Fraction:
-    """Return idle over ranks times length."""
-    return Fraction(request.ranks - 1, request.microbatches + request.ranks - 1)
-
-
 def peak_activations(request: ScheduleRequest) -> list[Fraction]:
-    """Return the microbatches that each rank holds between its last forward and its first backward."""
-    return [Fraction(request.microbatches)] * request.ranks
+    """Return the chunks' activations that each rank holds between its last forward and its first backward."""
+    return [Fraction(request.chunks * request.microbatches)] * request.ranks
 
 
 OFFER = ScheduleOffer(
     name="gpipe",
     summary="Every microbatch forward, then every microbatch backward.",
     build=build,
-    check=check,
-    bubble=bubble,
+    check=partial(check_one_chunk, name="gpipe", instead="looped-bfs"),
+    bubble=looped_bubble,
     peak_activations=peak_activations,
     constraints="One chunk per rank; any number of ranks and microbatches.",
     source="https://arxiv.org/abs/1811.06965",
+)
+
+LOOPED_BFS = ScheduleOffer(
+    name="looped-bfs",
+    summary="All microbatches through one chunk of a rank before the next: breadth first.",
+    build=partial(build, reverses=True),
+    bubble=looped_bubble,
+    peak_activations=peak_activations,
+    constraints="Any number of ranks, microbatches and chunks per rank.",
+    source="https://arxiv.org/abs/2211.05953",
 )

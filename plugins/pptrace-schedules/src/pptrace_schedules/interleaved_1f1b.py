@@ -80,11 +80,6 @@ def check_rounds(request: ScheduleRequest, name: str) -> None:
         )
 
 
-def bubble(request: ScheduleRequest) -> Fraction:
-    """Return idle over ranks times length."""
-    return looped_bubble(request)
-
-
 def peak_activations(request: ScheduleRequest) -> list[Fraction]:
     """Return the chunks' activations that each rank holds when its first backward starts."""
     whole = request.chunks * request.microbatches
@@ -121,7 +116,7 @@ OFFER = ScheduleOffer(
     summary="1F1B over several chunks of the model per rank, which divides the bubble by their number.",
     build=build,
     check=check,
-    bubble=bubble,
+    bubble=looped_bubble,
     peak_activations=peak_activations,
     constraints=(
         "Two or more chunks per rank; microbatches are a multiple of max(1, microbatches // ranks): fewer than "

@@ -8,49 +8,52 @@ Order of rank r of p, with m microbatches and w = min(m, p - 1 - r)::
     w F,   m - w times F B,   w B          forwards 0 … m - 1 and backwards 0 … m - 1, each in order
 
 Bubble: (p - 1) / (m + p - 1), that of GPipe. Peak activations of rank r: min(m, p - r).
+
+Eager 1F1B has twice the warm-up, w = min(m, 2 (p - 1 - r)). Source: Zhuang et al., On Optimizing the Communication
+of Model Parallelism, MLSys 2023, arXiv:2211.05322, section 4. Between a forward and the forward of the next rank,
+there is another forward and backward. A message that takes less time than these delays nothing; 1F1B waits for it
+in both directions. Where messages take no time, the bubble is that of 1F1B. Peak activations of rank r:
+min(m, 2 (p - 1 - r) + 1).
 """
 
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import ConstraintError, ScheduleOffer
+from pptrace_schedules.interleaved_1f1b import looped_bubble
 
 if TYPE_CHECKING:
     from pptrace.plugin import Schedule, ScheduleRequest
 
-__all__ = ["OFFER", "check_one_chunk"]
+__all__ = ["EAGER", "OFFER", "check_one_chunk"]
 
 
-def build(request: ScheduleRequest) -> Schedule:
-    """Return the table."""
+def build(request: ScheduleRequest, *, factor: int = 1) -> Schedule:
+    """Return the table, with ``factor`` times the warm-up of 1F1B."""
     import numpy as np
 
     from pptrace_schedules.row_patterns import one_forward_one_backward
 
-    warm_up = [min(request.microbatches, request.ranks - 1 - rank) for rank in range(request.ranks)]
+    warm_up = [_warm_up(request, rank, factor) for rank in range(request.ranks)]
     microbatch = np.arange(request.microbatches, dtype=np.int32)
     first_stage = np.zeros_like(microbatch)
     return one_forward_one_backward(request, warm_up, microbatch, first_stage, first_stage)
 
 
-def check(request: ScheduleRequest) -> None:
-    """Refuse several chunks per rank."""
-    check_one_chunk(request, "1f1b", "interleaved-1f1b")
-
-
-def bubble(request: ScheduleRequest) -> Fraction:
-    """Return idle over ranks times length."""
-    return Fraction(request.ranks - 1, request.microbatches + request.ranks - 1)
-
-
-def peak_activations(request: ScheduleRequest) -> list[Fraction]:
+def peak_activations(request: ScheduleRequest, *, factor: int = 1) -> list[Fraction]:
     """Return the microbatches that each rank holds when its first backward starts."""
-    return [Fraction(min(request.microbatches, request.ranks - rank)) for rank in range(request.ranks)]
+    warm_up = [_warm_up(request, rank, factor) for rank in range(request.ranks)]
+    return [Fraction(min(request.microbatches, forwards + 1)) for forwards in warm_up]
 
 
-def check_one_chunk(request: ScheduleRequest, name: str, instead: str) -> None:
+def _warm_up(request: ScheduleRequest, rank: int, factor: int) -> int:
+    return min(request.microbatches, factor * (request.ranks - 1 - rank))
+
+
+def check_one_chunk(request: ScheduleRequest, name: str, instead: str = "interleaved-1f1b") -> None:
     """Refuse several chunks per rank.
 
     Raises:
@@ -68,9 +71,20 @@ OFFER = ScheduleOffer(
     name="1f1b",
     summary="One forward and one backward in turns, after a warm-up as long as the way to the last rank.",
     build=build,
-    check=check,
-    bubble=bubble,
+    check=partial(check_one_chunk, name="1f1b"),
+    bubble=looped_bubble,
     peak_activations=peak_activations,
     constraints="One chunk per rank; any number of ranks and microbatches.",
     source="https://arxiv.org/abs/2006.09503",
+)
+
+EAGER = ScheduleOffer(
+    name="eager-1f1b",
+    summary="1F1B with a warm-up of twice the forwards, which leaves messages a step's time.",
+    build=partial(build, factor=2),
+    check=partial(check_one_chunk, name="eager-1f1b"),
+    bubble=looped_bubble,
+    peak_activations=partial(peak_activations, factor=2),
+    constraints="One chunk per rank; any number of ranks and microbatches.",
+    source="https://arxiv.org/abs/2211.05322",
 )

@@ -9,12 +9,9 @@ from pptrace_schedules import (
     chimera,
     combined_1f1b,
     dualpipe,
-    dualpipe_v,
-    eager_1f1b,
     gpipe,
     hanayo,
     interleaved_1f1b,
-    looped_bfs,
     one_f_one_b,
     seq_1f1b,
 )
@@ -34,7 +31,7 @@ def pptrace_schedules() -> Iterable[ScheduleOffer]:
     yield gpipe.OFFER
     yield one_f_one_b.OFFER
     yield interleaved_1f1b.OFFER
-    yield looped_bfs.OFFER
+    yield gpipe.LOOPED_BFS
     yield chimera.OFFER
     yield hanayo.OFFER
     yield zb_h1.OFFER
@@ -44,7 +41,7 @@ def pptrace_schedules() -> Iterable[ScheduleOffer]:
     yield v_min.OFFER
     yield interleaved_zb.OFFER
     yield dualpipe.OFFER
-    yield dualpipe_v.OFFER
+    yield dualpipe.DUALPIPE_V
     yield combined_1f1b.OFFER
-    yield eager_1f1b.OFFER
+    yield one_f_one_b.EAGER
     yield seq_1f1b.OFFER

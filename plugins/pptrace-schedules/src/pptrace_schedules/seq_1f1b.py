@@ -21,6 +21,7 @@ say, or ``attention``.
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import ScheduleOffer
@@ -52,11 +53,6 @@ def build(request: ScheduleRequest) -> Schedule:
     return one_forward_one_backward(cut, warm_up, forward, first_stage, first_stage, backward)
 
 
-def check(request: ScheduleRequest) -> None:
-    """Refuse several chunks per rank."""
-    check_one_chunk(request, "seq-1f1b", "interleaved-1f1b")
-
-
 def parts(request: ScheduleRequest) -> int:
     """Return the slices of a microbatch."""
     return int(request.options.get("slices", _SLICES))
@@ -66,7 +62,7 @@ def part_times(request: ScheduleRequest) -> list[Fraction]:
     """Return each slice's share of its microbatch's time."""
     slices, given = parts(request), request.options.get("attention")
     core = request.causal_share if given is None else Fraction(str(given))
-    return [(1 - core) / slices + core * Fraction(2 * one + 1, slices**2) for one in range(slices)]
+    return [(1 - core) / slices + core * Fraction(2 * index + 1, slices**2) for index in range(slices)]
 
 
 def bubble(request: ScheduleRequest) -> Fraction:
@@ -97,7 +93,7 @@ OFFER = ScheduleOffer(
     name="seq-1f1b",
     summary="1F1B over slices of each microbatch's sequence, which divides bubble and activations.",
     build=build,
-    check=check,
+    check=partial(check_one_chunk, name="seq-1f1b"),
     options=options,
     bubble=bubble,
     peak_activations=peak_activations,
