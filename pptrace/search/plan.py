@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pptrace.config.flags import Settings
-    from pptrace.config.places import Document
     from pptrace.config.schema import Experiment
     from pptrace.run.figures import Row
     from pptrace.search.candidates import Candidate
