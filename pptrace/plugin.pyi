@@ -52,7 +52,7 @@ from pptrace.report.document import Cell as Cell
 from pptrace.report.document import Line as Line
 from pptrace.report.document import Section as Section
 from pptrace.report.document import Table as Table
-from pptrace.report.text_table import table_lines as table_lines
+from pptrace.report.document import table_lines as table_lines
 from pptrace.run.inputs import Prepared as Prepared
 from pptrace.run.preparation import check_size as check_size
 from pptrace.run.preparation import prepare as prepare

@@ -16,24 +16,6 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-](inf|nan)")
 
 
-class Printed:
-    """Mixin that prints :meth:`summary`, also in a notebook."""
-
-    __slots__ = ()
-
-    def summary(self) -> str:
-        """Return the output of the command line as plain text."""
-        raise NotImplementedError
-
-    def __str__(self) -> str:
-        return self.summary()
-
-    def _repr_html_(self) -> str:
-        from html import escape
-
-        return f"<pre>{escape(self.summary())}</pre>"
-
-
 def printable(text: str) -> str:
     r"""Return text with control characters escaped as in JSON; line ends and tabs stay.
 

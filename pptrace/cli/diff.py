@@ -71,7 +71,7 @@ def command(
     """Compare the steps FIRST and SECOND, each a configuration, a table, a trace or a folder of traces."""
     from pptrace.measured.diff_document import DIFF_SUFFIXES, compare_steps
     from pptrace.plugins.registry import Registry
-    from pptrace.report.rendering import check_targets
+    from pptrace.report.document import check_targets
 
     check_targets(outputs, DIFF_SUFFIXES, "a diff")
     difference = compare_steps(first, second, tolerance, step, request, Registry.load())

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pptrace.cli.options import experiment_flags, json_option, output_option
-from pptrace.cli.output import write_text
+from pptrace.cli.output import echo_documents, write_text
 from pptrace.config.quantities import format_duration, format_rate
-from pptrace.report.text_table import table_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pptrace.cli.options import Source
+    from pptrace.report.document import Document
     from pptrace.run.cluster_traffic import ClusterView, GpuRoute
 
 _EXAMPLES = """\b
@@ -50,38 +49,38 @@ def command(
 
     given = Path(cluster) if cluster.lower().endswith((".yaml", ".yml")) else cluster
     view = view_cluster(given, Registry.load(), source.sets, source.flags, between)
-    if as_json:
-        click.echo(json.dumps(_document(view), indent=2))
-    else:
-        click.echo("\n".join(_lines(view)))
+    echo_documents(_document(view), as_json=as_json)
     if output is not None:
         from pptrace.run.cluster_traffic import cluster_svg
 
         write_text(output, cluster_svg(view))
 
 
-def _lines(view: ClusterView) -> list[str]:
+def _document(view: ClusterView) -> Document:
+    from pptrace.report.document import Document, Table
+
     cluster, layout = view.job.network, view.job.layout
     inside, outside = view.parts
     between = f", {outside} between" if outside else ""
     sizes = ", ".join(f"{axis} {size}" for axis in ("pp", "tp", "cp", "dp") if (size := getattr(layout, axis)) > 1)
-    rows = [["links", "count", "capacity", "latency", "fullest under the pipeline's load"]]
+    rows = []
     for group in view.groups:
         fullest = max(group.links, key=lambda link: view.load[link])
         load = view.load[fullest]
         name = f"  {cluster.links.name[fullest]}" if load else ""
         latency = _format_several(group.latency_ns, format_duration)
-        rows.append([
+        rows.append((
             group.pattern, str(len(group.links)), _format_several(group.rate_kbps, _rate), latency,
             f"{load:.0%}{name}",
-        ])  # fmt: skip
-    lines = [
+        ))  # fmt: skip
+    head = ("links", "count", "capacity", "latency", "fullest under the pipeline's load")
+    return Document(title=view.name, values=_values(view), lead=[
         f"{view.name}: {cluster.nodes} x {cluster.gpus} GPUs, {cluster.nics} NICs each; {inside} inside{between}",
         f"pipeline: {sizes or 'one GPU'}, {'-'.join(layout.order)}",
         "",
-        *table_lines(rows, {0, 4}),
-    ]
-    return lines if view.between is None else [*lines, "", *_route(view, view.between)]
+        Table(head=head, rows=tuple(rows), left=(4,)),
+        *([] if view.between is None else ["", *_route(view, view.between)]),
+    ])  # fmt: skip
 
 
 def _route(view: ClusterView, between: GpuRoute) -> list[str]:
@@ -115,7 +114,7 @@ def _format_several(values: tuple[int, ...], format_value: Callable[[int], str])
     return format_value(values[0]) if len(values) == 1 else f"{format_value(values[0])} …"
 
 
-def _document(view: ClusterView) -> dict[str, Any]:
+def _values(view: ClusterView) -> dict[str, Any]:
     cluster, layout, between = view.job.network, view.job.layout, view.between
     links = cluster.links
     document: dict[str, Any] = {

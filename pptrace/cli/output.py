@@ -10,7 +10,7 @@ import shutil
 import sys
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import click
 
@@ -20,22 +20,12 @@ from pptrace.sanitize import printable, printable_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from pptrace.report.document import Document
-
-    class Result(Protocol):
-        """Result of a command."""
-
-        def to_dict(self) -> dict[str, Any]:
-            """Return everything as JSON values."""
-
-        def summary(self) -> str:
-            """Return a text."""
+    from pptrace.report.document import Document, Printed
 
 
 def echo_documents(documents: Document | Sequence[Document], *, as_json: bool) -> None:
     """Print one document, or a list of several, as JSON or as text for the terminal's width."""
-    from pptrace.report.document import Document
-    from pptrace.report.rendering import json_of, text_of
+    from pptrace.report.document import Document, json_of, text_of
 
     if as_json:
         click.echo(json_of(documents))
@@ -45,7 +35,7 @@ def echo_documents(documents: Document | Sequence[Document], *, as_json: bool) -
     click.echo("\n\n".join(text_of(document, width) for document in several))
 
 
-def echo_result(result: Result, *, as_json: bool) -> None:
+def echo_result(result: Printed, *, as_json: bool) -> None:
     """Print a result as JSON or as its summary."""
     click.echo(json.dumps(result.to_dict(), indent=2, ensure_ascii=False) if as_json else result.summary())
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pptrace.cli.options import config_file, experiment_flags, json_option, outputs_option
-from pptrace.report.text_table import table_lines
+from pptrace.cli.output import echo_documents
 from pptrace.sanitize import printable_line
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def command(
     """Simulate one training step of CONFIG, a YAML file, with flags over it."""
     from pptrace.config.resolution import load
     from pptrace.plugins.registry import Registry
-    from pptrace.run.advice import advice_lines
+    from pptrace.run.advice import advice_document
     from pptrace.run.simulated_step import simulate
 
     # A second part after --only is parsed as an argument: --only ranks=0,7 microbatches=0:32.
@@ -71,7 +71,8 @@ def command(
     paths = run.save(*outputs, only=only, color=color) if outputs else []
     _print(run, paths, as_json=as_json, explain=explain)
     if advise and not as_json:
-        click.echo("\n".join(["", *advice_lines(run, run.advice)]))
+        click.echo("")
+        echo_documents(advice_document(run, run.advice), as_json=False)
     for path in paths:
         trimmed = f" ({', '.join(only)} only)" if only else ""
         sys.stderr.write(f"wrote {printable_line(str(path))}{trimmed}\n")
@@ -88,7 +89,8 @@ def _print(run: Run, written: list[Path], *, as_json: bool, explain: bool) -> No
         click.echo(json.dumps(document, indent=2, ensure_ascii=False))
         return
     if explain:
-        rows = [(key, str(value), origin) for key, value, origin in run.prepared.resolved.explain()]
-        click.echo("\n".join(table_lines(rows, range(3))))
-        click.echo("")
+        from pptrace.report.document import Document, Table
+
+        rows = tuple((key, str(value), origin) for key, value, origin in run.prepared.resolved.explain())
+        echo_documents(Document(title="values", lead=(Table(rows=rows, words=3), "")), as_json=False)
     click.echo(run.summary(written))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pptrace.cli.options import complete_offers, complete_words, experiment_flags, json_option, outputs_option
-from pptrace.cli.output import raw
+from pptrace.cli.output import echo_documents, raw
 from pptrace.sanitize import printable_line
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def command(
     from pptrace.plugins.registry import Registry
     from pptrace.search.grid import grid_of, parse_axes
     from pptrace.search.result_table import TABLES
-    from pptrace.search.sweep import check_outputs, failures_text, rows_text, sweep
+    from pptrace.search.sweep import check_outputs, failures_text, rows_document, sweep
     from pptrace.search.sweep_charts import Picture, check_axes, check_choice
 
     paths = [Path(output) for output in outputs]
@@ -96,7 +96,7 @@ def command(
     if as_json:
         click.echo(json.dumps([*swept.rows], indent=2, ensure_ascii=False))
     elif not paths:
-        click.echo(rows_text(swept))
+        echo_documents(rows_document(swept), as_json=False)
     sys.stderr.write(messages)
     return 1 if swept.failed else 0
 

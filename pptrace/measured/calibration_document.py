@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pptrace.config.quantities import format_duration, format_rate, format_size
 from pptrace.measured.calibration import choose_network
-from pptrace.report.document import Document, Line, Section, Table
+from pptrace.report.document import Document, Section, Table
 from pptrace.report.numbers import ms
 from pptrace.sanitize import printable_line, shell_word
 from pptrace.steps.kinds import Kind
@@ -119,11 +119,11 @@ def calibration_document(fit: Calibration, check: CalibrationCheck, schedules: S
     accuracy = [*known, *_about_check(check)]
     size = f"{fit.steps} step(s), {fit.ranks} ranks, {fit.stages} stages, {fit.microbatches} microbatches"
     return Document(
-        title="calibration", lead=(Line(text=size),),
+        title="calibration", lead=(size,),
         sections=(
             Section(title="times", blocks=(Table(head=("", "stage", "count", "mean", "spread"), rows=rows),)),
-            Section(title="overhead and network", blocks=tuple(Line(text=line) for line in lines)),
-            Section(title="accuracy", blocks=tuple(Line(text=line) for line in accuracy)),
+            Section(title="overhead and network", blocks=tuple(lines)),
+            Section(title="accuracy", blocks=tuple(accuracy)),
         ),
         values={
             **{field.name: getattr(fit, field.name) for field in fields(fit)},
@@ -150,7 +150,7 @@ def _about_check(check: CalibrationCheck) -> list[str]:
 def network_document(fits: Sequence[OperationFit]) -> Document:
     """Return the document of a network fit."""
     lines = [_NO_COSTS, *(line for fit in fits for line in _about_operations(fit))]
-    return Document(title="network", lead=tuple(Line(text=line) for line in lines), values={"network": fits})
+    return Document(title="network", lead=lines, values={"network": fits})
 
 
 def network_yaml(fits: Sequence[OperationFit], source: str) -> str:

@@ -14,9 +14,19 @@ from pptrace.measured.diff import diff
 from pptrace.measured.diff_drawing import part_bars, strips, waterfall
 from pptrace.measured.sides import notes_on, read_side, simulation_of, split_step_option
 from pptrace.measured.waits import BETWEEN
-from pptrace.report.document import Cell, Document, Line, Picture, Section, Table
+from pptrace.report.document import (
+    Cell,
+    Document,
+    Line,
+    Picture,
+    Section,
+    Table,
+    check_targets,
+    plain,
+    text_of,
+    write_page,
+)
 from pptrace.report.numbers import BARELY_NS, MARK, SIGMAS, Figure, change, ms, several_steps, share
-from pptrace.report.rendering import check_targets, plain, text_of, write_page
 from pptrace.steps.kinds import Kind
 
 if TYPE_CHECKING:
@@ -42,7 +52,7 @@ def diff_document(findings: StepDiff, top: int = 10, notes: Iterable[str] = ()) 
     equality = f"{len(first)} actions in the same order, {len(first.transfers)} messages, all times equal"
     return Document(
         title=f"{findings.names[0]} and {findings.names[1]}",
-        lead=(*_lead(findings), *([Line(text=f"no difference: {equality}")] if equal else [])),
+        lead=(*_lead(findings), *([f"no difference: {equality}"] if equal else [])),
         sections=() if equal else tuple(_sections(findings, top)), notes=tuple(notes),
         values=_values(findings, top, tuple(notes)),
     )  # fmt: skip
@@ -72,7 +82,7 @@ def _lead(findings: StepDiff) -> Iterator[Block]:
     yield Table(rows=tuple(zip(findings.names, map(ms, findings.step_ns), changes, strict=True)))
     yield Line(text=verdict(findings), tone="same" if findings.same else "different")
     if findings.ranks[0] != findings.ranks[1]:
-        yield Line(text=f"the first has {findings.ranks[0]} ranks, the second {findings.ranks[1]}")
+        yield f"the first has {findings.ranks[0]} ranks, the second {findings.ranks[1]}"
     for name, spans, pools in zip(findings.names, findings.spans_ns, findings.pools, strict=True):
         if len(spans) > 1:
             used = "; actions and messages are medians over all" if pools else ""
@@ -110,7 +120,7 @@ def _sections(findings: StepDiff, top: int) -> Iterator[Section]:
         title="effect of each difference, one after another",
         about="The first step is replayed with the second's durations, then its order, its transfers, its host "
         "gaps. Together they are the whole difference.",
-        blocks=(drawn if findings.ladder else Line(text=f"no ladder: {findings.no_ladder}"),),
+        blocks=(drawn if findings.ladder else f"no ladder: {findings.no_ladder}",),
     )
     yield Section(
         title="effects of order and of times",
@@ -228,7 +238,7 @@ def ratios(findings: StepDiff) -> tuple[Block, ...]:
     unmatched = [f"{row.stage}{row.kind}" for row in findings.kinds.values() if not all(row.count)]
     return (
         Table(head=("", *map(str, stages)), rows=rows, splits=True),
-        *([Line(text=f"!: on one side only ({', '.join(unmatched)})")] if unmatched else []),
+        *([f"!: on one side only ({', '.join(unmatched)})"] if unmatched else []),
     )
 
 
@@ -277,7 +287,7 @@ def divergence(findings: StepDiff) -> tuple[Block, ...]:
         f"{'' if release.late_ns is None else f' {ms(release.late_ns, sign=True)}'}"
         for release in first.chain
     )
-    return (Line(text=describe_divergence(first)), *([Line(text=f"released by {releases}")] if releases else []))
+    return (describe_divergence(first), *([f"released by {releases}"] if releases else []))
 
 
 def describe_divergence(divergence: Divergence) -> str:
@@ -364,7 +374,7 @@ def paths(findings: StepDiff) -> tuple[Block, ...]:
     before = f"{differ.first or 'its beginning'} there, {differ.second or 'its beginning'} here"
     return (
         _comparison_table(findings.paths_ns),
-        Line(text=f"differs {differ.common} computations before the end: {before}"),
+        f"differs {differ.common} computations before the end: {before}",
     )
 
 

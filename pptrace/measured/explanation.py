@@ -17,9 +17,8 @@ from pptrace.measured.sides import simulation_of
 from pptrace.measured.waits import BETWEEN, follow_chain
 from pptrace.plugins.guards import call_plugin
 from pptrace.plugins.registry import more_of
-from pptrace.report.document import Document, Line, Section, Table
+from pptrace.report.document import Document, Section, Table, check_targets, write_page
 from pptrace.report.numbers import Figure, ms, several_steps, share
-from pptrace.report.rendering import check_targets, write_page
 from pptrace.run.saving import save
 
 if TYPE_CHECKING:
@@ -215,11 +214,11 @@ def explanation_document(
         (kind, ms(time)) for kind, time in explanation.critical_path_ns.items() if time.value or kind == BETWEEN
     )
     lost = tuple(
-        Line(text=f"rank {work.rank}: {work.count} {work.what} belong to no action, {ms(work.total_ns)}")
+        f"rank {work.rank}: {work.count} {work.what} belong to no action, {ms(work.total_ns)}"
         for work in unattributed
     )
     return Document(
-        title=f"{name}, {explanation.step}", lead=tuple(Line(text=line) for line in lead),
+        title=f"{name}, {explanation.step}", lead=lead,
         sections=(
             Section(title="parts of the step, mean over ranks", blocks=_parts(explanation)),
             Section(
@@ -255,13 +254,13 @@ def _parts(explanation: Explanation) -> tuple[Block, ...]:
         f"({explanation.hidden_ns[name].value / max(time.value, 1):.1%})"
         for name, time in explanation.groups_ns.items()
     )
-    return Table(rows=rows), Line(text=hidden), *(Line(text=line) for line in groups)
+    return Table(rows=rows), hidden, *groups
 
 
 def _without(explanation: Explanation) -> tuple[Block, ...]:
     without = explanation.what_if
     if without is None:
-        return (Line(text=f"unknown, as the step cannot be replayed: {explanation.no_what_if}"),)
+        return (f"unknown, as the step cannot be replayed: {explanation.no_what_if}",)
     rows = [("as it was, replayed", ms(without.replayed_ns), "")]
     for text, length in (
         ("with free communication", without.free_communication_ns),
@@ -271,7 +270,7 @@ def _without(explanation: Explanation) -> tuple[Block, ...]:
     ):
         rows.append((text, ms(length), f"{length.value / max(without.replayed_ns.value, 1) - 1:+.1%}"))
     kept = _UNRECORDED_WAITS.format(ms(explanation.unrecorded_ns))
-    return Table(rows=tuple(rows)), *((Line(text=kept),) if explanation.unrecorded_ns.value else ())
+    return Table(rows=tuple(rows)), *((kept,) if explanation.unrecorded_ns.value else ())
 
 
 def operations_document(measurement: Measurement, name: str, top: int = 10) -> Document:
@@ -283,7 +282,7 @@ def operations_document(measurement: Measurement, name: str, top: int = 10) -> D
         if clock.pairs
     )
     return Document(
-        title=name, lead=(Line(text=f"{name}: no action of a pipeline was found; its operations, times in sum"),),
+        title=name, lead=(f"{name}: no action of a pipeline was found; its operations, times in sum",),
         sections=(
             Section(title="by rank", blocks=(_by_rank(ranks),)),
             Section(title="each GPU from its first operation to its last", blocks=_gpu_times(measurement)),
@@ -291,7 +290,7 @@ def operations_document(measurement: Measurement, name: str, top: int = 10) -> D
                 Section(title=f"{title}, all ranks", blocks=_by_name(operations, top, communicates=communicates))
                 for communicates, title in ((True, "communication"), (False, "computation"))
             ),
-            Section(title="to go on", blocks=tuple(Line(text=line) for line in (*clocks, MARK_ACTIONS_HINT))),
+            Section(title="to go on", blocks=(*clocks, MARK_ACTIONS_HINT)),
         ),
         values={
             "step": None,
@@ -481,7 +480,7 @@ def replay_document(replays: Mapping[str, Replayed]) -> Document:
     if len(shares) > 1:
         lines.append(f"{len(shares)} steps: {mean(shares):.2%} ±{stdev(shares):.2%} explained")
     return Document(
-        title="replays", lead=tuple(Line(text=line) for line in lines),
+        title="replays", lead=lines,
         values=[
             {
                 "step": label, "step_ns": replay.step_ns, "measured_ns": replay.step.span_ns,

@@ -1,19 +1,32 @@
-"""Documents of sections and tables, the source of text, JSON and pages."""
+"""Documents of sections and tables, and their text, JSON and HTML."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from itertools import islice, zip_longest
+from pathlib import Path
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from pptrace.errors import OutputError
+from pptrace.report.numbers import MARK, Figure
+from pptrace.sanitize import printable, printable_line
+from pptrace.steps.actions import Action
+from pptrace.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
     from markupsafe import Markup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A sentence."""
+    """A sentence with a style."""
 
     text: str
     """The sentence."""
@@ -38,14 +51,16 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows with the same number of cells."""
+    """Rows of cells."""
 
     rows: tuple[tuple[str | Cell, ...], ...]
-    """The cells."""
+    """The cells; the last cell of a shorter row spans the remaining columns."""
     head: tuple[str, ...] = ()
     """A title per column; empty for tables without titles."""
     words: int = 1
     """The number of columns of words, to the left of columns of figures."""
+    left: tuple[int, ...] = ()
+    """Indices of further columns of words."""
     splits: bool = False
     """Whether text splits a wide table into several, each with the first column."""
     unchanged: frozenset[int] = frozenset()
@@ -64,7 +79,41 @@ class Picture:
     """The table that replaces it in text."""
 
 
-Block: TypeAlias = Line | Table | Picture
+class Column(NamedTuple):
+    """A column of a table whose rows are figures by key."""
+
+    heading: str
+    """Its title."""
+    keys: tuple[str, ...]
+    """The figures of a row that it shows."""
+    text: Callable[..., str]
+    """Returns the text of these figures."""
+    is_shown: bool = True
+    """Whether the table has it."""
+    is_words: bool = False
+    """Whether it has words, which are on the left."""
+    group: str = ""
+    """The title above its own, of the columns from here on."""
+
+
+def table_of(columns: Iterable[Column], rows: Iterable[tuple[Mapping[str, Any], str]], labels: int = 1) -> Table:
+    """Return the table of rows, each with the reason why it has no figures; empty for rows with figures.
+
+    The reason replaces all columns after the first ``labels``.
+    """
+    shown = [column for column in columns if column.is_shown]
+    heads = [tuple(column.group for column in shown), tuple(column.heading for column in shown)]
+    cells = []
+    for row, reason in rows:
+        texts = (column.text(*map(row.get, column.keys)) for column in shown)
+        cells.append((*islice(texts, labels), reason) if reason else tuple(texts))
+    first = 0 if any(heads[0]) else 1
+    left = tuple(index for index, column in enumerate(shown) if column.is_words)
+    return Table(head=heads[first], rows=(*heads[first + 1 :], *cells), words=0, left=left)
+
+
+Block: TypeAlias = str | Line | Table | Picture
+"""A part of a section; a string is a sentence without a style."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +136,7 @@ class Document:
 
     title: str
     """Its title."""
-    lead: tuple[Block, ...]
+    lead: Sequence[Block]
     """Its first blocks, before the sections."""
     sections: tuple[Section, ...] = ()
     """Its sections."""
@@ -95,3 +144,247 @@ class Document:
     """Warnings and assumptions."""
     values: object = None
     """The values for JSON: a dataclass, a mapping, or a list of those."""
+
+
+class Printed:
+    """Mixin that prints the text of :meth:`document`, also in a notebook."""
+
+    __slots__ = ()
+
+    def document(self) -> Document:
+        """Return the output of the command line as a document."""
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain JSON values."""
+        raise NotImplementedError
+
+    def summary(self) -> str:
+        """Return the output of the command line as plain text."""
+        return text_of(self.document())
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        return f"<pre>{escape(self.summary())}</pre>"
+
+
+GAP = 2
+"""Spaces between columns."""
+_NARROWEST = 20
+"""The least width of a wrapped column."""
+_DEFAULT_WIDTH = 120
+"""The width of tables that split, outside terminals."""
+
+
+def text_of(document: Document, width: int | None = None) -> str:
+    """Return the text of a document, wrapped to ``width`` columns if given."""
+    lines = [*_blocks(document.lead, width, indent=0), ""]
+    for section in document.sections:
+        if inner := list(_blocks(section.blocks, width, indent=GAP)):
+            lines += [printable_line(section.title), *inner, ""]
+    return "\n".join(
+        [
+            *lines[:-1],
+            *(line for note in document.notes for line in _wrap(printable_line(f"note: {note}"), width)),
+        ]
+    )
+
+
+def _blocks(blocks: Iterable[Block], width: int | None, indent: int) -> Iterator[str]:
+    inner = None if width is None else max(width - indent, 1)
+    for block in blocks:
+        content = block.instead if isinstance(block, Picture) else block
+        if isinstance(content, str | Line):
+            text = content if isinstance(content, str) else content.text
+            lines = _wrap(printable_line(text), inner)
+        else:
+            lines = [] if content is None else _table(content, inner)
+        yield from (f"{'':{indent}}{line}".rstrip() for line in lines)
+
+
+def _wrap(text: str, width: int | None) -> list[str]:
+    if width is None or len(text) <= width:
+        return [text]
+    return wrap(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def _table(table: Table, width: int | None) -> list[str]:
+    rows = [tuple(printable_line(str(cell)) for cell in row) for row in (table.head, *table.rows) if row]
+    left = {*range(table.words), *table.left}
+    if len({*map(len, rows)}) > 1:
+        return table_lines(rows, left, width)
+    columns = list(zip(*rows, strict=True))
+    parts = _parts(columns, width or _DEFAULT_WIDTH) if table.splits else [columns]
+    lines = []
+    for part in parts:
+        cells = zip(*map(_align_marks, part), strict=True)
+        lines += table_lines(list(cells), left, width)
+    return lines
+
+
+def _parts(columns: Sequence[Sequence[str]], width: int) -> Iterator[Sequence[Sequence[str]]]:
+    """Yield groups of columns that fit, each with the first column."""
+    part = [columns[0]]
+    for column in columns[1:]:
+        if len(part) > 1 and sum(map(_width_of, (*part, column))) > width + GAP:
+            yield part
+            part = [columns[0]]
+        part.append(column)
+    yield part
+
+
+def _width_of(column: Sequence[str]) -> int:
+    return max(map(len, column)) + GAP
+
+
+def _align_marks(column: Sequence[str]) -> list[str]:
+    """Pad figures without a mark where a figure of the column has a mark."""
+    marked = any(cell.endswith(MARK) for cell in column)
+    return [f"{cell}{' ' * len(MARK)}" if marked and not cell.endswith(MARK) else cell for cell in column]
+
+
+def table_lines(rows: Sequence[Sequence[str]], left: Container[int] = (0,), width: int | None = None) -> list[str]:
+    """Return rows as lines of aligned columns.
+
+    Args:
+        rows: cells, the heading first. The last cell of a shorter row spans the remaining columns.
+        left: columns with text on the left; all other columns have it on the right.
+        width: the width into which columns on the left are wrapped; None for no limit.
+
+    >>> table_lines([("schedule", "step"), ("1f1b", "8 ms"), ("zb-v", "12 ms")])
+    ['schedule   step', '1f1b       8 ms', 'zb-v      12 ms']
+    """
+    count = max(map(len, rows))
+    aligned = [row if len(row) == count else row[:-1] for row in rows]
+    widths = [max(len(row[column]) for row in aligned if column < len(row)) for column in range(count)]
+    if width is not None:
+        _narrow(widths, left, width)
+    lines = []
+    for row, cells in zip(rows, aligned, strict=True):
+        wrapped = [
+            wrap(cell, size, break_on_hyphens=False) if len(cell) > size else [cell]
+            for cell, size in zip(cells, widths, strict=False)
+        ]
+        for parts in zip_longest(*wrapped, fillvalue=""):
+            texts = [
+                part.ljust(size) if column in left else part.rjust(size)
+                for column, (part, size) in enumerate(zip(parts, widths, strict=False))
+            ]
+            lines.append((" " * GAP).join(texts))
+        if len(cells) < len(row):
+            lines[-1] = (" " * GAP).join([lines[-1], row[-1]])
+    return [line.rstrip() for line in lines]
+
+
+def _narrow(widths: list[int], left: Container[int], width: int) -> None:
+    """Reduce the widest columns on the left until all columns fit the width."""
+    words = [column for column in range(len(widths)) if column in left]
+    while words and sum(widths) + GAP * (len(widths) - 1) > width:
+        widest = max(words, key=lambda column: widths[column])
+        if widths[widest] <= _NARROWEST:
+            return
+        widths[widest] -= 1
+
+
+def check_targets(targets: Sequence[str | Path], suffixes: Sequence[str], subject: str) -> None:
+    """Check the names of output files.
+
+    Args:
+        targets: the files.
+        suffixes: the suffixes of supported formats.
+        subject: what is written, such as ``a diff``.
+
+    Raises:
+        OutputError: a file has another suffix, or two targets are the same file.
+    """
+    paths = set()
+    for target in targets:
+        if not str(target).lower().endswith(tuple(suffixes)):
+            raise OutputError(f"no such format; {subject} is written as {', '.join(suffixes)}", file=target)
+        path = os.path.realpath(target)
+        if path in paths:
+            raise OutputError("two outputs are this file; name each file once", file=target)
+        paths.add(path)
+
+
+def write_page(path: Path, document: Document) -> None:
+    """Write the page of a document.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    path.write_text(page_of(document), encoding="utf-8", errors="replace", newline="\n")
+
+
+_FIGURE_ATTRIBUTES = ("deviation", "spread")
+
+
+def json_of(documents: Document | Sequence[Document]) -> str:
+    """Return the values of a document as JSON, or a list for several documents."""
+    return json.dumps(plain(documents), indent=2)
+
+
+def plain(value: Any) -> Any:
+    """Return plain JSON values of a value or a document; unknown figures are null."""
+    if isinstance(value, Document):
+        return _plain_by_name(value.values.items()) if isinstance(value.values, Mapping) else plain(value.values)
+    if isinstance(value, Figure):
+        value = value.value
+    if isinstance(value, Action):
+        return str(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return _plain_by_name(
+            (field.metadata.get("json", field.name), getattr(value, field.name)) for field in fields(value)
+        )
+    if isinstance(value, Mapping):
+        return {key: plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(part) for part in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _plain_by_name(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return plain values by name, with known deviations and spreads under separate names."""
+    values: dict[str, Any] = {}
+    for name, value in items:
+        values[name] = plain(value)
+        for attribute in _FIGURE_ATTRIBUTES:
+            if _any(known := _figure_attribute(value, attribute)):
+                values[f"{name}_{attribute}"] = known
+    return values
+
+
+def _figure_attribute(value: Any, name: str) -> Any:
+    """Return a value with the deviation or spread of each figure in its place; None without figures."""
+    if isinstance(value, Figure):
+        return getattr(value, name)
+    if isinstance(value, Mapping):
+        return {key: _figure_attribute(part, name) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_figure_attribute(part, name) for part in value]
+    return None
+
+
+def _any(known: Any) -> bool:
+    parts = known.values() if isinstance(known, dict) else known if isinstance(known, list) else None
+    return known is not None if parts is None else any(map(_any, parts))
+
+
+def page_of(document: Document) -> str:
+    """Return a document as an HTML page with its pictures."""
+    return render(Path(__file__).parent / "page.html", document=document)
+
+
+def render(template: Path, **values: Any) -> str:
+    """Return the text of a template with values; control characters of text that is not markup are removed."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    templates = Environment(
+        loader=FileSystemLoader(template.parent), autoescape=True, undefined=StrictUndefined,
+        keep_trailing_newline=True, finalize=lambda value: printable(value) if type(value) is str else value,
+    )  # fmt: skip
+    return templates.get_template(template.name).render(version=__version__, **values)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pptrace.config.choices import Sharing
 from pptrace.config.quantities import format_size
 from pptrace.errors import PptraceError
-from pptrace.report.text_table import table_lines
+from pptrace.report.document import Document, Table
 from pptrace.run.estimates import estimate
 from pptrace.run.neighbourhood import (
     DIVISION,
@@ -279,19 +279,17 @@ def _has_equal_work(first: SimulatedStep, second: SimulatedStep) -> bool:
     return max(work) <= _EQUAL_WORK_RATIO * min(work)
 
 
-def advice_lines(run: SimulatedStep, advice: Advice) -> list[str]:
+def advice_document(run: SimulatedStep, advice: Advice) -> Document:
     """Return the configuration's step and all simulated candidates with their arguments, the shortest first."""
     simulated = _simulated_candidates(advice)
-    rows = [("step", "peak", "pptrace simulate ..."), *advice_rows(run, advice)]
-    lines = table_lines(rows, {2})
+    head = ("step", "peak", "pptrace simulate ...")
     failed = [tried for tried in advice.tried if tried.step_ns is None]
-    lines += [f"cannot run: {tried.change.arguments}: {tried.reason}" for tried in failed]
-    note = [] if all(tried.fits for tried in simulated) else ["!: more than the device has"]
-    return [
-        *lines,
-        *note,
+    return Document(title="advice", lead=(
+        Table(head=head, rows=tuple(advice_rows(run, advice)), words=0, left=(2,)),
+        *(f"cannot run: {tried.change.arguments}: {tried.reason}" for tried in failed),
+        *([] if all(tried.fits for tried in simulated) else ["!: more than the device has"]),
         f"simulated {len(simulated)} of {advice.estimated} candidates, the likeliest by their estimates",
-    ]
+    ))  # fmt: skip
 
 
 def advice_rows(run: SimulatedStep, advice: Advice) -> list[tuple[str, str, str]]:

@@ -7,7 +7,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pptrace.config.quantities import format_duration, format_size
-from pptrace.report.document import Document, Line, Section, Table
+from pptrace.report.document import Document, Section, Table
 from pptrace.steps.kinds import Kind
 
 if TYPE_CHECKING:
@@ -67,10 +67,10 @@ def costs_document(workload: Workload) -> Document:
         _capacity(workload),
         f"{workload.model_flops:.4g} floating-point operations in the step" if workload.model_flops else "",
     ]
-    notes = [Line(text=text) for text in (*filter(None, rest), *workload.notes)]
     return Document(
-        title="costs", lead=(Line(text=f"{workload.stages} stages; times and activations are a microbatch's"),),
-        sections=(*sections, Section(title="how they are counted", blocks=tuple(notes))), values=known,
+        title="costs", lead=(f"{workload.stages} stages; times and activations are a microbatch's",),
+        sections=(*sections, Section(title="how they are counted", blocks=(*filter(None, rest), *workload.notes))),
+        values=known,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pptrace.config.quantities import format_rate, format_size
-from pptrace.report.rendering import render
+from pptrace.report.document import render
 from pptrace.report.step_drawing import CAUSE_COLOURS, chart_of, chart_svg
 from pptrace.run.advice import advice_rows
 from pptrace.run.overheads import overheads

@@ -7,9 +7,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pptrace.errors import ScheduleError
+from pptrace.report.document import Printed
 from pptrace.run.inputs import at_location, located
 from pptrace.run.preparation import prepare
-from pptrace.sanitize import Printed
 from pptrace.timeline.actions import communication
 from pptrace.timeline.memory import measure_memory
 from pptrace.timeline.metrics import measure
@@ -184,9 +184,9 @@ class SimulatedStep(Printed):
 
     def summary(self, written: Sequence[Path] = ()) -> str:
         """Return the summary that the command line prints, as plain text; ``written`` are its traces."""
-        from pptrace.run.summary import summary_lines
+        from pptrace.run.summary import summary_text
 
-        return "\n".join(summary_lines(self, self.lever, self.advice, written))
+        return summary_text(self, self.lever, self.advice, written)
 
     def __repr__(self) -> str:
         return self.summary()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pptrace.config.choices import PolicyName, StreamPer, Validation
 from pptrace.config.quantities import format_duration, format_size
+from pptrace.report.document import Document, text_of
 from pptrace.sanitize import shell_word
 from pptrace.timeline.idle import IdleCause
 from pptrace.timeline.link_use import busiest_links
@@ -43,10 +44,8 @@ _UNBROKEN = "\N{NO-BREAK SPACE}"
 _COLUMNS = ("fill", "drain", "xfer", "cont", "HoL", "peer", "dp", "slow")
 
 
-def summary_lines(
-    run: SimulatedStep, bottleneck: Bottleneck, advice: Advice, written: Sequence[Path] = ()
-) -> list[str]:
-    """Return the summary's lines; the last names the next command for the ``written`` traces.
+def summary_text(run: SimulatedStep, bottleneck: Bottleneck, advice: Advice, written: Sequence[Path] = ()) -> str:
+    """Return the summary; its last line names the next command for the ``written`` traces.
 
     Above the limit of lines, blank lines are dropped first, then the data-parallel line, then those of links.
     """
@@ -58,25 +57,13 @@ def summary_lines(
         (_COMMUNICATION, _communication(run)), (_LINKS, _busiest(run)), (_BLANK, [""]),
         (_ALWAYS, [*_ranks(run), *_warning(run), *last]),
     ]  # fmt: skip
+    text = ""
     for least in range(_ALWAYS + 1):
-        lines = [
-            part
-            for priority, section in parts
-            if priority >= least
-            for line in section
-            for part in _folded(line, width)
-        ]
-        if len(lines) <= LINES:
+        lines = [line for priority, section in parts if priority >= least for line in section]
+        text = text_of(Document(title=job_text(run), lead=lines), width)
+        if text.count("\n") < LINES:
             break
-    return lines
-
-
-def _folded(line: str, width: int) -> list[str]:
-    """Return a line as lines that fit, if it can be broken between words."""
-    line = line.rstrip()
-    if len(line) <= width:
-        return [line]
-    return wrap(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return text
 
 
 def time_text(run: SimulatedStep, time_ns: float) -> str:

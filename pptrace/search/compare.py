@@ -12,10 +12,10 @@ from pptrace.config.overrides import assignment
 from pptrace.config.quantities import format_size
 from pptrace.errors import ConfigError, DeadlockError, PptraceError
 from pptrace.report.charts import CYCLE, add_captions, columns_of, draw_bars, write_picture
-from pptrace.report.text_table import table_lines
+from pptrace.report.document import Column, Document, Printed, Table, table_of
 from pptrace.run.figures import at_levels, metrics_row
 from pptrace.run.summary import job_text, options_text, setting_text, time_text
-from pptrace.sanitize import Printed, csv_of
+from pptrace.sanitize import csv_of
 from pptrace.search.basis import short_reason
 from pptrace.search.ranking import (
     POLICY,
@@ -26,6 +26,7 @@ from pptrace.search.ranking import (
     policy_text,
     ranked,
     run_with_fallback,
+    share_text,
     slower_text,
     uncertainty_of,
     versions_of,
@@ -36,10 +37,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pptrace.config.choices import Choice
+    from pptrace.report.document import Block
     from pptrace.run.figures import Levels, Row
     from pptrace.run.simulated_step import SimulatedStep
     from pptrace.search.basis import Basis, Entry
-    from pptrace.search.ranking import Ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,18 +67,6 @@ class ComparedSchedule:
     """Places gained from formula to table, among schedules with a formula; negative if lost."""
     simulated_move: int = 0
     """Places gained from table to simulation; negative if lost."""
-
-    @property
-    def ranks(self) -> Ranks:
-        """The ranks by formula, table and simulation."""
-        return self.formula_rank, self.table_rank, self.simulated_rank
-
-    @property
-    def bubbles(self) -> list[float | None]:
-        """The bubbles of formula and table, and the idle share of the simulation."""
-        levels = self.levels
-        values = (levels.formula, levels.table, levels.run.metrics.bubble) if levels else (None, None, None)
-        return [None if value is None else float(value) for value in values]
 
     def row(self) -> Row:
         """Return one row of a tidy table, times in ns and sizes in bytes."""
@@ -149,12 +138,14 @@ class Comparison(Printed):
             **({"uncertainty": self.uncertainty, "ties": self.ties} if self.uncertainty else {}), **policies,
         }  # fmt: skip
 
-    def summary(self) -> str:
-        """Return the table that the command line prints, as plain text."""
-        lines = _lines(self)
-        if self.policies is not None:
-            lines += ["", *policy_lines(self.policies, self.ran[0][1], self.uncertainty)]
-        return "\n".join(lines)
+    def document(self) -> Document:
+        """Return the table that the command line prints, with the legend and the fastest schedule."""
+        rows = [(row.row(), row.reason and f"cannot run: {row.reason}") for row in self.rows]
+        policies = self.policies
+        return Document(title="comparison", lead=[
+            *_heading(self), "", table_of(_columns(self), rows), "", *_notes(self), *_ties(self),
+            _verdict(self), *(_policy_blocks(policies, self.ran[0][1], self.uncertainty) if policies else []),
+        ])  # fmt: skip
 
     def save(self, path: str | Path) -> Path:
         """Draw the three levels: a .png, .svg or .pdf file; the same comparison gives the same bytes.
@@ -245,28 +236,10 @@ _EQUAL_WORK_RATIO = 1.05
 """Maximum ratio between equal amounts of computation."""
 
 
-def _lines(comparison: Comparison) -> list[str]:
-    """Return the lines: heading, a row per schedule, the legend, and the fastest schedule."""
-    columns = _columns(comparison)
-    cells = zip(*(texts for _, texts in columns), strict=True)
-    table: list[Sequence[str]] = [
-        ["", *(heading for (heading, _), _ in columns)],
-        ["schedule", *(heading for (_, heading), _ in columns)],
-    ]
-    for row in comparison.rows:
-        texts = next(cells) if row.levels is not None else (f"cannot run: {row.reason}",)
-        table.append([row.entry.label, *texts])
-    left = [index for index, heading in enumerate(table[1]) if heading in {"schedule", "#"}]
-    return [
-        *_heading(comparison), "", *table_lines(table, left), "", *_notes(comparison), *_ties(comparison),
-        _verdict(comparison),
-    ]  # fmt: skip
-
-
 def _heading(comparison: Comparison) -> list[str]:
     """Return the lines of the job, and of its sizes and network where all schedules share them."""
     ran = comparison.ran
-    counts = {_sizes(run)["microbatches"] for _, run in ran}
+    counts = {run.prepared.request.microbatches for _, run in ran}
     microbatches = f": {counts.pop()} microbatches" if len(counts) == 1 else ""
     # The label of an entry with settings shows how it differs.
     plain = [(row, run) for row, run in ran if not row.entry.settings]
@@ -275,61 +248,54 @@ def _heading(comparison: Comparison) -> list[str]:
     return [f"{job_text(ran[0][1])}{microbatches}", *(settings if len(settings) == 1 else ())]
 
 
-def _columns(comparison: Comparison) -> list[tuple[tuple[str, str], list[str]]]:
-    """Return each column: its two headings, and the text of every schedule that ran."""
-    rows, runs = [row for row, _ in comparison.ran], [run for _, run in comparison.ran]
-    columns = []
-    for name in ("pp", "vp", "microbatches"):
-        sizes = [_sizes(run)[name] for run in runs]
-        if len(set(sizes)) > 1:
-            columns.append((("", name), [str(size) for size in sizes]))
-    if any(row.messages for row in rows):
-        columns.append((("", "p2p"), [policy_text(run) for run in runs]))
-    shortest_ns = min(run.metrics.step_ns for run in runs)
-    columns += [
-        (("formula", "bubble"), [_bubble(row, 0) for row in rows]),
-        (("", "#"), [_rank(row.formula_rank, 0) for row in rows]),
-        (("table", "bubble"), [_bubble(row, 1) for row in rows]),
-        (("", "#"), [_rank(row.table_rank, row.table_move) for row in rows]),
-        (("simulated", "idle"), [_bubble(row, 2) for row in rows]),
-        (("", "step"), [time_text(run, run.metrics.step_ns) for run in runs]),
-        (("", "#"), [_rank(row.simulated_rank, row.simulated_move) for row in rows]),
-        (("", "slower"), [slower_text(run.metrics.step_ns, shortest_ns) for run in runs]),
+def _columns(comparison: Comparison) -> list[Column]:
+    rows, runs = [row.row() for row, _ in comparison.ran], {row.entry.label: run for row, run in comparison.ran}
+    step, slower, *others = step_columns(rows, runs)
+    return [
+        Column("schedule", ("schedule",), str, is_words=True),
+        *(Column(key, (key,), str, len({row[key] for row in rows}) > 1) for key in ("pp", "vp", "microbatches")),
+        Column("p2p", ("policy",), str, any(row.messages for row, _ in comparison.ran)),
+        Column("bubble", ("formula_bubble", "formula_is_exact"), share_text, group="formula"),
+        Column("#", ("formula_rank",), rank_text, is_words=True),
+        Column("bubble", ("table_bubble",), share_text, group="table"),
+        Column("#", ("table_rank", "table_move"), rank_text, is_words=True),
+        Column("idle", ("idle",), share_text, group="simulated"),
+        step,
+        Column("#", ("simulated_rank", "simulated_move"), rank_text, is_words=True),
+        slower,
+        *others,
     ]
-    tokens = [run.metrics.tokens_per_s for run in runs]
-    if any(tokens):
-        columns.append((("", "tokens/s"), [f"{value:,.0f}" if value else "-" for value in tokens]))
-    if any(run.metrics.memory.peak_bytes.any() for run in runs):
-        columns.append((("", "peak"), _peaks(runs)))
-    return columns
 
 
-def _sizes(run: SimulatedStep) -> dict[str, int]:
-    """Return the sizes that have a column where schedules differ in them."""
-    prepared = run.prepared
-    ranks = prepared.schedule.ranks
-    return {
-        "pp": ranks, "vp": prepared.schedule.stages // ranks, "microbatches": prepared.request.microbatches
-    }  # fmt: skip
+def step_columns(rows: Sequence[Row], runs: Mapping[str, SimulatedStep]) -> list[Column]:
+    """Return the columns of step, slowdown, tokens per second and peak memory.
+
+    Args:
+        rows: the rows of the schedules that run.
+        runs: their steps by label.
+    """
+    shortest_ns = min(run.metrics.step_ns for run in runs.values())
+    mark = "" if all(row.get("fits", True) for row in rows) else "  "
+    return [
+        Column("step", ("schedule", "step_ns"), lambda label, step_ns: time_text(runs[label], step_ns)),
+        Column("slower", ("step_ns",), lambda step_ns: slower_text(step_ns, shortest_ns)),
+        Column(
+            "tokens/s", ("tokens_per_s",), lambda rate: f"{rate:,.0f}" if rate else "-",
+            any(row["tokens_per_s"] for row in rows),
+        ),
+        Column(
+            "peak", ("peak_memory_bytes", "fits"),
+            lambda size, fits: f"{format_size(size)}{' !' if fits is False else mark}",
+            any(row["peak_memory_bytes"] for row in rows),
+        ),
+    ]  # fmt: skip
 
 
-def _bubble(row: ComparedSchedule, level: int) -> str:
-    value = row.bubbles[level]
-    tilde = "" if level or row.formula_is_exact else "~"
-    return "-" if value is None else f"{tilde}{value:.2%}"
-
-
-def _rank(rank: int | None, move: int) -> str:
+def rank_text(rank: int | None, move: int = 0) -> str:
+    """Return a rank with the places that were gained or lost."""
     if rank is None:
         return "#-"
     return f"#{rank} ({move:+d})" if move else f"#{rank}"
-
-
-def _peaks(runs: Sequence[SimulatedStep]) -> list[str]:
-    peaks = [format_size(int(run.metrics.memory.peak_bytes.max(initial=0))) for run in runs]
-    is_over = [run.metrics.over_capacity is not None for run in runs]
-    mark = {True: " !", False: "  "} if any(is_over) else {False: ""}
-    return [f"{peak}{mark[over]}" for peak, over in zip(peaks, is_over, strict=True)]
 
 
 def _notes(comparison: Comparison) -> list[str]:
@@ -338,7 +304,7 @@ def _notes(comparison: Comparison) -> list[str]:
     notes = ["#: rank by bubble, in the simulation by step time; equal ones share it"]
     if any(row.table_move or row.simulated_move for row in rows):
         notes.append("(+1), (-1): places won or lost against the level before")
-    if any(row.bubbles[0] is not None and not row.formula_is_exact for row in rows):
+    if any(row.formula_rank is not None and not row.formula_is_exact for row in rows):
         notes.append("~: a formula that the schedule's tables only come near")
     notes += options_notes(runs)
     notes += fallback_notes([(row.entry.label, row.messages, run) for row, run in comparison.ran])
@@ -417,7 +383,8 @@ def first_text(steps: Sequence[tuple[int, str]], uncertainty: float = 0.0) -> st
     return " and ".join(label for _, label in tied) + lead
 
 
-_LEVELS = ("formula", "table", "simulated")
+_LEVELS = {"formula": "formula_bubble", "table": "table_bubble", "simulated": "idle"}
+"""Names of the levels, and the figure of each."""
 
 _SHADES = ("#c6dbef", "#6baed6", "#08519c")
 """Colours of the levels, distinguishable without hue (ColorBrewer's Blues, https://colorbrewer2.org)."""
@@ -428,7 +395,7 @@ _MAX_NAME = 28
 
 def _draw_ranks(axes: Any, rows: Sequence[ComparedSchedule]) -> None:
     """Draw a line per schedule through its places; the places by simulation match the rows of the bubbles."""
-    ranks = list(zip(*(row.ranks for row in rows), strict=True))
+    ranks = [[getattr(row, f"{name}_rank") for row in rows] for name in _LEVELS]
     places = [_bar_places(column) for column in ranks]
     for index, row in enumerate(rows):
         known = [(level, place) for level in range(len(_LEVELS)) if (place := places[level][index]) is not None]
@@ -451,9 +418,10 @@ def _draw_ranks(axes: Any, rows: Sequence[ComparedSchedule]) -> None:
 
 
 def _draw_bubbles(axes: Any, rows: Sequence[ComparedSchedule]) -> None:
+    figures = [row.row() for row in rows]
     parts = {
-        name: ([100 * (row.bubbles[level] or 0) for row in rows], shade)
-        for level, (name, shade) in enumerate(zip(_LEVELS, _SHADES, strict=True))
+        name: ([100 * float(cells[key] or 0) for cells in figures], shade)
+        for (name, key), shade in zip(_LEVELS.items(), _SHADES, strict=True)
     }
     shortest_ns = min(row.levels.run.metrics.step_ns for row in rows if row.levels is not None)
     draw_bars(
@@ -603,23 +571,22 @@ def _policy_row(basis: Basis, entry: Entry, policy: str, settings: Mapping[str, 
         return replace(row, reason=short_reason(error), deadlocks=isinstance(error, DeadlockError))
 
 
-def policy_lines(table: PolicyTable, run: SimulatedStep, uncertainty: float = 0.0) -> list[str]:
-    """Return the lines of the table; ``run`` decides whether times have units.
+def _policy_blocks(table: PolicyTable, run: SimulatedStep, uncertainty: float) -> list[Block]:
+    """Return a blank line, heading, table and refusals of policies; ``run`` decides whether times have units.
 
     All schedules whose steps are within the share ``uncertainty`` of the shortest count as the fastest.
     """
     policies = table.by_policy()
     schedules = [row.schedule for row in next(iter(policies.values()))]
     least = [_shortest_ns(rows) for rows in zip(*policies.values(), strict=True)]
-    cells = [["policy", *schedules]]
     has_several = len(schedules) > 1
-    cells[0] += ["fastest"] if has_several else []
+    cells = []
     for policy, rows in policies.items():
         steps = [_cell(row, least_ns, run) for row, least_ns in zip(rows, least, strict=True)]
-        cells.append([policy, *steps, *([_fastest_under(rows, uncertainty)] if has_several else [])])
-    lines = table_lines(cells, {0, len(schedules) + 1})
+        cells.append((policy, *steps, *([_fastest_under(rows, uncertainty)] if has_several else [])))
+    head = ("policy", *schedules, *(["fastest"] if has_several else []))
     heading = "what each policy costs: the step, and by how much it is over the schedule's shortest"
-    return [heading, *lines, *_refusals(table)]
+    return ["", heading, Table(head=head, rows=tuple(cells), left=(len(schedules) + 1,)), *_refusals(table)]
 
 
 def _refusals(table: PolicyTable) -> list[str]:

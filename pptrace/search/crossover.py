@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 from pptrace.config.quantities import DURATION
 from pptrace.config.resolution import document_of
 from pptrace.errors import ConfigError, PptraceError, ScheduleError
-from pptrace.report.text_table import table_lines
+from pptrace.report.document import Document, Printed, table_lines
 from pptrace.run.preparation import check_size
 from pptrace.run.summary import job_text, setting_text
-from pptrace.sanitize import Printed
 from pptrace.search.basis import short_reason
 from pptrace.search.compare import options_notes, work_note
 from pptrace.search.grid import Base
@@ -153,12 +152,12 @@ class Crossover(Printed):
             "notes": list(self.notes),
         }
 
-    def summary(self) -> str:
-        """Return the text that the command line prints."""
+    def document(self) -> Document:
+        """Return the table and the flips that the command line prints."""
         first, second = (entry.label for entry in self.between)
         flips = f"{len(self.flips) or 'no'} flip{'s' if len(self.flips) != 1 else ''}"
         intervals = [list(points) for _, points in groupby(self.points, key=attrgetter("sign"))]
-        return "\n".join([
+        lead = (
             *self.heading,
             f"{first} against {second} over {self.span.key}, {self.span.ends}: {flips}",
             "",
@@ -169,7 +168,8 @@ class Crossover(Printed):
             *_skipped(self),
             *_memory(self),
             *self.notes,
-        ])  # fmt: skip
+        )
+        return Document(title="crossover", lead=lead)
 
     def _plain(self, point: Point) -> dict[str, Any]:
         return {

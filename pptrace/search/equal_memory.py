@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from pptrace.config.quantities import format_duration, format_size
 from pptrace.errors import ConfigError, PptraceError
 from pptrace.report.charts import add_captions, draw_bars, write_picture
-from pptrace.report.text_table import table_lines
+from pptrace.report.document import Column, Document, Printed, table_of
 from pptrace.run.neighbourhood import Change
 from pptrace.run.preparation import build_costs
 from pptrace.run.summary import job_text, setting_text, time_text
-from pptrace.sanitize import Printed, csv_of
+from pptrace.sanitize import csv_of
 from pptrace.search.basis import LIMITS, limit_settings, memory_limit, short_reason
-from pptrace.search.compare import first_text
+from pptrace.search.compare import first_text, rank_text, step_columns
 from pptrace.search.ranking import (
     ANY_TABLE,
     POLICY,
@@ -26,6 +26,7 @@ from pptrace.search.ranking import (
     join_names,
     policy_text,
     ranked,
+    share_text,
     slower_text,
     uncertainty_of,
     versions_of,
@@ -198,9 +199,14 @@ class EqualComparison(Printed):
             "without_copy_times": without_copy_times(self.rows, self.varied), "rows": rows,
         }  # fmt: skip
 
-    def summary(self) -> str:
-        """Return the table that the command line prints, as plain text."""
-        return "\n".join(_lines(self.rows, self.limit_bytes, self.varied))
+    def document(self) -> Document:
+        """Return the table that the command line prints, with legend, arguments, and the fastest schedule."""
+        rows = [equal_row(row, self.limit_bytes) for row in self.rows]
+        table = table_of(_columns(self.rows, rows), [(row, str(row["refused"] or "")) for row in rows])
+        return Document(title="comparison", lead=[
+            *_heading(self.rows, self.limit_bytes), "", table, "", *_legend(self.rows, self.varied),
+            *_refitted(self.rows, self.limit_bytes), *_arguments(self.rows), *_fastest(self.rows),
+        ])  # fmt: skip
 
     def save(self, path: str | Path) -> Path:
         """Draw steps and memory: a .png, .svg or .pdf file; the same comparison gives the same bytes.
@@ -428,11 +434,7 @@ def _figures(run: Run, limit_bytes: int) -> Row:
         "fullest_rank": fullest,
         "peak_memory_bytes": peak,
         "left_bytes": (memory.fullest_room_bytes or limit_bytes) - peak,
-        "weights_bytes": int(memory.weights_bytes[fullest]),
-        "gradients_bytes": int(memory.gradients_bytes[fullest]),
-        "optimizer_bytes": int(memory.optimizer_bytes[fullest]),
-        "buffer_bytes": int(memory.buffer_bytes[fullest]),
-        "reserved_bytes": int(memory.reserved_bytes[fullest]),
+        **{name: int(getattr(memory, name)[fullest]) for name in _STATE},
         "activation_bytes": int(memory.peak_activation_bytes[fullest]),
     }
 
@@ -491,19 +493,14 @@ def _format_rounded_up(size_bytes: int) -> str:
 _STATE = ("weights_bytes", "gradients_bytes", "optimizer_bytes", "buffer_bytes", "reserved_bytes")
 
 
-def _lines(rows: Sequence[EqualSchedule], limit_bytes: int, varied: Sequence[VariableSetting]) -> list[str]:
-    """Return the lines: heading, a row per schedule, the legend, arguments, and the fastest schedule."""
-    columns = _columns([row for row in rows if row.fits], limit_bytes)
-    cells = zip(*columns.values(), strict=True)
-    table: list[Sequence[str]] = [["schedule", *columns]]
-    table += [[row.entry.label, *(next(cells) if row.fits else [shortage(row, limit_bytes)])] for row in rows]
-    lines = [*_heading(rows, limit_bytes), "", *table_lines(table, {0, 1, len(columns)}), ""]
-    lines += [*_legend(rows, varied), *_refitted(rows, limit_bytes), *_arguments(rows)]
+def _fastest(rows: Sequence[EqualSchedule]) -> list[str]:
+    """Return the line of the fastest schedule, after that under the common policy if there is one."""
     runs = [(row.entry.label, row.run) for row in rows if row.run]
     uncertainty = uncertainty_of(run for _, run in runs)
     common = [(row.common.step_ns or 0, row.entry.label) for row in rows if row.common]
+    lines = []
     if common:
-        lines += [_common_forms(rows), f"fastest under {ANY_TABLE[POLICY]}: {first_text(common, uncertainty)}"]
+        lines = [_common_forms(rows), f"fastest under {ANY_TABLE[POLICY]}: {first_text(common, uncertainty)}"]
     return [*lines, f"fastest: {first_text([(run.metrics.step_ns, label) for label, run in runs], uncertainty)}"]
 
 
@@ -515,41 +512,33 @@ def _heading(rows: Sequence[EqualSchedule], limit_bytes: int) -> list[str]:
     return [f"{job_text(run)}: global batch {total:,}, {format_size(limit_bytes)} per rank", setting_text(run)]
 
 
-def _columns(rows: Sequence[EqualSchedule], limit_bytes: int) -> dict[str, list[str]]:
-    """Return the texts of all schedules that fit, by the heading of the column."""
-    figures = [equal_row(row, limit_bytes) for row in rows]
-    runs = [row.run for row in rows if row.run]
-    shortest_ns = min(run.metrics.step_ns for run in runs)
+def _columns(schedules: Sequence[EqualSchedule], rows: Sequence[Row]) -> list[Column]:
+    runs = {schedule.entry.label: schedule.run for schedule in schedules if schedule.run}
+    has_common = any(schedule.common for schedule in schedules)
 
-    def sizes(*keys: str) -> list[str]:
-        return [format_size(sum(int(cells[key] or 0) for key in keys)) for cells in figures]
+    def size_text(*sizes_bytes: int) -> str:
+        return format_size(sum(sizes_bytes))
 
-    def shares(key: str) -> list[str]:
-        times = [float(cells["step_ns"] or 1) * float(cells["pp"] or 1) for cells in figures]
-        return [f"{float(cells[key] or 0) / time:.2%}" for cells, time in zip(figures, times, strict=True)]
+    def part_text(time_ns: int, step_ns: int, ranks: int) -> str:
+        return share_text(time_ns / ((step_ns or 1) * ranks))
 
-    columns = {
-        "#": [f"#{row.rank}" for row in rows],
-        "step": [time_text(run, run.metrics.step_ns) for run in runs],
-        "slower": [slower_text(run.metrics.step_ns, shortest_ns) for run in runs],
-        "tokens/s": [f"{run.metrics.tokens_per_s or 0:,.0f}" for run in runs],
-        "peak": sizes("peak_memory_bytes"),
-        "left": sizes("left_bytes"),
-        "state": sizes(*_STATE),
-        "activations": sizes("activation_bytes"),
-        "bubble": [f"{float(run.metrics.bubble):.2%}" for run in runs],
-        "hidden": shares("hidden_communication_ns"),
-        "exposed": shares("exposed_communication_ns"),
-        "p2p": [policy_text(run) for run in runs],
-        f"all {ANY_TABLE[POLICY]}": [
-            time_text(run, row.common.step_ns or 0) if row.common else "-"
-            for row, run in zip(rows, runs, strict=True)
-        ],
-        "form": [row.form or "as configured" for row in rows],
-    }
-    unknown = [] if any(run.metrics.tokens_per_s for run in runs) else ["tokens/s"]
-    unknown += [] if any(row.common for row in rows) else ["p2p", f"all {ANY_TABLE[POLICY]}"]
-    return {heading: texts for heading, texts in columns.items() if heading not in unknown}
+    def common_text(label: str, step_ns: int | None) -> str:
+        return time_text(runs[label], step_ns) if step_ns else "-"
+
+    return [
+        Column("schedule", ("schedule",), str, is_words=True),
+        Column("#", ("rank",), rank_text, is_words=True),
+        *step_columns([row for row in rows if row["rank"]], runs),
+        Column("left", ("left_bytes",), size_text),
+        Column("state", _STATE, size_text),
+        Column("activations", ("activation_bytes",), size_text),
+        Column("bubble", ("bubble",), share_text),
+        Column("hidden", ("hidden_communication_ns", "step_ns", "pp"), part_text),
+        Column("exposed", ("exposed_communication_ns", "step_ns", "pp"), part_text),
+        Column("p2p", ("policy",), str, has_common),
+        Column(f"all {ANY_TABLE[POLICY]}", ("schedule", "alike_step_ns"), common_text, has_common),
+        Column("form", ("form",), lambda form: form or "as configured", is_words=True),
+    ]
 
 
 def _common_forms(rows: Sequence[EqualSchedule]) -> str:

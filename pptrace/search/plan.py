@@ -17,10 +17,9 @@ from pptrace.config.resolution import Config, check_arguments, document_of
 from pptrace.files import replace_file
 from pptrace.plugins.registry import Registry
 from pptrace.report.charts import INK, LIMIT, columns_of, draw_points, write_picture
-from pptrace.report.text_table import table_lines
+from pptrace.report.document import Document, Printed, Table
 from pptrace.run.preparation import build_costs
 from pptrace.run.summary import devices_text
-from pptrace.sanitize import Printed
 from pptrace.search.candidates import MACHINES, CandidateRunner, Outcome, Search
 from pptrace.search.launch_arguments import megatron_arguments, torchtitan_arguments, values_of
 from pptrace.search.pricing import default_split
@@ -281,12 +280,12 @@ class Plan(Printed):
             self.configuration, sort_keys=False, allow_unicode=True, default_flow_style=None, width=110
         )
 
-    def summary(self) -> str:
-        """Return the lines that the command line prints."""
-        return "\n".join([
-            *_request_lines(self), "", *_table(self), "", *_reasons(self), *_ties(self), *_equivalents(self),
+    def document(self) -> Document:
+        """Return the table and the lines that the command line prints."""
+        return Document(title="plan", lead=(
+            *_request_lines(self), "", _table(self), "", *_reasons(self), *_ties(self), *_equivalents(self),
             *_robustness(self), "", *_counts(self), "", *_frameworks(self),
-        ])  # fmt: skip
+        ))  # fmt: skip
 
 
 def _point(candidate: Candidate) -> Row:
@@ -379,8 +378,6 @@ Of published steps of one model on the same GPUs, pairs with simulated steps thi
 of 37 times (``pptrace accuracy`` counts them; docs/plan.md)."""
 
 
-_HEAD = ("#", "schedule", "pp", "vp", "tp", "cp", "ep", "dp", "mbs", "gbs", "settings", "step", "tok/s/GPU", "MFU",
-         "memory", "exposed", "waiting", "behind")  # fmt: skip
 _OPTIONAL = ("vp", "cp", "ep", "gbs", "settings")
 """Columns that are left out if all rows are empty or 1."""
 _SHORT = {"model.recompute": "recompute", "costs.zero": "zero", "parallel.order": "order",
@@ -406,30 +403,35 @@ def _request_lines(plan: Plan) -> list[str]:
     return [f"{model} on {machine}: {OBJECTIVES[plan.request.objective]}", plan.heading]
 
 
-def _table(plan: Plan) -> list[str]:
-    rows = [list(_HEAD), *(_cells(plan, place, candidate) for place, candidate in enumerate(plan.ranked, 1))]
+def _table(plan: Plan) -> Table:
+    rows = [_cells(plan, place, candidate) for place, candidate in enumerate(plan.ranked, 1)]
     shown = [
-        column for column, name in enumerate(_HEAD)
-        if name not in _OPTIONAL or len({row[column] for row in rows[1:]} - {"", "1"}) > (name == "gbs")
+        name for name in rows[0]
+        if name not in _OPTIONAL or len({row[name] for row in rows} - {"", "1"}) > (name == "gbs")
     ]  # fmt: skip
-    left = [index for index, column in enumerate(shown) if _HEAD[column] in {"schedule", "settings"}]
-    return table_lines([[row[column] for column in shown] for row in rows], left)
+    left = tuple(index for index, name in enumerate(shown) if name in {"schedule", "settings"})
+    cells = tuple(tuple(row[name] for name in shown) for row in rows)
+    return Table(head=tuple(shown), rows=cells, words=0, left=left)
 
 
-def _cells(plan: Plan, place: int, candidate: Candidate) -> list[str]:
+def _cells(plan: Plan, place: int, candidate: Candidate) -> dict[str, str]:
+    """Return the texts of a place by the heading of the column."""
     layout, row, step = candidate.layout, candidate.row, int(candidate.row["step_ns"] or 0)
     slowdown = float(candidate.score[-1] / plan.best.score[-1] - 1)
     tokens_per_s, mfu = row["tokens_per_s_per_gpu"], row["mfu"]
     exposed = (float(row["mean_collectives_ns"] or 0) + float(row["mean_messages_ns"] or 0)
                + float(row["mean_reduction_ns"] or 0))  # fmt: skip
-    sizes = (layout.tp, layout.cp, layout.ep, layout.dp, layout.micro, layout.sequences)
-    return [
-        str(place), candidate.schedule, str(layout.pp), str(candidate.chunks), *map(str, sizes),
-        _settings(candidate), DURATION.rounded(step),
-        f"{float(tokens_per_s):,.0f}" if tokens_per_s else "-", f"{float(mfu):.1%}" if mfu else "-",
-        format_size(int(row["peak_memory_bytes"] or 0)), f"{exposed / step:.1%}",
-        f"{float(row['mean_waiting_ns'] or 0) / step:.1%}", "-" if place == 1 else f"{slowdown:+.1%}",
-    ]  # fmt: skip
+    return {
+        "#": str(place), "schedule": candidate.schedule, "pp": str(layout.pp), "vp": str(candidate.chunks),
+        "tp": str(layout.tp), "cp": str(layout.cp), "ep": str(layout.ep), "dp": str(layout.dp),
+        "mbs": str(layout.micro), "gbs": str(layout.sequences), "settings": _settings(candidate),
+        "step": DURATION.rounded(step),
+        "tok/s/GPU": f"{float(tokens_per_s):,.0f}" if tokens_per_s else "-",
+        "MFU": f"{float(mfu):.1%}" if mfu else "-",
+        "memory": format_size(int(row["peak_memory_bytes"] or 0)), "exposed": f"{exposed / step:.1%}",
+        "waiting": f"{float(row['mean_waiting_ns'] or 0) / step:.1%}",
+        "behind": "-" if place == 1 else f"{slowdown:+.1%}",
+    }  # fmt: skip
 
 
 def _settings(candidate: Candidate) -> str:

@@ -172,3 +172,8 @@ def slower_text(step_ns: int, least_ns: int) -> str:
         return "-"
     more = step_ns / least_ns - 1
     return f"+{more:.2%}" if more < _COARSE else f"+{more:.0%}"
+
+
+def share_text(value: float | None, is_exact: int | None = 1) -> str:
+    """Return a share in percent; a tilde marks a share that is not exact."""
+    return "-" if value is None else f"{'' if is_exact else '~'}{value:.2%}"

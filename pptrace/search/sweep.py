@@ -14,9 +14,10 @@ from pptrace.config.quantities import DURATION, SIZE
 from pptrace.errors import OutputError, PptraceError
 from pptrace.files import replace_file
 from pptrace.report.charts import check_picture
+from pptrace.report.document import Column, Document, table_of
 from pptrace.report.numbers import unique_names
-from pptrace.report.text_table import table_lines
 from pptrace.run.preparation import prepare
+from pptrace.search.ranking import share_text
 from pptrace.search.result_table import ADVICE, TABLES, check_table, columns_of, read_table, write_table
 from pptrace.search.runner import Journal, Runner, choose, inputs_of, journal_path, run_point
 from pptrace.search.sweep_charts import Picture, save_picture
@@ -330,45 +331,47 @@ def _format_value(value: object) -> str:
     return "absent" if value is None else str(value)
 
 
-_FIGURES = {
-    "step_ns": "step",
-    "formula_bubble": "formula",
-    "table_bubble": "table",
-    "idle": "idle",
-    "peak_memory_bytes": "memory",
-}
-"""Printed columns with their headings."""
-
-_MODEL_FIGURES = {"tokens_per_s_per_gpu": "tok/s/GPU", "mfu": "MFU"}
-"""Columns that are printed if the costs have a model."""
-
 _MOST_ROWS = 100
 _MOST_MESSAGES = 20
 _LONGEST = 60
 
 
-def rows_text(sweep: Sweep) -> str:
-    """Return a line per point with its values of the axes and its main figures."""
-    names = {key: unique_names([str(row[key]) for row in sweep.rows], _LONGEST) for key in sweep.over}
-    figures = _figures(sweep)
-    rows = [[*sweep.over, *figures.values()]]
-    for row in sweep.rows[:_MOST_ROWS]:
-        cells = [_brief(str(row["error"]))] if row["error"] else [_figure(row, key) for key in figures]
-        rows.append([*(names[key][str(row[key])] for key in sweep.over), *cells])
-    lines = table_lines(rows, range(len(sweep.over)))
+def rows_document(sweep: Sweep) -> Document:
+    """Return a row per point with its values of the axes and its main figures."""
+    rows = [(row, _brief(str(row["error"] or ""))) for row in sweep.rows[:_MOST_ROWS]]
     omitted = len(sweep.rows) - _MOST_ROWS
-    return "\n".join(lines + [f"and {omitted:,} more: write them with -o results.csv"] * (omitted > 0))
+    more = [f"and {omitted:,} more: write them with -o results.csv"] if omitted > 0 else []
+    return Document(title="sweep", lead=[table_of(_columns(sweep), rows, len(sweep.over)), *more])
 
 
-def _figures(sweep: Sweep) -> dict[str, str]:
-    """Return the columns with their headings: GPUs if they differ, rates if they are known."""
-    differ = len({row.get("gpus") for row in sweep.rows if not row["error"]}) > 1
-    known = {key for row in sweep.rows for key in _MODEL_FIGURES if row.get(key) is not None}
-    return (
-        ({"gpus": "GPUs"} if differ else {})
-        | _FIGURES
-        | {key: name for key, name in _MODEL_FIGURES.items() if key in known}
-    )
+def _columns(sweep: Sweep) -> list[Column]:
+    """Return the columns: axes, GPUs if they differ, figures, and rates if they are known."""
+
+    def axis(key: str) -> Column:
+        names = unique_names([str(row[key]) for row in sweep.rows], _LONGEST)
+        return Column(key, (key,), lambda value: names[str(value)], is_words=True)
+
+    def is_known(key: str) -> bool:
+        return any(row.get(key) is not None for row in sweep.rows)
+
+    return [
+        *map(axis, sweep.over),
+        Column("GPUs", ("gpus",), _count, len({row.get("gpus") for row in sweep.rows if not row["error"]}) > 1),
+        Column("step", ("step_ns",), DURATION.rounded),
+        Column("formula", ("formula_bubble",), share_text),
+        Column("table", ("table_bubble",), share_text),
+        Column("idle", ("idle",), share_text),
+        Column(
+            "memory", ("peak_memory_bytes", "fits"),
+            lambda size, fits: f"{SIZE.rounded(size)}{' !' if fits is False else ''}",
+        ),
+        Column("tok/s/GPU", ("tokens_per_s_per_gpu",), _count, is_known("tokens_per_s_per_gpu")),
+        Column("MFU", ("mfu",), share_text, is_known("mfu")),
+    ]  # fmt: skip
+
+
+def _count(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
 
 
 def failures_text(sweep: Sweep) -> str:
@@ -384,19 +387,6 @@ def failures_text(sweep: Sweep) -> str:
     omitted = len(groups) - _MOST_MESSAGES
     lines += [f"  and {omitted:,} more messages, in the column error"] * (omitted > 0)
     return "".join(f"{line}\n" for line in lines)
-
-
-def _figure(row: Row, key: str) -> str:
-    value: Cell = row.get(key)
-    if not isinstance(value, int | float):
-        return "-"
-    if key in {"gpus", "tokens_per_s_per_gpu"}:
-        return f"{value:,.0f}"
-    if key.endswith("_ns"):
-        return DURATION.rounded(int(value))
-    if key.endswith("_bytes"):
-        return f"{SIZE.rounded(int(value))}{' !' if row.get('fits') is False else ''}"
-    return f"{100 * value:.2f}%"
 
 
 def _brief(text: str) -> str:

@@ -20,14 +20,13 @@ from pptrace.config.choices import Sharing
 from pptrace.config.quantities import format_duration
 from pptrace.errors import ConfigError, DeadlockError, PptraceError, ScheduleError
 from pptrace.network.contract import ideal
-from pptrace.report.text_table import table_lines
+from pptrace.report.document import Document, Printed, Table
 from pptrace.run.cost_changes import at_speeds, evened
 from pptrace.run.heterogeneous_replicas import changed
 from pptrace.run.neighbourhood import value_of
 from pptrace.run.simulated_step import run_prepared
 from pptrace.run.summary import job_text, schedule_text, setting_text, time_text
 from pptrace.run.table_changes import with_sharding
-from pptrace.sanitize import Printed
 from pptrace.search.basis import short_reason
 from pptrace.sim.rate_sharing import Contention
 from pptrace.sim.simulation import simulate
@@ -83,13 +82,14 @@ class WhatIfs(Printed):
         ]  # fmt: skip
         return {"step_ns": step, "lever": str(self.run.lever), "changes": rows, "provenance": self.run.provenance}
 
-    def summary(self) -> str:
-        """Return the lines that the command line prints: a row per change with its step and saving."""
+    def document(self) -> Document:
+        """Return the table that the command line prints: a row per change with its step and saving."""
         run = self.run
-        rows = [("what if", "step", "saves"), *(_cells(self, row) for row in self.rows)]
+        rows = tuple(_cells(self, row) for row in self.rows)
+        table = Table(head=("what if", "step", "saves"), rows=rows, left=(2,))
         chunks = run.prepared.schedule.stages // run.prepared.schedule.ranks
         heading = f"{job_text(run)}: {schedule_text(run)}, {run.prepared.schedule.microbatches} microbatches"
-        return "\n".join([heading, setting_text(run, chunks=chunks), "", *table_lines(rows, {0, 2})])
+        return Document(title="what if", lead=(heading, setting_text(run, chunks=chunks), "", table))
 
 
 def whatif(run: Run, *, lost: int = 0) -> WhatIfs:

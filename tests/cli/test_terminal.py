@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pptrace.report import svg
-from pptrace.report.document import Document, Line, Table
-from pptrace.report.rendering import page_of, text_of
+from pptrace.report.document import Document, Line, Table, page_of, text_of
 from pptrace.sanitize import csv_text, csv_written, printable, shell_word
 from pptrace.search.result_table import write_table
 

@@ -18,7 +18,7 @@ from pptrace.measured.findings import Release, first_divergence
 from pptrace.measured.matching import match
 from pptrace.measured.replay import run_order
 from pptrace.measured.waits import BETWEEN, MESSAGES, find_releases, follow_chain
-from pptrace.report.rendering import page_of, text_of
+from pptrace.report.document import page_of, text_of
 from pptrace.steps.actions import Action
 from pptrace.steps.kinds import Kind
 

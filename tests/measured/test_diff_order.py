@@ -13,7 +13,7 @@ from compared_steps import MS, ROWS, one_step, side_of_step, slower_way
 from pptrace.cli.main import cli
 from pptrace.measured.diff import diff
 from pptrace.measured.diff_document import diff_document
-from pptrace.report.rendering import page_of, text_of
+from pptrace.report.document import page_of, text_of
 
 if TYPE_CHECKING:
     from pathlib import Path

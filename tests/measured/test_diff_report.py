@@ -15,8 +15,8 @@ from markupsafe import Markup
 from pptrace.measured import diff_document as tables
 from pptrace.measured import diff_drawing
 from pptrace.measured.diff_document import diff_document, write_diff
+from pptrace.report.document import page_of, text_of
 from pptrace.report.numbers import ms
-from pptrace.report.rendering import page_of, text_of
 from pptrace.report.svg import element
 
 if TYPE_CHECKING:

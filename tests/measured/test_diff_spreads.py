@@ -18,8 +18,8 @@ from pptrace.measured.computations import extract_computations
 from pptrace.measured.diff import diff
 from pptrace.measured.diff_document import diff_document
 from pptrace.measured.sides import Side, measured_side, median_deviation_factor, median_step, values_over_steps
+from pptrace.report.document import page_of, plain, text_of
 from pptrace.report.numbers import Figure, Sides
-from pptrace.report.rendering import page_of, plain, text_of
 from pptrace.steps.workload import Workload
 from pptrace.timeline.measurement import Measurement, Step
 

@@ -12,8 +12,8 @@ from compared_steps import MS, one_step, side_of_step, without_row
 from pptrace.measured.computations import extract_computations
 from pptrace.measured.explanation import Explanation, explain, explanation_document
 from pptrace.measured.sides import measured_side, notes_of
+from pptrace.report.document import plain, text_of
 from pptrace.report.numbers import with_deviations
-from pptrace.report.rendering import plain, text_of
 from pptrace.steps.kinds import Kind
 from pptrace.timeline.measurement import Measurement, Step, Unattributed
 

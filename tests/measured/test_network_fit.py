@@ -9,7 +9,7 @@ import pytest
 
 from pptrace.measured.calibration import fit_network
 from pptrace.measured.calibration_document import network_document, network_yaml
-from pptrace.report.rendering import text_of
+from pptrace.report.document import text_of
 from pptrace.timeline.measurement import BySize
 
 SIZES = np.array([1_000, 100_000, 1_000_000, 8_000_000])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pptrace.measured.explanation import MARK_ACTIONS_HINT, brief, operations_document
-from pptrace.report.rendering import plain, text_of
+from pptrace.report.document import plain, text_of
 from pptrace.timeline.measurement import Clock, Measurement, Summary
 
 KERNEL = "void at::native::(anonymous namespace)::add<float, (kind)2>(float*, long)"

@@ -12,10 +12,10 @@ import pytest
 from markupsafe import Markup
 
 from pptrace.measured import explanation
-from pptrace.report import numbers, svg, text_table
-from pptrace.report.document import Cell, Document, Line, Picture, Section, Table
+from pptrace.report import document as documents
+from pptrace.report import numbers, svg
+from pptrace.report.document import Cell, Document, Line, Picture, Section, Table, json_of, page_of, plain, text_of
 from pptrace.report.numbers import Figure, Sides
-from pptrace.report.rendering import json_of, page_of, plain, text_of
 from pptrace.steps.actions import Action
 from pptrace.steps.kinds import Kind
 
@@ -142,7 +142,7 @@ def test_elements_escape_what_is_no_markup() -> None:
     )
 
 
-@pytest.mark.parametrize("module", [explanation, numbers, svg, text_table])
+@pytest.mark.parametrize("module", [documents, explanation, numbers, svg])
 def test_examples_in_docstrings_say_what_comes_out(module: ModuleType) -> None:
     result = doctest.testmod(module)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from small_gpu_trace import SmallGpuTrace
 
 from pptrace.measured.explanation import operations_document
-from pptrace.report.rendering import plain, text_of
+from pptrace.report.document import plain, text_of
 from pptrace.timeline.measurement import ImportRequest, Occupied
 from pptrace_profilers.importers import measure_kineto
 
