@@ -21,18 +21,13 @@ if TYPE_CHECKING:
 Number: TypeAlias = "int | float | str | None"
 
 
-class Marks(msgspec.Struct, gc=False):
-    """The arguments that importers read of every event."""
+class Arguments(msgspec.Struct, gc=False):
+    """The arguments that importers read, in the profilers' spelling."""
 
     correlation: Number = None
     stream: Number = None
     allocated: Number = msgspec.field(name="Total Allocated", default=None)
     device_type: Number = msgspec.field(name="Device Type", default=None)
-
-
-class Arguments(Marks, gc=False):
-    """All arguments that importers read, in the profilers' spelling."""
-
     collective: Number = msgspec.field(name="Collective name", default=None)
     in_elements: Number = msgspec.field(name="In msg nelems", default=None)
     out_elements: Number = msgspec.field(name="Out msg nelems", default=None)
@@ -49,7 +44,7 @@ class Arguments(Marks, gc=False):
 
 
 class Event(msgspec.Struct, gc=False):
-    """One event with the arguments that importers read of every event."""
+    """One event with the text of its arguments."""
 
     ph: str = ""
     cat: str = ""
@@ -58,13 +53,7 @@ class Event(msgspec.Struct, gc=False):
     tid: Number = 0
     ts: Number = None
     dur: Number = None
-    args: Marks | None = None
-
-
-class Detailed(Event, gc=False):
-    """One event with all arguments."""
-
-    args: Arguments | None = None
+    args: msgspec.Raw = msgspec.Raw(b"null")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -176,14 +165,14 @@ class EventBuilder:
     def extend(
         self, names: Sequence[str], categories: Sequence[str], threads: Sequence[tuple[Number, Number]],
         start_ns: Int64s, end_ns: Int64s, correlation: Sequence[Number], stream: Sequence[Number],
-        arguments: Sequence[Marks | None],
+        arguments: Sequence[Arguments | None],
     ) -> None:  # fmt: skip
-        """Append events column by column; only arguments of type :class:`Arguments` are kept."""
+        """Append events column by column."""
         self._blocks.append((
             self._number(self._names, names), self._number(self._categories, categories),
             self._number(self._threads, threads), start_ns, end_ns, _ids(correlation), _ids(stream),
         ))  # fmt: skip
-        detailed = {row: args for row, args in enumerate(arguments, self._count) if isinstance(args, Arguments)}
+        detailed = {row: args for row, args in enumerate(arguments, self._count) if args is not None}
         self._arguments |= detailed
         self.held_bytes += sum(map(_size, detailed.values()))
         self._count += len(names)

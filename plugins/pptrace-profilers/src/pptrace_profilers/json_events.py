@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from pptrace.plugin import TraceError, UnpackedFile, check_events
-from pptrace_profilers.events import LARGEST_NS, LARGEST_US, Detailed, Event, EventBuilder, Marks
+from pptrace_profilers.events import LARGEST_NS, LARGEST_US, Arguments, Event, EventBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -85,7 +85,8 @@ class Blocks:
 
     def values(self, block: bytes) -> Iterator[Any]:
         """Yield the values of a block with the end of the array or with invalid events, one by one."""
-        text, position, decoder = block.decode("utf-8", errors="replace"), 0, json.JSONDecoder()
+        decoder = json.JSONDecoder(parse_constant=lambda _: None)  # NaN and infinities are no JSON
+        text, position = block.decode("utf-8", errors="replace"), 0
         while True:
             while position < len(text) and text[position] in " \t\r\n,":
                 position += 1
@@ -235,17 +236,6 @@ MEMORY = "[memory]"
 """Name of the instants with the allocated bytes of PyTorch's allocator."""
 
 
-_NO_ARGUMENTS = Marks()
-
-
-def detached(event: Detailed) -> Detailed:
-    """Copy the raw arguments, so that the event does not keep its block in memory."""
-    if event.args is not None:
-        for name in ("inputs", "input_dims", "input_type"):
-            setattr(event.args, name, getattr(event.args, name).copy())
-    return event
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
     """Filter of complete events."""
@@ -263,7 +253,11 @@ class Keep:
 _BATCH, _BATCH_BYTES = 1024, 4 << 20
 """Events, and bytes of text, that are converted to columns at a time."""
 _ALWAYS = 2
-_LEAN = msgspec.json.Decoder(list[Event])
+_EVENTS_DECODER = msgspec.json.Decoder(list[Event])
+_ARGUMENTS_DECODER = msgspec.json.Decoder(Arguments | None)
+_ARGUMENTS_LIST_DECODER = msgspec.json.Decoder(list[Arguments | None])
+_UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_NO_ARGUMENTS = Arguments()
 
 
 def read_events(path: Path, keep: Keep) -> Events:
@@ -274,26 +268,27 @@ def read_events(path: Path, keep: Keep) -> Events:
     """
     blocks = Blocks(path)
     builder = EventBuilder()
-    choice = _Choice(keep)
+    decisions, categories = _Decisions(keep), keep.categories
     allocated: dict[int, int] = {}
     pending: list[Event] = []
     seen_count, read_bytes = 0, 0
     for block in blocks:
         try:
-            events = _LEAN.decode(b"[" + block + b"]")
-            seen_count += len(events)
-            pending += choice.of(events, block)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            detailed, empty_count = _events_one_by_one(block, blocks, builder)
-            seen_count += len(detailed) + empty_count
-            pending += choice.of(detailed)
+            events = _EVENTS_DECODER.decode(b"[" + block + b"]")
+        except _UNDECODABLE:
+            events, empty_count = _events_one_by_one(block, blocks, builder)
+            seen_count += empty_count
+        seen_count += len(events)
+        pending += [
+            e for e in events if (decision := decisions[e.name]) and (decision == _ALWAYS or e.cat in categories)
+        ]
         blocks.expect(seen_count, builder.bad)
         read_bytes += len(block)
         if len(pending) >= _BATCH or read_bytes >= _BATCH_BYTES:
-            _add(builder, pending, allocated)
+            _add(builder, pending, keep.details, allocated)
             check_events(len(builder) + builder.bad, path, builder.held_bytes)
             pending, read_bytes = [], 0
-    _add(builder, pending, allocated)
+    _add(builder, pending, keep.details, allocated)
     check_events(len(builder) + builder.bad, path, builder.held_bytes)
     base = blocks.top.get("baseTimeNanoseconds")
     base_ns = base if isinstance(base, int) and abs(base) < LARGEST_NS else 0
@@ -302,30 +297,89 @@ def read_events(path: Path, keep: Keep) -> Events:
     return table
 
 
+class _Decisions(dict[str, int]):
+    """Decision for each name: 0 to skip its events, 1 to keep those of the kept categories, 2 to keep all."""
+
+    def __init__(self, keep: Keep) -> None:
+        super().__init__()
+        self.keep = keep
+
+    def __missing__(self, name: str) -> int:
+        always = name.startswith(self.keep.prefixes)
+        decision = self[name] = _ALWAYS if always else name not in self.keep.without
+        return decision
+
+
+def _events_one_by_one(block: bytes, blocks: Blocks, builder: EventBuilder) -> tuple[list[Event], int]:
+    """Return the valid events of a block that cannot be decoded at once, and the number of empty events."""
+    events: list[Event] = []
+    empty_count = 0
+    for value in blocks.values(block):
+        if value == {}:
+            empty_count += 1
+            continue
+        try:
+            if isinstance(value, dict) and "args" in value:
+                value["args"] = msgspec.Raw(json.dumps(value["args"]).encode())
+            events.append(msgspec.convert(value, Event))
+        except (msgspec.ValidationError, UnicodeError, RecursionError):
+            builder.bad += 1
+    return events, empty_count
+
+
 _LONGEST_US = 2**40
 """12 days; sums of many durations have at most 62 bits."""
 
 
-def _add(builder: EventBuilder, events: Sequence[Event], allocated: dict[int, int]) -> None:
+def _add(
+    builder: EventBuilder, events: Sequence[Event], details: tuple[str, ...], allocated: dict[int, int]
+) -> None:
     """Append the complete events to a builder, and update the peak of allocated bytes by device type."""
-    for marks in [e.args for e in events if e.name == MEMORY and e.args is not None]:
+    decoded = _decode_arguments(events, builder)
+    for marks in [a for e, a in decoded if e.name == MEMORY]:
         total, device = marks.allocated, marks.device_type
         if isinstance(total, int) and isinstance(device, int) and 0 < total < 2 * LARGEST_NS:
             allocated[device] = max(allocated.get(device, 0), total)
-    complete = [e for e in events if e.ph == "X"]
-    start, duration = _times([e.ts for e in complete]), _times([e.dur for e in complete])
+    complete = [(e, a) for e, a in decoded if e.ph == "X"]
+    start, duration = _times([e.ts for e, _ in complete]), _times([e.dur for e, _ in complete])
     good = (np.abs(start) < LARGEST_US) & (duration >= 0) & (duration < _LONGEST_US)
     if not good.all():
         builder.bad += len(complete) - int(good.sum())
         complete = [complete[index] for index in np.flatnonzero(good).tolist()]
         start, duration = start[good], duration[good]
     start_ns = _nanoseconds(start)
-    arguments = [e.args or _NO_ARGUMENTS for e in complete]
+    names = [e.name for e, _ in complete]
+    detailed = {name for name in set(names) if name.startswith(details)}
     builder.extend(
-        [e.name for e in complete], [e.cat for e in complete], [(e.pid, e.tid) for e in complete],
+        names, [e.cat for e, _ in complete], [(e.pid, e.tid) for e, _ in complete],
         start_ns, start_ns + _nanoseconds(duration),
-        [a.correlation for a in arguments], [a.stream for a in arguments], arguments,
+        [a.correlation for _, a in complete], [a.stream for _, a in complete],
+        [_detach(a) if e.name in detailed else None for e, a in complete],
     )  # fmt: skip
+
+
+def _decode_arguments(events: Sequence[Event], builder: EventBuilder) -> list[tuple[Event, Arguments]]:
+    """Return the events with their arguments; events with invalid arguments are counted and dropped."""
+    try:
+        decoded = _ARGUMENTS_LIST_DECODER.decode(b"[" + b",".join([e.args for e in events]) + b"]")
+        return [(e, a or _NO_ARGUMENTS) for e, a in zip(events, decoded, strict=True)]
+    except _UNDECODABLE:
+        pairs = []
+    for event in events:
+        try:
+            arguments = _ARGUMENTS_DECODER.decode(bytes(event.args).decode(errors="replace"))
+        except _UNDECODABLE:
+            builder.bad += 1
+            continue
+        pairs.append((event, arguments or _NO_ARGUMENTS))
+    return pairs
+
+
+def _detach(arguments: Arguments) -> Arguments:
+    """Copy the raw arguments, so that the event does not keep its block in memory."""
+    for name in ("inputs", "input_dims", "input_type"):
+        setattr(arguments, name, getattr(arguments, name).copy())
+    return arguments
 
 
 def _times(values: Sequence[Number]) -> NDArray[np.float64]:
@@ -344,127 +398,3 @@ def _nanoseconds(times: NDArray[np.float64]) -> Int64s:
     floor = np.floor(times)
     nanoseconds: Int64s = floor.astype(np.int64) * 1000 + np.rint((times - floor) * 1000).astype(np.int64)
     return nanoseconds
-
-
-class _Choice:
-    """Filter of events by a :class:`Keep`; decides once per name."""
-
-    def __init__(self, keep: Keep) -> None:
-        self.categories = keep.categories
-        self.by_name = _PerName(
-            lambda name: _ALWAYS if _starts_with_any(name, keep.prefixes) else name not in keep.without
-        )
-        self.detailed = _PerName(lambda name: _starts_with_any(name, keep.details))
-
-    def of(self, events: Sequence[Event], block: bytes = b"") -> list[Event]:
-        """Return the events to keep; events with details get all arguments from the text of the block."""
-        categories, by_name, has_details = self.categories, self.by_name, self.detailed
-        kept = [
-            e for e in events if (decision := by_name[e.name]) and (decision == _ALWAYS or e.cat in categories)
-        ]
-        indices = [index for index, e in enumerate(kept) if has_details[e.name]]
-        if block:
-            detailed: Sequence[Event] = (
-                detailed_events(block, [kept[index] for index in indices]) if indices else ()
-            )
-        else:
-            detailed = [kept[index] for index in indices]
-            kept = [_lean(e) for e in kept]
-        for index, event in zip(indices, detailed, strict=True):
-            kept[index] = event
-        return kept
-
-
-class _PerName(dict[str, int]):
-    """Decision for each name."""
-
-    def __init__(self, decide: Callable[[str], int]) -> None:
-        super().__init__()
-        self.decide = decide
-
-    def __missing__(self, name: str) -> int:
-        decision = self[name] = self.decide(name)
-        return decision
-
-
-def _starts_with_any(name: str, prefixes: tuple[str, ...]) -> bool:
-    return bool(prefixes) and name.startswith(prefixes)
-
-
-def _lean(event: Event) -> Event:
-    marks = event.args and Marks(**{name: getattr(event.args, name) for name in Marks.__struct_fields__})
-    return Event(event.ph, event.cat, event.name, event.pid, event.tid, event.ts, event.dur, marks)
-
-
-def _events_one_by_one(block: bytes, blocks: Blocks, builder: EventBuilder) -> tuple[list[Detailed], int]:
-    """Return the valid events of a block that cannot be decoded at once, and the number of empty events."""
-    events: list[Detailed] = []
-    empty_count = 0
-    for value in blocks.values(block):
-        if value == {}:
-            empty_count += 1
-            continue
-        try:
-            events.append(msgspec.convert(_with_raw_text(value), Detailed))
-        except (msgspec.ValidationError, UnicodeError, RecursionError):
-            builder.bad += 1
-    return events, empty_count
-
-
-def _with_raw_text(event: Any) -> Any:
-    """Return an event with its raw arguments encoded as text."""
-    arguments = event.get("args") if isinstance(event, dict) else None
-    if not isinstance(arguments, dict):
-        return event
-    raw = ("Concrete Inputs", "Input Dims", "Input type")
-    texts = {key: msgspec.Raw(json.dumps(arguments[key]).encode()) for key in raw if key in arguments}
-    return {**event, "args": {**arguments, **texts}}
-
-
-_DETAILED_DECODER = msgspec.json.Decoder(Detailed)
-_DETAILED_LIST_DECODER = msgspec.json.Decoder(list[Detailed])
-
-
-def detailed_events(block: bytes, events: Sequence[Event]) -> list[Detailed]:
-    """Return some events of a block with all their arguments, in the same order.
-
-    Args:
-        block: text of whole events.
-        events: selected events of the block, in the order of the text.
-    """
-    detailed: list[Detailed] = []
-    position = 0
-    for event in events:
-        with_arguments, position = _find_detailed(block, event, position)
-        if with_arguments is None:
-            return _decode_all(block, events)
-        detailed.append(with_arguments)
-    return detailed
-
-
-def _find_detailed(block: bytes, event: Event, position: int) -> tuple[Detailed | None, int]:
-    """Return an event whose text has ``ph`` first and plain values before the name, and the next position."""
-    name = msgspec.json.encode(event.name)
-    while (position := block.find(name, position)) >= 0:
-        start, stop = block.rfind(b"{", 0, position), block.find(b'"ph"', position)
-        position += len(name)
-        text = block[start : stop if stop >= 0 else len(block)]
-        if stop >= 0:
-            text = text.rstrip().removesuffix(b"{").rstrip().removesuffix(b",")
-        try:
-            detailed = _DETAILED_DECODER.decode(text)
-        except msgspec.DecodeError:
-            continue
-        if (detailed.pid, *_identity(detailed)) == (event.pid, *_identity(event)):
-            return detached(detailed), position
-    return None, position
-
-
-def _decode_all(block: bytes, events: Sequence[Event]) -> list[Detailed]:
-    """Return the detailed events of a block with any order of keys by decoding the whole block."""
-    rest = iter(_DETAILED_LIST_DECODER.decode(b"[" + block + b"]"))
-    return [next(detached(e) for e in rest if _identity(e) == _identity(event)) for event in events]
-
-
-def _identity(event: Event) -> tuple[str, Number, Number]:
-    return event.name, event.ts, event.tid
