@@ -60,7 +60,7 @@ def imported(path: Path) -> dict[str, float]:
     """Import a file here, on one core."""
     from pptrace.timeline.measurement import ImportRequest
     from pptrace_profilers import measurement, pytorch_process  # noqa: F401 - imports do not count
-    from pptrace_profilers.importers import measure_kineto
+    from pptrace_profilers.plugin import measure_kineto
 
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

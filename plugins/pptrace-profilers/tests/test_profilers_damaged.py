@@ -13,7 +13,7 @@ from pptrace.cli.explain import command
 from pptrace.steps.actions import Action
 from pptrace.steps.kinds import Kind
 from pptrace.timeline.measurement import ImportRequest
-from pptrace_profilers import importers
+from pptrace_profilers import plugin as importers
 from pptrace_profilers.timeline_assembly import TimesAlone
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import pytest
 from pptrace.errors import TraceError
 from pptrace.timeline.measurement import ImportRequest
 from pptrace_profilers import json_events as blocks
-from pptrace_profilers.importers import measure_kineto
 from pptrace_profilers.json_events import Keep, read_events
+from pptrace_profilers.plugin import measure_kineto
 
 if TYPE_CHECKING:
     from collections.abc import Callable

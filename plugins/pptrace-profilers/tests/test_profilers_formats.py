@@ -9,8 +9,8 @@ import pytest
 from pptrace.errors import TraceError
 from pptrace.steps.kinds import COMMUNICATION, Kind
 from pptrace.timeline.measurement import ImportRequest
-from pptrace_profilers import importers
-from pptrace_profilers.importers import measure_kineto
+from pptrace_profilers import plugin as importers
+from pptrace_profilers.plugin import measure_kineto
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,9 +13,8 @@ from changed_bytes import changed, outcome, try_changes
 from otel_lines import spans
 
 from pptrace.timeline.measurement import ImportRequest, Measurement
-from pptrace_profilers import importers
-from pptrace_profilers.importers import measure_kineto
-from pptrace_profilers.plugin import pptrace_importers
+from pptrace_profilers import plugin as importers
+from pptrace_profilers.plugin import measure_kineto, pptrace_importers
 
 if TYPE_CHECKING:
     from collections.abc import Callable

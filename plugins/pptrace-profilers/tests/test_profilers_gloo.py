@@ -12,7 +12,7 @@ from pptrace.steps.kinds import Kind, Stream
 from pptrace.steps.workload import Workload
 from pptrace.timeline.measurement import ImportRequest, Measurement
 from pptrace.timeline.metrics import measure
-from pptrace_profilers.importers import measure_kineto
+from pptrace_profilers.plugin import measure_kineto
 
 if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline

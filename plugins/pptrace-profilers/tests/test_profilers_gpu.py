@@ -10,7 +10,7 @@ from small_gpu_trace import AUTOGRAD, SmallGpuTrace
 
 from pptrace.steps.kinds import Kind, Stream
 from pptrace.timeline.measurement import ImportRequest, Measurement
-from pptrace_profilers.importers import measure_kineto
+from pptrace_profilers.plugin import measure_kineto
 
 if TYPE_CHECKING:
     from pathlib import Path

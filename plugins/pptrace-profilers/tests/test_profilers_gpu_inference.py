@@ -25,7 +25,7 @@ from pptrace.steps.kinds import Kind, Stream
 from pptrace.steps.message_calls import Policy
 from pptrace.steps.workload import Workload
 from pptrace.timeline.measurement import ImportRequest
-from pptrace_profilers.importers import measure_kineto, measure_nsys
+from pptrace_profilers.plugin import measure_kineto, measure_nsys
 
 if TYPE_CHECKING:
     from collections.abc import Callable

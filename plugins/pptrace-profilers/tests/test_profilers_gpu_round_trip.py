@@ -18,7 +18,7 @@ from pptrace import simulate
 from pptrace.steps.kinds import COMMUNICATION
 from pptrace.timeline.measurement import ImportRequest, Measurement
 from pptrace.timeline.messages import messages
-from pptrace_profilers.importers import measure_kineto
+from pptrace_profilers.plugin import measure_kineto
 
 if TYPE_CHECKING:
     from simulated_steps import SimulatedStep

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from pptrace.cli.calibrate import command
 from pptrace.errors import TraceError
 from pptrace.timeline.measurement import ImportRequest
-from pptrace_profilers.importers import measure_inspector
 from pptrace_profilers.nccl_inspector import read_inspector
+from pptrace_profilers.plugin import measure_inspector
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,8 +10,8 @@ import pytest
 
 from pptrace.errors import TraceError
 from pptrace.timeline.measurement import ImportRequest
-from pptrace_profilers.importers import measure_nccl
 from pptrace_profilers.nccl_profiler import read_communicator, read_nccl
+from pptrace_profilers.plugin import measure_nccl
 
 MS = 1_000_000
 SAMPLE = Path(os.environ.get("PPTRACE_TRACES", ".")) / "nccl-profiler" / "nccl_p2p_sample.json"

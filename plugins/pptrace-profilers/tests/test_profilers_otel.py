@@ -11,7 +11,7 @@ from otel_lines import MS, WAYS, spans, written
 from pptrace.errors import TraceError
 from pptrace.measured.replay import replay
 from pptrace.timeline.measurement import ImportRequest, Measurement
-from pptrace_profilers.importers import is_chrome, is_inspector, is_kineto, is_otel, measure_otel
+from pptrace_profilers.plugin import is_chrome, is_inspector, is_kineto, is_otel, measure_otel
 
 if TYPE_CHECKING:
     from pathlib import Path

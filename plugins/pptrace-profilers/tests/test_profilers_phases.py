@@ -16,8 +16,8 @@ from small_gpu_trace import AUTOGRAD, SmallGpuTrace
 from pptrace.cli.main import cli
 from pptrace.steps.kinds import Kind, Stream
 from pptrace.timeline.measurement import ImportRequest
-from pptrace_profilers.importers import measure_kineto
 from pptrace_profilers.naming_rules import BUILT_IN
+from pptrace_profilers.plugin import measure_kineto
 from pptrace_profilers.pytorch_process import read_kineto
 
 LAYERS = 4

@@ -16,7 +16,7 @@ import pytest
 from pptrace.steps.kinds import Kind, Stream
 from pptrace.timeline.measurement import ImportRequest, Measurement
 from pptrace_profilers.annotation import module_for
-from pptrace_profilers.importers import measure_kineto
+from pptrace_profilers.plugin import measure_kineto
 
 if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline

@@ -9,8 +9,15 @@ import pytest
 
 from pptrace.plugins.builtin import pptrace_importers as own_importers
 from pptrace.run.trace_files import head_of
-from pptrace_profilers.importers import is_chrome, is_inspector, is_kineto, is_nccl, is_nsys, is_pftrace
-from pptrace_profilers.plugin import pptrace_importers
+from pptrace_profilers.plugin import (
+    is_chrome,
+    is_inspector,
+    is_kineto,
+    is_nccl,
+    is_nsys,
+    is_pftrace,
+    pptrace_importers,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +48,7 @@ def test_each_format_is_recognised_by_its_importer_and_no_other(pipeline: Any, t
 def test_traces_that_pptrace_wrote_are_left_to_its_own_importers(sort: str, pipeline: Any, tmp_path: Path) -> None:
     from pptrace.timeline.measurement import ImportRequest
     from pptrace.traces import kineto, perfetto
-    from pptrace_profilers.importers import measure_kineto
+    from pptrace_profilers.plugin import measure_kineto
 
     timeline = measure_kineto(pipeline.kineto(tmp_path), ImportRequest()).steps[0].timeline
     path = tmp_path / "ours"

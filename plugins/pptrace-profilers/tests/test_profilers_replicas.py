@@ -17,7 +17,7 @@ from pptrace.steps.message_calls import Policy
 from pptrace.steps.schedule import Schedule
 from pptrace.steps.workload import Workload
 from pptrace.timeline.measurement import ImportRequest, Measurement
-from pptrace_profilers.importers import measure_kineto
+from pptrace_profilers.plugin import measure_kineto
 
 if TYPE_CHECKING:
     from collections.abc import Callable

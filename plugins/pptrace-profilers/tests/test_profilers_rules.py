@@ -11,8 +11,8 @@ import pytest
 from pptrace.errors import ConfigError
 from pptrace.timeline.measurement import ImportRequest
 from pptrace_profilers.chrome import read_chrome
-from pptrace_profilers.importers import measure_kineto, measure_nsys, measure_pftrace
 from pptrace_profilers.naming_rules import NO_FILE, read_rules
+from pptrace_profilers.plugin import measure_kineto, measure_nsys, measure_pftrace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -12,7 +12,7 @@ from small_gpu_trace import SmallGpuTrace
 from pptrace.measured.explanation import operations_document
 from pptrace.report.document import plain, text_of
 from pptrace.timeline.measurement import ImportRequest, Occupied
-from pptrace_profilers.importers import measure_kineto
+from pptrace_profilers.plugin import measure_kineto
 
 REDUCE = "ncclDevKernel_AllReduce_Sum_f16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 

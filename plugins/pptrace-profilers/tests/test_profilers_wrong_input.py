@@ -13,8 +13,8 @@ import pytest
 from pptrace.config import limits
 from pptrace.errors import ConfigError, TraceError
 from pptrace.timeline.measurement import ImportRequest
-from pptrace_profilers import importers
 from pptrace_profilers import json_events as blocks
+from pptrace_profilers import plugin as importers
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,18 +1,26 @@
-"""Importers of measured traces, and the annotate command; light to import."""
+"""Importers of measured traces, and the annotate command; light to import.
+
+Formats are recognised by their first bytes, exactly enough for a folder of mixed formats. The reader of a format
+is imported on first use.
+"""
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pptrace.plugin import CommandOffer, ImporterOffer, hookimpl
+from pptrace.plugin import CommandOffer, ImporterOffer, TraceError, hookimpl
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from click import Command
 
     from pptrace.plugin import ImportRequest, Measurement, Timeline
+    from pptrace_profilers.naming_rules import Rules
+    from pptrace_profilers.recording import Recording
 
 __all__ = ["pptrace_commands", "pptrace_importers"]
 
@@ -20,13 +28,15 @@ __all__ = ["pptrace_commands", "pptrace_importers"]
 @hookimpl
 def pptrace_importers() -> Iterable[ImporterOffer]:
     """Yield the importers, the general one last; the first importer that recognises a file reads it."""
-    yield _offer("pytorch", "Traces of PyTorch's profiler (Kineto), one file per rank.", "kineto")
-    yield _offer("nccl-profiler", "Files of NCCL's example profiler plugin.", "nccl")
-    yield _offer("nccl-inspector", "Lines of NCCL Inspector.", "inspector")
-    yield _offer("nsys", "SQLite exports of Nsight Systems.", "nsys")
-    yield _offer("opentelemetry", "Spans of Megatron-LM (NeMo Lens): JSON lines, or OTLP's.", "otel")
-    yield _offer("pytorch-perfetto", "Perfetto traces of PyTorch's profiler.", "pftrace")
-    yield _offer("chrome", "Any Chrome JSON, by --rules.", "chrome")
+    kineto = "Traces of PyTorch's profiler (Kineto), one file per rank."
+    otel = "Spans of Megatron-LM (NeMo Lens): JSON lines, or OTLP's."
+    yield _offer("pytorch", kineto, is_kineto, measure_kineto)
+    yield _offer("nccl-profiler", "Files of NCCL's example profiler plugin.", is_nccl, measure_nccl)
+    yield _offer("nccl-inspector", "Lines of NCCL Inspector.", is_inspector, measure_inspector)
+    yield _offer("nsys", "SQLite exports of Nsight Systems.", is_nsys, measure_nsys)
+    yield _offer("opentelemetry", otel, is_otel, measure_otel)
+    yield _offer("pytorch-perfetto", "Perfetto traces of PyTorch's profiler.", is_pftrace, measure_pftrace)
+    yield _offer("chrome", "Any Chrome JSON, by --rules.", is_chrome, measure_chrome)
 
 
 @hookimpl
@@ -45,27 +55,204 @@ def _annotate() -> Command:
     return command
 
 
-def _offer(name: str, summary: str, format_name: str) -> ImporterOffer:
-    """Return the offer of a format; its functions are imported on the first call."""
-
-    def recognises(_: Path, head: bytes) -> bool:
-        from pptrace_profilers import importers
-
-        recognised: bool = getattr(importers, f"is_{format_name}")(head)
-        return recognised
-
-    def measure(paths: Sequence[Path], request: ImportRequest) -> Measurement:
-        from pptrace_profilers import importers
-
-        measurement: Measurement = getattr(importers, f"measure_{format_name}")(paths, request)
-        return measurement
-
+def _offer(
+    name: str, summary: str, recognises: Callable[[bytes], bool],
+    measure: Callable[[Sequence[Path], ImportRequest], Measurement],
+) -> ImporterOffer:  # fmt: skip
     def read(paths: Sequence[Path]) -> Timeline:
-        from pptrace.plugin import ImportRequest, TraceError
+        from pptrace.plugin import ImportRequest
 
         steps = measure(paths, ImportRequest()).steps
         if not steps:
             raise TraceError("holds no action of a pipeline: there is no step to convert", file=paths[0])
         return steps[0].timeline
 
-    return ImporterOffer(name=name, summary=summary, recognises=recognises, read=read, measure=measure)
+    return ImporterOffer(
+        name=name, summary=summary, recognises=lambda _, head: recognises(head), read=read, measure=measure
+    )
+
+
+_OURS = rb'\s*\{\s*"pptraceFormat"'
+_EVENT = rb'\{\s*"(?:ph|name|cat|args|ts|pid|tid|dur|id)"\s*:'
+_EVENTS = rb'"traceEvents"\s*:\s*\['
+_PHASE = rb'"ph"\s*:\s*"'
+_KINETO = rb'"(?:distributedInfo|deviceProperties)"\s*:'
+_SCHEMA = rb'"schemaVersion"\s*:\s*\d'
+_CATEGORY = (
+    rb'"cat"\s*:\s*"(?:cpu_op|user_annotation|gpu_user_annotation|kernel|gpu_memcpy|cuda_runtime|cuda_driver|'
+    rb'python_function|ac2g|Kernel|Runtime|Trace)"'
+)
+_NCCL = (
+    rb'"cat"\s*:\s*"(?:GROUP_API|KERNEL_LAUNCH|COLL_API|P2P_API|COLL|P2P|PROXY|GROUP|CE_COLL)"\s*,'
+    rb'\s*"ph"\s*:\s*"[be]"'
+)
+_INSPECTOR = rb'\{\s*"header"\s*:\s*\{'
+_OTLP = rb'(?m)^\s*\{\s*"resource(?:Spans|Metrics|_metrics)"\s*:'
+_SPAN = rb'(?m)^\s*\{\s*"name"\s*:'
+_TRACE = rb'"(?:trace_id|traceId)"\s*:\s*"(?:0x)?[0-9a-f]{32}"'
+_NSYS = b"SQLite format 3\x00"
+_PACKET_FIELDS = frozenset({1, 2, 3, 6, 8, 10, 11, 12, 13, 33, 35, 36, 41, 42, 58, 59, 60, 79, 89, 126})
+"""First fields of packets (perfetto's trace_packet.proto)."""
+_PPTRACE_WITHIN = 64
+_PRINTABLE = 0x20
+"""The first byte after the control characters."""
+
+
+def is_kineto(head: bytes) -> bool:
+    """Return whether a file is Chrome JSON of PyTorch's profiler."""
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if not text.startswith((b"{", b"[")) or re.match(_OURS, text) or is_nccl(head):
+        return False
+    if text.startswith(b"["):
+        return bool(re.match(_EVENT, text[1:].lstrip()) and re.search(_CATEGORY, text))
+    described = re.search(_KINETO, text) and (re.search(_SCHEMA, text) or re.search(_EVENTS, text))
+    return bool(described or (re.search(_EVENTS, text) and re.search(_CATEGORY, text)))
+
+
+def is_nccl(head: bytes) -> bool:
+    """Return whether a file is of NCCL's example profiler plugin: a list of events with its categories."""
+    return head.lstrip().startswith(b"[") and bool(re.search(_NCCL, head))
+
+
+def is_inspector(head: bytes) -> bool:
+    """Return whether a file has NCCL Inspector's lines."""
+    marks = (b'"inspector_output_format_version"', b'"coll_perf"', b'"p2p_perf"')
+    return bool(re.match(_INSPECTOR, head.lstrip())) and any(mark in head for mark in marks)
+
+
+def is_nsys(head: bytes) -> bool:
+    """Return whether a file is an SQLite database; the reader checks its tables."""
+    return head.startswith(_NSYS)
+
+
+def is_otel(head: bytes) -> bool:
+    """Return whether a file has spans or metrics of OpenTelemetry; lines of a program may precede them."""
+    return bool(re.search(_OTLP, head) or (re.search(_SPAN, head) and re.search(_TRACE, head)))
+
+
+def is_pftrace(head: bytes) -> bool:
+    """Return whether a file is a Perfetto trace from another program than pptrace."""
+    if head[:1] != b"\n" or b"pptrace.format" in head[:_PPTRACE_WITHIN] or _is_text(head[:256]):
+        return False
+    from pptrace.plugin import read_varint
+
+    _, packet = read_varint(head, 1)
+    if not 0 < packet < len(head):
+        return False
+    tag, _ = read_varint(head, packet)
+    return tag >> 3 in _PACKET_FIELDS or head[1:2] == b"\x00"
+
+
+def _is_text(head: bytes) -> bool:
+    return not any(byte < _PRINTABLE and byte not in b"\t\r\n" for byte in head)
+
+
+def is_chrome(head: bytes) -> bool:
+    """Return whether a file is any other Chrome JSON, for a user's rules."""
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if re.match(_OURS, text) or is_kineto(head) or is_nccl(head):
+        return False
+    if text.startswith(b"["):
+        return bool(re.match(_EVENT, text[1:].lstrip()) and re.search(_PHASE, text))
+    return text.startswith(b"{") and bool(re.search(_EVENTS, text))
+
+
+def measure_kineto(paths: Sequence[Path], request: ImportRequest) -> Measurement:
+    """Read the files of PyTorch's profiler, one per process; raises what :func:`measure_chrome` does."""
+    from pptrace_profilers.pytorch_process import read_kineto
+
+    return _by_name(paths, request, "PyTorch's profiler", lambda path, rules: [read_kineto(path, rules)])
+
+
+def measure_pftrace(paths: Sequence[Path], request: ImportRequest) -> Measurement:
+    """Read the Perfetto traces of PyTorch's profiler, one per process; raises what :func:`measure_chrome` does."""
+    from pptrace_profilers.torch_perfetto import read_pftrace
+
+    return _by_name(paths, request, "PyTorch's profiler", lambda path, rules: [read_pftrace(path, rules)])
+
+
+def measure_nsys(paths: Sequence[Path], request: ImportRequest) -> Measurement:
+    """Read databases of Nsight Systems, one per node; raises what :func:`measure_chrome` does."""
+    from pptrace_profilers.nsys import read_nsys
+
+    return _by_name(paths, request, "Nsight Systems", read_nsys)
+
+
+def measure_chrome(paths: Sequence[Path], request: ImportRequest) -> Measurement:
+    """Read any Chrome JSON by a file of rules; a file may hold one rank or several.
+
+    Raises:
+        TraceError: no file can be read, or the recordings do not form a pipeline.
+        ConfigError: a rule, layout or replica is invalid, or a rule does not apply to these files.
+    """
+    from pptrace_profilers.chrome import read_chrome
+    from pptrace_profilers.naming_rules import read_rules
+
+    rules = read_rules(request.rules)
+    return _measure(paths, request, lambda path: read_chrome(path, rules))
+
+
+def measure_nccl(paths: Sequence[Path], request: ImportRequest) -> Measurement:
+    """Read the files of NCCL's example profiler plugin, which have no actions.
+
+    Raises:
+        TraceError: no file can be read, or two files have the same rank.
+    """
+    from pptrace_profilers.measurement import measure_recordings
+    from pptrace_profilers.nccl_profiler import read_nccl
+
+    recordings, notes = read_nccl(paths)
+    return measure_recordings(recordings, request, notes)
+
+
+def measure_inspector(paths: Sequence[Path], request: ImportRequest) -> Measurement:
+    """Read NCCL Inspector's lines, which have no actions.
+
+    Raises:
+        TraceError: no file can be read, or two files have the same process.
+    """
+    from pptrace_profilers.measurement import measure_recordings
+    from pptrace_profilers.nccl_inspector import read_inspector_run
+
+    recordings, sizes, notes = read_inspector_run(paths)
+    return replace(measure_recordings(recordings, request, notes), by_size=sizes)
+
+
+def measure_otel(paths: Sequence[Path], request: ImportRequest) -> Measurement:
+    """Read spans of Megatron-LM, with the layout of the job from attributes of its processes.
+
+    Raises:
+        TraceError: no file can be read, or the recordings do not form a pipeline.
+        ConfigError: the layout or replica is invalid.
+    """
+    from pptrace_profilers.measurement import measure_recordings
+    from pptrace_profilers.megatron_spans import read_megatron
+
+    recordings, layout, notes = read_megatron(paths)
+    return measure_recordings(recordings, replace(request, layout=request.layout or layout), notes)
+
+
+def _by_name(
+    paths: Sequence[Path], request: ImportRequest, profiler: str,
+    read: Callable[[Path, Rules], Sequence[Recording]],
+) -> Measurement:  # fmt: skip
+    """Read files of a profiler that names actions only in annotations."""
+    from pptrace_profilers.naming_rules import read_rules
+
+    rules = read_rules(request.rules)
+    names = rules.by_name(profiler)
+    return _measure(paths, request, lambda path: rules.ranked(read(path, names)))
+
+
+def _measure(
+    paths: Sequence[Path], request: ImportRequest, read: Callable[[Path], Sequence[Recording]]
+) -> Measurement:
+    """Read files by the reader of a format; unreadable files are noted."""
+    from pptrace_profilers.measurement import measure_recordings
+    from pptrace_profilers.recording import read_files
+
+    files, unread = read_files(paths, read)
+    recordings = [recording for contents in files.values() for recording in contents]
+    if not recordings:
+        raise TraceError("holds nothing of any rank", file=paths[0])
+    return measure_recordings(recordings, request, unread)
