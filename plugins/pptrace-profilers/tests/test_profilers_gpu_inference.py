@@ -41,7 +41,7 @@ US = 1_000
 BACKWARD = "autograd::engine::evaluate_function: AddmmBackward0"
 NETWORK = Flat(rate_kbps=20_000_000, overhead_ns=3_000)
 THREADS, AUTOGRAD, CHECKPOINT = ("threads",), ("autograd",), ("autograd", "checkpoint")
-REFUSED = "is below 0.9, as only", "no order of stages fits its messages"
+REFUSED = "is below 0.9, as only", "no placement of stages fits the messages"
 INTERLEAVED = [("interleaved-1f1b", ranks, chunks) for ranks, chunks in ((2, 2), (3, 2), (4, 2), (2, 3), (3, 3))]
 SPLIT = [("interleaved-zb", 3, 2), ("zb-v", 2, 1), ("zb-v", 3, 1), ("zb-v", 4, 1)]
 
@@ -86,7 +86,7 @@ def check(run: GpuRun, unmarked: tuple[str, ...]) -> None:
     """Check that without annotations a run reads as it does with them."""
     found, truth = measured(replace(run, unmarked=unmarked)), measured(run)
 
-    assert "the ways of messages, " in note_of(found)
+    assert "the routes of messages, " in note_of(found)
     assert "confidence 1.00;" in note_of(found)
     assert [step.label for step in found.steps] == [step.label for step in truth.steps]
     for one, other in zip(found.steps, truth.steps, strict=True):
@@ -136,10 +136,8 @@ def test_waves_are_refused_and_autograd_s_operations_are_not_asked_for_where_the
     found = measured(replace(ran("hanayo", 2, 2), unmarked=AUTOGRAD))
 
     assert found.steps == ()
-    assert "neither one that passes all ranks around (interleaved) nor there and back (V); messages" in note_of(
-        found
-    )
-    assert "as in waves, and send nothing that tells them apart; mark actions and record again" in note_of(found)
+    assert "neither interleaved (a microbatch cycles through all ranks) nor V-shaped" in note_of(found)
+    assert "exchange none, as in wave schedules; mark actions and record again" in note_of(found)
     assert "pptrace annotate" in note_of(found)
     assert "ProfilerActivity.CPU" not in note_of(found)
 
@@ -193,7 +191,7 @@ def test_nsight_systems_profiles_are_inferred_as_well(tmp_path: Path) -> None:
 
     found, truth = measure_nsys([path], ImportRequest()), measured(run)
 
-    assert "the threads of launches and the ways of messages, 6 stages, confidence 1.00;" in note_of(found)
+    assert "the threads of launches and the routes of messages, 6 stages, confidence 1.00;" in note_of(found)
     assert computed(found.steps[0].timeline) == computed(truth.steps[0].timeline)
 
 

@@ -77,7 +77,7 @@ def test_runs_of_several_stages_per_rank_are_inferred_as_they_were_marked(name: 
     marked, inferred = read(FIXTURES / name), without_marks(name, tmp_path)
 
     (note,) = [note for note in inferred.notes if "inferred" in note]
-    assert "autograd's operations and the ways of messages, 8 stages, confidence 1.00;" in note
+    assert "autograd's operations and the routes of messages, 8 stages, confidence 1.00;" in note
     assert inferred.unattributed == ()
     for one, other in zip(marked.steps, inferred.steps, strict=True):
         assert orders(other.timeline) == orders(one.timeline)
@@ -164,7 +164,7 @@ def test_one_rank_alone_is_told_what_it_lacks(tmp_path: Path) -> None:
     found = read(tmp_path / name)
 
     assert found.steps == ()
-    assert any("not inferred: no file of a rank that these exchange messages with" in note for note in found.notes)
+    assert any("not inferred: the files of the ranks that receive or send the other ends" in note for note in found.notes)
 
 
 def test_a_run_whose_ranks_disagree_is_not_guessed_at(tmp_path: Path) -> None:
@@ -248,4 +248,4 @@ def test_ranks_that_send_each_other_nothing_are_no_pipeline(tmp_path: Path) -> N
     found = measure_kineto([trace.write(tmp_path)], ImportRequest())
 
     assert found.steps == ()
-    assert any("no message between these ranks tells a pipeline" in note for note in found.notes)
+    assert any("these ranks exchange no messages" in note for note in found.notes)

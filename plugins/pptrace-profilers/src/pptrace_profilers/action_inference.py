@@ -10,34 +10,72 @@ shares. It is 1 if the whole recording fits a pipeline:
 - *counted*: messages to each neighbour, divided by the forwards.
 
 Otherwise, or if messages skip a neighbour, ranks hold several stages. The routes of messages then assign forwards
-to stages: from the waits of hosts (:mod:`~pptrace_profilers.message_chains`) or from the kernels of GPUs
-(:mod:`~pptrace_profilers.stage_inference`). The shares then describe a route over all stages. No action is
-inferred below :data:`~pptrace_profilers.pass_runs.LEAST`.
+to stages (:mod:`~pptrace_profilers.stage_inference`). The shares then describe a route over all stages. No action
+is inferred below :data:`LEAST`.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pptrace.plugin import Action, Kind, TraceError
-from pptrace_profilers.gpu_spans import add_gpu_spans
-from pptrace_profilers.pass_runs import AUTOGRAD, RankRuns, Verdict, autograd_runs, launch_runs, mean
+from pptrace_profilers.gpu_spans import add_gpu_spans, window_around
+from pptrace_profilers.pass_runs import autograd_runs, launch_runs, work_starts_ns
 from pptrace_profilers.recording import NO_STAGE, Annotations, Execution
-from pptrace_profilers.stage_inference import infer_from_messages
+from pptrace_profilers.stage_inference import Part, assign_by_chains, assign_by_route
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from pptrace_profilers.pass_runs import Places, Run
+    from pptrace_profilers.pass_runs import Run
     from pptrace_profilers.recording import Recording
+    from pptrace_profilers.stage_inference import StepPlaces
 
+LEAST = 0.9
+"""Minimum confidence of an inference."""
+_AUTOGRAD = "autograd's operations"
+"""The source that identifies the forward of each backward."""
+_Places = dict[int, tuple[int, int]]
+"""Stage and microbatch by the number of a rank's forward."""
+_Verdict = tuple[str, str]
+"""Confidence of an inference, and the reason against it; one of the two is empty."""
 _HELP = "`pptrace annotate` prints a module that marks them"
 _RECORD_HELP = "mark actions and record again: `pptrace annotate` prints a module for that"
-_CPU_HELP = "; autograd's operations tell more than launches do: record them, too (PyTorch: ProfilerActivity.CPU)"
+_CPU_HELP = (
+    "; autograd's operations identify actions more reliably than launches: record them too "
+    "(PyTorch: ProfilerActivity.CPU)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RankRuns:
+    """Runs of a rank with their steps; -1 outside of all steps."""
+
+    recording: Recording
+    runs: list[Run]
+    steps: list[int]
+
+    @classmethod
+    def of(cls, recording: Recording, runs: list[Run]) -> _RankRuns:
+        """Assign steps to the runs of a rank; all runs are in one step if the profiler marked none."""
+        windows = [(start, end) for _, start, end in recording.windows]
+        steps = window_around(windows, [run.start_ns for run in runs]).tolist() if windows else [0] * len(runs)
+        return cls(recording=recording, runs=runs, steps=steps)
+
+    @property
+    def forwards(self) -> list[Run]:
+        """Return the forwards inside steps."""
+        return [run for run, step in zip(self.runs, self.steps, strict=True) if run.forward and step >= 0]
+
+    @property
+    def backwards(self) -> Counter[int]:
+        """Return the number of backwards of each forward."""
+        return Counter(run.forward_number for run in self.runs if not run.forward)
 
 
 def infer(recordings: Sequence[Recording]) -> tuple[list[Recording], str]:
@@ -46,34 +84,32 @@ def infer(recordings: Sequence[Recording]) -> tuple[list[Recording], str]:
     Args:
         recordings: one per pipeline rank, in their order, without computations.
     """
-    source = AUTOGRAD
-    ranks = [RankRuns.of(recording, _from_autograd(recording)) for recording in recordings]
+    source = _AUTOGRAD
+    ranks = [_RankRuns.of(recording, _from_autograd(recording)) for recording in recordings]
     if not all(rank.forwards for rank in ranks):
         source = "the threads of launches"
         ranks = [
-            RankRuns.of(recording, launch_runs(recording.operations, _posts(recording)))
+            _RankRuns.of(recording, launch_runs(recording.operations, _posts(recording)))
             for recording in recordings
         ]
     if not all(rank.forwards for rank in ranks):
         return list(recordings), ""
-    verdict, places_by_rank = one_stage_each(ranks, source), [_in_order(rank) for rank in ranks]
-    if verdict.objection and any(end.peer >= 0 for rank in ranks for end in rank.recording.ends):
-        inference = infer_from_messages(ranks, source)
+    (confidence, objection), places_by_rank = _one_stage_each(ranks, source), [_in_order(rank) for rank in ranks]
+    if objection and any(end.peer >= 0 for rank in ranks for end in rank.recording.ends):
+        inference = _infer_from_messages(ranks, source)
         if inference is not None:
-            verdict, ranks, places_by_rank, stages = inference
-            source = f"{source} and the ways of messages, {stages} stages"
-    if verdict.objection:
-        more = "" if source.startswith(AUTOGRAD) else _CPU_HELP
-        return list(
-            recordings
-        ), f"forwards and backwards are not inferred{verdict.objection}; {_RECORD_HELP}{more}"
-    note = f"no annotation names an action: inferred from {source}, {verdict.text}; {_HELP}"
+            (confidence, objection), ranks, places_by_rank, stages = inference
+            source = f"{source} and the routes of messages, {stages} stages"
+    if objection:
+        more = "" if source.startswith(_AUTOGRAD) else _CPU_HELP
+        return list(recordings), f"forwards and backwards are not inferred{objection}; {_RECORD_HELP}{more}"
+    note = f"no annotation names an action: inferred from {source}, {confidence}; {_HELP}"
     return [_with_actions(rank, places) for rank, places in zip(ranks, places_by_rank, strict=True)], note
 
 
-def _in_order(rank: RankRuns) -> Places:
+def _in_order(rank: _RankRuns) -> _Places:
     """Return the places of the forwards of a rank that holds one stage."""
-    places: Places = {}
+    places: _Places = {}
     started: Counter[int] = Counter()
     for run, step in zip(rank.runs, rank.steps, strict=True):
         if run.forward and step >= 0:
@@ -93,7 +129,7 @@ def _posts(recording: Recording) -> list[int]:
     return [end.host_ns for end in recording.ends]
 
 
-def _with_actions(rank: RankRuns, places: Places) -> Recording:
+def _with_actions(rank: _RankRuns, places: _Places) -> Recording:
     """Return a recording with its runs as actions; a kernel belongs to the action that launched it."""
     executions = tuple(_executions(rank, places))
     recording = replace(rank.recording, executions=executions, unattributed=())
@@ -111,7 +147,7 @@ def _with_actions(rank: RankRuns, places: Places) -> Recording:
     return add_gpu_spans(replace(recording, operations=replace(operations, action=action)))
 
 
-def _executions(rank: RankRuns, places: Places) -> Iterator[Execution]:
+def _executions(rank: _RankRuns, places: _Places) -> Iterator[Execution]:
     """Yield actions for the forwards that have a place, and for their backwards."""
     returned: Counter[int] = Counter()
     backwards = rank.backwards
@@ -128,26 +164,40 @@ def _executions(rank: RankRuns, places: Places) -> Iterator[Execution]:
         yield Execution(action=action, start_ns=run.start_ns, end_ns=run.end_ns)
 
 
-def one_stage_each(ranks: Sequence[RankRuns], source: str) -> Verdict:
+def _one_stage_each(ranks: Sequence[_RankRuns], source: str) -> _Verdict:
     """Return the confidence that each rank holds one stage."""
-    peers = [end.peer for rank in ranks for end in rank.recording.ends]
-    if peers and max(peers) < 0:
-        return Verdict(text="", objection=": no file of a rank that these exchange messages with is here")
-    if not peers:
-        return Verdict(text="", objection=": no message between these ranks tells a pipeline")
-    if any(
-        end.sends and end.peer >= 0 and abs(end.peer - number) != 1
-        for number, rank in enumerate(ranks)
-        for end in rank.recording.ends
-    ):
-        return Verdict(text="", objection=(
-            ": messages go to ranks that are no neighbours, so ranks hold several stages, and neither a host's "
-            "operations and waits nor a GPU's kernels say which action is of which stage"
-        ))  # fmt: skip
-    return Verdict.of(dict(_shares(ranks)), source)
+    ends = [(rank_index, end) for rank_index, rank in enumerate(ranks) for end in rank.recording.ends]
+    if not ends:
+        return "", ": these ranks exchange no messages"
+    if all(end.peer < 0 for _, end in ends):
+        return "", ": the files of the ranks that receive or send the other ends of their messages are missing"
+    if any(end.sends and end.peer >= 0 and abs(end.peer - rank_index) != 1 for rank_index, end in ends):
+        return "", (
+            ": messages skip neighbouring ranks, so ranks hold several stages, and the files lack what assigns "
+            "actions to stages: autograd's operations with waits of hosts, or kernels of GPUs"
+        )
+    return _judge(dict(_shares(ranks)), source)
 
 
-def _shares(ranks: Sequence[RankRuns]) -> Iterator[tuple[str, float]]:
+def _judge(shares: Mapping[str, float], source: str) -> _Verdict:
+    """Return the product of shares, and the least share if the product is below 1."""
+    confidence = float(np.prod(list(shares.values())))
+    weakest = min(shares, key=lambda name: shares[name])
+    # Rounded down, so that a value below 1 or below the limit does not print as that limit.
+    rounded = f"confidence {math.floor(100 * confidence) / 100:.2f}"
+    weakest_text = f"as only {math.floor(100 * shares[weakest])}% {weakest}"
+    if confidence < LEAST:
+        return "", f" from {source}: {rounded} is below {LEAST}, {weakest_text}"
+    return rounded if confidence == 1 else f"{rounded}, {weakest_text}", ""
+
+
+def _mean(values: Iterable[float]) -> float:
+    """Return the mean, 0 for no values."""
+    numbers = list(values)
+    return sum(numbers) / len(numbers) if numbers else 0.0
+
+
+def _shares(ranks: Sequence[_RankRuns]) -> Iterator[tuple[str, float]]:
     """Yield each share of the confidence with its description."""
     per_step = [
         Counter(step for run, step in zip(rank.runs, rank.steps, strict=True) if run.forward and step >= 0)
@@ -156,25 +206,26 @@ def _shares(ranks: Sequence[RankRuns]) -> Iterator[tuple[str, float]]:
     steps = set().union(*per_step)
     counts = [count[step] for count in per_step for step in steps]
     yield "of the forwards are on every rank", min(counts) / max(counts)
-    yield "of the forwards have their backwards", mean(fits for rank in ranks for fits in _paired(rank))
+    yield "of the forwards have their backwards", _mean(fits for rank in ranks for fits in _paired(rank))
     forms = [Counter(run.operations for run in rank.forwards) for rank in ranks]
     usual_share = sum(form.most_common(1)[0][1] for form in forms) / sum(form.total() for form in forms)
-    yield "of the forwards are alike", usual_share
+    yield "of the forwards have the usual operations", usual_share
     yield (
-        "of the messages leave behind what makes them",
-        mean(fits for number, rank in enumerate(ranks) for fits in _directed(rank, number)),
+        "of the messages follow a pass of their direction",
+        _mean(fits for number, rank in enumerate(ranks) for fits in _directed(rank, number)),
     )
-    yield "of the messages to neighbours are there", mean(_counted(ranks))
+    yield "of the messages to neighbours were recorded", _mean(_counted(ranks))
 
 
-def _paired(rank: RankRuns) -> Iterator[bool]:
+def _paired(rank: _RankRuns) -> Iterator[bool]:
     """Yield for each forward whether it has the usual number of backwards, one or two."""
-    backwards, usual = rank.backwards, rank.usual
-    for run in rank.forwards:
-        yield backwards[run.forward_number] == usual and usual in {1, 2}
+    backwards = rank.backwards
+    counts = [backwards[run.forward_number] for run in rank.forwards]
+    usual = Counter(counts).most_common(1)[0][0]
+    return (count == usual and usual in {1, 2} for count in counts)
 
 
-def _directed(rank: RankRuns, number: int) -> Iterator[bool]:
+def _directed(rank: _RankRuns, number: int) -> Iterator[bool]:
     """Yield for each sent message whether its direction is that of the run before it."""
     starts = [run.start_ns for run in rank.runs]
     for end in rank.recording.ends:
@@ -183,7 +234,7 @@ def _directed(rank: RankRuns, number: int) -> Iterator[bool]:
             yield end.peer - number == (1 if rank.runs[run_index].forward else -1)
 
 
-def _counted(ranks: Sequence[RankRuns]) -> Iterator[float]:
+def _counted(ranks: Sequence[_RankRuns]) -> Iterator[float]:
     """Yield the ratio of messages to forwards for each rank and neighbour."""
     for number, rank in enumerate(ranks):
         forward_count = len(rank.forwards)
@@ -197,3 +248,66 @@ def _counted(ranks: Sequence[RankRuns]) -> Iterator[float]:
                     for end in rank.recording.ends
                 )
                 yield min(sent, forward_count) / max(sent, forward_count)
+
+
+_Inference = tuple[_Verdict, list[_RankRuns], list[_Places], int]
+"""Verdict, ranks with paired backwards, places of the forwards by rank, and number of stages."""
+
+
+def _infer_from_messages(ranks: Sequence[_RankRuns], source: str) -> _Inference | None:
+    """Infer places from the routes of messages; None without waits of hosts and kernels of GPUs."""
+    on_gpu = [end.posted_ns >= 0 for rank in ranks for end in rank.recording.ends if end.peer >= 0]
+    from_waits = source == _AUTOGRAD and not any(on_gpu)
+    if not from_waits and not all(on_gpu):
+        return None
+    places_by_rank: list[_Places] = [{} for _ in ranks]
+    runs = [list(rank.runs) for rank in ranks]
+    starts_ns = [[] if from_waits else work_starts_ns(rank.recording.operations, rank.runs) for rank in ranks]
+    step_places: list[StepPlaces] = []
+    for step in sorted({step for rank in ranks for step in rank.steps} - {-1}):
+        indices = [[index for index, number in enumerate(rank.steps) if number == step] for rank in ranks]
+        parts = [_part(rank, chosen, step) for rank, chosen in zip(ranks, indices, strict=True)]
+        if from_waits:
+            result = assign_by_chains(parts)
+        else:
+            starts = [[times[index] for index in chosen] for times, chosen in zip(starts_ns, indices, strict=True)]
+            result = assign_by_route(parts, starts, paired=source == _AUTOGRAD)
+        step_places.append(result)
+        forward_of_place: dict[tuple[int, int, int], int] = {}
+        for (rank, number), place in result.places.items():  # by time: a forward comes before its backward
+            index = indices[rank][number]
+            forward = forward_of_place.setdefault((rank, *place), runs[rank][index].forward_number)
+            places_by_rank[rank][forward] = place
+            runs[rank][index] = replace(runs[rank][index], forward_number=forward)
+    paired = [replace(rank, runs=rank_runs) for rank, rank_runs in zip(ranks, runs, strict=True)]
+    verdict, stages = _judge_steps(step_places, paired, f"{source} and the routes of messages")
+    return verdict, paired, places_by_rank, stages
+
+
+def _part(rank: _RankRuns, indices: Sequence[int], step: int) -> Part:
+    windows = rank.recording.windows
+    start, end = windows[step][1:] if windows else (-(2**63), 2**63)
+    return Part(
+        runs=[rank.runs[index] for index in indices],
+        ends=[message for message in rank.recording.ends if start <= message.host_ns <= end],
+    )
+
+
+def _judge_steps(steps: Sequence[StepPlaces], ranks: Sequence[_RankRuns], source: str) -> tuple[_Verdict, int]:
+    """Return the verdict over all steps, and the number of stages."""
+    reason = next((step.reason for step in steps if step.reason), "")
+    if reason and not any(step.route for step in steps):
+        return ("", f" from {source}: {reason}"), 0
+    fitting: Counter[str] = Counter()
+    counted: Counter[str] = Counter()
+    for step in steps:
+        for what, (fit, count) in step.shares.items():
+            fitting[what] += fit
+            counted[what] += count
+    shares = {what: fitting[what] / counted[what] for what in counted}
+    ((route, times),) = Counter(step.route for step in steps).most_common(1)
+    shares["of the steps have the same route"] = times / len(steps)
+    shares["of the forwards have one backward or two"] = _mean(
+        rank.backwards[run.forward_number] in {1, 2} for rank in ranks for run in rank.forwards
+    )
+    return _judge(shares, source), len(route)

@@ -10,23 +10,21 @@ PyTorch launches forward kernels from the model's thread and backward kernels fr
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace_profilers.gpu_spans import compute_stream, window_around
+from pptrace_profilers.gpu_spans import compute_stream
 from pptrace_profilers.json_events import Keep, read_events
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from pptrace.plugin import Int64s
     from pptrace_profilers.events import Events
-    from pptrace_profilers.recording import Operations, Recording
+    from pptrace_profilers.recording import Operations
 
 _KEEP = Keep(categories=frozenset({"cpu_op"}), details=("",))
 _BACKWARD = "autograd::engine::evaluate_function"
@@ -261,71 +259,3 @@ def _compute_rows(operations: Operations) -> Int64s | None:
         return None
     most = threads[np.argsort(-count, kind="stable")[:2]]
     return rows[np.isin(operations.thread[rows], most)]
-
-
-LEAST = 0.9
-"""Minimum confidence of an inference."""
-AUTOGRAD = "autograd's operations"
-"""The source that identifies the forward of each backward."""
-Places = dict[int, tuple[int, int]]
-"""Stage and microbatch by the number of a rank's forward."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankRuns:
-    """Runs of a rank with their steps."""
-
-    recording: Recording
-    runs: list[Run]
-    steps: list[int]
-
-    @classmethod
-    def of(cls, recording: Recording, runs: list[Run]) -> RankRuns:
-        """Assign steps to the runs of a rank; all runs are in one step if the profiler marked none."""
-        windows = [(start, end) for _, start, end in recording.windows]
-        steps = window_around(windows, [run.start_ns for run in runs]).tolist() if windows else [0] * len(runs)
-        return cls(recording=recording, runs=runs, steps=steps)
-
-    @property
-    def forwards(self) -> list[Run]:
-        """Return the forwards inside steps."""
-        return [run for run, step in zip(self.runs, self.steps, strict=True) if run.forward and step >= 0]
-
-    @property
-    def backwards(self) -> Counter[int]:
-        """Return the number of backwards of each forward."""
-        return Counter(run.forward_number for run in self.runs if not run.forward)
-
-    @property
-    def usual(self) -> int:
-        """Return the most frequent number of backwards per forward."""
-        counts = self.backwards
-        return Counter(counts[run.forward_number] for run in self.forwards).most_common(1)[0][0]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """Confidence of an inference."""
-
-    text: str
-    """The confidence, and the weakest share if it is below 1."""
-    objection: str
-    """Reason against the inference; empty for none."""
-
-    @classmethod
-    def of(cls, shares: Mapping[str, float], source: str) -> Verdict:
-        """Return the product of shares, and the least share if the product is below 1."""
-        confidence = float(np.prod(list(shares.values())))
-        weakest = min(shares, key=lambda name: shares[name])
-        # Rounded down, so that a value below 1 or below the limit does not print as that limit.
-        rounded = f"confidence {math.floor(100 * confidence) / 100:.2f}"
-        weakest_text = f"as only {math.floor(100 * shares[weakest])}% {weakest}"
-        if confidence < LEAST:
-            return cls(text="", objection=f" from {source}: {rounded} is below {LEAST}, {weakest_text}")
-        return cls(text=rounded if confidence == 1 else f"{rounded}, {weakest_text}", objection="")
-
-
-def mean(values: Iterable[float]) -> float:
-    """Return the mean, 0 for no values."""
-    numbers = list(values)
-    return sum(numbers) / len(numbers) if numbers else 0.0

@@ -1,8 +1,14 @@
 """Inference of the stages of ranks that have several stages.
 
-The kernels of a GPU do not record which message they waited for. The search uses these constraints:
+The waits of a host assign messages to actions. A microbatch is a chain of forwards over all stages. A message
+links the forward before its send to the forward that waited for it. If a rank holds consecutive stages, forwards
+without a receive follow, in order, forwards without a send. The index of a forward in its chain is its stage, and
+chains are numbered by their start. Gradients take the reverse route. They are linked independently and confirm the
+result.
 
-- a rank sends a message after the action that produces it (:mod:`~pptrace_profilers.message_chains`);
+The kernels of a GPU do not record which message they waited for. A search uses these constraints:
+
+- a rank sends a message after the action that produces it;
 - messages of one direction between two ranks are consumed in the order of their sends;
 - an action starts after the kernel that received its message;
 - on a stage, forwards run in the order of microbatches;
@@ -17,100 +23,341 @@ the choices of one action, later stages first. It backtracks when an action has 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace_profilers.message_chains import (
-    NO_RANK,
-    Part,
-    StepPlaces,
-    UnplacedAction,
-    assign_by_chains,
-    count_usual_forwards,
-    messages_of,
-    second_passes,
-)
-from pptrace_profilers.pass_runs import AUTOGRAD, Verdict, mean, work_starts_ns
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from pptrace_profilers.message_chains import Messages
-    from pptrace_profilers.pass_runs import Places, RankRuns
+    from pptrace_profilers.pass_runs import Run
+    from pptrace_profilers.recording import MessageEnd
 
-    _Inference = tuple[Verdict, list[RankRuns], list[Places], int]
-    """Verdict, ranks with paired backwards, places of the forwards by rank, and number of stages."""
-
-
-class _Shares:
-    """Shares of the confidence of an inference, over all steps."""
-
-    def __init__(self) -> None:
-        self.fitting: Counter[str] = Counter()
-        self.counted: Counter[str] = Counter()
-        self.routes: list[tuple[int, ...]] = []
-        self.reason = ""
-
-    def add(self, step: StepPlaces) -> None:
-        """Add the shares of a step, and the reason if no route fits."""
-        self.routes.append(step.route)
-        self.reason = self.reason or step.reason
-        for what, (fit, count) in step.shares.items():
-            self.fitting[what] += fit
-            self.counted[what] += count
-
-    def verdict(self, ranks: Sequence[RankRuns], source: str) -> tuple[Verdict, int]:
-        """Return the verdict and the number of stages."""
-        shares = {what: self.fitting[what] / self.counted[what] for what in self.counted}
-        route = Counter(self.routes).most_common(1)[0][0]
-        shares["of the steps have their stages in the same places"] = self.routes.count(route) / len(self.routes)
-        pairs = [rank.backwards[run.forward_number] in {1, 2} for rank in ranks for run in rank.forwards]
-        shares["of the forwards have one backward or two"] = mean(pairs)
-        source = f"{source} and the ways of messages"
-        if self.reason and not any(self.routes):
-            return Verdict(text="", objection=f" from {source}: {self.reason}"), 0
-        return Verdict.of(shares, source), len(route)
+_Node = tuple[int, int]
+"""A forward or a run: rank and index on that rank."""
+_Place = tuple[int, int]
+"""Stage and microbatch."""
 
 
-def infer_from_messages(ranks: Sequence[RankRuns], source: str) -> _Inference | None:
-    """Infer places from the routes of messages; None without waits of hosts and kernels of GPUs."""
-    on_gpu = [end.posted_ns >= 0 for rank in ranks for end in rank.recording.ends if end.peer >= 0]
-    from_waits = source == AUTOGRAD and not any(on_gpu)
-    if not from_waits and not all(on_gpu):
-        return None
-    places_by_rank: list[Places] = [{} for _ in ranks]
-    runs = [list(rank.runs) for rank in ranks]
-    starts_ns = [[] if from_waits else work_starts_ns(rank.recording.operations, rank.runs) for rank in ranks]
-    shares = _Shares()
-    for step in sorted({step for rank in ranks for step in rank.steps} - {-1}):
-        indices = [[index for index, number in enumerate(rank.steps) if number == step] for rank in ranks]
-        parts = [_part(rank, chosen, step) for rank, chosen in zip(ranks, indices, strict=True)]
-        if from_waits:
-            result = assign_by_chains(parts)
-        else:
-            starts = [[times[index] for index in chosen] for times, chosen in zip(starts_ns, indices, strict=True)]
-            result = assign_by_route(parts, starts, paired=source == AUTOGRAD)
-        shares.add(result)
-        forward_of_place: dict[tuple[int, int, int], int] = {}
-        for (rank, number), place in result.places.items():  # by time: a forward comes before its backward
-            index = indices[rank][number]
-            forward = forward_of_place.setdefault((rank, *place), runs[rank][index].forward_number)
-            places_by_rank[rank][forward] = place
-            runs[rank][index] = replace(runs[rank][index], forward_number=forward)
-    paired = [replace(rank, runs=rank_runs) for rank, rank_runs in zip(ranks, runs, strict=True)]
-    verdict, stages = shares.verdict(paired, source)
-    return verdict, paired, places_by_rank, stages
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Runs and messages of a rank in a step."""
+
+    runs: Sequence[Run]
+    """Runs by time."""
+    ends: Sequence[MessageEnd]
+    """Ends of messages by time; peers are indices of ranks."""
 
 
-def _part(rank: RankRuns, indices: Sequence[int], step: int) -> Part:
-    windows = rank.recording.windows
-    start, end = windows[step][1:] if windows else (-(2**63), 2**63)
-    return Part(
-        runs=[rank.runs[index] for index in indices],
-        ends=[message for message in rank.recording.ends if start <= message.host_ns <= end],
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlaces:
+    """Stages and microbatches of the runs of a step."""
+
+    places: Mapping[_Node, tuple[int, int]]
+    """Stage and microbatch by rank and index of the run, in order; empty if no route fits."""
+    shares: Mapping[str, tuple[int, int]]
+    """Number of fitting items and of all items, by description."""
+    route: tuple[int, ...]
+    """The rank of each stage; empty if no route fits."""
+    reason: str = ""
+    """Reason why no route fits; empty if one fits, or if the search is incomplete."""
+
+
+def assign_by_chains(parts: Sequence[Part]) -> StepPlaces:
+    """Assign stages and microbatches to the forwards of a step, one part per rank."""
+    next_of, back_of = _link_runs(parts)
+    forwards = _passes(parts, forward=True)
+    chains = list(_chains(forwards, _add_local_links(next_of, forwards)))
+    routes = Counter(_route(chain) for chain in chains)
+    # Among equally common routes, the longest counts: shorter ones are truncated.
+    route = max(routes, key=lambda path: (routes[path] * len(path), len(path)), default=())
+    complete = [chain for chain in chains if _route(chain) == route]
+    places = {node: (stage, number) for number, chain in enumerate(complete) for stage, node in enumerate(chain)}
+    stage_counts = [route.count(rank) for rank in range(len(parts))]
+    ends = sum(len(part.ends) for part in parts)
+    return StepPlaces(
+        places={
+            (rank, index): places[rank, run.forward_number]
+            for rank, part in enumerate(parts)
+            for index, run in enumerate(part.runs)
+            if run.forward and (rank, run.forward_number) in places
+        },
+        route=route,
+        shares={
+            "of the messages connect two actions": (2 * (len(next_of) + len(back_of)), ends),
+            "of the forwards pass through all stages": (len(places), sum(map(len, forwards))),
+            "of the gradients take the reverse route of their forwards": (
+                _count_returned_gradients(parts, back_of, complete)
+            ),
+            "of the ranks hold the most frequent number of stages": (
+                stage_counts.count(max(stage_counts)),
+                len(stage_counts),
+            ),
+            "of the forwards have the usual operations of their stage": _count_usual_forwards(parts, places),
+            "of the forwards start in the order of microbatches": _count_ordered(parts, places, len(route)),
+        },
+    )  # fmt: skip
+
+
+def _route(chain: Sequence[_Node]) -> tuple[int, ...]:
+    return tuple(rank for rank, _ in chain)
+
+
+def _count_returned_gradients(
+    parts: Sequence[Part], back_of: Mapping[_Node, _Node], chains: Sequence[Sequence[_Node]]
+) -> tuple[int, int]:
+    """Return the gradients that follow the links of their chains, and all links."""
+    all_links = _add_local_links(back_of, _passes(parts, forward=False))
+    backwards = {
+        (rank, run.forward_number) for rank, part in enumerate(parts) for run in part.runs if not run.forward
+    }
+    links = [(a, b) for chain in chains for a, b in pairwise(chain) if b in backwards]
+    return sum(all_links.get(b) == a for a, b in links), max(len(links), 1)
+
+
+def _link_runs(parts: Sequence[Part]) -> tuple[dict[_Node, _Node], dict[_Node, _Node]]:
+    """Link runs by their messages; messages between two ranks arrive in the order of their sends.
+
+    Returns:
+        The receiver of the output of each forward, and the receiver of its gradient.
+    """
+    next_of: dict[_Node, _Node] = {}
+    back_of: dict[_Node, _Node] = {}
+    second = [_second_passes(part.runs) for part in parts]
+    receivers, senders = [set(indices) for indices in second], [set(indices) for indices in second]
+    messages = [
+        (receive.end_ns, source, target, send, receive)
+        for source, part in enumerate(parts)
+        for target, target_part in enumerate(parts)
+        for send, receive in zip(
+            [end for end in part.ends if end.sends and end.peer == target],
+            [end for end in target_part.ends if not end.sends and end.peer == source],
+            strict=False,
+        )
+    ]
+    for _, source, target, send, receive in sorted(messages, key=lambda message: message[:3]):
+        receiver = _consumer(parts[target].runs, receive, receivers[target])
+        if receiver < 0:
+            continue
+        run = parts[target].runs[receiver]
+        sender = _producer(parts[source].runs, send, senders[source], forward=run.forward)
+        if sender < 0:
+            continue
+        receivers[target].add(receiver)
+        senders[source].add(sender)
+        from_node = source, parts[source].runs[sender].forward_number
+        (next_of if run.forward else back_of)[from_node] = target, run.forward_number
+    return next_of, back_of
+
+
+def _second_passes(runs: Sequence[Run]) -> set[int]:
+    """Return the indices of weight gradients: the second backwards of their forwards."""
+    seen: set[int] = set()
+    second = set()
+    for number, run in enumerate(runs):
+        if not run.forward:
+            if run.forward_number in seen:
+                second.add(number)
+            seen.add(run.forward_number)
+    return second
+
+
+def _consumer(runs: Sequence[Run], receive: MessageEnd, excluded: set[int]) -> int:
+    """Return the first run after a receive that has no message yet; -1 for none."""
+    first = int(np.searchsorted([run.start_ns for run in runs], receive.end_ns))
+    return next((number for number in range(first, len(runs)) if number not in excluded), -1)
+
+
+def _producer(runs: Sequence[Run], send: MessageEnd, excluded: set[int], *, forward: bool) -> int:
+    """Return the last run of a direction before a send whose output was not sent; -1 for none."""
+    last = int(np.searchsorted([run.start_ns for run in runs], send.host_ns)) - 1
+    return next(
+        (number for number in range(last, -1, -1) if number not in excluded and runs[number].forward == forward),
+        -1,
     )
+
+
+def _passes(parts: Sequence[Part], *, forward: bool) -> list[list[tuple[_Node, Run]]]:
+    second = [_second_passes(part.runs) for part in parts]
+    return [
+        [
+            ((rank, run.forward_number), run)
+            for index, run in enumerate(part.runs)
+            if run.forward == forward and index not in second[rank]
+        ]
+        for rank, part in enumerate(parts)
+    ]
+
+
+def _add_local_links(
+    next_of: Mapping[_Node, _Node], passes: Sequence[Sequence[tuple[_Node, Run]]]
+) -> dict[_Node, _Node]:
+    """Add links inside a rank: from runs without a send to runs without a receive, in order."""
+    links, has_input = dict(next_of), set(next_of.values())
+    for runs in passes:
+        senders = [(node, run) for node, run in runs if node not in next_of and node in has_input]
+        receivers = [(node, run) for node, run in runs if node in next_of and node not in has_input]
+        pairs = list(zip(senders, receivers, strict=False))
+        if len(senders) == len(receivers) and all(a.end_ns <= b.start_ns for (_, a), (_, b) in pairs):
+            links |= {a: b for (a, _), (b, _) in pairs}
+    return links
+
+
+def _chains(
+    passes: Sequence[Sequence[tuple[_Node, Run]]], next_of: Mapping[_Node, _Node]
+) -> Iterator[tuple[_Node, ...]]:
+    targets = set(next_of.values())
+    begins = sorted((run.start_ns, node) for runs in passes for node, run in runs if node not in targets)
+    for _, begin in begins:
+        chain = [begin]
+        while chain[-1] in next_of:  # no cycle: a node is the source and the target of at most one link
+            chain.append(next_of[chain[-1]])
+        yield tuple(chain)
+
+
+def _count_usual_forwards(parts: Sequence[Part], places: Mapping[_Node, tuple[int, int]]) -> tuple[int, int]:
+    """Return the forwards with the usual operations of their stage, and all forwards."""
+    forms: dict[int, Counter[tuple[str, ...]]] = defaultdict(Counter)
+    for rank, part in enumerate(parts):
+        for run in part.runs:
+            place = places.get((rank, run.forward_number)) if run.forward else None
+            if place is not None:
+                forms[place[0]][run.operations] += 1
+    return sum(max(form.values()) for form in forms.values()), max(sum(form.total() for form in forms.values()), 1)
+
+
+def _count_ordered(parts: Sequence[Part], places: Mapping[_Node, tuple[int, int]], stages: int) -> tuple[int, int]:
+    """Return the forwards that start in the order of microbatches on their stage, and all forwards."""
+    started: list[list[int]] = [[] for _ in range(stages)]
+    for rank, part in enumerate(parts):
+        for run in part.runs:
+            if run.forward and (place := places.get((rank, run.forward_number))) is not None:
+                started[place[0]].append(place[1])
+    count = sum(map(len, started))
+    return count - sum(int((np.diff(stage) < 0).sum()) for stage in started), max(count, 1)
+
+
+_NO_RANK = -1
+"""The peer of an action without a send."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Action:
+    """An action without a known stage."""
+
+    forward: bool
+    """Whether it is a forward."""
+    is_weight_gradient: bool
+    """Whether it is a separate weight gradient, which has no messages."""
+    start_ns: int
+    """Start of its work."""
+    pair: int
+    """Index on its rank of the matching forward; -1 if unknown, and for a forward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Messages:
+    """Producers of messages for a given route."""
+
+    sent_to: Sequence[Sequence[int]]
+    """Receiving rank of the output, by rank and action; :data:`_NO_RANK` for none."""
+    inputs: Mapping[tuple[int, int, bool], Sequence[tuple[_Node, int]]]
+    """Producer and arrival of each message in order, by target, source and whether they are activations."""
+
+
+def _find_producers(
+    parts: Sequence[Part],
+    actions: Sequence[Sequence[_Action]],
+    route: Sequence[int],
+    *,
+    gradient_first: bool,
+) -> _Messages:
+    """Find the producers of the messages of a step.
+
+    Args:
+        parts: runs and messages of each rank, by launch.
+        actions: actions of each rank, by launch.
+        route: the rank of each stage.
+        gradient_first: whether a gradient precedes an activation that was posted together to the same rank.
+    """
+    sent_to: list[list[int]] = []
+    producers_of: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for rank, part in enumerate(parts):
+        sends = sorted((end for end in part.ends if end.sends and end.peer >= 0), key=attrgetter("host_ns"))
+        consumers = [
+            frozenset(receivers[stage] for stage, rank_of_stage in enumerate(route) if rank_of_stage == rank)
+            for receivers in ((*route[1:], _NO_RANK), (_NO_RANK, *route[:-1]))
+        ]
+        producers = _producers(
+            part, actions[rank], sends, consumers, {rank, _NO_RANK}, gradient_first=gradient_first
+        )
+        peers = [_NO_RANK] * len(part.runs)
+        for send, producer in zip(sends, producers, strict=True):
+            producers_of[rank, send.peer].append(producer)
+            if producer >= 0:
+                peers[producer] = send.peer
+        sent_to.append(peers)
+    inputs: dict[tuple[int, int, bool], list[tuple[_Node, int]]] = defaultdict(list)
+    for target, part in enumerate(parts):
+        for source in range(len(parts)):
+            receives = sorted(
+                (end for end in part.ends if not end.sends and end.peer == source), key=attrgetter("host_ns")
+            )
+            for producer, receive in zip(producers_of[source, target], receives, strict=False):
+                if producer >= 0:
+                    message = (source, producer), receive.end_ns
+                    inputs[target, source, actions[source][producer].forward].append(message)
+    return _Messages(sent_to=sent_to, inputs=inputs)
+
+
+def _producers(
+    part: Part, actions: Sequence[_Action], sends: Sequence[MessageEnd],
+    consumers: Sequence[frozenset[int]], without_send: set[int], *, gradient_first: bool,
+) -> list[int]:  # fmt: skip
+    """Return the producer of each sent message; -1 for none.
+
+    Args:
+        part: runs and messages of a rank, by launch.
+        actions: actions of the rank, by launch.
+        sends: sent messages, by launch.
+        consumers: ranks that receive the activations, and the gradients, of the rank's stages.
+        without_send: consumers that receive no message.
+        gradient_first: whether a gradient precedes an activation that was posted together to the same rank.
+    """
+    always = [not ranks & without_send for ranks in consumers]
+    started = np.searchsorted([run.start_ns for run in part.runs], [send.host_ns for send in sends], side="right")
+    producers = [-1] * len(sends)
+    assigned: set[int] = set()
+    for last in np.unique(started).tolist():
+        block = np.flatnonzero(started == last).tolist()
+        ready = [number for number in _latest(actions, last - 1) if number not in assigned]
+        if len(block) > 1:
+            ready.sort(key=lambda number: actions[number].forward == gradient_first)
+        else:  # actions that always send come first; ties go to the later action
+            ready.sort(key=lambda number: (not always[not actions[number].forward], -number))
+        for send_index in block:
+            peer = {sends[send_index].peer} - without_send
+            fitting = (number for number in ready if peer & consumers[not actions[number].forward])
+            producer = next(fitting, -1)
+            producers[send_index] = producer
+            if producer >= 0:
+                assigned.add(producer)
+                ready.remove(producer)
+    return producers
+
+
+def _latest(actions: Sequence[_Action], last: int) -> list[int]:
+    """Return the last action up to ``last`` that may send, and the last one of the other direction."""
+    latest: dict[bool, int] = {}
+    for number in range(last, -1, -1):
+        if not actions[number].is_weight_gradient:
+            latest.setdefault(actions[number].forward, number)
+        if len(latest) == len((True, False)):
+            break
+    return list(latest.values())
 
 
 _MOST_CHUNKS = 8
@@ -118,11 +365,11 @@ _MOST_CHUNKS = 8
 _TRIES = 100
 """Maximum assignments of a search, per action."""
 _NOTHING_FITS = (
-    "no order of stages fits its messages, neither one that passes all ranks around (interleaved) nor there and "
-    "back (V); messages are missing, or stages of one rank follow each other, as in waves, and send nothing that "
-    "tells them apart"
+    "no placement of stages fits the messages, neither interleaved (a microbatch cycles through all ranks) nor "
+    "V-shaped (it reverses at both ends): messages are missing, or consecutive stages of a rank exchange none, as "
+    "in wave schedules"
 )
-_SEARCHED = "of the search for what fits came to its end"
+_SEARCHED = "of the searches for stages were completed"
 
 
 def assign_by_route(parts: Sequence[Part], starts_ns: Sequence[Sequence[int]], *, paired: bool) -> StepPlaces:
@@ -133,15 +380,13 @@ def assign_by_route(parts: Sequence[Part], starts_ns: Sequence[Sequence[int]], *
         starts_ns: start of each run's work on the GPU, by rank.
         paired: whether ``forward_number`` of a backward is known.
     """
-    actions = [
-        _unplaced_actions(part, starts, paired=paired) for part, starts in zip(parts, starts_ns, strict=True)
-    ]
+    actions = [_actions(part, starts, paired=paired) for part, starts in zip(parts, starts_ns, strict=True)]
     total = max(sum(map(len, actions)), 1)
     searches = list(_searches(parts, actions))
     solutions = [(search, places) for search in searches for places in search.solutions()]
     is_complete = all(search.tries > 0 for search in searches)
     if not solutions:
-        what = "of the actions have a place on a way through the ranks" if is_complete else _SEARCHED
+        what = "of the actions fit a route through the ranks" if is_complete else _SEARCHED
         return StepPlaces(
             places={}, shares={what: (0, total)}, route=(), reason=_NOTHING_FITS if is_complete else ""
         )
@@ -154,22 +399,22 @@ def assign_by_route(parts: Sequence[Part], starts_ns: Sequence[Sequence[int]], *
         if run.forward
     }
     shares = {
-        "of the messages lie between two actions": (2 * sum(map(len, search.messages.inputs.values())), ends),
-        "of the actions have one place alone": (
+        "of the messages connect two actions": (2 * sum(map(len, search.messages.inputs.values())), ends),
+        "of the actions have a unique stage and microbatch": (
             sum(all(solution[node] == place for _, solution in solutions) for node, place in places.items()),
             total,
         ),
         _SEARCHED: (int(is_complete), 1),
-        "of the forwards are like others of their stage": count_usual_forwards(parts, forward_places),
+        "of the forwards have the usual operations of their stage": _count_usual_forwards(parts, forward_places),
     }
     if not paired:
-        what = "of the backwards that begin on the last stage follow one forward alone"
+        what = "of the backwards of the last stage follow a single pending forward"
         shares[what] = _count_turning_backwards(actions[search.route[-1]], search.route, places)
     return StepPlaces(places=places, route=search.route, shares=shares)
 
 
 def _count_turning_backwards(
-    actions: Sequence[UnplacedAction], route: Sequence[int], places: Mapping[tuple[int, int], tuple[int, int]]
+    actions: Sequence[_Action], route: Sequence[int], places: Mapping[tuple[int, int], tuple[int, int]]
 ) -> tuple[int, int]:
     """Return the backwards of the last stage with a single pending forward, and all its backwards.
 
@@ -185,11 +430,11 @@ def _count_turning_backwards(
     return certain, max(count, 1)
 
 
-def _unplaced_actions(part: Part, starts_ns: Sequence[int], *, paired: bool) -> list[UnplacedAction]:
-    second = second_passes(part.runs) if paired else set()
+def _actions(part: Part, starts_ns: Sequence[int], *, paired: bool) -> list[_Action]:
+    second = _second_passes(part.runs) if paired else set()
     forwards = {run.forward_number: number for number, run in enumerate(part.runs) if run.forward}
     return [
-        UnplacedAction(
+        _Action(
             forward=run.forward, is_weight_gradient=number in second, start_ns=start,
             pair=forwards.get(run.forward_number, -1) if paired and not run.forward else -1,
         )
@@ -197,19 +442,17 @@ def _unplaced_actions(part: Part, starts_ns: Sequence[int], *, paired: bool) -> 
     ]  # fmt: skip
 
 
-def _searches(parts: Sequence[Part], actions: Sequence[Sequence[UnplacedAction]]) -> Iterator[PlaceSearch]:
+def _searches(parts: Sequence[Part], actions: Sequence[Sequence[_Action]]) -> Iterator[_Search]:
     """Yield one search per route and per assignment of messages to producers."""
     tries = _TRIES * sum(map(len, actions))
     for route, microbatches in _routes(parts, actions):
         # A gradient and an activation to the same rank may be posted together in either order.
-        first, second = (messages_of(parts, actions, route, gradient_first=gradient) for gradient in (True, False))
+        first, second = (_find_producers(parts, actions, route, gradient_first=order) for order in (True, False))
         for messages in (first,) if first == second else (first, second):
-            yield PlaceSearch(actions, messages, route, microbatches, tries=tries)
+            yield _Search(actions, messages, route, microbatches, tries=tries)
 
 
-def _routes(
-    parts: Sequence[Part], actions: Sequence[Sequence[UnplacedAction]]
-) -> Iterator[tuple[tuple[int, ...], int]]:
+def _routes(parts: Sequence[Part], actions: Sequence[Sequence[_Action]]) -> Iterator[tuple[tuple[int, ...], int]]:
     """Yield possible routes with their microbatches, from the numbers of forwards and messages.
 
     With P ranks, M microbatches and v stages per rank, a rank has vM forwards. An interleaved route has 2M(Pv - 1)
@@ -234,24 +477,19 @@ def _routes(
 
 _ROUNDED_NS = 2_000
 """Error of kernel times: older profilers write whole microseconds."""
-_Node = tuple[int, int]
-_Place = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Option:
-    """A possible place of an action."""
-
-    place: _Place
-    source: int
-    """Rank that sends the input, equal to the action's rank for a local input; :data:`NO_RANK` for none."""
+_MISFIT, _PENDING = -2, -3
+"""A place that does not fit, and a place that depends on actions of another rank without a place."""
+_Option = tuple[_Place, int]
+"""A possible place of an action, and the rank that sends its input; :data:`_NO_RANK` for none."""
 
 
-class PlaceSearch:
+class _Search:
     """Depth-first search for the places of the actions of a step."""
 
     def __init__(
-        self, actions: Sequence[Sequence[UnplacedAction]], messages: Messages, route: tuple[int, ...],
+        self, actions: Sequence[Sequence[_Action]], messages: _Messages, route: tuple[int, ...],
         microbatches: int, *, tries: int,
     ) -> None:  # fmt: skip
         """Start the search without assigned actions.
@@ -307,8 +545,8 @@ class PlaceSearch:
             has_assigned, rank_of_choice, choice = False, -1, []
             for rank in range(len(self.actions)):
                 while self.next_action[rank] < len(self.actions[rank]) and self.tries > 0:
-                    options, waits = self._options(rank)
-                    if waits:
+                    options = self._options(rank)
+                    if options is None:
                         break
                     if len(options) != 1:
                         if not options:
@@ -321,83 +559,84 @@ class PlaceSearch:
         return rank_of_choice, choice
 
     def _assign(self, rank: int, option: _Option) -> None:
-        node = (rank, self.next_action[rank])
-        action = self.actions[rank][node[1]]
         self.tries -= 1
         self.trail.append((rank, option))
-        self.places[node] = option.place
+        self.places[rank, self.next_action[rank]] = option[0]
+        self._count(rank, option, 1)
         self.next_action[rank] += 1
-        if action.is_weight_gradient:
-            return
-        self.started[action.forward, option.place[0]] += 1
-        self.consumed[rank, option.source, action.forward] += 1
-        if self._next_rank(option.place[0], forward=action.forward) == rank:
-            self.local_outputs[rank, action.forward].append(node)
 
     def _undo(self) -> None:
         rank, option = self.trail.pop()
         self.next_action[rank] -= 1
-        node = (rank, self.next_action[rank])
-        action = self.actions[rank][node[1]]
-        del self.places[node]
+        self._count(rank, option, -1)
+        del self.places[rank, self.next_action[rank]]
+
+    def _count(self, rank: int, option: _Option, change: int) -> None:
+        """Add (1) or remove (-1) the next action of a rank as a consumer and producer of messages."""
+        number = self.next_action[rank]
+        action, ((stage, _), source) = self.actions[rank][number], option
         if action.is_weight_gradient:
             return
-        self.started[action.forward, option.place[0]] -= 1
-        self.consumed[rank, option.source, action.forward] -= 1
-        if self._next_rank(option.place[0], forward=action.forward) == rank:
-            self.local_outputs[rank, action.forward].pop()
+        self.started[action.forward, stage] += change
+        self.consumed[rank, source, action.forward] += change
+        if self._next_rank(stage, forward=action.forward) == rank:
+            outputs = self.local_outputs[rank, action.forward]
+            if change > 0:
+                outputs.append((rank, number))
+            else:
+                outputs.pop()
 
     def _next_rank(self, stage: int, *, forward: bool) -> int:
-        """Return the receiver of an output; :data:`NO_RANK` after the last stage."""
+        """Return the receiver of an output; :data:`_NO_RANK` after the last stage."""
         stage += 1 if forward else -1
-        return self.route[stage] if 0 <= stage < len(self.route) else NO_RANK
+        return self.route[stage] if 0 <= stage < len(self.route) else _NO_RANK
 
-    def _options(self, rank: int) -> tuple[list[_Option], bool]:
-        """Return the options of a rank's next action, and whether they depend on progress of another rank."""
-        number = self.next_action[rank]
-        action = self.actions[rank][number]
+    def _options(self, rank: int) -> list[_Option] | None:
+        """Return the options of a rank's next action; None if they depend on progress of another rank."""
+        action = self.actions[rank][self.next_action[rank]]
         if action.pair >= 0:
-            place = self.places.get((rank, action.pair))
-            if place is None:
-                return [], False
+            places = [self.places[rank, action.pair]] if (rank, action.pair) in self.places else []
             if action.is_weight_gradient:
-                return [_Option(place, NO_RANK)], False
-            option, waits = self._option(rank, place)
-            return [option] if option is not None else [], waits
-        options: list[_Option] = []
-        for stage in reversed(self.stages[rank]):
-            microbatch = self.started[action.forward, stage]
-            if microbatch >= (self.microbatches if action.forward else self.started[True, stage]):
-                continue
-            option, waits = self._option(rank, (stage, microbatch))
-            if waits:
-                return [], True
-            if option is not None:
-                options.append(option)
-        return options, False
+                return [(place, _NO_RANK) for place in places]
+        else:
+            places = [(stage, self.started[action.forward, stage]) for stage in reversed(self.stages[rank])]
+            places = [
+                (stage, microbatch)
+                for stage, microbatch in places
+                if microbatch < (self.microbatches if action.forward else self.started[True, stage])
+            ]
+        options = [(place, self._source(rank, place)) for place in places]
+        if any(source == _PENDING for _, source in options):
+            return None
+        return [option for option in options if option[1] != _MISFIT]
 
-    def _option(self, rank: int, place: _Place) -> tuple[_Option | None, bool]:
-        """Return a place as an option, None if it does not fit; and whether it depends on another rank."""
+    def _source(self, rank: int, place: _Place) -> int:
+        """Return the rank that sends the input of a rank's next action if the action has a place.
+
+        Returns:
+            :data:`_NO_RANK` for an action without an input, else :data:`_MISFIT` or :data:`_PENDING`.
+        """
         number = self.next_action[rank]
         action, (stage, microbatch) = self.actions[rank][number], place
         if not self._sends_fit(rank, number, stage):
-            return None, False
+            return _MISFIT
         source_stage = stage - 1 if action.forward else stage + 1
         if not 0 <= source_stage < len(self.route):
-            return _Option(place, NO_RANK), False
+            return _NO_RANK
         source = self.route[source_stage]
         consumed = self.consumed[rank, source, action.forward]
         if source == rank:
             outputs = self.local_outputs[rank, action.forward]
-            fits = consumed < len(outputs) and self.places[outputs[consumed]] == (source_stage, microbatch)
-            return (_Option(place, source) if fits else None), False
-        inputs = self.messages.inputs.get((rank, source, action.forward), ())
-        if consumed >= len(inputs) or inputs[consumed][1] > action.start_ns + _ROUNDED_NS:
-            return None, False
-        producer_place = self.places.get(inputs[consumed][0])
-        if producer_place is None:
-            return None, True
-        return (_Option(place, source) if producer_place == (source_stage, microbatch) else None), False
+            producer = outputs[consumed] if consumed < len(outputs) else None
+        else:
+            inputs = self.messages.inputs.get((rank, source, action.forward), ())
+            fits = consumed < len(inputs) and inputs[consumed][1] <= action.start_ns + _ROUNDED_NS
+            producer = inputs[consumed][0] if fits else None
+        if producer is None:
+            return _MISFIT
+        if producer not in self.places:
+            return _PENDING
+        return source if self.places[producer] == (source_stage, microbatch) else _MISFIT
 
     def _sends_fit(self, rank: int, number: int, stage: int) -> bool:
         """Return whether the sends of an action and of its known backward match the route of a stage."""
@@ -406,6 +645,6 @@ class PlaceSearch:
             outputs.append((self.returned[rank][number], False))
         for action, forward in outputs:
             receiver = self._next_rank(stage, forward=forward)
-            if self.messages.sent_to[rank][action] != (NO_RANK if receiver == rank else receiver):
+            if self.messages.sent_to[rank][action] != (_NO_RANK if receiver == rank else receiver):
                 return False
         return True
