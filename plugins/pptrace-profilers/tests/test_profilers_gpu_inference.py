@@ -129,7 +129,7 @@ def test_what_threads_alone_do_not_tell_is_refused_with_the_reason(case: tuple[s
     assert found.steps == ()
     assert any(reason in note_of(found) for reason in REFUSED)
     assert "pptrace annotate" in note_of(found)
-    assert "record them, too (PyTorch: ProfilerActivity.CPU)" in note_of(found)
+    assert "record them too (PyTorch: ProfilerActivity.CPU)" in note_of(found)
 
 
 def test_waves_are_refused_and_autograd_s_operations_are_not_asked_for_where_they_are_there() -> None:
