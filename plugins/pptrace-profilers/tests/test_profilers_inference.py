@@ -164,7 +164,9 @@ def test_one_rank_alone_is_told_what_it_lacks(tmp_path: Path) -> None:
     found = read(tmp_path / name)
 
     assert found.steps == ()
-    assert any("not inferred: the files of the ranks that receive or send the other ends" in note for note in found.notes)
+    assert any(
+        "not inferred: the files of the ranks that receive or send the other ends" in note for note in found.notes
+    )
 
 
 def test_a_run_whose_ranks_disagree_is_not_guessed_at(tmp_path: Path) -> None:
