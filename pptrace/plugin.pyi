@@ -1,6 +1,5 @@
 from pptrace.config.limits import UnpackedFile as UnpackedFile
 from pptrace.config.limits import check_events as check_events
-from pptrace.config.limits import check_packets as check_packets
 from pptrace.config.overrides import parse_value as parse_value
 from pptrace.config.quantities import Duration as Duration
 from pptrace.config.quantities import Flops as Flops
@@ -96,4 +95,5 @@ from pptrace.timeline.messages import messages as messages
 from pptrace.timeline.metrics import measure as measure
 from pptrace.timeline.timeline import Slice as Slice
 from pptrace.timeline.timeline import Timeline as Timeline
+from pptrace.traces.perfetto.varint import check_packets as check_packets
 from pptrace.traces.perfetto.varint import read_varint as read_varint

@@ -196,53 +196,6 @@ def is_named_pipe(path: Path) -> bool:
     return named and path.absolute().parts[1:2] not in {("dev",), ("proc",)}
 
 
-_FIRST = 1 << 16
-"""Packets between two checks."""
-_MORE, _VALUE, _LONGEST = 0x80, 0x7F, 10
-
-
-def check_packets(count: int, raw: bytes, at: int, path: Path | str) -> None:
-    """Check that a trace has no more packets than the limit, from the packets that were read so far.
-
-    At powers of two of packets, where an estimate for the rest is above the limit, the other packets are counted.
-
-    Args:
-        count: packets that were read.
-        raw: the whole trace.
-        at: offset of the next packet.
-        path: the file, for errors.
-
-    Raises:
-        TraceError: there are more than the limit, or than memory holds.
-    """
-    if count % _FIRST or not count:
-        return
-    check_events(count, path)
-    if not count & (count - 1) and count * len(raw) > most_events() * at:
-        check_events(count + _packets(raw, at, most_events() - count + 1), path)
-
-
-def _packets(raw: bytes, at: int, most: int) -> int:
-    """Count the following packets up to a limit; each has a tag of one byte, its length, and its content."""
-    count, end = 0, len(raw) - 1
-    while at < end and count < most:
-        size = raw[at + 1]
-        if size < _MORE:
-            at += 2 + size
-        else:
-            size, shift = size & _VALUE, 7
-            for place in range(at + 2, min(at + 1 + _LONGEST, end + 1)):
-                size |= (raw[place] & _VALUE) << shift
-                shift += 7
-                if raw[place] < _MORE:
-                    at = place + 1 + size
-                    break
-            else:
-                return count
-        count += 1
-    return count
-
-
 _FIFTHS = 4, 5
 _CGROUP = Path("/sys/fs/cgroup")
 

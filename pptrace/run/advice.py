@@ -94,7 +94,7 @@ class _Search:
     def __init__(self, run: SimulatedStep, effort: _Effort, *, deep: bool) -> None:
         self.run, self.effort, self.deep = run, effort, deep
         self.experiment = run.prepared.resolved.experiment
-        self.fits = run.metrics.over_capacity is None
+        self.fits = run.metrics.memory.over_capacity is None
         self.remaining_actions = max(effort.actions, int(effort.step_ratio * len(run.prepared.schedule)))
         self.weight = _SHARED if contention_of(run).links is not Sharing.NONE else 1
         self.tried: dict[str, Tried] = {}
@@ -295,7 +295,7 @@ def advice_document(run: SimulatedStep, advice: Advice) -> Document:
 def advice_rows(run: SimulatedStep, advice: Advice) -> list[tuple[str, str, str]]:
     """Return step, peak memory and arguments of the configuration and of each candidate, the shortest first."""
     metrics = run.metrics
-    cells = _cells(run, metrics.step_ns, metrics.memory.fullest_bytes, fits=metrics.over_capacity is None)
+    cells = _cells(run, metrics.step_ns, metrics.memory.fullest_bytes, fits=metrics.memory.over_capacity is None)
     return [(*cells, "as it is"), *(_row(run, tried) for tried in _simulated_candidates(advice))]
 
 

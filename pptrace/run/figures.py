@@ -37,7 +37,7 @@ _MOST = 64
 def document(run: SimulatedStep, bottleneck: Bottleneck, advice: Advice) -> dict[str, Any]:
     """Return everything measured, with times in ns and sizes in bytes, and where it comes from."""
     metrics, path = run.metrics, run.metrics.path
-    over = metrics.over_capacity
+    over = metrics.memory.over_capacity
     return {
         "step_ns": metrics.step_ns,
         "pace_ns": metrics.pace_ns,
@@ -219,7 +219,7 @@ def figures_of(run: SimulatedStep) -> Row:
         "mfu": metrics.mfu,
         "peak_memory_bytes": metrics.memory.fullest_bytes,
         "device_memory_bytes": metrics.memory.fullest_room_bytes or None,
-        "fits": metrics.over_capacity is None,
+        "fits": metrics.memory.over_capacity is None,
         "peak_activation_bytes": int(metrics.memory.peak_activation_bytes.max(initial=0)),
         "peak_activations": int(metrics.memory.peak_activations.max(initial=0)),
     }

@@ -53,7 +53,7 @@ def find_bottleneck(run: SimulatedStep) -> Bottleneck:
     Insufficient memory comes first. The savings of policy and network are upper bounds by re-simulation without
     them; the remaining idle time is the schedule's. :mod:`pptrace.run.advice` finds changes that users can make.
     """
-    if run.metrics.over_capacity is not None:
+    if run.metrics.memory.over_capacity is not None:
         return Bottleneck(name="memory")
     if not run.metrics.step_ns:
         return Bottleneck(name="none")

@@ -94,7 +94,7 @@ def _figures(run: SimulatedStep) -> Iterator[tuple[str, str]]:
     yield "bubble", f"{float(metrics.bubble):.1%}"
     peak = metrics.memory.fullest_bytes
     if peak:
-        yield "peak memory", format_size(peak) + (" !" if metrics.over_capacity else "")
+        yield "peak memory", format_size(peak) + (" !" if metrics.memory.over_capacity else "")
 
 
 def _shown(lanes: Iterable[_Lane], keys: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

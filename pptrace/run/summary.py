@@ -259,7 +259,7 @@ def _ranks(run: SimulatedStep) -> list[str]:
 
 
 def _warning(run: SimulatedStep) -> list[str]:
-    over = run.metrics.over_capacity
+    over = run.metrics.memory.over_capacity
     if over is None:
         return []
     rank, time_ns, size = over
@@ -282,6 +282,6 @@ def _last(
 
 def _advice(run: SimulatedStep, tried: Tried) -> str:
     """Return step and memory of a simulated candidate, next to the run's own step."""
-    current = "" if run.metrics.over_capacity else f" in place of {time_text(run, run.metrics.step_ns)}"
+    current = "" if run.metrics.memory.over_capacity else f" in place of {time_text(run, run.metrics.step_ns)}"
     peak = f", peak {format_size(tried.peak_bytes)}" if tried.peak_bytes else ""
     return f"simulated {time_text(run, tried.step_ns or 0)}{current}{peak}, with"

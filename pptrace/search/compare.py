@@ -309,7 +309,7 @@ def _notes(comparison: Comparison) -> list[str]:
     notes += options_notes(runs)
     notes += fallback_notes([(row.entry.label, row.messages, run) for row, run in comparison.ran])
     notes += work_note(runs)
-    over = [run.metrics.memory for _, run in runs if run.metrics.over_capacity]
+    over = [run.metrics.memory for _, run in runs if run.metrics.memory.over_capacity]
     if over:
         capacities = sorted({int(size) for memory in over for size in memory.room_bytes})
         notes.append(f"!: more than the device has, {' or '.join(map(format_size, capacities))}")
@@ -350,7 +350,9 @@ def _verdict(comparison: Comparison) -> str:
     """Return the line of the fastest schedule, and of the fastest one that fits."""
     steps = [(run.metrics.step_ns, row.entry.label) for row, run in comparison.ran]
     fits = [
-        (run.metrics.step_ns, row.entry.label) for row, run in comparison.ran if run.metrics.over_capacity is None
+        (run.metrics.step_ns, row.entry.label)
+        for row, run in comparison.ran
+        if run.metrics.memory.over_capacity is None
     ]
     line = f"fastest: {first_text(steps, comparison.uncertainty)}"
     if not fits:
@@ -444,7 +446,7 @@ def _step(row: ComparedSchedule, shortest_ns: int) -> str:
     run = row.levels.run
     slower = slower_text(run.metrics.step_ns, shortest_ns)
     text = f"{time_text(run, run.metrics.step_ns)}{'' if slower == '-' else f'  {slower}'}"
-    return f"{text}\nover its memory" if run.metrics.over_capacity else text
+    return f"{text}\nover its memory" if run.metrics.memory.over_capacity else text
 
 
 def _name(row: ComparedSchedule) -> str:

@@ -300,7 +300,7 @@ class _Pair:
                 return None
         if not self.heading:
             self._describe(runs)
-        return self._add(value, *((run.metrics.step_ns, run.metrics.over_capacity is None) for run in runs))
+        return self._add(value, *((run.metrics.step_ns, run.metrics.memory.over_capacity is None) for run in runs))
 
     def _prefetched(self, value: int) -> list[tuple[int, bool]] | None:
         """Return both steps of the executor; None if a schedule cannot run, or before the heading exists."""

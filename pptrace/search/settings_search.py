@@ -340,7 +340,7 @@ class SettingsSearch:
                 run = self._run(start.change.with_settings(more))
             except PptraceError:
                 continue
-            if run.metrics.over_capacity is None:
+            if run.metrics.memory.over_capacity is None:
                 return Tried.of(Change(settings=more), run)
         return None
 

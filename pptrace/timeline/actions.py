@@ -109,12 +109,12 @@ def _hidden_by_lane(timeline: Timeline) -> Iterator[tuple[int, slice, Int64s]]:
         hidden = np.zeros(rows.stop - rows.start, dtype=np.int64)
         if rank in computing:
             inside = timeline.parts is None and Stream(int(timeline.lane_stream[lane])).is_group
-            clock = Clock.of(timeline, computing[rank], waits_first=inside)
+            clock = ComputeClock.of(timeline, computing[rank], waits_first=inside)
             hidden = clock.at(timeline.end_ns[rows]) - clock.at(timeline.start_ns[rows])
         yield lane, rows, hidden
 
 
-class Clock(NamedTuple):
+class ComputeClock(NamedTuple):
     """Computation time of a rank as a function of time."""
 
     start: Int64s
@@ -125,7 +125,7 @@ class Clock(NamedTuple):
     """Shape (computations + 1,): computation time before each computation, then the total."""
 
     @classmethod
-    def of(cls, timeline: Timeline, lane: int, *, waits_first: bool = False) -> Clock:
+    def of(cls, timeline: Timeline, lane: int, *, waits_first: bool = False) -> ComputeClock:
         """Return the clock of a compute stream's lane.
 
         With ``waits_first``, computations begin with their waits for the rank's groups, which do not count.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.steps.kinds import BACKWARD, COMPUTE, GRADIENTS, PASSES, SENDS, WEIGHT_GRADIENTS, Kind, Stream
-from pptrace.timeline.actions import Clock, GroupTime, folded, group_times, in_group
+from pptrace.timeline.actions import ComputeClock, GroupTime, folded, group_times, in_group
 from pptrace.timeline.critical_path import CriticalPath, critical_path
 from pptrace.timeline.idle import COMMUNICATION, IdleCause, time_spent
 from pptrace.timeline.memory import Memory, measure_memory
@@ -99,11 +99,6 @@ class Metrics:
         available = self.peak_flops * self.step_ns
         return self.model_flops * 1e9 / available if self.model_flops and available else None
 
-    @property
-    def over_capacity(self) -> tuple[int, int, int] | None:
-        """The same as :attr:`Memory.over_capacity`."""
-        return self.memory.over_capacity
-
 
 def measure(timeline: Timeline, workload: Workload, memory: Memory | None = None) -> Metrics:
     """Measure a timeline; the workload gives tokens, FLOPs, and the memory unless ``memory`` is given."""
@@ -130,7 +125,7 @@ def hidden_ns(timeline: Timeline) -> Int64s:
     receiver, start_ns, arrived_ns = _received(timeline)
     compute = np.flatnonzero(timeline.lane_stream == Stream.COMPUTE)
     for rank, lane in zip(timeline.lane_rank[compute].tolist(), compute.tolist(), strict=True):
-        clock, to_rank = Clock.of(timeline, lane), receiver == rank
+        clock, to_rank = ComputeClock.of(timeline, lane), receiver == rank
         total[rank] += int((clock.at(arrived_ns[to_rank]) - clock.at(start_ns[to_rank])).sum())
     return total
 

@@ -226,7 +226,7 @@ def test_the_best_configuration_simulates_as_it_stands(registry: Registry, tmp_p
 
     run = pptrace.simulate(tmp_path / "best.yaml", registry=registry)
     assert run.metrics.step_ns == found.best.row["step_ns"]
-    assert run.metrics.over_capacity is None
+    assert run.metrics.memory.over_capacity is None
     rows = (tmp_path / "all.csv").read_text().splitlines()
     assert len(rows) == 1 + found.counts()["considered"]
     assert {path.name for path in tmp_path.iterdir()} == {"best.yaml", "all.csv"}

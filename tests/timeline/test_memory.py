@@ -102,4 +102,4 @@ def test_the_peak_of_the_curve_is_the_measured_peak() -> None:
 def test_the_rank_furthest_over_its_memory_is_named(capacity: int, over: object) -> None:
     costs = workload(capacity_bytes=capacity)
 
-    assert measure(simulate(Schedule.from_rows(ROWS), costs), costs).over_capacity == over
+    assert measure(simulate(Schedule.from_rows(ROWS), costs), costs).memory.over_capacity == over

@@ -18,6 +18,8 @@ from pptrace.steps.kinds import Stream
 from pptrace.steps.placement import Placement
 from pptrace.timeline.timeline import Slice, Timeline
 from pptrace.traces import kineto, perfetto
+from pptrace.traces.perfetto import varint
+from pptrace.traces.perfetto.varint import check_packets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -196,12 +198,12 @@ def test_packets_are_counted_before_they_are_decoded(body: bytes, monkeypatch: p
     while size > 127:
         length, size = length + bytes([size & 127 | 128]), size >> 7
     packet = b"\n" + length + bytes([size]) + body
-    monkeypatch.setattr(limits, "_FIRST", 4)
+    monkeypatch.setattr(varint, "_FIRST", 4)
     monkeypatch.setenv(EVENTS, "50")
-    limits.check_packets(4, packet * 50, 4 * len(packet), "a.pftrace")
-    limits.check_packets(3, packet * 51, 3 * len(packet), "a.pftrace")
+    check_packets(4, packet * 50, 4 * len(packet), "a.pftrace")
+    check_packets(3, packet * 51, 3 * len(packet), "a.pftrace")
 
     with pytest.raises(TraceError, match=f"a.pftrace: holds more than 50 events: set {EVENTS}"):
-        limits.check_packets(4, packet * 51, 4 * len(packet), "a.pftrace")
+        check_packets(4, packet * 51, 4 * len(packet), "a.pftrace")
     for cut in range(1, min(len(packet), 9)):
-        limits.check_packets(4, (packet * 50)[:-cut] + b"\n\xff\xff", 4 * len(packet), "a.pftrace")
+        check_packets(4, (packet * 50)[:-cut] + b"\n\xff\xff", 4 * len(packet), "a.pftrace")

@@ -110,9 +110,9 @@ def test_each_rank_fits_its_own_device_and_the_one_with_least_left_is_shown(run:
     just = run(device={"preset": "h100-sxm", "ranks": {"2": {"memory": f"{need} B"}}})
     over = run(device={"preset": "h100-sxm", "ranks": {"2": {"memory": f"{need - 1} B"}}})
 
-    assert just.metrics.over_capacity is None
+    assert just.metrics.memory.over_capacity is None
     assert just.metrics.memory.fullest == 2
-    assert over.metrics.over_capacity == (2, int(over.metrics.memory.peak_at_ns[2]), 1)
+    assert over.metrics.memory.over_capacity == (2, int(over.metrics.memory.peak_at_ns[2]), 1)
     assert over.to_dict()["device_memory_bytes"] == need - 1
     assert [row["device_memory_bytes"] for row in over.to_dict()["ranks"]][1:3] == [80 * 2**30, need - 1]
 

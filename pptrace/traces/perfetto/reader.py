@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pptrace.config.limits import UnpackedFile, check_events, check_packets, gibibytes, memory_key, most_parsed
+from pptrace.config.limits import UnpackedFile, check_events, gibibytes, memory_key, most_parsed
 from pptrace.errors import TraceError
 from pptrace.timeline.timeline import Counter
 from pptrace.traces.assembly import Part, join, links_of, named_damage
@@ -25,7 +25,7 @@ from pptrace.traces.perfetto.descriptors import (
     layout_of,
     renamed,
 )
-from pptrace.traces.perfetto.varint import read_varint
+from pptrace.traces.perfetto.varint import check_packets, read_varint
 from pptrace.traces.perfetto.wire import BEGIN, COUNTER, END
 
 if TYPE_CHECKING:
