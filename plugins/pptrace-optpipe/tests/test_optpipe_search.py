@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 from pptrace_optpipe.bounds import bound
 from pptrace_optpipe.listing import Lister, Rule, serial_rows
+from pptrace_optpipe.partial_models import improved
 from pptrace_optpipe.playback import play
 from pptrace_optpipe.problem import NO_LIMIT, Problem, coarsened
 from pptrace_optpipe.search import SearchResult, search
 from pptrace_optpipe.start_schedules import start
-from pptrace_optpipe.windows import improved
 
 PROFILED = [
     (8, 24, (18522, 18086, 9337, 601)), (8, 24, (29718, 29444, 19927, 527)), (16, 48, (11347, 11248, 8132, 377)),

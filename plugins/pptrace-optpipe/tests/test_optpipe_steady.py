@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_pipelines import effort, table, v_shaped
 
+from pptrace_optpipe.partial_models import Pattern, least_period, pattern_of, shortest_pattern, steady_rows
 from pptrace_optpipe.playback import play, rows_of
 from pptrace_optpipe.problem import NO_LIMIT, Op, Part, Problem
 from pptrace_optpipe.start_schedules import fitted, start
-from pptrace_optpipe.steady_state import Pattern, least_period, pattern_of, shortest_pattern, steady_rows
 
 if TYPE_CHECKING:
     from random import Random

@@ -31,8 +31,7 @@ from pptrace.plugin import (
     write_table,
 )
 from pptrace_optpipe.cache import Cache, wrong_folder
-from pptrace_optpipe.options import SHORTEST_NS, OptimizeOptions
-from pptrace_optpipe.schedule import require_solver
+from pptrace_optpipe.schedule import SHORTEST_NS, OptimizeOptions, require_solver
 from pptrace_optpipe.setting import channels_of, setting_of, simulated
 from pptrace_optpipe.start_schedules import rivals
 
@@ -54,38 +53,42 @@ pptrace optimize step.yaml --memory 40GiB,60GiB,80GiB --pareto"""
 
 @click.command("optimize", epilog=_EXAMPLES)
 @click.argument("config", required=False, type=click.Path(path_type=Path))
-@click.option("--memory", metavar="SIZE", default="", help="What each rank may use, weights included: 60GiB; "
-              "the device's memory unless given. With --pareto several, with commas.")  # fmt: skip
-@click.option("--time", "seconds", metavar="TIME", show_default="60s", help="How long to search.")
+@click.option("--memory", metavar="SIZE", default="", help="Memory limit of each rank, including weights, such as "
+              "60GiB; the device's memory unless given. With --pareto, several with commas.")  # fmt: skip
+@click.option("--time", "seconds", metavar="TIME", show_default="60s", help="Time of the search.")
 @click.option("--work", "units", type=click.FloatRange(min=0, min_open=True), metavar="UNITS",
-              help="How much to search in place of --time, in units of about a second: with one worker the result "
-              "is the same on every machine.")  # fmt: skip
+              help="Limit of the search in place of --time, in units of about a second: with one worker, the "
+              "result is the same on every machine.")  # fmt: skip
 @click.option("--seed", default="0", metavar="N", help="Seed of the search.")
-@click.option("--workers", default="1", metavar="N", help="Threads of the solver; one is reproducible.")
+@click.option(
+    "--workers", default="1", metavar="N", help="Threads of the solver; results are reproducible with one."
+)
 @click.option("--from", "warm", type=click.Path(path_type=Path), metavar="TABLE",
-              help="Start from this table too, and keep its placement.")  # fmt: skip
+              help="Also start from this table, and keep its placement.")  # fmt: skip
 @click.option("--placement", type=click.Choice(["looped", "v"]), default="looped", show_default=True,
-              help="Whether stages loop over the ranks, or go down and up them; of --from its own.")  # fmt: skip
+              help="Whether stages loop over the ranks, or go down and up; a table of --from has its own placement.")  # fmt: skip
 @click.option("--copies", type=click.Choice(["cluster", "direction", "pair"]), default="cluster",
               show_default=True,
-              help="What has a channel for copies to the host and one back: what the cluster says, each rank, "
-              "or ranks 2i and 2i + 1.")  # fmt: skip
-@click.option("--recompute", is_flag=True, help="Let forwards be computed again where memory is short.")
+              help="Ranks that share a channel for copies to the host and a channel back: as in the cluster, each "
+              "rank alone, or ranks 2i and 2i + 1.")  # fmt: skip
+@click.option("--recompute", is_flag=True, help="Allow recomputed forwards if memory is short.")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the table, .csv or .txt."
 )
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set any key; may be repeated.")
-@click.option("--pareto", is_flag=True, help="Search under several limits, and print step against memory.")
+@click.option("--pareto", is_flag=True, help="Search with several limits, and print the step for each.")
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE",
-              help="With --pareto, draw it too: .svg, .png or .pdf.")  # fmt: skip
-@click.option("--watch", is_flag=True, help="CONFIG is a folder of measured steps: search whenever it changes, "
-              "and write to -o what is better by more than the noise.")  # fmt: skip
-@click.option("--every", metavar="TIME", default="10s", show_default=True, help="With --watch, how often to look.")
+              help="With --pareto, also draw the steps: .svg, .png or .pdf.")  # fmt: skip
+@click.option("--watch", is_flag=True, help="CONFIG is a folder of measured steps: search after each change, "
+              "and write a table to -o if it is shorter by more than the noise.")  # fmt: skip
+@click.option(
+    "--every", metavar="TIME", default="10s", show_default=True, help="With --watch, the interval of checks."
+)
 @click.option("--rounds", type=click.IntRange(min=1), metavar="N", help="With --watch, end after N searches.")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-@click.option("--no-cache", is_flag=True, help="Neither take what was found before nor keep what is found.")
-@click.option("--cache", "listed", is_flag=True, help="List what was found before.")
-@click.option("--clear-cache", is_flag=True, help="Forget it.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.option("--no-cache", is_flag=True, help="Do not use cached results, and do not cache new ones.")
+@click.option("--cache", "listed", is_flag=True, help="List cached results.")
+@click.option("--clear-cache", is_flag=True, help="Remove cached results.")
 def command(
     config: Path | None, memory: str, seconds: str | None, units: float | None, seed: str, workers: str,
     warm: Path | None, placement: str, copies: str, output: Path | None, sets: tuple[str, ...],

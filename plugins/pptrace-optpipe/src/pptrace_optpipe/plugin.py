@@ -27,8 +27,8 @@ def _build(request: ScheduleRequest) -> Schedule:
 
 
 def _check(request: ScheduleRequest) -> None:
-    """Refuse a time in which nothing can be searched."""
-    from pptrace_optpipe.options import SHORTEST_NS
+    """Check that the time is sufficient for a search."""
+    from pptrace_optpipe.schedule import SHORTEST_NS
 
     time_ns = request.options.get("time")
     if time_ns is not None and time_ns < SHORTEST_NS:
@@ -37,7 +37,7 @@ def _check(request: ScheduleRequest) -> None:
 
 
 def _options() -> type[BaseModel]:
-    from pptrace_optpipe.options import OptpipeOptions
+    from pptrace_optpipe.schedule import OptpipeOptions
 
     return OptpipeOptions
 
@@ -49,7 +49,7 @@ OFFER = ScheduleOffer(
     options=_options,
     check=_check,
     searches=True,
-    constraints="Any ranks, chunks and microbatches; a search takes as long as its time or work says.",
+    constraints="Any ranks, chunks and microbatches; options time and work limit the search.",
     source="OptPipe, 2025",
 )
 

@@ -13,12 +13,11 @@ from pptrace_optpipe.bounds import bound, counted_bound, relaxed_bound, relaxed_
 from pptrace_optpipe.cache import Cache, Entry
 from pptrace_optpipe.memory_repair import repaired
 from pptrace_optpipe.model import solve
+from pptrace_optpipe.partial_models import MOST_OPS, improved, steady_rows
 from pptrace_optpipe.playback import play, rows_of
 from pptrace_optpipe.problem import Part, coarsened
 from pptrace_optpipe.setting import joined, rows_of_table, table_of
 from pptrace_optpipe.start_schedules import StartSchedule, fitted, in_order, is_better, start, started
-from pptrace_optpipe.steady_state import steady_rows
-from pptrace_optpipe.windows import MOST_OPS, improved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
