@@ -59,8 +59,8 @@ class _SearchOptions(BaseModel):
 
     work: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
-        description="Limit of the search in place of a time, in units of about a second of one processor. With one "
-        "worker, the result is then the same on every machine under every load.",
+        description="Limit of the search in place of a time, in units of about a second of one processor. "
+        "With one worker, the result is then the same on every machine under every load.",
     )
     seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(default=0, description="Seed of the search.")
     workers: Annotated[int, Field(ge=1, le=256)] = Field(
@@ -69,8 +69,8 @@ class _SearchOptions(BaseModel):
     recompute: bool = Field(default=False, description="Whether forwards may be recomputed if memory is short.")
     copies: Literal["cluster", "direction", "pair"] = Field(
         default="cluster",
-        description="Ranks that share a channel for copies to the host and a channel back: as in the cluster, each "
-        "rank alone (direction), or ranks 2i and 2i + 1 (pair).",
+        description="Ranks that share a channel for copies to the host and a channel back: as in the cluster, "
+        "each rank alone (direction), or ranks 2i and 2i + 1 (pair).",
     )
 
     @model_validator(mode="before")
