@@ -66,7 +66,7 @@ pptrace optimize step.yaml --memory 40GiB,60GiB,80GiB --pareto"""
 @click.option("--from", "warm", type=click.Path(path_type=Path), metavar="TABLE",
               help="Also start from this table, and keep its placement.")  # fmt: skip
 @click.option("--placement", type=click.Choice(["looped", "v"]), default="looped", show_default=True,
-              help="Whether stages loop over the ranks, or go down and up; --from has its own placement.")  # fmt: skip
+              help="Stages loop over the ranks, or go down and up; --from has its own placement.")  # fmt: skip
 @click.option("--copies", type=click.Choice(["cluster", "direction", "pair"]), default="cluster",
               show_default=True,
               help="Ranks that share a channel for copies to the host and a channel back: as in the cluster, each "
