@@ -8,66 +8,57 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import erf, exp, pi, sqrt
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pptrace_models.accelerator import data_parallel_fabric, exchange_fabric, group_fabric
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from pptrace.plugin import CostRequest
     from pptrace_models.accelerator import Accelerator, Exchange, Fabric
     from pptrace_models.layer import Shard
     from pptrace_models.options import RooflineOptions
 
-__all__ = ["ByFormula", "Groups", "OnLinks", "Skewed", "expected_maximum", "groups_of"]
+__all__ = ["ByFormula", "Groups", "OnLinks", "expected_maximum", "groups_of"]
 
 _ROUNDS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}
 """Rounds of a ring per collective; an all-gather is one round."""
 
 
-class Groups(Protocol):
-    """Times of collectives that all groups of an axis run at once."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Groups:
+    shard: Shard
+    """Sizes of the groups."""
+    deduplicated: bool = False
+    """Whether a token is sent once to a place that has several of its experts."""
+    wait_ns: int = 0
+    """Expected wait of a tensor-parallel collective for the last device of its group."""
 
-    def ns(self, axis: str, size_bytes: int, *collectives: str) -> int:
-        """Return the time of ``collectives``, one after another, over ``tp``, ``cp`` or ``etp``."""
-        ...
-
-    def exchange_ns(self, exchange: Exchange) -> int:
-        """Return the time of an exchange between the devices of expert parallelism."""
-        ...
-
-    def replicas_ns(self, collective: str, count: int, element_bytes: int, *, experts: bool) -> int:
-        """Return the time of a collective over the replicas of ``count`` dense or experts' parameters."""
-        ...
+    def _waits_ns(self, axis: str, collectives: Sequence[str]) -> int:
+        return len(collectives) * self.wait_ns if axis in {"tp", "etp"} else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ByFormula:
+class ByFormula(_Groups):
     """Rings on the device's scale-up links, and between replicas on the data-parallel network."""
 
     device: Accelerator
     """Device with the rates of scale-up links."""
     network: Mapping[str, int]
     """The data-parallel network; empty if not described."""
-    shard: Shard
-    """Sizes of the groups."""
-
-    deduplicated: bool = False
-    """Whether a token goes but once to a place that holds several of its experts."""
-
     every_nic: bool = False
     """Whether a group's devices in a node share their NICs."""
-
     ranks: int = 1
     """Number of pipeline ranks, which have consecutive devices."""
 
     def ns(self, axis: str, size_bytes: int, *collectives: str) -> int:
-        """Return the time of one ring with all of the collectives' rounds."""
+        """Return the time of collectives, as one ring with all of their rounds, over ``tp``, ``cp`` or ``etp``."""
         devices = {"tp": self.shard.tp, "cp": self.shard.cp, "etp": self.shard.etp}[axis]
         extent = self.shard.tp * devices if axis == "cp" else devices
         fabric = group_fabric(self.device, self.network, extent)
-        return fabric.ring_ns(size_bytes, devices, sum(_ROUNDS[name] for name in collectives))
+        rounds = sum(_ROUNDS[name] for name in collectives)
+        return fabric.ring_ns(size_bytes, devices, rounds) + self._waits_ns(axis, collectives)
 
     def exchange_ns(self, exchange: Exchange) -> int:
         """Return the time of concurrent messages: the maximum of times inside the node and over the network."""
@@ -129,20 +120,16 @@ def _fewest_in_a_node(places: int, replicas: int, groups: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OnLinks:
+class OnLinks(_Groups):
     """Times on the links of a cluster, with its rates, latencies and efficiencies."""
 
     collective_ns: Callable[[str, str, int], int]
     """Time of a collective over an axis, by its name, the axis and its size in bytes."""
-    shard: Shard
-    """Sizes of the groups."""
-
-    deduplicated: bool = False
-    """Whether a token goes but once to a place that holds several of its experts."""
 
     def ns(self, axis: str, size_bytes: int, *collectives: str) -> int:
-        """Return the sum of the collectives' times."""
-        return sum(self.collective_ns(name, axis, size_bytes) for name in collectives)
+        """Return the time of collectives, one after another, over ``tp``, ``cp`` or ``etp``."""
+        total_ns = sum(self.collective_ns(name, axis, size_bytes) for name in collectives)
+        return total_ns + self._waits_ns(axis, collectives)
 
     def exchange_ns(self, exchange: Exchange) -> int:
         """Return the time of an all-to-all."""
@@ -154,40 +141,21 @@ class OnLinks:
         return self.collective_ns(collective, "edp" if experts else "dp", count * element_bytes) if count else 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Skewed:
-    """Groups with tensor-parallel collectives that wait for the last device."""
-
-    groups: Groups
-    """Times without the wait."""
-    wait_ns: int
-    """Expected wait for the last device."""
-
-    def ns(self, axis: str, size_bytes: int, *collectives: str) -> int:
-        """Return the time with a wait for each collective."""
-        waits = len(collectives) * self.wait_ns if axis in {"tp", "etp"} else 0
-        return self.groups.ns(axis, size_bytes, *collectives) + waits
-
-    def exchange_ns(self, exchange: Exchange) -> int:
-        """Return the time of an exchange, without a wait."""
-        return self.groups.exchange_ns(exchange)
-
-    def replicas_ns(self, collective: str, count: int, element_bytes: int, *, experts: bool) -> int:
-        """Return the time over the replicas, without a wait."""
-        return self.groups.replicas_ns(collective, count, element_bytes, experts=experts)
+Groups: TypeAlias = ByFormula | OnLinks
+"""Times of collectives that all groups of an axis run at once."""
 
 
 def groups_of(request: CostRequest, shard: Shard, device: Accelerator, options: RooflineOptions) -> Groups:
     """Return the times of collectives: those of the cluster if the request has them, else times by formula."""
-    deduplicated = options.dispatcher == "deduplicated"
-    groups: Groups = ByFormula(
-        device=device, network=request.data_parallel, shard=shard, deduplicated=deduplicated,
-        every_nic=options.every_nic, ranks=request.ranks,
-    )  # fmt: skip
+    common: dict[str, Any] = {
+        "shard": shard, "deduplicated": options.dispatcher == "deduplicated",
+        "wait_ns": round(options.skew * expected_maximum(shard.tp)),
+    }  # fmt: skip
     if request.collectives is not None:
-        groups = OnLinks(collective_ns=request.collectives.ns, shard=shard, deduplicated=deduplicated)
-    wait_ns = round(options.skew * expected_maximum(shard.tp))
-    return Skewed(groups=groups, wait_ns=wait_ns) if wait_ns else groups
+        return OnLinks(collective_ns=request.collectives.ns, **common)
+    return ByFormula(
+        device=device, network=request.data_parallel, every_nic=options.every_nic, ranks=request.ranks, **common
+    )
 
 
 _REACH = 10.0
