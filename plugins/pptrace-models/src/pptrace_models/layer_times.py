@@ -45,9 +45,7 @@ __all__ = [
     "again_of",
     "again_share",
     "beside_products",
-    "embedding_cost",
     "embedding_ns",
-    "head_cost",
     "head_ns",
     "layer_collectives",
     "layer_cost",
@@ -368,16 +366,6 @@ def again_of(operation: str, *, experts: bool) -> frozenset[str]:
     if experts:
         return frozenset(modules - {"mlp", "mlp_act"})
     return frozenset(modules & {"mlp", "mlp_act", "core_attn", "mla_up_proj", "layernorm"})
-
-
-def embedding_cost(costing: Costing) -> Cost:
-    """Return the embedding's time."""
-    return costing.cost(costing.embedding(), embedding_ns(costing))
-
-
-def head_cost(costing: Costing) -> Cost:
-    """Return the time of final norm, LM head and loss."""
-    return costing.cost(costing.head(), head_ns(costing))
 
 
 _HALVES = (("attention projections", "expansion"), ("mlp",))

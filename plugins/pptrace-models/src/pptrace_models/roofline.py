@@ -16,7 +16,7 @@ from pptrace_models.flops import CORE, step_flops
 from pptrace_models.group_collectives import groups_of
 from pptrace_models.kernel_times import Devices, Shaped, devices_of, product_ns
 from pptrace_models.layer import Shard, shard
-from pptrace_models.layer_times import Cost, Costing, again_of, again_share, embedding_cost, head_cost, layer_cost
+from pptrace_models.layer_times import Cost, Costing, again_of, again_share, embedding_ns, head_ns, layer_cost
 from pptrace_models.options import RooflineOptions, gradient_bytes, stage_host_ns
 from pptrace_models.segments import is_attention, stage_segments
 from pptrace_models.stages import Stage, in_front, items_of, stages_of, summed
@@ -168,8 +168,9 @@ class _Job:
         """Return the times of stages."""
         model = self.model
         items = items_of(
-            model, stages, layer=partial(layer_cost, costing), embedding=embedding_cost(costing),
-            prediction=costing.cost(costing.prediction()), head=head_cost(costing),
+            model, stages, layer=partial(layer_cost, costing),
+            embedding=costing.cost(costing.embedding(), embedding_ns(costing)),
+            prediction=costing.cost(costing.prediction()), head=costing.cost(costing.head(), head_ns(costing)),
         )  # fmt: skip
         without_backward = [0] * len(stages)
         if self.tower:

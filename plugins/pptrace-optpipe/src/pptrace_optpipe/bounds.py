@@ -152,12 +152,6 @@ def _forwards_at_once(problem: Problem, rank: int) -> int:
     return every if limit == NO_LIMIT or not size else min(limit // size, every)
 
 
-def _has_late_forward(problem: Problem, rank: int) -> bool:
-    """Return whether some forward of a rank runs after its first gradient in every schedule."""
-    every = problem.microbatches * len(problem.stages_of[rank])
-    return not problem.copies and _forwards_at_once(problem, rank) < every
-
-
 def _idle_after_forwards(problem: Problem, rank: int) -> int:
     """Return the idle time of a rank after its last forward, without the tail of the rank.
 
@@ -229,7 +223,8 @@ def _busy(problem: Problem, rank: int) -> int:
     """
     work, limit, stages = problem.work(rank), problem.limit[rank], problem.stages_of[rank]
     before, after = _idle_before_gradients(problem, rank), _idle_after_forwards(problem, rank)
-    is_disjoint = _has_late_forward(problem, rank)
+    # Without copies, some forward runs after the rank's first gradient if memory is too small for all forwards.
+    is_disjoint = not problem.copies and _forwards_at_once(problem, rank) < problem.microbatches * len(stages)
 
     def idle(recompute_work: int) -> int:
         return max(before, recompute_work) + after if is_disjoint else max(before, recompute_work + after)
@@ -333,6 +328,8 @@ def counted_bound(problem: Problem, effort: Effort, *, length: int, least: int =
     coarse, unit = coarsened_by_work(problem, _FINEST)
     if problem.span and not is_exact(problem, coarse, unit):
         return least
+    variants = (False, True) if coarse.copies else (False,)
+    """Values of ``apart``, the faster model first; without copies both models are equal."""
     start = effort.clock()
     low, high = least // unit, length // unit
     candidate, tried_below_known = (low + high - 1) // 2, False
@@ -341,18 +338,13 @@ def counted_bound(problem: Problem, effort: Effort, *, length: int, least: int =
         if seconds_left <= 0 or effort.stopped() or _model_size(coarse, candidate) > _MOST_COUNTS:
             break
         part_effort = replace(effort, seconds=seconds_left / 2 if candidate == low else seconds_left / 4)
-        if all(can_be_as_short(coarse, part_effort, candidate, apart=apart) for apart in _model_variants(coarse)):
+        if all(can_be_as_short(coarse, part_effort, candidate, apart=apart) for apart in variants):
             high = candidate
             candidate = (low + high - 1) // 2
         else:  # the known length is often optimal: after the first refuted midpoint, try one unit below it
             low = candidate + 1
             candidate, tried_below_known = (low + high - 1) // 2 if tried_below_known else high - 1, True
     return max(low * unit, least)
-
-
-def _model_variants(problem: Problem) -> tuple[bool, ...]:
-    """Return the values of ``apart`` to solve, the faster model first; without copies both models are equal."""
-    return (False, True) if problem.copies else (False,)
 
 
 def can_be_as_short(problem: Problem, effort: Effort, length: int, *, apart: bool) -> bool:
@@ -432,7 +424,7 @@ class _Counts:
         forward_end = forward_start + problem.f[stage]
         gradient_start = forward_end + self._trip(stage)
         earliest = {_Kind(Part.W, stage): gradient_start + problem.i[stage]}
-        for residency in (None, Part.O, Part.C):
+        for residency in _RESIDENCIES:
             possible = problem.copies and self.apart if residency is Part.O else problem.recomputes
             if residency is None or (limited and possible):
                 earliest[_Kind(Part.F, stage, residency)] = forward_start

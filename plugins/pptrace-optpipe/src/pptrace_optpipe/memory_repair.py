@@ -1,8 +1,8 @@
 """Repair of rows that exceed memory, by host copies and recomputation.
 
 Where a rank exceeds its limit, it gives up the activation that is needed last. With copies, it offloads the
-activation after the forward. Operations that use the freed memory await the offload, and the reload starts some
-computations before the input gradient. With recomputation, it frees the activation after the forward and
+activation after the forward. Operations that use the freed memory await the offload. If memory allows, the reload
+starts one computation before the input gradient. With recomputation, it frees the activation after the forward and
 recomputes the forward directly before the input gradient. The memory of a rank then depends only on the order of
 its row, not on times and messages.
 
@@ -33,20 +33,19 @@ _SPACING = 1
 """The least computations between the forward of an offloaded activation and the use of the freed memory."""
 
 
-def evict(problem: Problem, rows: Rows, kinds: Iterable[Part], early: int = 1) -> Rows:
+def evict(problem: Problem, rows: Rows, kinds: Iterable[Part]) -> Rows:
     """Return rows with evicted activations and the same order of computations, if this is sufficient.
 
     Args:
         problem: what to schedule.
         rows: computations without copies and recomputation.
         kinds: ``O`` for offloads, ``C`` for recomputation; a rank uses the first kind with which its row fits.
-        early: the most computations between the start of a reload and its input gradient.
     """
     fitting: Rows = []
     for row, limit in zip(rows, problem.limit, strict=True):
         candidates = (_evict(problem, row, limit, kind) for kind in kinds if limit != NO_LIMIT)
         fitting_row = next((candidate for candidate in candidates if candidate is not None), list(row))
-        _advance_reloads(problem, fitting_row, limit, early)
+        _advance_reloads(problem, fitting_row, limit)
         fitting.append(fitting_row)
     return repaired(problem, fitting)
 
@@ -100,17 +99,15 @@ def _exceeds(problem: Problem, row: list[Op], limit: int) -> bool:
     return False
 
 
-def _advance_reloads(problem: Problem, row: list[Op], limit: int, early: int) -> None:
-    """Move reloads before earlier computations, while memory allows it and no reload passes another copy."""
+def _advance_reloads(problem: Problem, row: list[Op], limit: int) -> None:
+    """Move each reload before the previous computation, if memory allows it."""
     for op in [op for op in row if op.part is Part.R]:
         place = row.index(op)
-        for earlier in range(place - 1, max(place - 1 - early, -1), -1):
-            if row[earlier].part not in ON_RANK:
-                break
-            row[earlier], row[earlier + 1] = op, row[earlier]
+        previous = row[place - 1]
+        if previous.part in ON_RANK:
+            row[place - 1], row[place] = op, previous
             if _exceeds(problem, row, limit):
-                row[earlier], row[earlier + 1] = row[earlier + 1], op
-                break
+                row[place - 1], row[place] = previous, op
 
 
 _MOST_MOVES = 60

@@ -98,7 +98,7 @@ class Setting:
     transfers: tuple[tuple[int, ...], tuple[int, ...]]
     """Times in ns from each stage to the next and back, for a single microbatch without contention."""
 
-    remade: Callable[[Schedule], Prepared] | None = None
+    prepare_table: Callable[[Schedule], Prepared]
     """Prepares the configuration with another table."""
     recompute: bool = False
     """Whether recomputation is possible."""
@@ -115,10 +115,8 @@ class Setting:
 
         The message policy of a framework depends on the order of actions, so each table needs a new preparation.
         """
-        prepared = self.prepared
-        if prepared.policy.program is not None and self.remade is not None:
-            prepared = self.remade(table)
-        return simulated(prepared, table)
+        has_program = self.prepared.policy.program is not None
+        return simulated(self.prepare_table(table) if has_program else self.prepared, table)
 
     def fits(self, simulated: Simulated, memory: int) -> bool:
         """Return whether every rank keeps a limit and, if devices differ, its device's memory; 0 is no limit."""
@@ -194,7 +192,7 @@ def setting_of(
         PptraceError: the configuration or the table cannot be used.
     """
 
-    def remade(table: Schedule) -> Prepared:
+    def prepare_table(table: Schedule) -> Prepared:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "optpipe.csv"
             write_table(table, file)
@@ -202,7 +200,7 @@ def setting_of(
 
     if warm is not None:
         prepared = prepare(load(config, sets, {"schedule": str(warm)}), registry)
-        return setting_in(prepared, remade), prepared.schedule
+        return setting_in(prepared, prepare_table), prepared.schedule
     step = load(config, sets, {"schedule": "optpipe"})
     if not step.experiment.parallel.pp:
         raise ConfigError("missing: say how many ranks there are", key="parallel.pp", file=step.file)
@@ -212,12 +210,12 @@ def setting_of(
         step.experiment.parallel.pp, step.experiment.batch.known_microbatches, step.experiment.parallel.vp
     )
     try:
-        prepared = remade(serial_table(placement))
+        prepared = prepare_table(serial_table(placement))
     except ConstraintError as error:
         if not error.key.startswith("p2p"):
             raise
         prepared = _with_other_schedule(config, sets, registry, placement, error)
-    return setting_in(prepared, remade), None
+    return setting_in(prepared, prepare_table), None
 
 
 def _with_other_schedule(
@@ -234,7 +232,7 @@ def _with_other_schedule(
 
 def setting_in(
     prepared: Prepared,
-    remade: Callable[[Schedule], Prepared] | None = None,
+    prepare_table: Callable[[Schedule], Prepared],
     *,
     recompute: bool = False,
     shared: tuple[tuple[int, ...], ...] = (),
@@ -260,7 +258,7 @@ def setting_in(
     boundaries = range(table.stages - 1)
     return Setting(
         prepared=prepared,
-        remade=remade,
+        prepare_table=prepare_table,
         recompute=recompute,
         shared=shared,
         placement=table.placement,

@@ -269,7 +269,7 @@ def rivals(
 
 def _input_of(prepared: Prepared, setting: Setting, memory: int) -> SearchInput:
     """Return the input of a search in a rival's placement, with the options of a setting."""
-    rival_setting = setting_in(prepared, setting.remade, recompute=setting.recompute, shared=setting.shared)
+    rival_setting = setting_in(prepared, setting.prepare_table, recompute=setting.recompute, shared=setting.shared)
     return rival_setting.search_input(memory)
 
 
@@ -322,10 +322,6 @@ def _prepare_rival(
     return None
 
 
-_EARLY = (1, 2, 3, 0, 5)
-"""Numbers of computations between the start of a reload and its input gradient, if memory allows."""
-
-
 def in_order(problem: Problem, known: Iterable[Rows]) -> Iterator[StartSchedule]:
     """Yield schedules that fit, in the orders of known rows and of list scheduling with 1F1B or larger limits.
 
@@ -341,8 +337,8 @@ def in_order(problem: Problem, known: Iterable[Rows]) -> Iterator[StartSchedule]
             orders.append(_computations(listed))
     kinds = [Part.O] * problem.copies + [Part.C] * problem.recomputes
     seen: list[Rows] = []
-    for early, rows in product(_EARLY if problem.copies else _EARLY[:1], orders):
-        fitting = evict(problem, rows, kinds, early)
+    for rows in orders:
+        fitting = evict(problem, rows, kinds)
         if fitting in seen or _computations(fitting) != rows:
             continue
         seen.append(fitting)
