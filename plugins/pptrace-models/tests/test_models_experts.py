@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.plugin import ConfigError, ConstraintError, Kind
-from pptrace_models.accelerator import Exchange
+from pptrace_models.accelerator import Exchange, _fewest_in_a_node
 from pptrace_models.flops import doubled_reach, step_flops
-from pptrace_models.group_collectives import _fewest_in_a_node
 from pptrace_models.presets import MODELS
 from pptrace_models.transformer import Transformer, checked
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pptrace.plugin import ConfigError, Kind
-from pptrace_models.group_collectives import expected_maximum
+from pptrace_models.accelerator import expected_maximum
 from pptrace_models.kernel_times import Shaped, row_tiles, shaped_ns
 from pptrace_models.layer import Core, Product, Work
 from pptrace_models.plugin import pptrace_devices

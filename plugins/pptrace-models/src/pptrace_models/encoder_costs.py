@@ -20,7 +20,7 @@ from pptrace_models.transformer import Layer, Transformer
 
 if TYPE_CHECKING:
     from pptrace.plugin import CostRequest
-    from pptrace_models.group_collectives import Groups
+    from pptrace_models.accelerator import Groups
     from pptrace_models.layer import Operation
     from pptrace_models.layer_times import Costing
     from pptrace_models.stages import Stage

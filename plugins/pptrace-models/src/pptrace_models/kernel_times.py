@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Self
 from pydantic import ConfigDict
 
 from pptrace.plugin import ConfigError
-from pptrace_models.accelerator import Accelerator
-from pptrace_models.group_collectives import expected_maximum
+from pptrace_models.accelerator import Accelerator, expected_maximum
 from pptrace_models.transformer import NARROW, checked, kept_precision
 
 if TYPE_CHECKING:

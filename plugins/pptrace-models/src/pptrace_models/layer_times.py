@@ -30,8 +30,7 @@ from pptrace_models.transformer import kept_precision
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from pptrace_models.accelerator import Accelerator
-    from pptrace_models.group_collectives import Groups
+    from pptrace_models.accelerator import Accelerator, Groups
     from pptrace_models.layer import Operation, Product, Shard
     from pptrace_models.options import RooflineOptions
     from pptrace_models.transformer import Layer, Transformer

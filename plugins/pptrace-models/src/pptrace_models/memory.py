@@ -19,8 +19,7 @@ from pptrace_models.options import gradient_bytes, optimizer_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from pptrace_models.accelerator import Accelerator
-    from pptrace_models.group_collectives import Groups
+    from pptrace_models.accelerator import Accelerator, Groups
     from pptrace_models.layer import Shard
     from pptrace_models.layer_times import Costing
     from pptrace_models.options import RooflineOptions

@@ -11,9 +11,9 @@ import numpy as np
 
 from pptrace.plugin import ConfigError, CostError, KernelCost, Kind, Workload, format_size
 from pptrace_models import memory
+from pptrace_models.accelerator import groups_of
 from pptrace_models.encoder_costs import tower_of
 from pptrace_models.flops import CORE, step_flops
-from pptrace_models.group_collectives import groups_of
 from pptrace_models.kernel_times import Devices, Shaped, devices_of, product_ns
 from pptrace_models.layer import Shard, shard
 from pptrace_models.layer_times import Cost, Costing, again_of, again_share, embedding_ns, head_ns, layer_cost

@@ -31,7 +31,8 @@ from pptrace.plugin import (
     write_table,
 )
 from pptrace_optpipe.cache import Cache, wrong_folder
-from pptrace_optpipe.schedule import SHORTEST_NS, OptimizeOptions, require_solver
+from pptrace_optpipe.options import SHORTEST_NS, OptimizeOptions
+from pptrace_optpipe.schedule import require_solver
 from pptrace_optpipe.setting import channels_of, setting_of, simulated
 from pptrace_optpipe.start_schedules import rivals
 

@@ -28,7 +28,7 @@ def _build(request: ScheduleRequest) -> Schedule:
 
 def _check(request: ScheduleRequest) -> None:
     """Check that the time is sufficient for a search."""
-    from pptrace_optpipe.schedule import SHORTEST_NS
+    from pptrace_optpipe.options import SHORTEST_NS
 
     time_ns = request.options.get("time")
     if time_ns is not None and time_ns < SHORTEST_NS:
@@ -37,7 +37,7 @@ def _check(request: ScheduleRequest) -> None:
 
 
 def _options() -> type[BaseModel]:
-    from pptrace_optpipe.schedule import OptpipeOptions
+    from pptrace_optpipe.options import OptpipeOptions
 
     return OptpipeOptions
 

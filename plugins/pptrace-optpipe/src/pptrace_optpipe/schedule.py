@@ -1,27 +1,24 @@
-"""The schedule ``optpipe``: its options, and the best table of a search and of other plugins' schedules."""
+"""The schedule ``optpipe``: the best table of a search and of other plugins' schedules."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pptrace.plugin import (
     ConfigError,
-    Duration,
     Kind,
     Placement,
     PptraceError,
     ScheduleError,
-    Size,
     measure,
 )
+from pptrace_optpipe.options import DEFAULT_NS
 from pptrace_optpipe.playback import play
 from pptrace_optpipe.problem import NO_LIMIT
 from pptrace_optpipe.setting import (
@@ -42,64 +39,10 @@ if TYPE_CHECKING:
     from pptrace_optpipe.model import Effort
     from pptrace_optpipe.problem import Problem
 
-__all__ = ["SHORTEST_NS", "OptimizeOptions", "OptpipeOptions", "build", "require_solver"]
+__all__ = ["build", "require_solver"]
 
-SHORTEST_NS = 100_000_000
-"""The shortest time of a search."""
-_DEFAULT_NS = 10_000_000_000
-"""The time of a search in a configuration unless given."""
 _SHARE, _AT_LEAST_S = 0.25, 1.0
 """Share of the time, and least seconds, to build and simulate other plugins' schedules."""
-_TIME = "Time of the search, unless work is given; it ends earlier if a schedule is proved optimal."
-_MEMORY = "Memory limit of each rank, including weights; the device's memory unless given."
-
-
-class _SearchOptions(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    work: Annotated[float, Field(gt=0)] | None = Field(
-        default=None,
-        description="Limit of the search in place of a time, in units of about a second of one processor. "
-        "With one worker, the result is then the same on every machine under every load.",
-    )
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(default=0, description="Seed of the search.")
-    workers: Annotated[int, Field(ge=1, le=256)] = Field(
-        default=1, description="Threads of the solver; results are reproducible with one."
-    )
-    recompute: bool = Field(default=False, description="Whether forwards may be recomputed if memory is short.")
-    copies: Literal["cluster", "direction", "pair"] = Field(
-        default="cluster",
-        description="Ranks that share a channel for copies to the host and a channel back: as in the cluster, "
-        "each rank alone (direction), or ranks 2i and 2i + 1 (pair).",
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _replace_time(cls, given: dict[str, Any]) -> dict[str, Any]:
-        if given.get("work") is None:
-            return given
-        if given.get("time") is not None:
-            msg = "give time or work, not both"
-            raise ValueError(msg)
-        return {**given, "time": None}
-
-
-class OptpipeOptions(_SearchOptions):
-    """Options of ``schedule: optpipe``."""
-
-    time: Duration | None = Field(default=_DEFAULT_NS, description=_TIME)
-    activations: Annotated[Size, Field(ge=0)] = Field(
-        default=0,
-        description="Limit of the bytes of activations on each rank; the device's free memory unless given.",
-    )
-    cache: bool = Field(default=True, description="Whether to use cached results and to cache new results.")
-
-
-class OptimizeOptions(_SearchOptions):
-    """Options of ``pptrace optimize``."""
-
-    time: Duration | None = Field(default=60_000_000_000, description=_TIME)
-    memory: Sequence[Size] = Field(default=(), description=_MEMORY)
 
 
 def require_solver() -> None:
@@ -131,7 +74,7 @@ def build(request: ScheduleRequest) -> Schedule:
 
     options, simulator = request.options, request.simulator
     effort = limited(
-        options.get("time", _DEFAULT_NS), options.get("work"),
+        options.get("time", DEFAULT_NS), options.get("work"),
         workers=options.get("workers", 1), seed=options.get("seed", 0),
     )  # fmt: skip
     cache = Cache() if options.get("cache", True) else None
