@@ -6,7 +6,7 @@ Training (2026), which shows that rankings change between the three.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pptrace.plugins.construction import build_schedule
@@ -15,7 +15,7 @@ from pptrace.plugins.requests import ScheduleRequest
 from pptrace.run.inputs import layout_of
 from pptrace.sim.simulation import simulate
 from pptrace.steps.workload import Workload
-from pptrace.timeline.actions import actions_in_parts
+from pptrace.timeline.actions import actions_in_parts, communication
 from pptrace.timeline.idle import IdleCause
 from pptrace.timeline.link_use import busiest_links, delays
 from pptrace.timeline.metrics import measure
@@ -115,19 +115,12 @@ def member_rows(timeline: Timeline) -> list[dict[str, Any]]:
     ]
 
 
-def _communication(metrics: Metrics) -> dict[str, dict[str, float]]:
+def _communication(metrics: Metrics) -> dict[str, dict[str, Any]]:
     """Return total and hidden communication of each group of ranks.
 
     Without segments, collectives inside actions are one entry without hidden time.
     """
-    groups: dict[str, dict[str, float]] = {
-        group.name: {
-            "total_ns": int(group.total_ns.sum()),
-            "hidden_ns": int(group.hidden_ns.sum()),
-            "hidden": group.hidden,
-        }
-        for group in metrics.groups
-    }
+    groups = communication(metrics.groups)
     if not any(group.stream.is_group for group in metrics.groups) and metrics.collective_ns.any():
         groups["inside-actions"] = {"total_ns": int(metrics.collective_ns.sum()), "hidden_ns": 0, "hidden": 0.0}
     return groups
@@ -157,10 +150,7 @@ def _contention(run: SimulatedStep) -> list[dict[str, Any]] | None:
     """Return the delays by link and pair of ranks."""
     if run.traffic is None:
         return None
-    return [
-        {"source": delay.source, "target": delay.target, "link": delay.link, "delay_ns": delay.delay_ns}
-        for delay in delays(run.timeline, run.traffic)[:_MOST]
-    ]
+    return [asdict(delay) for delay in delays(run.timeline, run.traffic)[:_MOST]]
 
 
 def _closed_forms(run: SimulatedStep) -> dict[str, Any] | None:

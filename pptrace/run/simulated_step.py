@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pptrace.errors import ScheduleError
-from pptrace.report.document import Printed
+from pptrace.report.document import Printed, text_of
 from pptrace.run.inputs import at_location, located
 from pptrace.run.preparation import prepare
 from pptrace.timeline.actions import communication
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from pptrace.config.resolution import Resolved
     from pptrace.plugins.registry import Registry
+    from pptrace.report.document import Document
     from pptrace.run.inputs import Prepared
     from pptrace.run.neighbourhood import Advice
     from pptrace.run.overheads import Bottleneck
@@ -182,11 +183,15 @@ class SimulatedStep(Printed):
 
         return document(self, self.lever, self.advice)
 
-    def summary(self, written: Sequence[Path] = ()) -> str:
-        """Return the summary that the command line prints, as plain text; ``written`` are its traces."""
-        from pptrace.run.summary import summary_text
+    def document(self, written: Sequence[Path] = ()) -> Document:
+        """Return the summary that the command line prints; ``written`` are its traces."""
+        from pptrace.run.summary import summary_document
 
-        return summary_text(self, self.lever, self.advice, written)
+        return summary_document(self, self.lever, self.advice, written)
+
+    def summary(self, written: Sequence[Path] = ()) -> str:
+        """Return :meth:`document` as plain text."""
+        return text_of(self.document(written))
 
     def __repr__(self) -> str:
         return self.summary()

@@ -44,8 +44,10 @@ _UNBROKEN = "\N{NO-BREAK SPACE}"
 _COLUMNS = ("fill", "drain", "xfer", "cont", "HoL", "peer", "dp", "slow")
 
 
-def summary_text(run: SimulatedStep, bottleneck: Bottleneck, advice: Advice, written: Sequence[Path] = ()) -> str:
-    """Return the summary; its last line names the next command for the ``written`` traces.
+def summary_document(
+    run: SimulatedStep, bottleneck: Bottleneck, advice: Advice, written: Sequence[Path] = ()
+) -> Document:
+    """Return the folded lines of the summary; the last line names the next command for the ``written`` traces.
 
     Above the limit of lines, blank lines are dropped first, then the data-parallel line, then those of links.
     """
@@ -57,13 +59,13 @@ def summary_text(run: SimulatedStep, bottleneck: Bottleneck, advice: Advice, wri
         (_COMMUNICATION, _communication(run)), (_LINKS, _busiest(run)), (_BLANK, [""]),
         (_ALWAYS, [*_ranks(run), *_warning(run), *last]),
     ]  # fmt: skip
-    text = ""
+    lines: list[str] = []
     for least in range(_ALWAYS + 1):
         lines = [line for priority, section in parts if priority >= least for line in section]
-        text = text_of(Document(title=job_text(run), lead=lines), width)
-        if text.count("\n") < LINES:
+        lines = text_of(Document(title="", lead=lines), width).splitlines()
+        if len(lines) <= LINES:
             break
-    return text
+    return Document(title=job_text(run), lead=lines)
 
 
 def time_text(run: SimulatedStep, time_ns: float) -> str:
