@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pptrace.errors import ConfigError, PluginError
-from pptrace.network.contract import NO_ROUTE, UNLIMITED, Links, Paths
+from pptrace.network.contract import NO_ROUTE, UNLIMITED, Flat, Links, Paths
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,7 +72,7 @@ class Cluster:
 
     def _fabric_paths(self, src_node: Int32s, dst_node: Int32s, src: Int32s, dst: Int32s, pairs: Int64s) -> Paths:
         if self.fabric is None or not self.nics:
-            return _unreachable(pairs.size)
+            return Flat(rate_kbps=NO_ROUTE).paths(src[pairs], dst[pairs])
         src_gpu, dst_gpu = src[pairs] % self.gpus, dst[pairs] % self.gpus
         src_nic, dst_nic = src_gpu * self.nics // self.gpus, dst_gpu * self.nics // self.gpus
         to_nic = self._node_paths(src_node[pairs], src_gpu, self.gpus + src_nic)
@@ -89,18 +89,7 @@ class Cluster:
         if paths.ways != 1:
             raise PluginError("a node's own network offers several ways per pair: one is expected")
         link = paths.link + np.repeat(node * len(self.node.links), np.diff(paths.link_ptr))
-        return Paths(
-            overhead_ns=paths.overhead_ns, latency_ns=paths.latency_ns, rate_kbps=paths.rate_kbps,
-            link_ptr=paths.link_ptr, link=link, weight=paths.weight,
-        )  # fmt: skip
-
-
-def _unreachable(pairs: int) -> Paths:
-    zeros = np.zeros(pairs, dtype=np.int64)
-    return Paths(
-        overhead_ns=zeros, latency_ns=zeros, rate_kbps=zeros + NO_ROUTE,
-        link_ptr=np.zeros(pairs + 1, dtype=np.int32), link=np.zeros(0, dtype=np.int32),
-    )  # fmt: skip
+        return replace(paths, link=link, route_ptr=paths.link_ptr, route=link)
 
 
 def _rows(paths: Paths, ways: int) -> Int64s:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, Self
 
 import numpy as np
@@ -291,13 +291,9 @@ class FlatNodes:
         """Return each pair's figures, which depend on whether both ranks share a node."""
         near, far = self.node.paths(src, dst), self.between.paths(src, dst)
         same = src // self.ranks == dst // self.ranks
-        return Paths(
-            overhead_ns=np.where(same, near.overhead_ns, far.overhead_ns),
-            latency_ns=np.where(same, near.latency_ns, far.latency_ns),
-            rate_kbps=np.where(same, near.rate_kbps, far.rate_kbps),
-            link_ptr=near.link_ptr,
-            link=near.link,
-        )
+        names = ("overhead_ns", "latency_ns", "rate_kbps")
+        columns = {name: np.where(same, getattr(near, name), getattr(far, name)) for name in names}
+        return replace(far, **columns)
 
 
 def ideal() -> Flat:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import ExecutorRequest
 
-__all__ = ["pptrace_executors"]
-
 
 @hookimpl
 def pptrace_executors() -> Iterable[ExecutorOffer]:

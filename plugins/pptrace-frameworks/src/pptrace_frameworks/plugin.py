@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import Policy, Schedule
 
-__all__ = ["pptrace_message_policies"]
-
 
 @hookimpl
 def pptrace_message_policies() -> Iterable[MessagePolicyOffer]:

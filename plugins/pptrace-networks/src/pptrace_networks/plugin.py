@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import ModuleType
 
-__all__ = ["pptrace_clusters", "pptrace_networks"]
-
 
 @hookimpl
 def pptrace_networks() -> Iterable[NetworkOffer]:

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from pptrace.plugin import Actions, Int32s, Int64s, ScheduleRequest
     from pptrace_schedules.row_patterns import Rows
 
-__all__ = ["TURNS", "in_basic_units", "merged", "program", "table"]
-
 _SLOT = np.ones(1, dtype=np.int64)
 
 

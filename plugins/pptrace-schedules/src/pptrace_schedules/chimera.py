@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import Schedule, ScheduleRequest
 
-__all__ = ["OFFER"]
-
 _DOUBLED = ("forward-doubling", "backward-halving")
 
 

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import Schedule, ScheduleRequest
 
-__all__ = ["OFFER"]
-
 _FEWEST_CHUNKS = 2
 
 

@@ -57,8 +57,6 @@ from pptrace_schedules.one_f_one_b import check_one_chunk
 if TYPE_CHECKING:
     from pptrace.plugin import Schedule, ScheduleRequest
 
-__all__ = ["DUALPIPE_V", "OFFER"]
-
 
 def build(request: ScheduleRequest) -> Schedule:
     """Return the table."""

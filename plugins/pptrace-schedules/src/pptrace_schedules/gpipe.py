@@ -34,8 +34,6 @@ from pptrace_schedules.one_f_one_b import check_one_chunk
 if TYPE_CHECKING:
     from pptrace.plugin import Schedule, ScheduleRequest
 
-__all__ = ["LOOPED_BFS", "OFFER"]
-
 
 def build(request: ScheduleRequest, *, reverses: bool = False) -> Schedule:
     """Return the table; backwards of looped BFS are in the reverse order of forwards."""

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import Schedule, ScheduleRequest
 
-__all__ = ["OFFER"]
-
 _WAVES = 2
 
 

@@ -27,8 +27,6 @@ from pptrace.plugin import ConstraintError, ScheduleOffer
 if TYPE_CHECKING:
     from pptrace.plugin import Schedule, ScheduleRequest
 
-__all__ = ["OFFER", "check_rounds", "looped_bubble"]
-
 _FEWEST_CHUNKS = 2
 
 

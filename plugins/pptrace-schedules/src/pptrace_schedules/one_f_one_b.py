@@ -28,8 +28,6 @@ from pptrace_schedules.interleaved_1f1b import looped_bubble
 if TYPE_CHECKING:
     from pptrace.plugin import Schedule, ScheduleRequest
 
-__all__ = ["EAGER", "OFFER", "check_one_chunk"]
-
 
 def build(request: ScheduleRequest, *, factor: int = 1) -> Schedule:
     """Return the table, with ``factor`` times the warm-up of 1F1B."""

@@ -6,8 +6,6 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["ChimeraOptions", "CombinedOptions", "HanayoOptions", "SeqOptions"]
-
 
 class ChimeraOptions(BaseModel):
     """How many pipelines there are, and what becomes of more microbatches than ranks."""

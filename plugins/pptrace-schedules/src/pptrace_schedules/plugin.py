@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import ScheduleOffer
 
-__all__ = ["pptrace_schedules"]
-
 
 @hookimpl
 def pptrace_schedules() -> Iterable[ScheduleOffer]:

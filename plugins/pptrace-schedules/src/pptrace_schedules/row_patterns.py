@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import Int32s, ScheduleRequest
 
-__all__ = ["Rows", "Step", "one_forward_one_backward", "rows_of"]
-
 
 def one_forward_one_backward(
     request: ScheduleRequest,

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import Schedule, ScheduleRequest
 
-__all__ = ["OFFER"]
-
 _SLICES = 2
 
 

@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import Schedule, ScheduleRequest
 
-__all__ = ["OFFER", "pptrace_schedules"]
-
 _CHUNKS = 2
 
 
@@ -68,15 +66,13 @@ def build(request: ScheduleRequest) -> Schedule:
 
     ranks, microbatches = request.ranks, request.microbatches
     rows = rows_of(ranks, microbatches, lean=_is_lean(request))
-    same = (rows.block[1:] == rows.block[:-1]) & (rows.block[1:] >= 0)
-    overlaps = np.append(same, [False]) | np.append([False], same)
     table = Schedule.from_columns(
         Placement.v_shaped(ranks, microbatches, _CHUNKS),
-        np.searchsorted(rows.rank, np.arange(ranks + 1)),
+        rows.row_ptr,
         rows.kind,
-        np.where(rows.chunk == 0, rows.rank, 2 * ranks - 1 - rows.rank),
+        np.where(rows.chunk == 0, rows.row, 2 * ranks - 1 - rows.row),
         rows.microbatch,
-        pair=np.where(overlaps, rows.block, -1),
+        pair=rows.pair,
     )
     shares = [float(request.options.get(name, 0)) for name in ("offload_warm_up", "offload_steady")]
     if any(shares):
