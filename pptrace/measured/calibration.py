@@ -203,7 +203,6 @@ def _fit_actions(steps: Sequence[Computations], stages: int) -> Iterator[ActionF
 
 
 def _observed_messages(steps: Sequence[Computations]) -> Transfers:
-    """Return the observed messages of all steps."""
     masks = [step.transfers.observed & (step.transfers.duration_ns >= 0) for step in steps]
     columns = {
         field.name: [getattr(step.transfers, field.name)[mask] for step, mask in zip(steps, masks, strict=True)]
@@ -555,7 +554,6 @@ def bootstrap_spans_ns(steps: Sequence[Computations], policy: Policy) -> Int64s:
 
 
 def _action_groups(steps: Sequence[Computations]) -> Int64s:
-    """Return the group of each action of all steps: an index of its kind, stage and overlap."""
     return _group_columns([np.stack([step.kind, step.stage, step.pair >= 0]) for step in steps])
 
 

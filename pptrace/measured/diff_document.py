@@ -349,9 +349,8 @@ def messages(findings: StepDiff) -> tuple[Block, ...]:
             (f"{link.source} to {link.target}", _counts(link.count), link_sizes(link), *times[0], *times[1])
         )
         change_ns = link.median_ns.change
-        unchanged.append(
-            change_ns.known and abs(change_ns.value) <= findings.tolerance * link.median_ns.first.value
-        )
+        limit_ns = findings.tolerance * link.median_ns.first.value
+        unchanged.append(change_ns.known and abs(change_ns.value) <= limit_ns)
     head = ("", "how many", "size", "median, first", "rate", "second", "rate")
     return _bounded_table(
         head, rows, "links with smaller changes", total=len(findings.links),
@@ -368,14 +367,11 @@ def link_sizes(link: Link) -> str:
 
 def paths(findings: StepDiff) -> tuple[Block, ...]:
     """Return time on both critical paths, and their last difference."""
-    differ = findings.paths_differ
+    differ, table = findings.paths_differ, _comparison_table(findings.paths_ns)
     if differ is None:
-        return (_comparison_table(findings.paths_ns),)
+        return (table,)
     before = f"{differ.first or 'its beginning'} there, {differ.second or 'its beginning'} here"
-    return (
-        _comparison_table(findings.paths_ns),
-        f"differs {differ.common} computations before the end: {before}",
-    )
+    return table, f"differs {differ.common} computations before the end: {before}"
 
 
 def memory_title(findings: StepDiff) -> str:

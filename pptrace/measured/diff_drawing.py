@@ -271,5 +271,4 @@ def _length_label(y: int, length_ns: float) -> Markup:
 
 
 def _connector(x: float, row: int) -> Markup:
-    """Return the line between the end of a bar and the start of the next bar."""
     return svg.line(x, (row - 1) * _WATERFALL_ROW + 4, x, row * _WATERFALL_ROW + _WATERFALL_BAR + 4, "dash")

@@ -19,7 +19,6 @@ import tempfile
 import zlib
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import count
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,14 +37,7 @@ from pptrace.traces.perfetto.descriptors import (
     write_slice,
 )
 from pptrace.traces.perfetto.wire import Cell, Run
-from pptrace.traces.perfetto.writer import (
-    Slices,
-    columns_of,
-    point_run,
-    tracks_of,
-    write,
-    write_packets,
-)
+from pptrace.traces.perfetto.writer import Slices, columns_of, point_run, tracks_of, write, write_packets
 from pptrace.traces.scene import Scene
 from pptrace.version import __version__
 
@@ -71,20 +63,21 @@ def write_diff_trace(path: Path, findings: StepDiff, sides: Sequence[Side]) -> N
     """
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
-    head, uuids = Trace(), count(1)
+    head = Trace()
     steps, start_ns = _align([side.timeline for side in sides], findings)
     texts: list[str] = []
     runs: list[Run] = []
     write_attributes(head, _attributes(findings), steps)
-    first_row = process = 0
+    tracks_of_steps: list[Tracks] = []
+    first_row = 0
     for place, (step, label) in enumerate(zip(steps, labels(sides), strict=True)):
         scene = Scene(timeline=step, first_row=first_row)
         tracks = Tracks(
             scene, head, suffix=f" · {place + 1} {label}", place=place, tracks_per_rank=_TRACKS_PER_RANK,
-            process=process, uuids=uuids,
+            earlier=tracks_of_steps[-1] if place else None,
         )  # fmt: skip
         tracks.write()
-        process = tracks.process
+        tracks_of_steps.append(tracks)
         names = Names.of(scene)
         names = replace(names, name=names.name + np.int32(len(texts)))
         texts += names.names
@@ -383,7 +376,6 @@ def _fill(file: IO[bytes], content: Path | Timeline, archive: Path) -> None:
 
 
 def _add(archive: tarfile.TarFile, name: str, file: IO[bytes]) -> None:
-    """Add a member without author and time."""
     entry = tarfile.TarInfo(name)
     entry.size, entry.mode = file.seek(0, io.SEEK_END), _MODE
     file.seek(0)

@@ -320,13 +320,11 @@ def brief(name: str) -> str:
 
 
 def _sum_of(operations: Iterable[Summary]) -> dict[str, int]:
-    """Return the sum of numbers, durations and sizes."""
     listed = list(operations)
     return {name: sum(getattr(row, name) for row in listed) for name in ("count", "total_ns", "size_bytes")}
 
 
 def _sums_by_rank(operations: Sequence[Summary]) -> list[dict[str, Any]]:
-    """Return communication and computation of each rank."""
     return [
         {
             "rank": rank,

@@ -134,9 +134,7 @@ def rank_changes(
     return order[changed[order]], int(np.count_nonzero(delta_ns[~changed]))
 
 
-def standard_deviations(
-    step: Computations, others: Sequence[Computations], name: str = "duration_ns", *, pooled: bool = False
-) -> Int64s:
+def standard_deviations(step: Computations, others: Sequence[Computations], name: str, *, pooled: bool) -> Int64s:
     """Return, per action, the standard deviation of a column over this and other steps; 0 for one step.
 
     The estimate for a single action from a few steps is poor. Therefore the median deviation of its kind and stage
@@ -227,7 +225,7 @@ class Blame:
     """Relative slowdowns: medians over actions, divided by the common slowdown."""
 
     common: Figure
-    """The common slowdown of ranks."""
+    """The common slowdown of ranks: the median; of two middle values, the value nearer to 0."""
     ranks: Mapping[int, Figure]
     """The slowdown of each rank beyond the common slowdown."""
     stages: Mapping[tuple[int, int], Figure]
@@ -255,7 +253,9 @@ def attribute_slowdown(
     cells, by_cell = np.unique(b.rank[j].astype(np.int64) * b.placement.stages + b.stage[j], return_inverse=True)
     pairs = [divmod(cell, b.placement.stages) for cell in cells.tolist()]
     (rank_ratios,), (cell_ratios,) = group_quantiles(ratio, by_rank), group_quantiles(ratio, by_cell)
-    common = _common_ratio(sorted(rank_ratios.tolist()))
+    ordered = sorted(rank_ratios.tolist())
+    middle = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
+    common = min(middle, key=_distance_from_equal)
     return Blame(
         common=Figure(common - 1),
         ranks=dict(zip(ranks.tolist(), _relative_slowdowns(rank_ratios, common), strict=True)),
@@ -344,11 +344,6 @@ def spikes(
         )
         for rank in np.flatnonzero(counts).tolist()
     ]  # fmt: skip
-
-
-def _common_ratio(ratios: Sequence[float]) -> float:
-    """Return the median of sorted ratios; of two middle ratios, the ratio nearer to 1."""
-    return min(ratios[(len(ratios) - 1) // 2], ratios[len(ratios) // 2], key=_distance_from_equal)
 
 
 def _distance_from_equal(ratio: float) -> float:

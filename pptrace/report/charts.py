@@ -56,6 +56,8 @@ _SETTINGS: dict[Any, Any] = {
 """The style of charts; colours ``C0`` to ``C7`` are those of :data:`CYCLE`."""
 
 _MARKERS = "osD^vPX*"
+_LONGEST = 150
+"""The most letters of a line below a chart."""
 
 
 def check_picture(path: Path) -> None:
@@ -197,9 +199,9 @@ def columns_of(points: Iterable[tuple[float, float]]) -> tuple[list[float], list
     return [x for x, _ in coordinates], [y for _, y in coordinates]
 
 
-def add_captions(figure: Any, heading: Sequence[str], below: Sequence[str], longest: int = 150) -> None:
-    """Write the heading above a chart, and lines of at most ``longest`` letters below it."""
+def add_captions(figure: Any, heading: Sequence[str], below: Sequence[str]) -> None:
+    """Write the heading above a chart, and lines of at most 150 letters below it."""
     figure.suptitle("\n".join(heading), x=0.01, ha="left", fontsize=11)
     if below:
-        text = "\n".join(line if len(line) <= longest else f"{line[: longest - 1]}…" for line in below)
+        text = "\n".join(line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…" for line in below)
         figure.supxlabel(text, x=0.01, ha="left", fontsize=8)

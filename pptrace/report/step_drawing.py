@@ -209,7 +209,6 @@ class _Labels:
         self.colour = timeline.kind.astype(np.int64) * 4 + np.minimum(route, 1) * 2 + odd
 
     def of_row(self, row: int) -> tuple[str, str]:
-        """Return the label and the tooltip of a row."""
         timeline = self._timeline
         action = timeline.action(row)
         part = timeline.parts
@@ -271,12 +270,10 @@ def chart_svg(chart: Chart) -> str:
 
 
 def _height(chart: Chart) -> int:
-    """Return the height of the chart, with its axis and its legend."""
     return _TOP + round(_lane(chart) * len(chart.ranks)) + _AXIS + _KEYS * len(list(_key_lines(chart))) + 8
 
 
 def _parts(chart: Chart) -> Iterator[Markup]:
-    """Yield the lanes with their bars, the axis and the legend."""
     lane, lane_index = _lane(chart), {rank: index for index, rank in enumerate(chart.ranks)}
     scale = (_WIDTH - _LEFT - _RIGHT) / max(chart.end_ns - chart.start_ns, 1)
     below = _TOP + lane * len(chart.ranks)

@@ -606,10 +606,7 @@ class Window:
 
 def window(drawing: Drawing, width: int, first: int = 0, last: int | None = None) -> Window:
     """Return the window of the slots from ``first`` to ``last`` that fit into ``width`` columns."""
-    slot = 1 + max(
-        (-(-len(full_label(c, drawing.chunks)) // max(c.length, 1)) for c in drawing.cells),
-        default=1,
-    )
+    slot = 1 + max((-(-len(full_label(c, drawing.chunks)) // max(c.length, 1)) for c in drawing.cells), default=1)
     end = drawing.length if last is None else min(last, drawing.length)
     end = max(min(end, first + max((width - _MARGIN) // slot, 1)), first)
     return Window(first=first, last=end, slot=slot, hidden=drawing.length - (end - first))
@@ -707,7 +704,6 @@ def _row_text(drawing: Drawing, rank: int, row: list[Cell], seen: Window) -> str
 
 
 def _by_rank(drawing: Drawing, seen: Window) -> list[list[Cell]]:
-    """Return the cells of a window by rank."""
     rows: list[list[Cell]] = [[] for _ in range(drawing.ranks)]
     for cell in drawing.cells:
         if not cell.copies and cell.start < seen.last and cell.end > seen.first:

@@ -289,7 +289,9 @@ def _draw_node(view: ClusterView, node: int, x: int, y: int, width: int, height:
         place = layout.place(gpu) if gpu < layout.gpus else None
         axes = ", ".join(f"{axis} {value}" for axis, value in place.items()) if place else "spare"
         marked = {"stroke": _MARK, "stroke_width": "3"} if gpu in ends else {}
-        fill, label = (_hue(place["pp"]), str(place["pp"])) if place else (_SPARE, "")
+        fill, label = _SPARE, ""
+        if place:
+            fill, label = f"hsl({place['pp'] * 360 // _HUES * 5 % 360}, 65%, 80%)", str(place["pp"])
         title = element("title", f"GPU {gpu}: {axes}")
         body.append(element("rect", title, x=left, y=top, width=_GPU, height=_GPU, rx=3, fill=fill, **marked))
         body.append(element("text", label, x=left + _GPU // 2, y=top + 17, text_anchor="middle"))
@@ -313,10 +315,6 @@ def _legend(view: ClusterView) -> list[str]:
 
 def _text(x: int, y: int, text: str, fill: str = _INK) -> Markup:
     return element("text", text, x=x, y=y, fill=fill)
-
-
-def _hue(rank: int) -> str:
-    return f"hsl({rank * 360 // _HUES * 5 % 360}, 65%, 80%)"
 
 
 def _heat(load: float) -> str:

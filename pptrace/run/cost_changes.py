@@ -80,7 +80,6 @@ class _Faster:
 
     @property
     def links(self) -> Links:
-        """Return the links with scaled capacities and latencies."""
         links = self.network.links
         return replace(
             links, rate_kbps=times(links.rate_kbps, self.factor),

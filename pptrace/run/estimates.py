@@ -152,7 +152,6 @@ def _peaks(
 
 
 def _selected_stages(workload: Workload, ranks: int, selection: Offload | Recompute | None) -> NDArray[np.bool_]:
-    """Return the stages with configured copies or recomputation."""
     stage = np.arange(workload.stages)
     is_selected: NDArray[np.bool_] = np.full(workload.stages, selection is not None)
     if selection is not None and selection.stages is not None:

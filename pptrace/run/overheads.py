@@ -20,7 +20,6 @@ from pptrace.timeline.metrics import measure
 if TYPE_CHECKING:
     from pptrace.network.contract import Network
     from pptrace.run.simulated_step import SimulatedStep
-    from pptrace.steps.columns import Int64s
     from pptrace.timeline.metrics import Metrics
 
 _POLICY, _COLLECTIVES, _COMPUTE = "p2p policy", "collectives", "compute"
@@ -100,20 +99,14 @@ def _idle_shares(run: SimulatedStep, metrics: Metrics) -> dict[str, float]:
 
 def _uneven_ns(run: SimulatedStep) -> int:
     """Return the sum over ranks of the wait for the rank with the most computation; 0 for equal ranks."""
-    work = _work_ns(run)
-    wait_ns = int(work.max()) * work.size - int(work.sum())
-    return wait_ns if int(work.max()) * work.size > _UNEVEN * int(work.sum()) else 0
-
-
-def _work_ns(run: SimulatedStep) -> Int64s:
-    """Return the time of all forwards and backwards of each rank."""
     workload, placement = run.prepared.workload, run.prepared.schedule.placement
     microbatches = np.bincount(placement.microbatch_route, minlength=placement.routes)
     placed = placement.stage_rank >= 0
     time_ns = np.broadcast_to(workload.f_ns + workload.b_ns, placed.shape) * microbatches[:, None]
-    work = np.zeros(placement.ranks, dtype=np.int64)
-    np.add.at(work, placement.stage_rank[placed], time_ns[placed])
-    return work
+    work_ns = np.zeros(placement.ranks, dtype=np.int64)
+    np.add.at(work_ns, placement.stage_rank[placed], time_ns[placed])
+    longest_ns, total_ns = int(work_ns.max()) * work_ns.size, int(work_ns.sum())
+    return longest_ns - total_ns if longest_ns > _UNEVEN * total_ns else 0
 
 
 MOST_ACTIONS = 2_000_000

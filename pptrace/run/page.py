@@ -98,7 +98,6 @@ def _figures(run: SimulatedStep) -> Iterator[tuple[str, str]]:
 
 
 def _shown(lanes: Iterable[_Lane], keys: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the keys of colours that are in a lane."""
     names = {share.name for lane in lanes for share in lane.shares}
     return [(name, colour) for name, colour in keys if name in names]
 

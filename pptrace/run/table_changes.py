@@ -130,7 +130,6 @@ def _with_offload(
 
 
 def _ranks_of(stream: CopyStream) -> int:
-    """Return the number of neighbouring ranks that share copy streams."""
     return _ON_A_SWITCH if stream is CopyStream.PAIR else 1
 
 
@@ -417,7 +416,6 @@ def with_interleave(resolved: Resolved, table: Schedule) -> Schedule:
 
 
 def _pairs(table: Schedule) -> set[tuple[Kind, ...]]:
-    """Return the different kinds of members of pairs."""
     rows = np.flatnonzero(table.pair >= 0)
     columns = table.rank_of_row()[rows], table.pair[rows], table.kind[rows]
     members = zip(*(column.tolist() for column in columns), strict=True)

@@ -168,8 +168,13 @@ def _configuration_of(timeline: Timeline) -> dict[str, Any] | None:
     Traces have all defaults, and the policies of frameworks do not take the switches of rules.
     """
     configuration = timeline.provenance.get("configuration")
-    if not isinstance(configuration, dict) or any(_names_a_path(part) for part in configuration.values()):
+    if not isinstance(configuration, dict):
         return None
+    # Traces must not cause reads of files.
+    for part in configuration.values():
+        names = (part.get("name"), part.get("preset")) if isinstance(part, dict) else (part,)
+        if any(isinstance(name, str) and ("/" in name or "\\" in name) for name in names):
+            return None
     p2p = configuration.get("p2p")
     if isinstance(p2p, dict) and p2p.get("policy") not in {name.value for name in PolicyName}:
         return {**configuration, "p2p": {key: value for key, value in p2p.items() if key not in _OF_RULES}}
@@ -180,12 +185,6 @@ def _fits(resolved: Resolved, placement: Placement) -> bool:
     """Return whether a configuration has a trace's size, so that nothing larger is built."""
     parallel, batch = resolved.experiment.parallel, resolved.experiment.batch
     return parallel.pp in {None, placement.ranks} and batch.known_microbatches <= placement.microbatches
-
-
-def _names_a_path(part: Any) -> bool:
-    """Return whether a part of a configuration is a path; traces must not cause reads of files."""
-    names = (part.get("name"), part.get("preset")) if isinstance(part, dict) else (part,)
-    return any(isinstance(name, str) and ("/" in name or "\\" in name) for name in names)
 
 
 _OF_RULES = frozenset({"stream", "eager"})

@@ -134,7 +134,6 @@ def _placement(placement: Mapping[str, Any]) -> Placement:
 
 
 def _routes(parts: Sequence[Part], row: Int64s) -> Routes | None:
-    """Return the routes of messages, hop by hop."""
     if parts[0].links is None:
         return None
     name, rate_kbps = parts[0].links

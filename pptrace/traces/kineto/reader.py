@@ -43,7 +43,6 @@ _DEFAULTS = {"span": 1, "pair": -1, "cause": 0, "segment_number": -1}
 
 
 def _part(path: Path, step: dict[str, Any], batches: Iterable[list[dict[str, Any]]]) -> Part:
-    """Collect the events of a file."""
     keys = _keys(step["placement"])
     pieces: dict[str, list[NDArray[np.int64]]] = {}
     launches: list[NDArray[np.int64]] = []
@@ -111,7 +110,6 @@ def _launches(events: Sequence[dict[str, Any]]) -> NDArray[np.int64]:
 
 
 def _enter_ns(row: NDArray[np.int64], launches: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the launch time of each row."""
     launched, launch_ns = launches[:, np.argsort(launches[0], kind="stable")]
     index = np.searchsorted(launched, row)
     if not np.array_equal(launched[np.minimum(index, launched.size - 1)], row):
@@ -196,7 +194,6 @@ def _events(file: UnpackedFile, path: Path) -> tuple[dict[str, Any], Iterable[li
 
 
 def _rest(file: UnpackedFile, read_bytes: int, path: Path) -> bytes:
-    """Return the unread part of a file after ``read_bytes``."""
     parts, limit_bytes = [], most_parsed()
     while part := file.read(_BLOCK):
         parts.append(part)

@@ -166,10 +166,7 @@ _LISTED_RANKS = 30
 _SEND, _ALL_REDUCE = "SendRecv", "AllReduce_Sum_f32_RING_LL"
 _COLLECTIVES = {"UNSHARD": "AllGather_RING_LL", "REDUCE_GRAD": _ALL_REDUCE, "SYNC": _ALL_REDUCE}
 """NCCL's kernels of collective kinds."""
-_COPIES = {
-    Stream.COPY_OUT: "Memcpy DtoH (Device -> Pinned)",
-    Stream.COPY_IN: "Memcpy HtoD (Pinned -> Device)",
-}
+_COPIES = {Stream.COPY_OUT: "Memcpy DtoH (Device -> Pinned)", Stream.COPY_IN: "Memcpy HtoD (Pinned -> Device)"}
 """CUDA's names of operations on copy streams."""
 _SEGMENTS = {
     "allreduce": ("allreduce", _ALL_REDUCE),
@@ -406,7 +403,6 @@ class Encoder:
         ])  # fmt: skip
 
     def _row_ends(self, ends: Block, rows: slice | Int32s) -> Block:
-        """Return the ends of the names of rows."""
         width = ends.shape[1]
         return ends.view(f"V{width}").take(self._label[rows]).view(np.uint8).reshape(-1, width)
 
@@ -442,7 +438,6 @@ class Encoder:
         return microseconds(times_ns, integers=self.integers)
 
     def _color(self, rows: slice | Int32s) -> Part:
-        """Return the color of each row's slice."""
         timeline = self.scene.timeline
         if self.scene.color_by == "kind":
             return words(timeline.kind[rows], _KIND_COLORS)
@@ -549,7 +544,6 @@ def _link_thread(lane: int, ranks: int) -> int:
 
 
 def _path_process(ranks: int) -> int:
-    """Return the process of the critical path."""
     return process_of(-1, ranks) + 1
 
 

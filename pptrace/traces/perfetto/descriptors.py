@@ -18,7 +18,6 @@ on a link, each of its lanes is a track, and viewers merge the tracks of a link.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -32,11 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
-    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (
-        InternedData,
-        Trace,
-        TrackDescriptor,
-    )
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import InternedData, Trace, TrackDescriptor
 
     from pptrace.timeline.timeline import Timeline
     from pptrace.traces.perfetto.wire import Run
@@ -254,45 +249,44 @@ def _stream_name(stream: Stream, peer: int) -> str:
     return f"{name} {'←' if stream is Stream.RECV else '→'} rank {peer}"
 
 
-@dataclass(slots=True)
 class Tracks:
-    """Writes track descriptors and assigns their numbers."""
+    """Writes track descriptors and assigns their numbers.
 
-    scene: Scene
-    """The step."""
-    trace: Trace
-    """The trace for the descriptors, one packet each."""
-    suffix: str = ""
-    """Suffix of the names of ranks, where a trace has several steps."""
-    place: int = 0
-    """The index of this step's track among a rank's tracks at the top level."""
-    tracks_per_rank: int = 1
-    """The number of tracks that a rank has at the top level."""
-    process: int = 0
-    """Track of the process whose threads are the ranks; 0 before it is described."""
-    uuids: Iterator[int] = field(default_factory=lambda: count(1))
-    """Unused track numbers."""
-    phases: dict[int, int] = field(default_factory=dict)
-    """Track of each rank's phases, for ranks with phases."""
-    waits: dict[int, int] = field(default_factory=dict)
-    """Track of each rank's waits, for ranks with waits."""
-    path: tuple[int, int] = (0, 0)
-    """Tracks of the critical path and of its rank; zeros where there is no path."""
-    lanes: list[int] = field(default_factory=list)
-    """Track of each lane."""
-    links: list[int] = field(default_factory=list)
-    """Track of each lane of the hops."""
-    counters: list[int] = field(default_factory=list)
-    """Track of each counter."""
+    Args:
+        scene: the step.
+        trace: the trace for the descriptors, one packet each.
+        suffix: suffix of the names of ranks, where a trace has several steps.
+        place: the index of this step's track among a rank's tracks at the top level.
+        tracks_per_rank: the number of tracks that a rank has at the top level.
+        earlier: the tracks of an earlier step in the same trace.
+    """
+
+    def __init__(
+        self, scene: Scene, trace: Trace, suffix: str = "", place: int = 0, tracks_per_rank: int = 1,
+        earlier: Tracks | None = None,
+    ) -> None:  # fmt: skip
+        self._scene, self._trace = scene, trace
+        self._suffix, self._place, self._tracks_per_rank = suffix, place, tracks_per_rank
+        self.process: int = 0 if earlier is None else earlier.process
+        """Track of the process whose threads are the ranks; 0 before it is described."""
+        self.uuids: Iterator[int] = count(1) if earlier is None else earlier.uuids
+        self.phases: dict[int, int] = {}
+        """Track of each rank's phases, for ranks with phases."""
+        self.waits: dict[int, int] = {}
+        """Track of each rank's waits, for ranks with waits."""
+        self.path = (0, 0)
+        """Tracks of the critical path and of its rank; zeros where there is no path."""
+        self.lanes = [0] * scene.timeline.lanes
+        self.links: list[int] = []
+        """Track of each lane of the hops."""
+        self.counters = [0] * len(scene.timeline.counters)
 
     def write(self, phased: AbstractSet[int] = frozenset()) -> None:
         """Describe all tracks; ranks in ``phased`` have a track of phases."""
-        timeline = self.scene.timeline
+        timeline = self._scene.timeline
         lanes: dict[int, list[int]] = {c.rank: [] for c in timeline.counters if c.rank >= 0}
         for lane, rank in enumerate(timeline.lane_rank.tolist()):
             lanes.setdefault(rank, []).append(lane)
-        self.lanes = [0] * timeline.lanes
-        self.counters = [0] * len(timeline.counters)
         digits = len(str(max(lanes, default=0)))
         if not self.process:
             self.describe_process()
@@ -302,7 +296,7 @@ class Tracks:
             # Viewers move a track without children.
             self.path = top.uuid, self.counter(top, "on rank", "rank", 0)
         for rank in sorted(lanes):
-            top = self.thread(f"rank {rank:0{digits}}{self.suffix}", rank * self.tracks_per_rank + self.place)
+            top = self.thread(f"rank {rank:0{digits}}{self._suffix}", rank * self._tracks_per_rank + self._place)
             place = count()
             if rank in phased:
                 self.phases[rank] = self.child(top, "phases", next(place)).uuid
@@ -310,7 +304,7 @@ class Tracks:
                 self.waits[rank] = self.child(top, f"why rank {rank} waits", next(place)).uuid
             self._write_rank(top, rank, lanes[rank], place)
         shared = [index for index, counter in enumerate(timeline.counters) if counter.rank < 0]
-        if len(self.scene.hops) or shared:
+        if len(self._scene.hops) or shared:
             self._write_links(shared)
 
     def describe_process(self) -> None:
@@ -321,7 +315,7 @@ class Tracks:
 
     def _write_rank(self, top: TrackDescriptor, rank: int, lanes: list[int], place: Iterator[int]) -> None:
         """Write the tracks of a rank's lanes and counters; the compute stream is the top track."""
-        timeline = self.scene.timeline
+        timeline = self._scene.timeline
         for lane, order in zip(lanes, place, strict=False):
             stream, peer = Stream(int(timeline.lane_stream[lane])), int(timeline.lane_peer[lane])
             is_top = stream is Stream.COMPUTE and peer < 0
@@ -335,9 +329,9 @@ class Tracks:
         top = self._add("links")
         top.parent_uuid = self.process
         top.child_ordering = top.EXPLICIT
-        routes, counters = self.scene.timeline.routes, self.scene.timeline.counters
+        routes, counters = self._scene.timeline.routes, self._scene.timeline.counters
         number = {name: link for link, name in enumerate(routes.name if routes else ())}
-        tracks = [(link, False, lane) for lane, link in enumerate(self.scene.hops.lane_link.tolist())]
+        tracks = [(link, False, lane) for lane, link in enumerate(self._scene.hops.lane_link.tolist())]
         tracks += [(number.get(counters[index].name, len(number)), True, index) for index in shared]
         for place, (link, is_counter, index) in enumerate(sorted(tracks)):
             if is_counter:
@@ -379,7 +373,7 @@ class Tracks:
 
     def _add(self, name: str = "") -> TrackDescriptor:
         sequence = SEQUENCE if name else _TABLES_SEQUENCE
-        track: TrackDescriptor = self.trace.packet.add(trusted_packet_sequence_id=sequence).track_descriptor
+        track: TrackDescriptor = self._trace.packet.add(trusted_packet_sequence_id=sequence).track_descriptor
         track.uuid = next(self.uuids)
         if name:
             track.name = printable(name)

@@ -164,7 +164,6 @@ def _maxima(counter: Counter, edges: Int64s) -> Counter:
 
 
 def _write_path(head: Trace, track: int, rank_of_row: Int32s, path: OnPath) -> None:
-    """Write the rank of the critical path over time."""
     rank = rank_of_row[path.row]
     for first, end in _equal_ranges(rank):
         ends_ns = int(path.start_ns[first]), int(path.end_ns[end - 1])

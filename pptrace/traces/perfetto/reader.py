@@ -335,7 +335,6 @@ def _counters(events: Events, file: str) -> tuple[Counter, ...]:
 
 
 def _hops(events: Events, path: Path) -> Int64s:
-    """Return the message, the index along the route, and the link of each slice on a link."""
     hops = np.stack([_concatenate(events.hops, name) for name in ("transfer", "hop", "link")], axis=1)
     count = events.step["routes"][2] if "routes" in events.step else 0
     if len(hops) != count:
