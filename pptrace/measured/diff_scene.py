@@ -299,24 +299,24 @@ def _manifest(members: Sequence[_Member], attributes: Mapping[str, str]) -> str:
 
 def _members(findings: StepDiff, sides: Sequence[Side]) -> Iterator[_Member]:
     """Yield all files, with offsets that align the first computations of both steps."""
-    begins = [step.begin_ns for step in findings.steps]
-    # The start of a recorded step in the times of its files; a written step can start at any time.
-    starts = [
-        side.steps[side.chosen].begins_ns + begin - _earliest_zero_ns(side) if _sources(side) else None
-        for side, begin in zip(sides, begins, strict=True)
-    ]
-    steps = [
+    contents = [
         None if _sources(side) else side.run.traced() if side.run is not None else side.timeline for side in sides
     ]
-    needed = [begin - earliest_ns(step) for step, begin in zip(steps, begins, strict=True) if step is not None]
-    start = max([*(known for known in starts if known is not None), *needed, 0])
-    for number, (side, label) in enumerate(zip(sides, labels(sides), strict=True)):
-        step, recorded_start = steps[number], starts[number]
-        if step is not None:
-            content = shifted(step, start - begins[number])
-            yield _Member(path=f"{label}.pftrace", machine=label, offset_ns=0, has_clock=True, content=content)
-        elif recorded_start is not None:
-            yield from _recorded_members(side, label, start - recorded_start)
+    begins_ns = [step.begin_ns for step in findings.steps]
+    # The earliest start of a side's computations; a recorded side is at the time of its files.
+    starts_ns = [
+        begin_ns - earliest_ns(content)
+        if content is not None
+        else side.steps[side.chosen].begins_ns + begin_ns - _earliest_zero_ns(side)
+        for side, content, begin_ns in zip(sides, contents, begins_ns, strict=True)
+    ]
+    start_ns = max(0, *starts_ns)
+    for index, (side, label, content) in enumerate(zip(sides, labels(sides), contents, strict=True)):
+        if content is not None:
+            step = shifted(content, start_ns - begins_ns[index])
+            yield _Member(path=f"{label}.pftrace", machine=label, offset_ns=0, has_clock=True, content=step)
+        else:
+            yield from _recorded_members(side, label, start_ns - starts_ns[index])
 
 
 def _recorded_members(side: Side, label: str, later_ns: int) -> Iterator[_Member]:

@@ -645,22 +645,19 @@ def rich_lines(drawing: Drawing, seen: Window, *, basic: bool = False) -> list[T
     for rank, row in enumerate(_by_rank(drawing, seen)):
         line = Text()
         line.append(_margin(drawing, rank), "bold red" if rank == drawing.lacking[0] else "")
-        shown_until = seen.first
-        joined = -1
-        for cell in row:
-            start, end = max(cell.start, seen.first), min(cell.end, seen.last)
-            line.append(" " * ((start - shown_until) * seen.slot))
-            if joined >= 0 and joined == cell.pair:
+        shown_until = 0
+        for cell, low, high, joined in _with_columns(row, seen):
+            line.append(" " * (low - shown_until))
+            if joined:
                 line.right_crop(1)
                 line.append("&", "bold")
-            joined = cell.pair
-            width = (end - start) * seen.slot
             terminal_colour = cell.action.kind.traits.terminal_colour[min(cell.route, 1)]
             style = f"black on {terminal_colour}" if basic else f"{INK} on {colour(cell)}"
             name = full_label(cell, drawing.chunks)
-            line.append(f"{name:^{width - 1}}"[: width - 1], error_style if cell.marked else style)
+            width = high - low - 1
+            line.append(f"{name:^{width}}"[:width], error_style if cell.marked else style)
             line.append(" ")
-            shown_until = end
+            shown_until = high
         lines.append(line)
     return lines
 
@@ -689,18 +686,24 @@ def copy_lines(drawing: Drawing, seen: Window) -> list[list[str]]:
 def _row_text(drawing: Drawing, rank: int, row: list[Cell], seen: Window) -> str:
     margin = _margin(drawing, rank)
     line = list(margin + f"{'.':<{seen.slot}}" * (seen.last - seen.first))
-    joined = -1
-    for cell in row:
-        start, end = max(cell.start, seen.first), min(cell.end, seen.last)
-        low, high = (len(margin) + (slot - seen.first) * seen.slot for slot in (start, end))
+    for cell, first, last, joined in _with_columns(row, seen):
+        low, high = len(margin) + first, len(margin) + last
         name = full_label(cell, drawing.chunks)[: high - low - 1]
         line[low:high] = f"{name:=<{high - low - 1}} "
-        if joined >= 0 and joined == cell.pair:
+        if joined:
             line[low - 1] = "&"
-        joined = cell.pair
         if cell.marked:
             line[low - 1], line[low + len(name)] = ("|" if line[low - 1] == "]" else "["), "]"
     return "".join(line).rstrip()
+
+
+def _with_columns(row: list[Cell], seen: Window) -> Iterator[tuple[Cell, int, int, bool]]:
+    """Yield each cell, its first column and its end in the window, and whether it continues the previous pair."""
+    pair = -1
+    for cell in row:
+        low, high = (max(min(slot, seen.last), seen.first) - seen.first for slot in (cell.start, cell.end))
+        yield cell, low * seen.slot, high * seen.slot, pair >= 0 and pair == cell.pair
+        pair = cell.pair
 
 
 def _by_rank(drawing: Drawing, seen: Window) -> list[list[Cell]]:

@@ -295,19 +295,17 @@ def advice_document(run: SimulatedStep, advice: Advice) -> Document:
 def advice_rows(run: SimulatedStep, advice: Advice) -> list[tuple[str, str, str]]:
     """Return step, peak memory and arguments of the configuration and of each candidate, the shortest first."""
     metrics = run.metrics
-    cells = _cells(run, metrics.step_ns, metrics.memory.fullest_bytes, fits=metrics.memory.over_capacity is None)
-    return [(*cells, "as it is"), *(_row(run, tried) for tried in _simulated_candidates(advice))]
+    steps = [(metrics.step_ns, metrics.memory.fullest_bytes, metrics.memory.over_capacity is None, "as it is")]
+    steps += [
+        (tried.step_ns or 0, tried.peak_bytes, tried.fits, tried.change.arguments)
+        for tried in _simulated_candidates(advice)
+    ]
+    return [
+        (time_text(run, step_ns), f"{format_size(peak_bytes) if peak_bytes else '-'}{'' if fits else ' !'}", text)
+        for step_ns, peak_bytes, fits, text in steps
+    ]
 
 
 def _simulated_candidates(advice: Advice) -> list[Tried]:
     simulated = [tried for tried in advice.tried if tried.step_ns is not None]
     return sorted(simulated, key=lambda tried: tried.step_ns or 0)
-
-
-def _row(run: SimulatedStep, tried: Tried) -> tuple[str, str, str]:
-    return (*_cells(run, tried.step_ns or 0, tried.peak_bytes, fits=tried.fits), tried.change.arguments)
-
-
-def _cells(run: SimulatedStep, step_ns: int, peak_bytes: int, *, fits: bool) -> tuple[str, str]:
-    peak = format_size(peak_bytes) if peak_bytes else "-"
-    return time_text(run, step_ns), f"{peak}{'' if fits else ' !'}"

@@ -164,15 +164,13 @@ def _column(workload: Workload, name: str) -> list[int]:
 
 
 def _by_stage(columns: Mapping[str, list[int]], written: Callable[[int], str], stages: int) -> Table:
-    """Return one row for consecutive equal stages."""
-    by_stage = ((stage, _row(columns, stage)) for stage in range(stages))
+    """Return one row for consecutive equal stages; a cell is empty for the boundary after the last stage."""
+    by_stage = (
+        (stage, [values[stage] if stage < len(values) else None for values in columns.values()])
+        for stage in range(stages)
+    )
     rows = tuple(
         (name, *(written(value) if value is not None else "" for value in values))
         for name, values in _equal_stages(by_stage)
     )
     return Table(head=("stage", *columns), rows=rows)
-
-
-def _row(columns: Mapping[str, list[int]], stage: int) -> list[int | None]:
-    """Return a stage's values; None for the boundary after the last stage."""
-    return [values[stage] if stage < len(values) else None for values in columns.values()]

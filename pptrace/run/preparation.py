@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from pptrace.config.places import Place
     from pptrace.config.resolution import Resolved
-    from pptrace.config.schema import Experiment
     from pptrace.network.contract import Network
     from pptrace.plugins.registry import Registry
     from pptrace.run.costs import Costs
@@ -202,13 +201,17 @@ def _with_table(
     table, workload = change_table(inputs.resolved, table, workload, network, policy)
     workload = with_stage_replicas(inputs.resolved, workload, placement, network)
     workload = with_validation(inputs.experiment, workload)
+    configured, differing = inputs.experiment.contention, None
+    if costs.lengths is not None or costs.speeds is not None:
+        differing = ReplicaCosts(costs=workload, lengths=costs.lengths, speeds=costs.speeds)
+    contention = Contention(
+        links=configured.links, compute_permille=round(configured.compute * 1000),
+        communication_permille=round(configured.communication * 1000),
+    )  # fmt: skip
     prepared = Prepared(
         resolved=inputs.resolved, schedule=table, request=request, network=network, table=file, workload=workload,
-        job=network if isinstance(network, Hops) else None, policy=policy,
-        contention=_contention(inputs.experiment), plugins=dict(sorted(inputs.plugins.items())), notes=notes,
-        differing=None
-        if costs.lengths is None and costs.speeds is None
-        else ReplicaCosts(costs=workload, lengths=costs.lengths, speeds=costs.speeds),
+        job=network if isinstance(network, Hops) else None, policy=policy, contention=contention,
+        plugins=dict(sorted(inputs.plugins.items())), notes=notes, differing=differing,
     )  # fmt: skip
     return with_slowest_replica(prepared)
 
@@ -267,15 +270,6 @@ def _overrides(setting: Place, policy: Place) -> bool:
     """Return whether ``--set`` has a setting, and a file or the command line has the policy."""
     has_source = policy.line > 0 or policy.source == "--p2p" or policy.source.startswith("--set ")
     return setting.source.startswith("--set ") and has_source
-
-
-def _contention(experiment: Experiment) -> Contention:
-    contention = experiment.contention
-    return Contention(
-        links=contention.links,
-        compute_permille=round(contention.compute * 1000),
-        communication_permille=round(contention.communication * 1000),
-    )
 
 
 ACTION_BYTES, RECEIVING_BYTES = 270, 400
