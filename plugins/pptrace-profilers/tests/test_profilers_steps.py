@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from pptrace.steps.actions import Action
-from pptrace_profilers.alignment import split_steps
-from pptrace_profilers.messages import Message, kernel_payloads
+from pptrace_profilers.alignment import Message, kernel_payloads, split_steps
 from pptrace_profilers.recording import Execution, MessageEnd, Recording
 
 

@@ -45,20 +45,13 @@ def read_chrome(path: Path, rules: RulesFile) -> list[Recording]:
     for event in events:
         contents.add(event)
     contents.bad += events.bad + sum(map(len, contents.open.values()))
-    if not len(contents.unmatched) and not contents.rows:
+    if not len(contents.unmatched) and not contents.matches:
         raise TraceError("holds no event with a start and an end", file=path)
     return contents.recordings(cut=events.cut)
 
 
-@dataclass(slots=True)
-class _Match:
-    """An event that a rule matches."""
-
-    process: str
-    rank_text: str
-    meaning: Meaning
-    start_ns: int
-    end_ns: int
+_Match = tuple[int, int, "Meaning"]
+"""Start, end and meaning of an event that a rule matches."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,7 +60,8 @@ class _Contents:
 
     path: Path
     rules: RulesFile
-    rows: list[_Match] = field(default_factory=list)
+    matches: dict[tuple[str, str], list[_Match]] = field(default_factory=lambda: defaultdict(list))
+    """Events with a matching rule, by process and text of the rank."""
     unmatched: EventBuilder = field(default_factory=EventBuilder)
     """Events without a matching rule, with process and text of the rank as threads."""
     labels: dict[str, str] = field(default_factory=dict)
@@ -105,18 +99,18 @@ class _Contents:
         rank_text = str(args.get(source.removeprefix("args."), "")) if source.startswith("args.") else ""
         meaning = self.rules.rules.meaning(name, args)
         if meaning is not None:
-            self.rows.append(_Match(process, rank_text, meaning, start, start + length))
+            self.matches[process, rank_text].append((start, start + length, meaning))
             return
         self.unmatched.add(name, "", (process, rank_text), start, start + length)
 
     def recordings(self, *, cut: bool) -> list[Recording]:
         """Return the recording of each rank."""
-        if self.rules.rank is None and len({row.process for row in self.rows}) > 1:
+        if self.rules.rank is None and len({process for process, _ in self.matches}) > 1:
             message = "holds several processes' actions: say by rank: in a rules file which rank each is"
             raise TraceError(message, file=self.path)
         rows: dict[int, list[_Match]] = defaultdict(list)
-        for row in self.rows:
-            rows[self._rank(row.process, row.rank_text)].append(row)
+        for (process, rank_text), matches in self.matches.items():
+            rows[self._rank(process, rank_text)] += matches
         unmatched = self.unmatched.events(self.path, {})
         unmatched_ranks = np.array([self._rank(*map(str, thread)) for thread in unmatched.threads], dtype=np.int64)
         ranks = sorted(rows) or sorted(set(unmatched_ranks.tolist()))
@@ -140,23 +134,22 @@ class _Contents:
             yield f"{self.path.name}: {self.bad:,} events have no time, a negative one, or no end: left out"
         if unranked:
             yield f"{self.path.name}: {unranked:,} events name no rank: left out"
-        count = len(self.unmatched)
-        if count and self.rows:
-            yield f"{self.path.name}: {count:,} of {count + len(self.rows):,} events match no rule"
+        count, matched = len(self.unmatched), sum(map(len, self.matches.values()))
+        if count and matched:
+            yield f"{self.path.name}: {count:,} of {count + matched:,} events match no rule"
 
     def _recording(
         self, rank: int, rows: list[_Match], unmatched: Events, unmatched_ranks: Int64s, notes: tuple[str, ...]
     ) -> Recording:
         executions, ends = [], []
-        for row in sorted(rows, key=lambda row: (row.start_ns, -row.end_ns)):
-            meaning = row.meaning
+        for start, end, meaning in sorted(rows, key=lambda row: (row[0], -row[1])):
             if meaning.sends is not None:
                 ends.append(MessageEnd(
-                    sends=meaning.sends, peer=meaning.peer, start_ns=row.start_ns, end_ns=row.end_ns,
+                    sends=meaning.sends, peer=meaning.peer, start_ns=start, end_ns=end,
                     size_bytes=meaning.size_bytes, action=meaning.action,
                 ))  # fmt: skip
             elif meaning.action is not None:
-                executions.append(Execution(action=meaning.action, start_ns=row.start_ns, end_ns=row.end_ns))
+                executions.append(Execution(action=meaning.action, start_ns=start, end_ns=end))
         return Recording(
             path=self.path, rank=rank, world=0, executions=tuple(executions), ends=tuple(ends),
             operations=None if executions else self._operations(unmatched, unmatched_ranks == rank),

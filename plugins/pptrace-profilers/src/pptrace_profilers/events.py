@@ -116,8 +116,8 @@ class Events:
         return self.names[int(self.name[event])]
 
 
-LARGEST_NS, _LARGEST_ID, _LONGEST_ID = 2**62, 2**63, 19
-"""Bounds of times and of ids, and of the digits of an id."""
+LARGEST_NS, _LARGEST_ID = 2**62, 2**63
+"""Bounds of times and of ids."""
 _BATCH = 1024
 """Events that are converted to columns at a time."""
 _ENTRY = 120
@@ -221,15 +221,11 @@ def _size(arguments: Arguments) -> int:
 
 def _ids(values: Sequence[Number]) -> Int64s:
     """Return ids, -1 for an invalid id."""
-    plain = [-1 if value is None else value if value.__class__ is int else _id(value) for value in values]
+    plain = [value if value.__class__ is int else parse_integer(value, -1) for value in values]
     try:
         return np.array(plain, dtype=np.int64)
     except OverflowError:
         return np.array([value if abs(value) < _LARGEST_ID else -1 for value in plain], dtype=np.int64)
-
-
-def _id(value: Number) -> int:
-    return int(value) if isinstance(value, str) and value.isdecimal() and len(value) < _LONGEST_ID else -1
 
 
 LARGEST_US = 2**51

@@ -395,16 +395,6 @@ def _payloads(
     return payloads
 
 
-def _posts(events: Events, members: Sequence[int]) -> list[MessageEnd]:
-    """Return the host's annotations of sends and receives by time, without their copies on GPU streams."""
-    rows = events.by_start(events.named(lambda name: post_of(name, 0, ())) & ~events.of(MIRRORS))
-    posts = (
-        post_of(events.name_of(row), int(events.start_ns[row]), members, input_bytes(events.arguments.get(row)))
-        for row in rows.tolist()
-    )
-    return [post for post in posts if post is not None]
-
-
 ITEM_BYTES = {
     "float": 4, "double": 8, "half": 2, "bfloat16": 2, "long": 8, "long int": 8, "int": 4, "short": 2,
     "short int": 2, "char": 1, "signed char": 1, "byte": 1, "unsigned char": 1, "bool": 1, "c10::half": 2,
@@ -415,20 +405,20 @@ ITEM_BYTES = {
 _POST = re.compile(r"(?:nccl|gloo|ucc|mpi|xccl):(send|recv)(?: (\d+)(?:->|<-)(\d+))?")
 
 
-def post_of(name: str, time_ns: int, members: Sequence[int], size_bytes: int = 0) -> MessageEnd | None:
-    """Return the message that an annotation such as ``nccl:send 0->1`` posts; None for another name.
+def _posts(events: Events, members: Sequence[int]) -> list[MessageEnd]:
+    """Return the host's annotations of sends and receives, such as ``nccl:send 0->1``, by time.
 
-    Args:
-        name: name of the annotation.
-        time_ns: start of the annotation.
-        members: global ranks of the pipeline's group; empty if unknown.
-        size_bytes: size of the message; 0 if unknown.
+    Their copies on GPU streams are left out.
     """
-    match = _POST.fullmatch(name)
-    if match is None:
-        return None
-    peer = global_rank(int(match[3]), members) if match[3] is not None else -1
-    return MessageEnd(sends=match[1] == "send", peer=peer, start_ns=time_ns, end_ns=time_ns, size_bytes=size_bytes)
+    posts = []
+    for row in events.by_start(events.named(_POST.fullmatch) & ~events.of(MIRRORS)).tolist():
+        operation, _, peer = _POST.findall(events.name_of(row))[0]
+        start = int(events.start_ns[row])
+        posts.append(MessageEnd(
+            sends=operation == "send", peer=global_rank(int(peer), members) if peer else -1, start_ns=start,
+            end_ns=start, size_bytes=input_bytes(events.arguments.get(row)),
+        ))  # fmt: skip
+    return posts
 
 
 def global_rank(rank: int, members: Sequence[int]) -> int:

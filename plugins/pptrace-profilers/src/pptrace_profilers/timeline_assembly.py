@@ -32,15 +32,22 @@ from pptrace.plugin import (
     kinds,
     messages,
 )
-from pptrace_profilers.alignment import align, split_steps
-from pptrace_profilers.messages import kernel_of, kernel_payloads, match_ends, name_messages, shift_message
+from pptrace_profilers.alignment import (
+    align,
+    kernel_of,
+    kernel_payloads,
+    match_ends,
+    name_messages,
+    shift_message,
+    split_steps,
+)
 from pptrace_profilers.recording import NO_STAGE, shift
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pptrace.plugin import Clock, Int64s, Placement
-    from pptrace_profilers.messages import Message
+    from pptrace_profilers.alignment import Message
     from pptrace_profilers.recording import Execution, MessageEnd, Recording
 
 
