@@ -54,26 +54,12 @@ def add_gpu_spans(recording: Recording) -> Recording:
     ]
     reductions = work.reductions()
     ends = sorted(work.ends(), key=lambda end: end.start_ns)
-    if reductions:
-        operations = replace(operations, action=_renumber_actions(operations, executions, reductions))
     return replace(
         recording,
         executions=tuple(sorted([*executions, *reductions], key=lambda execution: execution.start_ns)),
         ends=tuple(ends) or recording.ends,
-        operations=operations,
         unattributed=(*recording.unattributed, *work.unattributed()),
     )
-
-
-def _renumber_actions(
-    operations: Operations, executions: Sequence[Execution], added: Sequence[Execution]
-) -> NDArray[np.int32]:
-    """Return the action of each operation after ``added`` is merged into the executions."""
-    starts = [execution.start_ns for execution in executions]
-    added_before = np.searchsorted(np.sort([execution.start_ns for execution in added]), starts, side="left")
-    position = np.append(np.arange(len(starts)) + added_before, -1).astype(np.int32)
-    renumbered: NDArray[np.int32] = position[operations.action]
-    return renumbered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,6 +249,16 @@ def covered_ns(group: Int64s, start_ns: Int64s, end_ns: Int64s, groups: int) -> 
     return total
 
 
+def union_ns(start_ns: Int64s, end_ns: Int64s) -> int:
+    """Return the length of the union of intervals in any order.
+
+    >>> union_ns(np.array([2, 0, 7]), np.array([4, 3, 9]))
+    6
+    """
+    order = np.argsort(start_ns, kind="stable")
+    return int(covered_ns(np.zeros(order.size, dtype=np.int64), start_ns[order], end_ns[order], 1)[0])
+
+
 def totals(key: NDArray[Any], amount: Int64s) -> tuple[NDArray[Any], Int64s, Int64s]:
     """Return the distinct keys, ascending, with the count and the total amount of each.
 
@@ -273,19 +269,6 @@ def totals(key: NDArray[Any], amount: Int64s) -> tuple[NDArray[Any], Int64s, Int
     total = np.zeros(keys.size, dtype=np.int64)
     np.add.at(total, group, amount)
     return keys, np.bincount(group, minlength=keys.size), total
-
-
-def uncovered_ns(span: tuple[int, int], spans: Sequence[tuple[int, int]]) -> int:
-    """Return the time within a span that no other span covers.
-
-    >>> uncovered_ns((0, 10), [(-2, 3), (2, 4), (8, 12)])
-    4
-    """
-    uncovered, covered_until = 0, span[0]
-    for start, end in sorted(spans):
-        uncovered += max(min(start, span[1]) - covered_until, 0)
-        covered_until = max(covered_until, min(end, span[1]))
-    return uncovered + span[1] - covered_until
 
 
 def window_around(windows: Sequence[tuple[int, int]], times_ns: Sequence[int]) -> Int64s:

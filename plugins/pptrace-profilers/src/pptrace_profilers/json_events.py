@@ -15,6 +15,7 @@ import math
 import re
 import zlib
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -189,6 +190,28 @@ def _last_start(text: bytes, searched_bytes: int = 0) -> tuple[int, int]:
         if closed and _FIRST_KEY.match(text, position):
             return position, comma
     return 0, 0
+
+
+_BATCH_LINES = 1 << 12
+"""Lines between two checks of their number."""
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file.
+
+    Raises:
+        TraceError: the file cannot be read, a line is too long, or there are more lines than the limit of events.
+    """
+    with UnpackedFile.open(path) as file:
+        for number in count(1):
+            line = file.readline(MOST_EVENT_BYTES + 1)
+            if not line:
+                return
+            if len(line) > MOST_EVENT_BYTES:
+                raise TraceError(f"has a line, or an object, of more than {MOST_EVENT_BYTES >> 20} MiB", file=path)
+            if number % _BATCH_LINES == 0:
+                file.expect(number, (b"\n",))
+            yield line
 
 
 _DECODER = msgspec.json.Decoder(list[dict[str, Any]])

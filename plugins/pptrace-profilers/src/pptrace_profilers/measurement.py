@@ -10,14 +10,12 @@ import numpy as np
 from pptrace.plugin import ConfigError, Measurement, Occupied, Replica, Summary, TraceError, kinds
 from pptrace_profilers.action_inference import infer
 from pptrace_profilers.alignment import align
-from pptrace_profilers.gpu_spans import covered_ns, totals
+from pptrace_profilers.gpu_spans import totals, union_ns
 from pptrace_profilers.pipelines import choose_pipeline, complete_pipelines, numbers_of
 from pptrace_profilers.timeline_assembly import assemble
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from numpy.typing import NDArray
 
     from pptrace.plugin import ImportRequest
     from pptrace_profilers.recording import Operations, Recording
@@ -179,14 +177,8 @@ def _operation_summaries(rank: int, operations: Operations) -> list[Summary]:
 
 
 def _occupied(rank: int, operations: Operations) -> Occupied:
-    order = np.argsort(operations.start_ns, kind="stable")
-    start, end = operations.start_ns[order], operations.end_ns[order]
-    computes = ~operations.communicates[order]
-
-    def union(chosen: NDArray[np.bool_]) -> int:
-        return int(covered_ns(np.zeros(int(chosen.sum()), dtype=np.int64), start[chosen], end[chosen], 1)[0])
-
-    computing, busy = union(computes), union(np.ones_like(computes))
+    start, end, computes = operations.start_ns, operations.end_ns, ~operations.communicates
+    computing, busy = union_ns(start[computes], end[computes]), union_ns(start, end)
     return Occupied(
         rank=rank, computing_ns=computing, exposed_ns=busy - computing,
         idle_ns=int(end.max() - start.min()) - busy,

@@ -16,14 +16,14 @@ import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pptrace.plugin import Action, Kind, TraceError, Unattributed, UnpackedFile, check_events, kinds
+from pptrace.plugin import Action, Kind, TraceError, Unattributed, check_events, kinds
 from pptrace_profilers.events import parse_integer
 from pptrace_profilers.gpu_spans import window_around
+from pptrace_profilers.json_events import MOST_EVENT_BYTES, read_lines
 from pptrace_profilers.recording import MOST_RANKS, NO_STAGE, Execution, MessageEnd, Recording, read_files
 
 if TYPE_CHECKING:
@@ -198,9 +198,6 @@ def _end(computed: Action, start_ns: int, end_ns: int, *, sends: bool) -> Messag
     )
 
 
-_LONGEST_LINE = 16 << 20
-_BATCH = 1 << 12
-"""Lines between two checks of their number."""
 _LATEST_NS = 2**62
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DECODER = msgspec.json.Decoder(dict[str, Any])
@@ -252,24 +249,15 @@ def _objects(path: Path) -> Iterator[bytes]:
     """Yield possible objects: single lines, or lines from an opening to a closing brace."""
     parts: list[bytes] = []
     size_bytes = 0
-    with UnpackedFile.open(path) as file:
-        for number in count(1):
-            line = file.readline(_LONGEST_LINE + 1)
-            if not line:
-                return
-            if number % _BATCH == 0:
-                file.expect(number, (b"\n",))
-            size_bytes += len(line)
-            if size_bytes > _LONGEST_LINE:
-                raise TraceError(f"has a line, or an object, of more than {_LONGEST_LINE >> 20} MiB", file=path)
-            if parts or line.rstrip() == b"{":
-                parts.append(line)
-                if not line.startswith(b"}"):
-                    continue
-                line = b"".join(parts)
-            if line.strip():
-                yield line
-            parts, size_bytes = [], 0
+    for line in read_lines(path):
+        size_bytes += len(line)
+        if size_bytes > MOST_EVENT_BYTES:
+            raise TraceError(f"has a line, or an object, of more than {MOST_EVENT_BYTES >> 20} MiB", file=path)
+        parts.append(line)
+        if parts[0].rstrip() == b"{" and not line.startswith(b"}"):
+            continue
+        yield b"".join(parts)
+        parts, size_bytes = [], 0
 
 
 def _spans(record: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:

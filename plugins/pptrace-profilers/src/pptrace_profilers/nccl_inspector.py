@@ -12,24 +12,23 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 import numpy as np
 
-from pptrace.plugin import BySize, TraceError, UnpackedFile, check_events
+from pptrace.plugin import BySize, TraceError, check_events
 from pptrace_profilers.events import microseconds, parse_integer
+from pptrace_profilers.json_events import read_lines
 from pptrace_profilers.recording import MessageEnd, Operations, Payload, Recording, read_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     Sizes: TypeAlias = dict[tuple[str, bool], list[tuple[int, int]]]
 
 _BATCH = 1 << 16
-_LONGEST_LINE = 16 << 20
 _DECODER = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -83,7 +82,7 @@ def read_inspector(path: Path) -> list[Transfer]:
     """
     transfers: list[Transfer] = []
     invalid_line = 0
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in enumerate(read_lines(path), 1):
         if invalid_line:
             raise TraceError(f"line {invalid_line} is no JSON object of NCCL Inspector's", file=path)
         if not line.strip():
@@ -105,19 +104,6 @@ def read_inspector(path: Path) -> list[Transfer]:
     if not transfers:
         raise TraceError("holds no operation of NCCL Inspector's", file=path)
     return transfers
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    with UnpackedFile.open(path) as file:
-        for number in count(1):
-            line = file.readline(_LONGEST_LINE)
-            if not line:
-                return
-            if len(line) == _LONGEST_LINE:
-                raise TraceError(f"a line is longer than {_LONGEST_LINE >> 20} MiB: not a trace", file=path)
-            if number % _BATCH == 0:
-                file.expect(number, (b"\n",))
-            yield line
 
 
 def _is_header_only(fields: Mapping[str, Any]) -> bool:

@@ -10,7 +10,7 @@ PyTorch launches forward kernels from the model's thread and backward kernels fr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -89,43 +89,39 @@ def _runs(
         posts: number of messages posted before each operation.
         begins: indices of operations that start a forward without a post or a backward before them.
     """
-    runs: list[Run] = []
-    names: list[list[str]] = []
+    groups: list[tuple[bool, int, list[_Operation]]] = []
     of_run: list[int] = []
     forward_of: dict[int, int] = {}
     visited: set[int] = set()
     forwards, last_post = -1, -1
     for number, (operation, post) in enumerate(zip(operations, posts, strict=True)):
-        current = runs[-1] if runs and post == last_post else None
+        is_forward, current, members = groups[-1] if groups and post == last_post else (None, -1, [])
+        joins = is_forward == operation.forward
         last_post = post
         if operation.forward:
-            joins = current is not None and current.forward and number not in begins
+            joins = joins and number not in begins
             forwards += not joins
             forward = forward_of[operation.sequence] = forwards
         else:
             forward = forward_of.get(operation.sequence, -1)
-            joins = (
-                current is not None
-                and not current.forward
-                and forward in {-1, current.forward_number}
-                # A pass of autograd runs each function once, so a repeated function starts the next pass.
-                and operation.sequence not in visited
-            )
-        if current is not None and joins:
-            runs[-1] = replace(current, end_ns=max(current.end_ns, operation.end_ns))
+            # A pass of autograd runs each function once, so a repeated function starts the next pass.
+            joins = joins and forward in {-1, current} and operation.sequence not in visited
+        if joins:
+            members.append(operation)
         elif forward >= 0:
-            runs.append(Run(
-                forward=operation.forward, start_ns=operation.start_ns, end_ns=operation.end_ns,
-                forward_number=forward,
-            ))  # fmt: skip
-            names.append([])
+            groups.append((operation.forward, forward, [operation]))
             visited = set()
-        if operation.forward:
-            names[-1].append(operation.name)
-        else:
+        if not operation.forward:
             visited |= {operation.sequence} - {-1}
-        of_run.append(len(runs) - 1 if joins or forward >= 0 else -1)
-    return [replace(run, operations=tuple(run_names)) for run, run_names in zip(runs, names, strict=True)], of_run
+        of_run.append(len(groups) - 1 if joins or forward >= 0 else -1)
+    runs = [
+        Run(
+            forward=is_forward, start_ns=members[0].start_ns, end_ns=max(member.end_ns for member in members),
+            forward_number=forward, operations=tuple(member.name for member in members) if is_forward else (),
+        )
+        for is_forward, forward, members in groups
+    ]  # fmt: skip
+    return runs, of_run
 
 
 def _separate_forwards(operations: Sequence[_Operation], of_run: Sequence[int]) -> frozenset[int]:

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from pptrace.plugin import Action, Kind, kinds
-from pptrace_profilers.gpu_spans import add_gpu_spans, uncovered_ns
+from pptrace_profilers.gpu_spans import add_gpu_spans, union_ns
 from pptrace_profilers.json_events import MEMORY, Keep, read_events
 from pptrace_profilers.naming_rules import FILE_NAME
 from pptrace_profilers.recording import (
@@ -251,12 +251,16 @@ def hidden_phases(executions: Sequence[Execution]) -> str:
     descriptions = []
     for name, phase_spans in sorted(spans.items()):
         total_ns = sum(end - start for start, end in phase_spans)
-        exposed_ns = sum(uncovered_ns(span_ns, computing) for span_ns in phase_spans)
+        exposed_ns = _union_ns([*phase_spans, *computing]) - _union_ns(computing)
         descriptions.append(
             f"{name} {(total_ns - exposed_ns) / 1e6:.3f} of {total_ns / 1e6:.3f} ms "
             f"({1 - exposed_ns / max(total_ns, 1):.1%})"
         )
     return f"hidden by computation of the same pair: {', '.join(descriptions)}" if descriptions else ""
+
+
+def _union_ns(spans: Sequence[tuple[int, int]]) -> int:
+    return union_ns(*np.array(spans, dtype=np.int64).reshape(-1, 2).T)
 
 
 def _action(name: str, index: int, layers: int, pair: int) -> Action:

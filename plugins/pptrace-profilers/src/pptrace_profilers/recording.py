@@ -133,7 +133,7 @@ class Operations:
     communicates: np.ndarray[tuple[int], np.dtype[np.bool_]]
     """Whether the operation is communication."""
     action: Int32s
-    """Position in ``Recording.executions`` of the launching action; -1 for none."""
+    """Position of the launching action among the annotated actions; -1 for none."""
     thread: Int32s | None = None
     """Number of the launching thread on the host, -1 if not recorded; None if no thread is recorded."""
     payloads: Mapping[int, tuple[Payload, ...]] = field(default_factory=dict)

@@ -317,15 +317,10 @@ def _producers(
     part: Part, actions: Sequence[_Action], sends: Sequence[MessageEnd],
     consumers: Sequence[frozenset[int]], without_send: set[int], *, gradient_first: bool,
 ) -> list[int]:  # fmt: skip
-    """Return the producer of each sent message; -1 for none.
+    """Return the producer of each sent message by launch; -1 for none.
 
-    Args:
-        part: runs and messages of a rank, by launch.
-        actions: actions of the rank, by launch.
-        sends: sent messages, by launch.
-        consumers: ranks that receive the activations, and the gradients, of the rank's stages.
-        without_send: consumers that receive no message.
-        gradient_first: whether a gradient precedes an activation that was posted together to the same rank.
+    ``consumers`` are the ranks that receive the activations, and the gradients, of the rank's stages. Those in
+    ``without_send`` receive no message.
     """
     always = [not ranks & without_send for ranks in consumers]
     started = np.searchsorted([run.start_ns for run in part.runs], [send.host_ns for send in sends], side="right")
