@@ -65,7 +65,7 @@ def test_without_its_rules_a_chrome_file_gives_summaries_and_says_so(pipeline: A
 def test_two_processes_in_one_file_need_to_say_which_rank_each_is(pipeline: Any, tmp_path: Path) -> None:
     path = pipeline.chrome(tmp_path, prefix="PP:")
 
-    with pytest.raises(TraceError, match="say by rank: in a rules file which rank each is"):
+    with pytest.raises(TraceError, match="add rank: to the rules to read the rank of each process"):
         importers.measure_chrome([path], ImportRequest())
 
 

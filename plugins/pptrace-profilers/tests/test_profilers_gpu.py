@@ -226,7 +226,7 @@ def test_an_end_whose_other_one_is_missing_is_kept_and_counted(tmp_path: Path) -
 
     assert slices(result)["0SEND_F0", 0].peer == 1
     assert [(one.rank, one.what) for one in result.unattributed] == [
-        (0, "sends to a rank that nothing names without another end")
+        (0, "sends to an unknown rank without a matching end")
     ]
 
 

@@ -52,6 +52,6 @@ def test_one_rank_s_file_alone_is_read_and_has_its_place(
     measured = measure_kineto([path], ImportRequest(layout=layout))
 
     assert (measured.numbers, measured.ranks) == ((1,), len(OWN))
-    assert "no file of rank 2: the others are taken as they are" in measured.notes
+    assert "no file of rank 2: only the recorded ranks are read" in measured.notes
     (step,) = measured.steps
     assert extract_computations(step.timeline).order.rows() == [ROWS[1]]

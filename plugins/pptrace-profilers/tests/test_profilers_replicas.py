@@ -102,7 +102,7 @@ def test_a_layout_says_it_where_the_trace_does_not(replica: str, which: int, tmp
 
 
 def test_replicas_that_nothing_tells_apart_are_refused_with_what_helps(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"0F0 is of rank 0 and of rank 1, .* --layout pp=2,dp=2"):
+    with pytest.raises(TraceError, match=r"ranks 0 and 1 both run 0F0, .* --layout pp=2,dp=2"):
         measure_kineto(job(tmp_path, {}, others=False), ImportRequest())
 
 
@@ -138,7 +138,7 @@ def test_ranks_that_come_after_a_missing_one_are_counted_on(tmp_path: Path) -> N
 
     measured = measure_kineto([first, last], ImportRequest())
 
-    assert "no file of rank 1: the others are taken as they are, counted as ranks 0 to 1" in measured.notes
+    assert "no file of rank 1: only the recorded ranks are read, counted as ranks 0 to 1" in measured.notes
     assert measured.steps[0].timeline.ranks == 2
 
 
@@ -206,7 +206,7 @@ def test_a_mark_around_two_runs_of_a_schedule_is_two_steps(tmp_path: Path) -> No
 
     assert [step.label for step in measured.steps] == ["ProfilerStep#3, 1 of 2", "ProfilerStep#3, 2 of 2"]
     assert {int(step.timeline.end_ns.max()) for step in measured.steps} == {int(stepped().end_ns.max())}
-    assert measured.notes == ("ProfilerStep#3 holds actions 2 times: taken for 2 steps",)
+    assert measured.notes == ("ProfilerStep#3 holds actions 2 times: split into 2 steps",)
     assert measured.unattributed == ()
 
 
@@ -240,7 +240,7 @@ def test_steps_without_a_common_mark_are_counted(tmp_path: Path) -> None:
 
     assert [len(step.timeline) for step in measured.steps] == [len(stepped())] * 2
     assert measured.notes == (
-        "no step is marked on every rank: an action's k-th time is taken for the k-th step's",
+        "no step is marked on every rank: the k-th run of each action is assigned to the k-th step",
     )
 
 

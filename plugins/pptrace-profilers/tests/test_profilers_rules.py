@@ -162,7 +162,7 @@ WRONG = {
         "rules.yaml:2:3: actions[0].nam: unknown key (did you mean 'name'?",
     ),
     "no pattern": ("actions: [{kind: F}]", "actions[0]: needs a pattern"),
-    "no kind": ("actions: [{name: x}]", "actions[0]: says no kind"),
+    "no kind": ("actions: [{name: x}]", "actions[0]: has no kind"),
     "another kind": (
         "actions:\n  - {name: x, kind: X}",
         "rules.yaml:2:5: actions[0]: kind 'X' is none; there are F, B",
@@ -177,13 +177,13 @@ WRONG = {
     ),
     "a thing said twice": (
         "actions: [{name: '(?P<stage>.)', kind: F, stage: 1}]",
-        "actions[0]: 'stage' is said twice",
+        "actions[0]: 'stage' is given twice",
     ),
     "a negative stage": ("actions: [{name: x, kind: F, stage: -1}]", "actions[0].stage: must be at least 0"),
     "another stream": ("actions: [{name: x, kind: F, stream: up}]", "actions[0].stream"),
     "another source": (
         "rank: {from: host}",
-        "rank: 'host' says no rank; there are file, pid, process_name and args.KEY",
+        "rank: 'host' is no source of ranks; use file, pid, process_name or args.KEY",
     ),
     "no group for the rank": ("rank: {from: pid, pattern: x}", "rank: the pattern needs one group, named rank"),
     "flags": ("communication: ['(?i)x']", "communication[0]: '(?i)x' is no regular expression: global flags"),
@@ -216,7 +216,7 @@ READ_BY_NAME = {"pytorch": measure_kineto, "pytorch-perfetto": measure_pftrace, 
 NOT_BY_NAME = {
     "arguments": (
         "actions:\n- {name: a, kind: F}\n- name: b\n  args: {k: v}\n  kind: B\n",
-        "rules.yaml:4: actions[1].args: files of ",
+        "rules.yaml:4: actions[1].args: actions of ",
     ),
     "a rank elsewhere": ("rank:\n  from: pid\n", "rules.yaml:2: rank.from: files of "),
 }

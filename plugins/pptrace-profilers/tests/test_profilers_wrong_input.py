@@ -151,7 +151,7 @@ def test_computations_that_overlap_are_cut_and_counted(tmp_path: Path) -> None:
     assert [len(step.timeline) for step in found.steps] == [3]
     assert found.steps[0].timeline.start_ns.tolist() == [0, 8000, 10_000]
     assert found.notes == (
-        "rank0.json: 2 actions begin before another has ended, 0F1 first: they are taken to begin where it ends",
+        "rank0.json: 2 actions begin before another has ended, 0F1 first: each is moved to start at that end",
     )
 
 
@@ -190,7 +190,7 @@ def test_an_action_beyond_all_measure_is_none(name: str, tmp_path: Path) -> None
 def test_actions_that_make_no_pipeline_are_refused_with_the_file(name: str, tmp_path: Path) -> None:
     path = written(tmp_path, *GOOD, span(name, 20, 5))
 
-    with pytest.raises(TraceError, match="its actions are no pipeline's") as caught:
+    with pytest.raises(TraceError, match="its actions do not form a pipeline") as caught:
         measured(path)
 
     assert str(caught.value).startswith(f"{path}: ")
@@ -206,7 +206,7 @@ def test_two_files_of_one_rank_are_refused(tmp_path: Path) -> None:
 def test_files_of_unknown_ranks_are_refused(tmp_path: Path) -> None:
     paths = [written(tmp_path, *GOOD, name=name) for name in ("a.json", "b.json")]
 
-    with pytest.raises(TraceError, match="does not say whose it is: name it rank0"):
+    with pytest.raises(TraceError, match="has no rank: name the files rank0"):
         measured(*paths)
 
 
@@ -214,7 +214,7 @@ def test_a_missing_ranks_file_is_said_and_the_others_are_used(tmp_path: Path) ->
     found = measured(written(tmp_path, *GOOD, rank=0, world_size=40))
 
     told = ", ".join(str(rank) for rank in range(1, 17))
-    assert found.notes == (f"no file of rank {told} and 23 others: the others are taken as they are",)
+    assert found.notes == (f"no file of rank {told} and 23 others: only the recorded ranks are read",)
     assert len(found.steps) == 1
 
 

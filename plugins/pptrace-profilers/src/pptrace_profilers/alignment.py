@@ -84,7 +84,7 @@ def split_steps(recordings: Sequence[Recording]) -> tuple[list[str], list[Step],
         labels = [f"step {number}" for number in range(count)]
     steps = _split_recordings(recordings, numbers, len(labels))
     if not is_marked:
-        note = "no step is marked on every rank: an action's k-th time is taken for the k-th step's"
+        note = "no step is marked on every rank: the k-th run of each action is assigned to the k-th step"
         return labels, steps, [note] if any(marked) else []
     notes = list(_omission_notes(recordings, numbers, marked, labels))
     return _split_repetitions(labels, steps, notes)
@@ -122,7 +122,7 @@ def _split_repetitions(
         single_steps += _split_recordings(parts, numbers, times)
         names += [label] if times == 1 else [f"{label}, {number + 1} of {times}" for number in range(times)]
         if times > 1:
-            notes.append(f"{label} holds actions {times} times: taken for {times} steps")
+            notes.append(f"{label} holds actions {times} times: split into {times} steps")
     return names, single_steps, notes
 
 
@@ -252,7 +252,7 @@ def _count_unmatched(rank: int, what: str, ends: Sequence[MessageEnd]) -> list[U
     return [
         Unattributed(
             rank=rank, count=len(times), total_ns=sum(times),
-            what=f"{what} {f'rank {peer}' if peer >= 0 else 'a rank that nothing names'} without another end",
+            what=f"{what} {f'rank {peer}' if peer >= 0 else 'an unknown rank'} without a matching end",
         )
         for peer, times in sorted(by_peer.items())
     ]  # fmt: skip

@@ -106,7 +106,7 @@ class _Contents:
     def recordings(self, *, cut: bool) -> list[Recording]:
         """Return the recording of each rank."""
         if self.rules.rank is None and len({process for process, _ in self.matches}) > 1:
-            message = "holds several processes' actions: say by rank: in a rules file which rank each is"
+            message = "holds actions of several processes: add rank: to the rules to read the rank of each process"
             raise TraceError(message, file=self.path)
         rows: dict[int, list[_Match]] = defaultdict(list)
         for (process, rank_text), matches in self.matches.items():

@@ -106,7 +106,7 @@ def _overlaps(recording: Recording) -> Iterator[str]:
     if count:
         yield (
             f"{recording.path.name}: {count:,} actions begin before another has ended, {first} first: "
-            "they are taken to begin where it ends"
+            "each is moved to start at that end"
         )
 
 

@@ -55,7 +55,7 @@ def read_megatron(paths: Sequence[Path]) -> tuple[list[Recording], str, list[str
     origin: dict[int, Path] = {}
     for path, (spans, untimed) in files.items():
         if untimed:
-            notes.append(f"{path.name}: {untimed:,} spans have no time, or one that cannot be: left out")
+            notes.append(f"{path.name}: {untimed:,} spans have no time or an invalid one: left out")
         for span in spans:
             rank = _rank(span.resource, path)
             by_rank[rank].append(span)
@@ -69,7 +69,7 @@ def read_megatron(paths: Sequence[Path]) -> tuple[list[Recording], str, list[str
         sizes = dict.fromkeys(("pp", "world"), len(by_rank))
     layout, world = _layout(sizes, by_rank), sizes.get("world", 0)
     if not world:
-        notes.append("spans do not say how many ranks the job has: --layout pp=4 does, of a pipeline of four")
+        notes.append("spans lack the number of ranks of the job: give the layout, such as --layout pp=4")
     if len(by_rank) < world:
         notes.append(
             f"spans of {len(by_rank)} of {world} ranks: Megatron-LM writes those of its last rank alone unless "

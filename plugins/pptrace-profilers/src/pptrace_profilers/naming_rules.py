@@ -309,11 +309,11 @@ class RulesFile:
         """
         number = next((number for number, rule in enumerate(self.rules.actions) if rule.args), None)
         if number is not None:
-            message = f"files of {profiler} are read by the names of annotations alone: say name, without args"
+            message = f"actions of {profiler} are read from names of annotations alone: write name, without args"
             raise self._config_error(f"actions[{number}].args", message)
         if self.rank is not None and self.rank.source != "file":
             message = (
-                f"files of {profiler} say their rank by themselves, or in their name: say from: file, or nothing"
+                f"files of {profiler} have the rank in their contents or name: write from: file, or leave rank out"
             )
             raise self._config_error("rank.from", message)
         return self.rules
@@ -371,11 +371,11 @@ class ActionModel(BaseModel):
         constants = {"kind": self.kind, "stage": self.stage, "microbatch": self.microbatch, "peer": self.peer}
         duplicates = [group for group in groups if groups.count(group) > 1 or constants.get(group) is not None]
         if duplicates:
-            raise ValueError(f"{duplicates[0]!r} is said twice")
+            raise ValueError(f"{duplicates[0]!r} is given twice")
         if self.kind is not None and self.kind not in Kind.__members__:
             raise ValueError(f"kind {self.kind!r} is none; there are {', '.join(Kind.__members__)}")
         if self.stream == "compute" and self.kind is None and not {"action", "kind"} & set(groups):
-            raise ValueError("says no kind: write kind:, or a group named action or kind")
+            raise ValueError("has no kind: write kind:, or a group named action or kind")
         return self
 
 
@@ -390,7 +390,7 @@ class RankModel(BaseModel):
     @model_validator(mode="after")
     def _check_source(self) -> RankModel:
         if self.source not in {"file", "pid", "process_name"} and not re.fullmatch(r"args\..+", self.source):
-            raise ValueError(f"{self.source!r} says no rank; there are file, pid, process_name and args.KEY")
+            raise ValueError(f"{self.source!r} is no source of ranks; use file, pid, process_name or args.KEY")
         if set(re.compile(f"(?:{self.pattern})").groupindex) != {"rank"}:
             raise ValueError("the pattern needs one group, named rank")
         return self

@@ -96,7 +96,7 @@ def read_inspector(path: Path) -> list[Transfer]:
             continue
         transfer = _transfer(fields)
         if transfer is None:
-            message = f"line {number} says no operation with its rank, size and time, as NCCL Inspector writes it"
+            message = f"line {number} has no operation with rank, size and time in NCCL Inspector's format"
             raise TraceError(message, file=path)
         transfers.append(transfer)
         if len(transfers) % _BATCH == 0:
@@ -155,7 +155,7 @@ def read_inspector_run(paths: Sequence[Path]) -> tuple[list[Recording], tuple[By
             global_ranks[line.communicator][line.rank] = largest[path].rank
     transfers = [line for lines in files.values() for line in lines]
     if any(line.start_ns < 0 for line in transfers):
-        notes.append("lines are not verbose: how long operations took is known, and not when they ran")
+        notes.append("lines are not verbose: operations have durations and no start times")
     recordings = [_recording(path, lines, largest[path], global_ranks) for path, lines in files.items()]
     sizes, size_notes = by_size(transfers)
     return recordings, sizes, [*notes, *size_notes]
@@ -213,7 +213,7 @@ def by_size(transfers: Sequence[Transfer]) -> tuple[tuple[BySize, ...], list[str
             f"{untimed:,} operations have no bytes, or no time of their kernel: no network is fitted to them"
         )
     if unmatched:
-        notes.append(f"{unmatched:,} lines of messages have no other end: they may have waited for it")
+        notes.append(f"{unmatched:,} lines of messages match none of the peer: their durations may include waits")
     return tuple(
         BySize(
             what=what, messages=is_message,

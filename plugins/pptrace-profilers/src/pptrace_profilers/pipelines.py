@@ -43,7 +43,7 @@ def choose_pipeline(
     ranks = candidates[chosen]
     notes = [note] if note else []
     if missing := [rank for rank in pipelines[chosen] if rank not in by_rank]:
-        notes.append(f"no file of rank {list_some(missing, len(missing))}: the others are taken as they are")
+        notes.append(f"no file of rank {list_some(missing, len(missing))}: only the recorded ranks are read")
     if len(pipelines) > 1:
         named = list_some(ranks, len(ranks))
         notes.append(f"replica {chosen or 'of rank 0'} of {len(pipelines)}: global ranks {named}")
@@ -103,7 +103,7 @@ def _members(recording: Recording) -> tuple[int, ...]:
 def _by_rank(recordings: Sequence[Recording]) -> dict[int, Recording]:
     unknown = [recording for recording in recordings if recording.rank < 0]
     if unknown and len(recordings) > 1:
-        message = "does not say whose it is: name it rank0.json and so on"
+        message = "has no rank: name the files rank0.json, rank1.json and so on"
         raise TraceError(message, file=unknown[0].path)
     by_rank: dict[int, Recording] = {}
     for recording in recordings:
@@ -140,7 +140,7 @@ def _pipelines(by_rank: dict[int, Recording], layout: str) -> tuple[dict[str, tu
     counted = "" if present[-1] < len(present) else f", counted as ranks 0 to {len(present) - 1}"
     absent = (rank for rank in range(world) if rank not in by_rank)
     missing = list_some(absent, world - len(by_rank))
-    return {"": present}, f"no file of rank {missing}: the others are taken as they are{counted}"
+    return {"": present}, f"no file of rank {missing}: only the recorded ranks are read{counted}"
 
 
 def _place(by_rank: dict[int, Recording], pipeline: Sequence[int]) -> str:

@@ -94,12 +94,12 @@ def _notes(events: Events, executions: Sequence[Execution]) -> Iterable[str]:
     if events.cut:
         yield f"{events.path.name} ends in the middle: {len(events):,} events before that were read"
     if events.bad:
-        yield f"{events.path.name}: {events.bad:,} events have no time, a negative or an endless one: left out"
+        yield f"{events.path.name}: {events.bad:,} events have no time, or a negative or infinite one: left out"
     names = "" if executions else _unknown_names(events)
     if names:
         yield (
-            f"annotations such as {names} name no action that is known (# is a number): where they are "
-            "actions, say so in a file: --rules FILE"
+            f"annotations such as {names} match no known action (# is a number): if they are actions, "
+            "name them in a file of rules: --rules FILE"
         )
 
 
@@ -256,7 +256,7 @@ def hidden_phases(executions: Sequence[Execution]) -> str:
             f"{name} {(total_ns - exposed_ns) / 1e6:.3f} of {total_ns / 1e6:.3f} ms "
             f"({1 - exposed_ns / max(total_ns, 1):.1%})"
         )
-    return f"hidden by computation of the same pair: {', '.join(descriptions)}" if descriptions else ""
+    return f"overlapped with computation of the same pair: {', '.join(descriptions)}" if descriptions else ""
 
 
 def _union_ns(spans: Sequence[tuple[int, int]]) -> int:

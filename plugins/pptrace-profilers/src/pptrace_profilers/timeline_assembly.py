@@ -52,9 +52,7 @@ if TYPE_CHECKING:
 
 
 _EMPTY_SHARE = 0.1
-_SKIPPED = (
-    "stage 0: input gradients are empty, as PyTorch skips them; each is one backward with its weight gradient"
-)
+_SKIPPED = "stage 0: input gradients are empty because PyTorch skips them; each is merged with its weight gradient"
 _ENDING_NS = 20_000
 """Maximum time from the arrival of the last byte to the end of the sending kernel."""
 _CONTRADICTED_NS = 50_000
@@ -116,8 +114,8 @@ def _contradictions(clocks: Sequence[Clock]) -> Iterator[str]:
         ranks = ", ".join(str(clock.rank) for clock in contradicted)
         worst = max(clock.contradicted_ns for clock in contradicted) / 1e6
         yield (
-            f"clocks of ranks {ranks} contradict their messages by up to {worst:.3f} ms, however they are set: "
-            "they drift, or times are wrong, and what links take is known no better than that"
+            f"no clock offsets of ranks {ranks} fit their messages; contradictions are up to {worst:.3f} ms: "
+            "clocks drift or times are wrong, and durations of messages have this error"
         )
 
 
@@ -198,8 +196,8 @@ def _check_replicas(ranks: Sequence[Recording]) -> None:
             if first != number:
                 a, b = ranks[first].rank, rank.rank
                 message = (
-                    f"{action} is of rank {a} and of rank {b}, so they are of two pipelines: "
-                    "say how the job is laid out, as --layout pp=2,dp=2"
+                    f"ranks {a} and {b} both run {action}, so they belong to two pipelines: "
+                    "give the layout of the job, such as --layout pp=2,dp=2"
                 )
                 raise TraceError(message, file=rank.path)
 
@@ -402,7 +400,7 @@ def _placement(slices: Sequence[Slice], ranks: int) -> Placement:
     try:
         return Schedule.from_rows(actions).placement
     except ScheduleError as error:
-        raise TraceError(f"its actions are no pipeline's: {error}") from error
+        raise TraceError(f"its actions do not form a pipeline: {error}") from error
 
 
 _IN_TABLES = sorted(kinds.COMPUTE - kinds.STAGE_ENDS)
