@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["BYTES_PER_PROCESS", "LOAD_ROWS", "ROWS_PER_BYTE", "CompileBudget", "should_compile"]
+__all__ = ["BYTES_PER_PROCESS", "LOAD_ROWS", "ROWS_PER_BYTE", "CompileBudget"]
 
 LOAD_ROWS = 4_000
 """Rows from which interpreting about a dozen kernels takes longer than loading LLVM and compiled code."""
@@ -19,22 +19,6 @@ ROWS_PER_BYTE = 30
 
 BYTES_PER_PROCESS = 4_000
 """Bytes of bytecode that each process compiles for later processes, in about 0.12 s."""
-
-
-def should_compile(rows: int, size: int, compiled_bytes: int) -> bool:
-    """Return whether to compile a kernel now.
-
-    A kernel is compiled if interpreting its rows takes longer. In addition, each process compiles some kernels for
-    later processes: the cache fills over several runs, and no run waits until all kernels are compiled.
-
-    Args:
-        rows: the kernel's rows of this run and of earlier interpreted runs in this process. The total time is at
-            most twice the optimum for a known amount of work.
-        size: bytes of the kernel's bytecode.
-        compiled_bytes: bytes of bytecode that this process compiled.
-    """
-    is_faster = rows >= ROWS_PER_BYTE * size
-    return is_faster or compiled_bytes == 0 or compiled_bytes + size <= BYTES_PER_PROCESS
 
 
 @dataclass(slots=True)
@@ -51,7 +35,17 @@ class CompileBudget:
         return max(self.interpreted[kernel] + work, ahead)
 
     def take(self, rows: int, size: int) -> bool:
-        """Decide whether to compile a kernel; add its size to the budget if so."""
-        compiles = should_compile(rows, size, self.compiled_bytes)
+        """Decide whether to compile a kernel; add its size to the budget if so.
+
+        A kernel is compiled if interpreting its rows takes longer. In addition, each process compiles some kernels
+        for later processes: the cache fills over several runs, and no run waits until all kernels are compiled.
+
+        Args:
+            rows: the kernel's rows of this run and of earlier interpreted runs in this process. The total time is
+                at most twice the optimum for a known amount of work.
+            size: bytes of the kernel's bytecode.
+        """
+        is_faster = rows >= ROWS_PER_BYTE * size
+        compiles = is_faster or self.compiled_bytes == 0 or self.compiled_bytes + size <= BYTES_PER_PROCESS
         self.compiled_bytes += size * compiles
         return compiles

@@ -320,15 +320,10 @@ def _cycle(graph: TaskGraph, waiting: Int32s) -> list[int]:
 
 
 def _name(graph: TaskGraph, task: int) -> str:
-    if task >= graph.rows:
-        return ""
-    both = np.flatnonzero(graph.sender_row == task)
-    return " with ".join(_row_name(graph, row) for row in [task, *both.tolist()])
-
-
-def _row_name(graph: TaskGraph, row: int) -> str:
-    lane = int(np.searchsorted(graph.lane_ptr, row, side="right")) - 1
-    return f"rank {graph.lane_rank[lane]}: {graph.action(row)}"
+    """Return the rows of a task as text, ``""`` for a task without rows."""
+    rows = [task, *np.flatnonzero(graph.sender_row == task).tolist()] if task < graph.rows else []
+    ranks = graph.lane_rank[np.searchsorted(graph.lane_ptr, rows, side="right") - 1].tolist()
+    return " with ".join(f"rank {rank}: {graph.action(row)}" for rank, row in zip(ranks, rows, strict=True))
 
 
 def _eager_remedy(

@@ -39,15 +39,6 @@ class Blocks:
     """Last row of each block."""
 
 
-class Worked(NamedTuple):
-    """Stages and microbatches of rows, one value per row and microbatch."""
-
-    number: NDArray[np.int64]
-    """Index of the row in the requested rows."""
-    stage: NDArray[np.int32]
-    microbatch: NDArray[np.int64]
-
-
 def blocks_of(table: Schedule | IssueOrder) -> Blocks:
     """Return the blocks of a table; optimizer updates are in no block."""
     rows = np.flatnonzero(COMPUTE.mask(table.kind) & ~STAGE_ENDS.mask(table.kind))
@@ -59,14 +50,16 @@ def blocks_of(table: Schedule | IssueOrder) -> Blocks:
     return Blocks(of_row=of_row, first=rows[begins], last=rows[np.append(begins[1:], begins[:1])])
 
 
-def worked(schedule: Schedule, rows: NDArray[np.int64]) -> Worked:
-    """Return the stage and every microbatch of each row."""
+def worked(
+    schedule: Schedule, rows: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]:
+    """Return an index into ``rows``, the stage and the microbatch for each microbatch of each row."""
     span = schedule.span[rows]
     if span.max(initial=1) == 1:
-        return Worked(np.arange(rows.size), schedule.stage[rows], schedule.microbatch[rows].astype(np.int64))
+        return np.arange(rows.size), schedule.stage[rows], schedule.microbatch[rows].astype(np.int64)
     number = np.repeat(np.arange(rows.size), span)
     offset = np.arange(number.size) - np.repeat(np.cumsum(span) - span, span)
-    return Worked(number, schedule.stage[rows][number], schedule.microbatch[rows][number] + offset)
+    return number, schedule.stage[rows][number], schedule.microbatch[rows][number] + offset
 
 
 def rows_of(schedule: Schedule, chosen: NDArray[np.bool_], *masks: NDArray[np.bool_]) -> list[NDArray[np.int64]]:

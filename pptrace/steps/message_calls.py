@@ -92,16 +92,6 @@ Program: TypeAlias = Callable[[MessageRequest], "MessageCalls | Plan"]
 """Function that places a table's messages. Only the core returns a checked plan."""
 
 
-class _Ends(NamedTuple):
-    """Both sides of every message in issue order."""
-
-    first: Int32s
-    """Shape (slots + 1,): first side of each slot."""
-    order: Int32s
-    key: Int32s
-    """Turn and communicator of each side: sides of one slot and key are one call."""
-
-
 class _Waits(NamedTuple):
     """Pairs of a source and a target that waits for it."""
 
@@ -154,7 +144,8 @@ def _issued(schedule: Schedule, messages: _Messages, sent: Int32s, plan: Plan) -
     # A power of two, so that kernels need no division.
     communicators = 1 << int(plan.communicator.max(initial=0)).bit_length()
     first = np.zeros(len(schedule) + ranks + 1, dtype=np.int32)
-    ends = _Ends(first, *empty_columns(2 * count, np.int32, np.int32))
+    # The first side of each slot; all sides in issue order; their keys: sides of one slot and key are one call.
+    ends = (first, *empty_columns(2 * count, np.int32, np.int32))
     run(kernels.sort_ends, (plan, communicators), ends, work=len(schedule))
     rows = len(schedule) + 2 * count
     cell_types = (values.dtype.type for values in schedule.cells)
@@ -182,7 +173,7 @@ def _waits(
     schedule: Schedule,
     messages: _Messages,
     plan: Plan,
-    ends: _Ends,
+    ends: tuple[Int32s, ...],
     communicators: int,
     of_end: Int32s,
     place: Int32s,

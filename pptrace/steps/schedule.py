@@ -208,18 +208,6 @@ ABSENT = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """The first invalid action of a table."""
-
-    code: int
-    """Code of the fault, as the kernel defines it."""
-    row: int
-    """The action's position in the schedule's columns."""
-    other: int
-    """Position of the earlier equal action, or the rank on which the action should be."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Positions:
     """Positions of actions in a schedule's columns."""
 
@@ -231,8 +219,9 @@ class Positions:
     """Number of stages."""
     microbatches: int
     """Number of microbatches."""
-    problem: Problem | None
-    """The first invalid action, or None."""
+    problem: tuple[int, int, int] | None
+    """Fault (a code of the kernel) and position of the first invalid action, and the position of the earlier equal
+    action or the rank on which it should be; None if all are valid."""
 
     def of(self, result: int) -> Int32s:
         """Return one result's positions, shape (stages, microbatches); all absent if no action has this result."""
@@ -254,10 +243,10 @@ def index_schedule(schedule: Schedule) -> Positions:
         (flat, problem),
         work=len(schedule),
     )
-    code, row, other = (int(value) for value in problem)
+    fault, row, other = problem.tolist()
     return Positions(
         results=results, flat=flat, stages=placement.stages, microbatches=placement.microbatches,
-        problem=Problem(code=code, row=row, other=other) if code else None,
+        problem=(fault, row, other) if fault else None,
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from pptrace.steps.columns import distinct_rows
 from pptrace.steps.dependencies import explain_deadlock, walk
 from pptrace.steps.kernels import tables
 from pptrace.steps.kinds import BACKWARD, COMMUNICATION, ORDER, STAGE_ENDS, TOWARDS_NEXT, Kind, Result
-from pptrace.steps.schedule import Positions, Problem, index_schedule
+from pptrace.steps.schedule import Positions, index_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,9 +46,7 @@ def validate_structure(schedule: Schedule) -> None:
         ScheduleError: as :func:`validate`.
     """
     _check_shape(schedule)
-    positions = index_schedule(schedule)
-    if positions.problem is not None:
-        raise _describe(schedule, positions.problem)
+    positions = _valid_positions(schedule)
     _check_present(schedule, positions)
     _check_order(schedule, positions)
     _check_pairs(schedule, positions)
@@ -66,10 +64,7 @@ def validate_partial(schedule: Schedule) -> None:
     Raises:
         ScheduleError: an action is on a wrong rank, duplicated, or out of order in its row.
     """
-    positions = index_schedule(schedule)
-    if positions.problem is not None:
-        raise _describe(schedule, positions.problem)
-    _check_order(schedule, positions)
+    _check_order(schedule, _valid_positions(schedule))
 
 
 def _error_at(schedule: Schedule, row: int, text: str, *, missing: str = "") -> ScheduleError:
@@ -78,23 +73,29 @@ def _error_at(schedule: Schedule, row: int, text: str, *, missing: str = "") -> 
     return ScheduleError(f"rank {rank}: {action}{text}", rank=rank, position=row, action=action, missing=missing)
 
 
-def _describe(schedule: Schedule, problem: Problem) -> ScheduleError:
-    row, rank = problem.row, schedule.rank_at(problem.row)
-    action = schedule.action(row)
+def _valid_positions(schedule: Schedule) -> Positions:
+    """Return the positions of actions, which are in range, on the right rank and unique."""
+    positions = index_schedule(schedule)
+    if positions.problem is not None:
+        raise _describe(schedule, *positions.problem)
+    return positions
+
+
+def _describe(schedule: Schedule, fault: int, row: int, other: int) -> ScheduleError:
+    rank, action = schedule.rank_at(row), schedule.action(row)
     where = f"rank {rank}, action {row - int(schedule.row_ptr[rank])} ({action})"
-    if problem.code == tables.OUT_OF_STAGES:
+    if fault == tables.OUT_OF_STAGES:
         text = f"{where}: stage {action.stage} is out of range: stages are 0 to {schedule.stages - 1}"
-    elif problem.code == tables.OUT_OF_MICROBATCHES:
+    elif fault == tables.OUT_OF_MICROBATCHES:
         last = action.microbatch + action.span - 1
         text = f"{where}: microbatch {last} is out of range: they are 0 to {schedule.microbatches - 1}"
-    elif problem.code == tables.TWICE:
-        first = problem.other
+    elif fault == tables.TWICE:
         text = (
-            f"{where}: does again what action {first - int(schedule.row_ptr[rank])} "
-            f"({schedule.action(first)}) has done: remove one"
+            f"{where}: does again what action {other - int(schedule.row_ptr[rank])} "
+            f"({schedule.action(other)}) has done: remove one"
         )
     else:
-        home = f"is on rank {problem.other}" if problem.other >= 0 else "is not on that microbatch's route"
+        home = f"is on rank {other}" if other >= 0 else "is not on that microbatch's route"
         text = f"{where}: stage {action.stage} {home}: move the action there"
     return ScheduleError(text, rank=rank, position=row, action=str(action))
 

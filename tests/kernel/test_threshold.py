@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pptrace_kernel.threshold import BYTES_PER_PROCESS, LOAD_ROWS, ROWS_PER_BYTE, CompileBudget, should_compile
+from pptrace_kernel.threshold import BYTES_PER_PROCESS, LOAD_ROWS, ROWS_PER_BYTE, CompileBudget
 
 if TYPE_CHECKING:
     from conftest import RunProgram
@@ -33,14 +33,16 @@ print(json.dumps([run() for _ in range(4)]))
 
 @pytest.mark.parametrize("size", [1, 700, 6000])
 def test_a_kernel_is_compiled_from_as_many_rows_as_compiling_takes(size: int) -> None:
-    assert not should_compile(ROWS_PER_BYTE * size - 1, size, BYTES_PER_PROCESS)
-    assert should_compile(ROWS_PER_BYTE * size, size, BYTES_PER_PROCESS)
+    budget = CompileBudget(compiled_bytes=BYTES_PER_PROCESS)
+
+    assert not budget.take(ROWS_PER_BYTE * size - 1, size)
+    assert budget.take(ROWS_PER_BYTE * size, size)
 
 
 def test_a_process_compiles_at_least_one_kernel_and_a_bounded_size_for_later_processes() -> None:
-    assert should_compile(1, 100 * BYTES_PER_PROCESS, 0)
-    assert should_compile(1, BYTES_PER_PROCESS - 1, 1)
-    assert not should_compile(1, BYTES_PER_PROCESS, 1)
+    assert CompileBudget().take(1, 100 * BYTES_PER_PROCESS)
+    assert CompileBudget(compiled_bytes=1).take(1, BYTES_PER_PROCESS - 1)
+    assert not CompileBudget(compiled_bytes=1).take(1, BYTES_PER_PROCESS)
 
     budget = CompileBudget()
     assert [budget.take(1, BYTES_PER_PROCESS // 2) for _ in range(3)] == [True, True, False]
