@@ -48,13 +48,7 @@ def call(kernel: Callable[..., Any], arguments: Sequence[Any]) -> int:
 
 def is_ready(kernel: Callable[..., Any], arguments: Sequence[Any]) -> bool:
     """Return whether the compiled code for such arguments is available; load it from the cache if possible."""
-    layout = tuple(map(_layout, arguments))
-    if (kernel, layout) in _entry_points:
-        return True
-    code = read_cache(_file_name(kernel, layout))
-    if code is not None:
-        _entry_points[kernel, layout] = _load(code)
-    return code is not None
+    return _loaded_entry_point(kernel, tuple(map(_layout, arguments))) is not None
 
 
 def has_source(kernel: Callable[..., Any]) -> bool:
@@ -136,22 +130,29 @@ def _kind(layout: Any) -> Kind:
     return Column(layout.name)
 
 
+def _loaded_entry_point(kernel: Callable[..., Any], layout: Layout) -> Callable[[int], int] | None:
+    """Return the compiled function of this process or of the cache; None if there is none."""
+    if (kernel, layout) not in _entry_points:
+        code = read_cache(_file_name(kernel, layout))
+        if code is None:
+            return None
+        _entry_points[kernel, layout] = _load(code)
+    return _entry_points[kernel, layout]
+
+
 def _entry_point(kernel: Callable[..., Any], layout: Layout) -> Callable[[int], int]:
     """Return the compiled function, which takes the address of the arguments' words."""
-    entry_point = _entry_points.get((kernel, layout))
+    entry_point = _loaded_entry_point(kernel, layout)
     if entry_point is not None:
         return entry_point
-    name = _file_name(kernel, layout)
-    code = read_cache(name)
-    if code is None:
-        _compiled_sizes.append(bytecode_size(kernel))
-        if sum(_compiled_sizes) > BYTES_PER_PROCESS:
-            _report_compilation()
-        code = _compile(translation.translate(kernel, list(map(_kind, layout))))
-        try:
-            write_cache(name, code)
-        except OSError:
-            _warn_of_no_cache()
+    _compiled_sizes.append(bytecode_size(kernel))
+    if sum(_compiled_sizes) > BYTES_PER_PROCESS:
+        _report_compilation()
+    code = _compile(translation.translate(kernel, list(map(_kind, layout))))
+    try:
+        write_cache(_file_name(kernel, layout), code)
+    except OSError:
+        _warn_of_no_cache()
     _entry_points[kernel, layout] = _load(code)
     return _entry_points[kernel, layout]
 

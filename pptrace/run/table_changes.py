@@ -20,12 +20,12 @@ from pptrace.sim.rate_sharing import Contention
 from pptrace.sim.simulation import simulate
 from pptrace.steps.action_insertion import (
     blocks_of,
+    microbatches_of,
     waits_for_copies,
     with_copies,
     with_gathers,
     with_recompute,
     with_reductions,
-    worked,
 )
 from pptrace.steps.kinds import COMPUTE, COPIES, GRADIENTS, STAGE_ENDS, Kind, Stream
 from pptrace.timeline.actions import folded
@@ -185,7 +185,7 @@ class _CopyPlan(NamedTuple):
             (backward_start_ns, start_ns, GRADIENTS.mask(schedule.kind)),
         ):
             rows = np.flatnonzero(kinds)
-            index, stage, microbatch = worked(schedule, rows)
+            index, stage, microbatch = microbatches_of(schedule, rows)
             target[stage, microbatch] = times_ns[rows][index]
         copies_ns = _copy_times(workload, _class_of(workload, schedule.microbatches))
         return cls(schedule, start_ns, end_ns, forward_end_ns, backward_start_ns, *copies_ns)
@@ -205,7 +205,7 @@ class _CopyPlan(NamedTuple):
         rows = np.flatnonzero(is_back | ((schedule.kind == Kind.F) & one_stream))
         rows = rows[chosen[schedule.stage[rows], schedule.microbatch[rows]]]
         is_back = is_back[rows]
-        index, stage, microbatch = worked(schedule, rows)
+        index, stage, microbatch = microbatches_of(schedule, rows)
         copy_ns = np.where(is_back[index], self.back_ns[stage, microbatch], self.out_ns[stage, microbatch])
         duration_ns = np.zeros(rows.size, dtype=np.int64)
         np.add.at(duration_ns, index, copy_ns)
@@ -236,7 +236,7 @@ class _CopyPlan(NamedTuple):
             start = start_ns[schedule.stage[rank_rows], schedule.microbatch[rank_rows]]
             low, high = first_block[rank], first_block[rank + 1]
             started = low + np.searchsorted(ends[low:high], start, side="right")
-            index, stage, microbatch = worked(schedule, rank_rows)
+            index, stage, microbatch = microbatches_of(schedule, rank_rows)
             ahead[stage, microbatch] = np.maximum(blocks.of_row[rank_rows] - started, 0)[index]
         return ahead
 

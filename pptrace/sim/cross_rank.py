@@ -8,7 +8,7 @@ import numpy as np
 
 from pptrace.sim.kernels.edges import OUTLASTED, classify_calls
 from pptrace.sim.streams import Pairs
-from pptrace.steps.action_insertion import inserted_of_stages
+from pptrace.steps.action_insertion import insert_stage_actions
 from pptrace.steps.actions import group_starts
 from pptrace.steps.columns import empty_columns
 from pptrace.steps.kinds import BACKWARD, COMPUTE, RECEIVES, STAGE_ENDS, TABLE, Kind, KindSet, Stream
@@ -200,7 +200,7 @@ def with_epilogue(schedule: Schedule, workload: Workload, *, overlap: bool) -> S
         position = _positions_after(table, last) if early else np.broadcast_to(ends, last.shape)
         rank, stage = np.nonzero(needed)
         added.append(np.stack([position[rank, stage], rank, np.full(rank.size, kind), stage]))
-    return inserted_of_stages(table, np.concatenate(added, axis=1))
+    return insert_stage_actions(table, np.concatenate(added, axis=1))
 
 
 def _has_action(schedule: Schedule, kind: Kind) -> NDArray[np.bool_]:

@@ -60,56 +60,46 @@ def run_jobs(
         shared: the links on which flows meet.
         contention: effects of concurrent jobs on each other.
     """
-    capacity = _CHANGES * int(np.count_nonzero(jobs.kind == sweep_kernels.FLOW)) + 1
-    ran, log = _run(graph, ranks, jobs, shared, contention, capacity)
-    changes = int(log.counts[1])
-    if changes > capacity:
-        ran, log = _run(graph, ranks, jobs, shared, contention, changes)
-    number = np.append(shared.number, -1).astype(np.int32)
-    return ran, Rates(
-        task=jobs.task[log.job[:changes]],
-        time_ns=log.time[:changes],
-        rate=log.rate[:changes],
-        limit=number[log.limit[:changes]],
-    )
-
-
-def _run(
-    graph: sweep_kernels.Graph,
-    ranks: int,
-    jobs: sweep_kernels.Jobs,
-    shared: job_slots_kernels.SharedLinks,
-    contention: Contention,
-    capacity: int,
-) -> tuple[Ran, events.Log]:
-    """Run the event kernel with a log of ``capacity`` changes of rate."""
     tasks, count = graph.duration.size, jobs.task.size
-    progress = new_tasks(tasks)
-    ends = sweep_kernels.Ends(_filled(tasks, of=np.int64), _filled(tasks, of=np.int64))
-    log = events.Log(
-        job=_filled(capacity), time=_filled(capacity, of=np.int64), rate=_filled(capacity, of=np.int64),
-        limit=_filled(capacity), counts=np.zeros(2, np.int64),
-    )  # fmt: skip
-    sides = 2 * count if contention.slows else 1
-    busy = job_slots_kernels.Ranks(
-        _filled(ranks, -1), _filled(sides), _filled(sides), _filled(ranks), _filled(ranks)
-    )
     rules = events.Rules(
         first_come=int(contention.links is Sharing.FIFO),
         slow_compute=contention.compute_permille,
         slow_communication=contention.communication_permille,
     )
     width = max(int(np.diff(shared.ptr).max(initial=0)), 1)
-    run(
-        events.run_events,
-        (graph, jobs, shared, rules),
-        (
-            progress, ends, _heap(count), _running(count), _flows(count), _places(count, width),
-            _links(shared), busy, log,
-        ),
-        work=tasks + _EFFORT * count,
-    )  # fmt: skip
-    return Ran(progress.start, ends.end, progress.cause, progress.waiting, int(log.counts[0])), log
+    sides = 2 * count if contention.slows else 1
+    capacity = _CHANGES * int(np.count_nonzero(jobs.kind == sweep_kernels.FLOW)) + 1
+    while True:
+        progress = new_tasks(tasks)
+        ends = sweep_kernels.Ends(_filled(tasks, of=np.int64), _filled(tasks, of=np.int64))
+        log = events.Log(
+            job=_filled(capacity), time=_filled(capacity, of=np.int64), rate=_filled(capacity, of=np.int64),
+            limit=_filled(capacity), counts=np.zeros(2, np.int64),
+        )  # fmt: skip
+        busy = job_slots_kernels.Ranks(
+            _filled(ranks, -1), _filled(sides), _filled(sides), _filled(ranks), _filled(ranks)
+        )
+        run(
+            events.run_events,
+            (graph, jobs, shared, rules),
+            (
+                progress, ends, _heap(count), _running(count), _flows(count), _places(count, width),
+                _links(shared), busy, log,
+            ),
+            work=tasks + _EFFORT * count,
+        )  # fmt: skip
+        done, changes = log.counts.tolist()
+        if changes <= capacity:
+            break
+        capacity = changes  # rare: the log is too short
+    number = np.append(shared.number, -1).astype(np.int32)
+    rates = Rates(
+        task=jobs.task[log.job[:changes]],
+        time_ns=log.time[:changes],
+        rate=log.rate[:changes],
+        limit=number[log.limit[:changes]],
+    )
+    return Ran(progress.start, ends.end, progress.cause, progress.waiting, done), rates
 
 
 def _heap(count: int) -> Heap:

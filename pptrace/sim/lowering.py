@@ -13,7 +13,7 @@ from pptrace.sim.cross_rank import CallTasks, add_cross_rank_tasks, find_call_ta
 from pptrace.sim.kernels import edges as edges_kernels
 from pptrace.sim.kernels import placement as placement_kernels
 from pptrace.sim.kernels.edges import LAUNCHED, link_calls
-from pptrace.sim.overlapped_pairs import Expansion, in_segments
+from pptrace.sim.overlapped_pairs import Expansion, expand_segments
 from pptrace.sim.streams import (
     CostColumns,
     Endpoints,
@@ -145,7 +145,7 @@ def lower(
     graph = graph_of(issued.placement)
     expansion = Expansion()
     if segmented:
-        issued, expansion = in_segments(schedule, issued, workload, policy, slows=slows)
+        issued, expansion = expand_segments(schedule, issued, workload, policy, slows=slows)
     lanes = assign_lanes(issued, policy, expansion.columns, graph, one_copy_stream=workload.one_copy_stream)
     routes = find_routes(graph.ranks, lanes, network, expansion.links)
     rules = _rules(issued, lanes, policy)
@@ -166,7 +166,7 @@ def lower(
     edges = linked.edges
     if schedule.recompute_waits:
         edges = add_recompute_edges(edges, placed.cells, placed.ends.made_at, graph.stages)
-    parts = expansion.placed(placed.place)
+    parts = expansion.parts(placed.place)
     ends, cells, task = {name: getattr(lanes, name) for name in LANE_COLUMNS}, placed.cells, placed.task
     del issued, expansion, lanes, rows, lowering, placed  # frees as much memory as the graph takes
     task = add_cross_rank_tasks(task, needs)

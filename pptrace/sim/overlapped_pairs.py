@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pptrace.steps.workload import Workload
 
 
-class Placed(NamedTuple):
+class OrderedSegment(NamedTuple):
     """One segment in the order in which a rank issues it."""
 
     member: int
@@ -46,10 +46,10 @@ ROW, STREAM = -1, -2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Paired:
+class SegmentOrder:
     """The segments of one or more actions in the order of issue."""
 
-    order: tuple[Placed, ...]
+    order: tuple[OrderedSegment, ...]
     """The segments; each stream runs its segments in this order."""
     needs: tuple[tuple[int, int], ...]
     """Dependencies that no stream implies: index in the order of a segment, and of one that waits for it."""
@@ -57,41 +57,41 @@ class Paired:
     """Per action, the indices of the segments whose ends complete its result."""
 
 
-def alone(segments: Sequence[Segment]) -> Paired:
+def _sequential_order(segments: Sequence[Segment]) -> SegmentOrder:
     """Return the order of a single action: each segment waits for the previous one."""
     order, last_computation = [], STREAM
     for number, segment in enumerate(segments):
-        order.append(Placed(0, number, ROW if segment.is_computation or not number else last_computation))
+        order.append(OrderedSegment(0, number, ROW if segment.is_computation or not number else last_computation))
         if segment.is_computation:
             last_computation = number
-    return Paired(
+    return SegmentOrder(
         order=tuple(order),
         needs=tuple((i, i + 1) for i, (a, b) in enumerate(pairwise(segments)) if a.stream is not b.stream),
         results=((len(segments) - 1,),),
     )
 
 
-def alone_overlapped(segments: Sequence[Segment]) -> Paired:
+def _overlapped_order(segments: Sequence[Segment]) -> SegmentOrder:
     """Return the order of a single action whose computation and communication overlap; all are its result."""
-    rows = paired((segments,))
-    last = {segments[placed.number].stream: index for index, placed in enumerate(rows.order)}
+    rows = _pair_order((segments,))
+    last = {segments[segment.number].stream: index for index, segment in enumerate(rows.order)}
     return replace(rows, results=(tuple(sorted(last.values())),))
 
 
-def paired(members: Sequence[Sequence[Segment]], interleave: Sequence[int] = ()) -> Paired:
+def _pair_order(members: Sequence[Sequence[Segment]], interleave: Sequence[int] = ()) -> SegmentOrder:
     """Return the order of several actions' segments.
 
     Computations of one action keep their order. ``interleave`` is the repeated order of actions; without it, the
     computation that can start first is next. Communication is issued right after its last predecessor.
     """
     turns = _turns(members, interleave) if interleave else _first_ready(members)
-    order: list[Placed] = []
+    order: list[OrderedSegment] = []
     place: dict[tuple[int, int], int] = {}
     _issue_communication(members, order, place)
     for member in turns:
         number = _next_computation(members[member], member, place)
         place[member, number] = len(order)
-        order.append(Placed(member, number, ROW))
+        order.append(OrderedSegment(member, number, ROW))
         _issue_communication(members, order, place)
     needs = [
         (place[member, need], index)
@@ -102,7 +102,7 @@ def paired(members: Sequence[Sequence[Segment]], interleave: Sequence[int] = ())
     results = tuple(
         tuple(place[member, number] for number in results_of(segments)) for member, segments in enumerate(members)
     )
-    return Paired(order=tuple(order), needs=tuple(needs), results=results)
+    return SegmentOrder(order=tuple(order), needs=tuple(needs), results=results)
 
 
 def _next_computation(segments: Sequence[Segment], member: int, place: dict[tuple[int, int], int]) -> int:
@@ -114,7 +114,7 @@ def _next_computation(segments: Sequence[Segment], member: int, place: dict[tupl
 
 
 def _issue_communication(
-    members: Sequence[Sequence[Segment]], order: list[Placed], place: dict[tuple[int, int], int]
+    members: Sequence[Sequence[Segment]], order: list[OrderedSegment], place: dict[tuple[int, int], int]
 ) -> None:
     """Issue all communication whose predecessors are issued, by member."""
     while True:
@@ -131,7 +131,7 @@ def _issue_communication(
         needs = [place[member, need] for need in members[member][number].needs_of(number)]
         computed = [index for index in needs if members[order[index].member][order[index].number].is_computation]
         place[member, number] = len(order)
-        order.append(Placed(member, number, max(computed, default=STREAM if number else ROW)))
+        order.append(OrderedSegment(member, number, max(computed, default=STREAM if number else ROW)))
 
 
 def _turns(members: Sequence[Sequence[Segment]], interleave: Sequence[int]) -> list[int]:
@@ -198,7 +198,7 @@ class Expansion(NamedTuple):
     needs: tuple[Int32s, Int32s] = (_NONE, _NONE)
     """Dependencies that no stream implies: rows, and rows that wait for them."""
 
-    def placed(self, place: Int32s) -> Parts | None:
+    def parts(self, place: Int32s) -> Parts | None:
         """Return the segments of rows in the order of lanes; None if there are none."""
         if not self.names:
             return None
@@ -212,11 +212,11 @@ class _Group(NamedTuple):
 
     start: NDArray[np.int64]
     size: int
-    rows: Paired | None
+    rows: SegmentOrder | None
     members: tuple[tuple[Segment, ...], ...]
 
 
-def in_segments(
+def expand_segments(
     schedule: Schedule, issued: IssueOrder, workload: Workload, policy: Policy, *, slows: bool
 ) -> tuple[IssueOrder, Expansion]:
     """Return a schedule's issue order with actions replaced by their segments, and these segments.
@@ -236,7 +236,7 @@ def in_segments(
         for start, size in _equal_actions(issued, workload)
     ]
     expanded, expansion = _expanded(issued, policy, groups)
-    if expansion.names and _is_early(issued):
+    if expansion.names and _needs_later_result(issued):
         raise explain_deadlock(schedule)
     return expanded, expansion
 
@@ -288,8 +288,9 @@ def _group(
             f"{next(turn for turn in turns if not 0 <= turn < size)}: they are 0 to {size - 1}"
         )
     if size > 1:
-        return _Group(start, size, paired(members, turns), members)
-    return _Group(start, size, alone_overlapped(members[0]) if workload.overlapped else alone(members[0]), members)
+        return _Group(start, size, _pair_order(members, turns), members)
+    single_order = _overlapped_order if workload.overlapped else _sequential_order
+    return _Group(start, size, single_order(members[0]), members)
 
 
 def _whole_ns(issued: IssueOrder, workload: Workload, row: int) -> int:
@@ -329,20 +330,20 @@ def _expanded(issued: IssueOrder, policy: Policy, groups: Sequence[_Group]) -> t
             continue
         origin = first[start]
         place = origin[:, None] + np.arange(len(rows.order))
-        segments = [members[placed.member][placed.number] for placed in rows.order]
-        source[place] = start[:, None] + [placed.member for placed in rows.order]
+        segments = [members[segment.member][segment.number] for segment in rows.order]
+        source[place] = start[:, None] + [segment.member for segment in rows.order]
         name[place] = [names.setdefault(segment.name, len(names)) for segment in segments]
-        columns.number[place] = [placed.number for placed in rows.order]
+        columns.number[place] = [segment.number for segment in rows.order]
         columns.stream[place] = [int(segment.stream) for segment in segments]
         columns.duration_ns[place] = [segment.duration_ns for segment in segments]
         columns.path[place] = [
             links.setdefault(segment.link, len(links)) if segment.link else -1 for segment in segments
         ]
         columns.size_bytes[place] = [segment.size_bytes for segment in segments]
-        release = np.array([placed.release for placed in rows.order])
+        release = np.array([segment.release for segment in rows.order])
         columns.release[place] = np.where(release < 0, release, origin[:, None] + release)
         for member, places in enumerate(rows.results):
-            first_segment = next(i for i, placed in enumerate(rows.order) if placed[:2] == (member, 0))
+            first_segment = next(i for i, segment in enumerate(rows.order) if segment[:2] == (member, 0))
             begin[start + member] = origin + first_segment
             results[: len(places), start + member] = origin + np.array(places)[:, None]
         needs += [np.stack([origin + awaited, origin + waiting]) for awaited, waiting in rows.needs]
@@ -352,7 +353,7 @@ def _expanded(issued: IssueOrder, policy: Policy, groups: Sequence[_Group]) -> t
         **issued.cells.taken(source)._asdict(),
     )  # fmt: skip
     paths = _paths_over_links(expanded, columns, list(links))
-    needs += wait_for_results(issued, columns, begin, results, policy)
+    needs += _wait_for_results(issued, columns, begin, results, policy)
     edges = np.concatenate(needs, axis=1).astype(np.int32)
     return expanded, Expansion(
         columns=columns, name=name, names=tuple(names), links=paths, needs=(edges[0], edges[1])
@@ -372,7 +373,7 @@ _KEEPS_MESSAGES = {PolicyName.ASYNC, PolicyName.ORDERED}
 """Policies under which a message leaves when its member of a pair ends, not when the whole pair ends."""
 
 
-def _is_early(issued: IssueOrder) -> bool:
+def _needs_later_result(issued: IssueOrder) -> bool:
     """Return whether an action needs a result that its own rank computes later in its row."""
     cell, rows, cells = _cells(issued)
     producer = np.full(2 * cells, -1, dtype=np.int64)
@@ -381,7 +382,7 @@ def _is_early(issued: IssueOrder) -> bool:
     return bool(((awaited > waiting) & (waiting >= 0)).any())
 
 
-def wait_for_results(
+def _wait_for_results(
     issued: IssueOrder,
     columns: PartColumns,
     begin: NDArray[np.int64],

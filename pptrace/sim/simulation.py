@@ -121,8 +121,8 @@ class LoweredStep:
             raise explain_stuck(self.schedule, self.workload, self.network, self.policy, graph, ran.waiting)
         timeline, in_order = _timeline(graph, ran, has_twins=ghosts > 0)
         if self.workload.released_ns.any():
-            whole = _whole(timeline, overlap=self.overlap_reduction)
-            timeline = replace(timeline, provenance={WHOLE_KEY: whole})
+            complete_ns = _complete_ns(timeline, overlap=self.overlap_reduction)
+            timeline = replace(timeline, provenance={WHOLE_KEY: complete_ns})
         order = None if in_order else np.lexsort((timeline.end_ns, timeline.start_ns, timeline.lane_of_row()))
         return Simulated(
             timeline=timeline if order is None else _reordered(timeline, order),
@@ -152,15 +152,15 @@ def lower_step(
         validate(schedule)
     else:
         validate_structure(schedule)
-    workload = timed(workload, network.links)
+    workload = _with_link_times(workload, network.links)
     check_costs(schedule, workload)
-    whole = with_epilogue(schedule, workload, overlap=overlap_reduction)
+    table = with_epilogue(schedule, workload, overlap=overlap_reduction)
     graph = lower(
-        whole, workload, network, policy, barrier=not overlap_reduction, stage_replicas=stage_replicas,
+        table, workload, network, policy, barrier=not overlap_reduction, stage_replicas=stage_replicas,
         slows=contention.slows, segmented=segmented,
     )  # fmt: skip
     return LoweredStep(
-        schedule=whole, workload=workload, network=network, policy=policy, contention=contention,
+        schedule=table, workload=workload, network=network, policy=policy, contention=contention,
         overlap_reduction=overlap_reduction, graph=graph,
     )  # fmt: skip
 
@@ -197,12 +197,12 @@ def _timeline(graph: TaskGraph, ran: Ran, *, has_twins: bool) -> tuple[Timeline,
     return timeline, in_order or (graph.tasks == rows and not has_twins)
 
 
-def _whole(timeline: Timeline, *, overlap: bool) -> list[int]:
+def _complete_ns(timeline: Timeline, *, overlap: bool) -> list[int]:
     """Return when the gradients of each stage were complete or, without overlap, those of all stages."""
-    whole = np.zeros(timeline.placement.stages, dtype=np.int64)
+    complete_ns = np.zeros(timeline.placement.stages, dtype=np.int64)
     rows = np.flatnonzero(WEIGHT_GRADIENTS.mask(timeline.kind))
-    np.maximum.at(whole, timeline.stage[rows], timeline.end_ns[rows])
-    times: list[int] = (whole if overlap else np.full_like(whole, whole.max())).tolist()
+    np.maximum.at(complete_ns, timeline.stage[rows], timeline.end_ns[rows])
+    times: list[int] = (complete_ns if overlap else np.full_like(complete_ns, complete_ns.max())).tolist()
     return times
 
 
@@ -253,7 +253,7 @@ def _row_causes(graph: TaskGraph, cause: Int32s) -> Int32s:
 _SHOWN = 8
 
 
-def timed(workload: Workload, links: Links) -> Workload:
+def _with_link_times(workload: Workload, links: Links) -> Workload:
     """Return the costs with the uncontended time of segments over links, latency included.
 
     Raises:
@@ -277,8 +277,8 @@ def timed(workload: Workload, links: Links) -> Workload:
     if not any(part.link for stages in by_kind.values() for parts in stages for part in parts):
         return workload
     segments = {kind: [tuple(map(over, parts)) for parts in stages] for kind, stages in by_kind.items()}
-    whole = replace(workload, segments={}, classes=tuple(timed(costs, links) for costs in workload.classes))
-    return whole.segmented(segments)
+    classes = tuple(_with_link_times(costs, links) for costs in workload.classes)
+    return replace(workload, segments={}, classes=classes).segmented(segments)
 
 
 def explain_stuck(

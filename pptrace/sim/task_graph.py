@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pptrace.steps.actions import Cells
-from pptrace.steps.columns import Int64s, column, find
+from pptrace.steps.columns import Columns, Int64s, find
 from pptrace.steps.kinds import SENDS
 
 if TYPE_CHECKING:
@@ -106,10 +106,10 @@ class TaskGraph(Cells):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActionTimes:
+class ActionTimes(Columns):
     """Nanoseconds per action, one value for each named action; the workload or the network gives all other times.
 
-    An action of several microbatches stands at its first.
+    An action of several microbatches has the place of its first one.
     """
 
     place: Int64s
@@ -121,7 +121,3 @@ class ActionTimes:
     transfer_ns: Int64s
     """At ``SEND_F`` and ``SEND_B`` of the sending stage: from both ends being ready until the data are there; -1
     where the network gives it."""
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            object.__setattr__(self, field.name, column(getattr(self, field.name), np.int64))

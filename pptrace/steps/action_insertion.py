@@ -50,7 +50,7 @@ def blocks_of(table: Schedule | IssueOrder) -> Blocks:
     return Blocks(of_row=of_row, first=rows[begins], last=rows[np.append(begins[1:], begins[:1])])
 
 
-def worked(
+def microbatches_of(
     schedule: Schedule, rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]:
     """Return an index into ``rows``, the stage and the microbatch for each microbatch of each row."""
@@ -71,10 +71,10 @@ def rows_of(schedule: Schedule, chosen: NDArray[np.bool_], *masks: NDArray[np.bo
         masks: masks of candidate rows; one list of rows is returned per mask.
     """
     candidates = [np.flatnonzero(mask) for mask in masks]
-    all_worked = [worked(schedule, rows) for rows in candidates]
+    microbatches = [microbatches_of(schedule, rows) for rows in candidates]
     while True:
         extended, chosen_rows = np.zeros_like(chosen), []
-        for rows, (number, stage, microbatch) in zip(candidates, all_worked, strict=True):
+        for rows, (number, stage, microbatch) in zip(candidates, microbatches, strict=True):
             taken = np.zeros(rows.size, dtype=bool)
             taken[number[chosen[stage, microbatch]]] = True
             extended[stage[taken[number]], microbatch[taken[number]]] = True
@@ -84,7 +84,7 @@ def rows_of(schedule: Schedule, chosen: NDArray[np.bool_], *masks: NDArray[np.bo
         chosen = extended
 
 
-def inserted(
+def _insert_actions(
     schedule: Schedule, row: NDArray[np.int64], kind: NDArray[np.int8] | Kind, source: NDArray[np.int64]
 ) -> Schedule:
     """Return a table with additional actions.
@@ -96,10 +96,10 @@ def inserted(
         source: rows that give the rank, stage and microbatches of the actions.
     """
     rank = np.searchsorted(schedule.row_ptr, source, side="right") - 1
-    return _inserted(schedule, row, rank, schedule.cells.taken(source)._replace(kind=kind, pair=-1))
+    return _insert_cells(schedule, row, rank, schedule.cells.taken(source)._replace(kind=kind, pair=-1))
 
 
-def inserted_of_stages(schedule: Schedule, added: NDArray[np.int64]) -> Schedule:
+def insert_stage_actions(schedule: Schedule, added: NDArray[np.int64]) -> Schedule:
     """Return a table with additional actions of whole stages.
 
     Args:
@@ -110,10 +110,12 @@ def inserted_of_stages(schedule: Schedule, added: NDArray[np.int64]) -> Schedule
     if not added.shape[1]:
         return schedule
     row, rank, kind, stage = added[:, np.lexsort((np.arange(added.shape[1]), added[1], added[0]))]
-    return _inserted(schedule, row, rank, CellColumns(kind=kind, stage=stage, microbatch=-1, span=1, pair=-1))
+    return _insert_cells(schedule, row, rank, CellColumns(kind=kind, stage=stage, microbatch=-1, span=1, pair=-1))
 
 
-def _inserted(schedule: Schedule, row: NDArray[np.int64], rank: NDArray[np.int64], cells: CellColumns) -> Schedule:
+def _insert_cells(
+    schedule: Schedule, row: NDArray[np.int64], rank: NDArray[np.int64], cells: CellColumns
+) -> Schedule:
     """Return a table with additional cells before the given rows, on the given ranks."""
     shift = np.cumsum([0, *np.bincount(rank, minlength=schedule.ranks)])
     place = row + np.arange(row.size)
@@ -145,16 +147,16 @@ def with_copies(schedule: Schedule, chosen: NDArray[np.bool_], ahead: ArrayLike 
     blocks, distance = blocks_of(schedule), np.broadcast_to(ahead, chosen.shape)
     offload_at = blocks.last[blocks.of_row[forward]] + 1
     earliest_reload = np.zeros(chosen.shape, dtype=np.int64)
-    number, stage, microbatch = worked(schedule, forward)
+    number, stage, microbatch = microbatches_of(schedule, forward)
     earliest_reload[stage, microbatch] = offload_at[number]
     first = schedule.stage[backward], schedule.microbatch[backward]
     reload_at = blocks.first[np.maximum(blocks.of_row[backward] - distance[first], 0)]
-    number, stage, microbatch = worked(schedule, backward)
+    number, stage, microbatch = microbatches_of(schedule, backward)
     np.maximum.at(reload_at, number, earliest_reload[stage, microbatch])
     row, source = np.concatenate([offload_at, reload_at]), np.concatenate([forward, backward])
     kind = np.repeat(np.array([Kind.OFFLOAD, Kind.RELOAD], dtype=np.int8), [offload_at.size, reload_at.size])
     order = np.argsort(2 * row + (kind == Kind.RELOAD), kind="stable")
-    return inserted(schedule, row[order], kind[order], source[order])
+    return _insert_actions(schedule, row[order], kind[order], source[order])
 
 
 def waits_for_copies(schedule: Schedule, behind: int) -> Int32s:
@@ -215,7 +217,7 @@ def with_gathers(
         else:
             added = _gather_and_free(rank_blocks, reshard)
         columns += [(row, rank, kind, stage) for row, kind, stage in added]
-    return inserted_of_stages(schedule, np.array(columns, dtype=np.int64).reshape(-1, 4).T)
+    return insert_stage_actions(schedule, np.array(columns, dtype=np.int64).reshape(-1, 4).T)
 
 
 def with_reductions(schedule: Schedule, reduced: NDArray[np.bool_]) -> Schedule:
@@ -223,8 +225,8 @@ def with_reductions(schedule: Schedule, reduced: NDArray[np.bool_]) -> Schedule:
     rows = np.flatnonzero(WEIGHT_GRADIENTS.mask(schedule.kind) & reduced[schedule.stage])
     blocks = blocks_of(schedule)
     row = blocks.last[blocks.of_row[rows]] + 1
-    kinds = np.full(rows.size, Kind.REDUCE_GRAD)
-    return inserted_of_stages(schedule, np.stack([row, schedule.rank_of_row()[rows], kinds, schedule.stage[rows]]))
+    rank, kind = schedule.rank_of_row()[rows], np.full(rows.size, Kind.REDUCE_GRAD)
+    return insert_stage_actions(schedule, np.stack([row, rank, kind, schedule.stage[rows]]))
 
 
 def _blocks_of_rank(schedule: Schedule, blocks: Blocks, rank: int, sharded: NDArray[np.bool_]) -> list[_Block]:
@@ -306,5 +308,5 @@ def with_recompute(schedule: Schedule, chosen: NDArray[np.bool_], *, early: bool
     """
     (backward,) = rows_of(schedule, chosen, GRADIENTS.mask(schedule.kind))
     blocks = blocks_of(schedule)
-    recomputed = inserted(schedule, blocks.first[blocks.of_row[backward]], Kind.RECOMPUTE, backward)
+    recomputed = _insert_actions(schedule, blocks.first[blocks.of_row[backward]], Kind.RECOMPUTE, backward)
     return replace(recomputed, recompute_waits=not early)

@@ -13,14 +13,14 @@ The text grammar is PyTorch's (``torch.distributed.pipelining.schedules._Action`
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from pptrace.errors import TableError
-from pptrace.steps.columns import Int8s, Int32s, column
+from pptrace.steps.columns import Columns, Int8s, Int32s
 from pptrace.steps.kinds import PER_STAGE, Kind
 
 if TYPE_CHECKING:
@@ -144,9 +144,6 @@ def _number(digits: str, text: str) -> int:
     return int(digits)
 
 
-_DTYPES: dict[Any, type[np.integer[Any]]] = {"Int8s": np.int8, "Int32s": np.int32, "Int64s": np.int64}
-
-
 class CellColumns(NamedTuple):
     """The columns of :class:`Cells` as arrays for kernels, or as lists that readers fill."""
 
@@ -166,11 +163,8 @@ CELL = CellColumns._fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Cells:
-    """Base of all tables of actions: columns of one value per action.
-
-    Subclasses add columns. The annotation of a column (``Int8s``, ``Int32s``, ``Int64s``) is its dtype.
-    """
+class Cells(Columns):
+    """Base of all tables of actions: columns of one value per action. Subclasses add columns."""
 
     kind: Int8s
     """:class:`~pptrace.steps.kinds.Kind` of each action."""
@@ -182,12 +176,6 @@ class Cells:
     """Number of microbatches."""
     pair: Int32s
     """Number of the overlapped pair, shared by adjacent actions of a rank; -1 for a single action."""
-
-    def __post_init__(self) -> None:
-        for attribute in fields(self):
-            if attribute.type in _DTYPES:
-                values = column(getattr(self, attribute.name), _DTYPES[attribute.type])
-                object.__setattr__(self, attribute.name, values)
 
     def __len__(self) -> int:
         return int(self.kind.size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import finalize
@@ -44,6 +45,20 @@ def column(values: ArrayLike, dtype: type[np.integer[Any]]) -> NDArray[Any]:
         array = array.view()
         array.flags.writeable = False
     return array
+
+
+_DTYPES: dict[Any, type[np.integer[Any]]] = {"Int8s": np.int8, "Int32s": np.int32, "Int64s": np.int64}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Columns:
+    """Base of records with columns, whose annotations (``Int8s``, ``Int32s``, ``Int64s``) are their dtypes."""
+
+    def __post_init__(self) -> None:
+        for attribute in fields(self):
+            if attribute.type in _DTYPES:
+                values = column(getattr(self, attribute.name), _DTYPES[attribute.type])
+                object.__setattr__(self, attribute.name, values)
 
 
 def empty_columns(rows: int, *dtypes: type[np.integer[Any]]) -> list[NDArray[Any]]:

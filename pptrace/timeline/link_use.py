@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pptrace.steps.columns import Int32s, Int64s, column
+from pptrace.steps.columns import Columns, Int32s, Int64s
 from pptrace.timeline.timeline import Counter, Routes, step_functions
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Segments:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Traffic:
+class Traffic(Columns):
     """Links, the paths of each pair of ranks over them, and the rates of each message."""
 
     links: Links
@@ -53,12 +53,6 @@ class Traffic:
     """Rate of each of the message's flows after the change."""
     limit: Int32s
     """The link that limits the rate, -1 where the rate is the uncontended rate."""
-
-    def __post_init__(self) -> None:
-        for name in ("at_ns", "rate_kbps"):
-            object.__setattr__(self, name, column(getattr(self, name), np.int64))
-        for name in ("source", "target", "path", "row", "limit"):
-            object.__setattr__(self, name, column(getattr(self, name), np.int32))
 
     def routes(self) -> Routes:
         """Return the links of each message's first flow, as a timeline keeps them."""

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from pptrace.steps.columns import Int64s, column
+from pptrace.steps.columns import Columns, Int64s
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,7 +104,7 @@ class Occupied:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BySize:
+class BySize(Columns):
     """Durations by size of communication operations whose purpose is unknown."""
 
     what: str
@@ -118,13 +116,9 @@ class BySize:
     took_ns: Int64s
     """Shape (operations,): duration from the arrival of the last rank to the end."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "size_bytes", column(self.size_bytes, np.int64))
-        object.__setattr__(self, "took_ns", column(self.took_ns, np.int64))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Step(Columns):
     """One recorded step."""
 
     label: str
@@ -137,9 +131,6 @@ class Step:
     """Length of the profiler's range around the step; 0 where there is none."""
     begins_ns: int = 0
     """Time 0 of the timeline on rank 0's clock."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "gap_ns", column(self.gap_ns, np.int64))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import numpy as np
 
 from pptrace.steps.actions import CELL, Cells
-from pptrace.steps.columns import Int8s, Int32s, Int64s, column, difference
+from pptrace.steps.columns import Columns, Int8s, Int32s, Int64s, difference
 from pptrace.steps.kinds import Stream
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Counter:
+class Counter(Columns):
     """A step function: from ``at_ns[i]`` on, the value is ``value[i]``."""
 
     rank: int
@@ -38,24 +38,17 @@ class Counter:
     value: Int64s
     """The value from each time on."""
 
-    def __post_init__(self) -> None:
-        for name in ("at_ns", "value"):
-            object.__setattr__(self, name, column(getattr(self, name), np.int64))
-
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Counter):
             return NotImplemented
-        return (
-            (self.rank, self.name, self.unit) == (other.rank, other.name, other.unit)
-            and np.array_equal(self.at_ns, other.at_ns)
-            and np.array_equal(self.value, other.value)
-        )
+        names = (self.rank, self.name, self.unit) == (other.rank, other.name, other.unit)
+        return names and not difference(self, other, ("at_ns", "value"))
 
     __hash__ = None  # type: ignore[assignment] # arrays inside: equal by value, not hashable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Parts:
+class Parts(Columns):
     """Segments of rows, one value per row; -1 for messages and for actions without segments."""
 
     number: Int32s
@@ -64,10 +57,6 @@ class Parts:
     """Index of its name in :attr:`names`."""
     names: tuple[str, ...]
     """Names of segments."""
-
-    def __post_init__(self) -> None:
-        for name in ("number", "name"):
-            object.__setattr__(self, name, column(getattr(self, name), np.int32))
 
     def of_rows(self, rows: NDArray[np.integer]) -> Self:
         """Return the parts of the given rows, in their order; name indices do not change."""
@@ -88,7 +77,7 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Routes:
+class Routes(Columns):
     """Links by name, and the links of each row in columns.
 
     A message with several flows has the links of its first flow, from source to target.
@@ -102,11 +91,6 @@ class Routes:
     """Shape (rows + 1,): row ``r`` of the timeline uses ``link[ptr[r]:ptr[r + 1]]``; empty unless a message."""
     link: Int32s
     """Links, in order along each route."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rate_kbps", column(self.rate_kbps, np.int64))
-        for name in ("ptr", "link"):
-            object.__setattr__(self, name, column(getattr(self, name), np.int32))
 
     def of_rows(self, rows: NDArray[np.integer]) -> Self:
         """Return the routes of the given rows, in their order; link indices do not change."""
@@ -130,9 +114,7 @@ class Routes:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Routes):
             return NotImplemented
-        return self.name == other.name and all(
-            np.array_equal(getattr(self, name), getattr(other, name)) for name in ("rate_kbps", "ptr", "link")
-        )
+        return self.name == other.name and not difference(self, other, ("rate_kbps", "ptr", "link"))
 
     __hash__ = None  # type: ignore[assignment] # arrays inside: equal by value, not hashable
 
