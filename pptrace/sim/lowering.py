@@ -385,7 +385,6 @@ def _rows_off_messages(schedule: Schedule) -> NDArray[np.int64]:
 
 
 def _ranks_of(schedule: Schedule, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the ranks of some actions."""
     return np.searchsorted(schedule.row_ptr, rows, side="right") - 1
 
 

@@ -428,23 +428,15 @@ def _csr(key: Int64s, values: Int64s, size: int) -> tuple[Int64s, Int64s]:
 
 
 def _initial_progress(given: Sequences, row_ptr: Int64s, left: Int64s) -> tuple[Progress, Heap]:
-    """Return the initial state."""
-    ranks, size = row_ptr.size - 1, given.rank.size
-    zeros = np.zeros(size, dtype=np.int64)
+    zeros, ranks, size = partial(np.zeros, dtype=np.int64), row_ptr.size - 1, given.rank.size
     free = np.diff(given.before_ptr) == 0
-    head = zeros.copy()
-    some = given.count > 0
+    head, some = zeros(size), given.count > 0
     head[some] = given.origin[some] + given.step[some] * given.turns[given.first[some]]
     progress = Progress(
-        begun=zeros.copy(), ended=zeros.copy(), ready=np.where(free, given.count, 0), head=head, left=left.copy(),
-        doing=np.full(ranks, -1, dtype=np.int64), dirty=np.zeros(ranks, dtype=np.int64),
-        stack=np.zeros(ranks, dtype=np.int64), next=row_ptr[:-1].copy(),
+        begun=zeros(size), ended=zeros(size), ready=np.where(free, given.count, 0), head=head, left=left.copy(),
+        doing=np.full(ranks, -1, dtype=np.int64), dirty=zeros(ranks), stack=zeros(ranks), next=row_ptr[:-1].copy(),
     )  # fmt: skip
-    events = Heap(
-        item=np.zeros(ranks, dtype=np.int64), place=np.full(ranks, OUTSIDE), time=np.zeros(ranks, dtype=np.int64),
-        size=np.zeros(1, dtype=np.int64),
-    )  # fmt: skip
-    return progress, events
+    return progress, Heap(item=zeros(ranks), place=np.full(ranks, OUTSIDE), time=zeros(ranks), size=zeros(1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -467,13 +459,11 @@ def _limits(placement: Placement, in_flight: InFlight) -> Int64s:
 
 
 def _stage_limit(placement: Placement, route: Int64s | Int32s, stage: Int64s | Int32s) -> Int64s:
-    """Return the indices of limits of stages."""
     index: Int64s = route.astype(np.int64) * placement.stages + stage
     return index
 
 
 def _rank_limit(placement: Placement, rank: Int64s | Int32s) -> Int64s:
-    """Return the indices of limits of ranks."""
     index: Int64s = placement.routes * placement.stages + rank.astype(np.int64)
     return index
 

@@ -110,7 +110,6 @@ def fill_weights(
 
 
 def _start(table: Schedule) -> tuple[Filling, Heap]:
-    """Return the initial state."""
     zeros, ranks = partial(np.zeros, dtype=np.int64), table.ranks
     first_row = table.row_ptr[:-1].astype(np.int64)
     ready = np.full(2 * table.stages * table.microbatches, -1, dtype=np.int64)

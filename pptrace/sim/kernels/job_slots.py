@@ -174,7 +174,6 @@ def change_ranks(
 
 
 def _chain_on_rank(ranks: Ranks, rank: int, place: int) -> None:
-    """Chain a place on a rank."""
     first = ranks.head[rank]
     ranks.before[place] = -1
     ranks.after[place] = first
@@ -184,7 +183,6 @@ def _chain_on_rank(ranks: Ranks, rank: int, place: int) -> None:
 
 
 def _unchain_from_rank(ranks: Ranks, rank: int, place: int) -> None:
-    """Unchain a place on a rank."""
     before, after = ranks.before[place], ranks.after[place]
     if before >= 0:
         ranks.after[before] = after
