@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from pptrace_kernel.threshold import LOAD_ROWS, CompileBudget
+from pptrace_kernel.threshold import CompileBudget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["COMPILE_FROM", "always_compiled", "compiles", "many_runs", "run", "run_kernel"]
 
-COMPILE_FROM = LOAD_ROWS
-"""Rows from which loading compiled code from the cache is faster than interpreting."""
+COMPILE_FROM = 4_000
+"""Rows from which interpreting about a dozen kernels takes longer than loading LLVM and compiled code."""
 
 _VALUES_PER_ROW = 64
 """Values of columns whose conversion to a list and back takes as long as interpreting one row."""

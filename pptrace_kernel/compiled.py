@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     Layout: TypeAlias = tuple[Any, ...]
 
-__all__ = ["bytecode_size", "call", "has_source", "is_ready", "read_cache", "write_cache"]
-
 
 def call(kernel: Callable[..., Any], arguments: Sequence[Any]) -> int:
     """Call a kernel's compiled code with contiguous arrays, integers and records of those.

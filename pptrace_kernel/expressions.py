@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from pptrace_kernel.llvm_text import Kind
 
-__all__ = ["Expressions"]
-
 _COMPARISONS = {ast.Lt: "slt", ast.LtE: "sle", ast.Gt: "sgt", ast.GtE: "sge", ast.Eq: "eq", ast.NotEq: "ne"}
 _OPERATORS = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.BitAnd: "and", ast.BitOr: "or", ast.BitXor: "xor",

@@ -13,23 +13,6 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = [
-    "NO_RESULT",
-    "PREFETCH_DECLARATION",
-    "Column",
-    "Integer",
-    "Kind",
-    "Record",
-    "Tuple",
-    "Value",
-    "Writer",
-    "items_of",
-    "llvm_types",
-    "result_type",
-    "tuple_of",
-    "word_count",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Integer:

@@ -9,11 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["BYTES_PER_PROCESS", "LOAD_ROWS", "ROWS_PER_BYTE", "CompileBudget"]
-
-LOAD_ROWS = 4_000
-"""Rows from which interpreting about a dozen kernels takes longer than loading LLVM and compiled code."""
-
 ROWS_PER_BYTE = 30
 """Rows interpreted, at 1 µs each, in the time that a byte of bytecode takes to compile: 0.03 ms."""
 

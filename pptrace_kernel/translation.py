@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from pptrace_kernel.llvm_text import Kind
 
-__all__ = ["ENTRY", "definition_of", "translate"]
-
 ENTRY = "entry"
 """The name of the compiled function, which takes the address of a kernel's arguments as words."""
 

@@ -76,7 +76,7 @@ def find_cross_rank_edges(
 
 
 def add_cross_rank_tasks(task: TaskColumns, needs: CrossRankEdges) -> TaskColumns:
-    """Append synchronization tasks; those of other replicas take the time until their gradients are computed."""
+    """Append synchronization tasks. Tasks of other replicas end when these have computed their gradients."""
     task = task._replace(
         duration_ns=_pad_column(task.duration_ns, needs.tasks), lag_ns=_pad_column(task.lag_ns, needs.tasks)
     )

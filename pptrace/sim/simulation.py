@@ -241,7 +241,7 @@ def _traffic(graph: TaskGraph, links: Links, rates: Rates | None, order: Int64s 
 
 
 def _row_causes(graph: TaskGraph, cause: Int32s) -> Int32s:
-    """Replace causes that are no rows (launches, joins, barriers) by the row that caused those."""
+    """Replace causes without a row (launches, joins, barriers) by the row that caused them."""
     rows = graph.rows
     row_cause = cause[:rows]
     while graph.tasks > rows and (row_cause >= rows).any():

@@ -375,7 +375,7 @@ def _sequences(
     order = np.argsort(rank, kind="stable")
     moved = np.empty_like(order)
     moved[order] = number
-    held = np.bincount(placement.microbatch_route, minlength=routes)
+    microbatches = np.bincount(placement.microbatch_route, minlength=routes)
     source, target = (
         np.concatenate([
             (kinds.index(link_kind) * width + np.arange(routes)[:, None] * stages + link_stage).ravel()
@@ -395,7 +395,7 @@ def _sequences(
         rank=rank[order], of_rank=np.searchsorted(rank[order], np.arange(placement.ranks + 1)),
         kind=kind_of[order], stage=stage[order],
         duration=np.stack(list(times.values()))[kind, stage][order],
-        count=held[route][order], first=(np.cumsum(held) - held)[route][order],
+        count=microbatches[route][order], first=(np.cumsum(microbatches) - microbatches)[route][order],
         turns=np.argsort(placement.microbatch_route, kind="stable"), origin=origin[order], step=step[order],
         before_ptr=before_ptr, before=before, after_ptr=after_ptr, after=after,
         room=rooms[order].ravel(), way=way[order],
@@ -413,9 +413,9 @@ def _places(
     """
     stages, microbatches = placement.stages, placement.microbatches
     forward, each = kind_of == Kind.F, stages * kinds
-    behind = each * microbatches
+    first_forward = each * microbatches
     return (
-        np.where(forward, behind + (stages - 1 - stage) * microbatches, stage * kinds + kind),
+        np.where(forward, first_forward + (stages - 1 - stage) * microbatches, stage * kinds + kind),
         np.where(forward, 1, each),
     )
 
@@ -493,17 +493,17 @@ def _queues(placement: Placement, actions: Actions, rooms: Int64s) -> tuple[Int6
         waits_for_room = (actions.kind == Kind.F) & ((rooms[:, 0] >= 0) | (rooms[:, 1] >= 0))
         slot = np.where(waits_for_room, ranks + _stage_limit(placement, actions.route, actions.stage), slot)
     slot_rank = np.concatenate([np.arange(ranks), placement.stage_rank.ravel()])
-    held = np.bincount(slot, minlength=slot_rank.size)
+    count = np.bincount(slot, minlength=slot_rank.size)
     sample, queue = np.empty((2, slot_rank.size), dtype=np.int64)
     used = np.argsort(slot_rank, kind="stable")
-    used = used[held[used] > 0]
+    used = used[count[used] > 0]
     queue[used] = np.arange(used.size)
     sample[slot] = np.arange(slot.size)  # any action: all actions of a queue have the same limits
     taken = np.full((used.size, 2), -1, dtype=np.int64)
     takes = used >= ranks
     taken[takes] = rooms[sample[used[takes]]]
     queues = Queues(
-        rank=slot_rank[used], ptr=np.cumsum([0, *held[used]]),
+        rank=slot_rank[used], ptr=np.cumsum([0, *count[used]]),
         of_rank=np.searchsorted(slot_rank[used], np.arange(ranks + 1)),
     )  # fmt: skip
     return queue[slot], queues, taken

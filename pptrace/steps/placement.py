@@ -183,13 +183,13 @@ def infer_placement(row_ptr: Int32s | Int64s, cells: CellColumns) -> Placement:
     rows = np.repeat(rows, span[rows])
     first = np.flatnonzero(np.diff(rows, prepend=-1))
     microbatches_of = microbatch[rows] + np.arange(rows.size) - np.repeat(first, np.diff(first, append=rows.size))
-    held = _lowest(microbatches * stages, microbatches_of * stages + stage[rows], rank[rows]).reshape(
+    stage_rank = _lowest(microbatches * stages, microbatches_of * stages + stage[rows], rank[rows]).reshape(
         microbatches, stages
     )
     staged = np.flatnonzero(stage >= 0)
     default = _lowest(stages, stage[staged], rank[staged])
-    held = np.where(held < 0, default[None, :], held)
-    routes, microbatch_route = _routes(held)
+    stage_rank = np.where(stage_rank < 0, default[None, :], stage_rank)
+    routes, microbatch_route = _routes(stage_rank)
     return Placement(
         ranks=ranks,
         stage_rank=routes if microbatches else default[None, :],
@@ -206,12 +206,12 @@ def _lowest(size: int, cell: Int32s | Int64s, rank: Int32s) -> Int32s:
     return np.where(lowest == none, np.int32(-1), lowest)
 
 
-def _routes(held: Int32s) -> tuple[Int32s, Int32s]:
+def _routes(stage_rank: Int32s) -> tuple[Int32s, Int32s]:
     """Return the distinct rows, in the order of their first microbatch, and each microbatch's."""
-    if not held.size:
-        return held[:1], np.zeros(len(held), dtype=np.int32)
-    first, route = distinct_rows(held)
-    return held[first], route
+    if not stage_rank.size:
+        return stage_rank[:1], np.zeros(len(stage_rank), dtype=np.int32)
+    first, route = distinct_rows(stage_rank)
+    return stage_rank[first], route
 
 
 def _out_of_range(rank: Int32s, cells: CellColumns, last: Int64s) -> ScheduleError:

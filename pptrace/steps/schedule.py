@@ -211,43 +211,39 @@ ABSENT = -1
 class Positions:
     """Positions of actions in a schedule's columns."""
 
-    results: int
-    """Number of indexed results: 2 (F, B), 3 (also I, W), or more."""
-    flat: Int32s
-    """Shape (results x stages x microbatches,): position or ``ABSENT``."""
-    stages: int
-    """Number of stages."""
-    microbatches: int
-    """Number of microbatches."""
+    by_result: Int32s
+    """Shape (results, stages, microbatches): position or ``ABSENT``; 2 results (F, B), 3 (also I, W), or more."""
     problem: tuple[int, int, int] | None
     """Fault (a code of the kernel) and position of the first invalid action, and the position of the earlier equal
     action or the rank on which it should be; None if all are valid."""
 
+    @property
+    def results(self) -> int:
+        """Number of indexed results."""
+        return int(self.by_result.shape[0])
+
     def of(self, result: int) -> Int32s:
         """Return one result's positions, shape (stages, microbatches); all absent if no action has this result."""
-        size = self.stages * self.microbatches
         if result >= self.results:
-            return np.full((self.stages, self.microbatches), ABSENT, dtype=np.int32)
-        return self.flat[result * size : (result + 1) * size].reshape(self.stages, self.microbatches)
+            return np.full(self.by_result.shape[1:], ABSENT, dtype=np.int32)
+        positions: Int32s = self.by_result[result]
+        return positions
 
 
 def index_schedule(schedule: Schedule) -> Positions:
     """Index every microbatch's actions; stop at the first that is out of range, duplicated or on a wrong rank."""
     placement = schedule.placement
     results = _results_of(schedule.kind)
-    flat = np.full(results * placement.stages * placement.microbatches, ABSENT, dtype=np.int32)
+    by_result = np.full((results, placement.stages, placement.microbatches), ABSENT, dtype=np.int32)
     problem = np.zeros(3, dtype=np.int64)
     run(
         index_actions,
         (schedule.row_ptr, schedule.cells, graph_of(placement), TABLE),
-        (flat, problem),
+        (by_result.ravel(), problem),
         work=len(schedule),
     )
     fault, row, other = problem.tolist()
-    return Positions(
-        results=results, flat=flat, stages=placement.stages, microbatches=placement.microbatches,
-        problem=(fault, row, other) if fault else None,
-    )  # fmt: skip
+    return Positions(by_result=by_result, problem=(fault, row, other) if fault else None)
 
 
 def _results_of(kind: Int8s) -> int:

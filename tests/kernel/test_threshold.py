@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pptrace_kernel.threshold import BYTES_PER_PROCESS, LOAD_ROWS, ROWS_PER_BYTE, CompileBudget
+from pptrace_kernel import COMPILE_FROM
+from pptrace_kernel.threshold import BYTES_PER_PROCESS, ROWS_PER_BYTE, CompileBudget
 
 if TYPE_CHECKING:
     from conftest import RunProgram
@@ -61,7 +62,7 @@ def test_rows_add_up_per_kernel_and_expected_rows_count_at_once() -> None:
 
 
 def test_a_loop_of_small_runs_compiles_after_a_few_with_the_same_result(run_program: RunProgram) -> None:
-    runs = [json.loads(run_program(LOOP, str(LOAD_ROWS // 2 - 1)).stdout) for _ in range(2)]
+    runs = [json.loads(run_program(LOOP, str(COMPILE_FROM // 2 - 1)).stdout) for _ in range(2)]
     (results, loaded, imported), (later_results, later_loaded, _) = (zip(*run, strict=True) for run in runs)
 
     assert len({*results, *later_results}) == 1

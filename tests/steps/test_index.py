@@ -38,7 +38,7 @@ def test_a_span_fills_every_microbatch_of_it() -> None:
 def test_results_that_no_kind_leaves_take_no_memory_and_are_absent(row: list[str], count: int) -> None:
     positions = index_schedule(Schedule.from_rows([row]))
 
-    assert (positions.results, positions.flat.size) == (count, count)
+    assert (positions.results, positions.by_result.size) == (count, count)
     for result in range(count, 10):
         assert positions.of(result).tolist() == [[ABSENT]]
 
@@ -68,6 +68,6 @@ def test_every_action_is_found_at_its_position(schedule: Schedule, compiled: boo
         first = int(schedule.microbatch[row])
         here = positions.of(slot)[int(schedule.stage[row]), first : first + int(schedule.span[row])]
         assert (here == row).all()
-    absent = int((positions.flat == ABSENT).sum())
+    absent = int((positions.by_result == ABSENT).sum())
     twice = int(schedule.span[schedule.kind == 1].sum()) if positions.results > Result.WEIGHT_GRADIENT else 0
-    assert positions.flat.size - absent == int(schedule.span.sum()) + twice
+    assert positions.by_result.size - absent == int(schedule.span.sum()) + twice

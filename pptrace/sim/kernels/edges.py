@@ -239,7 +239,7 @@ def append_chain(task, successor, sends, following, following_peer):
 
 
 def sort_edges(source, target, edges, ptr, sorted_target):
-    """Group ``edges`` edges by source; ``ptr`` comes zeroed with one entry more than tasks."""
+    """Group ``edges`` edges by source; ``ptr`` is initialised with 0 and has one entry more than tasks."""
     for i in range(edges):
         ptr[source[i] + 1] += 1
     for t in range(len(ptr) - 1):
@@ -272,7 +272,8 @@ OUTLASTED = 32
 def classify_calls(row_ptr, cells, kinds, calls, place, fork, waited, flags):
     """Set the flags of each call; return the number of separate start and end tasks.
 
-    ``waited``, which comes as -1, becomes the first computation that waits for each call; ``flags`` come zeroed.
+    ``waited``, initialised with -1, becomes the first computation that waits for each call; ``flags`` are
+    initialised with 0.
     """
     for i in range(len(calls.row)):
         flags[calls.awaited[i]] |= JOINED

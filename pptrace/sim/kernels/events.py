@@ -56,7 +56,7 @@ def run_events(
     tasks: Tasks, ends: Ends, heap: Heap, running: Running, flows: Flows, places: Places, links: LinkCapacities,
     ranks: Ranks, log: Log,
 ) -> None:  # fmt: skip
-    """Run every task; ``tasks.waiting`` is left above zero where stuck."""
+    """Run every task; after the run, ``tasks.waiting`` is above zero for tasks in a deadlock."""
     step = Step(graph, jobs, tasks, ends, heap, running.due, log.counts)
     slows = int(rules.slow_compute != WHOLE or rules.slow_communication != WHOLE)
     start_all(step)
@@ -163,12 +163,12 @@ def _slowed(jobs: Jobs, rules: Rules, ranks: Ranks, job: int) -> int:
     """Return the speed of a job, given the other jobs on its ranks."""
     rank, peer, full = jobs.rank[job], jobs.peer[job], jobs.full_rate[job]
     if jobs.kind[job] == COMPUTATION:
-        beside, speed = ranks.communicating[rank], rules.slow_compute
+        concurrent, speed = ranks.communicating[rank], rules.slow_compute
     else:
-        beside, speed = ranks.computing[rank], rules.slow_communication
+        concurrent, speed = ranks.computing[rank], rules.slow_communication
         if peer >= 0:
-            beside += ranks.computing[peer]
-    return max(full * speed // WHOLE, 1) if beside > 0 else full
+            concurrent += ranks.computing[peer]
+    return max(full * speed // WHOLE, 1) if concurrent > 0 else full
 
 
 def _queue(flows: Flows, places: Places, links: LinkCapacities, slot: int) -> None:

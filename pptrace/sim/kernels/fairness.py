@@ -2,7 +2,7 @@
 
 A flow of rate r takes weight x r of each of its links. Rates are max-min fair where every flow is at its
 own cap, or has a bottleneck: a full link on which no flow has a higher rate (Bertsekas and Gallager, Data
-Networks, 6.5.2). Called by kernels; columns are lists or arrays of integers, alike in use.
+Networks, 6.5.2). Called by kernels; columns are lists or arrays of integers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 AT_CAP = -1
-"""The limit of a flow that no link holds back."""
+"""The limit of a flow that no link limits."""
 
 KEPT, FREE, FILLED, FREED = 0, 1, 2, 3
 """Marks of a flow: it keeps its rate; has no rate; has a new rate; was freed in this round."""
@@ -25,7 +25,7 @@ class Flows(NamedTuple):
     """Active flows and their rates."""
 
     links: Any
-    """How many links it goes over: those of its first so many places."""
+    """Number of its links, which are the links of its first places."""
     cap: Any
     """The rate that it cannot pass."""
     rate: Any
@@ -225,12 +225,12 @@ def _add_affected(flows: Flows, places: Places, links: LinkCapacities, count: in
 def _add_affected_of_link(flows: Flows, places: Places, links: LinkCapacities, link: int, count: int) -> int:
     """Free the flows of a link whose rates are no longer fair; return the new count."""
     rate, limit, mark = flows.rate, flows.limit, flows.mark
-    held, lowest, highest = 0, _HIGHEST, 0
+    limited_weight, lowest, highest = 0, _HIGHEST, 0
     place = links.head[link]
     while place >= 0:
         flow = places.flow[place]
         if limit[flow] == link:
-            held += places.weight[place]
+            limited_weight += places.weight[place]
         if mark[flow] == FILLED:
             highest = max(highest, flows.fair[flow])
             if limit[flow] == link:
@@ -241,7 +241,7 @@ def _add_affected_of_link(flows: Flows, places: Places, links: LinkCapacities, l
         flow = places.flow[place]
         if mark[flow] == KEPT:
             above = rate[flow] > lowest + 1
-            below = limit[flow] == link and (highest > rate[flow] + 1 or links.room[link] >= held)
+            below = limit[flow] == link and (highest > rate[flow] + 1 or links.room[link] >= limited_weight)
             if above or below:
                 mark[flow] = FREED
                 flows.free[count] = flow

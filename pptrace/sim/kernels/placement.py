@@ -75,8 +75,8 @@ def _lane(row, k, other, ranks, kinds, parts, mode, lanes):
 def place_rows(rows, costs, routes, cursor, place, ends, out, task, sender_row):
     """Move each row to its lane with its bytes, duration, lag and fork, and record its index in ``place``.
 
-    ``task``'s columns of bytes, lags and collectives come zeroed. Of calls, ``sender_row`` (-1 before) is the
-    sender's side that each receiver's side meets.
+    ``task``'s columns of bytes, lags and collectives are initialised with 0. For calls, ``sender_row``,
+    initialised with -1, becomes the sender's side of each receiver's side.
     """
     cells, graph, kinds, parts, lanes, rules = (
         rows.cells,

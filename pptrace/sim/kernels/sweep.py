@@ -206,9 +206,8 @@ def start_all(step: Step) -> None:
     count_waits(graph, tasks.waiting, 1)
     for i in range(graph.edge_ptr[len(graph.duration)]):
         if graph.edge[i] < 0:
-            tasks.waiting[-1 - graph.edge[i]] += (
-                1  # such a task waits for the other's start, and its own end for its end
-            )
+            # The task waits for the start of the other task, and its end for the end of the other task.
+            tasks.waiting[-1 - graph.edge[i]] += 1
     for task in range(len(graph.duration)):
         # Tasks that were released have a cause.
         if tasks.cause[task] < 0 and may_begin(graph, tasks, task):

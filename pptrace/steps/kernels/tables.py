@@ -45,10 +45,10 @@ def index_actions(row_ptr, cells, graph, kinds, flat, problem):
 
 
 def _holds(graph, rank, stage):
-    held = False
+    holds = False
     for route in range(graph.routes):
-        held = held or graph.stage_rank[route * graph.stages + stage] == rank
-    return held
+        holds = holds or graph.stage_rank[route * graph.stages + stage] == rank
+    return holds
 
 
 def _index(row, rank, result, cells, graph, flat, problem):
