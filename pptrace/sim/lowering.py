@@ -152,32 +152,31 @@ def lower(
     rows = RowColumns(
         issued.row_ptr, issued.cells, issued.edge, graph, TABLE, expansion.columns, lanes.columns, rules
     )
-    lowering = _Lowering(issued, expansion, lanes, routes, rows)
+    lowering = _Lowering(schedule, issued, expansion, lanes, routes, rows)
     placed = lowering.place(workload)
     check_total(schedule.ranks, placed.task.duration_ns, placed.task.lag_ns)
     called = find_call_tasks(issued, placed.place, placed.task.fork)
-    needs = find_cross_rank_edges(
+    cross_rank = find_cross_rank_edges(
         schedule, workload.released_ns, placed.cells, lanes, lowering.tasks + called.tasks,
         barrier=barrier, stage_replicas=stage_replicas,
     )  # fmt: skip
-    linked = lowering.link(placed, called, needs.edges, needs.tasks)
-    if linked is None:
-        raise explain_deadlock(schedule)
+    linked = lowering.link(placed, called, cross_rank.edges, cross_rank.tasks)
     edges = linked.edges
     if schedule.recompute_waits:
         edges = add_recompute_edges(edges, placed.cells, placed.ends.made_at, graph.stages)
     parts = expansion.parts(placed.place)
-    ends, cells, task = {name: getattr(lanes, name) for name in LANE_COLUMNS}, placed.cells, placed.task
+    lane_columns = {name: getattr(lanes, name) for name in LANE_COLUMNS}
+    cells, task = placed.cells, placed.task
     del issued, expansion, lanes, rows, lowering, placed  # frees as much memory as the graph takes
-    task = add_cross_rank_tasks(task, needs)
-    following, following_peer = chain_streams(ends, linked, needs.tasks, rules)
+    task = add_cross_rank_tasks(task, cross_rank)
+    following, following_peer = chain_streams(lane_columns, linked, cross_rank.tasks, rules)
     if parts is not None and policy.blocks:
         edges = wait_for_sends(edges, task, following_peer)
-    ptr, edge = sort_edges(edges, needs.tasks)
+    ptr, edge = sort_edges(edges, cross_rank.tasks)
     return TaskGraph(
         placement=schedule.placement, paths=routes.paths, source=routes.source, target=routes.target,
         sender_row=linked.sender_row, next=following, next_peer=following_peer, edge_ptr=ptr, edge=edge,
-        parts=parts, **ends, **cells._asdict(), **task._asdict(),
+        parts=parts, **lane_columns, **cells._asdict(), **task._asdict(),
     )  # fmt: skip
 
 
@@ -194,6 +193,7 @@ def _rules(issued: IssueOrder, lanes: Lanes, policy: Policy) -> Rules:
 class _Lowering:
     """Inputs of the lowering kernels for one step."""
 
+    schedule: Schedule
     issued: IssueOrder
     expansion: Expansion
     lanes: Lanes
@@ -229,11 +229,11 @@ class _Lowering:
         )
         return placed
 
-    def link(self, placed: _Rows, called: CallTasks, needs: Sequence[Pairs], tasks: int) -> Linked | None:
+    def link(self, placed: _Rows, called: CallTasks, needs: Sequence[Pairs], tasks: int) -> Linked:
         """Return the dependencies among ``tasks`` tasks, ``needs`` included.
 
-        Returns:
-            None if a rank needs a result that it computes later.
+        Raises:
+            DeadlockError: a rank needs a result that it computes later.
         """
         issued, rows, rules, sender_row = self.issued, len(self.issued), self.rows.rules, placed.sender_row
         batch_next = np.full(2 * self.lanes.groups if rules.batched else 0, -1, dtype=np.int32)
@@ -242,8 +242,6 @@ class _Lowering:
         bound += sum(more.source.size for more in needs) + self.expansion.needs[0].size
         pairs = Pairs(*empty_columns(bound, np.int32, np.int32))  # an upper bound; unused memory is not touched
         edges = self._link_rows(placed, kinds, batch_next, pairs)
-        if edges < 0:
-            return None
         if rules.batched:
             edges = run(
                 edges_kernels.join_batches,
@@ -254,18 +252,14 @@ class _Lowering:
         chains, first = None, None
         if issued.calls is not None:
             edges, chains, first = self._link_calls(placed, issued.calls, called, edges, pairs, tasks)
-        for more in (*needs, self._inside(placed.place, sender_row, called, first)):
+        for more in (*needs, self._segment_edges(placed.place, sender_row, called, first)):
             for side, added in zip(pairs, more, strict=True):
                 side[edges : edges + added.size] = added
             edges += more.source.size
         return Linked(sender_row, batch_next, Pairs(*(side[:edges] for side in pairs)), chains)
 
     def _link_rows(self, placed: _Rows, kinds: NDArray[np.intp], batch_next: Int32s, pairs: Pairs) -> int:
-        """Write the edges of rows of some kinds that neither streams nor calls imply.
-
-        Returns:
-            The number of edges; -1 if a rank needs a result that it computes later.
-        """
+        """Write the edges of rows of some kinds that neither streams nor calls imply; return their number."""
         issued, graph = self.issued, self.rows.graph
         awaited = kinds[TABLE.awaited[kinds] == 1]
         alone = (COMPUTE.mask(kinds) | COMMUNICATION.mask(kinds)).all() and not self.expansion.names
@@ -284,7 +278,9 @@ class _Lowering:
             ),
             work=len(issued),
         )  # fmt: skip
-        return -1 if problem[0] else edges
+        if problem[0]:
+            raise explain_deadlock(self.schedule)
+        return edges
 
     def _link_calls(
         self, placed: _Rows, calls: Issue, called: CallTasks, edges: int, pairs: Pairs, tasks: int
@@ -304,7 +300,7 @@ class _Lowering:
         )  # fmt: skip
         return edges, (following, following_peer), first
 
-    def _inside(self, place: Int32s, sender_row: Int32s, called: CallTasks, first: Int32s | None) -> Pairs:
+    def _segment_edges(self, place: Int32s, sender_row: Int32s, called: CallTasks, first: Int32s | None) -> Pairs:
         """Return the edges between segments; ``first`` are the first tasks of a program's calls."""
         awaited, waiting = self.expansion.needs
         row = place[waiting]
