@@ -212,7 +212,7 @@ class _Group(NamedTuple):
 
     start: NDArray[np.int64]
     size: int
-    rows: SegmentOrder | None
+    rows: SegmentOrder
     members: tuple[tuple[Segment, ...], ...]
 
 
@@ -231,11 +231,11 @@ def expand_segments(
     if not workload.segments or not _overlaps(issued, workload, slows=slows):
         return issued, Expansion()
     issued = issued.with_whole_pairs()
-    groups = [
+    groups = (
         _group(issued, workload, schedule.interleave, start, size)
         for start, size in _equal_actions(issued, workload)
-    ]
-    expanded, expansion = _expanded(issued, policy, groups)
+    )
+    expanded, expansion = _expanded(issued, policy, [group for group in groups if group is not None])
     if expansion.names and _needs_later_result(issued):
         raise explain_deadlock(schedule)
     return expanded, expansion
@@ -249,11 +249,11 @@ def _equal_actions(issued: IssueOrder, workload: Workload) -> Iterator[tuple[NDA
     """Yield groups of equal actions, messages and pairs: their first rows, and the number of rows of each."""
     first = group_starts(issued.pair, issued.row_ptr)
     size = np.diff(first, append=len(issued))
-    used = workload.microbatch_class
+    class_of = workload.microbatch_class
     code = issued.kind.astype(np.int64) * issued.placement.stages + issued.stage
     code = code * (int(issued.span.max(initial=1)) + 1) + issued.span
-    if used.size:
-        code = code * (len(workload.classes) + 1) + np.where(issued.microbatch < 0, 0, used[issued.microbatch])
+    if class_of.size:
+        code = code * (len(workload.classes) + 1) + np.where(issued.microbatch < 0, 0, class_of[issued.microbatch])
     key = np.zeros(first.size, dtype=np.int64)
     for member in range(int(size.max(initial=0))):
         member_code = np.where(member < size, code[np.minimum(first + member, len(issued) - 1)] + 1, 0)
@@ -270,15 +270,15 @@ def _group(
     interleave: Mapping[tuple[Kind, ...], tuple[int, ...]],
     start: NDArray[np.int64],
     size: int,
-) -> _Group:
-    """Return the order of an action's or pair's segments; messages and actions without segments have none."""
+) -> _Group | None:
+    """Return the order of an action's or pair's segments; None for messages and actions without segments."""
     rows = range(int(start[0]), int(start[0]) + size)
     kinds = tuple(Kind(int(issued.kind[row])) for row in rows)
     segments = [_segments_of(issued, workload, row) for row in rows]
     if not any(segments):
-        return _Group(start, size, None, ())
+        return None
     members = tuple(
-        parts or (Segment(name=kind.name, duration_ns=_whole_ns(issued, workload, row)),)
+        parts or (Segment(name=kind.name, duration_ns=_duration_ns(issued, workload, row)),)
         for row, kind, parts in zip(rows, kinds, segments, strict=True)
     )
     turns = interleave.get(kinds, ())
@@ -293,7 +293,7 @@ def _group(
     return _Group(start, size, single_order(members[0]), members)
 
 
-def _whole_ns(issued: IssueOrder, workload: Workload, row: int) -> int:
+def _duration_ns(issued: IssueOrder, workload: Workload, row: int) -> int:
     durations = workload.of_microbatch(int(issued.microbatch[row])).duration_ns(Kind(int(issued.kind[row])))
     return int(durations[issued.stage[row]]) * int(issued.span[row])
 
@@ -313,12 +313,11 @@ def _segments_of(issued: IssueOrder, workload: Workload, row: int) -> tuple[Segm
 def _expanded(issued: IssueOrder, policy: Policy, groups: Sequence[_Group]) -> tuple[IssueOrder, Expansion]:
     length = np.ones(len(issued), dtype=np.int64)
     for group in groups:
-        if group.rows is not None:
-            length[group.start[:, None] + np.arange(group.size)] = 0
-            length[group.start] = len(group.rows.order)
+        length[group.start[:, None] + np.arange(group.size)] = 0
+        length[group.start] = len(group.rows.order)
     first = np.concatenate([[0], np.cumsum(length)])
     source = np.repeat(np.arange(len(issued)), length)
-    most = max((len(places) for group in groups if group.rows for places in group.rows.results), default=1)
+    most = max((len(places) for group in groups for places in group.rows.results), default=1)
     results = np.full((most, len(issued)), -1, dtype=np.int64)
     begin = first[:-1].copy()
     unset, zero = np.full(source.size, -1, dtype=np.int32), np.zeros(source.size, dtype=np.int64)
@@ -326,8 +325,6 @@ def _expanded(issued: IssueOrder, policy: Policy, groups: Sequence[_Group]) -> t
     name, names, links = np.full(source.size, -1, dtype=np.int32), dict[str, int](), dict[str, int]()
     needs: list[NDArray[np.int64]] = []
     for start, _, rows, members in groups:
-        if rows is None:
-            continue
         origin = first[start]
         place = origin[:, None] + np.arange(len(rows.order))
         segments = [members[segment.member][segment.number] for segment in rows.order]

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 
 from pptrace.config.choices import Reshard
-from pptrace.steps.actions import CellColumns
 from pptrace.steps.kinds import COMPUTE, GRADIENTS, STAGE_ENDS, WEIGHT_GRADIENTS, Kind
 
 if TYPE_CHECKING:
@@ -96,7 +95,7 @@ def _insert_actions(
         source: rows that give the rank, stage and microbatches of the actions.
     """
     rank = np.searchsorted(schedule.row_ptr, source, side="right") - 1
-    return _insert_cells(schedule, row, rank, schedule.cells.taken(source)._replace(kind=kind, pair=-1))
+    return _insert_copies(schedule, row, rank, source, kind=kind, pair=-1)
 
 
 def insert_stage_actions(schedule: Schedule, added: NDArray[np.int64]) -> Schedule:
@@ -110,21 +109,23 @@ def insert_stage_actions(schedule: Schedule, added: NDArray[np.int64]) -> Schedu
     if not added.shape[1]:
         return schedule
     row, rank, kind, stage = added[:, np.lexsort((np.arange(added.shape[1]), added[1], added[0]))]
-    return _insert_cells(schedule, row, rank, CellColumns(kind=kind, stage=stage, microbatch=-1, span=1, pair=-1))
+    return _insert_copies(schedule, row, rank, 0, kind=kind, stage=stage, microbatch=-1, span=1, pair=-1)
 
 
-def _insert_cells(
-    schedule: Schedule, row: NDArray[np.int64], rank: NDArray[np.int64], cells: CellColumns
+def _insert_copies(
+    schedule: Schedule, row: NDArray[np.int64], rank: NDArray[np.int64], source: ArrayLike, **values: ArrayLike
 ) -> Schedule:
-    """Return a table with additional cells before the given rows, on the given ranks."""
+    """Insert copies of ``source`` rows with other ``values`` before the given rows, on the given ranks."""
     shift = np.cumsum([0, *np.bincount(rank, minlength=schedule.ranks)])
     place = row + np.arange(row.size)
     old = np.ones(len(schedule) + row.size, dtype=bool)
     old[place] = False
-    columns = CellColumns(*(np.empty(old.size, dtype=values.dtype) for values in schedule.cells))
-    for column, values, new in zip(columns, schedule.cells, cells, strict=True):
-        column[old], column[place] = values, new
-    return replace(schedule, row_ptr=schedule.row_ptr + shift, **columns._asdict())
+    origin = np.empty(old.size, dtype=np.int64)
+    origin[place], origin[old] = source, np.arange(len(schedule))
+    cells = schedule.cells.taken(origin)
+    for name, column in values.items():
+        getattr(cells, name)[place] = column
+    return replace(schedule, row_ptr=schedule.row_ptr + shift, **cells._asdict())
 
 
 def with_copies(schedule: Schedule, chosen: NDArray[np.bool_], ahead: ArrayLike = 1) -> Schedule:
