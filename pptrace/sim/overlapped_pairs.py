@@ -235,7 +235,7 @@ def expand_segments(
         _group(issued, workload, schedule.interleave, start, size)
         for start, size in _equal_actions(issued, workload)
     )
-    expanded, expansion = _expanded(issued, policy, [group for group in groups if group is not None])
+    expanded, expansion = _expand(issued, policy, [group for group in groups if group is not None])
     if expansion.names and _needs_later_result(issued):
         raise explain_deadlock(schedule)
     return expanded, expansion
@@ -310,7 +310,7 @@ def _segments_of(issued: IssueOrder, workload: Workload, row: int) -> tuple[Segm
     )
 
 
-def _expanded(issued: IssueOrder, policy: Policy, groups: Sequence[_Group]) -> tuple[IssueOrder, Expansion]:
+def _expand(issued: IssueOrder, policy: Policy, groups: Sequence[_Group]) -> tuple[IssueOrder, Expansion]:
     length = np.ones(len(issued), dtype=np.int64)
     for group in groups:
         length[group.start[:, None] + np.arange(group.size)] = 0
@@ -397,7 +397,7 @@ def _wait_for_results(
     begins, makers = np.full(2 * cells, -1, dtype=np.int64), np.full(2 * cells, -1, dtype=np.int64)
     begins[cell], makers[cell] = begin[rows], rows
     awaited, waiting = _local_dependencies(placement)
-    computed = _last(issued, COMPUTE.mask(issued.kind))
+    computed = _last_rows_before(issued, COMPUTE.mask(issued.kind))
     sends = np.flatnonzero(SENDS.mask(issued.kind))
     sent = ((issued.kind[sends] == Kind.SEND_B) * stages + issued.stage[sends]) * microbatches
     sent += issued.microbatch[sends]
@@ -458,7 +458,7 @@ def _followers_of_single_actions(
     a pair follow the same row.
     """
     follows = COMPUTE.mask(issued.kind) | (COMMUNICATION.mask(issued.kind) & policy.blocks)
-    last = np.where(follows, _last(issued, follows), computed)
+    last = np.where(follows, _last_rows_before(issued, follows), computed)
     starts = group_starts(issued.pair, issued.row_ptr)
     last = np.repeat(last[starts], np.diff(starts, append=len(issued)))
     single = (results[0] >= 0) & (issued.pair < 0)
@@ -466,7 +466,7 @@ def _followers_of_single_actions(
     return last[following], following
 
 
-def _last(issued: IssueOrder, rows: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _last_rows_before(issued: IssueOrder, rows: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Return the last of the given rows before each row on its rank, -1 for none."""
     last = np.full(len(issued), -1, dtype=np.int64)
     last[1:] = np.maximum.accumulate(np.where(rows, np.arange(len(issued)), -1))[:-1]

@@ -125,7 +125,7 @@ class LoweredStep:
             timeline = replace(timeline, provenance={WHOLE_KEY: complete_ns})
         order = None if in_order else np.lexsort((timeline.end_ns, timeline.start_ns, timeline.lane_of_row()))
         return Simulated(
-            timeline=timeline if order is None else _reordered(timeline, order),
+            timeline=timeline if order is None else _reorder_rows(timeline, order),
             traffic=_traffic(graph, links, rates, order) if len(links) else None,
         )
 
@@ -206,20 +206,20 @@ def _complete_ns(timeline: Timeline, *, overlap: bool) -> list[int]:
     return times
 
 
-def _reordered(timeline: Timeline, order: Int64s) -> Timeline:
-    renamed = _renamed(order)
+def _reorder_rows(timeline: Timeline, order: Int64s) -> Timeline:
+    number = _new_row_numbers(order)
     columns = {name: getattr(timeline, name)[order] for name in ROW_COLUMNS}
-    columns["cause"] = renamed[columns["cause"]]
+    columns["cause"] = number[columns["cause"]]
     parts = None if timeline.parts is None else timeline.parts.of_rows(order)
     return replace(timeline, parts=parts, **columns)
 
 
-def _renamed(order: Int64s) -> Int32s:
+def _new_row_numbers(order: Int64s) -> Int32s:
     """Return each row's new number, and -1 for -1."""
-    renamed = np.empty(order.size + 1, dtype=np.int32)
-    renamed[order] = np.arange(order.size)
-    renamed[-1] = -1
-    return renamed
+    number = np.empty(order.size + 1, dtype=np.int32)
+    number[order] = np.arange(order.size)
+    number[-1] = -1
+    return number
 
 
 def _traffic(graph: TaskGraph, links: Links, rates: Rates | None, order: Int64s | None) -> Traffic:
@@ -230,7 +230,7 @@ def _traffic(graph: TaskGraph, links: Links, rates: Rates | None, order: Int64s 
         none = np.zeros(0, dtype=np.int64)
         row, time_ns, rate, limit = none.astype(np.int32), none, none, none.astype(np.int32)
     else:
-        row = rates.task if order is None else _renamed(order)[rates.task]
+        row = rates.task if order is None else _new_row_numbers(order)[rates.task]
         by_row = np.argsort(row, kind="stable")
         row, time_ns = row[by_row], rates.time_ns[by_row]
         rate, limit = rates.rate[by_row] // FINER, rates.limit[by_row]

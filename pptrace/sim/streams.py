@@ -211,7 +211,7 @@ def assign_lanes(
         columns = LaneColumns(issued.calls.peer, unset(0), lane_of_stream, width)
         groups, count, sends_to = 0, _count_calls(issued, issued.calls.sent, columns), issued.calls.sent > 0
     else:
-        columns, groups, count, sends_to = _keyed(issued, policy, parts, graph, lane_of_stream, width)
+        columns, groups, count, sends_to = _key_lanes(issued, policy, parts, graph, lane_of_stream, width)
     occupied = count > 0
     occupied[::width] = True
     used = np.flatnonzero(occupied)
@@ -226,7 +226,7 @@ def assign_lanes(
     )  # fmt: skip
 
 
-def _keyed(
+def _key_lanes(
     issued: IssueOrder, policy: Policy, parts: PartColumns, graph: StageGraph, lane_of_stream: Int32s, width: int
 ) -> tuple[LaneColumns, int, Int32s, NDArray[np.bool_]]:
     """Return each row's lane, the number of message groups, rows per lane key, and rank pairs with messages."""

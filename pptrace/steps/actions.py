@@ -303,11 +303,11 @@ def cells_of(line: str, form: Form) -> list[tuple[int, str]]:
         cells = _TEXT_CELL.findall(line)
         return [(column, cell) for column, cell in enumerate(cells, 1) if cell != "-"]
     # Actions contain no commas or quotes, so unquoting is enough.
-    cells = [_unquoted(cell.strip()) for cell in line.split(",")]
+    cells = [_unquote(cell.strip()) for cell in line.split(",")]
     return [(column, cell) for column, cell in enumerate(cells, 1) if cell]
 
 
-def _unquoted(cell: str) -> str:
+def _unquote(cell: str) -> str:
     return cell[1:-1].strip() if len(cell) > 1 and cell[0] == cell[-1] == '"' else cell
 
 

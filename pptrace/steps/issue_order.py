@@ -107,7 +107,7 @@ def with_sends(schedule: Schedule) -> IssueOrder:
     if schedule.has_communication:
         issued = as_issued(schedule)
         return issued.selected(np.flatnonzero(~RECEIVES.mask(issued.kind)))
-    sent, _ = _count(schedule)
+    sent, _ = _count_messages(schedule)
     out = empty(len(schedule) + int(sent.sum()), schedule.ranks)
     run(
         tables.insert_sends,
@@ -115,7 +115,7 @@ def with_sends(schedule: Schedule) -> IssueOrder:
         out,
         work=len(schedule),
     )
-    return _issued(schedule.placement, out)
+    return _issue_order(schedule.placement, out)
 
 
 def with_messages(schedule: Schedule, receive: Receive = Receive.ASAP) -> IssueOrder:
@@ -128,15 +128,15 @@ def with_messages(schedule: Schedule, receive: Receive = Receive.ASAP) -> IssueO
     """
     if schedule.has_communication:
         return as_issued(schedule)
-    sent, received = _count(schedule)
+    sent, received = _count_messages(schedule)
     lengths = np.diff(schedule.row_ptr) + sent + received
     out = empty(int(lengths.sum()), schedule.ranks)
     out.row_ptr[1:] = np.cumsum(lengths)
     walked, _ = walk(schedule, out)
     if walked < len(schedule):
         raise explain_deadlock(schedule)
-    issued = _issued(schedule.placement, out)
-    return _deferred(issued) if receive is Receive.DEFERRED else issued
+    issued = _issue_order(schedule.placement, out)
+    return _defer_receives(issued) if receive is Receive.DEFERRED else issued
 
 
 def as_issued(schedule: Schedule) -> IssueOrder:
@@ -157,11 +157,11 @@ def as_issued(schedule: Schedule) -> IssueOrder:
     )
 
 
-def _issued(placement: Placement, columns: Issued) -> IssueOrder:
+def _issue_order(placement: Placement, columns: Issued) -> IssueOrder:
     return IssueOrder(placement=placement, row_ptr=columns.row_ptr, edge=columns.edge, **columns.cells._asdict())
 
 
-def _count(schedule: Schedule) -> tuple[Int32s, Int32s]:
+def _count_messages(schedule: Schedule) -> tuple[Int32s, Int32s]:
     sent = np.zeros(schedule.ranks, dtype=np.int32)
     received = np.zeros(schedule.ranks, dtype=np.int32)
     run(
@@ -173,7 +173,7 @@ def _count(schedule: Schedule) -> tuple[Int32s, Int32s]:
     return sent, received
 
 
-def _deferred(issued: IssueOrder) -> IssueOrder:
+def _defer_receives(issued: IssueOrder) -> IssueOrder:
     longest = int(np.diff(issued.row_ptr).max(initial=0))
     order = np.zeros(len(issued), dtype=np.int32)
     orphans = run(

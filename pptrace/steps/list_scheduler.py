@@ -126,7 +126,7 @@ def list_schedule(
     if transfer:
         lag[actions.rank[source] != actions.rank[target]] = transfer
     row_ptr = np.cumsum([0, *np.bincount(actions.rank, minlength=placement.ranks)])
-    order = _played(placement, actions, duration, (source, target, lag), row_ptr, priority, left)
+    order = _simulate_rule(placement, actions, duration, (source, target, lag), row_ptr, priority, left)
     return Schedule.of_cells(placement, row_ptr, actions.cells.taken(order))
 
 
@@ -219,7 +219,7 @@ def _edges(placement: Placement, spans: Mapping[Kind, int], links: Sequence[Link
     return source, both - source * actions
 
 
-def _played(
+def _simulate_rule(
     placement: Placement,
     actions: Actions,
     duration: Int64s,
@@ -261,7 +261,7 @@ def _played(
         waits = playing.needs == 0
         for first, end in zip(row_ptr[:-1], playing.next, strict=True):
             waits[playing.order[first:end]] = False
-        raise _stuck(actions, np.flatnonzero(waits))
+        raise _deadlock_error(actions, np.flatnonzero(waits))
     order: Int64s = playing.order
     return order
 
@@ -297,7 +297,7 @@ def _one_key(columns: Sequence[Int64s | Int32s | Int8s]) -> Int64s:
     return key
 
 
-def _stuck(actions: Actions, enabled: Int64s) -> ScheduleError:
+def _deadlock_error(actions: Actions, enabled: Int64s) -> ScheduleError:
     """Return the error of actions that limits in flight block; it names the first one of the deepest stage."""
     if enabled.size == 0:
         return ScheduleError("the stages' graph has a cycle: no action on it can ever start")

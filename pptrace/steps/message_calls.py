@@ -110,15 +110,15 @@ def in_calls(schedule: Schedule, program: Program, name: str) -> IssueOrder:
     Raises:
         PluginError: a moment is invalid; see :func:`~pptrace.steps.message_calls.checked_calls`.
     """
-    messages, sent = _listed(schedule)
+    messages, sent = _list_messages(schedule)
     request = MessageRequest(
         schedule=schedule, producer=messages.producer, consumer=messages.consumer, source=messages.source,
         target=messages.target, gradient=messages.way.astype(bool),
     )  # fmt: skip
-    return _issued(schedule, messages, sent, checked_calls(request, program(request), name))
+    return _issue_messages(schedule, messages, sent, checked_calls(request, program(request), name))
 
 
-def _listed(schedule: Schedule) -> tuple[_Messages, Int32s]:
+def _list_messages(schedule: Schedule) -> tuple[_Messages, Int32s]:
     """Return a table's messages, and the number from one rank to another, shape (ranks x ranks,)."""
     graph = graph_of(schedule.placement)
     widest = int(max(np.diff(graph.succ_ptr).max(initial=0), np.diff(graph.pred_ptr).max(initial=0)))
@@ -137,10 +137,10 @@ def _listed(schedule: Schedule) -> tuple[_Messages, Int32s]:
     return _Messages(*(values[:count] for values in out)), sent  # type: ignore[arg-type] # each keeps its dtype
 
 
-def _issued(schedule: Schedule, messages: _Messages, sent: Int32s, plan: Plan) -> IssueOrder:
+def _issue_messages(schedule: Schedule, messages: _Messages, sent: Int32s, plan: Plan) -> IssueOrder:
     """Return the issue order with both sides of every message."""
     count, ranks = messages.producer.size, schedule.ranks
-    plan = _around_pairs(schedule, messages, plan)
+    plan = _move_around_pairs(schedule, messages, plan)
     # A power of two, so that kernels need no division.
     communicators = 1 << int(plan.communicator.max(initial=0)).bit_length()
     first = np.zeros(len(schedule) + ranks + 1, dtype=np.int32)
@@ -201,7 +201,7 @@ def _waits(
         capacity = int(counted[1])  # rare: more waits between calls than sides of messages
 
 
-def _around_pairs(schedule: Schedule, messages: _Messages, plan: Plan) -> Plan:
+def _move_around_pairs(schedule: Schedule, messages: _Messages, plan: Plan) -> Plan:
     """Move calls inside an overlapped pair after the pair, or before it if a member depends on them."""
     if not schedule.has_pairs:
         return plan
@@ -273,7 +273,7 @@ def checked_calls(request: MessageRequest, calls: object, name: str) -> Plan:
             columns[column] = _column(values, column, count, name)
         elif column != "communicator":
             columns[column] = np.full(count, NEVER, dtype=np.int64)
-    columns["communicator"] = _numbered(columns["communicator"], name)
+    columns["communicator"] = _renumber(columns["communicator"], name)
     plan = Plan(**columns)
     ends = (request.producer, request.consumer, request.source, request.target)
     wrong = run(kernels.find_wrong, (request.schedule.row_ptr, *ends, plan), (), work=count) - 1
@@ -298,7 +298,7 @@ def _column(values: object, column: str, count: int, name: str) -> NDArray[np.in
     return array if array.dtype == np.int32 else array.astype(np.int64, copy=False)
 
 
-def _numbered(communicator: NDArray[np.integer], name: str) -> Int32s:
+def _renumber(communicator: NDArray[np.integer], name: str) -> Int32s:
     """Return communicators renumbered in their order, if necessary, to be below the number of messages."""
     if communicator.min(initial=0) < 0:
         raise PluginError(f"message policy {name!r} returned a communicator below 0")

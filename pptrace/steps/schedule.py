@@ -294,8 +294,8 @@ class StageGraph(NamedTuple):
 def graph_of(placement: Placement) -> StageGraph:
     """Return a placement's graph of stages."""
     edge_from, edge_to = (np.ascontiguousarray(side) for side in placement.edges.T)
-    succ_ptr, succ_edge = _grouped(edge_from, placement.stages)
-    pred_ptr, pred_edge = _grouped(edge_to, placement.stages)
+    succ_ptr, succ_edge = _group_edges(edge_from, placement.stages)
+    pred_ptr, pred_edge = _group_edges(edge_to, placement.stages)
     nearby = (placement.stage_rank[:, edge_from] == placement.stage_rank[:, edge_to]).any()
     return StageGraph(
         ranks=placement.ranks, stages=placement.stages, microbatches=placement.microbatches,
@@ -307,7 +307,7 @@ def graph_of(placement: Placement) -> StageGraph:
     )  # fmt: skip
 
 
-def _grouped(key: Int32s, stages: int) -> tuple[Int32s, Int32s]:
+def _group_edges(key: Int32s, stages: int) -> tuple[Int32s, Int32s]:
     order = np.argsort(key, kind="stable").astype(np.int32)
     counts = np.bincount(key, minlength=stages)
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32), order

@@ -157,7 +157,7 @@ def table_text(schedule: Schedule, form: Form = Form.CSV) -> str:
     rows = [cells[low:high] for low, high in pairwise(schedule.row_ptr.tolist())]
     if schedule.has_pairs:
         bounds = pairwise(schedule.row_ptr.tolist())
-        rows = [_joined(row, pair[low:high]) for row, (low, high) in zip(rows, bounds, strict=True)]
+        rows = [_join_pairs(row, pair[low:high]) for row, (low, high) in zip(rows, bounds, strict=True)]
     return "".join(f"{separator.join(row) or idle}\n" for row in rows)
 
 
@@ -204,7 +204,7 @@ def _cells(schedule: Schedule) -> list[str]:
     return cells
 
 
-def _joined(cells: list[str], pair: list[int]) -> list[str]:
+def _join_pairs(cells: list[str], pair: list[int]) -> list[str]:
     """Return the cells of a row, with members of a pair joined into one cell."""
     row: list[str] = []
     members: list[str] = []

@@ -147,7 +147,7 @@ def _set_caps(
         if flows.limit[slot] == ENDED:
             continue
         if slows:
-            flows.cap[slot] = _slowed(jobs, rules, ranks, running.job[slot])
+            flows.cap[slot] = _speed_of(jobs, rules, ranks, running.job[slot])
         flows.fair[slot] = flows.cap[slot]
         if flows.links[slot] == 0:
             _retime(running, flows, heap, slot, now)
@@ -159,7 +159,7 @@ def _set_caps(
     return count
 
 
-def _slowed(jobs: Jobs, rules: Rules, ranks: Ranks, job: int) -> int:
+def _speed_of(jobs: Jobs, rules: Rules, ranks: Ranks, job: int) -> int:
     """Return the speed of a job, given the other jobs on its ranks."""
     rank, peer, full = jobs.rank[job], jobs.peer[job], jobs.full_rate[job]
     if jobs.kind[job] == COMPUTATION:
