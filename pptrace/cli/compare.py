@@ -26,23 +26,23 @@ pptrace compare llama.yaml --schedules 1f1b,hanayo,hanayo:waves=2 -o compare.svg
 @click.option(
     "--schedules", multiple=True, required=True, metavar="NAME,...",
     shell_complete=complete_listed_offers("schedules"),
-    help="Schedules, each with settings of its own behind colons: hanayo:waves=2. May be repeated.",
+    help="Schedules, each with its settings after colons: hanayo:waves=2. May be repeated.",
 )  # fmt: skip
 @experiment_flags(without=["schedule"])
 @outputs_option("Draw it: .png, .svg or .pdf; may be repeated.")
 @click.option(
     "--policies",
     is_flag=True,
-    help="Run each schedule under every point-to-point policy too: what messages cost it.",
+    help="Also run each schedule under every point-to-point policy, to compare the cost of messages.",
 )
 @click.option(
     "--memory", metavar="SIZE",
-    help="On equal memory: each schedule in its best form that fits this on every rank, such as 76GiB.",
+    help="Compare the best settings of each schedule that fit this memory on every rank, such as 76GiB.",
 )  # fmt: skip
 @click.option(
     "--vary", multiple=True, metavar="NAME,...",
-    help="With --memory, in what forms differ: vp, micro, recompute, options, offload, recompute-actions, memory "
-    "unless given; zero, sequence-parallel too.",
+    help="With --memory, the settings that vary; by default vp, micro, recompute, options, offload, "
+    "recompute-actions, memory; also zero, sequence-parallel.",
 )  # fmt: skip
 @json_option("Print everything as JSON.")
 @click.option(
@@ -61,8 +61,8 @@ def command(
 ) -> None:
     """Compare schedules on CONFIG at three levels: formula, idealised table, simulation.
 
-    Whatever simulate can run can be compared; what a schedule cannot run is said in its row. With --memory,
-    each schedule is the best of its forms that fits, and the question is which is the fastest.
+    The row of a schedule that cannot run has the reason. With --memory, each schedule runs with its best settings
+    that fit.
     """
     if as_json and as_csv:
         raise click.UsageError("--json or --csv, not both")

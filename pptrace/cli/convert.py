@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from pptrace.cli.options import complete_files, measured_options, read
+from pptrace.cli.options import complete_files, measured_options, read, read_table
 from pptrace.cli.output import report_written
 from pptrace.config.choices import Receive
 
@@ -75,25 +75,12 @@ def command(
     if to_table:
         from pptrace.timeline.messages import computed_order
 
-        schedule = _table(sources[0]) if from_table else computed_order(_read(sources, step, options))
+        schedule = read_table(sources[0]).schedule if from_table else computed_order(_read(sources, step, options))
         paths = [_convert_table(schedule, target, messages)]
     else:
         exporters = _exporters(target)
         paths = _convert_trace(_read(sources, step, options), target, exporters, only, color)
     report_written(paths)
-
-
-def _table(source: Path) -> Schedule:
-    from pptrace.errors import ScheduleError
-    from pptrace.steps.text_forms import load_table
-    from pptrace.steps.validation import validate
-
-    table = load_table(source)
-    try:
-        validate(table.schedule)
-    except ScheduleError as error:
-        raise table.locate(error) from error
-    return table.schedule
 
 
 def _convert_table(schedule: Schedule, target: str, messages: str | None) -> Path:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from pptrace.cli.options import (
+    Share,
     complete_listed_offers,
     complete_offers,
     complete_words,
@@ -14,8 +15,6 @@ from pptrace.cli.options import (
     json_option,
 )
 from pptrace.cli.output import echo_result, status
-from pptrace.config.quantities import parse_share
-from pptrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from pptrace.cli.options import Source
@@ -28,19 +27,6 @@ pptrace crossover llama.yaml --between gpipe,1f1b --over network.overhead='1 us.
 _MOST_POINTS = 1000
 
 
-class _Tolerance(click.ParamType):  # type: ignore[type-arg] # generic in the stubs, not in older clicks
-    name = "PERCENT"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            share = parse_share(value, "tolerance")
-        except ConfigError:
-            share = 0.0
-        if not 0 < share < 1:
-            self.fail(f"{value!r} is no tolerance: write one such as 1% or 0.01", param, ctx)
-        return share
-
-
 @click.command("crossover", epilog=_EXAMPLES)
 @click.option(
     "--between", multiple=True, required=True, metavar="A,B", shell_complete=complete_listed_offers("schedules"),
@@ -49,21 +35,21 @@ class _Tolerance(click.ParamType):  # type: ignore[type-arg] # generic in the st
 @click.option(
     "--over", multiple=True, required=True, metavar="KEY[=LOW..HIGH]",
     shell_complete=complete_words("microbatches", "bandwidth", "latency"),
-    help="What varies: microbatches, bandwidth, latency, or any key with a number.",
+    help="The key that varies: microbatches, bandwidth, latency, or any key with a number.",
 )  # fmt: skip
 @click.option(
     "--points", type=click.IntRange(2, _MOST_POINTS), default=12, show_default=True,
     help="Values of the first scan; flips between two of them are found by bisection.",
 )  # fmt: skip
 @click.option(
-    "--tolerance", type=_Tolerance(), default=0.01, show_default="1%",
-    help="How closely a flip is found; counts are found exactly.",
+    "--tolerance", type=Share(), metavar="PERCENT", default=0.01, show_default="1%",
+    help="Relative accuracy of a flip; counts are exact.",
 )  # fmt: skip
 @click.option(
     "--executor", metavar="NAME[:KEY=VALUE]", shell_complete=complete_offers("executors"),
-    help="What steps are simulated on; one after the other here unless given.",
+    help="Executor of the simulations; by default, sequential in this process.",
 )  # fmt: skip
-@click.option("--workers", type=click.IntRange(1), metavar="N", help="Steps at once, on processes; one per core.")
+@click.option("--workers", type=click.IntRange(1), metavar="N", help="Parallel simulations; one per core.")
 @experiment_flags(without=["schedule"])
 @json_option("Print everything as JSON.")
 def command(
@@ -77,9 +63,9 @@ def command(
     *,
     as_json: bool,
 ) -> None:
-    """Find where the ranking of two schedules by step time flips as a number of CONFIG grows.
+    """Find where the ranking of two schedules by step time changes as a number of CONFIG grows.
 
-    Without a range, microbatches go from 1 to 1024, and all else over three decades around its value.
+    Without a range, microbatches go from 1 to 1024, and other keys over three decades around their value.
     """
     if len(over) > 1:
         raise click.UsageError(f"one axis at a time, not {' and '.join(over)}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pptrace.cli.options import complete_files, json_option, measured_options, outputs_option
+from pptrace.cli.options import Share, complete_files, json_option, measured_options, outputs_option
 from pptrace.cli.output import echo_documents, report_written
 
 if TYPE_CHECKING:
@@ -25,28 +25,12 @@ Exit code: 0 where the steps are the same, 1 where they differ, 2 for trouble.""
 _SAME, _DIFFERENT = 0, 1
 
 
-class _Share(click.ParamType):  # type: ignore[type-arg] # generic in the stubs, not in older clicks
-    """A share such as ``2%`` or ``0.02``."""
-
-    name = "share"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the share of 1."""
-        from pptrace.config.quantities import parse_share
-        from pptrace.errors import ConfigError
-
-        try:
-            return parse_share(value, "")
-        except ConfigError as error:
-            self.fail(str(error), param, ctx)
-
-
 @click.command("diff", epilog=_EXAMPLES)
 @click.argument("first", shell_complete=complete_files)
 @click.argument("second", shell_complete=complete_files)
-@click.option("--tolerance", type=_Share(), default="2%", show_default=True, help="Which share counts as equal.")
+@click.option("--tolerance", type=Share(), default="2%", show_default=True, help="Which share counts as equal.")
 @click.option(
-    "--fail-over", type=_Share(), help="Gate: fail only where the second step is longer by more than this."
+    "--fail-over", type=Share(), help="Gate: fail only where the second step is longer by more than this."
 )
 @click.option(
     "--step", default="median", show_default=True,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
+    from pptrace.steps.text_forms import TableFile
     from pptrace.timeline.measurement import ImportRequest, Measurement
 
     Option: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -153,6 +154,22 @@ def output_option(text: str, *suffixes: str, subject: str = "") -> Option:
     )
 
 
+class Share(click.ParamType):  # type: ignore[type-arg] # generic in the stubs, not in older clicks
+    """A share such as ``2%`` or ``0.02``."""
+
+    name = "share"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the share of 1."""
+        from pptrace.config.quantities import parse_share
+        from pptrace.errors import ConfigError
+
+        try:
+            return parse_share(value, "")
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+
+
 def json_option(text: str = "Print JSON.") -> Option:
     """Return the option ``--json``, as ``as_json``."""
     return click.option("--json", "as_json", is_flag=True, help=text)
@@ -186,6 +203,24 @@ def measured_options(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
+
+
+def read_table(file: Path) -> TableFile:
+    """Read a valid schedule table.
+
+    Raises:
+        PptraceError: the file cannot be read, or the table is invalid.
+    """
+    from pptrace.errors import ScheduleError
+    from pptrace.steps.text_forms import load_table
+    from pptrace.steps.validation import validate
+
+    table = load_table(file)
+    try:
+        validate(table.schedule)
+    except ScheduleError as error:
+        raise table.locate(error) from error
+    return table
 
 
 def read(

@@ -21,32 +21,32 @@ pptrace plan --model llama3-70b --cluster dgx-h100 --sequence 8192 --global 512 
 
 
 @click.command("plan", epilog=_EXAMPLES)
-@click.option("--gpus", type=int, required=True, metavar="N", help="GPUs that the job has.")
-@click.option("--memory", metavar="SIZE", help="What a rank may hold, such as 76GiB; the device's unless given.")
+@click.option("--gpus", type=int, required=True, metavar="N", help="GPUs of the job.")
+@click.option("--memory", metavar="SIZE", help="Memory limit of a rank, such as 76GiB; the device's by default.")
 @click.option(
     "--objective", default="tokens", show_default=True, metavar="WORD",
     shell_complete=complete_words("tokens", "mfu", "step", "gpus"),
-    help="What counts: tokens, mfu, step, or gpus (the fewest that fit).",
+    help="What is optimised: tokens, mfu, step, or gpus (the fewest that fit).",
 )  # fmt: skip
 @click.option(
     "--vary", multiple=True, metavar="KEY=VALUE,...",
-    help="What varies, as behind sweep's --over: pp=4,8, micro, recompute, zero, layers, schedule=all. May be "
+    help="What varies, as for --over of sweep: pp=4,8, micro, recompute, zero, layers, schedule=all. May be "
     "repeated.",
 )  # fmt: skip
-@click.option("--top", type=int, default=10, show_default=True, metavar="N", help="How many to name.")
-@click.option("--exhaustive", is_flag=True, help="Simulate all that can run, without bounds.")
+@click.option("--top", type=int, default=10, show_default=True, metavar="N", help="Ranked configurations.")
+@click.option("--exhaustive", is_flag=True, help="Simulate all configurations that can run, without bounds.")
 @click.option("--no-robustness", "robust", is_flag=True, default=True, flag_value=False,
-              help="Leave out the first places on other machines.")  # fmt: skip
+              help="Do not simulate the first places on other machines.")  # fmt: skip
 @experiment_flags()
 @outputs_option(
     "Write the best (.yaml), all points (.csv, .parquet) or a picture (.png, .svg, .pdf); may be repeated."
 )
 @click.option(
     "--executor", default="processes", show_default=True, metavar="NAME[:KEY=VALUE]",
-    shell_complete=complete_offers("executors"), help="What configurations are simulated on.",
+    shell_complete=complete_offers("executors"), help="Executor of the simulations.",
 )  # fmt: skip
-@click.option("--workers", type=click.IntRange(1), metavar="N", help="How many at once; one per core.")
-@click.option("--fresh", is_flag=True, help="Take over nothing of an earlier start.")
+@click.option("--workers", type=click.IntRange(1), metavar="N", help="Parallel simulations; one per core.")
+@click.option("--fresh", is_flag=True, help="Reuse no finished simulations of an earlier start.")
 @json_option("Print everything as JSON.")
 def command(
     source: Source,
@@ -64,11 +64,10 @@ def command(
     fresh: bool,
     as_json: bool,
 ) -> None:
-    """Find the best configuration of CONFIG's model on as many GPUs: how to divide it, what to schedule.
+    """Find the best configuration of CONFIG's model on a number of GPUs: division of the model, and schedule.
 
-    Sizes that CONFIG says are where it starts from; those on the command line are fixed. Finished simulations are
-    kept beside the first output: after an interruption, the same command goes on. Exits with 2 where nothing
-    can run or fits.
+    Sizes in CONFIG vary; sizes on the command line are fixed. Finished simulations are stored next to the first
+    output: after an interruption, the same command continues. Exits with 2 if no configuration can run and fits.
     """
     file = source.file
     from pptrace.cli.sweep import report_journal

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
 
@@ -14,15 +13,8 @@ from pptrace.errors import PluginError
 from pptrace.plugins.offers import Failure, Provider
 from pptrace.plugins.registry import OFFER_KINDS, Registry
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedPlugin:
-    """A loaded plugin and its offers."""
-
-    provider: Provider
-    """The plugin."""
-    offers: dict[str, dict[str, str]]
-    """Summaries by kind and name."""
+Plugins: TypeAlias = "list[tuple[Provider, dict[str, dict[str, str]]]]"
+"""Loaded plugins with the summaries of their offers by kind and name."""
 
 
 @click.command("plugins")
@@ -39,13 +31,14 @@ def command(context: click.Context, *, as_json: bool) -> None:
         _print_table(loaded)
         click.echo("".join(f"{line}\n" for line in _troubles(failures, registry.disabled)), nl=False)
     else:
-        lines = [line for plugin in loaded for line in _plain(plugin)]
+        lines = [line for provider, offers in loaded for line in _plain(provider, offers)]
         click.echo("\n".join([*lines, *_troubles(failures, registry.disabled)]))
 
 
-def _list(registry: Registry) -> tuple[list[LoadedPlugin], list[Failure]]:
+def _list(registry: Registry) -> tuple[Plugins, list[Failure]]:
     """Return loaded and failed plugins; the failure of a plugin's hook does not affect other plugins."""
-    loaded, failing = [], []
+    loaded: Plugins = []
+    failing = []
     for provider in tuple(registry.providers):
         offers: dict[str, dict[str, str]] = {}
         for kind in OFFER_KINDS:
@@ -57,7 +50,7 @@ def _list(registry: Registry) -> tuple[list[LoadedPlugin], list[Failure]]:
             if provided:
                 offers[kind.plural.replace("_", " ")] = {item.offer.name: item.offer.summary for item in provided}
         if provider in registry.providers:  # otherwise its hook failed and the registry removed it
-            loaded.append(LoadedPlugin(provider=provider, offers=offers))
+            loaded.append((provider, offers))
     return loaded, [*registry.failures, *failing]
 
 
@@ -78,13 +71,10 @@ def _failure(provider: Provider, error: PluginError) -> Failure:
     return Failure(provider=provider, reason=str(error).removeprefix(f"{provider}: "))
 
 
-def _plain(plugin: LoadedPlugin) -> list[str]:
-    offers = [f"  {noun}: {', '.join(names)}" for noun, names in plugin.offers.items()]
-    return [_title(plugin.provider), *(offers or ["  offers nothing"])]
-
-
-def _title(provider: Provider) -> str:
-    return f"{provider.distribution or '-'} {provider.version or '-'} ({provider.name})"
+def _plain(provider: Provider, offers: dict[str, dict[str, str]]) -> list[str]:
+    lines = [f"  {noun}: {', '.join(names)}" for noun, names in offers.items()]
+    title = f"{provider.distribution or '-'} {provider.version or '-'} ({provider.name})"
+    return [title, *(lines or ["  offers nothing"])]
 
 
 def _troubles(failures: list[Failure], disabled: list[Provider]) -> list[str]:
@@ -92,7 +82,7 @@ def _troubles(failures: list[Failure], disabled: list[Provider]) -> list[str]:
     return lines + [f"disabled: {provider}" for provider in disabled]
 
 
-def _print_table(loaded: list[LoadedPlugin]) -> None:
+def _print_table(loaded: Plugins) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -100,25 +90,25 @@ def _print_table(loaded: list[LoadedPlugin]) -> None:
     from pptrace.sanitize import printable_line
 
     table = Table("distribution", "version", "plugin", "offers", "names")
-    for plugin in loaded:
-        identity = (plugin.provider.distribution, plugin.provider.version, plugin.provider.name)
-        for noun, names in plugin.offers.items() or [("nothing", dict[str, str]())]:
+    for provider, offers in loaded:
+        identity = (provider.distribution, provider.version, provider.name)
+        for noun, names in offers.items() or [("nothing", dict[str, str]())]:
             table.add_row(*(escape(printable_line(cell)) for cell in (*identity, noun, ", ".join(names))))
             identity = ("", "", "")
     Console(file=raw(sys.stdout)).print(table)
 
 
-def _document(loaded: list[LoadedPlugin], failures: list[Failure], disabled: list[Provider]) -> dict[str, Any]:
+def _document(loaded: Plugins, failures: list[Failure], disabled: list[Provider]) -> dict[str, Any]:
     return {
         "plugins": [
             {
-                **_identity(plugin.provider),
+                **_identity(provider),
                 "offers": {
                     noun: [{"name": name, "summary": summary} for name, summary in names.items()]
-                    for noun, names in plugin.offers.items()
+                    for noun, names in offers.items()
                 },
             }
-            for plugin in loaded
+            for provider, offers in loaded
         ],
         "failed": [{**_identity(failure.provider), "reason": failure.reason} for failure in failures],
         "disabled": [_identity(provider) for provider in disabled],

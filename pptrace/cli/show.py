@@ -38,7 +38,7 @@ _MOST_LINES = 120
 @flag_option("pp", "pp")
 @flag_option("microbatches", "microbatches")
 @flag_option("vp", "vp")
-@click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="An option of the schedule's own.")
+@click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="An option of the schedule.")
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set any key; may be repeated.")
 @click.option("--forward", type=_SLOTS, default=1, show_default=True, help="Slots of a forward.")
 @click.option("--backward", type=_SLOTS, default=2, show_default=True, help="Slots of a full backward.")

@@ -35,11 +35,11 @@ _REDRAW_S = 0.1
     "--over", "over", multiple=True, required=True, metavar="KEY=VALUE,...",
     help="An axis: a flag's name or a key, with its values; 8..64*2 doubles, 8..64+8 adds. May be repeated.",
 )  # fmt: skip
-@click.option("--gpus", type=int, metavar="N", help="GPUs of every point: its replicas (dp) follow.")
+@click.option("--gpus", type=int, metavar="N", help="GPUs of every point, which determine its replicas (dp).")
 @experiment_flags()
 @outputs_option("Write a table (.csv, .parquet) or a picture (.png, .svg, .pdf); may be repeated.")
 @click.option(
-    "--plot", default="lines", metavar="SORT", shell_complete=complete_words("lines", "winners", "difference"),
+    "--plot", default="lines", metavar="KIND", shell_complete=complete_words("lines", "winners", "difference"),
     help="What pictures show: lines, winners or difference (to the first schedule).",
 )  # fmt: skip
 @click.option("--x", metavar="KEY", help="The axis along x of pictures; the first with numbers by default.")
@@ -48,10 +48,10 @@ _REDRAW_S = 0.1
 )
 @click.option(
     "--executor", default="processes", show_default=True, metavar="NAME[:KEY=VALUE]",
-    shell_complete=complete_offers("executors"), help="What the points run on.",
+    shell_complete=complete_offers("executors"), help="Executor of the points.",
 )  # fmt: skip
-@click.option("--workers", type=click.IntRange(1), metavar="N", help="Points that run at once; one per core.")
-@click.option("--fresh", is_flag=True, help="Run every point anew, and replace what the outputs hold.")
+@click.option("--workers", type=click.IntRange(1), metavar="N", help="Parallel simulations; one per core.")
+@click.option("--fresh", is_flag=True, help="Simulate all points again, and replace the outputs.")
 @json_option("Print the rows as JSON.")
 def command(
     source: Source,
@@ -67,10 +67,10 @@ def command(
     fresh: bool,
     as_json: bool,
 ) -> int:
-    """Simulate every combination of the axes' values on CONFIG, several at once.
+    """Simulate every combination of the axes' values on CONFIG, in parallel.
 
-    Finished rows are kept beside the first output at once: after an interruption, the same command goes on. Rows
-    that the outputs hold already are not run again. Exits with 1 where points failed.
+    Finished rows are stored next to the first output: after an interruption, the same command continues. Rows in
+    existing outputs are reused. Exits with 1 if points failed.
     """
     file = source.file
     from pptrace.plugins.registry import Registry
@@ -125,14 +125,12 @@ def report_journal(paths: Sequence[Path]) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         if not paths:
-            text = "nothing is kept without an output: name one with -o"
+            text = "no rows are stored without an output: name one with -o"
         elif not (path := journal_path(paths[0])).exists():
-            text = "no row was finished, so nothing is kept"
+            text = "no row was finished"
         else:
             with Journal(path) as journal:
-                text = (
-                    f"{len(journal.rows):,} finished rows are kept in {path}: the same command goes on from there"
-                )
+                text = f"{len(journal.rows):,} finished rows are stored in {path}: the same command continues"
         sys.stderr.write(f"\n{text}")
         raise
 

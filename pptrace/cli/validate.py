@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pptrace.cli.options import complete_offers
+from pptrace.cli.options import complete_offers, read_table
 from pptrace.config.choices import Receive
 
 if TYPE_CHECKING:
@@ -34,19 +34,11 @@ def command(file: Path, p2p: str | None, receive: str | None) -> None:
 
     Exits 0 where the table is valid, 2 with one line where it is not.
     """
-    from pptrace.errors import ScheduleError
-    from pptrace.steps.text_forms import load_table
-    from pptrace.steps.validation import validate
-
-    table = load_table(file)
-    try:
-        validate(table.schedule)
-    except ScheduleError as error:
-        raise table.locate(error) from error
+    schedule = read_table(file).schedule
     if p2p is not None:
-        _simulate(table.schedule, p2p, receive)
+        _simulate(schedule, p2p, receive)
     condition = f", also under p2p {p2p}" if p2p else ""
-    click.echo(f"{file}: valid{condition}: {_description(table.schedule)}")
+    click.echo(f"{file}: valid{condition}: {_description(schedule)}")
 
 
 def _simulate(schedule: Schedule, p2p: str, receive: str | None) -> None:

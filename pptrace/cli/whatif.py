@@ -26,10 +26,10 @@ pptrace whatif llama.yaml --lost 2 --json
 )  # fmt: skip
 @json_option("Print everything as JSON.")
 def command(source: Source, lost: int, *, as_json: bool) -> None:
-    """Simulate CONFIG's step again with one thing changed at a time, on as many GPUs.
+    """Simulate CONFIG's step again with one change at a time, on the same number of GPUs.
 
     Twice the bandwidth, a free network, half the bubble, even stages, no stragglers, one more microbatch; with
-    --lost, fewer workers. The first row is the largest lever of the step as it is.
+    --lost, fewer workers. The first row is the bottleneck of the unchanged step.
     """
     file = source.file
     from pptrace.config.resolution import load

@@ -137,7 +137,7 @@ def parse_entries(texts: Sequence[str], option: str) -> tuple[Entry, ...]:
     entries = tuple(_entry(word, option) for word in words)
     for index, entry in enumerate(entries):
         if any((entry.name, entry.settings) == (other.name, other.settings) for other in entries[:index]):
-            raise ConfigError(f"{entry.label} is there twice: name each schedule once", file=option)
+            raise ConfigError(f"{entry.label} is given twice: write each schedule once", file=option)
     return entries
 
 
@@ -185,7 +185,7 @@ def _setting(text: str, source: str) -> tuple[str, str]:
         raise ConfigError(f"{text!r} is no setting: write key=value, such as vp=2", file=source)
     key, value = match[1], match[2].strip()
     if key in {"schedule", "schedule.name"}:
-        raise ConfigError("an entry names its schedule at its beginning", file=source)
+        raise ConfigError("an entry begins with the name of its schedule", file=source)
     if not value:
         raise ConfigError(f"{key} has no value: write {key}=VALUE", file=source)
     if key in ARGUMENTS:
@@ -243,7 +243,7 @@ def limit_settings(resolved: Resolved, costs: Costs, size_bytes: int, source: st
     key = next((key for key in LIMITS if _reads(offer, key)), None)
     if key is None:
         message = (
-            f"costs {offer.name} know no memory: give a model and a device, or costs with bytes and a capacity"
+            f"costs {offer.name} have no memory: give a model and a device, or costs with bytes and a capacity"
         )
         raise ConfigError(message, file=source)
     device = costs.resolved.experiment.device
@@ -256,9 +256,9 @@ def limit_settings(resolved: Resolved, costs: Costs, size_bytes: int, source: st
         settings = {"device.preset": device.preset} if device.preset else configured
     if key.startswith("device.") and device is not None and device.ranks:
         return {**settings, **device.limited(size_bytes, resolved.experiment.device)}
-    own_costs = costs.request.options.get("capacity")
-    if key == "costs.capacity" and isinstance(own_costs, list):
-        return {key: json.dumps([exact_size(min(size, size_bytes)) for size in own_costs])}
+    capacities = costs.request.options.get("capacity")
+    if key == "costs.capacity" and isinstance(capacities, list):
+        return {key: json.dumps([exact_size(min(size, size_bytes)) for size in capacities])}
     return {**settings, key: exact_size(size_bytes)}
 
 

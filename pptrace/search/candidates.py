@@ -189,13 +189,13 @@ def _breakdown(run: SimulatedStep) -> Row:
     idle = metrics.idle_ns.sum(axis=0) / ranks
     collectives = float(metrics.collective_ns.sum()) / ranks
     waits = [IdleCause.FILL, IdleCause.DRAIN, IdleCause.PEER_COMPUTE, IdleCause.SLOWER_REPLICA]
-    waiting = float(idle[waits].sum())
+    queue = float(idle[waits].sum())
     messages = float(idle[IdleCause.TRANSFER] + idle[IdleCause.CONTENTION] + idle[IdleCause.HEAD_OF_LINE])
     reduction = float(idle[IdleCause.REDUCTION])
-    compute = metrics.step_ns - collectives - waiting - messages - reduction
+    compute = metrics.step_ns - collectives - queue - messages - reduction
     return {
         "mean_compute_ns": round(compute), "mean_collectives_ns": round(collectives),
-        "mean_waiting_ns": round(waiting), "mean_messages_ns": round(messages),
+        "mean_waiting_ns": round(queue), "mean_messages_ns": round(messages),
         "mean_reduction_ns": round(reduction),
     }  # fmt: skip
 
@@ -492,10 +492,10 @@ class Search:
                 if self.filter.prefetch is not None:
                     self.filter.prefetch.end()
             if not self.best:
-                raise self._nothing()
+                raise self._no_result_error()
 
     def _bound_layouts(self) -> None:
-        """Bound all layouts, in an order that covers the whole space early."""
+        """Bound all layouts, in an order whose prefixes cover the space evenly."""
         layouts = list(self.space.layouts())
         groups: list[list[Candidate]] = [[] for _ in layouts]
         for index in spread_indices(len(layouts)):
@@ -509,18 +509,18 @@ class Search:
         self.candidates = [candidate for group in groups for candidate in group]
         for number, candidate in enumerate(self.candidates):
             candidate.number = number
-        self.best.sort(key=_standing)
+        self.best.sort(key=_rank_key)
 
     def _simulate_early(self) -> None:
         """Simulate the candidates with the best scores, or of least memory where none of these fits."""
         if self.best or self.request.exhaustive:
             return
-        for count, key in ((_PEEKS[2], attrgetter("score", "number")), (_PEEKS[1], _likely)):
-            able = [
+        for count, key in ((_PEEKS[2], attrgetter("score", "number")), (_PEEKS[1], _memory_key)):
+            unrefined = [
                 candidate for candidate in self.candidates if candidate.is_bounded and candidate.origin is not None
             ]
             likely: list[Candidate] = []
-            for candidate in nsmallest(count, able, key=key):
+            for candidate in nsmallest(count, unrefined, key=key):
                 self.filter.refine(candidate)
                 self.bounded += 1
                 likely += [candidate] * candidate.is_bounded
@@ -531,18 +531,18 @@ class Search:
                 return
 
     def _simulate_by_bounds(self) -> None:
-        """Pop candidates by their bounds. One with a layout's bound alone gets its own and is pushed again."""
-        waiting = [
+        """Pop candidates by their bounds; bound and push again those with only the bound of their layout."""
+        queue = [
             (candidate.score, candidate.number, candidate) for candidate in self.candidates if candidate.is_bounded
         ]
-        heapify(waiting)
+        heapify(queue)
         sizes, size = iter(_BATCHES), 0
         batch: list[Candidate] = []
         refined: list[Candidate] = []
-        while waiting:
+        while queue:
             size = size or next(sizes, _BATCHES[-1])
-            score, _, candidate = heappop(waiting)
-            if self._is_hopeless(score):
+            score, _, candidate = heappop(queue)
+            if self._is_excluded(score):
                 break
             if candidate.origin is None:
                 batch += [candidate] * candidate.is_bounded
@@ -551,30 +551,30 @@ class Search:
                 self.filter.refine(candidate)
                 refined.append(candidate)
                 self.bounded += 1
-                if candidate.is_bounded and not self._is_hopeless(candidate.score):
-                    heappush(waiting, (candidate.score, candidate.number, candidate))
+                if candidate.is_bounded and not self._is_excluded(candidate.score):
+                    heappush(queue, (candidate.score, candidate.number, candidate))
                 if len(refined) in _PEEKS and not self.request.exhaustive:
-                    self._simulate(self._likeliest(refined, batch))
-                    self._prefetch_bounds(waiting)
+                    self._simulate(self._best_bounded(refined, batch))
+                    self._prefetch_bounds(queue)
             if len(batch) == size:
                 self._simulate(batch)
                 batch, size = [], 0
-        self._simulate([candidate for candidate in batch if not self._is_hopeless(candidate.score)])
+        self._simulate([candidate for candidate in batch if not self._is_excluded(candidate.score)])
 
-    def _prefetch_bounds(self, waiting: Sequence[tuple[Score, int, Candidate]]) -> None:
+    def _prefetch_bounds(self, queue: Sequence[tuple[Score, int, Candidate]]) -> None:
         """Start to bound candidates in worker processes, once these have compiled kernels."""
         executor = self.runner.worker_executor()
         if self.filter.prefetch is None and executor is not None:
-            unbounded = [candidate for *_, candidate in sorted(waiting) if candidate.origin is not None]
+            unbounded = [candidate for *_, candidate in sorted(queue) if candidate.origin is not None]
             if len(unbounded) >= _PREFETCH_FROM:
                 self.filter.prefetch = BoundPrefetch(self.space, unbounded, executor, self.runner.workers)
 
-    def _likeliest(self, refined: Sequence[Candidate], batch: Sequence[Candidate]) -> list[Candidate]:
+    def _best_bounded(self, refined: Sequence[Candidate], batch: Sequence[Candidate]) -> list[Candidate]:
         """Return the requested number of bounded candidates, best first. Their scores bound the last place."""
-        waiting = [candidate for candidate in refined if candidate.is_bounded and candidate not in batch]
-        return sorted(waiting, key=attrgetter("score", "number"))[: self.request.top]
+        queue = [candidate for candidate in refined if candidate.is_bounded and candidate not in batch]
+        return sorted(queue, key=attrgetter("score", "number"))[: self.request.top]
 
-    def _is_hopeless(self, score: Score) -> bool:
+    def _is_excluded(self, score: Score) -> bool:
         """Return whether a lower bound is above the score of the last requested place."""
         top = self.request.top
         return not self.request.exhaustive and len(self.best) >= top and score > self.best[top - 1].score
@@ -596,15 +596,15 @@ class Search:
 
     def _rank(self, candidate: Candidate) -> None:
         """Insert a candidate into the ranking, or among the equivalents of another one."""
-        first = self._places.get(_place(candidate))
+        first = self._places.get(_equivalence_key(candidate))
         if first is not None and first.number < candidate.number:
             insort(first.equivalents, candidate, key=attrgetter("number"))
             return
         if first is not None:
             self.best.remove(first)
             candidate.equivalents, first.equivalents = [first, *first.equivalents], []
-        self._places[_place(candidate)] = candidate
-        insort(self.best, candidate, key=_standing)
+        self._places[_equivalence_key(candidate)] = candidate
+        insort(self.best, candidate, key=_rank_key)
 
     def _report(self, now: str = "") -> None:
         best = f", best so far {self.best[0].name}" if self.best else ""
@@ -619,44 +619,46 @@ class Search:
             self._reported_s = monotonic()
             self._report(f", now {candidate.name} of {layout.microbatches:,} microbatches" if large else "")
 
-    def _nothing(self) -> ConfigError:
+    def _no_result_error(self) -> ConfigError:
         """Return the error without a result: the most frequent reason, or the least sufficient memory."""
-        tight = [
+        short_of_memory = [
             candidate for candidate in self.candidates if candidate.bound and candidate.outcome in _NEED_MEMORY
         ]
-        if not tight:
+        if not short_of_memory:
             reasons = [candidate.reason for candidate in self.candidates if candidate.reason]
             most = max(dict.fromkeys(reasons), key=reasons.count, default="nothing varies")
             return ConfigError(f"none of {len(self.candidates):,} configurations can run: {most}", file="plan")
-        needs = self._needs(tight)
+        needs = self._simulated_needs(short_of_memory)
         if not needs:
             return ConfigError(f"none of {len(self.candidates):,} configurations fits", file="--memory")
         size, candidate = min(needs, key=lambda need: need[0])
-        # A candidate without a bound of its own needs at least the bound of its layout.
-        is_least = all(_need(other)[0] >= size for other in tight if other.origin is not None)
-        enough = f"{format_size(size)} would do{'' if is_least else ', and less may'} ({candidate.name})"
+        # A candidate without a bound by its table needs at least the bound of its layout.
+        is_least = all(_least_memory(other)[0] >= size for other in short_of_memory if other.origin is not None)
+        enough = f"{format_size(size)} is enough{'' if is_least else ', and less may be'} ({candidate.name})"
         message = f"none of {len(self.candidates):,} configurations fits: {enough}; give more GPUs, or more memory"
         return ConfigError(message, file="--memory")
 
-    def _needs(self, tight: Sequence[Candidate]) -> list[tuple[int, Candidate]]:
-        """Return the simulated memory of the candidates with the least bounds by their own tables.
+    def _simulated_needs(self, short_of_memory: Sequence[Candidate]) -> list[tuple[int, Candidate]]:
+        """Return the simulated memory of the candidates with the least bounds by their tables.
 
         Bounds of layouts ignore activations. Among equal bounds, the longest steps come first: they recompute.
         """
         layouts: dict[Layout, list[Candidate]] = {}
-        for candidate in sorted(tight, key=_likely):
+        for candidate in sorted(short_of_memory, key=_memory_key):
             layouts.setdefault(candidate.layout, []).append(candidate)
         likely = [candidate for group in layouts.values() for candidate in group[:_LEAST]]
         further = [candidate for group in layouts.values() for candidate in group[_LEAST:]]
-        likely += sorted(further, key=_likely)[:_FURTHER]
+        likely += sorted(further, key=_memory_key)[:_FURTHER]
         for candidate in likely:
             self._report()
             self.filter.refine(candidate)
-        likely = sorted((candidate for candidate in likely if candidate.outcome in _NEED_MEMORY), key=_need)
+        likely = sorted(
+            (candidate for candidate in likely if candidate.outcome in _NEED_MEMORY), key=_least_memory
+        )
         needs: list[tuple[int, Candidate]] = []
         for begin in range(0, len(likely), _LEAST):
             batch = likely[begin : begin + _LEAST]
-            if needs and _need(batch[0])[0] >= min(size for size, _ in needs):
+            if needs and _least_memory(batch[0])[0] >= min(size for size, _ in needs):
                 break
             for candidate, row in zip(batch, self.runner.rows(batch), strict=True):
                 if not row.get("error"):
@@ -670,19 +672,19 @@ def spread_indices(count: int) -> list[int]:
     return [index * step % count for index in range(count)]
 
 
-def _need(candidate: Candidate) -> tuple[int, int]:
+def _least_memory(candidate: Candidate) -> tuple[int, int]:
     return candidate.bound.peak_bytes if candidate.bound else 0, candidate.number
 
 
-def _place(candidate: Candidate) -> tuple[Any, ...]:
+def _equivalence_key(candidate: Candidate) -> tuple[Any, ...]:
     """Return the key that equivalent candidates share."""
-    return candidate.layout, candidate.schedule, candidate.chunks, _standing(candidate)[:-1]
+    return candidate.layout, candidate.schedule, candidate.chunks, _rank_key(candidate)[:-1]
 
 
-def _standing(candidate: Candidate) -> tuple[Score, int, int]:
+def _rank_key(candidate: Candidate) -> tuple[Score, int, int]:
     return candidate.score, int(candidate.row["peak_memory_bytes"] or 0), candidate.number
 
 
-def _likely(candidate: Candidate) -> tuple[int, tuple[float, ...], int]:
-    least, number = _need(candidate)
+def _memory_key(candidate: Candidate) -> tuple[int, tuple[float, ...], int]:
+    least, number = _least_memory(candidate)
     return least, tuple(-float(part) for part in candidate.score), number

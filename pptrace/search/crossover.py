@@ -214,7 +214,7 @@ def crossover(
     span = parse_span(over, basis, between)
     _check_largest(basis, between, span)
     pair = _Pair(basis=basis, between=(between[0], between[1]), span=span, watch=watch)
-    search = Bisection(sign=pair.sign, whole=span.scale.whole, tolerance=tolerance)
+    search = Bisection(sign=pair.sign, is_discrete=span.scale.is_count, tolerance=tolerance)
     grid = geometric(span.low, span.high, points)
     if chosen is None or span.key == _CHUNKS:  # chunks on an executor would count as settings of the entry
         changes = search.changes(grid)
@@ -269,7 +269,7 @@ class _Pair:
         if self.simulate is None:
             return
         if self.watch is not None:
-            self.watch(f"{self.span.word} {', '.join(map(self.span.shown, values))}: both")
+            self.watch(f"{self.span.word} {', '.join(map(self.span.scale.shown, values))}: both")
         items = {
             f"{value} {entry.label}": replace(entry, varied=(self.span.assign(value), *entry.varied))
             for value in values
@@ -282,7 +282,7 @@ class _Pair:
 
     def sign(self, value: int) -> int | None:
         """Return the sign of the difference at a value; None if a schedule cannot run."""
-        text = self.span.shown(value)
+        text = self.span.scale.shown(value)
         steps = self._prefetched(value)
         if steps is not None:
             return self._add(value, *steps)
@@ -312,7 +312,10 @@ class _Pair:
 
     def _add(self, value: int, first: tuple[int, bool], second: tuple[int, bool]) -> int:
         point = Point(
-            value=value, text=self.span.shown(value), step_ns=(first[0], second[0]), fits=(first[1], second[1])
+            value=value,
+            text=self.span.scale.shown(value),
+            step_ns=(first[0], second[0]),
+            fits=(first[1], second[1]),
         )
         self.points[value] = point
         return point.sign
@@ -400,15 +403,15 @@ def _skipped(result: Crossover) -> list[str]:
     for entry in result.between:
         skipped = [skip for skip in result.skipped if skip.schedule == entry.label]
         if skipped:
-            ranges = _format_values(skipped, whole=result.span.scale.whole)
+            ranges = _format_values(skipped, is_count=result.span.scale.is_count)
             listed = ", ".join(ranges[:_SHOWN]) + (", …" if len(ranges) > _SHOWN else "")
             lines.append(f"skipped, for {entry.label} cannot take them: {listed} ({skipped[0].reason})")
     return lines
 
 
-def _format_values(skipped: Sequence[Skipped], *, whole: bool) -> list[str]:
+def _format_values(skipped: Sequence[Skipped], *, is_count: bool) -> list[str]:
     """Return skipped values as texts; consecutive whole numbers become a range, ``1 to 3``."""
-    if not whole:
+    if not is_count:
         return [skip.text for skip in skipped]
     values = [skip.value for skip in skipped]
     ranges = groupby(enumerate(values), key=lambda pair: pair[1] - pair[0])

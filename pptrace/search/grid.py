@@ -134,7 +134,7 @@ def _axis(key: str, words: Sequence[str], option: str = "--over") -> Axis:
     for value in values:
         content = sorted((str(setting.path), repr(setting.value)) for setting in value.varied)
         if content in seen:
-            raise ConfigError(f"{value.text} is there twice: name each value once", file=source)
+            raise ConfigError(f"{value.text} is given twice: write each value once", file=source)
         seen.append(content)
     return Axis(key=key, values=values)
 
@@ -144,11 +144,11 @@ def _overlays(files: Sequence[str], words: Sequence[str], source: str) -> tuple[
     other = next((word for word in words if word not in files), None)
     if other is not None:
         raise ConfigError(
-            f"{other or 'an empty value'} stands among files of settings: write files alone", file=source
+            f"{other or 'an empty value'} is mixed with files of settings: write only files", file=source
         )
     twice = next((file for file in files if files.count(file) > 1), None)
     if twice is not None:
-        raise ConfigError(f"{twice} is there twice: name each value once", file=source)
+        raise ConfigError(f"{twice} is given twice: write each value once", file=source)
     stems = [Path(file).stem for file in files]
     names = stems if len(set(stems)) == len(stems) else files
     return tuple(
@@ -190,9 +190,9 @@ def _coupled(word: str, source: str) -> Value:
 
 def _value(key: str, word: str, option: str) -> Value:
     if key in _SCHEDULE_KEYS and not word.startswith("{"):
-        entry, *others = parse_entries([word], f"{option} {key}")
-        if others:
-            raise ConfigError(f"{word} are several schedules, where each value is one", file=f"{option} {key}")
+        entry, *further = parse_entries([word], f"{option} {key}")
+        if further:
+            raise ConfigError(f"{word} are several schedules, and a value is one", file=f"{option} {key}")
         return Value(text=entry.label, varied=entry.varied)
     return Value(text=word, varied=(assignment(key, word, f"{option} {key}={word}"),))
 
@@ -347,7 +347,7 @@ def grid_of(
 
 def _check_axes(axes: Sequence[Axis], overrides: Sequence[Assignment]) -> None:
     if not axes:
-        raise ConfigError("missing: say what to sweep, such as --over microbatches=8,16,32", file="--over")
+        raise ConfigError("missing: write what to sweep, such as --over microbatches=8,16,32", file="--over")
     count = prod(len(axis.values) for axis in axes)
     if count > _MOST_POINTS:
         raise ConfigError(f"{count:,} points; the most is {_MOST_POINTS:,}: name fewer values", file="--over")
@@ -363,13 +363,13 @@ def _check_pair(first: Axis, second: Axis) -> None:
     common = sorted(map(key_text, first.paths & second.paths))
     if common:
         key = "" if common == [first.key] else f" ({common[0]})"
-        message = f"--over {first.key} sets it too{key}: write all values behind one --over"
+        message = f"--over {first.key} also sets it{key}: write all values in one --over"
         raise ConfigError(message, file=source)
     if {_GLOBAL, _MICROBATCHES} <= first.paths | second.paths:
-        message = f"it follows from {first.key}, which is swept too: leave one of them out"
+        message = f"it follows from {first.key}, which is also swept: leave one of them out"
         raise ConfigError(message, file=source)
     if any(_is_parent(path, child) for path in second.paths for child in first.paths):
-        message = f"replaces all of it, {first.key} too: write --over {second.key} before --over {first.key}"
+        message = f"replaces all of it, also {first.key}: write --over {second.key} before --over {first.key}"
         raise ConfigError(message, file=source)
 
 
@@ -390,7 +390,7 @@ def _check_tables(tree: Mapping[str, Any], axes: Sequence[Axis]) -> None:
     tables = [name for name in names or [_name(tree)] if name and _kind(name) == "table"]
     for axis in axes if tables else ():
         if axis.paths & set(_TABLE_SIZES):
-            message = f"{tables[0]} is a table, which has its own: sweep it by a schedule that makes its table"
+            message = f"{tables[0]} is a table with fixed sizes: sweep a schedule that builds its table"
             raise ConfigError(message, file=f"--over {axis.key}")
 
 
@@ -529,4 +529,4 @@ def replicas_of(tree: Mapping[str, Any], gpus: int) -> tuple[int, str]:
     if dp and not remainder:
         return dp, ""
     factors = " x ".join(f"{name} {size}" for name, size in sizes.items())
-    return 1, f"{factors} is a replica of {prod(sizes.values())} GPUs, which do not make {gpus}"
+    return 1, f"{factors} is a replica of {prod(sizes.values())} GPUs, which do not divide {gpus}"

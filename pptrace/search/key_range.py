@@ -36,7 +36,7 @@ class Scale:
 
     dimension: Dimension | None = None
     """The dimension of sizes, rates, times and compute rates; None for plain numbers."""
-    whole: bool = False
+    is_count: bool = False
     """Whether values are counts, each of which matters; other integers are points of a continuous axis."""
 
     def parse(self, text: str) -> int:
@@ -47,22 +47,22 @@ class Scale:
         """
         if self.dimension is not None:
             return self.dimension.parse(text)
-        if not (_INTEGER if self.whole else _DECIMAL).fullmatch(text):
-            raise ConfigError(f"{text!r} is no {'whole ' if self.whole else ''}number")
-        return int(text) if self.whole else round(Decimal(text) * _NANO)
+        if not (_INTEGER if self.is_count else _DECIMAL).fullmatch(text):
+            raise ConfigError(f"{text!r} is no {'whole ' if self.is_count else ''}number")
+        return int(text) if self.is_count else round(Decimal(text) * _NANO)
 
     def exact(self, value: int) -> str:
         """Return a value without loss."""
         if self.dimension is not None:
             return self.dimension.exact(value)
-        if self.whole:
+        if self.is_count:
             return str(value)
         integer, billionths = divmod(value, _NANO)
         return f"{integer}.{billionths:09d}".rstrip("0").removesuffix(".")
 
     def shown(self, value: int) -> str:
         """Return a count, or six digits with the largest unit that the value fills."""
-        if self.whole:
+        if self.is_count:
             return str(value)
         if self.dimension is None:
             return f"{Decimal(self.exact(value)):.{_SCALE_DIGITS}g}"
@@ -73,7 +73,7 @@ class Scale:
         return f"{float(Decimal(value) / units[unit]):.{_SCALE_DIGITS}g} {unit}"
 
 
-_COUNT, _NUMBER = Scale(whole=True), Scale()
+_COUNT, _NUMBER = Scale(is_count=True), Scale()
 _DIMENSIONS = (SIZE, RATE, DURATION, FLOPS)
 
 
@@ -81,7 +81,7 @@ def scale_of(value: object) -> Scale | None:
     """Return the scale of a configured value; None where it is no number.
 
     >>> scale_of("50 GB/s").shown(2_500_000_000), scale_of(3), scale_of(True)
-    ('2.5 GB/s', Scale(dimension=None, whole=True), None)
+    ('2.5 GB/s', Scale(dimension=None, is_count=True), None)
     """
     if isinstance(value, bool):
         return None
@@ -139,14 +139,10 @@ class Span:
         """Return the assignment of a value to the key."""
         return assignment(self.key, self.scale.exact(value), f"--over {self.word}")
 
-    def shown(self, value: int) -> str:
-        """Return a value for people."""
-        return self.scale.shown(value)
-
     @property
     def ends(self) -> str:
         """Both ends for people."""
-        return f"{self.shown(self.low)} to {self.shown(self.high)}"
+        return f"{self.scale.shown(self.low)} to {self.scale.shown(self.high)}"
 
 
 def parse_span(text: str, basis: Basis, entries: Sequence[Entry]) -> Span:
@@ -168,7 +164,7 @@ def parse_span(text: str, basis: Basis, entries: Sequence[Entry]) -> Span:
     key = _key(word, basis, entries, ends)
     for entry in entries:
         if entry.sets(key):
-            raise ConfigError(f"{entry.label} sets what is to vary: remove it there", key=key, file=source)
+            raise ConfigError(f"{entry.label} sets the key that varies: remove it there", key=key, file=source)
     known = _values(basis, entries, key, ends)
     scale = _scale(known.get(key), key, ends)
     if scale is None or key.partition(".")[0] not in Experiment.model_fields:
@@ -228,11 +224,13 @@ def _scale(value: object, key: str, ends: tuple[str, str] | None) -> Scale | Non
 
 def _no_number(key: str, known: Mapping[str, object], source: str) -> ConfigError:
     if key in known:
-        return ConfigError(f"{known[key]!r} is no number to move", key=key, file=source)
+        return ConfigError(f"{known[key]!r} is no number", key=key, file=source)
     numbers = [name for name, value in known.items() if scale_of(value) is not None]
     section = [name for name in numbers if name.partition(".")[0] == key.partition(".")[0]]
     advice = "; one that has no value yet needs a range, KEY=LOW..HIGH" if section else ""
-    return ConfigError(f"no number here has this key{nearest(key, section or numbers)}{advice}", file=source)
+    return ConfigError(
+        f"no number of the configuration has this key{nearest(key, section or numbers)}{advice}", file=source
+    )
 
 
 def _read(scale: Scale, ends: tuple[str, str], key: str, source: str) -> tuple[int, int]:
@@ -241,7 +239,9 @@ def _read(scale: Scale, ends: tuple[str, str], key: str, source: str) -> tuple[i
     except ConfigError as error:
         raise ConfigError(error.message, key=key, file=source) from None
     if low == high:
-        raise ConfigError(f"the range {' .. '.join(ends)} holds one value: nothing can flip", key=key, file=source)
+        raise ConfigError(
+            f"the range {' .. '.join(ends)} has one value: the ranking cannot flip", key=key, file=source
+        )
     if low > high:
         raise ConfigError(f"the range is reversed: write {ends[1]}..{ends[0]}", key=key, file=source)
     return low, high
@@ -253,7 +253,7 @@ def _default(scale: Scale, key: str, known: Mapping[str, object], source: str) -
         return 1, _MOST_MICROBATCHES
     value = scale.parse(str(known[key]))
     if not value:
-        message = f"{known[key]} has no decades around it: write a range, such as {key}=LOW..HIGH"
+        message = f"{known[key]} has no default range: write a range, such as {key}=LOW..HIGH"
         raise ConfigError(message, key=key, file=source)
     low = rounded(value * _HUNDREDTHS // _HALF_RANGE, _RANGE_DIGITS)
     return max(1, low), rounded(value * _HALF_RANGE // _HUNDREDTHS, _RANGE_DIGITS)
@@ -273,14 +273,14 @@ _DECADES = 1000
 class Bisection:
     """A search for the changes of a sign.
 
-    >>> search = Bisection(sign=lambda x: (x > 40) - (x < 40), whole=True)
+    >>> search = Bisection(sign=lambda x: (x > 40) - (x < 40), is_discrete=True)
     >>> search.changes(geometric(1, 100, 5))
     [(39, 40), (40, 41)]
     """
 
     sign: Callable[[int], int | None]
     """Returns the sign at a value, -1, 0 or 1, or None. Called once per value."""
-    whole: bool
+    is_discrete: bool
     """Whether the axis is discrete."""
     tolerance: float = 0.01
     """Largest distance of both sides of a change on a continuous axis, as a share of the upper one."""
@@ -304,14 +304,14 @@ class Bisection:
 
     def _with_sign(self, grid: list[int]) -> list[int]:
         """Return the grid; the nearest value with a sign replaces a point without one, if there is any."""
-        found: list[int] = []
+        points: list[int] = []
         for index, value in enumerate(grid):
             after = grid[index - 1] if index else value - 1
             before = grid[index + 1] if index + 1 < len(grid) else value + 1
-            near = self._nearest(value, max(after, found[-1] if found else after), before)
+            near = self._nearest(value, max(after, points[-1] if points else after), before)
             if near is not None:
-                found.append(near)
-        return found
+                points.append(near)
+        return points
 
     def _between(self, low: int, high: int) -> list[tuple[int, int]]:
         if self.sign_at(low) == self.sign_at(high):
@@ -323,14 +323,14 @@ class Bisection:
 
     def _nearest(self, value: int, after: int, before: int) -> int | None:
         """Return the nearest value with a sign, strictly between two bounds."""
-        tried = _outward(value, after, before) if self.whole else iter([value])
-        return next((near for near in tried if self.sign_at(near) is not None), None)
+        candidates = _outward(value, after, before) if self.is_discrete else iter([value])
+        return next((near for near in candidates if self.sign_at(near) is not None), None)
 
     def _is_close(self, low: int, high: int) -> bool:
-        return high - low <= (1 if self.whole else max(1, self.tolerance * high))
+        return high - low <= (1 if self.is_discrete else max(1, self.tolerance * high))
 
     def _middle(self, low: int, high: int) -> int:
-        if self.whole:
+        if self.is_discrete:
             return (low + high) // 2
         middle = isqrt(low * high) if low else high // 2
         short = rounded(middle, _BISECTION_DIGITS)

@@ -98,13 +98,13 @@ def _schedule(
     name, parallel = experiment.schedule.name, experiment.parallel
     ranks, microbatches = parallel.pp or 1, experiment.batch.known_microbatches
     if ranks == 1 and chunks > 1:
-        return [], [f"{chunks} chunks on one rank: it has them from two ranks on"]
+        return [], [f"{chunks} chunks on one rank: it needs two ranks or more"]
     words, missing = [], []
     if name == "combined-1f1b":
         if (parallel.ep or 1) == 1:
-            return [], ["schedule combined-1f1b: it asks for ep above 1"]
+            return [], ["schedule combined-1f1b: it needs ep above 1"]
         if model.get("recompute") == "full":
-            return [], ["schedule combined-1f1b: it asks for recompute other than full"]
+            return [], ["schedule combined-1f1b: it needs another recompute than full"]
         words += ["--overlap-moe-expert-parallel-comm"]
         words += ["--delay-wgrad-compute"] if costs.get("delay_wgrad", True) else []
     elif name != ("interleaved-1f1b" if chunks > 1 else "1f1b"):
@@ -112,7 +112,7 @@ def _schedule(
     if chunks > 1:
         size = microbatches // max(microbatches // ranks, 1)
         if size < ranks:
-            missing.append(f"{microbatches} microbatches: it asks for {ranks} or more")
+            missing.append(f"{microbatches} microbatches: it needs {ranks} or more")
         elif size > ranks:
             words += flag_words({"microbatch-group-size-per-virtual-pipeline-stage": size})
     return words, missing
@@ -158,7 +158,7 @@ def _uneven(layers: int, stages: int) -> tuple[list[str], list[str]]:
     """Return the arguments that count head and embedding as layers, or the missing split."""
     if stages > 1 and 0 < stages - layers <= len(_ENDS):
         return [f"--account-for-{end}-in-pipeline-split" for end in _ENDS[: stages - layers]], []
-    missing = f"an even split of {layers} layers on {stages} stages: --pipeline-model-parallel-layout says it"
+    missing = f"an even split of {layers} layers on {stages} stages: write --pipeline-model-parallel-layout"
     return [], [missing] if layers % stages else []
 
 
@@ -217,9 +217,9 @@ def torchtitan_arguments(experiment: Experiment, chunks: int) -> Arguments:
         words.append("--parallelism.no-enable_sequence_parallel")
     recompute = str(model.get("recompute") or "none")
     if recompute == "selective":
-        without.append("recompute selective: it keeps products, too, and computes all else again")
+        without.append("recompute selective: it also keeps matrix products, and recomputes everything else")
     elif model.get("recompute_method"):
-        without.append("recompute_method: every layer is computed again")
+        without.append("recompute_method: it recomputes every layer")
     # The word that selects a configuration follows all flags.
     words.append(f"activation-checkpoint:{recompute}")
     return Arguments(words=tuple(words), without=(*without, *without_modifiers(experiment)))
@@ -262,7 +262,7 @@ def _unsupported_parts(experiment: Experiment, chunks: int) -> list[str]:
     if name not in _SCHEDULES:
         return [f"schedule {name}"]
     if name in _LOOPED and chunks == 1:
-        return [f"schedule {name} with one stage on a rank: it asks for two or more"]
+        return [f"schedule {name} with one stage on a rank: it needs two or more"]
     return []
 
 

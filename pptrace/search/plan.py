@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from pptrace.config.flags import Settings
     from pptrace.config.schema import Experiment
+    from pptrace.run.costs import Costs
     from pptrace.run.figures import Row
     from pptrace.search.candidates import Candidate
     from pptrace.search.launch_arguments import Arguments
@@ -156,9 +157,13 @@ class Plan(Printed):
         )
 
     @cached_property
+    def _costs(self) -> Costs:
+        return build_costs(self.problem.resolved(self.best.varied), self.problem.registry)
+
+    @property
     def experiment(self) -> Experiment:
         """The first place's configuration with all parameters of the model and the costs."""
-        return build_costs(self.problem.resolved(self.best.varied), self.problem.registry).resolved.experiment
+        return self._costs.resolved.experiment
 
     @cached_property
     def stated(self) -> Experiment:
@@ -168,8 +173,7 @@ class Plan(Printed):
         model = values_of(experiment.model)
         if layers % stages == 0 or model.get("layers_per_stage") or model.get("layout"):
             return experiment
-        costs = build_costs(self.problem.resolved(self.best.varied), self.problem.registry)
-        split = default_split(costs, stages, layers)
+        split = default_split(self._costs, stages, layers)
         if split is None:
             return experiment
         resolved = self.problem.resolved((*self.best.varied, setting(LAYERS, split)))
@@ -445,7 +449,7 @@ def _settings(candidate: Candidate) -> str:
 
 
 def _reasons(plan: Plan) -> list[str]:
-    lines = [f"why behind #1{'':>2}#{place}: {explain_gap(plan.best, candidate) or 'nothing above 0.1 %'}"
+    lines = [f"gap to #1{'':>6}#{place}: {explain_gap(plan.best, candidate) or 'no part above 0.1 %'}"
              for place, candidate in enumerate(plan.ranked, 1) if place > 1]  # fmt: skip
     return [lines[0], *(f"{'':>14}{line[14:]}" for line in lines[1:])] if lines else []
 
@@ -456,9 +460,9 @@ def _ties(plan: Plan) -> list[str]:
     if count == 1:
         return []
     places = f"#1 {'to' if plan.tied[2:] else 'and'} #{count}"
-    text = f"{places} are within {_MARGIN}, nearer than a simulation tells apart: measure these"
-    hint = f"; others may be as near, --top {2 * count} names them" if count == plan.request.top else ""
-    return _wrap_line("alike         ", text + hint)
+    text = f"{places} are within {_MARGIN}, less than the error of a simulation: measure them"
+    hint = f"; further places may tie, --top {2 * count} shows them" if count == plan.request.top else ""
+    return _wrap_line("tied          ", text + hint)
 
 
 def _equivalents(plan: Plan) -> list[str]:
@@ -469,7 +473,7 @@ def _equivalents(plan: Plan) -> list[str]:
             words = " or ".join(dict.fromkeys(_difference(candidate, twin) for twin in candidate.equivalents))
             named.setdefault(words, []).append(f"#{place}")
     text = "; ".join(f"{', '.join(places)} with {words}" for words, places in named.items())
-    return _wrap_line("equal         ", f"as long, in as much memory: {text}") if named else []
+    return _wrap_line("equal         ", f"same step and memory: {text}") if named else []
 
 
 def _difference(candidate: Candidate, equivalent: Candidate) -> str:
@@ -510,8 +514,8 @@ def _counts(plan: Plan) -> list[str]:
     counts = plan.counts()
     parts = [
         f"{counts['considered']:,} configurations considered: {counts[Outcome.REFUSED]:,} cannot run",
-        f"{counts[Outcome.MEMORY]:,} need more memory", f"{counts[Outcome.EQUAL]:,} equal others",
-        *([f"{counts[Outcome.COVERED]:,} on one rank as {PLAIN}"] if counts[Outcome.COVERED] else []),
+        f"{counts[Outcome.MEMORY]:,} need more memory", f"{counts[Outcome.EQUAL]:,} are duplicates",
+        *([f"{counts[Outcome.COVERED]:,} as {PLAIN} on one rank"] if counts[Outcome.COVERED] else []),
         f"{counts[Outcome.BOUNDED]:,} cannot be among the first {plan.request.top}",
         f"{counts[Outcome.SIMULATED]:,} simulated",
     ]  # fmt: skip
@@ -535,7 +539,7 @@ def _default_chunks(plan: Plan) -> list[str]:
     if not schedules:
         return []
     chunks = ", ".join(map(str, requested))
-    text = f"{chunks} where a schedule takes it; {join_names([*schedules])} with their own chunks"
+    text = f"{chunks} where a schedule accepts it; {join_names([*schedules])} with default chunks"
     return _wrap_line("vp            ", text)
 
 

@@ -520,9 +520,9 @@ def least_work_ns(workload: Workload, ranks: int, microbatches: int) -> int:
     """Return a lower bound on the computation of the busiest rank: the mean over the ranks."""
     times = _durations(workload)
     backward = np.minimum(times[Kind.B], times[Kind.I] + times[Kind.W])
-    whole = int((times[Kind.F] + backward).sum()) * microbatches
+    work_ns = int((times[Kind.F] + backward).sum()) * microbatches
     # Parts of a microbatch are rounded down, by less than a nanosecond each.
-    return max(whole // ranks - 64 * workload.stages * microbatches, 0)
+    return max(work_ns // ranks - 64 * workload.stages * microbatches, 0)
 
 
 def least_memory(workload: Workload, ranks: int) -> int:
@@ -536,8 +536,8 @@ def least_fits(workload: Workload, ranks: int) -> bool:
         return True
     if not workload.rank_capacity_bytes.size:
         return least_memory(workload, ranks) <= workload.capacity_bytes
-    held = int(workload.static_bytes.sum()) + ranks * workload.reserved_bytes
-    return held <= int(workload.capacities(ranks).sum())
+    static_bytes = int(workload.static_bytes.sum()) + ranks * workload.reserved_bytes
+    return static_bytes <= int(workload.capacities(ranks).sum())
 
 
 def bound_of(
@@ -568,23 +568,26 @@ def bound_of(
 
 def _step_ns(table: Schedule, workload: Workload, experiment: Experiment) -> int:
     times = _durations(workload)
-    took = times[table.kind, table.stage] * table.span
-    took[~COMPUTE.mask(table.kind)] = 0
-    before, until_end = _needed(table, workload, times)
+    duration_ns = times[table.kind, table.stage] * table.span
+    duration_ns[~COMPUTE.mask(table.kind)] = 0
+    before_ns, until_end_ns = _dependency_times(table, workload, times)
     row = np.repeat(np.arange(table.ranks), np.diff(table.row_ptr))
-    done = took.cumsum()
+    done_ns = duration_ns.cumsum()
     # An offset per rank, larger than any time, lets one pass accumulate all rows.
-    offset = row * (int(done[-1] if done.size else 0) + int(before.max(initial=0)) + 1)
-    starts = np.maximum.accumulate(before - (done - took) + offset) - offset
-    ends = starts + done
+    offset_ns = row * (int(done_ns[-1] if done_ns.size else 0) + int(before_ns.max(initial=0)) + 1)
+    idle_ns = np.maximum.accumulate(before_ns - (done_ns - duration_ns) + offset_ns) - offset_ns
+    ends_ns = idle_ns + done_ns
     filled = np.diff(table.row_ptr) > 0
-    last = np.zeros(table.ranks, dtype=np.int64)
-    last[filled] = ends[table.row_ptr[1:][filled] - 1]
-    after = _after_rows(table, workload, experiment)
-    return int(max((last + after).max(initial=0), (ends + until_end).max(initial=0) + int(after.min(initial=0))))
+    last_ns = np.zeros(table.ranks, dtype=np.int64)
+    last_ns[filled] = ends_ns[table.row_ptr[1:][filled] - 1]
+    optimizer_ns = _optimizer_times(table, workload, experiment)
+    return int(max(
+        (last_ns + optimizer_ns).max(initial=0),
+        (ends_ns + until_end_ns).max(initial=0) + int(optimizer_ns.min(initial=0)),
+    ))  # fmt: skip
 
 
-def _needed(table: Schedule, workload: Workload, times: Int64s) -> tuple[Int64s, Int64s]:
+def _dependency_times(table: Schedule, workload: Workload, times: Int64s) -> tuple[Int64s, Int64s]:
     """Return lower bounds on the time before the start and after the end of each action."""
     none = np.zeros(len(table), dtype=np.int64)
     if not table.placement.is_chain or workload.segments:
@@ -602,18 +605,16 @@ def _needed(table: Schedule, workload: Workload, times: Int64s) -> tuple[Int64s,
     return before, until_end
 
 
-def _after_rows(table: Schedule, workload: Workload, experiment: Experiment) -> Int64s:
+def _optimizer_times(table: Schedule, workload: Workload, experiment: Experiment) -> Int64s:
     """Return the optimizer time of each rank after its row; 0 where the validation moves it."""
-    held = table.placement.copies().astype(np.int64)
     if experiment.data_parallel.validation is not Validation.BEFORE:
         return np.zeros(table.ranks, dtype=np.int64)
-    after: Int64s = held @ workload.optimizer_ns
-    return after
+    optimizer_ns: Int64s = table.placement.copies().astype(np.int64) @ workload.optimizer_ns
+    return optimizer_ns
 
 
 def _peaks(table: Schedule, workload: Workload, experiment: Experiment) -> Int64s:
-    held = table.placement.copies().astype(np.int64)
-    static: Int64s = held @ workload.static_bytes + workload.reserved_bytes
+    static: Int64s = table.placement.copies().astype(np.int64) @ workload.static_bytes + workload.reserved_bytes
     choice = experiment.schedule
     moved = choice.offload is not None or choice.recompute is not None
     if moved or workload.segments or workload.classes or TABLE.copied[table.kind].any():
@@ -633,9 +634,9 @@ def _peaks(table: Schedule, workload: Workload, experiment: Experiment) -> Int64
 
 def _durations(workload: Workload) -> Int64s:
     """Return the least duration of each kind per stage, shape (kinds, stages); of segments, the computation."""
-    alone: list[Int64s] = []
+    durations: list[Int64s] = []
     for costs in (workload, *workload.classes):
         rows = [costs.duration_ns(kind) - (costs.collective_ns(kind) if costs.segments else 0) for kind in Kind]
-        alone.append(np.stack(rows))
-    least: Int64s = np.min(np.stack(alone), axis=0)
+        durations.append(np.stack(rows))
+    least: Int64s = np.min(np.stack(durations), axis=0)
     return least

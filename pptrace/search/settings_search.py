@@ -86,7 +86,7 @@ def varied_settings(names: Sequence[str], source: str) -> tuple[VariableSetting,
     known = [setting.name for setting in VARIED]
     for name in names:
         if name not in known:
-            raise ConfigError(f"{name!r} is nothing that differs{nearest(name, known)}", file=source)
+            raise ConfigError(f"{name!r} is no variable setting{nearest(name, known)}", file=source)
     return tuple(s for s in VARIED if (s.name in names if names else not s.on_request))
 
 
@@ -94,8 +94,8 @@ def _chunks(search: SettingsSearch) -> list[Settings]:
     experiment = search.filled.experiment
     if experiment.schedule.kind == "table":
         return []
-    own = search.chunks or experiment.parallel.vp
-    counts = chunks_of(experiment, own, experiment.parallel.pp or 1, deep=True)
+    configured = search.chunks or experiment.parallel.vp
+    counts = chunks_of(experiment, configured, experiment.parallel.pp or 1, deep=True)
     return [{"parallel.vp": count} for count in counts if count != search.chunks]
 
 
@@ -203,7 +203,7 @@ def copies_take_time(workload: Workload) -> bool:
 
 
 def memory_actions(settings: Mapping[str, Any], choice: ScheduleChoice) -> tuple[Offload | None, Recompute | None]:
-    """Return copies and recomputation of a variant; the configuration's own by default."""
+    """Return copies and recomputation of a variant; by default those of the configuration."""
     ratio, early = settings.get(_COPIED), settings.get(_RECOMPUTED)
     return (
         choice.offload if ratio is None else Offload(ratio=ratio),
@@ -212,7 +212,7 @@ def memory_actions(settings: Mapping[str, Any], choice: ScheduleChoice) -> tuple
 
 
 _ESTIMATED, _OTHERS = 16, 20
-"""Limits of simulated variants: the best by estimate, and others near the best of these."""
+"""Limits of simulated variants: the best by estimate, and variants near the best of these."""
 
 _NEARLY = 2
 """Variants that do not fit, whose other settings are varied too."""
@@ -316,8 +316,8 @@ class SettingsSearch:
             self._simulate(likely)
         self._simulate_likeliest(self._estimates([{}]))
         if not self.fits:  # other options may fit, with copies and recomputation as well
-            others = [setting for setting in self.settings if not setting.is_estimated]
-            bases = [values for setting in others for values in self._values(setting)]
+            unestimated = [setting for setting in self.settings if not setting.is_estimated]
+            bases = [values for setting in unestimated for values in self._values(setting)]
             for base in bases:
                 self._simulate(Change(settings=dict(base)))
             self._simulate_likeliest(self._estimates(bases))

@@ -102,7 +102,7 @@ class PlanRequest:
         if self.gpus < 1:
             raise ConfigError(f"{self.gpus} is no number of GPUs: write 1 or more", file="--gpus")
         if self.top < 1:
-            raise ConfigError(f"{self.top} is nothing: write 1 or more", file="--top")
+            raise ConfigError(f"{self.top} is no number of places: write 1 or more", file="--top")
         if self.objective not in OBJECTIVES:
             message = f"{self.objective!r} is no objective{nearest(self.objective, OBJECTIVES)}"
             raise ConfigError(message, file="--objective")
@@ -142,7 +142,7 @@ def varied_axes(texts: Sequence[str], written: Mapping[str, Iterable[Any]]) -> d
         name = key.strip()
         (axis,) = parse_axes([f"{ALIASES.get(name, name)}{equals}{values}"], "--vary")
         if _key(axis) in given:
-            raise ConfigError(f"{key.strip()} is there twice: write all values behind one --vary", file="--vary")
+            raise ConfigError(f"{key.strip()} is given twice: write all values in one --vary", file="--vary")
         given[_key(axis)] = axis
     return configured | given
 
@@ -263,10 +263,12 @@ def _fixed(given: Mapping[str, Assignment], axes: Mapping[str, Axis]) -> dict[st
         raise _refusal(message, "batch.microbatches", fixed)
     for key in given:
         if key in axes and key in PLANNED:
-            raise _refusal("it varies, too: leave one of them out", key, given)
+            raise _refusal("it is also varied: leave one of them out", key, given)
     schedule = given.get("schedule.name")
     if schedule is not None and len(parse_entries([str(schedule.value)], str(schedule.place.source))) > 1:
-        message = f"{schedule.value} are several, where one is fixed: write --vary schedule={schedule.value}"
+        message = (
+            f"{schedule.value} are several schedules, and a plan fixes one: write --vary schedule={schedule.value}"
+        )
         raise _refusal(message, "schedule.name", given)
     return {key: axes_of({key: [assigned.value]})[0] for key, assigned in fixed.items() if key in PLANNED}
 
@@ -289,10 +291,9 @@ def _number(tree: Mapping[str, Any], key: str, default: int, places: Places) -> 
     value = (tree.get(section) or {}).get(name, default)
     if name in (tree.get(section) or {}) and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
         place = place_of(key, places)
-        several = f"; for several: --vary {name}=64,128"
         raise ConfigError(
-            f"{value} is no whole number from 1{several}", key=key, file=place.source if place else "",
-            line=place.line if place else 0,
+            f"{value} is no whole number from 1; for several: --vary {name}=64,128", key=key,
+            file=place.source if place else "", line=place.line if place else 0,
         )  # fmt: skip
     return int(value)
 
@@ -354,7 +355,7 @@ _POWERS = (1, 2, 4, 8)
 _ENDS = 2
 """Embedding and head, which can replace layers of a stage."""
 _LONG, _LONGER = 8_192, 16_384
-"""Tokens in a sequence from which context parallelism uses two devices, and a whole node."""
+"""Tokens in a sequence from which context parallelism uses two devices, and all devices of a node."""
 _MOST_STAGES = 64
 """Largest default number of pipeline ranks."""
 _COPIED = "schedule.offload.ratio"
@@ -376,7 +377,7 @@ class Space:
         self.problem, self.request = problem, request
         self.layers = int(problem.facts.get("layers") or 0)
         self.counts = self._counts()
-        self.sizes = {name: self._sizes(name) for name in ("pp", "tp", "cp", "ep", "dp", "vp")}
+        self.sizes = {name: self._sizes(name) for name in _SIZES}
         self.micro = self._numbers("batch.micro") or _MICRO
         self.sequences = self._numbers("batch.global") or ((problem.sequences,) if problem.sequences else ())
         if not self.sequences:
@@ -500,10 +501,11 @@ class Space:
         if requested:
             return tuple(
                 Entry(
-                    label=one.text, name=str(one.varied[0].value), settings=(), varied=one.varied, source="--vary"
+                    label=value.text, name=str(value.varied[0].value), settings=(), varied=value.varied,
+                    source="--vary",
                 )
-                for one in (axis.values if axis else ())
-            )
+                for value in (axis.values if axis else ())
+            )  # fmt: skip
         other_names = [
             name
             for name in sorted(offers)
@@ -556,9 +558,9 @@ class Space:
             smallest = prod(min(self.sizes[name], default=0) for name in ("pp", "tp", "cp"))
             job = self.request.gpus
             if smallest > job:
-                message = f"a replica of the sizes named needs {gpus_text(smallest)}, and the job has {job:,}"
+                message = f"a replica of the given sizes needs {gpus_text(smallest)}, and the job has {job:,}"
                 raise ConfigError(message, file="--gpus")
-            message = f"no pp x tp x cp x dp of the sizes named makes {gpus_text(job)}: name others"
+            message = f"no pp x tp x cp x dp of the given sizes is {gpus_text(job)}: give other sizes"
             raise ConfigError(message, file="--vary")
         if count > _MOST:
             factors = ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
@@ -572,7 +574,7 @@ def _check_coupled(axis: Axis) -> None:
     """Reject coupled keys of a layout."""
     layout_keys = sorted({key_text(path) for path in axis.paths} & {*PLANNED, LAYERS})
     if layout_keys and axis.is_coupled:
-        message = f"{layout_keys[0]} has values of its own in a plan; pptrace sweep --gpus takes whole layouts"
+        message = f"{layout_keys[0]} is a separate axis of a plan; for complete layouts, use pptrace sweep --gpus"
         raise ConfigError(message, file=f"--vary {axis.key}")
 
 

@@ -114,12 +114,12 @@ def roles_of(over: Sequence[str], rows: Sequence[Row], x: str | None, *, numbers
     numeric = [key for key in over if all(number_of(row.get(key)) is not None for row in rows)]
     able = numeric if numbers else [*numeric, *(key for key in over if key not in numeric)]
     if x is not None:
-        alike = [key for key in over if x in {key, key_of(key)}]
-        if not alike:
+        matches = [key for key in over if x in {key, key_of(key)}]
+        if not matches:
             raise ConfigError(f"{x} is no axis of this sweep{nearest(x, over)}", file="--x")
-        if alike[0] not in able:
+        if matches[0] not in able:
             raise ConfigError(f"the values of {x} are no numbers: draw winners, or take another axis", file="--x")
-        chosen = alike[0]
+        chosen = matches[0]
     else:
         free = [key for key in able if key not in _SCHEDULES]
         if not free:
@@ -364,7 +364,7 @@ def _save_winners(roles: Roles, rows: Sequence[Row], figure: Figure, path: Path)
             draw_cells(axes, [str(column) for column in columns], [str(line) for line in lines if vertical], cells)
             axes.set(ylabel=vertical or "", title=panel.title)
         best = "highest" if figure.more_is_better else "least"
-        drawn.suptitle(f"{best} {figure.title}, and by how much the next is behind", x=0.01, ha="left")
+        drawn.suptitle(f"{best} {figure.title}, and its lead over the second", x=0.01, ha="left")
         drawn.supxlabel(roles.x)
 
     size = 1.9 + max(1.05 * len(columns), 3.2), 0.9 + len(panels) * (0.75 + 0.55 * len(lines))
@@ -408,7 +408,7 @@ def _paler(color: str) -> str:
 
 
 def _cells_of(rows: Sequence[Row], key: str | None) -> list[Cell]:
-    """Return the values of an axis: numbers ascending, others in the order of the sweep."""
+    """Return the values of an axis: numbers ascending, texts in the order of the sweep."""
     if key is None:
         return [None]
     values = list(dict.fromkeys(row[key] for row in rows))

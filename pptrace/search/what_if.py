@@ -70,7 +70,7 @@ class WhatIfs(Printed):
     run: Run
     """The step."""
     rows: tuple[WhatIf, ...]
-    """The changes; the first row names the largest lever."""
+    """The changes; the first row names the bottleneck."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the step and its changes as plain JSON values, times in ns."""
@@ -120,7 +120,7 @@ def whatif(run: Run, *, lost: int = 0) -> WhatIfs:
     }
     if lost:
         changes[f"{lost} worker{'s' * (lost > 1)} lost, re-routed"] = partial(step_without, lost=lost)
-    first = WhatIf(name=f"largest lever: {run.lever}", step_ns=run.metrics.step_ns)
+    first = WhatIf(name=f"bottleneck: {run.lever}", step_ns=run.metrics.step_ns)
     return WhatIfs(run=run, rows=(first, *(_row(name, change, run) for name, change in changes.items())))
 
 
@@ -226,9 +226,7 @@ def step_without(run: Run, lost: int) -> int:
     if replicated_ns != step_ns:
         steps = f"{format_duration(replicated_ns)} for {format_duration(step_ns)}"
         key = "network" if run.prepared.job is None else "cluster"
-        message = (
-            f"replicas that meet on links take another step without any loss, {steps}: take a hockney network"
-        )
+        message = f"replicas that share links have another step without losses, {steps}: take a hockney network"
         raise run.prepared.resolved.error(key, message)
     try:
         return _rerouted_step(run, lost)
@@ -243,17 +241,17 @@ def _check_reroutable(prepared: Prepared) -> None:
     resolved, table, replicas = prepared.resolved, prepared.schedule, prepared.resolved.experiment.parallel.dp
     placement = table.placement
     if placement.routes > 1 or not placement.is_chain or table.microbatches != prepared.request.microbatches:
-        raise ConfigError("microbatches are re-routed where all take one way, not parts or several", file=_FILE)
+        raise ConfigError("only microbatches of one route are re-routed, not parts of microbatches", file=_FILE)
     if len(table) * replicas > _MOST_ACTIONS:
         count = len(table) * replicas
         raise ConfigError(f"{count:,} actions of all replicas; the most is {_MOST_ACTIONS:,}", file=_FILE)
     is_unsupported = ~np.isin(table.kind, (*_PASSES, *_GATHERS)) | (table.span > 1) | bool(table.waits)
     for key, mask, noun in (
         ("schedule.offload", COPIES.mask(table.kind), "copies to the host"),
-        ("schedule.recompute", table.kind == Kind.RECOMPUTE, "forwards computed again by actions of their own"),
-        ("data_parallel.reduce_each", table.kind == Kind.REDUCE_GRAD, "reductions behind each backward"),
+        ("schedule.recompute", table.kind == Kind.RECOMPUTE, "recomputation actions"),
+        ("data_parallel.reduce_each", table.kind == Kind.REDUCE_GRAD, "reductions after each backward"),
         ("schedule", table.pair >= 0, "overlapped pairs"),
-        ("schedule", is_unsupported, "a table's own messages, waits and actions of several microbatches"),
+        ("schedule", is_unsupported, "messages, waits and actions of several microbatches in a table"),
     ):
         if mask.any():
             raise resolved.error(key, f"{noun} are not re-routed")
@@ -265,7 +263,7 @@ def _check_reroutable(prepared: Prepared) -> None:
         raise resolved.error("p2p.policy", message)
     if prepared.differing is not None and prepared.differing.kinds > 1:
         key = "data_parallel" if prepared.differing.lengths is None else "batch.lengths"
-        raise resolved.error(key, "replicas that differ are not re-routed: make them alike")
+        raise resolved.error(key, "replicas that differ are not re-routed: make them equal")
 
 
 def _rerouted_step(run: Run, lost: int) -> int:
@@ -360,9 +358,9 @@ def reroute(stage_rank: Int32s, ranks: int, replicas: int, microbatches: int, lo
         max_lost = ranks * (replicas - 1)
         problem = f"{lost} worker{'s' * (lost > 1)} lost: a stage is left without a replica"
         limit = (
-            f"{replicas} replicas bear at most {max_lost}"
+            f"{replicas} replicas can lose at most {max_lost}"
             if max_lost
-            else "there is one replica alone: raise parallel.dp"
+            else "there is only one replica: raise parallel.dp"
         )
         raise ConfigError(f"{problem}; {limit}", file=_FILE)
     next_index = dict.fromkeys(range(ranks), 0)

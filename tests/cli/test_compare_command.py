@@ -108,7 +108,7 @@ def test_without_matplotlib_nothing_runs(pptrace: Pptrace, folder: Path, monkeyp
         (["none.yaml", *BOTH], "none.yaml: no such file"),
         (["step.yaml", "--schedules", "gpip"], "--schedules gpip: no installed plugin offers a schedule"),
         (["step.yaml", "--schedules", "./mine.py:frist"], "--schedules ./mine.py:frist: mine.py has no function"),
-        (["step.yaml", *BOTH, "--schedules", "./mine.py:first"], "--schedules: ./mine.py:first is there twice"),
+        (["step.yaml", *BOTH, "--schedules", "./mine.py:first"], "--schedules: ./mine.py:first is given twice"),
         (["step.yaml", *BOTH, "--schedule", "gpipe"], "No such option '--schedule'"),
         (
             ["step.yaml", *BOTH, "--set", "network.bandwith=1 GB/s"],

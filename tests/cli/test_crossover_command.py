@@ -77,17 +77,17 @@ def test_points_and_tolerance_are_taken(pptrace: Pptrace) -> None:
         (["--between", "./late.py:first", "--over", "microbatches"], "--between: 1 is no pair"),
         (
             [*PAIR, "--over", "microbatches", "--tolerance", "2"],
-            "Invalid value for '--tolerance': '2' is no tolerance",
+            "a search needs two points or more, and a tolerance between 0 and 1",
         ),
         (
             [*PAIR, "--over", "microbatches", "--tolerance", "x%"],
-            "Invalid value for '--tolerance': 'x%' is no toler",
+            "Invalid value for '--tolerance': 'x%' is no share",
         ),
         (
             [*PAIR, "--over", "microbatches", "--points", "1"],
             "Invalid value for '--points': 1 is not in the range",
         ),
-        ([*PAIR, "--over", "pp"], "--over pp: parallel.pp: ./late.py:first:pp=16 sets what is to vary"),
+        ([*PAIR, "--over", "pp"], "--over pp: parallel.pp: ./late.py:first:pp=16 sets the key that varies"),
         (
             [*PAIR, "--over", "microbatches=64..1"],
             "--over microbatches: batch.microbatches: the range is reversed",

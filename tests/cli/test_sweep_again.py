@@ -228,7 +228,7 @@ def test_ctrl_c_keeps_finished_rows_and_says_how_to_go_on(sweep: Pptrace, monkey
 
     assert answer.code == 130
     assert answer.err.strip().splitlines() == [
-        "3 finished rows are kept in r.csv.journal: the same command goes on from there",
+        "3 finished rows are stored in r.csv.journal: the same command continues",
         "pptrace: interrupted",
     ]
     assert names() == {"r.csv.journal"}
@@ -239,7 +239,7 @@ def test_ctrl_c_without_an_output_says_that_nothing_is_kept(
 ) -> None:
     stop_after(monkeypatch, 3)
 
-    assert "nothing is kept without an output: name one with -o" in sweep("--over", MICROBATCHES).err
+    assert "no rows are stored without an output: name one with -o" in sweep("--over", MICROBATCHES).err
 
 
 def test_ctrl_c_before_the_first_row_says_that_nothing_is_kept(
@@ -247,7 +247,7 @@ def test_ctrl_c_before_the_first_row_says_that_nothing_is_kept(
 ) -> None:
     stop_after(monkeypatch, 0)
 
-    assert "\nno row was finished, so nothing is kept\n" in sweep("--over", MICROBATCHES, "-o", "r.csv").err
+    assert "\nno row was finished\n" in sweep("--over", MICROBATCHES, "-o", "r.csv").err
     assert names() == set()
 
 

@@ -107,7 +107,7 @@ def test_two_runs_are_byte_equal_whatever_the_hash_seed() -> None:
 WRONG = [
     ([], "Missing option '--over'"),
     (["--over", "microbatches="], "--over microbatches: has no value"),
-    (["--over", MICROBATCHES, "--over", MICROBATCHES], "sets it too"),
+    (["--over", MICROBATCHES, "--over", MICROBATCHES], "also sets it"),
     (["--over", MICROBATCHES, "--microbatches", "8"], "--microbatches: it is swept by --over microbatches"),
     (["--over", MICROBATCHES, "-o", "r.txt"], "r.txt: no such format; write .csv or .parquet"),
     (["--over", MICROBATCHES, "-o", "r.csv", "-o", "./r.csv"], "two outputs are this file"),

@@ -29,7 +29,7 @@ def test_one_flip_is_found_exactly_whatever_is_refused(
     low: int, length: int, flip: int, tie: int, gaps: set[int], points: int
 ) -> None:
     signs = [None if at in gaps else -1 if at < flip else 0 if at < flip + tie else 1 for at in range(length)]
-    search = Bisection(sign=lambda value: signs[value - low], whole=True)
+    search = Bisection(sign=lambda value: signs[value - low], is_discrete=True)
 
     changes = search.changes(geometric(low, low + length - 1, points))
 
@@ -45,7 +45,7 @@ def test_one_flip_is_found_exactly_whatever_is_refused(
 
 @given(st.lists(st.sampled_from([-1, 0, 1]), min_size=2, max_size=60), st.integers(2, 12))
 def test_every_change_that_is_reported_is_one(signs: list[int], points: int) -> None:
-    search = Bisection(sign=lambda value: signs[value - 1], whole=True)
+    search = Bisection(sign=lambda value: signs[value - 1], is_discrete=True)
 
     changes = search.changes(geometric(1, len(signs), points))
 
@@ -55,7 +55,7 @@ def test_every_change_that_is_reported_is_one(signs: list[int], points: int) -> 
 
 @given(st.lists(st.sampled_from([-1, 0, 1]), min_size=2, max_size=12))
 def test_a_scan_of_every_number_finds_every_change(signs: list[int]) -> None:
-    search = Bisection(sign=lambda value: signs[value - 1], whole=True)
+    search = Bisection(sign=lambda value: signs[value - 1], is_discrete=True)
 
     assert search.changes(list(range(1, len(signs) + 1))) == brute(list(signs), 1)
 
@@ -69,7 +69,7 @@ def test_a_continuous_flip_is_found_within_its_tolerance(
 ) -> None:
     high = low + more
     flip = low + int(at * more)
-    search = Bisection(sign=lambda value: -1 if value < flip else 1, whole=False, tolerance=tolerance)
+    search = Bisection(sign=lambda value: -1 if value < flip else 1, is_discrete=False, tolerance=tolerance)
 
     changes = search.changes(geometric(low, high, 12))
 
@@ -83,7 +83,7 @@ def test_a_continuous_flip_is_found_within_its_tolerance(
 
 def test_nothing_is_asked_twice() -> None:
     asked: list[int] = []
-    search = Bisection(sign=lambda value: asked.append(value) or (1 if value > 700 else -1), whole=True)
+    search = Bisection(sign=lambda value: asked.append(value) or (1 if value > 700 else -1), is_discrete=True)
 
     assert search.changes(geometric(1, 1024, 12)) == [(700, 701)]
     assert len(asked) == len(set(asked)) < 12 + 10
@@ -93,8 +93,8 @@ def test_two_flips_in_one_gap_of_the_scan_need_more_points() -> None:
     def sign(value: int) -> int:
         return 1 if 500 <= value < 520 else -1
 
-    assert Bisection(sign=sign, whole=True).changes(geometric(1, 1024, 4)) == []
-    assert Bisection(sign=sign, whole=True).changes(geometric(1, 1024, 400)) == [(499, 500), (519, 520)]
+    assert Bisection(sign=sign, is_discrete=True).changes(geometric(1, 1024, 4)) == []
+    assert Bisection(sign=sign, is_discrete=True).changes(geometric(1, 1024, 400)) == [(499, 500), (519, 520)]
 
 
 @given(low=st.integers(0, 10**6), more=st.integers(1, 10**9), points=st.integers(2, 50))

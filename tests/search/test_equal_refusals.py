@@ -49,7 +49,7 @@ def test_a_schedule_that_does_not_fit_says_which_rank_lacks_how_much_and_what_wo
         (["--memory", "15GiB"], "--memory: no schedule fits 15 GiB; 1f1b comes nearest: rank "),
         (["--memory", "5GiB"], " of it before any activation, "),
         (["--memory", "40GiB", "--policies"], "on equal memory, schedules run under one policy"),
-        (["--memory", "40GiB", "--vary", "vpp"], "--vary: 'vpp' is nothing that differs (did you mean 'vp'? "),
+        (["--memory", "40GiB", "--vary", "vpp"], "--vary: 'vpp' is no variable setting (did you mean 'vp'? "),
         (["--memory", "40GiB", "--set", "costs.zero=7"], "--set costs.zero=7: costs"),
         (["--vary", "vp"], "--vary: says what differs on equal memory: give --memory too"),
     ],
@@ -69,7 +69,7 @@ def small(schedules: str, memory: str, **values: Any) -> Any:
 
 
 def test_costs_that_know_no_memory_are_told_in_one_line() -> None:
-    with pytest.raises(ConfigError, match="memory: costs unit know no memory: give a model"):
+    with pytest.raises(ConfigError, match="memory: costs unit have no memory: give a model"):
         small("eager", "4 GiB", costs="unit")
     with pytest.raises(ConfigError, match="memory: the costs say no bytes"):
         small("eager", "4 GiB", costs={"name": "table", "forward": "1 ms", "backward": "2 ms"})

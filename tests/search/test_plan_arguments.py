@@ -150,7 +150,7 @@ def test_ends_are_lighter_only_where_torchtitan_counts_as_many_stages() -> None:
         ),
         (
             CASES["experts"] | {"model": MOE | {"recompute": "full"}},
-            "schedule combined-1f1b: it asks for recompute other than full", "schedule combined-1f1b",
+            "schedule combined-1f1b: it needs another recompute than full", "schedule combined-1f1b",
         ),
     ],
 )  # fmt: skip
@@ -195,7 +195,7 @@ def test_ends_of_torchtitan_pipelines_are_lighter_by_what_is_told(
     [
         (14, ["--account-for-loss-in-pipeline-split", "--account-for-embedding-in-pipeline-split"], ()),
         (15, ["--account-for-loss-in-pipeline-split"], ()),
-        (18, [], ("an even split of 18 layers on 16 stages: --pipeline-model-parallel-layout says it",)),
+        (18, [], ("an even split of 18 layers on 16 stages: write --pipeline-model-parallel-layout",)),
     ],
 )
 def test_embedding_and_head_take_the_place_of_layers(

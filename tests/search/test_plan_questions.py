@@ -54,21 +54,21 @@ def planned(registry: Registry, **changed: Any) -> Any:
         ({"top": 0}, "--top: 0 is nothing"),
         ({"objective": "tokns"}, r"--objective: 'tokns' is no objective \(did you mean 'tokens'"),
         ({"objective": "fast"}, r"--objective: 'fast' is no objective \(.*known: gpus, mfu, step, tokens\)"),
-        ({"gpus": 1, "vary": {"pp": [2]}}, "a replica of the sizes named needs 2 GPUs, and the job has 1"),
+        ({"gpus": 1, "vary": {"pp": [2]}}, "a replica of the given sizes needs 2 GPUs, and the job has 1"),
         ({"executor": "dusk"}, "no installed plugin offers an executor named 'dusk'"),
-        ({"memory": "2.2GiB"}, r"--memory: none of \d+ configurations fits: .* GiB would do \(.*\); give"),
+        ({"memory": "2.2GiB"}, r"--memory: none of \d+ configurations fits: .* GiB is enough \(.*\); give"),
         ({"gpus": 2, "vary": {"pp": [2], "tp": [2]}}, "--gpus: .* needs 4 GPUs, and the job has 2"),
-        ({"gpus": 7, "vary": {"pp": [2]}}, "--vary: no pp x tp x cp x dp of the sizes named makes 7 GPUs"),
+        ({"gpus": 7, "vary": {"pp": [2]}}, "--vary: no pp x tp x cp x dp of the given sizes is 7 GPUs"),
         ({"vary": {"micro": MANY, "global": MANY}}, r"--vary: [0-9,]+ configur.*micro 799, global 799.*fewer"),
         ({"vary": {"pp": ["two"]}}, "--vary parallel.pp: 'two' is no size"),
         ({"config": {**STEP, "plan": {"foo": [1]}}}, r"^plan foo: no such key"),
         ({"config": {**STEP, "plan": {"pp": []}}}, r"^plan pp: has no value"),
         ({"config": {**STEP, "plan": {"pp": 3}}}, r"^plan pp: write a list of values, not 3"),
         ({"vary": {"layers": ["odd"]}}, "--vary layers: 'odd' is no split: write even, balanced or a list"),
-        ({"vary": {"layout": [{"pp": 2, "tp": 2}]}}, "parallel.pp has values of its own in a plan"),
-        ({"vary": {"pp": [1, 2]}, "pp": 2}, "parallel.pp: it varies, too: leave one of them out"),
+        ({"vary": {"layout": [{"pp": 2, "tp": 2}]}}, "parallel.pp is a separate axis of a plan"),
+        ({"vary": {"pp": [1, 2]}, "pp": 2}, "parallel.pp: it is also varied: leave one of them out"),
         ({"schedule": "gpipe,1f1b", "vary": {"pp": [2]}}, "gpipe,1f1b are several, .*--vary schedule=gpipe,1f1b"),
-        ({"vary": {"schedule": ["gpipe,1f1b"]}}, "gpipe,1f1b are several schedules, where each value is one"),
+        ({"vary": {"schedule": ["gpipe,1f1b"]}}, "gpipe,1f1b are several schedules, and a value is one"),
         ({"config": {"device": "a100-sxm"}}, "model: missing: a plan divides a model over GPUs"),
         ({"config": {**STEP, "batch": {"sequence": 1024}}}, "batch.global: missing"),
         ({"global": "64,128"}, "batch.global: 64,128 is no whole number from 1; .*: --vary global=64,128"),
@@ -171,7 +171,7 @@ def test_places_that_a_simulation_does_not_tell_apart_are_named(registry: Regist
     told = found.to_dict()
     assert told["tied"] == {"margin": 0.02, "places": near}
     assert [one["tied"] for one in told["places"]] == [at < near for at in range(len(scores))]
-    assert f"#{near} are within 2 %, nearer than a simulation tells apart: measure these" in str(found)
+    assert f"#{near} are within 2 %, less than the error of a simulation: measure them" in str(found)
 
 
 def test_the_heading_says_a_free_network_and_one_gpu_and_tables_need_no_guard(
@@ -242,7 +242,7 @@ def test_the_smallest_memory_that_would_do_is_the_smallest(registry: Registry) -
     every = planned(registry, vary=vary, exhaustive=True, memory="80GiB").candidates
     least = min(one.row["peak_memory_bytes"] for one in every if one.fits)
 
-    with pytest.raises(PptraceError, match=r"would do") as raised:
+    with pytest.raises(PptraceError, match=r"is enough") as raised:
         planned(registry, vary=vary, memory="100MiB")
     assert format_size(least) in str(raised.value)
 
@@ -254,7 +254,7 @@ def test_the_memory_that_would_do_is_not_said_to_be_the_least_where_not_all_is_b
     monkeypatch.setattr(candidates, "_LEAST", 1)
     monkeypatch.setattr(candidates, "_FURTHER", 1)
 
-    with pytest.raises(PptraceError, match=r"GiB would do, and less may \("):
+    with pytest.raises(PptraceError, match=r"GiB is enough, and less may be \("):
         planned(registry, vary=vary, memory="100MiB")
 
 
@@ -307,7 +307,7 @@ def test_chunks_that_are_named_are_for_the_schedules_that_take_them(registry: Re
     }
     assert plan.counts()["equal"] == 0
     assert plan.counts()["covered"] == 3
-    assert "vp            2, 4 where a schedule takes it; 1f1b and gpipe with their own chunks" in str(plan)
+    assert "vp            2, 4 where a schedule accepts it; 1f1b and gpipe with default chunks" in str(plan)
 
 
 def test_a_schedule_without_the_only_chunks_that_are_named_makes_its_own(registry: Registry) -> None:
@@ -316,7 +316,7 @@ def test_a_schedule_without_the_only_chunks_that_are_named_makes_its_own(registr
     plan = planned(registry, vary=vary)
 
     assert by_schedule(plan) == {"interleaved-1f1b": [(2, 4, "simulated")], "zb-v": [(2, 2, "simulated")]}
-    assert "vp            4 where a schedule takes it; zb-v with their own chunks" in str(plan)
+    assert "vp            4 where a schedule accepts it; zb-v with default chunks" in str(plan)
 
 
 @pytest.mark.parametrize("other", ["1f1b:p2p=batched", "1f1b:schedule.recompute.early=true"])

@@ -132,7 +132,7 @@ def test_settings_that_leave_the_step_equal_share_a_place(registry: Registry, ze
                 "parallel.order"
             }
             assert equivalent.row["step_ns"] == one.row["step_ns"]
-    assert "equal         as long, in as much memory: #1, #2, #3, #4 with order tp-cp-ep-pp-dp" in str(bounded)
+    assert "equal         same step and memory: #1, #2, #3, #4 with order tp-cp-ep-pp-dp" in str(bounded)
     told = bounded.to_dict()["places"]
     assert [one["twins"][0]["settings"]["parallel.order"] for one in told] == ["tp-cp-ep-pp-dp"] * 4
 
@@ -238,5 +238,5 @@ def test_as_few_gpus_as_fit_come_first(registry: Registry) -> None:
     fewer = planned(registry, gpus=found.best.layout.gpus, memory="4GiB")
     assert fewer.best.row["step_ns"] == found.best.row["step_ns"]
     if found.best.layout.gpus > 1:
-        with pytest.raises(pptrace.PptraceError, match="would do"):
+        with pytest.raises(pptrace.PptraceError, match="is enough"):
             planned(registry, gpus=found.best.layout.gpus // 2, memory="4GiB")

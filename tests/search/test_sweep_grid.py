@@ -102,11 +102,11 @@ def test_a_parent_before_its_child_means_something() -> None:
 
 REFUSED = [
     ([], {}, "--over: missing"),
-    (["pp=2", "pp=4"], {}, "--over pp: --over pp sets it too"),
-    (["microbatches=8", "batch.microbatches=4"], {}, "--over batch.microbatches: --over microbatches sets it too"),
-    (["network=a", "network.name=b"], {}, "--over network.name: --over network sets it too"),
-    (["vp=1,2", "schedule=a,b:vp=2"], {}, "--over schedule: --over vp sets it too (parallel.vp)"),
-    (["microbatches=8", "global=64"], {}, "--over global: it follows from microbatches, which is swept too"),
+    (["pp=2", "pp=4"], {}, "--over pp: --over pp also sets it"),
+    (["microbatches=8", "batch.microbatches=4"], {}, "--over batch.microbatches: --over microbatches also"),
+    (["network=a", "network.name=b"], {}, "--over network.name: --over network also sets it"),
+    (["vp=1,2", "schedule=a,b:vp=2"], {}, "--over schedule: --over vp also sets it (parallel.vp)"),
+    (["microbatches=8", "global=64"], {}, "--over global: it follows from microbatches, which is also swept"),
     (
         ["network.latency=1 us", "network={name: hockney}"],
         {},
@@ -160,7 +160,7 @@ def test_replicas_follow_from_a_number_of_gpus() -> None:
 def test_replicas_are_not_said_beside_a_number_of_gpus() -> None:
     with pytest.raises(ConfigError, match="--over dp: it follows from --gpus"):
         grid_of(Path("step.yaml"), (), {}, parse_axes(["dp=1,2"]), gpus=8)
-    with pytest.raises(ConfigError, match="do not make 8"):
+    with pytest.raises(ConfigError, match="do not divide 8"):
         grid_of(Path("step.yaml"), (), {}, parse_axes(["pp=3,5"]), gpus=8)
 
 

@@ -77,9 +77,7 @@ def test_winners_are_named_with_their_margins(tmp_path: Path) -> None:
     assert told.count("a") == told.count("b") == 3
     assert told.count("33 %") == 3
     assert told.count("100 %") == 3
-    assert {"microbatches", "network.bandwidth", "least step time, and by how much the next is behind"} <= set(
-        told
-    )
+    assert {"microbatches", "network.bandwidth", "least step time, and its lead over the second"} <= set(told)
 
 
 def test_ties_and_lone_and_missing_winners_are_said(tmp_path: Path) -> None:
@@ -94,7 +92,7 @@ def test_the_best_mfu_is_the_highest(tmp_path: Path) -> None:
     rows = [row(8, "slow", mfu=0.25), row(8, "fast", mfu=0.5)]
     swept(rows, "microbatches", "schedule").save(tmp_path / "f.svg", plot="winners", y="mfu")
 
-    assert {"fast", "50 %", "highest MFU, and by how much the next is behind"} <= set(words(tmp_path / "f.svg"))
+    assert {"fast", "50 %", "highest MFU, and its lead over the second"} <= set(words(tmp_path / "f.svg"))
 
 
 def test_differences_are_measured_by_the_first_schedule(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_each_change_is_worth_what_a_closed_form_says(step: Any) -> None:
     ms = 10**6
     work, fill, wire = 8 * 30 * ms, 3 * 30 * ms, 6 * ms  # six messages of 1 ms on the way down and up
     assert run.metrics.step_ns == work + fill + wire
-    assert next(iter(rows)).startswith("largest lever: bubble")
+    assert next(iter(rows)).startswith("bottleneck: bubble")
     assert rows["bandwidth x2"].saved_ns == wire // 2
     assert rows["free network"].saved_ns == wire
     assert rows["half the bubble"].saved_ns == (fill + wire) // 2
@@ -139,13 +139,13 @@ def test_what_zero_gathers_and_what_splits_backwards_is_in_the_step_without_a_wo
             "p2p.policy: re-routed microbatches deadlock under batched",
         ),
         ({"schedule": {"name": "1f1b", "offload": {}}}, "schedule.offload: copies to the host are not re-routed"),
-        ({"sets": ["schedule.recompute.early=true"]}, "schedule.recompute: forwards computed again by actions"),
+        ({"sets": ["schedule.recompute.early=true"]}, "schedule.recompute: recomputation actions"),
         ({"sets": ["data_parallel.speeds={1: 0.5}"]}, "data_parallel: replicas that differ are not re-routed"),
         ({"schedule": "dualpipe-v", **MODEL}, "overlapped pairs are not re-routed"),
         ({"network": {"name": "infiniband-fat-tree"}}, "its links are between the ranks of one pipeline: take a"),
         (
             {"schedule": "1f1b", **MODEL, "network": None, "cluster": "dgx-h100x3"},
-            "replicas that meet on links take another step without any loss",
+            "replicas that share links have another step without losses",
         ),
     ],
 )
@@ -164,7 +164,8 @@ def test_changes_that_cannot_be_say_why(step: Any) -> None:
     rows = {row.name: row for row in whatif(step(dp=1), lost=1).rows}
 
     assert (
-        "1 worker lost: a stage is left without a replica; there is one" in rows["1 worker lost, re-routed"].note
+        "1 worker lost: a stage is left without a replica; there is only one"
+        in rows["1 worker lost, re-routed"].note
     )
     assert rows["1 worker lost, re-routed"].step_ns is None
 
