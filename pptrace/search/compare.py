@@ -305,7 +305,7 @@ def _notes(comparison: Comparison) -> list[str]:
     if any(row.table_move or row.simulated_move for row in rows):
         notes.append("(+1), (-1): places won or lost against the level before")
     if any(row.formula_rank is not None and not row.formula_is_exact for row in rows):
-        notes.append("~: a formula that the schedule's tables only come near")
+        notes.append("~: a formula that approximates the schedule's tables")
     notes += options_notes(runs)
     notes += fallback_notes([(row.entry.label, row.messages, run) for row, run in comparison.ran])
     notes += work_note(runs)
@@ -342,7 +342,7 @@ def _ties(comparison: Comparison) -> list[str]:
     if not comparison.uncertainty:
         return []
     ties = "; ".join(join_names(tie) for tie in comparison.ties)
-    verdict = f"nearer than that, a tie: {ties}" if ties else "all of these are further apart"
+    verdict = f"ties within that: {ties}" if ties else "no ties within that"
     return [f"steps are known to about ±{comparison.uncertainty:.1%} (costs.uncertainty); {verdict}"]
 
 

@@ -164,7 +164,7 @@ class Crossover(Printed):
             *_table(self, intervals),
             "",
             _sentence(self, intervals),
-            f"ran at {len(self.points)} values; flips that undo each other between two of them take more --points",
+            f"ran at {len(self.points)} values; more --points find two flips between neighbouring values",
             *_skipped(self),
             *_memory(self),
             *self.notes,
@@ -324,7 +324,7 @@ class _Pair:
         """Return the error of a range without a value that both schedules can run."""
         last = self.skipped[-1]
         return ConfigError(
-            f"no value tried from {self.span.ends} can be run by both; "
+            f"no simulated value from {self.span.ends} can be run by both; "
             f"at {last.text}, {last.schedule}: {last.reason}",
             key=self.span.key, file=f"--over {self.span.word}",
         )  # fmt: skip
@@ -377,7 +377,7 @@ def _sentence(result: Crossover, intervals: Sequence[Sequence[Point]]) -> str:
         (interval,) = intervals
         name = result.name(interval[0])
         if len(interval) == 1:
-            return f"{name or 'a tie'} at {interval[0].text}, the only value that both take"
+            return f"{name or 'a tie'} at {interval[0].text}, the only value that both support"
         if name is None:
             return "a tie throughout"
         sides = [f"by {_margin(point)} at {point.text}" for point in (interval[0], interval[-1])]
@@ -405,7 +405,7 @@ def _skipped(result: Crossover) -> list[str]:
         if skipped:
             ranges = _format_values(skipped, is_count=result.span.scale.is_count)
             listed = ", ".join(ranges[:_SHOWN]) + (", …" if len(ranges) > _SHOWN else "")
-            lines.append(f"skipped, for {entry.label} cannot take them: {listed} ({skipped[0].reason})")
+            lines.append(f"skipped, because {entry.label} does not support them: {listed} ({skipped[0].reason})")
     return lines
 
 

@@ -585,7 +585,7 @@ def _refitted(rows: Sequence[EqualSchedule], limit_bytes: int) -> list[str]:
 def _arguments(rows: Sequence[EqualSchedule]) -> list[str]:
     width = max(len(label) for label in ["schedule", *(row.entry.label for row in rows)])
     lines = [f"  {row.entry.label:<{width}}  {row.arguments}" for row in rows if row.fits]
-    return ["each step again, behind pptrace simulate and what stands before --schedules:", *lines]
+    return ["to reproduce each step, add these to pptrace simulate and the arguments before --schedules:", *lines]
 
 
 _STEP, _STATE_COLOR, _ACTIVATIONS = "#6baed6", "#8c959f", "#e69f00"

@@ -150,9 +150,9 @@ def fallback_notes(ran: Iterable[tuple[str, Mapping[str, Any], SimulatedStep]]) 
         if POLICY in messages:
             others.setdefault(policy_text(run), []).append(label)
         elif messages:
-            notes.append(f"{label} ran without {', '.join(messages)}, which it cannot have")
+            notes.append(f"{label} ran without {', '.join(messages)}, which its table does not support")
     return notes + [
-        f"{join_names(labels)}: p2p {policy} here, for the configuration's cannot place their messages; "
+        f"{join_names(labels)}: p2p {policy} here, because the configured policy does not accept their messages; "
         f"--p2p {policy} compares all under it"
         for policy, labels in others.items()
     ]

@@ -82,7 +82,7 @@ def test_the_text_is_a_table_with_its_marks_explained() -> None:
         "",
         "#: rank by bubble, in the simulation by step time; equal ones share it",
         "(+1), (-1): places won or lost against the level before",
-        "~: a formula that the schedule's tables only come near",
+        "~: a formula that approximates the schedule's tables",
         "lumped runs with parts 1",
         "!: more than the device has, 3 GiB",
         "fastest: lumped, 10.71% before eager; none fits its device's memory",

@@ -106,7 +106,7 @@ def test_sizes_that_one_cannot_take_are_skipped_and_named() -> None:
     assert {one.value % 2 for one in found.skipped} == {1}
     assert 13 in {one.value for one in found.skipped}
     text = str(found)
-    assert "skipped, for even:pp=16 cannot take them: 1, 3, " in text
+    assert "skipped, because even:pp=16 does not support them: 1, 3, " in text
     assert "(batch.microbatches: 1 is odd; nearest that work: 2)" in text
 
 
@@ -138,7 +138,7 @@ def test_a_single_value_that_both_take_is_no_range() -> None:
     found = between("even,eager", "microbatches=3..5")
 
     assert [point.value for point in found.points] == [4]
-    assert "a tie at 4, the only value that both take" in str(found)
+    assert "a tie at 4, the only value that both support" in str(found)
 
 
 def test_a_value_with_decimals_can_vary() -> None:
@@ -242,7 +242,7 @@ def test_a_margin_is_what_the_slower_takes_longer(first: int, second: int) -> No
         ("eager,lumped", "bandwidth=1..4 GB/s", ConfigError, "1 has no unit"),
         ("eager,lumped", "latency=1 us..4 GB/s", ConfigError, "unknown unit 'GB/s'"),
         ("eager,eager:microbatches=3", "microbatches", ConfigError, "eager:microbatches=3 sets the key that"),
-        ("even,eager:vp=2", "microbatches=1..8", ConfigError, "no value tried from 1 to 8 can be run by both"),
+        ("even,eager:vp=2", "microbatches=1..8", ConfigError, "no simulated value from 1 to 8 can be run by both"),
         ("eager,lumped", "", ConfigError, "--over: no key"),
         ("eager,lumped", "=1..8", ConfigError, "--over: no key"),
         ("eager,lumped", "foo=1..8", ConfigError, "--over foo: no number of the configuration has this key"),

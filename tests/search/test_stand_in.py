@@ -71,9 +71,7 @@ def test_it_runs_under_a_rule_that_takes_any_table_and_is_marked(values: dict[st
     assert eager["step_ns"] == step_ns("eager", "picky")
     assert chunky["step_ns"] == step_ns("chunky", "ordered")
     assert lines[1].endswith("p2p picky")
-    note = (
-        "chunky: p2p ordered here, for the configuration's cannot place their messages; --p2p ordered compares all"
-    )
+    note = "chunky: p2p ordered here, because the configured policy does not accept their messages;"
     assert sum(line.startswith(note) for line in lines) == 1
 
 
@@ -123,7 +121,7 @@ def test_a_switch_that_a_table_cannot_have_is_left_to_its_default(values: dict[s
 
     assert [row["policy"] for row in comparison.table()] == ["picky", "picky"]
     assert comparison.table()[0]["step_ns"] == step_ns("eager", "picky")
-    assert "eager ran without p2p.options.lumps, which it cannot have" in comparison.summary()
+    assert "eager ran without p2p.options.lumps, which its table does not support" in comparison.summary()
 
 
 def test_a_picture_names_the_policy(tmp_path: Path) -> None:

@@ -234,7 +234,7 @@ def test_the_commands_say_the_same(tmp_path: Path) -> None:
     assert sum(explained["parts_ns"].values()) == explained["step_ns"]
     assert explained["what_if"]["replayed_ns"] == replayed["replayed_ns"]
     assert "1f1b, 8 microbatches" in summary
-    assert f"±{check('zb_h1_csv').interval:.1%} (costs.uncertainty); nearer than that, a tie: " in compared
+    assert f"±{check('zb_h1_csv').interval:.1%} (costs.uncertainty); ties within that: " in compared
 
 
 @pytest.mark.parametrize("name", ALONE)
