@@ -212,7 +212,7 @@ def test_steps_nearer_than_they_are_known_are_a_tie(share: float, ties: tuple[tu
 
     assert known.ties == ties
     assert known.to_dict()["uncertainty"] == share
-    assert ("a tie: eager and lumped" in known.summary()) == bool(ties)
+    assert ("ties within that: eager and lumped" in known.summary()) == bool(ties)
     first, second = sorted(row.levels.run.metrics.step_ns for row in known.rows if row.levels)
     apart = f"{second / first - 1:.2%}"
     tie = f"eager and lumped, a tie ({apart} apart, known to about ±1000.0%)"
