@@ -387,7 +387,7 @@ def _is_parent(path: KeyPath, child: KeyPath) -> bool:
 def _check_tables(tree: Mapping[str, Any], axes: Sequence[Axis]) -> None:
     overrides = [override for axis in axes for override in _varied(axis.values)]
     names = [override.value for override in overrides if override.path == _SCHEDULE]
-    tables = [name for name in names or [_name(tree)] if name and _kind(name) == "table"]
+    tables = [name for name in names or [_name(tree)] if name and ScheduleChoice(name=name).kind == "table"]
     for axis in axes if tables else ():
         if axis.paths & set(_TABLE_SIZES):
             message = f"{tables[0]} is a table with fixed sizes: sweep a schedule that builds its table"
@@ -478,13 +478,9 @@ def _name(tree: Mapping[str, Any]) -> str:
     return str(schedule.get("name") or "") if isinstance(schedule, dict) else ""
 
 
-def _kind(name: str) -> str:
-    return ScheduleChoice(name=name).kind
-
-
 def _file_digest(name: str) -> str:
     """Return a digest of the file of a schedule; empty for a plugin's schedule."""
-    kind = _kind(name) if name else "plugin"
+    kind = ScheduleChoice(name=name).kind if name else "plugin"
     file = Path(name.rpartition(":")[0] if kind == "python" else name)
     return hashlib.sha256(file.read_bytes()).hexdigest()[:8] if kind != "plugin" and file.is_file() else ""
 

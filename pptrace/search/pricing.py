@@ -131,7 +131,7 @@ class Pricing:
         self._bounds: dict[Any, Bound] = {}
 
     def lower_bound(self, group: Group, *, has_pairs: bool = False) -> Bound:
-        """Return lower bounds of all candidates of a group, for any table.
+        """Return lower bounds of all candidates of a group, for any table: means over the ranks.
 
         The total computation is assumed not to depend on the number of stages.
 
@@ -144,10 +144,11 @@ class Pricing:
         """
         layout = group.layout
         workload = self._costs_of(group).workload(layout.pp, has_pairs=has_pairs)
+        static_bytes = int(workload.static_bytes.sum()) + layout.pp * workload.reserved_bytes
         return Bound(
-            step_ns=least_work_ns(workload, layout.pp, layout.microbatches),
-            peak_bytes=least_memory(workload, layout.pp),
-            fits=least_fits(workload, layout.pp),
+            step_ns=_least_work_ns(workload, layout.pp, layout.microbatches),
+            peak_bytes=static_bytes // layout.pp,
+            fits=not workload.capacity_bytes or static_bytes <= int(workload.capacities(layout.pp).sum()),
         )
 
     def price(self, origin: Origin) -> Price:
@@ -382,7 +383,13 @@ class TableCache:
         )
         if chunks is None and provided.offer.chunks is not None:
             request = replace(request, chunks=call_plugin(provided.provider, provided.offer.chunks, request))
-        reason = too_large(request.ranks, request.chunks, request.microbatches) or _too_long(request)
+        reason = too_large(request.ranks, request.chunks, request.microbatches)
+        actions = 2 * request.ranks * request.chunks * request.microbatches
+        if not reason and actions > _MOST_ACTIONS:
+            reason = (
+                f"{actions:,} actions in a step, and the most in a plan is {_MOST_ACTIONS:,}: name fewer "
+                "sequences (--global) or larger microbatches (--vary micro=8)"
+            )
         if reason:
             raise ConfigError(reason, key="batch.microbatches")
         return request
@@ -399,17 +406,6 @@ class TableCache:
         if reads:
             return CachedTable(request=request, table=None, digest="", chunks=chunks)
         return CachedTable(request=request, table=table, digest=_table_digest(table), chunks=chunks)
-
-
-def _too_long(request: ScheduleRequest) -> str:
-    """Return the reason why a step is too large for a plan; empty if it is not."""
-    actions = 2 * request.ranks * request.chunks * request.microbatches
-    if actions <= _MOST_ACTIONS:
-        return ""
-    return (
-        f"{actions:,} actions in a step, and the most in a plan is {_MOST_ACTIONS:,}: name fewer sequences "
-        "(--global) or larger microbatches (--vary micro=8)"
-    )
 
 
 def _table_digest(table: Schedule) -> str:
@@ -516,28 +512,13 @@ class Bound:
     """Whether the bound of each rank is within its known capacity."""
 
 
-def least_work_ns(workload: Workload, ranks: int, microbatches: int) -> int:
+def _least_work_ns(workload: Workload, ranks: int, microbatches: int) -> int:
     """Return a lower bound on the computation of the busiest rank: the mean over the ranks."""
     times = _durations(workload)
     backward = np.minimum(times[Kind.B], times[Kind.I] + times[Kind.W])
     work_ns = int((times[Kind.F] + backward).sum()) * microbatches
     # Parts of a microbatch are rounded down, by less than a nanosecond each.
     return max(work_ns // ranks - 64 * workload.stages * microbatches, 0)
-
-
-def least_memory(workload: Workload, ranks: int) -> int:
-    """Return a lower bound on the memory of the fullest rank: the mean over the ranks."""
-    return int(workload.static_bytes.sum()) // ranks + workload.reserved_bytes
-
-
-def least_fits(workload: Workload, ranks: int) -> bool:
-    """Return whether the total capacity holds the static memory of all ranks."""
-    if not workload.capacity_bytes:
-        return True
-    if not workload.rank_capacity_bytes.size:
-        return least_memory(workload, ranks) <= workload.capacity_bytes
-    static_bytes = int(workload.static_bytes.sum()) + ranks * workload.reserved_bytes
-    return static_bytes <= int(workload.capacities(ranks).sum())
 
 
 def bound_of(

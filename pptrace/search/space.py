@@ -446,7 +446,7 @@ class Space:
         """The varied sizes in one line."""
         parts = {name: values for name, values in self.sizes.items() if values}
         parts |= {"micro": self.micro, "global": self.sequences}
-        named = [f"{name} {_format_range(values)}" for name, values in parts.items() if len(values) > 1]
+        named = [f"{name} {min(values)}..{max(values)}" for name, values in parts.items() if len(values) > 1]
         count = len(self.entries)
         return f"{', '.join(named) or 'sizes are fixed'}; {count} schedule{'s' * (count > 1)}"
 
@@ -582,7 +582,3 @@ def _normalize_offload(override: Assignment) -> Assignment:
     """Return an assignment; a copied share of 0 removes ``schedule.offload``."""
     is_zero = key_text(override.path) == _COPIED and not override.value
     return setting("schedule.offload", None) if is_zero else override
-
-
-def _format_range(values: Sequence[int]) -> str:
-    return f"{min(values)}..{max(values)}"

@@ -146,7 +146,7 @@ def sweep(
     rows = {} if fresh else earlier_rows(grid, registry, outputs)
     missing = [point for point in grid.points if point.identity not in rows]
     done = len(grid.points) - len(missing)
-    report = progress or _no_progress
+    report = progress or (lambda _done, _total: None)
     report(done, len(grid.points))
     journal = journal_path(outputs[0]) if outputs and missing else None
     with Runner(registry, chosen, journal, fresh=fresh) as runner:
@@ -210,10 +210,6 @@ def _check_writable(path: Path) -> None:
     with suppress(_DiscardFile), replace_file(path) as temporary:
         temporary.touch()
         raise _DiscardFile
-
-
-def _no_progress(done: int, total: int) -> None:
-    del done, total
 
 
 _DERIVED = ("derived", "table ", "schedule ", "cluster")
