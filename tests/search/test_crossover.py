@@ -228,7 +228,7 @@ def test_a_margin_is_what_the_slower_takes_longer(first: int, second: int) -> No
             "eager,lumped",
             "network.bandwith=1 GB/s..2 GB/s",
             ConfigError,
-            "no value tried .*did you mean 'bandwidth'",
+            "no simulated value .*did you mean 'bandwidth'",
         ),
         ("eager,lumped", "p2p.policy", ConfigError, "p2p.policy: 'sender-blocking' is no number"),
         ("eager,lumped", "parallel.sequence_parallel", ConfigError, "False is no number"),
