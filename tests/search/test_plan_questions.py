@@ -51,7 +51,7 @@ def planned(registry: Registry, **changed: Any) -> Any:
     ("changed", "line"),
     [
         ({"gpus": 0}, "--gpus: 0 is no number of GPUs: write 1 or more"),
-        ({"top": 0}, "--top: 0 is nothing"),
+        ({"top": 0}, "--top: 0 is no number of places"),
         ({"objective": "tokns"}, r"--objective: 'tokns' is no objective \(did you mean 'tokens'"),
         ({"objective": "fast"}, r"--objective: 'fast' is no objective \(.*known: gpus, mfu, step, tokens\)"),
         ({"gpus": 1, "vary": {"pp": [2]}}, "a replica of the given sizes needs 2 GPUs, and the job has 1"),
@@ -67,7 +67,7 @@ def planned(registry: Registry, **changed: Any) -> Any:
         ({"vary": {"layers": ["odd"]}}, "--vary layers: 'odd' is no split: write even, balanced or a list"),
         ({"vary": {"layout": [{"pp": 2, "tp": 2}]}}, "parallel.pp is a separate axis of a plan"),
         ({"vary": {"pp": [1, 2]}, "pp": 2}, "parallel.pp: it is also varied: leave one of them out"),
-        ({"schedule": "gpipe,1f1b", "vary": {"pp": [2]}}, "gpipe,1f1b are several, .*--vary schedule=gpipe,1f1b"),
+        ({"schedule": "gpipe,1f1b", "vary": {"pp": [2]}}, "gpipe,1f1b are several .*--vary schedule=gpipe"),
         ({"vary": {"schedule": ["gpipe,1f1b"]}}, "gpipe,1f1b are several schedules, and a value is one"),
         ({"config": {"device": "a100-sxm"}}, "model: missing: a plan divides a model over GPUs"),
         ({"config": {**STEP, "batch": {"sequence": 1024}}}, "batch.global: missing"),

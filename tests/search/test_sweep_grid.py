@@ -116,7 +116,7 @@ REFUSED = [
     (["pp=2,4"], {"sets": ("parallel.pp=8",)}, "--set parallel.pp=8: it is swept by --over pp"),
     (["microbatches=8"], {"global": "64"}, "--global: it is swept by --over microbatches"),
     (["network={name: hockney}"], {"sets": ("network.latency=1 us",)}, "it is swept by --over network"),
-    (["pp=2,4"], {"schedule": "t.csv"}, "--over pp: t.csv is a table, which has its own"),
+    (["pp=2,4"], {"schedule": "t.csv"}, "--over pp: t.csv is a table with fixed sizes"),
     (["schedule=t.csv,eager", "microbatches=8"], {}, "--over microbatches: t.csv is a table"),
     (["pp=2,0"], {}, "--over pp=0: parallel.pp: "),
     (["contention=none,telepathy"], {}, "--over contention=telepathy: contention.links: "),
