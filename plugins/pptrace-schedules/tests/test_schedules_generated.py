@@ -141,6 +141,8 @@ def test_as_many_microbatches_as_ranks_idle_no_longer_than_with_the_zb_v_generat
 
 
 UNEQUAL = {
+    ("zb-h2", 8, 24, (95, 109, 95), 10): 7_319, ("zb-h2", 8, 19, (91, 146, 83), 10): 6_519,
+    ("zb-h2", 10, 30, (56, 110, 58), 5): 7_240,
     ("zb-h2", 4, 9, (10, 11, 9), 20): 426, ("zb-h2", 5, 13, (11_347, 11_248, 8_132), 377): 402_071,
     ("zb-v", 4, 7, (20, 20, 20), 1): 434, ("zb-v", 6, 11, (22_694, 22_496, 16_264), 377): 710_827,
     ("zb-v", 7, 11, (59_436, 58_888, 39_854), 527): 1_854_851,
@@ -295,14 +297,14 @@ def fills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("name", CHUNKS)
-def test_16_ranks_and_64_microbatches_are_filled_at_most_40_times(name: str, fills: list[int]) -> None:
+def test_16_ranks_and_64_microbatches_are_filled_at_most_45_times(name: str, fills: list[int]) -> None:
     asked = request(
         name, 16, 64, PROFILED["14.6B"][2:5], 377, device_bytes=70, stage_bytes=(3,) * 16 * CHUNKS[name]
     )
 
     built(asked, name)
 
-    assert 1 < len(fills) <= 40
+    assert 1 < len(fills) <= 45
     assert sum(fills) < 2 * 400_000
 
 

@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 
 __all__ = ["one_chunk", "one_chunk_orders", "one_forward_one_input_gradient"]
 
-_QUARTERS = (0, 2, 3)
+_QUARTERS = (0, 2, 4)
 """Quarters of a forward by which a rank's first input gradient may be late."""
+
+_DRAINS = (1, 3)
+"""Microbatches that end for each one by which the microbatches in flight decrease."""
 
 
 def one_forward_one_input_gradient(
@@ -73,16 +76,21 @@ def one_chunk_orders(request: ScheduleRequest, times: Times) -> Iterator[Schedul
     """Yield orders of forwards and input gradients with different numbers of warm-up forwards.
 
     A rank runs forwards until its first input gradient, or fewer than the previous rank. Then it alternates both
-    kinds, or runs each input gradient as soon as possible.
+    kinds, runs each input gradient as soon as possible, or runs more input gradients than forwards.
     """
     warm_ups: list[list[int]] = []
     for quarters in _QUARTERS:
         fitting = _warm_up(request, times, quarters)
-        warm_ups += [ahead for ahead in (fitting, _falling(fitting)) if ahead not in warm_ups]
+        falling = _falling(fitting, request.microbatches)
+        warm_ups += [ahead for ahead in (fitting, falling) if ahead not in warm_ups]
     for ahead in warm_ups:
         yield without_weights(one_chunk(request, [forwards - 1 for forwards in ahead], [0] * request.ranks))
     for ahead in warm_ups:
         yield _gradients_first(request, times, ahead)
+    for ahead in warm_ups:
+        if ahead[0] > request.ranks and ahead == _falling(ahead, request.microbatches):
+            for drain in _DRAINS:
+                yield _draining(request, ahead, drain)
 
 
 def _gradients_first(request: ScheduleRequest, times: Times, ahead: Sequence[int]) -> Schedule:
@@ -96,6 +104,28 @@ def _gradients_first(request: ScheduleRequest, times: Times, ahead: Sequence[int
     return Schedule.from_columns(placement, table.row_ptr, kind, table.stage, table.microbatch)
 
 
+def _draining(request: ScheduleRequest, ahead: Sequence[int], drain: int) -> Schedule:
+    """Return an order whose microbatches in flight decrease by one each ``drain`` microbatches.
+
+    Rank ``r`` keeps ``ranks - r`` of them or more in flight, which fills the pipeline.
+    """
+    ranks, count = request.ranks, request.microbatches
+    microbatch = np.arange(count, dtype=np.int32)
+    most = np.maximum(ahead[0] - microbatch // drain, ranks)
+    kind = np.full((ranks, 2 * count), Kind.F, dtype=np.int8)
+    microbatches = np.empty((ranks, 2 * count), dtype=np.int32)
+    for rank, first in enumerate(ahead):
+        forwards = np.minimum(microbatch + np.minimum(first, most - rank), count)
+        gradient = microbatch + forwards
+        kind[rank, gradient] = Kind.I
+        microbatches[rank, gradient] = microbatch
+        microbatches[rank, kind[rank] == Kind.F] = microbatch
+    return Schedule.from_columns(
+        Placement.looped(ranks, count), np.arange(ranks + 1) * 2 * count, kind.ravel(),
+        np.repeat(np.arange(ranks, dtype=np.int32), 2 * count), microbatches.ravel(),
+    )  # fmt: skip
+
+
 def _warm_up(request: ScheduleRequest, times: Times, quarters: int) -> list[int]:
     """Return the number of forwards of each rank before its first input gradient, limited by memory."""
     ranks = request.ranks
@@ -107,17 +137,18 @@ def _warm_up(request: ScheduleRequest, times: Times, quarters: int) -> list[int]
     for rank in range(ranks - 2, -1, -1):
         due += times.transfer
         forward_ns = max(int(times.forward[rank]), 1)
-        ahead[rank] = max((due - int(start[rank]) + forward_ns * quarters // 4) // forward_ns, ahead[rank + 1])
-        ahead[rank] = min(ahead[rank], int(most[rank]))
+        fitting = (due - int(start[rank]) + forward_ns * quarters // 4) // forward_ns
+        ahead[rank] = min(max(fitting, 1), int(most[rank]))
         due = max(due, int(start[rank]) + ahead[rank] * forward_ns) + int(times.input_gradient[rank])
     # A rank with more forwards than the previous rank would deadlock.
     falling: list[int] = np.minimum.accumulate(ahead).tolist()
     return falling
 
 
-def _falling(ahead: Sequence[int]) -> list[int]:
-    """Return numbers of forwards that decrease by at least one per rank, down to 1."""
+def _falling(ahead: Sequence[int], microbatches: int) -> list[int]:
+    """Return numbers of forwards that decrease by at least one per rank, down to 1, after ranks that run all."""
     falling = list(ahead[:1])
     for forwards in ahead[1:]:
-        falling.append(max(1, min(forwards, falling[-1] - 1)))
+        fewer = max(1, min(forwards, falling[-1] - 1))
+        falling.append(forwards if forwards == microbatches else fewer)
     return falling
