@@ -118,7 +118,7 @@ class Comparison(Printed):
     def table(self) -> list[Row]:
         """Return one row per schedule, all with the same columns, for pandas."""
         rows = [row.row() for row in self.rows]
-        columns = next(list(row) for row, compared in zip(rows, self.rows, strict=True) if compared.levels)
+        columns = max(rows, key=len)
         return [{column: row.get(column) for column in columns} for row in rows]
 
     def to_csv(self) -> str:

@@ -173,7 +173,7 @@ class EqualComparison(Printed):
     def table(self) -> list[Row]:
         """Return one row per schedule, all with the same columns, for pandas."""
         rows = [equal_row(row, self.limit_bytes) for row in self.rows]
-        columns = next(list(row) for row, schedule in zip(rows, self.rows, strict=True) if schedule.fits)
+        columns = max(rows, key=len)
         return [{column: row.get(column) for column in columns} for row in rows]
 
     def to_csv(self) -> str:

@@ -14,7 +14,20 @@ from markupsafe import Markup
 from pptrace.measured import explanation
 from pptrace.report import document as documents
 from pptrace.report import numbers, svg
-from pptrace.report.document import Cell, Document, Line, Picture, Section, Table, json_of, page_of, plain, text_of
+from pptrace.report.document import (
+    Cell,
+    Column,
+    Document,
+    Line,
+    Picture,
+    Section,
+    Table,
+    json_of,
+    page_of,
+    plain,
+    table_of,
+    text_of,
+)
 from pptrace.report.numbers import Figure, Sides
 from pptrace.steps.actions import Action
 from pptrace.steps.kinds import Kind
@@ -140,6 +153,26 @@ def test_elements_escape_what_is_no_markup() -> None:
         '<rect x="0" y="2" width="3" height="0.5" class="row"/></g>'
         '<text x="1" y="2" class="label" text-anchor="start">&lt;b&gt;</text></svg>'
     )
+
+
+def test_a_reason_replaces_the_figures_of_a_row() -> None:
+    columns = [
+        Column("name", ("name",), str, is_words=True), Column("step", ("step_ms",), "{} ms".format, group="time"),
+        Column("idle", ("idle",), "{:.0%}".format), Column("memory", ("size",), str, is_shown=False),
+    ]  # fmt: skip
+    rows = [({"name": "eager", "step_ms": 8, "idle": 0.5}, ""), ({"name": "even"}, "cannot run: 3 is odd")]
+    document = Document(title="a", lead=["first", table_of(columns, rows)])
+
+    lines = text_of(document).splitlines()
+
+    assert lines == [
+        "first",
+        "       time",
+        "name   step  idle",
+        "eager  8 ms   50%",
+        "even   cannot run: 3 is odd",
+    ]
+    assert "<p>first</p>" in page_of(document)
 
 
 @pytest.mark.parametrize("module", [documents, explanation, numbers, svg])
