@@ -181,15 +181,6 @@ def new_tasks(count: int) -> sweep_kernels.Tasks:
     return sweep_kernels.Tasks(waiting=waiting, start=start, cause=cause, ready=ready)
 
 
-def _independent_tasks(count: int) -> sweep_kernels.Graph:
-    """Return tasks that take no time and wait for nothing."""
-    none, zero = np.full(count, -1, dtype=np.int32), np.zeros(count, dtype=np.int64)
-    return sweep_kernels.Graph(
-        duration=zero, lag=zero, following=none, following_peer=none,
-        edge_ptr=np.zeros(count + 1, dtype=np.int32), edge=none[:0], sender_row=none, rows=count,
-    )  # fmt: skip
-
-
 def steady_rates(paths: Paths, links: Links) -> Int64s:
     """Return the max-min fair rate in kB/s of one message on the first path of each pair, all at the same time.
 
@@ -203,12 +194,17 @@ def steady_rates(paths: Paths, links: Links) -> Int64s:
     rates = alone.copy()
     if not count:
         return rates
-    none, task = np.zeros(count, dtype=np.int64), np.arange(count, dtype=np.int32)
-    jobs = sweep_kernels.Jobs(
-        of_task=task, task=task, volume=none + 2**60, full_rate=alone[moving] * FINER, overhead_ns=none,
-        path=first[moving], kind=none.astype(np.int8), rank=none.astype(np.int32), peer=none.astype(np.int32),
+    zero, task = np.zeros(count, dtype=np.int64), np.arange(count, dtype=np.int32)
+    none = np.full(count, -1, dtype=np.int32)
+    graph = sweep_kernels.Graph(
+        duration=zero, lag=zero, following=none, following_peer=none,
+        edge_ptr=np.zeros(count + 1, dtype=np.int32), edge=none[:0], sender_row=none, rows=count,
     )  # fmt: skip
-    _, changes = run_jobs(_independent_tasks(count), 1, jobs, shared, Contention())
+    jobs = sweep_kernels.Jobs(
+        of_task=task, task=task, volume=zero + 2**60, full_rate=alone[moving] * FINER, overhead_ns=zero,
+        path=first[moving], kind=zero.astype(np.int8), rank=zero.astype(np.int32), peer=zero.astype(np.int32),
+    )  # fmt: skip
+    _, changes = run_jobs(graph, 1, jobs, shared, Contention())
     initial = changes.time_ns == 0
     rates[moving[changes.task[initial]]] = changes.rate[initial] // FINER
     return rates

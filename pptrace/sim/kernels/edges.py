@@ -35,14 +35,8 @@ def link_rows(rows, place, ends, task, sender_row, awaited_stage, awaited_microb
     rank holds adjacent stages, or if rows are segments.
     """
     n = 0
-    cells, graph, kinds, parts, lanes, rules = (
-        rows.cells,
-        rows.graph,
-        rows.kinds,
-        rows.parts,
-        rows.lanes,
-        rows.rules,
-    )
+    cells, graph, kinds = rows.cells, rows.graph, rows.kinds
+    parts, lanes, rules = rows.parts, rows.lanes, rows.rules
     row_ptr = rows.row_ptr
     kind, role, fork, in_parts = cells.kind, kinds.role, task.fork, len(parts.stream) > 0
     looks = graph.nearby and not in_parts

@@ -78,14 +78,8 @@ def place_rows(rows, costs, routes, cursor, place, ends, out, task, sender_row):
     ``task``'s columns of bytes, lags and collectives are initialised with 0. For calls, ``sender_row``,
     initialised with -1, becomes the sender's side of each receiver's side.
     """
-    cells, graph, kinds, parts, lanes, rules = (
-        rows.cells,
-        rows.graph,
-        rows.kinds,
-        rows.parts,
-        rows.lanes,
-        rows.rules,
-    )
+    cells, graph, kinds = rows.cells, rows.graph, rows.kinds
+    parts, lanes, rules = rows.parts, rows.lanes, rows.rules
     row_ptr = rows.row_ptr
     kind, stage, microbatch, span, pair = cells.kind, cells.stage, cells.microbatch, cells.span, cells.pair
     out_kind, out_stage, out_microbatch = out.kind, out.stage, out.microbatch
