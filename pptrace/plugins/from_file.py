@@ -22,13 +22,6 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 _FIELDS = frozenset({*(field.name for field in fields(ScheduleRequest)), "microbatches", "stages"})
-_NAMED = frozenset(
-    {
-        inspect.Parameter.POSITIONAL_ONLY,
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        inspect.Parameter.KEYWORD_ONLY,
-    }
-)
 _RANKS_AND_MICROBATCHES = 2
 
 
@@ -110,7 +103,7 @@ def _analyze_signature(
     """Return a function that builds the rows from a request, and the parameters that are options."""
     with plugin_code(provider, function):
         signature = inspect.signature(function)
-    parameters = [p for p in signature.parameters.values() if p.kind in _NAMED]
+    parameters = [p for p in signature.parameters.values() if p.kind not in {p.VAR_POSITIONAL, p.VAR_KEYWORD}]
     required = [p.name for p in parameters if p.default is p.empty]
     request_fields = tuple(p.name for p in parameters if p.name in _FIELDS and p.kind is not p.POSITIONAL_ONLY)
     by_name = bool(request_fields) and set(required) <= set(request_fields)

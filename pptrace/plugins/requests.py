@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from fractions import Fraction
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -44,10 +43,6 @@ class TableSimulator(Protocol):
         Without chunks in the configuration, each schedule has its own default.
         """
         ...
-
-
-def _nothing() -> Mapping[str, Any]:
-    return MappingProxyType({})
 
 
 _UNKNOWN = Fraction(0)
@@ -100,7 +95,7 @@ class ScheduleRequest:
     """Upper bound of bytes per rank, activations and ``stage_bytes``, on the smallest device; 0 for no limit."""
     rank_bytes: tuple[int, ...] = ()
     """``device_bytes`` of each rank where devices differ; empty where all are equal."""
-    options: Mapping[str, Any] = field(default_factory=_nothing)
+    options: Mapping[str, Any] = field(default_factory=dict)
     """The schedule's options, validated by its parameter model."""
     simulator: TableSimulator | None = None
     """Simulator for schedules that search; None where only sizes are known."""
@@ -123,9 +118,9 @@ class CostRequest:
     """Microbatches that one pipeline runs in the step."""
     edges: tuple[tuple[int, int], ...] = ()
     """The stages' graph as (from, to), forward."""
-    model: Mapping[str, Any] = field(default_factory=_nothing)
+    model: Mapping[str, Any] = field(default_factory=dict)
     """The model's description: a preset's values with the user's changes."""
-    device: Mapping[str, Any] = field(default_factory=_nothing)
+    device: Mapping[str, Any] = field(default_factory=dict)
     """The device's description: a preset's values with the user's changes."""
     rank_devices: tuple[Mapping[str, Any], ...] = ()
     """Shape (ranks,): the device of each pipeline rank where they differ; empty where all are ``device``."""
@@ -151,7 +146,7 @@ class CostRequest:
     """Sequences in the step, over all replicas."""
     collectives: GroupCollectives | None = None
     """Times of collectives on the job's cluster; None without a cluster."""
-    data_parallel: Mapping[str, int] = field(default_factory=_nothing)
+    data_parallel: Mapping[str, int] = field(default_factory=dict)
     """Network of the data-parallel group: ``rate_kbps`` (kB/s per direction) and ``latency_ns``."""
     reshard: str = "never"
     """When gathered weights are freed: after a stage's last pass (``never``), each ``forward``, or ``always``."""
@@ -160,7 +155,7 @@ class CostRequest:
     has_pairs: bool = False
     """Whether the schedule has overlapped pairs, which run segments of two actions simultaneously. The time of an
     action outside pairs does not depend on it."""
-    options: Mapping[str, Any] = field(default_factory=_nothing)
+    options: Mapping[str, Any] = field(default_factory=dict)
     """The cost model's options."""
 
 
@@ -179,7 +174,7 @@ class NetworkRequest:
     """Number of NICs of a node, the last endpoints; 0 for a network that is not inside a node."""
     per_node: int = 1
     """Number of consecutive endpoints that are NICs of one node, for a cluster's fabric."""
-    options: Mapping[str, Any] = field(default_factory=_nothing)
+    options: Mapping[str, Any] = field(default_factory=dict)
     """The network's options."""
 
 
@@ -189,5 +184,5 @@ class ExecutorRequest:
 
     workers: int
     """Number of points that run simultaneously."""
-    options: Mapping[str, Any] = field(default_factory=_nothing)
+    options: Mapping[str, Any] = field(default_factory=dict)
     """The executor's options."""

@@ -41,14 +41,13 @@ halving have no formula. Peak activations of rank r in that unit: D/2 + 1 + min(
 from __future__ import annotations
 
 from fractions import Fraction
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import ConstraintError, ScheduleOffer
 from pptrace_schedules.one_f_one_b import check_one_chunk
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
     from pptrace.plugin import Schedule, ScheduleRequest
 
 _DOUBLED = ("forward-doubling", "backward-halving")
@@ -113,13 +112,6 @@ def peak_activations(request: ScheduleRequest) -> list[Fraction] | None:
     return [Fraction(ranks // 2 + 1 + min(rank, ranks - 1 - rank)) for rank in range(ranks)]
 
 
-def options() -> type[BaseModel]:
-    """Return the parameter model."""
-    from pptrace_schedules.options import ChimeraOptions
-
-    return ChimeraOptions
-
-
 def _pipelines(request: ScheduleRequest) -> int:
     return int(request.options.get("pipelines", 2))
 
@@ -137,7 +129,7 @@ OFFER = ScheduleOffer(
     name="chimera",
     summary="Pipelines in both directions over the same ranks, each with its own copy of the model.",
     build=build,
-    options=options,
+    options=lambda: import_module("pptrace_schedules.options").ChimeraOptions,
     check=check,
     bubble=bubble,
     bubble_is_exact=False,

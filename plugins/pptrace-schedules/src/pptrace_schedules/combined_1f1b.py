@@ -26,14 +26,13 @@ through the ranks. Peak activations of rank r, each a chunk's: min(v m, w + 1), 
 from __future__ import annotations
 
 from fractions import Fraction
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import ConstraintError, ScheduleOffer
 from pptrace_schedules.interleaved_1f1b import looped_bubble
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
     from pptrace.plugin import Schedule, ScheduleRequest
 
 _FEWEST_CHUNKS = 2
@@ -107,13 +106,6 @@ def peak_activations(request: ScheduleRequest) -> list[Fraction]:
     return [Fraction(min(whole, _warm_up(request, rank) + 1)) for rank in range(request.ranks)]
 
 
-def options() -> type[BaseModel]:
-    """Return the parameter model."""
-    from pptrace_schedules.options import CombinedOptions
-
-    return CombinedOptions
-
-
 def _warm_up(request: ScheduleRequest, rank: int) -> int:
     ahead = (request.chunks - 1) * _round_size(request) + 2 * (request.ranks - 1 - rank) + 1
     return min(ahead, request.chunks * request.microbatches)
@@ -127,7 +119,7 @@ OFFER = ScheduleOffer(
     name="combined-1f1b",
     summary="Interleaved 1F1B with one more forward ahead, so that every steady forward overlaps a backward.",
     build=build,
-    options=options,
+    options=lambda: import_module("pptrace_schedules.options").CombinedOptions,
     check=check,
     bubble=looped_bubble,
     peak_activations=peak_activations,

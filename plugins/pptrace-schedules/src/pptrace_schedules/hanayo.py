@@ -24,13 +24,12 @@ was, and a bubble of (P - 1) / (3PW + P - 1) remains however many microbatches t
 from __future__ import annotations
 
 from fractions import Fraction
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import ConstraintError, ScheduleOffer
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
     from pptrace.plugin import Schedule, ScheduleRequest
 
 _WAVES = 2
@@ -81,13 +80,6 @@ def peak_activations(request: ScheduleRequest) -> list[Fraction]:
     return [Fraction(most - max(0, ranks - 1 - rank - abs(microbatches - ranks))) for rank in range(ranks)]
 
 
-def options() -> type[BaseModel]:
-    """Return the parameter model."""
-    from pptrace_schedules.options import HanayoOptions
-
-    return HanayoOptions
-
-
 def _waves(request: ScheduleRequest) -> int:
     return int(request.options.get("waves") or (request.chunks // 2 if request.chunks > 1 else _WAVES))
 
@@ -96,7 +88,7 @@ OFFER = ScheduleOffer(
     name="hanayo",
     summary="Waves down the ranks and up again over several chunks per rank, with one copy of the model.",
     build=build,
-    options=options,
+    options=lambda: import_module("pptrace_schedules.options").HanayoOptions,
     check=check,
     bubble=bubble,
     peak_activations=peak_activations,

@@ -22,14 +22,13 @@ from __future__ import annotations
 
 from fractions import Fraction
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import ScheduleOffer
 from pptrace_schedules.one_f_one_b import check_one_chunk
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
     from pptrace.plugin import Schedule, ScheduleRequest
 
 _SLICES = 2
@@ -75,13 +74,6 @@ def peak_activations(request: ScheduleRequest) -> list[Fraction]:
     return [Fraction(min(whole, _warm_up(request, rank) + 1), slices) for rank in range(request.ranks)]
 
 
-def options() -> type[BaseModel]:
-    """Return the parameter model."""
-    from pptrace_schedules.options import SeqOptions
-
-    return SeqOptions
-
-
 def _warm_up(request: ScheduleRequest, rank: int) -> int:
     slices = parts(request)
     return min(slices * request.microbatches, request.ranks - 1 - rank + slices - 1)
@@ -92,7 +84,7 @@ OFFER = ScheduleOffer(
     summary="1F1B over slices of each microbatch's sequence, which divides bubble and activations.",
     build=build,
     check=partial(check_one_chunk, name="seq-1f1b"),
-    options=options,
+    options=lambda: import_module("pptrace_schedules.options").SeqOptions,
     bubble=bubble,
     peak_activations=peak_activations,
     parts=parts,

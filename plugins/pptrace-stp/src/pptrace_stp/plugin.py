@@ -41,14 +41,13 @@ backward's block. Activations of chunk 1 have short lifetimes and stay.
 from __future__ import annotations
 
 from fractions import Fraction
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from pptrace.plugin import ConstraintError, ScheduleOffer, hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from pydantic import BaseModel
 
     from pptrace.plugin import Schedule, ScheduleRequest
 
@@ -66,13 +65,14 @@ def build(request: ScheduleRequest) -> Schedule:
 
     ranks, microbatches = request.ranks, request.microbatches
     rows = rows_of(ranks, microbatches, lean=_is_lean(request))
+    starts_block = np.append(True, (rows.pair[1:] != rows.pair[:-1]) | (rows.pair[1:] < 0))
     table = Schedule.from_columns(
         Placement.v_shaped(ranks, microbatches, _CHUNKS),
         rows.row_ptr,
         rows.kind,
         np.where(rows.chunk == 0, rows.row, 2 * ranks - 1 - rows.row),
         rows.microbatch,
-        pair=rows.pair,
+        pair=np.where(rows.pair < 0, -1, np.cumsum(starts_block) - 1),
     )
     shares = [float(request.options.get(name, 0)) for name in ("offload_warm_up", "offload_steady")]
     if any(shares):
@@ -111,13 +111,6 @@ def peak_activations(request: ScheduleRequest) -> list[Fraction]:
     return [Fraction(most + max(1, rank)) for rank in range(ranks)]
 
 
-def options() -> type[BaseModel]:
-    """Return the parameter model."""
-    from pptrace_stp.rows import StpOptions
-
-    return StpOptions
-
-
 def _fewest(request: ScheduleRequest) -> int:
     return 2 * request.ranks if _is_lean(request) else 3 * request.ranks - 1
 
@@ -130,7 +123,7 @@ OFFER = ScheduleOffer(
     name="stp",
     summary="Forwards beside backwards in a V of two chunks per rank, which hides tensor-parallel communication.",
     build=build,
-    options=options,
+    options=lambda: import_module("pptrace_stp.rows").StpOptions,
     check=check,
     bubble=bubble,
     peak_activations=peak_activations,
