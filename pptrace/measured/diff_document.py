@@ -165,7 +165,7 @@ def _sections(findings: StepDiff, top: int) -> Iterator[Section]:
         blocks=messages(findings),
     )  # fmt: skip
     yield Section(title="critical path: time by kind and between actions", blocks=paths(findings))
-    yield Section(title=memory_title(findings), blocks=memory(findings))
+    yield Section(title=_memory_title(findings), blocks=memory(findings))
 
 
 def _values(findings: StepDiff, top: int, notes: tuple[str, ...]) -> dict[str, Any]:
@@ -374,8 +374,7 @@ def paths(findings: StepDiff) -> tuple[Block, ...]:
     return table, f"differs {differ.common} computations before the end: {before}"
 
 
-def memory_title(findings: StepDiff) -> str:
-    """Return the title of :func:`memory`."""
+def _memory_title(findings: StepDiff) -> str:
     if not any(rank.peak_bytes is not None for rank in findings.memory):
         return "microbatches whose activations are held, at most, by rank"
     capacities = {int(size) for metrics in findings.metrics for size in metrics.memory.room_bytes} - {0}

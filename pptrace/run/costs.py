@@ -21,7 +21,7 @@ from pptrace.run.inputs import at_location
 from pptrace.run.speeds import speeds_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Sequence
 
     from pptrace.config.resolution import Resolved
     from pptrace.network.contract import Network
@@ -177,7 +177,8 @@ def _options(inputs: Inputs, offer: CostModelOffer) -> dict[str, Any]:
     except ConfigError as error:
         models = inputs.registry.cost_models
         option = re.split(r"[.\[]", f"{error.key}.")[1]
-        takers = [name for name, provided in sorted(models.items()) if option in _fields(provided.offer)]
+        known = {name: provided.offer.options for name, provided in sorted(models.items())}
+        takers = [name for name, options in known.items() if options and option in options().model_fields]
         others = " or ".join(name for name in takers if name != offer.name)
         if option in models and offer.name not in takers:
             message = f"it is no option: write costs.name: {option}, and its options beside it"
@@ -188,10 +189,6 @@ def _options(inputs: Inputs, offer: CostModelOffer) -> dict[str, Any]:
         else:
             raise
         raise inputs.resolved.error(error.key, message) from None
-
-
-def _fields(offer: CostModelOffer) -> Collection[str]:
-    return offer.options().model_fields if offer.options else ()
 
 
 def _devices(inputs: Inputs, offer: CostModelOffer) -> tuple[dict[str, Any], tuple[dict[str, Any], ...]]:

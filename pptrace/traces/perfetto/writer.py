@@ -172,22 +172,24 @@ class Slices:
         """Return all runs in the order of the file."""
         timeline, parts = self.scene.timeline, self.scene.timeline.parts
         lasting = timeline.end_ns > timeline.start_ns
-        out, into = self.leaving.per_row(), self._ending.per_row()
+        outgoing, incoming = self.leaving.per_row(), self._ending.per_row()
         records = Records(
             self.columns
-            | {f"out {place}": self.leaving.column(place) for place in range(int(out.max(initial=0)))}
-            | {f"in {place}": self._ending.column(place) for place in range(int(into.max(initial=0)))}
+            | {f"out {place}": self.leaving.column(place) for place in range(int(outgoing.max(initial=0)))}
+            | {f"in {place}": self._ending.column(place) for place in range(int(incoming.max(initial=0)))}
         )
         if lasting.any():
             yield records.run(0, records.end(), _indices(lasting))
-        keys = [lasting, _ORDER[timeline.kind], out, into, *([parts.name + 1] if parts is not None else [])]
+        keys = [lasting, _ORDER[timeline.kind], outgoing, incoming]
+        if parts is not None:
+            keys.append(parts.name + 1)
         groups, group = numbered(_combined(keys))
         for index in range(groups.size):
             rows = _indices(group == index)
             first, lasts = int(rows[0]), bool(lasting[rows[0]])
             segment = int(parts.name[first]) if parts is not None else -1
             text = parts.names[segment] if parts is not None and segment >= 0 else None
-            begin = records.begin(rows, int(out[first]), int(into[first]), text)
+            begin = records.begin(rows, int(outgoing[first]), int(incoming[first]), text)
             place = begin_place(int(_ORDER[timeline.kind[first]]), lasting=lasts)
             yield records.run(place, begin if lasts else begin + records.end(), rows, segment)
 
