@@ -13,7 +13,7 @@ import numpy as np
 
 from pptrace.plugin import TraceError
 from pptrace_profilers.events import EventBuilder, microseconds
-from pptrace_profilers.json_events import PlainEvents
+from pptrace_profilers.json_events import Blocks
 from pptrace_profilers.naming_rules import FILE_NAME
 from pptrace_profilers.recording import Execution, MessageEnd, Operations, Recording
 
@@ -41,13 +41,13 @@ def read_chrome(path: Path, rules: RulesFile) -> list[Recording]:
         TraceError: the file cannot be read, no event has a time, or it has several processes of unknown ranks.
     """
     contents = _Contents(path=path, rules=rules)
-    events = PlainEvents(path)
-    for event in events:
+    blocks = Blocks(path)
+    for event in blocks.plain_events():
         contents.add(event)
-    contents.bad += events.bad + sum(map(len, contents.open.values()))
+    contents.bad += blocks.bad + sum(map(len, contents.open.values()))
     if not len(contents.unmatched) and not contents.matches:
         raise TraceError("holds no event with a start and an end", file=path)
-    return contents.recordings(cut=events.cut)
+    return contents.recordings(cut=blocks.cut)
 
 
 _Match = tuple[int, int, "Meaning"]

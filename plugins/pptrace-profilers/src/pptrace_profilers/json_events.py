@@ -47,6 +47,10 @@ _LONGEST_KEY, _MOST_BLANKS = 4096, 256
 """Maximum bytes up to the end of an event's first key, and maximum blanks between two events."""
 
 
+_DECODER = msgspec.json.Decoder(list[dict[str, Any]])
+_UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
 @dataclass(slots=True)
 class Blocks:
     """Blocks of the events of a file; ``top`` and ``cut`` are final after the last block."""
@@ -59,6 +63,8 @@ class Blocks:
     """Whether the file ends in the middle."""
     size: int = 0
     """Bytes read, unpacked."""
+    bad: int = 0
+    """Number of values that are no objects, of plain events."""
     file: UnpackedFile | None = None
     """The open file during iteration."""
 
@@ -72,6 +78,28 @@ class Blocks:
         """
         with UnpackedFile.open(self.path) as self.file:
             yield from self._split(self.file)
+
+    def plain_events(self, mend: Callable[[bytes], bytes] = bytes) -> Iterator[dict[str, Any]]:
+        """Yield the events in the order of the file; ``mend`` repairs the writer's invalid JSON.
+
+        An array without an end, a final empty object and extra commas are valid.
+
+        Raises:
+            TraceError: the file cannot be read, is no Chrome JSON, or unpacks to too many bytes.
+        """
+        value_count = 0
+        for block in self:
+            text = mend(block)
+            try:
+                values = events = _DECODER.decode(b"[" + text + b"]")
+            except _UNDECODABLE:
+                values = list(self.values(text))
+                events = [value for value in values if isinstance(value, dict)]
+                self.bad += len(values) - len(events)
+            value_count += len(values)
+            check_events(value_count, self.path)
+            self.expect(value_count - self.bad, self.bad)
+            yield from events
 
     def expect(self, events: int, bad: int) -> None:
         """Check the numbers of valid and invalid events so far, and the expected number.
@@ -214,47 +242,6 @@ def read_lines(path: Path) -> Iterator[bytes]:
             yield line
 
 
-_DECODER = msgspec.json.Decoder(list[dict[str, Any]])
-
-
-class PlainEvents:
-    """Events in the order of the file; ``cut`` and ``bad`` are final after the last event.
-
-    The reader accepts an array without an end, a final empty object and extra commas.
-    """
-
-    def __init__(self, path: Path, mend: Callable[[bytes], bytes] | None = None) -> None:
-        """Read ``path``; ``mend`` repairs the writer's invalid JSON."""
-        self._blocks, self._mend = Blocks(path), mend
-        self.bad = 0
-        """Number of values that are not objects."""
-
-    @property
-    def cut(self) -> bool:
-        """Whether the file ends in the middle of an event."""
-        return self._blocks.cut
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield each event.
-
-        Raises:
-            TraceError: the file cannot be read, is no Chrome JSON, or unpacks to too many bytes.
-        """
-        count = 0
-        for block in self._blocks:
-            text = self._mend(block) if self._mend is not None else block
-            try:
-                values = events = _DECODER.decode(b"[" + text + b"]")
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                values = list(self._blocks.values(text))
-                events = [value for value in values if isinstance(value, dict)]
-                self.bad += len(values) - len(events)
-            count += len(values)
-            check_events(count, self._blocks.path)
-            self._blocks.expect(count - self.bad, self.bad)
-            yield from events
-
-
 MEMORY = "[memory]"
 """Name of the instants with the allocated bytes of PyTorch's allocator."""
 
@@ -279,7 +266,6 @@ _ALWAYS = 2
 _EVENTS_DECODER = msgspec.json.Decoder(list[Event])
 _ARGUMENTS_DECODER = msgspec.json.Decoder(Arguments | None)
 _ARGUMENTS_LIST_DECODER = msgspec.json.Decoder(list[Arguments | None])
-_UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _NO_ARGUMENTS = Arguments()
 
 

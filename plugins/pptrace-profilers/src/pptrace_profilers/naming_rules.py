@@ -132,14 +132,8 @@ class Rule:
     """Matches whole names; its groups are ``action``, or ``kind``, ``stage``, ``microbatch`` and so on."""
     args: Mapping[str, Matcher] = field(default_factory=dict)
     """Patterns of whole arguments, by key."""
-    kind: Kind | None = None
-    """The kind, if no pattern has a group for it."""
-    stage: int | None = None
-    """The stage, likewise."""
-    microbatch: int | None = None
-    """The microbatch, likewise."""
-    peer: int | None = None
-    """Rank at the other end, likewise."""
+    constants: Mapping[str, str] = field(default_factory=dict)
+    """Values of ``kind``, ``stage``, ``microbatch`` and ``peer``, if no pattern has a group for them."""
     stream: str = "compute"
     """Stream: ``compute``, ``send``, ``receive`` or ``data-parallel``."""
 
@@ -149,9 +143,8 @@ class Rule:
         if groups is None:
             return None
         try:
-            stage = _number(groups, "stage", self.stage)
-            microbatch = _number(groups, "microbatch", self.microbatch)
-            peer, size = _number(groups, "peer", self.peer), _number(groups, "bytes", None, 2**62)
+            stage, microbatch, peer = (_number(groups, key) for key in ("stage", "microbatch", "peer"))
+            size = _number(groups, "bytes", 2**62)
             action = self._action(groups, stage, microbatch)
         except ValueError:
             return None
@@ -165,12 +158,12 @@ class Rule:
         )  # fmt: skip
 
     def _groups(self, name: str, args: Mapping[str, object]) -> dict[str, str] | None:
-        """Return all groups that matched; None if the rule does not match."""
+        """Return the constants and all groups that matched; None if the rule does not match."""
         matches = [self.pattern.fullmatch(name)]
         for key, pattern in self.args.items():
             value = args.get(key)
             matches.append(pattern.fullmatch(str(value)) if value is not None else None)
-        groups: dict[str, str] = {}
+        groups = dict(self.constants)
         for match in matches:
             if match is None:
                 return None
@@ -180,7 +173,7 @@ class Rule:
     def _action(self, groups: Mapping[str, str], stage: int | None, microbatch: int | None) -> Action | None:
         if "action" in groups:
             return _parsed(groups["action"])
-        kind = self.kind if self.kind is not None else _kind(groups.get("kind"))
+        kind = _kind(groups.get("kind"))
         if self.stream in {"send", "receive"}:
             if kind in kinds.PASSES:
                 kind = kinds.message_kind(sends=self.stream == "send", forward=kind is Kind.F)
@@ -245,15 +238,15 @@ def _kind(text: str | None) -> Kind | None:
     return Kind[text.upper()] if text.upper() in Kind.__members__ else _WORDS.get(text.lower())
 
 
-def _number(groups: Mapping[str, str], key: str, default: int | None, most: int = 2**31) -> int | None:
-    """Return a captured number, by default the rule's number.
+def _number(groups: Mapping[str, str], key: str, most: int = 2**31) -> int | None:
+    """Return the number of a group, None without the group.
 
     Raises:
-        ValueError: the captured text is no number, or the number is too large.
+        ValueError: the text is no number, or the number is too large.
     """
     text = groups.get(key)
     if text is None:
-        return default
+        return None
     number = int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(most)) else most
     if number >= most:
         raise ValueError(text)
@@ -359,6 +352,10 @@ class ActionModel(BaseModel):
     peer: int | None = Field(None, ge=0, lt=2**31)
     stream: Literal["compute", "send", "receive", "data-parallel"] = "compute"
 
+    def constants(self) -> dict[str, Any]:
+        """Return the values that no pattern captures."""
+        return self.model_dump(include={"kind", "stage", "microbatch", "peer"}, exclude_none=True)
+
     @model_validator(mode="after")
     def _check_patterns(self) -> ActionModel:
         patterns = [*([self.name] if self.name is not None else []), *self.args.values()]
@@ -368,8 +365,8 @@ class ActionModel(BaseModel):
         unknown = next((group for group in groups if group not in _GROUPS), None)
         if unknown is not None:
             raise ValueError(f"group {unknown!r} means nothing; there are {', '.join(_GROUPS)}")
-        constants = {"kind": self.kind, "stage": self.stage, "microbatch": self.microbatch, "peer": self.peer}
-        duplicates = [group for group in groups if groups.count(group) > 1 or constants.get(group) is not None]
+        constants = self.constants()
+        duplicates = [group for group in groups if groups.count(group) > 1 or group in constants]
         if duplicates:
             raise ValueError(f"{duplicates[0]!r} is given twice")
         if self.kind is not None and self.kind not in Kind.__members__:
@@ -439,8 +436,7 @@ def _rule(model: ActionModel, number: int, places: Mapping[str, Any]) -> Rule:
     return Rule(
         pattern=re.compile(".*", re.DOTALL) if model.name is None else _compile(model.name, f"{key}.name", places),
         args={name: _compile(pattern, f"{key}.args.{name}", places) for name, pattern in model.args.items()},
-        kind=Kind[model.kind] if model.kind is not None else None,
-        stage=model.stage, microbatch=model.microbatch, peer=model.peer, stream=model.stream,
+        constants={key: str(value) for key, value in model.constants().items()}, stream=model.stream,
     )  # fmt: skip
 
 

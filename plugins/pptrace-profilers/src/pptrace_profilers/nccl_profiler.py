@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from pptrace.plugin import TraceError
 from pptrace_profilers.events import microseconds, parse_integer
-from pptrace_profilers.json_events import PlainEvents
+from pptrace_profilers.json_events import Blocks
 from pptrace_profilers.recording import MessageEnd, Operations, Payload, Recording, read_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 _BARE = re.compile(rb'(":\s*)(0x[0-9a-fA-F]+|nccl\w+)')
@@ -89,7 +89,8 @@ def read_communicator(path: Path) -> CommunicatorFile:
     Raises:
         TraceError: the file cannot be read, or has another format.
     """
-    events = PlainEvents(path, mend=lambda text: _BARE.sub(rb'\1"\2"', text))
+    blocks = Blocks(path)
+    events = blocks.plain_events(lambda text: _BARE.sub(rb'\1"\2"', text))
     ranks: dict[str, int] = {}
     operations: list[NcclOperation] = []
     process, has_nccl_events = -1, False
@@ -112,7 +113,7 @@ def read_communicator(path: Path) -> CommunicatorFile:
     timed = sorted((operation for operation in operations if operation.start_ns >= 0), key=_BY_TIME)
     return CommunicatorFile(
         path=path, process=process, ranks=ranks, operations=timed, untimed=len(operations) - len(timed),
-        cut=events.cut,
+        cut=blocks.cut,
     )  # fmt: skip
 
 
@@ -147,7 +148,7 @@ class _Open:
         return args if isinstance(args, dict) else {}
 
 
-def _read_events(events: PlainEvents) -> Iterator[_Open]:
+def _read_events(events: Iterable[dict[str, Any]]) -> Iterator[_Open]:
     """Yield each event when it ends; events without an end follow at the end of the file.
 
     Ids are not unique (every ``KernelCh`` is 0): an end closes the innermost open event of its name.

@@ -37,8 +37,7 @@ def choose_pipeline(
     """
     by_rank = _by_rank(recordings)
     pipelines, note = _pipelines(by_rank, layout)
-    complete = {place: ranks for place, ranks in pipelines.items() if all(rank in by_rank for rank in ranks)}
-    candidates = complete or _most_recorded(pipelines, by_rank)
+    candidates = complete_pipelines(recordings, layout) or _most_recorded(pipelines, by_rank)
     chosen = _choose(candidates, by_rank, replica)
     ranks = candidates[chosen]
     notes = [note] if note else []
