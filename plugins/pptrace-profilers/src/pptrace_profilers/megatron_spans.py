@@ -50,7 +50,7 @@ def read_megatron(paths: Sequence[Path]) -> tuple[list[Recording], str, list[str
     Raises:
         TraceError: no file can be read, or the files have no span of a step or of a microbatch.
     """
-    files, notes = read_files(paths, lambda path: read_spans(path, _PREFIX))
+    files, notes = read_files(paths, _read_spans)
     by_rank: dict[int, list[Span]] = defaultdict(list)
     origin: dict[int, Path] = {}
     for path, (spans, untimed) in files.items():
@@ -220,8 +220,8 @@ class Span:
     """Attributes of its process; empty if the line has none."""
 
 
-def read_spans(path: Path, prefix: str) -> tuple[list[Span], int]:
-    """Read the spans of a file whose names begin with ``prefix``, and the number of those without valid times.
+def _read_spans(path: Path) -> tuple[list[Span], int]:
+    """Read the spans of Megatron-LM in a file, and the number of those without valid times.
 
     Raises:
         TraceError: the file cannot be read, or has more spans than a trace may have events.
@@ -234,7 +234,7 @@ def read_spans(path: Path, prefix: str) -> tuple[list[Span], int]:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
         for fields, resource in _spans(record):
-            if not str(fields.get("name", "")).startswith(prefix):
+            if not str(fields.get("name", "")).startswith(_PREFIX):
                 continue
             span = _span(fields, resource)
             if span is None:
