@@ -23,7 +23,7 @@ from pptrace.sim.kernels.job_slots import (
     mark_limited,
 )
 from pptrace.sim.kernels.sweep import COMPUTATION, Ends, Graph, Jobs, Step, Tasks, settle, start_all
-from pptrace.steps.kernels.heap import OUTSIDE, Heap, lift, pop, push, sink
+from pptrace.steps.kernels.heap import OUTSIDE, Heap, lift, pop, push, sink_first
 
 WHOLE = 1000
 """Full speed of a job that is no flow."""
@@ -102,7 +102,7 @@ def _next_time(heap: Heap, due: Any) -> int:
         if heap.time[job] == due[job]:
             return due[job]
         heap.time[job] = due[job]
-        sink(heap, 0)
+        sink_first(heap)
     return -1
 
 

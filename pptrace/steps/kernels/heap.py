@@ -41,7 +41,7 @@ def pop(heap: Heap) -> int:
     heap.size[0] = last
     if last > 0:
         heap.item[0] = heap.item[last]
-        sink(heap, 0)
+        sink_first(heap)
     return first
 
 
@@ -62,10 +62,10 @@ def lift(heap: Heap, index: int) -> None:
     place[item] = index
 
 
-def sink(heap: Heap, index: int) -> None:
-    """Move the item at a place away from the top to restore the order."""
-    items, place, times, sizes = heap.item, heap.place, heap.time, heap.size
-    size = sizes[0]
+def sink_first(heap: Heap) -> None:
+    """Move the first item away from the top to restore the order."""
+    items, place, times, size = heap.item, heap.place, heap.time, heap.size[0]
+    index = 0
     item = items[index]
     time = times[item]
     while True:
