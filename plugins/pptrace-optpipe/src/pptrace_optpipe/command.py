@@ -136,11 +136,11 @@ def command(
 
 
 def _options(memory: str, seconds: str | None, seed: str, workers: str, **more: Any) -> OptimizeOptions:
-    """Return the options, checked.
+    """Return the validated options.
 
     Raises:
-        ConfigError: one that cannot be read.
-        ConstraintError: too short a time.
+        ConfigError: an invalid option.
+        ConstraintError: a time that is too short.
     """
     named = {"time": seconds, "seed": _number(seed), "workers": _number(workers), **more}
     given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
@@ -160,11 +160,11 @@ def _options(memory: str, seconds: str | None, seed: str, workers: str, **more: 
 def _check_use(
     options: OptimizeOptions, output: Path | None, plot: Path | None, *, pareto: bool, watch: bool
 ) -> None:
-    """Refuse options that do not go together.
+    """Check that options can be combined.
 
     Raises:
-        UsageError: those.
-        OutputError: no picture's name, or no folder for what would be written.
+        UsageError: options that exclude each other.
+        OutputError: an unknown suffix of a picture, or a missing folder of an output file.
     """
     if output is not None and output.suffix.lower() not in {".csv", ".txt"}:
         raise click.UsageError(f"{output}: a table ends in .csv or .txt")
@@ -189,7 +189,7 @@ def _sweep(
     search: _Search, config: Path, setting: Setting, table: Schedule | None, limits: Sequence[int],
     plot: Path | None, *, as_json: bool,
 ) -> None:  # fmt: skip
-    """Search under several limits: those given, or eight that start at the smallest possible limit."""
+    """Search with several limits: the given ones, or eight that start at the smallest possible limit."""
     from pptrace_optpipe.document import document, dots, draw_pareto, pareto_lines
 
     points: list[tuple[int, Optimised | None]] = []
@@ -321,7 +321,7 @@ class _Search:
 
         Raises:
             TraceError: the measurement cannot be used.
-            PptraceError: nothing can be searched for.
+            PptraceError: no search is possible.
         """
         with tempfile.TemporaryDirectory() as folder:
             config = Path(folder) / "measured.yaml"
@@ -405,7 +405,7 @@ def _calibrate(run: Path, config: Path) -> float:
     """Write a configuration fitted to a measurement, and return the relative noise of its times.
 
     Raises:
-        TraceError: ``pptrace calibrate`` cannot use it.
+        TraceError: ``pptrace calibrate`` cannot use the measurement.
     """
     document = _pptrace("calibrate", str(run), "-o", str(config), "--json")
     fitted: list[dict[str, Any]] = json.loads(document)["fitted"]

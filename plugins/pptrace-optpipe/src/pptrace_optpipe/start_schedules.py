@@ -1,8 +1,9 @@
 """Schedules from which a search starts.
 
-Without copies, list scheduling runs forwards as early as memory allows. With copies, list scheduling uses a larger
-limit, and then activations are offloaded or recomputed until the true limit holds. The result is the fastest
-schedule that fits. A further candidate runs one microbatch after another, which fits if any schedule fits.
+Without copies, list scheduling runs forwards as early as memory allows. With copies, list scheduling offloads
+activations, or it uses a larger limit, and then activations are offloaded or recomputed until the true limit
+holds. The result is the fastest schedule that fits. A further candidate runs one microbatch after another, which
+fits if any schedule fits.
 
 Some message policies accept only few orders, and these may differ from the orders that a search finds under
 another policy. Accepted orders may exceed memory, so the search repairs them without a change of the order of
@@ -199,9 +200,9 @@ _LIMITS = ("device.memory", "costs.capacity")
 _TOLERANCE = 0.01
 """The largest relative difference of equal work."""
 _OFFLOAD = "schedule.offload.gap=3"
-"""What makes copies to the host part of a schedule, as PipeOffload chooses them."""
+"""Setting that adds offloads to a schedule, selected as in PipeOffload."""
 _AGAIN = "schedule.recompute.early=true"
-"""What makes forwards computed again part of it, as early as ranks get there."""
+"""Setting that adds recomputation to a schedule, as early as ranks allow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,28 +210,27 @@ class Rival:
     """A schedule of another plugin with its simulated figures."""
 
     name: str
-    """As ``pptrace simulate --schedule`` takes it; with ``+offload`` where copies to the host are put into it, and
-    ``+recompute`` where forwards are computed again."""
+    """Name for ``pptrace simulate --schedule``; with the suffix ``+offload`` if offloads are added, and
+    ``+recompute`` if recomputation is added."""
     table: Schedule
-    """The table."""
     simulated: Simulated
-    """Its step and memory."""
+    """Simulated figures of the table."""
     fits: bool
     """Whether every rank keeps the limit of the search."""
     search_input: Callable[[], SearchInput]
-    """Returns the input of a search in its placement.
+    """Returns the input of a search in the placement of the table.
 
     Raises:
-        PptraceError: no search is possible there.
+        PptraceError: no search is possible in this placement.
     """
 
     @property
     def peak_bytes(self) -> int:
-        """The most that a rank uses."""
+        """The highest peak memory of a rank."""
         return max(self.simulated.peak_bytes)
 
     def rows(self) -> Rows | None:
-        """Return its rows; None where a search here cannot split them."""
+        """Return the rows of the table; None if a search cannot split its backwards."""
         try:
             return rows_of_table(self.table)
         except ScheduleError:
@@ -240,7 +240,7 @@ class Rival:
 def rivals(
     config: Path | None, sets: Sequence[str], registry: Registry, setting: Setting, memory: int = 0
 ) -> Iterator[Rival]:
-    """Yield every schedule of other plugins that does a setting's work, made for a limit in bytes per rank.
+    """Yield every schedule of other plugins with a setting's work, built for a limit in bytes per rank.
 
     Schedules with other sizes, with more or less computation, or with behaviour that a table cannot represent are
     skipped. If offloads are possible, each schedule appears a second time, with the offloads that fit in time. If
