@@ -27,19 +27,6 @@ if TYPE_CHECKING:
     from pptrace_models.options import RooflineOptions
     from pptrace_models.transformer import Precision
 
-__all__ = [
-    "Accelerator",
-    "ByFormula",
-    "Exchange",
-    "Fabric",
-    "Groups",
-    "OnLinks",
-    "data_parallel_fabric",
-    "exchange_fabric",
-    "expected_maximum",
-    "group_fabric",
-    "groups_of",
-]
 
 Peak = Annotated[Flops, Field(ge=1, le=10**20)]
 Bandwidth = Annotated[Rate, Field(ge=1, le=10**17)]

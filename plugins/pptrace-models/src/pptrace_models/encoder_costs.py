@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pptrace_models.stages import Stage
     from pptrace_models.transformer import Encoder
 
-__all__ = ["Tower", "tower_of"]
 
 _LAYER = Layer()
 

@@ -19,17 +19,6 @@ if TYPE_CHECKING:
     from pptrace_models.layer import Shard
     from pptrace_models.transformer import Layer, Transformer
 
-__all__ = [
-    "CORE",
-    "core_flops",
-    "doubled_reach",
-    "embedding",
-    "head",
-    "layer",
-    "prediction",
-    "products",
-    "step_flops",
-]
 
 _LOGITS_BYTES = 4
 """The loss is computed in fp32."""

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from pptrace_models.options import RooflineOptions
     from pptrace_models.transformer import Precision
 
-__all__ = ["Devices", "KernelTable", "Shaped", "devices_of", "product_ns", "read_table", "row_tiles", "shaped_ns"]
 
 _KEY = "costs.kernel_table"
 _SIZES = re.compile(r"b=(\d+), m=(\d+), k=(\d+), n=(\d+)\b")

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from pptrace.plugin import CostRequest
     from pptrace_models.transformer import Transformer
 
-__all__ = ["Core", "Linear", "Operation", "Product", "Shard", "Work", "linears", "shard"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:

@@ -35,22 +35,6 @@ if TYPE_CHECKING:
     from pptrace_models.options import RooflineOptions
     from pptrace_models.transformer import Layer, Transformer
 
-__all__ = [
-    "Cost",
-    "Costing",
-    "GroupTimes",
-    "LayerCollectives",
-    "again_ns",
-    "again_of",
-    "again_share",
-    "beside_products",
-    "embedding_ns",
-    "head_ns",
-    "layer_collectives",
-    "layer_cost",
-    "layer_ns",
-    "loss_ns",
-]
 
 _ROW_BYTES = 4
 """A row's maximum, sum and target logit are reduced in fp32."""

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import KernelCost
 
-__all__ = ["command", "script_for"]
 
 _EXAMPLES = """\b
 pptrace measure-kernels llama.yaml -o measure_kernels.py

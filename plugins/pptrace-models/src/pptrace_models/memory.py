@@ -25,23 +25,6 @@ if TYPE_CHECKING:
     from pptrace_models.options import RooflineOptions
     from pptrace_models.transformer import Layer, Transformer
 
-__all__ = [
-    "Held",
-    "Kept",
-    "accumulation_ns",
-    "dummy_bytes",
-    "embedding_held",
-    "embedding_kept",
-    "grouped",
-    "head_held",
-    "head_kept",
-    "layer_held",
-    "layer_kept",
-    "pending_bytes",
-    "prediction_held",
-    "prediction_kept",
-    "state",
-]
 
 _FP32 = 4
 

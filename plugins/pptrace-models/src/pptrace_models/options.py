@@ -12,7 +12,6 @@ from pptrace_models.transformer import Parameters
 if TYPE_CHECKING:
     from pptrace_models.stages import Stage
 
-__all__ = ["RooflineOptions", "gradient_bytes", "optimizer_bytes", "stage_host_ns"]
 
 Moment = Literal["fp32", "fp16", "bf16", "fp8"]
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import CostRequest, Workload
 
-__all__ = ["pptrace_commands", "pptrace_cost_models", "pptrace_devices", "pptrace_models"]
-
 
 @hookimpl
 def pptrace_cost_models() -> Iterable[CostModelOffer]:

@@ -6,8 +6,6 @@ from typing import Any
 
 from pptrace.plugin import DeviceOffer, ModelOffer
 
-__all__ = ["DEVICES", "MODELS"]
-
 _LLAMA3 = "Grattafiori et al., The Llama 3 Herd of Models (2024), table 3; the published config.json"
 _LLAMA2 = "Touvron et al., Llama 2: Open Foundation and Fine-Tuned Chat Models (2023); the published config.json"
 _QWEN3 = "Qwen Team, Qwen3 Technical Report (2025), table 2; the published config.json"

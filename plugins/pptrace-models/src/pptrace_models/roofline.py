@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from pptrace_models.memory import Kept
     from pptrace_models.transformer import Layer
 
-__all__ = ["build", "notes_of"]
 
 _LARGEST = 2**62
 _NS = 10**9

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from pptrace_models.layer_times import Costing
     from pptrace_models.stages import Stage
 
-__all__ = ["Part", "Unit", "is_attention", "stage_segments", "tensor_parallel"]
 
 _SECOND_HALF = {"mlp", "mlp_act", "moe", "moe_act", "shared_experts"}
 _ATTENTION = {"attention projections", "attention core", "rotary embedding", "compression", "expansion", "router"}

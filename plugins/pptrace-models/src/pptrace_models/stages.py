@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from pptrace_models.transformer import Layer, Transformer
 
-__all__ = ["Stage", "in_front", "items_of", "parse_layout", "partition", "stages_of", "summed"]
-
 
 class _Adds(Protocol):
     def __add__(self, other: Self, /) -> Self: ...

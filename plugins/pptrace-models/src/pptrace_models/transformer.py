@@ -18,21 +18,6 @@ from pptrace.plugin import ConfigError, nearest
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = [
-    "NARROW",
-    "PRECISION_BYTES",
-    "Again",
-    "Count",
-    "Encoder",
-    "Layer",
-    "Parameters",
-    "Precision",
-    "Transformer",
-    "Width",
-    "checked",
-    "divisors_near",
-    "kept_precision",
-]
 
 _Model = TypeVar("_Model", bound=BaseModel)
 

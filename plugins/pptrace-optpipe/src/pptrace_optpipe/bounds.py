@@ -53,15 +53,6 @@ if TYPE_CHECKING:
     from pptrace_optpipe.model import Effort
     from pptrace_optpipe.problem import Problem
 
-__all__ = [
-    "bound",
-    "can_be_as_short",
-    "copy_ratio",
-    "counted_bound",
-    "latest",
-    "relaxed_bound",
-    "relaxed_ranks",
-]
 
 _GROUPS = 6
 """The most groups of ranks of each size."""

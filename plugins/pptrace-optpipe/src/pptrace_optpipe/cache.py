@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from pptrace_optpipe.problem import Problem, Rows
 
-__all__ = ["VERSION", "Cache", "Entry", "folder", "wrong_folder"]
 
 VERSION = 5
 """Version of the entries; entries of other versions are ignored."""

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from pptrace_optpipe.setting import Setting
     from pptrace_optpipe.start_schedules import Rival
 
-__all__ = ["command"]
 
 _EXAMPLES = """\b
 pptrace optimize step.yaml --memory 60GiB -o best.csv

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from pptrace_optpipe.problem import Problem, Rows
 
-__all__ = ["evict", "repaired"]
 
 _REPLACEMENTS = {
     Part.O: {Part.F: (Part.F, Part.O), Part.I: (Part.R, Part.I)},

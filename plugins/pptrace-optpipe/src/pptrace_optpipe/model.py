@@ -31,20 +31,6 @@ if TYPE_CHECKING:
 
     from pptrace_optpipe.problem import Problem
 
-__all__ = [
-    "Effort",
-    "Model",
-    "Solved",
-    "WorkClock",
-    "build",
-    "hold",
-    "interval",
-    "limited",
-    "neither",
-    "run_solver",
-    "solve",
-]
-
 
 @dataclass(slots=True)
 class Model:

@@ -9,8 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pptrace.plugin import Duration, Size
 
-__all__ = ["DEFAULT_NS", "SHORTEST_NS", "OptimizeOptions", "OptpipeOptions"]
-
 SHORTEST_NS = 100_000_000
 """The shortest time of a search."""
 DEFAULT_NS = 10_000_000_000

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from pptrace_optpipe.playback import Played
     from pptrace_optpipe.problem import Problem, Rows
 
-__all__ = ["MOST_OPS", "Pattern", "improved", "least_period", "pattern_of", "shortest_pattern", "steady_rows"]
 
 MOST_OPS = 160
 """The most computations in a window."""

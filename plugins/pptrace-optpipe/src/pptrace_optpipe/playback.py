@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from pptrace_optpipe.problem import Problem, Rows
 
-__all__ = ["Played", "memory_changes", "play", "rows_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Played:

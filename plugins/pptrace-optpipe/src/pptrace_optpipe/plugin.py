@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from pptrace.plugin import Schedule, ScheduleRequest
 
-__all__ = ["OFFER", "pptrace_commands", "pptrace_schedules"]
-
 
 def _build(request: ScheduleRequest) -> Schedule:
     from pptrace_optpipe.schedule import build

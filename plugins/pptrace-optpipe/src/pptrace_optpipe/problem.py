@@ -11,20 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = [
-    "AWAIT_OF",
-    "COMPUTED",
-    "NO_LIMIT",
-    "ON_RANK",
-    "Op",
-    "Part",
-    "Problem",
-    "Rows",
-    "coarsened",
-    "coarsened_by_work",
-    "computed_again",
-    "is_exact",
-]
 
 NO_LIMIT = -1
 """The limit of a rank with unlimited memory."""

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from pptrace_optpipe.model import Effort
     from pptrace_optpipe.problem import Problem
 
-__all__ = ["build", "require_solver"]
 
 _SHARE, _AT_LEAST_S = 0.25, 1.0
 """Share of the time, and least seconds, to build and simulate other plugins' schedules."""

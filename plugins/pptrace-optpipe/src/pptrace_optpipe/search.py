@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from pptrace_optpipe.setting import SearchInput, Simulated
     from pptrace_optpipe.start_schedules import Rival
 
-__all__ = ["Optimised", "SearchResult", "cached_search", "optimise", "search"]
 
 _WHOLE = 200
 """The most computations in a problem that is solved by one model."""

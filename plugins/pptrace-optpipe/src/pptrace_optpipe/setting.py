@@ -37,22 +37,6 @@ if TYPE_CHECKING:
     from pptrace.plugin import Prepared, Registry, ScheduleRequest, Workload
     from pptrace_optpipe.problem import Rows
 
-__all__ = [
-    "SearchInput",
-    "Setting",
-    "Simulated",
-    "channels_of",
-    "joined",
-    "pairs",
-    "problem_of",
-    "rows_of_table",
-    "serial_table",
-    "setting_in",
-    "setting_of",
-    "simulated",
-    "table_of",
-]
-
 
 class Simulated(NamedTuple):
     """Simulated figures of a table."""

@@ -33,19 +33,6 @@ if TYPE_CHECKING:
     from pptrace_optpipe.problem import Problem, Rows
     from pptrace_optpipe.setting import SearchInput, Setting, Simulated
 
-__all__ = [
-    "AGAIN",
-    "COPIED",
-    "Rival",
-    "StartSchedule",
-    "fitted",
-    "in_order",
-    "is_as_much",
-    "is_better",
-    "rivals",
-    "start",
-    "started",
-]
 
 _AHEAD = (Fraction(1), Fraction(9, 8), Fraction(5, 4), Fraction(3, 2), Fraction(7, 4), Fraction(2), Fraction(5, 2),
           Fraction(3), Fraction(4), Fraction(6))  # fmt: skip
