@@ -115,16 +115,16 @@ def _schedules(offers: Offers) -> Any:
     if not offers:
         return _any(str, ScheduleChoice)
     forms = []
+    fields = ScheduleChoice.model_fields
+    core_fields = {key: (fields[key].annotation, fields[key]) for key in fields if key not in {"name", "options"}}
     for name, model in offers.items():
-        own = ScheduleChoice.model_fields
-        others = {key: (own[key].annotation, own[key]) for key in own if key not in {"name", "options"}}
         forms.append(
             _closed(
                 f"schedule-{name}",
                 None,
-                name=(Literal[name], own["name"]),
+                name=(Literal[name], fields["name"]),
                 options=_options(f"schedule-{name}-options", model),
-                **others,
+                **core_fields,
             )
         )
     of_file = create_model("schedule-file", __base__=ScheduleChoice, name=(_File, ...))
@@ -195,11 +195,11 @@ def _closed(title: str, model: type[BaseModel] | None, **fields: Any) -> type[Ba
     """Return a model with fields besides its own, which takes no other keys unless it says so itself."""
     base = model or BaseModel
     extra = base.model_config.get("extra", "ignore")
-    made: type[BaseModel] = create_model(
+    closed: type[BaseModel] = create_model(
         title, __base__=base, __doc__=model.__doc__ if model else None,
         __cls_kwargs__={"extra": "forbid" if extra == "ignore" else extra}, **fields,
     )  # fmt: skip
-    return made
+    return closed
 
 
 def _tidy(schema: Any) -> Any:

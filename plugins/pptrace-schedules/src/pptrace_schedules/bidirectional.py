@@ -84,7 +84,7 @@ def _shorter(request: ScheduleRequest, table: Schedule, even: Schedule) -> Sched
     A rule that never waits is no guarantee: with slightly uneven stages the even order may be the better one.
     """
     workload = Workload.uniform(request.ranks, f_ns=np.array(request.f_ns or 1), b_ns=np.array(request.b_ns or 2))
-    length, other = (int(simulate(one, workload).end_ns.max()) for one in (table, even))
+    length, other = (int(simulate(candidate, workload).end_ns.max()) for candidate in (table, even))
     return even if other < length else table
 
 
@@ -142,5 +142,5 @@ def program(depth: Int32s, size: int, microbatches: int) -> Rows:
 
 def table(rows: Rows, placement: Placement, stage: Int32s, microbatch: Int32s) -> Schedule:
     """Return the table of a program's rows; ``stage`` and ``microbatch`` have shape (actions,)."""
-    made = Schedule.from_columns(placement, rows.row_ptr, rows.kind, stage, microbatch, pair=rows.pair)
-    return replace(made, interleave=TURNS)
+    schedule = Schedule.from_columns(placement, rows.row_ptr, rows.kind, stage, microbatch, pair=rows.pair)
+    return replace(schedule, interleave=TURNS)

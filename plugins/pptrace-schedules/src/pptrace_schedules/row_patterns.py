@@ -115,9 +115,11 @@ def rows_of(steps: Sequence[Step], microbatches: int) -> Rows:
     turn = np.arange(row_ptr[-1]) - np.repeat(begin, count)
     step = np.tile(np.arange(len(steps)), row_ptr.size - 1)
     origin = np.cumsum(pattern.length) - pattern.length
-    at = np.repeat(origin[step], count) + turn % np.repeat(pattern.length[step], count)
-    pair = np.where(pattern.member[at], np.cumsum(pattern.first[at], dtype=np.int32) - 1, -1).astype(np.int32)
-    kind, chunk = pattern.kind[at], pattern.chunk[at]
+    pattern_index = np.repeat(origin[step], count) + turn % np.repeat(pattern.length[step], count)
+    pair = np.where(
+        pattern.member[pattern_index], np.cumsum(pattern.first[pattern_index], dtype=np.int32) - 1, -1
+    ).astype(np.int32)
+    kind, chunk = pattern.kind[pattern_index], pattern.chunk[pattern_index]
     return Rows(row_ptr, kind, chunk, _numbered(kind, chunk, microbatches), pair)
 
 
@@ -143,9 +145,9 @@ def _numbered(kind: NDArray[np.int8], chunk: Int32s, microbatches: int) -> Int32
     number = np.empty(kind.size, dtype=np.int32)
     forward, weight = kind == Kind.F, kind == Kind.W
     each = np.arange(microbatches, dtype=np.int32)
-    for own in range(int(chunk.max(initial=0)) + 1):
+    for chunk_number in range(int(chunk.max(initial=0)) + 1):
         for passes in (forward, ~(forward | weight)):
-            rows = np.flatnonzero(passes & (chunk == own))
+            rows = np.flatnonzero(passes & (chunk == chunk_number))
             number[rows] = np.tile(each, rows.size // microbatches)
     due = kind == Kind.I
     chunk[weight], number[weight] = chunk[due], number[due]
