@@ -230,7 +230,9 @@ class _LayoutCosts:
         key = tuple(layers or ())
         if key not in self._by_split:
             resolved = self.problem.resolved((*self.varied, setting(LAYERS, layers)))
-            self._by_split[key] = build_costs(resolved, self.problem.registry)
+            costs = build_costs(resolved, self.problem.registry)
+            # The configuration only locates errors; sharing it between splits saves memory.
+            self._by_split[key] = replace(costs, resolved=self.costs.resolved)
         return self._by_split[key].workload(stages, has_pairs=has_pairs)
 
     def split(self, split: Any, stages: int, layers: int) -> list[int] | None:
