@@ -7,7 +7,7 @@ pptrace compare llama3-70b.yaml --p2p ordered --microbatches 16 --schedules 1f1b
 echo
 echo "== in 76 GiB, messages as Megatron issues them where it runs the schedule"
 pptrace compare llama3-70b.yaml --microbatches 16 --schedules 1f1b,interleaved-1f1b,zb-v,dualpipe-v --memory 76GiB \
-  | sed '/^peak/,/^simulated/d; /^each step/,/^  dualpipe/d'
+  | sed '/^peak/,/^simulated/d; /^to reproduce/,/^  dualpipe/d'
 echo
 echo "== one of them again"
 pptrace simulate llama3-70b.yaml --p2p ordered --microbatches 16 \
