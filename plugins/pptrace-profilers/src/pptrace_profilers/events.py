@@ -221,7 +221,8 @@ def _size(arguments: Arguments) -> int:
 
 def _ids(values: Sequence[Number]) -> Int64s:
     """Return ids, -1 for an invalid id."""
-    plain = [value if value.__class__ is int else parse_integer(value, -1) for value in values]
+    # Most values are integers or missing, so only others are parsed.
+    plain = [-1 if v is None else v if v.__class__ is int else parse_integer(v, -1) for v in values]
     try:
         return np.array(plain, dtype=np.int64)
     except OverflowError:

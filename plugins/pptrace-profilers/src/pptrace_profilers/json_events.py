@@ -344,44 +344,49 @@ def _add(
     builder: EventBuilder, events: Sequence[Event], details: tuple[str, ...], allocated: dict[int, int]
 ) -> None:
     """Append the complete events to a builder, and update the peak of allocated bytes by device type."""
-    decoded = _decode_arguments(events, builder)
-    for marks in [a for e, a in decoded if e.name == MEMORY]:
+    events, arguments = _decode_arguments(events, builder)
+    for marks in [a for e, a in zip(events, arguments, strict=True) if e.name == MEMORY]:
         total, device = marks.allocated, marks.device_type
         if isinstance(total, int) and isinstance(device, int) and 0 < total < 2 * LARGEST_NS:
             allocated[device] = max(allocated.get(device, 0), total)
-    complete = [(e, a) for e, a in decoded if e.ph == "X"]
-    start, duration = _times([e.ts for e, _ in complete]), _times([e.dur for e, _ in complete])
+    rows = [row for row, e in enumerate(events) if e.ph == "X"]
+    if len(rows) < len(events):
+        events, arguments = [events[row] for row in rows], [arguments[row] for row in rows]
+    start, duration = _times([e.ts for e in events]), _times([e.dur for e in events])
     good = (np.abs(start) < LARGEST_US) & (duration >= 0) & (duration < _LONGEST_US)
     if not good.all():
-        builder.bad += len(complete) - int(good.sum())
-        complete = [complete[index] for index in np.flatnonzero(good).tolist()]
+        rows = np.flatnonzero(good).tolist()
+        builder.bad += len(events) - len(rows)
+        events, arguments = [events[row] for row in rows], [arguments[row] for row in rows]
         start, duration = start[good], duration[good]
     start_ns = _nanoseconds(start)
-    names = [e.name for e, _ in complete]
+    names = [e.name for e in events]
     detailed = {name for name in set(names) if name.startswith(details)}
     builder.extend(
-        names, [e.cat for e, _ in complete], [(e.pid, e.tid) for e, _ in complete],
+        names, [e.cat for e in events], [(e.pid, e.tid) for e in events],
         start_ns, start_ns + _nanoseconds(duration),
-        [a.correlation for _, a in complete], [a.stream for _, a in complete],
-        [_detach(a) if e.name in detailed else None for e, a in complete],
+        [a.correlation for a in arguments], [a.stream for a in arguments],
+        [_detach(a) if name in detailed else None for name, a in zip(names, arguments, strict=True)],
     )  # fmt: skip
 
 
-def _decode_arguments(events: Sequence[Event], builder: EventBuilder) -> list[tuple[Event, Arguments]]:
-    """Return the events with their arguments; events with invalid arguments are counted and dropped."""
+def _decode_arguments(events: Sequence[Event], builder: EventBuilder) -> tuple[Sequence[Event], list[Arguments]]:
+    """Return the events and their arguments; events with invalid arguments are counted and dropped."""
     try:
         decoded = _ARGUMENTS_LIST_DECODER.decode(b"[" + b",".join([e.args for e in events]) + b"]")
-        return [(e, a or _NO_ARGUMENTS) for e, a in zip(events, decoded, strict=True)]
+        return events, [a or _NO_ARGUMENTS for a in decoded]
     except _UNDECODABLE:
-        pairs = []
+        valid: list[Event] = []
+        arguments: list[Arguments] = []
     for event in events:
         try:
-            arguments = _ARGUMENTS_DECODER.decode(bytes(event.args).decode(errors="replace"))
+            value = _ARGUMENTS_DECODER.decode(bytes(event.args).decode(errors="replace"))
         except _UNDECODABLE:
             builder.bad += 1
             continue
-        pairs.append((event, arguments or _NO_ARGUMENTS))
-    return pairs
+        valid.append(event)
+        arguments.append(value or _NO_ARGUMENTS)
+    return valid, arguments
 
 
 def _detach(arguments: Arguments) -> Arguments:
