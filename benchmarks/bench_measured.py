@@ -21,7 +21,7 @@ from pptrace.measured.computations import extract_computations
 from pptrace.measured.replay import nearest_policy, replay
 from pptrace.measured.sides import measured_side
 from pptrace.plugins.registry import Registry
-from pptrace.run.simulated_step import simulate
+from pptrace.run.run import simulate
 from pptrace.run.trace_files import read_measurement
 from pptrace.steps.text_forms import table_text
 

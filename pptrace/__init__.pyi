@@ -6,7 +6,7 @@ from pptrace.api import sweep as sweep
 from pptrace.errors import PptraceError as PptraceError
 from pptrace.plugins.registry import Registry as Registry
 from pptrace.plugins.requests import ScheduleRequest as ScheduleRequest
-from pptrace.run.simulated_step import Run as Run
+from pptrace.run.run import Run as Run
 from pptrace.search.plan import plan as plan
 from pptrace.steps.actions import Action as Action
 from pptrace.steps.kinds import Kind as Kind

@@ -10,8 +10,8 @@ from pptrace.config.flags import ARGUMENTS
 from pptrace.config.quantities import parse_share
 from pptrace.config.resolution import Config, check_arguments, document_of, load
 from pptrace.plugins.registry import Registry
-from pptrace.run.simulated_step import Run
-from pptrace.run.simulated_step import simulate as simulate_resolved
+from pptrace.run.run import Run
+from pptrace.run.run import simulate as simulate_resolved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

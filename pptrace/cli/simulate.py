@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pptrace.cli.options import Source
-    from pptrace.run.simulated_step import Run
+    from pptrace.run.run import Run
 
 _EXAMPLES = """\b
 pptrace simulate llama.yaml -o step.pftrace
@@ -55,7 +55,7 @@ def command(
     from pptrace.config.resolution import load
     from pptrace.plugins.registry import Registry
     from pptrace.run.advice import advice_document
-    from pptrace.run.simulated_step import simulate
+    from pptrace.run.run import simulate
 
     # A second part after --only is parsed as an argument: --only ranks=0,7 microbatches=0:32.
     parts = tuple(word for word in source.words if only and word.startswith(("ranks=", "microbatches=")))

@@ -34,7 +34,7 @@ def command(source: Source, lost: int, *, as_json: bool) -> None:
     file = source.file
     from pptrace.config.resolution import load
     from pptrace.plugins.registry import Registry
-    from pptrace.run.simulated_step import simulate
+    from pptrace.run.run import simulate
     from pptrace.search.what_if import whatif
 
     with status("simulating"):

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pptrace.plugins.registry import Registry
     from pptrace.report.document import Block
     from pptrace.report.numbers import Sides
-    from pptrace.run.simulated_step import SimulatedStep
+    from pptrace.run.run import Run
     from pptrace.timeline.measurement import ImportRequest, Measurement
 
 _MOST_NAMED = 4
@@ -513,8 +513,8 @@ class Diff:
 
 
 def compare_steps(
-    first: str | Path | SimulatedStep | Measurement,
-    second: str | Path | SimulatedStep | Measurement,
+    first: str | Path | Run | Measurement,
+    second: str | Path | Run | Measurement,
     tolerance: float | str,
     step: str,
     request: ImportRequest,

@@ -19,7 +19,7 @@ from pptrace.errors import ConfigError, PptraceError, TraceError
 from pptrace.measured.computations import extent, extract_computations, group_quantiles
 from pptrace.measured.replay import Resimulation
 from pptrace.report.numbers import Figure
-from pptrace.run.simulated_step import SimulatedStep, simulate
+from pptrace.run.run import Run, simulate
 from pptrace.run.trace_files import read_measurement, source_inputs
 from pptrace.steps.kinds import Kind, Stream
 from pptrace.steps.workload import Workload
@@ -105,7 +105,7 @@ class Side:
     """Its costs, for memory; all zero where they are unknown."""
     measurement: Measurement | None = None
     """The recording; None for a simulation."""
-    run: SimulatedStep | None = None
+    run: Run | None = None
     """The simulation; None for a recording or a trace."""
     incomplete: tuple[str, ...] = ()
     """A note per recorded step that lacks actions."""
@@ -162,7 +162,7 @@ def no_actions(measurement: Measurement) -> str:
     return f"{_NO_ACTIONS} (noted: {noted})" if noted else _NO_ACTIONS
 
 
-def simulated_side(run: SimulatedStep, name: str) -> Side:
+def simulated_side(run: Run, name: str) -> Side:
     """Return a simulated side."""
     step = Step(label="simulated", timeline=run.timeline, gap_ns=np.zeros(len(run.timeline), dtype=np.int64))
     return Side(name=name, measured=False, steps=(step,), chosen=0, workload=run.prepared.workload, run=run)
@@ -239,7 +239,7 @@ def simulate_source(source: str | Path, registry: Registry) -> Side | None:
 
 
 def read_side(
-    source: str | Path | SimulatedStep | Measurement, step: str, registry: Registry, request: ImportRequest
+    source: str | Path | Run | Measurement, step: str, registry: Registry, request: ImportRequest
 ) -> Side:
     """Return the side of a simulation or a recording; read or simulate it where ``source`` is a path.
 
@@ -252,7 +252,7 @@ def read_side(
     Raises:
         PptraceError: the file cannot be read or has no step.
     """
-    if isinstance(source, SimulatedStep):
+    if isinstance(source, Run):
         return simulated_side(source, "a simulation")
     if isinstance(source, Measurement):
         return measured_side(source, "a measurement", step)

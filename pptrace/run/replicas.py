@@ -11,14 +11,13 @@ from pptrace.config.resolution import load
 from pptrace.plugins.registry import Registry
 from pptrace.run.costs import lengths_of
 from pptrace.run.heterogeneous_replicas import simulate_replicas
-from pptrace.run.simulated_step import run_prepared, simulate
+from pptrace.run.run import Run, simulate
 from pptrace.run.speeds import kinds_of, speeds_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from pptrace.config.resolution import Resolved
-    from pptrace.run.simulated_step import SimulatedStep
     from pptrace.steps.columns import Int64s
 
 _KEYS = (("batch", "lengths"), ("data_parallel", "speeds"), ("data_parallel", "spread"))
@@ -36,7 +35,7 @@ class Replicas:
     kind_of: Int64s
     """The kind of each replica; replicas of one kind are equal; shape (replicas,)."""
 
-    def run(self, replica: int) -> SimulatedStep:
+    def run(self, replica: int) -> Run:
         """Simulate one replica.
 
         Raises:
@@ -48,7 +47,7 @@ class Replicas:
         """Return the number of replicas that equal one of them, itself included."""
         return int((self.kind_of == self.kind_of[replica]).sum())
 
-    def runs(self, most: int) -> Iterator[tuple[list[int], SimulatedStep]]:
+    def runs(self, most: int) -> Iterator[tuple[list[int], Run]]:
         """Yield the numbers and the step of each kind of replica, the kind with the longest computation first.
 
         Args:
@@ -66,7 +65,7 @@ class Replicas:
         for kind in slowest_first[:most].tolist():
             workload = differences.workload_of(differing, kind, prepared.schedule.placement)
             numbers = np.flatnonzero(differences.kind_of == kind).tolist()
-            yield numbers, run_prepared(replace(prepared, workload=workload), self.registry)
+            yield numbers, Run.of(replace(prepared, workload=workload), self.registry)
 
 
 def replicas_of(configuration: Mapping[str, Any]) -> Replicas | None:

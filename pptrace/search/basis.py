@@ -17,7 +17,7 @@ from pptrace.config.resolution import load
 from pptrace.errors import ConfigError, ConstraintError, PluginError
 from pptrace.plugins.from_file import is_file_reference
 from pptrace.run.inputs import Inputs, at_location
-from pptrace.run.simulated_step import simulate
+from pptrace.run.run import simulate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pptrace.plugins.offers import CostModelOffer, ScheduleOffer
     from pptrace.plugins.registry import Registry
     from pptrace.run.costs import Costs
-    from pptrace.run.simulated_step import Run
+    from pptrace.run.run import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ from pptrace.run.cost_changes import at_speeds, jittered
 from pptrace.run.figures import figures_of
 from pptrace.run.neighbourhood import Change
 from pptrace.run.preparation import prepare
-from pptrace.run.simulated_step import run_prepared
+from pptrace.run.run import Run
 from pptrace.search.basis import digest_of, short_reason
 from pptrace.search.pricing import Group, Origin, Pricing
 from pptrace.search.runner import Runner, installed, journal_path, plugins_text, row_or_error
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from pptrace.plugins.registry import Registry
     from pptrace.run.figures import Row
     from pptrace.run.inputs import Prepared
-    from pptrace.run.simulated_step import SimulatedStep
     from pptrace.search.basis import Entry
     from pptrace.search.pricing import Bound, Price
     from pptrace.search.runner import ExecutorChoice
@@ -176,13 +175,13 @@ def run_candidate(
     def simulate_row() -> Row:
         with always_compiled():
             prepared = prepare(load(document, (), {}, varied), plugins)
-            run = run_prepared(machine.apply(prepared) if machine else prepared, plugins)
+            run = Run.of(machine.apply(prepared) if machine else prepared, plugins)
         return {**figures_of(run), **_breakdown(run), "error": None, "plugins": plugins_text(prepared.plugins)}
 
     return row_or_error(simulate_row, short_reason, "--workers")
 
 
-def _breakdown(run: SimulatedStep) -> Row:
+def _breakdown(run: Run) -> Row:
     """Return the parts of the step on the mean rank; they sum to the step."""
     metrics = run.metrics
     ranks = metrics.ranks or 1

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pptrace.plugins.registry import Registry
     from pptrace.run.figures import Row
-    from pptrace.run.simulated_step import Run
+    from pptrace.run.run import Run
     from pptrace.search.basis import Basis, Entry
     from pptrace.search.key_range import Span
     from pptrace.search.runner import ExecutorChoice

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pptrace.config.resolution import Resolved
     from pptrace.run.figures import Row
     from pptrace.run.neighbourhood import Tried
-    from pptrace.run.simulated_step import Run
+    from pptrace.run.run import Run
     from pptrace.search.basis import Basis, Entry
     from pptrace.search.settings_search import VariableSetting
     from pptrace.steps.workload import Workload

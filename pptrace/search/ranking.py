@@ -15,7 +15,8 @@ from pptrace.errors import ConstraintError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from pptrace.run.simulated_step import Run, SimulatedStep
+    from pptrace.run.run import Run
+    from pptrace.run.simulated_step import SimulatedStep
     from pptrace.search.basis import Basis, Entry
 
 Ranks: TypeAlias = "tuple[int | None, ...]"

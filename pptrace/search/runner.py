@@ -22,7 +22,7 @@ from pptrace.plugins.guards import call_plugin, one_line, plugin_error
 from pptrace.plugins.registry import Registry
 from pptrace.plugins.requests import ExecutorRequest
 from pptrace.run.figures import at_levels, metrics_row
-from pptrace.run.simulated_step import simulate
+from pptrace.run.run import simulate
 from pptrace.search.basis import digest_of
 from pptrace.version import __version__
 from pptrace_kernel import many_runs
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pptrace.config.resolution import Resolved
     from pptrace.plugins.offers import ExecutorOffer, Provided
     from pptrace.run.figures import Cell, Row
-    from pptrace.run.simulated_step import SimulatedStep
+    from pptrace.run.run import Run
     from pptrace.search.basis import Entry
     from pptrace.search.grid import Base
 
@@ -527,7 +527,7 @@ def _call(item: tuple[str, Any], *, call: Callable[..., Row], registry: Registry
 
 def simulate_many(
     configurations: Sequence[Mapping[str, Any]],
-    figures: Callable[[SimulatedStep], Row],
+    figures: Callable[[Run], Row],
     *,
     executor: str = "processes",
     workers: int = 0,
@@ -566,7 +566,7 @@ def simulate_many(
 def _run_figures(
     configuration: Mapping[str, Any],
     *,
-    figures: Callable[[SimulatedStep], Row],
+    figures: Callable[[Run], Row],
     actions: int,
     registry: Registry | None,
 ) -> Row:

@@ -30,7 +30,7 @@ from pptrace.run.neighbourhood import (
     words_of,
 )
 from pptrace.run.preparation import build_costs
-from pptrace.run.simulated_step import simulate
+from pptrace.run.run import simulate
 from pptrace.steps.kinds import Kind
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pptrace.config.schema import ScheduleChoice
     from pptrace.plugins.offers import Provided, ScheduleOffer
     from pptrace.plugins.registry import Registry
-    from pptrace.run.simulated_step import Run
+    from pptrace.run.run import Run
     from pptrace.steps.workload import Workload
 
 Settings: TypeAlias = Mapping[str, Any]

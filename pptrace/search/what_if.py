@@ -24,7 +24,7 @@ from pptrace.report.document import Document, Printed, Table
 from pptrace.run.cost_changes import at_speeds, evened
 from pptrace.run.heterogeneous_replicas import changed
 from pptrace.run.neighbourhood import value_of
-from pptrace.run.simulated_step import run_prepared
+from pptrace.run.run import Run
 from pptrace.run.summary import job_text, schedule_text, setting_text, time_text
 from pptrace.run.table_changes import with_sharding
 from pptrace.search.basis import short_reason
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     from pptrace.config.resolution import Resolved
     from pptrace.run.inputs import Prepared
-    from pptrace.run.simulated_step import Run
     from pptrace.steps.columns import Int32s, Int64s
     from pptrace.steps.list_scheduler import Actions
 
@@ -135,13 +134,13 @@ def _row(name: str, change: Callable[[Run], int | None], run: Run) -> WhatIf:
 
 
 def _doubled_bandwidth(run: Run) -> int | None:
-    return run_prepared(at_speeds(run.prepared, communication=2), run.registry).metrics.step_ns
+    return Run.of(at_speeds(run.prepared, communication=2), run.registry).metrics.step_ns
 
 
 def _free_network(run: Run) -> int | None:
     free = at_speeds(run.prepared, communication=_FREE)
     free = changed(free, network=ideal(), contention=Contention(links=Sharing.NONE))
-    return run_prepared(free, run.registry).metrics.step_ns
+    return Run.of(free, run.registry).metrics.step_ns
 
 
 def _half_bubble(run: Run) -> int | None:
@@ -151,7 +150,7 @@ def _half_bubble(run: Run) -> int | None:
     batch = run.prepared.resolved.experiment.batch
     doubled = run.under(_with_microbatches(run.prepared.resolved, 2 * batch.known_microbatches))
     halved = changed(doubled.prepared, lambda costs: costs.scaled(Fraction(1, 2)))
-    return run_prepared(halved, run.registry).metrics.step_ns
+    return Run.of(halved, run.registry).metrics.step_ns
 
 
 def _even_stages(run: Run) -> int | None:
@@ -160,7 +159,7 @@ def _even_stages(run: Run) -> int | None:
     even = evened(workload)
     if (even.f_ns == workload.f_ns).all() and (even.b_ns == workload.b_ns).all():
         return None
-    return run_prepared(changed(run.prepared, evened), run.registry).metrics.step_ns
+    return Run.of(changed(run.prepared, evened), run.registry).metrics.step_ns
 
 
 def _no_stragglers(run: Run) -> int | None:

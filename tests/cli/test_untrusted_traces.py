@@ -124,7 +124,7 @@ def test_a_crash_has_a_status_that_no_answer_has(pptrace: Any, monkeypatch: pyte
     def crash(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a bug of ours")
 
-    monkeypatch.setattr("pptrace.run.simulated_step.simulate", crash)
+    monkeypatch.setattr("pptrace.run.run.simulate", crash)
     answer = pptrace("simulate", "--schedule", "table.csv")
 
     assert answer.code == 70

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType
 
-    from pptrace.run.simulated_step import Run
+    from pptrace.run.run import Run
     from pptrace.timeline.measurement import Measurement
 
 pytestmark = pytest.mark.needs_plugins

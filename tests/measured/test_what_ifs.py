@@ -17,7 +17,7 @@ from pptrace.run.trace_files import read_measurement
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pptrace.run.simulated_step import Run
+    from pptrace.run.run import Run
 
 pytestmark = pytest.mark.needs_plugins
 

@@ -16,7 +16,7 @@ from pptrace.steps.workload import Workload
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pptrace.run.simulated_step import Run
+    from pptrace.run.run import Run
 
 pytestmark = pytest.mark.needs_plugins
 

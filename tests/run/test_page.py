@@ -14,7 +14,7 @@ from pptrace.errors import PptraceError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pptrace.run.simulated_step import Run
+    from pptrace.run.run import Run
 
 
 def stepped() -> Run:

@@ -15,7 +15,7 @@ from pptrace.traces import perfetto
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pptrace.run.simulated_step import Run
+    from pptrace.run.run import Run
 
 pytestmark = pytest.mark.needs_plugins
 

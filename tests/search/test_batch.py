@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pptrace.run.figures import Row
-    from pptrace.run.simulated_step import Run
+    from pptrace.run.run import Run
 
 
 def figures(run: Run) -> Row:

@@ -14,7 +14,7 @@ import pptrace
 from pptrace.errors import ConfigError
 from pptrace.plugins.registry import Registry
 from pptrace.run.cost_changes import at_speeds, evened, jittered
-from pptrace.run.simulated_step import run_prepared
+from pptrace.run.run import Run
 from pptrace.search.what_if import reroute, step_without, whatif
 from pptrace.steps.kinds import Kind
 from pptrace.steps.placement import Placement
@@ -195,11 +195,11 @@ def test_every_stage_of_every_microbatch_stays_on_a_replica_of_its_rank(
 def test_speeds_and_jitter_leave_everything_else_as_it_is(step: Any) -> None:
     run = step()
 
-    assert run_prepared(at_speeds(run.prepared), run.registry).metrics.step_ns == run.metrics.step_ns
-    half = run_prepared(at_speeds(run.prepared, 0.5, 0.5), run.registry).metrics.step_ns
+    assert Run.of(at_speeds(run.prepared), run.registry).metrics.step_ns == run.metrics.step_ns
+    half = Run.of(at_speeds(run.prepared, 0.5, 0.5), run.registry).metrics.step_ns
     assert half == 2 * run.metrics.step_ns
     first, again, other = (
-        run_prepared(jittered(run.prepared, seed, 0.05), run.registry).metrics.step_ns for seed in (1, 1, 2)
+        Run.of(jittered(run.prepared, seed, 0.05), run.registry).metrics.step_ns for seed in (1, 1, 2)
     )
     assert first == again != other
     assert abs(first / run.metrics.step_ns - 1) < 0.1

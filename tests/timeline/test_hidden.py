@@ -13,7 +13,7 @@ from pptrace.steps.kinds import COMPUTE, Kind
 from pptrace.timeline.metrics import hidden_ns
 
 if TYPE_CHECKING:
-    from pptrace.run.simulated_step import Run
+    from pptrace.run.run import Run
 
 MS = 10**6
 

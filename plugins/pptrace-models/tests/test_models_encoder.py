@@ -10,13 +10,12 @@ from pptrace.config.resolution import load
 from pptrace.errors import PptraceError
 from pptrace.plugins.registry import Registry
 from pptrace.run.preparation import prepare
-from pptrace.run.simulated_step import run_prepared
+from pptrace.run.run import Run
 from pptrace.steps.kinds import Kind, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pptrace.run.simulated_step import Run
     from pptrace.steps.workload import Workload
 
 VISION = {"layers": 6, "hidden": 512, "heads": 8, "ffn": 2048, "tokens": 256, "items": 2, "merge": 4}
@@ -117,7 +116,7 @@ def test_its_segments_take_what_its_actions_do(
 def ran(encoder: dict[str, Any], schedule: str, **sections: Any) -> Run:
     model = {**DECODER, "layers": 8, "hidden": 1024, "heads": 16, "ffn": 4096, "vocabulary": 32000}
     chunks = 1 if schedule in {"1f1b", "gpipe", "zb-h1"} else 2
-    return run_prepared(prepare(load({
+    return Run.of(prepare(load({
         "model": {**model, "encoder": {**VISION, **encoder}}, "parallel": {"pp": 2, "vp": chunks, "tp": 2},
         "batch": {"microbatches": 8, "sequence": 2048}, "schedule": schedule, "device": "h100-sxm", **sections,
     }), REGISTRY), REGISTRY)  # fmt: skip

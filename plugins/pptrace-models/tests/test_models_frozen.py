@@ -10,7 +10,7 @@ from pptrace.config.resolution import load
 from pptrace.plugin import ConfigError
 from pptrace.plugins.registry import Registry
 from pptrace.run.preparation import prepare
-from pptrace.run.simulated_step import run_prepared
+from pptrace.run.run import Run
 from pptrace.steps.kinds import Kind
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def test_schedules_run_stages_without_weight_gradients(schedule: str) -> None:
     chunks = 1 if schedule in {"1f1b", "zb-h1"} else 2
     model = {**DENSE, "layers": 8, "hidden": 1024, "heads": 16, "ffn": 4096, "vocabulary": 32000}
     steps = [
-        run_prepared(prepare(load({
+        Run.of(prepare(load({
             "model": {**model, "encoder": VISION, "frozen": frozen},
             "parallel": {"pp": 2, "vp": chunks, "tp": 2, "dp": 2}, "batch": {"microbatches": 8, "sequence": 2048},
             "schedule": schedule, "device": "h100-sxm", "costs": {"name": "roofline", "zero": 1},

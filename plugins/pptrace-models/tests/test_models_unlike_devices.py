@@ -10,7 +10,7 @@ from pptrace.config.resolution import load
 from pptrace.errors import PptraceError
 from pptrace.plugins.registry import Registry
 from pptrace.run.preparation import build_costs, prepare
-from pptrace.run.simulated_step import Run, run_prepared
+from pptrace.run.run import Run
 from pptrace.search.basis import limit_settings
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def run(registry: Registry) -> Callable[..., Run]:
     """Return a function that runs the step, with settings laid over it."""
 
     def make(**sections: Any) -> Run:
-        return run_prepared(prepare(load({**STEP, **sections}), registry), registry)
+        return Run.of(prepare(load({**STEP, **sections}), registry), registry)
 
     return make
 

@@ -1,0 +1,125 @@
+"""The result of a simulation: a step with its summary, advice, page and files."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from pptrace.report.document import Printed, text_of
+from pptrace.run.preparation import prepare
+from pptrace.run.simulated_step import SimulatedStep
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from pptrace.config.resolution import Resolved
+    from pptrace.plugins.registry import Registry
+    from pptrace.report.document import Document
+    from pptrace.run.neighbourhood import Advice
+    from pptrace.run.overheads import Bottleneck
+    from pptrace.timeline.timeline import Timeline
+
+
+class Run(SimulatedStep, Printed):
+    """One simulated step; prints as its summary."""
+
+    @cached_property
+    def lever(self) -> Bottleneck:
+        """The largest overhead, by re-simulation without each overhead."""
+        from pptrace.run.overheads import find_bottleneck
+
+        return find_bottleneck(self)
+
+    @cached_property
+    def advice(self) -> Advice:
+        """A faster configuration with the same processes and batch; simulates a few candidates."""
+        from pptrace.run.advice import advise
+
+        return advise(self)
+
+    def advise(self) -> Advice:
+        """Return the fastest of up to some dozens of simulated configurations with the same processes and batch.
+
+        The summary and the plain values of this run have this advice from then on.
+        """
+        from pptrace.run.advice import advise
+
+        advice = advise(self, deep=True)
+        self.__dict__["advice"] = advice
+        return advice
+
+    def save(self, *targets: str | Path, only: Sequence[str] = (), color: str = "kind") -> list[Path]:
+        """Write the step as traces, pictures or a page, by the suffix; ``{rank}`` writes one file per rank.
+
+        Args:
+            targets: such as ``step.pftrace``, ``step.json.gz``, ``out/rank{rank}.json``, ``step.svg``,
+                ``report.html``.
+            only: parts to keep, such as ``ranks=0,7`` and ``microbatches=0:32``.
+            color: ``kind`` or ``microbatch``.
+
+        Raises:
+            OutputError: a file cannot be written; none was changed then.
+            ConfigError: ``only`` cannot be read.
+        """
+        from pptrace.plugins.offers import ExporterOffer
+        from pptrace.run.saving import save
+        from pptrace.timeline.trim import parse_only, trim
+
+        def write_page(timeline: Timeline, path: Path, _options: Mapping[str, Any]) -> None:
+            from pptrace.run.page import run_page
+
+            path.write_text(run_page(self, timeline, self.lever, self.advice), encoding="utf-8")
+
+        timeline = self.traced()
+        if only:
+            kept = parse_only(only)
+            timeline = trim(timeline, kept.ranks, kept.microbatches)
+        exporters = {name: provided.offer for name, provided in self.registry.exporters.items()}
+        exporters["page"] = ExporterOffer(
+            name="page", summary="The run as a page.", suffixes=(".html",), write=write_page
+        )
+        return save(timeline, [str(target) for target in targets], exporters, {"color": color})
+
+    def table(self) -> list[dict[str, Any]]:
+        """Return one row per rank, times in nanoseconds and sizes in bytes; takes well to pandas."""
+        from pptrace.run.figures import rank_rows
+
+        return rank_rows(self)
+
+    def members(self) -> list[dict[str, Any]]:
+        """Return one row per action in segments, members of overlapped pairs among them; times in nanoseconds.
+
+        Empty where the table has no overlapped pair, or its costs no segments.
+        """
+        from pptrace.run.figures import member_rows
+
+        return member_rows(self.timeline)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything measured as plain JSON values."""
+        from pptrace.run.figures import document
+
+        return document(self, self.lever, self.advice)
+
+    def document(self, written: Sequence[Path] = ()) -> Document:
+        """Return the summary that the command line prints; ``written`` are its traces."""
+        from pptrace.run.summary import summary_document
+
+        return summary_document(self, self.lever, self.advice, written)
+
+    def summary(self, written: Sequence[Path] = ()) -> str:
+        """Return :meth:`document` as plain text."""
+        return text_of(self.document(written))
+
+    def __repr__(self) -> str:
+        return self.summary()
+
+
+def simulate(resolved: Resolved, registry: Registry, *, loose: bool | None = None) -> Run:
+    """Prepare and simulate a resolved configuration; ``loose`` is as for ``prepare``.
+
+    Raises:
+        PptraceError: errors of :func:`~pptrace.run.preparation.prepare` and of the simulation.
+    """
+    return Run.of(prepare(resolved, registry, loose=loose), registry)
