@@ -10,6 +10,7 @@ import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest import mock
 
 from .stores import OTHER_JOURNAL
 
@@ -181,18 +182,11 @@ def accuracy_journal(folder: Path) -> Path:
 
 def _journal(command: str, folder: Path) -> Path:
     """Run a command with ``-o out.csv``, and write half of its rows into a journal."""
-    from pptrace.search import runner, sweep
     from pptrace.search.runner import Journal, journal_path
 
     finished: list[Row] = []
-
-    class Recording(Journal):
-        def append(self, row: Row) -> None:
-            finished.append(row)
-
-    for module in (sweep, runner):
-        vars(module)["Journal"] = Recording
-    complete(f"{command} -o out.csv", folder)
+    with mock.patch.object(Journal, "append", lambda _, row: finished.append(row)):
+        complete(f"{command} -o out.csv", folder)
     (folder / "out.csv").unlink()
     path = folder / journal_path("out.csv")
     with Journal(path) as journal:

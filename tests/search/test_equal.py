@@ -225,7 +225,7 @@ def test_page_and_help_name_every_setting_that_may_differ(root: Path) -> None:
     (vary,) = (one for one in cli.get_command(None, "compare").params if one.name == "vary")
     usual, more = ([one.name for one in VARIED if one.on_request == asked] for asked in (False, True))
 
-    assert f"forms differ: {', '.join(usual)} unless given; {', '.join(more)} too." in vary.help
+    assert f"settings that vary; by default {', '.join(usual)}; also {', '.join(more)}." in vary.help
     for one in VARIED:
         rows = [line for line in page.splitlines() if line.startswith(f"| `{one.name}` |")]
         assert [row.endswith("| no |") for row in rows] == [one.on_request]
