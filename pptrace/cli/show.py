@@ -17,15 +17,18 @@ if TYPE_CHECKING:
 
     from pptrace.report.table_drawing import Drawing
     from pptrace.run.inputs import Prepared
+    from pptrace.steps.schedule import Schedule
 
 _EXAMPLES = """\b
 pptrace show 1f1b --pp 4 --microbatches 8
 pptrace show interleaved-1f1b --pp 4 --vp 2 --microbatches 8 -o table.svg
+pptrace show zb-h1 --pp 4 --microbatches 8 -o table.csv -o table.svg
 pptrace show table.csv
 pptrace show ./mine.py:make --pp 4 --microbatches 8 --messages"""
 
 _SCHEDULES = complete_offers(FLAGS["schedule"].offers, or_file=True)
 _SLOTS = click.IntRange(1, 1000)
+_TABLES = (".csv", ".txt")
 _NARROWEST = 20
 _MOST_RANKS = 64
 _MOST_LINES = 120
@@ -55,7 +58,7 @@ _MOST_LINES = 120
 @click.option("--width", type=click.IntRange(_NARROWEST), help="Columns to use; the terminal's by default.")
 @click.option(
     "-o", "--output", "outputs", multiple=True, metavar="FILE", type=click.Path(path_type=Path),
-    help="Write a picture: .svg, .png or .pdf; may be repeated.",
+    help="Write a picture (.svg, .png or .pdf) or the table (.csv or .txt); may be repeated.",
 )  # fmt: skip
 def command(
     schedule: str | None,
@@ -83,8 +86,9 @@ def command(
     from pptrace.run.inputs import located
     from pptrace.run.preparation import prepare
     from pptrace.steps.kinds import Kind
+    from pptrace.steps.text_forms import Dialect, in_dialect
 
-    _check(schedule, named, options, outputs)
+    _check(schedule, named, options, slots, outputs)
     name = str(schedule or named)
     flags = {"schedule": name, "pp": pp, "microbatches": microbatches, "vp": vp}
     registry = Registry.load()
@@ -98,20 +102,28 @@ def command(
     first, last = _range(slots, drawing.length)
     if not outputs:
         _print(drawing, title, first, last, width)
-    elif (first, last) == (0, drawing.length):
-        _write(drawing, title, outputs)
     else:
-        _write(cropped(drawing, first, last), f"{title}, slots {first} to {last - 1}", outputs)
+        with_messages = messages and drawing.error is None
+        table = in_dialect(prepared.schedule, Dialect.COMMS if with_messages else Dialect.COMPUTE)
+        if (first, last) == (0, drawing.length):
+            _write(drawing, title, table, outputs)
+        else:
+            _write(cropped(drawing, first, last), f"{title}, slots {first} to {last - 1}", table, outputs)
     if drawing.error is not None:
         raise located(drawing.error, prepared, registry)
 
 
-def _check(schedule: str | None, named: str | None, options: Sequence[str], outputs: Sequence[Path]) -> None:
+def _check(
+    schedule: str | None, named: str | None, options: Sequence[str], slots: str | None, outputs: Sequence[Path]
+) -> None:
     if (schedule is None) == (named is None):
         raise click.UsageError("name one schedule, such as: pptrace show 1f1b --pp 4 --microbatches 8")
     for output in outputs:
-        if output.suffix.lower() not in {".svg", ".png", ".pdf"}:
-            raise click.UsageError(f"{output}: a picture ends in .svg, .png or .pdf")
+        suffix = output.suffix.lower()
+        if suffix not in {".svg", ".png", ".pdf", *_TABLES}:
+            raise click.UsageError(f"{output}: a picture ends in .svg, .png or .pdf, a table in .csv or .txt")
+        if suffix in _TABLES and slots is not None:
+            raise click.UsageError(f"{output}: a table has all slots: leave out --slots")
     for option in options:
         if not option.partition("=")[1]:
             raise click.UsageError(f"--option {option}: write KEY=VALUE")
@@ -127,15 +139,20 @@ def _title(prepared: Prepared, drawing: Drawing) -> str:
     return title if drawing.length == drawing.step_slots else f"{title}; with messages {drawing.length} slots"
 
 
-def _write(drawing: Drawing, title: str, outputs: Sequence[Path]) -> None:
+def _write(drawing: Drawing, title: str, table: Schedule, outputs: Sequence[Path]) -> None:
     from pptrace.files import replace_file
     from pptrace.report.svg import write_drawing
     from pptrace.report.table_drawing import svg_text
+    from pptrace.steps.text_forms import write_table
 
-    svg = svg_text(drawing, title)
-    for output in outputs:
-        with replace_file(output) as temporary:
-            write_drawing(temporary, output.suffix.lower(), svg)
+    suffixes = [output.suffix.lower() for output in outputs]
+    svg = svg_text(drawing, title) if set(suffixes) - {*_TABLES} else ""
+    for output, suffix in zip(outputs, suffixes, strict=True):
+        if suffix in _TABLES:
+            write_table(table, output)
+        else:
+            with replace_file(output) as temporary:
+                write_drawing(temporary, suffix, svg)
         report_written([output])
 
 

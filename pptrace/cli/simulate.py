@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 _EXAMPLES = """\b
 pptrace simulate llama.yaml -o step.pftrace
 pptrace simulate --schedule 1f1b --pp 8 --microbatches 32
-pptrace simulate llama.yaml --set network.bandwidth='200 Gb/s' --json"""
+pptrace simulate llama.yaml --set network.bandwidth='200 Gb/s' --json
+pptrace simulate llama.yaml -o order.csv"""
 
 
 @click.command("simulate", epilog=_EXAMPLES)
 @experiment_flags()
 @outputs_option(
     "Write a trace: .pftrace or .json, with .gz for compressed; {rank} for one file per rank. "
-    "Or a picture of the step, .svg, .png or .pdf; or a page, .html."
+    "Or a picture of the step, .svg, .png or .pdf; a page, .html; or the schedule's table, .csv or .txt."
 )
 @click.option(
     "--only", metavar="PART ...", multiple=True, help="Trim traces: ranks=0,7 microbatches=0:32, one or both."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from pptrace.errors import OutputError
 from pptrace.report.document import Printed, text_of
 from pptrace.run.preparation import prepare
 from pptrace.run.simulated_step import SimulatedStep
@@ -50,20 +51,23 @@ class Run(SimulatedStep, Printed):
         return advice
 
     def save(self, *targets: str | Path, only: Sequence[str] = (), color: str = "kind") -> list[Path]:
-        """Write the step as traces, pictures or a page, by the suffix; ``{rank}`` writes one file per rank.
+        """Write the step as traces, pictures, a page or its table, by the suffix.
+
+        A table has no messages and no gathers, as the configuration inserts them. Other formats write one file per
+        rank for a name with ``{rank}``.
 
         Args:
             targets: such as ``step.pftrace``, ``step.json.gz``, ``out/rank{rank}.json``, ``step.svg``,
-                ``report.html``.
-            only: parts to keep, such as ``ranks=0,7`` and ``microbatches=0:32``.
+                ``report.html``, ``order.csv``.
+            only: parts to keep, such as ``ranks=0,7`` and ``microbatches=0:32``; not for tables.
             color: ``kind`` or ``microbatch``.
 
         Raises:
-            OutputError: a file cannot be written; none was changed then.
+            OutputError: a file cannot be written, or a part of a table is requested; no file was changed then.
             ConfigError: ``only`` cannot be read.
         """
         from pptrace.plugins.offers import ExporterOffer
-        from pptrace.run.saving import save
+        from pptrace.run.saving import RANK, exporter_for, save, table_exporters
         from pptrace.timeline.trim import parse_only, trim
 
         def write_page(timeline: Timeline, path: Path, _options: Mapping[str, Any]) -> None:
@@ -79,7 +83,13 @@ class Run(SimulatedStep, Printed):
         exporters["page"] = ExporterOffer(
             name="page", summary="The run as a page.", suffixes=(".html",), write=write_page
         )
-        return save(timeline, [str(target) for target in targets], exporters, {"color": color})
+        names = [str(target) for target in targets]
+        tables = table_exporters(self.prepared.schedule)
+        exporters |= tables
+        for name in names:
+            if exporter_for(name, exporters).name in tables and (only or RANK in name):
+                raise OutputError("a table is of the whole step: leave out --only and {rank}", file=name)
+        return save(timeline, names, exporters, {"color": color})
 
     def table(self) -> list[dict[str, Any]]:
         """Return one row per rank, times in nanoseconds and sizes in bytes; takes well to pandas."""

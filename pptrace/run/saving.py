@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pptrace.plugins.offers import ExporterOffer
+    from pptrace.steps.actions import Form
+    from pptrace.steps.schedule import Schedule
     from pptrace.timeline.timeline import Timeline
 
 RANK = "{rank}"
@@ -78,6 +81,26 @@ def exporter_for(target: str, exporters: Mapping[str, ExporterOffer]) -> Exporte
             f"no format has this suffix; known: {', '.join(known) or 'none'}, each also with {_GZ}", file=target
         )
     return max(matches, key=lambda fit: fit[0])[1]
+
+
+def table_exporters(schedule: Schedule) -> dict[str, ExporterOffer]:
+    """Return the exporters of a schedule's table by suffix; they ignore the timeline.
+
+    The table has the computations, and copies to the host. Messages and gathers are left out, as the configuration
+    of a simulation and PyTorch's runtime insert their own.
+    """
+    from pptrace.plugins.offers import ExporterOffer
+    from pptrace.steps.text_forms import FORMS, Dialect, in_dialect, table_text
+
+    table = in_dialect(schedule, Dialect.COMPUTE)
+
+    def write(form: Form, _timeline: Timeline, path: Path, _options: Mapping[str, Any]) -> None:
+        path.write_text(table_text(table, form), encoding="utf-8", newline="\n")
+
+    return {
+        suffix: ExporterOffer(name=suffix, summary="The table.", suffixes=(suffix,), write=partial(write, form))
+        for suffix, form in FORMS.items()
+    }
 
 
 def _write(

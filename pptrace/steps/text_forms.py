@@ -32,7 +32,8 @@ _LARGEST = 1 << 30
 """Limit of a table file in bytes, about 100 million actions."""
 
 _ENDS = re.compile(r"\r\n|\n|\r")
-_FORMS = {".csv": Form.CSV, ".txt": Form.TEXT}
+FORMS = {".csv": Form.CSV, ".txt": Form.TEXT}
+"""Forms of table files by suffix."""
 
 
 def read_table(path: Path | str) -> Schedule:
@@ -47,7 +48,7 @@ def read_table(path: Path | str) -> Schedule:
 def load_table(path: Path | str) -> TableFile:
     """Read a table with its source rows for errors; raises as :func:`read_table`."""
     path = Path(path)
-    return parse_table(_text(path), path, _FORMS.get(path.suffix.lower()))
+    return parse_table(_text(path), path, FORMS.get(path.suffix.lower()))
 
 
 def parse_table(text: str, file: Path | str = "", form: Form | None = None) -> TableFile:
@@ -168,9 +169,9 @@ def write_table(schedule: Schedule, path: Path | str) -> None:
         OutputError: the suffix is another, or the file cannot be written.
     """
     path = Path(path)
-    form = _FORMS.get(path.suffix.lower())
+    form = FORMS.get(path.suffix.lower())
     if form is None:
-        raise OutputError(f"a table ends in {' or '.join(_FORMS)}", file=path)
+        raise OutputError(f"a table ends in {' or '.join(FORMS)}", file=path)
     with replace_file(path) as temporary:
         temporary.write_text(table_text(schedule, form), encoding="utf-8", newline="\n")
 

@@ -167,7 +167,7 @@ WRONG = [
     (["simulate", "step.yaml", "--pp", "0"], "parallel.pp"),
     (["simulate", "step.yaml", "--p2p", "telepathy"], "p2p"),
     (["simulate", "step.yaml", "--only", "ranks=0"], "-o"),
-    (["simulate", "step.yaml", "-o", "step.txt"], ".pftrace"),
+    (["simulate", "step.yaml", "-o", "step.xml"], ".pftrace"),
     (["simulate", "step.yaml", "-o", "nowhere/step.json"], "create it first"),
     (["simulate", "step.yaml", "-o", "step.json", "--only", "ranks=9"], "9"),
     (["simulate", "step.yaml", "-o", "step.json", "--only", "stages=9"], "ranks=0,7"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import TYPE_CHECKING
 
@@ -182,6 +183,54 @@ def test_a_trace_gives_back_its_table(pptrace: Pptrace, folder: Path) -> None:
 
     assert pptrace("convert", "a.pftrace", "order.csv").code == 0
     assert (folder / "order.csv").read_text() == GOOD
+
+
+def test_simulate_and_show_write_the_table_beside_other_files(pptrace: Pptrace, folder: Path) -> None:
+    answer = pptrace("simulate", "--schedule", "good.csv", "-o", "a.csv", "-o", "a.pftrace", "-o", "a.txt")
+    assert answer.err.splitlines() == ["wrote a.csv", "wrote a.pftrace", "wrote a.txt"]
+    assert pptrace("show", "good.csv", "-o", "b.txt", "-o", "b.svg", "-o", "b.CSV").code == 0
+
+    assert (folder / "a.csv").read_text() == (folder / "b.CSV").read_text() == GOOD
+    assert (folder / "a.txt").read_text() == (folder / "b.txt").read_text() == GOOD.replace(",", " ")
+    assert (folder / "b.svg").read_text().startswith("<svg")
+    assert pptrace("simulate", "--schedule", "good.csv", "-o", "a.csv.gz").code == 0
+    assert gzip.decompress((folder / "a.csv.gz").read_bytes()).decode() == GOOD
+
+
+def test_messages_are_in_a_shown_table_on_request_only(pptrace: Pptrace, folder: Path) -> None:
+    assert pptrace("show", "good.csv", "--messages", "-o", "with.csv").code == 0
+    assert pptrace("simulate", "--schedule", "with.csv", "--p2p", "ordered", "-o", "without.csv").code == 0
+
+    assert "0SEND_F0" in (folder / "with.csv").read_text()
+    assert pptrace("validate", "with.csv").code == 0
+    assert (folder / "without.csv").read_text() == GOOD
+
+
+def test_an_invalid_table_is_written_as_it_is(pptrace: Pptrace, folder: Path) -> None:
+    answer = pptrace("show", "bad.csv", "--messages", "-o", "again.csv")
+
+    assert (answer.code, answer.err.splitlines()[-1]) == (2, f"pptrace: {SWAPPED_ERROR}")
+    assert (folder / "again.csv").read_text() == SWAPPED
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (
+            ["simulate", "--schedule", "good.csv", "-o", "a.csv", "--only", "ranks=0"],
+            "a.csv: a table is of the whole",
+        ),
+        (["simulate", "--schedule", "good.csv", "-o", "{rank}.txt.gz"], "{rank}.txt.gz: a table is of the whole"),
+        (["show", "good.csv", "-o", "a.csv", "--slots", "1:3"], "a.csv: a table has all slots: leave out --slots"),
+    ],
+)
+def test_a_part_of_a_table_is_refused(
+    pptrace: Pptrace, folder: Path, arguments: list[str], complaint: str
+) -> None:
+    before = sorted(folder.iterdir())
+
+    assert pptrace(*arguments).complaint.startswith(complaint)
+    assert sorted(folder.iterdir()) == before
 
 
 WRONG = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +11,7 @@ from interpreted import interpreted_kernels
 import pptrace_kernel
 from pptrace.api import simulate
 from pptrace.errors import OutputError
+from pptrace.plugins.registry import Registry
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,3 +77,33 @@ def test_a_target_that_cannot_be_written_leaves_no_other(table: Path, tmp_path: 
         run(table).save(tmp_path / "step.pftrace", tmp_path / "missing" / "step.json")
 
     assert not (tmp_path / "step.pftrace").exists()
+
+
+@pytest.mark.needs_plugins
+@pytest.mark.parametrize("zero", [1, 3])
+@pytest.mark.parametrize(
+    ("name", "chunks"), [("1f1b", 1), ("zb-h1", 1), ("v-half", 2), ("interleaved-1f1b", 2), ("chimera", 1)]
+)
+def test_a_written_table_is_the_order_and_gives_the_same_step(
+    name: str, chunks: int, zero: int, tmp_path: Path
+) -> None:
+    job: dict[str, Any] = {
+        "model": {"layers": 16, "hidden": 512, "heads": 8, "ffn": 1024, "vocabulary": 1000},
+        "parallel": {"pp": 4, "dp": 2, "vp": chunks}, "batch": {"sequence": 1024, "micro": 1, "global": 16},
+        "device": {"preset": "h100-sxm"}, "costs": {"name": "roofline", "zero": zero}, "network": NETWORK,
+        "p2p": {"policy": "ordered"},
+    }  # fmt: skip
+    made = simulate(job, schedule=name, registry=Registry.load())
+
+    made.save(tmp_path / "order.csv")
+    again = simulate(job, schedule=str(tmp_path / "order.csv"), registry=Registry.load())
+
+    with (tmp_path / "order.csv").open(encoding="utf-8", newline="") as file:
+        cells = list(csv.reader(file))
+    inserted = {"UNSHARD", "RESHARD", "REDUCE_GRAD"}
+    assert cells == [
+        [str(action) for action in made.prepared.schedule[rank] if action.kind.name not in inserted]
+        for rank in range(4)
+    ]
+    assert again.timeline.start_ns.tolist() == made.timeline.start_ns.tolist()
+    assert again.step_ns == made.step_ns
