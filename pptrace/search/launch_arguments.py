@@ -4,7 +4,7 @@ Source: Megatron-LM as of 22 August 2026, ``megatron/training/arguments.py`` wit
 dataclasses whose fields become arguments (``megatron/core/model_parallel_config.py``,
 ``megatron/core/transformer/transformer_config.py``, ``megatron/training/config``).
 
-Source: torchtitan as of 21 August 2026: ``torchtitan/config/configs.py``, ``torchtitan/trainer.py``,
+Source: torchtitan 0.3.0: ``torchtitan/config/configs.py``, ``torchtitan/trainer.py``,
 ``torchtitan/distributed/pipeline_parallel.py``, ``parallel_dims.py``, ``fsdp.py`` and
 ``activation_checkpoint.py`` in the same folder; schedules of ``torch.distributed.pipelining`` 2.13.
 """
@@ -15,10 +15,18 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from pptrace.config.choices import Reshard
+from pptrace.steps.kinds import Kind
+from pptrace.steps.placement import Placement
+from pptrace.steps.text_forms import Dialect, in_dialect
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pptrace.config.schema import Experiment
+    from pptrace.steps.schedule import Schedule
 
 _ENDS = ("loss", "embedding")
 """Modules that replace a layer where stages outnumber layers."""
@@ -41,6 +49,11 @@ class Arguments:
     def text(self) -> str:
         """The arguments, quoted for a shell."""
         return shlex.join(self.words)
+
+    @property
+    def line(self) -> str:
+        """The arguments, and the parts without arguments in parentheses."""
+        return self.text + (f" (without {', '.join(self.without)})" if self.without else "")
 
 
 def megatron_arguments(experiment: Experiment, chunks: int) -> Arguments:
@@ -164,65 +177,132 @@ def _uneven(layers: int, stages: int) -> tuple[list[str], list[str]]:
 
 def without_modifiers(experiment: Experiment) -> list[str]:
     """Return the parts that no framework can express: schedule options, offload, recomputation actions."""
+    options = experiment.schedule.options
+    written = [f"schedule options {options}"] if any(options.values()) else []
+    return [*written, *_without_insertions(experiment)]
+
+
+def _without_insertions(experiment: Experiment) -> list[str]:
     choice = experiment.schedule
-    options = [f"schedule options {choice.options}"] if any(choice.options.values()) else []
     return [
-        *options,
         *(["schedule.offload"] if choice.offload else []),
         *(["schedule.recompute"] if choice.recompute else []),
     ]
 
 
 _SINGLE_STAGE = {"1f1b": "1F1B", "gpipe": "GPipe"}
-_LOOPED = {
-    "interleaved-1f1b": "Interleaved1F1B", "looped-bfs": "LoopedBFS", "interleaved-zb": "InterleavedZeroBubble",
-}  # fmt: skip
-_V = {"zb-v": "ZBVZeroBubble", "dualpipe-v": "DualPipeV"}
-_SCHEDULES = _SINGLE_STAGE | _LOOPED | _V
-"""Names of schedules in torchtitan: with one stage per rank, with several, and with two in a V."""
+_SEVERAL_STAGES = {"interleaved-1f1b": "Interleaved1F1B", "looped-bfs": "LoopedBFS", "dualpipe-v": "DualPipeV"}
+"""Schedules with PyTorch's order for all costs, unlike zero-bubble schedules of the same name."""
 _LAYERS_PER_STAGE = "layers per stage: module_fqns_per_model_part in its configuration"
+_DEFAULT_GLOBAL_BATCH = -1
+"""Local batch times data-parallel ranks."""
+_COMPUTATIONS = (Kind.F, Kind.B, Kind.I, Kind.W)
 
 
-def torchtitan_arguments(experiment: Experiment, chunks: int) -> Arguments:
-    """Return the launch arguments of torchtitan.
+def torchtitan_schedule(experiment: Experiment, table: Schedule) -> str:
+    """Return torchtitan's name of the configured schedule; empty if it has none with this order."""
+    if any(experiment.schedule.options.values()):
+        return ""
+    names = _SINGLE_STAGE if table.stages == table.ranks else _SEVERAL_STAGES
+    return names.get(experiment.schedule.name, "")
+
+
+def torchtitan_arguments(experiment: Experiment, table: Schedule, file: str = "") -> Arguments:
+    """Return the launch arguments of torchtitan; without a model, those of the pipeline.
 
     Args:
         experiment: the configuration with all options of its cost model.
-        chunks: chunks per rank.
+        table: the schedule's table.
+        file: the CSV file of the table; by default, torchtitan's schedule of the same name has the order.
     """
     parallel, batch = experiment.parallel, experiment.batch
-    model = values_of(experiment.model)
-    micro, sequence, ranks = batch.micro or 1, batch.sequence or 0, parallel.pp or 1
-    sharding, without = _sharding(experiment)
-    values: dict[str, Any] = {
-        "parallelism.tensor_parallel_degree": parallel.tp,
-        "parallelism.pipeline_parallel_degree": ranks,
-        "parallelism.context_parallel_degree": parallel.cp,
-        "parallelism.expert_parallel_degree": parallel.ep,
-        **sharding,
-        "parallelism.pipeline_parallel_schedule": _SCHEDULES.get(
-            experiment.schedule.name, "1F1B" if chunks == 1 else "Interleaved1F1B"
-        ),
-        "parallelism.num_pp_microbatches": batch.known_microbatches,
-        "training.num_tokens_per_microbatch_per_dp_rank": micro * sequence,
-        "training.num_tokens_per_train_step": (batch.global_batch or 0) * sequence,
-        "training.max_context_length": sequence,
-    }
-    if ranks > 1:
-        split = _stages(model, ranks, chunks)
-        values |= split
-        without = [*_unsupported_parts(experiment, chunks), *([] if split else [_LAYERS_PER_STAGE]), *without]
-    words = flag_words(values)
-    if parallel.tp > 1 and not parallel.sequence_parallel:
-        words.append("--parallelism.no-enable_sequence_parallel")
-    recompute = str(model.get("recompute") or "none")
+    values, without = _pipeline(experiment, table, file)
+    words: list[str] = []
+    if experiment.model is not None:
+        sharding, differences = _sharding(experiment)
+        values = {
+            "parallelism.tensor_parallel_degree": parallel.tp,
+            "parallelism.context_parallel_degree": parallel.cp,
+            "parallelism.expert_parallel_degree": parallel.ep,
+            **sharding, **values,
+            "training.global_batch_size": batch.global_batch or _DEFAULT_GLOBAL_BATCH,
+            **({"training.seq_len": batch.sequence} if batch.sequence else {}),
+        }  # fmt: skip
+        if parallel.tp > 1 and not parallel.sequence_parallel:
+            words.append("--parallelism.no-enable_sequence_parallel")
+        recomputation, recomputation_differences = _torchtitan_recompute(values_of(experiment.model))
+        words.append(recomputation)
+        without += [*differences, *recomputation_differences, *_without_insertions(experiment)]
+    if table.ranks > 1 or (parallel.ep or 1) > 1:
+        words.insert(0, "--training.disable_cuda_graphs")
+    return Arguments(words=(*flag_words(values), *words), without=tuple(without))
+
+
+def _torchtitan_recompute(model: dict[str, Any]) -> tuple[str, list[str]]:
+    """Return the word that selects recomputation, which follows all flags, and differences from the model's."""
+    recompute, without = str(model.get("recompute") or "none"), []
     if recompute == "selective":
         without.append("recompute selective: it also keeps matrix products, and recomputes everything else")
     elif model.get("recompute_method"):
         without.append("recompute_method: it recomputes every layer")
-    # The word that selects a configuration follows all flags.
-    words.append(f"activation-checkpoint:{recompute}")
-    return Arguments(words=tuple(words), without=(*without, *without_modifiers(experiment)))
+    return f"activation-checkpoint:{recompute}", without
+
+
+def _pipeline(experiment: Experiment, table: Schedule, file: str) -> tuple[dict[str, Any], list[str]]:
+    """Return the arguments of the pipeline and of its microbatches, and the parts that torchtitan rejects."""
+    batch, ranks = experiment.batch, table.ranks
+    if ranks == 1:
+        return {"parallelism.pipeline_parallel_degree": 1, "training.local_batch_size": batch.micro}, []
+    microbatches = batch.known_microbatches or table.microbatches
+    name = "parallelism.pipeline_parallel_{}"
+    if file:
+        faults = list(_table_faults(table, microbatches))
+        order = {"schedule": _schedule_of_placement(table), "schedule_csv": file}
+    else:
+        faults, order = [], {"schedule": torchtitan_schedule(experiment, table)}
+    split = _stages(values_of(experiment.model), ranks, table.stages // ranks)
+    values = {
+        name.format("degree"): ranks,
+        **{name.format(key): value for key, value in order.items() if not faults},
+        **split,
+        name.format("microbatch_size"): batch.micro,
+        "training.local_batch_size": batch.micro * microbatches,
+    }
+    if table.has_pairs:
+        faults.append("overlapped pairs: it runs their actions one after the other")
+    return values, [*faults, *([] if split else [_LAYERS_PER_STAGE])]
+
+
+def _schedule_of_placement(table: Schedule) -> str:
+    """Return the schedule whose stages of each rank are those of a table; empty without one.
+
+    A schedule's name selects only the stages of each rank where a file has the order.
+    """
+    ranks, chunks = table.ranks, table.stages // table.ranks
+    if _is_placed(table, Placement.looped(ranks, 1, chunks)):
+        return "1F1B" if chunks == 1 else "Interleaved1F1B"
+    return "ZBVZeroBubble" if _is_placed(table, Placement.v_shaped(ranks, 1)) else ""
+
+
+def _is_placed(table: Schedule, placement: Placement) -> bool:
+    return table.stages == placement.stages and bool((table.placement.stage_rank == placement.stage_rank).all())
+
+
+def _table_faults(table: Schedule, microbatches: int) -> Iterator[str]:
+    """Yield the parts of a table that torchtitan does not run from a file."""
+    if not _schedule_of_placement(table) or not table.placement.is_chain:
+        yield "the placement of stages: it has one stage on a rank, loops, or a V of two stages on a rank"
+    if table.microbatches != microbatches:
+        yield "slices of sequences"
+    table = in_dialect(table, Dialect.COMPUTE)
+    rows = np.flatnonzero(~np.isin(table.kind, _COMPUTATIONS) | (table.span > 1))
+    if rows.size:
+        yield f"actions such as {table.action(int(rows[0]))}"
+    if table.awaited():
+        yield "actions that wait for others (@)"
+    losses = table.microbatch[(table.stage == table.stages - 1) & (table.kind == Kind.F)]
+    if (np.diff(losses) < 0).any():
+        yield "the order of the last stage's forwards: PyTorch takes losses from the first microbatch to the last"
 
 
 def titan_split(layers: int, stages: int, first: int, last: int) -> list[int] | None:
@@ -257,19 +337,11 @@ _SHARDS = {1: "gradients and weights", 2: "weights", 3: ""}
 """State that FSDP shards beyond each of ZeRO's stages."""
 
 
-def _unsupported_parts(experiment: Experiment, chunks: int) -> list[str]:
-    name = experiment.schedule.name
-    if name not in _SCHEDULES:
-        return [f"schedule {name}"]
-    if name in _LOOPED and chunks == 1:
-        return [f"schedule {name} with one stage on a rank: it needs two or more"]
-    return []
-
-
 def _stages(model: dict[str, Any], ranks: int, chunks: int) -> dict[str, Any]:
     """Return the arguments of the configured split of layers; empty if no arguments express it."""
     stages, layers = ranks * chunks, int(model.get("layers") or 0)
-    split = model.get("layers_per_stage") or ([layers // stages] * stages if not layers % stages else None)
+    is_even = layers > 0 and layers % stages == 0
+    split = model.get("layers_per_stage") or ([layers // stages] * stages if is_even else None)
     if not split or model.get("layout"):
         return {}
     name, limit = "parallelism.pipeline_parallel_{}", max(split) + 1

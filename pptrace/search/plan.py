@@ -18,10 +18,15 @@ from pptrace.files import replace_file
 from pptrace.plugins.registry import Registry
 from pptrace.report.charts import INK, LIMIT, columns_of, draw_points, write_picture
 from pptrace.report.document import Document, Printed, Table
-from pptrace.run.preparation import build_costs
+from pptrace.run.preparation import build_costs, prepare
 from pptrace.run.summary import devices_text
 from pptrace.search.candidates import MACHINES, CandidateRunner, Outcome, Search
-from pptrace.search.launch_arguments import megatron_arguments, torchtitan_arguments, values_of
+from pptrace.search.launch_arguments import (
+    megatron_arguments,
+    torchtitan_arguments,
+    torchtitan_schedule,
+    values_of,
+)
 from pptrace.search.pricing import default_split
 from pptrace.search.ranking import join_names
 from pptrace.search.result_table import TABLES, write_table
@@ -49,10 +54,13 @@ if TYPE_CHECKING:
     from pptrace.search.candidates import Candidate
     from pptrace.search.launch_arguments import Arguments
     from pptrace.search.space import PlanProblem, Score
+    from pptrace.steps.schedule import Schedule
 
 _CONTENDERS = 5
 _NEAR = Fraction(11, 10)
 """The largest score of a contender, relative to that of the first place."""
+_TABLE_FILE = "best.csv"
+"""The file of the first place's table in launch arguments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,15 +187,25 @@ class Plan(Printed):
         resolved = self.problem.resolved((*self.best.varied, setting(LAYERS, split)))
         return build_costs(resolved, self.problem.registry).resolved.experiment
 
-    @property
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The first place's table."""
+        return prepare(self.problem.resolved(self.best.varied), self.problem.registry).schedule
+
+    @cached_property
     def frameworks(self) -> dict[str, Arguments]:
         """Launch arguments of the first place; Megatron-LM has separate arguments for stages without layers."""
         has_few = int(self.problem.facts.get("layers") or 0) < self.best.layout.pp * self.best.chunks
         megatron = self.experiment if has_few else self.stated
+        file = "" if torchtitan_schedule(self.stated, self.schedule) else _TABLE_FILE
         return {
             "megatron-lm": megatron_arguments(megatron, self.best.chunks),
-            "torchtitan": torchtitan_arguments(self.stated, self.best.chunks),
+            "torchtitan": torchtitan_arguments(self.stated, self.schedule, file),
         }
+
+    def table_command(self, arguments: Arguments) -> str | None:
+        """Return the command that writes the table that launch arguments name; None without one."""
+        return f"{_command(self.best)} -o {_TABLE_FILE}" if _TABLE_FILE in arguments.words else None
 
     @property
     def configuration(self) -> dict[str, Any]:
@@ -244,7 +262,10 @@ class Plan(Printed):
             },
             "configuration": self.configuration,
             "arguments": {
-                name: {"arguments": words.text, "without": list(words.without)}
+                name: {
+                    "arguments": words.text, "without": list(words.without),
+                    "table": self.table_command(words),
+                }
                 for name, words in self.frameworks.items()
             },
         }  # fmt: skip
@@ -299,12 +320,16 @@ def _point(candidate: Candidate) -> Row:
         "schedule": candidate.schedule, "gpus": layout.gpus, "pp": layout.pp, "vp": candidate.chunks,
         "tp": layout.tp, "cp": layout.cp, "ep": layout.ep, "dp": layout.dp,
         "micro": layout.micro, "global": layout.sequences,
-        "command": f"pptrace simulate CONFIG {candidate.arguments}", "fate": candidate.outcome.value,
+        "command": _command(candidate), "fate": candidate.outcome.value,
         "reason": candidate.reason or None,
         "bound_step_ns": bound.step_ns if bound else None,
         "bound_memory_bytes": bound.peak_bytes if bound else None,
         **figures,
     }  # fmt: skip
+
+
+def _command(candidate: Candidate) -> str:
+    return f"pptrace simulate CONFIG {candidate.arguments}"
 
 
 def plan(
@@ -546,7 +571,9 @@ def _default_chunks(plan: Plan) -> list[str]:
 def _frameworks(plan: Plan) -> list[str]:
     lines = _wrap_line("pptrace       ", plan.best.arguments)
     for name, words in zip(("Megatron-LM   ", "torchtitan    "), plan.frameworks.values(), strict=True):
-        lines += _wrap_line(name, words.text + (f" (without {', '.join(words.without)})" if words.without else ""))
+        lines += _wrap_line(name, words.line)
+        if command := plan.table_command(words):
+            lines += _wrap_line(f"{_TABLE_FILE}      ", command)
     return lines
 
 

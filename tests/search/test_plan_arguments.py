@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner
 
 import pptrace
+from pptrace.cli.simulate import command as simulate
 from pptrace.config.places import Document
 from pptrace.config.resolution import load
 from pptrace.plugins.registry import Registry
 from pptrace.run.preparation import build_costs, prepare
-from pptrace.search.launch_arguments import megatron_arguments, titan_split, torchtitan_arguments
+from pptrace.search.launch_arguments import (
+    megatron_arguments,
+    titan_split,
+    torchtitan_arguments,
+    torchtitan_schedule,
+)
 from pptrace.search.pricing import default_split
+from pptrace.steps.text_forms import Dialect, in_dialect, parse_table, read_table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
     from pptrace.run.costs import Costs
+    from pptrace.run.inputs import Prepared
     from pptrace.search.launch_arguments import Arguments
+    from pptrace.search.plan import Plan
 
 pytestmark = pytest.mark.needs_plugins
 
@@ -34,24 +49,63 @@ MEGATRON = {
     "--account-for-loss-in-pipeline-split",
 }  # fmt: skip
 """Arguments that Megatron-LM's parser had on 22 August 2026."""
+COUNT = r"[1-9]\d*"
 TITAN = {
-    f"--parallelism.{name}" for name in (
-        "tensor_parallel_degree", "pipeline_parallel_degree", "context_parallel_degree", "expert_parallel_degree",
-        "data_parallel_replicate_degree", "data_parallel_shard_degree", "fsdp_reshard_after_forward",
-        "pipeline_parallel_schedule", "num_pp_microbatches", "pipeline_parallel_first_stage_less_layers",
-        "pipeline_parallel_last_stage_less_layers", "pipeline_parallel_layers_per_stage",
-        "no-enable_sequence_parallel",
-    )
-} | {
-    f"--training.{name}" for name in (
-        "num_tokens_per_microbatch_per_dp_rank", "num_tokens_per_train_step", "max_context_length"
-    )
+    "parallelism": {
+        "data_parallel_replicate_degree": COUNT, "data_parallel_shard_degree": rf"-1|{COUNT}",
+        "fsdp_reshard_after_forward": "default|always|never", "tensor_parallel_degree": COUNT,
+        "pipeline_parallel_degree": COUNT, "pipeline_parallel_first_stage_less_layers": r"\d+",
+        "pipeline_parallel_last_stage_less_layers": r"\d+", "pipeline_parallel_layers_per_stage": COUNT,
+        "pipeline_parallel_schedule": "1F1B|GPipe|LoopedBFS|DualPipeV|Interleaved1F1B|(Interleaved|ZBV)ZeroBubble",
+        "pipeline_parallel_schedule_csv": ".*", "pipeline_parallel_microbatch_size": COUNT,
+        "context_parallel_degree": COUNT, "expert_parallel_degree": COUNT,
+    },
+    "training": {"local_batch_size": COUNT, "global_batch_size": rf"-1|{COUNT}", "seq_len": COUNT},
 }  # fmt: skip
-"""Arguments that torchtitan's parser had on 21 August 2026."""
+"""Arguments of torchtitan 0.3.0 with a value, and the pattern of the value.
+
+Source: ``ParallelismConfig`` and ``TrainingConfig`` in ``torchtitan/config/configs.py`` of the release; names of
+schedules as in ``get_schedule_class`` of ``torch.distributed.pipelining.schedules``.
+"""
+TITAN_SWITCHES = {"--training.disable_cuda_graphs", "--parallelism.no-enable_sequence_parallel"}
+"""Arguments of torchtitan 0.3.0 without a value that are printed."""
+TITAN_COMMANDS = {f"activation-checkpoint:{name}" for name in ("none", "selective", "full")}
+"""Words that select a configuration, from ``torchtitan/distributed/activation_checkpoint.py``."""
+
+
+def parsed(words: Sequence[str]) -> dict[str, str]:
+    """Return the values of torchtitan's arguments by name, checked as its parser and its trainer do.
+
+    The checks are those of ``Trainer.Config``, of ``_get_pipeline_metadata`` and of ``_build_pipeline_schedule``.
+    """
+    remaining, values = list(words), {}
+    while remaining:
+        word = remaining.pop(0)
+        if word in TITAN_COMMANDS:
+            assert not remaining
+        elif word not in TITAN_SWITCHES:
+            section, _, name = word.removeprefix("--").partition(".")
+            assert name not in values
+            values[name] = remaining.pop(0)
+            assert re.fullmatch(TITAN[section][name], values[name])
+    ranks = int(values.get("pipeline_parallel_degree", 1))
+    if ranks > 1:
+        assert int(values["local_batch_size"]) % int(values["pipeline_parallel_microbatch_size"]) == 0
+        assert "--training.disable_cuda_graphs" in words
+    return values
 
 
 def flag_words(**changed: Any) -> tuple[Arguments, Arguments]:
     """Return the arguments for a small model, with settings by section laid over one another."""
+    prepared = small_step(**changed)
+    experiment, table = prepared.resolved.experiment, prepared.schedule
+    file = "" if torchtitan_schedule(experiment, table) else FILE
+    chunks = table.stages // table.ranks
+    return megatron_arguments(experiment, chunks), torchtitan_arguments(experiment, table, file)
+
+
+def small_step(**changed: Any) -> Prepared:
+    """Return a step of a small model, with settings by section laid over one another."""
     tree: dict[str, Any] = {
         "model": {"layers": 16, "hidden": 512, "heads": 8, "ffn": 1024, "vocabulary": 1000},
         "parallel": {"pp": 4, "dp": 2}, "batch": {"sequence": 1024, "micro": 1, "global": 32},
@@ -60,17 +114,14 @@ def flag_words(**changed: Any) -> tuple[Arguments, Arguments]:
     for section, values in changed.items():
         own = tree.setdefault(section, {})
         tree[section] = {**own, **values} if isinstance(own, dict) else values
-    resolved = load(Document(value=tree, places={}, source="step.yaml"), (), {}, [])
-    prepared = prepare(resolved, Registry.load())
-    chunks = prepared.schedule.stages // prepared.schedule.ranks
-    experiment = prepared.resolved.experiment
-    return megatron_arguments(experiment, chunks), torchtitan_arguments(experiment, chunks)
+    return prepare(load(Document(value=tree, places={}, source="step.yaml"), (), {}, []), Registry.load())
 
 
 def value(arguments: Arguments, name: str) -> str:
     return arguments.words[arguments.words.index(name) + 1]
 
 
+FILE = "best.csv"
 ENDS = ("first", "last")
 MOE = {"num_experts": 8, "top_k": 2, "expert_ffn": 512}
 CASES: dict[str, dict[str, Any]] = {
@@ -102,8 +153,8 @@ def test_arguments_have_names_that_the_parsers_know(case: str) -> None:
     megatron, titan = flag_words(**CASES[case])
 
     assert {word for word in megatron.words if word.startswith("--")} <= MEGATRON
-    assert {word for word in titan.words if word.startswith("--")} <= TITAN
-    assert titan.words[-1] in {f"activation-checkpoint:{name}" for name in ("none", "selective", "full")}
+    assert parsed(titan.words)["seq_len"] == "1024"
+    assert titan.words[-1] in TITAN_COMMANDS
 
 
 def test_a_layout_says_layers_prediction_and_loss_of_each_stage() -> None:
@@ -140,7 +191,10 @@ def test_ends_are_lighter_only_where_torchtitan_counts_as_many_stages() -> None:
 @pytest.mark.parametrize(
     ("changed", "megatron", "titan"),
     [
-        ({"schedule": {"name": "zb-h1"}}, "schedule zb-h1", "schedule zb-h1"),
+        (
+            {"schedule": {"name": "chimera"}}, "schedule chimera",
+            "the placement of stages: it has one stage on a rank, loops, or a V of two stages on a rank",
+        ),
         ({"schedule": {"name": "zb-v"}}, "schedule zb-v", "zero 1: FSDP shards gradients and weights, too"),
         (CASES["sharded"], "CUDA_DEVICE_MAX_CONNECTIONS: unset it, or above 1", None),
         (CASES["modules"], "recompute_modules: mlp_act", "zero 1: FSDP shards gradients and weights, too"),
@@ -150,7 +204,8 @@ def test_ends_are_lighter_only_where_torchtitan_counts_as_many_stages() -> None:
         ),
         (
             CASES["experts"] | {"model": MOE | {"recompute": "full"}},
-            "schedule combined-1f1b: it needs another recompute than full", "schedule combined-1f1b",
+            "schedule combined-1f1b: it needs another recompute than full",
+            "overlapped pairs: it runs their actions one after the other",
         ),
     ],
 )  # fmt: skip
@@ -159,6 +214,15 @@ def test_what_a_framework_refuses_is_said(
 ) -> None:
     for arguments, said in zip(flag_words(**changed), (megatron, titan), strict=True):
         assert (arguments.without[:1] or (None,)) == (said,)
+
+
+def test_cuda_graphs_are_off_where_torchtitan_refuses_them() -> None:
+    """As ``Trainer.Config`` of 0.3.0 refuses them for pipelines, and for most dispatchers of experts."""
+    one_rank = {"pp": 1, "dp": 2}
+
+    assert "--training.disable_cuda_graphs" in flag_words()[1].words
+    assert "--training.disable_cuda_graphs" in flag_words(model=MOE, parallel={**one_rank, "ep": 2})[1].words
+    assert "--training.disable_cuda_graphs" not in flag_words(parallel=one_rank)[1].words
 
 
 def test_sharding_and_recomputation_are_told() -> None:
@@ -171,6 +235,117 @@ def test_sharding_and_recomputation_are_told() -> None:
     assert value(whole, "--recompute-method") == "block"
     assert "--parallelism.no-enable_sequence_parallel" in again.words
     assert again.words[-1] == "activation-checkpoint:full"
+
+
+RUNNABLE = {
+    "1f1b": (1, "1F1B"), "gpipe": (1, "GPipe"), "interleaved-1f1b": (2, "Interleaved1F1B"),
+    "looped-bfs": (4, "LoopedBFS"), "dualpipe-v": (2, "DualPipeV"),
+}  # fmt: skip
+"""Chunks per rank, and the schedule of torchtitan."""
+FROM_FILE = {
+    "zb-h1": (1, "1F1B"), "zb-h2": (1, "1F1B"), "eager-1f1b": (1, "1F1B"), "zb-v": (2, "ZBVZeroBubble"),
+    "v-half": (2, "ZBVZeroBubble"), "v-min": (2, "ZBVZeroBubble"), "interleaved-zb": (2, "Interleaved1F1B"),
+    "combined-1f1b": (2, "Interleaved1F1B"),
+}  # fmt: skip
+
+
+def scheduled(name: str, chunks: int) -> Prepared:
+    return small_step(schedule={"name": name}, parallel={"vp": chunks}, batch={"micro": 2, "global": 64})
+
+
+def stages_in_torchtitan(values: dict[str, str], rank: int) -> list[int]:
+    """Return the stages that torchtitan builds on a rank for a model of 16 layers.
+
+    The number of stages follows ``_get_pipeline_metadata`` of torchtitan 0.3.0, the stages of a rank
+    ``_get_pp_rank_to_stage_indices_mapping``.
+    """
+    ranks, schedule = int(values["pipeline_parallel_degree"]), values["pipeline_parallel_schedule"]
+    stages = ranks * (1 if schedule in {"1F1B", "GPipe"} else 2)
+    if "pipeline_parallel_layers_per_stage" in values:
+        ends = sum(int(values[f"pipeline_parallel_{end}_stage_less_layers"]) for end in ENDS)
+        stages = -(-(16 + ends) // int(values["pipeline_parallel_layers_per_stage"]))
+    if schedule in {"ZBVZeroBubble", "DualPipeV"}:
+        assert stages == 2 * ranks
+        return [rank, stages - 1 - rank]
+    return list(range(rank, stages, ranks))
+
+
+@pytest.mark.parametrize("name", [*RUNNABLE, *FROM_FILE])
+def test_torchtitan_builds_the_stages_and_microbatches_of_the_table(name: str) -> None:
+    chunks, schedule = (RUNNABLE | FROM_FILE)[name]
+    prepared = scheduled(name, chunks)
+    table = prepared.schedule
+
+    named = torchtitan_schedule(prepared.resolved.experiment, table)
+    values = parsed(torchtitan_arguments(prepared.resolved.experiment, table, "" if named else FILE).words)
+
+    assert values["pipeline_parallel_schedule"] == schedule
+    assert values.get("pipeline_parallel_schedule_csv") == (None if name in RUNNABLE else FILE)
+    for rank in range(table.ranks):
+        assert stages_in_torchtitan(values, rank) == table.placement.stages_of(rank)
+    assert int(values["local_batch_size"]) == 2 * table.microbatches
+    assert values["pipeline_parallel_microbatch_size"] == "2"
+    assert int(values["global_batch_size"]) == 2 * int(values["local_batch_size"])
+
+
+def test_any_schedule_can_be_run_from_a_file() -> None:
+    prepared = scheduled("dualpipe-v", 2)
+
+    values = parsed(torchtitan_arguments(prepared.resolved.experiment, prepared.schedule, FILE).words)
+
+    assert values["pipeline_parallel_schedule"] == "ZBVZeroBubble"
+    assert values["pipeline_parallel_schedule_csv"] == FILE
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"schedule": {"name": "hanayo"}}, "the placement of stages"),
+        ({"schedule": {"name": "dualpipe"}}, "the placement of stages"),
+        ({"schedule": {"name": "seq-1f1b"}}, "slices of sequences"),
+        ({"schedule": {"name": "zb-h1", "offload": {}}}, "actions such as 0OFFLOAD0"),
+    ],
+)
+def test_what_torchtitan_cannot_run_has_no_file(changed: dict[str, Any], reason: str) -> None:
+    prepared = small_step(**changed)
+
+    arguments = torchtitan_arguments(prepared.resolved.experiment, prepared.schedule, FILE)
+
+    assert arguments.without[0].startswith(reason)
+    assert not {"pipeline_parallel_schedule", "pipeline_parallel_schedule_csv"} & {*parsed(arguments.words)}
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        ("0F0,0F1,0B0,0B1\n1F1,1F0,1B0,1B1\n", "the order of the last stage's forwards"),
+        ("0F0,0F1@0B0,0B0,0B1\n1F0,1F1,1B0,1B1\n", "actions that wait for others (@)"),
+        ("0F0+2,0B0+2\n1F0+2,1B0+2\n", "actions such as 0F0+2"),
+    ],
+)
+def test_a_table_that_pytorch_would_misread_has_no_file(rows: str, reason: str) -> None:
+    table = parse_table(rows).schedule
+    experiment = scheduled("1f1b", 1).resolved.experiment.model_copy(update={"model": None})
+
+    arguments = torchtitan_arguments(experiment, table, FILE)
+
+    assert any(part.startswith(reason) for part in arguments.without)
+    assert FILE not in arguments.words
+
+
+def test_a_table_without_a_model_has_the_arguments_of_the_pipeline(tmp_path: Path) -> None:
+    file = tmp_path / "order.csv"
+    file.write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
+    prepared = prepare(load(None, flags={"schedule": str(file)}), Registry.load())
+
+    arguments = torchtitan_arguments(prepared.resolved.experiment, prepared.schedule, "order.csv")
+
+    assert arguments.line == (
+        "--parallelism.pipeline_parallel_degree 2 --parallelism.pipeline_parallel_schedule 1F1B "
+        "--parallelism.pipeline_parallel_schedule_csv order.csv --parallelism.pipeline_parallel_microbatch_size 1 "
+        "--training.local_batch_size 2 --training.disable_cuda_graphs "
+        "(without layers per stage: module_fqns_per_model_part in its configuration)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -244,16 +419,30 @@ def costs_of(layers: int, beside: dict[str, Any]) -> Costs:
     return build_costs(load(Document(value=tree, places={}, source="step.yaml"), (), {}, []), Registry.load())
 
 
-def arguments_of(layers: int, **vary: Any) -> dict[str, Any]:
-    """Return what frameworks are told of a plan on 8 ranks."""
-    config = {
-        "model": {"layers": layers, "hidden": 512, "heads": 8, "ffn": 1024, "vocabulary": 1000},
-        "device": "h100-sxm", "batch": {"global": 8, "sequence": 256, "micro": 1},
-    }  # fmt: skip
-    fixed = {"pp": [8], "schedule": ["1f1b"], "layers": ["even"], "zero": [0], "recompute": ["none"]}
-    found = pptrace.plan(
+CONFIG: dict[str, Any] = {
+    "model": {"layers": 16, "hidden": 512, "heads": 8, "ffn": 1024, "vocabulary": 1000},
+    "device": "h100-sxm", "batch": {"global": 8, "sequence": 256, "micro": 1},
+}  # fmt: skip
+
+
+def planned(layers: int, **vary: Any) -> Plan:
+    """Return a plan on 8 GPUs."""
+    config = {**CONFIG, "model": {**CONFIG["model"], "layers": layers}}
+    fixed: dict[str, Any] = {
+        "pp": [8],
+        "schedule": ["1f1b"],
+        "layers": ["even"],
+        "zero": [0],
+        "recompute": ["none"],
+    }
+    return pptrace.plan(
         config, gpus=8, vary={**fixed, **vary}, robust=False, executor="serial", registry=Registry.load()
     )
+
+
+def arguments_of(layers: int, **vary: Any) -> dict[str, Any]:
+    """Return what frameworks are told of a plan on 8 GPUs."""
+    found = planned(layers, **vary)
     arguments: dict[str, Any] = found.to_dict()["arguments"]
     assert arguments["torchtitan"]["arguments"].split()[0] in str(found)
     return arguments
@@ -269,6 +458,28 @@ def test_the_layers_of_an_uneven_split_are_told_to_frameworks() -> None:
     words = shlex.split(found["torchtitan"]["arguments"])
     ends = [words[words.index(f"--parallelism.pipeline_parallel_{end}_stage_less_layers") + 1] for end in ENDS]
     assert titan_split(30, 8, *map(int, ends)) == [3, 4, 4, 4, 4, 4, 4, 3]
+
+
+@pytest.mark.parametrize("schedule", ["zb-h1", "zb-v"])
+def test_a_plan_has_the_command_that_writes_the_table_of_its_arguments(schedule: str, tmp_path: Path) -> None:
+    made = planned(16, schedule=[schedule], pp=[4], zero=[3])
+    (tmp_path / "job.yaml").write_text(json.dumps(CONFIG))
+
+    arguments = made.to_dict()["arguments"]
+    words = shlex.split(arguments["torchtitan"]["arguments"])
+    command = shlex.split(arguments["torchtitan"]["table"])
+    assert command[:3] == ["pptrace", "simulate", "CONFIG"]
+    answer = CliRunner().invoke(simulate, [str(tmp_path / "job.yaml"), *command[3:-1], str(tmp_path / "best.csv")])
+
+    assert answer.exit_code == 0, answer.output
+    assert read_table(tmp_path / "best.csv").rows() == in_dialect(made.schedule, Dialect.COMPUTE).rows()
+    assert words[words.index("--parallelism.pipeline_parallel_schedule_csv") + 1] == command[-1] == "best.csv"
+    assert "best.csv pptrace simulate CONFIG" in " ".join(str(made).split())
+    assert arguments["megatron-lm"]["table"] is None
+
+
+def test_a_plan_with_a_schedule_of_torchtitan_needs_no_table() -> None:
+    assert arguments_of(16)["torchtitan"]["table"] is None
 
 
 def test_ends_without_layers_are_told_to_frameworks() -> None:
