@@ -56,6 +56,7 @@ from pptrace.run.inputs import Prepared as Prepared
 from pptrace.run.preparation import check_size as check_size
 from pptrace.run.preparation import prepare as prepare
 from pptrace.sanitize import csv_of as csv_of
+from pptrace.search.launch_arguments import torchtitan_arguments as torchtitan_arguments
 from pptrace.search.runner import simulate_many as simulate_many
 from pptrace.sim.simulation import simulate as simulate
 from pptrace.steps import kinds as kinds
