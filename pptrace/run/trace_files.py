@@ -211,10 +211,15 @@ def head_of(path: Path) -> bytes:
         raise TraceError("is no whole gzip file", file=path) from error
 
 
+_MANIFEST = ".manifest.json"
+"""End of names of files that describe a folder of traces."""
+
+
 def _files(source: Path) -> list[Path]:
     if not source.is_dir():
         return [source]
-    files = sorted(path for path in source.rglob("*") if path.is_file() and not path.name.startswith("."))
+    paths = sorted(path for path in source.rglob("*") if path.is_file() and not path.name.startswith("."))
+    files = [path for path in paths if not path.name.endswith(_MANIFEST)]
     if not files:
         raise TraceError("is an empty folder", file=source)
     return files

@@ -1,0 +1,24 @@
+"""Schedule tables in PyTorch: run them, load them into a program, and record its steps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pptrace_torch.recording import capture
+    from pptrace_torch.runtime import load
+
+__all__ = ["capture", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs PyTorch at its first use."""
+    from importlib import import_module
+
+    from pptrace_torch.tables import require_torch
+
+    modules = {"capture": "pptrace_torch.recording", "load": "pptrace_torch.runtime"}
+    if name not in modules:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    require_torch()
+    return getattr(import_module(modules[name]), name)

@@ -1,0 +1,189 @@
+"""``pptrace torch run`` and ``pptrace torch export``."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import numpy as np
+
+from pptrace.plugin import ConfigError, OutputError, Registry, load, prepare, torchtitan_arguments, write_table
+from pptrace_torch.manifest import NAME, Manifest, StageTimes
+from pptrace_torch.tables import check_table, compute_only, require_torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pptrace.plugin import Prepared
+
+__all__ = ["command"]
+
+_EXAMPLES = """\b
+pptrace torch run step.yaml -o run/
+pptrace diff step.yaml run/
+pptrace torch run better.csv --costs run/ -o run2/
+pptrace torch export step.yaml -o best.csv"""
+
+_UNIT_NS = 10_000_000
+"""Duration of one unit of costs without times."""
+_LARGEST_MESSAGE = 1 << 20
+"""Largest message of a run on one machine."""
+
+
+@click.group("torch", epilog=_EXAMPLES)
+def command() -> None:
+    """Run schedule tables in PyTorch, and export them for it."""
+
+
+@command.command("run", epilog=_EXAMPLES)
+@click.argument("source")
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), metavar="FOLDER",
+              help="Folder of the traces, one per rank, and of the manifest.")  # fmt: skip
+@click.option("--costs", type=click.Path(path_type=Path), metavar="RUN",
+              help="Take the times of stages from a folder of an earlier run.")  # fmt: skip
+@click.option("--real", is_flag=True, help="Run small linear layers in place of sleeps.")
+@click.option("--steps", type=click.IntRange(1, 100), default=3, show_default=True,
+              help="Recorded steps; one more runs before them.")  # fmt: skip
+@click.option("--timeout", default="60s", show_default=True, metavar="TIME", help="Limit of the whole run.")
+@click.option("--backend", type=click.Choice(["gloo", "nccl"]), default="gloo", show_default=True,
+              help="CPU processes over gloo, or one GPU per rank over nccl.")  # fmt: skip
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set any key; may be repeated.")
+def run(
+    source: str, output: Path, costs: Path | None, steps: int, timeout: str, backend: str, sets: tuple[str, ...],
+    *, real: bool,
+) -> None:  # fmt: skip
+    """Run the table of SOURCE in PyTorch on this machine, a process per rank.
+
+    SOURCE is a configuration (.yaml), a table (.csv, .txt) or the name of a schedule. Stages sleep for the
+    configured times; without times a unit takes 10 ms. Messages are real and have at most 1 MiB.
+    """
+    require_torch()
+    limit_s = _seconds(timeout)
+    earlier = Manifest.read(costs) if costs else None
+    prepared = _prepared(source, sets, earlier)
+    schedule = compute_only(prepared.schedule)
+    check_table(schedule)
+    stages = earlier.stages if earlier and earlier.stages else _stage_times(prepared)
+    if len(stages) != schedule.stages:
+        raise ConfigError(
+            f"the run has {len(stages)} stages and the table {schedule.stages}: take a table of as many",
+            file=costs or "",
+        )
+    manifest = Manifest.of(schedule.rows(), backend=backend, stages=() if real else stages)
+    with _replaced_folder(output) as folder:
+        _run(manifest, tuple(stages), steps, limit_s, folder, is_real=real)
+        manifest.write(folder)
+    sys.stderr.write(f"wrote {output}: {schedule.ranks} traces and {NAME}\nnext: pptrace explain {output}\n")
+
+
+def _run(
+    manifest: Manifest, stages: tuple[StageTimes, ...], steps: int, limit_s: float, folder: Path, *, is_real: bool
+) -> None:
+    from pptrace_torch.processes import run_ranks
+    from pptrace_torch.worker import Job
+
+    job = Job(
+        rows=manifest.table, times=stages, steps=steps, is_real=is_real, backend=manifest.backend,
+        timeout_s=limit_s, folder=str(folder),
+    )  # fmt: skip
+    ranks = len(manifest.table)
+
+    def progress(step: int) -> None:
+        name = f"step {step} of {steps}" if step else "warm-up step"
+        sys.stderr.write(f"{ranks} ranks: {name}\n")
+
+    run_ranks(job, ranks, limit_s, progress)
+    (folder / ".store").unlink(missing_ok=True)
+
+
+@command.command("export", epilog=_EXAMPLES)
+@click.argument("source")
+@click.option(
+    "-o", "--output", required=True, type=click.Path(path_type=Path), metavar="FILE", help="Table, .csv."
+)
+@click.option("--for", "framework", type=click.Choice(["torchtitan"]),
+              help="Also print the arguments with which this framework runs the table.")  # fmt: skip
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set any key; may be repeated.")
+def export(source: str, output: Path, framework: str | None, sets: tuple[str, ...]) -> None:
+    """Write the table of SOURCE as PyTorch's pipeline runtime reads it (compute_only)."""
+    if output.suffix.lower() != ".csv":
+        raise OutputError("PyTorch reads tables that end in .csv", file=output)
+    prepared = _prepared(source, sets, None)
+    schedule = compute_only(prepared.schedule)
+    check_table(schedule)
+    write_table(schedule, output)
+    sys.stderr.write(f"wrote {output}\n")
+    if framework:
+        click.echo(torchtitan_arguments(prepared.resolved.experiment, schedule, str(output)).line)
+
+
+def _prepared(source: str, sets: Sequence[str], earlier: Manifest | None) -> Prepared:
+    """Return the step of a configuration, of a table, or of a schedule's name."""
+    registry = Registry.load()
+    if source.lower().endswith((".yaml", ".yml")):
+        return prepare(load(Path(source), sets), registry)
+    flags: dict[str, Any] = {"schedule": source}
+    if earlier is not None and not source.lower().endswith((".csv", ".txt")):
+        flags |= {"pp": len(earlier.table), "microbatches": earlier.microbatches}
+    return prepare(load(None, sets, flags), registry)
+
+
+def _stage_times(prepared: Prepared) -> list[StageTimes]:
+    """Return the times of each stage; one unit of costs without times takes 10 ms."""
+    workload = prepared.workload
+    unit = workload.unit_time_ns
+    scale = _UNIT_NS / unit if unit else 1.0
+    messages = np.append(workload.boundary_bytes, 0)[: prepared.schedule.stages]
+    columns = [
+        np.rint(column * scale).astype(np.int64).tolist()
+        for column in (workload.f_ns, workload.i_ns, workload.w_ns, workload.b_ns)
+    ]
+    sizes = np.minimum(messages, _LARGEST_MESSAGE).tolist()
+    return [
+        StageTimes(forward_ns=f, input_gradient_ns=i, weight_gradient_ns=w, backward_ns=b, message_bytes=size)
+        for f, i, w, b, size in zip(*columns, sizes, strict=True)
+    ]
+
+
+def _seconds(text: str) -> float:
+    from pydantic import TypeAdapter, ValidationError
+
+    from pptrace.plugin import Duration
+
+    try:
+        return float(TypeAdapter(Duration).validate_python(text)) / 1e9
+    except ValidationError:
+        raise ConfigError(f"{text!r} is not a time such as 60s", key="--timeout") from None
+
+
+@contextmanager
+def _replaced_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder that replaces ``folder`` at the end, if that is a run's, empty or missing.
+
+    Raises:
+        OutputError: it holds other files, or cannot be written.
+    """
+    target = folder.resolve()
+    if target.exists() and not (target.is_dir() and (not any(target.iterdir()) or (target / NAME).exists())):
+        raise OutputError("is not empty and no run of pptrace torch: name another folder", file=folder)
+    try:
+        part = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent))
+    except OSError as error:
+        raise OutputError(f"cannot be written: {(error.strerror or str(error)).lower()}", file=folder) from None
+    try:
+        yield part
+        part.chmod(0o755)
+        if target.exists():
+            old = part.with_suffix(".old")
+            target.replace(old)
+            part.replace(target)
+            shutil.rmtree(old)
+        else:
+            part.replace(target)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)

@@ -1,0 +1,105 @@
+"""The manifest of a run: the table that ran, and what its stages did."""
+
+from __future__ import annotations
+
+import json
+import platform
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Self
+
+from pptrace.plugin import ConfigError, Kind, Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+__all__ = ["NAME", "Manifest", "StageTimes"]
+
+NAME = "run.manifest.json"
+"""File of a run's folder that holds the manifest."""
+
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTimes:
+    """Times and message size of one stage and microbatch."""
+
+    forward_ns: int
+    """Forward."""
+    input_gradient_ns: int
+    """Input gradient."""
+    weight_gradient_ns: int
+    """Weight gradient."""
+    backward_ns: int
+    """Whole backward."""
+    message_bytes: int
+    """Activations that the stage sends to the next one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a run's traces do not say.
+
+    Format: a JSON object with these fields, ``version`` and no others. Times are integer nanoseconds.
+    """
+
+    table: tuple[tuple[str, ...], ...]
+    """Cells of each rank's row: computations only."""
+    microbatches: int
+    """Microbatches of a step."""
+    stages: tuple[StageTimes, ...]
+    """Configured times of each stage; empty for real modules and for programs of users."""
+    backend: str
+    """Communication backend: ``gloo`` or ``nccl``."""
+    empty_input_gradient: bool
+    """Whether the first stage's input gradient is empty, and its weight gradient the whole backward."""
+    versions: dict[str, str]
+    """Versions of pptrace, PyTorch and Python."""
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[str]], *, backend: str, stages: Sequence[StageTimes] = ()) -> Self:
+        """Return the manifest of a table that ran here."""
+        schedule = Schedule.from_rows(rows)
+        return cls(
+            table=tuple(map(tuple, rows)), microbatches=schedule.microbatches, stages=tuple(stages),
+            backend=backend,
+            empty_input_gradient=bool(((schedule.kind == Kind.I) & (schedule.stage == 0)).any()),
+            versions={
+                "pptrace": version("pptrace"), "torch": version("torch"), "python": platform.python_version(),
+            },
+        )  # fmt: skip
+
+    def write(self, folder: Path) -> None:
+        """Write the manifest into a run's folder."""
+        text = json.dumps({"version": _VERSION, **asdict(self)}, indent=1)
+        (folder / NAME).write_text(f"{text}\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Return the manifest of a run's folder.
+
+        Raises:
+            ConfigError: the folder has none, or one that cannot be read.
+        """
+        file = folder / NAME
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+            if content.pop("version") != _VERSION:
+                raise ConfigError("is of another version: run it again with this one", file=file)
+            stages = tuple(StageTimes(**stage) for stage in content.pop("stages"))
+            table = tuple(tuple(map(str, row)) for row in content.pop("table"))
+            return cls(table=table, stages=stages, **content)
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise ConfigError(
+                f"cannot be read ({reason}): name a folder of pptrace torch run", file=file
+            ) from None
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            raise ConfigError("is not a manifest of a run: run it again", file=file) from None
+
+    @property
+    def schedule(self) -> Schedule:
+        """The table."""
+        return Schedule.from_rows(self.table)

@@ -1,0 +1,28 @@
+"""The command of this distribution; light to import."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pptrace.plugin import CommandOffer, hookimpl
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from click import Command
+
+__all__ = ["pptrace_commands"]
+
+
+@hookimpl
+def pptrace_commands() -> Iterable[CommandOffer]:
+    """Yield ``pptrace torch``."""
+    yield CommandOffer(
+        name="torch", summary="Run schedule tables in PyTorch, and export them for it.", load=_command
+    )
+
+
+def _command() -> Command:
+    from pptrace_torch.command import command
+
+    return command

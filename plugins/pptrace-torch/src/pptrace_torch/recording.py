@@ -1,0 +1,156 @@
+"""Recording of steps with PyTorch's profiler."""
+
+from __future__ import annotations
+
+import sys
+import time
+import types
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import ScheduleGPipe
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from pptrace.plugin import ConfigError, replace_file
+from pptrace_profilers.annotation import module_for
+from pptrace_torch.manifest import Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["capture", "record_steps"]
+
+
+@contextmanager
+def record_steps(
+    file: Path, *, after: int = 0, warmup: int, steps: int, device: torch.device
+) -> Iterator[profile]:
+    """Yield a profiler whose ``step`` ends a step, and write a trace of the recorded ones.
+
+    Args:
+        file: the trace, ``.json`` or ``.json.gz``.
+        after: steps before the profiler starts.
+        warmup: steps that it runs without recording.
+        steps: recorded steps.
+        device: where the stages run.
+    """
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
+    window = schedule(wait=after, warmup=warmup, active=steps, repeat=1)
+
+    def write(profiler: profile) -> None:
+        with replace_file(file) as temporary:
+            profiler.export_chrome_trace(str(temporary))
+
+    with profile(activities=activities, record_shapes=True, schedule=window, on_trace_ready=write) as profiler:
+        yield profiler
+
+
+@contextmanager
+def capture(
+    pipeline: Any, folder: Path | str, *, after: int = 10, warmup: int = 1, steps: int = 3
+) -> Iterator[None]:
+    """Record some steps of a pipeline in the user's own program, a trace per rank.
+
+    Works for every schedule class of ``torch.distributed.pipelining``. ``Schedule1F1B`` and ``ScheduleGPipe`` do
+    not name their actions, so they are annotated inside this block. Each call of ``pipeline.step`` is a step.
+    Global rank 0 also writes the manifest, and prints what the recording cost.
+
+    Args:
+        pipeline: the schedule.
+        folder: receives ``rank0.json.gz`` and so on; it is made where it is missing.
+        after: steps before the profiler starts.
+        warmup: steps that it runs without recording.
+        steps: recorded steps.
+
+    Raises:
+        ConfigError: the block ended before the last of these steps.
+
+    >>> with capture(schedule, "run/", after=10, warmup=1, steps=3):  # doctest: +SKIP
+    ...     train()
+    """
+    folder, rank = Path(folder), dist.get_rank()
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"rank{rank}.json.gz"
+    device = stages_of(pipeline)[0].device
+    durations_s: list[float] = []
+    run_step = pipeline.step
+    with (
+        _annotated(pipeline),
+        record_steps(file, after=after, warmup=warmup, steps=steps, device=device) as profiler,
+    ):
+
+        def step(*args: Any, **options: Any) -> Any:
+            start_s = time.perf_counter()
+            output = run_step(*args, **options)
+            durations_s.append(time.perf_counter() - start_s)
+            profiler.step()
+            return output
+
+        pipeline.step = step
+        try:
+            yield
+        finally:
+            del pipeline.step
+    needed = after + warmup + steps
+    if len(durations_s) < needed:
+        raise ConfigError(
+            f"capture saw {len(durations_s)} of {needed} steps: run more steps inside it, or lower after, warmup "
+            "or steps"
+        )
+    if rank == 0:
+        _manifest_of(pipeline).write(folder)
+        sys.stderr.write(f"{_cost(durations_s[:after], durations_s[after + warmup : needed])} in {folder}\n")
+
+
+def stages_of(pipeline: Any) -> list[Any]:
+    """Return this rank's stages of a schedule; PyTorch has no public name for them."""
+    return getattr(pipeline, "_stages", None) or [pipeline._stage]  # noqa: SLF001 - see above
+
+
+def _cost(before_s: list[float], recorded_s: list[float]) -> str:
+    """Return in words how long steps took while they were recorded, and before."""
+    text = f"recorded {len(recorded_s)} steps of {median(recorded_s) * 1e3:.3f} ms"
+    return f"{text} (before the recording {median(before_s) * 1e3:.3f} ms)" if before_s else text
+
+
+def _manifest_of(pipeline: Any) -> Manifest:
+    """Return the manifest of a schedule's order."""
+    if hasattr(pipeline, "_stage"):
+        rows = _one_stage_rows(pipeline)
+    else:
+        order = pipeline.pipeline_order
+        rows = [[str(action) for action in order[rank] if action is not None] for rank in sorted(order)]
+    return Manifest.of(rows, backend=dist.get_backend())
+
+
+def _one_stage_rows(pipeline: Any) -> list[list[str]]:
+    """Return the rows of ``ScheduleGPipe`` or ``Schedule1F1B``.
+
+    ``Schedule1F1B._get_pipeline_order`` of PyTorch 2.13 begins the last rank's row with microbatch 1.
+    """
+    stages, count = pipeline._stage.num_stages, pipeline._n_microbatches  # noqa: SLF001 - as for stages_of
+    rows = []
+    for rank in range(stages):
+        ahead = count if isinstance(pipeline, ScheduleGPipe) else min(stages - rank, count)
+        row = [f"{rank}F{microbatch}" for microbatch in range(ahead)]
+        for microbatch in range(count):
+            row.append(f"{rank}B{microbatch}")
+            row += [f"{rank}F{microbatch + ahead}"] * (microbatch + ahead < count)
+        rows.append(row)
+    return rows
+
+
+@contextmanager
+def _annotated(pipeline: Any) -> Iterator[None]:
+    """Name the pipeline's actions in traces, and remove all changes at the end."""
+    annotation = types.ModuleType("pptrace_annotate")
+    exec(module_for("pytorch"), annotation.__dict__)  # noqa: S102 - the text is part of this program
+    annotation.annotate(pipeline)
+    try:
+        yield
+    finally:
+        annotation.restore(pipeline)

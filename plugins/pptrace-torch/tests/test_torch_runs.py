@@ -1,0 +1,256 @@
+"""Runs of tables in PyTorch, and what is left when they fail."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pptrace.steps.text_forms import read_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed"),
+]
+
+PPTRACE = str(Path(sys.executable).with_name("pptrace"))
+SIZES = ("--set", "parallel.pp=4", "--set", "batch.microbatches=8")
+SCHEDULES = {
+    "gpipe": (), "1f1b": (), "zb-h1": (), "zb-h2": (), "zb-v": (), "v-half": (), "dualpipe-v": (),
+    "interleaved-1f1b": ("--set", "parallel.vp=2"), "mine.csv": (),
+}  # fmt: skip
+"""Schedules that run here, with further settings."""
+MINE = "0F0,0F1,0B0,0F2,0B1,0B2\n1F0,1B0,1F1,1I1,1F2,1W1,1B2\n"
+
+_ALL = """
+import json, sys
+from pptrace_torch.command import command
+for arguments in json.loads(sys.argv[1]):
+    command.main(arguments, standalone_mode=False)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of one run of every schedule, all from one process: PyTorch takes seconds to import."""
+    import json
+
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "mine.csv").write_text(MINE)
+    calls = [
+        ["run", name, *(() if name.endswith(".csv") else SIZES), *more, "--steps", "1", "-o", run_of(name)]
+        for name, more in SCHEDULES.items()
+    ]
+    ran = subprocess.run(
+        [sys.executable, "-c", _ALL, json.dumps(calls)], cwd=folder, capture_output=True, text=True, timeout=300,
+        check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    return folder
+
+
+def run_of(name: str) -> str:
+    return f"run-{name.removesuffix('.csv')}"
+
+
+def pptrace(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [PPTRACE, *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_run_has_the_order_of_its_table(name: str, folder: Path) -> None:
+    from pptrace_torch.manifest import Manifest
+
+    converted = pptrace(folder, "convert", run_of(name), "order.csv")
+
+    assert converted.returncode == 0, converted.stderr
+    table = Manifest.read(folder / run_of(name)).schedule
+    assert folded(read_table(folder / "order.csv").rows()) == folded(table.rows())
+
+
+def folded(rows: list[list[str]]) -> list[list[str]]:
+    """Return rows in which stage 0 has whole backwards only: PyTorch skips its input gradients."""
+    return [[cell.replace("0W", "0B") if cell.startswith("0W") else cell for cell in row
+             if not cell.startswith("0I")] for row in rows]  # fmt: skip
+
+
+def test_the_times_of_a_run_are_those_of_another(folder: Path) -> None:
+    from pptrace_torch.manifest import Manifest
+
+    ran = pptrace(folder, "torch", "run", "zb-h1", "--costs", "run-1f1b", "--steps", "1", "-o", "run-again")
+
+    assert ran.returncode == 0, ran.stderr
+    again, first = Manifest.read(folder / "run-again"), Manifest.read(folder / "run-1f1b")
+    assert again.stages == first.stages
+    assert (again.microbatches, len(again.table), again.empty_input_gradient) == (8, 4, True)
+    compared = pptrace(folder, "diff", "run-1f1b", "run-again")
+    assert compared.returncode == 1, "the orders differ"
+    assert "manifest" not in compared.stdout
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Yield a long run whose ranks have begun their steps."""
+    command = [PPTRACE, "torch", "run", "1f1b", *SIZES, "--steps", "100", "-o", "run"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        assert "warm-up" in line, line + process.stderr.read()
+        yield process
+        process.kill()
+
+
+def ranks_of(process: subprocess.Popen[str]) -> list[int]:
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+    return [int(child) for child in children.split()]
+
+
+def is_running(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def assert_nothing_is_left(ranks: list[int], folder: Path) -> None:
+    for _ in range(100):
+        if not any(map(is_running, ranks)):
+            break
+        time.sleep(0.1)
+    assert not any(map(is_running, ranks))
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_to_the_command_alone_ends_all_ranks(
+    number: int, status: int, running: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    ranks = ranks_of(running)
+    assert len(ranks) == 4
+
+    running.send_signal(number)
+
+    assert running.wait(60) == status
+    assert_nothing_is_left(ranks, tmp_path)
+
+
+def test_a_killed_rank_is_named_and_the_others_end(running: subprocess.Popen[str], tmp_path: Path) -> None:
+    ranks = ranks_of(running)
+
+    os.kill(ranks[2], signal.SIGKILL)
+
+    assert running.wait(60) == 2
+    assert running.stderr is not None
+    assert running.stderr.read().splitlines()[-1] == "pptrace: rank 2 was ended by signal 9"
+    assert_nothing_is_left(ranks, tmp_path)
+
+
+def test_no_rank_outlives_a_killed_command(running: subprocess.Popen[str]) -> None:
+    ranks = ranks_of(running)
+
+    running.kill()
+    running.wait()
+
+    for _ in range(100):
+        if not any(map(is_running, ranks)):
+            return
+        time.sleep(0.1)
+    pytest.fail("a rank is left")
+
+
+def test_a_run_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    ran = pptrace(tmp_path, "torch", "run", "1f1b", *SIZES, "--steps", "100", "--timeout", "300ms", "-o", "run")
+
+    assert ran.returncode == 2
+    assert "in time: give a longer --timeout" in ran.stderr.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+_RAISING = """
+import sys
+from pptrace_torch import worker
+from pptrace_torch.command import command
+
+def _stage(job, index, stages, device):
+    if index == 1:
+        raise ValueError("no such layer")
+    return build(job, index, stages, device)
+
+build, worker._stage = worker._stage, _stage
+try:
+    command.main(sys.argv[1:], standalone_mode=False)
+except Exception as error:
+    print(error)
+"""
+
+
+def test_the_error_of_a_stage_is_shown_and_not_those_of_its_peers(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", _RAISING, "run", "1f1b", *SIZES, "-o", "run"], cwd=tmp_path, capture_output=True,
+        text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+    assert ran.stdout.startswith("rank 1 ValueError: no such layer"), ran.stdout + ran.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("run", "chimera", *SIZES, "-o", "run"), "stage 0 is on several ranks"),
+        (("run", "1f1b", *SIZES, "-o", "."), "no run of pptrace torch: name another folder"),
+        (("run", "1f1b", *SIZES, "-o", "run", "--costs", "nowhere"), "name a folder of pptrace torch run"),
+        (("run", "1f1b", *SIZES, "-o", "run", "--timeout", "soon"), "is not a time such as 60s"),
+        (("export", "1f1b", *SIZES, "-o", "table.txt"), "end in .csv"),
+    ],
+)
+def test_a_wrong_input_is_one_line(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("")
+
+    ran = pptrace(tmp_path, "torch", *arguments)
+
+    assert ran.returncode == 2
+    assert len(ran.stderr.splitlines()) == 1
+    assert said in ran.stderr
+
+
+def test_an_exported_table_reads_as_the_schedule(tmp_path: Path) -> None:
+    ran = pptrace(tmp_path, "torch", "export", "zb-v", *SIZES, "-o", "table.csv", "--for", "torchtitan")
+
+    assert ran.returncode == 0, ran.stderr
+    assert "pipeline_parallel_schedule=ZBVZeroBubble" in ran.stdout.replace(" ZBV", "=ZBV")
+    assert "pipeline_parallel_schedule_csv" in ran.stdout
+    shown = pptrace(tmp_path, "validate", "table.csv")
+    assert shown.returncode == 0, shown.stderr
+
+
+def test_gradients_are_those_of_autograd() -> None:
+    _check("gradients")
+
+
+def test_capture_records_every_class_and_removes_its_changes(tmp_path: Path) -> None:
+    _check("captures", str(tmp_path))
+    for name in ("1f1b", "gpipe", "table"):
+        replayed = pptrace(tmp_path, "replay", name)
+        assert replayed.returncode == 0, replayed.stderr
+
+
+def _check(*arguments: Any) -> None:
+    program = Path(__file__).with_name("check_programs.py")
+    ran = subprocess.run(
+        [sys.executable, str(program), *arguments], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -1,0 +1,100 @@
+"""Tables that PyTorch cannot run, and manifests, without PyTorch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pptrace.errors import ConfigError, ScheduleError
+from pptrace.steps.schedule import Schedule
+from pptrace_torch.manifest import NAME, Manifest, StageTimes
+from pptrace_torch.tables import check_table, compute_only, require_torch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FINE = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1I0", "1W0", "1F1", "1B1"]]
+
+
+def refusal(rows: list[list[str]]) -> str:
+    with pytest.raises(ScheduleError) as caught:
+        check_table(Schedule.from_rows(rows))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_table_that_pytorch_runs_is_accepted() -> None:
+    check_table(Schedule.from_rows(FINE))
+
+
+def test_an_overlapped_pair_is_accepted() -> None:
+    check_table(Schedule.from_rows([["0F0", "(0F1;0B0)OVERLAP_F_B", "0B1"]]))
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        ([["0F0", "1F1", "1B1", "0B0"], ["1F0", "0F1", "1B0", "0B1"]], "stage 0 is on several ranks"),
+        ([["0F0+2", "0B0+2"]], "0F0+2 is of several microbatches"),
+        ([["0F0", "0OFFLOAD0", "0RELOAD0", "0B0"]], "no action such as 0OFFLOAD0"),
+        ([["0F0", "0F1@0F0", "0B0", "0B1"]], "wait for others"),
+        ([["0F0", "0F1", "0B0"]], "one backward, whole or as input and weight gradient of microbatch 1"),
+        ([["0F0", "0F1", "0B1", "0B0"], ["1F1", "1F0", "1B1", "1B0"]], "gradients would be wrong"),
+    ],
+)
+def test_a_table_that_pytorch_refuses_or_misreads_is_refused_in_one_line(
+    rows: list[list[str]], reason: str
+) -> None:
+    assert reason in refusal(rows)
+
+
+def test_messages_and_gathers_are_dropped() -> None:
+    table = Schedule.from_rows([["0UNSHARD", "0F0", "0SEND_F0", "0RECV_B0", "0B0", "0REDUCE_GRAD"],
+                                ["1RECV_F0", "1F0", "1B0", "1SEND_B0"]])  # fmt: skip
+
+    assert compute_only(table).rows() == [["0F0", "0B0"], ["1F0", "1B0"]]
+
+
+@pytest.mark.parametrize(("installed", "said"), [("2.12.1+cpu", "too old"), (None, "not installed")])
+def test_pytorch_that_is_missing_or_old_is_named(
+    installed: str | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from importlib.metadata import PackageNotFoundError
+
+    def version(_: str) -> str:
+        if installed is None:
+            raise PackageNotFoundError
+        return installed
+
+    monkeypatch.setattr("pptrace_torch.tables.version", version)
+
+    with pytest.raises(ConfigError, match=said):
+        require_torch()
+
+
+def manifest() -> Manifest:
+    times = StageTimes(forward_ns=1, input_gradient_ns=2, weight_gradient_ns=3, backward_ns=5, message_bytes=7)
+    return Manifest(
+        table=tuple(map(tuple, FINE)), microbatches=2, stages=(times, replace(times, forward_ns=9)),
+        backend="gloo", empty_input_gradient=False, versions={"torch": "2.13.0"},
+    )  # fmt: skip
+
+
+def test_a_manifest_reads_as_it_was_written(tmp_path: Path) -> None:
+    manifest().write(tmp_path)
+
+    assert Manifest.read(tmp_path) == manifest()
+    assert manifest().schedule.rows() == FINE
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"version": 2}', '{"version": 1, "stages": [3]}', "[" * 100_000]
+)
+def test_a_damaged_manifest_is_one_line(text: str, tmp_path: Path) -> None:
+    (tmp_path / NAME).write_text(text)
+
+    with pytest.raises(ConfigError, match=NAME) as caught:
+        Manifest.read(tmp_path)
+    assert "\n" not in str(caught.value)
