@@ -56,18 +56,18 @@ class Choices:
     uneven: bool = False
     """Whether stages may differ by a layer."""
     micro: tuple[int, ...] = ()
-    """Sequences in a microbatch; the row's own unless given."""
+    """Sequences in a microbatch; the row's own by default."""
     zero: tuple[int, ...] = ()
-    """As the row has it unless given."""
+    """As the row has it by default."""
     shares: tuple[float, ...] = ()
     """Shares of activations that are copied to the host, where the division does not fit without."""
     sequences: tuple[int, int] | None = None
     """The least and the most in a step: the largest multiple of dp x pp that lies between; those of the row unless
     given."""
     reserved: str | None = None
-    """Memory that a plan sets aside; what the row says unless given."""
+    """Memory that a plan sets aside; what the row says by default."""
     again: tuple[str, ...] | None = None
-    """Modules that may be computed again; as the row has it unless given."""
+    """Modules that may be computed again; as the row has it by default."""
 
 
 SOURCES = {

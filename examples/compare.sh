@@ -4,7 +4,7 @@ set -eu
 echo "== five schedules, 16 microbatches"
 pptrace compare llama3-70b.yaml --p2p ordered --microbatches 16 --schedules gpipe,1f1b,looped-bfs,chimera,hanayo
 echo
-echo "== settings of their own, a schedule of one's own, and one that cannot run"
+echo "== separate settings, a custom schedule, and one that cannot run"
 pptrace compare llama3-70b.yaml --p2p ordered --microbatches 16 \
   --schedules 1f1b,1f1b:p2p=async,interleaved-1f1b:vp=2,interleaved-1f1b:vp=1,./mine.py:make
 echo

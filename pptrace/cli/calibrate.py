@@ -26,7 +26,7 @@ pptrace simulate costs.yaml --schedule interleaved-1f1b --vp 2"""
 @output_option("Write a configuration: .yaml.", ".yaml", ".yml", subject="a calibration is written as .yaml")
 @click.option(
     "--node-ranks", type=click.IntRange(min=2), default=None, metavar="N",
-    help="Consecutive pipeline ranks that share a node: their messages are fitted apart.",
+    help="Consecutive pipeline ranks that share a node; messages within a node are fitted separately.",
 )  # fmt: skip
 @json_option()
 def command(
@@ -86,6 +86,6 @@ def _calibrate_network(measurement: Measurement, traces: Path, output: str | Non
     if output is not None:
         text = network_yaml(fits, traces.name)
         if not text:
-            message = "latency and bandwidth cannot be told apart: a network needs messages of several sizes"
+            message = "latency and bandwidth cannot be distinguished: a network needs messages of several sizes"
             raise TraceError(message, file=traces)
         write_text(output, text)

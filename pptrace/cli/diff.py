@@ -34,7 +34,7 @@ _SAME, _DIFFERENT = 0, 1
 )
 @click.option(
     "--step", default="median", show_default=True,
-    help="Which step of a recording: a number, median, or all (medians over all steps); 1,3 for each side's own.",
+    help="Which step of a recording: a number, median, or all (medians over all steps); 1,3 for one per side.",
 )  # fmt: skip
 @measured_options
 @click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="Actions that are listed.")

@@ -30,7 +30,7 @@ pptrace plan --model llama3-70b --cluster dgx-h100 --sequence 8192 --global 512 
 )  # fmt: skip
 @click.option(
     "--vary", multiple=True, metavar="KEY=VALUE,...",
-    help="What varies, as for --over of sweep: pp=4,8, micro, recompute, zero, layers, schedule=all. May be "
+    help="Values to try, as for --over of sweep: pp=4,8, micro, recompute, zero, layers, schedule=all. May be "
     "repeated.",
 )  # fmt: skip
 @click.option("--top", type=int, default=10, show_default=True, metavar="N", help="Ranked configurations.")

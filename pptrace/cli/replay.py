@@ -35,7 +35,7 @@ pptrace replay run/ --p2p torch --p2p-option receive=deferred"""
 @measured_options
 @click.option(
     "--p2p", metavar="POLICY", shell_complete=complete_offers("message_policies"),
-    help="Issue messages as this policy does; unless given, the one that is nearest, or each held as it was.",
+    help="Issue messages as this policy does; by default the nearest policy, or recorded delays.",
 )  # fmt: skip
 @click.option(
     "--p2p-option",
@@ -97,7 +97,7 @@ def _nearest(measurement: Measurement, *, measured: bool) -> Callable[[Schedule]
     if step.partial or step.transfers.blocked_ns.any():
         return None
     label = nearest_policy(step, Registry.load(), measured=measured).policy.label
-    click.echo(f"note: messages as {label} has them, which is nearest; --p2p says otherwise", err=True)
+    click.echo(f"note: messages are issued as by {label}, the nearest policy; --p2p names another", err=True)
     return _policy(label, ())
 
 

@@ -27,7 +27,7 @@ pptrace validate table.csv --p2p ordered --receive deferred"""
 )  # fmt: skip
 @click.option(
     "--receive", type=click.Choice(Receive.words()),
-    help="Where receives go in a table without messages; deferred under batched, else asap, unless given.",
+    help="Where receives go in a table without messages; by default deferred under batched, else asap.",
 )  # fmt: skip
 def command(file: Path, p2p: str | None, receive: str | None) -> None:
     """Check the schedule table in FILE (.csv or .txt): every action once and in place, no deadlock.

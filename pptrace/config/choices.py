@@ -46,7 +46,7 @@ class PolicyName(Choice):
 class StreamPer(Choice):
     """Granularity of communication streams under ``ordered``."""
 
-    RANK = "rank", "a rank, all its messages behind each other"
+    RANK = "rank", "a rank, all its messages one after another"
     PAIR = "pair", "a rank and a peer, both directions together"
     DIRECTION = "direction", "a rank, a peer and a direction"
 
@@ -61,17 +61,17 @@ class Receive(Choice):
 class Sharing(Choice):
     """What messages that meet on a link do."""
 
-    NONE = "none", "nothing, each goes as fast as alone"
-    FIFO = "fifo", "a message holds all its links, others queue by the time at which they were ready"
+    NONE = "none", "no contention, each message has the full rate"
+    FIFO = "fifo", "a message occupies all its links, later ones queue in the order in which they were ready"
     MAX_MIN = "max-min", "they share links fairly at every instant"
 
 
 class Reshard(Choice):
     """When a rank frees weights that it gathered."""
 
-    NEVER = "never", "behind the stage's last pass, as torchtitan does with a pipeline"
-    FORWARD = "forward", "behind each forward; a backward's are kept for the next (reshard_after_forward: always)"
-    ALWAYS = "always", "behind each forward and backward, as Megatron-FSDP does; one layer's are there at once"
+    NEVER = "never", "after the stage's last pass, as torchtitan does with a pipeline"
+    FORWARD = "forward", "after each forward; a backward keeps them for the next (reshard_after_forward: always)"
+    ALWAYS = "always", "after each forward and backward, as Megatron-FSDP does; one layer is gathered at a time"
 
 
 class Validation(Choice):
@@ -86,5 +86,5 @@ class CopyStream(Choice):
     """Granularity of streams for copies to host memory and back."""
 
     DIRECTION = "direction", "a rank and a direction"
-    RANK = "rank", "a rank, copies out and back behind each other"
-    PAIR = "pair", "ranks 2i and 2i + 1 and a direction, as of two GPUs behind one switch"
+    RANK = "rank", "a rank, copies out and back one after another"
+    PAIR = "pair", "ranks 2i and 2i + 1 and a direction, for two GPUs behind one switch"

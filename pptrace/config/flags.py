@@ -46,7 +46,7 @@ FLAGS: Mapping[str, Flag] = {
         "schedule", "The schedule: a plugin's, FILE.py:FUNCTION, or a table file (.csv or .txt).",
         headline="name", offers="schedules", takes_file=True,
     ),
-    "pp": Flag("parallel.pp", "Pipeline ranks; a table file knows its own."),
+    "pp": Flag("parallel.pp", "Pipeline ranks; a table file defines them itself."),
     "tp": Flag("parallel.tp", "Tensor-parallel size."),
     "dp": Flag("parallel.dp", "Data-parallel replicas of the pipeline."),
     "cp": Flag("parallel.cp", "Context-parallel size."),
@@ -60,18 +60,18 @@ FLAGS: Mapping[str, Flag] = {
         "model", "The model that is trained; without one, costs are units.", headline="preset", offers="models"
     ),
     "device": Flag("device", "The accelerator of each process.", headline="preset", offers="devices"),
-    "network": Flag("network", "What lies between pipeline ranks.", headline="name", offers="networks"),
+    "network": Flag("network", "The network between pipeline ranks.", headline="name", offers="networks"),
     "cluster": Flag(
-        "cluster", "Nodes and the fabric between them, such as dgx-h100x32; stands in for network.",
+        "cluster", "Nodes and the fabric between them, such as dgx-h100x32; replaces network.",
         headline="preset", offers="clusters",
     ),
-    "contention": Flag("contention", "What messages that meet on a link do.", headline="links", choices=Sharing),
+    "contention": Flag("contention", "How messages share a link.", headline="links", choices=Sharing),
     "p2p": Flag(
         "p2p", "How messages between ranks are issued.", headline="policy", choices=PolicyName,
         offers="message_policies",
     ),
     "costs": Flag(
-        "costs", "What actions cost; units by default, or with a model what reads models.",
+        "costs", "Cost model of actions; unit by default, or with a model the one that reads models.",
         headline="name", offers="cost_models",
     ),
 }  # fmt: skip

@@ -39,8 +39,8 @@ class Preset(OpenSection):
     preset: str | None = Field(
         default=None,
         min_length=1,
-        description="A preset that a plugin offers, or a file of parameters (.yaml), whose name stands for it; "
-        "keys beside it change it.",
+        description="A preset that a plugin offers, or a file of parameters (.yaml), named after the file; keys "
+        "beside it override its values.",
     )
 
 
@@ -51,8 +51,8 @@ class Device(Preset):
         default=None,
         min_length=1,
         description="Devices of some pipeline ranks, by rank or range of ranks: a preset's name, or parameters. "
-        "With a preset among them they are a device of their own, else they change the one beside ranks, which "
-        "all other ranks have.",
+        "Parameters with a preset define a separate device, others override the device beside ranks, which all "
+        "other ranks have.",
         examples=[{"4-7": "a100-sxm"}, {"3": {"compute_efficiency": 0.5}}],
     )
 
@@ -81,7 +81,9 @@ class Device(Preset):
 class NetworkChoice(OpenSection):
     """A network by name, with its options beside the name."""
 
-    name: str = Field(description="Network that a plugin offers, such as hockney; its options stand beside it.")
+    name: str = Field(
+        description="Network that a plugin offers, such as hockney; with its options beside the name."
+    )
 
 
 class CostChoice(OpenSection):
@@ -89,8 +91,8 @@ class CostChoice(OpenSection):
 
     name: str | None = Field(
         default=None,
-        description="Cost model that a plugin offers, its options beside it; unit unless given, or with a model "
-        "the cost model that reads models.",
+        description="Cost model that a plugin offers, with its options beside the name; by default unit, or "
+        "with a model the cost model that reads models.",
     )
 
 
@@ -103,7 +105,7 @@ class DataParallel(_Section):
         "every rank has finished.",
     )
     bandwidth: Rate | None = Field(
-        default=None, description="Rate per direction between replicas; as the pipeline's network unless given."
+        default=None, description="Rate per direction between replicas; as the pipeline's network by default."
     )
     latency: Duration = Field(
         default=0,
@@ -122,18 +124,18 @@ class DataParallel(_Section):
 
     reduce_each: bool | None = Field(
         default=None,
-        description="Reduce a stage's gradients behind each microbatch's backward, as Megatron-FSDP does where "
-        "they are sharded; once, behind the last, unless given. Needs overlap.",
+        description="Reduce a stage's gradients after each microbatch's backward, as Megatron-FSDP does where "
+        "they are sharded; by default once, after the last. Needs overlap.",
     )
     reshard: Reshard | None = Field(
         default=None,
         description="When a rank frees a stage's weights that it gathered, where costs shard them "
-        f"(costs.zero: 3); never unless given. {Reshard.explanations()}",
+        f"(costs.zero: 3); never by default. {Reshard.explanations()}",
     )
     active_stages: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
         default=None,
         description="Under reshard: never, stages of a rank whose sharded weights are gathered at once: those "
-        "that compute next; 3 unless given, as in PyTorch's pipeline runtime.",
+        "that compute next; 3 by default, as in PyTorch's pipeline runtime.",
     )
 
     speeds: dict[str, Annotated[float, Field(ge=0.001, le=1)]] | None = Field(
@@ -146,12 +148,12 @@ class DataParallel(_Section):
     )
     spread: Annotated[float, Field(ge=0, le=0.5)] | None = Field(
         default=None,
-        description="Standard deviation of what GPUs take for the same forwards and backwards, as a share: each "
-        "GPU of the job has one that is drawn around 1. It stands for what a cost model may add to all times for "
-        "the slowest GPU, such as costs.spread: give one of them.",
+        description="Relative standard deviation of the times of forwards and backwards between GPUs: each GPU of "
+        "the job has a factor that is drawn around 1. It replaces what a cost model may add to all times for the "
+        "slowest GPU, such as costs.spread: give one of them.",
     )
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
-        default=None, description="What spread is drawn from, 1 unless given; the same seed gives the same GPUs."
+        default=None, description="Seed of the random numbers of spread, 1 by default."
     )
 
     @property
@@ -168,10 +170,10 @@ _Places = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 class _Modifier(_Section):
     stages: _Places | None = Field(
-        default=None, description="Stages that this is done on, from 0; all unless given."
+        default=None, description="Stages that this applies to, from 0; all by default."
     )
     chunks: _Places | None = Field(
-        default=None, description="Which of each rank's stages, from 0 in the model's order; all unless given."
+        default=None, description="Which of each rank's stages, from 0 in the model's order; all by default."
     )
 
 
@@ -183,18 +185,18 @@ class Offload(_Modifier):
     )
     ahead: Annotated[int, Field(ge=0)] | None = Field(
         default=None,
-        description="Computations, or overlapped pairs, by which a copy back is ahead of its backward; as few as "
-        "leave it time, going by the step without copies, unless given.",
+        description="Computations, or overlapped pairs, by which a copy back is ahead of its backward; by default "
+        "as few as leave it time in the step without copies.",
     )
     behind: Annotated[int, Field(ge=0)] | None = Field(
         default=None,
         description="Computations after a forward before which its rank waits for the copy out, so that memory is "
-        "free in time; it does not wait unless given.",
+        "free in time; by default it does not wait.",
     )
     gap: Annotated[float, Field(ge=0)] = Field(
         default=3,
         description="Activations stay where the time between forward and backward, in the step without copies, is "
-        "no more than so many times what their copies out and back take; with 0 all are copied.",
+        "at most this multiple of the time of their copies out and back; with 0 all are copied.",
     )
     alone: Annotated[float, Field(gt=0, le=1)] = Field(
         default=1,
@@ -203,7 +205,7 @@ class Offload(_Modifier):
     )
     stream: CopyStream = Field(
         default=CopyStream.DIRECTION,
-        description=f"What has a stream of copies of its own. {CopyStream.explanations()}",
+        description=f"Granularity of copy streams. {CopyStream.explanations()}",
     )
 
 
@@ -211,7 +213,8 @@ class Recompute(_Modifier):
     """Forwards that are computed again, by actions of their own, before the backward."""
 
     early: bool = Field(
-        default=False, description="Compute forwards again as soon as the rank gets there, not once gradients do."
+        default=False,
+        description="Recompute forwards as soon as the rank is free, without waiting for their gradients.",
     )
 
 
@@ -223,19 +226,19 @@ class ScheduleChoice(_Section):
         description="A schedule that a plugin offers, FILE.py:FUNCTION, or a table file (.csv or .txt).",
         examples=["1f1b", "./mine.py:make", "table.csv"],
     )
-    options: dict[str, Any] = Field(default={}, description="The schedule's own options.")
+    options: dict[str, Any] = Field(default={}, description="Options of the schedule.")
     interleave: dict[str, _Places] | None = Field(
         default=None,
         min_length=1,
-        description="By the kinds of an overlapped pair, such as F+B, whose next computation comes, over and "
-        "over: members, from 0. The schedule's own order unless given, else whatever is ready first.",
+        description="Order of computations in an overlapped pair, by its kinds, such as F+B: the member of each "
+        "next computation, from 0, repeated. By default the schedule's order, or whichever is ready first.",
         examples=[{"F+B": [0, 1, 1, 0, 1, 1]}],
     )
     offload: Offload | None = Field(
-        default=None, description="Activations that are copied to host memory and back; none unless given."
+        default=None, description="Activations that are copied to host memory and back; none by default."
     )
     recompute: Recompute | None = Field(
-        default=None, description="Forwards that are computed again before their backward; none unless given."
+        default=None, description="Forwards that are recomputed before their backward; none by default."
     )
 
     @property
@@ -257,7 +260,7 @@ class Parallel(_Section):
     ep: _Count = Field(default=1, description=FLAGS["ep"].text)
     etp: _Count | None = Field(
         default=None,
-        description="Processes that an expert's matrices are split over; as many as tp unless given. With another "
+        description="Processes that an expert's matrices are split over; as many as tp by default. With another "
         "number ep divides tp x cp x dp / etp.",
     )
     vp: _Count = Field(default=1, description=FLAGS["vp"].text)
@@ -280,15 +283,15 @@ class Batch(_Section):
     lengths: Annotated[list[_Count], Field(min_length=1)] | str | None = Field(
         default=None,
         description="Tokens in each microbatch's sequences: one number per microbatch, for all replicas or for "
-        "each in turn, or a file of them, apart by commas, spaces and lines. None passes sequence, which is the "
-        "longest unless given.",
+        "each in turn, or a file of them, separated by commas, spaces or lines. None exceeds sequence, by default "
+        "the longest of them.",
         examples=[[8192, 3072, 5120, 8192]],
     )
     replica: int | None = Field(
         default=None,
         ge=0,
-        description="Which data-parallel replica of unlike lengths the step shows, from 0; the one that computes "
-        "longest unless given. The step takes the same time in all of them.",
+        description="Data-parallel replica that the step shows where lengths differ, from 0; by default the one "
+        "that computes longest. The step takes the same time in all of them.",
     )
 
     @property
@@ -302,7 +305,7 @@ class NetworkPart(OpenSection):
 
     name: str | None = Field(
         default=None,
-        description="Network that a plugin offers, its options beside it; the preset's unless given.",
+        description="Network that a plugin offers, with its options beside the name; the preset's by default.",
     )
 
 
@@ -315,13 +318,13 @@ class Cluster(_Section):
         description="A preset of one node and its fabric; dgx-h100x32 is 32 nodes of dgx-h100.",
         examples=["dgx-h100x32"],
     )
-    nodes: _Count | None = Field(default=None, description="Nodes; as many as the job needs unless given.")
+    nodes: _Count | None = Field(default=None, description="Nodes; as many as the job needs by default.")
     gpus: _Count | None = Field(default=None, description="GPUs of a node.")
     nics: Annotated[int, Field(ge=0, le=_LARGEST)] | None = Field(
         default=None, description="NICs of a node; GPU g uses NIC g x nics / gpus."
     )
-    node: NetworkPart | None = Field(default=None, description="What joins the GPUs and NICs of a node.")
-    fabric: NetworkPart | None = Field(default=None, description="What joins the NICs of all nodes.")
+    node: NetworkPart | None = Field(default=None, description="The network of the GPUs and NICs of a node.")
+    fabric: NetworkPart | None = Field(default=None, description="The network that joins the NICs of all nodes.")
     spare: bool = Field(default=False, description="Let GPUs that the job does not need stay idle.")
 
 
@@ -330,10 +333,11 @@ class Contending(_Section):
 
     links: Sharing = Field(default=Sharing.MAX_MIN, description=Sharing.explanations())
     compute: _Speed = Field(
-        default=1, description="Speed of computation while its rank communicates, of what it has alone."
+        default=1, description="Speed of computation while its rank communicates, relative to its speed alone."
     )
     communication: _Speed = Field(
-        default=1, description="Speed of communication while one of its ranks computes, of what it has alone."
+        default=1,
+        description="Speed of communication while one of its ranks computes, relative to its speed alone.",
     )
 
 
@@ -349,7 +353,7 @@ class PointToPoint(_Section):
     options: dict[str, Any] = Field(default={}, description="The options of a policy that a plugin offers.")
     stream: StreamPer = Field(
         default=StreamPer.DIRECTION,
-        description=f"Under ordered, what has a communication stream of its own. {StreamPer.explanations()}",
+        description=f"Under ordered, the granularity of communication streams. {StreamPer.explanations()}",
     )
     eager: Size = Field(
         default=0,
@@ -359,7 +363,7 @@ class PointToPoint(_Section):
     receive: Receive | None = Field(
         default=None,
         description="Under blocking, ordered and batched, where a RECV is put in a schedule that has none; "
-        f"deferred under batched, else asap, unless given. {Receive.explanations()}",
+        f"by default deferred under batched, else asap. {Receive.explanations()}",
     )
 
     @property
@@ -385,7 +389,7 @@ class Experiment(_Section):
     parallel: Parallel = Field(
         default=Parallel(), description="How the job's processes are divided: pp x tp x dp x cp of them."
     )
-    batch: Batch = Field(default=Batch(), description="What one step works on.")
+    batch: Batch = Field(default=Batch(), description="Sequences and microbatches of one step.")
     schedule: ScheduleChoice = Field(description=FLAGS["schedule"].text)
     device: Device | None = Field(default=None, description=FLAGS["device"].text)
     network: NetworkChoice = Field(default=NetworkChoice(name="ideal"), description=FLAGS["network"].text)
@@ -398,7 +402,7 @@ class Experiment(_Section):
     )
     plan: dict[str, Annotated[list[Any], Field(min_length=1)]] | None = Field(
         default=None,
-        description="What `pptrace plan` varies, by key, with the values that each takes; as `--vary`. A single "
+        description="Values that `pptrace plan` tries, by key; as `--vary`. A single "
         "step is simulated without it.",
         examples=[{"pp": [4, 8], "schedule": ["1f1b", "interleaved-1f1b"]}],
     )

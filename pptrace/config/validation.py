@@ -225,11 +225,11 @@ def _instead(name: str, model: type[BaseModel], known: Mapping[str, FieldInfo]) 
         return f": dots are for --set; write {head}: {{{below}: ...}}"
     before, colon, value = name.partition(":")
     if colon and before in known:
-        return f": write a space behind the colon, {before}: {value}"
+        return f": write a space after the colon, {before}: {value}"
     key = key_of(name)
     if key != name and key.partition(".")[0] in _fields(model):
         return f": write {key}"
-    return nearest(name, known) + ("; a plugin's options stand under options" if "options" in known else "")
+    return nearest(name, known) + ("; write a plugin's options under options" if "options" in known else "")
 
 
 def _named(error: ErrorDetails, model: type[BaseModel], path: KeyPath) -> str:

@@ -174,7 +174,7 @@ class Builder:
             below = (*path, key)
             if key in built:
                 first = self.places[key_text(below)].line
-                raise self._error(key_node, below, f"the key stands twice, first on line {first}; keep one")
+                raise self._error(key_node, below, f"the key is repeated, first on line {first}; keep one")
             self.places[key_text(below)] = self._place(key_node)
             built[key] = self.build(value_node, below)
         return built

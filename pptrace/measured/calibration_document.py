@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from pptrace.run.trace_files import SimulatedSource
     from pptrace.steps.workload import Workload
 
-_NO_COSTS = (
-    "no action of a pipeline was recorded: what computations take is not known, the network alone is fitted"
-)
+_NO_COSTS = "no action of a pipeline was recorded: times of computations are unknown, only the network is fitted"
 _MOST_UNCERTAIN = 10
 """The largest uncertainty that a configuration accepts."""
 
@@ -171,7 +169,7 @@ def _about_operations(fit: OperationFit) -> list[str]:
     sizes = " to ".join(dict.fromkeys(format_size(size) for size in (link.sizes[0], link.sizes[-1])))
     observed = f"{fit.what}: {link.count:,} of {sizes}, median {format_duration(round(link.median_ns.value))}"
     if link.bytes_per_s is None or link.latency_ns is None:
-        return [observed, f"  latency and bandwidth cannot be told apart from {_sizes_word(link)}"]
+        return [observed, f"  latency and bandwidth cannot be distinguished from {_sizes_word(link)}"]
     rate = f"{format_rate(round(link.bytes_per_s))}{'' if fit.messages else ' on each link'}"
     residual = f"half are off by less than {format_duration(link.residual_ns)}"
     return [observed, f"  {format_duration(link.latency_ns)} and {rate}; {residual}"]
@@ -206,7 +204,7 @@ def _times(fit: Calibration) -> list[str]:
             f"  input_gradient: {_format_times(ratio)}  # {share:.1%} of the backward, as where it was measured"
         )
     else:
-        lines.append("  # input and weight gradients were not measured apart: half of the backward each")
+        lines.append("  # input and weight gradients were not measured separately: half of the backward each")
     return lines
 
 
@@ -263,7 +261,7 @@ def _about(link: LinkFit | None, where: str) -> list[str]:
     if link.bytes_per_s is None or link.latency_ns is None:
         return [
             observed,
-            f"latency and bandwidth cannot be told apart from {_sizes_word(link)}: all of it counts as latency",
+            f"latency and bandwidth cannot be distinguished from {_sizes_word(link)}: all time counts as latency",
         ]
     fitted = f"latency {format_duration(link.latency_ns)}, {format_rate(round(link.bytes_per_s))}"
     return [observed, f"{fitted}; half of the messages are off by less than {format_duration(link.residual_ns)}"]

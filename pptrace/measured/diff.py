@@ -106,7 +106,7 @@ class LadderStep:
 
 
 _RUNGS = (
-    "durations", "order", "transfers", "messages held up", "host gaps", "not explained by replays",
+    "durations", "order", "transfers", "message delays", "host gaps", "not explained by replays",
     "before and after the pipeline",
 )  # fmt: skip
 """The parts that are taken over, one after another."""

@@ -248,7 +248,7 @@ def _parts(explanation: Explanation) -> tuple[Block, ...]:
     )
     exposed, ranks = explanation.exposed_communication_ns, len(explanation.ranks)
     mean = Figure(exposed.value / ranks, None if exposed.deviation is None else exposed.deviation / ranks)
-    hidden = f"communication that nothing hid: {ms(mean)} ({mean.value / max(explanation.step_ns.value, 1):.1%})"
+    hidden = f"exposed communication: {ms(mean)} ({mean.value / max(explanation.step_ns.value, 1):.1%})"
     groups = (
         f"{name}: {ms(time)} on all ranks, of it {ms(explanation.hidden_ns[name])} hidden by computation "
         f"({explanation.hidden_ns[name].value / max(time.value, 1):.1%})"

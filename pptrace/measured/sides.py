@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from pptrace.timeline.timeline import Timeline
 
 _NO_ACTIONS = (
-    "holds no action of a pipeline that is recognised; if its annotations have names of their own, say which in a "
-    "file: --rules FILE; pptrace annotate prints what makes them, pptrace explain what else is in it"
+    "holds no recognised action of a pipeline; if its annotations have custom names, describe them in a file: "
+    "--rules FILE; pptrace annotate prints a module that adds annotations, pptrace explain lists other contents"
 )
 _REPEATED_NOTES = 4
 

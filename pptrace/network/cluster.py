@@ -87,7 +87,7 @@ class Cluster:
     def _node_paths(self, node: Int32s, src: Int32s, dst: Int32s) -> Paths:
         paths = self.node.paths(src.astype(np.int32), dst.astype(np.int32))
         if paths.ways != 1:
-            raise PluginError("a node's own network offers several ways per pair: one is expected")
+            raise PluginError("the network inside a node offers several paths per pair: expected one")
         link = paths.link + np.repeat(node * len(self.node.links), np.diff(paths.link_ptr))
         return replace(paths, link=link, route_ptr=paths.link_ptr, route=link)
 

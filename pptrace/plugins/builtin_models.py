@@ -107,8 +107,8 @@ class _SparseModel(BaseModel):
 class SegmentOptions(_SparseModel):
     """One part of an action."""
 
-    name: str = Field(min_length=1, description="What it is called in traces.", examples=["attention"])
-    time: Annotated[Duration, Field(ge=0)] = Field(default=0, description="What it takes alone.")
+    name: str = Field(min_length=1, description="Name in traces.", examples=["attention"])
+    time: Annotated[Duration, Field(ge=0)] = Field(default=0, description="Time without overlap.")
     stream: Literal["compute", "tensor-parallel", "expert-parallel", "context-parallel"] = Field(
         default="compute",
         description="Where it runs: compute, or tensor-parallel, expert-parallel or context-parallel, whose "
@@ -116,28 +116,28 @@ class SegmentOptions(_SparseModel):
     )
     needs: list[Annotated[int, Field(ge=0)]] | None = Field(
         default=None,
-        description="Places, counted from 0, of the earlier segments of its action that it waits for; the one "
-        "before it unless given.",
+        description="Indices, from 0, of earlier segments of the action that it depends on; by default the "
+        "segment before it.",
     )
     result: bool = Field(
         default=False,
-        description="Whether at its end the action's message may leave; where no segment says so, that takes all "
+        description="Whether the action's message may leave at its end; by default it leaves after all segments "
         "that no other one needs.",
     )
     size: Annotated[Size, Field(ge=0)] = Field(default=0, description="Bytes that it moves, where known.")
     link: str | None = Field(
         default=None,
         min_length=1,
-        description="A link of the network that its bytes go over and share; they say what it takes, not time.",
+        description="A shared link of the network that carries its bytes; size, not time, gives its duration.",
     )
     takes: Annotated[Size, Field(ge=0)] | None = Field(
         default=None,
-        description="Activations that it holds from its start; where no segment says any, a forward's first holds "
-        "all of them.",
+        description="Bytes of activations that it holds from its start; by default a forward's first segment "
+        "holds all of them.",
     )
     frees: Annotated[Size, Field(ge=0)] | None = Field(
         default=None,
-        description="Activations that it frees at its end; where no segment says any, a backward's last frees "
+        description="Bytes of activations that it frees at its end; by default a backward's last segment frees "
         "all of them.",
     )
 
@@ -270,39 +270,39 @@ class TableOptions(BaseModel):
 
     slices: Annotated[int, Field(ge=1, le=2**16)] | None = Field(
         default=None,
-        description="Equal slices of the model that the figures are for; one per stage unless given. With 8, "
+        description="Equal slices of the model that the figures are for; one per stage by default. With 8, "
         "each of 32 stages takes a quarter of them (times rounded down), each of 4 two. Messages stay whole.",
     )
     microbatches: Annotated[int, Field(ge=1, le=2**28)] | None = Field(
         default=None,
-        description="Microbatches of the batch that the figures are for; this step's unless given. With 8, each "
+        description="Microbatches of the batch that the figures are for; this step's by default. With 8, each "
         "of 32 takes a quarter of the times, messages and activations (rounded down).",
     )
     lengths: list[Annotated[float, Field(gt=0, le=1_000_000)]] | None = Field(
         default=None,
         min_length=1,
-        description="Relative lengths of the microbatches, one each, as of packed sequences; all 1 unless given. "
+        description="Relative lengths of the microbatches, one each, as of packed sequences; all 1 by default. "
         "One of length 2.5 takes two and a half times the times, messages and activations (rounded down).",
     )
     forward: _Times | None = Field(
         default=None, description="Forward of one microbatch; the sum of its segments where those are given."
     )
     backward: _Times | None = Field(
-        default=None, description="Full backward; the sum of both gradients' unless given."
+        default=None, description="Full backward; the sum of both gradients' by default."
     )
     input_gradient: _Times | None = Field(
-        default=None, description="Backward for the input gradient alone; half the backward unless given."
+        default=None, description="Backward for the input gradient alone; half the backward by default."
     )
     weight_gradient: _Times | None = Field(
         default=None, description="Backward for the weight gradient alone; what is left of the backward."
     )
     overhead: _Time = Field(
-        default=0, description="What every computation takes besides, however many slices it has."
+        default=0, description="Additional time of every computation, whatever its number of slices."
     )
     uncertainty: Annotated[float, Field(ge=0, le=10)] | None = Field(
         default=None,
-        description="By which part steps may be shorter or longer than simulated, as `pptrace calibrate` states: "
-        "0.06 is 6 %. `pptrace compare` then says which schedules are a tie.",
+        description="Relative uncertainty of simulated steps, as `pptrace calibrate` states it: 0.06 is 6 %. "
+        "`pptrace compare` then names schedules that are a tie.",
     )
     boundary: _Bytes | list[_Bytes] = Field(
         default=0, description="Bytes of a message from each stage to the next."
@@ -313,36 +313,39 @@ class TableOptions(BaseModel):
     )
     checkpoint: _Sizes = Field(
         default=0,
-        description="The part of them that stays where a forward is computed again by an action of its own.",
+        description="The part of them that is kept where a separate action recomputes the forward.",
     )
     weights: _Sizes = Field(default=0, description="Weights.")
     gradients: _Sizes = Field(default=0, description="Gradient buffers.")
     optimizer: _Sizes = Field(default=0, description="Optimizer state.")
     reduction: _Times = Field(default=0, description="Reduction of gradients over replicas.")
     update: _Times = Field(default=0, description="Optimizer update.")
-    gather: _Times | None = Field(default=None, description="Gathering of sharded weights; none unless given.")
+    gather: _Times | None = Field(default=None, description="Gathering of sharded weights; none by default.")
     gathered: _Sizes | None = Field(
         default=None,
-        description="What gathered weights take until they are freed, beside weights; none unless given.",
+        description="Gathered weights until they are freed, in addition to weights; none by default.",
     )
     unreduced: _Sizes | None = Field(
-        default=None, description="Whole gradients until they are reduced, beside gradients; none unless given."
+        default=None,
+        description="Unreduced gradients until they are reduced, in addition to gradients; none by default.",
     )
     sync: _Time = Field(
-        default=0, description="What all ranks do together when gradients are whole; idle, as a reduction."
+        default=0,
+        description="Synchronisation of all ranks after gradients are complete; counts as idle, like a reduction.",
     )
     offload: _Times = Field(default=0, description="Copy of activations to host memory.")
     reload: _Times = Field(default=0, description="Copy of activations back.")
     recompute: _Times | None = Field(
-        default=None, description="Forward computed again by an action of its own; as the forward unless given."
+        default=None, description="Forward that a separate action recomputes; as the forward by default."
     )
     segments: KindSegments | None = Field(
-        default=None, description="What actions consist of, by kind; one segment of computation unless given."
+        default=None, description="Segments of actions, by kind; one segment of computation by default."
     )
     alone: Literal["in-order", "overlapped"] = Field(
         default="in-order",
-        description="What segments of an action outside pairs do. in-order: they follow one another; overlapped: "
-        "it computes beside its own communication what does not need that (with Megatron-LM tensor-parallel's).",
+        description="How segments of an action outside pairs run. in-order: one after another; overlapped: "
+        "computation overlaps the action's communication that it does not depend on (in Megatron-LM, that of "
+        "tensor parallelism).",
     )
     reserved: _Bytes = Field(default=0, description="Memory per rank that no action accounts for.")
     capacity: _Sizes = Field(default=0, description="Memory of a device, or each's; 0 B: unknown.")
@@ -473,7 +476,7 @@ def _times(options: Any, spread: Callable[[str], Any], segments: dict[Kind, Any]
     times: dict[str, Any] = {}
     for key, kind in keys.items():
         if kind in segments and options[key] is not None:
-            raise ConfigError(f"costs.segments.{kind.name} say what it takes: remove the key", key=f"costs.{key}")
+            raise ConfigError(f"costs.segments.{kind.name} defines its time: remove the key", key=f"costs.{key}")
         if kind in segments:
             times[key] = np.array(
                 [sum(part.duration_ns for part in stage) for stage in segments[kind]], dtype=np.int64
@@ -543,7 +546,7 @@ class HockneyOptions(BaseModel):
         default=0, description="Launch overhead of each message, on its stream."
     )
     node: NodeOptions | None = Field(
-        default=None, description="Wires between ranks of one node, where they are others than those above."
+        default=None, description="Wires between ranks of one node, where they differ from those above."
     )
 
 

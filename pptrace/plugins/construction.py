@@ -57,11 +57,11 @@ def build_schedule(provided: Provided[ScheduleOffer], request: ScheduleRequest) 
     except TableError as error:
         raise plugin_error(provider, f"{title} cannot be read: {error}") from error
     if table.ranks != request.ranks:
-        raise plugin_error(provider, f"{title} has {table.ranks} ranks where {request.ranks} were asked for")
+        raise plugin_error(provider, f"{title} has {table.ranks} ranks, but {request.ranks} were requested")
     parts = call_plugin(provider, offer.parts, request) if offer.parts else 1
     if table.microbatches != request.microbatches * parts:
         cut = f" of {parts} parts" if parts > 1 else ""
-        message = f"has {table.microbatches} microbatches where {request.microbatches}{cut} were asked for"
+        message = f"has {table.microbatches} microbatches, but {request.microbatches}{cut} were requested"
         raise plugin_error(provider, f"{title} {message}")
     if table.has_pairs and not offer.has_pairs:
         message = f"schedule {offer.name!r} has overlapped pairs: its offer needs has_pairs=True"
@@ -153,7 +153,7 @@ def build_policy(provided: Provided[MessagePolicyOffer], schedule: Schedule, opt
     program = policy.program
     if program is not None and schedule.has_communication:
         raise ConstraintError(
-            f"{offer.name} places messages itself, and the table has messages of its own: use ordered or blocking",
+            f"{offer.name} inserts messages, but the table already has messages: use ordered or blocking",
             key="p2p.policy",
         )
     if program is None:
@@ -181,7 +181,7 @@ def build_workload(provided: Provided[CostModelOffer], request: CostRequest) -> 
     if not isinstance(workload, Workload):
         raise plugin_error(provider, f"{title} {_describe(workload)}, expected a Workload")
     if workload.stages != request.stages:
-        message = f"costs of {workload.stages} stages where {request.stages} were asked for"
+        message = f"costs of {workload.stages} stages, but {request.stages} were requested"
         raise plugin_error(provider, f"{title} {message}")
     classified = workload.microbatch_class.size
     if classified not in {0, request.microbatches}:
@@ -223,7 +223,7 @@ def _rows(
     max_cells = max(_MOST_CELLS, _CELLS_PER_ACTION * request.stages * request.microbatches)
     for rank, row in enumerate(built):
         if rank == request.ranks:
-            raise error(f"more rows than the {rank} ranks that were asked for")
+            raise error(f"more rows than the {rank} requested ranks")
         if not isinstance(row, Iterable):
             raise error(f"{_describe(row)} as the row of rank {rank}, expected a list of actions")
         cells = (

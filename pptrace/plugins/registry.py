@@ -304,7 +304,7 @@ def _unknown_name(name: str, known: Iterable[str], kind: OfferKind[Any], registr
     section = next((flag.key for flag in flags if name in getattr(registry, flag.offers)), None)
     if section is not None:
         return f"{name!r} is no {kind.noun}: write it under {section}"
-    file_hint = ", or write ./FILE.py:FUNCTION for one of your own" if kind is Registry.schedules else ""
+    file_hint = ", or write ./FILE.py:FUNCTION for your own" if kind is Registry.schedules else ""
     advice = f"{more_of(kind, registry)}{file_hint}"
     article = "an" if kind.noun[0] in "aeiou" else "a"
     return f"no installed plugin offers {article} {kind.noun} named {name!r}{nearest(name, known)}{advice}"

@@ -101,7 +101,7 @@ def view_cluster(
         cluster: a preset such as ``dgx-h100x4``, or a YAML file with a ``cluster``.
         registry: the plugins.
         sets: ``key.path=value`` texts.
-        flags: ``pp``, ``tp`` and so on; a pipeline over all nodes, or all GPUs of one, unless given.
+        flags: ``pp``, ``tp`` and so on; a pipeline over all nodes, or all GPUs of one, by default.
         between: two GPUs.
 
     Raises:
@@ -250,7 +250,7 @@ def cluster_svg(view: ClusterView) -> str:
     return document(
         _WIDTH, below + _MARGIN, _INK,
         element("text", title, x=_MARGIN, y=_MARGIN + 6, font_size=15, font_weight="bold"),
-        _text(_MARGIN, _MARGIN + _LINE + 6, "links, and how full the fullest is under the pipeline's own traffic"),
+        _text(_MARGIN, _MARGIN + _LINE + 6, "links, with the highest utilisation under the pipeline's traffic"),
         *body,
     )  # fmt: skip
 

@@ -114,7 +114,7 @@ class Costs:
             if self.lengths is None:
                 return base
             if base.classes:
-                raise self.resolved.error("batch.lengths", "costs have lengths of their own: remove one of them")
+                raise self.resolved.error("batch.lengths", "costs already have lengths: remove one of them")
             build = build_microbatch if self.offer.offer.model is not None else None
             return with_lengths(base, self.lengths, request.sequence, request.micro, build)
 

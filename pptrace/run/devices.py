@@ -149,6 +149,6 @@ def _entries(resolved: Resolved, ranks: Mapping[str, Any], count: int) -> dict[i
             raise resolved.error(key, f"rank {max(first, count)} is not there: {last_rank}")
         for rank in range(first, last + 1):
             if rank in entry_of:
-                raise resolved.error(key, f"rank {rank} stands under {entry_of[rank]}, too: name each once")
+                raise resolved.error(key, f"rank {rank} is also listed under {entry_of[rank]}: list it once")
             entry_of[rank] = text
     return entry_of

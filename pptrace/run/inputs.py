@@ -149,7 +149,7 @@ class Inputs:
         """Refuse ``options`` and ``name`` in a section without these keys."""
         values = section.values if isinstance(section, OpenSection) else {}
         if "options" in values and "options" not in known:
-            message = f"options stand beside {key}.{HEADLINES[key]}, without a key of their own"
+            message = f"write options beside {key}.{HEADLINES[key]}, without the key options"
             raise self.resolved.error(f"{key}.options", message)
         if "name" in values and "name" not in known:
             raise self.resolved.error(f"{key}.name", f"it is no parameter: write {key}.{HEADLINES[key]}")

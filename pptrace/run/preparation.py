@@ -262,7 +262,7 @@ def _check_unused(resolved: Resolved) -> None:
             continue
         if policy_place is None or place.source == policy_place.source or _overrides(place, policy_place):
             is_rule = p2p.policy in PolicyName.words()
-            hint = f"only {', '.join(takers)} can" if is_rule else "its switches stand under p2p.options"
+            hint = f"only {', '.join(takers)} can" if is_rule else "write its options under p2p.options"
             raise resolved.error(f"p2p.{name}", f"{p2p.policy} does not take it: {hint}")
 
 

@@ -101,9 +101,8 @@ def _named(resolved: Resolved, configured: Mapping[str, float], shape: tuple[int
         if twice.size:
             replica, rank = (int(place) + (part.start or 0) for place, part in zip(twice[0], places, strict=True))
             where = f"replica {replica}" + (f" rank {rank}" if match[3] else "")
-            raise resolved.error(
-                key, f"{where} stands under {names[entry_of[replica, rank]]}, too: name each once"
-            )
+            other = names[entry_of[replica, rank]]
+            raise resolved.error(key, f"{where} is also listed under {other}: list it once")
         speeds[places], entry_of[places] = speed, number
     return speeds
 

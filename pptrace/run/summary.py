@@ -83,7 +83,7 @@ def job_text(run: SimulatedStep) -> str:
     """Return model and device, or the costs that replace them."""
     experiment = run.prepared.resolved.experiment
     costs = f"{experiment.costs.name} costs"
-    model = (experiment.model.preset or "a model of one's own") if experiment.model else costs
+    model = (experiment.model.preset or "a custom model") if experiment.model else costs
     return f"{model} on {devices_text(experiment.device)}" if experiment.device else model
 
 
@@ -92,8 +92,8 @@ def devices_text(device: Device) -> str:
     entries = (device.ranks or {}).values()
     presets = [entry if isinstance(entry, str) else entry.get("preset") for entry in entries]
     names = dict.fromkeys([device.preset, *(name for name in presets if name)])
-    text = " and ".join(name or "its device" for name in names)
-    return f"{text}, unlike by rank" if device.ranks and len(names) == 1 else text
+    text = " and ".join(name or "a custom device" for name in names)
+    return f"{text}, different by rank" if device.ranks and len(names) == 1 else text
 
 
 def schedule_text(run: SimulatedStep) -> str:
@@ -140,9 +140,10 @@ def _network(run: SimulatedStep) -> str:
     experiment, job = run.prepared.resolved.experiment, run.prepared.job
     if job is None or experiment.cluster is None:
         return f"network {experiment.network.name}"
-    name = (experiment.cluster.preset or "of one's own").removesuffix(f"x{job.network.nodes}")
+    preset = experiment.cluster.preset
+    name = "cluster " + preset.removesuffix(f"x{job.network.nodes}") if preset else "custom cluster"
     nodes = f"{job.network.nodes} nodes" if job.network.nodes > 1 else "1 node"
-    return f"cluster {name}, {nodes} of {job.network.gpus}"
+    return f"{name}, {nodes} of {job.network.gpus}"
 
 
 def _figures(run: SimulatedStep) -> str:
@@ -212,14 +213,14 @@ def _busiest(run: SimulatedStep) -> list[str]:
     worst = max(used, key=lambda use: use.delay_ns)
     if worst.delay_ns:
         lines.append(
-            f"contention     {link_text(worst)} held messages up by {time_text(run, worst.delay_ns)} in sum"
+            f"contention     {link_text(worst)} delayed messages by {time_text(run, worst.delay_ns)} in total"
         )
     return lines
 
 
 def link_text(use: LinkUse) -> str:
     """Return the name of a link, and the number of equal links."""
-    return f"{use.names[0]} and {len(use.names) - 1} alike" if len(use.names) > 1 else use.names[0]
+    return f"{use.names[0]} and {len(use.names) - 1} equal links" if len(use.names) > 1 else use.names[0]
 
 
 def _hops(use: LinkUse) -> str:

@@ -66,7 +66,7 @@ def change_table(
         table = _with_recompute(resolved, recompute, table, workload)
     if offload is not None:
         if COPIES.mask(table.kind).any():
-            raise resolved.error("schedule.offload", f"{choice.name} has copies of its own: remove the key")
+            raise resolved.error("schedule.offload", f"{choice.name} already has copies: remove the key")
         workload = _with_copied_share(workload, offload)
 
         def run(table: Schedule) -> Timeline:
@@ -82,11 +82,10 @@ def _with_recompute(resolved: Resolved, recompute: Recompute, table: Schedule, w
     key = "schedule.recompute"
     if (table.kind == Kind.RECOMPUTE).any():
         name = resolved.experiment.schedule.name
-        raise resolved.error(key, f"{name} computes forwards again itself: remove the key")
+        raise resolved.error(key, f"{name} already recomputes forwards: remove the key")
     if workload.f_ns.any() and not workload.recompute_ns.any():
-        raise resolved.error(
-            key, "the model's own backward computes its forward again: remove the key, or model.recompute"
-        )
+        message = "the model's backward already recomputes its forward: remove the key, or model.recompute"
+        raise resolved.error(key, message)
     return with_recompute(table, _chosen(resolved, key, recompute, table), early=recompute.early)
 
 
@@ -368,7 +367,7 @@ def with_sharding(resolved: Resolved, table: Schedule, workload: Workload) -> Sc
     if (table.kind == Kind.UNSHARD).any():
         if written:
             name = resolved.experiment.schedule.name
-            raise resolved.error(written[0], f"{name} has gathers of its own: remove the key")
+            raise resolved.error(written[0], f"{name} already has gathers: remove the key")
         return table
     if freed.any():
         reshard, active = configured.reshard or Reshard.NEVER, configured.active_stages or _ACTIVE
@@ -379,10 +378,10 @@ def with_sharding(resolved: Resolved, table: Schedule, workload: Workload) -> Sc
 def _check_reductions(resolved: Resolved, table: Schedule) -> None:
     key, configured = "data_parallel.reduce_each", resolved.experiment.data_parallel
     if not configured.overlaps:
-        raise resolved.error(key, "reductions behind each backward overlap: write data_parallel.overlap: true")
+        raise resolved.error(key, "reductions after each backward need overlap: write data_parallel.overlap: true")
     if (table.kind == Kind.REDUCE_GRAD).any():
         name = resolved.experiment.schedule.name
-        raise resolved.error(key, f"{name} has reductions of its own: remove the key")
+        raise resolved.error(key, f"{name} already has reductions: remove the key")
     if configured.stage_replicas and (table.placement.copies().sum(axis=0) > 1).any():
         message = "stages that several ranks hold are reduced once: remove the key, or stage_replicas"
         raise resolved.error(key, message)

@@ -422,9 +422,9 @@ _MARGIN = f"{float(100 * MARGIN):g} %"
 
 def _request_lines(plan: Plan) -> list[str]:
     experiment = plan.experiment
-    model = (experiment.model.preset if experiment.model else None) or "a model of one's own"
+    model = (experiment.model.preset if experiment.model else None) or "a custom model"
     choice = experiment.device
-    device = devices_text(choice) if choice is not None and choice.preset else "a device of one's own"
+    device = devices_text(choice) if choice is not None and choice.preset else "a custom device"
     memory = f", {plan.request.memory} per rank" if plan.request.memory else ""
     free = ", a free network" if experiment.cluster is None and experiment.network.name == _FREE else ""
     up_to = "up to " if plan.request.objective == "gpus" else ""
@@ -459,7 +459,7 @@ def _cells(plan: Plan, place: int, candidate: Candidate) -> dict[str, str]:
         "MFU": f"{float(mfu):.1%}" if mfu else "-",
         "memory": format_size(int(row["peak_memory_bytes"] or 0)), "exposed": f"{exposed / step:.1%}",
         "waiting": f"{float(row['mean_waiting_ns'] or 0) / step:.1%}",
-        "behind": "-" if place == 1 else f"{slowdown:+.1%}",
+        "slower": "-" if place == 1 else f"{slowdown:+.1%}",
     }  # fmt: skip
 
 

@@ -155,7 +155,7 @@ def _has_memory_actions(search: SettingsSearch) -> bool:
 VARIED = (
     VariableSetting(name="vp", text="chunks of the model per rank", values=_chunks),
     VariableSetting(name="micro", text="sequences in a microbatch", values=_micro),
-    VariableSetting(name="recompute", text="what the backward computes again", values=_words("model.recompute")),
+    VariableSetting(name="recompute", text="what the backward recomputes", values=_words("model.recompute")),
     VariableSetting(name="zero", text="the ZeRO stage", values=_words("costs.zero"), on_request=True),
     VariableSetting(
         name="sequence-parallel", text="whether activations are split over the sequence",
@@ -170,7 +170,7 @@ VARIED = (
         is_tried=True,
     ),
     VariableSetting(
-        name="recompute-actions", text="forwards computed again by actions of their own",
+        name="recompute-actions", text="forwards recomputed by separate actions",
         values=_recompute_actions, is_tried=True,
     ),
     VariableSetting(

@@ -146,7 +146,7 @@ def as_issued(schedule: Schedule) -> IssueOrder:
         ScheduleError: the stages are not a chain, so that the peers of messages are unknown.
     """
     if not schedule.placement.is_chain and schedule.has_communication:
-        raise ScheduleError("a table with messages of its own needs stages in a chain")
+        raise ScheduleError("a table with messages needs stages in a chain")
     edge = np.full(len(schedule), -1, dtype=np.int32)
     down = TOWARDS_NEXT.mask(schedule.kind)
     up = COMMUNICATION.mask(schedule.kind) & ~down

@@ -94,7 +94,7 @@ def problem_of(segment: Segment, place: int) -> str:
     if segment.duration_ns < 0 or segment.size_bytes < 0:
         return "times and sizes are from 0"
     if not (segment.is_computation or segment.stream.is_group):
-        return f"runs on {segment.stream.name}: a segment computes, or communicates within an own group"
+        return f"runs on {segment.stream.name}: expected compute or a stream of a parallel group"
     needs = segment.needs_of(place)
     if any(not 0 <= need < place for need in needs) or (place and not needs):
         return f"needs segments {list(needs)}: one or more of those before it, which count from 0"

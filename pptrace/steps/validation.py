@@ -225,7 +225,7 @@ def _check_stage_ends(schedule: Schedule) -> None:
             raise _error_at(schedule, row, f" comes before {other}: swap them", missing=other)
         if reduces and (int(Kind.OPTIMIZER), held_stage) in seen:
             other = f"{schedule.stage[row]}OPTIMIZER"
-            raise _error_at(schedule, row, f" comes behind {other}: swap them", missing=other)
+            raise _error_at(schedule, row, f" comes after {other}: swap them", missing=other)
         seen[kind, held_stage] = backwards
 
 
@@ -349,7 +349,7 @@ def _check_pairs(schedule: Schedule, positions: Positions) -> None:
         if in_pair.any():
             first = np.flatnonzero(in_pair)[0]
             other = str(schedule.action(int(producer.flat[first])))
-            text = f" needs {other}, which is in the same overlapped pair: write one behind the other"
+            text = f" needs {other}, which is in the same overlapped pair: write one after the other"
             raise _error_at(schedule, int(consumer.flat[first]), text, missing=other)
 
 

@@ -237,7 +237,7 @@ class Workload:
             msg = f"microbatch_class names classes beyond the {len(self.classes) + 1} that have costs"
             raise ValueError(msg)
         if any(costs.stages != self.stages or costs.classes for costs in self.classes):
-            msg = f"classes are costs of the same {self.stages} stages, and have no classes of their own"
+            msg = f"classes are costs of the same {self.stages} stages, without nested classes"
             raise ValueError(msg)
 
     def duration_ns(self, kind: Kind) -> Int64s:

@@ -146,7 +146,7 @@ def _assert_repeatable(subject: Subject, second: Subject) -> None:
     _assert_same(subject, expected_routes, order, subject.query(order), "where the pairs are in another order")
     for pair in order[:_SEPARATE_PAIRS]:
         pairs = np.array([pair])
-        _assert_same(subject, expected_routes, pairs, subject.query(pairs), "where this pair is asked for alone")
+        _assert_same(subject, expected_routes, pairs, subject.query(pairs), "where only this pair is requested")
 
 
 def _assert_same(

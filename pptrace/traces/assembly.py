@@ -81,7 +81,7 @@ def _check_run(parts: Sequence[Part]) -> None:
         ranks = set(part.lanes[:, 0].tolist())
         same = all(part.step.get(key) == first.step.get(key) for key in _SHARED)
         if not same or part.provenance != first.provenance or part.links != first.links:
-            raise TraceError(f"is not of the same run as {first.path}; read them apart", file=part.path)
+            raise TraceError(f"is not of the same run as {first.path}; read them separately", file=part.path)
         if seen & ranks:
             raise TraceError(f"rank {min(seen & ranks)} is in another of the files too", file=part.path)
         seen |= ranks

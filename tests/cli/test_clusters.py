@@ -42,7 +42,7 @@ def changed(job: Path, *changes: tuple[str, str]) -> str:
 def test_a_job_runs_on_a_cluster_of_one_s_own(pptrace: Pptrace) -> None:
     answer = pptrace("simulate", "job.yaml")
 
-    assert "cluster of one's own, 2 nodes of 2" in answer.out
+    assert "custom cluster, 2 nodes of 2" in answer.out
 
 
 @pytest.mark.usefixtures("job")

@@ -154,7 +154,7 @@ def test_what_plugins_refuse_has_its_place_on_the_command_line(
         (["simulate", "--set", "parallel.tp", "4"], "--set: write --set key.path=value, not 'parallel.tp'"),
         (
             ["simulate", "step.yaml", "--set", "network.options={latency: 5 us}"],
-            "--set network.options={latency: 5 us}: network.options: options stand beside network.name, without",
+            "--set network.options={latency: 5 us}: network.options: write options beside network.name, without",
         ),
         (
             ["simulate", "step.yaml", "--set", "p2p.options={stream: pair}"],
@@ -226,7 +226,7 @@ def test_a_structural_deadlock_says_what_to_do_under_every_policy(pptrace: Pptra
     ("name", "text", "line"),
     [
         ("c.yaml", "schedule: ./mine.py:make\nparallel: {pp: 4\n", "c.yaml:3:1: broken YAML: expected ',' or '}'"),
-        ("c.yaml", "schedule: x\nparallel: {pp: 4, pp: 5}\n", "c.yaml:2:19: parallel.pp: the key stands twice"),
+        ("c.yaml", "schedule: x\nparallel: {pp: 4, pp: 5}\n", "c.yaml:2:19: parallel.pp: the key is repeated"),
         ("c.yaml", "schedule: x\nparallel: {pp: four}\n", "c.yaml:2:12: parallel.pp: must be a whole number"),
         ("c.yaml", "schedule: x\nparallel: {pp: 1e400}\n", "c.yaml:2:12: parallel.pp: a number must be finite"),
         ("t.csv", "0F0,0X0\n1F0,1B0\n", "t.csv: row 1, column 2, cell '0X0': not an action; expected stage, kind"),

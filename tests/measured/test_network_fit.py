@@ -88,7 +88,9 @@ def test_one_size_is_no_network_and_says_so() -> None:
     fits = fit_network([sort("messages", latency_ns=7_000, ns_per_kb=50, sizes=SIZES[:1])])
 
     assert network_yaml(fits, "run") == ""
-    assert text_of(network_document(fits)).endswith("  latency and bandwidth cannot be told apart from one size")
+    assert text_of(network_document(fits)).endswith(
+        "  latency and bandwidth cannot be distinguished from one size"
+    )
 
 
 def test_a_rate_below_the_smallest_of_a_network_is_not_written() -> None:

@@ -88,7 +88,7 @@ def test_another_policy_and_another_network_are_told_apart() -> None:
     even, slower = (run(1, "1f1b", **{**RENDEZVOUS, "network.bandwidth": rate}) for rate in ("10 GB/s", "5 GB/s"))
     free = run(1, "1f1b", **{**RENDEZVOUS, "p2p.policy": "async"})
 
-    for other, cause in ((slower, "transfers"), (free, "messages held up")):
+    for other, cause in ((slower, "transfers"), (free, "message delays")):
         found = compare(even, other, registry=registry()).findings
         ladder = {step.name: step.change_ns.value for step in found.ladder}
         assert ladder.pop(cause) == other.metrics.step_ns - even.metrics.step_ns

@@ -167,7 +167,7 @@ def test_a_node_with_several_ways_is_refused() -> None:
     spread = LeafSpine(hosts=2, per_leaf=2, spines=2, host_kbps=1, spine_kbps=1)
     job = Cluster(node=spread, fabric=None, nodes=1, gpus=2, nics=0)
 
-    with pytest.raises(PluginError, match="a node's own network offers several ways per pair: one is expected"):
+    with pytest.raises(PluginError, match="the network inside a node offers several paths per pair: expected one"):
         ways(job, 0, 1)
 
 

@@ -59,8 +59,8 @@ def test_a_schedule_may_return_rows_in_any_form(built: object) -> None:
         ([1, 2], "returned 1 (int) as the row of rank 0, expected a list of actions"),
         ([["0F0", 0.5]], "returned 0.5 (float) as action 1 of rank 0, expected text such as 0F3"),
         ([["0F0", "0X0"], ["1F0"]], "cannot be read: rank 0, action 1, cell '0X0': not an action"),
-        ([["0F0", "0B0"]], "has 1 ranks where 2 were asked for"),
-        ([[], []], "has 0 microbatches where 1 were asked for"),
+        ([["0F0", "0B0"]], "has 1 ranks, but 2 were requested"),
+        ([[], []], "has 0 microbatches, but 1 were requested"),
     ],
 )
 def test_a_schedule_that_returns_nonsense_is_the_plugins_error(built: object, message: str) -> None:
@@ -106,7 +106,7 @@ def test_a_network_without_paths_is_the_plugins_error() -> None:
     ("built", "message"),
     [
         ({"f_ns": 1}, "cost model 'odd' returned {'f_ns': 1} (dict), expected a Workload"),
-        (Workload.uniform(stages=3, f_ns=1, b_ns=2), "returned costs of 3 stages where 2 were asked for"),
+        (Workload.uniform(stages=3, f_ns=1, b_ns=2), "returned costs of 3 stages, but 2 were requested"),
         (
             Workload.uniform(stages=2, microbatch_class=[0, 0, 0]),
             "returned classes of 3 microbatches where there are 4",

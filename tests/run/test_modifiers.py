@@ -194,7 +194,7 @@ def test_what_cannot_be_is_one_line(modifiers: dict[str, Any], line: str) -> Non
         ({"name": "1f1b", "recompute": {}}, {"recompute": "full"}, "remove the key, or model.recompute"),
         (
             {"name": "stp", "options": {"offload_steady": 1}, "offload": {}}, {},
-            "schedule.offload: stp has copies of its own: remove the key",
+            "schedule.offload: stp already has copies: remove the key",
         ),
     ],
 )  # fmt: skip

@@ -55,7 +55,7 @@ def test_the_keys_of_colours_are_those_of_what_is_drawn(tmp_path: Path) -> None:
         text.split(title)[1].split("</section>")[0] for title in ("Where each rank", "Memory at each rank")
     )
     assert "computes" in spent
-    assert "own group communicates" not in spent
+    assert "communicates in a group" not in spent
     assert "activations" in memory
     assert "optimizer" not in memory
 

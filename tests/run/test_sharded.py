@@ -98,7 +98,7 @@ def test_one_replica_has_nothing_to_gather() -> None:
 @pytest.mark.parametrize(("zero", "keys", "said"), [
     (2, {"reshard": "always"}, "data_parallel.reshard: no weights are gathered and freed: write costs.zero: 3, "),
     (1, {"active_stages": 1}, "data_parallel.active_stages: no weights are gathered and freed"),
-    (2, {"reduce_each": True, "overlap": False}, "reduce_each: reductions behind each backward overlap: write "),
+    (2, {"reduce_each": True, "overlap": False}, "reduce_each: reductions after each backward need overlap: "),
     (2, {"reduce_each": True, "schedule": "chimera"}, "data_parallel.reduce_each: stages that several ranks hold"),
 ])  # fmt: skip
 def test_what_does_not_go_together_is_one_line(zero: int, keys: dict[str, Any], said: str) -> None:

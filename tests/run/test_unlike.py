@@ -61,8 +61,8 @@ def test_a_changed_step_has_one_note_of_its_replica() -> None:
     ({"1/": 0.5}, "'1/' names no replicas"),
     ({"1/2": 0.5}, "2: the job has ranks 0 to 1"),
     ({"2-1": 0.5}, "2-1 runs backwards: write 1-2"),
-    ({"1": 0.5, "0-2/1": 0.5}, "replica 1 rank 1 stands under 1, too"),
-    ({"0-1": 0.5, "1": 0.5}, "replica 1 stands under 0-1, too"),
+    ({"1": 0.5, "0-2/1": 0.5}, "replica 1 rank 1 is also listed under 1:"),
+    ({"0-1": 0.5, "1": 0.5}, "replica 1 is also listed under 0-1:"),
 ])  # fmt: skip
 def test_speeds_that_do_not_match_are_one_line(speeds: Any, said: str) -> None:
     with pytest.raises(ConfigError) as refused:

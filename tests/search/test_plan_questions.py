@@ -181,8 +181,8 @@ def test_the_heading_says_a_free_network_and_one_gpu_and_tables_need_no_guard(
     network = {"name": "hockney", "bandwidth": "25 GB/s"}
     two = planned(registry, gpus=2, config={**STEP, "network": network})
 
-    assert str(one).startswith("a model of one's own on 1 GPU (a100-sxm, a free network): most tokens")
-    assert str(two).startswith("a model of one's own on 2 GPUs (a100-sxm): most tokens")
+    assert str(one).startswith("a custom model on 1 GPU (a100-sxm, a free network): most tokens")
+    assert str(two).startswith("a custom model on 2 GPUs (a100-sxm): most tokens")
     with (tmp_path / "points.csv").open(encoding="utf-8", newline="") as file:
         commands = [row["command"] for row in csv.DictReader(file)]
     assert {command.split(" --")[0] for command in commands} == {"pptrace simulate CONFIG"}

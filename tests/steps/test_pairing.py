@@ -21,7 +21,7 @@ from pptrace.steps.validation import validate
     ],
 )
 def test_members_that_need_each_other_are_refused(row: str, message: str) -> None:
-    with pytest.raises(ScheduleError, match=f"^{re.escape(message)}: write one behind the other$") as refused:
+    with pytest.raises(ScheduleError, match=f"^{re.escape(message)}: write one after the other$") as refused:
         validate(Schedule.from_rows([row.split()]))
 
     assert "\n" not in str(refused.value)

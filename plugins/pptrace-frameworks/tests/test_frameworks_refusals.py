@@ -103,11 +103,11 @@ CASES = {
     "zero-bubble-in-a-v": ("--schedule v.csv --p2p megatron", f"{CANNOT.format('megatron')}it does not loop"),
     "messages-of-its-own": (
         "--schedule own.csv --p2p megatron",
-        "--p2p: p2p.policy: megatron places messages itself, and the table has messages of its own: use ordered",
+        "--p2p: p2p.policy: megatron inserts messages, but the table already has messages: use ordered",
     ),
     "messages-of-its-own-deepspeed": (
         "--schedule own.csv --p2p deepspeed",
-        "--p2p: p2p.policy: deepspeed places messages itself, and the table has messages of its own: use ordered",
+        "--p2p: p2p.policy: deepspeed inserts messages, but the table already has messages: use ordered",
     ),
 }  # fmt: skip
 TABLES = {
@@ -259,7 +259,9 @@ def test_a_setting_of_the_core_s_rules_beside_a_program_is_one_line(tmp_path: Pa
     said = "schedule: 1f1b\nparallel: {pp: 4}\nbatch: {microbatches: 8}\np2p: {policy: megatron, stream: pair}\n"
     step.write_text(said, encoding="utf-8")
 
-    with pytest.raises(ConfigError, match=r"step.yaml:4:25: p2p.stream: megatron does not take it: its switches"):
+    with pytest.raises(
+        ConfigError, match=r"step.yaml:4:25: p2p.stream: megatron does not take it: write its options"
+    ):
         pptrace.simulate(step)
 
     step.write_text(said.replace("megatron", "ordered"), encoding="utf-8")

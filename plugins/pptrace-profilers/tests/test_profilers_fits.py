@@ -128,7 +128,7 @@ def test_a_fit_says_what_one_message_size_cannot_tell() -> None:
     assert link is not None
     assert (link.sizes, link.latency_ns, link.bytes_per_s) == ((8192,), None, None)
     text = calibrated_yaml(fit("gpipe"), "gpipe")
-    assert "cannot be told apart from one size" in text
+    assert "cannot be distinguished from one size" in text
     assert "bandwidth: unlimited" in text
 
 

@@ -174,7 +174,7 @@ def test_a_simulated_step_does_not_differ_from_its_kernels(name: str, policy: Po
     assert result.divergence is None
     ladder = {one.name: one.change_ns.value for one in result.ladder}
     # A kernel of several messages ends with the last of them, so what held the others seems to be their transfer.
-    ladder["messages held up"] += ladder.pop("transfers") if batches else 0
+    ladder["message delays"] += ladder.pop("transfers") if batches else 0
     assert set(ladder.values()) == {0}
     assert batches or all(way.median_ns.first == way.median_ns.second for way in result.links.values())
     again = replay(step)
@@ -206,7 +206,7 @@ def test_a_slow_way_is_that_link_and_waits_for_peers_are_none(name: str) -> None
         found = diff(side_of_step(plan), side_of_step(step, measured=True))
         blamed[type(network)] = [(one.kind, one.what) for one in found.culprits]
         ladder = {one.name: one.change_ns.value for one in found.ladder}
-        assert ladder["messages held up"] > 0
+        assert ladder["message delays"] > 0
         assert (ladder["transfers"] > 0) == (type(network) is OneSlowWay)
 
     assert blamed == {Flat: [], OneSlowWay: [("slow link", "rank 1 to rank 2")]}

@@ -117,7 +117,7 @@ def test_the_fit_is_written_as_a_network_without_costs(tmp_path: Path) -> None:
 
     told = CliRunner().invoke(command, [str(job(tmp_path / "run")), "-o", str(path)])
 
-    assert "what computations take is not known" in told.stdout
+    assert "times of computations are unknown" in told.stdout
     text = path.read_text(encoding="utf-8")
     assert "\nnetwork:\n  name: hockney\n  bandwidth: 10" in text
     assert "costs:" not in text
@@ -128,7 +128,7 @@ def test_one_size_is_said_and_nothing_is_written(tmp_path: Path) -> None:
 
     refused = CliRunner().invoke(command, [str(folder), "-o", str(tmp_path / "network.yaml")])
 
-    assert "cannot be told apart from one size" in refused.stdout
+    assert "cannot be distinguished from one size" in refused.stdout
     assert isinstance(refused.exception, TraceError)
     assert not (tmp_path / "network.yaml").exists()
 

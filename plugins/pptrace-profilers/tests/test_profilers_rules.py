@@ -149,7 +149,7 @@ def test_begins_and_ends_are_paired_by_thread_and_what_has_none_is_counted(tmp_p
         ("0F0", 1000, 3000),
         ("0F1", 2000, 5000),
     ]
-    assert one.notes == ("t.json: 2 events have no time, a negative one, or no end: left out",)
+    assert one.notes == ("t.json: left out 2 events with a missing or negative time, or no end",)
 
 
 WRONG = {

@@ -276,12 +276,12 @@ def accuracy_text(figures: Figures, rows: Sequence[_Row]) -> str:
         lines += ["", "slowdown by scale", "", *table_lines([head, *scale_rows])]
     right, pairs = figures.ordered
     if pairs:
-        head = ["simulated steps apart by", "pairs", "in the measured order"]
+        head = ["simulated steps differ by", "pairs", "in the measured order"]
         near_rows = [
             ["more" if near.most is None else f"up to {near.most:g}%", str(near.pairs), str(near.right)]
             for near in figures.near
         ]
-        lines += ["", f"{right} of {pairs} pairs that lie more than 2 % apart come in the measured order", ""]
+        lines += ["", f"{right} of {pairs} pairs that differ by more than 2 % are in the measured order", ""]
         lines += table_lines([head, *near_rows])
     return "\n".join([*lines, *_skipped(rows)])
 

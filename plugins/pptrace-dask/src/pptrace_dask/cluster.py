@@ -41,7 +41,7 @@ class DaskOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     scheduler: str | None = None
-    """Address of a scheduler that runs already, such as tcp://10.0.0.1:8786; processes here unless given."""
+    """Address of a scheduler that runs already, such as tcp://10.0.0.1:8786; processes here by default."""
     timeout: Annotated[float, Field(gt=0, le=3600)] = 30
     """Seconds to wait for the scheduler and its first worker."""
 

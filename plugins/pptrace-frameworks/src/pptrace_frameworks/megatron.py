@@ -53,12 +53,12 @@ class MegatronOptions(BaseModel):
     overlap_p2p_comm: bool | None = Field(
         default=None,
         description="Run messages beside computation (--overlap-p2p-communication); with several chunks per rank "
-        "unless given, as training has it; cannot be true with one.",
+        "by default, as training has it; cannot be true with one.",
     )
     batch_p2p_comm: bool | None = Field(
         default=None,
-        description="Send and receive in one batch on the pipeline's communicator; where messages do not overlap, "
-        "unless given. False: each message is an operation of its own on its pair's communicator.",
+        description="Send and receive in one batch on the pipeline's communicator; by default where messages do "
+        "not overlap. False: each message is a separate operation on its pair's communicator.",
     )
     overlap_p2p_comm_warmup_flush: bool = Field(
         default=False,

@@ -47,8 +47,8 @@ class TorchOptions(BaseModel):
     receive: Literal["asap", "deferred"] = Field(
         default="asap",
         description="Where the runtime of interleaved, zero-bubble and V schedules puts a receive: as soon as its "
-        "send is issued, or right before its use (defer_pp_recv). Schedule1F1B and ScheduleGPipe have places of "
-        "their own.",
+        "send is issued, or right before its use (defer_pp_recv). Schedule1F1B and ScheduleGPipe have fixed "
+        "positions.",
     )
 
 

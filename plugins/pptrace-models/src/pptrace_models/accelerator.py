@@ -47,7 +47,7 @@ class Accelerator(Parameters):
     peak_bf16: Peak
     """Dense BF16 peak."""
     peak_fp16: Peak | None = None
-    """Dense FP16 peak; that of BF16 unless given."""
+    """Dense FP16 peak; that of BF16 by default."""
     peak_fp8: Peak | None = None
     """Dense FP8 peak, also of MXFP8; none if the device has no FP8."""
     peak_fp4: Peak | None = None

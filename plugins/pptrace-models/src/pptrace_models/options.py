@@ -28,20 +28,20 @@ class RooflineOptions(Parameters):
     """Precision of gradient buffers and of their reduction (``--main-grads-dtype``)."""
     main_params: Literal["fp32", "fp16", "remainder"] | None = None
     """Main weights of the optimizer: a copy in fp32 or fp16 (``--main-params-dtype``), or ``remainder``, the 16
-    bits of an fp32 copy that bf16 weights lack (``store_param_remainders``); fp32 unless given."""
+    bits of an fp32 copy that bf16 weights lack (``store_param_remainders``); fp32 by default."""
     exp_avg: Moment | None = None
-    """Precision of Adam's first moment (``--exp-avg-dtype``); fp32 unless given."""
+    """Precision of Adam's first moment (``--exp-avg-dtype``); fp32 by default."""
     exp_avg_sq: Moment | None = None
-    """Precision of Adam's second moment (``--exp-avg-sq-dtype``); fp32 unless given."""
+    """Precision of Adam's second moment (``--exp-avg-sq-dtype``); fp32 by default."""
     reserved: Annotated[Size, Field(ge=0)] = 2 * 2**30
     """Memory per rank that is reserved for context, workspace and fragmentation; 2 GiB."""
     fragmentation: Annotated[float, Field(ge=0, le=1)] | None = None
     """Bytes that PyTorch's allocator reserves beyond the peak of allocated bytes, relative to this peak:
-    ``torch.cuda.max_memory_reserved`` over ``max_memory_allocated``, minus 1; none unless given."""
+    ``torch.cuda.max_memory_reserved`` over ``max_memory_allocated``, minus 1; none by default."""
     kernels: Literal["groups", "shapes"] = "groups"
     """Times of kernels: groups of kernels at constant shares of the peaks, or each kernel by its shape."""
     kernel_table: str | None = None
-    """A file of measured products, which replace times by shape; none unless given."""
+    """A file of measured products, which replace times by shape; none by default."""
     accumulation: Literal["fused", "separate"] = "fused"
     """How weight gradients of microbatches are accumulated. ``fused``: by the matrix product (Megatron-LM).
     ``separate``: by additional kernels, from gradients in the model's precision (DeepSpeed's BF16 optimizer,

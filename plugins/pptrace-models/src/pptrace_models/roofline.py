@@ -109,14 +109,14 @@ def _check_options(options: RooflineOptions) -> None:
     if not (options.delay_wgrad or options.segments):
         raise ConfigError("false needs segments: write segments: true beside it", key="costs.delay_wgrad")
     if options.accumulation == "separate" and options.segments:
-        raise ConfigError("separate has no segment of its own: take segments away", key="costs.accumulation")
+        raise ConfigError("separate has no segment: remove the key segments", key="costs.accumulation")
     if options.dummy_gradients and options.accumulation == "separate":
         message = "they take the place of gradients that products add up themselves: write accumulation: fused"
         raise ConfigError(message, key="costs.dummy_gradients")
     if options.host_action and not options.host:
         raise ConfigError("needs the time of a layer: give host, too", key="costs.host_action")
     if options.segments and options.overlap_tp:
-        message = "segments say themselves what runs beside what: take one of them away"
+        message = "segments already define what overlaps: remove one of the two keys"
         raise ConfigError(message, key="costs.overlap_tp")
 
 
@@ -458,9 +458,9 @@ def notes_of(
     skipped = model.causal and model.flash_attention
     memory_kept = f"{format_size(options.reserved)} reserved"
     if options.fragmentation:
-        memory_kept += f" and {options.fragmentation:.1%} of what is allocated that the allocator holds besides"
+        memory_kept += f" and {options.fragmentation:.1%} of allocated bytes for fragmentation"
     notes = [
-        f"MFU counts forward and twice that, nothing computed again, against the dense {model.precision} peak"
+        f"MFU counts forward and twice that, no recomputation, against the dense {model.precision} peak"
         + (", with causal attention halved." if model.causal else "."),
         f"Times count {'half of the' if skipped else 'the whole'} attention core"
         + (", whose masked half flash attention skips." if skipped else "."),
@@ -469,10 +469,12 @@ def notes_of(
     ]
     if options.kernels == "shapes":
         notes.append(
-            "Each kernel takes what its shape says: tiles and waves of products, blocks of attention, bytes."
+            "Times of kernels depend on their shapes: tiles and waves of products, blocks of attention, bytes."
         )
     if not devices.are_alike:
-        notes.append("Ranks have unlike devices: stages take what they do on theirs, and MFU counts all peaks.")
+        notes.append(
+            "Ranks have different devices: times of a stage are those of its device; MFU counts all peaks."
+        )
     if options.spread:
         notes.append("Computation takes as long as on the slowest of the job's devices, in expectation.")
     if model.again == {"core_attn"} and model.flash_attention:

@@ -21,7 +21,7 @@ _Item = TypeVar("_Item")
 _Sum = TypeVar("_Sum", bound=_Adds)
 _KEY = "model.layout"
 _LETTERS = {"E": "embedding", "t": "layer", "m": "multi-token prediction", "L": "loss"}
-_ALLOWED = "E, t, m, L, |, a group in parentheses, or * and a count behind one of these"
+_ALLOWED = "E, t, m, L, |, a group in parentheses, or * and a count after one of these"
 _MOST = 1_000_000
 _ENDS = 2
 """Ends of a pipeline that may hold no layer: the embedding's and the LM head's."""
@@ -225,7 +225,7 @@ def _sequence(text: str, position: int) -> tuple[str, int]:
         elif text[position] in _LETTERS or text[position] == "|":
             item = text[position]
         else:
-            raise _position_error(text, position, f"{_ALLOWED} may stand here, not {text[position]!r}")
+            raise _position_error(text, position, f"expected {_ALLOWED}, not {text[position]!r}")
         times, position = _times(text, position + 1)
         if len(expanded) + len(item) * times > _MOST:
             raise _position_error(text, start, f"more than {_MOST} items")
@@ -240,7 +240,7 @@ def _times(text: str, position: int) -> tuple[int, int]:
     while text[end : end + 1].isdecimal() and text[end].isascii():
         end += 1
     if not 0 < int(text[position + 1 : end][:9] or 0) <= _MOST:
-        raise _position_error(text, position + 1, f"a count from 1 to {_MOST} is needed behind *")
+        raise _position_error(text, position + 1, f"write a count from 1 to {_MOST} after *")
     return int(text[position + 1 : end][:9]), end
 
 

@@ -236,7 +236,7 @@ class Transformer(Parameters):
     ``recompute_num_layers`` layers of a stage together, from the input of the first. ``block`` recomputes only the
     first ``recompute_num_layers`` layers of a stage. Unless given, each layer is recomputed from its input."""
     recompute_num_layers: Count | None = None
-    """Number of layers for ``recompute_method``; 1 unless given."""
+    """Number of layers for ``recompute_method``; 1 by default."""
     layers_per_stage: list[Annotated[int, Field(ge=0, le=100_000)]] | None = None
     """Number of layers of each stage, in order; by default an even split, with the remainder on the middle stages,
     later ones first."""
@@ -281,7 +281,7 @@ class Transformer(Parameters):
     """Tokens per expert, relative to an even share: further tokens are dropped, and missing ones are padded; 0 to
     drop none."""
     encoder: Encoder | None = None
-    """A vision or audio encoder before the decoder; none unless given."""
+    """A vision or audio encoder before the decoder; none by default."""
     frozen: bool = False
     """Whether all weights except those of the encoder and its projector are frozen: backwards compute only the
     input gradients for these."""
@@ -307,7 +307,7 @@ class Transformer(Parameters):
         if self.kv_rank and self.kv_heads != self.heads:
             raise ValueError("kv_heads: latent attention has as many as heads; take kv_heads away")
         if self.layout is not None and self.layers_per_stage is not None:
-            raise ValueError("layout: says what layers_per_stage does; give one of them")
+            raise ValueError("layout: defines the same as layers_per_stage; give one of them")
         if self.capacity and self.imbalance > 1:
             raise ValueError("imbalance: experts with a capacity have as many tokens each; give one of them")
         return self
@@ -415,7 +415,7 @@ class Transformer(Parameters):
 
     def _alike(self) -> None:
         if self.layout is not None or self.layers_per_stage is not None:
-            raise ValueError("balance: layout and layers_per_stage say it themselves; give one of them")
+            raise ValueError("balance: layout and layers_per_stage already define it; give one of them")
         if self.num_experts or self.mtp:
             raise ValueError("balance: products counts dense layers alone; give layers_per_stage or layout")
 

@@ -69,31 +69,31 @@ class FatTreeOptions(Options):
     generation: Literal["edr", "hdr", "ndr", "xdr"] = "ndr"
     """Rate of a port: 100, 200, 400 or 800 Gb/s."""
     bandwidth: Bandwidth | None = None
-    """Rate of a port per direction; the generation's unless given."""
+    """Rate of a port per direction; the generation's by default."""
     efficiency: Share = float(INFINIBAND_PAYLOAD)
     """Share of a port's rate that payload gets."""
     levels: Literal[2, 3] | None = None
-    """Levels of switches; as many as the hosts need unless given."""
+    """Levels of switches; as many as the hosts need by default."""
     radix: Annotated[int, Field(ge=2, le=_LARGEST)] | None = None
-    """Ports of a switch; the generation's unless given."""
+    """Ports of a switch; the generation's by default."""
     oversubscription: Annotated[float, Field(ge=1, le=1_000)] = 1
     """Host ports of a leaf over its uplinks."""
     hosts_per_leaf: _Count | None = None
-    """NICs at a leaf; as many as radix and oversubscription allow unless given."""
+    """NICs at a leaf; as many as radix and oversubscription allow by default."""
     spines: _Count | None = None
-    """Spines (of a pod, with three levels); what hosts per leaf and oversubscription ask for unless given."""
+    """Spines (of a pod, with three levels); what hosts per leaf and oversubscription ask for by default."""
     rails: bool = False
     """Put the NICs with one number of all nodes at leaves of their own."""
     routing: Literal["adaptive", "ecmp", "ecmp-message"] = "adaptive"
     """adaptive: a leaf's uplinks are as one. ecmp: a spine by a hash of both ports. ecmp-message: by message."""
     switch_latency: Latency | None = None
-    """What each switch adds; the generation's unless given."""
+    """What each switch adds; the generation's by default."""
     nic_latency: Latency = INFINIBAND_NIC_NS
     """What each of the two NICs adds."""
     overhead: Latency = INFINIBAND_OVERHEAD_NS
     """What a message costs before its bytes."""
     flow_rate: Bandwidth | None = None
-    """What one message gets at most; the whole port unless given."""
+    """What one message gets at most; the whole port by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -127,17 +127,17 @@ class NvLinkOptions(Options):
     generation: Literal[3, 4, 5] = 4
     """Of NVLink: 3 with A100, 4 with H100 and H200, 5 with B200 and GB200."""
     links: Annotated[int, Field(ge=1, le=1_000)] | None = None
-    """NVLinks of a GPU; 12, 18 and 18 unless given."""
+    """NVLinks of a GPU; 12, 18 and 18 by default."""
     efficiency: Share | None = None
-    """Share of NVLink's rate that messages get; 0.8, 0.824 and 0.802 unless given."""
+    """Share of NVLink's rate that messages get; 0.8, 0.824 and 0.802 by default."""
     latency: Latency = NVLINK_LATENCY_NS
     """Wire latency from GPU to GPU."""
     overhead: Latency = NVLINK_OVERHEAD_NS
     """What a message between GPUs costs before its bytes."""
     flow_rate: Bandwidth | None = None
-    """What one message between GPUs gets at most; all of a GPU's links unless given."""
+    """What one message between GPUs gets at most; all of a GPU's links by default."""
     pcie_generation: Literal[3, 4, 5, 6] | None = None
-    """Of the PCI Express between GPUs and NICs; 4, 5 and 5 unless given."""
+    """Of the PCI Express between GPUs and NICs; 4, 5 and 5 by default."""
     pcie_lanes: Lanes = 16
     """Its lanes."""
     pcie_efficiency: Share = PCIE_PAYLOAD
@@ -220,7 +220,7 @@ class PcieOptions(Options):
     overhead: Latency = PCIE_OVERHEAD_NS
     """What a message between GPUs costs before its bytes; one that goes on into a fabric pays the fabric's."""
     flow_rate: Bandwidth | None = None
-    """What one message gets at most; the whole link unless given."""
+    """What one message gets at most; the whole link by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

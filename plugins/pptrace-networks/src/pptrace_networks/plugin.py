@@ -142,8 +142,8 @@ _MACHINES = (
         },
         device="h100-sxm",
         source="Amazon EC2 user guide, EFA on accelerated instances: 32 network cards and 3,200 Gb/s for the 8"
-        " GPUs of a P5; that a GPU's four stand as one, over which each message is spread, is an "
-        "assumption; the tree between them is not published",
+        " GPUs of a P5; assumption: a GPU's four cards act as one, over which each message is spread; "
+        "the tree between them is not published",
     ),
     ClusterOffer(
         name="gcp-a3-mega",

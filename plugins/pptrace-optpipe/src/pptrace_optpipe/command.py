@@ -54,7 +54,7 @@ pptrace optimize step.yaml --memory 40GiB,60GiB,80GiB --pareto"""
 @click.command("optimize", epilog=_EXAMPLES)
 @click.argument("config", required=False, type=click.Path(path_type=Path))
 @click.option("--memory", metavar="SIZE", default="", help="Memory limit of each rank, including weights, such as "
-              "60GiB; the device's memory unless given. With --pareto, several with commas.")  # fmt: skip
+              "60GiB; the device's memory by default. With --pareto, several with commas.")  # fmt: skip
 @click.option("--time", "seconds", metavar="TIME", show_default="60s", help="Time of the search.")
 @click.option("--work", "units", type=click.FloatRange(min=0, min_open=True), metavar="UNITS",
               help="Limit of the search in place of --time, in units of about a second: with one worker, the "

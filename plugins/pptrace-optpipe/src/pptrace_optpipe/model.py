@@ -71,7 +71,7 @@ def build(problem: Problem, horizon: int, *, ranks: Collection[int] = (), least:
     Args:
         problem: what to schedule, in units coarse enough for a solver.
         horizon: an upper bound of all ends.
-        ranks: ranks with constraints of streams and memory; other ranks only delay. All ranks unless given.
+        ranks: ranks with constraints of streams and memory; other ranks only delay. All ranks by default.
         least: a known lower bound of the length.
     """
     in_order = not (problem.copies or problem.recomputes)

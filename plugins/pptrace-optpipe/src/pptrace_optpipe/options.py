@@ -12,9 +12,9 @@ from pptrace.plugin import Duration, Size
 SHORTEST_NS = 100_000_000
 """The shortest time of a search."""
 DEFAULT_NS = 10_000_000_000
-"""The time of a search in a configuration unless given."""
+"""The time of a search in a configuration by default."""
 _TIME = "Time of the search, unless work is given; it ends earlier if a schedule is proved optimal."
-_MEMORY = "Memory limit of each rank, including weights; the device's memory unless given."
+_MEMORY = "Memory limit of each rank, including weights; the device's memory by default."
 
 
 class _SearchOptions(BaseModel):
@@ -53,7 +53,7 @@ class OptpipeOptions(_SearchOptions):
     time: Duration | None = Field(default=DEFAULT_NS, description=_TIME)
     activations: Annotated[Size, Field(ge=0)] = Field(
         default=0,
-        description="Limit of the bytes of activations on each rank; the device's free memory unless given.",
+        description="Limit of the bytes of activations on each rank; the device's free memory by default.",
     )
     cache: bool = Field(default=True, description="Whether to use cached results and to cache new results.")
 

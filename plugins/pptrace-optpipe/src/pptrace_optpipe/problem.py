@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 NO_LIMIT = -1
 """The limit of a rank with unlimited memory."""
 _FINEST = 200_000
-"""The most units of time in the work of a rank, unless given."""
+"""The most units of time in the work of a rank, by default."""
 
 
 class Part(IntEnum):
@@ -93,7 +93,7 @@ class Problem:
     limit: tuple[int, ...]
     """Shape (ranks,): limit of the total size of activations; ``NO_LIMIT`` for unlimited memory."""
     forward_transfer: tuple[int, ...] = ()
-    """Shape (stages - 1,): time from one stage to the next; 0 unless given, as all below."""
+    """Shape (stages - 1,): time from one stage to the next; 0 by default, as all below."""
     backward_transfer: tuple[int, ...] = ()
     """Shape (stages - 1,): time from the next stage back."""
     offload: tuple[int, ...] = ()
@@ -109,7 +109,7 @@ class Problem:
     shared: tuple[tuple[int, ...], ...] = ()
     """Groups of ranks whose copies share the streams of one rank, such as the ranks of a PCIe switch."""
     b: tuple[int, ...] = ()
-    """Time of both backwards in one operation; the sum of the two unless given."""
+    """Time of both backwards in one operation; the sum of the two by default."""
     tail: tuple[int, ...] = ()
     """Shape (ranks,): time after a rank's last computation."""
     span: bool = False

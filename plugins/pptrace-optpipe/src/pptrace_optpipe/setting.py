@@ -228,7 +228,7 @@ def setting_in(
     """
     table, workload = prepared.schedule, prepared.workload
     if workload.classes:
-        raise ConfigError("microbatches of different costs cannot be searched for: make them alike", key="costs")
+        raise ConfigError("the search needs equal costs of all microbatches", key="costs")
     single_table = serial_table(Placement.of_stages(table.placement.stage_rank[:1], 1, table.ranks))
     policy = prepared.policy if prepared.policy.program is None else Policy()
     timeline = simulate(single_table, workload, prepared.network, policy, contention=prepared.contention)
@@ -272,7 +272,7 @@ def problem_of(
         placement: ranks of stages.
         limit: shape (ranks,): limit of activations in bytes.
         transfers: times in ns from each stage to the next and back.
-        tail: shape (ranks,): ns after the rank's last computation; 0 unless given.
+        tail: shape (ranks,): ns after the rank's last computation; 0 by default.
         recompute: whether recomputation is possible.
         shared: groups of ranks whose copies share their streams.
         key: the option that sets the limit, for errors.
@@ -290,8 +290,8 @@ def problem_of(
     recompute_times = column("recompute_ns") * recompute
     can_copy = all(offload) and all(reload)
     if not all(recompute_times):
-        raise ConfigError("the model's own backward computes its forward again: leave it out here, or "
-                          "model.recompute", key="recompute")  # fmt: skip
+        message = "the model's backward already recomputes its forward: remove the key, or model.recompute"
+        raise ConfigError(message, key="recompute")
     problem = Problem(
         microbatches=placement.microbatches,
         stage_rank=tuple(int(rank) for rank in placement.stage_rank[0]),

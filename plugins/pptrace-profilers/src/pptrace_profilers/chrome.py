@@ -131,7 +131,7 @@ class _Contents:
         if cut:
             yield f"{self.path.name} ends in the middle: the events before that were read"
         if self.bad:
-            yield f"{self.path.name}: {self.bad:,} events have no time, a negative one, or no end: left out"
+            yield f"{self.path.name}: left out {self.bad:,} events with a missing or negative time, or no end"
         if unranked:
             yield f"{self.path.name}: {unranked:,} events name no rank: left out"
         count, matched = len(self.unmatched), sum(map(len, self.matches.values()))

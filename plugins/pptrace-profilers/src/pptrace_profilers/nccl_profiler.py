@@ -272,7 +272,7 @@ def _processes(files: Sequence[CommunicatorFile]) -> list[_Process]:
             first_name = next(earlier.path.name for earlier in process.files if duplicate in earlier.ranks)
             message = (
                 f"is of process {file.process} and communicator {duplicate}, as {first_name} is: "
-                "leave one out, or give each host's files a folder of their own"
+                "leave one out, or put each host's files into a separate folder"
             )
             raise TraceError(message, file=file.path)
         process.files.append(file)

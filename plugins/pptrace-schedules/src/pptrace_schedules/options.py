@@ -29,7 +29,7 @@ class HanayoOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     waves: Annotated[int, Field(ge=1, le=4096)] | None = Field(
-        default=None, description="Waves, each of two chunks per rank; half of parallel.vp, or 2, unless given."
+        default=None, description="Waves, each of two chunks per rank; half of parallel.vp, or 2, by default."
     )
 
 
@@ -43,8 +43,8 @@ class SeqOptions(BaseModel):
     )
     attention: Annotated[float, Field(ge=0, le=1)] | None = Field(
         default=None,
-        description="Share of a pass's time that is causal attention's core, of which later slices have more: as "
-        "the model's costs say unless given, or 0 where they do not; with 0 all slices take as long.",
+        description="Share of a pass's time in the core of causal attention, which grows with the slice; by "
+        "default that of the model's costs, or 0 where they have none. With 0 all slices take the same time.",
     )
 
 
@@ -55,6 +55,6 @@ class CombinedOptions(BaseModel):
 
     round: Annotated[int, Field(ge=1, le=2**20)] | None = Field(
         default=None,
-        description="Microbatches that run through a chunk before the next one's turn; as many as ranks unless "
-        "given, and never fewer.",
+        description="Microbatches that run through a chunk before the next one's turn; by default as many as "
+        "ranks, and never fewer.",
     )

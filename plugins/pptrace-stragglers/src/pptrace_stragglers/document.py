@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from pptrace_stragglers.what_if import Removed, Stragglers
 
 _CAUSES = {
-    "none": "nothing: its operations are as good as alike",
+    "none": "nothing: operations of each type take nearly the same time",
     "workers": "few workers are slow",
     "last-stage": "the last stage is longer than the others",
     "lengths": "sequences differ in length: forwards and backwards of microbatches vary together",
-    "mixed": "no one thing: nothing below makes up half of it",
+    "mixed": "several causes: none of those below makes up half of the loss",
 }
 _DARKEST = 1.5
 """The slowdown of the darkest color, as in the paper's figure 14."""
@@ -56,7 +56,7 @@ def _sections(stragglers: Stragglers) -> tuple[Section, ...]:
     types = Table(head=("", "slowdown"), rows=slowdowns)
     return (
         Section(title="the job, all replicas", blocks=tuple(Line(text=text) for text in _summary(stragglers))),
-        Section(title="what the loss goes back to", blocks=(_causes(stragglers),)),
+        Section(title="causes of the loss", blocks=(_causes(stragglers),)),
         Section(title="slowdown by type of operation, each alone", blocks=(types,)),
         Section(title="the slowest workers", blocks=(_workers(stragglers),)),
         Section(
@@ -78,8 +78,8 @@ def _summary(stragglers: Stragglers) -> Iterator[str]:
         "in the mean"
     )
     yield (
-        f"slowdown {stragglers.slowdown:.3f}: {_ms(stragglers.replayed_ns)} without the host's own gaps, "
-        f"{_ms(stragglers.ideal_ns)} if operations of one type were alike"
+        f"slowdown {stragglers.slowdown:.3f}: {_ms(stragglers.replayed_ns)} without host gaps, "
+        f"{_ms(stragglers.ideal_ns)} if operations of each type took the same time"
     )
     if len(stragglers.steps) > 1:
         least, most = int(np.argmin(stragglers.by_step)), int(np.argmax(stragglers.by_step))
@@ -99,11 +99,11 @@ def _causes(stragglers: Stragglers) -> Table:
             stragglers.slowest_workers,
         ),
         ("the last stage (M_S)", stragglers.last_stage),
-        (f"microbatches of unlike work{correlated}", stragglers.lengths),
+        (f"microbatches of different work{correlated}", stragglers.lengths),
     )
     has_cause = stragglers.cause != "none"
     return Table(
-        head=("repaired", "a step takes", "of the loss goes"),
+        head=("repaired", "a step takes", "share of the loss"),
         rows=tuple(
             (name, _ms(removed.without_ns), f"{removed.removed:.1%}" if has_cause else "")
             for name, removed in causes

@@ -23,20 +23,20 @@ class ZeroBubbleOptions(BaseModel):
     )
     shorten: Literal["rank", "step"] = Field(
         default="rank",
-        description="What a generated order makes short. rank: the longest time from a rank's first action to "
+        description="What a generated order minimises. rank: the longest time from a rank's first action to "
         "its last, the pace of steps with data_parallel.validation=after. step: from the first start to the "
         "last end.",
     )
     merge: Literal[False, True] = Field(
         default=False,
-        description="Runs an input gradient and its own weight gradient right behind it as one full backward, as "
-        "PyTorch's _merge_bw does: its collectives hide behind weight gradients, its gradient is handed on later. "
-        "Generated orders do so only where that makes them shorter.",
+        description="Runs an input gradient and the weight gradient right after it as one full backward, as "
+        "PyTorch's _merge_bw does: weight gradients hide its collectives, and its gradient is sent later. "
+        "Generated orders merge only where that makes them shorter.",
     )
     memory: Size | None = Field(
         default=None,
-        description="Bytes for activations on each rank, for generated orders; what the device has left unless "
-        "given.",
+        description="Bytes for activations on each rank, for generated orders; by default what the device has "
+        "left.",
     )
 
     @model_validator(mode="after")
