@@ -8,7 +8,7 @@ echo "== separate settings, a custom schedule, and one that cannot run"
 pptrace compare llama3-70b.yaml --p2p ordered --microbatches 16 \
   --schedules 1f1b,1f1b:p2p=async,interleaved-1f1b:vp=2,interleaved-1f1b:vp=1,./mine.py:make
 echo
-echo "== what each policy costs three of them"
+echo "== steps of three of them by policy"
 pptrace compare llama3-70b.yaml --p2p ordered --microbatches 16 --schedules 1f1b,interleaved-1f1b,chimera --policies | sed '1,/^what/{/^what/!d;}'
 echo
 echo "== chimera against 1f1b, more and more microbatches; the same where its copies exchange no gradients"

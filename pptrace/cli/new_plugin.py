@@ -39,7 +39,7 @@ _NEXT = {
 
 @click.command("new-plugin")
 @click.argument("name")
-@click.option("--schedule/--network", default=True, help="What it offers: a schedule, the default, or a network.")
+@click.option("--schedule/--network", default=True, help="Kind of plugin: a schedule, the default, or a network.")
 @click.option(
     "--into",
     type=click.Path(path_type=Path),

@@ -66,7 +66,9 @@ pptrace open step.json.gz --ui perfetto/ui/out/dist
 @click.option("--only", metavar="PART", multiple=True, help="Traces of ours: ranks=0,7 or microbatches=0:32.")
 @click.option("--gpu", type=click.IntRange(min=0), metavar="N", help="The rank that is GPU N, and its peers.")
 @click.option("--replica", type=click.IntRange(min=0), metavar="N", help="Replica N, where replicas differ.")
-@click.option("--overview/--whole", default=None, help="How busy ranks are; what large traces show first.")
+@click.option(
+    "--overview/--whole", default=None, help="Utilisation of ranks over time; the default for large traces."
+)
 def command(
     file: Path,
     ui: Path | None,
@@ -316,7 +318,7 @@ def _rank_of_gpu(timeline: Timeline, gpu: int, file: Path, job: Replicas | None)
         replicas = replicas // layout.dp * job.count_equal(process["dp"])
     position = ", ".join(f"{axis} {index}" for axis, index in process.items())
     text = f"GPU {gpu} is {position}: rank {rank}"
-    return rank, f"{text}, which stands for {replicas:,} GPUs that do the same" if replicas > 1 else text
+    return rank, f"{text}, which represents {replicas:,} GPUs that do the same" if replicas > 1 else text
 
 
 def _partners(timeline: Timeline, rank: int) -> set[int]:

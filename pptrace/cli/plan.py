@@ -26,7 +26,7 @@ pptrace plan --model llama3-70b --cluster dgx-h100 --sequence 8192 --global 512 
 @click.option(
     "--objective", default="tokens", show_default=True, metavar="WORD",
     shell_complete=complete_words("tokens", "mfu", "step", "gpus"),
-    help="What is optimised: tokens, mfu, step, or gpus (the fewest that fit).",
+    help="Objective: tokens, mfu, step, or gpus (the fewest that fit).",
 )  # fmt: skip
 @click.option(
     "--vary", multiple=True, metavar="KEY=VALUE,...",

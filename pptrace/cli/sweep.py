@@ -40,7 +40,7 @@ _REDRAW_S = 0.1
 @outputs_option("Write a table (.csv, .parquet) or a picture (.png, .svg, .pdf); may be repeated.")
 @click.option(
     "--plot", default="lines", metavar="KIND", shell_complete=complete_words("lines", "winners", "difference"),
-    help="What pictures show: lines, winners or difference (to the first schedule).",
+    help="Kind of picture: lines, winners or difference (to the first schedule).",
 )  # fmt: skip
 @click.option("--x", metavar="KEY", help="The axis along x of pictures; the first with numbers by default.")
 @click.option(

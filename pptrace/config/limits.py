@@ -137,7 +137,7 @@ class UnpackedFile:
     def _counted(self, part: bytes) -> bytes:
         self.size += len(part)
         if self._packed and self.size > max(RATIO_FROM, MOST_RATIO * self._raw.tell()):
-            message = f"unfolds more than {MOST_RATIO} times: unpack it first if it really is a trace"
+            message = f"unpacks to more than {MOST_RATIO} times its size: unpack it first if it is a trace"
             raise TraceError(message, file=self._path)
         if self.size > self._most:
             message = f"is larger than {gibibytes(self._most)}, unpacked: set {UNPACKED} to allow more"
@@ -184,7 +184,7 @@ def check_regular(path: Path) -> None:
     except (OSError, ValueError):  # whoever opens it says so
         return
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise TraceError("is no regular file: save what it gives to one first", file=path)
+        raise TraceError("is no regular file: save its contents to one first", file=path)
 
 
 def is_named_pipe(path: Path) -> bool:

@@ -68,7 +68,7 @@ def parse_yaml(text: str, source: str) -> Document:
 
 def _text(path: Path) -> str:
     if is_named_pipe(Path(path)):
-        raise ConfigError("is a pipe: save what it gives to a file first", file=path)
+        raise ConfigError("is a pipe: save its contents to a file first", file=path)
     try:
         with Path(path).open("rb") as stream:
             content = stream.read(_MOST_BYTES + 1)

@@ -134,7 +134,7 @@ def _sections(findings: StepDiff, top: int) -> Iterator[Section]:
         blocks=(Picture(draw=bars, keys=keys), _comparison_table(findings.parts_ns)),
     )  # fmt: skip
     yield Section(
-        title="communication in ranks' own groups, all ranks",
+        title="communication in tp, cp and ep groups, all ranks",
         about="Collectives and exchanges of tokens, and their part that overlaps with computation of the rank.",
         blocks=(_comparison_table(findings.groups_ns),) if findings.groups_ns else (),
     )  # fmt: skip
@@ -427,7 +427,7 @@ def blame(findings: StepDiff) -> str:
     lead = "Largest slowdown of times" if findings.order_share else "Largest slowdown"
     times = f"its times are {share(culprit.share, sign=True)}, " if culprit.share.value else ""
     kind = culprit.kind if culprit.kind == "spikes" else f"a {culprit.kind}"
-    return f"{lead}, {kind}: {culprit.what}; {times}{ms(culprit.total_ns, sign=True)} in sum."
+    return f"{lead}, {kind}: {culprit.what}; {times}{ms(culprit.total_ns, sign=True)} in total."
 
 
 def order_share(findings: StepDiff) -> tuple[Block, ...]:
@@ -464,7 +464,7 @@ def culprits(findings: StepDiff) -> tuple[Block, ...]:
         )
         for culprit in findings.culprits
     )
-    return (Table(head=("", "", "its times", "in sum"), rows=rows, words=2),)
+    return (Table(head=("", "", "its times", "in total"), rows=rows, words=2),)
 
 
 @dataclass(frozen=True, repr=False)

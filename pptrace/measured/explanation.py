@@ -229,7 +229,7 @@ def explanation_document(
                 title="the pipeline would take, from its first computation to its last",
                 blocks=_without(explanation),
             ),
-            Section(title="what belongs to no action", blocks=lost),
+            Section(title="events that belong to no action", blocks=lost),
         ),
         values={
             **{field.name: getattr(explanation, field.name) for field in fields(explanation)},
@@ -282,7 +282,7 @@ def operations_document(measurement: Measurement, name: str, top: int = 10) -> D
         if clock.pairs
     )
     return Document(
-        title=name, lead=(f"{name}: no action of a pipeline was found; its operations, times in sum",),
+        title=name, lead=(f"{name}: no action of a pipeline was found; its operations, total times",),
         sections=(
             Section(title="by rank", blocks=(_by_rank(ranks),)),
             Section(title="each GPU from its first operation to its last", blocks=_gpu_times(measurement)),
@@ -374,7 +374,7 @@ def _by_name(operations: Sequence[Summary], top: int, *, communicates: bool) -> 
         rate = format_rate(round(size * 1e9 / time_ns)) if size and time_ns else ""
         cells = (name, f"{count:,}", ms(time_ns), ms(time_ns / max(count, 1)), _size(size), rate)
         rows.append(cells[:columns])
-    head = ("", "how many", "in sum", "each", "bytes", "a second")
+    head = ("", "how many", "in total", "each", "bytes", "a second")
     return (Table(head=head[:columns], rows=tuple(rows)),) if rows else ()
 
 

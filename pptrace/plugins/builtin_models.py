@@ -45,7 +45,7 @@ class UnitOptions(BaseModel):
     input_gradient: _Units = Field(default=1, description="Units of a backward for the input gradient alone.")
     weight_gradient: _Units = Field(default=1, description="Units of a backward for the weight gradient alone.")
     unit: Annotated[Duration, Field(ge=1)] = Field(
-        default=1_000_000, description="How long a unit is in traces, and beside messages."
+        default=1_000_000, description="Duration of a unit in traces, and relative to messages."
     )
     boundary: _Bytes = Field(default=0, description="Bytes of a message between stages.")
     activation: _Bytes = Field(
@@ -294,7 +294,7 @@ class TableOptions(BaseModel):
         default=None, description="Backward for the input gradient alone; half the backward by default."
     )
     weight_gradient: _Times | None = Field(
-        default=None, description="Backward for the weight gradient alone; what is left of the backward."
+        default=None, description="Backward for the weight gradient alone; by default the remaining backward."
     )
     overhead: _Time = Field(
         default=0, description="Additional time of every computation, whatever its number of slices."

@@ -125,7 +125,7 @@ def costs_yaml(workload: Workload, configuration: Mapping[str, Any]) -> str:
         kept["p2p"] = {"policy": policy["policy"], "options": switches}
     head = "# Times and bytes of each stage, found by pptrace costs: edit them, and simulate this file.\n"
     if workload.segments:
-        head += "# Actions are made of their segments, which say what they take.\n"
+        head += "# Times of actions are those of their segments.\n"
         table |= _segments(workload)
         for kind in workload.segments:
             table.pop(_SEGMENTED.get(kind, "recompute"), None)

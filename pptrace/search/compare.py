@@ -372,13 +372,13 @@ def first_text(steps: Sequence[tuple[int, str]], uncertainty: float = 0.0) -> st
     >>> first_text([(110, "a"), (100, "b"), (150, "c")])
     'b, 10.00% before a'
     >>> first_text([(110, "a"), (100, "b"), (150, "c")], 0.2)
-    'b and a, a tie (10.00% apart, known to about ±20.0%)'
+    'b and a, a tie (10.00% difference, uncertainty about ±20.0%)'
     """
     shortest_ns = min(step for step, _ in steps)
     limit_ns = shortest_ns * (1 + uncertainty)
     tied = sorted(((step, label) for step, label in steps if step <= limit_ns), key=itemgetter(0))
     if tied[-1][0] > shortest_ns:
-        spread = f"{tied[-1][0] / shortest_ns - 1:.2%} apart, known to about ±{uncertainty:.1%}"
+        spread = f"{tied[-1][0] / shortest_ns - 1:.2%} difference, uncertainty about ±{uncertainty:.1%}"
         return f"{join_names([label for _, label in tied])}, a tie ({spread})"
     slower = sorted((step, label) for step, label in steps if step > shortest_ns)
     lead = f", {slower[0][0] / shortest_ns - 1:.2%} before {slower[0][1]}" if slower and shortest_ns else ""
@@ -587,7 +587,7 @@ def _policy_blocks(table: PolicyTable, run: SimulatedStep, uncertainty: float) -
         steps = [_cell(row, least_ns, run) for row, least_ns in zip(rows, least, strict=True)]
         cells.append((policy, *steps, *([_fastest_under(rows, uncertainty)] if has_several else [])))
     head = ("policy", *schedules, *(["fastest"] if has_several else []))
-    heading = "what each policy costs: the step, and by how much it is over the schedule's shortest"
+    heading = "steps by policy, and how much longer they are than the schedule's shortest"
     return ["", heading, Table(head=head, rows=tuple(cells), left=(len(schedules) + 1,)), *_refusals(table)]
 
 

@@ -289,7 +289,9 @@ def check_exclusive(*, memory: bool, policies: bool, vary: bool, option: str = "
     if memory and policies:
         raise ConfigError(f"on equal memory, schedules run under one policy: leave {option}policies out")
     if vary and not memory:
-        raise ConfigError(f"says what differs on equal memory: give {option}memory too", file=f"{option}vary")
+        raise ConfigError(
+            f"applies to a comparison on equal memory: give {option}memory too", file=f"{option}vary"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

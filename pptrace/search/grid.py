@@ -347,7 +347,7 @@ def grid_of(
 
 def _check_axes(axes: Sequence[Axis], overrides: Sequence[Assignment]) -> None:
     if not axes:
-        raise ConfigError("missing: write what to sweep, such as --over microbatches=8,16,32", file="--over")
+        raise ConfigError("missing: write an axis to sweep, such as --over microbatches=8,16,32", file="--over")
     count = prod(len(axis.values) for axis in axes)
     if count > _MOST_POINTS:
         raise ConfigError(f"{count:,} points; the most is {_MOST_POINTS:,}: name fewer values", file="--over")

@@ -158,7 +158,7 @@ def parse_span(text: str, basis: Basis, entries: Sequence[Entry]) -> Span:
     """
     word, equals, range_text = (part.strip() for part in text.partition("="))
     if not word:
-        raise ConfigError("no key: write what varies, such as microbatches=8..256", file="--over")
+        raise ConfigError("no key: write one with a range, such as microbatches=8..256", file="--over")
     source = f"--over {word}"
     ends = _ends(range_text, source) if equals else None
     key = _key(word, basis, entries, ends)

@@ -117,7 +117,8 @@ def _parse_waiting(text: str) -> Action:
         awaited.sub_actions or awaited.microbatch < 0 or awaited.span > 1 for awaited in after
     ):
         raise TableError(
-            "what waits and what it waits for have microbatches, the latter one: 0F3@0OFFLOAD1", cell=text
+            "an action and the one it waits for need microbatches, the latter just one: 0F3@0OFFLOAD1",
+            cell=text,
         )
     return replace(action, after=tuple(after))
 

@@ -87,7 +87,7 @@ def parse_table(text: str, file: Path | str = "", form: Form | None = None) -> T
 def _text(path: Path) -> str:
     try:
         if is_named_pipe(path):
-            raise TableError("is a pipe: save what it gives to a file first", file=path)
+            raise TableError("is a pipe: save its contents to a file first", file=path)
         if path.exists() and not (path.is_file() or path.is_fifo()):
             raise TableError("not a file: name a table (.csv or .txt)", file=path)
         if path.is_file() and path.stat().st_size > _LARGEST:

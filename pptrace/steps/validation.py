@@ -91,8 +91,7 @@ def _describe(schedule: Schedule, fault: int, row: int, other: int) -> ScheduleE
         text = f"{where}: microbatch {last} is out of range: they are 0 to {schedule.microbatches - 1}"
     elif fault == tables.TWICE:
         text = (
-            f"{where}: does again what action {other - int(schedule.row_ptr[rank])} "
-            f"({schedule.action(other)}) has done: remove one"
+            f"{where}: repeats action {other - int(schedule.row_ptr[rank])} ({schedule.action(other)}): remove one"
         )
     else:
         home = f"is on rank {other}" if other >= 0 else "is not on that microbatch's route"
@@ -196,7 +195,7 @@ def _check_copies(schedule: Schedule, positions: Positions) -> None:
     offloaded = out[stage, microbatch] >= 0
     row = int(out[stage, microbatch] if offloaded else back[stage, microbatch])
     missing = f"{stage}{Kind.RELOAD.name if offloaded else Kind.OFFLOAD.name}{microbatch}"
-    raise _error_at(schedule, row, f" without {missing}: what is copied out must come back", missing=missing)
+    raise _error_at(schedule, row, f" without {missing}: a copy out needs a copy back", missing=missing)
 
 
 def _check_stage_ends(schedule: Schedule) -> None:

@@ -141,5 +141,5 @@ def _check(table: Schedule, full: int, filling: Filling) -> None:
         return
     rank = full if full >= 0 else int(late[0])
     action = str(table.action(int(filling.next[rank])))
-    why = "its memory holds no more: allow more" if full >= 0 else "what it needs comes later: change the order"
+    why = "its memory holds no more: allow more" if full >= 0 else "its dependency comes later: change the order"
     raise ScheduleError(f"rank {rank}: {action} can never start: {why}", rank=rank, action=action)

@@ -215,7 +215,7 @@ def test_steps_nearer_than_they_are_known_are_a_tie(share: float, ties: tuple[tu
     assert ("ties within that: eager and lumped" in known.summary()) == bool(ties)
     first, second = sorted(row.levels.run.metrics.step_ns for row in known.rows if row.levels)
     apart = f"{second / first - 1:.2%}"
-    tie = f"eager and lumped, a tie ({apart} apart, known to about ±1000.0%)"
+    tie = f"eager and lumped, a tie ({apart} difference, uncertainty about ±1000.0%)"
     said = tie if ties else f"eager, {apart} before lumped"
     assert f"\nfastest: {said}; none fits its device's memory" in known.summary()
     plain = compared("eager,lumped", costs=COSTS)

@@ -125,7 +125,7 @@ def test_a_deadline_runs_weight_gradients_in_gaps_that_delay_nothing_beyond_it()
 def test_an_order_that_waits_for_itself_is_refused() -> None:
     table = order([1, 3], 4)
 
-    with pytest.raises(ScheduleError, match=r"rank 0: 0I0 can never start: what it needs comes later"):
+    with pytest.raises(ScheduleError, match=r"rank 0: 0I0 can never start: its dependency comes later"):
         fill_weights(table, ONE)
 
 

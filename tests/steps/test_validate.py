@@ -42,7 +42,7 @@ def test_an_action_that_is_there_twice_is_refused(rank: int, cell: str, position
 
     assert (error.rank, error.action) == (rank, cell)
     assert error.position == 2 * rank + position
-    assert "does again what action" in str(error)
+    assert "repeats action" in str(error)
     assert "remove one" in str(error)
 
 

@@ -139,7 +139,9 @@ def test_paths_that_depend_on_the_question_are_found() -> None:
         assert_valid_network(changed(first_is_late), endpoints=SIZES)
     with pytest.raises(AssertionError, match="overhead_ns: 0, and 3 where only this pair is requested"):
         assert_valid_network(changed(alone_is_late), endpoints=SIZES)
-    with pytest.raises(AssertionError, match=r"links: \[up\d, down\d\], and \[down\d, up\d\] where this pair"):
+    with pytest.raises(
+        AssertionError, match=r"links: \[up\d, down\d\], and \[down\d, up\d\] where only this pair"
+    ):
         assert_valid_network(changed(turned), endpoints=SIZES)
 
 

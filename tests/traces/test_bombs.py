@@ -64,7 +64,7 @@ def test_padding_that_unfolds_without_end_is_refused_in_bounded_memory(
     )
 
     def refused() -> None:
-        with pytest.raises(TraceError, match="unfolds more than 100 times"):
+        with pytest.raises(TraceError, match="unpacks to more than 100 times"):
             read(own)
 
     assert peak_of(refused) < 32 << 20
@@ -92,7 +92,7 @@ def test_blanks_in_the_first_line_are_refused_in_bounded_memory(
     path.write_bytes(gzip.compress(b'{"pptraceFormat": 2, ' + b" " * (64 << 20)))
 
     def refused() -> None:
-        with pytest.raises(TraceError, match="unfolds more than 100 times"):
+        with pytest.raises(TraceError, match="unpacks to more than 100 times"):
             read(path)
 
     assert peak_of(refused) < 32 << 20

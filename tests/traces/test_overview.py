@@ -95,7 +95,7 @@ def test_an_overview_has_each_rank_s_words_phases_counters_and_gpus(timeline: Ti
 def test_a_gpu_is_shown_as_its_rank_and_that_one_s_peers(trace: Path) -> None:
     shown, (said,) = opened(trace, gpu=1)
 
-    assert said == "GPU 1 is pp 0, dp 0, cp 0, tp 1: rank 0, which stands for 8 GPUs that do the same"
+    assert said == "GPU 1 is pp 0, dp 0, cp 0, tp 1: rank 0, which represents 8 GPUs that do the same"
     assert threads(shown) - {"critical path"} == {"rank 0", "rank 1"}
 
 
@@ -143,7 +143,7 @@ def test_a_gpu_is_shown_in_its_own_replica_where_replicas_differ(unlike: Path) -
     fast, said = opened(unlike, gpu=2)
 
     assert said[0].startswith("Of 3 replicas this is number 2, which computes")
-    assert said[1] == "GPU 2 is pp 0, dp 2, cp 0, tp 0: rank 0, which stands for 2 GPUs that do the same"
+    assert said[1] == "GPU 2 is pp 0, dp 2, cp 0, tp 0: rank 0, which represents 2 GPUs that do the same"
     begun = [
         {one.fields(event)["name"]: event.timestamp for event in one.events(BEGIN) if event.track_event.name_iid}
         for one in (slow, fast)
@@ -176,7 +176,7 @@ def test_a_replica_whose_devices_are_slow_is_shown_as_slow(tmp_path: Path) -> No
             begun = {shown.fields(event)["name"]: event.timestamp for event in shown.events(BEGIN)}
             assert begun["F 1"] == forward_ns
             assert said[0].startswith(f"Of 6 replicas this is number {replica}, which computes")
-    assert said[1].endswith("rank 0, which stands for 3 GPUs that do the same")
+    assert said[1].endswith("rank 0, which represents 3 GPUs that do the same")
 
 
 def test_a_replica_that_cannot_be_shown_is_one_line(unlike: Path, tmp_path: Path) -> None:

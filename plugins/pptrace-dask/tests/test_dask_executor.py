@@ -101,7 +101,7 @@ def test_a_server_that_says_nothing_is_no_scheduler() -> None:
         address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
         begun = time.monotonic()
 
-        with pytest.raises(ConfigError, match=rf"no scheduler answers at {address}: .*nothing said hello in time"):
+        with pytest.raises(ConfigError, match=rf"no scheduler answers at {address}: .*no answer in time"):
             cluster.connect(ExecutorRequest(workers=1, options={"scheduler": address, "timeout": 0.2}))
 
     assert time.monotonic() - begun < 10
@@ -118,7 +118,7 @@ def test_a_server_of_something_else_is_no_scheduler() -> None:
         answering.start()
         address = f"tcp://127.0.0.1:{other.getsockname()[1]}"
 
-        with pytest.raises(ConfigError, match=rf"what answers at {address} is no dask scheduler: check the port"):
+        with pytest.raises(ConfigError, match=rf"{address} is no dask scheduler: check the port"):
             cluster.connect(ExecutorRequest(workers=1, options={"scheduler": address, "timeout": 5}))
 
         answering.join()

@@ -74,7 +74,9 @@ def test_a_file_that_unfolds_without_end_is_refused(tmp_path: Path, monkeypatch:
     path.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * 6_000_000))
     monkeypatch.setattr(limits, "RATIO_FROM", 1 << 20)
 
-    with pytest.raises(TraceError, match="unfolds more than 100 times: unpack it first if it really is a trace"):
+    with pytest.raises(
+        TraceError, match="unpacks to more than 100 times its size: unpack it first if it is a trace"
+    ):
         measured(path)
 
 
@@ -93,7 +95,7 @@ def test_no_format_unfolds_without_end(
     path.write_bytes(gzip.compress((b"[" if unit == b"{}," else b"") + unit * count))
     monkeypatch.setattr(limits, "RATIO_FROM", 1 << 17)
 
-    with pytest.raises(TraceError, match="unfolds more than 100 times"):
+    with pytest.raises(TraceError, match="unpacks to more than 100 times"):
         measure([path], ImportRequest())
 
 

@@ -22,5 +22,5 @@ def test_rows_that_take_next_to_nothing_are_refused(tmp_path: Path) -> None:
     table = parquet.read_table(path)
     parquet.write_table(table.take(pa.array(np.zeros(1_000_000, dtype=np.int64))), path)
 
-    with pytest.raises(TraceError, match="unfolds more than 100 times"):
+    with pytest.raises(TraceError, match="unpacks to more than 100 times"):
         read_job_table(path)

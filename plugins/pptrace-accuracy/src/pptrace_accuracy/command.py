@@ -42,7 +42,7 @@ def _complete_executor(
 @click.argument("steps", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="STEPS")
 @click.option(
     "--rules", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
-    help="What the rows leave unsaid; that of known published sources by default.",
+    help="Values that the rows lack; by default those of known published sources.",
 )  # fmt: skip
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set a key of every row's configuration.")
 @click.option(
@@ -51,7 +51,7 @@ def _complete_executor(
 )  # fmt: skip
 @click.option(
     "--executor", default="processes", show_default=True, metavar="NAME[:KEY=VALUE]",
-    shell_complete=_complete_executor, help="What the rows run on.",
+    shell_complete=_complete_executor, help="Platform of the rows.",
 )  # fmt: skip
 @click.option("--workers", type=click.IntRange(1), metavar="N", help="Rows that run at once; one per core.")
 @click.option("--fresh", is_flag=True, help="Simulate every row anew, also those that an interrupted run kept.")

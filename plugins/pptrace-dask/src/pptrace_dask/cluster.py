@@ -111,14 +111,14 @@ async def _shake_hands(address: str, seconds: float) -> None:
 
 
 def _no_scheduler(target: LocalCluster | str, error: Exception) -> ConfigError:
-    reason = " ".join(str(error).split()) or "nothing said hello in time"
+    reason = " ".join(str(error).split()) or "no answer in time"
     advice = "start one there with 'dask scheduler', or check the address"
     return ConfigError(f"no scheduler answers at {target}: {advice} ({reason})", key=_SCHEDULER)
 
 
 def _other_server(address: str) -> ConfigError:
     advice = "check the port: dask's dashboard has another one than its scheduler"
-    return ConfigError(f"what answers at {address} is no dask scheduler: {advice}", key=_SCHEDULER)
+    return ConfigError(f"{address} is no dask scheduler: {advice}", key=_SCHEDULER)
 
 
 def _client(target: LocalCluster | str, options: DaskOptions) -> Client:

@@ -52,8 +52,8 @@ class MegatronOptions(BaseModel):
 
     overlap_p2p_comm: bool | None = Field(
         default=None,
-        description="Run messages beside computation (--overlap-p2p-communication); with several chunks per rank "
-        "by default, as training has it; cannot be true with one.",
+        description="Overlap messages with computation (--overlap-p2p-communication); with several chunks per "
+        "rank by default, as training has it; cannot be true with one.",
     )
     batch_p2p_comm: bool | None = Field(
         default=None,
@@ -68,7 +68,7 @@ class MegatronOptions(BaseModel):
     deallocate_pipeline_outputs: bool = Field(
         default=False,
         description="Wait for a forward's send at once, even with overlap_p2p_comm, so that its output can be "
-        "freed: what core 0.18 (2026) and later do where training sets this; earlier ones freed without waiting.",
+        "freed, as core 0.18 (2026) and later do where training sets this; earlier ones freed without waiting.",
     )
 
 

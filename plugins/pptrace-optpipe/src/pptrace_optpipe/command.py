@@ -173,10 +173,10 @@ def _check_use(
     if len(options.memory) > 1 and not pareto:
         raise click.UsageError("several limits are for --pareto")
     if watch and output is None:
-        raise click.UsageError("--watch writes what it finds: name a table by -o")
+        raise click.UsageError("--watch writes its results: name a table by -o")
     if plot is not None:
         if not pareto:
-            raise click.UsageError("--plot draws what --pareto finds: give both")
+            raise click.UsageError("--plot draws the results of --pareto: give both")
         check_picture(plot)
 
 

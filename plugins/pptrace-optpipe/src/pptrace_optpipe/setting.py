@@ -335,7 +335,7 @@ def _check_room(problem: Problem, key: str) -> None:
             subject = "of a stage" if problem.copies or problem.recomputes else "of all its stages"
             room, more = format_size(limit), format_size(least - limit)
             if not limit:
-                room, more = "nothing left beside its weights and state", f"at least {more}"
+                room, more = "no memory left beside its weights and state", f"at least {more}"
             raise ConstraintError(
                 f"rank {rank} has {room} for activations, and one microbatch's {subject} take "
                 f"{format_size(least)}: allow {more} more", key=key,

@@ -173,7 +173,7 @@ def _one_stage_each(ranks: Sequence[_RankRuns], source: str) -> _Verdict:
         return "", ": the files of the ranks that receive or send the other ends of their messages are missing"
     if any(end.sends and end.peer >= 0 and abs(end.peer - rank_index) != 1 for rank_index, end in ends):
         return "", (
-            ": messages skip neighbouring ranks, so ranks hold several stages, and the files lack what assigns "
+            ": messages skip neighbouring ranks, so ranks hold several stages, and files lack data that assign "
             "actions to stages: autograd's operations with waits of hosts, or kernels of GPUs"
         )
     return _judge(dict(_shares(ranks)), source)

@@ -27,7 +27,7 @@ pptrace_annotate.annotate(schedule)"""
     "--framework",
     type=click.Choice(tuple(_PARTS)),
     default="pytorch",
-    help="What runs the pipeline: torch.distributed.pipelining or Megatron-LM.",
+    help="The framework that runs the pipeline: torch.distributed.pipelining or Megatron-LM.",
     show_default=True,
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write it to this file.")

@@ -93,7 +93,7 @@ OFFER = ScheduleOffer(
     bubble=bubble,
     peak_activations=peak_activations,
     constraints=(
-        "Any number of ranks and microbatches; two chunks per rank and wave. The paper's own regime is as many "
+        "Any number of ranks and microbatches; two chunks per rank and wave. The paper's regime is as many "
         "microbatches as ranks."
     ),
     source="https://arxiv.org/abs/2308.15762",

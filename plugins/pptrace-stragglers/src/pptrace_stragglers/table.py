@@ -215,7 +215,7 @@ def _check_size(metadata: Any, path: Path) -> None:
     check_events(metadata.num_rows, path)
     unpacked = metadata.num_rows * metadata.num_columns * _VALUE_BYTES
     if unpacked > max(_MOST_RATIO * path.stat().st_size, _FREE_BYTES):
-        message = f"unfolds more than {_MOST_RATIO} times: operations of a real job have times of their own"
+        message = f"unpacks to more than {_MOST_RATIO} times its size: operations of a real job differ in time"
         raise TraceError(message, file=path)
     type_bytes = 0
     for group in range(metadata.num_row_groups):
@@ -240,5 +240,5 @@ def _numbers(table: Any, name: str, path: Path) -> NDArray[Any]:
     numbers: NDArray[Any] = values.cast(type_).fill_null(absent).to_numpy()
     low, high = _BOUNDS.get(name, (0, 2**31))
     if not ((numbers >= low) & (numbers < high)).all():
-        raise TraceError(f"column {name} holds {what} that cannot be, or rows without one", file=path)
+        raise TraceError(f"column {name} holds invalid {what}, or rows without one", file=path)
     return numbers
