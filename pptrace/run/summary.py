@@ -220,7 +220,7 @@ def _busiest(run: SimulatedStep) -> list[str]:
 
 def link_text(use: LinkUse) -> str:
     """Return the name of a link, and the number of equal links."""
-    return f"{use.names[0]} and {len(use.names) - 1} equal links" if len(use.names) > 1 else use.names[0]
+    return f"{use.names[0]} and {len(use.names) - 1} equal" if len(use.names) > 1 else use.names[0]
 
 
 def _hops(use: LinkUse) -> str:

@@ -233,7 +233,7 @@ def test_a_structural_deadlock_says_what_to_do_under_every_policy(pptrace: Pptra
         (
             "t.csv",
             "0F0,0B0\n1F0,1B0,1F0\n",
-            "t.csv: row 2, column 3, cell '1F0': rank 1, action 2 (1F0): does again",
+            "t.csv: row 2, column 3, cell '1F0': rank 1, action 2 (1F0): repeats action",
         ),
         ("t.csv", "0F0,0B0\n1F0\n", "t.csv: row 2: rank 1: 1B0 is missing"),
         (

@@ -139,7 +139,7 @@ def test_a_schedules_error_is_located_in_the_cell_behind_idle_cells_and_pairs(tm
     located = table.locate(caught.value)
 
     assert (located.row, located.column, located.cell) == (1, 7, "0B1")
-    assert str(located).startswith(f"{path}: row 1, column 7, cell '0B1': rank 0, action 5 (0B1): does again")
+    assert str(located).startswith(f"{path}: row 1, column 7, cell '0B1': rank 0, action 5 (0B1): repeats action")
 
 
 def test_an_error_without_a_cell_names_the_row_of_its_rank() -> None:

@@ -54,7 +54,7 @@ def test_an_action_that_is_there_twice_is_refused(rank: int, cell: str, position
     [["0F0", "0SEND_F0", "0SEND_F0", "0RECV_B0", "0B0"], ["1RECV_F0", "1F0", "1B0", "1SEND_B0"]],
 ])  # fmt: skip
 def test_repeated_halves_spans_copies_and_messages_are_refused(rows: list[list[str]]) -> None:
-    assert "does again" in str(refused(rows))
+    assert "repeats action" in str(refused(rows))
 
 
 def test_a_microbatch_without_gaps_below_it_is_missing_them() -> None:
@@ -90,7 +90,7 @@ def test_a_stage_that_no_action_names_is_refused() -> None:
     [["0F0", "0B0", "0I0", "0W0"]],
 ])  # fmt: skip
 def test_a_full_backward_beside_its_halves_is_refused(rows: list[list[str]]) -> None:
-    assert "does again" in str(refused(rows))
+    assert "repeats action" in str(refused(rows))
 
 
 def test_a_full_backward_and_halves_that_balance_another_microbatch_are_refused() -> None:
