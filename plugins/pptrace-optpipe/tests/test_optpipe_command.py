@@ -203,7 +203,7 @@ WRONG = [
     (["--work", "inf"], "work: a number must be finite"),
     (["--memory", "30GiB", "--time", "5ms"], "--time: 5ms is too short for any search; nearest that work: 0.1s"),
     (["--memory", "many"], "--memory: 'many' is no size"),
-    (["--recompute", "--set", "costs.recompute=0 ms"], "recompute: the model's backward already recomputes its forward"),
+    (["--recompute", "--set", "costs.recompute=0 ms"], "recompute: the model's backward already recomputes"),
     (["--from", "routes.csv"], "microbatches take several routes: give a table in which all take one"),
     (["--time", "100s", "-o", "missing/best.csv"], "missing/best.csv: cannot be written: the folder does"),
     (["--workers", "0"], "--workers: must be at least 1"),
