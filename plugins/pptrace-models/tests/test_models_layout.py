@@ -100,11 +100,11 @@ def test_llama_405b_has_its_layers_on_two_stages_fewer_than_there_are() -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("Etx|L", "position 3: E, t, m, L, |, a group in parentheses"),
+        ("Etx|L", "position 3: expected E, t, m, L, |, a group in parentheses"),
         ("E(tt|*3L", "position 2: this parenthesis is never closed"),
         ("Ett)|L", "position 4: no parenthesis is open here"),
-        ("Et*|L", "position 4: a count from 1 to 1000000 is needed"),
-        ("Et*0|L", "position 4: a count from 1"),
+        ("Et*|L", "position 4: write a count from 1 to 1000000"),
+        ("Et*0|L", "position 4: write a count from 1"),
         ("E(t*9999)*9999L", "position 2: more than 1000000 items"),
     ],
 )
