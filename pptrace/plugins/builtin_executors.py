@@ -46,7 +46,8 @@ class Processes(ProcessPoolExecutor):
         if not wait:
             for process in list((self._processes or {}).values()):
                 process.terminate()
-        super().shutdown(wait=wait, cancel_futures=cancel_futures)
+        # Without the wait, the interpreter's exit can write to a pipe that the pool's thread is closing.
+        super().shutdown(wait=True, cancel_futures=cancel_futures)
 
 
 class Serial(Executor):
