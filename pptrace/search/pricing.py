@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ from pptrace.search.basis import short_reason
 from pptrace.search.settings_search import NO_COPY_TIMES, copies_take_time
 from pptrace.search.space import LAYERS, OPTIONS, RECOMPUTE, setting
 from pptrace.steps.kinds import COMPUTE, TABLE, Kind
+from pptrace.steps.workload import Workload
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,20 +48,14 @@ if TYPE_CHECKING:
     from pptrace.search.space import Layout, PlanProblem
     from pptrace.steps.columns import Int64s
     from pptrace.steps.schedule import Schedule
-    from pptrace.steps.workload import Workload
 
 
 _COST_SETTINGS = (RECOMPUTE, *OPTIONS, "costs.zero", LAYERS)
 """Settings that affect a step only through its costs."""
 _KEPT_LAYOUTS = 96
 """Layouts in the cost cache; candidates of one layout are consecutive."""
-_COLUMNS = (
-    "f_ns", "b_ns", "i_ns", "w_ns", "f_collective_ns", "b_collective_ns", "i_collective_ns", "w_collective_ns",
-    "boundary_bytes", "activation_bytes", "weight_activation_bytes", "weights_bytes", "gradients_bytes",
-    "optimizer_bytes", "reduce_ns", "optimizer_ns", "offload_ns", "reload_ns", "recompute_ns", "unshard_ns",
-    "offload_bytes", "checkpoint_bytes", "microbatch_class", "gathered_bytes", "unreduced_bytes",
-    "boundary_gradient_bytes",
-)  # fmt: skip
+_COLUMNS = tuple(field.name for field in fields(Workload) if field.name not in {"classes", "notes", "kernels"})
+"""The costs of a step: all fields of a workload except its classes, which have the same fields, and texts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,12 +255,13 @@ def _step_key(work: _LayoutCosts, entry: Entry, cached: CachedTable, workload: W
 
 
 def _digest(workload: Workload) -> str:
+    """Return a digest of all costs of a step."""
     digest = hashlib.sha256()
     for costs in (workload, *workload.classes):
         for name in _COLUMNS:
-            digest.update(getattr(costs, name).tobytes())
+            value = getattr(costs, name)
+            digest.update(value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode())
             digest.update(b"|")
-    digest.update(repr((workload.reserved_bytes, workload.sync_ns, workload.segments)).encode())
     return digest.hexdigest()[:16]
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,8 +19,10 @@ from pptrace.plugins.requests import ScheduleRequest
 from pptrace.search import candidates
 from pptrace.search.candidates import Outcome
 from pptrace.search.plan import differences_ns
-from pptrace.search.pricing import bound_of
+from pptrace.search.pricing import _digest, bound_of
 from pptrace.sim.simulation import simulate
+from pptrace.steps.kinds import Kind
+from pptrace.steps.segments import Segment
 from pptrace.steps.workload import Workload
 from pptrace.timeline.metrics import measure
 
@@ -240,3 +244,30 @@ def test_as_few_gpus_as_fit_come_first(registry: Registry) -> None:
     if found.best.layout.gpus > 1:
         with pytest.raises(pptrace.PptraceError, match="is enough"):
             planned(registry, gpus=found.best.layout.gpus // 2, memory="4GiB")
+
+
+def with_another_value(workload: Workload, name: str) -> Workload:
+    if name == "segments":
+        return workload.segmented({Kind.F: [(Segment(name="a", duration_ns=1),)] * workload.stages})
+    value: Any = getattr(workload, name)
+    if isinstance(value, bool):
+        value = not value
+    elif isinstance(value, int) or value.size:
+        value = value + 1
+    else:
+        size = workload.boundary_bytes.size if name == "boundary_gradient_bytes" else workload.stages
+        value = np.zeros(size, dtype=value.dtype)
+    changed: dict[str, Any] = {name: value}
+    return replace(workload, **changed)
+
+
+@pytest.mark.parametrize(
+    "name", [field.name for field in fields(Workload) if field.name not in {"classes", "notes", "kernels"}]
+)
+def test_configurations_that_differ_in_any_cost_are_no_duplicates(name: str) -> None:
+    workload = Workload.uniform(2, f_ns=1, b_ns=2, boundary_bytes=3)
+    changed = with_another_value(workload, name)
+    classes = replace(workload, classes=(workload,)), replace(workload, classes=(changed,))
+
+    assert _digest(workload) != _digest(changed)
+    assert _digest(classes[0]) != _digest(classes[1])
