@@ -1,4 +1,4 @@
-"""Plans: search, ranking, robustness, documents and pictures."""
+"""Results of a plan: ranking, robustness, document and pictures."""
 
 from __future__ import annotations
 
@@ -32,10 +32,13 @@ from pptrace.search.ranking import join_names
 from pptrace.search.result_table import TABLES, write_table
 from pptrace.search.runner import choose
 from pptrace.search.space import (
+    ALIASES,
     LAYERS,
     OBJECTIVES,
+    OPTIONS,
     PLAIN,
     PLANNED,
+    RECOMPUTE,
     PlanRequest,
     Space,
     gpus_text,
@@ -57,41 +60,47 @@ if TYPE_CHECKING:
     from pptrace.steps.schedule import Schedule
 
 _CONTENDERS = 5
+"""The largest number of contenders."""
 _NEAR = Fraction(11, 10)
 """The largest score of a contender, relative to that of the first place."""
 _TABLE_FILE = "best.csv"
 """The file of the first place's table in launch arguments."""
+MARGIN = Fraction(2, 100)
+"""Largest lead that counts as a tie.
+
+Of published steps of one model on the same GPUs, pairs with simulated steps this close have the measured order 22
+of 37 times (``pptrace accuracy`` counts them; docs/plan.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The first place on another machine."""
+    """The best configuration on a changed machine."""
 
     machine: str
     """The machine."""
     slowdown: float
-    """Excess of its score over the best score on this machine, as a share; 0 if it stays first."""
+    """Excess of the first place's score over the best score on this machine, as a share; 0 if it stays first."""
     best: int
     """Place, from 0, of the best contender on this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Robustness:
-    """The first place on all other machines."""
+    """Whether the best configuration stays the best on changed machines."""
 
     contenders: int
     """Number of contenders, the first place among them."""
     verdicts: tuple[Verdict, ...]
-    """One per machine."""
+    """One per machine on which the first place runs and fits."""
 
     @property
-    def first(self) -> int:
-        """The number of machines on which it stays first."""
+    def machines_first(self) -> int:
+        """The number of machines on which the first place stays first."""
         return sum(verdict.slowdown <= 0 for verdict in self.verdicts)
 
     @property
-    def near(self) -> int:
-        """The number of machines on which it is first or within 2 % of the best."""
+    def machines_near(self) -> int:
+        """The number of machines on which the first place is first or within :data:`MARGIN` of the best."""
         return sum(verdict.slowdown <= MARGIN for verdict in self.verdicts)
 
 
@@ -115,7 +124,7 @@ def assess_robustness(
             step = None if row.get("error") or not row.get("fits") else int(row["step_ns"] or 0)
             scores.append(None if step is None else request.score(step, candidate.layout))
         first = scores[0]
-        if first is None:
+        if first is None:  # it fails here, or does not fit
             continue
         best, index = min((score, index) for index, score in enumerate(scores) if score is not None)
         slowdown = float(first[-1] / best[-1] - 1) if best[-1] else 0.0
@@ -124,7 +133,7 @@ def assess_robustness(
 
 
 _CONFIGURATIONS = (".yaml", ".yml")
-_KNOWN = ".yaml for the best configuration, .csv or .parquet for all, .png, .svg or .pdf for a picture"
+_OUTPUT_SUFFIXES = ".yaml for the best configuration, .csv or .parquet for all, .png, .svg or .pdf for a picture"
 """The suffixes of outputs in words."""
 
 
@@ -174,8 +183,8 @@ class Plan(Printed):
         return self._costs.resolved.experiment
 
     @cached_property
-    def stated(self) -> Experiment:
-        """The same with layers per stage, which frameworks need if stages do not divide the layers."""
+    def with_layers_per_stage(self) -> Experiment:
+        """:attr:`experiment` with layers per stage, which frameworks need if stages do not divide the layers."""
         experiment, layers = self.experiment, int(self.problem.facts.get("layers") or 0)
         stages = self.best.layout.pp * self.best.chunks
         model = values_of(experiment.model)
@@ -194,13 +203,17 @@ class Plan(Printed):
 
     @cached_property
     def frameworks(self) -> dict[str, Arguments]:
-        """Launch arguments of the first place; Megatron-LM has separate arguments for stages without layers."""
-        has_few = int(self.problem.facts.get("layers") or 0) < self.best.layout.pp * self.best.chunks
-        megatron = self.experiment if has_few else self.stated
-        file = "" if torchtitan_schedule(self.stated, self.schedule) else _TABLE_FILE
+        """Launch arguments of the first place.
+
+        With fewer layers than stages, Megatron-LM's arguments omit layers per stage.
+        """
+        has_empty_stages = int(self.problem.facts.get("layers") or 0) < self.best.layout.pp * self.best.chunks
+        stated = self.with_layers_per_stage
+        megatron = self.experiment if has_empty_stages else stated
+        file = "" if torchtitan_schedule(stated, self.schedule) else _TABLE_FILE
         return {
             "megatron-lm": megatron_arguments(megatron, self.best.chunks),
-            "torchtitan": torchtitan_arguments(self.stated, self.schedule, file),
+            "torchtitan": torchtitan_arguments(stated, self.schedule, file),
         }
 
     def table_command(self, arguments: Arguments) -> str | None:
@@ -215,7 +228,7 @@ class Plan(Printed):
 
     def table(self) -> list[Row]:
         """Return a row per candidate, in the order of the space."""
-        return [_point(candidate) for candidate in self.candidates]
+        return [_row(candidate) for candidate in self.candidates]
 
     def counts(self) -> dict[str, int]:
         """Return the number of candidates, and the number with each outcome."""
@@ -227,6 +240,7 @@ class Plan(Printed):
         reasons: Counter[str] = Counter()
         for candidate in self.candidates:
             if candidate.outcome is Outcome.REFUSED:
+                # "parallel.tp: does not divide the heads" counts as "parallel.tp", other reasons by schedule.
                 head, colon, _ = candidate.reason.partition(":")
                 reasons[head if colon and " " not in head else f"schedule {candidate.schedule}"] += 1
         return dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))
@@ -254,7 +268,7 @@ class Plan(Printed):
             "tied": {"margin": float(MARGIN), "places": len(self.tied)},
             "robustness": None if robustness is None else {
                 "contenders": robustness.contenders, "machines": len(robustness.verdicts),
-                "first": robustness.first, "within_2_percent": robustness.near,
+                "first": robustness.machines_first, "within_2_percent": robustness.machines_near,
                 "trials": [
                     {"machine": verdict.machine, "behind": verdict.slowdown, "best": verdict.best + 1}
                     for verdict in robustness.verdicts
@@ -278,7 +292,7 @@ class Plan(Printed):
             PptraceError: a package that is missing.
         """
         paths = [Path(target) for target in targets]
-        check_outputs(paths, _CONFIGURATIONS, _KNOWN)
+        check_outputs(paths, _CONFIGURATIONS, _OUTPUT_SUFFIXES)
         with ExitStack() as pending:
             for path in paths:
                 self._write(path, pending)
@@ -313,7 +327,7 @@ class Plan(Printed):
         ))  # fmt: skip
 
 
-def _point(candidate: Candidate) -> Row:
+def _row(candidate: Candidate) -> Row:
     layout, bound = candidate.layout, candidate.bound
     figures = {key: value for key, value in candidate.row.items() if key not in {"error", "point", "gpus"}}
     return {
@@ -381,7 +395,7 @@ def plan(
     """
     check_arguments(values, ARGUMENTS)
     paths = [Path(output) for output in outputs]
-    check_outputs(paths, _CONFIGURATIONS, _KNOWN)
+    check_outputs(paths, _CONFIGURATIONS, _OUTPUT_SUFFIXES)
     request = PlanRequest(gpus=gpus, memory=memory, objective=objective, top=top, exhaustive=exhaustive)
     plugins = registry or Registry.load()
     chosen = choose(executor, plugins, workers or 0, shared=registry is not None)
@@ -400,22 +414,18 @@ def plan(
     return result
 
 
-MARGIN = Fraction(2, 100)
-"""Largest lead that counts as a tie.
-
-Of published steps of one model on the same GPUs, pairs with simulated steps this close have the measured order 22
-of 37 times (``pptrace accuracy`` counts them; docs/plan.md)."""
-
-
 _OPTIONAL = ("vp", "cp", "ep", "gbs", "settings")
 """Columns that are left out if all rows are empty or 1."""
-_SHORT = {"model.recompute": "recompute", "costs.zero": "zero", "parallel.order": "order",
-          "model.layers_per_stage": "layers", "model.recompute_modules": "modules",
-          "model.recompute_method": "method", "model.recompute_num_layers": "num_layers"}  # fmt: skip
+_SHORT = {key: name for name, key in ALIASES.items()} | {
+    key: key.removeprefix(f"{RECOMPUTE}_") for key in OPTIONS
+}  # fmt: skip
+"""Short names of keys of settings."""
 _SIZES = frozenset({*PLANNED, "parallel.sequence_parallel"})
 """Keys whose values have separate columns, or follow from such keys."""
 _WIDTH = 110
-_FREE = "ideal"
+_TITLE_WIDTH = 14
+"""Width of the titles of lines below the table."""
+_IDEAL = "ideal"
 """The default network, on which messages take no time."""
 _MARGIN = f"{float(100 * MARGIN):g} %"
 
@@ -426,9 +436,9 @@ def _request_lines(plan: Plan) -> list[str]:
     choice = experiment.device
     device = devices_text(choice) if choice is not None and choice.preset else "a custom device"
     memory = f", {plan.request.memory} per rank" if plan.request.memory else ""
-    free = ", a free network" if experiment.cluster is None and experiment.network.name == _FREE else ""
+    network = ", a free network" if experiment.cluster is None and experiment.network.name == _IDEAL else ""
     up_to = "up to " if plan.request.objective == "gpus" else ""
-    machine = f"{up_to}{gpus_text(plan.request.gpus)} ({device}{memory}{free})"
+    machine = f"{up_to}{gpus_text(plan.request.gpus)} ({device}{memory}{network})"
     return [f"{model} on {machine}: {OBJECTIVES[plan.request.objective]}", plan.heading]
 
 
@@ -474,9 +484,12 @@ def _settings(candidate: Candidate) -> str:
 
 
 def _reasons(plan: Plan) -> list[str]:
-    lines = [f"gap to #1{'':>6}#{place}: {explain_gap(plan.best, candidate) or 'no part above 0.1 %'}"
-             for place, candidate in enumerate(plan.ranked, 1) if place > 1]  # fmt: skip
-    return [lines[0], *(f"{'':>14}{line[14:]}" for line in lines[1:])] if lines else []
+    gaps = [
+        f" #{place}: {explain_gap(plan.best, candidate) or 'no part above 0.1 %'}"
+        for place, candidate in enumerate(plan.ranked, 1)
+        if place > 1
+    ]
+    return [f"{'' if index else 'gap to #1':<{_TITLE_WIDTH}}{gap}" for index, gap in enumerate(gaps)]
 
 
 def _ties(plan: Plan) -> list[str]:
@@ -487,7 +500,7 @@ def _ties(plan: Plan) -> list[str]:
     places = f"#1 {'to' if plan.tied[2:] else 'and'} #{count}"
     text = f"{places} are within {_MARGIN}, less than the error of a simulation: measure them"
     hint = f"; further places may tie, --top {2 * count} shows them" if count == plan.request.top else ""
-    return _wrap_line("tied          ", text + hint)
+    return _wrap_line("tied", text + hint)
 
 
 def _equivalents(plan: Plan) -> list[str]:
@@ -498,7 +511,7 @@ def _equivalents(plan: Plan) -> list[str]:
             words = " or ".join(dict.fromkeys(_difference(candidate, twin) for twin in candidate.equivalents))
             named.setdefault(words, []).append(f"#{place}")
     text = "; ".join(f"{', '.join(places)} with {words}" for words, places in named.items())
-    return _wrap_line("equal         ", f"same step and memory: {text}") if named else []
+    return _wrap_line("equal", f"same step and memory: {text}") if named else []
 
 
 def _difference(candidate: Candidate, equivalent: Candidate) -> str:
@@ -529,10 +542,12 @@ def _robustness(plan: Plan) -> list[str]:
         if verdict.slowdown > 0
     ]
     text = (
-        f"#1 stays first on {robustness.first} of {total} other machines, and first or within {_MARGIN} on "
-        f"{robustness.near}, among {robustness.contenders} contenders"
+        f"#1 stays first on {robustness.machines_first} of {total} other machines, and first or within {_MARGIN} "
+        f"on {robustness.machines_near}, among {robustness.contenders} contenders"
     )
-    return _wrap_line("robustness    ", f"{text}{'; ' if lost_places else ''}{'; '.join(lost_places)}")
+    skipped = len(MACHINES) - total
+    failures = [f"it fails or does not fit on {skipped}"] if skipped else []
+    return _wrap_line("robustness", "; ".join([text, *failures, *lost_places]))
 
 
 def _counts(plan: Plan) -> list[str]:
@@ -547,7 +562,7 @@ def _counts(plan: Plan) -> list[str]:
     refused = [f"{reason} {count:,}" for reason, count in list(plan.refusals().items())[:4]]
     return [
         *_wrap_line("", ", ".join(parts)),
-        *(_wrap_line("cannot run    ", ", ".join(refused)) if refused else []),
+        *(_wrap_line("cannot run", ", ".join(refused)) if refused else []),
         *_default_chunks(plan),
     ]
 
@@ -565,23 +580,23 @@ def _default_chunks(plan: Plan) -> list[str]:
         return []
     chunks = ", ".join(map(str, requested))
     text = f"{chunks} where a schedule accepts it; {join_names([*schedules])} with default chunks"
-    return _wrap_line("vp            ", text)
+    return _wrap_line("vp", text)
 
 
 def _frameworks(plan: Plan) -> list[str]:
-    lines = _wrap_line("pptrace       ", plan.best.arguments)
-    for name, words in zip(("Megatron-LM   ", "torchtitan    "), plan.frameworks.values(), strict=True):
+    lines = _wrap_line("pptrace", plan.best.arguments)
+    for name, words in zip(("Megatron-LM", "torchtitan"), plan.frameworks.values(), strict=True):
         lines += _wrap_line(name, words.line)
         if command := plan.table_command(words):
-            lines += _wrap_line(f"{_TABLE_FILE}      ", command)
+            lines += _wrap_line(_TABLE_FILE, command)
     return lines
 
 
 def _wrap_line(title: str, text: str) -> list[str]:
-    indent = " " * len(title)
-    return wrap(
-        f"{title}{text}", _WIDTH, subsequent_indent=indent or "  ", break_long_words=False, break_on_hyphens=False
-    )
+    """Return the wrapped lines of a text after its title; without a title, further lines have a short indent."""
+    head = f"{title:<{_TITLE_WIDTH}}" if title else ""
+    indent = " " * len(head) or "  "
+    return wrap(f"{head}{text}", _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 PARTS = {
@@ -598,7 +613,10 @@ _NAMED_SHARE = 0.001
 
 
 def differences_ns(first: Candidate, other: Candidate) -> dict[str, int]:
-    """Return the difference of each part of the step, per batch of the first; their sum is that of the steps."""
+    """Return the difference of each part of the step, scaled to the first place's batch.
+
+    The differences sum to the difference of the steps.
+    """
     share = first.layout.sequences / other.layout.sequences
     return {
         name: round(float(other.row[column] or 0) * share - float(first.row[column] or 0))
@@ -650,14 +668,14 @@ def save_frontier(plan: Plan, path: Path) -> None:
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
-        places = {name: _point_places([point for point in points if point.schedule == name]) for name in names}
-        draw_points(axes, places)
-        edge = columns_of(_point_places(frontier(plan.ranking)))
+        coordinates = {name: _coordinates([point for point in points if point.schedule == name]) for name in names}
+        draw_points(axes, coordinates)
+        edge = columns_of(_coordinates(frontier(plan.ranking)))
         axes.plot(*edge, color=INK, lw=1.2, drawstyle="steps-post", label="frontier", zorder=0)
         limit = int(plan.best.row["device_memory_bytes"] or 0)
         if limit:
             axes.axvline(limit / _GIB, color=LIMIT, lw=1.2, ls="--", label="memory of a device")
-        [best] = _point_places([plan.best])
+        [best] = _coordinates([plan.best])
         axes.annotate(f"#1 {plan.best.name}", best, xytext=(6, -12), textcoords="offset points", fontsize=8)
         axes.margins(0.06, 0.12)
         axes.set(xlabel="memory of the fullest rank (GiB)", ylabel="step for as many sequences (s)")
@@ -669,10 +687,12 @@ def save_frontier(plan: Plan, path: Path) -> None:
 
 
 def _sequence_ns(point: Candidate) -> float:
+    """Return the step time per sequence."""
     return float(point.row["step_ns"] or 0) / point.layout.sequences
 
 
-def _point_places(points: Sequence[Candidate]) -> list[tuple[float, float]]:
+def _coordinates(points: Sequence[Candidate]) -> list[tuple[float, float]]:
+    """Return memory in GiB and step in seconds of each point, scaled to the largest batch."""
     scale = max((point.layout.sequences for point in points), default=1)
     return [
         (int(point.row["peak_memory_bytes"] or 0) / _GIB, _sequence_ns(point) * scale / 1e9) for point in points

@@ -6,6 +6,7 @@ import csv
 import json
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from pptrace.errors import PptraceError
 from pptrace.plugins.registry import Registry
 from pptrace.report.numbers import unique_names
 from pptrace.search import candidates
+from pptrace.search.plan import _setting_text
+from pptrace.search.space import ALIASES
 
 DOCS = Path(__file__).parents[2] / "docs" / "plan.md"
 NAME = re.compile(r"`([a-z0-9_-]+)`")
@@ -234,6 +237,20 @@ def test_no_copies_are_a_share_of_nothing(registry: Registry) -> None:
 
     ratios = [(found.problem.resolved(one.varied).experiment.schedule.offload) for one in found.candidates]
     assert [ratio and ratio.ratio for ratio in ratios] == [None, 0.5]
+
+
+@pytest.mark.parametrize(("name", "key"), ALIASES.items())
+def test_settings_have_the_names_that_vary_them(name: str, key: str) -> None:
+    assert _setting_text(key, 0.5) == f"{name} 0.5"
+
+
+def test_machines_on_which_the_first_place_fails_are_counted(registry: Registry) -> None:
+    found = planned(registry, vary={**FEW, "schedule": ["gpipe", "1f1b"], "pp": [2, 4], "tp": [1]}, robust=True)
+    without = replace(found, robustness=replace(found.robustness, verdicts=found.robustness.verdicts[1:]))
+
+    assert "it fails" not in str(found)
+    assert "of 7 other machines" in str(without)
+    assert "it fails or does not fit on 1" in " ".join(str(without).split())
 
 
 def test_the_smallest_memory_that_would_do_is_the_smallest(registry: Registry) -> None:
