@@ -325,7 +325,7 @@ class Cluster(_Section):
     )
     node: NetworkPart | None = Field(default=None, description="The network of the GPUs and NICs of a node.")
     fabric: NetworkPart | None = Field(default=None, description="The network that joins the NICs of all nodes.")
-    spare: bool = Field(default=False, description="Let GPUs that the job does not need stay idle.")
+    spare: bool = Field(default=False, description="Let GPUs that the job does not need stay unused.")
 
 
 class Contending(_Section):
@@ -367,16 +367,16 @@ class PointToPoint(_Section):
     )
 
     @property
-    def idle(self) -> dict[str, tuple[str, ...]]:
+    def unused(self) -> dict[str, tuple[str, ...]]:
         """Settings other than their defaults that this policy does not take, and the policies that do."""
         standard, policies = PointToPoint(), _TAKEN_BY.items()
-        idle = {name: takers for name, takers in policies if self.policy not in takers}
-        return {name: takers for name, takers in idle.items() if getattr(self, name) != getattr(standard, name)}
+        unused = {name: takers for name, takers in policies if self.policy not in takers}
+        return {name: takers for name, takers in unused.items() if getattr(self, name) != getattr(standard, name)}
 
     @property
     def taken(self) -> PointToPoint:
         """These settings, those that this policy does not take at their defaults."""
-        return self.model_copy(update={name: getattr(PointToPoint(), name) for name in self.idle})
+        return self.model_copy(update={name: getattr(PointToPoint(), name) for name in self.unused})
 
 
 _TAKEN_BY = {"stream": ("ordered",), "eager": ("ordered",), "receive": ("blocking", "ordered", "batched")}

@@ -156,7 +156,7 @@ def _ranges(first: Int64s | Int32s, length: Int64s) -> Int64s:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hops:
+class RankNetwork:
     """A network between pipeline ranks, each of which consists of several GPUs.
 
     Member ``m`` of a rank sends to member ``m`` of its peer. All members send simultaneously at the rate of the

@@ -10,7 +10,7 @@ from pptrace.config.schema import Cluster as Section
 from pptrace.config.schema import Device
 from pptrace.config.validation import merged, validate_options
 from pptrace.errors import ConfigError, PluginError
-from pptrace.network.cluster import Cluster, Hops
+from pptrace.network.cluster import Cluster, RankNetwork
 from pptrace.plugins.construction import build_network
 from pptrace.plugins.requests import NetworkRequest
 from pptrace.run.inputs import at_location, layout_of
@@ -31,7 +31,7 @@ _MOST_NODES = 2**31 - 1
 _PARTS = ("node", "fabric")
 
 
-def job_network(inputs: Inputs) -> Hops:
+def job_network(inputs: Inputs) -> RankNetwork:
     """Build the cluster of a configuration, place the job's GPUs on it, and fill in the section.
 
     Raises:
@@ -61,7 +61,7 @@ def job_network(inputs: Inputs) -> Hops:
     filled = Section.model_validate({**values, "preset": section.preset})
     resolved = resolved.with_section("cluster", filled, _origins(values, section, origin))
     inputs.resolved = _with_device(resolved, offer)
-    return Hops(network=cluster, layout=layout)
+    return RankNetwork(network=cluster, layout=layout)
 
 
 def _preset(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pptrace.config.resolution import Resolved
-    from pptrace.network.cluster import Hops
+    from pptrace.network.cluster import RankNetwork
     from pptrace.plugins.registry import Registry
     from pptrace.steps.columns import Int64s
 
@@ -74,7 +74,7 @@ class GpuRoute:
 class ClusterView:
     """A cluster and its load by a pipeline."""
 
-    job: Hops
+    job: RankNetwork
     """The cluster, and the pipeline's place on it."""
     name: str
     """The preset or file."""
@@ -140,20 +140,20 @@ def _with_ranks(resolved: Resolved) -> Resolved:
     return resolved.with_values("parallel", {"pp": ranks})
 
 
-def _over_all(job: Hops) -> Hops:
+def _over_all(job: RankNetwork) -> RankNetwork:
     """Place a tensor-parallel stage on each node, or a stage on each GPU of a single node."""
     nodes, gpus = job.network.nodes, job.network.gpus
     return replace(job, layout=Layout(pp=nodes, tp=gpus) if nodes > 1 else Layout(pp=gpus))
 
 
-def _pipeline(job: Hops) -> tuple[Paths, Int64s]:
+def _pipeline(job: RankNetwork) -> tuple[Paths, Int64s]:
     """Return every hop between neighbours in both directions, and its rate while all are busy."""
     low = np.arange(job.layout.pp - 1, dtype=np.int32)
     hops = job.paths(np.concatenate([low, low + 1]), np.concatenate([low + 1, low]))
     return hops, steady_rates(hops, job.network.links)
 
 
-def _load(job: Hops, hops: Paths, rates: Int64s) -> NDArray[np.float64]:
+def _load(job: RankNetwork, hops: Paths, rates: Int64s) -> NDArray[np.float64]:
     links = job.network.links
     first = np.arange(0, len(hops), hops.ways)
     on_first = np.zeros(len(hops), dtype=bool)
@@ -168,7 +168,7 @@ def _load(job: Hops, hops: Paths, rates: Int64s) -> NDArray[np.float64]:
     return used / np.maximum(links.rate_kbps, 1)
 
 
-def _groups(job: Hops) -> tuple[LinkGroup, ...]:
+def _groups(job: RankNetwork) -> tuple[LinkGroup, ...]:
     links = job.network.links
     links_of: dict[str, list[int]] = {}
     for link, name in enumerate(links.name):
@@ -184,7 +184,7 @@ def _groups(job: Hops) -> tuple[LinkGroup, ...]:
     )
 
 
-def _between(job: Hops, hops: Paths, source: int, target: int) -> GpuRoute:
+def _between(job: RankNetwork, hops: Paths, source: int, target: int) -> GpuRoute:
     gpus = job.network.endpoints
     for gpu in (source, target):
         if not 0 <= gpu < gpus:

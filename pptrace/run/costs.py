@@ -12,7 +12,7 @@ import numpy as np
 
 from pptrace.config.choices import Reshard
 from pptrace.errors import ConfigError
-from pptrace.network.cluster import Hops
+from pptrace.network.cluster import RankNetwork
 from pptrace.plugins.construction import build_workload
 from pptrace.plugins.guards import call_plugin
 from pptrace.plugins.requests import CostRequest
@@ -138,7 +138,7 @@ def model_costs(inputs: Inputs, network: Network) -> Costs:
     parallel, batch = inputs.experiment.parallel, inputs.experiment.batch
     reduction = inputs.experiment.data_parallel
     ranks, collectives = parallel.pp or 1, None
-    if isinstance(network, Hops):
+    if isinstance(network, RankNetwork):
         from pptrace.network.collectives import LinkCollectives
 
         collectives = LinkCollectives(network=network.network, groups=network.layout.groups)
@@ -371,10 +371,12 @@ def with_stage_replicas(
     for copies in np.unique(holders.sum(axis=0)[shared]).tolist():
         stages = np.flatnonzero(holders.sum(axis=0) == copies)
         sets = np.unique([np.flatnonzero(holders[:, stage]) for stage in stages], axis=0)
-        if isinstance(network, Hops):
+        if isinstance(network, RankNetwork):
             sets = network.layout.grid()[sets].transpose(0, 2, 3, 4, 1).reshape(-1, copies)
         groups = {"replicas": sets.astype(np.int32)}.__getitem__
-        over = LinkCollectives(network=network.network if isinstance(network, Hops) else network, groups=groups)
+        over = LinkCollectives(
+            network=network.network if isinstance(network, RankNetwork) else network, groups=groups
+        )
         with at_location(resolved, "network"):
             for stage in stages.tolist():
                 reduce_ns[stage] += over.ns("all-reduce", "replicas", int(workload.gradients_bytes[stage]))

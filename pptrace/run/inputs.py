@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pptrace.config.resolution import Resolved
     from pptrace.config.schema import Experiment
-    from pptrace.network.cluster import Hops
+    from pptrace.network.cluster import RankNetwork
     from pptrace.network.contract import Network
     from pptrace.plugins.offers import Provided
     from pptrace.plugins.registry import Registry
@@ -57,7 +57,7 @@ class Prepared:
     """Effects of simultaneous messages on each other."""
     plugins: Mapping[str, str]
     """Distribution and version of each plugin that took part."""
-    job: Hops | None = None
+    job: RankNetwork | None = None
     """The cluster and the layout of the job on it; None for a network without a cluster."""
     table: TableFile | None = None
     """The file of the schedule, if any."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pptrace.config.choices import PolicyName
 from pptrace.config.limits import gibibytes, memory_key, most_memory
 from pptrace.errors import ConfigError, ConstraintError
-from pptrace.network.cluster import Hops
+from pptrace.network.cluster import RankNetwork
 from pptrace.plugins.construction import build_network, build_policy, build_schedule
 from pptrace.plugins.guards import call_plugin
 from pptrace.plugins.requests import NetworkRequest, ScheduleRequest
@@ -28,9 +28,6 @@ from pptrace.sim.streams import MOST_RANKS
 from pptrace.steps.message_calls import Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from fractions import Fraction
-
     from pptrace.config.places import Place
     from pptrace.config.resolution import Resolved
     from pptrace.network.contract import Network
@@ -41,29 +38,30 @@ if TYPE_CHECKING:
     from pptrace.steps.workload import Workload
 
 
-def prepare(resolved: Resolved, registry: Registry, *, loose: bool | None = None) -> Prepared:
+def prepare(resolved: Resolved, registry: Registry, *, may_drop_chunks: bool | None = None) -> Prepared:
     """Look up every name, check every option, and build schedule, costs, network and policy.
 
     Args:
         resolved: the configuration.
         registry: the plugins.
-        loose: whether to drop chunks per rank that the schedule does not take, with a note. By default, chunks are
-            dropped if the file has them and the schedule's name has another source.
+        may_drop_chunks: whether to drop chunks per rank that the schedule does not take, with a note. By default,
+            chunks are dropped if the file has them and the schedule's name has another source.
 
     Raises:
         ConfigError: a value that a plugin cannot take, with its place in the configuration.
         PluginError: a name that no plugin offers, or a plugin that fails.
         ScheduleError: sizes that the schedule cannot take.
     """
-    loose = _has_chunks_of_file(resolved) if loose is None else loose
+    may_drop_chunks = _has_chunks_of_file(resolved) if may_drop_chunks is None else may_drop_chunks
     try:
         return _prepare(resolved, registry)
     except (ConstraintError, ConfigError) as error:
-        if error.key != CHUNKS or not loose:
+        if error.key != CHUNKS or not may_drop_chunks:
             raise
         try:
             prepared = _prepare(resolved.without_chunks(), registry)
         except (ConstraintError, ConfigError) as second:
+            # If chunks are refused again, the first error names the configured value.
             raise (error if second.key == CHUNKS else second) from None
     refused, experiment = resolved.experiment.parallel.vp, prepared.resolved.experiment
     note = (
@@ -93,14 +91,16 @@ def build_costs(resolved: Resolved, registry: Registry) -> Costs:
         PptraceError: as for :func:`prepare`.
     """
     inputs = Inputs(resolved=resolved, registry=registry)
-    _table_file(inputs)
+    _table_file(inputs)  # fills in sizes
     return model_costs(inputs, _network(inputs))
 
 
 def _has_chunks_of_file(resolved: Resolved) -> bool:
     """Return whether the file has chunks per rank, and the schedule's name has another source."""
     chunks, name = resolved.positions.get(CHUNKS), resolved.positions.get("schedule.name")
-    return chunks is not None and name is not None and chunks.source == resolved.file != name.source
+    if chunks is None or name is None:
+        return False
+    return chunks.source == resolved.file and name.source != resolved.file
 
 
 def _table_file(inputs: Inputs) -> TableFile | None:
@@ -132,14 +132,15 @@ def _with_sizes(resolved: Resolved, table: Schedule) -> Resolved:
                 key, f"{experiment.schedule.name} has {size} {unit}, not {written}: remove the key"
             )
     origin = f"table {Path(experiment.schedule.name).name}"
-    step = experiment.parallel.dp * experiment.batch.micro
+    sequences_per_microbatch = experiment.parallel.dp * experiment.batch.micro
     resolved = resolved.with_values("parallel", {"pp": table.ranks, "vp": chunks}, origin)
-    batch = {"microbatches": table.microbatches, "global_batch": table.microbatches * step}
+    sequences = table.microbatches * sequences_per_microbatch
+    batch = {"microbatches": table.microbatches, "global_batch": sequences}
     return resolved.with_values("batch", batch, origin)
 
 
 def _network(inputs: Inputs) -> Network:
-    layout_of(inputs.resolved)
+    layout_of(inputs.resolved)  # refuses sizes that do not fit each other
     if inputs.experiment.cluster is not None:
         from pptrace.run.cluster import job_network
 
@@ -161,17 +162,17 @@ def _schedule_request(inputs: Inputs) -> ScheduleRequest:
 
 def _table(inputs: Inputs, costs: Costs) -> tuple[Schedule, ScheduleRequest]:
     """Build the table of a schedule; return it and the request with the schedule's options and chunks."""
-    initial, request = inputs.copy(), _schedule_request(inputs)
+    initial, sizes = inputs.copy(), _schedule_request(inputs)
 
     def compute_times(stages: int) -> dict[str, Any]:
         return _times(initial, costs.workload(stages), costs.network)
 
-    def prepared(table: Schedule) -> Prepared:
+    def inputs_with_table(table: Schedule) -> Prepared:
         return _with_table(initial.copy(), costs, table, request)
 
-    tables = OtherTables(inputs=initial, request=request, compute_times=compute_times, prepared=prepared)
+    tables = OtherTables(inputs=initial, request=sizes, compute_times=compute_times, prepared=inputs_with_table)
     provided = inputs.look_up(inputs.registry.schedules, inputs.experiment.schedule.name, "schedule")
-    request = replace(request, options=inputs.fill_options("schedule", provided.offer.options))
+    request = replace(sizes, options=inputs.fill_options("schedule", provided.offer.options))
     with at_location(inputs.resolved, "schedule"):
         if provided.offer.chunks is not None and CHUNKS not in inputs.resolved.positions:
             request = replace(request, chunks=call_plugin(provided.provider, provided.offer.chunks, request))
@@ -193,24 +194,24 @@ def _with_table(
     request = replace(request, **_times(inputs, workload, network))
     policy = message_policy(inputs, table)
     if table.microbatches > request.microbatches:
+        # Only a schedule cuts microbatches: the request for a file has the file's number of microbatches.
         parts = table.microbatches // request.microbatches
-        shares: Sequence[Fraction] = ()
-        if file is None:
-            shares = part_times(inputs.registry.schedules[inputs.experiment.schedule.name], request, workload)
+        shares = part_times(inputs.registry.schedules[inputs.experiment.schedule.name], request, workload)
         workload = in_parts(workload, request.microbatches, parts, shares)
     table, workload = change_table(inputs.resolved, table, workload, network, policy)
     workload = with_stage_replicas(inputs.resolved, workload, placement, network)
     workload = with_validation(inputs.experiment, workload)
-    configured, differing = inputs.experiment.contention, None
+    differing = None
     if costs.lengths is not None or costs.speeds is not None:
         differing = ReplicaCosts(costs=workload, lengths=costs.lengths, speeds=costs.speeds)
+    configured = inputs.experiment.contention
     contention = Contention(
         links=configured.links, compute_permille=round(configured.compute * 1000),
         communication_permille=round(configured.communication * 1000),
     )  # fmt: skip
     prepared = Prepared(
         resolved=inputs.resolved, schedule=table, request=request, network=network, table=file, workload=workload,
-        job=network if isinstance(network, Hops) else None, policy=policy, contention=contention,
+        job=network if isinstance(network, RankNetwork) else None, policy=policy, contention=contention,
         plugins=dict(sorted(inputs.plugins.items())), notes=notes, differing=differing,
     )  # fmt: skip
     return with_slowest_replica(prepared)
@@ -254,9 +255,12 @@ def message_policy(inputs: Inputs, table: Schedule) -> Policy:
 
 
 def _check_unused(resolved: Resolved) -> None:
-    """Refuse settings that the policy does not take, except those of another source that it overrides."""
+    """Refuse settings that the policy does not take.
+
+    A setting from another source than the policy is ignored, unless ``--set`` gives it.
+    """
     p2p, policy_place = resolved.experiment.p2p, resolved.positions.get("p2p.policy")
-    for name, takers in p2p.idle.items():
+    for name, takers in p2p.unused.items():
         place = resolved.positions.get(f"p2p.{name}")
         if place is None:
             continue
@@ -273,10 +277,11 @@ def _overrides(setting: Place, policy: Place) -> bool:
 
 
 ACTION_BYTES, RECEIVING_BYTES = 270, 400
-"""Bytes per action, from the table to the metrics, with rows for sends only, and with rows for receives.
+"""Bytes per action, from the table to the metrics: where only sends have rows, and where receives have rows too.
 
 Measured with interleaved 1F1B on 16 ranks, between half a million actions and two million: 271 with ``async``,
-381 to 385 with ``blocking``, ``ordered`` and ``torch``, 507 with ``megatron``.
+381 to 385 with ``blocking``, ``ordered`` and ``torch``, 507 with ``megatron``. So the estimate for ``megatron`` is
+a fifth too low. The default limit of four fifths of the available memory almost compensates for that.
 """
 _SENDS_ALONE = frozenset({PolicyName.ASYNC.value, PolicyName.SENDER_BLOCKING.value})
 _PASSES = 2
@@ -286,7 +291,7 @@ def check_size(resolved: Resolved) -> None:
     """Check that the machine has the memory for a step of this size; table files are not checked.
 
     Raises:
-        ConfigError: forward and backward of every stage and microbatch take more memory.
+        ConfigError: forward and backward of every stage and microbatch take more memory than the machine has.
     """
     experiment = resolved.experiment
     action_bytes = ACTION_BYTES if experiment.p2p.policy in _SENDS_ALONE else RECEIVING_BYTES

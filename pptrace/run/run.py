@@ -126,10 +126,10 @@ class Run(SimulatedStep, Printed):
         return self.summary()
 
 
-def simulate(resolved: Resolved, registry: Registry, *, loose: bool | None = None) -> Run:
-    """Prepare and simulate a resolved configuration; ``loose`` is as for ``prepare``.
+def simulate(resolved: Resolved, registry: Registry, *, may_drop_chunks: bool | None = None) -> Run:
+    """Prepare and simulate a resolved configuration; ``may_drop_chunks`` is as for ``prepare``.
 
     Raises:
         PptraceError: errors of :func:`~pptrace.run.preparation.prepare` and of the simulation.
     """
-    return Run.of(prepare(resolved, registry, loose=loose), registry)
+    return Run.of(prepare(resolved, registry, may_drop_chunks=may_drop_chunks), registry)

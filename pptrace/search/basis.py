@@ -89,7 +89,7 @@ class Basis:
         Raises:
             PptraceError: a refusal of the schedule or the simulation.
         """
-        return simulate(self.resolve(entry, varied), self.registry, loose=not entry.sets("parallel.vp"))
+        return simulate(self.resolve(entry, varied), self.registry, may_drop_chunks=not entry.sets("parallel.vp"))
 
 
 _SETTING = re.compile(r"\s*([A-Za-z_][\w.\[\]-]*)\s*=(.*)", re.DOTALL)

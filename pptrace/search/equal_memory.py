@@ -353,7 +353,7 @@ class _Searches:
             resolved=root.again(change.sets, change.flags), registry=self.basis.registry, settings=self.settings,
             limit_bytes=self.limit, fixed=tuple(key for key, _ in entry.settings),
             costs_key=tuple(setting for setting in entry.settings if not setting[0].startswith("schedule.")),
-            loose=not entry.sets("parallel.vp"), workloads=self.workloads,
+            may_drop_chunks=not entry.sets("parallel.vp"), workloads=self.workloads,
             watch=None if watch is None else lambda count: watch(f"{title}, form {count}"),
         )  # fmt: skip
         search.search(likely)

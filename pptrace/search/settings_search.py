@@ -254,7 +254,7 @@ class SettingsSearch:
     """The key of its costs in the cache."""
     fixed: tuple[str, ...] = ()
     """Keys that do not vary, nor do the keys below them."""
-    loose: bool = True
+    may_drop_chunks: bool = True
     """Whether to drop chunks per rank that the schedule does not take."""
     watch: Callable[[int], None] | None = None
     """Receives the number of simulated variants."""
@@ -347,7 +347,7 @@ class SettingsSearch:
     def _simulate_configured(self) -> None:
         change, parallel = Change(settings={}), self.resolved.experiment.parallel
         try:
-            run = simulate(self.resolved, self.registry, loose=self.loose)
+            run = simulate(self.resolved, self.registry, may_drop_chunks=self.may_drop_chunks)
         except PptraceError as error:
             self.error = error
             self._check_copies(self._workload(change, (parallel.pp or 1) * parallel.vp))
@@ -506,8 +506,9 @@ class SettingsSearch:
             return None
 
     def _run(self, change: Change) -> Run:
-        loose = self.loose and "parallel.vp" not in change.settings
-        return simulate(self.resolved.again(change.sets, change.flags), self.registry, loose=loose)
+        may_drop_chunks = self.may_drop_chunks and "parallel.vp" not in change.settings
+        resolved = self.resolved.again(change.sets, change.flags)
+        return simulate(resolved, self.registry, may_drop_chunks=may_drop_chunks)
 
     def _add(self, change: Change, run: Run) -> Tried:
         variant = Tried.of(change, run)

@@ -314,7 +314,7 @@ def _first_difference(row: Row, resolved: Resolved, keys: Sequence[str]) -> str:
 def _resolved(grid: Grid, registry: Registry, point: Point) -> Resolved:
     resolved = grid.base.basis(registry).resolve(point.entry)
     try:
-        return prepare(resolved, registry, loose=not point.entry.sets("parallel.vp")).resolved
+        return prepare(resolved, registry, may_drop_chunks=not point.entry.sets("parallel.vp")).resolved
     except PptraceError:
         return resolved
 

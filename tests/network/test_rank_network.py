@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from small_clusters import cluster
 
 from pptrace.errors import ConfigError
-from pptrace.network.cluster import Hops, _hash
+from pptrace.network.cluster import RankNetwork, _hash
 from pptrace.network.contract import UNLIMITED, Flat, Paths, check_paths
 from pptrace.network.layout import AXES, Layout
 
 
 @st.composite
-def hops(draw: st.DrawFn) -> Hops:
+def hops(draw: st.DrawFn) -> RankNetwork:
     pp, dp, cp, tp = (
         draw(st.integers(1, 4)),
         draw(st.integers(1, 3)),
@@ -27,7 +27,7 @@ def hops(draw: st.DrawFn) -> Hops:
     )
     gpus = draw(st.integers(1, 4))
     job = Layout(pp=pp, dp=dp, cp=cp, tp=tp, order=tuple(draw(st.permutations(AXES))))
-    return Hops(
+    return RankNetwork(
         layout=job,
         network=cluster(
             nodes=-(-job.gpus // gpus),
@@ -42,7 +42,7 @@ def hops(draw: st.DrawFn) -> Hops:
     )
 
 
-def one(network: Hops, src: int, dst: int) -> Paths:
+def one(network: RankNetwork, src: int, dst: int) -> Paths:
     return network.paths(np.array([src], dtype=np.int32), np.array([dst], dtype=np.int32))
 
 
@@ -50,7 +50,7 @@ def links_of(paths: Paths, row: int) -> list[int]:
     return paths.link[paths.link_ptr[row] : paths.link_ptr[row + 1]].tolist()
 
 
-def flows_of(network: Hops, src: int, dst: int) -> list[Paths]:
+def flows_of(network: RankNetwork, src: int, dst: int) -> list[Paths]:
     """Return what lies between each member of a rank and the same member of another."""
     members = network.layout.members()
     pairs = zip(members[src], members[dst], strict=True)
@@ -58,7 +58,7 @@ def flows_of(network: Hops, src: int, dst: int) -> list[Paths]:
 
 
 @given(hops(), st.data())
-def test_a_hop_is_the_bundle_of_what_each_member_sends(network: Hops, data: st.DataObject) -> None:
+def test_a_hop_is_the_bundle_of_what_each_member_sends(network: RankNetwork, data: st.DataObject) -> None:
     rank = st.integers(0, network.layout.pp - 1)
     pairs = data.draw(st.lists(st.tuples(rank, rank), max_size=4))
     src, dst = np.array(pairs, dtype=np.int32).reshape(-1, 2).T
@@ -83,7 +83,7 @@ def test_a_hop_is_the_bundle_of_what_each_member_sends(network: Hops, data: st.D
 
 
 @given(hops())
-def test_over_all_ways_each_member_takes_each_way_once(network: Hops) -> None:
+def test_over_all_ways_each_member_takes_each_way_once(network: RankNetwork) -> None:
     last = network.layout.pp - 1
 
     paths = one(network, 0, last)
@@ -100,7 +100,9 @@ def test_over_all_ways_each_member_takes_each_way_once(network: Hops) -> None:
 
 def test_eight_members_over_eight_rails_are_eight_times_as_fast_as_over_one_nic() -> None:
     def rate(nics: int) -> int:
-        network = Hops(network=cluster(nodes=2, gpus=8, nics=nics, per_leaf=2 * nics), layout=Layout(pp=2, tp=8))
+        network = RankNetwork(
+            network=cluster(nodes=2, gpus=8, nics=nics, per_leaf=2 * nics), layout=Layout(pp=2, tp=8)
+        )
         return int(one(network, 0, 1).rate_kbps[0])
 
     assert rate(8) == 1000
@@ -112,8 +114,8 @@ def test_eight_replicas_on_a_spine_of_four_to_one_get_a_quarter_of_what_one_gets
     """A leaf has eight hosts of 1000 kB/s and one link up of 2000."""
     wide = cluster(nodes=16, gpus=1, nics=1, per_leaf=8, spine_kbps=2000)
 
-    one_replica = one(Hops(network=wide, layout=Layout(pp=16)), 7, 8)
-    eight = one(Hops(network=wide, layout=Layout(pp=2, dp=8)), 0, 1)
+    one_replica = one(RankNetwork(network=wide, layout=Layout(pp=16)), 7, 8)
+    eight = one(RankNetwork(network=wide, layout=Layout(pp=2, dp=8)), 0, 1)
 
     assert one_replica.rate_kbps.tolist() == [1000]
     assert eight.rate_kbps.tolist() == [2000 // 8]
@@ -128,7 +130,7 @@ def test_replicas_beside_each_other_in_a_leaf_never_meet() -> None:
     network = cluster(nodes=16, gpus=1, nics=1, per_leaf=8, spine_kbps=2000)
     job = Layout(pp=2, dp=8, order=("pp", "tp", "cp", "ep", "dp"))
 
-    paths = one(Hops(network=network, layout=job), 0, 1)
+    paths = one(RankNetwork(network=network, layout=job), 0, 1)
 
     assert paths.rate_kbps.tolist() == [1000]
     assert set(paths.weight.tolist()) == {1}
@@ -136,7 +138,7 @@ def test_replicas_beside_each_other_in_a_leaf_never_meet() -> None:
 
 def test_a_hop_inside_a_node_never_touches_the_fabric() -> None:
     job = cluster(nodes=2, gpus=8, nics=8, per_leaf=16, spines=4)
-    network = Hops(network=job, layout=Layout(pp=4, tp=4))
+    network = RankNetwork(network=job, layout=Layout(pp=4, tp=4))
 
     inside, across = one(network, 0, 1), one(network, 1, 2)
 
@@ -147,8 +149,8 @@ def test_a_hop_inside_a_node_never_touches_the_fabric() -> None:
 
 
 def test_messages_over_no_links_are_as_fast_as_each_member_s() -> None:
-    flat = Hops(network=Flat(rate_kbps=500, latency_ns=7, overhead_ns=9), layout=Layout(pp=2, tp=4))
-    ideal = Hops(network=Flat(), layout=Layout(pp=2, tp=4))
+    flat = RankNetwork(network=Flat(rate_kbps=500, latency_ns=7, overhead_ns=9), layout=Layout(pp=2, tp=4))
+    ideal = RankNetwork(network=Flat(), layout=Layout(pp=2, tp=4))
 
     paths = one(flat, 0, 1)
 
@@ -158,20 +160,20 @@ def test_messages_over_no_links_are_as_fast_as_each_member_s() -> None:
 
 
 def test_a_rank_and_itself_share_no_link() -> None:
-    network = Hops(network=cluster(nodes=2, gpus=2, nics=1), layout=Layout(pp=2, tp=2))
+    network = RankNetwork(network=cluster(nodes=2, gpus=2, nics=1), layout=Layout(pp=2, tp=2))
 
     assert one(network, 1, 1).link.size == 0
     assert one(network, 1, 1).rate_kbps.tolist() == [UNLIMITED]
 
 
 def test_more_flows_than_a_link_has_rate_still_move() -> None:
-    network = Hops(network=cluster(nodes=2, gpus=8, nics=1, nic_kbps=5), layout=Layout(pp=2, tp=8))
+    network = RankNetwork(network=cluster(nodes=2, gpus=8, nics=1, nic_kbps=5), layout=Layout(pp=2, tp=8))
 
     assert one(network, 0, 1).rate_kbps.tolist() == [1]
 
 
 def test_a_hop_without_a_route_is_one_clear_line() -> None:
-    network = Hops(network=cluster(nodes=2, gpus=2, nics=1, joined=False), layout=Layout(pp=2, tp=2))
+    network = RankNetwork(network=cluster(nodes=2, gpus=2, nics=1, joined=False), layout=Layout(pp=2, tp=2))
 
     message = (
         "cluster: no route from GPU 0 of rank 0 to GPU 2 of rank 1: give the cluster a fabric, or fewer nodes"
