@@ -106,7 +106,7 @@ def _exporters(target: str) -> Exporters:
 def _convert_trace(
     timeline: Timeline, target: str, exporters: Exporters, only: Sequence[str], color: str
 ) -> list[Path]:
-    from pptrace.measured.waits import explain_waits
+    from pptrace.measured.dependencies import explain_waits
     from pptrace.run.saving import save
     from pptrace.timeline.trim import parse_only, trim
 

@@ -283,8 +283,8 @@ def _is_pptrace_trace(file: Path) -> bool:
 
 def _read(file: Path) -> Timeline:
     from pptrace.cli.options import read
+    from pptrace.measured.dependencies import explain_waits
     from pptrace.measured.sides import measured_side
-    from pptrace.measured.waits import explain_waits
     from pptrace.timeline.measurement import ImportRequest
 
     measurement, measured = read([file], ImportRequest())

@@ -78,7 +78,7 @@ def command(
     echo_notes(f"{label} is left out: {reason}" for label, reason in failed.items())
     echo_documents(replay_document(replays), as_json=as_json)
     if output is not None:
-        from pptrace.measured.waits import explain_waits
+        from pptrace.measured.dependencies import explain_waits
         from pptrace.plugins.registry import Registry
         from pptrace.run.saving import save
 

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.measured.computations import Transfers, extract_computations
+from pptrace.measured.dependencies import follow_chain
 from pptrace.measured.replay import Resimulation, nearest_policy, run_order
-from pptrace.measured.waits import follow_chain
 from pptrace.report.numbers import Figure, mean_of, median_of
 from pptrace.steps.kinds import PASSES, Kind
 

@@ -1,14 +1,14 @@
 """The diff of two steps.
 
-The ladder explains the difference of two lengths. Replays of the first step take over the durations, the order,
-the transfer times, the blocked times and the host gaps of the second step, one after another. Its last steps are
-the part that replays miss, and the time before and after the pipeline.
+The ladder explains the difference between the lengths of two training steps. Replays of the first step take over
+the durations, the order, the transfer times, the blocked times of messages and the host gaps of the second step,
+one after another. Its last rungs are the part that replays miss, and the time before and after the pipeline.
 
-The ladder of two simulations is from simulations instead of replays, so that waits adapt. The first simulation
-takes over the durations, the order, the network and sizes, and the policy of the second one.
+The ladder of two simulations is from simulations instead of replays, so waits follow from the new times. The first
+simulation takes over the durations, the order, the network and sizes, and the policy of the second one.
 
-Where orders differ, a link can look slow only because its messages wait for each other. Therefore the first order
-also runs with times and network of the second step, which separates the effect of order from that of times.
+Where orders differ, a link can look slow although only the order of its messages changed. Therefore the first
+order also runs with times and network of the second step, which separates the effect of order from that of times.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pptrace.errors import PptraceError, ScheduleError
+from pptrace.measured.dependencies import Chain, PathsDiffer, Releases, find_releases, follow_chain, paths_differ
 from pptrace.measured.findings import (
     Blame,
     Change,
@@ -40,7 +41,6 @@ from pptrace.measured.findings import (
 from pptrace.measured.matching import MatchedActions, fold_first_stages, has_same_stages, match
 from pptrace.measured.replay import Resimulation
 from pptrace.measured.sides import median_deviation_factor
-from pptrace.measured.waits import Chain, PathsDiffer, Releases, find_releases, follow_chain, paths_differ
 from pptrace.report.numbers import Figure, Sides, with_deviations
 from pptrace.steps.columns import find
 from pptrace.steps.kinds import Kind
@@ -69,7 +69,7 @@ class ComparedStep:
     simulation: Resimulation | None = None
     """Its simulation; None for a recording, and where it is unknown."""
     partial: bool = False
-    """Whether a compared step lacks computations."""
+    """Whether either compared step lacks computations."""
 
     @cached_property
     def replay(self) -> Resimulation:
@@ -78,7 +78,7 @@ class ComparedStep:
 
     @cached_property
     def releases(self) -> Releases:
-        """Its dependencies."""
+        """The last dependency of each computation."""
         return find_releases(self.step)
 
     @cached_property
@@ -94,8 +94,8 @@ class ComparedStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LadderStep:
-    """One step of the ladder."""
+class Rung:
+    """One rung of the ladder."""
 
     name: str
     """The part that is taken over from the second step."""
@@ -109,10 +109,10 @@ _RUNGS = (
     "durations", "order", "transfers", "message delays", "host gaps", "not explained by replays",
     "before and after the pipeline",
 )  # fmt: skip
-"""The parts that are taken over, one after another."""
+"""The parts that are taken over, one after another; "messages held up" are the blocked times of messages."""
 
 
-def ladder(a: ComparedStep, b: ComparedStep) -> tuple[tuple[LadderStep, ...], str]:
+def ladder(a: ComparedStep, b: ComparedStep) -> tuple[tuple[Rung, ...], str]:
     """Return the ladder from the first step to the second, or the reason why there is none."""
     if a.sizes != b.sizes:
         return (), f"the steps have {a.sizes} and {b.sizes}"
@@ -120,11 +120,11 @@ def ladder(a: ComparedStep, b: ComparedStep) -> tuple[tuple[LadderStep, ...], st
         spans_ns = _simulated_spans(a, b) or _replayed_spans(a, b)
     except ScheduleError as error:
         return (), f"an order cannot be replayed: {error}"
-    before_ns = a.metrics.step_ns - a.step.span_ns
-    lengths_ns = [a.metrics.step_ns, *(before_ns + a.step.span_ns + span - spans_ns[0] for span in spans_ns[1:])]
-    lengths_ns += [before_ns + b.step.span_ns, b.metrics.step_ns]
+    outside_ns = a.metrics.step_ns - a.step.span_ns
+    lengths_ns = [a.metrics.step_ns, *(outside_ns + a.step.span_ns + span - spans_ns[0] for span in spans_ns[1:])]
+    lengths_ns += [outside_ns + b.step.span_ns, b.metrics.step_ns]
     return tuple(
-        LadderStep(name=name, change_ns=Figure(reached - length), reached_ns=reached)
+        Rung(name=name, change_ns=Figure(reached - length), reached_ns=reached)
         for name, (length, reached) in zip(_RUNGS, pairwise(lengths_ns), strict=True)
     ), ""
 
@@ -132,22 +132,28 @@ def ladder(a: ComparedStep, b: ComparedStep) -> tuple[tuple[LadderStep, ...], st
 def _replayed_spans(a: ComparedStep, b: ComparedStep) -> list[int]:
     """Return the spans of replays, from the times of the first step to the times of the second step.
 
+    A keyword of ``times`` names the step that supplies these times; the called step supplies all other times.
+
     Raises:
         ScheduleError: an order cannot be replayed.
     """
     first, second = a.step, b.step
     return [
         a.replay.span_ns(first.times()),
-        a.replay.span_ns(first.times(durations=second)),
-        b.replay.span_ns(second.times(transfers=first, blocked=first, gaps=first)),
-        b.replay.span_ns(second.times(blocked=first, gaps=first)),
-        b.replay.span_ns(second.times(gaps=first)),
-        b.replay.span_ns(second.times()),
+        a.replay.span_ns(first.times(durations=second)),  # durations
+        b.replay.span_ns(second.times(transfers=first, blocked=first, gaps=first)),  # order
+        b.replay.span_ns(second.times(blocked=first, gaps=first)),  # transfers
+        b.replay.span_ns(second.times(gaps=first)),  # messages held up
+        b.replay.span_ns(second.times()),  # host gaps
     ]
 
 
 def _simulated_spans(a: ComparedStep, b: ComparedStep) -> list[int] | None:
-    """Return the spans of simulations with the same changes; None where a simulation cannot run with them."""
+    """Return the spans of simulations with the same changes.
+
+    None without two simulations, where one cannot run with these changes, or where they do not reproduce both
+    steps.
+    """
     first, second = a.simulation, b.simulation
     if first is None or second is None:
         return None
@@ -162,6 +168,7 @@ def _simulated_spans(a: ComparedStep, b: ComparedStep) -> list[int] | None:
     except PptraceError:
         return None
     reproduced = (spans_ns[0], spans_ns[-1]) == (a.step.span_ns, b.step.span_ns)
+    # Simulations have no host gaps, so this rung changes nothing.
     return [*spans_ns, spans_ns[-1]] if reproduced else None
 
 
@@ -182,7 +189,10 @@ class OrderShare:
 
 
 def order_share(a: ComparedStep, b: ComparedStep) -> OrderShare | None:
-    """Return the effects of order and of times; None where neither step can run in the other order."""
+    """Return the effects of order and of times.
+
+    None for partial steps, and where the first order cannot run with the times of the second step.
+    """
     first, second = a.step, b.step
     if first.partial or second.partial:
         return None
@@ -191,19 +201,22 @@ def order_share(a: ComparedStep, b: ComparedStep) -> OrderShare | None:
     )
     try:
         # In replays, only the message order delays messages.
-        before, between, after = _mixed_simulation(a, b, mixed) or (
+        first_ns, mixed_ns, second_ns = _mixed_simulation(a, b, mixed) or (
             a.replay.span_ns(first.times(with_blocked=False)), a.replay.span_ns(mixed),
             b.replay.span_ns(second.times(with_blocked=False)),
         )  # fmt: skip
     except PptraceError:
         return None
-    order_ns, times_ns = after - between, between - before
+    order_ns, times_ns = second_ns - mixed_ns, mixed_ns - first_ns
     rest_ns = b.metrics.step_ns - a.metrics.step_ns - order_ns - times_ns
     return OrderShare(order_ns=Figure(order_ns), times_ns=Figure(times_ns), rest_ns=Figure(rest_ns))
 
 
 def _mixed_simulation(a: ComparedStep, b: ComparedStep, times: ActionTimes) -> tuple[int, int, int] | None:
-    """Return both spans, and between them the span of the first order on the second network."""
+    """Return three spans: the first step, the first order on the second network, the second step.
+
+    None without two simulations, or where the first order cannot run on the second network.
+    """
     first, second = a.simulation, b.simulation
     if first is None or second is None:
         return None
@@ -221,8 +234,10 @@ def _durations(a: Computations, b: Computations) -> Int64s:
     step lacks keep their duration.
     """
     order = np.argsort(b.places, kind="stable")
+    # ``find`` returns -1 for a missing action, which reads the last duration: -1, unknown.
     keys, durations = b.places[order], np.append(b.duration_ns[order], -1)
     cells = b.placement.stages * b.placement.microbatches
+    # Places are ordered by kind, so ``cells`` places further is the same stage and microbatch of the next kind.
     backward, inputs, weights = (
         durations[find(keys, a.places + (kind - a.kind.astype(np.int64)) * cells)] for kind in _SPLIT
     )
@@ -243,8 +258,8 @@ class Pair:
     matched: MatchedActions
     """The pairs of computations."""
     parts_ns: Mapping[str, Sides]
-    """Nanoseconds by part of the step, mean over ranks; each side's sum to its step."""
-    ladder: tuple[LadderStep, ...]
+    """Nanoseconds by part of the step, mean over ranks; the parts of a side sum to its step."""
+    ladder: tuple[Rung, ...]
     """Changes of the length by part; empty where replays are impossible."""
     no_ladder: str
     """The reason for an empty ladder."""
@@ -297,7 +312,10 @@ class RankMemory:
 
 
 def compare_memory(sides: tuple[Side, Side], metrics: tuple[Metrics, Metrics]) -> tuple[RankMemory, ...]:
-    """Return the memory of each rank; empty where ranks differ in number, or memory is equal."""
+    """Return the memory of each rank.
+
+    Empty where ranks differ in number, or where bytes are unknown and activations are equal.
+    """
     if metrics[0].ranks != metrics[1].ranks:
         return ()
     peaks = [_peaks(side, figures) for side, figures in zip(sides, metrics, strict=True)]
@@ -348,9 +366,9 @@ class StepDiff(Pair):
     """The metrics of both steps."""
     changed: Int64s
     """The pairs of computations that changed beyond noise, the largest change first."""
-    noise_ns: Int64s
-    """Shape (pairs,): the deviation of each change from step to step."""
-    noise: int
+    deviations_ns: Int64s
+    """Shape (pairs,): the standard deviation of each change from step to step."""
+    within_noise: int
     """The number of changed actions within noise."""
     divergence: Divergence | None
     """The first action that ends early or late; None where none does."""
@@ -363,7 +381,7 @@ class StepDiff(Pair):
     pools: tuple[bool, bool]
     """Whether the times of a side are medians over all its steps."""
     memory: tuple[RankMemory, ...]
-    """Memory by rank; empty where it is unknown or equal."""
+    """Memory by rank; empty where ranks differ in number, or bytes are unknown and activations are equal."""
 
     @property
     def change(self) -> float:
@@ -383,7 +401,7 @@ class StepDiff(Pair):
         for pair in self.changed[:top].tolist():
             i, j = int(self.matched.first[pair]), int(self.matched.second[pair])
             first_ns, second_ns = int(first.duration_ns[i]), int(second.duration_ns[j])
-            change_ns = Figure(second_ns - first_ns, int(self.noise_ns[pair]) or None)
+            change_ns = Figure(second_ns - first_ns, int(self.deviations_ns[pair]) or None)
             rows.append(Change(
                 rank=int(second.rank[j]), action=second.action(j), first_ns=first_ns, second_ns=second_ns,
                 change_ns=change_ns, start_ns=int(second.start_ns[j]),
@@ -402,11 +420,11 @@ class StepDiff(Pair):
             abs(self.change) <= self.tolerance
             and all(row.is_equal(self.tolerance) for row in self.kinds.values())
             and not self.orders
-            and not self.unlike
+            and not self.incomparable_reason
         )
 
     @property
-    def unlike(self) -> str:
+    def incomparable_reason(self) -> str:
         """The reason why actions cannot be compared; empty where they can."""
         if has_same_stages(*self.steps):
             return ""
@@ -455,22 +473,28 @@ def diff(
         ]
         for side, chosen, side_steps, simulation in zip(sides, steps, step_lists, simulations, strict=True)
     )  # fmt: skip
-    replicates = (
+    # Index 0 is the compared step of a side; the single steps of a side with several follow.
+    single_step_pairs = (
         [compare_pair(step, compared_b[0]) for step in compared_a[1:]] if len(a.steps) > 1 else [],
         [compare_pair(compared_a[0], step) for step in compared_b[1:]] if len(b.steps) > 1 else [],
     )
-    pair = _add_deviations(compare_pair(compared_a[0], compared_b[0]), replicates, sides)
-    noise_ns, end_noise_ns = (
-        _noise(sides, (first, second), step_lists, pair.matched, column) for column in ("duration_ns", "end_ns")
+    pair = _add_deviations(compare_pair(compared_a[0], compared_b[0]), single_step_pairs, sides)
+    deviations_ns, end_deviations_ns = (
+        _deviations(sides, (first, second), step_lists, pair.matched, column)
+        for column in ("duration_ns", "end_ns")
     )
-    changed, noise = rank_changes(first, second, pair.matched, noise_ns)
-    blamed = culprits(pair.blame, pair.links, tolerance) + spikes(first, second, pair.matched, tolerance, noise_ns)
+    changed, within_noise = rank_changes(first, second, pair.matched, deviations_ns)
+    blamed = culprits(pair.blame, pair.links, tolerance) + spikes(
+        first, second, pair.matched, tolerance, deviations_ns
+    )
     metrics = compared_a[0].metrics, compared_b[0].metrics
     return StepDiff(
         **{field.name: getattr(pair, field.name) for field in fields(pair)},
         names=(a.name, b.name), tolerance=tolerance, steps=(first, second), folded=folded, metrics=metrics,
-        changed=changed, noise_ns=noise_ns, noise=noise,
-        divergence=first_divergence(first, second, pair.matched, compared_b[0].releases, tolerance, end_noise_ns),
+        changed=changed, deviations_ns=deviations_ns, within_noise=within_noise,
+        divergence=first_divergence(
+            first, second, pair.matched, compared_b[0].releases, tolerance, end_deviations_ns
+        ),
         culprits=tuple(sorted(blamed, key=lambda culprit: (-abs(culprit.total_ns), culprit.kind, culprit.what))),
         paths_differ=paths_differ(first, second, pair.chains),
         spans_ns=(a.spans_ns, b.spans_ns), pools=(a.pools, b.pools), memory=compare_memory(sides, metrics),
@@ -491,7 +515,7 @@ def _add_deviations(pair: Pair, groups: Sequence[Sequence[Pair]], sides: Sequenc
     )
 
 
-def _noise(
+def _deviations(
     sides: tuple[Side, Side],
     steps: tuple[Computations, Computations],
     step_lists: Sequence[Sequence[Computations]],

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from pptrace.config.quantities import format_rate, format_size, parse_share
 from pptrace.files import compress, replace_file
+from pptrace.measured.dependencies import BETWEEN
 from pptrace.measured.diff import diff
 from pptrace.measured.diff_drawing import part_bars, strips, waterfall
 from pptrace.measured.sides import notes_on, read_side, simulation_of, split_step_option
-from pptrace.measured.waits import BETWEEN
 from pptrace.report.document import (
     Cell,
     Document,
@@ -72,7 +72,7 @@ def verdict(findings: StepDiff) -> str:
     if changed:
         more = f" and {len(changed) - _MOST_NAMED} more" if len(changed) > _MOST_NAMED else ""
         reasons.append(f"times of {', '.join(f'{row.stage}{row.kind}' for row in changed[:_MOST_NAMED])}{more}")
-    if findings.unlike:
+    if findings.incomparable_reason:
         reasons.append("number of stages")
     return f"different: {' and '.join(reasons)}"
 
@@ -96,8 +96,8 @@ def _lead(findings: StepDiff) -> Iterator[Block]:
 
 def _describe_matches(findings: StepDiff) -> str:
     pairs = findings.matched
-    if findings.unlike:
-        return f"actions are not compared: {findings.unlike}"
+    if findings.incomparable_reason:
+        return f"actions are not compared: {findings.incomparable_reason}"
     parts = [
         f"matched {len(pairs)} actions{f', {pairs.by_order} of them by order alone' if pairs.by_order else ''}"
     ]
@@ -189,7 +189,7 @@ def _values(findings: StepDiff, top: int, notes: tuple[str, ...]) -> dict[str, A
         "kinds": tuple(findings.kinds.values()),
         "actions": findings.largest_changes(top),
         "actions_changed": len(findings.changed),
-        "actions_within_noise": findings.noise,
+        "actions_within_noise": findings.within_noise,
         "divergence": findings.divergence,
         "culprits": findings.culprits,
         "orders": findings.orders,
@@ -312,7 +312,7 @@ def describe_divergence(divergence: Divergence) -> str:
 
 def changes(findings: StepDiff, top: int) -> tuple[Block, ...]:
     """Return the actions with the largest changes."""
-    noise = f"{findings.noise} further changes are noise between steps" if findings.noise else ""
+    noise = f"{findings.within_noise} further changes are noise between steps" if findings.within_noise else ""
     rows = tuple(
         (f"rank {row.rank}", str(row.action), *map(ms, (row.start_ns, row.first_ns, row.second_ns)),
          change(row.change_ns))

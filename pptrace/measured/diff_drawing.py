@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from pptrace.measured.computations import Computations
-    from pptrace.measured.diff import LadderStep, StepDiff
+    from pptrace.measured.diff import Rung, StepDiff
     from pptrace.steps.columns import Int64s
 
 _STRIP_WIDTH, _STRIP_LEFT, _STRIP_RIGHT, _TOP, _STRIP_BAR, _BETWEEN = 1020, 66, 12, 6, 15, 9
@@ -219,8 +219,8 @@ _BARELY = 1.5
 def waterfall(findings: StepDiff) -> Markup:
     """Return the drawing of the ladder; its scale begins near the shorter length."""
     first_ns, second_ns = (side.value for side in findings.step_ns)
-    changing = [step for step in findings.ladder if abs(step.change_ns.value) >= BARELY_NS] or findings.ladder
-    lengths = [first_ns, *(step.reached_ns for step in changing)]
+    changing = [rung for rung in findings.ladder if abs(rung.change_ns.value) >= BARELY_NS] or findings.ladder
+    lengths = [first_ns, *(rung.reached_ns for rung in changing)]
     low, high = min(lengths), max(lengths)
     margin = max((high - low) // 6, high // 1000, 1)
     low, high = max(low - 2 * margin, 0), high + margin
@@ -229,10 +229,10 @@ def waterfall(findings: StepDiff) -> Markup:
     rows = len(changing) + 2
     bars = [
         part
-        for row, (step, start, end) in enumerate(zip(changing, ends, ends[1:], strict=False), 1)
-        for part in _waterfall_bar(row, step, start, end)
+        for row, (rung, start, end) in enumerate(zip(changing, ends, ends[1:], strict=False), 1)
+        for part in _waterfall_bar(row, rung, start, end)
     ]
-    same = [step.name for step in findings.ladder if step not in changing]
+    same = [rung.name for rung in findings.ladder if rung not in changing]
     begin = "0" if low == 0 else f"the scale begins at {ms(low)}"
     unchanged = f"; nothing moves with: {', '.join(same)}" if same else ""
     return svg.drawing(
@@ -244,17 +244,17 @@ def waterfall(findings: StepDiff) -> Markup:
     )  # fmt: skip
 
 
-def _waterfall_bar(row: int, step: LadderStep, start: float, end: float) -> Iterator[Markup]:
-    y, longer = row * _WATERFALL_ROW, step.change_ns.value
+def _waterfall_bar(row: int, rung: Rung, start: float, end: float) -> Iterator[Markup]:
+    y, longer = row * _WATERFALL_ROW, rung.change_ns.value
     class_ = "longer" if longer > 0 else "shorter" if longer < 0 else "x"
     width = max(abs(end - start), _BARELY)
     yield _connector(start, row)
-    yield svg.text(_WATERFALL_LEFT - 10, y + 16, step.name, anchor="end")
+    yield svg.text(_WATERFALL_LEFT - 10, y + 16, rung.name, anchor="end")
     yield svg.rectangle(
-        min(start, end), y + 4, width, _WATERFALL_BAR, class_, f"{step.name}: {change(step.change_ns)}"
+        min(start, end), y + 4, width, _WATERFALL_BAR, class_, f"{rung.name}: {change(rung.change_ns)}"
     )
-    yield svg.text(max(start, end) + 8, y + 16, change(step.change_ns))
-    yield _length_label(y, step.reached_ns)
+    yield svg.text(max(start, end) + 8, y + 16, change(rung.change_ns))
+    yield _length_label(y, rung.reached_ns)
 
 
 def _step_bar(row: int, name: str, length_ns: float, class_: str, end: float) -> Iterator[Markup]:

@@ -12,9 +12,9 @@ import numpy as np
 from pptrace.config.quantities import format_rate, format_size
 from pptrace.errors import OutputError, ScheduleError
 from pptrace.files import replace_file
+from pptrace.measured.dependencies import BETWEEN, follow_chain
 from pptrace.measured.replay import Resimulation, nearest_policy
 from pptrace.measured.sides import simulation_of
-from pptrace.measured.waits import BETWEEN, follow_chain
 from pptrace.plugins.guards import call_plugin
 from pptrace.plugins.registry import more_of
 from pptrace.report.document import Document, Section, Table, check_targets, write_page

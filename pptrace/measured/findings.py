@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pptrace.measured.computations import Computations
+    from pptrace.measured.dependencies import Releases
     from pptrace.measured.matching import MatchedActions
-    from pptrace.measured.waits import Releases
     from pptrace.steps.actions import Action
     from pptrace.steps.columns import Int64s
 
@@ -122,14 +122,14 @@ def kinds(a: Computations, b: Computations) -> dict[tuple[str, int], KindRow]:
 
 
 def rank_changes(
-    a: Computations, b: Computations, matched: MatchedActions, noise_ns: Int64s
+    a: Computations, b: Computations, matched: MatchedActions, deviations_ns: Int64s
 ) -> tuple[Int64s, int]:
     """Return the pairs that changed beyond noise, and the number of changes within noise; the largest is first.
 
-    ``noise_ns``, shape (pairs,), is the deviation of each difference from step to step.
+    ``deviations_ns``, shape (pairs,), is the standard deviation of each difference from step to step.
     """
     delta_ns = b.duration_ns[matched.second] - a.duration_ns[matched.first]
-    changed = np.abs(delta_ns) > SIGMAS * noise_ns
+    changed = np.abs(delta_ns) > SIGMAS * deviations_ns
     order = np.lexsort((b.start_ns[matched.second], -delta_ns, -np.abs(delta_ns)))
     return order[changed[order]], int(np.count_nonzero(delta_ns[~changed]))
 
@@ -323,7 +323,7 @@ def _network(links: Mapping[tuple[int, int], Link]) -> tuple[Figure, dict[tuple[
 
 
 def spikes(
-    a: Computations, b: Computations, matched: MatchedActions, tolerance: float, noise_ns: Int64s
+    a: Computations, b: Computations, matched: MatchedActions, tolerance: float, deviations_ns: Int64s
 ) -> list[Culprit]:
     """Return ranks with outliers among actions of one kind and stage, beyond the tolerance and the noise."""
     i, j = matched.first, matched.second
@@ -333,7 +333,7 @@ def spikes(
     cells = np.unique(b.kind[j].astype(np.int64) * b.placement.stages + b.stage[j], return_inverse=True)[1]
     deviation_ns = change_ns - group_quantiles(change_ns, cells)[0][cells]
     median_deviation_ns = group_quantiles(np.abs(deviation_ns), cells)[0][cells]
-    allowed_ns = np.maximum(tolerance * a.duration_ns[i], SIGMAS * noise_ns)
+    allowed_ns = np.maximum(tolerance * a.duration_ns[i], SIGMAS * deviations_ns)
     is_spike = deviation_ns > np.maximum(_OUTLIER_FACTOR * np.maximum(median_deviation_ns, 1000), allowed_ns)
     counts = np.bincount(b.rank[j][is_spike])
     total_ns = np.bincount(b.rank[j][is_spike], deviation_ns[is_spike])
@@ -404,17 +404,17 @@ def first_divergence(
     matched: MatchedActions,
     releases: Releases,
     tolerance: float,
-    noise_ns: Int64s,
+    deviations_ns: Int64s,
 ) -> Divergence | None:
     """Return the first computation whose end differs by more than the noise and the tolerance of its duration.
 
-    ``releases`` are dependencies of the second step. ``noise_ns``, shape (pairs,), is the deviation of differences
-    of ends from step to step.
+    ``releases`` are dependencies of the second step. ``deviations_ns``, shape (pairs,), are standard
+    deviations of differences of ends from step to step.
     """
     if not len(matched):
         return None
     late_ns = (b.end_ns[matched.second] - b.begin_ns) - (a.end_ns[matched.first] - a.begin_ns)
-    diverges = np.abs(late_ns) > np.maximum(tolerance * a.duration_ns[matched.first], SIGMAS * noise_ns)
+    diverges = np.abs(late_ns) > np.maximum(tolerance * a.duration_ns[matched.first], SIGMAS * deviations_ns)
     if not diverges.any():
         return None
     index = int(diverges.argmax())
@@ -432,7 +432,8 @@ def first_divergence(
         release = int(releases.position[release])
     return Divergence(
         rank=int(b.rank[j]), action=b.action(j), start_ns=int(b.start_ns[j]) - b.begin_ns,
-        late_ns=Figure(delay_ns, int(noise_ns[index]) or None), local_ns=local_ns, message_ns=rest_ns - idle_ns,
+        late_ns=Figure(delay_ns, int(deviations_ns[index]) or None), local_ns=local_ns,
+        message_ns=rest_ns - idle_ns,
         idle_ns=idle_ns, released_ns=released_ns, source=source, predecessors=_predecessors((a, i), (b, j)),
         chain=tuple(chain),
     )  # fmt: skip

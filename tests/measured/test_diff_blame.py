@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pptrace.measured.computations import extract_computations
+from pptrace.measured.dependencies import BETWEEN, MESSAGES, find_releases, follow_chain
 from pptrace.measured.diff import diff
 from pptrace.measured.diff_document import describe_divergence, diff_document, kinds, link_sizes, verdict
 from pptrace.measured.findings import Release, first_divergence
 from pptrace.measured.matching import match
 from pptrace.measured.replay import run_order
-from pptrace.measured.waits import BETWEEN, MESSAGES, find_releases, follow_chain
 from pptrace.report.document import page_of, text_of
 from pptrace.steps.actions import Action
 from pptrace.steps.kinds import Kind

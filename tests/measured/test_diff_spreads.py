@@ -159,7 +159,7 @@ def test_where_a_step_is_late_within_its_noise_it_does_not_part() -> None:
 
     assert found.divergence is None
     assert found.changes == ()
-    assert found.noise == 1
+    assert found.within_noise == 1
 
 
 def test_medians_over_steps_vary_less_than_a_step() -> None:

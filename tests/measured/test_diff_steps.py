@@ -188,7 +188,7 @@ def test_changes_within_the_steps_own_noise_are_left_out() -> None:
     found = diff(side(base), noisy)
 
     assert found.changes == ()
-    assert found.noise == 1
+    assert found.within_noise == 1
 
 
 def test_a_run_is_a_side(tmp_path: Any) -> None:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from segment_costs import random_kinds, steady
 from simulated_steps import SimulatedStep, simulated_steps
 
-from pptrace.measured.waits import explain_waits
+from pptrace.measured.dependencies import explain_waits
 from pptrace.network.contract import Flat
 from pptrace.sim.simulation import simulate
 from pptrace.steps.kinds import COMPUTE, Stream

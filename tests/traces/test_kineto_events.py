@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from kineto_lint import lint
 
-from pptrace.measured.waits import explain_waits
+from pptrace.measured.dependencies import explain_waits
 from pptrace.steps.actions import Action
 from pptrace.steps.kinds import Kind, Stream
 from pptrace.steps.placement import Placement

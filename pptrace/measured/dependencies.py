@@ -1,4 +1,4 @@
-"""Waits for releases, and the chain of waits through a step."""
+"""Last dependencies of computations, and the critical path that they form."""
 
 from __future__ import annotations
 
