@@ -15,7 +15,7 @@ from pptrace.steps.message_calls import Policy
 from pptrace.steps.schedule import Schedule
 from pptrace.steps.workload import Workload
 from pptrace.timeline.critical_path import why
-from pptrace.timeline.metrics import in_flight, link_use
+from pptrace.timeline.metrics import in_flight, send_rates
 from pptrace.timeline.timeline import Counter, Routes
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def step(name: str) -> Timeline:
         RANKS, f_ns=1_000_000, b_ns=2_000_001, boundary_bytes=1 << 24, reduce_ns=700_000, optimizer_ns=50_000
     )
     timeline = simulate(one_f_one_b(), costs, network, Policy(name=policy))
-    counters = sorted((*in_flight(timeline), *link_use(timeline)), key=lambda counter: counter.rank)
+    counters = sorted((*in_flight(timeline), *send_rates(timeline)), key=lambda counter: counter.rank)
     timeline = replace(timeline, counters=tuple(counters), provenance={"version": "0", "schedule": "1f1b"})
     if name == "why":
         return replace(timeline, why=why(timeline))

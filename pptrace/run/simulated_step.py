@@ -94,19 +94,24 @@ class SimulatedStep:
         provenance = {**self.timeline.provenance, **self.provenance, **hidden}
         path = why(self.timeline)
         counters = self._counters(path.waits)
-        names = {counter.name for counter in counters if counter.rank < 0}
-        routes = None if self.traffic is None else self.traffic.routes().of_links(names)
+        # A counter of the cluster has the name of its link.
+        link_names = {counter.name for counter in counters if counter.rank < 0}
+        routes = None if self.traffic is None else self.traffic.routes().of_links(link_names)
         return replace(self.timeline, counters=counters, routes=routes, why=path, provenance=provenance)
 
     def _counters(self, waits: Waits) -> tuple[Counter, ...]:
         from pptrace.timeline.link_use import link_counters
         from pptrace.timeline.memory import memory_counters
-        from pptrace.timeline.metrics import communication_counters, in_flight, link_use
+        from pptrace.timeline.metrics import communication_counters, in_flight, send_rates
 
         workload = self.prepared.workload
         has_memory = workload.activation_bytes.any() or workload.static_bytes.any()
         groups = [memory_counters(self.timeline, workload) if has_memory else ()]
-        groups += [in_flight(self.timeline), link_use(self.timeline), communication_counters(self.timeline, waits)]
+        groups += [
+            in_flight(self.timeline),
+            send_rates(self.timeline),
+            communication_counters(self.timeline, waits),
+        ]
         if self.traffic is not None:
             groups.append(link_counters(self.timeline, self.traffic))
         counters = [counter for group in groups for counter in group]

@@ -33,7 +33,10 @@ class IdleCause(IntEnum):
     CONTENTION = idle_kernels.CONTENTION
     """The awaited message was in transfer beyond its uncontended duration."""
     HEAD_OF_LINE = idle_kernels.HEAD_OF_LINE
-    """The message was ready, but its stream held another task."""
+    """The data were ready, or the message had arrived, but the stream held another task.
+
+    So is all idle time before a send on the compute stream, and before the start of an awaited copy or collective.
+    """
     PEER_COMPUTE = idle_kernels.PEER_COMPUTE
     """The message's producer had not computed yet."""
     REDUCTION = idle_kernels.REDUCTION
@@ -93,7 +96,7 @@ def _peers(timeline: Timeline, rank: Int32s, row: Int32s) -> Int32s:
     return np.where(peer == rank, np.int32(-1), peer)
 
 
-def _attribute(timeline: Timeline, waits: idle_kernels.Waits) -> tuple[TimeSpent, int]:
+def _attribute(timeline: Timeline, waits: idle_kernels.WaitBuffer) -> tuple[TimeSpent, int]:
     """Attribute each rank's time, fill ``waits`` up to its size, and return the number of all intervals."""
     graph = graph_of(timeline.placement)
     opened, closed = window(timeline)
@@ -129,8 +132,8 @@ def _complete_ns(timeline: Timeline) -> Int64s:
     return np.full(timeline.placement.stages, -1, dtype=np.int64)
 
 
-def _allocate_waits(size: int) -> idle_kernels.Waits:
-    return idle_kernels.Waits(
+def _allocate_waits(size: int) -> idle_kernels.WaitBuffer:
+    return idle_kernels.WaitBuffer(
         rank=np.zeros(size, dtype=np.int32), cause=np.zeros(size, dtype=np.int8),
         start=np.zeros(size, dtype=np.int64), end=np.zeros(size, dtype=np.int64),
         row=np.zeros(size, dtype=np.int32),

@@ -220,7 +220,7 @@ def in_flight(timeline: Timeline) -> tuple[Counter, ...]:
     )
 
 
-def link_use(timeline: Timeline) -> tuple[Counter, ...]:
+def send_rates(timeline: Timeline) -> tuple[Counter, ...]:
     """Sum, for each rank, the rates in bytes/s of the messages that are leaving it.
 
     A message's rate is its bytes over its time on the sender's stream, rounded down.
@@ -259,10 +259,10 @@ def _per_second(size_bytes: Int64s, duration_ns: Int64s) -> Int64s:
 def _sum_counters(name: str, unit: str, rank: Int32s, time_ns: Int64s, change: Int64s) -> tuple[Counter, ...]:
     """Return a counter per rank from changes in any order."""
     order = np.lexsort((time_ns, rank))
-    return _counters(name, unit, rank[order], time_ns[order], np.cumsum(change[order]))
+    return _rank_counters(name, unit, rank[order], time_ns[order], np.cumsum(change[order]))
 
 
-def _counters(name: str, unit: str, rank: Int32s, time_ns: Int64s, total: Int64s) -> tuple[Counter, ...]:
+def _rank_counters(name: str, unit: str, rank: Int32s, time_ns: Int64s, total: Int64s) -> tuple[Counter, ...]:
     """Return a counter per rank from totals that are sorted by rank and time and accumulate across ranks."""
     return tuple(
         Counter(rank=number, name=name, unit=unit, at_ns=times_ns, value=value)
@@ -293,8 +293,8 @@ def communication_counters(timeline: Timeline, waits: Waits) -> tuple[Counter, .
     )
     hidden, exposed = (grouped + reduced + received) * busy, waiting + grouped * (1 - busy)
     return (
-        *_counters("hidden communication", _UNIT, ranks, time_ns, hidden),
-        *_counters("exposed communication", _UNIT, ranks, time_ns, exposed),
+        *_rank_counters("hidden communication", _UNIT, ranks, time_ns, hidden),
+        *_rank_counters("exposed communication", _UNIT, ranks, time_ns, exposed),
     )
 
 

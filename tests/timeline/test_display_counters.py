@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pptrace.steps.actions import Action
 from pptrace.steps.kinds import Kind, Stream
 from pptrace.steps.placement import Placement
-from pptrace.timeline.metrics import in_flight, link_use
+from pptrace.timeline.metrics import in_flight, send_rates
 from pptrace.timeline.timeline import Slice, Timeline
 
 if TYPE_CHECKING:
@@ -82,11 +82,11 @@ def test_a_forward_that_starts_as_a_backward_ends_makes_no_step() -> None:
 
 def test_a_backward_without_a_forward_counts_nothing() -> None:
     assert in_flight(_timeline(_slice(Kind.B, 0, 0, 5))) == ()
-    assert link_use(_timeline()) == ()
+    assert send_rates(_timeline()) == ()
 
 
 def test_link_use_is_bytes_over_time_of_the_messages_under_way() -> None:
-    found = link_use(
+    found = send_rates(
         _timeline(
             _slice(Kind.SEND_F, 0, 0, 100, size_bytes=50, peer=1),
             _slice(Kind.SEND_B, 1, 50, 150, size_bytes=1, peer=2),
@@ -100,7 +100,7 @@ def test_link_use_is_bytes_over_time_of_the_messages_under_way() -> None:
 
 def test_a_message_without_time_or_bytes_uses_no_link() -> None:
     sends = _slice(Kind.SEND_F, 0, 5, 5, size_bytes=9, peer=1), _slice(Kind.SEND_F, 1, 5, 9, peer=1)
-    assert link_use(_timeline(*sends)) == ()
+    assert send_rates(_timeline(*sends)) == ()
 
 
 MESSAGES = st.lists(
@@ -116,7 +116,7 @@ def test_link_use_is_never_off_by_more_than_rounding(drawn: list[tuple[int, int,
         start = now[rank] + gap
         now[rank] = start + took
         slices.append(_slice(Kind.SEND_F, microbatch, start, now[rank], rank=rank, size_bytes=size, peer=0))
-    for counter in link_use(_timeline(*slices)):
+    for counter in send_rates(_timeline(*slices)):
         assert (np.diff(counter.at_ns) > 0).all()
         assert counter.value[-1] == 0
         own = [s for s in slices if s.rank == counter.rank]

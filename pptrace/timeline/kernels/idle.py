@@ -47,8 +47,8 @@ class TimeSpent(NamedTuple):
     """Shape (ranks,): time in which gradients were reduced, overlapped or not."""
 
 
-class Waits(NamedTuple):
-    """Intervals in which ranks idled, by rank and time, up to the size of the columns."""
+class WaitBuffer(NamedTuple):
+    """Buffer for intervals in which ranks idled, by rank and time; intervals beyond its size are only counted."""
 
     rank: Any
     cause: Any
@@ -161,7 +161,8 @@ def _book_hole(row, free, until, rank, cells, rows, graph, kinds, index, count, 
     """Book the hole before a row between a rank's first and last action.
 
     The data that ended it were computed at ``ready`` and in transfer from ``since`` to ``arrived``. Time after
-    ``ready`` outside the transfer is head-of-line blocking.
+    ``ready`` outside the transfer is head-of-line blocking. For sends, copies and collectives, ``ready`` is
+    the start of the hole.
     """
     role = kinds.role[cells.kind[row]]
     under_way, longer = TRANSFER, CONTENTION

@@ -1,7 +1,7 @@
 """Overview of a step that is too large for viewers: busy share and idle causes of each rank per interval.
 
-It also has the phases, the critical path by rank, and the maximum of each rank's counters per interval. Each rank
-has at most some hundred slices and values, for steps of any length.
+It also has the phases, the critical path by rank, and the maximum of each rank's counters per interval. It omits
+counters of the cluster. Each rank has at most some hundred slices and values, for steps of any length.
 """
 
 from __future__ import annotations

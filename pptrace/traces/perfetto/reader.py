@@ -274,7 +274,7 @@ def _part(events: Events, path: Path) -> Part:
     return Part(
         path=path, step=step, provenance=events.provenance, columns=columns, links=links_of(step),
         lanes=np.stack([*np.array(step["lanes"][:3], dtype=np.int64), slices], axis=1),
-        counters=_counters(events, str(path)), hops=_hops(events, path),
+        counters=_read_counters(events, str(path)), hops=_hops(events, path),
     )  # fmt: skip
 
 
@@ -321,7 +321,7 @@ def _fill_defaults(columns: dict[str, Any]) -> None:
         column[absent] = default[absent]
 
 
-def _counters(events: Events, file: str) -> tuple[Counter, ...]:
+def _read_counters(events: Events, file: str) -> tuple[Counter, ...]:
     track, time_ns, value = (_concatenate(events.points, name) for name in ("track", "at", "value"))
     order = np.argsort(track, kind="stable")
     track, time_ns, value = track[order], time_ns[order], value[order]
