@@ -250,7 +250,7 @@ def _heading(comparison: Comparison) -> list[str]:
 
 def _columns(comparison: Comparison) -> list[Column]:
     rows, runs = [row.row() for row, _ in comparison.ran], {row.entry.label: run for row, run in comparison.ran}
-    step, slower, *others = step_columns(rows, runs)
+    step, *columns_after_rank = step_columns(rows, runs)
     return [
         Column("schedule", ("schedule",), str, is_words=True),
         *(Column(key, (key,), str, len({row[key] for row in rows}) > 1) for key in ("pp", "vp", "microbatches")),
@@ -262,13 +262,12 @@ def _columns(comparison: Comparison) -> list[Column]:
         Column("idle", ("idle",), share_text, group="simulated"),
         step,
         Column("#", ("simulated_rank", "simulated_move"), rank_text, is_words=True),
-        slower,
-        *others,
+        *columns_after_rank,
     ]
 
 
 def step_columns(rows: Sequence[Row], runs: Mapping[str, SimulatedStep]) -> list[Column]:
-    """Return the columns of step, slowdown, tokens per second and peak memory.
+    """Return the column of the step, then those of slowdown, tokens per second and peak memory.
 
     Args:
         rows: the rows of the schedules that run.
