@@ -55,7 +55,7 @@ def command(
     side = measured_side(measurement, str(traces[0]))
     echo_notes(side.incomplete)
     registry, steps = Registry.load(), side.step_computations
-    fit = calibrate(steps, node_ranks or 0)
+    fit = calibrate(steps, node_ranks or 0, empty_input_gradient=measurement.empty_input_gradient)
     if measurement.numbers:
         fit = extend_to_pipeline(fit, steps[0], measurement.numbers, measurement.ranks)
     check, names = (

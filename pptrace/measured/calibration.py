@@ -118,6 +118,9 @@ class Calibration:
     """The fastest and the slowest link between ranks, where they differ too much for one kind of link."""
     boundary_bytes: int
     """Size of a message between stages; 0 where unknown."""
+    empty_input_gradient: bool = False
+    """Whether the first stage has no input gradients, as in PyTorch, so that its weight gradients take the whole
+    backward."""
 
     def wire_ns(self, size_bytes: Int64s) -> Int64s:
         """Return transfer times of messages by size; 0 where no message was observed."""
@@ -134,12 +137,15 @@ class Calibration:
         return next((fit for fit in self.fitted if (fit.kind, fit.stage) == (kind.name, stage)), None)
 
 
-def calibrate(steps: Sequence[Computations], node_ranks: int = 0) -> Calibration:
+def calibrate(
+    steps: Sequence[Computations], node_ranks: int = 0, *, empty_input_gradient: bool = False
+) -> Calibration:
     """Fit the pooled steps of one pipeline.
 
     Args:
         steps: the measured steps.
         node_ranks: consecutive ranks per node, for a separate fit of messages within nodes; 0 if unknown.
+        empty_input_gradient: whether the first stage has no input gradients.
 
     Raises:
         ValueError: there are no steps, or steps of different sizes.
@@ -161,6 +167,7 @@ def calibrate(steps: Sequence[Computations], node_ranks: int = 0) -> Calibration
         link=_fit_messages(seen, ~near), node_ranks=node_ranks, node_link=_fit_messages(seen, near),
         uneven=() if node_ranks else _extreme_links(seen),
         boundary_bytes=int(np.median(sent[sent > 0])) if (sent > 0).any() else 0,
+        empty_input_gradient=empty_input_gradient,
     )  # fmt: skip
 
 

@@ -208,6 +208,8 @@ def _times(fit: Calibration) -> list[str]:
     return lines
 
 
+    if fit.empty_input_gradient:
+        lines.append("  empty_input_gradient: true  # stage 0's weight gradient takes its whole backward")
 def _mean(fitted: ActionFit) -> int:
     return round(fitted.mean_ns.value)
 

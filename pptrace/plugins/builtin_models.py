@@ -296,6 +296,11 @@ class TableOptions(BaseModel):
     weight_gradient: _Times | None = Field(
         default=None, description="Backward for the weight gradient alone; by default the remaining backward."
     )
+    empty_input_gradient: bool = Field(
+        default=False,
+        description="Whether the first stage has no input gradient, as in PyTorch: its weight gradient then takes "
+        "the whole backward, and the whole activation until then.",
+    )
     overhead: _Time = Field(
         default=0, description="Additional time of every computation, whatever its number of slices."
     )
@@ -376,6 +381,9 @@ def table(request: CostRequest) -> Workload:
 
     if options["alone"] == "overlapped" and options["segments"] is None:
         raise ConfigError("overlapped needs segments: write costs.segments, too", key="costs.alone")
+    if options["empty_input_gradient"] and options["segments"] is not None:
+        message = "costs.segments say what gradients consist of: remove one of the keys"
+        raise ConfigError(message, key="costs.empty_input_gradient")
     segments = segments_of(options["segments"] or {}, stages, slices, noun)
     workload = _microbatch_costs(request, _times(options, spread, segments), spread).segmented(
         segments, overlapped=options["alone"] == "overlapped"
@@ -398,6 +406,12 @@ def _microbatch_costs(request: CostRequest, times: dict[str, Any], spread: Calla
     """Return the costs of a microbatch of length 1, without segments."""
     options, zero = request.options, np.zeros(request.stages, dtype=np.int64)
     capacities = _values(options, "capacity", request.ranks, "ranks")
+    if options["empty_input_gradient"]:
+        times = {
+            **times,
+            "i_ns": _with_first(times["i_ns"], 0),
+            "w_ns": _with_first(times["w_ns"], times["b_ns"][0]),
+        }
     keys = {
         "activation_bytes": "activation", "weight_activation_bytes": "weight_activation",
         "checkpoint_bytes": "checkpoint",
@@ -408,6 +422,10 @@ def _microbatch_costs(request: CostRequest, times: dict[str, Any], spread: Calla
     columns = {column: spread(key) for column, key in keys.items()}
     for key in ("weight_activation", "checkpoint"):
         _check_part(key, columns[f"{key}_bytes"], columns["activation_bytes"])
+    if options["empty_input_gradient"]:
+        columns["weight_activation_bytes"] = _with_first(
+            columns["weight_activation_bytes"], columns["activation_bytes"][0]
+        )
     return Workload(
         **times, f_collective_ns=zero, b_collective_ns=zero, i_collective_ns=zero, w_collective_ns=zero,
         boundary_bytes=_values(options, "boundary", _edges(request), "boundaries"),
@@ -416,6 +434,10 @@ def _microbatch_costs(request: CostRequest, times: dict[str, Any], spread: Calla
         tokens=request.global_batch * request.sequence,
         rank_capacity_bytes=capacities if np.ptp(capacities) else capacities[:0],
     )  # fmt: skip
+
+
+def _with_first(values: Int64s, first: int) -> Int64s:
+    return np.concatenate([np.array([first], dtype=np.int64), values[1:]])
 
 
 def _check_part(key: str, parts: Int64s, totals: Int64s) -> None:

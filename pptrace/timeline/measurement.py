@@ -159,6 +159,8 @@ class Measurement:
     """Number of ranks in the pipeline, including ranks without a recording; 0 where unknown."""
     unattributed: tuple[Unattributed, ...] = ()
     """Operations that belong to no action, the longest first."""
+    empty_input_gradient: bool = False
+    """Whether the first stage has no input gradients, so that its weight gradients are recorded as backwards."""
     summaries: tuple[Summary, ...] = ()
     """Communication and computation by rank and name, each rank's longest first; only where there are no steps."""
     occupied: tuple[Occupied, ...] = ()

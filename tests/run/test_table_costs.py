@@ -57,6 +57,18 @@ def test_an_overhead_is_each_computations_whatever_its_share_of_the_model() -> N
     assert (set(workload.i_ns.tolist()), set(workload.w_ns.tolist())) == ({4 + 3}, {4 + 3})
 
 
+@pytest.mark.parametrize("stages", [1, 2, 4, 8])
+def test_a_first_stage_without_input_gradient_leaves_all_to_its_weight_gradient(stages: int) -> None:
+    values = {"slices": 4, "activation": "32 B", "weight_activation": "8 B"}
+    plain, workload = costs(stages, **values), costs(stages, empty_input_gradient=True, **values)
+
+    assert (workload.i_ns[0], workload.w_ns[0]) == (0, plain.b_ns[0])
+    assert workload.weight_activation_bytes[0] == workload.activation_bytes[0]
+    assert workload.b_ns.tolist() == plain.b_ns.tolist()
+    for name in ("i_ns", "w_ns", "weight_activation_bytes"):
+        assert getattr(workload, name)[1:].tolist() == getattr(plain, name)[1:].tolist()
+
+
 def test_a_batch_cut_into_more_microbatches_costs_the_same_in_all() -> None:
     workload = costs(2, microbatches=1, activation="32 B", boundary="8 B", gradients="64 B", update="5 ns")
 
@@ -69,6 +81,7 @@ def test_a_batch_cut_into_more_microbatches_costs_the_same_in_all() -> None:
 @pytest.mark.parametrize(
     ("stages", "values", "message"),
     [
+        (2, {"empty_input_gradient": True, "segments": {}}, "remove one of the keys"),
         (4, {"slices": 3}, "costs.slices: 3 slices and 4 stages do not divide one another"),
         (4, {"slices": 2, "forward": ["1 ns"] * 4}, "costs.forward: 4 values for 2 slices"),
         (4, {"slices": 2, "boundary": ["1 B"]}, "costs.boundary: 1 values for 3 boundaries"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -192,6 +193,36 @@ def test_a_fit_is_simulated_and_says_what_it_is_worth(name: str) -> None:
 
 
 def test_a_message_of_a_pair_that_ran_as_one_is_under_way_from_the_pair_s_end() -> None:
+@pytest.mark.parametrize("name", ["zb_h1_csv", "zbv"])
+@pytest.mark.needs_plugins
+def test_an_empty_input_gradient_takes_no_time_in_a_fit(name: str, tmp_path: Path) -> None:
+    costs = tmp_path / "costs.yaml"
+    CliRunner().invoke(cli, ["calibrate", str(FIXTURES / f"sleep-{name}"), "-o", str(costs)], catch_exceptions=False)
+
+    step = simulate(costs).prepared
+    overhead_ns = fit(name).overhead_ns
+    first, second = ((int(step.workload.i_ns[stage]), int(step.workload.w_ns[stage])) for stage in (0, 1))
+
+    assert first == (overhead_ns, int(step.workload.b_ns[0]))
+    assert second[0] == pytest.approx(second[1], rel=0.3)
+    assert simulate(costs, schedule="1f1b").prepared.workload.i_ns[0] == overhead_ns
+
+
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_a_manifest_says_whether_input_gradients_are_empty(*, is_empty: bool, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(FIXTURES / "sleep-zb_h1_csv", run)
+    (run / "run.manifest.json").write_text(json.dumps({"empty_input_gradient": is_empty}), encoding="utf-8")
+
+    result = CliRunner().invoke(cli, ["calibrate", str(run), "--json"], catch_exceptions=False)
+
+    values = json.loads(result.stdout)
+    assert values["empty_input_gradient"] is is_empty
+    assert ("I", 0) not in {(one["kind"], one["stage"]) for one in values["fitted"]} or not is_empty
+    assert ("I", 0) in {(one["kind"], one["stage"]) for one in values["fitted"]} or is_empty
+    assert "manifest" not in result.stderr
+
+
     step = run("dualpipev")
     moves = step.transfers
     forward = (step.pair >= 0) & (step.kind == Kind.F)

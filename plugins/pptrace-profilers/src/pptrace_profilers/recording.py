@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -316,3 +318,13 @@ def read_files(paths: Sequence[Path], read: Callable[[Path], T]) -> tuple[dict[P
     if not contents:
         raise TraceError(f"none of {len(paths)} files can be read: {unread[0]}", file=paths[0].parent)
     return contents, unread
+
+
+def manifest_value(path: Path, key: str) -> bool | None:
+    """Return a yes-or-no value of the manifest beside a file, ``*.manifest.json``; None if there is none."""
+    for manifest in sorted(path.parent.glob("*.manifest.json")):
+        with suppress(OSError, ValueError, RecursionError):
+            content = json.loads(manifest.read_text(encoding="utf-8"))
+            if isinstance(content, dict) and isinstance(content.get(key), bool):
+                return bool(content[key])
+    return None

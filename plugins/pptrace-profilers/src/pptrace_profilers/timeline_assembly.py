@@ -41,7 +41,7 @@ from pptrace_profilers.alignment import (
     shift_message,
     split_steps,
 )
-from pptrace_profilers.recording import NO_STAGE, shift
+from pptrace_profilers.recording import NO_STAGE, manifest_value, shift
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -90,7 +90,11 @@ def assemble(recordings: Sequence[Recording], numbers: Sequence[int] = ()) -> Me
         name_messages(parts, moves, unattributed)
         aligned_steps.append((label, parts, moves, arrivals_of(moves)))
     # A framework skips empty gradients in all steps, so one decision serves all of them.
-    skips = _skips_input_gradient([(part, arrivals) for _, parts, _, arrivals in aligned_steps for part in parts])
+    skips = manifest_value(recordings[0].path, "empty_input_gradient")
+    if skips is None:
+        skips = _skips_input_gradient(
+            [(part, arrivals) for _, parts, _, arrivals in aligned_steps for part in parts]
+        )
     notes += [_SKIPPED] if skips else []
     steps = []
     for label, parts, moves, arrivals in aligned_steps:
@@ -104,7 +108,7 @@ def assemble(recordings: Sequence[Recording], numbers: Sequence[int] = ()) -> Me
         raise TraceError("holds no action of a pipeline", file=recordings[0].path)
     return Measurement(
         steps=tuple(steps), clocks=tuple(clocks), unattributed=_sum_by_name(unattributed),
-        sources=_sources(recordings), notes=tuple(dict.fromkeys(notes)),
+        sources=_sources(recordings), notes=tuple(dict.fromkeys(notes)), empty_input_gradient=bool(skips),
     )  # fmt: skip
 
 
@@ -203,7 +207,10 @@ def _check_replicas(ranks: Sequence[Recording]) -> None:
 
 
 def _skips_input_gradient(ranks: Sequence[tuple[Recording, Arrivals]]) -> bool:
-    """Return whether the first stage's input gradients are empty, so that its ``0W`` is the whole backward."""
+    """Return whether the first stage's input gradients are empty, so that its ``0W`` is the whole backward.
+
+    Waits for messages that were not recorded lengthen some of them, so their lower quartile counts.
+    """
     inputs = [
         (execution, arrivals)
         for rank, arrivals in ranks
@@ -217,7 +224,7 @@ def _skips_input_gradient(ranks: Sequence[tuple[Recording, Arrivals]]) -> bool:
     ]
     first = [length for stage, length in lengths if stage == 0]
     later_stages = [length for stage, length in lengths if stage > 0]
-    return bool(first and later_stages and np.median(first) <= _EMPTY_SHARE * np.median(later_stages))
+    return bool(first and later_stages and np.quantile(first, 0.25) <= _EMPTY_SHARE * np.median(later_stages))
 
 
 def _merge_first_stage_gradients(rank: Recording) -> Recording:
