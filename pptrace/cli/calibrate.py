@@ -10,8 +10,11 @@ from pptrace.cli.options import json_option, measured_options, output_option, re
 from pptrace.cli.output import echo_documents, echo_notes, write_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
+    from pptrace.measured.calibration import Calibration
+    from pptrace.plugins.registry import Registry
     from pptrace.timeline.measurement import ImportRequest, Measurement
 
 _EXAMPLES = """\b
@@ -39,6 +42,9 @@ def command(
 ) -> None:
     """Fit times per stage, overhead and network to TRACES, files or a folder, all steps pooled.
 
+    Of several runs, folders with a manifest each, the newest with several steps is fitted; where it has whole
+    backwards alone, the shares of input and weight gradients come from another run of the same stages.
+
     Lines of NCCL Inspector, which know no actions, give the network alone.
     """
     from pptrace.measured.calibration import calibrate, check_calibration, extend_to_pipeline
@@ -46,26 +52,65 @@ def command(
     from pptrace.measured.matching import matching_schedules
     from pptrace.measured.sides import measured_side
     from pptrace.plugins.registry import Registry
-    from pptrace.run.trace_files import simulated_source
+    from pptrace.run.trace_files import run_folders, simulated_source
 
+    registry, runs = Registry.load(), run_folders(traces)
+    if len(runs) > 1:
+        traces = (_run_to_fit(runs, registry, request),)
+        echo_notes([f"{traces[0]} is fitted, of {len(runs)} runs"])
     measurement, measured = read(traces, request, without_actions=True)
     if not measurement.steps:
         _calibrate_network(measurement, traces[0], output, as_json=as_json)
         return
     side = measured_side(measurement, str(traces[0]))
     echo_notes(side.incomplete)
-    registry, steps = Registry.load(), side.step_computations
+    steps = side.step_computations
     fit = calibrate(steps, node_ranks or 0, empty_input_gradient=measurement.empty_input_gradient)
+    for run in [] if fit.measured_shares else runs:
+        if run != traces[0]:
+            fit = _with_shares(fit, run, registry, request)
     if measurement.numbers:
         fit = extend_to_pipeline(fit, steps[0], measurement.numbers, measurement.ranks)
     check, names = (
-        check_calibration(fit, steps, registry, measured=measured),
+        check_calibration(fit, steps, registry, measured=measured, source=str(traces[0])),
         matching_schedules(steps[0], registry),
     )
     echo_documents(calibration_document(fit, check, names), as_json=as_json)
     if output is not None:
         known = None if measured else simulated_source(side.timeline, registry)
         write_text(output, calibrated_yaml(fit, traces[0].name, names, check, known))
+
+
+def _run_to_fit(runs: Sequence[Path], registry: Registry, request: ImportRequest) -> Path:
+    """Return the newest run with several steps, else the newest run; a single step may be there for its shares.
+
+    Raises:
+        PptraceError: a run cannot be read.
+    """
+    from pptrace.run.trace_files import read_measurement
+
+    for run in runs:
+        measurement, _ = read_measurement([run], registry, request)
+        if len(measurement.steps) > 1:
+            return run
+    return runs[0]
+
+
+def _with_shares(fit: Calibration, run: Path, registry: Registry, request: ImportRequest) -> Calibration:
+    """Return a fit with the shares of gradients of a further run; a run that cannot be read becomes a note."""
+    from pptrace.errors import PptraceError
+    from pptrace.measured.calibration import calibrate
+    from pptrace.measured.sides import measured_side
+    from pptrace.run.trace_files import read_measurement
+
+    try:
+        measurement, _ = read_measurement([run], registry, request)
+        steps = measured_side(measurement, str(run)).step_computations
+    except PptraceError as error:
+        echo_notes([f"left out: {error}"])
+        return fit
+    further = calibrate(steps, empty_input_gradient=measurement.empty_input_gradient)
+    return fit.with_shares_of(further, str(run))
 
 
 def _calibrate_network(measurement: Measurement, traces: Path, output: str | None, *, as_json: bool) -> None:

@@ -25,6 +25,7 @@ from pptrace.measured.computations import Transfers, extract_computations
 from pptrace.measured.dependencies import follow_chain
 from pptrace.measured.replay import Resimulation, nearest_policy, run_order
 from pptrace.report.numbers import Figure, mean_of, median_of
+from pptrace.sanitize import shell_word
 from pptrace.steps.kinds import PASSES, Kind
 
 if TYPE_CHECKING:
@@ -121,6 +122,10 @@ class Calibration:
     empty_input_gradient: bool = False
     """Whether the first stage has no input gradients, as in PyTorch, so that its weight gradients take the whole
     backward."""
+    split_run: str = ""
+    """The other run of the same stages in which input and weight gradients were measured apart; empty for none."""
+    run_shares: tuple[float, ...] = ()
+    """Shape (stages,): the shares of input gradients in backwards in that run."""
 
     def wire_ns(self, size_bytes: Int64s) -> Int64s:
         """Return transfer times of messages by size; 0 where no message was observed."""
@@ -135,6 +140,39 @@ class Calibration:
     def of(self, kind: Kind, stage: int) -> ActionFit | None:
         """Return the fit of one kind on one stage; None where it was not measured."""
         return next((fit for fit in self.fitted if (fit.kind, fit.stage) == (kind.name, stage)), None)
+
+    def backward_ns(self, stage: int) -> int | None:
+        """Return the mean of a whole backward, or of its two gradients; None where neither was measured."""
+        whole, first, second = (self.of(kind, stage) for kind in (Kind.B, Kind.I, Kind.W))
+        if whole is not None:
+            return round(whole.mean_ns.value)
+        return round(first.mean_ns.value) + round(second.mean_ns.value) if first and second else None
+
+    @property
+    def measured_shares(self) -> tuple[float, ...]:
+        """Shape (stages,): the shares of input gradients in backwards; the median where a stage has none.
+
+        Empty where no input gradient was measured.
+        """
+        shares = {
+            stage: first.mean_ns.value / total_ns
+            for stage in range(self.stages)
+            if (first := self.of(Kind.I, stage)) is not None and (total_ns := self.backward_ns(stage))
+        }
+        middle = sorted(shares.values())[len(shares) // 2] if shares else 0.0
+        return tuple(shares.get(stage, middle) for stage in range(self.stages)) if shares else ()
+
+    def with_shares_of(self, other: Calibration, run: str) -> Calibration:
+        """Return the fit with the shares of another fit of the same stages, unless it has shares itself.
+
+        ``run`` is the name of the other fit's run.
+        """
+        if self.measured_shares or self.run_shares or self.stages != other.stages or not other.measured_shares:
+            return self
+        return replace(
+            self, split_run=run, run_shares=other.measured_shares,
+            empty_input_gradient=self.empty_input_gradient or other.empty_input_gradient,
+        )  # fmt: skip
 
 
 def calibrate(
@@ -384,6 +422,8 @@ _LARGEST_ERROR = 0.05
 """The error of the simulation of the calibrated step above which a warning is printed."""
 _MOST_PARTS = 6
 """Computations of a rank per microbatch: forward, input and weight gradient of two chunks."""
+_SPLIT_DEVIATION = 1 / 6
+"""The largest deviation of the share of the input gradient from a half, where it was not measured."""
 _FEW_GAPS = 0.25
 """The share of known host gaps below which a warning is printed."""
 
@@ -411,6 +451,15 @@ class CalibrationCheck:
     - the deviation from step to step: the larger of measurement and bootstrap, with that of the fit;
     - the slowdown if every rank computed all the time, where actions slow each other down.
     """
+    split_interval: float | None
+    """The interval for orders with split backwards, where input and weight gradients were not measured apart.
+
+    The gradients are then assumed to take half of the backward each. A share of the input gradient between a third
+    and two thirds changes the fill and drain of an order by twice the difference from a half, on every stage but
+    one. None where the gradients were measured, or :attr:`interval` is None.
+    """
+    split_advice: str
+    """The step that would measure the gradients apart; empty where they were."""
     sharing: Sharing | None
     """The slowdown of actions by other ranks; None where none is measurable."""
     warnings: tuple[str, ...]
@@ -423,8 +472,9 @@ class CalibrationCheck:
 
 
 def check_calibration(
-    fit: Calibration, steps: Sequence[Computations], registry: Registry, *, measured: bool = True
-) -> CalibrationCheck:
+    fit: Calibration, steps: Sequence[Computations], registry: Registry, *, measured: bool = True,
+    source: str = "run",
+) -> CalibrationCheck:  # fmt: skip
     """Simulate a fit and estimate its errors.
 
     Args:
@@ -432,6 +482,7 @@ def check_calibration(
         steps: its steps, at least one.
         registry: the plugins with the message policies.
         measured: false for steps of the trace of a simulation.
+        source: the path of the run, for advice.
     """
     policy = nearest_policy(steps[0], registry, measured=measured).policy
     simulated = [_simulate(fit, step, policy) for step in steps]
@@ -445,8 +496,12 @@ def check_calibration(
     )
     if interval is not None and shared is not None:
         interval += shared.at_most
+    is_split = not measured or bool(fit.measured_shares or fit.run_shares)
+    split_interval = None if is_split or interval is None else interval + _split_error(fit, steps[0])
     return CalibrationCheck(
-        policy=policy.label, step_ns=step_ns, simulated_ns=simulated_ns, interval=interval, sharing=shared,
+        policy=policy.label, step_ns=step_ns, simulated_ns=simulated_ns, interval=interval,
+        split_interval=split_interval, split_advice="" if is_split else _split_advice(steps[0], source),
+        sharing=shared,
         warnings=tuple(_warnings(fit, steps, error, shared, measured=measured)),
     )  # fmt: skip
 
@@ -464,6 +519,30 @@ def _interval(
     cut_ns = fit.overhead_ns if fit.stages == fit.ranks else 0
     actions = max(_MOST_PARTS * fit.microbatches, path, *(int(np.bincount(step.rank).max()) for step in steps))
     return (actions * (error_ns / max(path, 1) + host_ns + cut_ns) + _deviation_ns(steps, policy)) / step_ns
+
+
+def _split_error(fit: Calibration, step: Computations) -> float:
+    """Return the relative error of an order with split backwards by the unknown share of the input gradient.
+
+    No order is shorter than the computations of the busiest rank.
+    """
+    backwards_ns = [fit.backward_ns(stage) or 0 for stage in range(fit.stages)]
+    busiest_ns = float(np.bincount(step.rank, step.duration_ns).max())
+    return 2 * _SPLIT_DEVIATION * (sum(backwards_ns) - min(backwards_ns)) / max(busiest_ns, 1.0)
+
+
+def _split_advice(step: Computations, source: str) -> str:
+    """Return the advice to run one step with the same stages and split backwards."""
+    placement = step.placement
+    chunks = placement.stages // placement.ranks
+    is_v = chunks > 1 and placement.rank_of(placement.ranks, 0) == placement.ranks - 1
+    name = "zb-h1" if chunks == 1 else "zb-v" if is_v else "interleaved-zb"
+    options = f" --set parallel.vp={chunks}" if chunks > 1 else ""
+    run = source.rstrip("/")
+    command = (
+        f"pptrace torch run {name} --costs {shell_word(run)}{options} --steps 1 -o {shell_word(f'{run}-split')}"
+    )
+    return f"one step with split backwards settles that, such as {command}"
 
 
 def _deviation_ns(steps: Sequence[Computations], policy: Policy) -> float:

@@ -49,6 +49,9 @@ def calibrated_yaml(
     if check and check.interval:
         share = min(check.interval, _MOST_UNCERTAIN)
         lines.append(f"  uncertainty: {share:.3f}  # of steps of other schedules; nearer ones are a tie")
+    if check and check.split_interval:
+        share = min(check.split_interval, _MOST_UNCERTAIN)
+        lines.append(f"  split_uncertainty: {share:.3f}  # of schedules with split backwards")
     if fit.boundary_bytes:
         lines.append(f"  boundary: {fit.boundary_bytes} B")
     lines += _simulation_lines(known.workload) if known is not None else []
@@ -141,6 +144,14 @@ def _about_check(check: CalibrationCheck) -> list[str]:
             if check.interval is not None
             else []
         ),
+        *(
+            [
+                f"with split backwards about ±{check.split_interval:.1%}: gradients were not measured apart",
+                check.split_advice,
+            ]
+            if check.split_interval is not None
+            else []
+        ),
         *(f"warning: {line}" for line in check.warnings),
     ]
 
@@ -181,35 +192,29 @@ def _sizes_word(link: LinkFit) -> str:
 
 def _times(fit: Calibration) -> list[str]:
     forward = [fit.of(Kind.F, stage) for stage in range(fit.stages)]
-    backwards, gradients = [], []
-    for stage in range(fit.stages):
-        b, i, w = (fit.of(kind, stage) for kind in (Kind.B, Kind.I, Kind.W))
-        total = _mean(i) + _mean(w) if i is not None and w is not None else None
-        backwards.append(_mean(b) if b is not None else total)
-        gradients.append(i)
+    backwards = [fit.backward_ns(stage) for stage in range(fit.stages)]
+    gradients = [fit.of(Kind.I, stage) for stage in range(fit.stages)]
     lines = [
         f"  forward: {_format_times([_mean(action) if action else None for action in forward])}{_spreads(forward)}"
     ]
     lines.append(f"  backward: {_format_times(backwards)}")
     measured = [action for action in gradients if action is not None]
+    shares = fit.measured_shares or fit.run_shares
     if len(measured) == fit.stages:
         lines.append(
             f"  input_gradient: {_format_times([_mean(action) for action in measured])}{_spreads(measured)}"
         )
-    elif measured:
-        shares = sorted(_mean(action) / time for action in measured if (time := backwards[action.stage]))
-        share = shares[len(shares) // 2] if shares else 0.5
-        ratio = [round(time * share) if time else None for time in backwards]
-        lines.append(
-            f"  input_gradient: {_format_times(ratio)}  # {share:.1%} of the backward, as where it was measured"
-        )
+    elif shares:
+        ratio = [round(time * share) if time else None for time, share in zip(backwards, shares, strict=True)]
+        source = f"measured in {printable_line(fit.split_run)}" if fit.split_run else "the rest as measured there"
+        lines.append(f"  input_gradient: {_format_times(ratio)}  # shares of the backward, {source}")
     else:
         lines.append("  # input and weight gradients were not measured separately: half of the backward each")
+    if fit.empty_input_gradient:
+        lines.append("  empty_input_gradient: true  # stage 0's weight gradient takes its whole backward")
     return lines
 
 
-    if fit.empty_input_gradient:
-        lines.append("  empty_input_gradient: true  # stage 0's weight gradient takes its whole backward")
 def _mean(fitted: ActionFit) -> int:
     return round(fitted.mean_ns.value)
 

@@ -309,6 +309,10 @@ class TableOptions(BaseModel):
         description="Relative uncertainty of simulated steps, as `pptrace calibrate` states it: 0.06 is 6 %. "
         "`pptrace compare` then names schedules that are a tie.",
     )
+    split_uncertainty: Annotated[float, Field(ge=0, le=10)] | None = Field(
+        default=None,
+        description="The same for schedules with split backwards, if the two gradients were not measured apart.",
+    )
     boundary: _Bytes | list[_Bytes] = Field(
         default=0, description="Bytes of a message from each stage to the next."
     )

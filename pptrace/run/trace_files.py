@@ -84,6 +84,18 @@ def read_measurement(
     return replace(measured, notes=(*notes, *measured.notes)), True
 
 
+def run_folders(sources: Sequence[Path]) -> list[Path]:
+    """Return the folders of runs at and below the sources, the newest first: those with a manifest."""
+    manifests = [
+        file
+        for source in sources
+        for file in (sorted(source.rglob(f"*{_MANIFEST}")) if source.is_dir() else [])
+        if not any(part.startswith(".") for part in file.relative_to(source).parts)
+    ]
+    newest = sorted(manifests, key=lambda file: (-file.stat().st_mtime_ns, str(file)))
+    return list(dict.fromkeys(file.parent for file in newest))
+
+
 def _check_places(step: Step, file: Path) -> None:
     """Check that passes and messages have stages and microbatches of the step.
 

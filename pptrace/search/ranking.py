@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from pptrace.config.choices import PolicyName
 from pptrace.config.overrides import assignment
 from pptrace.errors import ConstraintError
+from pptrace.steps.kinds import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -81,8 +82,15 @@ def groups_within(values: Sequence[tuple[int, str]], share: float) -> tuple[tupl
 
 
 def uncertainty_of(runs: Iterable[SimulatedStep]) -> float:
-    """Return the relative uncertainty of steps (``costs.uncertainty``); 0 where unknown."""
-    known = [(run.prepared.resolved.to_dict().get("costs") or {}).get("uncertainty") for run in runs]
+    """Return the largest relative uncertainty of steps (``costs.uncertainty``); 0 where unknown.
+
+    ``costs.split_uncertainty`` replaces it for schedules with split backwards.
+    """
+    known = []
+    for run in runs:
+        costs = run.prepared.resolved.to_dict().get("costs") or {}
+        is_split = bool((run.prepared.schedule.kind == Kind.I).any())
+        known += [costs.get("uncertainty"), costs.get("split_uncertainty") if is_split else None]
     return max((float(share) for share in known if share is not None), default=0.0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from functools import cache
 from pathlib import Path
@@ -179,25 +180,13 @@ def test_an_order_that_no_schedule_has_can_be_simulated_as_a_table(tmp_path: Pat
     assert table.metrics.step_ns == pytest.approx(run("zbv").span_ns, rel=0.1)
 
 
-@pytest.mark.parametrize("name", RUNS)
-@pytest.mark.needs_plugins
-def test_a_fit_is_simulated_and_says_what_it_is_worth(name: str) -> None:
-    found = check(name)
-
-    assert found.step_ns == run(name).span_ns
-    assert abs(found.error) < 0.08
-    assert found.interval is not None
-    assert abs(found.error) <= found.interval
-    assert found.policy == "torch"
-    assert any("few host gaps" in warning for warning in found.warnings) == (name in {"1f1b", "gpipe"})
-
-
-def test_a_message_of_a_pair_that_ran_as_one_is_under_way_from_the_pair_s_end() -> None:
 @pytest.mark.parametrize("name", ["zb_h1_csv", "zbv"])
 @pytest.mark.needs_plugins
 def test_an_empty_input_gradient_takes_no_time_in_a_fit(name: str, tmp_path: Path) -> None:
     costs = tmp_path / "costs.yaml"
-    CliRunner().invoke(cli, ["calibrate", str(FIXTURES / f"sleep-{name}"), "-o", str(costs)], catch_exceptions=False)
+    CliRunner().invoke(
+        cli, ["calibrate", str(FIXTURES / f"sleep-{name}"), "-o", str(costs)], catch_exceptions=False
+    )
 
     step = simulate(costs).prepared
     overhead_ns = fit(name).overhead_ns
@@ -223,6 +212,92 @@ def test_a_manifest_says_whether_input_gradients_are_empty(*, is_empty: bool, tm
     assert "manifest" not in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("name", "schedule"), [("1f1b", "zb-h1"), ("gpipe", "zb-h1"), ("looped_bfs", "interleaved-zb")]
+)
+def test_whole_backwards_widen_the_interval_of_split_ones_and_say_what_settles_it(
+    name: str, schedule: str
+) -> None:
+    found = check(name)
+
+    assert found.split_interval is not None
+    assert found.interval is not None
+    assert found.interval < found.split_interval < found.interval + 0.25
+    assert f"pptrace torch run {schedule} --costs run" in found.split_advice
+    assert f"split_uncertainty: {found.split_interval:.3f}" in calibrated_yaml(fit(name), name, (), found)
+    assert (check("zb_h1_csv").split_interval, check("zb_h1_csv").split_advice) == (None, "")
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), [(2, 4), (4, 8), (8, 16)])
+@pytest.mark.parametrize("input_ms", [7, 13])
+@pytest.mark.needs_plugins
+def test_a_split_between_one_third_and_two_thirds_lies_in_that_interval(
+    ranks: int, microbatches: int, input_ms: int
+) -> None:
+    costs = {"name": "table", "forward": "10 ms", "backward": "20 ms"}
+    size = {"pp": ranks, "microbatches": microbatches}
+    whole = extract_computations(simulate(schedule="1f1b", costs=costs, **size).timeline)
+    found = check_calibration(calibrate([whole]), [whole], registry())
+    assumed, true = (
+        simulate(schedule="zb-h1", costs=split, **size).metrics.step_ns
+        for split in (costs, {**costs, "input_gradient": f"{input_ms} ms"})
+    )
+
+    assert found.interval is not None
+    assert found.split_interval is not None
+    assert abs(assumed / true - 1) <= found.split_interval
+    assert abs(assumed / true - 1) > found.interval or input_ms == 7
+
+
+def two_runs(folder: Path, first: str, second: str) -> None:
+    """Copy two recordings as runs with manifests, the second one newer."""
+    for age, name in enumerate((first, second)):
+        shutil.copytree(FIXTURES / name, folder / name)
+        manifest = folder / name / "run.manifest.json"
+        manifest.write_text("{}", encoding="utf-8")
+        os.utime(manifest, (1000 + age, 1000 + age))
+
+
+def test_of_several_runs_one_gives_the_other_its_split(tmp_path: Path) -> None:
+    two_runs(tmp_path / "runs", "sleep-zb_h1_csv", "sleep-1f1b")
+    costs = tmp_path / "costs.yaml"
+    words = ["calibrate", str(tmp_path / "runs"), "--json", "-o", str(costs)]
+
+    values = json.loads(CliRunner().invoke(cli, words, catch_exceptions=False).stdout)
+
+    assert (values["check"]["split_interval"], values["check"]["split_advice"]) == (None, "")
+    assert values["split_run"] == str(tmp_path / "runs" / "sleep-zb_h1_csv")
+    assert values["run_shares"] == pytest.approx([0.5] * 4, abs=0.02)
+    assert values["check"]["step_ns"] == run("1f1b").span_ns
+    assert values["empty_input_gradient"]
+    assert "measured in" in costs.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("older", "newer", "fitted"), [
+    ("sleep-1f1b", "sleep-zb_h1_csv", "sleep-zb_h1_csv"), ("five-steps", "sleep-zb_h1_csv", "five-steps"),
+])  # fmt: skip
+def test_the_newest_run_of_several_steps_is_fitted(tmp_path: Path, older: str, newer: str, fitted: str) -> None:
+    two_runs(tmp_path / "runs", older, newer)
+
+    result = CliRunner().invoke(cli, ["calibrate", str(tmp_path / "runs")], catch_exceptions=False)
+
+    assert f"note: {tmp_path / 'runs' / fitted} is fitted, of 2 runs" in result.stderr
+
+
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.needs_plugins
+def test_a_fit_is_simulated_and_says_what_it_is_worth(name: str) -> None:
+    found = check(name)
+
+    assert found.step_ns == run(name).span_ns
+    assert abs(found.error) < 0.08
+    assert found.interval is not None
+    assert abs(found.error) <= found.interval
+    assert found.policy == "torch"
+    assert any("few host gaps" in warning for warning in found.warnings) == (name in {"1f1b", "gpipe"})
+
+
+def test_a_message_of_a_pair_that_ran_as_one_is_under_way_from_the_pair_s_end() -> None:
     step = run("dualpipev")
     moves = step.transfers
     forward = (step.pair >= 0) & (step.kind == Kind.F)
