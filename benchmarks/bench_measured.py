@@ -3,7 +3,8 @@
     python benchmarks/bench_measured.py FOLDER
 
 FOLDER holds a folder of traces per run. Prints two tables in Markdown: replays, and for every pair of runs by how
-many percent the second's step, simulated with the first's fit in the second's order, is off.
+many percent the second's step, simulated with the first's fit in the second's order, is off; ``-`` for a run with
+other microbatches. The stated interval is the widest of a row.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from pptrace.config.resolution import load
+from pptrace.errors import ConfigError, ConstraintError
 from pptrace.measured.calibration import calibrate, check_calibration
 from pptrace.measured.calibration_document import calibrated_yaml
 from pptrace.measured.computations import extract_computations
@@ -23,9 +25,11 @@ from pptrace.measured.sides import measured_side
 from pptrace.plugins.registry import Registry
 from pptrace.run.run import simulate
 from pptrace.run.trace_files import read_measurement
+from pptrace.steps.kinds import Kind
 from pptrace.steps.text_forms import table_text
 
 if TYPE_CHECKING:
+    from pptrace.measured.calibration import CalibrationCheck
     from pptrace.measured.sides import Side
 
 
@@ -53,24 +57,26 @@ def print_predictions(sides: dict[str, Side], scratch: Path, registry: Registry)
     print("|---" * (len(names) + 2), end="|\n")
     for name, side in sides.items():
         (scratch / f"{name}.csv").write_text(table_text(side.computations.order), encoding="utf-8")
-    others, inside, kept = [], 0, 0
+    others, inside, kept, pairs = [], 0, 0, 0
     for source, side in sides.items():
-        fit = calibrate(side.step_computations)
+        skips = side.measurement is not None and side.measurement.empty_input_gradient
+        fit = calibrate(side.step_computations, empty_input_gradient=skips)
         check = check_calibration(fit, side.step_computations, registry)
-        interval = check.interval or 0.0
         costs = scratch / f"{source}.yaml"
         costs.write_text(calibrated_yaml(fit, source, (), check), encoding="utf-8")
-        off, lengths = {}, {}
-        for target, other in sides.items():
-            step = simulate(load(costs, (), {"schedule": str(scratch / f"{target}.csv")}), registry).timeline
-            lengths[target] = extract_computations(step).span_ns
-            off[target] = lengths[target] / other.computations.span_ns - 1
+        lengths = {target: predicted_ns(costs, scratch / f"{target}.csv", registry) for target in names}
+        known = {target: length for target, length in lengths.items() if length is not None}
+        off = {target: length / sides[target].computations.span_ns - 1 for target, length in known.items()}
+        stated = {target: interval_for(check, sides[target]) for target in known}
         others += [abs(one) for target, one in off.items() if target != source]
-        inside += sum(abs(one) <= interval for target, one in off.items() if target != source)
-        kept += orders_kept(sides, lengths, interval)
-        print(f"| `{source}` |", " | ".join(f"{100 * off[name]:+.1f}" for name in names), end="")
-        print(f" | ±{interval:.1%} |")
-    pairs = len(names) * len(names) * (len(names) - 1) // 2
+        inside += sum(abs(one) <= stated[target] for target, one in off.items() if target != source)
+        kept += orders_kept(sides, known, max(stated.values(), default=0.0))
+        pairs += len(known) * (len(known) - 1) // 2
+        cells = [f"{100 * off[name]:+.1f}" if name in off else "-" for name in names]
+        print(f"| `{source}` |", " | ".join(cells), f"| ±{max(stated.values(), default=0.0):.1%} |")
+    if not others:
+        print("\nno run predicts another one")
+        return
     print(
         f"\nothers than its own: median {median(others):.1%}, worst {max(others):.1%}, {inside} of {len(others)} ",
         end="",
@@ -78,9 +84,25 @@ def print_predictions(sides: dict[str, Side], scratch: Path, registry: Registry)
     print(f"in the stated interval; {kept} of {pairs} pairs of schedules in their order, or a stated tie")
 
 
+def predicted_ns(costs: Path, table: Path, registry: Registry) -> int | None:
+    """Return the span of a table with a fit; None for other microbatches, or stages that the fit cannot give."""
+    try:
+        step = simulate(load(costs, (), {"schedule": str(table)}), registry).timeline
+    except (ConfigError, ConstraintError) as error:
+        sys.stderr.write(f"{table.stem} with the fit of {costs.stem}: {error}\n")
+        return None
+    return extract_computations(step).span_ns
+
+
+def interval_for(check: CalibrationCheck, side: Side) -> float:
+    """Return the interval that a fit states for the order of a run."""
+    is_split = bool((side.computations.kind == Kind.I).any())
+    return (check.split_interval if is_split else None) or check.interval or 0.0
+
+
 def orders_kept(sides: dict[str, Side], lengths: dict[str, int], interval: float) -> int:
     """Return how many pairs of schedules are predicted in their measured order, or as a tie."""
-    names, kept = list(sides), 0
+    names, kept = list(lengths), 0
     for at, first in enumerate(names):
         for second in names[at + 1 :]:
             said = lengths[first] / lengths[second] - 1

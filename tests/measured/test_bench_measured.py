@@ -1,0 +1,42 @@
+"""The benchmark of measured runs takes runs of several sizes."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+from pptrace.api import simulate
+from pptrace.steps.schedule import Schedule
+from pptrace.steps.text_forms import write_table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def test_runs_of_other_microbatches_have_no_prediction(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, microbatches in (("two", 2), ("other", 2), ("three", 3)):
+        rows = [[f"{stage}{kind}{index}" for kind in "FB" for index in range(microbatches)] for stage in range(2)]
+        table = tmp_path / f"{name}.csv"
+        write_table(Schedule.from_rows(rows), table)
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        costs = {"name": "table", "forward": "10 ms", "backward": "20 ms"}
+        simulate(schedule=str(table), costs=costs).save(tmp_path / "runs" / name / "step.json")
+
+    module(root).main(tmp_path / "runs")
+
+    table_rows = [line for line in capsys.readouterr().out.splitlines() if line.endswith("% |")]
+    assert [line.count(" - ") for line in table_rows[-3:]] == [1, 2, 1]
+    assert [line.count("+0.0") for line in table_rows[-3:]] == [2, 1, 2]
+
+
+def module(root: Path) -> Any:
+    spec = importlib.util.spec_from_file_location("bench_measured", root / "benchmarks" / "bench_measured.py")
+    assert spec is not None
+    assert spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
