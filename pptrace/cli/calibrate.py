@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -11,10 +12,10 @@ from pptrace.cli.output import echo_documents, echo_notes, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from pptrace.measured.calibration import Calibration
     from pptrace.plugins.registry import Registry
+    from pptrace.steps.schedule import Schedule
     from pptrace.timeline.measurement import ImportRequest, Measurement
 
 _EXAMPLES = """\b
@@ -45,7 +46,8 @@ def command(
     Of several runs, folders with a manifest each, the newest with several steps is fitted; where it has whole
     backwards alone, the shares of input and weight gradients come from another run of the same stages.
 
-    Lines of NCCL Inspector, which know no actions, give the network alone.
+    An order of no installed schedule is written as a table beside the configuration, which names it. Lines of
+    NCCL Inspector, which know no actions, give the network alone.
     """
     from pptrace.measured.calibration import calibrate, check_calibration, extend_to_pipeline
     from pptrace.measured.calibration_document import calibrated_yaml, calibration_document
@@ -78,7 +80,8 @@ def command(
     echo_documents(calibration_document(fit, check, names), as_json=as_json)
     if output is not None:
         known = None if measured else simulated_source(side.timeline, registry)
-        write_text(output, calibrated_yaml(fit, traces[0].name, names, check, known))
+        table = "" if names or steps[0].partial else _write_order(steps[0].order, output)
+        write_text(output, calibrated_yaml(fit, traces[0].name, names, check, known, table))
 
 
 def _run_to_fit(runs: Sequence[Path], registry: Registry, request: ImportRequest) -> Path:
@@ -111,6 +114,15 @@ def _with_shares(fit: Calibration, run: Path, registry: Registry, request: Impor
         return fit
     further = calibrate(steps, empty_input_gradient=measurement.empty_input_gradient)
     return fit.with_shares_of(further, str(run))
+
+
+def _write_order(order: Schedule, output: str) -> str:
+    """Write the measured order beside a configuration, ``costs.order.csv`` for ``costs.yaml``; return its path."""
+    from pptrace.steps.text_forms import table_text
+
+    path = str(Path(output).with_suffix(".order.csv"))
+    write_text(path, table_text(order))
+    return path
 
 
 def _calibrate_network(measurement: Measurement, traces: Path, output: str | None, *, as_json: bool) -> None:

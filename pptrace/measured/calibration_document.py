@@ -29,18 +29,19 @@ _MOST_UNCERTAIN = 10
 
 def calibrated_yaml(
     fit: Calibration, source: str, schedules: Sequence[str] = (), check: CalibrationCheck | None = None,
-    known: SimulatedSource | None = None,
+    known: SimulatedSource | None = None, table: str = "",
 ) -> str:  # fmt: skip
     """Return the configuration of a fit, with the first of the schedules that have the measured order.
 
-    ``known`` has memory, the end of the step and the policy of a simulation, which do not follow from its times.
+    ``table`` is the path of a table with that order, for an order of no installed schedule. ``known`` has memory,
+    the end of the step and the policy of a simulation, which do not follow from its times.
     Backwards have their full time; input gradients are included where they were measured.
     """
     data = f"{f'{fit.steps} steps' if fit.steps > 1 else 'one step'} of {printable_line(source)}"
     lines = [
         f"# Means of {data}: pptrace calibrate. After # is the spread, from the lower to the upper quartile.",
         *(f"# {line}" for line in (_about_check(check) if check else ())),
-        *_schedule(fit, source, schedules), "batch:", f"  microbatches: {fit.microbatches}",
+        *_schedule(fit, source, schedules, table), "batch:", f"  microbatches: {fit.microbatches}",
         "costs:", "  name: table", f"  slices: {fit.stages}  # stages of the measured schedule; others share them",
     ]  # fmt: skip
     lines += _times(fit)
@@ -87,9 +88,11 @@ def _simulation_lines(known: Workload) -> list[str]:
     return ["  # as the simulation had them", *lines] if lines else []
 
 
-def _schedule(fit: Calibration, source: str, schedules: Sequence[str]) -> list[str]:
+def _schedule(fit: Calibration, source: str, schedules: Sequence[str], table: str) -> list[str]:
     chunks = fit.stages // fit.ranks
     parallel = ["parallel:", f"  pp: {fit.ranks}"]
+    if table and not schedules:
+        return [f"schedule: {json.dumps(table)}  # the measured order, that of no installed schedule", *parallel]
     if not schedules:
         word = printable_line(shell_word(source))
         return [

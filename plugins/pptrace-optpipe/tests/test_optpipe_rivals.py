@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from pptrace.api import simulate
 from pptrace.plugin import write_table
+from pptrace.steps.text_forms import load_table
 from pptrace_optpipe.command import command
 
 GIB = 2**30
@@ -91,7 +92,7 @@ def test_one_that_cannot_be_beaten_is_what_is_given(monkeypatch: pytest.MonkeyPa
 TOLD = re.compile(r"step (?P<step>[0-9.]+) ms  bound (?P<bound>[0-9.]+|not known)")
 
 
-@pytest.mark.parametrize("more", [[], ["--from", "looped.csv"]])
+@pytest.mark.parametrize("more", [[], ["--from", "looped.csv", "--vary", "stages"]])
 def test_a_bound_is_one_for_the_placement_of_the_step_beside_it(more: list[str]) -> None:
     """ZB-V's step of 162 ms is below what stages that loop over the ranks need at least."""
     costs = {
@@ -111,6 +112,34 @@ def test_a_bound_is_one_for_the_placement_of_the_step_beside_it(more: list[str])
     assert told
     assert all(one is not None and one["step"] == "162.000" for one in told)
     assert {one["bound"] for one in told if one is not None} <= {"not known", "162.000"}
+
+
+KEPT = [
+    ["--from", "looped.csv"], ["--placement", "looped"], ["--set", "parallel.vp=1"],
+    ["--set", "schedule=looped.csv"], ["--set", "schedule=1f1b", "--set", "parallel.vp=1"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("more", KEPT)
+def test_a_placement_that_is_asked_for_is_kept_and_has_a_bound(more: list[str]) -> None:
+    """ZB-V, and Chimera with its two copies of the model, are shorter."""
+    costs = {"name": "table", "slices": 4}
+    costs |= dict.fromkeys(("forward", "input_gradient", "weight_gradient"), "12 ms")
+    step = {"parallel": {"pp": 4}, "batch": {"microbatches": 4}, "costs": costs}
+    Path("step.yaml").write_text(yaml.safe_dump(step), encoding="utf-8")
+    table = simulate("step.yaml", schedule="1f1b").prepared.schedule
+    write_table(table, Path("looped.csv"))
+
+    values = found(*more, "--work", "0.5", "-o", "best.csv")
+    varied = found(*more, "--work", "0.5", "--vary", "stages")
+
+    assert load_table("best.csv").schedule.placement == table.placement
+    assert (values["stages"], values["is_placement_kept"]) == (4, True)
+    assert 0 < values["bound_ns"] <= values["step_ns"]
+    assert {one["schedule"] for one in values["hand_made"]} >= {"1f1b", "gpipe"}
+    assert {one["schedule"] for one in values["hand_made"]}.isdisjoint({"zb-v", "chimera"})
+    assert varied["step_ns"] < values["step_ns"]
+    assert not varied["is_placement_kept"]
 
 
 def test_none_is_shorter_in_place_either(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,6 +166,20 @@ def test_a_fit_names_the_schedule_that_was_measured(name: str, schedule: str, tm
     assert simulate(costs).metrics.step_ns == pytest.approx(run(name).span_ns, rel=0.05)
 
 
+def test_an_order_that_no_schedule_has_is_written_beside_its_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PPTRACE_DISABLE_PLUGINS", "pptrace-schedules")
+    costs = tmp_path / "costs.yaml"
+
+    CliRunner().invoke(cli, ["calibrate", str(FIXTURES / "sleep-zbv"), "-o", str(costs)], catch_exceptions=False)
+
+    step = simulate(costs).prepared
+    assert step.resolved.experiment.schedule.name == str(tmp_path / "costs.order.csv")
+    assert step.schedule.rows() == run("zbv").order.rows()
+    assert step.schedule.placement == run("zbv").placement
+
+
 def test_an_order_that_no_schedule_has_can_be_simulated_as_a_table(tmp_path: Path) -> None:
     costs, order = tmp_path / "costs.yaml", tmp_path / "order.csv"
     assert matching_schedules(run("zbv"), Registry.load(disable=["pptrace-schedules"])) == ()

@@ -19,6 +19,7 @@ import click
 from pptrace.plugin import (
     ConfigError,
     ConstraintError,
+    Kind,
     OutputError,
     PptraceError,
     Registry,
@@ -33,13 +34,13 @@ from pptrace.plugin import (
 from pptrace_optpipe.cache import Cache, wrong_folder
 from pptrace_optpipe.options import SHORTEST_NS, OptimizeOptions
 from pptrace_optpipe.schedule import require_solver
-from pptrace_optpipe.setting import channels_of, setting_of, simulated
+from pptrace_optpipe.setting import channels_of, setting_of, stages_text
 from pptrace_optpipe.start_schedules import rivals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from pptrace.plugin import Prepared, Schedule
+    from pptrace.plugin import Schedule
     from pptrace_optpipe.search import Optimised
     from pptrace_optpipe.setting import Setting
     from pptrace_optpipe.start_schedules import Rival
@@ -48,7 +49,8 @@ if TYPE_CHECKING:
 _EXAMPLES = """\b
 pptrace optimize step.yaml --memory 60GiB -o best.csv
 pptrace simulate step.yaml --schedule best.csv
-pptrace optimize step.yaml --memory 40GiB,60GiB,80GiB --pareto"""
+pptrace optimize step.yaml --memory 40GiB,60GiB,80GiB --pareto
+pptrace optimize run/ -o better.csv"""
 
 
 @click.command("optimize", epilog=_EXAMPLES)
@@ -65,8 +67,10 @@ pptrace optimize step.yaml --memory 40GiB,60GiB,80GiB --pareto"""
 )
 @click.option("--from", "warm", type=click.Path(path_type=Path), metavar="TABLE",
               help="Also start from this table, and keep its placement.")  # fmt: skip
-@click.option("--placement", type=click.Choice(["looped", "v"]), default="looped", show_default=True,
-              help="Stages loop over the ranks, or go down and up; --from has its own placement.")  # fmt: skip
+@click.option("--placement", type=click.Choice(["looped", "v"]), show_default="looped",
+              help="Stages loop over the ranks, or go down and up; runs and --from have their own.")  # fmt: skip
+@click.option("--vary", type=click.Choice(["stages"]), multiple=True,
+              help="Allow schedules with other stages or another placement than those asked for.")  # fmt: skip
 @click.option("--copies", type=click.Choice(["cluster", "direction", "pair"]), default="cluster",
               show_default=True,
               help="Ranks that share a channel for copies to the host and a channel back: as in the cluster, each "
@@ -79,8 +83,8 @@ pptrace optimize step.yaml --memory 40GiB,60GiB,80GiB --pareto"""
 @click.option("--pareto", is_flag=True, help="Search with several limits, and print the step for each.")
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE",
               help="With --pareto, also draw the steps: .svg, .png or .pdf.")  # fmt: skip
-@click.option("--watch", is_flag=True, help="CONFIG is a folder of measured steps: search after each change, "
-              "and write a table to -o if it is shorter by more than the noise.")  # fmt: skip
+@click.option("--watch", is_flag=True, help="With a folder of measured steps, search after each change, and "
+              "write a table to -o if it is shorter by more than the noise.")  # fmt: skip
 @click.option(
     "--every", metavar="TIME", default="10s", show_default=True, help="With --watch, the interval of checks."
 )
@@ -91,12 +95,15 @@ pptrace optimize step.yaml --memory 40GiB,60GiB,80GiB --pareto"""
 @click.option("--clear-cache", is_flag=True, help="Remove cached results.")
 def command(
     config: Path | None, memory: str, seconds: str | None, units: float | None, seed: str, workers: str,
-    warm: Path | None, placement: str, copies: str, output: Path | None, sets: tuple[str, ...],
-    plot: Path | None, every: str, rounds: int | None, *,
+    warm: Path | None, placement: str | None, vary: tuple[str, ...], copies: str, output: Path | None,
+    sets: tuple[str, ...], plot: Path | None, every: str, rounds: int | None, *,
     recompute: bool, pareto: bool, watch: bool, as_json: bool, no_cache: bool,
     listed: bool, clear_cache: bool,
 ) -> None:  # fmt: skip
-    """Find the fastest schedule of CONFIG, a YAML file, under a memory limit."""
+    """Find the fastest schedule under a memory limit.
+
+    CONFIG is a YAML file, or a folder of measured steps, whose stages and placement stay.
+    """
     if listed or clear_cache:
         _print_cache(clear=clear_cache)
         return
@@ -111,27 +118,37 @@ def command(
     if fault:
         sys.stderr.write(f"{fault}\n")
     cache = None if no_cache or fault else Cache()
-    search = _Search(options, cache, sets, registry)
+    search = _Search(options, cache, sets, registry, vary_stages=bool(vary))
+    is_run = config.is_dir() or watch
+    if is_run and (warm is not None or placement or pareto):
+        raise click.UsageError("a run has its own table and placement: leave --from, --placement and --pareto out")
     if watch and output is not None:
         pause_s = (_options("", every, "0", "1").time or 0) / 1e9
         search.follow(config, output, pause_s, rounds)
         return
-    setting, table = setting_of(config, sets, registry, warm, placement)
-    limits = search.limits(setting)
-    if pareto:
-        _sweep(search, config, setting, table, limits, plot, as_json=as_json)
-        return
-    best, others = search.run(config, setting, table, limits[0])
+    from pptrace_optpipe.document import document, lines
+
+    if is_run:
+        result = search.improve(config)
+        setting, limit, best, others = result.setting, result.memory, result.best, result.others
+    else:
+        setting, table = setting_of(config, sets, registry, warm, placement or "", vary_stages=bool(vary))
+        limits = search.limits(setting)
+        if pareto:
+            _sweep(search, config, setting, table, limits, plot, as_json=as_json)
+            return
+        limit = limits[0]
+        best, others = search.run(config, setting, [] if table is None else [table], limit)
     if output is not None:
         write_table(best.table, output)
         sys.stderr.write(f"wrote {output}\n")
-    from pptrace_optpipe.document import document, lines
-
-    described = (best, limits[0], others, setting.limits(limits[0]))
+    described = (best, setting, limit, others)
     if as_json:
-        click.echo(json.dumps(document(*described), indent=2))
+        more = {"run": result.to_dict()} if is_run else {}
+        click.echo(json.dumps({**document(*described), **more}, indent=2))
     else:
-        click.echo("\n".join(lines(*described)))
+        about_run = [result.line, *result.accuracy] if is_run else []
+        click.echo("\n".join([*about_run, *lines(*described)]))
 
 
 def _options(memory: str, seconds: str | None, seed: str, workers: str, **more: Any) -> OptimizeOptions:
@@ -196,7 +213,7 @@ def _sweep(
     for memory in limits if len(limits) > 1 else _limits(setting, limits[0]):
         sys.stderr.write(f"limit {format_size(memory)}\n")
         try:
-            best, run_rivals = search.run(config, setting, table, memory)
+            best, run_rivals = search.run(config, setting, [] if table is None else [table], memory)
         except PptraceError as error:
             sys.stderr.write(f"{error}\n")
             points.append((memory, None))
@@ -209,9 +226,7 @@ def _sweep(
         sys.stderr.write(f"wrote {plot}\n")
     if as_json:
         values = [
-            {"memory_limit_bytes": memory}
-            if best is None
-            else document(best, memory, limits=setting.limits(memory))
+            {"memory_limit_bytes": memory} if best is None else document(best, setting, memory)
             for memory, best in points
         ]
         click.echo(json.dumps({"points": values, "hand_made": dots(drawn)}, indent=2))
@@ -257,19 +272,21 @@ class _Search:
     cache: Cache | None
     sets: tuple[str, ...]
     registry: Registry
+    vary_stages: bool = False
 
     def limits(self, setting: Setting) -> Sequence[int]:
         """Return the limits of the options, or the memory of the largest device."""
         return self.options.memory or [max(setting.capacities, default=setting.workload.capacity_bytes)]
 
     def run(
-        self, config: Path, setting: Setting, table: Schedule | None, memory: int
+        self, config: Path, setting: Setting, tables: Sequence[Schedule], memory: int
     ) -> tuple[Optimised, list[Rival]]:
-        """Search under one limit with progress; Ctrl-C returns the best so far, SIGTERM caches it."""
+        """Search from tables under one limit with progress; Ctrl-C returns the best so far, SIGTERM caches it."""
         from pptrace_optpipe.model import limited
         from pptrace_optpipe.search import optimise
 
         start_s, options = time.monotonic(), self.options
+        sets = [*self.sets, "parallel.vp=null"] if self.vary_stages else self.sets
         shared = channels_of(setting.prepared, options.copies)
         setting = replace(setting, recompute=options.recompute, shared=shared)
         reported: list[tuple[int, int]] = []
@@ -288,7 +305,7 @@ class _Search:
             )
             start = effort.clock()
             others: list[Rival] = []
-            for rival in rivals(config, self.sets, self.registry, setting, memory):
+            for rival in rivals(config, sets, self.registry, setting, memory):
                 others.append(rival)
                 effort.count(int(rival.table.row_ptr[-1]))
                 if stopped() or effort.clock() - start > max(effort.seconds * _SHARE, _AT_LEAST_S):
@@ -296,27 +313,41 @@ class _Search:
             spent = min(effort.clock() - start, effort.seconds * _SHARE)
             best = optimise(
                 setting.search_input(memory), replace(effort, seconds=effort.seconds - spent), self.cache,
-                warm=table, rivals=others, tell=report, warn=lambda line: click.echo(line, err=True),
+                warm=tables, rivals=others, tell=report, warn=lambda line: click.echo(line, err=True),
             )  # fmt: skip
         return best, others
 
     def follow(self, run: Path, output: Path, pause_s: float, rounds: int | None) -> None:
-        """Search after each new measurement, until Ctrl-C or for some rounds, and print a line on each."""
+        """Search after each new measurement, until Ctrl-C or for some rounds, and print a line on each.
+
+        Raises:
+            PptraceError: no search was possible in the last round.
+        """
         seen: list[tuple[str, int, int]] = []
-        while rounds is None or rounds > 0:
+        while True:
             files = files_of(run)
             if files != seen:
                 seen = files
-                try:
-                    click.echo(self.improve(run, output))
-                except PptraceError as error:
-                    sys.stderr.write(f"{run}: {error}\n")
                 rounds = None if rounds is None else rounds - 1
-            if rounds != 0:
-                time.sleep(pause_s)
+                try:
+                    result = self.improve(run, output)
+                    if result.is_better:
+                        write_table(result.best.table, output)
+                    click.echo(result.line if result.is_better else f"{result.line}: nothing is written")
+                except PptraceError as error:
+                    if rounds == 0:
+                        raise
+                    sys.stderr.write(f"{error}\n")
+            if rounds == 0:
+                return
+            time.sleep(pause_s)
 
-    def improve(self, run: Path, output: Path) -> str:
-        """Fit costs to a measurement, search, and write the table if it is shorter by more than the noise.
+    def improve(self, run: Path, earlier: Path | None = None) -> _Improvement:
+        """Fit costs to a run, and search from its order and an earlier result, in its placement.
+
+        Args:
+            run: the folder.
+            earlier: a table, which is left out if it is missing, belongs to another job, or has another placement.
 
         Raises:
             TraceError: the measurement cannot be used.
@@ -324,39 +355,80 @@ class _Search:
         """
         with tempfile.TemporaryDirectory() as folder:
             config = Path(folder) / "measured.yaml"
-            noise = _calibrate(run, config)
-            name, measured = self._measured_schedule(run, config)
-            present_ns = simulated(measured, measured.schedule).step_ns
-            setting, table = self._setting(config, output)
-            best, _ = self.run(config, setting, table, self.limits(setting)[0])
-            if table is not None and (written_ns := setting.simulate(table).step_ns) < present_ns:
-                name, present_ns = output.name, written_ns
-        step_ns = best.simulated.step_ns
-        gain = 1 - step_ns / present_ns
-        change = f"{step_ns / 1e6:.3f} ms in place of {present_ns / 1e6:.3f} ms ({name}): {gain:.1%}"
-        if step_ns >= present_ns * (1 - noise):
-            return f"{change} is not more than the noise of {noise:.1%}: nothing is written"
-        write_table(best.table, output)
-        return f"{change} shorter, more than the noise of {noise:.1%}"
+            noise, advice = _calibrate(run, config)
+            try:
+                setting, _ = setting_of(
+                    config, self.sets, self.registry, is_run=True, vary_stages=self.vary_stages
+                )
+            except ConfigError as error:
+                if error.key != "schedule":
+                    raise
+                raise TraceError("ranks or actions are missing, so its order is not known", file=run) from None
+            experiment = setting.prepared.resolved.experiment
+            name = "the measured order" if experiment.schedule.kind == "table" else experiment.schedule.name
+            tables = [setting.prepared.schedule]
+            present_ns = setting.simulate(tables[0]).step_ns
+            if earlier is not None and earlier.exists():
+                with suppress(PptraceError):
+                    table = prepare(load(config, self.sets, {"schedule": str(earlier)}), self.registry).schedule
+                    if table.placement == setting.placement:
+                        tables.append(table)
+                        written_ns = setting.simulate(table).step_ns
+                        if written_ns < present_ns:
+                            name, present_ns = earlier.name, written_ns
+            memory = self.limits(setting)[0]
+            best, others = self.run(config, setting, tables, memory)
+        return _Improvement(
+            setting=setting, memory=memory, best=best, others=others, present=name, present_ns=present_ns,
+            noise=noise, advice=advice,
+        )  # fmt: skip
 
-    def _measured_schedule(self, run: Path, config: Path) -> tuple[str, Prepared]:
-        """Return name and inputs of the measured schedule: an installed one, or the recorded order of actions."""
-        try:
-            measured = prepare(load(config, self.sets), self.registry)
-        except ConfigError as error:
-            if error.key != "schedule":
-                raise
-            order = config.with_name("order.csv")
-            _pptrace("convert", str(run), str(order), "--messages", "asap")
-            return "the measured order", prepare(load(config, self.sets, {"schedule": str(order)}), self.registry)
-        return measured.resolved.experiment.schedule.name, measured
 
-    def _setting(self, config: Path, output: Path) -> tuple[Setting, Schedule | None]:
-        """Return the setting of a search, and the last written table unless it belongs to another job."""
-        if output.exists():
-            with suppress(PptraceError):
-                return setting_of(config, self.sets, self.registry, output)
-        return setting_of(config, self.sets, self.registry)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Improvement:
+    """The result of a search that starts from a run."""
+
+    setting: Setting
+    memory: int
+    """Limit in bytes per rank."""
+    best: Optimised
+    others: list[Rival]
+    present: str
+    """Name of the schedule that runs now."""
+    present_ns: int
+    """Its simulated step."""
+    noise: float
+    """Relative noise of the run."""
+    advice: str
+    """The measurement that would make the prediction more accurate; empty for none."""
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the step is shorter by more than the noise."""
+        return self.best.simulated.step_ns < self.present_ns * (1 - self.noise)
+
+    @property
+    def line(self) -> str:
+        """The comparison with the schedule that runs now."""
+        step_ns = self.best.simulated.step_ns
+        change = f"{step_ns / 1e6:.3f} ms in place of {self.present_ns / 1e6:.3f} ms ({self.present})"
+        if self.best.table.placement != self.setting.placement:
+            change += f" with stages {stages_text(self.best.table, self.setting.placement)}"
+        verdict = "shorter, more than" if self.is_better else "is not more than"
+        return f"{change}: {1 - step_ns / self.present_ns:.1%} {verdict} the noise of {self.noise:.1%}"
+
+    @property
+    def accuracy(self) -> list[str]:
+        """A line on the accuracy of the predicted step, if it is known."""
+        costs = self.setting.prepared.resolved.experiment.costs.values
+        is_split = bool((self.best.table.kind == Kind.I).any()) and costs.get("split_uncertainty") is not None
+        share = costs.get("split_uncertainty" if is_split else "uncertainty")
+        advice = f"; {self.advice}" if self.advice and is_split else ""
+        return [] if share is None else [f"known    to about ±{share:.1%}{advice}"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the schedule that runs now, with its step in ns, as plain JSON values."""
+        return {"schedule": self.present, "step_ns": self.present_ns, "noise": round(self.noise, 6)}
 
 
 def files_of(run: Path) -> list[tuple[str, int, int]]:
@@ -400,16 +472,19 @@ def _stop_signals() -> Iterator[Callable[[], bool]]:
             signal.raise_signal(received)
 
 
-def _calibrate(run: Path, config: Path) -> float:
-    """Write a configuration fitted to a measurement, and return the relative noise of its times.
+def _calibrate(run: Path, config: Path) -> tuple[float, str]:
+    """Write a configuration fitted to a measurement.
+
+    Returns:
+        The relative noise of its times, and the measurement that would make predictions more accurate.
 
     Raises:
         TraceError: ``pptrace calibrate`` cannot use the measurement.
     """
-    document = _pptrace("calibrate", str(run), "-o", str(config), "--json")
-    fitted: list[dict[str, Any]] = json.loads(document)["fitted"]
+    document = json.loads(_pptrace("calibrate", str(run), "-o", str(config), "--json"))
+    fitted: list[dict[str, Any]] = document["fitted"]
     spreads = [parameter["mean_ns_spread"] / parameter["mean_ns"] for parameter in fitted if parameter["mean_ns"]]
-    return float(max(spreads, default=0.0))
+    return float(max(spreads, default=0.0)), str(document["check"]["split_advice"])
 
 
 def _pptrace(*words: str) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
-from pptrace.plugin import format_size, table_lines, write_picture
+from pptrace.plugin import ScheduleError, format_size, table_lines, write_picture
 from pptrace_optpipe.bounds import copy_ratio
 from pptrace_optpipe.playback import play
 from pptrace_optpipe.problem import COMPUTED, NO_LIMIT, Op, Part
+from pptrace_optpipe.setting import rows_of_table, stages_text
 from pptrace_optpipe.start_schedules import AGAIN, COPIED
 
 if TYPE_CHECKING:
@@ -16,28 +17,26 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pptrace_optpipe.search import Optimised
+    from pptrace_optpipe.setting import Setting
     from pptrace_optpipe.start_schedules import Rival
 
 __all__ = ["document", "dots", "draw_pareto", "lines", "pareto_lines"]
 
 
-def document(
-    result: Optimised, memory: int, rivals: Sequence[Rival] = (), limits: Sequence[int] = ()
-) -> dict[str, Any]:
-    """Return a search result as plain JSON values.
-
-    Times are in ns, sizes in bytes. ``limits`` has one entry per rank.
-    """
+def document(result: Optimised, setting: Setting, memory: int, rivals: Sequence[Rival] = ()) -> dict[str, Any]:
+    """Return a search result as plain JSON values; times are in ns, sizes in bytes."""
     rows, problem = result.rows, result.problem
     return {
         "schedule": result.rival or "optpipe",
+        "stages": result.table.stages,
+        "is_placement_kept": result.table.placement == setting.placement,
         "step_ns": result.simulated.step_ns,
         "bound_ns": result.bound_ns or None,
         "gap": round(result.gap, 6) if result.bound_ns else None,
         "proved": result.proved,
         "bubble": round(result.simulated.bubble, 6),
         "memory_limit_bytes": memory or None,
-        "rank_limit_bytes": list(limits) if memory else None,
+        "rank_limit_bytes": list(setting.limits(memory)) if memory else None,
         "peak_bytes": list(result.simulated.peak_bytes),
         "offloaded": [_microbatches(row, Part.O) for row in rows],
         "recomputed": [_microbatches(row, Part.C) for row in rows],
@@ -61,16 +60,19 @@ def dots(rivals: Sequence[Rival]) -> list[dict[str, Any]]:
     ]
 
 
-def lines(result: Optimised, memory: int, rivals: Sequence[Rival] = (), limits: Sequence[int] = ()) -> list[str]:
-    """Return the lines of a short report; ``limits`` has one entry per rank."""
+def lines(result: Optimised, setting: Setting, memory: int, rivals: Sequence[Rival] = ()) -> list[str]:
+    """Return the lines of a short report."""
     step, bound = result.simulated.step_ns, result.bound_ns
     verdict = f"{_ms(bound)}: " + (
         "no order of these stages is faster" if result.proved else f"gap {result.gap:.2%}"
     )
+    is_kept = result.table.placement == setting.placement
+    other_stages = "" if is_kept else stages_text(result.table, setting.placement)
     report = [
         f"step     {_ms(step)}, bubble {result.simulated.bubble:.2%}",
-        f"bound    {verdict if bound else 'not known: stages are placed otherwise than was searched'}",
-        f"memory   {_limit_text(memory, limits)}",
+        f"bound    {verdict if bound else f'not known: {_missing_bound(result)}'}",
+        *([f"stages   {other_stages}"] if other_stages else []),
+        f"memory   {_limit_text(memory, setting.limits(memory))}",
         *_comparison_lines(result, rivals),
     ]
     kept = _peaks_without_copies(result)
@@ -90,6 +92,16 @@ def lines(result: Optimised, memory: int, rivals: Sequence[Rival] = (), limits: 
             f"{_split_count(row)} of {backwards} backwards split{remark}"
         )
     return report
+
+
+def _missing_bound(result: Optimised) -> str:
+    """Return the reason why a result has no bound."""
+    try:
+        rows_of_table(result.table)
+    except ScheduleError as error:
+        return str(error).partition(":")[0]
+    is_searched = result.problem is not None
+    return "messages are not as the search has them" if is_searched else "this placement was not searched"
 
 
 def _limit_text(memory: int, limits: Sequence[int]) -> str:

@@ -376,7 +376,7 @@ def optimise(
     effort: Effort,
     cache: Cache | None,
     *,
-    warm: Schedule | None = None,
+    warm: Sequence[Schedule] = (),
     rivals: Sequence[Rival] = (),
     tell: Callable[[Optimised], None] = lambda _: None,
     warn: Callable[[str], None] = lambda _: None,
@@ -384,9 +384,10 @@ def optimise(
     """Return the best table within the limit of a search's input.
 
     The simulator runs every better schedule with the configuration's network and policy. The result is the table
-    with the shortest simulated step within the limit. The search starts from schedules of other plugins that fit
-    and have the same placement. If a schedule with another placement remains the best after half of the time, the
-    second half searches in that placement. The result is never longer than any of these schedules.
+    with the shortest simulated step within the limit. The search starts from ``warm``, tables of its placement,
+    and from schedules of other plugins that fit and have the same placement. If a schedule with another placement
+    remains the best after half of the time, the second half searches in that placement. The result is never longer
+    than any of these schedules.
 
     Raises:
         ScheduleError: no table that fits was found in time.
@@ -397,12 +398,13 @@ def optimise(
     if fitting:
         rival = fitting[0]
         best = Optimised(table=rival.table, simulated=rival.simulated, bound_ns=0, rival=rival.name)
-        if warm is None:
-            rival_input = _input_of_rival(search_input, rival)
-    rows = [rows_of_table(warm)] if warm is not None else []
+        rival_input = _input_of_rival(search_input, rival)
+    rows: list[Rows] = []
     judge = _Judge(search_input, best, tell)
-    if warm is not None:
-        judge.play_table(warm)
+    for table in warm:
+        judge.play_table(table)
+        with suppress(ScheduleError):
+            rows.append(rows_of_table(table))
     first_effort = effort if rival_input is None else replace(effort, seconds=effort.seconds / 2)
     rows += _rows_in_placement(search_input, fitting)
     best = _search_placement(judge, first_effort, cache, rows, warn, rivals)

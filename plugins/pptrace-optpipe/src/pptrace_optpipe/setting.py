@@ -88,6 +88,8 @@ class Setting:
     """Whether recomputation is possible."""
     shared: tuple[tuple[int, ...], ...] = ()
     """Groups of ranks whose GPUs share a channel to the host."""
+    is_kept: bool = False
+    """Whether results keep the placement."""
 
     @property
     def workload(self) -> Workload:
@@ -165,27 +167,43 @@ class Setting:
 
 
 def setting_of(
-    config: Path | None, sets: Sequence[str], registry: Registry, warm: Path | None = None, shape: str = "looped"
-) -> tuple[Setting, Schedule | None]:
-    """Return the setting of a configuration, with the table of ``warm`` if given.
+    config: Path | None, sets: Sequence[str], registry: Registry, warm: Path | None = None, shape: str = "",
+    *, is_run: bool = False, vary_stages: bool = False,
+) -> tuple[Setting, Schedule | None]:  # fmt: skip
+    """Return the setting of a configuration, with the table from which its search starts, if any.
 
-    The setting has the placement of that table. Without a table, the placement is looped, or V-shaped if ``shape``
-    is ``v``.
+    The placement is that of ``warm``; else the named shape; else that of the configuration's own schedule if
+    ``parallel.vp`` is written or the schedule is a table; else looped. In each case but the last, results keep it.
+
+    Args:
+        config: the file.
+        sets: further settings.
+        registry: the plugins.
+        warm: a table.
+        shape: ``looped``, ``v``, or empty.
+        is_run: whether the configuration is fitted to a run, whose placement is kept.
+        vary_stages: whether results may have another placement.
 
     Raises:
         PptraceError: the configuration or the table cannot be used.
     """
+    free_sets = [*sets, f"{_CHUNKS}=null"] if vary_stages else sets
 
     def prepare_table(table: Schedule) -> Prepared:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "optpipe.csv"
             write_table(table, file)
-            return prepare(load(config, sets, {"schedule": str(file)}), registry)
+            return prepare(load(config, free_sets, {"schedule": str(file)}), registry)
 
-    if warm is not None:
-        prepared = prepare(load(config, sets, {"schedule": str(warm)}), registry)
-        return setting_in(prepared, prepare_table), prepared.schedule
-    step = load(config, sets, {"schedule": "optpipe"})
+    start = None
+    if warm is None and not shape:
+        start = _own_schedule(config, sets, registry, is_run=is_run)
+    elif warm is not None:
+        start = prepare(load(config, sets, {"schedule": str(warm)}), registry)
+        rows_of_table(start.schedule)
+    if start is not None:
+        return setting_in(start, prepare_table, is_kept=not vary_stages), start.schedule
+    step = load(config, sets, {"schedule": _OPTPIPE})
     if not step.experiment.parallel.pp:
         raise ConfigError("missing: say how many ranks there are", key="parallel.pp", file=step.file)
     check_size(step)
@@ -199,14 +217,46 @@ def setting_of(
         if not error.key.startswith("p2p"):
             raise
         prepared = _with_other_schedule(config, sets, registry, placement, error)
-    return setting_in(prepared, prepare_table), None
+    is_kept = not vary_stages and bool(shape or _CHUNKS in step.positions)
+    return setting_in(prepared, prepare_table, is_kept=is_kept), None
+
+
+_OPTPIPE, _CHUNKS = "optpipe", "parallel.vp"
+
+
+def _own_schedule(
+    config: Path | None, sets: Sequence[str], registry: Registry, *, is_run: bool
+) -> Prepared | None:
+    """Return the configuration with its own schedule, if the search keeps that schedule's placement.
+
+    Raises:
+        PptraceError: the schedule of a run, or a table, cannot be used.
+    """
+    try:
+        step = load(config, sets)
+    except ConfigError as error:
+        if is_run or error.key != "schedule":
+            raise
+        return None
+    schedule = step.experiment.schedule
+    must_hold = is_run or schedule.kind == "table"
+    if schedule.name == _OPTPIPE or not (must_hold or _CHUNKS in step.positions):
+        return None
+    try:
+        prepared = prepare(step, registry)
+        _check_one_chain(prepared.schedule.placement)
+    except PptraceError:
+        if must_hold:
+            raise
+        return None
+    return prepared
 
 
 def _with_other_schedule(
     config: Path | None, sets: Sequence[str], registry: Registry, placement: Placement, error: ConstraintError
 ) -> Prepared:
     """Return a configuration with a schedule of a given placement that its message policy accepts."""
-    for name in sorted(set(registry.schedules) - {"optpipe"}):
+    for name in sorted(set(registry.schedules) - {_OPTPIPE}):
         with suppress(PptraceError):
             prepared = prepare(load(config, sets, {"schedule": name}), registry)
             if prepared.schedule.placement == placement:
@@ -220,6 +270,7 @@ def setting_in(
     *,
     recompute: bool = False,
     shared: tuple[tuple[int, ...], ...] = (),
+    is_kept: bool = False,
 ) -> Setting:
     """Return the setting of a prepared configuration, with the placement of its table.
 
@@ -245,6 +296,7 @@ def setting_in(
         prepare_table=prepare_table,
         recompute=recompute,
         shared=shared,
+        is_kept=is_kept,
         placement=table.placement,
         static_bytes=tuple(int(value) for value in memory.static_bytes),
         transfers=(
@@ -252,6 +304,19 @@ def setting_in(
             tuple(start[Kind.I, stage] - end[Kind.I, stage + 1] for stage in boundaries),
         ),
     )
+
+
+def stages_text(table: Schedule, placement: Placement) -> str:
+    """Return in words how a table's stages differ from a placement.
+
+    >>> from pptrace.plugin import Placement, Schedule
+    >>> stages_text(Schedule.from_rows([["0F0", "1F0", "1B0", "0B0"]]), Placement.looped(1, 1, 1))
+    '2 in place of 1'
+    """
+    routes = f" on {table.placement.routes} routes" if table.placement.routes > 1 else ""
+    if table.stages != placement.stages:
+        return f"{table.stages}{routes} in place of {placement.stages}"
+    return f"{table.stages}{routes}, placed otherwise"
 
 
 def problem_of(
@@ -422,13 +487,10 @@ def rows_of_table(table: Schedule) -> Rows:
         ScheduleError: the table has overlapped pairs, actions of several microbatches or several routes, which
             the search cannot split.
     """
-    if table.placement.routes > 1:
-        raise ScheduleError("microbatches take several routes: give a table in which all take one")
+    _check_one_chain(table.placement)
     if (table.pair >= 0).any() or (table.span != 1).any():
         raise ScheduleError("overlapped pairs and actions of several microbatches cannot be split: "
                             "give a table of single actions")  # fmt: skip
-    if not table.placement.is_chain or bool((table.placement.stage_rank < 0).any()):
-        raise ScheduleError("stages form no chain that every microbatch takes: give a table in which they do")
     rows: Rows = []
     for rank in range(table.ranks):
         row: list[Op] = []
@@ -445,6 +507,14 @@ def rows_of_table(table: Schedule) -> Rows:
                 row.append(Op(part, action.stage, action.microbatch))
         rows.append(row)
     return rows
+
+
+def _check_one_chain(placement: Placement) -> None:
+    """Raise a ScheduleError unless all microbatches take one chain of stages."""
+    if placement.routes > 1:
+        raise ScheduleError("microbatches take several routes: give a table in which all take one")
+    if not placement.is_chain or bool((placement.stage_rank < 0).any()):
+        raise ScheduleError("stages form no chain that every microbatch takes: give a table in which they do")
 
 
 def joined(problem: Problem, rows: Rows) -> Rows:

@@ -230,8 +230,9 @@ def rivals(
     """Yield every schedule of other plugins with a setting's work, built for a limit in bytes per rank.
 
     Schedules with other sizes, with more or less computation, or with behaviour that a table cannot represent are
-    skipped. If offloads are possible, each schedule appears a second time, with the offloads that fit in time. If
-    recomputation is possible, it appears once more, with all forwards recomputed.
+    skipped, as are other placements if the setting keeps its own. If offloads are possible, each schedule appears
+    a second time, with the offloads that fit in time. If recomputation is possible, it appears once more, with all
+    forwards recomputed.
     """
     problem, work = setting.problem(memory), _work(setting.prepared)
     limits = _limits(setting.prepared, memory) if memory else []
@@ -244,6 +245,8 @@ def rivals(
             if prepared is None or not _is_a_table(prepared) or not is_as_much(_work(prepared), work):
                 continue
             table = prepared.schedule
+            if setting.is_kept and table.placement != setting.placement:
+                continue
             try:
                 figures = simulated(prepared, table)
             except PptraceError:
