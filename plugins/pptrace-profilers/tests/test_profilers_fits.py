@@ -211,6 +211,15 @@ def test_an_empty_input_gradient_takes_no_time_in_a_fit(name: str, tmp_path: Pat
     assert simulate(costs, schedule="1f1b").prepared.workload.i_ns[0] == overhead_ns
 
 
+def test_whole_backwards_of_pytorch_have_no_input_gradient_on_the_first_stage_either(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(FIXTURES / "sleep-1f1b", run)
+    (run / "run.manifest.json").write_text(json.dumps({"empty_input_gradient": False}), encoding="utf-8")
+
+    assert read_measurement([run], registry())[0].empty_input_gradient
+    assert not read_measurement([FIXTURES / "sleep-1f1b"], registry())[0].empty_input_gradient
+
+
 @pytest.mark.parametrize("is_empty", [True, False])
 def test_a_manifest_says_whether_input_gradients_are_empty(*, is_empty: bool, tmp_path: Path) -> None:
     run = tmp_path / "run"

@@ -90,11 +90,11 @@ def assemble(recordings: Sequence[Recording], numbers: Sequence[int] = ()) -> Me
         name_messages(parts, moves, unattributed)
         aligned_steps.append((label, parts, moves, arrivals_of(moves)))
     # A framework skips empty gradients in all steps, so one decision serves all of them.
-    skips = manifest_value(recordings[0].path, "empty_input_gradient")
-    if skips is None:
-        skips = _skips_input_gradient(
-            [(part, arrivals) for _, parts, _, arrivals in aligned_steps for part in parts]
-        )
+    stated = manifest_value(recordings[0].path, "empty_input_gradient")
+    parts_of_steps = [(part, arrivals) for _, parts, _, arrivals in aligned_steps for part in parts]
+    skips = _skips_input_gradient(parts_of_steps) if stated is None else stated
+    # Only PyTorch's runs have this key, and PyTorch would skip them in a run that split its backwards, too.
+    is_empty = skips or (stated is not None and not _splits_backwards(parts_of_steps))
     notes += [_SKIPPED] if skips else []
     steps = []
     for label, parts, moves, arrivals in aligned_steps:
@@ -108,7 +108,7 @@ def assemble(recordings: Sequence[Recording], numbers: Sequence[int] = ()) -> Me
         raise TraceError("holds no action of a pipeline", file=recordings[0].path)
     return Measurement(
         steps=tuple(steps), clocks=tuple(clocks), unattributed=_sum_by_name(unattributed),
-        sources=_sources(recordings), notes=tuple(dict.fromkeys(notes)), empty_input_gradient=bool(skips),
+        sources=_sources(recordings), notes=tuple(dict.fromkeys(notes)), empty_input_gradient=is_empty,
     )  # fmt: skip
 
 
@@ -204,6 +204,11 @@ def _check_replicas(ranks: Sequence[Recording]) -> None:
                     "give the layout of the job, such as --layout pp=2,dp=2"
                 )
                 raise TraceError(message, file=rank.path)
+
+
+def _splits_backwards(ranks: Sequence[tuple[Recording, Arrivals]]) -> bool:
+    """Return whether any rank has an input gradient apart."""
+    return any(execution.action.kind is Kind.I for rank, _ in ranks for execution in rank.executions)
 
 
 def _skips_input_gradient(ranks: Sequence[tuple[Recording, Arrivals]]) -> bool:
