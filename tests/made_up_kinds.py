@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 MODULE = "pptrace.steps.kinds"
 MEMBERS = """
-    PREFETCH = 16
-    CHECK = 17
-    CLIP = 18
+    PREFETCH = 19
+    CHECK = 20
+    CLIP = 21
 """
 ROWS = """
     Kind.PREFETCH: Traits(
@@ -108,12 +108,12 @@ def found_in(table: Schedule, folder: Path) -> dict[str, Any]:
     return {
         "rows": table.rows(),
         "slices": [[str(one.action), one.stream.name, one.end_ns - one.start_ns]
-                   for one in map(timeline.__getitem__, range(len(timeline))) if one.action.kind >= 16],
+                   for one in map(timeline.__getitem__, range(len(timeline))) if one.action.kind >= 19],
         "busy_ns": metrics.busy_ns.tolist(),
         "peak_activation_bytes": metrics.memory.peak_activation_bytes.tolist(),
         "lost": lost,
         "colours": sorted({event["cname"] for event in kernels if event["args"]["kind"] in MADE_UP}),
-        "drawn": [[str(cell.action), cell.length] for cell in drawing.cells if cell.action.kind >= 16],
+        "drawn": [[str(cell.action), cell.length] for cell in drawing.cells if cell.action.kind >= 19],
         "picture": "#654321" in svg_text(drawing, "made up"),
     }  # fmt: skip
 

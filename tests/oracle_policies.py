@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from oracle_orders import SENDS, Cell, Item, Step, partner
 
 from pptrace.config.choices import PolicyName, StreamPer
-from pptrace.steps.kinds import COMPUTE, Kind
+from pptrace.steps.kinds import COMPUTE, SEND_WAITS, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -24,6 +24,7 @@ __all__ = ["Oracle"]
 
 Group: TypeAlias = tuple[int, int]
 """A rank, and the compute actions before a run of neighbouring messages in its row."""
+_AWAITED = {Kind.WAIT_SEND_F: Kind.SEND_F, Kind.WAIT_SEND_B: Kind.SEND_B}
 _COSTS = {Kind.F: "f_ns", Kind.B: "b_ns", Kind.I: "i_ns", Kind.W: "w_ns"}
 
 
@@ -50,7 +51,7 @@ class Oracle:
             compute, before = None, 0
             for cell in (cell for item in row for cell in item):
                 self.fork[cell] = compute
-                if cell.kind in COMPUTE:
+                if cell.kind in COMPUTE or cell.kind in SEND_WAITS:
                     compute, before = cell, before + 1
                 elif not self.policy.has_receives and cell.kind not in SENDS:
                     continue
@@ -77,7 +78,11 @@ class Oracle:
 
     def _queue_of(self, rank: int, cell: Cell) -> Hashable:
         name, stream = self.policy.name, self.policy.stream
-        if cell.kind in COMPUTE or name in {PolicyName.BLOCKING, PolicyName.SENDER_BLOCKING}:
+        if (
+            cell.kind in COMPUTE
+            or cell.kind in SEND_WAITS
+            or name in {PolicyName.BLOCKING, PolicyName.SENDER_BLOCKING}
+        ):
             return ("compute", rank)
         peer = self._peer(cell)
         if name is PolicyName.ASYNC or stream is StreamPer.DIRECTION:
@@ -95,6 +100,8 @@ class Oracle:
         network = self.step.network
         if cell.kind in COMPUTE:
             return int(getattr(self.step.workload, _COSTS[cell.kind])[cell.stage]) * cell.span
+        if cell.kind in SEND_WAITS:
+            return 0
         if cell.kind not in SENDS:
             return self._duration(partner(cell)) + network.latency_ns
         wire = -(-self._size(cell) * 1_000_000 // network.rate_kbps) if network.rate_kbps else 0
@@ -102,6 +109,8 @@ class Oracle:
 
     def _meets(self, cell: Cell) -> bool:
         """Say whether a message's two ends are one rendezvous on two queues."""
+        if cell.kind in SEND_WAITS:
+            return False
         send = cell if cell.kind in SENDS else partner(cell)
         return self.policy.name is PolicyName.ORDERED and self._size(send) > (self.policy.eager_bytes or -1)
 
@@ -128,10 +137,21 @@ class Oracle:
         sent = self._ended(partner(receive))
         return None if sent is None else sent + self.step.network.latency_ns
 
+    def _completion(self, wait: Cell) -> int | None:
+        """Return when the send that a wait is for is over; None while that is not known."""
+        send = wait._replace(kind=_AWAITED[wait.kind])
+        if self.policy.name is PolicyName.BATCHED:
+            return self.joined.get(self.group[send])
+        sent = self._ended(send)
+        left = self.policy.blocks or (self.policy.has_receives and not self._meets(send))
+        return sent if sent is None or left else sent + self.step.network.latency_ns
+
     def _opening(self, cell: Cell) -> int | None:
         """Return from when an entry may run, its queue apart; None while it may not."""
         if cell.kind in COMPUTE:
             return self._arrival(cell)
+        if cell.kind in SEND_WAITS:
+            return self._completion(cell)
         forked = self._ended(self.fork[cell])
         if cell.kind in SENDS or forked is None:
             return forked

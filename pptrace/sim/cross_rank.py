@@ -11,7 +11,7 @@ from pptrace.sim.streams import Pairs
 from pptrace.steps.action_insertion import insert_stage_actions
 from pptrace.steps.actions import group_starts
 from pptrace.steps.columns import empty_columns
-from pptrace.steps.kinds import BACKWARD, COMPUTE, RECEIVES, STAGE_ENDS, TABLE, Kind, KindSet, Stream
+from pptrace.steps.kinds import BACKWARD, COMPUTE, RECEIVES, STAGE_ENDS, TABLE, WAITS, Kind, KindSet, Stream
 from pptrace_kernel import run
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ _COMPUTED = [Stream.COMPUTE, *(stream for stream in Stream if stream.is_group)]
 _PASSES = COMPUTE.mask(np.arange(len(Kind)))
 _MEETINGS = KindSet({Kind.SYNC})
 _ENDS = KindSet({Kind.SYNC, Kind.REDUCE_GRAD})
+_EPILOGUE = KindSet({*STAGE_ENDS, Kind.WAIT_REDUCE_GRAD})
+_AFTER_PASSES = KindSet({Kind.OPTIMIZER, *WAITS})
 
 
 class CrossRankEdges(NamedTuple):
@@ -104,12 +106,12 @@ def _wait_for_all_ranks(cells: CellColumns, lanes: Lanes, hub: int, *, barrier: 
 
 
 def _last_computations(lanes: Lanes, kind: Int8s) -> Int32s:
-    """Return each rank's last pipeline row on its compute stream, and on the streams of segments."""
+    """Return each rank's last pipeline row, without waits, on its compute stream and the streams of segments."""
     last: list[int] = []
     for lane in np.flatnonzero(np.isin(lanes.lane_stream, _COMPUTED)).tolist():
         low, high = int(lanes.lane_ptr[lane]), int(lanes.lane_ptr[lane + 1])
         segments = lanes.lane_stream[lane] != Stream.COMPUTE
-        while high > low and (kind[high - 1] == Kind.OPTIMIZER or (segments and not _PASSES[kind[high - 1]])):
+        while high > low and (kind[high - 1] in _AFTER_PASSES or (segments and not _PASSES[kind[high - 1]])):
             high -= 1
         if high > low:
             last.append(high - 1)
@@ -178,13 +180,13 @@ def with_epilogue(schedule: Schedule, workload: Workload, *, overlap: bool) -> S
     """Add the reductions, synchronizations and optimizer updates that take time and are not in the table.
 
     With ``overlap``, a stage's reduction is issued right after its last backward on the rank. Otherwise all
-    reductions are at the end of the row. Each rank synchronizes once, before its updates.
+    reductions are at the end of the row, without waits for them. Each rank synchronizes once, before its updates.
     """
     takes = {kind: workload.duration_ns(kind) > 0 for kind in (Kind.REDUCE_GRAD, *_LATE)}
     if overlap and not any(stages.any() for stages in takes.values()):
         return schedule
     in_table = {kind: _has_action(schedule, kind) for kind in STAGE_ENDS}
-    table = schedule if overlap else schedule.selected(np.flatnonzero(~STAGE_ENDS.mask(schedule.kind)))
+    table = schedule if overlap else schedule.selected(np.flatnonzero(~_EPILOGUE.mask(schedule.kind)))
     last = _last_backward(table)
     ends = table.row_ptr[1:, None]
     added = []

@@ -43,6 +43,8 @@ from pptrace.steps.kinds import (
     COPIES,
     GRADIENTS,
     RECOMPUTES,
+    SEND_WAITS,
+    SENDS,
     TABLE,
     Kind,
     KindSet,
@@ -103,6 +105,8 @@ _RECEIVE = {
     PolicyName.BATCHED: placement_kernels.RENDEZVOUS,
 }
 
+
+_AWAITED_RESULTS = int(TABLE.result[TABLE.awaited == 1].max()) + 1
 
 _IN_CALLS = KindSet(COMPUTE | COMMUNICATION)  # kinds whose edges are those of calls, with a program
 
@@ -262,10 +266,12 @@ class _Lowering:
         """Write the edges of rows of some kinds that neither streams nor calls imply; return their number."""
         issued, graph = self.issued, self.rows.graph
         awaited = kinds[TABLE.awaited[kinds] == 1]
+        if not SEND_WAITS.mask(kinds).any():
+            awaited = awaited[~SENDS.mask(awaited)]
         alone = (COMPUTE.mask(kinds) | COMMUNICATION.mask(kinds)).all() and not self.expansion.names
         if self.rows.rules.called and alone and not awaited.size and not graph.nearby:
             return 0
-        results = int(TABLE.result[awaited].max(initial=-1)) + 1
+        results = _AWAITED_RESULTS if (TABLE.result[awaited] >= 0).any() else 0
         problem = np.zeros(1, dtype=np.int64)
         by_stage = np.empty((len(TABLE.role) + 2) * graph.stages if awaited.size else 0, dtype=np.int32)
         edges = run(

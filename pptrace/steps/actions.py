@@ -6,8 +6,8 @@ The text grammar is PyTorch's (``torch.distributed.pipelining.schedules._Action`
             | "(" action {";" action} ")OVERLAP_F_B"           (0F3;7B1)OVERLAP_F_B
             | action "@" action                                0F3@0OFFLOAD1
 
-``a@b``: action ``a`` also waits for the end of action ``b``. ``SEND_F`` and ``SEND_B`` name the sender's stage,
-``RECV_F`` and ``RECV_B`` the receiver's.
+``a@b``: action ``a`` also waits for the end of action ``b``. ``SEND_F``, ``SEND_B`` and the waits for them name
+the sender's stage, ``RECV_F`` and ``RECV_B`` the receiver's.
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ _ROW = {
     Form.CSV: re.compile(rf"(?:[ \t]*{_CELL}?[ \t]*,)*+[ \t]*{_CELL}?[ \t]*"),
     Form.TEXT: re.compile(rf"[ \t]*(?:{_CELL}[ \t]+)*+{_CELL}?"),
 }
-_TOKEN = re.compile(rf"(\()?([0-9]+)({_MICROBATCH_KINDS}|{_STAGE_KINDS})([0-9]*)(?:\+([0-9]+))?(\))?")
+_TOKEN = re.compile(rf"(\()?([0-9]+)({'|'.join(_KIND_NAMES)})([0-9]*)(?:\+([0-9]+))?(\))?")
 _NO_WAITS = waits_of([])
 _TEXT_CELL = re.compile(r"\([^()]*\)\S*|\S+")
 

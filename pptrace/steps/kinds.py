@@ -63,6 +63,8 @@ class Role(IntEnum):
     """Copy between the device and its host."""
     COLLECTIVE = 4
     """Communication with the stage's data-parallel replicas, or its end."""
+    WAIT = 5
+    """Holds the compute stream until a send or a reduction of its rank has completed; takes no time itself."""
 
 
 class Pass(IntEnum):
@@ -86,6 +88,8 @@ class Result(IntEnum):
     OFFLOADED = 7
     RELOADED = 8
     RECOMPUTED = 9
+    AWAITED_ACTIVATION = 10
+    AWAITED_GRADIENT = 11
 
 
 class Kind(IntEnum):
@@ -123,6 +127,12 @@ class Kind(IntEnum):
     """Update a stage's weights."""
     SYNC = 15
     """Synchronize all ranks after the last gradient, to reduce the gradient norm."""
+    WAIT_SEND_F = 16
+    """Wait until the SEND_F of the stage and microbatch has completed."""
+    WAIT_SEND_B = 17
+    """Wait until the SEND_B of the stage and microbatch has completed."""
+    WAIT_REDUCE_GRAD = 18
+    """Wait until the REDUCE_GRAD of the stage has completed."""
 
     @property
     def traits(self) -> Traits:
@@ -248,6 +258,17 @@ KINDS: dict[Kind, Traits] = {
     Kind.SYNC: Traits(
         role=Role.COLLECTIVE, stream=Stream.DATA_PARALLEL, per_stage=True, cost="sync", trace_colour="startup",
     ),
+    Kind.WAIT_SEND_F: Traits(
+        role=Role.WAIT, stream=Stream.COMPUTE, results=(Result.AWAITED_ACTIVATION,), direction=_F,
+        waits_for=("SEND_F",), trace_colour="thread_state_iowait",
+    ),
+    Kind.WAIT_SEND_B: Traits(
+        role=Role.WAIT, stream=Stream.COMPUTE, results=(Result.AWAITED_GRADIENT,), direction=_B,
+        waits_for=("SEND_B",), trace_colour="rail_response",
+    ),
+    Kind.WAIT_REDUCE_GRAD: Traits(
+        role=Role.WAIT, stream=Stream.COMPUTE, per_stage=True, waits_for=("REDUCE_GRAD",), trace_colour="startup",
+    ),
 }  # fmt: skip
 """One row per kind, in the order of their numbers."""
 
@@ -261,6 +282,8 @@ ORDER = (
     (Result.RECOMPUTED, Result.GRADIENT),
     (Result.ACTIVATION, Result.SENT_ACTIVATION),
     (Result.GRADIENT, Result.SENT_GRADIENT),
+    (Result.SENT_ACTIVATION, Result.AWAITED_ACTIVATION),
+    (Result.SENT_GRADIENT, Result.AWAITED_GRADIENT),
     (Result.RECEIVED_ACTIVATION, Result.ACTIVATION),
     (Result.RECEIVED_GRADIENT, Result.GRADIENT),
 )
@@ -309,6 +332,12 @@ RECEIVES = _kinds(lambda kind: kind.role is Role.RECEIVE)
 
 COMMUNICATION = KindSet(SENDS | RECEIVES)
 """Both sides of messages between ranks."""
+
+WAITS = _kinds(lambda kind: kind.role is Role.WAIT)
+"""Kinds that hold the compute stream until a send or a reduction of their rank has completed."""
+
+SEND_WAITS = _kinds(lambda kind: kind.role is Role.WAIT and not kind.per_stage)
+"""Waits for sends."""
 
 COPIES = _kinds(lambda kind: kind.role is Role.COPY)
 """Kinds that move activations between the device and its host."""

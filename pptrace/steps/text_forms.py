@@ -21,7 +21,7 @@ from pptrace.errors import OutputError, ScheduleError, TableError
 from pptrace.files import replace_file
 from pptrace.steps.actions import CellColumns, Form, cells_of, parse_row
 from pptrace.steps.issue_order import with_messages
-from pptrace.steps.kinds import COMMUNICATION, PER_STAGE, Kind, KindSet
+from pptrace.steps.kinds import COMMUNICATION, PER_STAGE, WAITS, Kind, KindSet
 from pptrace.steps.placement import infer_placement
 from pptrace.steps.schedule import Schedule
 
@@ -133,7 +133,7 @@ def _schedule(rows: list[CellColumns], row_ptr: Int64s) -> Schedule:
 
 
 _NAMES = [kind.name for kind in Kind]
-_INSERTED = KindSet({*COMMUNICATION, Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD})
+_INSERTED = KindSet({*COMMUNICATION, *WAITS, Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD})
 """Kinds that PyTorch inserts into a compute-only table, and rejects in one."""
 
 

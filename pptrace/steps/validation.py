@@ -55,6 +55,8 @@ def validate_structure(schedule: Schedule) -> None:
     if positions.results > Result.OFFLOADED:
         _check_copies(schedule, positions)
     _check_stage_ends(schedule)
+    _check_send_waits(schedule, positions)
+    _check_reduction_waits(schedule)
     _check_waits(schedule)
 
 
@@ -235,6 +237,41 @@ def _backwards_before(cell: np.ndarray, backward: np.ndarray, rows: np.ndarray) 
     return np.asarray(
         np.searchsorted(positions, cell[rows] * width + rows) - np.searchsorted(positions, cell[rows] * width)
     )
+
+
+_AWAITED_SENDS = {
+    Kind.SEND_F: (Result.SENT_ACTIVATION, Result.AWAITED_ACTIVATION),
+    Kind.SEND_B: (Result.SENT_GRADIENT, Result.AWAITED_GRADIENT),
+}
+
+
+def _check_send_waits(schedule: Schedule, positions: Positions) -> None:
+    """Check that each wait for a send has its send in the table."""
+    for kind, (sent, awaited) in _AWAITED_SENDS.items():
+        unmatched = (positions.of(awaited) >= 0) & (positions.of(sent) < 0)
+        if unmatched.any():
+            stage, microbatch = (int(axis[0]) for axis in np.nonzero(unmatched))
+            name = f"{stage}{kind.name}{microbatch}"
+            row = int(positions.of(awaited)[stage, microbatch])
+            raise _error_at(schedule, row, f" without {name}: add the send, or remove the wait", missing=name)
+
+
+def _check_reduction_waits(schedule: Schedule) -> None:
+    """Check that each wait for a reduction follows a reduction of its stage, and is the first one to do so."""
+    rows = np.flatnonzero(np.isin(schedule.kind, (Kind.REDUCE_GRAD, Kind.WAIT_REDUCE_GRAD)))
+    if not (schedule.kind[rows] == Kind.WAIT_REDUCE_GRAD).any():
+        return
+    rank_of_row, pending = schedule.rank_of_row(), set[tuple[int, int]]()
+    for row in rows.tolist():
+        reduction = (int(rank_of_row[row]), int(schedule.stage[row]))
+        if schedule.kind[row] == Kind.REDUCE_GRAD:
+            pending.add(reduction)
+        elif reduction in pending:
+            pending.remove(reduction)
+        else:
+            name = f"{schedule.stage[row]}{Kind.REDUCE_GRAD.name}"
+            text = f" has no pending {name} before it: move it after the reduction, or remove it"
+            raise _error_at(schedule, row, text, missing=name)
 
 
 def _check_waits(schedule: Schedule) -> None:

@@ -35,7 +35,7 @@ COLLECTIVE = "collective"
 
 _CATEGORIES = {
     Role.COMPUTE: "compute", Role.SEND: "communication", Role.RECEIVE: "communication", Role.COPY: "copy",
-    Role.COLLECTIVE: COLLECTIVE,
+    Role.COLLECTIVE: COLLECTIVE, Role.WAIT: "communication",
 }  # fmt: skip
 
 NAMES = tuple(kind.name for kind in KINDS)

@@ -17,9 +17,10 @@ from pptrace.config.choices import PolicyName, Receive, StreamPer
 from pptrace.errors import DeadlockError
 from pptrace.sim.simulation import simulate
 from pptrace.steps.issue_order import with_messages
-from pptrace.steps.kinds import COMPUTE, Kind, Stream
+from pptrace.steps.kinds import COMPUTE, SEND_WAITS, Kind, Stream
 from pptrace.steps.message_calls import Policy
 from pptrace.steps.schedule import Schedule
+from pptrace.steps.workload import Workload
 
 POLICIES = [
     Policy(name=PolicyName.ASYNC),
@@ -94,7 +95,7 @@ def assert_agreement(step: Step, policy: Policy, rows: list[list[Item]], schedul
         )
         ran[(kind, stage, microbatch, span)] = (int(timeline.start_ns[row]), int(timeline.end_ns[row]))
         assert ranks[row] == step.rank(stage, microbatch)
-        assert kind not in COMPUTE or streams[row] == Stream.COMPUTE
+        assert kind not in COMPUTE | SEND_WAITS or streams[row] == Stream.COMPUTE
     assert ran == oracle.span
 
 
@@ -116,6 +117,42 @@ def test_a_table_with_messages_of_its_own_keeps_them_in_place(
     rows = shuffled(step, start, random, swaps)
 
     assert_agreement(step, policy, rows, Schedule.from_rows(as_actions(rows), step.schedule.placement))
+
+
+WAITS = {Kind.SEND_F: Kind.WAIT_SEND_F, Kind.SEND_B: Kind.WAIT_SEND_B}
+
+
+def awaited(rows: list[list[Item]], random: Random) -> list[list[Item]]:
+    """Insert waits for some sends, somewhere after each."""
+    rows = [list(row) for row in rows]
+    for row in rows:
+        for (send,) in [item for item in row if item[0].kind in SENDS and random.random() < 0.7]:
+            place = random.randint(row.index((send,)) + 1, len(row))
+            row.insert(place, (send._replace(kind=WAITS[send.kind]),))
+    return rows
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=described)
+@EACH
+@given(step=steps(), seed=st.integers(0, 2**32 - 1), swaps=st.sampled_from([0, 10]))
+def test_a_rank_computes_on_when_the_send_that_it_waits_for_is_over(
+    policy: Policy, step: Step, seed: int, swaps: int
+) -> None:
+    random = Random(seed)  # noqa: S311 - tests, not secrets
+    start = place_asap(step) if policy.placing is Receive.ASAP else place_deferred(step)
+    rows = awaited(shuffled(step, start, random, swaps), random)
+
+    assert_agreement(step, policy, rows, Schedule.from_rows(as_actions(rows), step.schedule.placement))
+
+
+@pytest.mark.parametrize(("waits", "start_ns"), [([], 60), (["1WAIT_REDUCE_GRAD"], 90)])
+def test_a_rank_computes_on_when_the_reduction_that_it_waits_for_is_over(waits: list[str], start_ns: int) -> None:
+    table = Schedule.from_rows([["0F0", "1F0", "1B0", "1REDUCE_GRAD", *waits, "0B0"]])
+    costs = Workload.uniform(2, f_ns=20, b_ns=20, reduce_ns=30)
+
+    timeline = simulate(table, costs)
+
+    assert timeline.start_ns[(timeline.kind == Kind.B) & (timeline.stage == 0)].tolist() == [start_ns]
 
 
 def test_a_deferred_receive_goes_before_a_pair_that_begins_with_a_weight_gradient() -> None:

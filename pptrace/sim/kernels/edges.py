@@ -56,6 +56,9 @@ def link_rows(rows, place, ends, task, sender_row, awaited_stage, awaited_microb
                         n = _launch(launch, launched, fork[index], rules.rows, batch_next, pairs, n)
                         launched = launch
                 n = _link_message(row, index, rows, ends, task, sender_row, pairs, n)
+                if len(awaited_microbatch) > 0 and role[k] == SENDS and rules.mode != ON_COMPUTE:
+                    end = rules.rows + 2 * lanes.group[row] + 1 if rules.batched else index
+                    _record_microbatches(row, end, cells, graph, kinds, awaited_microbatch)
                 continue
             if len(awaited_stage) > 0 and (not in_parts or parts.number[row] < 1):  # of segments, the first waits
                 n = _link_streams(row, index, cells, graph, kinds, awaited_stage, awaited_microbatch, pairs, n)
@@ -101,10 +104,15 @@ def _link_streams(row, index, cells, graph, kinds, awaited_stage, awaited_microb
                 slot = _gather(s, graph.stages, len(kinds.role), awaited_stage)
             awaited_stage[slot] = index
         else:
-            base = (kinds.result[k] * graph.stages + s) * graph.microbatches
-            for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
-                awaited_microbatch[base + u] = index
+            _record_microbatches(row, index, cells, graph, kinds, awaited_microbatch)
     return n
+
+
+def _record_microbatches(row, task, cells, graph, kinds, awaited_microbatch):
+    """Record the task whose end completes an action's result."""
+    base = (kinds.result[cells.kind[row]] * graph.stages + cells.stage[row]) * graph.microbatches
+    for u in range(cells.microbatch[row], cells.microbatch[row] + cells.span[row]):
+        awaited_microbatch[base + u] = task
 
 
 def _gather(s, stages, kinds, awaited_stage):

@@ -119,7 +119,7 @@ def place_rows(rows, costs, routes, cursor, place, ends, out, task, sender_row):
                     task.fork[index] = last
             else:
                 _place_action(row, index, cells, graph, costs, task)
-                if role[k] == COMPUTES:
+                if role[k] == COMPUTES or role[k] == WAITS:
                     compute = last = index
                     task.fork[index] = -1
                     _record_results(row, index, cells, graph, kinds, ends)
@@ -230,7 +230,7 @@ ON_COMPUTE, PER_DIRECTION, PER_RANK, PER_PAIR = 0, 1, 2, 3
 # The receiver's side: no row, a separate task, or the sender's task (a rendezvous).
 NO_RECEIVE, OWN_TASK, RENDEZVOUS = 0, 1, 2
 
-COMPUTES, SENDS, RECEIVES = int(Role.COMPUTE), int(Role.SEND), int(Role.RECEIVE)
+COMPUTES, SENDS, RECEIVES, WAITS = int(Role.COMPUTE), int(Role.SEND), int(Role.RECEIVE), int(Role.WAIT)
 FORWARD = int(Pass.FORWARD)
 COMPUTE_STREAM = int(Stream.COMPUTE)
 GATHERS, FREES = int(Kind.UNSHARD), int(Kind.RESHARD)
