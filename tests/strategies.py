@@ -78,7 +78,7 @@ def valid_schedules(
         spans: whether some actions work on several microbatches, alike on all stages of a route.
         pairs: whether some actions are overlapped pairs.
         copies: whether some activations are offloaded and reloaded, or computed again.
-        messages: whether the table has sends and receives of its own.
+        messages: whether the table has sends and receives of its own, and maybe waits.
     """
     placement = draw(placements(max_ranks=max_ranks, max_microbatches=max_microbatches, max_chunks=max_chunks))
     chances = st.sampled_from([0.0, 0.3, 1.0])
@@ -95,7 +95,8 @@ def valid_schedules(
         rows = [_with_copies(row, plan.random) for row in rows]
     schedule = Schedule.from_rows(rows)
     if messages:
-        return in_dialect(schedule, Dialect.COMMS, draw(st.sampled_from(Receive)))
+        dialect = draw(st.sampled_from([Dialect.COMMS, Dialect.WAITS]), label="dialect")
+        return in_dialect(schedule, dialect, draw(st.sampled_from(Receive)))
     return schedule
 
 

@@ -22,6 +22,7 @@ _EXAMPLES = """\b
 pptrace convert step.pftrace step.json.gz
 pptrace convert rank0.json rank1.json step.pftrace
 pptrace convert table.csv with-messages.csv --messages asap
+pptrace convert table.csv for-pytorch-2.15.csv --waits
 pptrace convert step.pftrace order.csv
 pptrace convert run/ order.csv
 pptrace convert run/ step.svg"""
@@ -39,6 +40,7 @@ Exporters: TypeAlias = "dict[str, ExporterOffer]"
     "--messages", type=click.Choice([*Receive.words(), "none"]),
     help="Tables: put messages in place, receives as soon as sent or right before their use; or take them out.",
 )  # fmt: skip
+@click.option("--waits", is_flag=True, help="Tables with messages: put a wait after each send, for PyTorch 2.15.")
 @measured_options
 @click.option(
     "--step", metavar="STEP", default="median", show_default=True,
@@ -50,6 +52,7 @@ def command(
     sources: tuple[Path, ...],
     target: str,
     messages: str | None,
+    waits: bool,  # noqa: FBT001 - a flag
     step: str,
     only: tuple[str, ...],
     color: str,
@@ -70,25 +73,31 @@ def command(
         raise click.UsageError(f"a table has no times: pptrace simulate --schedule {sources[0]} -o {target}")
     if messages and not to_table:
         raise click.UsageError("--messages is for tables: name a .csv or .txt as the target")
+    if waits and not to_table:
+        raise click.UsageError("--waits is for tables: name a .csv or .txt as the target")
+    if waits and messages == "none":
+        raise click.UsageError("--messages none takes out what --waits waits for: give one of both")
     if to_table and only:
         raise click.UsageError("--only is for traces: name a .pftrace or .json as the target")
     if to_table:
         from pptrace.timeline.messages import computed_order
 
         schedule = read_table(sources[0]).schedule if from_table else computed_order(_read(sources, step, options))
-        paths = [_convert_table(schedule, target, messages)]
+        paths = [_convert_table(schedule, target, messages, waits=waits)]
     else:
         exporters = _exporters(target)
         paths = _convert_trace(_read(sources, step, options), target, exporters, only, color)
     report_written(paths)
 
 
-def _convert_table(schedule: Schedule, target: str, messages: str | None) -> Path:
+def _convert_table(schedule: Schedule, target: str, messages: str | None, *, waits: bool) -> Path:
     from pptrace.steps.text_forms import Dialect, in_dialect, write_table
 
-    if messages is not None:
-        dialect = Dialect.COMPUTE if messages == "none" else Dialect.COMMS
-        schedule = in_dialect(schedule, dialect, Receive.ASAP if messages == "none" else Receive(messages))
+    if messages == "none":
+        schedule = in_dialect(schedule, Dialect.COMPUTE)
+    elif messages is not None or waits:
+        receive = Receive(messages) if messages is not None else Receive.ASAP
+        schedule = in_dialect(schedule, Dialect.WAITS if waits else Dialect.COMMS, receive)
     write_table(schedule, target)
     return Path(target)
 

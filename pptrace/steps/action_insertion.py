@@ -83,7 +83,7 @@ def rows_of(schedule: Schedule, chosen: NDArray[np.bool_], *masks: NDArray[np.bo
         chosen = extended
 
 
-def _insert_actions(
+def insert_actions(
     schedule: Schedule, row: NDArray[np.int64], kind: NDArray[np.int8] | Kind, source: NDArray[np.int64]
 ) -> Schedule:
     """Return a table with additional actions.
@@ -157,7 +157,7 @@ def with_copies(schedule: Schedule, chosen: NDArray[np.bool_], ahead: ArrayLike 
     row, source = np.concatenate([offload_at, reload_at]), np.concatenate([forward, backward])
     kind = np.repeat(np.array([Kind.OFFLOAD, Kind.RELOAD], dtype=np.int8), [offload_at.size, reload_at.size])
     order = np.argsort(2 * row + (kind == Kind.RELOAD), kind="stable")
-    return _insert_actions(schedule, row[order], kind[order], source[order])
+    return insert_actions(schedule, row[order], kind[order], source[order])
 
 
 def waits_for_copies(schedule: Schedule, behind: int) -> Int32s:
@@ -309,5 +309,5 @@ def with_recompute(schedule: Schedule, chosen: NDArray[np.bool_], *, early: bool
     """
     (backward,) = rows_of(schedule, chosen, GRADIENTS.mask(schedule.kind))
     blocks = blocks_of(schedule)
-    recomputed = _insert_actions(schedule, blocks.first[blocks.of_row[backward]], Kind.RECOMPUTE, backward)
+    recomputed = insert_actions(schedule, blocks.first[blocks.of_row[backward]], Kind.RECOMPUTE, backward)
     return replace(recomputed, recompute_waits=not early)

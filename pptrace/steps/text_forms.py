@@ -20,9 +20,9 @@ from pptrace.config.limits import is_named_pipe
 from pptrace.errors import OutputError, ScheduleError, TableError
 from pptrace.files import replace_file
 from pptrace.steps.actions import CellColumns, Form, cells_of, parse_row
-from pptrace.steps.issue_order import with_messages
 from pptrace.steps.kinds import COMMUNICATION, PER_STAGE, WAITS, Kind, KindSet
 from pptrace.steps.placement import infer_placement
+from pptrace.steps.pytorch_tables import insert_messages, insert_waits
 from pptrace.steps.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -143,7 +143,9 @@ class Dialect(Enum):
     COMPUTE = "compute"
     """Computation only: PyTorch's ``compute_only``."""
     COMMS = "comms"
-    """Computation and messages: PyTorch's ``compute_comms``."""
+    """Computation and messages: ``compute_comms`` of PyTorch 2.13."""
+    WAITS = "waits"
+    """Computation, messages and a wait per send and reduction: ``compute_comms`` of PyTorch 2.15."""
 
 
 def table_text(schedule: Schedule, form: Form = Form.CSV) -> str:
@@ -177,20 +179,21 @@ def write_table(schedule: Schedule, path: Path | str) -> None:
 
 
 def in_dialect(schedule: Schedule, dialect: Dialect, receive: Receive = Receive.ASAP) -> Schedule:
-    """Return a schedule with messages removed or inserted for a dialect.
+    """Return a schedule with messages and waits removed or inserted for a dialect.
 
     The compute dialect also omits the other kinds that PyTorch inserts (``UNSHARD``, ``RESHARD``,
-    ``REDUCE_GRAD``).
+    ``REDUCE_GRAD``). Messages and waits of the table keep their places.
 
     Raises:
         ScheduleError: no order of messages lets every action run.
     """
     if dialect is Dialect.COMPUTE:
         return schedule.selected(np.flatnonzero(~_INSERTED.mask(schedule.kind)))
-    if schedule.has_communication:
-        return schedule
-    issued = with_messages(schedule, receive)
-    return replace(schedule, row_ptr=issued.row_ptr, **issued.cells._asdict())
+    if dialect is Dialect.WAITS:
+        return insert_waits(insert_messages(schedule, receive.value, waits=True))
+    waits = WAITS.mask(schedule.kind)
+    without_waits = schedule.selected(np.flatnonzero(~waits)) if waits.any() else schedule
+    return insert_messages(without_waits, receive.value)
 
 
 def _cells(schedule: Schedule) -> list[str]:

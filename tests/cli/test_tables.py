@@ -155,6 +155,19 @@ def test_tables_gain_and_lose_their_messages(pptrace: Pptrace, folder: Path) -> 
     assert (folder / "again.csv").read_text() == GOOD
 
 
+def test_tables_gain_and_lose_their_waits(pptrace: Pptrace, folder: Path) -> None:
+    first = "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0WAIT_SEND_F0,0RECV_B1,0B1,0WAIT_SEND_F1"
+    assert pptrace("convert", "good.csv", "with.csv", "--messages", "deferred", "--waits").code == 0
+    assert (folder / "with.csv").read_text().splitlines()[0] == first
+    assert pptrace("validate", "with.csv", "--p2p", "ordered").code == 0
+    assert pptrace("convert", "with.csv", "messages.csv", "--messages", "asap").code == 0
+    assert "WAIT" not in (folder / "messages.csv").read_text()
+    assert pptrace("convert", "messages.csv", "again.csv", "--waits").code == 0
+    assert (folder / "again.csv").read_text() == (folder / "with.csv").read_text()
+    assert pptrace("convert", "with.csv", "without.csv", "--messages", "none").code == 0
+    assert (folder / "without.csv").read_text() == GOOD
+
+
 def test_our_traces_become_each_other_byte_for_byte(pptrace: Pptrace, folder: Path) -> None:
     assert pptrace("simulate", "--schedule", "good.csv", "-o", "a.pftrace").code == 0
     for source, target in (("a.pftrace", "b.json"), ("b.json", "c.json.gz"), ("c.json.gz", "d.pftrace")):
@@ -241,6 +254,8 @@ WRONG = [
     (["a.json", "out.txt.zip"], ".pftrace"),
     (["other.json", "out.pftrace"], "no importer recognises it"),
     (["a.json", "out.json", "--messages", "asap"], "--messages is for tables"),
+    (["a.json", "out.json", "--waits"], "--waits is for tables"),
+    (["good.csv", "out.csv", "--messages", "none", "--waits"], "--messages none takes out what --waits waits for"),
     (["a.json", "out.csv", "--only", "ranks=0"], "--only is for traces"),
 ]
 

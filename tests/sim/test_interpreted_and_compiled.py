@@ -17,6 +17,7 @@ from pptrace.sim.simulation import simulate
 from pptrace.steps.issue_order import Receive
 from pptrace.steps.message_calls import Policy, PolicyName
 from pptrace.steps.schedule import Schedule
+from pptrace.steps.text_forms import Dialect, in_dialect
 from pptrace.steps.validation import validate
 from pptrace.steps.workload import Workload
 from pptrace.timeline.messages import messages
@@ -39,13 +40,13 @@ def one_f_one_b() -> Schedule:
     return Schedule.from_rows(rows)
 
 
-def step(policy: Policy) -> tuple[Timeline, Metrics]:
+def step(policy: Policy, *, waits: bool = False) -> tuple[Timeline, Metrics]:
     workload = Workload.uniform(
         RANKS, f_ns=[10, 12, 9, 14], i_ns=11, w_ns=[7, 9, 8, 5], boundary_bytes=1000, activation_bytes=64,
         weight_activation_bytes=16, reduce_ns=5, optimizer_ns=3, b_collective_ns=2,
     )  # fmt: skip
     network = Flat(rate_kbps=333_000_000, latency_ns=2, overhead_ns=1)
-    schedule = one_f_one_b()
+    schedule = in_dialect(one_f_one_b(), Dialect.WAITS) if waits else one_f_one_b()
     validate(schedule)
     timeline = simulate(schedule, workload, network, policy)
     return timeline, measure(timeline, workload)
@@ -58,11 +59,12 @@ POLICIES = [Policy(name=name) for name in PolicyName] + [
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda p: f"{p.name.value}-{p.placing.value}-{p.eager_bytes}")
-def test_interpreted_and_compiled_kernels_give_the_same_step(policy: Policy) -> None:
+@pytest.mark.parametrize("waits", [False, True])
+def test_interpreted_and_compiled_kernels_give_the_same_step(policy: Policy, *, waits: bool) -> None:
     with interpreted_kernels():
-        interpreted, by_list = step(policy)
+        interpreted, by_list = step(policy, waits=waits)
     with pptrace_kernel.always_compiled():
-        compiled, by_array = step(policy)
+        compiled, by_array = step(policy, waits=waits)
 
     assert interpreted.difference(compiled) == ""
     for field in fields(Metrics):

@@ -1,0 +1,218 @@
+"""Tables with communication, as PyTorch's pipeline runtime lowers them.
+
+Source: ``_PipelineScheduleRuntime`` of PyTorch 2.13 and 2.15, ``torch/distributed/pipelining/schedules.py``. The
+runtime visits ranks in rounds and takes one action per rank and round. A receive is inserted into its rank's row
+in the round of its send. Before that, the runtime inserts actions that gather, free and reduce the weights of
+stages: these take rounds even where no stage is sharded. PyTorch 2.15 also inserts a wait per reduction, and then
+a wait per send.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pptrace.config.choices import Receive, Reshard
+from pptrace.errors import ScheduleError
+from pptrace.steps.action_insertion import insert_actions, insert_stage_actions, with_gathers
+from pptrace.steps.actions import group_starts
+from pptrace.steps.columns import unset
+from pptrace.steps.issue_order import with_messages
+from pptrace.steps.kernels import pending_sends as kernels
+from pptrace.steps.kinds import SEND_WAITS, WEIGHT_GRADIENTS, Kind, KindSet, Result
+from pptrace.steps.schedule import index_schedule
+from pptrace_kernel import run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from pptrace.steps.schedule import Positions, Schedule
+
+_ACTIVE_STAGES = 3
+"""Stages of a rank whose weights are gathered at once: the default of ``max_active_stages``."""
+
+_GATHERS = KindSet({Kind.UNSHARD, Kind.RESHARD})
+_REDUCTIONS = (Kind.REDUCE_GRAD, Kind.WAIT_REDUCE_GRAD)
+
+_WAITS = (
+    (Kind.SEND_F, Kind.WAIT_SEND_F, Result.AWAITED_ACTIVATION),
+    (Kind.SEND_B, Kind.WAIT_SEND_B, Result.AWAITED_GRADIENT),
+)
+"""Sends, the waits for them, and the results of these."""
+
+
+def insert_messages(schedule: Schedule, receive: str = "asap", *, waits: bool = False) -> Schedule:
+    """Return a table with the messages that PyTorch inserts.
+
+    Args:
+        schedule: the table; one with messages is returned unchanged.
+        receive: places of receives, ``asap`` or ``deferred``.
+        waits: whether a wait follows each reduction, as in PyTorch 2.15. The wait takes a round.
+
+    Raises:
+        ScheduleError: no order of messages lets every action run.
+    """
+    if schedule.has_communication:
+        return schedule
+    if waits:
+        schedule = _insert_reduction_waits(schedule)
+    table, inserted = schedule, set[Kind]()
+    if not _GATHERS.mask(schedule.kind).any():
+        sharded = np.ones(schedule.stages, dtype=bool)
+        table = with_gathers(table, sharded, Reshard.NEVER, active=_ACTIVE_STAGES)
+        inserted |= _GATHERS
+    if not KindSet(_REDUCTIONS).mask(schedule.kind).any():
+        table = _insert_reductions(table, _REDUCTIONS if waits else _REDUCTIONS[:1])
+        inserted |= {*_REDUCTIONS}
+    issued = with_messages(table, Receive(receive))
+    kept = issued.selected(np.flatnonzero(~KindSet(inserted).mask(issued.kind)))
+    return replace(schedule, row_ptr=kept.row_ptr, **kept.cells._asdict())
+
+
+def _insert_reductions(schedule: Schedule, kinds: Sequence[Kind]) -> Schedule:
+    """Insert actions of a stage after its last backward on each rank."""
+    last = np.full((schedule.ranks, schedule.stages), -1)
+    rows = np.flatnonzero(WEIGHT_GRADIENTS.mask(schedule.kind))
+    np.maximum.at(last, (schedule.rank_of_row()[rows], schedule.stage[rows]), rows)
+    rank, stage = np.nonzero(last >= 0)
+    position = _ends_of_blocks(schedule)[last[rank, stage]]
+    added = [np.stack([position, rank, np.full(rank.size, kind), stage]) for kind in kinds]
+    return insert_stage_actions(schedule, np.concatenate(added, axis=1))
+
+
+def _ends_of_blocks(schedule: Schedule) -> NDArray[np.int64]:
+    """Return the position after each action, or after its overlapped pair."""
+    starts = group_starts(schedule.pair, schedule.row_ptr)
+    ends = np.append(starts[1:], len(schedule))
+    return np.repeat(ends, ends - starts)
+
+
+def insert_waits(schedule: Schedule) -> Schedule:
+    """Return a table in which each send and each reduction has a wait, as PyTorch 2.15 lowers tables.
+
+    The wait for a forward's send is right after the backward of the same stage and microbatch. All other waits
+    for sends are at the row's end, in the order of their sends, but before weight updates. The wait for a
+    reduction is right after it. Waits of the table keep their places.
+    """
+    schedule = _insert_reduction_waits(schedule)
+    positions, block_end = index_schedule(schedule), _ends_of_blocks(schedule)
+    row_end = _row_ends(schedule)[schedule.rank_of_row()]
+    columns = []
+    for sent, wait, awaited in _WAITS:
+        rows = np.flatnonzero(np.equal(schedule.kind, sent))
+        rows = rows[positions.of(awaited)[schedule.stage[rows], schedule.microbatch[rows]] < 0]
+        backward = _last_backward(schedule, positions, rows) if sent == Kind.SEND_F else np.full(rows.size, -1)
+        follows = backward > rows
+        place, cause = np.where(follows, block_end[backward], row_end[rows]), np.where(follows, backward, rows)
+        columns.append(np.stack([place, ~follows, cause, rows, np.full(rows.size, wait)]))
+    place, at_end, cause, rows, kind = np.concatenate(columns, axis=1)
+    order = np.lexsort((cause, at_end, place))
+    return insert_actions(schedule, place[order], kind[order].astype(np.int8), rows[order])
+
+
+def _last_backward(schedule: Schedule, positions: Positions, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the last backward of the stage and microbatches of each row, -1 for none."""
+    gradient, last = positions.of(Result.GRADIENT), np.full(rows.size, -1, dtype=np.int64)
+    span = schedule.span[rows]
+    for offset in range(int(span.max(initial=0))):
+        wide = span > offset
+        cell = (schedule.stage[rows[wide]], schedule.microbatch[rows[wide]] + offset)
+        last[wide] = np.maximum(last[wide], gradient[cell])
+    return last
+
+
+def _row_ends(schedule: Schedule) -> NDArray[np.int64]:
+    """Return the position after each rank's last action that is no weight update and no synchronization."""
+    rows = np.flatnonzero(~KindSet({Kind.OPTIMIZER, Kind.SYNC}).mask(schedule.kind))
+    ends = schedule.row_ptr[:-1].astype(np.int64)
+    np.maximum.at(ends, schedule.rank_of_row()[rows], rows + 1)
+    return ends
+
+
+def _insert_reduction_waits(schedule: Schedule) -> Schedule:
+    """Insert a wait after each reduction that has none before the stage's next reduction on its rank."""
+    rank_of_row, pending = schedule.rank_of_row(), dict[tuple[int, int], int]()
+    unmatched = list[int]()
+    for row in np.flatnonzero(KindSet(_REDUCTIONS).mask(schedule.kind)).tolist():
+        reduction = pending.pop((int(rank_of_row[row]), int(schedule.stage[row])), -1)
+        if schedule.kind[row] == Kind.REDUCE_GRAD:
+            pending[int(rank_of_row[row]), int(schedule.stage[row])] = row
+            unmatched += [reduction] * (reduction >= 0)
+    reductions = np.array(sorted([*unmatched, *pending.values()]), dtype=np.int64)
+    return insert_actions(schedule, reductions + 1, Kind.WAIT_REDUCE_GRAD, reductions)
+
+
+def limit_pending_sends(schedule: Schedule, limit: int) -> Schedule:
+    """Return a table in which waits for sends are moved forward, as PyTorch's ``max_outstanding_sends`` does.
+
+    Before a send above the limit, the rank waits for a pending send: the first whose receive is certain to have
+    been issued, else the first for which a wait cannot cause a deadlock. Takes quadratic time at worst.
+
+    Args:
+        schedule: a table with its messages and one wait per send.
+        limit: most sends of a rank that have begun and that no wait follows.
+
+    Raises:
+        ScheduleError: a send must exceed the limit.
+    """
+    positions, rows = index_schedule(schedule), len(schedule)
+    is_wait = SEND_WAITS.mask(schedule.kind)
+    begins = np.zeros(rows, dtype=bool)
+    begins[group_starts(schedule.pair, schedule.row_ptr)] = True
+    node = np.where(is_wait, -1, np.cumsum(begins & ~is_wait) - 1)
+    count = int(node.max(initial=-1)) + 1
+    nodes, partner = _dependencies(schedule, positions, node, count)
+    stack, visited, number, order = (np.zeros(size, dtype=np.int64) for size in (count, count, 1, rows))
+    exceeded = run(
+        kernels.limit_pending,
+        (schedule.row_ptr, node, partner, limit),
+        (
+            nodes, kernels.Search(stack, visited, number), np.zeros(rows, dtype=np.int64),
+            np.zeros(rows, dtype=np.int8), order,
+        ),
+        work=rows,
+    )  # fmt: skip
+    if exceeded:
+        row = exceeded - 1
+        rank, action = schedule.rank_at(row), str(schedule.action(row))
+        raise ScheduleError(
+            f"rank {rank}: {action} exceeds the limit of {limit} pending sends, and no earlier send completes "
+            "without it: raise the limit",
+            rank=rank, position=row, action=action,
+        )  # fmt: skip
+    return replace(schedule, **schedule.cells.taken(order)._asdict())
+
+
+def _dependencies(
+    schedule: Schedule, positions: Positions, node: NDArray[np.int64], count: int
+) -> tuple[kernels.Nodes, NDArray[np.int64]]:
+    """Return the order of ``count`` nodes, and per send and wait the row of its partner, -1 for other rows."""
+    nodes = kernels.Nodes(*(unset(count) for _ in kernels.Nodes._fields))
+    rank = np.empty(count, dtype=np.int64)
+    rank[node[node >= 0]] = schedule.rank_of_row()[node >= 0]
+    nodes.following[:-1] = np.where(rank[1:] == rank[:-1], np.arange(1, count), -1)
+    next_node = np.minimum.accumulate(np.where(node < 0, count, node)[::-1])[::-1]
+    partner = np.full(len(schedule), -1, dtype=np.int64)
+    for sent, received, awaited, offset in _MESSAGES:
+        send = positions.of(sent)
+        stage, microbatch = np.nonzero(send >= 0)
+        send, wait = send[stage, microbatch], positions.of(awaited)[stage, microbatch]
+        receive = positions.of(received)[stage + offset, microbatch]
+        nodes.receive[node[send]] = node[receive]
+        send, wait, receive = send[wait >= 0], wait[wait >= 0], receive[wait >= 0]
+        partner[send], partner[wait] = wait, send
+        following = next_node[wait]
+        on_rank = (following < count) & (rank[np.minimum(following, count - 1)] == rank[node[send]])
+        nodes.released[node[receive]] = np.where(on_rank, following, -1)
+    return nodes, partner
+
+
+_MESSAGES = (
+    (Result.SENT_ACTIVATION, Result.RECEIVED_ACTIVATION, Result.AWAITED_ACTIVATION, 1),
+    (Result.SENT_GRADIENT, Result.RECEIVED_GRADIENT, Result.AWAITED_GRADIENT, -1),
+)
+"""Sends, receives and waits, and the number of stages from the sender to the receiver."""

@@ -1,0 +1,194 @@
+"""Messages and waits are where PyTorch's runtime puts them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from oracle_pytorch_tables import limited, lowered, with_reductions, with_waits
+from strategies import valid_schedules
+
+from pptrace.config.choices import Receive
+from pptrace.errors import ScheduleError
+from pptrace.steps.pytorch_tables import insert_messages, insert_waits, limit_pending_sends
+from pptrace.steps.schedule import Schedule
+from pptrace.steps.text_forms import Dialect, in_dialect, parse_table, table_text
+from pptrace.steps.validation import validate
+from pptrace_kernel import always_compiled
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import DrawFn
+
+
+@st.composite
+def tables(draw: DrawFn) -> Schedule:
+    """Draw a table that the runtime takes: each stage on one rank, an action of one microbatch."""
+    pairs = draw(st.booleans())
+    schedule = draw(valid_schedules(spans=False, pairs=pairs, max_chunks=3 if pairs else 5))
+    ranks = schedule.placement.stage_rank
+    assume((ranks == ranks[0]).all())
+    return schedule
+
+
+@given(schedule=tables(), waits=st.booleans())
+def test_messages_are_placed_in_the_rounds_of_the_runtime(schedule: Schedule, waits: bool) -> None:  # noqa: FBT001 - drawn
+    inserted = insert_messages(schedule, waits=waits)
+
+    assert inserted.rows() == lowered(schedule.rows(), schedule.microbatches, waits=waits)
+
+
+@given(schedule=tables(), waits=st.booleans())
+def test_reductions_of_a_table_take_the_rounds_of_those_that_the_runtime_inserts(
+    schedule: Schedule,
+    waits: bool,  # noqa: FBT001 - drawn
+) -> None:
+    reducing = Schedule.from_rows(with_reductions(schedule.rows()), schedule.placement)
+
+    inserted = insert_messages(reducing, waits=waits)
+
+    assert in_dialect(inserted, Dialect.COMPUTE) == schedule
+    messages = [[cell for cell in row if not cell.endswith("REDUCE_GRAD")] for row in inserted.rows()]
+    assert messages == insert_messages(schedule, waits=waits).rows()
+
+
+@given(schedule=tables(), receive=st.sampled_from(Receive))
+def test_each_send_has_one_wait_where_the_runtime_has_it(schedule: Schedule, receive: Receive) -> None:
+    messages = insert_messages(schedule, receive.value, waits=True)
+
+    table = in_dialect(schedule, Dialect.WAITS, receive)
+
+    assert table.rows() == with_waits(messages.rows())
+    assert insert_waits(table) == table
+    assert in_dialect(table, Dialect.COMPUTE) == schedule
+    assert in_dialect(table, Dialect.COMMS) == messages
+    read = parse_table(table_text(table)).schedule
+    assert read == table
+    validate(read)
+
+
+@given(schedule=tables(), receive=st.sampled_from(Receive), most=st.integers(1, 5), compiled=st.booleans())
+def test_waits_are_moved_as_the_runtime_moves_them(
+    schedule: Schedule,
+    receive: Receive,
+    most: int,
+    compiled: bool,  # noqa: FBT001 - drawn
+) -> None:
+    table = in_dialect(schedule, Dialect.WAITS, receive)
+    wanted = limited(table.rows(), most)
+
+    def moved() -> Schedule:
+        if not compiled:
+            return limit_pending_sends(table, most)
+        with always_compiled():
+            return limit_pending_sends(table, most)
+
+    if wanted is None:
+        with pytest.raises(ScheduleError, match=f"exceeds the limit of {most} pending sends"):
+            moved()
+    else:
+        assert moved().rows() == wanted
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+@settings(max_examples=20)
+@given(schedule=tables(), most=st.integers(1, 4))
+def test_the_second_implementation_lowers_as_pytorch_does(schedule: Schedule, most: int) -> None:
+    pytorch = pytest.importorskip("torch.distributed.pipelining.schedules")
+    rank_of = schedule.placement.stage_rank[0].tolist().__getitem__
+    actions = {
+        rank: pytorch._add_reduce_grad(
+            pytorch._add_unshard_reshard(list(map(pytorch._Action.from_str, row))), schedule.microbatches
+        )
+        for rank, row in enumerate(schedule.rows())
+    }
+
+    def text(rows: dict[int, list[object]]) -> list[list[str]]:
+        weights = ("SHARD", "REDUCE_GRAD")
+        return [[cell for cell in map(str, rows[rank]) if not cell.endswith(weights)] for rank in sorted(rows)]
+
+    rows = pytorch._add_send_recv(actions, rank_of, schedule.stages)
+
+    has_waits = hasattr(pytorch, "_add_wait_send")  # from 2.15 on
+    expected = lowered(schedule.rows(), schedule.microbatches, waits=has_waits)
+    assert text(rows) == expected
+    if has_waits:
+        waited = pytorch._add_wait_send(rows)
+        assert text(waited) == with_waits(expected)
+        try:
+            moved = text(pytorch._add_wait_send_budget(waited, rank_of, most))
+        except ValueError:
+            moved = None
+        assert moved == limited(with_waits(expected), most)
+
+
+def test_waits_of_a_table_keep_their_places() -> None:
+    table = Schedule.from_rows(
+        [
+            ["0F0", "0SEND_F0", "0WAIT_SEND_F0", "0F1", "0SEND_F1", "0RECV_B0", "0B0", "0RECV_B1", "0B1"],
+            ["1RECV_F0", "1F0", "1B0", "1SEND_B0", "1RECV_F1", "1F1", "1B1", "1SEND_B1", "1REDUCE_GRAD"],
+        ]
+    )
+
+    assert insert_waits(table).rows() == [
+        ["0F0", "0SEND_F0", "0WAIT_SEND_F0", "0F1", "0SEND_F1", "0RECV_B0", "0B0", "0RECV_B1", "0B1",
+         "0WAIT_SEND_F1"],
+        ["1RECV_F0", "1F0", "1B0", "1SEND_B0", "1RECV_F1", "1F1", "1B1", "1SEND_B1", "1REDUCE_GRAD",
+         "1WAIT_REDUCE_GRAD", "1WAIT_SEND_B0", "1WAIT_SEND_B1"],
+    ]  # fmt: skip
+
+
+def test_the_wait_for_several_microbatches_is_after_their_last_backward() -> None:
+    table = Schedule.from_rows([["0F0+2", "0B1", "0B0"], ["1F0+2", "1B1", "1B0"]])
+
+    assert in_dialect(table, Dialect.WAITS).rows()[0][-2:] == ["0B0", "0WAIT_SEND_F0+2"]
+
+
+def test_weights_are_updated_after_all_waits() -> None:
+    table = Schedule.from_rows([["0F0", "0B0", "0OPTIMIZER"], ["1F0", "1B0", "1OPTIMIZER"]])
+
+    assert in_dialect(table, Dialect.WAITS).rows()[1][-3:] == ["1SEND_B0", "1WAIT_SEND_B0", "1OPTIMIZER"]
+
+
+NO_REDUCTION = (
+    "rank 0: 0WAIT_REDUCE_GRAD has no pending 0REDUCE_GRAD before it: move it after the reduction, or remove it"
+)
+SENT = "0F0,0SEND_F0,{}0RECV_B0,0B0,{}\n1RECV_F0,1F0,1B0,1SEND_B0,{}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (
+            "0F0,0WAIT_SEND_F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n",
+            "rank 0: 0WAIT_SEND_F0 comes before 0SEND_F0: swap them",
+        ),
+        (
+            SENT.format("0WAIT_SEND_F0,", "0WAIT_SEND_F0", ""),
+            "rank 0, action 5 (0WAIT_SEND_F0): does again what action 2 (0WAIT_SEND_F0) has done: remove one",
+        ),
+        (
+            "0F0,0B0,0WAIT_SEND_F0\n1F0,1B0\n",
+            "rank 0: 0WAIT_SEND_F0 without 0SEND_F0: add the send, or remove the wait",
+        ),
+        (
+            SENT.format("", "", "1WAIT_SEND_F0"),
+            "rank 1: 1WAIT_SEND_F0 without 1SEND_F0: add the send, or remove the wait",
+        ),
+        (
+            "0F0,0B0,0WAIT_REDUCE_GRAD,0REDUCE_GRAD\n",
+            NO_REDUCTION,
+        ),
+        (
+            "0F0,0B0,0REDUCE_GRAD,0WAIT_REDUCE_GRAD,0WAIT_REDUCE_GRAD\n",
+            NO_REDUCTION,
+        ),
+    ],
+)
+def test_a_wait_without_what_it_waits_for_is_refused(text: str, error: str) -> None:
+    with pytest.raises(ScheduleError) as refused:
+        validate(parse_table(text).schedule)
+
+    assert refused.value.message == error
