@@ -6,8 +6,8 @@
   ``batch_isend_irecv``.
 - ``ScheduleGPipe._step_microbatches`` and ``Schedule1F1B._step_microbatches``: the two with one stage a rank.
 - ``_PipelineScheduleRuntime._step_microbatches``: all others; it runs rows of computes, sends and receives. A
-  receive is waited for before the compute that reads it, a send at the end of the step. Neighbouring stages of one
-  rank pass tensors without messages.
+  receive is waited for before the compute that reads it, a send at the end of the step or, in 2.15, where its row
+  says so. Neighbouring stages of one rank pass tensors without messages.
 - ``ScheduleInterleaved1F1B`` with ``_add_unshard_reshard``, ``_add_reduce_grad`` and ``_add_send_recv``: a receive
   is put in its rank's row when the round over the ranks reaches the compute that feeds it.
 
@@ -37,7 +37,10 @@ _ACTIVE_STAGES = 3
 
 
 class Action(NamedTuple):
-    """An entry of a row: a compute (F, B, I, W), or SEND_F, RECV_F, SEND_B, RECV_B of the stage that does it."""
+    """An entry of a row: a compute (F, B, I, W), or SEND_F, RECV_F, SEND_B, RECV_B of the stage that does it.
+
+    From 2.15 on, also WAIT_SEND_F, WAIT_SEND_B of the sending stage.
+    """
 
     kind: str
     stage: int
@@ -142,11 +145,13 @@ def torch_runtime(
 
 def _runtime(at: Writer, row: Sequence[Action], rank_of: Mapping[int, int]) -> Program:
     receives: dict[Message, int] = {}
-    sends: list[int] = []
+    sends: dict[Message, int] = {}
     for kind, stage, m in row:
         if kind in {"SEND_F", "SEND_B"}:
-            peer = rank_of[stage + (1 if kind == "SEND_F" else -1)]
-            sends.append(at.single(sent(Message(kind[-1], stage, m), peer)))
+            peer, message = rank_of[stage + (1 if kind == "SEND_F" else -1)], Message(kind[-1], stage, m)
+            sends[message] = at.single(sent(message, peer))
+        elif kind in {"WAIT_SEND_F", "WAIT_SEND_B"}:
+            at.wait([sends.pop(Message(kind[-1], stage, m))])
         elif kind in {"RECV_F", "RECV_B"}:
             feeder = stage + (-1 if kind == "RECV_F" else 1)
             message = Message(kind[-1], feeder, m)
@@ -156,7 +161,7 @@ def _runtime(at: Writer, row: Sequence[Action], rank_of: Mapping[int, int]) -> P
             if kind != "W" and rank_of.get(feed.stage, at.rank) != at.rank:
                 at.wait([receives.pop(feed)])
             at.compute(kind, stage, m)
-    at.wait(sends[::-1])
+    at.wait([*sends.values()][::-1])
     return at.calls
 
 

@@ -366,6 +366,8 @@ def issue(schedule: Schedule, policy: Policy) -> IssueOrder:
         return _insert_rows(issued, schedule.cells.taken(rows), computed, waits=waits)
     if policy.program is not None:
         return in_calls(schedule, policy.program, policy.label)
+    if policy.lowering is not None:
+        schedule = policy.lowering(schedule)
     return with_messages(schedule, policy.placing) if policy.has_receives else with_sends(schedule)
 
 

@@ -325,12 +325,21 @@ class Policy:
     """The largest message that does not wait for its receiver, for ``ordered``; 0 for none."""
     program: Program | None = None
     """Function that groups messages into calls and places their launches and waits, for ``batched``."""
+    lowering: Callable[[Schedule], Schedule] | None = None
+    """Function that inserts messages and waits into a table, or moves its waits; None for the rule of ``receive``.
+    A policy has no ``program`` then."""
     title: str = ""
     """Name of the plugin's offer."""
 
     @classmethod
     def of(
-        cls, name: str, *, receive: str | None = None, stream: str = "direction", program: Program | None = None
+        cls,
+        name: str,
+        *,
+        receive: str | None = None,
+        stream: str = "direction",
+        program: Program | None = None,
+        lowering: Callable[[Schedule], Schedule] | None = None,
     ) -> Self:
         """Return a policy from the words of the configuration section ``p2p``.
 
@@ -338,7 +347,9 @@ class Policy:
         'ordered'
         """
         receives = None if receive is None else Receive(receive)
-        return cls(name=PolicyName(name), receive=receives, stream=StreamPer(stream), program=program)
+        return cls(
+            name=PolicyName(name), receive=receives, stream=StreamPer(stream), program=program, lowering=lowering
+        )
 
     @property
     def label(self) -> str:

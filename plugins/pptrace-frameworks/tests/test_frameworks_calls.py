@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from framework_calls import Compute, Message
+from framework_programs_torch import Action
 from oracle_frameworks import (
     deepspeed_1f1b,
     megatron_1f1b,
@@ -16,13 +17,16 @@ from oracle_frameworks import (
     torch_1f1b,
     torch_gpipe,
     torch_interleaved_1f1b,
+    torch_runtime,
 )
+from oracle_pytorch_tables import limited, lowered, with_waits
 
 from pptrace import simulate as simulate_step
 from pptrace.network.contract import Links, Paths
 from pptrace.plugins.construction import build_policy, checked_options
 from pptrace.plugins.registry import Registry
 from pptrace.sim.simulation import simulate
+from pptrace.steps.actions import Action as TableAction
 from pptrace.steps.kinds import SENDS, Kind
 from pptrace.steps.placement import Placement
 from pptrace.steps.schedule import Schedule
@@ -157,6 +161,39 @@ def test_schedule_gpipe_of_torch(ranks: int, microbatches: int) -> None:
 @pytest.mark.parametrize(("ranks", "microbatches", "chunks"), [(2, 4, 2), (4, 8, 2), (4, 4, 3), (3, 6, 2)])
 def test_runtime_of_torch(ranks: int, microbatches: int, chunks: int) -> None:
     _check(torch_interleaved_1f1b(ranks, microbatches, chunks), "torch", {}, chunks)
+
+
+@pytest.mark.parametrize(("ranks", "microbatches", "chunks"), [(2, 4, 2), (4, 8, 2), (4, 4, 3), (3, 6, 2)])
+@pytest.mark.parametrize("most", [None, 1, 2, 4])
+def test_runtime_of_torch_with_waits(ranks: int, microbatches: int, chunks: int, most: int | None) -> None:
+    computes = _table(torch_interleaved_1f1b(ranks, microbatches, chunks), chunks).rows()
+    rows = with_waits(lowered(computes, microbatches, waits=True))
+    limited_rows = rows if most is None else limited(rows, most)
+    assert limited_rows is not None
+    actions = [[_action(cell) for cell in row] for row in limited_rows]
+    programs = torch_runtime(actions, {stage: stage % ranks for stage in range(ranks * chunks)})
+
+    _check(programs, "torch", {"version": "2.15", "max_outstanding_sends": most}, chunks)
+
+
+@pytest.mark.parametrize(
+    ("version", "overlap", "step_ns"),
+    [("2.13", "true", 150), ("2.15", "true", 180), ("2.13", "false", 180), ("2.15", "false", 180)],
+)
+def test_runtime_of_torch_waits_for_reductions(version: str, overlap: str, step_ns: int) -> None:
+    costs = {"name": "table", "forward": "20 ns", "backward": "40 ns", "reduction": "30 ns"}
+    step = {
+        "schedule": "interleaved-1f1b", "parallel": {"pp": 1, "vp": 2}, "batch": {"microbatches": 1},
+        "costs": costs, "p2p": {"policy": "torch", "options": {"version": version}},
+        "data_parallel": {"overlap": overlap == "true"},
+    }  # fmt: skip
+
+    assert simulate_step(step).metrics.step_ns == step_ns
+
+
+def _action(cell: str) -> Action:
+    action = TableAction.parse(cell)
+    return Action(action.kind.name, action.stage, action.microbatch)
 
 
 @pytest.mark.parametrize(("ranks", "microbatches"), SIZES)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 LOOPED = "--schedule interleaved-1f1b --vp 2 --microbatches 8"
 OVERLAP = "--set p2p.options.overlap_p2p_comm"
 CANNOT = "--p2p: p2p.policy: {} cannot place this table's messages: "
+SINCE_2_15 = "--p2p torch --set p2p.options.version=2.15"
 CASES = {
     "overlap-of-one-chunk": (
         "--pp 4 --schedule 1f1b --microbatches 8 --p2p megatron --set p2p.options.overlap_p2p_comm=true",
@@ -100,6 +101,22 @@ CASES = {
         "--schedule double.csv --p2p torch",
         f"{CANNOT.format('torch')}it has actions of several microbatches",
     ),
+    "a-limit-of-sends-under-torch-2.13": (
+        f"--pp 4 {LOOPED} --p2p torch --set p2p.options.max_outstanding_sends=2",
+        "p2p.options.max_outstanding_sends: needs version 2.15: PyTorch 2.13 does not limit pending sends",
+    ),
+    "a-limit-of-sends-that-deadlocks": (
+        f"--schedule turns.csv {SINCE_2_15} --set p2p.options.max_outstanding_sends=1",
+        "0SEND_F1 exceeds the limit of 1 pending sends, and no earlier send completes without it: raise the limit",
+    ),
+    "waits-under-torch-2.13": (
+        "--schedule waits.csv --p2p torch",
+        "the table has waits, which PyTorch reads from 2.15 on: set p2p.options.version=2.15",
+    ),
+    "messages-without-waits-under-torch-2.15": (
+        f"--schedule own.csv {SINCE_2_15}",
+        "PyTorch 2.15 reads a table with messages only if each send has a wait: add them by pptrace convert",
+    ),
     "zero-bubble-in-a-v": ("--schedule v.csv --p2p megatron", f"{CANNOT.format('megatron')}it does not loop"),
     "messages-of-its-own": (
         "--schedule own.csv --p2p megatron",
@@ -113,6 +130,11 @@ CASES = {
 TABLES = {
     "v.csv": "0F0,3F0,3I0,3W0,0I0,0W0\n1F0,2F0,2I0,1I0,2W0,1W0\n",
     "double.csv": "0F0+2,0B0+2\n1F0+2,1B0+2\n",
+    "turns.csv": (
+        "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1,0WAIT_SEND_F0,0WAIT_SEND_F1\n"
+        "1RECV_F1,1F1,1RECV_F0,1F0,1B0,1SEND_B0,1B1,1SEND_B1,1WAIT_SEND_B0,1WAIT_SEND_B1\n"
+    ),
+    "waits.csv": "0F0,0SEND_F0,0RECV_B0,0B0,0WAIT_SEND_F0\n1RECV_F0,1F0,1B0,1SEND_B0,1WAIT_SEND_B0\n",
     "own.csv": "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n",
 }
 

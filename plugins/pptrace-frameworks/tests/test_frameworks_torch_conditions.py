@@ -11,7 +11,7 @@ import pytest
 import pptrace
 from pptrace.errors import ConstraintError
 from pptrace.plugin import Schedule
-from pptrace.plugins.construction import build_policy
+from pptrace.plugins.construction import build_policy, checked_options
 from pptrace.plugins.registry import Registry
 
 if TYPE_CHECKING:
@@ -58,7 +58,8 @@ def test_torch_refuses_stages_that_skip_others() -> None:
     table = Schedule.from_rows([["0F0", "0B0"], ["1F0", "1B0"], ["2F0", "2B0"]])
     skip = replace(table.placement, edges=np.array([[0, 1], [0, 2], [1, 2]], dtype=np.int32))
     torch = Registry.load().message_policies["torch"]
+    options = checked_options(torch, {}, "p2p.options")
 
-    assert build_policy(torch, table, {"receive": "asap"}).label == "torch"
+    assert build_policy(torch, table, options).label == "torch"
     with pytest.raises(ConstraintError, match="it has stages that do not form a chain"):
-        build_policy(torch, replace(table, placement=skip), {"receive": "asap"})
+        build_policy(torch, replace(table, placement=skip), options)

@@ -1,14 +1,16 @@
 """Messages as PyTorch's pipelining issues them.
 
-Source: PyTorch 2.13, ``torch/distributed/pipelining/schedules.py``. PyTorch issues a batch of sends alone, or of
-receives alone, as single operations on the communicator of each pair of ranks. A batch of sends and receives is
-one batch on the communicator of the group.
+Source: PyTorch 2.13 and 2.15, ``torch/distributed/pipelining/schedules.py``. PyTorch issues a batch of sends
+alone, or of receives alone, as single operations on the communicator of each pair of ranks. A batch of sends and
+receives is one batch on the communicator of the group.
 
 * ``Schedule1F1B``: receives are blocking. The sends of warm-up and drain overlap with computation; each completes
   before the next send of its kind. In steady state, a send and the next receive are one blocking batch.
 * ``ScheduleGPipe``: receives are blocking; ranks wait for sends after the last forward and the last backward.
 * All other classes run a table with explicit SEND and RECV. Each is a separate operation. A receive completes
   before its use, sends complete at the end of the step. That is ``ordered`` with a stream per pair of ranks.
+* The runtime of 2.15 has explicit waits for sends and reductions: see ``insert_waits``. ``max_outstanding_sends``
+  exists in the runtime alone, which then also runs the orders of 1F1B and GPipe.
 
 ``build`` refuses the same tables as these classes. ``Schedule1F1B`` refuses fewer microbatches than stages.
 ``ScheduleInterleavedZeroBubble`` refuses rounds of unequal size. The runtime refuses stages on several ranks,
@@ -19,12 +21,21 @@ names.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from pptrace.plugin import ConstraintError, Kind, MessageCalls, Policy
+from pptrace.plugin import (
+    ConstraintError,
+    Kind,
+    MessageCalls,
+    Policy,
+    insert_messages,
+    insert_waits,
+    limit_pending_sends,
+)
 from pptrace_frameworks.rows import Ends, cannot, rows_of
 
 if TYPE_CHECKING:
@@ -50,19 +61,69 @@ class TorchOptions(BaseModel):
         "send is issued, or right before its use (defer_pp_recv). Schedule1F1B and ScheduleGPipe have fixed "
         "positions.",
     )
+    version: Literal["2.13", "2.15"] = Field(
+        default="2.13",
+        description="Release of PyTorch whose runtime is followed. In 2.15, computation waits for each send: for "
+        "a forward's after the backward of its microbatch, for all others at the end of the step.",
+    )
+    max_outstanding_sends: int | None = Field(
+        default=None,
+        ge=1,
+        description="For version 2.15: most sends of a rank that have begun and that it has not waited for.",
+    )
+
+    @field_validator("version", mode="before")
+    @classmethod
+    def _as_text(cls, version: object) -> object:
+        """Take a version that YAML reads as a number."""
+        return str(version) if isinstance(version, float) else version
 
 
 def build(schedule: Schedule, options: Mapping[str, Any]) -> Policy:
     """Return the policy for a table: a separate program for 1F1B and GPipe, else PyTorch's runtime.
 
     Raises:
-        ConstraintError: a table that PyTorch refuses.
+        ConstraintError: a table that PyTorch refuses, or an option that its version lacks.
     """
     _check_stages(schedule)
-    program = None if schedule.has_communication else _program_of(schedule)
-    if program is None:
-        return Policy.of("ordered", stream="pair", receive=options["receive"])
-    return Policy.of("batched", program=program)
+    limit, has_waits = options["max_outstanding_sends"], options["version"] == "2.15"
+    if limit is not None and not has_waits:
+        raise ConstraintError(
+            "needs version 2.15: PyTorch 2.13 does not limit pending sends",
+            key="p2p.options.max_outstanding_sends",
+        )
+    _check_waits(schedule, has_waits=has_waits)
+    program = None if schedule.has_communication or limit else _program_of(schedule)
+    if program is not None:
+        return Policy.of("batched", program=program)
+    lowering = partial(_lower, receive=options["receive"], limit=limit) if has_waits else None
+    return Policy.of("ordered", stream="pair", receive=options["receive"], lowering=lowering)
+
+
+def _check_waits(schedule: Schedule, *, has_waits: bool) -> None:
+    """Refuse a table with messages that the runtime's loader refuses.
+
+    Raises:
+        ConstraintError: a wait in version 2.13, or a send without one in version 2.15.
+    """
+    kinds = {Kind(kind).name: int((schedule.kind == kind).sum()) for kind in Kind}
+    waits = kinds["WAIT_SEND_F"] + kinds["WAIT_SEND_B"]
+    if not has_waits and waits + kinds["WAIT_REDUCE_GRAD"]:
+        raise ConstraintError(
+            "the table has waits, which PyTorch reads from 2.15 on: set p2p.options.version=2.15", key="p2p.policy"
+        )
+    if has_waits and waits < kinds["SEND_F"] + kinds["SEND_B"]:
+        raise ConstraintError(
+            "PyTorch 2.15 reads a table with messages only if each send has a wait: add them by pptrace convert "
+            "--waits",
+            key="p2p.policy",
+        )
+
+
+def _lower(schedule: Schedule, *, receive: str, limit: int | None) -> Schedule:
+    """Return a table with the messages and waits of the runtime of 2.15."""
+    lowered = insert_waits(insert_messages(schedule, receive, waits=True))
+    return lowered if limit is None else limit_pending_sends(lowered, limit)
 
 
 def _check_stages(schedule: Schedule) -> None:
