@@ -27,6 +27,7 @@ def test_the_development_requirements_are_the_core_and_every_plugin_editable() -
     assert [line.partition("[torch]")[0] for line in lines if not line.startswith("#")] == [
         "-e .[dev]",
         *(f"-e ./plugins/{plugin}" for plugin in plugins),
+        "torch==2.13.*",
     ]
 
 

@@ -169,7 +169,7 @@ def test_an_async_function_of_an_offer_is_one_line(run: Any, install: Install, o
 @pytest.mark.parametrize(
     ("body", "told"),
     [
-        ("while True: yield ['0F0']", "returned more rows than the 2 ranks"),
+        ("while True: yield ['0F0']", "returned more rows than the 2 requested ranks"),
         ("yield iter(lambda: '0F0', None)", "returned more than 1,000,000 actions of rank 0"),
         ("raise SystemExit", "raised SystemExit"),
         ("raise KeyboardInterrupt", "raised KeyboardInterrupt"),

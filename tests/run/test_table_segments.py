@@ -107,7 +107,7 @@ def test_a_microbatch_cut_into_parts_keeps_its_length() -> None:
     [
         ({"lengths": [1, 2]}, "costs.lengths: 2 values for 4 microbatches: write one each"),
         ({"lengths": [1, 1, 1, 1e6], "forward": "100000000 s"}, "costs.lengths: a microbatch would pass"),
-        ({"segments": {"F": FORWARD}}, "costs.forward: costs.segments.F say what it takes: remove the key"),
+        ({"segments": {"F": FORWARD}}, "costs.forward: costs.segments.F defines its time: remove the key"),
         ({"segments": {"B": [BACKWARD] * 3}, "backward": None}, "costs.segments.B: 3 lists for 2 stages"),
         ({"segments": {"W": [REDUCE]}}, "costs.segments.W: none of its segments computes"),
         ({"segments": {"W": [BACKWARD[:1], BACKWARD[2:]]}}, r"costs.segments.W\[1\]\[0\]: segment weight needs"),

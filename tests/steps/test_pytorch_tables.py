@@ -167,7 +167,7 @@ SENT = "0F0,0SEND_F0,{}0RECV_B0,0B0,{}\n1RECV_F0,1F0,1B0,1SEND_B0,{}\n"
         ),
         (
             SENT.format("0WAIT_SEND_F0,", "0WAIT_SEND_F0", ""),
-            "rank 0, action 5 (0WAIT_SEND_F0): does again what action 2 (0WAIT_SEND_F0) has done: remove one",
+            "rank 0, action 5 (0WAIT_SEND_F0): repeats action 2 (0WAIT_SEND_F0): remove one",
         ),
         (
             "0F0,0B0,0WAIT_SEND_F0\n1F0,1B0\n",

@@ -121,10 +121,10 @@ COUNT = len(ROWS)
 WRONG = {
     "no durations": (("duration", "mb_id"), {}, "lacks the columns mb_id, duration of a job's operations"),
     "words": ((), {"stage": ["one"] * COUNT}, "column stage holds string and no whole numbers"),
-    "negative": ((), {"duration": [-1.0] * COUNT}, "column duration holds times that cannot be"),
-    "not a number": ((), {"start_ts": [float("nan")] * COUNT}, "column start_ts holds times that cannot be"),
+    "negative": ((), {"duration": [-1.0] * COUNT}, "column duration holds invalid times"),
+    "not a number": ((), {"start_ts": [float("nan")] * COUNT}, "column start_ts holds invalid times"),
     "no stage 0": ((), {"stage": [2] * COUNT}, "has no row of stage 0"),
-    "far too many stages": ((), {"stage": [2**30] * COUNT}, "column stage holds numbers that cannot be"),
+    "far too many stages": ((), {"stage": [2**30] * COUNT}, "column stage holds invalid numbers"),
     "one type": ((), {"optype": ["gc"] * COUNT, "seq_id": range(COUNT)}, "holds no step in which all replicas"),
     "no microbatches": ((), {"mb_id": [-1] * COUNT}, r"forward-compute 0 of stage 0 has no microbatch \(mb_id\)"),
     "each type once more": ((), {"seq_id": [0] * COUNT}, "counts operations of one type twice: "),
