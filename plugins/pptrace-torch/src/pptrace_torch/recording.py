@@ -108,7 +108,7 @@ def capture(
 
 def stages_of(pipeline: Any) -> list[Any]:
     """Return this rank's stages of a schedule; PyTorch has no public name for them."""
-    return getattr(pipeline, "_stages", None) or [pipeline._stage]  # noqa: SLF001 - see above
+    return getattr(pipeline, "_stages", None) or [pipeline._stage]  # noqa: SLF001 - no public name
 
 
 def _cost(before_s: list[float], recorded_s: list[float]) -> str:
@@ -132,7 +132,7 @@ def _one_stage_rows(pipeline: Any) -> list[list[str]]:
 
     ``Schedule1F1B._get_pipeline_order`` of PyTorch 2.13 begins the last rank's row with microbatch 1.
     """
-    stages, count = pipeline._stage.num_stages, pipeline._n_microbatches  # noqa: SLF001 - as for stages_of
+    stages, count = pipeline._stage.num_stages, pipeline._n_microbatches  # noqa: SLF001 - no public names
     rows = []
     for rank in range(stages):
         ahead = count if isinstance(pipeline, ScheduleGPipe) else min(stages - rank, count)

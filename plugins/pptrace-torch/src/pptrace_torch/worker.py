@@ -53,7 +53,7 @@ class Job:
 
 
 def run_rank(rank: int, job: Job, reports: Connection, parent: int) -> None:
-    """Run one rank in a process of its own, and report its steps, its error or its end.
+    """Run one rank in its own process, and report its steps, its error or its end.
 
     Args:
         rank: the pipeline rank.
