@@ -14,7 +14,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pptrace.config.choices import PolicyName, Receive, StreamPer
-from pptrace.network.contract import Flat, ideal
+from pptrace.network.contract import Flat
 from pptrace.steps.actions import Action
 from pptrace.steps.kinds import Kind, Stream
 from pptrace.steps.message_calls import Policy
@@ -160,7 +160,7 @@ def networks() -> st.SearchStrategy[Network]:
         latency_ns=st.integers(0, 20),
         overhead_ns=st.integers(0, 5),
     )
-    return st.just(ideal()) | flat
+    return st.just(Flat()) | flat
 
 
 def policies() -> st.SearchStrategy[Policy]:

@@ -42,7 +42,7 @@ def command(file: Path, p2p: str | None, receive: str | None) -> None:
 
 
 def _simulate(schedule: Schedule, p2p: str, receive: str | None) -> None:
-    from pptrace.network.contract import ideal
+    from pptrace.network.contract import Flat
     from pptrace.plugins.construction import build_policy, checked_options
     from pptrace.plugins.registry import Registry
     from pptrace.sim.simulation import simulate
@@ -55,7 +55,7 @@ def _simulate(schedule: Schedule, p2p: str, receive: str | None) -> None:
     costs = Workload.uniform(
         schedule.stages, f_ns=1, b_ns=2, boundary_bytes=1, edges=int(schedule.placement.edges.shape[0])
     )
-    simulate(schedule, costs, ideal(), policy)
+    simulate(schedule, costs, Flat(), policy)
 
 
 def _description(schedule: Schedule) -> str:

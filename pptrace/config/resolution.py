@@ -97,14 +97,6 @@ class Resolved:
         positions = {key: place for key, place in self.positions.items() if key != "parallel.vp"}
         return replace(self.with_values("parallel", {"vp": 1}), positions=positions)
 
-    def again(self, sets: Sequence[str], flags: Mapping[str, Any]) -> Resolved:
-        """Resolve this configuration with further settings, which override all earlier ones, as :func:`load` does.
-
-        Raises:
-            ConfigError: a setting is invalid.
-        """
-        return load(self.written, sets, flags)
-
     def explain(self) -> list[tuple[str, Any, str]]:
         """Return every key, its value and its origin, in the order of the experiment."""
         leaves = _leaves(self._dumped())

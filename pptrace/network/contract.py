@@ -241,7 +241,7 @@ def _check_link_lists(ptr: Int32s, link: Int32s, rows: int, links: int, name: st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flat:
-    """A network without contention: a message takes overhead + bytes / rate + latency.
+    """A network without contention: a message takes overhead + bytes / rate + latency, by default no time.
 
     Source: R. W. Hockney, "The communication challenge for MPP", Parallel Computing 20 (1994).
     """
@@ -294,8 +294,3 @@ class FlatNodes:
         names = ("overhead_ns", "latency_ns", "rate_kbps")
         columns = {name: np.where(same, getattr(near, name), getattr(far, name)) for name in names}
         return replace(far, **columns)
-
-
-def ideal() -> Flat:
-    """Return the network on which messages take no time."""
-    return Flat()

@@ -12,7 +12,7 @@ import numpy as np
 
 from pptrace.config.choices import PolicyName
 from pptrace.errors import DeadlockError, ScheduleError
-from pptrace.network.contract import Flat, ideal
+from pptrace.network.contract import Flat
 from pptrace.report.svg import darker, document, element, lines
 from pptrace.sim.simulation import simulate
 from pptrace.steps.kinds import (
@@ -159,7 +159,7 @@ def _draw_valid(schedule: Schedule, slots: Mapping[Kind, int], *, messages: bool
     }  # fmt: skip
     workload = Workload.uniform(schedule.stages, edges=edges, boundary_bytes=1, **costs)
     workload = workload.segmented(other_kinds) if other_kinds else workload
-    timeline = simulate(schedule, workload, ideal())
+    timeline = simulate(schedule, workload, Flat())
     metrics = measure(timeline, workload)
     if messages:
         timeline = simulate(schedule, workload, _PER_SLOT, Policy(name=PolicyName.BLOCKING))

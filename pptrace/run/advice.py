@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pptrace.config.choices import Sharing
 from pptrace.config.quantities import format_size
+from pptrace.config.resolution import load
 from pptrace.errors import PptraceError
 from pptrace.report.document import Document, Table
 from pptrace.run.estimates import estimate
@@ -169,7 +170,7 @@ class _Search:
             self.built_costs += 1
             try:
                 costs = costs or build_costs(
-                    self.run.prepared.resolved.again(division.sets, division.flags), self.run.registry
+                    load(self.run.prepared.resolved.written, division.sets, division.flags), self.run.registry
                 )
                 stages = sizes.pp * chunks
                 workload = costs.workload(stages)
@@ -211,7 +212,7 @@ class _Search:
         if self._actions_of(change.settings) > self.remaining_actions:
             return None
         try:
-            resolved = self.run.prepared.resolved.again(change.sets, change.flags)
+            resolved = load(self.run.prepared.resolved.written, change.sets, change.flags)
             if not self._is_same_job(resolved.experiment):
                 return None
             actions = self._actions(resolved.experiment.parallel, resolved.experiment.batch.microbatches)

@@ -9,7 +9,7 @@ import numpy as np
 
 from pptrace.config.choices import PolicyName, Sharing
 from pptrace.errors import DeadlockError
-from pptrace.network.contract import ideal
+from pptrace.network.contract import Flat
 from pptrace.plugins.construction import GuardedNetwork
 from pptrace.run.heterogeneous_replicas import changed
 from pptrace.sim.rate_sharing import Contention
@@ -138,8 +138,8 @@ def find_savings(run: SimulatedStep) -> Savings | None:
     with_async = metrics_under(run, Policy())
     is_uncontended = contention_of(run) == _NONE
     without_contention = with_async if is_uncontended else metrics_under(run, Policy(), contention=_NONE)
-    is_ideal = _unguarded(run.prepared.network) == ideal()
-    rest = without_contention if is_ideal else metrics_under(run, Policy(), contention=_NONE, network=ideal())
+    is_ideal = _unguarded(run.prepared.network) == Flat()
+    rest = without_contention if is_ideal else metrics_under(run, Policy(), contention=_NONE, network=Flat())
     if with_async is None or without_contention is None or rest is None:
         return None
     return Savings(

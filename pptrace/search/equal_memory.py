@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pptrace.config.quantities import format_duration, format_size
+from pptrace.config.resolution import load
 from pptrace.errors import ConfigError, PptraceError
 from pptrace.report.charts import add_captions, draw_bars, write_picture
 from pptrace.report.document import Column, Document, Printed, table_of
@@ -349,9 +350,10 @@ class _Searches:
     ) -> SettingsSearch:
         """Search the forms of a schedule that share the ``given`` settings."""
         change, watch = Change(settings=given), self.watch
+        resolved = load(root.written, change.sets, change.flags)
         search = SettingsSearch(
-            resolved=root.again(change.sets, change.flags), registry=self.basis.registry, settings=self.settings,
-            limit_bytes=self.limit, fixed=tuple(key for key, _ in entry.settings),
+            resolved=resolved, registry=self.basis.registry, settings=self.settings, limit_bytes=self.limit,
+            fixed=tuple(key for key, _ in entry.settings),
             costs_key=tuple(setting for setting in entry.settings if not setting[0].startswith("schedule.")),
             may_drop_chunks=not entry.sets("parallel.vp"), workloads=self.workloads,
             watch=None if watch is None else lambda count: watch(f"{title}, form {count}"),

@@ -15,6 +15,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pptrace.config.quantities import exact_size
+from pptrace.config.resolution import load
 from pptrace.config.schema import Offload, Recompute
 from pptrace.errors import ConfigError, ConstraintError, PptraceError, nearest
 from pptrace.run.estimates import Estimate, estimate
@@ -425,7 +426,7 @@ class SettingsSearch:
         key = (self.costs_key, costly.arguments, stages, has_pairs)
         if key not in self.workloads:
             try:
-                costs = build_costs(self.resolved.again(costly.sets, costly.flags), self.registry)
+                costs = build_costs(load(self.resolved.written, costly.sets, costly.flags), self.registry)
                 self.workloads[key] = costs.workload(stages, has_pairs=has_pairs)
             except PptraceError:
                 self.workloads[key] = None
@@ -507,7 +508,7 @@ class SettingsSearch:
 
     def _run(self, change: Change) -> Run:
         may_drop_chunks = self.may_drop_chunks and "parallel.vp" not in change.settings
-        resolved = self.resolved.again(change.sets, change.flags)
+        resolved = load(self.resolved.written, change.sets, change.flags)
         return simulate(resolved, self.registry, may_drop_chunks=may_drop_chunks)
 
     def _add(self, change: Change, run: Run) -> Tried:

@@ -18,8 +18,9 @@ import numpy as np
 
 from pptrace.config.choices import Sharing
 from pptrace.config.quantities import format_duration
+from pptrace.config.resolution import load
 from pptrace.errors import ConfigError, DeadlockError, PptraceError, ScheduleError
-from pptrace.network.contract import ideal
+from pptrace.network.contract import Flat
 from pptrace.report.document import Document, Printed, Table
 from pptrace.run.cost_changes import at_speeds, evened
 from pptrace.run.heterogeneous_replicas import changed
@@ -139,7 +140,7 @@ def _doubled_bandwidth(run: Run) -> int | None:
 
 def _free_network(run: Run) -> int | None:
     free = at_speeds(run.prepared, communication=_FREE)
-    free = changed(free, network=ideal(), contention=Contention(links=Sharing.NONE))
+    free = changed(free, network=Flat(), contention=Contention(links=Sharing.NONE))
     return Run.of(free, run.registry).metrics.step_ns
 
 
@@ -170,7 +171,7 @@ def _no_stragglers(run: Run) -> int | None:
     reduction = resolved.experiment.data_parallel
     sets += ["data_parallel.speeds="] * bool(reduction.speeds)
     sets += ["data_parallel.spread=0"] * bool(reduction.spread)
-    return run.under(resolved.again(sets, {})).metrics.step_ns if sets else None
+    return run.under(load(resolved.written, sets)).metrics.step_ns if sets else None
 
 
 def _one_more_microbatch(run: Run) -> int | None:
@@ -186,7 +187,7 @@ def _with_microbatches(resolved: Resolved, count: int) -> Resolved:
     total = count * experiment.parallel.dp * experiment.batch.micro
     written: Sequence[str] = [key for key in ("batch.microbatches", "batch.global") if key in resolved.positions]
     values = {"batch.microbatches": count, "batch.global": total}
-    return resolved.again([f"{key}={values[key]}" for key in written], {})
+    return load(resolved.written, [f"{key}={values[key]}" for key in written])
 
 
 def _cells(result: WhatIfs, row: WhatIf) -> tuple[str, str, str]:

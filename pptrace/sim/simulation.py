@@ -9,7 +9,7 @@ import numpy as np
 
 from pptrace.config.choices import PolicyName, Receive
 from pptrace.errors import DeadlockError, ScheduleError
-from pptrace.network.contract import Paths, ideal, transfer_ns
+from pptrace.network.contract import Flat, Paths, transfer_ns
 from pptrace.sim.cross_rank import with_epilogue
 from pptrace.sim.engines import graph_record, run_graph, run_jobs
 from pptrace.sim.kernels import sweep as sweep_kernels
@@ -143,7 +143,7 @@ def lower_step(
     partial: bool = False,
 ) -> LoweredStep:
     """Validate and lower a schedule; see :func:`simulate`. Without ``segmented``, each action is one row."""
-    policy, network = policy or Policy(), network or ideal()
+    policy, network = policy or Policy(), network or Flat()
     contention = contention or Contention()
     # Streams reveal every deadlock except that of a pair with itself.
     if partial:

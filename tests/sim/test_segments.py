@@ -15,7 +15,7 @@ from small_networks import Wires
 
 from pptrace.config.choices import PolicyName, Receive, Sharing, StreamPer
 from pptrace.errors import ScheduleError
-from pptrace.network.contract import Flat, ideal
+from pptrace.network.contract import Flat
 from pptrace.sim import simulation as module
 from pptrace.sim.rate_sharing import Contention, shared_links
 from pptrace.sim.simulation import simulate
@@ -187,7 +187,7 @@ def test_bytes_of_segments_share_a_link_of_the_network() -> None:
     assert [shared[Part(Kind.F, stage, 0, 0)] for stage in range(2)] == [(0, 2000), (0, 2000)]
     assert shared[Part(Kind.F, 0, 0, 1)] == (2007, 6007)
     with pytest.raises(ScheduleError, match=r"segment gather goes over link 'link1', which the network lacks"):
-        simulate(apart, costs, ideal())
+        simulate(apart, costs, Flat())
 
 
 def test_computation_beside_its_groups_communication_is_slowed() -> None:
@@ -235,7 +235,7 @@ def test_an_order_that_names_a_member_which_a_pair_lacks_is_refused() -> None:
     table = replace(Schedule.from_rows(PAIRS), interleave={(Kind.F, Kind.B): (0, 2)})
 
     with pytest.raises(ScheduleError, match=r"F with B names member 2: they are 0 to 1"):
-        simulate(table, costs(2), ideal())
+        simulate(table, costs(2), Flat())
 
 
 def test_folded_pairs_share_their_time_one_after_the_other() -> None:

@@ -135,7 +135,7 @@ def test_a_limit_gives_no_rank_more_than_its_device_has(run: Callable[..., Run],
     settings = limit_settings(
         load(own.resolved.written), build_costs(own.resolved, registry), 60 * 2**30, "--memory"
     )  # fmt: skip
-    limited = prepare(own.resolved.again([f"{key}={value}" for key, value in settings.items()], {}), registry)
+    limited = prepare(load(own.resolved.written, [f"{key}={value}" for key, value in settings.items()]), registry)
 
     assert (limited.workload.rank_capacity_bytes // 2**30).tolist() == [60, 40, 60, 60]
 
