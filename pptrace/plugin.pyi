@@ -75,9 +75,12 @@ from pptrace.steps.message_calls import MessageCalls as MessageCalls
 from pptrace.steps.message_calls import MessageRequest as MessageRequest
 from pptrace.steps.message_calls import Policy as Policy
 from pptrace.steps.placement import Placement as Placement
+from pptrace.steps.pytorch_tables import compute_only as compute_only
 from pptrace.steps.pytorch_tables import insert_messages as insert_messages
 from pptrace.steps.pytorch_tables import insert_waits as insert_waits
 from pptrace.steps.pytorch_tables import limit_pending_sends as limit_pending_sends
+from pptrace.steps.pytorch_tables import unsupported_parts as unsupported_parts
+from pptrace.steps.pytorch_tables import unsupported_stages as unsupported_stages
 from pptrace.steps.schedule import Schedule as Schedule
 from pptrace.steps.segments import Segment as Segment
 from pptrace.steps.text_forms import write_table as write_table

@@ -15,12 +15,9 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from pptrace.config.choices import Reshard
-from pptrace.steps.kinds import Kind
 from pptrace.steps.placement import Placement
-from pptrace.steps.text_forms import Dialect, in_dialect
+from pptrace.steps.pytorch_tables import unsupported_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -196,7 +193,6 @@ _SEVERAL_STAGES = {"interleaved-1f1b": "Interleaved1F1B", "looped-bfs": "LoopedB
 _LAYERS_PER_STAGE = "layers per stage: module_fqns_per_model_part in its configuration"
 _DEFAULT_GLOBAL_BATCH = -1
 """Local batch times data-parallel ranks."""
-_COMPUTATIONS = (Kind.F, Kind.B, Kind.I, Kind.W)
 
 
 def torchtitan_schedule(experiment: Experiment, table: Schedule) -> str:
@@ -290,19 +286,11 @@ def _is_placed(table: Schedule, placement: Placement) -> bool:
 
 def _table_faults(table: Schedule, microbatches: int) -> Iterator[str]:
     """Yield the parts of a table that torchtitan does not run from a file."""
-    if not _schedule_of_placement(table) or not table.placement.is_chain:
+    if not _schedule_of_placement(table):
         yield "the placement of stages: it has one stage on a rank, loops, or a V of two stages on a rank"
     if table.microbatches != microbatches:
         yield "slices of sequences"
-    table = in_dialect(table, Dialect.COMPUTE)
-    rows = np.flatnonzero(~np.isin(table.kind, _COMPUTATIONS) | (table.span > 1))
-    if rows.size:
-        yield f"actions such as {table.action(int(rows[0]))}"
-    if table.awaited():
-        yield "actions that wait for others (@)"
-    losses = table.microbatch[(table.stage == table.stages - 1) & (table.kind == Kind.F)]
-    if (np.diff(losses) < 0).any():
-        yield "the order of the last stage's forwards: PyTorch takes losses from the first microbatch to the last"
+    yield from map(": ".join, unsupported_parts(table))
 
 
 def titan_split(layers: int, stages: int, first: int, last: int) -> list[int] | None:

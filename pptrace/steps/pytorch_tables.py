@@ -1,16 +1,19 @@
-"""Tables with communication, as PyTorch's pipeline runtime lowers them.
+"""Tables in PyTorch's pipeline runtime: what it runs, and the messages that it inserts.
 
 Source: ``_PipelineScheduleRuntime`` of PyTorch 2.13 and 2.15, ``torch/distributed/pipelining/schedules.py``. The
-runtime visits ranks in rounds and takes one action per rank and round. A receive is inserted into its rank's row
-in the round of its send. Before that, the runtime inserts actions that gather, free and reduce the weights of
-stages: these take rounds even where no stage is sharded. PyTorch 2.15 also inserts a wait per reduction, and then
-a wait per send.
+runtime reads a table of computations. Its loader reads the start of a cell only, ``0F5@0F4`` as ``0F5``, so a
+table with other cells is not supported.
+
+To insert messages, the runtime visits ranks in rounds and takes one action per rank and round. A receive is
+inserted into its rank's row in the round of its send. Before that, the runtime inserts actions that gather, free
+and reduce the weights of stages: these take rounds even where no stage is sharded. PyTorch 2.15 also inserts a
+wait per reduction, and then a wait per send.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -21,12 +24,22 @@ from pptrace.steps.actions import group_starts
 from pptrace.steps.columns import unset
 from pptrace.steps.issue_order import with_messages
 from pptrace.steps.kernels import pending_sends as kernels
-from pptrace.steps.kinds import SEND_WAITS, WEIGHT_GRADIENTS, Kind, KindSet, Result
+from pptrace.steps.kinds import (
+    COMMUNICATION,
+    PASSES,
+    SEND_WAITS,
+    WAITS,
+    WEIGHT_GRADIENTS,
+    Kind,
+    KindSet,
+    Result,
+)
+from pptrace.steps.placement import chain
 from pptrace.steps.schedule import index_schedule
 from pptrace_kernel import run
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -35,6 +48,8 @@ if TYPE_CHECKING:
 _ACTIVE_STAGES = 3
 """Stages of a rank whose weights are gathered at once: the default of ``max_active_stages``."""
 
+_INSERTED = KindSet({*COMMUNICATION, *WAITS, Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD})
+"""Kinds that PyTorch inserts into a compute-only table, and rejects in one."""
 _GATHERS = KindSet({Kind.UNSHARD, Kind.RESHARD})
 _REDUCTIONS = (Kind.REDUCE_GRAD, Kind.WAIT_REDUCE_GRAD)
 
@@ -43,6 +58,90 @@ _WAITS = (
     (Kind.SEND_B, Kind.WAIT_SEND_B, Result.AWAITED_GRADIENT),
 )
 """Sends, the waits for them, and the results of these."""
+
+
+class Unsupported(NamedTuple):
+    """A part of a table that PyTorch does not run."""
+
+    part: str
+    """The part, as a noun phrase."""
+    reason: str
+    """Why PyTorch does not run it, and what to do."""
+
+
+def unsupported_stages(schedule: Schedule) -> Iterator[Unsupported]:
+    """Yield the stages and messages that neither PyTorch's runtime nor its schedule classes run.
+
+    Source: ``_validate_schedule``.
+    """
+    ranks = schedule.placement.stage_rank
+    replicated_stages = np.flatnonzero((ranks != ranks[0]).any(axis=0))
+    if replicated_stages.size:
+        yield Unsupported(
+            f"stage {replicated_stages[0]} on several ranks",
+            "each stage is on one rank; take a schedule without replicated stages",
+        )
+    if not np.array_equal(np.unique(schedule.placement.edges, axis=0), chain(schedule.stages)):
+        yield Unsupported("stages that do not form a chain", "each stage sends to the next one only")
+    wide_rows = np.flatnonzero(schedule.span > 1)
+    if wide_rows.size:
+        yield Unsupported(
+            f"actions of several microbatches, such as {schedule.action(int(wide_rows[0]))}",
+            "write one action per microbatch",
+        )
+
+
+def unsupported_parts(schedule: Schedule) -> Iterator[Unsupported]:
+    """Yield the parts of a table that PyTorch's runtime refuses, misreads, or runs with wrong gradients.
+
+    Kinds that the runtime inserts are supported, because :func:`compute_only` omits them.
+    """
+    yield from unsupported_stages(schedule)
+    if schedule.awaited():
+        yield Unsupported("actions that wait for others (@)", "the loader does not read waits; remove them")
+    foreign_rows = np.flatnonzero(~(PASSES.mask(schedule.kind) | _INSERTED.mask(schedule.kind)))
+    if foreign_rows.size:
+        yield Unsupported(
+            f"actions such as {schedule.action(int(foreign_rows[0]))}",
+            "PyTorch has no such action; switch offloading and recomputation actions off",
+        )
+    if (schedule.span == 1).all():
+        yield from _unsupported_counts(schedule)
+    losses = schedule.microbatch[(schedule.stage == schedule.stages - 1) & (schedule.kind == Kind.F)]
+    descents = np.flatnonzero(np.diff(losses) < 0)
+    if descents.size:
+        earlier, later = losses[descents[0] : descents[0] + 2]
+        yield Unsupported(
+            f"forward {earlier} of the last stage before forward {later}",
+            "PyTorch takes losses in the order of microbatches, so gradients would be wrong; run the last stage's "
+            "forwards in order",
+        )
+
+
+def _unsupported_counts(schedule: Schedule) -> Iterator[Unsupported]:
+    """Yield missing and repeated passes of a table whose actions have one microbatch each."""
+    counts = np.zeros((len(Kind), schedule.stages, schedule.microbatches), dtype=np.int64)
+    rows = PASSES.mask(schedule.kind)
+    np.add.at(counts, (schedule.kind[rows], schedule.stage[rows], schedule.microbatch[rows]), 1)
+    gradients, weight_gradients = counts[Kind.B] + counts[Kind.I], counts[Kind.B] + counts[Kind.W]
+    for name, is_wrong, passes in (
+        ("forward", counts[Kind.F] != 1, "one forward"),
+        (
+            "backward", (gradients != 1) | (weight_gradients != 1),
+            "one backward, whole or as input and weight gradient,",
+        ),
+    ):  # fmt: skip
+        if is_wrong.any():
+            stage, microbatch = map(int, np.argwhere(is_wrong)[0])
+            yield Unsupported(
+                f"a missing or repeated {name} of microbatch {microbatch} on stage {stage}",
+                f"each stage runs {passes} of each microbatch",
+            )
+
+
+def compute_only(schedule: Schedule) -> Schedule:
+    """Return a table without the messages and the other actions that PyTorch inserts."""
+    return schedule.selected(np.flatnonzero(~_INSERTED.mask(schedule.kind)))
 
 
 def insert_messages(schedule: Schedule, receive: str = "asap", *, waits: bool = False) -> Schedule:

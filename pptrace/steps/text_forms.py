@@ -20,9 +20,9 @@ from pptrace.config.limits import is_named_pipe
 from pptrace.errors import OutputError, ScheduleError, TableError
 from pptrace.files import replace_file
 from pptrace.steps.actions import CellColumns, Form, cells_of, parse_row
-from pptrace.steps.kinds import COMMUNICATION, PER_STAGE, WAITS, Kind, KindSet
+from pptrace.steps.kinds import PER_STAGE, WAITS, Kind
 from pptrace.steps.placement import infer_placement
-from pptrace.steps.pytorch_tables import insert_messages, insert_waits
+from pptrace.steps.pytorch_tables import compute_only, insert_messages, insert_waits
 from pptrace.steps.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -133,8 +133,6 @@ def _schedule(rows: list[CellColumns], row_ptr: Int64s) -> Schedule:
 
 
 _NAMES = [kind.name for kind in Kind]
-_INSERTED = KindSet({*COMMUNICATION, *WAITS, Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD})
-"""Kinds that PyTorch inserts into a compute-only table, and rejects in one."""
 
 
 class Dialect(Enum):
@@ -188,7 +186,7 @@ def in_dialect(schedule: Schedule, dialect: Dialect, receive: Receive = Receive.
         ScheduleError: no order of messages lets every action run.
     """
     if dialect is Dialect.COMPUTE:
-        return schedule.selected(np.flatnonzero(~_INSERTED.mask(schedule.kind)))
+        return compute_only(schedule)
     if dialect is Dialect.WAITS:
         return insert_waits(insert_messages(schedule, receive.value, waits=True))
     waits = WAITS.mask(schedule.kind)

@@ -318,9 +318,12 @@ def test_what_torchtitan_cannot_run_has_no_file(changed: dict[str, Any], reason:
 @pytest.mark.parametrize(
     ("rows", "reason"),
     [
-        ("0F0,0F1,0B0,0B1\n1F1,1F0,1B0,1B1\n", "the order of the last stage's forwards"),
+        (
+            "0F0,0F1,0B0,0B1\n1F1,1F0,1B0,1B1\n",
+            "forward 1 of the last stage before forward 0: PyTorch takes",
+        ),
         ("0F0,0F1@0B0,0B0,0B1\n1F0,1F1,1B0,1B1\n", "actions that wait for others (@)"),
-        ("0F0+2,0B0+2\n1F0+2,1B0+2\n", "actions such as 0F0+2"),
+        ("0F0+2,0B0+2\n1F0+2,1B0+2\n", "actions of several microbatches, such as 0F0+2"),
     ],
 )
 def test_a_table_that_pytorch_would_misread_has_no_file(rows: str, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""Messages and waits are where PyTorch's runtime puts them."""
+"""PyTorch's runtime: tables that it runs, and where it puts messages and waits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from strategies import valid_schedules
 
 from pptrace.config.choices import Receive
 from pptrace.errors import ScheduleError
-from pptrace.steps.pytorch_tables import insert_messages, insert_waits, limit_pending_sends
+from pptrace.steps.kinds import Kind
+from pptrace.steps.pytorch_tables import (
+    compute_only,
+    insert_messages,
+    insert_waits,
+    limit_pending_sends,
+    unsupported_parts,
+    unsupported_stages,
+)
 from pptrace.steps.schedule import Schedule
 from pptrace.steps.text_forms import Dialect, in_dialect, parse_table, table_text
 from pptrace.steps.validation import validate
@@ -30,6 +38,49 @@ def tables(draw: DrawFn) -> Schedule:
     ranks = schedule.placement.stage_rank
     assume((ranks == ranks[0]).all())
     return schedule
+
+
+@given(schedule=valid_schedules(spans=False, pairs=False, max_chunks=5))
+def test_a_table_of_computations_is_supported_unless_stages_or_losses_are_not(schedule: Schedule) -> None:
+    ranks, last_stage = schedule.placement.stage_rank, schedule.stages - 1
+    losses = [action.microbatch for row in range(schedule.ranks) for action in schedule[row]
+              if action.kind == Kind.F and action.stage == last_stage]  # fmt: skip
+    is_supported = bool((ranks == ranks[0]).all()) and losses == sorted(losses)
+
+    assert (not list(unsupported_parts(schedule))) == is_supported
+    assert (not list(unsupported_stages(schedule))) == bool((ranks == ranks[0]).all())
+
+
+@pytest.mark.parametrize(
+    ("rows", "parts"),
+    [
+        ([["1F0", "0F1", "1B0", "0B1"], ["0F0", "1F1", "1B1", "0B0"]], ["stage 0 on several ranks"]),
+        ([["0F0+2", "0B0+2"]], ["actions of several microbatches, such as 0F0+2"]),
+        ([["0F0", "0OFFLOAD0", "0RELOAD0", "0B0"]], ["actions such as 0OFFLOAD0"]),
+        ([["0F0", "0F1@0F0", "0B0", "0B1"]], ["actions that wait for others (@)"]),
+        ([["0F0", "0F1", "0B0"]], ["a missing or repeated backward of microbatch 1 on stage 0"]),
+        ([["0F0", "0F0", "0I0", "0W0"]], ["a missing or repeated forward of microbatch 0 on stage 0"]),
+        ([["0F0", "0I0"]], ["a missing or repeated backward of microbatch 0 on stage 0"]),
+        (
+            [["0F0", "0F1", "0B1", "0B0"], ["1F1", "1F0", "1B1", "1B0"]],
+            ["forward 1 of the last stage before forward 0"],
+        ),
+        ([["0UNSHARD", "0F0", "0SEND_F0", "0RECV_B0", "0B0", "0WAIT_SEND_F0"],
+          ["1RECV_F0", "1F0", "1B0", "1SEND_B0", "1WAIT_SEND_B0"]], []),
+    ],
+)  # fmt: skip
+def test_the_parts_that_are_not_supported_have_a_reason(rows: list[list[str]], parts: list[str]) -> None:
+    unsupported = list(unsupported_parts(Schedule.from_rows(rows)))
+
+    assert [part for part, _ in unsupported] == parts
+    assert all(reason and "\n" not in reason for _, reason in unsupported)
+
+
+def test_messages_waits_and_gathers_are_dropped_from_a_table_of_computations() -> None:
+    table = Schedule.from_rows([["0UNSHARD", "0F0", "0SEND_F0", "0RECV_B0", "0B0", "0REDUCE_GRAD"],
+                                ["1RECV_F0", "1F0", "1B0", "1SEND_B0", "1WAIT_SEND_B0"]])  # fmt: skip
+
+    assert compute_only(table).rows() == [["0F0", "0B0"], ["1F0", "1B0"]]
 
 
 @given(schedule=tables(), waits=st.booleans())

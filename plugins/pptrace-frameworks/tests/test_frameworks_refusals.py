@@ -95,11 +95,11 @@ CASES = {
     ),
     "two-pipelines-under-torch": (
         "--pp 4 --schedule dualpipe --microbatches 8 --p2p torch",
-        f"{CANNOT.format('torch')}it has a stage on several ranks; torch runs chains of stages, each stage on one",
+        f"{CANNOT.format('torch')}it has stage 0 on several ranks; torch runs chains of stages, each stage on one",
     ),
     "actions-of-two-microbatches-under-torch": (
         "--schedule double.csv --p2p torch",
-        f"{CANNOT.format('torch')}it has actions of several microbatches",
+        f"{CANNOT.format('torch')}it has actions of several microbatches, such as",
     ),
     "a-limit-of-sends-under-torch-2.13": (
         f"--pp 4 {LOOPED} --p2p torch --set p2p.options.max_outstanding_sends=2",

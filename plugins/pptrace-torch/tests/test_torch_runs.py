@@ -210,7 +210,7 @@ def test_the_error_of_a_stage_is_shown_and_not_those_of_its_peers(tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("run", "chimera", *SIZES, "-o", "run"), "stage 0 is on several ranks"),
+        (("run", "chimera", *SIZES, "-o", "run"), "stage 0 on several ranks"),
         (("run", "1f1b", *SIZES, "-o", "."), "no run of pptrace torch: name another folder"),
         (("run", "1f1b", *SIZES, "-o", "run", "--costs", "nowhere"), "name a folder of pptrace torch run"),
         (("run", "1f1b", *SIZES, "-o", "run", "--timeout", "soon"), "is not a time such as 60s"),

@@ -10,7 +10,7 @@ import pytest
 from pptrace.errors import ConfigError, ScheduleError
 from pptrace.steps.schedule import Schedule
 from pptrace_torch.manifest import NAME, Manifest, StageTimes
-from pptrace_torch.tables import check_table, compute_only, require_torch
+from pptrace_torch.tables import check_table, require_torch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +21,6 @@ FINE = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1I0", "1W0", "1F1", "1B1"]]
 def refusal(rows: list[list[str]]) -> str:
     with pytest.raises(ScheduleError) as caught:
         check_table(Schedule.from_rows(rows))
-    assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
@@ -33,28 +32,11 @@ def test_an_overlapped_pair_is_accepted() -> None:
     check_table(Schedule.from_rows([["0F0", "(0F1;0B0)OVERLAP_F_B", "0B1"]]))
 
 
-@pytest.mark.parametrize(
-    ("rows", "reason"),
-    [
-        ([["0F0", "1F1", "1B1", "0B0"], ["1F0", "0F1", "1B0", "0B1"]], "stage 0 is on several ranks"),
-        ([["0F0+2", "0B0+2"]], "0F0+2 is of several microbatches"),
-        ([["0F0", "0OFFLOAD0", "0RELOAD0", "0B0"]], "no action such as 0OFFLOAD0"),
-        ([["0F0", "0F1@0F0", "0B0", "0B1"]], "wait for others"),
-        ([["0F0", "0F1", "0B0"]], "one backward, whole or as input and weight gradient of microbatch 1"),
-        ([["0F0", "0F1", "0B1", "0B0"], ["1F1", "1F0", "1B1", "1B0"]], "gradients would be wrong"),
-    ],
-)
-def test_a_table_that_pytorch_refuses_or_misreads_is_refused_in_one_line(
-    rows: list[list[str]], reason: str
-) -> None:
-    assert reason in refusal(rows)
+def test_a_table_that_pytorch_refuses_or_misreads_is_refused_in_one_line() -> None:
+    text = refusal([["0F0", "0OFFLOAD0", "0RELOAD0", "0B0"]])
 
-
-def test_messages_and_gathers_are_dropped() -> None:
-    table = Schedule.from_rows([["0UNSHARD", "0F0", "0SEND_F0", "0RECV_B0", "0B0", "0REDUCE_GRAD"],
-                                ["1RECV_F0", "1F0", "1B0", "1SEND_B0"]])  # fmt: skip
-
-    assert compute_only(table).rows() == [["0F0", "0B0"], ["1F0", "1B0"]]
+    assert text.startswith("PyTorch cannot run this table, which has actions such as 0OFFLOAD0: ")
+    assert "\n" not in text
 
 
 @pytest.mark.parametrize(("installed", "said"), [("2.12.1+cpu", "too old"), (None, "not installed")])

@@ -35,6 +35,7 @@ from pptrace.plugin import (
     insert_messages,
     insert_waits,
     limit_pending_sends,
+    unsupported_stages,
 )
 from pptrace_frameworks.rows import Ends, cannot, rows_of
 
@@ -127,21 +128,13 @@ def _lower(schedule: Schedule, *, receive: str, limit: int | None) -> Schedule:
 
 
 def _check_stages(schedule: Schedule) -> None:
-    """Refuse tables that neither PyTorch's runtime nor a schedule class runs, as ``_validate_schedule`` does.
+    """Refuse tables that neither PyTorch's runtime nor a schedule class runs.
 
     Raises:
         ConstraintError: the stages or microbatches of the table are not supported.
     """
-    ranks, edges = schedule.placement.stage_rank, schedule.placement.edges
-    chain = np.arange(schedule.stages - 1)[:, None] + [0, 1]
-    problems = {
-        "has a stage on several ranks": (ranks != ranks[0]).any(),
-        "has actions of several microbatches": (schedule.span > 1).any(),
-        "has stages that do not form a chain": not np.array_equal(np.unique(edges, axis=0), chain),
-    }
-    for what, is_so in problems.items():
-        if is_so:
-            raise cannot("torch", what, runs="chains of stages, each stage on one rank")
+    for part, _ in unsupported_stages(schedule):
+        raise cannot("torch", f"has {part}", runs="chains of stages, each stage on one rank")
 
 
 def _program_of(schedule: Schedule) -> Callable[[MessageRequest], MessageCalls] | None:

@@ -12,9 +12,18 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from pptrace.plugin import ConfigError, OutputError, Registry, load, prepare, torchtitan_arguments, write_table
+from pptrace.plugin import (
+    ConfigError,
+    OutputError,
+    Registry,
+    compute_only,
+    load,
+    prepare,
+    torchtitan_arguments,
+    write_table,
+)
 from pptrace_torch.manifest import NAME, Manifest, StageTimes
-from pptrace_torch.tables import check_table, compute_only, require_torch
+from pptrace_torch.tables import check_table, require_torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
