@@ -63,7 +63,7 @@ def run_page(run: SimulatedStep, timeline: Timeline, bottleneck: Bottleneck, adv
         Path(__file__).parent / "page.html",
         title=f"{job_text(run)}: {schedule_text(run)}",
         setting=f"{run.prepared.batch_text}, {setting_text(run)}",
-        figures=[*_figures(run), ("largest overhead", str(bottleneck))],
+        figures=[*_figures(run), ("bottleneck", str(bottleneck))],
         chart=Markup(chart_svg(chart)),  # noqa: S704 - made of escaped elements
         sampled=chart.sampled,
         spent=spent,

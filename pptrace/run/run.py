@@ -26,7 +26,7 @@ class Run(SimulatedStep, Printed):
     """One simulated step; prints as its summary."""
 
     @cached_property
-    def lever(self) -> Bottleneck:
+    def bottleneck(self) -> Bottleneck:
         """The largest overhead, by re-simulation without each overhead."""
         from pptrace.run.overheads import find_bottleneck
 
@@ -73,7 +73,7 @@ class Run(SimulatedStep, Printed):
         def write_page(timeline: Timeline, path: Path, _options: Mapping[str, Any]) -> None:
             from pptrace.run.page import run_page
 
-            path.write_text(run_page(self, timeline, self.lever, self.advice), encoding="utf-8")
+            path.write_text(run_page(self, timeline, self.bottleneck, self.advice), encoding="utf-8")
 
         timeline = self.traced()
         if only:
@@ -110,13 +110,13 @@ class Run(SimulatedStep, Printed):
         """Return everything measured as plain JSON values."""
         from pptrace.run.figures import document
 
-        return document(self, self.lever, self.advice)
+        return document(self, self.bottleneck, self.advice)
 
     def document(self, written: Sequence[Path] = ()) -> Document:
         """Return the summary that the command line prints; ``written`` are its traces."""
         from pptrace.run.summary import summary_document
 
-        return summary_document(self, self.lever, self.advice, written)
+        return summary_document(self, self.bottleneck, self.advice, written)
 
     def summary(self, written: Sequence[Path] = ()) -> str:
         """Return :meth:`document` as plain text."""

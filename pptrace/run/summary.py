@@ -273,14 +273,14 @@ def _last(
     run: SimulatedStep, bottleneck: Bottleneck, best: Tried | None, written: Sequence[Path], width: int
 ) -> list[str]:
     traces = [path for path in written if path.name.lower().removesuffix(".gz").endswith((".pftrace", ".json"))]
-    lever = f"lever: {bottleneck}"
+    text = f"bottleneck: {bottleneck}"
     following = f"next: pptrace open {shell_word(str(traces[0]))}" if traces else "next: add -o step.pftrace"
     if best is not None:
         arguments = best.change.arguments.split(" --")
         lines = _wrapped("  ", [arguments[0], *(f"--{word}" for word in arguments[1:])], width, between=" ")
-        return [f"{lever}; {_advice(run, best)}", *lines, following]
-    joined = f"{lever}; {following}"
-    return [joined] if len(joined) <= width else [lever, following]
+        return [text, _advice(run, best), *lines, following]
+    joined = f"{text}; {following}"
+    return [joined] if len(joined) <= width else [text, following]
 
 
 def _advice(run: SimulatedStep, tried: Tried) -> str:

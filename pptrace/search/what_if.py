@@ -80,7 +80,12 @@ class WhatIfs(Printed):
              "saved": row.saved_ns / step if step else 0.0, "note": row.note or None}
             for row in self.rows
         ]  # fmt: skip
-        return {"step_ns": step, "lever": str(self.run.lever), "changes": rows, "provenance": self.run.provenance}
+        return {
+            "step_ns": step,
+            "lever": str(self.run.bottleneck),
+            "changes": rows,
+            "provenance": self.run.provenance,
+        }
 
     def document(self) -> Document:
         """Return the table that the command line prints: a row per change with its step and saving."""
@@ -120,7 +125,7 @@ def whatif(run: Run, *, lost: int = 0) -> WhatIfs:
     }
     if lost:
         changes[f"{lost} worker{'s' * (lost > 1)} lost, re-routed"] = partial(step_without, lost=lost)
-    first = WhatIf(name=f"bottleneck: {run.lever}", step_ns=run.metrics.step_ns)
+    first = WhatIf(name=f"bottleneck: {run.bottleneck}", step_ns=run.metrics.step_ns)
     return WhatIfs(run=run, rows=(first, *(_row(name, change, run) for name, change in changes.items())))
 
 

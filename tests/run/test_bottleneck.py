@@ -1,4 +1,4 @@
-"""The largest lever is what a change would really move: policies are simulated, uneven stages computed."""
+"""The bottleneck is the overhead with the largest saving: policies are simulated, uneven stages computed."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def one_f_one_b(rank: int) -> list[str]:
     return row
 
 
-def lever(step: Any) -> str:
-    return str(step.lever)
+def bottleneck(step: Any) -> str:
+    return str(step.bottleneck)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_a_policy_is_worth_what_the_step_is_shorter_without_it(table: str) -> No
     saved = 1 - run(table).metrics.step_ns / blocking.metrics.step_ns
 
     assert saved > 0.3
-    assert lever(blocking) == f"p2p policy {saved:.1%}"
+    assert bottleneck(blocking) == f"p2p policy {saved:.1%}"
 
 
 def test_what_no_policy_would_spare_is_the_networks_even_where_peers_come_late_for_it(table: str) -> None:
@@ -57,46 +57,46 @@ def test_what_no_policy_would_spare_is_the_networks_even_where_peers_come_late_f
     saved = 1 - run(table, network="ideal").metrics.step_ns / waiting.metrics.step_ns
 
     assert waiting.metrics.idle_by_cause_ns["peer-compute"] > waiting.metrics.idle_by_cause_ns["transfer"]
-    assert lever(waiting) == f"transfer {saved:.1%}"
+    assert bottleneck(waiting) == f"transfer {saved:.1%}"
 
 
 def test_alike_stages_are_never_called_uneven(table: str) -> None:
     for policy in ("async", "sender-blocking", "blocking", "ordered", "batched"):
-        assert "uneven" not in lever(run(table, p2p=policy))
+        assert "uneven" not in bottleneck(run(table, p2p=policy))
 
 
 def test_uneven_stages_are_worth_what_the_busiest_rank_has_over_the_mean(table: str) -> None:
     last = run(table, costs=COSTS | {"forward": ["10 us", "10 us", "10 us", "50 us"]}, network="ideal")
     over = (70 - (3 * 30 + 70) / 4) * 1000 * MICROBATCHES
 
-    assert lever(last) == f"uneven stages {over / last.metrics.step_ns:.1%}"
+    assert bottleneck(last) == f"uneven stages {over / last.metrics.step_ns:.1%}"
 
 
 def test_fill_and_drain_call_for_more_microbatches(table: str) -> None:
     ideal = run(table, network="ideal")
 
-    assert lever(ideal) == f"bubble {3 / 19:.1%}"
+    assert bottleneck(ideal) == f"bubble {3 / 19:.1%}"
 
 
-def test_a_reduction_that_nothing_hides_is_a_lever(table: str) -> None:
+def test_a_reduction_that_is_not_overlapped_is_a_bottleneck(table: str) -> None:
     after = run(table, network="ideal", costs=COSTS | {"reduction": "400 us"})
 
-    assert re.fullmatch(r"reduction [\d.]+%", lever(after))
+    assert re.fullmatch(r"reduction [\d.]+%", bottleneck(after))
 
 
 def test_a_rank_over_its_memory_comes_first(table: str) -> None:
     activations = run(table, p2p="blocking", costs=COSTS | {"activation": "1 GiB", "capacity": "3 GiB"})
     weights = run(table, costs=COSTS | {"weights": "3 GiB", "activation": "1 MiB", "capacity": "2 GiB"})
 
-    assert lever(activations) == "memory"
-    assert lever(weights) == "memory"
+    assert bottleneck(activations) == "memory"
+    assert bottleneck(weights) == "memory"
 
 
-def test_one_rank_that_always_computes_has_no_lever(tmp_path: Path) -> None:
+def test_one_rank_that_always_computes_has_no_bottleneck(tmp_path: Path) -> None:
     path = tmp_path / "one.csv"
     path.write_text("0F0,0B0\n")
 
-    assert lever(run(str(path), costs="unit")) == "compute alone"
+    assert bottleneck(run(str(path), costs="unit")) == "compute alone"
 
 
 def test_a_step_too_large_to_simulate_again_goes_by_its_idle_time(
@@ -104,7 +104,7 @@ def test_a_step_too_large_to_simulate_again_goes_by_its_idle_time(
 ) -> None:
     monkeypatch.setattr(overheads, "MOST_ACTIONS", 10)
 
-    assert re.fullmatch(r"(bubble|head-of-line) .*", lever(run(table, p2p="ordered")))
+    assert re.fullmatch(r"(bubble|head-of-line) .*", bottleneck(run(table, p2p="ordered")))
 
 
 def test_a_policy_under_which_the_step_deadlocks_is_not_compared(
@@ -119,7 +119,7 @@ def test_a_policy_under_which_the_step_deadlocks_is_not_compared(
 
     monkeypatch.setattr(Prepared, "simulate", stuck)
 
-    assert "p2p" not in lever(blocking)
+    assert "p2p" not in bottleneck(blocking)
 
 
 def test_nothing_is_simulated_again_unless_it_is_asked_for(table: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +132,7 @@ def test_nothing_is_simulated_again_unless_it_is_asked_for(table: str, monkeypat
     assert not again
 
 
-def test_json_has_the_lever_in_parts(table: str) -> None:
+def test_json_has_the_name_and_the_share_of_the_bottleneck(table: str) -> None:
     blocking = run(table, p2p="blocking")
     saved = 1 - run(table).metrics.step_ns / blocking.metrics.step_ns
 
@@ -141,10 +141,10 @@ def test_json_has_the_lever_in_parts(table: str) -> None:
     }  # fmt: skip
 
 
-def test_the_lever_fits_a_line(table: str) -> None:
+def test_the_bottleneck_fits_a_line(table: str) -> None:
     costs = COSTS | {"activation": "1000 GiB", "capacity": "3 GiB"}
     for made in (run(table, p2p="blocking"), run(table, costs=costs)):
-        lines = [line for line in made.summary().splitlines() if line.startswith("lever: ")]
+        lines = [line for line in made.summary().splitlines() if line.startswith("bottleneck: ")]
 
         assert len(lines) == 1
         assert len(lines[0]) <= WIDTH
