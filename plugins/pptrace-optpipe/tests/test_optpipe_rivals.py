@@ -12,7 +12,8 @@ import yaml
 from click.testing import CliRunner
 
 from pptrace.api import simulate
-from pptrace.plugin import write_table
+from pptrace.cli.calibrate import command as calibrate
+from pptrace.plugin import Placement, PptraceError, write_table
 from pptrace.steps.text_forms import load_table
 from pptrace_optpipe.command import command
 
@@ -140,6 +141,54 @@ def test_a_placement_that_is_asked_for_is_kept_and_has_a_bound(more: list[str]) 
     assert {one["schedule"] for one in values["hand_made"]}.isdisjoint({"zb-v", "chimera"})
     assert varied["step_ns"] < values["step_ns"]
     assert not varied["is_placement_kept"]
+
+
+V_SHORTER: dict[str, Any] = {
+    "parallel": {"pp": 4}, "batch": {"microbatches": 4},
+    "costs": {"name": "table", "forward": "12 ms", "input_gradient": "12 ms", "weight_gradient": "12 ms"},
+}  # fmt: skip
+"""A step for which ZB-V and Chimera are shorter than all schedules with looped stages."""
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_a_schedule_in_place_keeps_looped_stages_if_chunks_are_written(chunks: int) -> None:
+    schedule = {"name": "optpipe", "options": {"work": 0.3}}
+    costs = {**V_SHORTER["costs"], "slices": 4 * chunks}
+    free = {**V_SHORTER, "schedule": schedule, "costs": costs}
+
+    kept = simulate({**free, "parallel": {"pp": 4, "vp": chunks}})
+
+    assert kept.prepared.schedule.placement == Placement.looped(4, 4, chunks)
+    assert simulate(free).metrics.step_ns <= kept.metrics.step_ns
+
+
+def fit_of(schedule: str) -> int:
+    """Fit ``step.yaml`` to a simulated step of a schedule, and return the step's time in ns."""
+    Path("run").mkdir()
+    step = simulate({**V_SHORTER, "schedule": schedule})
+    step.save("run/step.json")
+    CliRunner().invoke(calibrate, ["run", "-o", "step.yaml"], catch_exceptions=False)
+    assert f"schedule: {schedule}" in Path("step.yaml").read_text(encoding="utf-8")
+    return step.metrics.step_ns
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_a_fit_keeps_its_placement_and_is_never_slower_than_the_measured_order(schedule: str) -> None:
+    measured_ns = fit_of(schedule)
+
+    kept, varied = found("--work", "0.5"), found("--work", "0.5", "--vary", "stages")
+
+    assert kept["is_placement_kept"]
+    assert varied["step_ns"] < kept["step_ns"] <= measured_ns
+    assert {dot["schedule"] for dot in kept["hand_made"]}.isdisjoint({"zb-v", "chimera"})
+
+
+def test_a_fit_of_two_routes_is_refused_unless_stages_may_vary() -> None:
+    measured_ns = fit_of("chimera")
+
+    with pytest.raises(PptraceError, match="microbatches take several routes"):
+        found("--work", "0.3")
+    assert found("--work", "0.3", "--vary", "stages")["step_ns"] <= measured_ns
 
 
 def test_none_is_shorter_in_place_either(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,7 +130,7 @@ def command(
 
     if is_run:
         result = search.improve(config)
-        setting, limit, best, others = result.setting, result.memory, result.best, result.others
+        setting, limit, best = result.setting, result.memory, result.best
     else:
         setting, table = setting_of(config, sets, registry, warm, placement or "", vary_stages=bool(vary))
         limits = search.limits(setting)
@@ -138,17 +138,16 @@ def command(
             _sweep(search, config, setting, table, limits, plot, as_json=as_json)
             return
         limit = limits[0]
-        best, others = search.run(config, setting, [] if table is None else [table], limit)
+        best = search.run(config, setting, [] if table is None else [table], limit)
     if output is not None:
         write_table(best.table, output)
         sys.stderr.write(f"wrote {output}\n")
-    described = (best, setting, limit, others)
     if as_json:
         more = {"run": result.to_dict()} if is_run else {}
-        click.echo(json.dumps({**document(*described), **more}, indent=2))
+        click.echo(json.dumps({**document(best, setting, limit), **more}, indent=2))
     else:
         about_run = [result.line, *result.accuracy] if is_run else []
-        click.echo("\n".join([*about_run, *lines(*described)]))
+        click.echo("\n".join([*about_run, *lines(best, setting, limit)]))
 
 
 def _options(memory: str, seconds: str | None, seed: str, workers: str, **more: Any) -> OptimizeOptions:
@@ -213,20 +212,20 @@ def _sweep(
     for memory in limits if len(limits) > 1 else _limits(setting, limits[0]):
         sys.stderr.write(f"limit {format_size(memory)}\n")
         try:
-            best, run_rivals = search.run(config, setting, [] if table is None else [table], memory)
+            best = search.run(config, setting, [] if table is None else [table], memory)
         except PptraceError as error:
             sys.stderr.write(f"{error}\n")
             points.append((memory, None))
             continue
         points.append((memory, best))
-        rivals_by_key |= {(rival.name, rival.simulated.step_ns, rival.peak_bytes): rival for rival in run_rivals}
+        rivals_by_key |= {(rival.name, rival.simulated.step_ns, rival.peak_bytes): rival for rival in best.rivals}
     drawn = list(rivals_by_key.values())
     if plot is not None:
         draw_pareto([(memory, best) for memory, best in points if best is not None], drawn, plot)
         sys.stderr.write(f"wrote {plot}\n")
     if as_json:
         values = [
-            {"memory_limit_bytes": memory} if best is None else document(best, setting, memory)
+            {"memory_limit_bytes": memory} if best is None else document(replace(best, rivals=()), setting, memory)
             for memory, best in points
         ]
         click.echo(json.dumps({"points": values, "hand_made": dots(drawn)}, indent=2))
@@ -258,12 +257,6 @@ def _print_cache(*, clear: bool) -> None:
     click.echo(f"{len(entries)} entries in {cache.path}")
 
 
-_SHARE = 0.25
-"""Share of the time to build and simulate other plugins' schedules."""
-_AT_LEAST_S = 3.0
-"""Seconds for these schedules even in a very short search."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Search:
     """Options, cache and plugins of searches."""
@@ -278,9 +271,7 @@ class _Search:
         """Return the limits of the options, or the memory of the largest device."""
         return self.options.memory or [max(setting.capacities, default=setting.workload.capacity_bytes)]
 
-    def run(
-        self, config: Path, setting: Setting, tables: Sequence[Schedule], memory: int
-    ) -> tuple[Optimised, list[Rival]]:
+    def run(self, config: Path, setting: Setting, tables: Sequence[Schedule], memory: int) -> Optimised:
         """Search from tables under one limit with progress; Ctrl-C returns the best so far, SIGTERM caches it."""
         from pptrace_optpipe.model import limited
         from pptrace_optpipe.search import optimise
@@ -303,19 +294,11 @@ class _Search:
             effort = limited(
                 options.time, options.work, workers=options.workers, seed=options.seed, stopped=stopped
             )
-            start = effort.clock()
-            others: list[Rival] = []
-            for rival in rivals(config, sets, self.registry, setting, memory):
-                others.append(rival)
-                effort.count(int(rival.table.row_ptr[-1]))
-                if stopped() or effort.clock() - start > max(effort.seconds * _SHARE, _AT_LEAST_S):
-                    break
-            spent = min(effort.clock() - start, effort.seconds * _SHARE)
-            best = optimise(
-                setting.search_input(memory), replace(effort, seconds=effort.seconds - spent), self.cache,
-                warm=tables, rivals=others, tell=report, warn=lambda line: click.echo(line, err=True),
+            return optimise(
+                setting.search_input(memory), effort, self.cache, warm=tables,
+                rivals=rivals(config, sets, self.registry, setting, memory), tell=report,
+                warn=lambda line: click.echo(line, err=True),
             )  # fmt: skip
-        return best, others
 
     def follow(self, run: Path, output: Path, pause_s: float, rounds: int | None) -> None:
         """Search after each new measurement, until Ctrl-C or for some rounds, and print a line on each.
@@ -377,9 +360,9 @@ class _Search:
                         if written_ns < present_ns:
                             name, present_ns = earlier.name, written_ns
             memory = self.limits(setting)[0]
-            best, others = self.run(config, setting, tables, memory)
+            best = self.run(config, setting, tables, memory)
         return _Improvement(
-            setting=setting, memory=memory, best=best, others=others, present=name, present_ns=present_ns,
+            setting=setting, memory=memory, best=best, present=name, present_ns=present_ns,
             noise=noise, advice=advice,
         )  # fmt: skip
 
@@ -392,7 +375,6 @@ class _Improvement:
     memory: int
     """Limit in bytes per rank."""
     best: Optimised
-    others: list[Rival]
     present: str
     """Name of the schedule that runs now."""
     present_ns: int

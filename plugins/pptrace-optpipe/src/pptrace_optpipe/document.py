@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["document", "dots", "draw_pareto", "lines", "pareto_lines"]
 
 
-def document(result: Optimised, setting: Setting, memory: int, rivals: Sequence[Rival] = ()) -> dict[str, Any]:
+def document(result: Optimised, setting: Setting, memory: int) -> dict[str, Any]:
     """Return a search result as plain JSON values; times are in ns, sizes in bytes."""
     rows, problem = result.rows, result.problem
     return {
@@ -48,7 +48,9 @@ def document(result: Optimised, setting: Setting, memory: int, rivals: Sequence[
         if problem is not None
         else [],
         "search_s": round(result.seconds, 3),
-        "hand_made": [{**dot, "fits": rival.fits} for rival, dot in zip(rivals, dots(rivals), strict=True)],
+        "hand_made": [
+            {**dot, "fits": rival.fits} for rival, dot in zip(result.rivals, dots(result.rivals), strict=True)
+        ],
     }
 
 
@@ -60,7 +62,7 @@ def dots(rivals: Sequence[Rival]) -> list[dict[str, Any]]:
     ]
 
 
-def lines(result: Optimised, setting: Setting, memory: int, rivals: Sequence[Rival] = ()) -> list[str]:
+def lines(result: Optimised, setting: Setting, memory: int) -> list[str]:
     """Return the lines of a short report."""
     step, bound = result.simulated.step_ns, result.bound_ns
     verdict = f"{_ms(bound)}: " + (
@@ -73,7 +75,7 @@ def lines(result: Optimised, setting: Setting, memory: int, rivals: Sequence[Riv
         f"bound    {verdict if bound else f'not known: {_missing_bound(result)}'}",
         *([f"stages   {other_stages}"] if other_stages else []),
         f"memory   {_limit_text(memory, setting.limits(memory))}",
-        *_comparison_lines(result, rivals),
+        *_comparison_lines(result),
     ]
     kept = _peaks_without_copies(result)
     for rank, (row, peak) in enumerate(zip(result.rows, result.simulated.peak_bytes, strict=False)):
@@ -119,13 +121,15 @@ def _limit_text(memory: int, limits: Sequence[int]) -> str:
     return ", ".join(parts)
 
 
-def _comparison_lines(result: Optimised, rivals: Sequence[Rival]) -> list[str]:
+def _comparison_lines(result: Optimised) -> list[str]:
     """Return a line that compares the result with the best schedule of other plugins."""
-    best = min((rival for rival in rivals if rival.fits), key=lambda rival: rival.simulated.step_ns, default=None)
+    best = min(
+        (rival for rival in result.rivals if rival.fits), key=lambda rival: rival.simulated.step_ns, default=None
+    )
     if result.rival:
         return [f"schedule {result.rival}: nothing shorter was found"]
     if best is None:
-        return ["others   none that is made by hand fits"] if rivals else []
+        return ["others   none that is made by hand fits"] if result.rivals else []
     excess = best.simulated.step_ns / result.simulated.step_ns - 1
     return [f"others   {best.name} takes {excess:.1%} longer, the shortest that is made by hand and fits"]
 

@@ -17,7 +17,15 @@ from pptrace_optpipe.partial_models import MOST_OPS, improved, steady_rows
 from pptrace_optpipe.playback import play, rows_of
 from pptrace_optpipe.problem import Part, coarsened
 from pptrace_optpipe.setting import joined, rows_of_table, table_of
-from pptrace_optpipe.start_schedules import StartSchedule, fitted, in_order, is_better, start, started
+from pptrace_optpipe.start_schedules import (
+    StartSchedule,
+    fitted,
+    in_order,
+    is_better,
+    start,
+    started,
+    within_share,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -245,6 +253,8 @@ class Optimised:
     seconds: float = 0.0
     rival: str = ""
     """The name of another plugin's schedule, if that is the best table; else empty."""
+    rivals: tuple[Rival, ...] = ()
+    """The schedules of other plugins that were built in time."""
 
     @property
     def rows(self) -> Rows:
@@ -377,21 +387,23 @@ def optimise(
     cache: Cache | None,
     *,
     warm: Sequence[Schedule] = (),
-    rivals: Sequence[Rival] = (),
+    rivals: Iterable[Rival] = (),
     tell: Callable[[Optimised], None] = lambda _: None,
     warn: Callable[[str], None] = lambda _: None,
 ) -> Optimised:
     """Return the best table within the limit of a search's input.
 
-    The simulator runs every better schedule with the configuration's network and policy. The result is the table
+    A share of the time is for ``rivals``, schedules of other plugins that are built as they are iterated. The
+    simulator runs every better schedule with the configuration's network and policy. The result is the table
     with the shortest simulated step within the limit. The search starts from ``warm``, tables of its placement,
-    and from schedules of other plugins that fit and have the same placement. If a schedule with another placement
+    and from rivals that fit and have the same placement. If a schedule with another placement
     remains the best after half of the time, the second half searches in that placement. The result is never longer
     than any of these schedules.
 
     Raises:
         ScheduleError: no table that fits was found in time.
     """
+    rivals, effort = within_share(rivals, effort)
     start, start_s = effort.clock(), time.monotonic()
     fitting = sorted((rival for rival in rivals if rival.fits), key=lambda rival: rival.simulated.step_ns)
     best, rival_input = None, None
@@ -416,7 +428,7 @@ def optimise(
             best = _search_placement(judge, replace(effort, seconds=remaining), cache, rows, warn, rivals)
     if best is None:
         raise ScheduleError("nothing that fits was found in time: allow more time or memory")
-    return replace(best, seconds=time.monotonic() - start_s)
+    return replace(best, seconds=time.monotonic() - start_s, rivals=tuple(rivals))
 
 
 def _search_placement(

@@ -38,6 +38,11 @@ if TYPE_CHECKING:
     from pptrace_optpipe.problem import Rows
 
 
+CHUNKS = "parallel.vp"
+"""The key of chunks per rank."""
+_OPTPIPE = "optpipe"
+
+
 class Simulated(NamedTuple):
     """Simulated figures of a table."""
 
@@ -45,17 +50,27 @@ class Simulated(NamedTuple):
     bubble: float
     peak_bytes: tuple[int, ...]
     """Shape (ranks,): peak memory, including weights and other static memory."""
+    static_bytes: tuple[int, ...]
+    """Shape (ranks,): weights and other static memory."""
+
+    @property
+    def activation_bytes(self) -> tuple[int, ...]:
+        """Shape (ranks,): peak memory without static memory."""
+        return tuple(peak - static for peak, static in zip(self.peak_bytes, self.static_bytes, strict=True))
 
 
-def simulated(prepared: Prepared, table: Schedule) -> Simulated:
-    """Simulate a table under a configuration's policy and network.
+def simulated(prepared: Prepared) -> Simulated:
+    """Simulate the table of a configuration.
 
     Raises:
         PptraceError: the table cannot run.
     """
-    metrics = measure(replace(prepared, schedule=table).simulate().timeline, prepared.workload)
-    peak = tuple(int(value) for value in metrics.memory.peak_bytes)
-    return Simulated(int(metrics.step_ns), float(metrics.bubble), peak)
+    metrics = measure(prepared.simulate().timeline, prepared.workload)
+    memory = metrics.memory
+    return Simulated(
+        int(metrics.step_ns), float(metrics.bubble), tuple(memory.peak_bytes.tolist()),
+        tuple(memory.static_bytes.tolist()),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +117,7 @@ class Setting:
         The message policy of a framework depends on the order of actions, so each table needs a new preparation.
         """
         has_program = self.prepared.policy.program is not None
-        return simulated(self.prepare_table(table) if has_program else self.prepared, table)
+        return simulated(self.prepare_table(table) if has_program else replace(self.prepared, schedule=table))
 
     def fits(self, simulated: Simulated, memory: int) -> bool:
         """Return whether every rank keeps a limit and, if devices differ, its device's memory; 0 is no limit."""
@@ -173,7 +188,8 @@ def setting_of(
     """Return the setting of a configuration, with the table from which its search starts, if any.
 
     The placement is that of ``warm``; else the named shape; else that of the configuration's own schedule if
-    ``parallel.vp`` is written or the schedule is a table; else looped. In each case but the last, results keep it.
+    ``parallel.vp`` is written, the schedule is a table, or the configuration is a fit; else looped. In each case
+    but the last, results keep it. A fit names the measured schedule beside ``costs.slices``.
 
     Args:
         config: the file.
@@ -181,13 +197,13 @@ def setting_of(
         registry: the plugins.
         warm: a table.
         shape: ``looped``, ``v``, or empty.
-        is_run: whether the configuration is fitted to a run, whose placement is kept.
+        is_run: whether the configuration is fitted to a run just now; its schedule must be known.
         vary_stages: whether results may have another placement.
 
     Raises:
         PptraceError: the configuration or the table cannot be used.
     """
-    free_sets = [*sets, f"{_CHUNKS}=null"] if vary_stages else sets
+    free_sets = [*sets, f"{CHUNKS}=null"] if vary_stages else sets
 
     def prepare_table(table: Schedule) -> Prepared:
         with tempfile.TemporaryDirectory() as folder:
@@ -197,7 +213,7 @@ def setting_of(
 
     start = None
     if warm is None and not shape:
-        start = _own_schedule(config, sets, registry, is_run=is_run)
+        start = _own_schedule(config, sets, registry, is_run=is_run, vary_stages=vary_stages)
     elif warm is not None:
         start = prepare(load(config, sets, {"schedule": str(warm)}), registry)
         rows_of_table(start.schedule)
@@ -217,20 +233,17 @@ def setting_of(
         if not error.key.startswith("p2p"):
             raise
         prepared = _with_other_schedule(config, sets, registry, placement, error)
-    is_kept = not vary_stages and bool(shape or _CHUNKS in step.positions)
+    is_kept = not vary_stages and bool(shape or CHUNKS in step.positions)
     return setting_in(prepared, prepare_table, is_kept=is_kept), None
 
 
-_OPTPIPE, _CHUNKS = "optpipe", "parallel.vp"
-
-
 def _own_schedule(
-    config: Path | None, sets: Sequence[str], registry: Registry, *, is_run: bool
+    config: Path | None, sets: Sequence[str], registry: Registry, *, is_run: bool, vary_stages: bool
 ) -> Prepared | None:
     """Return the configuration with its own schedule, if the search keeps that schedule's placement.
 
     Raises:
-        PptraceError: the schedule of a run, or a table, cannot be used.
+        PptraceError: the schedule of a run or fit, or a table, cannot be used.
     """
     try:
         step = load(config, sets)
@@ -238,9 +251,10 @@ def _own_schedule(
         if is_run or error.key != "schedule":
             raise
         return None
-    schedule = step.experiment.schedule
-    must_hold = is_run or schedule.kind == "table"
-    if schedule.name == _OPTPIPE or not (must_hold or _CHUNKS in step.positions):
+    schedule, positions = step.experiment.schedule, step.positions
+    is_fit = "costs.slices" in positions and positions["costs.slices"].source == positions["schedule.name"].source
+    must_hold = is_run or schedule.kind == "table" or (is_fit and not vary_stages)
+    if schedule.name == _OPTPIPE or not (must_hold or is_fit or CHUNKS in positions):
         return None
     try:
         prepared = prepare(step, registry)

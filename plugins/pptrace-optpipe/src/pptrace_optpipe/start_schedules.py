@@ -12,13 +12,13 @@ computations.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
-from pptrace.plugin import ConfigError, PptraceError, ScheduleError, load, prepare
+from pptrace.plugin import ConfigError, Kind, PptraceError, ScheduleError, load, prepare
 from pptrace_optpipe.listing import Lister, OffloadingLister, Rule, serial_rows
 from pptrace_optpipe.memory_repair import evict
 from pptrace_optpipe.playback import Played, play
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from pptrace.plugin import Prepared, Registry, Schedule
+    from pptrace.plugin import Placement, Prepared, Registry, Schedule
+    from pptrace_optpipe.model import Effort
     from pptrace_optpipe.problem import Problem, Rows
     from pptrace_optpipe.setting import SearchInput, Setting, Simulated
 
@@ -234,7 +235,7 @@ def rivals(
     a second time, with the offloads that fit in time. If recomputation is possible, it appears once more, with all
     forwards recomputed.
     """
-    problem, work = setting.problem(memory), _work(setting.prepared)
+    problem, work = setting.problem(memory), _work_ns(setting.prepared)
     limits = _limits(setting.prepared, memory) if memory else []
     variants = {"": [], COPIED: _offload_settings(setting) * problem.copies, AGAIN: [_AGAIN] * problem.recomputes}
     for name in sorted(registry.schedules):
@@ -242,18 +243,14 @@ def rivals(
             if suffix and not variant_sets:
                 continue
             prepared = _prepare_rival(config, [*sets, *variant_sets], registry, name, limits)
-            if prepared is None or not _is_a_table(prepared) or not is_as_much(_work(prepared), work):
+            if prepared is None:
                 continue
-            table = prepared.schedule
-            if setting.is_kept and table.placement != setting.placement:
-                continue
-            try:
-                figures = simulated(prepared, table)
-            except PptraceError:
+            figures = rival_figures(prepared, work, setting.placement if setting.is_kept else None)
+            if figures is None:
                 continue
             yield Rival(
-                name=f"{name}{suffix}", table=table, simulated=figures, fits=setting.fits(figures, memory),
-                search_input=partial(_input_of, prepared, setting, memory),
+                name=f"{name}{suffix}", table=prepared.schedule, simulated=figures,
+                fits=setting.fits(figures, memory), search_input=partial(_input_of, prepared, setting, memory),
             )  # fmt: skip
 
 
@@ -279,22 +276,49 @@ def _offload_settings(setting: Setting) -> list[str]:
     return [_OFFLOAD, "schedule.offload.stream=pair"] if setting.shared == pairs(setting.placement.ranks) else []
 
 
-def is_as_much(work: int, other_work: int) -> bool:
-    """Return whether two schedules have the same work, except for rounding."""
-    return abs(work - other_work) <= _TOLERANCE * other_work
+def rival_figures(prepared: Prepared, work_ns: int, placement: Placement | None) -> Simulated | None:
+    """Return a schedule's simulated figures, or None if it cannot run or be compared with a search's result.
 
-
-def _is_a_table(prepared: Prepared) -> bool:
-    """Return whether a schedule's table represents the whole step."""
+    Args:
+        prepared: a configuration with the schedule.
+        work_ns: the total work of all ranks; another schedule must have the same, except for rounding.
+        placement: the placement that results keep; None for any.
+    """
     table, batch = prepared.schedule, prepared.resolved.experiment.batch
-    is_complete = not table.interleave and not table.recompute_waits
-    return is_complete and table.microbatches == batch.known_microbatches
+    has_behaviour_outside_table = table.interleave or table.recompute_waits
+    if has_behaviour_outside_table or table.microbatches != batch.known_microbatches:
+        return None
+    if placement is not None and table.placement != placement:
+        return None
+    if abs(_work_ns(prepared) - work_ns) > _TOLERANCE * work_ns:
+        return None
+    try:
+        return simulated(prepared)
+    except PptraceError:
+        return None
 
 
-def _work(prepared: Prepared) -> int:
-    """Return the total work of all ranks, in ns."""
-    work = prepared.workload
-    return int((work.f_ns + work.i_ns + work.w_ns).sum()) * prepared.schedule.microbatches
+def _work_ns(prepared: Prepared) -> int:
+    """Return the total work of all ranks."""
+    return prepared.workload.total_ns((Kind.F, Kind.I, Kind.W), prepared.schedule.microbatches)
+
+
+_SHARE = 0.25
+"""Share of the time to build and simulate other plugins' schedules."""
+_AT_LEAST_S = 3.0
+"""Seconds for these schedules even in a very short search."""
+
+
+def within_share(rivals: Iterable[Rival], effort: Effort) -> tuple[list[Rival], Effort]:
+    """Return the rivals that are built within a share of the time, and the effort that remains."""
+    start, built = effort.clock(), list[Rival]()
+    for rival in rivals:
+        built.append(rival)
+        effort.count(len(rival.table))
+        if effort.stopped() or effort.clock() - start > max(effort.seconds * _SHARE, _AT_LEAST_S):
+            break
+    spent = min(effort.clock() - start, effort.seconds * _SHARE)
+    return built, replace(effort, seconds=effort.seconds - spent)
 
 
 def _prepare_rival(
