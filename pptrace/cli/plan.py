@@ -81,4 +81,4 @@ def command(
             progress=watch, **source.flags,  # type: ignore[arg-type] # texts, as on the command line
         )  # fmt: skip
     echo_result(result, as_json=as_json)
-    report_written(paths)
+    report_written(result.files_of(paths))

@@ -34,6 +34,8 @@ from pptrace.search.basis import digest_of, short_reason
 from pptrace.search.pricing import Group, Origin, Pricing
 from pptrace.search.runner import Runner, installed, journal_path, plugins_text, row_or_error
 from pptrace.search.space import LAYERS, PLAIN, PlanProblem, setting
+from pptrace.steps.pytorch_tables import compute_only
+from pptrace.steps.text_forms import table_text
 from pptrace.timeline.idle import IdleCause
 from pptrace.version import __version__
 from pptrace_kernel import always_compiled
@@ -176,9 +178,22 @@ def run_candidate(
         with always_compiled():
             prepared = prepare(load(document, (), {}, varied), plugins)
             run = Run.of(machine.apply(prepared) if machine else prepared, plugins)
-        return {**figures_of(run), **_breakdown(run), "error": None, "plugins": plugins_text(prepared.plugins)}
+        return {
+            **figures_of(run), **_breakdown(run), "error": None, "plugins": plugins_text(prepared.plugins),
+            SEARCHED_TABLE: _searched_table(prepared, plugins),
+        }  # fmt: skip
 
     return row_or_error(simulate_row, short_reason, "--workers")
+
+
+SEARCHED_TABLE = "searched_table"
+"""The cell of the simulated table as text if a search found it; another search may find another table."""
+
+
+def _searched_table(prepared: Prepared, registry: Registry) -> str | None:
+    schedule = prepared.resolved.experiment.schedule
+    is_searched = schedule.kind != "table" and registry.schedules[schedule.name].offer.searches
+    return table_text(compute_only(prepared.schedule)) if is_searched else None
 
 
 def _breakdown(run: Run) -> Row:

@@ -20,7 +20,7 @@ from pptrace.report.charts import INK, LIMIT, columns_of, draw_points, write_pic
 from pptrace.report.document import Document, Printed, Table
 from pptrace.run.preparation import build_costs, prepare
 from pptrace.run.summary import devices_text
-from pptrace.search.candidates import MACHINES, CandidateRunner, Outcome, Search
+from pptrace.search.candidates import MACHINES, SEARCHED_TABLE, CandidateRunner, Outcome, Search
 from pptrace.search.launch_arguments import (
     megatron_arguments,
     torchtitan_arguments,
@@ -46,6 +46,8 @@ from pptrace.search.space import (
     setting,
 )
 from pptrace.search.sweep import PICTURES, check_outputs, end_journals
+from pptrace.steps.actions import Form
+from pptrace.steps.text_forms import parse_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -65,6 +67,8 @@ _NEAR = Fraction(11, 10)
 """The largest score of a contender, relative to that of the first place."""
 _TABLE_FILE = "best.csv"
 """The file of the first place's table in launch arguments."""
+_NOT_SHOWN = frozenset({"error", "point", SEARCHED_TABLE})
+"""Cells of a simulated row that are no figures."""
 MARGIN = Fraction(2, 100)
 """Largest lead that counts as a tie.
 
@@ -196,9 +200,16 @@ class Plan(Printed):
         resolved = self.problem.resolved((*self.best.varied, setting(LAYERS, split)))
         return build_costs(resolved, self.problem.registry).resolved.experiment
 
+    @property
+    def _searched_table(self) -> str:
+        """The first place's table as CSV if a search found it, else empty."""
+        return str(self.best.row.get(SEARCHED_TABLE) or "")
+
     @cached_property
     def schedule(self) -> Schedule:
-        """The first place's table."""
+        """The first place's table, as it was simulated."""
+        if self._searched_table:
+            return parse_table(self._searched_table, form=Form.CSV).schedule
         return prepare(self.problem.resolved(self.best.varied), self.problem.registry).schedule
 
     @cached_property
@@ -217,8 +228,14 @@ class Plan(Printed):
         }
 
     def table_command(self, arguments: Arguments) -> str | None:
-        """Return the command that writes the table that launch arguments name; None without one."""
-        return f"{_command(self.best)} -o {_TABLE_FILE}" if _TABLE_FILE in arguments.words else None
+        """Return the command that writes the table that launch arguments name; None without one.
+
+        A table that a search found is written beside ``best.yaml``, the configuration that :meth:`save` writes.
+        """
+        if _TABLE_FILE not in arguments.words:
+            return None
+        command = "pptrace simulate best.yaml" if self._searched_table else _command(self.best)
+        return f"{command} -o {_TABLE_FILE}"
 
     @property
     def configuration(self) -> dict[str, Any]:
@@ -251,7 +268,7 @@ class Plan(Printed):
             {
                 "place": place, "schedule": candidate.schedule,
                 "settings": candidate.settings, "arguments": candidate.arguments,
-                **{key: value for key, value in candidate.row.items() if key not in {"error", "point"}},
+                **{key: value for key, value in candidate.row.items() if key not in _NOT_SHOWN},
                 "behind": float(candidate.score[-1] / self.best.score[-1] - 1),
                 "tied": candidate in self.tied,
                 "twins": [
@@ -287,6 +304,9 @@ class Plan(Printed):
     def save(self, *targets: str | Path) -> list[Path]:
         """Write the best configuration (.yaml), all points (.csv, .parquet) and pictures (.png, .svg, .pdf).
 
+        If a search found the first place's table, it is written beside the configuration, which names it:
+        ``best.table.csv`` beside ``best.yaml``.
+
         Raises:
             OutputError: a file that cannot be written.
             PptraceError: a package that is missing.
@@ -296,7 +316,14 @@ class Plan(Printed):
         with ExitStack() as pending:
             for path in paths:
                 self._write(path, pending)
-        return paths
+        return self.files_of(paths)
+
+    def files_of(self, paths: Sequence[Path]) -> list[Path]:
+        """Return the files that :meth:`save` writes for paths."""
+        tables = [
+            _table_path(path) for path in paths if self._searched_table and path.suffix.lower() in _CONFIGURATIONS
+        ]
+        return [*paths, *tables]
 
     def _write(self, path: Path, pending: ExitStack) -> None:
         suffix = path.suffix.lower()
@@ -308,16 +335,22 @@ class Plan(Printed):
             rows = self.table()
             columns = list(dict.fromkeys(key for row in rows for key in row))
             write_table(path, temporary, columns, rows)
+        elif self._searched_table:
+            table = pending.enter_context(replace_file(_table_path(path)))
+            table.write_text(self._searched_table, encoding="utf-8", newline="\n")
+            temporary.write_text(self.to_yaml(_table_path(path)), encoding="utf-8")
         else:
             temporary.write_text(self.to_yaml(), encoding="utf-8")
 
-    def to_yaml(self) -> str:
-        """Return the first place as a configuration file."""
+    def to_yaml(self, table: Path | None = None) -> str:
+        """Return the first place as a configuration file, with the file of a table in place of its schedule."""
         import yaml
 
+        schedule = {"schedule": {"name": str(table)}} if table else {}
         return f"# pptrace plan: {self.best.name}\n" + yaml.safe_dump(
-            self.configuration, sort_keys=False, allow_unicode=True, default_flow_style=None, width=110
-        )
+            {**self.configuration, **schedule}, sort_keys=False, allow_unicode=True, default_flow_style=None,
+            width=110,
+        )  # fmt: skip
 
     def document(self) -> Document:
         """Return the table and the lines that the command line prints."""
@@ -327,9 +360,14 @@ class Plan(Printed):
         ))  # fmt: skip
 
 
+def _table_path(configuration: Path) -> Path:
+    """Return the file of the table that a configuration names."""
+    return configuration.with_suffix(".table.csv")
+
+
 def _row(candidate: Candidate) -> Row:
     layout, bound = candidate.layout, candidate.bound
-    figures = {key: value for key, value in candidate.row.items() if key not in {"error", "point", "gpus"}}
+    figures = {key: value for key, value in candidate.row.items() if key not in {*_NOT_SHOWN, "gpus"}}
     return {
         "schedule": candidate.schedule, "gpus": layout.gpus, "pp": layout.pp, "vp": candidate.chunks,
         "tp": layout.tp, "cp": layout.cp, "ep": layout.ep, "dp": layout.dp,

@@ -14,7 +14,10 @@ import pptrace
 from pptrace.cli.simulate import command as simulate
 from pptrace.config.places import Document
 from pptrace.config.resolution import load
+from pptrace.plugins.hookspecs import hookimpl
+from pptrace.plugins.offers import ScheduleOffer
 from pptrace.plugins.registry import Registry
+from pptrace.run.figures import figures_of
 from pptrace.run.preparation import build_costs, prepare
 from pptrace.search.launch_arguments import (
     megatron_arguments,
@@ -23,12 +26,14 @@ from pptrace.search.launch_arguments import (
     torchtitan_schedule,
 )
 from pptrace.search.pricing import default_split
+from pptrace.steps.schedule import Schedule
 from pptrace.steps.text_forms import Dialect, in_dialect, parse_table, read_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from pptrace.plugins.requests import ScheduleRequest
     from pptrace.run.costs import Costs
     from pptrace.run.inputs import Prepared
     from pptrace.search.launch_arguments import Arguments
@@ -479,6 +484,44 @@ def test_a_plan_has_the_command_that_writes_the_table_of_its_arguments(schedule:
     assert words[words.index("--parallelism.pipeline_parallel_schedule_csv") + 1] == command[-1] == "best.csv"
     assert "best.csv pptrace simulate CONFIG" in " ".join(str(made).split())
     assert arguments["megatron-lm"]["table"] is None
+
+
+class Searching:
+    """A schedule whose every search finds another table: 1F1B with one more forward in flight."""
+
+    count = 0
+
+    def build(self, request: ScheduleRequest) -> Schedule:
+        self.count += 1
+        microbatches, rows = range(request.microbatches), []
+        for stage in range(request.ranks):
+            in_flight = min(request.ranks - stage + self.count % request.microbatches, request.microbatches)
+            row = [f"{stage}F{microbatch}" for microbatch in microbatches[:in_flight]]
+            for microbatch in microbatches:
+                row.append(f"{stage}B{microbatch}")
+                row += [f"{stage}F{later}" for later in microbatches[in_flight + microbatch :][:1]]
+            rows.append(row)
+        return Schedule.from_rows(rows)
+
+    @hookimpl
+    def pptrace_schedules(self) -> list[ScheduleOffer]:
+        return [ScheduleOffer(name="searching", summary="Searches.", build=self.build, searches=True)]
+
+
+def test_a_plan_writes_the_table_that_a_search_found_for_the_ranked_step(tmp_path: Path) -> None:
+    registry = Registry.load(plugins={"searching": Searching()})
+    vary = {"pp": [4], "schedule": ["searching"], "layers": ["even"], "zero": [0], "recompute": ["none"]}
+
+    made = pptrace.plan(CONFIG, gpus=4, vary=vary, robust=False, executor="serial", registry=registry)
+    written = made.save(tmp_path / "best.yaml")
+    run = pptrace.simulate(str(written[0]))
+
+    assert [path.name for path in written] == ["best.yaml", "best.table.csv"]
+    assert read_table(written[1]).rows() == made.schedule.rows()
+    figures = ("step_ns", "peak_activations", "peak_memory_bytes")
+    assert [figures_of(run)[name] for name in figures] == [made.best.row[name] for name in figures]
+    assert made.to_dict()["arguments"]["torchtitan"]["table"] == "pptrace simulate best.yaml -o best.csv"
+    assert not {"searched_table"} & {*made.table()[0], *made.to_dict()["places"][0]}
 
 
 def test_a_plan_with_a_schedule_of_torchtitan_needs_no_table() -> None:
