@@ -5,8 +5,8 @@
 Each row of ``steps.csv`` (the columns of ``pptrace accuracy``) is one author's choice. The model, the machine and
 the recomputation are its own; how GPUs and model are divided is planned, out of what the authors chose from:
 stages of whole layers, all alike, and interleaved schedules whose ranks divide the microbatches, as their programs
-ask for. Only the choice was measured, so what is told is its place in the simulated order of divisions, and by how
-much its simulated tokens per second are behind the first's.
+ask for. Only the choice was measured, so the output is its place in the simulated order of divisions, and by how
+much its simulated tokens per second are fewer than those of the first place.
 """
 
 from __future__ import annotations
@@ -229,14 +229,14 @@ def report(case: Case, registry: Registry) -> tuple[bool, bool]:
     own = dict(order).get(theirs)
     head = f"{case.row['model']} on {case.row['n_gpus']} GPUs: {sizes_text(theirs, own.one if own else None)}"
     if own is None:
-        told = f"does not fit, or behind the first {FIRST} of its pp and dp"
-        print(f"{head}: {told}, {time.process_time() - start:.0f} s", flush=True)
+        outcome = f"does not fit, or not among the first {FIRST} of its pp and dp"
+        print(f"{head}: {outcome}, {time.process_time() - start:.0f} s", flush=True)
         return False, False
     before = [(key, place) for key, place in order if place.rate > own.rate]
-    behind = own.rate / order[0][1].rate - 1
-    print(f"{head}: place {len(before) + 1}, {behind:+.1%}, {time.process_time() - start:.0f} s", flush=True)
+    slowdown = own.rate / order[0][1].rate - 1
+    print(f"{head}: place {len(before) + 1}, {slowdown:+.1%}, {time.process_time() - start:.0f} s", flush=True)
     for key, place in before[:NEAR]:
-        print(f"    behind {sizes_text(key, place.one)}: {parts_text(place.one, own.one)}", flush=True)
+        print(f"    slower than {sizes_text(key, place.one)}: {parts_text(place.one, own.one)}", flush=True)
     third = order[min(NEAR, len(order)) - 1][1].rate
     return len(before) < NEAR, len(before) < NEAR or own.rate >= (1 - TOLD_APART) * third
 

@@ -6,7 +6,7 @@
 The step: 128 ranks, 8,192 microbatches, interleaved, two chunks each; an action is a computation or a message's
 end, as PyTorch counts. It is built, simulated and measured. Warm is the least of three runs after a first one in
 the same process; memory is the most that the process ever held. ``--fit`` doubles one size at a time and prints
-least times with the slope of their logarithms; each sort of size has a process of its own.
+least times with the slope of their logarithms; each kind of size has its own process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The door for plugins: all that a plugin may import from pptrace, beside ``pptrace.testing`` for its tests.
+"""The API for plugins: all names of pptrace that a plugin may import, except ``pptrace.testing`` for its tests.
 
-``docs/stability.md`` says what of it stays as it is. A name is imported when it is first asked for, so that this
-module costs nothing: numpy comes with tables and networks, pydantic with the types of options.
+``docs/stability.md`` lists the names that stay stable. A name is imported at its first use, so that the import of
+this module costs nothing: numpy comes with tables and networks, pydantic with the types of options.
 
 >>> from pptrace.plugin import ScheduleOffer, hookimpl
 """

@@ -64,7 +64,7 @@ def assignment(key: str, text: str, source: str) -> Assignment:
 
 
 def parse_value(text: str, source: str) -> Plain:
-    """Read one value as YAML, as behind ``--set key=``.
+    """Read one value as YAML, as after ``--set key=``.
 
     >>> parse_value("{a: [1, 0x10, no]}", "--set")
     {'a': [1, 16, 'no']}

@@ -112,7 +112,7 @@ class SegmentOptions(_SparseModel):
     stream: Literal["compute", "tensor-parallel", "expert-parallel", "context-parallel"] = Field(
         default="compute",
         description="Where it runs: compute, or tensor-parallel, expert-parallel or context-parallel, whose "
-        "communication may be under way while another action computes.",
+        "communication may overlap the computation of another action.",
     )
     needs: list[Annotated[int, Field(ge=0)]] | None = Field(
         default=None,

@@ -38,7 +38,7 @@ class Clock:
     bound_ns: int
     """Error bound of the offset; 0 where ranks share a clock."""
     pairs: int = 0
-    """Number of messages behind the estimate; 0 where ranks share a clock, or where no message is known."""
+    """Number of messages that the estimate uses; 0 where ranks share a clock, or where no message is known."""
     contradicted_ns: int = 0
     """Time by which messages arrive before they are sent under the best offset; 0 where an offset fits all."""
 

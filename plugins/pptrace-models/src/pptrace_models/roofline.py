@@ -464,7 +464,7 @@ def notes_of(
         + (", with causal attention halved." if model.causal else "."),
         f"Times count {'half of the' if skipped else 'the whole'} attention core"
         + (", whose masked half flash attention skips." if skipped else "."),
-        "Collectives of the rank's own group are exposed, in the forward and in the input-gradient backward.",
+        "Tensor-, context- and expert-parallel collectives are exposed, in the forward and the input gradient.",
         f"Memory holds {options.gradients} gradients, {_adam(options)} (ZeRO {options.zero}), {memory_kept}.",
     ]
     if options.kernels == "shapes":

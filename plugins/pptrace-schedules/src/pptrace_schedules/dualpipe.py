@@ -20,7 +20,7 @@ and one for the weights, the compute stream runs attention F, experts I, experts
 attention W, layer by layer; dispatch and combine run beside what follows their producer.
 
 Bubble, as the authors state it: (p/2 - 1) (F&B + B - 3W) of idle time, with F&B a pair's time and B a full
-backward's. It holds on the middle ranks, which idle longest, where a message leaves behind the whole pair and a
+backward's. It holds on the middle ranks, which idle longest, where a message leaves after the whole pair and a
 backward for the input takes what a forward does; in general it is (p/2 - 1) (F&B + F - 2W) as long as I is not
 much longer than F. A message that leaves with its own member makes it shorter: with costs that are not in
 segments, and F = I = W, the share of idle time is (p - 2) / (6m + p - 2). Peak activations: p + 1 on every rank.

@@ -32,7 +32,7 @@ def one_forward_one_backward(
         request: the sizes; every rank runs ``chunks * microbatches`` steps forward and as many backward.
         warm_up: forwards of each rank before its first turn.
         microbatch: shape (steps,): the microbatch of each step, forward as backward.
-        forward: shape (steps,): rank 0's stage at each forward step; rank ``r`` holds the ``r``-th behind it.
+        forward: shape (steps,): rank 0's stage at each forward step; rank ``r`` has the stage ``r`` after it.
         backward: the same of each backward step.
         microbatch_back: the microbatch of each backward step, where backwards have an order of their own.
         overlapped: whether each turn's forward and backward are an overlapped pair.

@@ -1,8 +1,8 @@
-"""Backwards whose two halves stand side by side, run as one.
+"""Adjacent input and weight gradients, merged into full backwards.
 
-Source: PyTorch 2.13, ``torch/distributed/pipelining/schedules.py``, ``_merge_bw``. A whole backward computes
-weight gradients beside the collectives of the gradient that it hands on; apart, these collectives have nothing of
-their own action to hide behind. In exchange the gradient is handed on later.
+Source: PyTorch 2.13, ``torch/distributed/pipelining/schedules.py``, ``_merge_bw``. A full backward overlaps
+the collectives of its input gradient with its weight gradients; a separate input gradient has nothing to overlap
+them with. In exchange, a full backward sends its gradient later.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def merged(table: Schedule) -> Schedule:
 
 
 def _pairs(table: Schedule) -> NDArray[np.intp]:
-    """Return where input gradients are that have their own weight gradient right behind."""
+    """Return the positions of input gradients that their own weight gradient directly follows."""
     rank = _rank_of(table)
-    first, behind = slice(None, -1), slice(1, None)
-    pairs = (table.kind[first] == Kind.I) & (table.kind[behind] == Kind.W)
+    first, second = slice(None, -1), slice(1, None)
+    pairs = (table.kind[first] == Kind.I) & (table.kind[second] == Kind.W)
     for column in (rank, table.stage, table.microbatch):
-        pairs &= column[first] == column[behind]
+        pairs &= column[first] == column[second]
     return np.flatnonzero(pairs)
 
 

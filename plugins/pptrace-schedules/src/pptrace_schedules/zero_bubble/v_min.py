@@ -3,7 +3,7 @@
 Source: Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024, arXiv:2405.15362.
 
 Rank r = 0 … p - 1 holds stages r and 2 p - 1 - r, here in capitals and in small letters. Microbatch j's actions
-belong into the slots of its building block, 6 j behind microbatch 0's::
+belong into the slots of its building block, 6 j after microbatch 0's::
 
     F  r        f  2 p - 1 - r        i  2 p + r + d        I  4 p - 1 - r + d
 

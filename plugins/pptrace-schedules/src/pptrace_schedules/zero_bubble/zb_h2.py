@@ -52,7 +52,7 @@ def check(request: ScheduleRequest) -> None:
 
 
 def bubble(request: ScheduleRequest) -> Fraction | None:
-    """Return idle over ranks times length, waits before the first and behind the last action too."""
+    """Return idle over ranks times length, waits before the first and after the last action too."""
     ranks = request.ranks
     few = 2 * ranks - 2 - request.microbatches // 2 if is_fixed(request) else 2 * ranks - 1 - request.microbatches
     return bubble_of(request, 1, max(ranks - 1, few))

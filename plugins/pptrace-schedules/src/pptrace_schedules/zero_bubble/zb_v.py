@@ -57,7 +57,7 @@ def _fixed(ranks: int, microbatches: int) -> Schedule:
 
 
 def bubble(request: ScheduleRequest) -> Fraction | None:
-    """Return idle over ranks times length, waits before the first and behind the last action too."""
+    """Return idle over ranks times length, waits before the first and after the last action too."""
     ranks, microbatches = request.ranks, request.microbatches
     if is_fixed(request):
         return bubble_of(request, 2, max(ranks - 1, 4 * (ranks - 1) - 2 * (microbatches - 1)))

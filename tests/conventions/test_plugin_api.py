@@ -1,4 +1,4 @@
-"""Plugins use the door for plugins and nothing else of pptrace: ours, the examples, and the code on pages."""
+"""Plugins import the API for plugins alone: built-in plugins, the examples, and the code on pages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import pptrace.plugin
 
 ROOT = Path(__file__).parents[2]
-DOOR = {"pptrace.plugin"}
+API = {"pptrace.plugin"}
 TESTS = {"pptrace.plugin", "pptrace.testing"}
 
 SOURCES = [
@@ -24,32 +24,32 @@ PAGES = [*ROOT.glob("plugins/*/README.md"), *ROOT.glob("examples/third-party-*/R
          ROOT / "docs" / "plugins.md", ROOT / "docs" / "sweep.md"]  # fmt: skip
 
 
-def test_the_source_of_plugins_imports_the_door_alone() -> None:
-    past = {}
+def test_the_source_of_plugins_imports_the_api_alone() -> None:
+    foreign = {}
     for file in SOURCES:
         source = re.sub(r"\$(\w+)", r"\1", file.read_text(encoding="utf-8"))  # a template's name
-        told = re.findall(r">>> (?:from|import) (pptrace[.\w]*)", source)
-        allowed = TESTS if file.name.startswith("test") else DOOR
-        past[str(file.relative_to(ROOT))] = {*imported(source), *told} - allowed
+        doctests = re.findall(r">>> (?:from|import) (pptrace[.\w]*)", source)
+        allowed = TESTS if file.name.startswith("test") else API
+        foreign[str(file.relative_to(ROOT))] = {*imported(source), *doctests} - allowed
 
-    assert len(past) > len(PAGES)
-    assert {file: modules for file, modules in past.items() if modules} == {}
+    assert len(foreign) > len(PAGES)
+    assert {file: modules for file, modules in foreign.items() if modules} == {}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_code_on_a_page_about_plugins_imports_the_door_alone(page: Path) -> None:
+def test_the_code_on_a_page_about_plugins_imports_the_api_alone(page: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
     assert {name for block in blocks for name in imported(block)} - TESTS - {"pptrace"} == set()
 
 
-def test_the_page_about_stability_tells_of_every_name_at_the_door() -> None:
+def test_the_page_about_stability_names_the_whole_api() -> None:
     page = (ROOT / "docs" / "stability.md").read_text(encoding="utf-8")
 
     assert [name for name in pptrace.plugin.__all__ if f"`{name}`" not in page] == []
 
 
-def test_every_name_at_the_door_is_what_its_home_gives() -> None:
+def test_every_name_of_the_api_is_what_its_module_has() -> None:
     for name in pptrace.plugin.__all__:
         assert getattr(pptrace.plugin, name) is not None
     assert dir(pptrace.plugin) == sorted(pptrace.plugin.__all__)
