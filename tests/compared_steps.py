@@ -59,11 +59,11 @@ def side_of_step(timeline: Timeline, name: str = "step", *, measured: bool = Fal
 
 def stretched(timeline: Timeline, action: str, by_ns: int) -> Timeline:
     """Return a step in which one action takes longer, and what waits for it comes later."""
-    found = extract_computations(timeline)
-    at = next(i for i in range(len(found)) if str(timeline[int(found.row[i])].action) == action)
-    duration = found.duration_ns.copy()
+    result = extract_computations(timeline)
+    at = next(i for i in range(len(result)) if str(timeline[int(result.row[i])].action) == action)
+    duration = result.duration_ns.copy()
     duration[at] += by_ns
-    longer = replace(found, duration_ns=duration)
+    longer = replace(result, duration_ns=duration)
     return run_order(longer.order, longer.times())
 
 

@@ -48,15 +48,15 @@ class Decoded:
     def fields(self, packet: Any) -> dict[str, Any]:
         """Every field that a begin packet has."""
         event = packet.track_event
-        found = {
+        result = {
             (f.full_name.split(".", 1)[1] if f.is_extension else f.name): value for f, value in event.ListFields()
         }
-        found.pop("type")
-        found["ts"] = packet.timestamp
-        found["track"] = self.path(found.pop("track_uuid"))
-        if "name_iid" in found:
-            found["name"] = self.names[found.pop("name_iid")]
-            found["category"] = [self.categories[iid] for iid in found.pop("category_iids")]
-        if "correlation_id_str_iid" in found:
-            found["color"] = self.microbatches[found.pop("correlation_id_str_iid")]
-        return found
+        result.pop("type")
+        result["ts"] = packet.timestamp
+        result["track"] = self.path(result.pop("track_uuid"))
+        if "name_iid" in result:
+            result["name"] = self.names[result.pop("name_iid")]
+            result["category"] = [self.categories[iid] for iid in result.pop("category_iids")]
+        if "correlation_id_str_iid" in result:
+            result["color"] = self.microbatches[result.pop("correlation_id_str_iid")]
+        return result

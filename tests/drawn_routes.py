@@ -26,22 +26,22 @@ def drawn_routes(draw: DrawFn, rows: int) -> Routes | None:
         return None
     links = draw(st.lists(st.tuples(NAMES, RATES), max_size=4))
     choice = st.lists(st.integers(0, len(links) - 1), max_size=4) if links else st.just([])
-    found = [draw(choice) for _ in range(rows)]
+    result = [draw(choice) for _ in range(rows)]
     return Routes(
         name=tuple(name for name, _ in links),
         rate_kbps=np.array([rate for _, rate in links], dtype=np.int64),
-        ptr=np.concatenate([[0], np.cumsum([len(one) for one in found], dtype=np.int64)]),
-        link=np.array([link for one in found for link in one], dtype=np.int64),
+        ptr=np.concatenate([[0], np.cumsum([len(item) for item in result], dtype=np.int64)]),
+        link=np.array([link for item in result for link in item], dtype=np.int64),
     )
 
 
 @st.composite
 def cluster_counters(draw: DrawFn) -> tuple[Counter, ...]:
     """Draw counters of no rank, each of another name."""
-    found = []
+    result = []
     for name in draw(st.sets(NAMES, max_size=2)):
         points = draw(st.dictionaries(st.integers(0, LATEST), st.integers(-(2**40), 2**62), max_size=3))
-        found.append(
+        result.append(
             Counter(
                 rank=-1,
                 name=name,
@@ -50,4 +50,4 @@ def cluster_counters(draw: DrawFn) -> tuple[Counter, ...]:
                 value=np.array([points[at] for at in sorted(points)], dtype=np.int64),
             )
         )
-    return tuple(found)
+    return tuple(result)

@@ -74,9 +74,9 @@ class GpuRun:
     def crowded(self) -> bool:
         """Say whether a kernel carries several messages the same way, so that none knows when each was there."""
         for rank in range(self.timeline.ranks):
-            for one in self._launches(rank):
-                ways = {(each.action.kind in _SENDS, _peer(self.timeline, each)) for each in one.messages}
-                if len(ways) < len(one.messages):
+            for item in self._launches(rank):
+                ways = {(each.action.kind in _SENDS, _peer(self.timeline, each)) for each in item.messages}
+                if len(ways) < len(item.messages):
                     return True
         return False
 
@@ -100,24 +100,24 @@ class GpuRun:
             at = begin = zero - self._lead_ns
             if self.steps > 1:
                 trace.annotate(f"ProfilerStep#{step + 3}", begin / 1000, (begin + self._length_ns - 1000) / 1000)
-            for number, one in enumerate(launches):
-                due = zero + one.begin_ns - 90_000
+            for number, item in enumerate(launches):
+                due = zero + item.begin_ns - 90_000
                 at = begin + 100_000 * number if self.ahead else max(due, at + 200)
-                self._write(trace, one, at, zero)
+                self._write(trace, item, at, zero)
         return trace
 
     def _launches(self, rank: int) -> list[_Launch]:
         """Return what a rank's host launches, in the order of issue."""
         rows = [self.timeline[row] for row in np.flatnonzero(self.timeline.rank_of_row() == rank).tolist()]
         if self.order is not None:
-            by_name = {str(one.action): one for one in rows}
+            by_name = {str(item.action): item for item in rows}
             issued = [by_name[name] for name in _issued(self.order, rank)]
             issued = _late(issued) if self.late else issued
-            return [_Launch(slices=(one,), begin_ns=_begin(one), end_ns=one.end_ns) for one in issued]
+            return [_Launch(slices=(item,), begin_ns=_begin(item), end_ns=item.end_ns) for item in issued]
         if self.batches is None:
-            launches = [_Launch(slices=(one,), begin_ns=_begin(one), end_ns=one.end_ns) for one in rows]
+            launches = [_Launch(slices=(item,), begin_ns=_begin(item), end_ns=item.end_ns) for item in rows]
             return sorted(launches, key=lambda one: (one.begin_ns, bool(one.messages)))
-        by_name = {str(one.action): one for one in rows}
+        by_name = {str(item.action): item for item in rows}
         return list(_in_batches([by_name[name] for name in _issued(self.batches, rank)]))
 
     def _write(self, trace: SmallGpuTrace, one: _Launch, at: int, zero: int) -> None:
@@ -190,37 +190,37 @@ class _Launch:
 
     @property
     def messages(self) -> tuple[Slice, ...]:
-        return tuple(one for one in self.slices if one.action.kind in COMMUNICATION)
+        return tuple(item for item in self.slices if item.action.kind in COMMUNICATION)
 
 
 def _in_batches(rows: list[Slice]) -> Iterator[_Launch]:
     """Yield actions and batches; a batch begins when its rank has come to it and the one before has ended."""
     joined = computed = 0
     batch: list[Slice] = []
-    for one in [*rows, None]:
-        if one is not None and one.action.kind in COMMUNICATION:
-            batch.append(one)
+    for item in [*rows, None]:
+        if item is not None and item.action.kind in COMMUNICATION:
+            batch.append(item)
             continue
         if batch:
             begin, joined = max(joined, computed), max(each.end_ns for each in batch)
             yield _Launch(slices=tuple(batch), begin_ns=begin, end_ns=joined)
             batch = []
-        if one is not None:
-            computed = one.end_ns
-            yield _Launch(slices=(one,), begin_ns=one.start_ns, end_ns=one.end_ns)
+        if item is not None:
+            computed = item.end_ns
+            yield _Launch(slices=(item,), begin_ns=item.start_ns, end_ns=item.end_ns)
 
 
 def _late(rows: list[Slice]) -> list[Slice]:
     """Put what a forward sends behind a backward that follows it with nothing but receives between."""
     found: list[Slice] = []
     held: list[Slice] = []
-    for place, one in enumerate(rows):
+    for place, item in enumerate(rows):
         kinds = [other.action.kind for other in rows[place:] if other.action.kind not in COMMUNICATION]
-        if one.action.kind is Kind.SEND_F and kinds[:1] == [Kind.B]:
-            held.append(one)
+        if item.action.kind is Kind.SEND_F and kinds[:1] == [Kind.B]:
+            held.append(item)
             continue
-        found.append(one)
-        if one.action.kind in COMPUTE:
+        found.append(item)
+        if item.action.kind in COMPUTE:
             found, held = found + held, []
     return found + held
 

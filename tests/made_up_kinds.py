@@ -90,7 +90,7 @@ def through_traces(timeline: Timeline, folder: Path) -> list[str]:
     perfetto.write(timeline, folder / "step.pftrace", {})
     kineto.write(timeline, folder / "step.json", {})
     again = perfetto.read([folder / "step.pftrace"]), kineto.read([folder / "step.json"])
-    return [timeline.difference(one) for one in again]
+    return [timeline.difference(item) for item in again]
 
 
 def found_in(table: Schedule, folder: Path) -> dict[str, Any]:
@@ -107,8 +107,8 @@ def found_in(table: Schedule, folder: Path) -> dict[str, Any]:
     kernels = [event for event in events if "kind" in event.get("args", {})]
     return {
         "rows": table.rows(),
-        "slices": [[str(one.action), one.stream.name, one.end_ns - one.start_ns]
-                   for one in map(timeline.__getitem__, range(len(timeline))) if one.action.kind >= 19],
+        "slices": [[str(item.action), item.stream.name, item.end_ns - item.start_ns]
+                   for item in map(timeline.__getitem__, range(len(timeline))) if item.action.kind >= 19],
         "busy_ns": metrics.busy_ns.tolist(),
         "peak_activation_bytes": metrics.memory.peak_activation_bytes.tolist(),
         "lost": lost,

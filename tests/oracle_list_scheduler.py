@@ -105,11 +105,11 @@ class World:
         """Return the microbatches in flight on a cell's stage of its route, and on its rank."""
         route = self.placement.microbatch_route
         open_microbatches = [
-            (one.stage, microbatch)
-            for one in started
-            if one.kind is Kind.F and self.rank(one) == self.rank(cell)
-            for microbatch in one.microbatches
-            if self.holder(self.last, one.stage, microbatch) not in ended
+            (schedule.stage, microbatch)
+            for schedule in started
+            if schedule.kind is Kind.F and self.rank(schedule) == self.rank(cell)
+            for microbatch in schedule.microbatches
+            if self.holder(self.last, schedule.stage, microbatch) not in ended
         ]
         own = [u for s, u in open_microbatches if s == cell.stage and route[u] == route[cell.microbatch]]
         return len(own), len(open_microbatches)

@@ -40,16 +40,16 @@ class MetricsOracle:
 
     def window(self) -> tuple[int, int]:
         """Return the first action's start and the last one's end."""
-        own = [one for one in self.slices if one.action.kind not in SENDS | RECEIVES]
-        return min(one.start_ns for one in own), max(one.end_ns for one in self.slices)
+        own = [item for item in self.slices if item.action.kind not in SENDS | RECEIVES]
+        return min(item.start_ns for item in own), max(item.end_ns for item in self.slices)
 
     def spent(self, rank: int) -> Counter[int]:
         """Return a rank's time by :class:`IdleCause`, busy time under -1."""
         opened, closed = self.window()
         cuts = {opened, closed}
-        for one in self.slices:
-            arrival, took = one.end_ns + one.lag_ns, one.uncontended_ns + one.lag_ns
-            cuts |= {one.start_ns, one.end_ns, arrival, arrival - took, one.start_ns + one.uncontended_ns}
+        for item in self.slices:
+            arrival, took = item.end_ns + item.lag_ns, item.uncontended_ns + item.lag_ns
+            cuts |= {item.start_ns, item.end_ns, arrival, arrival - took, item.start_ns + item.uncontended_ns}
             cuts |= {begin.start_ns - took for begin in self.compute[rank]}
         spent: Counter[int] = Counter()
         for start, end in pairwise(sorted(cut for cut in cuts if opened <= cut <= closed)):
@@ -59,8 +59,8 @@ class MetricsOracle:
     def cause_at(self, rank: int, now: int) -> int:
         """Return what a rank does, or why it does nothing, from an instant to the next cut."""
         rows = self.compute[rank]
-        work = [one for one in rows if one.action.kind in WORK]
-        running = next((one for one in rows if one.start_ns <= now < one.end_ns), None)
+        work = [item for item in rows if item.action.kind in WORK]
+        running = next((item for item in rows if item.start_ns <= now < item.end_ns), None)
         if running is not None and running.action.kind in COMPUTE:
             return BUSY
         if not work or now < work[0].start_ns:
@@ -70,7 +70,7 @@ class MetricsOracle:
         if running is not None:
             over = now >= running.start_ns + running.uncontended_ns
             return IdleCause.CONTENTION if over else IdleCause.TRANSFER
-        return self._waits_for(next(one for one in rows if one.start_ns > now), now)
+        return self._waits_for(next(item for item in rows if item.start_ns > now), now)
 
     def exposed(self, rank: int) -> int:
         """Return the communication that nothing hides."""
@@ -82,24 +82,26 @@ class MetricsOracle:
         """Return the busy time in which the rank's own group communicates."""
         parts = {Kind.F: "f", Kind.B: "b", Kind.I: "i", Kind.W: "w"}
         return sum(
-            int(getattr(self.workload, f"{parts[one.action.kind]}_collective_ns")[one.action.stage])
-            * one.action.span
-            for one in self.compute[rank]
-            if one.action.kind in parts
+            int(getattr(self.workload, f"{parts[item.action.kind]}_collective_ns")[item.action.stage])
+            * item.action.span
+            for item in self.compute[rank]
+            if item.action.kind in parts
         )
 
     def reduction(self, rank: int) -> int:
         """Return the time in which the rank's gradients are reduced."""
-        reductions = [one for one in self._on(rank, Stream.DATA_PARALLEL) if one.action.kind is Kind.REDUCE_GRAD]
-        return sum(one.end_ns - one.start_ns for one in reductions)
+        reductions = [
+            item for item in self._on(rank, Stream.DATA_PARALLEL) if item.action.kind is Kind.REDUCE_GRAD
+        ]
+        return sum(item.end_ns - item.start_ns for item in reductions)
 
     def activation_bytes(self, rank: int, now: int) -> int:
         """Return what a rank holds for backwards from an instant on; every slice takes time."""
-        return sum(self._held(one, now) for one in self.compute[rank] if one.action.kind is Kind.F)
+        return sum(self._held(item, now) for item in self.compute[rank] if item.action.kind is Kind.F)
 
     def peak(self, rank: int) -> tuple[int, int]:
         """Return the most that a rank holds, and when it first does."""
-        held = [(self.activation_bytes(rank, one.start_ns), -one.start_ns) for one in self.slices]
+        held = [(self.activation_bytes(rank, item.start_ns), -item.start_ns) for item in self.slices]
         most, when = max(held, default=(0, 0))
         return (most, -when) if most else (0, 0)
 
@@ -108,7 +110,7 @@ class MetricsOracle:
         by_kind: Counter[str] = Counter()
         by_stage: Counter[int] = Counter()
         opened, until = self.window()
-        one: Slice | None = next(one for one in self.slices if one.end_ns == until)
+        one: Slice | None = next(item for item in self.slices if item.end_ns == until)
         while one is not None:
             ran = max(min(one.end_ns, until) - one.start_ns, 0)
             wire = min(max(until - one.end_ns, 0), one.lag_ns)
@@ -123,10 +125,10 @@ class MetricsOracle:
         return dict(+by_kind), dict(+by_stage)
 
     def _on(self, rank: int, stream: Stream) -> list[Slice]:
-        return [one for one in self.slices if (one.rank, one.stream) == (rank, stream)]
+        return [item for item in self.slices if (item.rank, item.stream) == (rank, stream)]
 
     def _reduces(self, rank: int, now: int) -> bool:
-        return any(one.start_ns <= now < one.end_ns for one in self._on(rank, Stream.DATA_PARALLEL))
+        return any(item.start_ns <= now < item.end_ns for item in self._on(rank, Stream.DATA_PARALLEL))
 
     def _waits_for(self, one: Slice, now: int) -> int:
         """Walk back what released a slice: its time on the wire, its stream, its producer."""
@@ -159,11 +161,11 @@ class MetricsOracle:
             Kind.B: ((Kind.RECV_B, 0), (Kind.SEND_B, 1)),
             Kind.I: ((Kind.RECV_B, 0), (Kind.SEND_B, 1)),
         }.get(action.kind, ())
-        found = []
+        result = []
         for microbatch in range(action.microbatch, action.microbatch + action.span):
             either = [self._find({kind}, action.stage + shift, microbatch) for kind, shift in ends]
-            found += [end for end in either if end is not None][:1]
-        return found
+            result += [end for end in either if end is not None][:1]
+        return result
 
     def _produced(self, message: Slice) -> int:
         """Return when the last of a message's microbatches was computed."""
@@ -174,17 +176,17 @@ class MetricsOracle:
             self._find({Kind.F} if forward else GRADIENTS, action.stage + shift, microbatch)
             for microbatch in range(action.microbatch, action.microbatch + action.span)
         ]
-        return max(one.end_ns for one in made if one is not None)
+        return max(item.end_ns for item in made if item is not None)
 
     def _find(self, kinds: set[Kind], stage: int, microbatch: int) -> Slice | None:
-        for one in self.slices:
-            action = one.action
+        for item in self.slices:
+            action = item.action
             if (
                 action.kind in kinds
                 and action.stage == stage
                 and 0 <= microbatch - action.microbatch < action.span
             ):
-                return one
+                return item
         return None
 
     def _held(self, forward: Slice, now: int) -> int:

@@ -93,12 +93,16 @@ class SegmentOracle:
                 self.needs[part].append((before, 0))
 
     def _pair(self, rank: int, members: Sequence[Action]) -> None:
-        left = [deque(part for part in self._of(one) if self._stream(part) is Stream.COMPUTE) for one in members]
-        talk = [part for one in members for part in self._of(one) if self._stream(part) is not Stream.COMPUTE]
+        left = [
+            deque(part for part in self._of(member) if self._stream(part) is Stream.COMPUTE) for member in members
+        ]
+        talk = [
+            part for member in members for part in self._of(member) if self._stream(part) is not Stream.COMPUTE
+        ]
         placed: list[Part] = []
         turn = 0
-        for one in members:
-            if (first := self._of(one)[0]) in talk:
+        for member in members:
+            if (first := self._of(member)[0]) in talk:
                 self._behind_last_computation(rank, first)
         self._talk(rank, talk, placed)
         while any(left):
@@ -110,8 +114,8 @@ class SegmentOracle:
             self._queue(rank, part)
             placed.append(part)
             self._talk(rank, talk, placed)
-        for one in members:
-            for part in self._of(one):
+        for member in members:
+            for part in self._of(member):
                 self.needs[part] += [(need, 0) for need in self._needs_of(part)]
 
     def _talk(self, rank: int, talk: Sequence[Part], placed: list[Part]) -> None:

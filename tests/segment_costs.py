@@ -46,27 +46,27 @@ def costs(stages: int, count: int = 1, all_reduce: int = 2) -> Workload:
 
 
 def spans(timeline: Timeline) -> dict[Part, tuple[int, int]]:
-    found = {}
+    outcome = {}
     for row in range(len(timeline)):
         one = timeline[row]
         number = -1 if one.action.kind in SENDS or timeline.parts is None else int(timeline.parts.number[row])
         part = Part(one.action.kind, one.action.stage, one.action.microbatch, number)
-        found[part] = (one.start_ns, one.end_ns)
-    return found
+        outcome[part] = (one.start_ns, one.end_ns)
+    return outcome
 
 
 def action_spans(timeline: Timeline) -> dict[tuple[str, Stream], tuple[int, int]]:
     """Return when actions and messages start and end, those in segments with all of these."""
     rows = [timeline[row] for row in range(len(timeline))]
-    found = {(str(one.action), one.stream): (one.start_ns, one.end_ns) for one in rows}
+    outcome = {(str(item.action), item.stream): (item.start_ns, item.end_ns) for item in rows}
     if timeline.parts is None:
-        return found
+        return outcome
     actions = actions_in_parts(timeline)
     whole = [str(rows[row].action) for row in actions.first.tolist()]
-    found = {key: span for key, span in found.items() if key[0] not in whole}
+    outcome = {key: span for key, span in outcome.items() if key[0] not in whole}
     for name, *span in zip(whole, actions.start_ns.tolist(), actions.end_ns.tolist(), strict=True):
-        found[name, Stream.COMPUTE] = (span[0], span[1])
-    return found
+        outcome[name, Stream.COMPUTE] = (span[0], span[1])
+    return outcome
 
 
 def segments_of(random: Random, kind: Kind) -> tuple[Segment, ...]:

@@ -71,12 +71,12 @@ def over_links(timeline: Timeline) -> Timeline:
         (here, here + (1 if kind[row] == Kind.SEND_F else -1)) if kind[row] in {Kind.SEND_F, Kind.SEND_B} else None
         for row, here in enumerate(rank)
     ]
-    found = [[] if pair is None else [names.index(name) for name in route(*pair)] for pair in ends]
+    result = [[] if pair is None else [names.index(name) for name in route(*pair)] for pair in ends]
     routes = Routes(
         name=tuple(names),
         rate_kbps=np.repeat([450_000_000, 50_000_000], [2 * RANKS, 2 * (RANKS // 3)]),
-        ptr=np.concatenate([[0], np.cumsum([len(one) for one in found])]),
-        link=np.array([link for one in found for link in one]),
+        ptr=np.concatenate([[0], np.cumsum([len(item) for item in result])]),
+        link=np.array([link for item in result for link in item]),
     )
     row = np.repeat(np.arange(len(timeline)), np.diff(routes.ptr))
     counters = [messages_on(timeline, row[routes.link == link], name) for link, name in enumerate(names)]

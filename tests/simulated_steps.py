@@ -109,5 +109,5 @@ def _positions(row: Sequence[Action | str | None], stage: int, kinds: set[Kind])
         at
         for at, action in enumerate(row)
         if isinstance(action, Action)
-        and any(one.stage == stage and one.kind in kinds for one in (action.sub_actions or (action,)))
+        and any(item.stage == stage and item.kind in kinds for item in (action.sub_actions or (action,)))
     ]

@@ -25,8 +25,8 @@ BACKGROUND = "() => getComputedStyle(document.body).backgroundColor"
 @pytest.fixture(scope="module")
 def both(perfetto_ui: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = tmp_path_factory.mktemp("diff") / "both.pftrace"
-    found, sides = compared()
-    write_diff([path], found, sides, [])
+    difference, sides = compared()
+    write_diff([path], difference, sides, [])
     perfetto_ui.load(path)
     return path
 
@@ -65,10 +65,10 @@ def test_differences_and_counters_say_the_same(both: Path, perfetto_ui: Any) -> 
         "SELECT (SELECT sum(CAST(substr(name, 2) AS REAL)) FROM slice WHERE category = 'difference'),"
         " (SELECT sum(value) FROM counter)"
     )
-    found, _ = compared()
+    difference, _ = compared()
     assert named == pytest.approx(counted)
     last = perfetto_ui.query("SELECT value FROM counter ORDER BY ts DESC LIMIT 1")[0][0]
-    assert last == pytest.approx(found.step_ns.change.value / 1e6)
+    assert last == pytest.approx(difference.step_ns.change.value / 1e6)
 
 
 def test_pictures_are_kept(both: Path, perfetto_ui: Any, screenshots: Path) -> None:
@@ -80,8 +80,8 @@ def test_pictures_are_kept(both: Path, perfetto_ui: Any, screenshots: Path) -> N
 
 
 def test_the_report_opens_from_disk_and_asks_for_nothing(page: Any, tmp_path: Path, screenshots: Path) -> None:
-    found, sides = compared(names=(HOSTILE, HOSTILE))
-    write_diff([tmp_path / "report.html"], found, sides, [HOSTILE])
+    difference, sides = compared(names=(HOSTILE, HOSTILE))
+    write_diff([tmp_path / "report.html"], difference, sides, [HOSTILE])
 
     page.goto((tmp_path / "report.html").as_uri())
 
@@ -94,8 +94,8 @@ def test_the_report_opens_from_disk_and_asks_for_nothing(page: Any, tmp_path: Pa
 
 
 def test_the_report_fits_and_heeds_light_dark_and_paper(page: Any, tmp_path: Path) -> None:
-    found, sides = compared()
-    write_diff([tmp_path / "report.html"], found, sides, [])
+    difference, sides = compared()
+    write_diff([tmp_path / "report.html"], difference, sides, [])
     page.goto((tmp_path / "report.html").as_uri())
 
     shown = {}

@@ -120,10 +120,10 @@ def test_every_typed_field_adds_up(native: Timeline, perfetto_ui: Any) -> None:
 
 
 def test_kinds_are_words(native: Timeline, perfetto_ui: Any) -> None:
-    found = perfetto_ui.query(
+    result = perfetto_ui.query(
         f"SELECT EXTRACT_ARG(arg_set_id, 'kind') AS kind, count() FROM slice WHERE {ON_RANKS} GROUP BY 1"  # noqa: S608 - our words
     )
-    assert dict(found) == Tally(Kind(int(kind)).name for kind in native.kind)
+    assert dict(result) == Tally(Kind(int(kind)).name for kind in native.kind)
 
 
 def test_flows_run_forward_in_time_from_producer_to_consumer(native: Timeline, perfetto_ui: Any) -> None:
@@ -150,15 +150,21 @@ def test_standard_queries_find_ranks_as_threads_of_one_process(native: Timeline,
     named = perfetto_ui.query("SELECT name FROM thread WHERE name GLOB 'rank*' ORDER BY tid")
     assert named == [(f"rank {rank:02}",) for rank in range(native.ranks)]
     # a slice of a rank is its thread's, whatever its stream
-    found = perfetto_ui.query(
+    result = perfetto_ui.query(
         "SELECT process_name, thread_name, count(), sum(dur), count(DISTINCT track_name) FROM thread_slice"  # noqa: S608 - our words
         f" WHERE {ON_RANKS} GROUP BY 1, 2 ORDER BY 2"
     )
     rank, took = native.rank_of_row(), native.end_ns - native.start_ns
     lanes = np.bincount(native.lane_rank[np.diff(native.lane_ptr) > 0])
-    assert found == [
-        ("pipeline", f"rank {one:02}", int((rank == one).sum()), int(took[rank == one].sum()), int(lanes[one]))
-        for one in range(native.ranks)
+    assert result == [
+        (
+            "pipeline",
+            f"rank {index:02}",
+            int((rank == index).sum()),
+            int(took[rank == index].sum()),
+            int(lanes[index]),
+        )
+        for index in range(native.ranks)
     ]
     tracks = "SELECT count() FROM thread_track JOIN thread USING (utid) JOIN process USING (upid) WHERE pid = 1"
     (threads,), *_ = perfetto_ui.query(tracks)

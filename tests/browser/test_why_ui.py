@@ -55,9 +55,9 @@ def slower(timeline: Timeline, rank: int) -> Timeline:
 
 def test_the_bubble_by_cause_is_the_metrics(timeline: Timeline, asked: Any) -> None:
     idle = measure(timeline, Workload.uniform(RANKS, f_ns=0, b_ns=0)).idle_ns
-    found = {(rank, cause): ns for rank, cause, ns, _ in asked(BY_CAUSE)}
+    result = {(rank, cause): ns for rank, cause, ns, _ in asked(BY_CAUSE)}
 
-    assert found == {
+    assert result == {
         (rank, cause.word): int(idle[rank, cause])
         for rank in range(RANKS)
         for cause in IdleCause
@@ -118,8 +118,8 @@ def test_arrows_follow_the_path_in_chrome_json_too(perfetto_ui: Any, tmp_path: P
     first = min(min(arrow) for arrow in arrows)  # the number of row 0
     along = Counter(pairwise(int(row) + first for row in dict.fromkeys(timeline.why.path.row.tolist())))
     assert along <= Counter(arrows)
-    found = messages(timeline)
-    ends = np.stack([found.producer, found.send, found.recv, found.consumer]) >= 0
+    message_rows = messages(timeline)
+    ends = np.stack([message_rows.producer, message_rows.send, message_rows.recv, message_rows.consumer]) >= 0
     launches = len(timeline)
     assert len(arrows) == along.total() + launches + int(np.maximum(ends.sum(axis=0) - 1, 0).sum())
     assert perfetto_ui.query("SELECT count() FROM stats WHERE name GLOB 'flow*' AND value > 0") == [(0,)]

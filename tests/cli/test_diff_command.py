@@ -102,25 +102,25 @@ def test_a_path_made_slower_in_the_network_is_that_link_and_no_other(
     for name, rate in (("fast.yaml", 20), ("slow.yaml", gigabytes)):
         (folder / name).write_text(NODES.replace("BETWEEN", f"{rate} GB/s"))
 
-    found = json.loads(pptrace("diff", "fast.yaml", "slow.yaml", "--json").out)
+    document = json.loads(pptrace("diff", "fast.yaml", "slow.yaml", "--json").out)
 
-    assert {(one["sort"], one["what"]) for one in found["culprits"]} == {
+    assert {(culprit["sort"], culprit["what"]) for culprit in document["culprits"]} == {
         ("slow link", "rank 1 to rank 2"), ("slow link", "rank 2 to rank 1"),
     }  # fmt: skip
     longer_ns = 8_000_000 // gigabytes - 8_000_000 // 20
-    assert [one["total_ns"] for one in found["culprits"]] == [pytest.approx(4 * longer_ns, abs=8)] * 2
-    assert found["divergence"]["message_ns"] == pytest.approx(longer_ns, abs=2)
+    assert [culprit["total_ns"] for culprit in document["culprits"]] == [pytest.approx(4 * longer_ns, abs=8)] * 2
+    assert document["divergence"]["message_ns"] == pytest.approx(longer_ns, abs=2)
 
 
 @pytest.mark.usefixtures("folder")
 def test_json_holds_what_the_text_says(pptrace: Callable[..., Any]) -> None:
     answer = pptrace("diff", "table.csv", "slower.yaml", "--json", "--top", "1")
 
-    found = json.loads(answer.out)
-    first, second = found["step_ns"]
-    assert sum(one["change_ns"] for one in found["ladder"]) == second - first
-    assert len(found["actions"]) == 1
-    assert not found["same"]
+    document = json.loads(answer.out)
+    first, second = document["step_ns"]
+    assert sum(rung["change_ns"] for rung in document["ladder"]) == second - first
+    assert len(document["actions"]) == 1
+    assert not document["same"]
 
 
 def test_every_output_is_written_and_told(folder: Path, pptrace: Callable[..., Any]) -> None:

@@ -28,20 +28,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pptrace: Any) -> Pat
 
 @pytest.mark.parametrize("trace", ["step.pftrace", "step.json"])
 def test_a_simulated_trace_is_explained_whole(pptrace: Any, trace: str) -> None:
-    (found,) = json.loads(pptrace("replay", trace, "--json").out)
+    (result,) = json.loads(pptrace("replay", trace, "--json").out)
 
-    assert found["replayed_ns"] == found["measured_ns"]
+    assert result["replayed_ns"] == result["measured_ns"]
     told = "simulated: measured 102.200 ms, replayed 102.200 ms: 100.00% explained\n"
     assert pptrace("replay", trace).out == told
 
 
 def test_an_explanation_names_parts_ranks_and_what_would_shorten_the_step(pptrace: Any) -> None:
-    found = json.loads(pptrace("explain", "step.pftrace", "--json").out)
+    result = json.loads(pptrace("explain", "step.pftrace", "--json").out)
     text = pptrace("explain", "step.pftrace").out
 
-    assert sum(found["parts_ns"].values()) == found["step_ns"]
-    assert found["what_if"]["slowest"]["rank"] == 1
-    assert found["what_if"]["free_communication_ns"] < found["what_if"]["replayed_ns"]
+    assert sum(result["parts_ns"].values()) == result["step_ns"]
+    assert result["what_if"]["slowest"]["rank"] == 1
+    assert result["what_if"]["free_communication_ns"] < result["what_if"]["replayed_ns"]
     assert "with rank 1 repaired, the slowest" in text
     assert "without any bubble" in text
 
@@ -64,12 +64,12 @@ def test_a_configuration_is_explained_as_its_trace_is(pptrace: Any) -> None:
 
 
 def test_a_fit_of_a_simulation_gives_its_costs_back(pptrace: Any, folder: Path) -> None:
-    found = json.loads(pptrace("calibrate", "step.pftrace", "--json", "-o", "costs.yaml").out)
+    result = json.loads(pptrace("calibrate", "step.pftrace", "--json", "-o", "costs.yaml").out)
 
-    assert {(one["kind"], one["stage"]): one["mean_ns"] for one in found["fitted"]} == {
+    assert {(item["kind"], item["stage"]): item["mean_ns"] for item in result["fitted"]} == {
         ("F", 0): 10_000_000, ("F", 1): 10_000_000, ("B", 0): 20_000_000, ("B", 1): 25_000_000,
     }  # fmt: skip
-    assert found["link"]["median_ns"] == 1_100_000
+    assert result["link"]["median_ns"] == 1_100_000
     again = json.loads(pptrace("simulate", "costs.yaml", "--schedule", "table.csv", "--json").out)
     first = json.loads(pptrace("simulate", "step.yaml", "--json").out)
     assert again["step_ns"] == first["step_ns"]
@@ -144,9 +144,9 @@ def test_wires_of_a_node_have_a_bandwidth(pptrace: Any, folder: Path) -> None:
     (folder / "nodes.yaml").write_text(NODES.replace("10 GB/s", "10 B/s"), encoding="utf-8")
     (folder / "four.csv").write_text("0F0,0B0\n1F0,1B0\n", encoding="utf-8")
 
-    found = pptrace("simulate", "nodes.yaml", "--microbatches", "1")
+    output = pptrace("simulate", "nodes.yaml", "--microbatches", "1")
 
-    assert "node.bandwidth: the smallest bandwidth is 1 kB/s" in found.err
+    assert "node.bandwidth: the smallest bandwidth is 1 kB/s" in output.err
 
 
 @pytest.mark.parametrize(
@@ -197,13 +197,13 @@ def test_a_fit_to_a_simulation_keeps_its_policy_its_end_and_its_memory(
     (folder / "ending.yaml").write_text(ENDING + f"p2p: {{policy: {policy}}}\n", encoding="utf-8")
     was = json.loads(pptrace("simulate", "ending.yaml", "--json", "-o", trace).out)
     (folder / "table.csv").rename(folder / "order.csv")
-    told = pptrace("calibrate", trace, "-o", "again.yaml")
-    found = json.loads(pptrace("simulate", "again.yaml", "--schedule", "order.csv", "--json").out)
+    output = pptrace("calibrate", trace, "-o", "again.yaml")
+    result = json.loads(pptrace("simulate", "again.yaml", "--schedule", "order.csv", "--json").out)
 
-    assert "warning" not in told.out
+    assert "warning" not in output.out
     for figure in ("step_ns", "peak_memory_bytes", "device_memory_bytes", "over_memory", "reduction_ns"):
-        assert found[figure] == was[figure]
-    assert found["provenance"]["configuration"]["p2p"]["policy"] == policy
+        assert result[figure] == was[figure]
+    assert result["provenance"]["configuration"]["p2p"]["policy"] == policy
 
 
 @pytest.mark.parametrize(

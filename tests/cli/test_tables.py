@@ -186,7 +186,7 @@ def test_one_rank_s_file_of_several_says_why_that_rank_waits(pptrace: Pptrace, f
         assert (answer.code, answer.err) == (0, f"wrote {target}\n")
 
     found = json.loads((folder / "again.json").read_bytes())["traceEvents"]
-    spans = [[(one["pid"], one["ts"]) for one in them if one.get("cat") == "wait"] for them in (whole, found)]
+    spans = [[(item["pid"], item["ts"]) for item in them if item.get("cat") == "wait"] for them in (whole, found)]
     assert spans[0] == spans[1] != []
     assert b"why rank 0 waits" in (folder / "a.pftrace").read_bytes()
 

@@ -85,8 +85,8 @@ def is_model(annotation: Any) -> bool:
 def table_of(title: str) -> Callable[[re.Match[str]], str]:
     """Return what writes a section's table: all options of an offer, else the keys that are there."""
     if title in OPTIONS:
-        found = list(keys(OPTIONS[title], f"{title.partition(':')[0]}."))
-        return lambda _: "".join(line(*one) for one in found)
+        result = list(keys(OPTIONS[title], f"{title.partition(':')[0]}."))
+        return lambda _: "".join(line(*item) for item in result)
     known = {key: (key, field, default) for key, field, default in keys(Experiment)}
     return lambda table: "".join(line(*known[key]) for key in KEY.findall(table[0]))
 

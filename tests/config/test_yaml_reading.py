@@ -45,10 +45,10 @@ from pptrace.errors import ConfigError
     ],
 )
 def test_scalars_have_the_types_of_yaml_1_2(text: str, value: object) -> None:
-    found = parse_value(text, "test")
+    result = parse_value(text, "test")
 
-    assert found == value
-    assert type(found) is type(value)
+    assert result == value
+    assert type(result) is type(value)
 
 
 def test_every_key_and_item_has_its_line_and_column() -> None:

@@ -53,10 +53,10 @@ def test_imports_point_down(core: dict[str, ast.Module]) -> None:
 
 def test_no_module_imports_itself_by_way_of_others(modules: dict[str, ast.Module]) -> None:
     """Imports inside functions count as well; those for types alone do not."""
-    found = {module: imported(at_run_time(tree), modules) - {module} for module, tree in modules.items()}
+    result = {module: imported(at_run_time(tree), modules) - {module} for module, tree in modules.items()}
 
-    assert any(found.values())
-    assert circles(found) == {}
+    assert any(result.values())
+    assert circles(result) == {}
 
 
 def test_nothing_inside_imports_the_package_s_face(core: dict[str, ast.Module]) -> None:
@@ -169,14 +169,14 @@ def may_import(module: str, target: str) -> bool:
 
 def imported(tree: ast.Module, core: dict[str, ast.Module]) -> set[str]:
     """Return the core's modules that a module imports, wherever in it."""
-    found = set()
+    result = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {name.name for name in node.names if name.name in core}
+            result |= {name.name for name in node.names if name.name in core}
         elif isinstance(node, ast.ImportFrom) and node.module in core:
             parts = {f"{node.module}.{name.name}" for name in node.names}
-            found |= (parts & set(core)) or {str(node.module)}
-    return found
+            result |= (parts & set(core)) or {str(node.module)}
+    return result
 
 
 def circles(targets: dict[str, set[str]]) -> dict[str, set[str]]:

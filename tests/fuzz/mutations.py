@@ -144,7 +144,7 @@ def in_database(path: Path, random: Random) -> None:
             if not columns:
                 continue
             column, row = random.choice(columns), f"rowid = 1 + abs({random.getrandbits(30)}) % 20"
-            odd = random.choice([one for one in ODD if not isinstance(one, (list, dict))])
+            odd = random.choice([item for item in ODD if not isinstance(item, (list, dict))])
             odd = odd if not isinstance(odd, int) or abs(odd) < 2**63 else float(odd)
             new = random.choice(["other", column.upper()])
             statement, given = random.choice(
@@ -174,7 +174,7 @@ def in_parquet(path: Path, random: Random) -> None:
             table = _with_columns(table, at, random)
             continue
         if change < 3:
-            odd = random.choice([one for one in ODD if not isinstance(one, (list, dict))])
+            odd = random.choice([item for item in ODD if not isinstance(item, (list, dict))])
             places = random.choice([[random.randrange(len(column))], range(len(column))])
             column = [
                 odd if place in places else str(value) if isinstance(odd, str) else value

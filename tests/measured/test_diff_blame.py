@@ -62,9 +62,9 @@ def test_what_is_faster_is_not_called_slow() -> None:
 
 
 def test_drift_is_taken_off_before_a_rank_is_blamed() -> None:
-    found = compared(one_step(slow={0: 1.1, 1: 1.1, 2: 1.32}))
+    difference = compared(one_step(slow={0: 1.1, 1: 1.1, 2: 1.32}))
 
-    assert [(one.kind, round(one.share.value, 3)) for one in found] == [("drift", 0.1), ("slow rank", 0.2)]
+    assert [(item.kind, round(item.share.value, 3)) for item in difference] == [("drift", 0.1), ("slow rank", 0.2)]
 
 
 @pytest.mark.parametrize(
@@ -90,11 +90,11 @@ def test_what_ranks_have_in_common_is_the_middle_one_s_and_of_two_the_one_nearer
         [f"{rank}{kind}{microbatch}" for kind in "FB" for microbatch in range(4)] for rank in range(len(factors))
     ]
 
-    found = diff(side_of_step(one_step(rows)), side_of_step(one_step(rows, slow=dict(enumerate(factors)))))
+    difference = diff(side_of_step(one_step(rows)), side_of_step(one_step(rows, slow=dict(enumerate(factors)))))
 
-    assert found.blame.common.value == pytest.approx(common - 1, abs=1e-6)
+    assert difference.blame.common.value == pytest.approx(common - 1, abs=1e-6)
     beyond = [factor / common - 1 for factor in factors]
-    assert [share.value for share in found.blame.ranks.values()] == pytest.approx(beyond, abs=1e-6)
+    assert [share.value for share in difference.blame.ranks.values()] == pytest.approx(beyond, abs=1e-6)
 
 
 def test_one_long_action_is_a_spike_and_nothing_else() -> None:
@@ -116,7 +116,7 @@ def test_where_all_ways_are_slower_it_is_the_network_and_one_that_is_slower_stil
 
     assert (network.kind, network.what) == ("slow network", "all 4 links between ranks")
     assert network.share.value == pytest.approx(3 / 1.05, rel=1e-3)
-    assert [(one.kind, one.what) for one in both] == [
+    assert [(item.kind, item.what) for item in both] == [
         ("slow network", "all 4 links between ranks"),
         ("slow link", "rank 1 to rank 2"),
     ]
@@ -143,13 +143,13 @@ def test_a_host_that_hesitates_is_until_it_was_begun() -> None:
     gap[at] += 3 * MS
     slow = replace(own, start_ns=own.start_ns + later, end_ns=own.end_ns + later, gap_ns=gap)
 
-    found = first_divergence(
+    result = first_divergence(
         own, slow, match(own, slow), find_releases(slow), 0.02, np.zeros(len(own), dtype=np.int64)
     )
 
-    assert found is not None
-    assert (str(found.action), found.late_ns.value, found.idle_ns) == ("0F1", 3 * MS, 3 * MS)
-    assert describe_divergence(found) == (
+    assert result is not None
+    assert (str(result.action), result.late_ns.value, result.idle_ns) == ("0F1", 3 * MS, 3 * MS)
+    assert describe_divergence(result) == (
         "at 13.000 ms: rank 0, 0F1 ends 3.000 ms late: +3.000 ms from the host gap before it"
     )
 
@@ -188,12 +188,14 @@ def test_what_released_an_action_is_what_came_last_and_not_what_ended_last() -> 
 def test_where_the_order_is_why_it_is_said() -> None:
     other = [ROWS[0], ROWS[1], ["2F0", "2F1", "2B0", "2B1", "2F2", "2B2", "2F3", "2B3"]]
 
-    found = diff(side_of_step(one_step()), side_of_step(one_step(other)))
+    difference = diff(side_of_step(one_step()), side_of_step(one_step(other)))
 
-    assert found.divergence is not None
-    assert found.divergence.predecessors == ("2B0", "2F0")
-    assert describe_divergence(found.divergence).endswith("; it follows 2B0 in the first step, 2F0 in the second")
-    assert ["rank", "2", "2B0", "2F1", "1"] in [line.split() for line in shown(found)]
+    assert difference.divergence is not None
+    assert difference.divergence.predecessors == ("2B0", "2F0")
+    assert describe_divergence(difference.divergence).endswith(
+        "; it follows 2B0 in the first step, 2F0 in the second"
+    )
+    assert ["rank", "2", "2B0", "2F1", "1"] in [line.split() for line in shown(difference)]
 
 
 def test_a_verdict_says_what_differs_where_lengths_do_not() -> None:
@@ -214,15 +216,15 @@ def test_a_verdict_says_what_differs_where_lengths_do_not() -> None:
 
 
 def test_counts_medians_and_spreads_are_told_by_kind_and_stage_what_changed_most_first() -> None:
-    found = diff(side_of_step(one_step()), side_of_step(stretched(one_step(slow={1: 1.25}), "1F2", 4 * MS)))
+    difference = diff(side_of_step(one_step()), side_of_step(stretched(one_step(slow={1: 1.25}), "1F2", 4 * MS)))
 
-    (table,) = kinds(found)
+    (table,) = kinds(difference)
     rows = table.rows
 
     assert rows[0] == ("1B", "4, 4", "20.000 ms", "25.000 ms", "0.000 ms", "0.000 ms")
     assert rows[1] == ("1F", "4, 4", "10.000 ms", "12.500 ms", "0.000 ms", "1.000 ms")
-    assert "  1B      4, 4      20.000 ms  25.000 ms       0.000 ms  0.000 ms" in shown(found)
-    assert "25.000 ms" in page_of(diff_document(found))
+    assert "  1B      4, 4      20.000 ms  25.000 ms       0.000 ms  0.000 ms" in shown(difference)
+    assert "25.000 ms" in page_of(diff_document(difference))
 
 
 @pytest.mark.parametrize(

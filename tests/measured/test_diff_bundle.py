@@ -47,12 +47,12 @@ def starts(held: dict[str, bytes], folder: Path) -> dict[str, dict[str, int]]:
     for name, offset in offsets.items():
         if name.endswith(".json"):
             events = json.loads(held[name])["traceEvents"]
-            found[name] = {one["name"]: round(one["ts"] * 1000) + offset for one in events}
+            found[name] = {event["name"]: round(event["ts"] * 1000) + offset for event in events}
         else:
             (folder / "part.pftrace").write_bytes(held[name])
             timeline = perfetto.read([folder / "part.pftrace"])
             computed = [timeline[row] for row in range(len(timeline)) if timeline[row].stream == 0]
-            found[name] = {str(one.action): one.start_ns + offset for one in computed}
+            found[name] = {str(item.action): item.start_ns + offset for item in computed}
     return found
 
 
@@ -117,7 +117,7 @@ def test_two_simulations_start_at_once(tmp_path: Path) -> None:
 def test_each_rank_is_a_machine_unless_ranks_share_a_file(tmp_path: Path) -> None:
     apart = recorded(tmp_path / "run", one_step())
     assert apart.measurement is not None
-    shared = tuple(replace(one, path=tmp_path / "run" / "r0.json") for one in apart.measurement.sources)
+    shared = tuple(replace(source, path=tmp_path / "run" / "r0.json") for source in apart.measurement.sources)
     together = replace(apart, measurement=replace(apart.measurement, sources=shared))
 
     def machines(side: Side) -> list[str]:
@@ -170,12 +170,12 @@ def test_the_archive_tells_nothing_of_who_wrote_it_and_when(tmp_path: Path) -> N
 
 
 def test_a_measured_file_that_went_is_one_line_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    found, sides = compared()
+    difference, sides = compared()
     gone = recorded(tmp_path / "run", one_step())
     (tmp_path / "run" / "r2.json").unlink()
 
     with pytest.raises(OutputError, match=r"both\.tar: cannot be written"):
-        write_diff([tmp_path / "both.tar"], found, [sides[0], gone], [])
+        write_diff([tmp_path / "both.tar"], difference, [sides[0], gone], [])
 
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 

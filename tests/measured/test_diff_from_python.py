@@ -27,31 +27,31 @@ def table(tmp_path: Path) -> Path:
 def test_a_path_and_its_run_are_the_same_step(table: Path) -> None:
     run = pptrace.simulate(schedule=str(table))
 
-    found = diff(table, run)
+    difference = diff(table, run)
 
-    assert found.same
-    assert found.change == 0
-    assert found.summary() == str(found) == repr(found)
-    assert "a simulation" in found.summary()
-    assert found.to_dict()["step_ns"] == [run.metrics.step_ns] * 2
+    assert difference.same
+    assert difference.change == 0
+    assert difference.summary() == str(difference) == repr(difference)
+    assert "a simulation" in difference.summary()
+    assert difference.to_dict()["step_ns"] == [run.metrics.step_ns] * 2
 
 
 def test_a_measurement_is_a_side_with_its_notes(table: Path) -> None:
     steps = side_of_step(one_step([["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]])).steps
     measurement = Measurement(steps=steps, notes=("rank 1 was late to the party",))
 
-    found = diff(str(table), measurement, tolerance=0.5, step=0)
+    difference = diff(str(table), measurement, tolerance=0.5, step=0)
 
-    assert not found.same
-    assert "note: rank 1 was late to the party" in found.summary(top=1)
-    assert found.notes[1].startswith(f"{table} has unit costs")
-    assert found.sides[1].measured
+    assert not difference.same
+    assert "note: rank 1 was late to the party" in difference.summary(top=1)
+    assert difference.notes[1].startswith(f"{table} has unit costs")
+    assert difference.sides[1].measured
 
 
 def test_it_is_saved_in_every_format(table: Path, tmp_path: Path) -> None:
-    found = diff(table, table)
+    difference = diff(table, table)
 
-    written = found.save(tmp_path / "r.html", tmp_path / "b.pftrace", tmp_path / "b.tar")
+    written = difference.save(tmp_path / "r.html", tmp_path / "b.pftrace", tmp_path / "b.tar")
 
     assert [path.name for path in written] == ["r.html", "b.pftrace", "b.tar"]
     assert all(path.stat().st_size for path in written)

@@ -44,49 +44,50 @@ def leading(found: StepDiff) -> list[str]:
 
 @pytest.mark.parametrize("measured", [False, True])
 def test_where_the_order_alone_differs_it_is_told_first_and_is_the_whole_difference(*, measured: bool) -> None:
-    found = compared(one_step(), one_step(SERIAL), measured=measured)
+    difference = compared(one_step(), one_step(SERIAL), measured=measured)
 
-    assert found.order_share is not None
-    assert found.order_share.order_ns.value == found.step_ns.change.value > 0
-    assert found.order_share.times_ns.value == found.order_share.rest_ns.value == 0
-    assert leading(found)[0] == "effects of order and of times"
-    first = text_of(diff_document(found)).split("effects of order and of times")[1].splitlines()[2]
+    assert difference.order_share is not None
+    assert difference.order_share.order_ns.value == difference.step_ns.change.value > 0
+    assert difference.order_share.times_ns.value == difference.order_share.rest_ns.value == 0
+    assert leading(difference)[0] == "effects of order and of times"
+    first = text_of(diff_document(difference)).split("effects of order and of times")[1].splitlines()[2]
     assert first.strip().startswith("the order of 2 ranks, with the second's times and network")
-    assert first.split()[-3:] == [f"+{found.step_ns.change.value / MS:.3f}", "ms", "100.0%"]
+    assert first.split()[-3:] == [f"+{difference.step_ns.change.value / MS:.3f}", "ms", "100.0%"]
 
 
 def test_a_slow_link_in_the_same_order_is_told_first() -> None:
-    found = compared(one_step(), slower_way(one_step(), 1, 2, 9))
+    difference = compared(one_step(), slower_way(one_step(), 1, 2, 9))
 
-    assert found.order_share is None
-    assert leading(found)[0] == "slow or fast ranks"
-    assert "Largest slowdown, a slow link: rank 1 to rank 2" in page_of(diff_document(found))
-    assert (found.culprits[0].kind, found.culprits[0].what) == ("slow link", "rank 1 to rank 2")
+    assert difference.order_share is None
+    assert leading(difference)[0] == "slow or fast ranks"
+    assert "Largest slowdown, a slow link: rank 1 to rank 2" in page_of(diff_document(difference))
+    assert (difference.culprits[0].kind, difference.culprits[0].what) == ("slow link", "rank 1 to rank 2")
 
 
 def test_where_both_changed_both_are_told_with_the_shares_that_runs_of_each_alone_give() -> None:
     slow = {1: 1.5}
-    found = compared(one_step(), one_step(SERIAL, slow=slow))
+    difference = compared(one_step(), one_step(SERIAL, slow=slow))
     halfway = one_step(slow=slow)
 
     first, half, second = (
-        found.step_ns.first.value, compared(halfway, halfway).step_ns.first.value, found.step_ns.second.value
+        difference.step_ns.first.value, compared(halfway, halfway).step_ns.first.value,
+        difference.step_ns.second.value,
     )  # fmt: skip
-    assert found.order_share is not None
-    assert found.order_share.times_ns.value == half - first > 0
-    assert found.order_share.order_ns.value == second - half > 0
-    told = text_of(diff_document(found))
-    assert f"{(second - half) / (second - first):.1%}" in told
-    assert f"{(half - first) / (second - first):.1%}" in told
-    assert "Largest slowdown of times, a slow rank: rank 1" in page_of(diff_document(found))
+    assert difference.order_share is not None
+    assert difference.order_share.times_ns.value == half - first > 0
+    assert difference.order_share.order_ns.value == second - half > 0
+    result = text_of(diff_document(difference))
+    assert f"{(second - half) / (second - first):.1%}" in result
+    assert f"{(half - first) / (second - first):.1%}" in result
+    assert "Largest slowdown of times, a slow rank: rank 1" in page_of(diff_document(difference))
 
 
 def test_times_that_change_more_than_the_order_are_told_before_it() -> None:
-    found = compared(one_step(LATE), one_step(rate_kbps=10_000, slow={0: 2, 1: 2, 2: 2}))
-    told = text_of(diff_document(found)).split("effects of order and of times")[1]
+    difference = compared(one_step(LATE), one_step(rate_kbps=10_000, slow={0: 2, 1: 2, 2: 2}))
+    told = text_of(diff_document(difference)).split("effects of order and of times")[1]
 
-    assert found.order_share is not None
-    assert abs(found.order_share.times_ns.value) > abs(found.order_share.order_ns.value)
+    assert difference.order_share is not None
+    assert abs(difference.order_share.times_ns.value) > abs(difference.order_share.order_ns.value)
     assert told.index("times of actions and messages") < told.index("the order of")
 
 
@@ -94,13 +95,13 @@ def test_times_that_change_more_than_the_order_are_told_before_it() -> None:
 def test_a_backward_that_one_order_splits_takes_what_its_halves_take(*, whole_first: bool) -> None:
     whole, split = one_step(slow={0: 1.4, 1: 1.4, 2: 1.4}), one_step(SPLIT)
     pair = (whole, split) if whole_first else (split, whole)
-    found = compared(*pair)
+    difference = compared(*pair)
 
-    assert found.order_share is not None
+    assert difference.order_share is not None
     # All actions are alike slower on one side, by the same factor on every stage.
-    assert found.order_share.times_ns.value * (-1 if whole_first else 1) > 10 * MS
-    parts = found.order_share
-    assert parts.order_ns.value + parts.times_ns.value + parts.rest_ns.value == found.step_ns.change.value
+    assert difference.order_share.times_ns.value * (-1 if whole_first else 1) > 10 * MS
+    parts = difference.order_share
+    assert parts.order_ns.value + parts.times_ns.value + parts.rest_ns.value == difference.step_ns.change.value
 
 
 @pytest.mark.needs_plugins

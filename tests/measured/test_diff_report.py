@@ -65,19 +65,19 @@ def page(found: StepDiff, top: int = 10, notes: Sequence[str] = ()) -> str:
 
 def drawings(found: StepDiff) -> dict[str, ET.Element]:
     shown = re.findall(r"<svg.*?</svg>", page(found), re.DOTALL)
-    parsed = [ET.fromstring(one) for one in shown]  # noqa: S314 - our own drawing
-    return {one.attrib["aria-label"]: one for one in parsed}
+    parsed = [ET.fromstring(item) for item in shown]  # noqa: S314 - our own drawing
+    return {item.attrib["aria-label"]: item for item in parsed}
 
 
 def bars(drawing: ET.Element) -> dict[str, tuple[float, float]]:
     """Return where each bar that has a title begins, and its width."""
-    found = {}
+    result = {}
     for group in drawing.iter("g"):
         title, rectangle = group.find("title"), group.find("rect")
         assert title is not None
         assert rectangle is not None
-        found[str(title.text)] = (float(rectangle.attrib["x"]), float(rectangle.attrib["width"]))
-    return found
+        result[str(title.text)] = (float(rectangle.attrib["x"]), float(rectangle.attrib["width"]))
+    return result
 
 
 def test_nothing_in_it_is_fetched_or_run() -> None:
@@ -91,9 +91,9 @@ def test_nothing_in_it_is_fetched_or_run() -> None:
 
 
 def test_hostile_names_and_notes_are_words() -> None:
-    found, _ = compared(names=HOSTILE)
+    difference, _ = compared(names=HOSTILE)
 
-    read = Read(page(found, notes=HOSTILE))
+    read = Read(page(difference, notes=HOSTILE))
 
     assert "script" not in read.tags
     assert "img" not in read.tags
@@ -112,8 +112,8 @@ def test_attributes_are_escaped_and_markup_is_not_escaped_twice() -> None:
 
 def test_the_same_diff_is_the_same_bytes(tmp_path: Path) -> None:
     for name in ("a.html", "b.html"):
-        found, sides = compared()
-        write_diff([tmp_path / name], found, sides, ["a note"])
+        difference, sides = compared()
+        write_diff([tmp_path / name], difference, sides, ["a note"])
 
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
 
@@ -126,24 +126,24 @@ def test_it_is_readable_in_the_light_in_the_dark_and_on_paper() -> None:
 
 
 def test_the_bars_of_the_ladder_lead_from_one_step_to_the_other() -> None:
-    found, _ = compared()
+    difference, _ = compared()
 
-    shown = bars(drawings(found)["ladder"])
+    shown = bars(drawings(difference)["ladder"])
 
-    reached = sum(shown[f"first step: {ms(found.step_ns.first)}"])
-    for one in found.ladder:
-        if not one.change_ns.value:
+    reached = sum(shown[f"first step: {ms(difference.step_ns.first)}"])
+    for rung in difference.ladder:
+        if not rung.change_ns.value:
             continue  # named below the bars
-        x, width = shown[f"{one.name}: {ms(one.change_ns, sign=True)}"]
-        longer = one.change_ns.value
+        x, width = shown[f"{rung.name}: {ms(rung.change_ns, sign=True)}"]
+        longer = rung.change_ns.value
         assert (x if longer >= 0 else x + width) == pytest.approx(reached, abs=0.02)
         reached += width if longer > 0 else -width if longer < 0 else 0
-    assert reached == pytest.approx(sum(shown[f"second step: {ms(found.step_ns.second)}"]), abs=0.05)
+    assert reached == pytest.approx(sum(shown[f"second step: {ms(difference.step_ns.second)}"]), abs=0.05)
 
 
 def test_the_parts_fill_bars_as_long_as_the_steps() -> None:
-    found, _ = compared()
-    drawing = drawings(found)["parts"]
+    difference, _ = compared()
+    drawing = drawings(difference)["parts"]
 
     lengths: dict[str, float] = {}
     for rectangle in drawing.iter("rect"):
@@ -151,7 +151,9 @@ def test_the_parts_fill_bars_as_long_as_the_steps() -> None:
         lengths[y] = lengths.get(y, 0.0) + float(rectangle.attrib["width"])
 
     first, second = lengths.values()
-    assert second / first == pytest.approx(found.step_ns.second.value / found.step_ns.first.value, rel=1e-3)
+    assert second / first == pytest.approx(
+        difference.step_ns.second.value / difference.step_ns.first.value, rel=1e-3
+    )
 
 
 def test_every_ratio_is_in_the_heat_map_and_a_slow_stage_is_redder() -> None:
@@ -170,12 +172,12 @@ def test_every_ratio_is_in_the_heat_map_and_a_slow_stage_is_redder() -> None:
 
 
 def test_every_action_of_both_steps_is_drawn_where_it_ran() -> None:
-    found, _ = compared()
+    difference, _ = compared()
 
-    shown = bars(drawings(found)["both steps by rank and time"])
+    shown = bars(drawings(difference)["both steps by rank and time"])
 
-    long = found.steps[1].span_ns
-    for step in found.steps:
+    long = difference.steps[1].span_ns
+    for step in difference.steps:
         begin = int(step.start_ns.min())
         for index in range(len(step)):
             start, end = int(step.start_ns[index]) - begin, int(step.end_ns[index]) - begin
@@ -187,23 +189,23 @@ def test_every_action_of_both_steps_is_drawn_where_it_ran() -> None:
 
 
 def test_what_is_too_much_to_draw_is_thinned_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, _ = compared()
+    difference, _ = compared()
     monkeypatch.setattr(diff_drawing, "_MOST", 10)
     monkeypatch.setattr(diff_drawing, "_FEWEST_RANKS", 2)
 
-    picture, note = diff_drawing.strips(found)
+    picture, note = diff_drawing.strips(difference)
 
     drawn = picture.draw()
     assert note.startswith(" Drawn: 2 of 3 ranks, the first ")
-    assert "Drawn" not in text_of(diff_document(found))
+    assert "Drawn" not in text_of(diff_document(difference))
     assert "rank 1<" not in drawn
     assert 8 <= drawn.count("<title>") <= 14
 
 
 def test_where_nothing_is_drawn_the_report_says_why() -> None:
-    found, _ = compared(second=one_step([["0F0", "0B0"], ["1F0", "1B0"]]))
+    difference, _ = compared(second=one_step([["0F0", "0B0"], ["1F0", "1B0"]]))
 
-    read = Read(page(found))
+    read = Read(page(difference))
 
     assert (
         "no ladder: the steps have 3 ranks, 3 stages, 4 microbatches and 2 ranks, 2 stages, 1 microbatches"
@@ -221,8 +223,8 @@ def test_a_step_against_itself_says_that_nothing_differs() -> None:
 
 
 def test_it_begins_with_who_is_to_blame_and_folds_what_is_unchanged() -> None:
-    found, _ = compared()  # stage 1 takes a quarter longer
-    shown = page(found)
+    difference, _ = compared()  # stage 1 takes a quarter longer
+    shown = page(difference)
     titles = re.findall(r"<h2>(.*?)</h2>", shown)
     assert titles[:2] == ["slow or fast ranks, stages and links, and outliers", "first difference"]
     assert "Largest slowdown, a slow rank: rank 1" in shown
@@ -240,8 +242,8 @@ def test_long_steps_are_drawn_wide_enough_for_their_microbatches_numbers_and_tel
          *(f"{stage}B{m}" for stage in reversed(stages) for m in microbatches)]
         for stages in ((0, 2), (1, 3))
     ]  # fmt: skip
-    found, _ = compared(one_step(rows), one_step(rows, slow={1: 1.25}))
-    drawing = drawings(found)["both steps by rank and time"]
+    difference, _ = compared(one_step(rows), one_step(rows, slow={1: 1.25}))
+    drawing = drawings(difference)["both steps by rank and time"]
 
     labels = [element.text for element in drawing.iter("text") if element.get("class") == "on small"]
     assert Counter(labels) == {str(m): 2 * 2 * 4 for m in microbatches}  # sides, kinds, stages
@@ -254,22 +256,22 @@ def test_long_steps_are_drawn_wide_enough_for_their_microbatches_numbers_and_tel
 
 def test_the_order_the_divergence_and_the_culprit_are_told() -> None:
     other = [ROWS[0], ROWS[1], ["2F0", "2F1", "2B0", "2B1", "2F2", "2B2", "2F3", "2B3"]]
-    found, _ = compared(second=one_step(other, slow={0: 1.5}))
+    difference, _ = compared(second=one_step(other, slow={0: 1.5}))
 
-    words = Read(page(found, top=3)).words
+    words = Read(page(difference, top=3)).words
 
     assert "rank 0 (its one stage, 0)" in words
     assert "0F0 ends 5.000 ms late: +5.000 ms from its duration" in words
-    assert f"largest changes, of {len(found.changes)} changed actions" in words
+    assert f"largest changes, of {len(difference.changes)} changed actions" in words
     assert "rank 22B02F11" in words  # a row of the table: rank 2 has 2B0, then 2F1, behind 1
 
 
 def test_many_ways_and_orders_are_told_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "_MOST", 1)
     other = [[f"{rank}{kind}{microbatch}" for kind in "FB" for microbatch in range(4)] for rank in range(3)]
-    found, _ = compared(second=one_step(other, rate_kbps=500_000))
+    difference, _ = compared(second=one_step(other, rate_kbps=500_000))
 
-    words = Read(page(found)).words
+    words = Read(page(difference)).words
 
     assert "and 3 further links with smaller changes" in words
     assert "and 2 further ranks" in words

@@ -40,8 +40,8 @@ def deviations(sides: Sides) -> tuple[float | None, float | None]:
 
 def recorded(timelines: Sequence[Timeline], choice: str = "median", name: str = "run") -> Side:
     steps = tuple(
-        Step(label=str(at), timeline=one, gap_ns=np.zeros(len(one), dtype=np.int64))
-        for at, one in enumerate(timelines)
+        Step(label=str(at), timeline=item, gap_ns=np.zeros(len(item), dtype=np.int64))
+        for at, item in enumerate(timelines)
     )
     return measured_side(Measurement(steps=steps), name, choice)
 
@@ -50,9 +50,9 @@ def test_all_steps_pooled_compare_the_median_of_every_action() -> None:
     base = step()
     times = (50, 30, 31, 32, 29)
 
-    found = diff(side(base), recorded([stretched(base, "2F3", by * MS) for by in times], "all"))
+    difference = diff(side(base), recorded([stretched(base, "2F3", by * MS) for by in times], "all"))
 
-    (change,) = found.changes
+    (change,) = difference.changes
     assert (str(change.action), change.change_ns.value) == ("2F3", 31 * MS)
 
 
@@ -62,15 +62,15 @@ def test_a_pooled_duration_is_the_median(by_ms: list[int]) -> None:
     base = step()
     first, *others = (extract_computations(stretched(base, "1B2", by * MS)) for by in by_ms)
 
-    found = median_step(first, others)
+    result = median_step(first, others)
 
     usual = extract_computations(base).duration_ns
     (at,) = np.flatnonzero(first.duration_ns - usual) if by_ms[0] else (None,)
-    expected = np.median([one.duration_ns for one in (first, *others)], axis=0).astype(np.int64)
-    assert found.duration_ns.tolist() == expected.tolist()
+    expected = np.median([item.duration_ns for item in (first, *others)], axis=0).astype(np.int64)
+    assert result.duration_ns.tolist() == expected.tolist()
     if at is not None:
-        assert found.duration_ns[at] - usual[at] == int(np.median(by_ms) * MS)
-    assert found.start_ns.tolist() == first.start_ns.tolist()
+        assert result.duration_ns[at] - usual[at] == int(np.median(by_ms) * MS)
+    assert result.start_ns.tolist() == first.start_ns.tolist()
 
 
 def test_a_pooled_message_takes_the_median_of_what_was_seen() -> None:
@@ -94,47 +94,49 @@ def test_steps_of_other_sizes_are_not_pooled() -> None:
 
 
 def test_steps_that_are_all_alike_vary_by_nothing() -> None:
-    found = diff(recorded([step()] * 3), recorded([step()] * 3))
+    difference = diff(recorded([step()] * 3), recorded([step()] * 3))
 
-    assert found.same
-    assert found.step_ns.first.deviation == found.step_ns.second.deviation == 0
-    assert {one.change_ns.deviation for one in found.ladder} == {0}
-    assert {row.ratio.deviation for row in found.kinds.values() if row.ratio} == {0.0}
-    assert {one.deviation for pair in found.parts_ns.values() for one in pair} == {0}
+    assert difference.same
+    assert difference.step_ns.first.deviation == difference.step_ns.second.deviation == 0
+    assert {rung.change_ns.deviation for rung in difference.ladder} == {0}
+    assert {row.ratio.deviation for row in difference.kinds.values() if row.ratio} == {0.0}
+    assert {member.deviation for pair in difference.parts_ns.values() for member in pair} == {0}
 
 
 def test_one_step_on_each_side_has_no_spread() -> None:
-    found = diff(side(step()), side(step(slow={1: 1.25})))
+    difference = diff(side(step()), side(step(slow={1: 1.25})))
 
-    assert not found.varies
-    assert found.step_ns.first.deviation is found.step_ns.second.deviation is None
-    assert {one.change_ns.deviation for one in found.ladder} == {None}
-    assert "±" not in shown(found)
-    assert "±" not in page_of(diff_document(found))
+    assert not difference.varies
+    assert difference.step_ns.first.deviation is difference.step_ns.second.deviation is None
+    assert {rung.change_ns.deviation for rung in difference.ladder} == {None}
+    assert "±" not in shown(difference)
+    assert "±" not in page_of(diff_document(difference))
 
 
 def test_lengths_and_parts_vary_as_their_steps_do() -> None:
     factors = (1.0, 1.1, 1.3)
     run = recorded([step(slow=dict.fromkeys(range(3), factor)) for factor in factors])
 
-    found = diff(side(step()), run)
+    difference = diff(side(step()), run)
 
-    lengths = [one.timeline.end_ns.max() for one in run.steps]
-    assert deviations(found.step_ns) == (None, round(float(np.std(lengths, ddof=1))))
+    lengths = [item.timeline.end_ns.max() for item in run.steps]
+    assert deviations(difference.step_ns) == (None, round(float(np.std(lengths, ddof=1))))
     computing = [120 * MS * factor for factor in factors]
-    assert deviations(found.parts_ns["compute"]) == (None, round(float(np.std(computing, ddof=1))))
-    ratios = {row.ratio.deviation for row in found.kinds.values() if row.ratio}
-    assert all(one == pytest.approx(np.std(factors, ddof=1)) for one in ratios)
+    assert deviations(difference.parts_ns["compute"]) == (None, round(float(np.std(computing, ddof=1))))
+    ratios = {row.ratio.deviation for row in difference.kinds.values() if row.ratio}
+    assert all(item == pytest.approx(np.std(factors, ddof=1)) for item in ratios)
 
 
 def test_both_sides_spreads_are_added_as_variances() -> None:
     slow = [step(slow=dict.fromkeys(range(3), factor)) for factor in (1.0, 1.1, 1.3)]
     once = diff(side(step()), recorded(slow)).ladder[0].change_ns.deviation
     both = diff(recorded([step(), step(), step()]), recorded(slow)).ladder[0].change_ns.deviation
-    found = diff(recorded(slow), recorded(slow))
+    difference = diff(recorded(slow), recorded(slow))
 
     assert once == both
-    assert found.step_ns.change.deviation == pytest.approx(math.sqrt(2) * (found.step_ns.first.deviation or 0))
+    assert difference.step_ns.change.deviation == pytest.approx(
+        math.sqrt(2) * (difference.step_ns.first.deviation or 0)
+    )
     assert (Figure(2, 3.0) - Figure(1, 4.0)).deviation == 5
     assert (Figure(2, 3.0) - Figure(1)).deviation == 3
     assert (Figure(2) - Figure(1)).deviation is None
@@ -155,11 +157,11 @@ def test_where_a_step_is_late_within_its_noise_it_does_not_part() -> None:
     base = step()
     run = recorded([stretched(base, "0F1", by * MS) for by in (0, 4, 8)])
 
-    found = diff(side(base), run)
+    difference = diff(side(base), run)
 
-    assert found.divergence is None
-    assert found.changes == ()
-    assert found.within_noise == 1
+    assert difference.divergence is None
+    assert difference.changes == ()
+    assert difference.within_noise == 1
 
 
 def test_medians_over_steps_vary_less_than_a_step() -> None:
@@ -177,19 +179,19 @@ def test_medians_over_steps_vary_less_than_a_step() -> None:
 
 def test_the_ladder_and_parts_of_pooled_steps_sum_to_the_difference() -> None:
     timelines = [stretched(slower_way(step(), 1, 2, 1 + at), "2F3", at * MS) for at in range(4)]
-    found = diff(side(step()), recorded(timelines, "all"))
-    first, second = (one.value for one in found.step_ns)
+    difference = diff(side(step()), recorded(timelines, "all"))
+    first, second = (item.value for item in difference.step_ns)
 
-    assert sum(one.change_ns.value for one in found.ladder) == second - first
-    assert [sum(pair[at].value for pair in found.parts_ns.values()) for at in (0, 1)] == [first, second]
+    assert sum(rung.change_ns.value for rung in difference.ladder) == second - first
+    assert [sum(pair[at].value for pair in difference.parts_ns.values()) for at in (0, 1)] == [first, second]
 
 
 def test_text_json_and_page_say_how_much_every_figure_varies() -> None:
     timelines = [step(slow=dict.fromkeys(range(3), factor)) for factor in (1.0, 1.1, 1.3)]
-    slower = [slower_way(one, 1, 2, 2) for one in timelines]
-    found = diff(recorded(timelines, "all"), recorded(slower, "all"))
+    slower = [slower_way(item, 1, 2, 2) for item in timelines]
+    difference = diff(recorded(timelines, "all"), recorded(slower, "all"))
 
-    document = diff_document(found)
+    document = diff_document(difference)
     text, page, values = text_of(document), page_of(document), plain(document)
 
     for each in (text, page):
@@ -197,7 +199,7 @@ def test_text_json_and_page_say_how_much_every_figure_varies() -> None:
         assert "run: 3 steps" in each
         assert "1.000 ±0.1" in each
     assert values["medians_over_steps"] == [True, True]
-    assert all(one["change_ns_deviation"] is not None for one in values["ladder"])
+    assert all(rung["change_ns_deviation"] is not None for rung in values["ladder"])
     assert all(None not in row["median_ns_deviation"] for row in values["kinds"])
     assert all(None not in way["median_ns_deviation"] for way in values["messages"])
     assert all(None not in pair for pair in values["parts_ns_deviation"].values())
@@ -221,19 +223,19 @@ def test_no_noise_is_known_of_what_does_not_vary() -> None:
 
 def test_a_side_without_costs_has_no_memory_but_counts_what_it_holds() -> None:
     eager = [["0F0", "0F1", "0F2", "0F3", "0B0", "0B1", "0B2", "0B3"], *ROWS[1:]]
-    found = diff(side(step()), side(step(eager)))
+    difference = diff(side(step()), side(step(eager)))
 
-    assert next((one.rank, one.peak_bytes, one.activations) for one in found.memory) == (0, None, (3, 4))
-    assert "microbatches whose activations are held, at most, by rank" in shown(found)
-    assert "microbatches whose activations are held, at most, by rank" in page_of(diff_document(found))
+    assert next((item.rank, item.peak_bytes, item.activations) for item in difference.memory) == (0, None, (3, 4))
+    assert "microbatches whose activations are held, at most, by rank" in shown(difference)
+    assert "microbatches whose activations are held, at most, by rank" in page_of(diff_document(difference))
 
 
 def test_bytes_of_both_sides_are_told_by_rank() -> None:
     costs = Workload.uniform(3, f_ns=0, b_ns=0, activation_bytes=1 << 30)
     known = replace(side(step()), workload=costs)
-    found = diff(known, replace(side(step(slow={1: 1.5})), workload=replace(costs, reserved_bytes=1 << 20)))
+    difference = diff(known, replace(side(step(slow={1: 1.5})), workload=replace(costs, reserved_bytes=1 << 20)))
 
-    assert [one.peak_bytes for one in found.memory] == [
+    assert [item.peak_bytes for item in difference.memory] == [
         (held << 30, (held << 30) + (1 << 20)) for held in (3, 2, 1)
     ]
-    assert "  rank 0  3 GiB   3 GiB  +1 MiB" in shown(found).splitlines()
+    assert "  rank 0  3 GiB   3 GiB  +1 MiB" in shown(difference).splitlines()

@@ -72,25 +72,25 @@ def test_a_simulated_step_is_its_own_replay(rows: list[list[str]], policy: str) 
 
 
 def test_a_step_does_not_differ_from_itself() -> None:
-    found = diff(side(step()), side(step()))
+    difference = diff(side(step()), side(step()))
 
-    assert found.same
-    assert found.change == 0
-    assert found.changes == found.orders == found.culprits == ()
-    assert found.divergence is None
-    assert [one.change_ns.value for one in found.ladder] == [0] * 7
+    assert difference.same
+    assert difference.change == 0
+    assert difference.changes == difference.orders == difference.culprits == ()
+    assert difference.divergence is None
+    assert [rung.change_ns.value for rung in difference.ladder] == [0] * 7
 
 
 def test_three_milliseconds_on_one_action_are_ranked_first_and_where_it_parts() -> None:
-    found = diff(side(step()), side(stretched(step(), "1F2", 3 * MS)))
+    difference = diff(side(step()), side(stretched(step(), "1F2", 3 * MS)))
 
-    assert (str(found.changes[0].action), found.changes[0].change_ns.value) == ("1F2", 3 * MS)
-    assert len(found.changes) == 1
-    assert found.divergence is not None
-    assert (found.divergence.rank, str(found.divergence.action)) == (1, "1F2")
-    assert found.divergence.local_ns == 3 * MS
-    assert found.ladder[0].name == "durations"
-    assert found.ladder[0].change_ns.value == found.step_ns.change.value
+    assert (str(difference.changes[0].action), difference.changes[0].change_ns.value) == ("1F2", 3 * MS)
+    assert len(difference.changes) == 1
+    assert difference.divergence is not None
+    assert (difference.divergence.rank, str(difference.divergence.action)) == (1, "1F2")
+    assert difference.divergence.local_ns == 3 * MS
+    assert difference.ladder[0].name == "durations"
+    assert difference.ladder[0].change_ns.value == difference.step_ns.change.value
 
 
 def test_actions_are_listed_by_how_much_they_changed_either_way_and_of_two_alike_the_longer_one_first() -> None:
@@ -98,9 +98,9 @@ def test_actions_are_listed_by_how_much_they_changed_either_way_and_of_two_alike
     for action, by_ms in (("1F2", 3), ("2F0", -5), ("0B1", 5), ("0F1", -1)):
         second = stretched(second, action, by_ms * MS)
 
-    found = diff(side(step()), side(second))
+    difference = diff(side(step()), side(second))
 
-    listed = [(str(one.action), one.change_ns.value) for one in found.changes]
+    listed = [(str(item.action), item.change_ns.value) for item in difference.changes]
     assert listed == [("0B1", 5 * MS), ("2F0", -5 * MS), ("1F2", 3 * MS), ("0F1", -1 * MS)]
 
 
@@ -113,26 +113,26 @@ def test_actions_are_listed_by_how_much_they_changed_either_way_and_of_two_alike
     ],
 )
 def test_the_ladder_and_parts_sum_to_the_difference(changed: dict[str, Any], sort: str) -> None:
-    found = diff(side(step()), side(step(**changed)))
-    first, second = (one.value for one in found.step_ns)
+    difference = diff(side(step()), side(step(**changed)))
+    first, second = (item.value for item in difference.step_ns)
 
     assert first != second
-    assert sum(one.change_ns.value for one in found.ladder) == second - first
-    assert [sum(pair[at].value for pair in found.parts_ns.values()) for at in (0, 1)] == [first, second]
-    largest = max(found.ladder, key=lambda one: abs(one.change_ns.value))
+    assert sum(rung.change_ns.value for rung in difference.ladder) == second - first
+    assert [sum(pair[at].value for pair in difference.parts_ns.values()) for at in (0, 1)] == [first, second]
+    largest = max(difference.ladder, key=lambda one: abs(one.change_ns.value))
     assert largest.name == sort
 
 
 def test_another_order_is_found_and_priced() -> None:
     other = [ROWS[0], ROWS[1], ["2F0", "2F1", "2B0", "2B1", "2F2", "2B2", "2F3", "2B3"]]
 
-    found = diff(side(step()), side(step(other)))
+    difference = diff(side(step()), side(step(other)))
 
-    (order,) = found.orders
+    (order,) = difference.orders
     assert (order.rank, order.position, order.first, order.second) == (2, 1, "2B0", "2F1")
-    assert not found.same
-    priced = next(one for one in found.ladder if one.name == "order")
-    assert priced.change_ns.value == found.step_ns.change.value
+    assert not difference.same
+    priced = next(rung for rung in difference.ladder if rung.name == "order")
+    assert priced.change_ns.value == difference.step_ns.change.value
 
 
 def test_a_slow_stage_is_blamed_with_its_rank() -> None:
@@ -151,9 +151,9 @@ def test_what_all_ranks_have_in_common_is_drift() -> None:
 
 
 def test_a_slower_path_is_that_link() -> None:
-    found = diff(side(step()), side(slower_way(step(), 1, 2, 4)))
+    difference = diff(side(step()), side(slower_way(step(), 1, 2, 4)))
 
-    assert [(one.kind, one.what) for one in found.culprits] == [("slow link", "rank 1 to rank 2")]
+    assert [(item.kind, item.what) for item in difference.culprits] == [("slow link", "rank 1 to rank 2")]
 
 
 def test_a_backward_in_one_is_an_input_and_a_weight_gradient_in_the_other() -> None:
@@ -168,10 +168,10 @@ def test_a_backward_in_one_is_an_input_and_a_weight_gradient_in_the_other() -> N
 
 
 def test_steps_of_other_sizes_have_no_ladder_and_say_why() -> None:
-    found = diff(side(step(ROWS)), side(step(SPLIT)))
+    difference = diff(side(step(ROWS)), side(step(SPLIT)))
 
-    assert found.ladder == ()
-    assert found.no_ladder == (
+    assert difference.ladder == ()
+    assert difference.no_ladder == (
         "the steps have 3 ranks, 3 stages, 4 microbatches and 2 ranks, 2 stages, 2 microbatches"
     )
 
@@ -182,13 +182,13 @@ def test_changes_within_the_steps_own_noise_are_left_out() -> None:
         Step(label=str(n), timeline=stretched(base, "2F3", n * MS), gap_ns=np.zeros(0, dtype=np.int64))
         for n in range(5)
     )
-    steps = tuple(replace(one, gap_ns=np.zeros(len(one.timeline), dtype=np.int64)) for one in steps)
+    steps = tuple(replace(item, gap_ns=np.zeros(len(item.timeline), dtype=np.int64)) for item in steps)
     noisy = Side(name="noisy", measured=True, steps=steps, chosen=2, workload=Workload.uniform(3, f_ns=0, b_ns=0))
 
-    found = diff(side(base), noisy)
+    difference = diff(side(base), noisy)
 
-    assert found.changes == ()
-    assert found.within_noise == 1
+    assert difference.changes == ()
+    assert difference.within_noise == 1
 
 
 def test_a_run_is_a_side(tmp_path: Any) -> None:
@@ -205,9 +205,9 @@ def test_a_diff_tells_how_much_of_collectives_computation_hid() -> None:
     """Two pairs hide four all-reduces of 2 ms each; alone, actions wait for theirs."""
     pairs = paired_step()
 
-    found = diff(side(pairs), side(paired_step((Kind.F, 1, 1))))
+    difference = diff(side(pairs), side(paired_step((Kind.F, 1, 1))))
 
-    assert {name: (one.first.value, one.second.value) for name, one in found.groups_ns.items()} == {
+    assert {name: (one.first.value, one.second.value) for name, one in difference.groups_ns.items()} == {
         "tensor-parallel": (48 * MS, 48 * MS), "tensor-parallel, hidden": (16 * MS, 16 * MS),
     }  # fmt: skip
     lost = diff(side(pairs), side(step())).groups_ns["tensor-parallel, hidden"]

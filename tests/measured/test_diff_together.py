@@ -39,9 +39,9 @@ def slices(trace: Decoded) -> Iterator[tuple[str, int, int, dict[str, Any]]]:
         ends[trace.path(packet.track_event.track_uuid)].append(packet.timestamp)
     begins = [trace.fields(packet) for packet in trace.events(BEGIN)]
     for track, times in ends.items():
-        own = sorted((one for one in begins if one["track"] == track), key=lambda one: one["ts"])
-        for one, end in zip(own, sorted(times), strict=True):
-            yield track, one["ts"], end, one
+        own = sorted((begin for begin in begins if begin["track"] == track), key=lambda one: one["ts"])
+        for item, end in zip(own, sorted(times), strict=True):
+            yield track, item["ts"], end, item
 
 
 def category(fields: dict[str, Any]) -> str:
@@ -73,7 +73,7 @@ def test_both_steps_are_there_whole_and_start_at_once(trace: Decoded) -> None:
     _, sides = compared()
     ranks = [" · 1 simulated", " · 2 measured"]
     for which, side in zip(ranks, sides, strict=True):
-        ours = [one for one in slices(trace) if which in one[0]]
+        ours = [item for item in slices(trace) if which in item[0]]
         timeline = side.timeline
         assert sorted((start, end) for _, start, end, _ in ours) == sorted(
             zip(timeline.start_ns.tolist(), timeline.end_ns.tolist(), strict=True)
@@ -93,15 +93,15 @@ def test_nothing_overlaps_on_a_track(trace: Decoded) -> None:
 
 
 def test_differences_are_named_by_how_much_later_an_action_ends(trace: Decoded) -> None:
-    found, sides = compared()
+    difference, sides = compared()
     expected = set()
     # Stage 1 takes a quarter longer, and all actions are in both: an action's lateness is its two ends apart.
     first, second = (
         {
-            (str(one.timeline[row].action), one.timeline[row].rank): one.timeline[row]
-            for row in range(len(one.timeline))
+            (str(item.timeline[row].action), item.timeline[row].rank): item.timeline[row]
+            for row in range(len(item.timeline))
         }
-        for one in sides
+        for item in sides
     )
     for key, there in second.items():
         late = there.end_ns - first[key].end_ns
@@ -111,24 +111,24 @@ def test_differences_are_named_by_how_much_later_an_action_ends(trace: Decoded) 
             )
 
     shown = {
-        (track, start, end, one["name"])
-        for track, start, end, one in slices(trace)
-        if category(one) == "difference"
+        (track, start, end, item["name"])
+        for track, start, end, item in slices(trace)
+        if category(item) == "difference"
     }
 
     assert shown == expected
-    assert len(found.matched) == 24
+    assert len(difference.matched) == 24
 
 
 def test_slices_say_which_action_they_are_of(trace: Decoded) -> None:
-    shown = next(one for _, _, _, one in slices(trace) if category(one) == "difference")
+    shown = next(item for _, _, _, item in slices(trace) if category(item) == "difference")
 
     assert {"kind", "rank", "stage", "microbatch"} <= {name.rpartition(".")[2] for name in shown}
 
 
 def test_a_counter_steps_to_each_rank_s_lateness_in_milliseconds(trace: Decoded) -> None:
-    found, _ = compared()
-    late = lateness(found)
+    difference, _ = compared()
+    late = lateness(difference)
     shown = defaultdict(list)
     for packet in trace.events(COUNTER):
         shown[trace.path(packet.track_event.track_uuid)].append(
@@ -145,13 +145,13 @@ def test_arrows_and_causes_stay_within_a_step(trace: Decoded) -> None:
     flows: dict[int, set[str]] = defaultdict(set)
     rows: dict[str, set[int]] = defaultdict(set)
     causes: dict[str, set[int]] = defaultdict(set)
-    for track, _, _, one in slices(trace):
+    for track, _, _, item in slices(trace):
         step = track.split("/")[0].partition(" · ")[2]
-        for flow in [*one.get("flow_ids", ()), *one.get("terminating_flow_ids", ())]:
+        for flow in [*item.get("flow_ids", ()), *item.get("terminating_flow_ids", ())]:
             flows[flow].add(step)
-        if category(one) not in {"difference", "ladder"}:
-            rows[step].add(one["Step.row"])
-            causes[step].update({one["Step.cause"]} if "Step.cause" in one else ())
+        if category(item) not in {"difference", "ladder"}:
+            rows[step].add(item["Step.row"])
+            causes[step].update({item["Step.cause"]} if "Step.cause" in item else ())
 
     assert flows
     assert all(len(steps) == 1 for steps in flows.values())
@@ -162,16 +162,16 @@ def test_arrows_and_causes_stay_within_a_step(trace: Decoded) -> None:
 
 
 def test_the_ladder_s_rungs_lead_from_one_step_s_end_to_the_other_s(trace: Decoded) -> None:
-    found, _ = compared()
-    rungs = [(track, start, end) for track, start, end, one in slices(trace) if category(one) == "ladder"]
+    difference, _ = compared()
+    rungs = [(track, start, end) for track, start, end, item in slices(trace) if category(item) == "ladder"]
 
-    first, second = (int(side.value) for side in found.step_ns)
+    first, second = (int(side.value) for side in difference.step_ns)
     assert sorted((start, end) for track, start, end in rungs if track == "ladder") == [
         (0, first),
         (first, second),
     ]
     reached = first
-    for rung in found.ladder:
+    for rung in difference.ladder:
         own = [(start, end) for track, start, end in rungs if track == f"ladder/{rung.name}"]
         assert own == ([] if rung.reached_ns == reached else [tuple(sorted((reached, rung.reached_ns)))])
         reached = rung.reached_ns
@@ -183,8 +183,8 @@ def test_a_step_against_itself_has_no_difference(tmp_path: Path) -> None:
 
     trace = decoded(tmp_path, *compared(step, step))
 
-    assert [one for _, _, _, one in slices(trace) if category(one) == "difference"] == []
-    ladder = [(start, end) for _, start, end, one in slices(trace) if category(one) == "ladder"]
+    assert [item for _, _, _, item in slices(trace) if category(item) == "difference"] == []
+    ladder = [(start, end) for _, start, end, item in slices(trace) if category(item) == "ladder"]
     assert ladder == [(0, int(step.end_ns.max()))]
     assert {packet.track_event.double_counter_value for packet in trace.events(COUNTER)} == {0.0}
 
@@ -206,7 +206,7 @@ def test_steps_that_begin_elsewhere_are_aligned_and_no_time_is_negative(tmp_path
         starts[track].append(start)
     assert min(starts["rank 0 · 1 simulated"]) == min(starts["rank 0 · 2 measured"]) == 9 * MS
     assert {packet.track_event.double_counter_value for packet in trace.events(COUNTER)} == {0.0}
-    assert min(one.get("Step.enter_ns", 0) for _, _, _, one in slices(trace)) >= 0
+    assert min(item.get("Step.enter_ns", 0) for _, _, _, item in slices(trace)) >= 0
 
 
 def test_steps_of_other_sizes_stand_together_too(tmp_path: Path) -> None:
@@ -217,10 +217,10 @@ def test_steps_of_other_sizes_stand_together_too(tmp_path: Path) -> None:
 
 
 def test_packed_it_is_the_same_and_written_again_too(tmp_path: Path) -> None:
-    found, sides = compared()
+    difference, sides = compared()
     plain, packed, again = (tmp_path / name for name in ("a.pftrace", "b.pftrace.gz", "c.pftrace"))
 
-    write_diff([plain, packed], found, sides, [])
+    write_diff([plain, packed], difference, sides, [])
     write_diff([again], *compared(), [])
 
     assert gzip.decompress(packed.read_bytes()) == plain.read_bytes() == again.read_bytes()
@@ -228,9 +228,9 @@ def test_packed_it_is_the_same_and_written_again_too(tmp_path: Path) -> None:
 
 
 def test_it_is_not_taken_for_one_step(tmp_path: Path) -> None:
-    found, sides = compared()
+    difference, sides = compared()
     path = tmp_path / "both.pftrace"
-    write_diff([path], found, sides, [])
+    write_diff([path], difference, sides, [])
 
     assert not perfetto.recognises(path, path.read_bytes()[:4096])
 
@@ -249,5 +249,5 @@ def test_an_action_that_only_one_step_has_differs_from_nothing(tmp_path: Path) -
 
     trace = decoded(tmp_path, diff(*sides), sides)
 
-    shown = [one for _, _, _, one in slices(trace) if category(one) == "difference"]
-    assert all(one.get("Step.microbatch", 0) != 3 for one in shown)
+    shown = [item for _, _, _, item in slices(trace) if category(item) == "difference"]
+    assert all(item.get("Step.microbatch", 0) != 3 for item in shown)

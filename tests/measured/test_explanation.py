@@ -30,8 +30,8 @@ FACTORS = (1.0, 1.1, 1.3)
 def measurement() -> Measurement:
     timelines = [one_step(slow=dict.fromkeys(range(3), factor)) for factor in FACTORS]
     steps = [
-        Step(label=f"step {at}", timeline=one, gap_ns=np.zeros(len(one), dtype=np.int64))
-        for at, one in enumerate(timelines)
+        Step(label=f"step {at}", timeline=item, gap_ns=np.zeros(len(item), dtype=np.int64))
+        for at, item in enumerate(timelines)
     ]
     lost = Unattributed(rank=1, what="memset", count=3, total_ns=2 * MS)
     return Measurement(steps=tuple(steps), unattributed=(lost,))
@@ -43,11 +43,11 @@ def steps(measurement: Measurement) -> list[Explanation]:
 
 
 def test_parts_and_the_critical_path_are_the_step(steps: list[Explanation]) -> None:
-    for one in steps:
-        assert sum(time.value for time in one.parts_ns.values()) == one.step_ns.value
-        assert sum(time.value for time in one.critical_path_ns.values()) == one.step_ns.value
-        for rank, idle in zip(one.ranks, one.idle_ns, strict=True):
-            assert rank.busy_ns.value + idle.value == one.step_ns.value
+    for item in steps:
+        assert sum(time.value for time in item.parts_ns.values()) == item.step_ns.value
+        assert sum(time.value for time in item.critical_path_ns.values()) == item.step_ns.value
+        for rank, idle in zip(item.ranks, item.idle_ns, strict=True):
+            assert rank.busy_ns.value + idle.value == item.step_ns.value
 
 
 def document_of(one: Explanation, steps: Sequence[Explanation], measurement: Measurement) -> Document:
@@ -58,8 +58,8 @@ def document_of(one: Explanation, steps: Sequence[Explanation], measurement: Mea
 def test_every_figure_varies_as_the_steps_do(steps: list[Explanation], measurement: Measurement) -> None:
     values = plain(document_of(steps[1], steps, measurement))
 
-    assert values["step_ns_deviation"] == round(float(np.std([one.step_ns.value for one in steps], ddof=1)))
-    computing = round(float(np.std([120 * MS * one for one in FACTORS], ddof=1)))
+    assert values["step_ns_deviation"] == round(float(np.std([item.step_ns.value for item in steps], ddof=1)))
+    computing = round(float(np.std([120 * MS * item for item in FACTORS], ddof=1)))
     assert values["parts_ns_deviation"]["compute"] == computing
     figures = {
         "step_ns",
@@ -98,26 +98,26 @@ def test_one_step_varies_by_nothing_that_is_known(steps: list[Explanation], meas
 
 
 def test_a_wait_for_an_action_that_is_not_there_stays_as_long_as_it_was(measurement: Measurement) -> None:
-    one = explain(side_of_step(lacking_1f3(measurement.steps[0].timeline)))
-    document = document_of(one, [one], measurement)
+    item = explain(side_of_step(lacking_1f3(measurement.steps[0].timeline)))
+    document = document_of(item, [item], measurement)
 
-    assert one.what_if is not None
-    assert one.what_if.replayed_ns == one.step_ns
-    assert one.unrecorded_ns.value > 0
+    assert item.what_if is not None
+    assert item.what_if.replayed_ns == item.step_ns
+    assert item.unrecorded_ns.value > 0
     assert "waits for unrecorded computations, " in text_of(document)
 
 
 def test_what_cannot_be_replayed_is_explained_but_for_what_would_shorten_it(measurement: Measurement) -> None:
     timeline = measurement.steps[0].timeline
     kind = timeline.kind.copy()
-    rows = [int(np.flatnonzero((kind == one) & (timeline.stage == 0) & (timeline.microbatch == 0))[0])
-            for one in (Kind.F, Kind.B)]  # fmt: skip
+    rows = [int(np.flatnonzero((kind == entry) & (timeline.stage == 0) & (timeline.microbatch == 0))[0])
+            for entry in (Kind.F, Kind.B)]  # fmt: skip
     kind[rows] = kind[rows[::-1]]
-    one = explain(side_of_step(replace(timeline, kind=kind)))
-    document = document_of(one, [one], measurement)
+    item = explain(side_of_step(replace(timeline, kind=kind)))
+    document = document_of(item, [item], measurement)
 
-    assert one.what_if is None
-    assert "comes before" in one.no_what_if
+    assert item.what_if is None
+    assert "comes before" in item.no_what_if
     assert "unknown, as the step cannot be replayed: " in text_of(document)
     assert plain(document)["what_if"] is None
 

@@ -49,9 +49,9 @@ def test_the_sums_of_ranks_are_those_of_their_names(measurement: Measurement) ->
 
     assert document["step"] is None
     for rank in document["ranks"]:
-        own = [one for one in document["summaries"] if one["rank"] == rank["rank"]]
+        own = [item for item in document["summaries"] if item["rank"] == rank["rank"]]
         for key in ("count", "total_ns", "size_bytes"):
-            assert rank["communication"][key] + rank["computation"][key] == sum(one[key] for one in own)
+            assert rank["communication"][key] + rank["computation"][key] == sum(item[key] for item in own)
     assert document["notes"] == ["cut", MARK_ACTIONS_HINT]
 
 

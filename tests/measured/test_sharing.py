@@ -69,12 +69,12 @@ def test_actions_of_one_rank_that_overlap_count_as_one_rank() -> None:
 def test_four_ranks_on_two_processors_are_seen(schedule: str) -> None:
     steps = [on_processors(step(schedule), 2, seed) for seed in range(3)]
 
-    found = estimate_sharing(steps)
+    result = estimate_sharing(steps)
 
-    assert found is not None
-    assert found.ratio == pytest.approx(2, abs=0.35)
-    assert 1 <= found.few < found.many <= RANKS
-    assert 0 < found.at_most < 0.5
+    assert result is not None
+    assert result.ratio == pytest.approx(2, abs=0.35)
+    assert 1 <= result.few < result.many <= RANKS
+    assert 0 < result.at_most < 0.5
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved-1f1b"])

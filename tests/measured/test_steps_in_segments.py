@@ -16,21 +16,21 @@ from pptrace.timeline.metrics import in_flight, phases
 
 
 def test_a_step_in_segments_does_not_differ_from_itself() -> None:
-    found = diff(side_of_step(paired_step()), side_of_step(paired_step()))
+    difference = diff(side_of_step(paired_step()), side_of_step(paired_step()))
 
-    assert found.same
-    assert found.changes == found.orders == found.culprits == ()
+    assert difference.same
+    assert difference.changes == difference.orders == difference.culprits == ()
 
 
 @pytest.mark.parametrize("longer", [(Kind.F, 0, 1), (Kind.F, 1, 2), (Kind.B, 1, 0), (Kind.B, 0, 2)])
 def test_three_milliseconds_on_one_action_are_ranked_first(longer: tuple[Kind, int, int]) -> None:
     kind, stage, microbatch = longer
 
-    found = diff(side_of_step(paired_step()), side_of_step(paired_step(longer)))
+    difference = diff(side_of_step(paired_step()), side_of_step(paired_step(longer)))
 
-    assert str(found.changes[0].action) == f"{stage}{kind.name}{microbatch}"
-    assert found.changes[0].change_ns.value == pytest.approx(3 * MS, rel=0.1)
-    assert sum(one.change_ns.value for one in found.ladder) == found.step_ns.change.value
+    assert str(difference.changes[0].action) == f"{stage}{kind.name}{microbatch}"
+    assert difference.changes[0].change_ns.value == pytest.approx(3 * MS, rel=0.1)
+    assert sum(rung.change_ns.value for rung in difference.ladder) == difference.step_ns.change.value
 
 
 def test_a_replay_gives_the_step_again_with_one_row_per_action() -> None:
@@ -42,20 +42,20 @@ def test_a_replay_gives_the_step_again_with_one_row_per_action() -> None:
 
 
 def test_an_explanation_names_whole_actions_and_its_parts_sum_to_the_step() -> None:
-    found = explain(side_of_step(paired_step()))
+    result = explain(side_of_step(paired_step()))
 
-    assert sum(time.value for time in found.parts_ns.values()) == found.step_ns.value
-    assert sum(time.value for time in found.critical_path_ns.values()) == found.step_ns.value
-    for rank, idle in zip(found.ranks, found.idle_ns, strict=True):
-        assert rank.busy_ns.value + idle.value == found.step_ns.value
+    assert sum(time.value for time in result.parts_ns.values()) == result.step_ns.value
+    assert sum(time.value for time in result.critical_path_ns.values()) == result.step_ns.value
+    for rank, idle in zip(result.ranks, result.idle_ns, strict=True):
+        assert rank.busy_ns.value + idle.value == result.step_ns.value
 
 
 def test_phases_and_counters_count_actions_and_not_segments() -> None:
     timeline = paired_step()
 
-    found = [(one.rank, one.name) for one in phases(timeline)]
-    assert found == [(0, "warm-up"), (0, "cool-down"), (1, "warm-up"), (1, "steady"), (1, "cool-down")]
+    result = [(item.rank, item.name) for item in phases(timeline)]
+    assert result == [(0, "warm-up"), (0, "cool-down"), (1, "warm-up"), (1, "steady"), (1, "cool-down")]
     computed = timeline.end_ns[timeline.lane_ptr[0] : timeline.lane_ptr[1]]
     assert phases(timeline)[1].end_ns in computed
-    counts = {one.rank: int(one.value.max()) for one in in_flight(timeline)}
+    counts = {item.rank: int(item.value.max()) for item in in_flight(timeline)}
     assert counts == {0: 3, 1: 2}

@@ -73,7 +73,7 @@ def test_a_repaired_rank_takes_what_the_simulator_takes_without_its_delay(case: 
 def test_a_slow_rank_on_the_same_network_is_no_slow_network(case: str, tmp_path: Path) -> None:
     schedule, network = CASES[case]
     runs = [run(factor, schedule, **network) for factor in (1.0, 1.5)]
-    paths = [one.save(tmp_path / f"{number}.pftrace")[0] for number, one in enumerate(runs)]
+    paths = [item.save(tmp_path / f"{number}.pftrace")[0] for number, item in enumerate(runs)]
 
     for sides in (runs, paths):
         found = compare(*sides, registry=registry()).findings
@@ -81,7 +81,7 @@ def test_a_slow_rank_on_the_same_network_is_no_slow_network(case: str, tmp_path:
         ladder = {step.name: step.change_ns.value for step in found.ladder}
         assert ladder.pop("durations") == runs[1].metrics.step_ns - runs[0].metrics.step_ns
         assert not any(ladder.values())
-        assert {one.kind for one in found.culprits} == {"slow rank"}
+        assert {culprit.kind for culprit in found.culprits} == {"slow rank"}
 
 
 def test_another_policy_and_another_network_are_told_apart() -> None:

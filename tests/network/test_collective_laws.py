@@ -145,23 +145,23 @@ def test_a_ring_takes_no_less_than_its_steps_played_one_by_one(
     """A member sends a part when it has arrived and the one before has left; alike hops give the same time."""
     network, layout = job
     times = LinkCollectives(network=network, groups=layout.groups)
-    found = times.fastest("all-gather", axis, size)
-    if found.algorithm == "none":
+    result = times.fastest("all-gather", axis, size)
+    if result.algorithm == "none":
         return
     groups = np.sort(layout.groups(axis), axis=1)
     groups_by_members, members = _group_by_members(groups, network), groups.shape[1]
-    plan = collectives.ring_plans(network, groups_by_members, found.channels)[1]
+    plan = collectives.ring_plans(network, groups_by_members, result.channels)[1]
     carried = plan.byte_ns * size / (members - 1)
     for kind, of_kind in groups_by_members:
-        for channel in range(found.channels):
+        for channel in range(result.channels):
             for order in of_kind[:, ring(kind, channel)]:
                 paths = network.paths(order, np.roll(order, -1))
                 overhead = paths.overhead_ns.reshape(members, -1).max(axis=1).tolist()
                 latency = paths.latency_ns.reshape(members, -1).max(axis=1).tolist()
                 played = play(members - 1, overhead, latency, carried)
-                assert played <= found.ns(size)
-                if len(set(overhead)) == len(set(latency)) == 1 == groups.shape[0] == found.channels:
-                    assert ceil(played) == found.ns(size)
+                assert played <= result.ns(size)
+                if len(set(overhead)) == len(set(latency)) == 1 == groups.shape[0] == result.channels:
+                    assert ceil(played) == result.ns(size)
 
 
 def play(steps: int, overhead: list[int], latency: list[int], carried: Fraction) -> Fraction:

@@ -68,9 +68,9 @@ def test_on_one_switch_an_all_reduce_is_the_better_of_ring_and_tree(members: int
     by_ring = steps * (HOP + LAUNCH) + byte_ns(Fraction(steps * size, members))
     by_tree = deep * (HOP + LAUNCH) + byte_ns(2 * size)
 
-    found = star(members).fastest("all-reduce", "dp", size)
-    assert found.ns(size) == min(by_ring, by_tree)
-    assert found.algorithm == ("ring" if by_ring <= by_tree else "tree")
+    result = star(members).fastest("all-reduce", "dp", size)
+    assert result.ns(size) == min(by_ring, by_tree)
+    assert result.algorithm == ("ring" if by_ring <= by_tree else "tree")
 
 
 def test_many_members_sum_small_vectors_by_a_tree_and_large_ones_by_a_ring() -> None:
@@ -83,12 +83,12 @@ def test_many_members_sum_small_vectors_by_a_tree_and_large_ones_by_a_ring() -> 
 
 @given(members=st.integers(2, 20), size=st.integers(0, 10**13))
 def test_on_one_switch_an_all_to_all_is_bound_by_a_port(members: int, size: int) -> None:
-    found = star(members).fastest("all-to-all", "dp", size)
+    result = star(members).fastest("all-to-all", "dp", size)
 
     others = members - 1
     launches = max(ceil(others * LAUNCH / 8), LAUNCH)
-    assert found.ns(size) == launches + HOP + byte_ns(Fraction(others * size, members))
-    assert (found.algorithm, found.channels, found.link) == ("pairwise", 1, "port0up")
+    assert result.ns(size) == launches + HOP + byte_ns(Fraction(others * size, members))
+    assert (result.algorithm, result.channels, result.link) == ("pairwise", 1, "port0up")
 
 
 def across(nics: int, *, nodes: int = 2, **sizes: int) -> LinkCollectives:
@@ -99,11 +99,11 @@ def across(nics: int, *, nodes: int = 2, **sizes: int) -> LinkCollectives:
 
 def test_a_ring_over_two_nodes_is_bound_by_their_nics() -> None:
     """Fifteen steps of a sixteenth of the vector, on eight NICs of 1000 kB/s: 10^6 ns a kilobyte each."""
-    found = across(8).fastest("all-gather", "dp", 16_000)
+    result = across(8).fastest("all-gather", "dp", 16_000)
 
-    assert found.algorithm == "ring"
-    assert found.channels == 8
-    assert re.fullmatch(r"node\d/port(8|9|1\d)(up|down)|host\d+(up|down)", found.link)
+    assert result.algorithm == "ring"
+    assert result.channels == 8
+    assert re.fullmatch(r"node\d/port(8|9|1\d)(up|down)|host\d+(up|down)", result.link)
     assert per_byte(across(8), "all-gather") == Fraction(15, 16) * 1000 / 8
     assert per_byte(across(8, nodes=4), "all-gather") == Fraction(31, 32) * 1000 / 8
 
@@ -190,11 +190,11 @@ def test_over_an_ideal_network_bytes_take_no_time() -> None:
 @pytest.mark.parametrize("axis", ["tp", "cp", "ep", "dp", "edp"])
 @pytest.mark.parametrize("collective", ["all-reduce", "all-gather", "reduce-scatter", "all-to-all"])
 def test_a_group_of_one_takes_no_time(collective: str, axis: str) -> None:
-    found = LinkCollectives(network=cluster(nodes=2, gpus=1, nics=1), groups=Layout(pp=2).groups).fastest(
+    result = LinkCollectives(network=cluster(nodes=2, gpus=1, nics=1), groups=Layout(pp=2).groups).fastest(
         collective, axis, 10**9
     )
 
-    assert (found.ns(10**9), found.algorithm, found.channels, found.link) == (0, "none", 0, "")
+    assert (result.ns(10**9), result.algorithm, result.channels, result.link) == (0, "none", 0, "")
 
 
 def test_an_unknown_collective_or_axis_is_the_caller_s_error() -> None:

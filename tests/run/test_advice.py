@@ -66,8 +66,8 @@ def job(told: Any) -> tuple[int, int]:
 @pytest.mark.needs_plugins
 @pytest.mark.parametrize("name", CASES)
 def test_who_follows_advice_gets_the_printed_step_of_the_same_job(name: str) -> None:
-    told = printed(CASES[name])
-    ran = [one for one in told["advice"]["tried"] if one["step_ns"] is not None]
+    document = printed(CASES[name])
+    ran = [candidate for candidate in document["advice"]["tried"] if candidate["step_ns"] is not None]
 
     assert ran
     for tried in ran:
@@ -75,28 +75,28 @@ def test_who_follows_advice_gets_the_printed_step_of_the_same_job(name: str) -> 
         assert followed["step_ns"] == tried["step_ns"]
         assert followed["peak_memory_bytes"] == tried["peak_memory_bytes"]
         assert (followed["over_memory"] is None) == tried["fits"]
-        assert job(followed) == job(told)
+        assert job(followed) == job(document)
 
 
 @pytest.mark.needs_plugins
 @pytest.mark.parametrize("name", CASES)
 def test_advice_is_never_worse_and_names_nothing_that_nobody_can_switch_on(name: str) -> None:
-    told = printed(CASES[name])
-    best, fits = told["advice"]["best"], told["over_memory"] is None
+    document = printed(CASES[name])
+    best, fits = document["advice"]["best"], document["over_memory"] is None
 
-    for tried in told["advice"]["tried"]:
+    for tried in document["advice"]["tried"]:
         assert not [key for key in tried["settings"] if key.startswith(NOBODYS)]
         assert tried["settings"].get("p2p.policy") != PolicyName.ASYNC.value
     if best is not None:
         assert best["fits"]
-        assert best in told["advice"]["tried"]
-        assert not fits or best["step_ns"] < told["step_ns"]
+        assert best in document["advice"]["tried"]
+        assert not fits or best["step_ns"] < document["step_ns"]
     better = [
-        one for one in told["advice"]["tried"]
-        if one["fits"] and (not fits or one["step_ns"] <= told["step_ns"] * 0.995)
+        candidate for candidate in document["advice"]["tried"]
+        if candidate["fits"] and (not fits or candidate["step_ns"] <= document["step_ns"] * 0.995)
     ]  # fmt: skip
     assert (best is None) == (not better)
-    assert best is None or best["step_ns"] == min(one["step_ns"] for one in better)
+    assert best is None or best["step_ns"] == min(item["step_ns"] for item in better)
 
 
 @pytest.mark.needs_plugins
@@ -124,13 +124,13 @@ def test_the_example_gets_a_shorter_step_that_fits() -> None:
 def test_whoever_follows_it_arrives_at_a_step_without_advice() -> None:
     arguments, steps = CASES["collectives"], []
     for _ in range(6):
-        told = printed(arguments)
-        steps.append(told["step_ns"])
-        if told["advice"]["best"] is None:
+        document = printed(arguments)
+        steps.append(document["step_ns"])
+        if document["advice"]["best"] is None:
             break
-        arguments = [*arguments, *shlex.split(told["advice"]["best"]["arguments"])]
+        arguments = [*arguments, *shlex.split(document["advice"]["best"]["arguments"])]
 
-    assert told["advice"]["best"] is None
+    assert document["advice"]["best"] is None
     assert len(steps) > 1
     assert all(after < before for before, after in pairwise(steps))
 
@@ -144,15 +144,15 @@ def test_a_deep_search_is_at_least_as_good_and_prints_all_that_it_tried() -> Non
 
     assert len(deep["tried"]) > len(quick["tried"])
     assert deep["best"]["step_ns"] <= quick["best"]["step_ns"]
-    assert all(one["arguments"] in text for one in deep["tried"])
+    assert all(candidate["arguments"] in text for candidate in deep["tried"])
 
 
 @pytest.mark.needs_plugins
 def test_a_step_that_does_not_fit_is_told_what_does() -> None:
-    told = printed(CASES["over memory"])
+    document = printed(CASES["over memory"])
 
-    assert told["over_memory"] is not None
-    assert told["advice"]["best"]["fits"]
+    assert document["over_memory"] is not None
+    assert document["advice"]["best"]["fits"]
 
 
 def test_a_table_of_ones_own_runs_as_it_is(tmp_path: Path) -> None:
@@ -168,8 +168,8 @@ def test_costs_of_stages_say_nothing_of_other_numbers_of_stages() -> None:
     whole = simulate(schedule="1f1b", pp=4, microbatches=8, costs=costs)
     cut = simulate(schedule="1f1b", pp=4, microbatches=8, costs=costs | {"slices": 4})
 
-    assert all("parallel.vp" not in one.change.settings or one.change.settings["parallel.vp"] == 1
-               for one in whole.advice.tried)  # fmt: skip
+    assert all("parallel.vp" not in candidate.change.settings or candidate.change.settings["parallel.vp"] == 1
+               for candidate in whole.advice.tried)  # fmt: skip
     assert cut.advice.best is not None
     assert cut.advice.best.change.settings["parallel.vp"] > 1
 
@@ -191,7 +191,7 @@ def test_a_candidate_that_cannot_run_is_said_and_costs_the_others_nothing(monkey
     monkeypatch.setattr(type(run), "under", refuse)
 
     assert run.advice.best is None
-    assert {one.reason for one in run.advice.tried} == {"no"}
+    assert {candidate.reason for candidate in run.advice.tried} == {"no"}
 
 
 def test_a_schedule_that_fails_when_it_is_asked_costs_no_one_their_advice() -> None:

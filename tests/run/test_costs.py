@@ -70,12 +70,12 @@ def test_kernels_take_what_their_actions_do(kernels: str, form: str) -> None:
     listed = workload.kernels()
     for stage in range(4):
         for kind in (Kind.F, Kind.I, Kind.W):
-            own = [one for one in listed if (one.stage, one.kind) == (stage, kind)]
-            assert sum(one.duration_ns for one in own) == workload.duration_ns(kind)[stage]
-            rounding = sum(one.duration_ns for one in own if one.name == "rounding")
+            own = [item for item in listed if (item.stage, item.kind) == (stage, kind)]
+            assert sum(item.duration_ns for item in own) == workload.duration_ns(kind)[stage]
+            rounding = sum(item.duration_ns for item in own if item.name == "rounding")
             assert abs(rounding) <= 4 * len(own)
-            assert not any(one.name == "waits for the host" for one in own)
-    flops = sum(one.flops for one in listed if one.part != "computed again")
+            assert not any(item.name == "waits for the host" for item in own)
+    flops = sum(item.flops for item in listed if item.part != "computed again")
     # Four microbatches on eight devices a stage.
     assert 4 * 8 * flops == pytest.approx(workload.model_flops, rel=0.02)
     assert workload.scaled(Fraction(1, 2)).kernels is None

@@ -127,7 +127,7 @@ def test_the_slowest_replica_is_shown_and_named() -> None:
 
 def test_the_replica_that_needs_the_most_memory_is_named_where_it_is_another() -> None:
     slow, full, small = [7, 7, 7, 7], [10, 10, 1, 1], [5, 5, 1, 1]
-    other, own = (of_table([*slow, *one], 2, overlap=True, activation="1 GB") for one in (full, small))
+    other, own = (of_table([*slow, *item], 2, overlap=True, activation="1 GB") for item in (full, small))
 
     # Rank 0 holds two microbatches at once: 2 GB of length 10, the costs' own.
     assert other.prepared.workload.notes[-1].endswith("Number 1 needs the most memory: 1.86 GiB on rank 0.")

@@ -69,21 +69,21 @@ def test_copies_back_are_as_late_as_leaves_them_time() -> None:
     assert copied.metrics.step_ns == plain.metrics.step_ns
     timeline = copied.timeline
     slices = [timeline[row] for row in range(len(timeline))]
-    for one in slices:
-        if one.action.kind is Kind.RELOAD:
+    for item in slices:
+        if item.action.kind is Kind.RELOAD:
             ends = [
                 other.end_ns
                 for other in slices
-                if other.rank == one.rank and other.stream is Stream.COMPUTE and other.end_ns > one.start_ns
+                if other.rank == item.rank and other.stream is Stream.COMPUTE and other.end_ns > item.start_ns
             ]
             # Behind the next computation, it would be too late for its backward, or for the copy behind it.
             back = next(
                 other.start_ns
                 for other in slices
                 if other.action.kind is Kind.B
-                and (other.action.stage, other.action.microbatch) == (one.action.stage, one.action.microbatch)
+                and (other.action.stage, other.action.microbatch) == (item.action.stage, item.action.microbatch)
             )
-            assert one.end_ns <= back
+            assert item.end_ns <= back
             assert min(ends) + 1_000_000 > back or min(ends) >= back
 
 
@@ -96,13 +96,13 @@ def test_a_part_of_each_activation_takes_a_part_of_the_time() -> None:
 
 @pytest.mark.parametrize("policy", ["async", "sender-blocking", "blocking", "ordered", "batched"])
 def test_every_policy_runs_copies_of_a_pair_of_ranks(policy: str) -> None:
-    one = pptrace.simulate(
+    item = pptrace.simulate(
         {"schedule": {"name": "1f1b", "offload": {"gap": 0, "stream": "pair", "behind": 2}}, "parallel": {"pp": 4},
          "batch": {"microbatches": 8}, "costs": {**TABLE, "boundary": "1 MB"}, "p2p": policy,
          "network": {"name": "hockney", "bandwidth": "1 GB/s"}}
     )  # fmt: skip
 
-    assert one.metrics.busy_ns.tolist() == [48_000_000] * 4
+    assert item.metrics.busy_ns.tolist() == [48_000_000] * 4
 
 
 @pytest.mark.parametrize("name", ["gpipe", "eager-1f1b", "seq-1f1b", "chimera", "zb-h1"])
@@ -143,10 +143,10 @@ def test_forwards_are_computed_again_alike_however_messages_are_issued(policy: s
         pytest.importorskip("pptrace_frameworks")
     late, early = (
         pptrace.simulate(
-            schedule={"name": "1f1b", "recompute": {"early": one}}, parallel={"pp": 4}, batch={"microbatches": 8},
+            schedule={"name": "1f1b", "recompute": {"early": item}}, parallel={"pp": 4}, batch={"microbatches": 8},
             p2p=policy, costs={"name": "unit", "unit": "1 ms"},
         )
-        for one in (False, True)
+        for item in (False, True)
     )  # fmt: skip
 
     assert late.metrics.step_ns == 11 * 4_000_000
@@ -211,7 +211,7 @@ def test_what_is_done_already_is_not_done_twice(schedule: Any, model: Any, line:
 @pytest.mark.parametrize("hidden", [4096, 8192, 10240])
 @pytest.mark.parametrize("sequence", [4096, 8192, 16384, 32768])
 def test_copies_and_computation_are_in_the_proportion_that_pipeoffload_gives(hidden: int, sequence: int) -> None:
-    one = pptrace.simulate(
+    item = pptrace.simulate(
         schedule={"name": "1f1b", "offload": {"ratio": 0.625}},
         model={"layers": 32, "hidden": hidden, "heads": hidden // 128, "ffn": 4 * hidden, "gated": False,
                "vocabulary": 8, "causal": False},
@@ -221,7 +221,7 @@ def test_copies_and_computation_are_in_the_proportion_that_pipeoffload_gives(hid
                 "scale_up_bandwidth": "300 GB/s", "host_bandwidth": "15 GB/s"},
     )  # fmt: skip
 
-    costs = one.prepared.workload
+    costs = item.prepared.workload
     k = (costs.offload_ns[3] + costs.reload_ns[3]) / (costs.f_ns[3] + costs.b_ns[3])
 
     stated = Fraction(10, 3) / (6 * hidden + sequence) * Fraction(220_000, 15)
@@ -232,7 +232,7 @@ def test_memory_falls_with_the_copied_share_as_kwai_measured_it() -> None:
     # Llama 65B, pp 8 x vp 5: USENIX ATC 2024, artifact, figure 7 without recomputation. Buffers are not modelled.
     ratios, peaks = [0.3, 0.5, 0.8, 1.0], []
     for ratio in ratios:
-        one = pptrace.simulate(
+        item = pptrace.simulate(
             schedule={"name": "interleaved-1f1b", "offload": {"ratio": ratio, "ahead": 1, "behind": 1, "gap": 0}},
             model={
                 "layers": 80,
@@ -247,7 +247,7 @@ def test_memory_falls_with_the_copied_share_as_kwai_measured_it() -> None:
             device={"preset": "h800-sxm", "host_bandwidth": "50 GB/s"},
             costs={"name": "roofline", "zero": 1, "reserved": "0 B"},
         )
-        peaks.append(int(one.metrics.memory.peak_bytes.max()))
+        peaks.append(int(item.metrics.memory.peak_bytes.max()))
 
     measured = np.array([KWAI[ratio] for ratio in ratios])
     assert (0.94 * measured < peaks).all()

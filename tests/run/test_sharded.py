@@ -45,17 +45,17 @@ def count(one: pptrace.Run, kind: Kind, rank: int = 0) -> int:
     (3, {"reshard": "always", "reduce_each": True}, 8, 8, 4),
 ])  # fmt: skip
 def test_collectives_of_a_step(zero: int, keys: dict[str, Any], gathers: int, frees: int, reductions: int) -> None:
-    one = run(zero, **keys)
+    item = run(zero, **keys)
 
-    assert [count(one, kind) for kind in (Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD)] == [
+    assert [count(item, kind) for kind in (Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD)] == [
         gathers, frees, reductions,
     ]  # fmt: skip
 
 
 def test_memory_falls_with_each_stage_of_zero() -> None:
     steps = [run(zero, reshard="always" if zero == 3 else "never", reduce_each=zero > 1) for zero in range(4)]
-    peaks = [int(one.metrics.memory.peak_bytes.max()) for one in steps]
-    statics = [one.metrics.memory.static_bytes for one in steps]
+    peaks = [int(item.metrics.memory.peak_bytes.max()) for item in steps]
+    statics = [item.metrics.memory.static_bytes for item in steps]
 
     assert peaks == sorted(peaks, reverse=True)
     plain = steps[0].prepared.workload
@@ -86,7 +86,7 @@ def test_gathers_and_reductions_that_take_no_time_change_no_message(schedule: st
     table = step.schedule
     plain = table.selected(np.flatnonzero(~np.isin(table.kind, [Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD])))
 
-    ends = [simulate(one, free, step.network, step.policy).end_ns.max() for one in (table, plain)]
+    ends = [simulate(item, free, step.network, step.policy).end_ns.max() for item in (table, plain)]
 
     assert ends[0] == ends[1]
 

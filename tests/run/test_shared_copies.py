@@ -59,10 +59,10 @@ def test_copies_take_a_share_of_their_time_while_they_cross_none(stream: str, gr
 def test_slices_of_unlike_length_keep_their_own_copies_where_none_cross_them() -> None:
     sizes = {"offload": {"gap": 0, "alone": 0.5}, "costs": {"lengths": [1, 2, 1, 1]}, "pp": 2, "microbatches": 4}
 
-    out = [one for key, one in sorted(copies(run(**sizes)).items()) if key[:2] == (Kind.OFFLOAD, 0)]
+    out = [item for key, item in sorted(copies(run(**sizes)).items()) if key[:2] == (Kind.OFFLOAD, 0)]
 
     # The second crosses the first one's copy back for half of its time, and is as long as two.
-    assert [one.end_ns - one.start_ns for one in out] == [500_000, 1_500_000, 1_000_000, 500_000]
+    assert [item.end_ns - item.start_ns for item in out] == [500_000, 1_500_000, 1_000_000, 500_000]
 
 
 def test_copies_back_are_as_late_as_their_shared_stream_leaves_them_time() -> None:
@@ -91,10 +91,10 @@ def lanes(one: pptrace.Run, stream: str) -> list[list[tuple[int, int]]]:
 
 @pytest.mark.parametrize("stream", ["rank", "pair"])
 def test_copies_that_share_a_stream_never_overlap(stream: str) -> None:
-    found = lanes(run(offload={"gap": 0, "ahead": 1, "stream": stream}, costs={"offload": "3 ms"}), stream)
+    result = lanes(run(offload={"gap": 0, "ahead": 1, "stream": stream}, costs={"offload": "3 ms"}), stream)
 
-    assert len(found) == 8
-    for times in found:
+    assert len(result) == 8
+    for times in result:
         assert all(end <= start for (_, end), (start, _) in pairwise(times))
 
 
@@ -108,14 +108,14 @@ POLICIES = ["async", "sender-blocking", "blocking", "ordered", "batched", "megat
 
 def step_or_refusal(name: str, policy: str, microbatches: int, **modifiers: Any) -> int | str:
     try:
-        one = run(
+        step = run(
             name, pp=4, microbatches=microbatches, p2p=policy, parallel={"vp": 2} if name in CHUNKS else {},
             costs={"boundary": "1 MB", "offload": "0 ms", "reload": "0 ms"},
             network={"name": "hockney", "bandwidth": "5 GB/s", "latency": "0 s"}, **modifiers,
         )  # fmt: skip
     except pptrace.PptraceError as error:
         return str(error)
-    return int(one.metrics.step_ns)
+    return int(step.metrics.step_ns)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -152,8 +152,8 @@ def test_copies_in_turns_never_wait_for_each_other(
     sizes = {"pp": 4, "microbatches": microbatches, "parallel": {"vp": vp}}
     costs = {"offload": f"{out} ms", "reload": f"{back} ms"}
 
-    one = run(name, offload={"stream": "pair", "gap": gap, "ahead": ahead}, costs=costs, **sizes)
+    step = run(name, offload={"stream": "pair", "gap": gap, "ahead": ahead}, costs=costs, **sizes)
 
-    assert one.metrics.busy_ns.tolist() == run(name, **sizes).metrics.busy_ns.tolist()
-    for times in lanes(one, "pair"):
+    assert step.metrics.busy_ns.tolist() == run(name, **sizes).metrics.busy_ns.tolist()
+    for times in lanes(step, "pair"):
         assert all(end <= start for (_, end), (start, _) in pairwise(times))

@@ -43,7 +43,7 @@ def costs(stages: int = 2, **values: Any) -> Workload:
 
 
 def names(workload: Workload, kind: Kind, stage: int = 0) -> list[str]:
-    return [one.name for one in workload.segments[kind][stage]]
+    return [item.name for item in workload.segments[kind][stage]]
 
 
 def test_times_of_actions_are_the_sums_of_their_segments() -> None:
@@ -53,10 +53,10 @@ def test_times_of_actions_are_the_sums_of_their_segments() -> None:
     assert (workload.b_ns.tolist(), workload.b_collective_ns.tolist()) == ([14, 14], [2, 2])
     assert (workload.i_ns.tolist(), workload.w_ns.tolist()) == ([7, 7], [7, 7])
     assert workload.recompute_ns.tolist() == [10, 10]
-    assert [one.stream for one in workload.segments[Kind.F][1]] == [
+    assert [item.stream for item in workload.segments[Kind.F][1]] == [
         Stream.COMPUTE, Stream.TENSOR_PARALLEL, Stream.COMPUTE,
     ]  # fmt: skip
-    assert [one.activation_bytes for one in workload.segments[Kind.B][0]] == [None, None, -6]
+    assert [item.activation_bytes for item in workload.segments[Kind.B][0]] == [None, None, -6]
 
 
 def test_each_stage_may_have_segments_of_its_own() -> None:
@@ -66,20 +66,23 @@ def test_each_stage_may_have_segments_of_its_own() -> None:
 
 
 def test_a_stage_of_two_slices_has_both_slices_segments_the_last_slice_s_backward_first() -> None:
-    other = [{**one, "name": f"second-{one['name']}"} for one in BACKWARD]
+    other = [{**item, "name": f"second-{item['name']}"} for item in BACKWARD]
     workload = costs(1, slices=2, segments={"F": FORWARD, "B": [BACKWARD, other]})
     backward = workload.segments[Kind.B][0]
 
     assert (workload.f_ns.tolist(), workload.b_ns.tolist()) == ([20], [28])
-    assert [one.name for one in backward] == [*(one["name"] for one in other), *(one["name"] for one in BACKWARD)]
-    assert [one.needs_of(place) for place, one in enumerate(backward)] == [(), (0,), (0,), (1,), (3,), (3,)]
-    assert [one.result for one in backward] == [False, False, False, False, True, False]
+    assert [item.name for item in backward] == [
+        *(item["name"] for item in other),
+        *(item["name"] for item in BACKWARD),
+    ]
+    assert [item.needs_of(place) for place, item in enumerate(backward)] == [(), (0,), (0,), (1,), (3,), (3,)]
+    assert [item.result for item in backward] == [False, False, False, False, True, False]
 
 
 def test_stages_that_share_a_slice_have_a_part_of_each_segment() -> None:
     workload = costs(2, slices=1, segments={"F": FORWARD, "B": BACKWARD}, overhead="10 ns")
 
-    assert [one.duration_ns for one in workload.segments[Kind.F][0]] == [1 + 10, 1, 2]
+    assert [item.duration_ns for item in workload.segments[Kind.F][0]] == [1 + 10, 1, 2]
     assert workload.f_ns.tolist() == [14, 14]
 
 

@@ -40,13 +40,13 @@ def rows(over: list[str], **values: Any) -> list[Any]:
 
 
 def test_a_file_sets_all_that_stands_in_it_and_its_name_is_the_cell() -> None:
-    found = rows(["machine=slow.yaml,fast.yaml"])
+    result = rows(["machine=slow.yaml,fast.yaml"])
 
-    assert [row["machine"] for row in found] == ["slow", "fast"]
-    assert [row["network.bandwidth"] for row in found] == ["100 MB/s", "10 GB/s"]
-    assert [row["network.latency"] for row in found] == ["10 us", "1 us"]
-    assert [row["costs.forward"] for row in found] == ["1 ms", "500 us"]
-    assert found[0]["step_ns"] > found[1]["step_ns"]
+    assert [row["machine"] for row in result] == ["slow", "fast"]
+    assert [row["network.bandwidth"] for row in result] == ["100 MB/s", "10 GB/s"]
+    assert [row["network.latency"] for row in result] == ["10 us", "1 us"]
+    assert [row["costs.forward"] for row in result] == ["1 ms", "500 us"]
+    assert result[0]["step_ns"] > result[1]["step_ns"]
 
 
 def test_files_with_equal_names_are_told_apart_by_their_folders(folder: Path) -> None:

@@ -28,10 +28,10 @@ def compared(schedules: str, **values: Any) -> Any:
 
 def test_every_policy_is_there_with_the_words_that_make_it_another() -> None:
     settings = policy_settings([*reversed(PolicyName.words()), "framework"])
-    ordered = {one["p2p.stream"] for one in settings.values() if one["p2p.policy"] == "ordered"}
-    batched = {one["p2p.receive"] for one in settings.values() if one["p2p.policy"] == "batched"}
+    ordered = {item["p2p.stream"] for item in settings.values() if item["p2p.policy"] == "ordered"}
+    batched = {item["p2p.receive"] for item in settings.values() if item["p2p.policy"] == "batched"}
 
-    assert list(dict.fromkeys(one["p2p.policy"] for one in settings.values())) == [
+    assert list(dict.fromkeys(item["p2p.policy"] for item in settings.values())) == [
         *PolicyName.words(),
         "framework",
     ]

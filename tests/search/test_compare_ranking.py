@@ -23,10 +23,10 @@ def test_ranks_agree_with_sorting(values: list[Fraction | None]) -> None:
 def test_equal_values_share_a_rank_and_only_they_do(values: list[Fraction | None]) -> None:
     ranks = ranked(values)
 
-    for one, own in zip(values, ranks, strict=True):
+    for item, entry in zip(values, ranks, strict=True):
         for other, rank in zip(values, ranks, strict=True):
-            if own is not None and rank is not None:
-                assert (one == other) == (own == rank)
+            if entry is not None and rank is not None:
+                assert (item == other) == (entry == rank)
 
 
 @given(st.lists(st.integers(0, 3), max_size=6))
@@ -65,4 +65,4 @@ def test_two_are_in_one_group_where_they_are_that_near(values: list[int], share:
     for at, (less, one) in enumerate(named):
         for more, other in named[at + 1 :]:
             assert any(one in group and other in group for group in groups) == (more <= less * (1 + share))
-    assert not any(set(one) < set(other) for one in groups for other in groups)
+    assert not any(set(item) < set(other) for item in groups for other in groups)

@@ -35,16 +35,16 @@ def test_a_flip_over_microbatches_is_where_the_closed_form_says() -> None:
     """3 (m + 15) against 6 (m + 1): equal at m = 13."""
     wide, narrow = "eager:pp=16", "eager:pp=2:costs.forward=2:costs.backward=4"
 
-    found = between(f"{wide},{narrow}", "microbatches", costs={"name": "unit"})
+    crossing = between(f"{wide},{narrow}", "microbatches", costs={"name": "unit"})
 
-    assert sides(found) == [(12, 13), (13, 14)]
-    below, tie, above = found.flips[0].below, found.flips[0].above, found.flips[1].above
-    assert [found.name(point) for point in (below, tie, above)] == [narrow, None, wide]
-    assert tie == found.flips[1].below
+    assert sides(crossing) == [(12, 13), (13, 14)]
+    below, tie, above = crossing.flips[0].below, crossing.flips[0].above, crossing.flips[1].above
+    assert [crossing.name(point) for point in (below, tie, above)] == [narrow, None, wide]
+    assert tie == crossing.flips[1].below
     assert below.step_ns == (81_000_000, 78_000_000)
     assert above.margin == pytest.approx(90 / 87 - 1)
     assert "faster: eager:pp=2:costs.forward=2:costs.backward=4 up to 12, a tie at 13, eager:pp=16 from 14" in str(
-        found
+        crossing
     )
 
 
@@ -54,58 +54,62 @@ def test_flips_over_microbatches_are_those_of_trying_every_number(ranks: int, sl
     """m + ranks - 1 against slower (m + 1)."""
     narrow = f"eager:pp=2:costs.forward={slower}:costs.backward={2 * slower}"
 
-    found = between(f"eager:pp={ranks},{narrow}", "microbatches=1..64", costs={"name": "unit"})
+    crossing = between(f"eager:pp={ranks},{narrow}", "microbatches=1..64", costs={"name": "unit"})
 
     first, second = [m + ranks - 1 for m in range(1, 65)], [slower * (m + 1) for m in range(1, 65)]
-    signs = [(one > other) - (one < other) for one, other in zip(first, second, strict=True)]
-    assert sides(found) == [(m, m + 1) for m in range(1, 64) if signs[m - 1] != signs[m]]
+    signs = [(item > other) - (item < other) for item, other in zip(first, second, strict=True)]
+    assert sides(crossing) == [(m, m + 1) for m in range(1, 64) if signs[m - 1] != signs[m]]
 
 
 def test_a_flip_over_a_quantity_is_where_the_closed_form_says() -> None:
     """m (f + b + 2 s) + f + b against 2 m (f + b) + 2 (o + m t), s = o + t: equal at an overhead of 1.5 ms."""
-    found = between("eager,lumped", "network.overhead=100 us..100 ms", **MESSAGES)
+    crossing = between("eager,lumped", "network.overhead=100 us..100 ms", **MESSAGES)
 
-    below, above = found.flips[0].below, found.flips[-1].above
+    below, above = crossing.flips[0].below, crossing.flips[-1].above
     assert below.value < 1_500_000 < above.value
     assert above.value - below.value <= 2 * 0.01 * above.value
-    assert (found.name(below), found.name(above)) == ("eager", "lumped")
+    assert (crossing.name(below), crossing.name(above)) == ("eager", "lumped")
 
 
 def test_the_tolerance_is_the_user_s() -> None:
-    found = between("eager,lumped", "network.overhead=100 us..100 ms", tolerance=1e-5, **MESSAGES)
+    crossing = between("eager,lumped", "network.overhead=100 us..100 ms", tolerance=1e-5, **MESSAGES)
 
-    below, above = found.flips[0].below, found.flips[-1].above
+    below, above = crossing.flips[0].below, crossing.flips[-1].above
     assert 1_500_000 * (1 - 2e-5) < below.value < 1_500_000 < above.value < 1_500_000 * (1 + 2e-5)
 
 
 def test_what_no_flip_is_says_by_how_much_at_both_ends() -> None:
     """Without overhead, (m - 1) (f + b) is always saved, and the bytes cost both the same."""
-    found = between("eager,lumped", "bandwidth", **MESSAGES | {"network": NETWORK | {"overhead": "0 s"}})
+    crossing = between("eager,lumped", "bandwidth", **MESSAGES | {"network": NETWORK | {"overhead": "0 s"}})
 
-    assert found.flips == ()
-    assert (found.span.key, found.span.low, found.span.high) == ("network.bandwidth", 31_600_000, 31_600_000_000)
-    low, high = found.points[0], found.points[-1]
+    assert crossing.flips == ()
+    assert (crossing.span.key, crossing.span.low, crossing.span.high) == (
+        "network.bandwidth",
+        31_600_000,
+        31_600_000_000,
+    )
+    low, high = crossing.points[0], crossing.points[-1]
     assert [point.step_ns[1] - point.step_ns[0] for point in (low, high)] == pytest.approx([9e6, 9e6], rel=1e-3)
-    assert "eager is faster throughout: by " in str(found)
+    assert "eager is faster throughout: by " in str(crossing)
 
 
 def test_a_tie_throughout_is_called_one() -> None:
-    found = between("eager,even", "microbatches=2..8")
+    crossing = between("eager,even", "microbatches=2..8")
 
-    assert found.flips == ()
-    assert "a tie throughout" in str(found)
+    assert crossing.flips == ()
+    assert "a tie throughout" in str(crossing)
 
 
 def test_sizes_that_one_cannot_take_are_skipped_and_named() -> None:
     wide, narrow = "even:pp=16", "eager:pp=2:costs.forward=2:costs.backward=4"
 
-    found = between(f"{wide},{narrow}", "microbatches=1..40", costs={"name": "unit"})
+    crossing = between(f"{wide},{narrow}", "microbatches=1..40", costs={"name": "unit"})
 
-    assert sides(found) == [(12, 14)]
-    assert all(point.value % 2 == 0 for point in found.points)
-    assert {one.value % 2 for one in found.skipped} == {1}
-    assert 13 in {one.value for one in found.skipped}
-    text = str(found)
+    assert sides(crossing) == [(12, 14)]
+    assert all(point.value % 2 == 0 for point in crossing.points)
+    assert {entry.value % 2 for entry in crossing.skipped} == {1}
+    assert 13 in {entry.value for entry in crossing.skipped}
+    text = str(crossing)
     assert "skipped, because even:pp=16 does not support them: 1, 3, " in text
     assert "(batch.microbatches: 1 is odd; nearest that work: 2)" in text
 
@@ -135,28 +139,28 @@ def test_plugins_of_the_caller_s_own_need_an_executor_in_this_process() -> None:
 
 
 def test_a_single_value_that_both_take_is_no_range() -> None:
-    found = between("even,eager", "microbatches=3..5")
+    crossing = between("even,eager", "microbatches=3..5")
 
-    assert [point.value for point in found.points] == [4]
-    assert "a tie at 4, the only value that both support" in str(found)
+    assert [point.value for point in crossing.points] == [4]
+    assert "a tie at 4, the only value that both support" in str(crossing)
 
 
 def test_a_value_with_decimals_can_vary() -> None:
     contention = {"links": "fifo", "compute": 0.5}
 
-    found = between("eager,lumped", "contention.compute=0.25..1", contention=contention, **MESSAGES)
+    crossing = between("eager,lumped", "contention.compute=0.25..1", contention=contention, **MESSAGES)
 
-    assert found.points[0].text == "0.25"
-    assert found.to_dict()["range"] == ["0.25", "1"]
+    assert crossing.points[0].text == "0.25"
+    assert crossing.to_dict()["range"] == ["0.25", "1"]
 
 
 def test_a_value_beyond_what_its_key_takes_is_left_out() -> None:
     contention = {"links": "fifo", "compute": 0.5}
 
-    found = between("eager,lumped", "contention.compute", contention=contention, **MESSAGES)
+    crossing = between("eager,lumped", "contention.compute", contention=contention, **MESSAGES)
 
-    assert max(point.value for point in found.points) <= 10**9
-    assert all("must be at most 1" in one.reason for one in found.skipped)
+    assert max(point.value for point in crossing.points) <= 10**9
+    assert all("must be at most 1" in entry.reason for entry in crossing.skipped)
 
 
 def test_bandwidth_is_the_fabric_s_where_there_is_a_cluster() -> None:
@@ -171,9 +175,9 @@ def test_bandwidth_is_the_fabric_s_where_there_is_a_cluster() -> None:
 
 
 def test_the_steps_are_those_of_simulate() -> None:
-    found = between("eager,lumped", "network.overhead=100 us..100 ms", **MESSAGES)
+    crossing = between("eager,lumped", "network.overhead=100 us..100 ms", **MESSAGES)
 
-    for point in (found.points[0], found.points[-1]):
+    for point in (crossing.points[0], crossing.points[-1]):
         network = NETWORK | {"overhead": f"{point.value} ns"}
         runs = [
             simulate(
@@ -185,13 +189,13 @@ def test_the_steps_are_those_of_simulate() -> None:
 
 
 def test_the_document_and_the_table_say_the_same() -> None:
-    found = between("eager,lumped", "network.overhead=100 us..100 ms", **MESSAGES)
-    document = json.loads(json.dumps(found.to_dict()))
+    crossing = between("eager,lumped", "network.overhead=100 us..100 ms", **MESSAGES)
+    document = json.loads(json.dumps(crossing.to_dict()))
 
     assert document["key"] == "network.overhead"
     assert document["between"] == ["eager", "lumped"]
-    assert [row["network.overhead"] for row in found.table()] == [point.value for point in found.points]
-    assert [point["faster"] for point in document["points"]] == [row["faster"] for row in found.table()]
+    assert [row["network.overhead"] for row in crossing.table()] == [point.value for point in crossing.points]
+    assert [point["faster"] for point in document["points"]] == [row["faster"] for row in crossing.table()]
     assert document["flips"][0]["below"] in document["points"]
 
 

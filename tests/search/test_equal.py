@@ -95,7 +95,7 @@ def test_no_schedule_is_worse_than_the_configuration_runs_it(name: str) -> None:
     for row in answer["rows"]:
         own, tried = row["as_configured"], row["tried"]
         assert tried[0] == own
-        fitting = [one["step_ns"] for one in tried if one["fits"]]
+        fitting = [candidate["step_ns"] for candidate in tried if candidate["fits"]]
         assert (row["refused"] is None) == bool(fitting)
         if own["fits"]:
             assert row["step_ns"] <= own["step_ns"]
@@ -125,14 +125,14 @@ def test_the_own_form_is_what_simulate_says_of_the_configuration() -> None:
 @cache
 def all_forms(schedule: str, chunks: tuple[int, ...]) -> list[tuple[int, int]]:
     """Return step and peak memory of every combination that can run."""
-    found = []
+    outcome = []
     for vp, micro, recompute in product(chunks, (1, 2, 4), ("none", "selective", "full")):
         try:
             run = simulate(schedule=schedule, vp=vp, micro=micro, sets=[f"model.recompute={recompute}"], **TRIED)
         except PptraceError:
             continue
-        found.append((run.metrics.step_ns, int(run.metrics.memory.peak_bytes.max())))
-    return found
+        outcome.append((run.metrics.step_ns, int(run.metrics.memory.peak_bytes.max())))
+    return outcome
 
 
 @pytest.mark.needs_plugins
@@ -181,18 +181,18 @@ def test_what_a_schedule_sets_itself_is_kept_and_only_what_was_named_differs() -
     step, _, limit = CASES["tight"]
     kept = "interleaved-1f1b:vp=2,zb-h1:order=fixed,1f1b:model.recompute=full"
     for row in printed("compare", *step, "--schedules", kept, "--memory", limit)["rows"]:
-        for one in row["tried"]:
-            settings = one["settings"]
+        for candidate in row["tried"]:
+            settings = candidate["settings"]
             assert "schedule.options.order" not in settings
             assert row["schedule"] != "interleaved-1f1b:vp=2" or settings.get("parallel.vp", 2) == 2
             assert not row["schedule"].startswith("1f1b") or "model.recompute" not in settings
 
     both = "zb-h1,zb-h1:merge=true"
     merged = printed("compare", *step, "--schedules", both, "--memory", "60 GiB", "--vary", "options")
-    values = [{one["settings"].get("schedule.options.merge") for one in row["tried"]} for row in merged["rows"]]
+    values = [{item["settings"].get("schedule.options.merge") for item in row["tried"]} for row in merged["rows"]]
     assert values == [{None, True}, {None}]
     named = printed("compare", *step, "--schedules", "1f1b", "--memory", limit, "--vary", "zero,recompute")
-    keys = {key for one in named["rows"][0]["tried"] for key in one["settings"]}
+    keys = {key for entry in named["rows"][0]["tried"] for key in entry["settings"]}
     assert keys == {"parallel.vp", "costs.zero", "model.recompute"}
     assert list(named["varied"]) == ["recompute", "zero"]
 
@@ -222,13 +222,13 @@ def test_options_are_found_that_let_a_schedule_run_at_all() -> None:
 
 def test_page_and_help_name_every_setting_that_may_differ(root: Path) -> None:
     page = (root / "docs" / "compare.md").read_text(encoding="utf-8")
-    (vary,) = (one for one in cli.get_command(None, "compare").params if one.name == "vary")
+    (vary,) = (param for param in cli.get_command(None, "compare").params if param.name == "vary")
     usual, more = ([one.name for one in VARIED if one.on_request == asked] for asked in (False, True))
 
     assert f"settings that vary; by default {', '.join(usual)}; also {', '.join(more)}." in vary.help
-    for one in VARIED:
-        rows = [line for line in page.splitlines() if line.startswith(f"| `{one.name}` |")]
-        assert [row.endswith("| no |") for row in rows] == [one.on_request]
+    for item in VARIED:
+        rows = [line for line in page.splitlines() if line.startswith(f"| `{item.name}` |")]
+        assert [row.endswith("| no |") for row in rows] == [item.on_request]
 
 
 @pytest.mark.needs_plugins
@@ -265,11 +265,11 @@ FIGURES = {"name": "table", "forward": "10 ms", "backward": "20 ms", "activation
 def test_activations_are_not_copied_to_the_host_in_no_time(more: dict[str, Any]) -> None:
     arguments = ["compare", *COPYING, "--costs", json.dumps({**FIGURES, **more})]
 
-    told = printed(*arguments)
+    outcome = printed(*arguments)
     text = CliRunner().invoke(cli, arguments, catch_exceptions=False).output
 
-    assert not any("offload" in one["arguments"] for row in told["rows"] for one in row["tried"])
-    assert told["without_copy_times"] == ["1f1b", "gpipe"]
+    assert not any("offload" in candidate["arguments"] for row in outcome["rows"] for candidate in row["tried"])
+    assert outcome["without_copy_times"] == ["1f1b", "gpipe"]
     assert "offload left out: the costs have no time for copies: give device.host_bandwidth" in text
 
 
@@ -277,10 +277,10 @@ def test_activations_are_not_copied_to_the_host_in_no_time(more: dict[str, Any])
 def test_activations_are_copied_to_the_host_where_costs_have_times() -> None:
     costs = json.dumps({**FIGURES, "offload": "9 ms", "reload": "9 ms"})
 
-    told = printed("compare", *COPYING, "--costs", costs)
+    outcome = printed("compare", *COPYING, "--costs", costs)
     kept = printed("compare", *COPYING, "--costs", costs, "--vary", "recompute-actions")
     text = CliRunner().invoke(cli, ["compare", *COPYING, "--costs", costs], catch_exceptions=False).output
 
-    assert any("offload" in one["arguments"] for row in told["rows"] for one in row["tried"])
-    assert told["without_copy_times"] == kept["without_copy_times"] == []
+    assert any("offload" in candidate["arguments"] for row in outcome["rows"] for candidate in row["tried"])
+    assert outcome["without_copy_times"] == kept["without_copy_times"] == []
     assert "left out" not in text

@@ -114,9 +114,9 @@ def test_a_configuration_says_what_varies_and_the_command_line_what_is_fixed(reg
 
     found = planned(registry, config=config, vary=["micro=1,2"], pp=2)
 
-    assert {one.schedule for one in found.candidates} == {"1f1b"}
-    assert {(one.layout.pp, one.layout.tp) for one in found.candidates} == {(2, 1)}
-    assert {one.layout.micro for one in found.candidates} == {1, 2}
+    assert {candidate.schedule for candidate in found.candidates} == {"1f1b"}
+    assert {(candidate.layout.pp, candidate.layout.tp) for candidate in found.candidates} == {(2, 1)}
+    assert {candidate.layout.micro for candidate in found.candidates} == {1, 2}
     assert "plan" not in found.configuration
 
 
@@ -166,14 +166,17 @@ def test_a_plan_goes_on_where_it_was(registry: Registry, tmp_path: Path, monkeyp
 def test_places_that_a_simulation_does_not_tell_apart_are_named(registry: Registry) -> None:
     found = planned(registry, vary={**FEW, "schedule": ["gpipe", "1f1b"], "pp": [2, 4], "tp": [1]})
 
-    scores = [one.score[-1] for one in found.ranked]
+    scores = [candidate.score[-1] for candidate in found.ranked]
     near = sum(100 * score <= 102 * scores[0] for score in scores)
     assert 1 < near < len(scores)
     assert found.tied == found.ranked[:near]
-    assert [one.schedule for one in found.tied] == ["1f1b", "gpipe"]  # as fast, and the first keeps less
+    assert [candidate.schedule for candidate in found.tied] == [
+        "1f1b",
+        "gpipe",
+    ]  # as fast, and the first keeps less
     told = found.to_dict()
     assert told["tied"] == {"margin": 0.02, "places": near}
-    assert [one["tied"] for one in told["places"]] == [at < near for at in range(len(scores))]
+    assert [entry["tied"] for entry in told["places"]] == [at < near for at in range(len(scores))]
     assert f"#{near} are within 2 %, less than the error of a simulation: measure them" in str(found)
 
 
@@ -203,7 +206,7 @@ def test_the_page_on_plans_names_every_key_of_the_json(registry: Registry) -> No
     told = planned(registry, vary=vary, robust=True).to_dict()
 
     assert sorted(whole) == sorted(told)
-    assert [sorted(one) for one in told["places"]] == [sorted(place)] * len(told["places"])
+    assert [sorted(entry) for entry in told["places"]] == [sorted(place)] * len(told["places"])
     within = {name for key in ("counts", "tied", "robustness") for name in told[key]}
     within |= {*told["robustness"]["trials"][0], *told["arguments"], *told["arguments"]["torchtitan"]}
     within |= {*told["places"][0]["differences_ns"]}
@@ -213,8 +216,8 @@ def test_the_page_on_plans_names_every_key_of_the_json(registry: Registry) -> No
 def test_fewer_gpus_are_no_tie(registry: Registry) -> None:
     found = planned(registry, objective="gpus", vary={**FEW, "schedule": ["1f1b"], "tp": [1, 2]}, exhaustive=True)
 
-    assert {one.layout.gpus for one in found.tied} == {found.best.layout.gpus}
-    assert len({one.layout.gpus for one in found.ranked}) > 1
+    assert {candidate.layout.gpus for candidate in found.tied} == {found.best.layout.gpus}
+    assert len({candidate.layout.gpus for candidate in found.ranked}) > 1
 
 
 def test_names_are_cut_only_where_they_stay_apart() -> None:
@@ -235,7 +238,9 @@ def test_no_copies_are_a_share_of_nothing(registry: Registry) -> None:
 
     found = planned(registry, config=config, vary=vary, pp=2, exhaustive=True)
 
-    ratios = [(found.problem.resolved(one.varied).experiment.schedule.offload) for one in found.candidates]
+    ratios = [
+        (found.problem.resolved(candidate.varied).experiment.schedule.offload) for candidate in found.candidates
+    ]
     assert [ratio and ratio.ratio for ratio in ratios] == [None, 0.5]
 
 
@@ -257,7 +262,7 @@ def test_the_smallest_memory_that_would_do_is_the_smallest(registry: Registry) -
     """What computes again what others keep needs the least, and is neither the first nor the fastest."""
     vary = {**FEW, "recompute": ["none", "selective", "full"], "micro": [1, 2]}
     every = planned(registry, vary=vary, exhaustive=True, memory="80GiB").candidates
-    least = min(one.row["peak_memory_bytes"] for one in every if one.fits)
+    least = min(entry.row["peak_memory_bytes"] for entry in every if entry.fits)
 
     with pytest.raises(PptraceError, match=r"is enough") as raised:
         planned(registry, vary=vary, memory="100MiB")
@@ -291,16 +296,19 @@ def test_the_flags_with_the_printed_arguments_simulate_to_the_figures_of_the_pla
     assert len(places) == 2
     for place in places:
         run = CliRunner().invoke(simulate, [*flags, *shlex.split(place["arguments"]), "--json"])
-        told = json.loads(run.stdout)
-        assert told["step_ns"] == place["step_ns"]
-        assert told["peak_memory_bytes"] == place["peak_memory_bytes"]
+        document = json.loads(run.stdout)
+        assert document["step_ns"] == place["step_ns"]
+        assert document["peak_memory_bytes"] == place["peak_memory_bytes"]
 
 
 def test_layers_that_ranks_do_not_divide_get_chunks_in_powers_of_two(registry: Registry) -> None:
     model = {**MODEL, "layers": 13}
     found = planned(registry, config={**STEP, "model": model}, vary={**FEW, "pp": [2], "layers": ["even"]})
 
-    assert {one.chunks for one in found.candidates if one.schedule == "interleaved-1f1b"} >= {2, 4}
+    assert {candidate.chunks for candidate in found.candidates if candidate.schedule == "interleaved-1f1b"} >= {
+        2,
+        4,
+    }
 
 
 def by_schedule(plan: Any) -> dict[str, list[tuple[int, int, str]]]:
@@ -378,7 +386,7 @@ def test_a_schedule_with_pairs_is_tried_on_one_rank_where_it_hides_communication
         vary={**FEW, **sizes, "schedule": ["1f1b", "combined-1f1b"]}, **{"global": 64},
     )  # fmt: skip
 
-    assert {one.schedule: one.outcome.value for one in plan.candidates} == {
+    assert {candidate.schedule: candidate.outcome.value for candidate in plan.candidates} == {
         "1f1b": "simulated", "combined-1f1b": outcome
     }  # fmt: skip
     assert plan.ranked[0].schedule == ("combined-1f1b" if experts else "1f1b")

@@ -105,10 +105,12 @@ def test_bounds_hold_and_the_first_places_are_those_of_simulating_everything(
     assert (bounded is None) == (everything is None)
     if bounded is None or everything is None:
         return
-    ran = [one for one in everything.candidates if one.outcome is Outcome.SIMULATED]
-    assert [one.name for one in ran if one.bound.step_ns > one.row["step_ns"]] == []
-    assert [one.name for one in ran if one.bound.peak_bytes > one.row["peak_memory_bytes"]] == []
-    assert [_told(one) for one in bounded.ranked] == [_told(one) for one in everything.ranked]
+    ran = [candidate for candidate in everything.candidates if candidate.outcome is Outcome.SIMULATED]
+    assert [item.name for item in ran if item.bound.step_ns > item.row["step_ns"]] == []
+    assert [item.name for item in ran if item.bound.peak_bytes > item.row["peak_memory_bytes"]] == []
+    assert [_told(candidate) for candidate in bounded.ranked] == [
+        _told(candidate) for candidate in everything.ranked
+    ]
     assert bounded.counts()["considered"] == everything.counts()["considered"]
 
 
@@ -126,19 +128,19 @@ def test_settings_that_leave_the_step_equal_share_a_place(registry: Registry, ze
         planned(registry, config=config, gpus=8, vary=vary, top=4, exhaustive=whole) for whole in (False, True)
     )
 
-    assert [_told(one) for one in bounded.ranked] == [_told(one) for one in everything.ranked]
+    assert [_told(entry) for entry in bounded.ranked] == [_told(one) for one in everything.ranked]
     assert all(one.number < min(equivalent.number for equivalent in one.equivalents) for one in bounded.ranked)
     keys = [(one.layout, one.schedule, one.row["step_ns"], one.row["peak_memory_bytes"]) for one in bounded.ranked]
     assert len(set(keys)) == 4
-    for one in bounded.ranked:
-        for equivalent in one.equivalents:
-            assert {key for key in one.settings if one.settings[key] != equivalent.settings[key]} == {
+    for candidate in bounded.ranked:
+        for equivalent in candidate.equivalents:
+            assert {key for key in candidate.settings if candidate.settings[key] != equivalent.settings[key]} == {
                 "parallel.order"
             }
-            assert equivalent.row["step_ns"] == one.row["step_ns"]
+            assert equivalent.row["step_ns"] == candidate.row["step_ns"]
     assert "equal         same step and memory: #1, #2, #3, #4 with order tp-cp-ep-pp-dp" in str(bounded)
     told = bounded.to_dict()["places"]
-    assert [one["twins"][0]["settings"]["parallel.order"] for one in told] == ["tp-cp-ep-pp-dp"] * 4
+    assert [item["twins"][0]["settings"]["parallel.order"] for item in told] == ["tp-cp-ep-pp-dp"] * 4
 
 
 def test_an_early_answer_is_of_what_fits_and_changes_no_place(
@@ -154,10 +156,10 @@ def test_an_early_answer_is_of_what_fits_and_changes_no_place(
 
     first = next(text for text in said if "best so far" in text)
     assert int(first.split(" ")[0].replace(",", "")) < early.counts()["considered"]
-    assert [_told(one) for one in early.ranked] == [_told(one) for one in late.ranked]
-    assert [one.number for one in early.candidates] == list(range(early.counts()["considered"]))
+    assert [_told(candidate) for candidate in early.ranked] == [_told(candidate) for candidate in late.ranked]
+    assert [candidate.number for candidate in early.candidates] == list(range(early.counts()["considered"]))
     assert len(late.ranked) > 1
-    assert [one.name for one in early.candidates] == [one.name for one in late.candidates]
+    assert [candidate.name for candidate in early.candidates] == [candidate.name for candidate in late.candidates]
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 12, 224])
@@ -194,9 +196,9 @@ def test_bounds_whose_worker_dies_are_made_here(registry: Registry, monkeypatch:
     monkeypatch.setattr(candidates, "_price_all", failing)
     asked = {"vary": {"schedule": ["1f1b", "zb-h1"], "micro": [1], "tp": [1], "recompute": ["none"]}}
 
-    found = planned(registry, **asked, **ELSEWHERE)
+    plan_result = planned(registry, **asked, **ELSEWHERE)
 
-    assert found.table() == planned(registry, **asked).table()
+    assert plan_result.table() == planned(registry, **asked).table()
 
 
 def test_the_bound_of_a_chain_is_its_step_where_messages_take_no_time(registry: Registry) -> None:
@@ -226,24 +228,24 @@ def test_the_parts_of_the_reasons_sum_to_the_difference(registry: Registry) -> N
 
 
 def test_the_best_configuration_simulates_as_it_stands(registry: Registry, tmp_path: Any) -> None:
-    found = planned(registry, outputs=[tmp_path / "best.yaml", tmp_path / "all.csv"], memory="4GiB")
+    plan_result = planned(registry, outputs=[tmp_path / "best.yaml", tmp_path / "all.csv"], memory="4GiB")
 
     run = pptrace.simulate(tmp_path / "best.yaml", registry=registry)
-    assert run.metrics.step_ns == found.best.row["step_ns"]
+    assert run.metrics.step_ns == plan_result.best.row["step_ns"]
     assert run.metrics.memory.over_capacity is None
     rows = (tmp_path / "all.csv").read_text().splitlines()
-    assert len(rows) == 1 + found.counts()["considered"]
+    assert len(rows) == 1 + plan_result.counts()["considered"]
     assert {path.name for path in tmp_path.iterdir()} == {"best.yaml", "all.csv"}
 
 
 def test_as_few_gpus_as_fit_come_first(registry: Registry) -> None:
-    found = planned(registry, objective="gpus", memory="4GiB", gpus=8)
+    plan_result = planned(registry, objective="gpus", memory="4GiB", gpus=8)
 
-    fewer = planned(registry, gpus=found.best.layout.gpus, memory="4GiB")
-    assert fewer.best.row["step_ns"] == found.best.row["step_ns"]
-    if found.best.layout.gpus > 1:
+    fewer = planned(registry, gpus=plan_result.best.layout.gpus, memory="4GiB")
+    assert fewer.best.row["step_ns"] == plan_result.best.row["step_ns"]
+    if plan_result.best.layout.gpus > 1:
         with pytest.raises(pptrace.PptraceError, match="is enough"):
-            planned(registry, gpus=found.best.layout.gpus // 2, memory="4GiB")
+            planned(registry, gpus=plan_result.best.layout.gpus // 2, memory="4GiB")
 
 
 def with_another_value(workload: Workload, name: str) -> Workload:

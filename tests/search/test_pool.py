@@ -50,9 +50,9 @@ def test_runs_share_an_executor_that_ends_behind_the_last() -> None:
     pool = ExecutorPool(start)
     assert run(pool, [1, 2, 3]) == {1: 2, 2: 4, 3: 6}
     assert run(pool, [4]) == {4: 8}
-    assert [one.ended for one in started] == [False]
+    assert [schedule.ended for schedule in started] == [False]
     pool.end(wait=True)
-    assert [one.ended for one in started] == [True]
+    assert [schedule.ended for schedule in started] == [True]
 
 
 def test_one_that_breaks_is_ended_and_the_next_run_has_another() -> None:
@@ -65,9 +65,9 @@ def test_one_that_breaks_is_ended_and_the_next_run_has_another() -> None:
     pool = ExecutorPool(start)
     assert run(pool, [1, 2, 3]) == {1: 2, 2: 4, 3: 6}
     assert run(pool, [4]) == {4: 8}
-    assert [one.ended for one in started] == [True, False]
+    assert [schedule.ended for schedule in started] == [True, False]
     pool.end(wait=True)
-    assert all(one.ended for one in started)
+    assert all(schedule.ended for schedule in started)
 
 
 def test_one_that_cannot_be_reached_says_so_before_there_is_work() -> None:

@@ -65,7 +65,7 @@ def test_on_a_cluster_messages_are_re_routed_between_the_gpus_of_replicas(step: 
     fabric = {"name": "infiniband-fat-tree", "bandwidth": "50 GB/s", "efficiency": 1, "switch_latency": "0 s",
               "nic_latency": "0 s", "overhead": "0 s"}  # fmt: skip
     cluster = {"nodes": 4, "gpus": 4, "nics": 4, "node": inside, "fabric": fabric}
-    flat, on = (step(**one) for one in ({}, {"network": None, "cluster": cluster}))
+    flat, on = (step(**item) for item in ({}, {"network": None, "cluster": cluster}))
 
     assert on.metrics.step_ns == flat.metrics.step_ns
     for lost in (1, 2):

@@ -55,11 +55,11 @@ def cells(one: Slice, kind: Kind | None = None) -> list[Cell]:
 
 def by_cell(timeline: Timeline) -> dict[Cell, Slice]:
     """Index slices; a full backward is found as its two halves as well."""
-    found = {cell: one for one in slices(timeline) for cell in cells(one)}
-    for one in slices(timeline):
-        if one.action.kind is Kind.B:
-            found |= {cell: one for kind in (Kind.I, Kind.W) for cell in cells(one, kind)}
-    return found
+    result = {cell: entry for entry in slices(timeline) for cell in cells(entry)}
+    for item in slices(timeline):
+        if item.action.kind is Kind.B:
+            result |= {cell: item for kind in (Kind.I, Kind.W) for cell in cells(item, kind)}
+    return result
 
 
 def hops(step: SimulatedStep) -> Iterator[Hop]:
@@ -89,7 +89,7 @@ def test_every_action_of_the_table_runs_once_and_nothing_else_does(step: Simulat
         if member.kind not in COMMUNICATION
     )
     ran = Counter(
-        (one.rank, str(one.action)) for one in slices(step.timeline) if one.action.kind not in COMMUNICATION
+        (item.rank, str(item.action)) for item in slices(step.timeline) if item.action.kind not in COMMUNICATION
     )
 
     assert not table - ran
@@ -111,12 +111,12 @@ def test_every_hop_is_one_message_and_what_is_sent_is_received(step: SimulatedSt
                                               step.workload.boundary_bytes, strict=True)
     }  # fmt: skip
     sent, received, wanted = dict[Cell, int](), dict[Cell, int](), dict[Cell, int]()
-    for one in slices(step.timeline):
-        if one.action.kind in COMMUNICATION:
-            side = sent if one.action.kind in {Kind.SEND_F, Kind.SEND_B} else received
-            for cell in cells(one):
+    for item in slices(step.timeline):
+        if item.action.kind in COMMUNICATION:
+            side = sent if item.action.kind in {Kind.SEND_F, Kind.SEND_B} else received
+            for cell in cells(item):
                 assert cell not in side
-                side[cell] = one.size_bytes // one.action.span
+                side[cell] = item.size_bytes // item.action.span
     for hop in hops(step):
         low, high = sorted((hop.send.stage, hop.recv.stage))
         wanted[hop.send] = wanted[hop.recv] = sizes[low, high]

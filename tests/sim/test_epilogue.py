@@ -37,7 +37,7 @@ def slices(timeline: Timeline) -> list[Slice]:
 
 
 def spans(timeline: Timeline) -> dict[str, tuple[int, int]]:
-    return {str(one.action): (one.start_ns, one.end_ns) for one in slices(timeline)}
+    return {str(item.action): (item.start_ns, item.end_ns) for item in slices(timeline)}
 
 
 def test_a_reduction_is_issued_behind_its_stages_last_backward_and_updates_come_last() -> None:
@@ -76,11 +76,11 @@ def test_a_tables_own_reductions_wait_for_every_rank_without_overlap(takes: int)
 
     timeline = simulate(schedule, costs(reduce_ns=takes), overlap_reduction=False)
 
-    found = spans(timeline)
-    assert found["0B0"] == (40, 60)
-    assert found["0REDUCE_GRAD"] == (60, 60 + takes)
-    assert found["1REDUCE_GRAD"] == (60 + takes, 60 + 2 * takes)
-    assert found["1OPTIMIZER"][0] >= found["1REDUCE_GRAD"][1]
+    result = spans(timeline)
+    assert result["0B0"] == (40, 60)
+    assert result["0REDUCE_GRAD"] == (60, 60 + takes)
+    assert result["1REDUCE_GRAD"] == (60 + takes, 60 + 2 * takes)
+    assert result["1OPTIMIZER"][0] >= result["1REDUCE_GRAD"][1]
 
 
 def test_a_tables_own_update_waits_for_the_reduction_that_is_added() -> None:
@@ -144,9 +144,9 @@ def test_a_stage_on_two_ranks_is_reduced_when_both_have_its_gradients() -> None:
 
     timeline = simulate(Schedule.from_rows(rows, placement=both_ways), workload, stage_replicas=True)
 
-    ends = {(one.action.stage, one.rank): one.end_ns for one in slices(timeline) if str(one.action)[1] == "B"}
+    ends = {(item.action.stage, item.rank): item.end_ns for item in slices(timeline) if str(item.action)[1] == "B"}
     starts = {
-        (one.action.stage, one.rank): one.start_ns for one in slices(timeline) if "REDUCE" in str(one.action)
+        (item.action.stage, item.rank): item.start_ns for item in slices(timeline) if "REDUCE" in str(item.action)
     }
     assert set(starts) == {(stage, rank) for stage in (0, 1) for rank in (0, 1)}
     for (stage, rank), start in starts.items():

@@ -106,7 +106,7 @@ def test_blocking_starts_a_receive_with_its_send_as_the_page_on_messages_says(re
 
     timeline = simulate(table, costs, network, Policy(name=PolicyName.BLOCKING, receive=Receive(receive)))
     spans = {
-        str(one.action): (one.start_ns, one.end_ns) for one in map(timeline.__getitem__, range(len(timeline)))
+        str(item.action): (item.start_ns, item.end_ns) for item in map(timeline.__getitem__, range(len(timeline)))
     }
 
     assert (spans["0SEND_F0"], spans["1RECV_F0"]) == ((10_000, 13_100), (10_000, 13_600))
@@ -171,7 +171,7 @@ def assert_cycle(cycle: tuple[str, ...]) -> None:
     ranks = [{part.split(":")[0] for part in entry.split(" with ")} for entry in cycle]
     assert len(cycle) >= 2
     assert all(1 <= len(ends) <= 2 for ends in ranks)
-    assert all(one & other for one, other in zip(ranks, [*ranks[1:], ranks[0]], strict=True))
+    assert all(rank & other for rank, other in zip(ranks, [*ranks[1:], ranks[0]], strict=True))
 
 
 def test_ordered_deadlocks_on_1f1b_where_two_neighbours_send_to_each_other_first() -> None:

@@ -43,11 +43,11 @@ def test_a_pair_of_layers_takes_what_it_takes_by_hand(
     workload = costs(2, count, all_reduce)
     table = Schedule.from_rows([["0F0", "0F1", "0B0", "0B1"], ["1F0", "(1F1;1B0)OVERLAP_F_B", "1B1"]])
     timeline = simulate(replace(table, interleave=BLOCK_A), workload)
-    pair = [one for one in map(timeline.__getitem__, range(len(timeline))) if one.pair >= 0]
-    begin = min(one.start_ns for one in pair)
-    send = next(one for one in spans(timeline).items() if one[0].kind is Kind.SEND_B)
+    pair = [item for item in map(timeline.__getitem__, range(len(timeline))) if item.pair >= 0]
+    begin = min(member.start_ns for member in pair)
+    send = next(item for item in spans(timeline).items() if item[0].kind is Kind.SEND_B)
 
-    assert max(one.end_ns for one in pair if one.stream is Stream.COMPUTE) - begin == computed
+    assert max(member.end_ns for member in pair if member.stream is Stream.COMPUTE) - begin == computed
     assert send[1][0] - begin == leaves
     assert int(workload.f_ns[0] + workload.b_ns[0]) == apart
     if all_reduce == 2:
@@ -78,7 +78,7 @@ def test_segments_and_plain_durations_are_the_same_step_where_nothing_overlaps(s
     network = Flat(overhead_ns=2, latency_ns=3, rate_kbps=10**6)
 
     whole, same = (
-        simulate(Schedule.from_rows(rows), one, network) for one in (workload, replace(workload, segments={}))
+        simulate(Schedule.from_rows(rows), item, network) for item in (workload, replace(workload, segments={}))
     )
     assert whole.difference(same) == ""
     # A pair elsewhere takes all actions apart; the ranks without one still are as they were.
@@ -125,10 +125,10 @@ def test_laws_hold_under_every_policy(policy: Policy) -> None:
 
         assert (metrics.busy_ns + metrics.idle_ns.sum(axis=1)).tolist() == [metrics.step_ns] * 2
         assert min(metrics.idle_ns.min(), metrics.busy_ns.min()) >= 0
-        for one in (timeline, folded(timeline)):
-            lane = one.lane_of_row()
+        for item in (timeline, folded(timeline)):
+            lane = item.lane_of_row()
             follows = lane[1:] == lane[:-1]
-            assert (one.start_ns[1:] >= one.end_ns[:-1])[follows].all()
+            assert (item.start_ns[1:] >= item.end_ns[:-1])[follows].all()
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
@@ -147,9 +147,9 @@ def test_no_segment_starts_before_an_earlier_action_alone_of_its_rank_ends(polic
             for action in table[rank]:
                 members = action.sub_actions or (action,)
                 parts = [
-                    taken[Part(one.kind, rank, one.microbatch, number)]
-                    for one in members
-                    for number in range(len(kinds[one.kind][rank]))
+                    taken[Part(member.kind, rank, member.microbatch, number)]
+                    for member in members
+                    for number in range(len(kinds[member.kind][rank]))
                 ]
                 assert min(start for start, _ in parts) >= block_end
                 if len(members) == 1:
@@ -201,8 +201,8 @@ def test_computation_beside_its_groups_communication_is_slowed() -> None:
     slowed = Contention(compute_permille=828, communication_permille=896)
 
     timeline = simulate(table, workload, contention=slowed)
-    pair = [one for one in map(timeline.__getitem__, range(len(timeline))) if one.pair >= 0]
-    took = max(one.end_ns for one in pair) - min(one.start_ns for one in pair)
+    pair = [item for item in map(timeline.__getitem__, range(len(timeline))) if item.pair >= 0]
+    took = max(member.end_ns for member in pair) - min(member.start_ns for member in pair)
 
     assert took == pytest.approx(9251, rel=0.002)
 
@@ -223,7 +223,7 @@ def test_memory_changes_at_the_ends_of_segments() -> None:
     early = replace(table, interleave={(Kind.F, Kind.B): (1, 0, 0, 1)})
 
     peaks = [
-        measure(simulate(one, workload), workload).memory.peak_activation_bytes.tolist() for one in (late, early)
+        measure(simulate(item, workload), workload).memory.peak_activation_bytes.tolist() for item in (late, early)
     ]
 
     assert peaks == [[14], [14]]
@@ -244,11 +244,11 @@ def test_folded_pairs_share_their_time_one_after_the_other() -> None:
     whole = folded(timeline)
 
     assert whole.parts is None
-    assert len({str(one.action) + one.stream.name for one in map(whole.__getitem__, range(len(whole)))}) == len(
+    assert len({str(item.action) + item.stream.name for item in map(whole.__getitem__, range(len(whole)))}) == len(
         whole
     )
-    members = [one for one in map(whole.__getitem__, range(len(whole))) if one.pair >= 0]
-    assert [one.end_ns - one.start_ns for one in members] == [8, 16, 8, 16]
+    members = [item for item in map(whole.__getitem__, range(len(whole))) if item.pair >= 0]
+    assert [member.end_ns - member.start_ns for member in members] == [8, 16, 8, 16]
     assert members[0].end_ns == members[1].start_ns
 
 
@@ -260,8 +260,8 @@ def test_costs_may_differ_from_microbatch_to_microbatch() -> None:
 
     timeline = simulate(Schedule.from_rows(rows), workload, Flat(rate_kbps=10**6))
     took = {
-        str(one.action): (one.end_ns - one.start_ns, one.size_bytes)
-        for one in map(timeline.__getitem__, range(len(timeline)))
+        str(item.action): (item.end_ns - item.start_ns, item.size_bytes)
+        for item in map(timeline.__getitem__, range(len(timeline)))
     }
 
     assert took["0F0"] == (10, 0)

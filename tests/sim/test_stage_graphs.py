@@ -72,7 +72,7 @@ def random_graph(random: Random) -> Graph:
         for kind in random.choice([(Kind.F, Kind.B), (Kind.F, Kind.I, Kind.W)])
     ]
     while left:
-        action = random.choice([one for one in left if not any(needs(one, other, edges) for other in left)])
+        action = random.choice([item for item in left if not any(needs(item, other, edges) for other in left)])
         left.remove(action)
         rows[placement.rank_of(action.stage, action.microbatch)].append(action)
     return Graph(placement, rows)
@@ -117,9 +117,11 @@ def test_messages_of_any_graph_go_from_their_producer_to_their_consumer(data: st
     metrics = measure(timeline, workload)
     assert (metrics.busy_ns + metrics.idle_ns.sum(axis=1) == metrics.step_ns).all()
     assert (metrics.idle_ns >= 0).all()
-    found = messages(timeline)
+    message_rows = messages(timeline)
     carried = []
-    for send, recv, producer, consumer in zip(found.send, found.recv, found.producer, found.consumer, strict=True):
+    for send, recv, producer, consumer in zip(
+        message_rows.send, message_rows.recv, message_rows.producer, message_rows.consumer, strict=True
+    ):
         carried += [(int(timeline.size_bytes[send]), *produced_and_consumed(timeline, send, producer, consumer))]
         assert timeline.start_ns[send] >= timeline.end_ns[producer]
         assert timeline.start_ns[consumer] >= timeline.end_ns[send] + timeline.lag_ns[send]
@@ -131,4 +133,4 @@ def test_messages_of_any_graph_go_from_their_producer_to_their_consumer(data: st
     )
     kinds = [Kind(kind) for kind in timeline.kind.tolist()]
     assert sum(kind in SENDS for kind in kinds) == len(carried)
-    assert sum(kind in RECEIVES for kind in kinds) == int((found.recv >= 0).sum())
+    assert sum(kind in RECEIVES for kind in kinds) == int((message_rows.recv >= 0).sum())

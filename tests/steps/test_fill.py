@@ -29,10 +29,10 @@ def order(ahead: list[int], microbatches: int) -> Schedule:
     rows = []
     for rank, own in enumerate(ahead):
         early = min(own, microbatches)
-        row = [f"{rank}F{one}" for one in range(early)]
-        for one in range(microbatches):
-            row.append(f"{rank}I{one}")
-            row += [f"{rank}F{early + one}"] if early + one < microbatches else []
+        row = [f"{rank}F{item}" for item in range(early)]
+        for index in range(microbatches):
+            row.append(f"{rank}I{index}")
+            row += [f"{rank}F{early + index}"] if early + index < microbatches else []
         rows.append(row)
     return Schedule.from_rows(rows, Placement.looped(len(ahead), microbatches))
 

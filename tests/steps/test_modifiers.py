@@ -31,10 +31,10 @@ def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
     rows = []
     for rank in range(ranks):
         ahead = min(ranks - 1 - rank, microbatches)
-        row = [f"{rank}F{one}" for one in range(ahead)]
-        for one in range(microbatches - ahead):
-            row += [f"{rank}F{one + ahead}", f"{rank}B{one}"]
-        rows.append(row + [f"{rank}B{one}" for one in range(microbatches - ahead, microbatches)])
+        row = [f"{rank}F{item}" for item in range(ahead)]
+        for index in range(microbatches - ahead):
+            row += [f"{rank}F{index + ahead}", f"{rank}B{index}"]
+        rows.append(row + [f"{rank}B{entry}" for entry in range(microbatches - ahead, microbatches)])
     return Schedule.from_rows(rows)
 
 
@@ -80,9 +80,9 @@ def test_a_table_with_copies_keeps_all_that_it_had(
     assert without(copied, Kind.OFFLOAD, Kind.RELOAD) == schedule.rows()
     out, back = (
         Counter(
-            (int(copied.stage[row]), one)
+            (int(copied.stage[row]), index)
             for row in np.flatnonzero(copied.kind == kind)
-            for one in range(copied.microbatch[row], copied.microbatch[row] + copied.span[row])
+            for index in range(copied.microbatch[row], copied.microbatch[row] + copied.span[row])
         )
         for kind in (Kind.OFFLOAD, Kind.RELOAD)
     )
@@ -149,7 +149,9 @@ def test_a_copy_back_stands_so_many_computations_ahead_and_behind_its_copy_out(a
         before = sum(other.kind in COMPUTE for other in row[:place])
         backward, forward = (
             next(
-                at for at, one in enumerate(computed) if one.kind in kinds and one.microbatch == action.microbatch
+                at
+                for at, item in enumerate(computed)
+                if item.kind in kinds and item.microbatch == action.microbatch
             )
             for kinds in (GRADIENTS, {Kind.F})
         )
@@ -207,15 +209,15 @@ def test_the_step_and_the_peak_of_1f1b_with_forwards_computed_again(
     table = one_f_one_b(ranks, microbatches)
     values = {"f_ns": f, "b_ns": b, "recompute_ns": [r], "checkpoint_bytes": [6]}
 
-    late, early = (run(with_recompute(table, every(table), early=one), **values) for one in (False, True))
+    late, early = (run(with_recompute(table, every(table), early=outcome), **values) for outcome in (False, True))
 
     assert late.step_ns == (microbatches + ranks - 1) * (f + r + b)
     assert early.step_ns == microbatches * (f + r + b) + (ranks - 1) * (f + b)
-    for one in (late, early):
-        assert one.busy_ns.tolist() == [microbatches * (f + r + b)] * ranks
+    for item in (late, early):
+        assert item.busy_ns.tolist() == [microbatches * (f + r + b)] * ranks
         # What waits has its input alone; one at a time is whole.
         held = [6 * min(microbatches, ranks - rank) + 54 for rank in range(ranks)]
-        assert one.memory.peak_activation_bytes.tolist() == held
+        assert item.memory.peak_activation_bytes.tolist() == held
 
 
 def test_some_stages_alone_are_computed_again() -> None:
@@ -237,9 +239,9 @@ def test_copies_on_one_stream_follow_one_another() -> None:
     slices = [timeline[row] for row in range(len(timeline))]
     for rank in range(2):
         times = sorted(
-            (one.start_ns, one.end_ns)
-            for one in slices
-            if one.rank == rank and one.action.kind in {Kind.OFFLOAD, Kind.RELOAD}
+            (item.start_ns, item.end_ns)
+            for item in slices
+            if item.rank == rank and item.action.kind in {Kind.OFFLOAD, Kind.RELOAD}
         )
         assert len(times) == 12
         assert all(end <= start for (_, end), (start, _) in pairwise(times))
@@ -256,7 +258,7 @@ def test_copies_in_turn_do_not_overlap_across_ranks() -> None:
     timeline = simulate(replace(copied, waits=(waits,)), costs(copied, offload_ns=[3], reload_ns=[0]))
 
     slices = [timeline[row] for row in range(len(timeline))]
-    copies = [one for one in slices if one.action.kind is Kind.OFFLOAD]
+    copies = [item for item in slices if item.action.kind is Kind.OFFLOAD]
     copies.sort(key=lambda one: (one.action.microbatch, one.action.stage))
     assert all(before.end_ns <= after.start_ns for before, after in pairwise(copies))
 
@@ -264,7 +266,7 @@ def test_copies_in_turn_do_not_overlap_across_ranks() -> None:
 @pytest.mark.parametrize("behind", [0, 1, 2, 3])
 def test_a_rank_that_waits_for_its_copies_holds_no_more_than_it_may(behind: int) -> None:
     # Copies take four forwards each: without waiting, one of eight is done when the first comes back.
-    table = Schedule.from_rows([[*(f"0F{one}" for one in range(8)), *(f"0B{one}" for one in range(8))]])
+    table = Schedule.from_rows([[*(f"0F{index}" for index in range(8)), *(f"0B{index}" for index in range(8))]])
     copied = with_copies(table, every(table), 0)
     values = {"offload_ns": [4], "reload_ns": [0]}
 

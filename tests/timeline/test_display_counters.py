@@ -47,7 +47,7 @@ def _steps(counter: Counter) -> list[tuple[int, int]]:
 
 
 def test_a_microbatch_is_in_flight_from_its_forward_s_start_to_its_backward_s_end() -> None:
-    found = in_flight(
+    counts = in_flight(
         _timeline(
             _slice(Kind.F, 0, 0, 10),
             _slice(Kind.F, 1, 10, 20),
@@ -55,8 +55,8 @@ def test_a_microbatch_is_in_flight_from_its_forward_s_start_to_its_backward_s_en
             _slice(Kind.B, 1, 50, 60),
         )
     )
-    assert [(c.rank, c.name, c.unit) for c in found] == [(0, "in flight", "microbatches")]
-    assert _steps(found[0]) == [(0, 1), (10, 2), (40, 1), (60, 0)]
+    assert [(c.rank, c.name, c.unit) for c in counts] == [(0, "in flight", "microbatches")]
+    assert _steps(counts[0]) == [(0, 1), (10, 2), (40, 1), (60, 0)]
 
 
 @pytest.mark.parametrize(
@@ -64,20 +64,20 @@ def test_a_microbatch_is_in_flight_from_its_forward_s_start_to_its_backward_s_en
 )
 def test_a_split_backward_ends_with_its_weight_gradient(passes: tuple[Kind, ...], until: int) -> None:
     backwards = [_slice(kind, 0, 20 * at, 20 * at + 20) for at, kind in enumerate(passes, 1)]
-    (found,) = in_flight(_timeline(_slice(Kind.F, 0, 0, 10), *backwards))
-    assert _steps(found) == [(0, 1), (until, 0)]
+    (counts,) = in_flight(_timeline(_slice(Kind.F, 0, 0, 10), *backwards))
+    assert _steps(counts) == [(0, 1), (until, 0)]
 
 
 def test_a_span_counts_all_its_microbatches() -> None:
-    (found,) = in_flight(
+    (counts,) = in_flight(
         _timeline(_slice(Kind.F, 2, 0, 10, span=3), _slice(Kind.B, 2, 10, 20), _slice(Kind.B, 3, 20, 30, span=2))
     )
-    assert _steps(found) == [(0, 3), (20, 2), (30, 0)]
+    assert _steps(counts) == [(0, 3), (20, 2), (30, 0)]
 
 
 def test_a_forward_that_starts_as_a_backward_ends_makes_no_step() -> None:
-    (found,) = in_flight(_timeline(_slice(Kind.F, 0, 0, 5), _slice(Kind.B, 0, 5, 10), _slice(Kind.F, 1, 10, 15)))
-    assert _steps(found) == [(0, 1)]
+    (counts,) = in_flight(_timeline(_slice(Kind.F, 0, 0, 5), _slice(Kind.B, 0, 5, 10), _slice(Kind.F, 1, 10, 15)))
+    assert _steps(counts) == [(0, 1)]
 
 
 def test_a_backward_without_a_forward_counts_nothing() -> None:
@@ -86,16 +86,16 @@ def test_a_backward_without_a_forward_counts_nothing() -> None:
 
 
 def test_link_use_is_bytes_over_time_of_the_messages_under_way() -> None:
-    found = send_rates(
+    result = send_rates(
         _timeline(
             _slice(Kind.SEND_F, 0, 0, 100, size_bytes=50, peer=1),
             _slice(Kind.SEND_B, 1, 50, 150, size_bytes=1, peer=2),
             _slice(Kind.SEND_B, 0, 0, 1000, size_bytes=2**40, peer=0, rank=3),
         )
     )
-    assert [(c.rank, c.name, c.unit) for c in found] == [(0, "link use", "bytes/s"), (3, "link use", "bytes/s")]
-    assert _steps(found[0]) == [(0, 500_000_000), (50, 510_000_000), (100, 10_000_000), (150, 0)]
-    assert _steps(found[1]) == [(0, 2**40 * 10**6), (1000, 0)]
+    assert [(c.rank, c.name, c.unit) for c in result] == [(0, "link use", "bytes/s"), (3, "link use", "bytes/s")]
+    assert _steps(result[0]) == [(0, 500_000_000), (50, 510_000_000), (100, 10_000_000), (150, 0)]
+    assert _steps(result[1]) == [(0, 2**40 * 10**6), (1000, 0)]
 
 
 def test_a_message_without_time_or_bytes_uses_no_link() -> None:

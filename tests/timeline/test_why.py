@@ -57,8 +57,8 @@ def test_waits_and_computations_fill_each_rank_s_window_and_sum_to_its_idle_time
         assert spans == sorted(spans)
         own = [timeline[row] for row in range(len(timeline))]
         spans += [
-            (one.start_ns, one.end_ns) for one in own
-            if one.rank == rank and one.stream == Stream.COMPUTE and one.action.kind in COMPUTE
+            (item.start_ns, item.end_ns) for item in own
+            if item.rank == rank and item.stream == Stream.COMPUTE and item.action.kind in COMPUTE
         ]  # fmt: skip
         spans = sorted((start, end) for start, end in spans if end > start)
         ends = [metrics.start_ns, *(end for _, end in spans)]
@@ -69,12 +69,12 @@ def test_waits_and_computations_fill_each_rank_s_window_and_sum_to_its_idle_time
 @SLOWLY
 @given(simulated_steps(min_ns=0))
 def test_a_wait_names_what_ended_it_and_another_rank(step: SimulatedStep) -> None:
-    found = waits(step.timeline)
+    result = waits(step.timeline)
 
-    assert (found.row < len(step.timeline)).all()
-    assert (found.peer != found.rank).all()
-    between = ~np.isin(found.cause, [IdleCause.FILL, IdleCause.DRAIN])
-    assert (found.row[between & (found.cause != IdleCause.PEER_COMPUTE)] >= 0).all()
+    assert (result.row < len(step.timeline)).all()
+    assert (result.peer != result.rank).all()
+    between = ~np.isin(result.cause, [IdleCause.FILL, IdleCause.DRAIN])
+    assert (result.row[between & (result.cause != IdleCause.PEER_COMPUTE)] >= 0).all()
 
 
 @SLOWLY

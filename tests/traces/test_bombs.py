@@ -168,11 +168,11 @@ def test_a_rest_of_too_many_events_is_found_before_it_is_parsed(
     monkeypatch.setenv(EVENTS, str(events // 2))
 
     with UnpackedFile.open(path) as file:
-        found = file.read(part).count(b"ph")
+        result = file.read(part).count(b"ph")
         with pytest.raises(TraceError, match=f"holds more than {events // 2:,} events: set {EVENTS}"):
-            file.expect(found, [b'"ph"'])
+            file.expect(result, [b'"ph"'])
 
-    assert found < events // 4
+    assert result < events // 4
 
 
 def test_a_beginning_that_is_denser_than_the_rest_refuses_nothing(

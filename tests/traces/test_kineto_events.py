@@ -89,9 +89,11 @@ def test_flows_bind_to_producer_transfer_and_consumer(
     tmp_path: Path, transfer_ns: int, *, rendezvous: bool
 ) -> None:
     timeline = two_ranks(transfer_ns, rendezvous=rendezvous)
-    found = messages(timeline)
+    message_rows = messages(timeline)
     wanted: list[tuple[int, int]] = []
-    for row in zip(found.producer, found.send, found.recv, found.consumer, strict=True):
+    for row in zip(
+        message_rows.producer, message_rows.send, message_rows.recv, message_rows.consumer, strict=True
+    ):
         wanted += pairwise(FIRST + int(r) for r in row if r >= 0)
     events = _events(timeline, tmp_path / "a.json")
     arrows = _flows(events, "p2p")
@@ -148,9 +150,9 @@ def test_arrows_follow_the_critical_path_and_stay_within_a_rank_s_own_file(
     assert len(path) > 2
     assert arrows == sorted((a + FIRST, b + FIRST) for a, b in pairwise(path))
 
-    for own in range(2):
-        arrows = _flows(_events(timeline, tmp_path / f"{own}.json", rank=own), "critical path")
-        stay = [(a + FIRST, b + FIRST) for a, b in pairwise(path) if rank[a] == rank[b] == own]
+    for item in range(2):
+        arrows = _flows(_events(timeline, tmp_path / f"{item}.json", rank=item), "critical path")
+        stay = [(a + FIRST, b + FIRST) for a, b in pairwise(path) if rank[a] == rank[b] == item]
         assert arrows == sorted(stay)
 
 
@@ -214,17 +216,17 @@ def test_processes_and_streams_are_named_in_rank_order(tmp_path: Path) -> None:
 def test_counters_keep_their_unit_and_their_nanoseconds(tmp_path: Path) -> None:
     counter = Counter(rank=1, name="memory", unit="bytes", at_ns=np.array([0, 1001]), value=np.array([5, -7]))
     events = _events(replace(two_ranks(), counters=(counter,)), tmp_path / "a.json")
-    found = [(e["pid"], e["name"], e["ts"], e["args"]) for e in events if e["ph"] == "C"]
-    assert found == [(2, "memory", 0, {"bytes": 5}), (2, "memory", 1.001, {"bytes": -7})]
+    result = [(e["pid"], e["name"], e["ts"], e["args"]) for e in events if e["ph"] == "C"]
+    assert result == [(2, "memory", 0, {"bytes": 5}), (2, "memory", 1.001, {"bytes": -7})]
 
 
 def test_colours_follow_the_kind_or_the_microbatch(tmp_path: Path) -> None:
     def colors(by: str, key: str) -> dict[object, set[str]]:
-        found = defaultdict(set)
+        result = defaultdict(set)
         for event in _events(two_ranks(), tmp_path / "a.json", color=by):
             if event.get("cat") == "kernel":
-                found[event["args"][key]].add(event["cname"])
-        return found
+                result[event["args"][key]].add(event["cname"])
+        return result
 
     for found in (colors("kind", "kind"), colors("microbatch", "microbatch")):
         assert all(len(names) == 1 for names in found.values())

@@ -161,8 +161,8 @@ def test_a_file_laid_out_anew_or_compressed_reads_the_same(timeline: Timeline, t
 
 def test_a_cause_on_a_rank_that_was_not_read_is_unknown(timeline: Timeline, tmp_path: Path) -> None:
     write(timeline, tmp_path / "1.json", {"rank": 1})
-    found = read([tmp_path / "1.json"])
-    assert (len(found), found[0].rank, found[0].cause) == (1, 1, -1)
+    result = read([tmp_path / "1.json"])
+    assert (len(result), result[0].rank, result[0].cause) == (1, 1, -1)
 
 
 def test_the_same_timeline_gives_the_same_bytes(timeline: Timeline, tmp_path: Path) -> None:

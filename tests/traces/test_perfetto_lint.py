@@ -104,8 +104,8 @@ def routes(found: list[list[int]]) -> Routes:
     return Routes(
         name=tuple(f"link{link}" for link in range(LINKS)),
         rate_kbps=np.full(LINKS, 1_000_000),
-        ptr=np.concatenate([[0], np.cumsum([len(one) for one in found])]).astype(np.int64),
-        link=np.array([link for one in found for link in one], dtype=np.int64),
+        ptr=np.concatenate([[0], np.cumsum([len(item) for item in found])]).astype(np.int64),
+        link=np.array([link for item in found for link in item], dtype=np.int64),
     )
 
 

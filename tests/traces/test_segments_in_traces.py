@@ -60,31 +60,33 @@ def kernels(timeline: Timeline, folder: Path) -> list[dict[str, Any]]:
 def slices(timeline: Timeline, folder: Path) -> list[dict[str, Any]]:
     perfetto.write(timeline, folder / "step.pftrace", {})
     decoded = Decoded((folder / "step.pftrace").read_bytes())
-    found = [decoded.fields(packet) for packet in decoded.events(BEGIN)]
-    return [fields for fields in found if "Step.row" in fields]
+    outcome = [decoded.fields(packet) for packet in decoded.events(BEGIN)]
+    return [fields for fields in outcome if "Step.row" in fields]
 
 
 def test_slices_of_segments_have_their_names_numbers_and_categories(timeline: Timeline, tmp_path: Path) -> None:
-    found = {(one["Step.stage"], one["name"]): one for one in slices(timeline, tmp_path) if one["Step.stage"] == 0}
+    outcome = {
+        (item["Step.stage"], item["name"]): item for item in slices(timeline, tmp_path) if item["Step.stage"] == 0
+    }
 
-    attention, reduce = found[0, "F 1 attention"], found[0, "F 1 all-reduce"]
+    attention, reduce = outcome[0, "F 1 attention"], outcome[0, "F 1 all-reduce"]
     assert (attention["category"], attention["Step.segment"]) == (["compute"], "attention")
     assert (reduce["category"], reduce["Step.segment"]) == (["collective"], "all-reduce")
     assert (attention["Step.segment_number"], reduce["Step.segment_number"]) == (0, 1)
     assert attention["track"] == "rank 0"
     assert reduce["track"] == "rank 0/tensor parallel"
-    assert found[0, "F 1 dispatch"]["track"] == "rank 0/expert parallel"
+    assert outcome[0, "F 1 dispatch"]["track"] == "rank 0/expert parallel"
 
 
 def test_the_dialect_shows_collectives_as_nccls_kernels(timeline: Timeline, tmp_path: Path) -> None:
-    found = {
+    outcome = {
         event["args"]["segment"]: (event["name"], event["args"].get("Collective name"))
         for event in kernels(timeline, tmp_path) if "segment" in event["args"]
     }  # fmt: skip
 
-    assert found["all-reduce"] == ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "allreduce")
-    assert found["dispatch"] == found["combine"] == ("ncclDevKernel_SendRecv", "all_to_allv")
-    assert found["experts"][0].endswith(" experts")
+    assert outcome["all-reduce"] == ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "allreduce")
+    assert outcome["dispatch"] == outcome["combine"] == ("ncclDevKernel_SendRecv", "all_to_allv")
+    assert outcome["experts"][0].endswith(" experts")
 
 
 def test_threads_of_groups_are_named(timeline: Timeline, tmp_path: Path) -> None:
@@ -161,7 +163,7 @@ def test_traces_say_how_much_of_each_groups_communication_was_hidden(
     again = (perfetto if name.endswith(".pftrace") else kineto).read([path])
 
     told = again.provenance["communication"]
-    groups = {one.name: one for one in run.metrics.groups}
+    groups = {group.name: group for group in run.metrics.groups}
     assert set(told) == set(groups) == {"tensor-parallel", "expert-parallel"}
     assert told["tensor-parallel"]["total_ns"] == 4 * 2
     assert told["expert-parallel"]["hidden_ns"] == int(groups["expert-parallel"].hidden_ns.sum()) > 0

@@ -40,24 +40,24 @@ def test_nothing_asked_for_is_the_same_timeline(timeline: Timeline) -> None:
 
 
 def test_ranks_keep_their_numbers_lanes_and_counters(timeline: Timeline) -> None:
-    found = trim(timeline, [2, 0], None)
-    assert found.lane_rank.tolist() == [0, 2]
-    assert found.lane_ptr.tolist() == [0, 6, 12]
-    assert found.placement == timeline.placement
-    assert [counter.rank for counter in found.counters] == [0, 2]
+    trimmed_step = trim(timeline, [2, 0], None)
+    assert trimmed_step.lane_rank.tolist() == [0, 2]
+    assert trimmed_step.lane_ptr.tolist() == [0, 6, 12]
+    assert trimmed_step.placement == timeline.placement
+    assert [counter.rank for counter in trimmed_step.counters] == [0, 2]
 
 
 def test_a_slice_stays_if_any_of_its_microbatches_does_or_it_has_none(timeline: Timeline) -> None:
-    found = trim(timeline, [1], [1, 5])
-    assert [str(found[row].action) for row in range(len(found))] == ["1F1", "1F4+2", "1OPTIMIZER"]
+    trimmed_step = trim(timeline, [1], [1, 5])
+    assert [str(trimmed_step[row].action) for row in range(len(trimmed_step))] == ["1F1", "1F4+2", "1OPTIMIZER"]
 
 
 def test_what_works_on_no_microbatch_stays_with_the_work_around_it(timeline: Timeline) -> None:
     early = replace(timeline, microbatch=np.where(timeline.microbatch == 2, -1, timeline.microbatch))
 
     def kept(microbatches: list[int]) -> list[int]:
-        found = trim(early, [0], microbatches)
-        return found.start_ns.tolist()
+        trimmed_step = trim(early, [0], microbatches)
+        return trimmed_step.start_ns.tolist()
 
     assert kept([1, 3]) == [1, 2, 3]
     assert kept([1]) == [1]
@@ -117,9 +117,9 @@ def test_a_link_that_nobody_left_uses_loses_its_counter_and_the_cluster_s_others
 
 
 def test_causes_follow_their_rows_or_become_unknown(timeline: Timeline) -> None:
-    found = trim(timeline, [0, 2], [0, 1, 5])
-    assert [str(found[row].action) for row in range(4)] == ["0F0", "0F1", "0F4+2", "0OPTIMIZER"]
-    assert found.cause.tolist() == [-1, 0, -1, 2, -1, 4, -1, 6]
+    trimmed_step = trim(timeline, [0, 2], [0, 1, 5])
+    assert [str(trimmed_step[row].action) for row in range(4)] == ["0F0", "0F1", "0F4+2", "0OPTIMIZER"]
+    assert trimmed_step.cause.tolist() == [-1, 0, -1, 2, -1, 4, -1, 6]
 
 
 def test_a_lane_left_empty_goes(timeline: Timeline) -> None:

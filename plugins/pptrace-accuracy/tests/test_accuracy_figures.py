@@ -37,15 +37,15 @@ def written(path: Path, *rows: dict[str, str]) -> Path:
 
 
 def test_columns_become_the_configuration_that_they_say() -> None:
-    found = case()
+    result = case()
 
-    assert found.skipped == ""
-    assert found.measured_s == 2
+    assert result.skipped == ""
+    assert result.measured_s == 2
     sizes = {"pp": 4, "dp": 2, "tp": 2, "cp": 1, "ep": 1, "vp": 1, "sequence_parallel": True}
-    assert found.settings["parallel"] == sizes
-    assert found.settings["batch"] == {"global": 32, "micro": 1, "sequence": 4096}
-    assert found.settings["schedule"] == {"name": "1f1b"}
-    assert found.settings["device"] == {"preset": "h100-sxm"}
+    assert result.settings["parallel"] == sizes
+    assert result.settings["batch"] == {"global": 32, "micro": 1, "sequence": 4096}
+    assert result.settings["schedule"] == {"name": "1f1b"}
+    assert result.settings["device"] == {"preset": "h100-sxm"}
 
 
 def test_a_step_follows_from_the_rate_of_tokens() -> None:
@@ -93,10 +93,10 @@ def test_a_row_without_a_time_is_compared_by_its_memory() -> None:
     ],
 )
 def test_a_row_that_cannot_be_simulated_says_which_column(changes: dict[str, str], reason: str) -> None:
-    found = case(**changes)
+    result = case(**changes)
 
-    assert found.settings == {}
-    assert reason in found.skipped
+    assert result.settings == {}
+    assert reason in result.skipped
 
 
 def test_a_preset_that_nobody_offers_is_why_a_row_is_skipped() -> None:
@@ -186,8 +186,8 @@ def steps(*given: tuple[dict[str, Any], float, float]) -> tuple[list[Case], list
         row = {"source": "mine", "model": "m", "gpu": "g", "precision": "BF16", "n_gpus": devices}
         cases.append(Case(line=len(cases) + 2, row=row, measured_s=measured, settings=full))
         error = 100 * (simulated / measured - 1)
-        found = {"kind": "dense", "simulated_s": simulated, "memory_error_pct": None, "skipped": ""}
-        rows.append({**row, **found, "error_pct": error})
+        result = {"kind": "dense", "simulated_s": simulated, "memory_error_pct": None, "skipped": ""}
+        rows.append({**row, **result, "error_pct": error})
     return cases, rows
 
 
@@ -215,7 +215,7 @@ def test_the_chosen_microbatch_costs_what_it_measures_over_the_best() -> None:
     assert series.regret == pytest.approx(40)
     assert figures.ordered == (1, 3)
     # 9 and 9.5 are 5.6 % apart and in the wrong order; 12 is far behind both, and measured ahead of the first.
-    assert [(one.most, one.right, one.pairs) for one in figures.near] == [(10.0, 0, 1), (None, 1, 2)]
+    assert [(item.most, item.right, item.pairs) for item in figures.near] == [(10.0, 0, 1), (None, 1, 2)]
 
 
 def test_scale_compares_the_fewest_devices_with_the_most() -> None:
@@ -257,10 +257,10 @@ def test_rules_for_published_sources_hold_no_fitted_constant_of_a_model_or_a_row
     fitted = {"attainable", "spread", "skew", "host", "imbalance"}
     given = {(key, "0 ms") for key in ("costs.host", "costs.host_action")}
     for rule in sorted(read_rules(), key=lambda rule: not set(rule.where) <= {"source", "gpu", "precision"}):
-        found = {(key, value) for key, value in _leaves(rule.set) if any(name in key for name in fitted)}
+        result = {(key, value) for key, value in _leaves(rule.set) if any(name in key for name in fitted)}
         if set(rule.where) <= {"source", "gpu", "precision"}:
-            given |= found
-        assert found <= given, rule.where
+            given |= result
+        assert result <= given, rule.where
 
 
 def _leaves(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

@@ -66,12 +66,12 @@ def test_a_crossover_is_the_serial_run_s(scheduler: LocalCluster) -> None:
 
 def test_a_plan_is_the_serial_run_s(scheduler: LocalCluster) -> None:
     def places(executor: Any) -> Any:
-        found = pptrace.plan(
+        plan_result = pptrace.plan(
             {"model": "llama3-8b", "device": "h100-sxm", "batch": {"global": 16, "sequence": 2048, "micro": 1}},
             vary={"pp": [2, 4], "micro": [1], "schedule": ["1f1b"], "recompute": ["full"]},
             gpus=8, executor=executor, robust=False, top=3,
         )  # fmt: skip
-        return found.to_dict()
+        return plan_result.to_dict()
 
     assert places(there(scheduler)) == places("serial")
 
@@ -79,15 +79,15 @@ def test_a_plan_is_the_serial_run_s(scheduler: LocalCluster) -> None:
 def test_a_worker_that_is_killed_loses_no_point(scheduler: LocalCluster, tmp_path: Any) -> None:
     flag = tmp_path / "begun"
     pool = cluster.connect(ExecutorRequest(workers=2, options={"scheduler": scheduler.scheduler_address}))
-    found = pool.submit(begun_then_killed, str(flag))
+    outcome = pool.submit(begun_then_killed, str(flag))
     others = [pool.submit(pow, 2, power) for power in range(8)]
     while not (flag.exists() and flag.read_text()):
         time.sleep(0.05)
     victim = int(flag.read_text())
     os.kill(victim, signal.SIGKILL)
 
-    assert found.result(timeout=60) not in (-1, victim)
-    assert [one.result(timeout=60) for one in others] == [2**power for power in range(8)]
+    assert outcome.result(timeout=60) not in (-1, victim)
+    assert [item.result(timeout=60) for item in others] == [2**power for power in range(8)]
     pool.shutdown()
 
 

@@ -79,7 +79,7 @@ def modelled(
         after["row", row] += [] if row in table.row_ptr else [("row", row - 1)]
     done: dict[Any, Span] = {}
     for node in TopologicalSorter(after).static_order():
-        start = max((done[one][1] for one in after[node]), default=0)
+        start = max((done[item][1] for item in after[node]), default=0)
         done[node] = (start, start + took.get(node, 0))
     return {cell: done["row", row] for cell, row in cells.items()}, {m: done["message", m] for m in range(count)}
 
@@ -97,8 +97,10 @@ def _of_calls(request: MessageRequest, calls: MessageCalls) -> Nodes:
         call = of_end[end]
         after["message", end % count].append(("call", call))
         after["over", call] += [("call", call), ("message", end % count)]
-        earlier = [one for one in of_end if one[0] == rank and one[2] == communicator and one[1] < moment]
-        after["call", call] += [("over", one) for one in earlier]
+        earlier = [
+            entry for entry in of_end if entry[0] == rank and entry[2] == communicator and entry[1] < moment
+        ]
+        after["call", call] += [("over", earlier_call) for earlier_call in earlier]
         row = moment // MessageCalls.MOST_TURNS - rank - 1  # the row before the slot
         after["call", call] += [("row", row)] if row >= table.row_ptr[rank] else []
         if end >= count:
@@ -106,9 +108,9 @@ def _of_calls(request: MessageRequest, calls: MessageCalls) -> Nodes:
         if waited[end] >= 0:
             slot = waited[end] // MessageCalls.MOST_TURNS
             after["row", slot - rank] += [("over", call)] if slot - rank < table.row_ptr[rank + 1] else []
-            for one in of_end:
-                if one[0] == rank and one[1] // MessageCalls.MOST_TURNS == slot and one[1] > waited[end]:
-                    after["call", one].append(("over", call))
+            for item in of_end:
+                if item[0] == rank and item[1] // MessageCalls.MOST_TURNS == slot and item[1] > waited[end]:
+                    after["call", item].append(("over", call))
     return after
 
 
@@ -140,16 +142,16 @@ def test_a_program_s_step_is_that_of_the_model(data: st.DataObject) -> None:
     assert step is not None
     spans = list(zip(step.start_ns.tolist(), step.end_ns.tolist(), strict=True))
     cells = list(zip(step.kind.tolist(), step.stage.tolist(), step.microbatch.tolist(), strict=True))
-    found = {cell: span for cell, span in zip(cells, spans, strict=True) if cell[0] <= Kind.B}
-    assert found == computes
+    result = {cell: span for cell, span in zip(cells, spans, strict=True) if cell[0] <= Kind.B}
+    assert result == computes
     sent = sorted(span for cell, span in zip(cells, spans, strict=True) if Kind(cell[0]) in SENDS)
     assert sent == sorted(messages.values())
     for message in range(request.producer.size):
         producer, consumer = (
             _cell(request.schedule, int(rows[message])) for rows in (request.producer, request.consumer)
         )
-        assert found[producer][1] <= messages[message][0]
-        assert messages[message][1] <= found[consumer][0]
+        assert result[producer][1] <= messages[message][0]
+        assert messages[message][1] <= result[consumer][0]
 
 
 def _cell(table: Schedule, row: int) -> tuple[int, int, int]:

@@ -69,8 +69,8 @@ def test_an_activation_function_computed_again_leaves_what_it_reads(
     width = 2048 * classic["ffn"] * 2
     for gated, fused, freed in ((False, True, 1), (True, True, 1), (True, False, 2)):
         model = classic | {"gated": gated, "fused_activation": fused, "flash_attention": True}
-        found = kept(model | again)
-        assert kept(model).activation - found.activation == found.transient == freed * width
+        result = kept(model | again)
+        assert kept(model).activation - result.activation == result.transient == freed * width
     with_all = again | {"recompute_modules": ["mlp", "mlp_act"]}
     assert kept(classic | with_all) == kept(classic | again | {"recompute_modules": ["mlp"]})
 

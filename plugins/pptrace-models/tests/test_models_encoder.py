@@ -108,9 +108,11 @@ def test_its_segments_take_what_its_actions_do(
         assert (getattr(plain, f"{name}_ns") == getattr(parts, f"{name}_ns")).all(), name
     for name in ("f_collective_ns", "b_collective_ns", "i_collective_ns"):
         assert (getattr(plain, name) == getattr(parts, name)).all(), name
-    found = [one.name for one in parts.segments[Kind.F][0]]
-    assert found.count("encoder-attention") == found.count("encoder-mlp") == 6 // sizes.get("stages_of_its_own", 1)
-    assert found.count("all-reduce") == (2 * 6 + 1 + 2 * 2 + 1) * (sizes.get("tp") == 2)
+    result = [item.name for item in parts.segments[Kind.F][0]]
+    assert (
+        result.count("encoder-attention") == result.count("encoder-mlp") == 6 // sizes.get("stages_of_its_own", 1)
+    )
+    assert result.count("all-reduce") == (2 * 6 + 1 + 2 * 2 + 1) * (sizes.get("tp") == 2)
 
 
 def ran(encoder: dict[str, Any], schedule: str, **sections: Any) -> Run:
@@ -151,8 +153,8 @@ def test_frozen_layers_have_weights_and_a_forward_alone(
     assert frozen.activation_bytes[1] == 2 * PROJECTED * (4 * 512 + 1024 // 2)
     assert 0 < frozen.i_ns[1] < frozen.w_ns[1] < trained.w_ns[1]
     listed = frozen.kernels() if frozen.kernels else ()
-    backward = {(one.kind, one.part) for one in listed if one.stage < 2 and one.kind is not Kind.F}
-    assert {one for one in backward if one[1] != "all"} == {(Kind.I, "projector"), (Kind.W, "projector")}
+    backward = {(item.kind, item.part) for item in listed if item.stage < 2 and item.kind is not Kind.F}
+    assert {item for item in backward if item[1] != "all"} == {(Kind.I, "projector"), (Kind.W, "projector")}
 
 
 def test_a_frozen_projector_passes_gradients_to_layers_that_are_trained(costs: Callable[..., Workload]) -> None:

@@ -211,7 +211,8 @@ def test_with_segments_the_host_bounds_computation_and_exchanges_come_on_top(
     plain, slow = (costs(**{**sizes, "model": _MIXTURE}, options=each) for each in ({"segments": True}, options))
     for kind in (Kind.F, Kind.B):
         computes = [
-            sum(one.duration_ns for one in work.segments[kind][1] if one.is_computation) for work in (plain, slow)
+            sum(item.duration_ns for item in work.segments[kind][1] if item.is_computation)
+            for work in (plain, slow)
         ]
         floor = (2 * host + host // 10) * (1 if kind is Kind.F else 2)
         assert computes[1] >= max(computes[0], floor)
@@ -238,7 +239,7 @@ def test_replicas_in_a_node_share_its_nics_and_its_links_at_most(costs: Callable
 @pytest.mark.parametrize("places", [1, 2, 4, 8])
 def test_a_group_across_nodes_has_the_nics_of_its_least_node(replicas: int, groups: int, places: int) -> None:
     # Device by device: each node's share of each group.
-    held = [Counter((group * replicas + one) // places for one in range(replicas)) for group in range(groups)]
+    held = [Counter((group * replicas + index) // places for index in range(replicas)) for group in range(groups)]
     assert _fewest_in_a_node(places, replicas, groups) == min(min(nodes.values()) for nodes in held)
 
 

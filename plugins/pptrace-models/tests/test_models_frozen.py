@@ -143,12 +143,12 @@ def test_frozen_experts_are_sharded_over_their_own_replicas(costs: Callable[...,
 
 def test_on_the_decoders_first_stage_the_encoder_alone_is_trained(costs: Callable[..., Workload]) -> None:
     model = {**DENSE, "encoder": VISION | {"frozen": True}, "frozen": True}
-    found = costs(model)
+    result = costs(model)
 
-    assert found.gradients_bytes.tolist() == [4 * PROJECTOR, 0, 0, 0]
-    assert found.optimizer_bytes.tolist() == [12 * PROJECTOR, 0, 0, 0]
-    assert found.w_ns[0] > 0 == found.w_ns[1:].sum()
-    assert (found.i_ns > 0).all()
+    assert result.gradients_bytes.tolist() == [4 * PROJECTOR, 0, 0, 0]
+    assert result.optimizer_bytes.tolist() == [12 * PROJECTOR, 0, 0, 0]
+    assert result.w_ns[0] > 0 == result.w_ns[1:].sum()
+    assert (result.i_ns > 0).all()
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "zb-v", "interleaved-1f1b", "dualpipe-v"])

@@ -205,7 +205,7 @@ def test_each_product_of_a_step_is_measured_once(config: Path) -> None:
     assert about["device"] == {"multiprocessors": 132, "peak_bf16": 989_500 * 10**9}
     assert [1, 64, 192, 64] in about["products"]  # queries, keys and values of one sequence
     assert [4, 32, 256, 64] in about["products"]  # two of four experts for each of 64 tokens
-    assert len({tuple(one) for one in about["products"]}) == len(about["products"])
+    assert len({tuple(item) for item in about["products"]}) == len(about["products"])
 
 
 def test_a_step_without_a_model_is_refused_in_one_line(config: Path) -> None:

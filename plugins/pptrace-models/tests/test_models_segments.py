@@ -69,7 +69,7 @@ def test_segments_sum_to_the_plain_times(sizes: dict[str, Any], model: dict[str,
 
 
 def named(workload: Workload, kind: Kind, stage: int = 1) -> list[str]:
-    return [one.name for one in workload.segments[kind][stage]]
+    return [segment.name for segment in workload.segments[kind][stage]]
 
 
 def test_segments_are_the_default_where_there_are_pairs_alone(costs: Callable[..., Workload]) -> None:
@@ -120,7 +120,7 @@ def test_a_layer_is_its_halves_and_their_collectives(
     assert named(workload, Kind.B) == backward * 2
     assert named(workload, Kind.I) == [name for name in backward if not name.endswith("weight")] * 2
     assert named(workload, Kind.W) == ["mlp-weight", "attention-weight"] * 2
-    assert [one.result for one in workload.segments[Kind.B][1]].count(True) == 1
+    assert [item.result for item in workload.segments[Kind.B][1]].count(True) == 1
 
 
 def test_experts_lie_between_dispatch_and_combine(costs: Callable[..., Workload]) -> None:
@@ -136,14 +136,14 @@ def test_experts_lie_between_dispatch_and_combine(costs: Callable[..., Workload]
 def test_weight_parts_wait_for_their_input_part_and_nothing_waits_for_them(costs: Callable[..., Workload]) -> None:
     segments = costs(options={"segments": True}, tp=2).segments[Kind.B][1]
 
-    for place, one in enumerate(segments):
-        needed = [segments[need].name for need in one.needs_of(place)]
-        if one.name.endswith("weight"):
-            assert needed == [one.name.replace("weight", "input")]
+    for place, segment in enumerate(segments):
+        needed = [segments[need].name for need in segment.needs_of(place)]
+        if segment.name.endswith("weight"):
+            assert needed == [segment.name.replace("weight", "input")]
         else:
             assert not any(name.endswith("weight") for name in needed)
-    assert [one.name for one in segments if one.result] == ["all-reduce"]
-    assert {one.stream for one in segments} == {Stream.COMPUTE, Stream.TENSOR_PARALLEL}
+    assert [segment.name for segment in segments if segment.result] == ["all-reduce"]
+    assert {segment.stream for segment in segments} == {Stream.COMPUTE, Stream.TENSOR_PARALLEL}
 
 
 def test_without_delayed_weight_gradients_exchanges_wait_for_them(costs: Callable[..., Workload]) -> None:
@@ -151,14 +151,14 @@ def test_without_delayed_weight_gradients_exchanges_wait_for_them(costs: Callabl
     workload = costs(EVERY, options=options, dp=4, ep=4)
 
     segments = workload.segments[Kind.B][1]
-    names = [one.name for one in segments]
+    names = [segment.name for segment in segments]
     layer = ["combine", "experts-input", "experts-weight", "dispatch", "attention-input", "attention-weight"]
     assert names == layer * (len(names) // len(layer))
-    waits = {place: one.needs_of(place) for place, one in enumerate(segments)}
+    waits = {place: segment.needs_of(place) for place, segment in enumerate(segments)}
     assert set(waits[3]) == {1, 2}
     assert waits[4] == (3,)
     assert all(set(waits[place]) == {place - 2, place - 1} for place in range(6, len(names), 6))
-    assert [one.name for one in segments if one.result] == ["attention-input", "attention-weight"]
+    assert [segment.name for segment in segments if segment.result] == ["attention-input", "attention-weight"]
     assert (workload.b_ns == costs(EVERY, dp=4, ep=4).b_ns).all()
 
 
@@ -186,7 +186,7 @@ def test_a_backward_alone_may_hide_its_collectives_behind_its_weight_gradients(
     costs: Callable[..., Workload],
 ) -> None:
     both = {"alone": "overlapped", "segments": True}
-    whole, hidden = (costs(tp=4, options=one) for one in ({"segments": True}, both))
+    whole, hidden = (costs(tp=4, options=item) for item in ({"segments": True}, both))
 
     assert (hidden.b_ns < whole.b_ns).all()
     for name in ("f_ns", "i_ns", "w_ns"):

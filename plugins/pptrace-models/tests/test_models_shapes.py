@@ -141,7 +141,7 @@ def test_gathered_rows_and_narrow_attention_take_what_was_measured() -> None:
         shaped_ns(Work(size_bytes=10**9, scattered=way), "memory", "bf16", slow) for way in (False, True)
     )
     cores = [Core(heads=100, queries=4096, keys=4096, width=128.0, narrow=narrow) for narrow in (False, True)]
-    wide, narrow = (shaped_ns(Work(flops=10**12, core=one), "attention", "bf16", device()) for one in cores)
+    wide, narrow = (shaped_ns(Work(flops=10**12, core=item), "attention", "bf16", device()) for item in cores)
 
     assert rows == pytest.approx(plain / 0.66, rel=1e-3)
     assert wide == pytest.approx(narrow * 1.36, rel=1e-3)
@@ -256,7 +256,7 @@ def test_computation_waits_for_the_slowest_of_the_job_s_devices(costs: Callable[
     even, wide = costs(dp=2, tp=2), costs(dp=2, tp=2, options={"spread": 0.02})
 
     more = 1 + 0.02 * expected_maximum(4 * 2 * 2)
-    own, slowed = (one.f_ns - one.f_collective_ns for one in (even, wide))
+    own, slowed = (item.f_ns - item.f_collective_ns for item in (even, wide))
     assert (wide.f_collective_ns == even.f_collective_ns).all()
     assert slowed[1] / own[1] == pytest.approx(more, rel=0.05)  # latencies stay
     assert wide.peak_flops == even.peak_flops

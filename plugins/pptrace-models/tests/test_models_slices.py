@@ -23,8 +23,8 @@ def step(schedule: str, model: str = "llama3-8b", **more: Any) -> pptrace.Run:
 def causal_share(run: pptrace.Run) -> Fraction:
     assert run.prepared.workload.kernels is not None
     listed = run.prepared.workload.kernels()
-    core = sum(one.duration_ns for one in listed if one.causal)
-    return Fraction(core, sum(one.duration_ns for one in listed))
+    core = sum(item.duration_ns for item in listed if item.causal)
+    return Fraction(core, sum(item.duration_ns for item in listed))
 
 
 @pytest.mark.parametrize(("sequence", "slices"), [(4096, 2), (8192, 4), (65536, 3)])
@@ -33,14 +33,14 @@ def test_a_slice_takes_its_share_of_the_core_and_an_even_one_of_all_else(sequenc
     core = causal_share(whole)
 
     workload = cut.prepared.workload
-    forward = [one.f_ns.tolist() for one in (workload, *workload.classes)]
+    forward = [item.f_ns.tolist() for item in (workload, *workload.classes)]
     assert len(forward) == slices
     for place, took in enumerate(forward):
         share = (1 - core) / slices + core * Fraction(2 * place + 1, slices**2)
-        assert took == [int(one * share) for one in whole.prepared.workload.f_ns.tolist()]
+        assert took == [int(item * share) for item in whole.prepared.workload.f_ns.tolist()]
     assert 0.02 < core < 0.75
-    work = [one.prepared.workload.total_ns((Kind.F, Kind.B), one.prepared.schedule.microbatches)
-            for one in (whole, cut)]  # fmt: skip
+    work = [item.prepared.workload.total_ns((Kind.F, Kind.B), item.prepared.schedule.microbatches)
+            for item in (whole, cut)]  # fmt: skip
     assert 0 <= work[0] - work[1] < 4 * 4 * 2 * slices  # rounded down
 
 
@@ -50,7 +50,7 @@ def test_the_core_s_share_grows_with_the_sequence_and_windows_do_not_count() -> 
 
     windowed = step("1f1b", model="gpt-oss-120b").prepared.workload.kernels
     assert windowed is not None
-    cores = [one for one in windowed() if one.name == "attention core"]
-    layers = {causal: sum(one.times for one in cores if one.causal is causal and one.kind is Kind.F)
+    cores = [item for item in windowed() if item.name == "attention core"]
+    layers = {causal: sum(item.times for item in cores if item.causal is causal and item.kind is Kind.F)
               for causal in (True, False)}  # fmt: skip
     assert layers == {True: 18, False: 18}

@@ -81,19 +81,21 @@ def test_kernels_are_listed_as_on_each_stages_device(
     for stage in range(4):
         alone = costs(device=RANKS[stage]).kernels
         assert alone is not None
-        assert [one for one in listed if one.stage == stage] == [one for one in alone() if one.stage == stage]
+        assert [item for item in listed if item.stage == stage] == [
+            item for item in alone() if item.stage == stage
+        ]
 
 
 def test_ranks_of_the_same_device_are_a_step_of_one_device(run: Callable[..., Run]) -> None:
-    one = run(device="a100-sxm")
+    item = run(device="a100-sxm")
     for device in (
         {"preset": "a100-sxm", "ranks": {"0-1": "a100-sxm", "2": {"peak_bf16": "312 TFLOP/s"}}},
         {"ranks": {"0-3": "a100-sxm"}},
     ):
         same = run(device=device)
         assert same.prepared.workload.rank_capacity_bytes.size == 0
-        assert same.metrics.step_ns == one.metrics.step_ns
-        assert same.metrics.mfu == one.metrics.mfu
+        assert same.metrics.step_ns == item.metrics.step_ns
+        assert same.metrics.mfu == item.metrics.mfu
 
 
 def test_mfu_counts_the_peaks_of_all_devices(run: Callable[..., Run]) -> None:

@@ -83,10 +83,10 @@ def shortest(problem: Problem, horizon: int, *, ordered: bool) -> int:
     cost, high = np.zeros(columns), np.ones(columns)
     cost[program.length] = 1
     high[program.length :] = horizon
-    found = milp(cost, constraints=LinearConstraint(matrix.tocsr(), program.low, program.high),
+    result = milp(cost, constraints=LinearConstraint(matrix.tocsr(), program.low, program.high),
                  integrality=np.ones(columns), bounds=Bounds(0, high))  # fmt: skip
-    assert found.status == 0, found.message
-    return round(found.fun)
+    assert result.status == 0, result.message
+    return round(result.fun)
 
 
 def _wait(program: _Program, op: Op) -> None:

@@ -44,19 +44,19 @@ def test_no_schedule_of_any_costs_beats_the_bound(
     problem = Problem(
         microbatches=microbatches, stage_rank=rank_of, f=some(1, longest), i=some(1, longest),
         w=some(1, longest), activation=whole,
-        weight_activation=tuple(random.randint(one // 2, one) for one in whole), span=random.random() < 0.2,
-        limit=tuple(one + random.randint(0, 3) for one in room),
+        weight_activation=tuple(random.randint(item // 2, item) for item in whole), span=random.random() < 0.2,
+        limit=tuple(item + random.randint(0, 3) for item in room),
         forward_transfer=some(0, longest // 2, stages - 1), backward_transfer=some(0, longest // 2, stages - 1),
         offload=some(1, 4) if more == "copies" else (),
         reload=some(1, 4) if more == "copies" else (), recompute=some(1, 3) if more == "again" else (),
-        checkpoint=tuple(random.randint(0, one) for one in whole) if more == "again" else (),
+        checkpoint=tuple(random.randint(0, item) for item in whole) if more == "again" else (),
     )  # fmt: skip
     begun = start(problem)
     assert begun is not None
 
-    found = solve(problem, effort(1), horizon=latest(problem, begun.played.step))
+    solution = solve(problem, effort(1), horizon=latest(problem, begun.played.step))
 
-    assert found.length is None or bound(problem) <= found.length
+    assert solution.length is None or bound(problem) <= solution.length
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def test_the_solver_proves_what_fill_and_drain_of_a_full_rank_take(
 ) -> None:
     problem = v_shaped(ranks, microbatches, limit)
 
-    found = solve(problem, effort(20), horizon=length + 1)
+    solution = solve(problem, effort(20), horizon=length + 1)
 
-    assert (found.length, found.bound) == (length, length)
+    assert (solution.length, solution.bound) == (length, length)
     assert bound(problem) == length
 
 
@@ -126,9 +126,9 @@ def test_a_microbatch_may_overtake_one_whose_copy_is_slow(
 ) -> None:
     problem = slow_copies(ranks, copy, transfer)
 
-    found = optimum(problem, effort(20))
+    best = optimum(problem, effort(20))
 
-    assert (found.length, found.bound) == (length, length)
+    assert (best.length, best.bound) == (length, length)
     assert bound(problem) <= length
 
 
@@ -149,6 +149,6 @@ def test_backwards_in_one_that_are_shorter_than_their_halves_bound_the_step() ->
     assert played is not None
     assert played.fits(problem)
     assert played.step == 198
-    found = search(problem, effort(2))
-    assert found is not None
-    assert bound(problem) <= found.bound <= 198
+    search_result = search(problem, effort(2))
+    assert search_result is not None
+    assert bound(problem) <= search_result.bound <= 198

@@ -100,9 +100,9 @@ def test_what_was_found_for_near_costs_is_a_start_and_another_version_is_not(tmp
 def test_a_damaged_entry_is_none(damage: Callable[[str, str], str], tmp_path: Path) -> None:
     kept, problem = Cache(tmp_path / "own"), table(2, 2, 2, copies=False)
     near = replace(problem, f=(2, 3))
-    for one in (problem, near):
-        rows = serial_rows(one, copied=False)
-        kept.put(one, Entry(rows=rows, step=step_of(one, rows), bound=7, seconds=1))
+    for item in (problem, near):
+        rows = serial_rows(item, copied=False)
+        kept.put(item, Entry(rows=rows, step=step_of(item, rows), bound=7, seconds=1))
     file, other = kept.file_of(problem), kept.file_of(near)
     text = file.read_text(encoding="utf-8")
     damaged = damage(text, other.read_text(encoding="utf-8"))

@@ -44,9 +44,9 @@ def test_a_schedule_that_exists_is_never_too_short(
     room = [sum(whole[stage] for stage in range(stages) if rank_of[stage] == rank) for rank in range(ranks)]
     problem = Problem(
         microbatches=min(microbatches, 6 // stages), stage_rank=rank_of, f=f, i=i, w=w, activation=whole,
-        b=tuple(random.randint(max(one, 1), one + other) for one, other in zip(i, w, strict=True)),
-        weight_activation=tuple(random.randint(0, one) for one in whole), span=random.random() < 0.2,
-        limit=tuple(one + random.randint(0, 3) for one in room),
+        b=tuple(random.randint(max(item, 1), item + other) for item, other in zip(i, w, strict=True)),
+        weight_activation=tuple(random.randint(0, item) for item in whole), span=random.random() < 0.2,
+        limit=tuple(item + random.randint(0, 3) for item in room),
         forward_transfer=some(0, 2, stages - 1), backward_transfer=some(0, 2, stages - 1),
         offload=some(1, 5) if copies else (), reload=some(1, 5) if copies else (),
         one_stream=random.random() < 0.5,
@@ -57,10 +57,12 @@ def test_a_schedule_that_exists_is_never_too_short(
     plain = replace(problem, span=False)
     begun = start(plain)
     assert begun is not None
-    found = solve(problem, effort(1), horizon=latest(problem, begun.played.step))
+    solution = solve(problem, effort(1), horizon=latest(problem, begun.played.step))
     short = replace(problem.shortest, tail=()) if problem.span else problem.shortest
 
-    assert found.length is None or all(can_be_as_short(short, EFFORT, found.length, apart=apart) for apart in BOTH)
+    assert solution.length is None or all(
+        can_be_as_short(short, EFFORT, solution.length, apart=apart) for apart in BOTH
+    )
     for apart in BOTH:
         assert can_be_as_short(plain.shortest, EFFORT, begun.played.step, apart=apart)
 
@@ -82,9 +84,9 @@ def test_a_bound_takes_no_longer_than_it_may(monkeypatch: pytest.MonkeyPatch) ->
     problem, now = toy(2, 4, 2, copies=True), iter(range(1000))
     monkeypatch.setattr(bounds, "run_solver", lambda *_: pytest.fail("asked too late"))
 
-    found = counted_bound(problem, Effort(seconds=6, clock=lambda: float(next(now))), length=30, least=20)
+    result = counted_bound(problem, Effort(seconds=6, clock=lambda: float(next(now))), length=30, least=20)
 
-    assert found == 20
+    assert result == 20
     assert next(now) < 20
 
 
@@ -92,11 +94,11 @@ def test_a_bound_is_given_up_when_asked() -> None:
     """Also while the model is made."""
     asked = iter([False, False])
 
-    found = can_be_as_short(
+    result = can_be_as_short(
         toy(2, 4, 2, copies=True), replace(EFFORT, stopped=lambda: next(asked, True)), 10, apart=True
     )
 
-    assert found
+    assert result
     assert next(asked, None) is None
 
 
@@ -114,7 +116,7 @@ def test_short_messages_cost_no_more_than_themselves() -> None:
     """Computations stay exact however fine the times of messages are."""
     plain = toy(2, 4, 2, copies=True, span=False)
     names = ("f", "i", "w", "offload", "reload")
-    times = {name: tuple(1_000_000 * one for one in getattr(plain, name)) for name in names}
+    times = {name: tuple(1_000_000 * item for item in getattr(plain, name)) for name in names}
     short = replace(plain, **times, forward_transfer=(777,), backward_transfer=(778,))
 
     exact = counted_bound(plain, EFFORT, length=40)

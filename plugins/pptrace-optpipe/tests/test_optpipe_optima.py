@@ -51,10 +51,10 @@ def test_the_model_proves_the_optimum(
 ) -> None:
     problem = toy(stages, microbatches, limit, copies=bool(copies))
 
-    found = optimum(problem, effort())
+    best = optimum(problem, effort())
 
-    assert (found.length, found.bound) == (2 * length, 2 * length)
-    held_within(problem, found.start)
+    assert (best.length, best.bound) == (2 * length, 2 * length)
+    held_within(problem, best.start)
 
 
 @pytest.mark.skipif(not IS_LONG, reason="minutes: set PPTRACE_OPTPIPE_LONG")
@@ -62,9 +62,9 @@ def test_the_model_proves_the_optimum(
 def test_the_model_proves_the_harder_optima_too(
     stages: int, microbatches: int, limit: float, copies: int, length: float
 ) -> None:
-    found = optimum(toy(stages, microbatches, limit, copies=bool(copies)), effort(240))
+    best = optimum(toy(stages, microbatches, limit, copies=bool(copies)), effort(240))
 
-    assert (found.length, found.bound) == (2 * length, 2 * length)
+    assert (best.length, best.bound) == (2 * length, 2 * length)
 
 
 @pytest.mark.parametrize(("stages", "microbatches", "limit", "copies", "length"), OF_BOTH)
@@ -82,12 +82,12 @@ def test_computing_again_shortens_what_memory_makes_long(
 ) -> None:
     problem = again(stages, microbatches, limit, checkpoint, copies=bool(copies))
 
-    found = optimum(problem, effort())
+    best = optimum(problem, effort())
 
-    assert (found.length, found.bound) == (2 * length, 2 * length)
-    assert bound(problem) <= found.bound
+    assert (best.length, best.bound) == (2 * length, 2 * length)
+    assert bound(problem) <= best.bound
     assert length < optimum(toy(stages, microbatches, limit, copies=False), effort()).length / 2
-    held_within(problem, found.start)
+    held_within(problem, best.start)
 
 
 @pytest.mark.parametrize(("stages", "microbatches", "limit", "checkpoint", "copies"), OF_BOTH_AGAIN)
@@ -95,20 +95,20 @@ def test_an_integer_program_computes_as_much_again(
     stages: int, microbatches: int, limit: float, checkpoint: int, copies: int
 ) -> None:
     problem = again(stages, microbatches, limit, checkpoint, copies=bool(copies))
-    found = optimum(problem, effort())
+    best = optimum(problem, effort())
 
-    assert found.length == found.bound
-    assert shortest(problem, latest(problem, found.length), ordered=False) == found.length
+    assert best.length == best.bound
+    assert shortest(problem, latest(problem, best.length), ordered=False) == best.length
 
 
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 4), (3, 6), (4, 4), (4, 8)])
 def test_memory_for_as_many_activations_as_stages_gives_zero_bubble_h1(stages: int, microbatches: int) -> None:
     problem = toy(stages, microbatches, stages, copies=False)
 
-    found = optimum(problem, effort())
+    best = optimum(problem, effort())
 
-    assert found.length == found.bound
-    assert found.length == 2 * (3 * microbatches + (stages - 1) * (1 + 1 - 1))
+    assert best.length == best.bound
+    assert best.length == 2 * (3 * microbatches + (stages - 1) * (1 + 1 - 1))
 
 
 @pytest.mark.parametrize(("stages", "microbatches", "limit", "copies", "length"), ROWS)
@@ -124,10 +124,10 @@ def test_a_few_ranks_bound_all_of_them() -> None:
     problem = toy(4, 4, 1.5, copies=True)
     horizon = latest(problem, 35)
 
-    found = [relaxed_bound(problem, effort(), ranks, horizon, 0) for ranks in ((0,), (0, 3), (0, 1, 3))]
+    result = [relaxed_bound(problem, effort(), ranks, horizon, 0) for ranks in ((0,), (0, 3), (0, 1, 3))]
 
-    assert found == sorted(found)
-    assert 2 * 12 <= found[0] <= found[-1] <= 35
+    assert result == sorted(result)
+    assert 2 * 12 <= result[0] <= result[-1] <= 35
 
 
 def test_a_rank_pair_on_one_channel_is_never_faster() -> None:
@@ -160,8 +160,8 @@ def held_within(problem: Problem, start: dict[Any, int]) -> None:
         }[op.part]  # fmt: skip
         if op.part is Part.I:
             needs = [*needs, op._replace(part=Part.F)]
-            needs += [one for one in (op._replace(part=Part.R), op._replace(part=Part.C)) if one in start]
-        assert all(end[one] <= begin for one in needs)
+            needs += [item for item in (op._replace(part=Part.R), op._replace(part=Part.C)) if item in start]
+        assert all(end[need] <= begin for need in needs)
     for moment in range(max(end.values())):
         for stage in range(problem.stages):
             own = [op for op in start if op.stage == stage]

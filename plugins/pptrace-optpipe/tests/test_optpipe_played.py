@@ -54,38 +54,38 @@ def test_the_simulator_plays_the_optimum_within_its_limit(
     make: Callable[..., Problem], stages: int, microbatches: int, limit: float, length: float
 ) -> None:
     problem = make(stages, microbatches, limit, copies=True)
-    found = optimum(problem, effort(60))
-    rows = rows_of(problem, found.start)
+    best = optimum(problem, effort(60))
+    rows = rows_of(problem, best.start)
 
     written = table_text(table_of(rows, Placement.looped(stages, microbatches, 1)))
     timeline, peak = run(problem, parse_table(written).schedule)
 
-    assert found.length == found.bound
-    assert found.length is not None
+    assert best.length == best.bound
+    assert best.length is not None
     assert max(peak) <= 2 * limit
     computed = COMPUTE.mask(timeline.kind)
     spans = [
         timeline.end_ns[own].max() - timeline.start_ns[own].min() * problem.span
         for own in (computed & (timeline.stage == stage) for stage in range(stages))
     ]
-    assert max(spans) == found.length
+    assert max(spans) == best.length
     if make is toy:
-        assert found.length == 2 * length
+        assert best.length == 2 * length
     assert rows_of_table(parse_table(written).schedule) == rows
 
 
 @pytest.mark.parametrize(("copies", "checkpoint"), [(False, 0), (False, 1), (True, 1)])
 def test_the_simulator_computes_again_within_the_limit(copies: int, checkpoint: int) -> None:
     problem = again(3, 3, 1.5, checkpoint, copies=bool(copies), one_stream=False, span=False)
-    found = optimum(problem, effort(60))
-    rows = rows_of(problem, found.start)
+    best = optimum(problem, effort(60))
+    rows = rows_of(problem, best.start)
 
     written = parse_table(table_text(table_of(rows, Placement.looped(3, 3, 1)))).schedule
     timeline, peak = run(problem, written)
 
     assert rows_of_table(written) == rows
-    assert found.length == found.bound
-    assert timeline.end_ns.max() == found.length
+    assert best.length == best.bound
+    assert timeline.end_ns.max() == best.length
     assert max(peak) <= 3
     assert (timeline.kind == Kind.RECOMPUTE).any() or copies
 
@@ -96,16 +96,16 @@ def test_no_timing_makes_a_table_hold_more_than_its_limit(
     ranks: int, microbatches: int, chunks: int, random: Random
 ) -> None:
     problem = drawn(ranks, microbatches, chunks, random)
-    found = start(problem)
-    assert found is not None
+    result = start(problem)
+    assert result is not None
 
-    rows = rows_of(problem, found.played.start)
+    rows = rows_of(problem, result.played.start)
     replayed = play(problem, rows)
     other = {name: tuple(random.randint(0, 40) for _ in getattr(problem, name)) for name in TIMES}
     slower = play(replace(problem, **other), rows)
 
     assert replayed is not None
-    assert replayed.step <= found.played.step
+    assert replayed.step <= result.played.step
     assert slower is not None
     assert slower.fits(problem)
 

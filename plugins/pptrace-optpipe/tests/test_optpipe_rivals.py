@@ -33,7 +33,7 @@ pytest.importorskip("pptrace_schedules")
 @pytest.fixture(autouse=True)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     costs = {
-        name: [f"{one} ms" for one in value] if isinstance(value, list) else value
+        name: [f"{item} ms" for item in value] if isinstance(value, list) else value
         for name, value in STEP["costs"].items()
     }
     (tmp_path / "step.yaml").write_text(yaml.safe_dump({**STEP, "costs": costs}), encoding="utf-8")
@@ -53,11 +53,11 @@ def test_no_schedule_made_by_hand_is_shorter(policy: str, memory: int) -> None:
 
     values = found("--memory", f"{memory}GiB", "--work", "0.3", "--set", f"p2p.policy={policy}", "-o", "best.csv")
 
-    made = [one for one in values["hand_made"] if one["fits"]]
+    made = [item for item in values["hand_made"] if item["fits"]]
     assert made
-    assert values["step_ns"] <= min(one["step_ns"] for one in made)
+    assert values["step_ns"] <= min(item["step_ns"] for item in made)
     assert max(values["peak_bytes"]) <= memory * GIB
-    assert all(one["peak_bytes"] <= memory * GIB for one in made)
+    assert all(item["peak_bytes"] <= memory * GIB for item in made)
     assert (
         simulate("step.yaml", sets=[f"p2p.policy={policy}"], schedule="best.csv").metrics.step_ns
         == values["step_ns"]
@@ -85,7 +85,7 @@ def test_one_that_cannot_be_beaten_is_what_is_given(monkeypatch: pytest.MonkeyPa
 
     values = found("--memory", "30GiB", "--work", "0.3")
 
-    best = min((one for one in values["hand_made"] if one["fits"]), key=lambda one: one["step_ns"])
+    best = min((item for item in values["hand_made"] if item["fits"]), key=lambda one: one["step_ns"])
     assert (values["schedule"], values["step_ns"]) == (best["schedule"], best["step_ns"])
     assert values["bound_ns"] is None
 
@@ -111,8 +111,8 @@ def test_a_bound_is_one_for_the_placement_of_the_step_beside_it(more: list[str])
 
     told = [TOLD.search(line) for line in result.stderr.splitlines()]
     assert told
-    assert all(one is not None and one["step"] == "162.000" for one in told)
-    assert {one["bound"] for one in told if one is not None} <= {"not known", "162.000"}
+    assert all(item is not None and item["step"] == "162.000" for item in told)
+    assert {item["bound"] for item in told if item is not None} <= {"not known", "162.000"}
 
 
 KEPT = [
@@ -137,8 +137,8 @@ def test_a_placement_that_is_asked_for_is_kept_and_has_a_bound(more: list[str]) 
     assert load_table("best.csv").schedule.placement == table.placement
     assert (values["stages"], values["is_placement_kept"]) == (4, True)
     assert 0 < values["bound_ns"] <= values["step_ns"]
-    assert {one["schedule"] for one in values["hand_made"]} >= {"1f1b", "gpipe"}
-    assert {one["schedule"] for one in values["hand_made"]}.isdisjoint({"zb-v", "chimera"})
+    assert {item["schedule"] for item in values["hand_made"]} >= {"1f1b", "gpipe"}
+    assert {item["schedule"] for item in values["hand_made"]}.isdisjoint({"zb-v", "chimera"})
     assert varied["step_ns"] < values["step_ns"]
     assert not varied["is_placement_kept"]
 
@@ -196,7 +196,7 @@ def test_none_is_shorter_in_place_either(monkeypatch: pytest.MonkeyPatch) -> Non
     made = [
         simulate("step.yaml", schedule=name, sets=sets).metrics for name in ("gpipe", "1f1b", "zb-h1", "zb-h2")
     ]
-    fit = [one.step_ns for one in made if max(one.memory.peak_bytes) <= 26 * GIB]
+    fit = [item.step_ns for item in made if max(item.memory.peak_bytes) <= 26 * GIB]
     monkeypatch.setattr("pptrace_optpipe.search.cached_search", lambda *_, **__: None)
 
     found = simulate("step.yaml", schedule="optpipe", sets=sets).metrics
@@ -209,8 +209,8 @@ def test_none_is_shorter_in_place_either(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_sweep_draws_them_beside_what_is_found() -> None:
     values = found("--memory", "16GiB,30GiB", "--work", "0.3", "--pareto", "--plot", "pareto.svg")
 
-    assert [one["memory_limit_bytes"] for one in values["points"]] == [16 * GIB, 30 * GIB]
-    names = {one["schedule"] for one in values["hand_made"]}
+    assert [point["memory_limit_bytes"] for point in values["points"]] == [16 * GIB, 30 * GIB]
+    names = {item["schedule"] for item in values["hand_made"]}
     assert {"1f1b", "1f1b+offload", "gpipe"} <= names
     drawn = Path("pareto.svg").read_text(encoding="utf-8")
     assert all(text in drawn for text in ("gpipe", "found within a limit", "GiB"))

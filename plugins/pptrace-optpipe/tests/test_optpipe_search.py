@@ -30,7 +30,7 @@ PROFILED = [
 
 
 def profiled(ranks: int, microbatches: int, times: tuple[int, int, int, int], limit: int) -> Problem:
-    f, i, w, transfer = ((one,) * ranks for one in times)
+    f, i, w, transfer = ((item,) * ranks for item in times)
     return Problem(
         microbatches=microbatches, stage_rank=tuple(range(ranks)), f=f, i=i, w=w, activation=(2,) * ranks,
         weight_activation=(1,) * ranks, limit=(limit,) * ranks, forward_transfer=transfer[1:],
@@ -40,10 +40,10 @@ def profiled(ranks: int, microbatches: int, times: tuple[int, int, int, int], li
 
 @pytest.mark.parametrize(("ranks", "microbatches", "limit"), [(8, 32, 8), (8, 32, 15), (16, 64, 16)])
 def test_plentiful_memory_gives_the_bound(ranks: int, microbatches: int, limit: int) -> None:
-    found = search(table(ranks, microbatches, limit, copies=False), effort(20))
+    search_result = search(table(ranks, microbatches, limit, copies=False), effort(20))
 
-    assert found is not None
-    assert found.schedule.played.step == found.bound == 2 * (3 * microbatches + ranks - 1)
+    assert search_result is not None
+    assert search_result.schedule.played.step == search_result.bound == 2 * (3 * microbatches + ranks - 1)
 
 
 @pytest.mark.parametrize(("ranks", "microbatches", "times"), PROFILED)
@@ -52,10 +52,10 @@ def test_measured_times_come_within_two_percent(
 ) -> None:
     problem = profiled(ranks, microbatches, times, 2 * (2 * ranks))
 
-    found = start(problem)
+    start_schedule = start(problem)
 
-    assert found is not None
-    assert found.played.step <= 1.02 * bound(problem)
+    assert start_schedule is not None
+    assert start_schedule.played.step <= 1.02 * bound(problem)
 
 
 @pytest.mark.parametrize("limit", [2, 3, 4, 5, 6])
@@ -63,9 +63,9 @@ def test_copies_are_never_worse_and_idle_halves_where_memory_is_short(limit: int
     steps = {}
     for copies in (False, True):
         problem = table(8, 16, limit, copies=copies)
-        found = start(problem, bound(problem))
-        assert found is not None
-        steps[copies] = found.played.step
+        start_schedule = start(problem, bound(problem))
+        assert start_schedule is not None
+        steps[copies] = start_schedule.played.step
     idle = {copies: step - 2 * 3 * 16 for copies, step in steps.items()}
 
     assert steps[True] <= steps[False]
@@ -76,12 +76,12 @@ def test_copies_are_never_worse_and_idle_halves_where_memory_is_short(limit: int
 def test_below_what_fits_without_copies_one_with_copies_is_found() -> None:
     problem = replace(table(4, 4, 1, copies=True), stage_rank=(0, 1, 0, 1), limit=(3, 3), tail=())
 
-    found = search(problem, effort(5))
+    search_result = search(problem, effort(5))
 
     assert start(replace(problem, offload=(), reload=())) is None
-    assert found is not None
-    assert found.schedule.played.fits(problem)
-    assert found.schedule.rank_key[1] >= 4
+    assert search_result is not None
+    assert search_result.schedule.played.fits(problem)
+    assert search_result.schedule.rank_key[1] >= 4
 
 
 @given(
@@ -102,23 +102,23 @@ def test_something_is_found_whenever_anything_fits(
         reload=one[4] if copies else (), forward_transfer=one[5][1:], backward_transfer=one[5][1:],
     )  # fmt: skip
 
-    found = start(problem)
+    start_schedule = start(problem)
 
-    assert found is not None
-    assert found.played.fits(problem)
-    assert found.played.step >= bound(problem)
+    assert start_schedule is not None
+    assert start_schedule.played.fits(problem)
+    assert start_schedule.played.step >= bound(problem)
 
 
 @pytest.mark.parametrize(("limit", "length", "least"), [(32, 207, 207), (18, 235, 233), (15, 243, 242)])
 def test_memory_shared_by_round_trips_is_near_what_v_schedules_take(limit: int, length: int, least: int) -> None:
     problem = v_shaped(16, 32, limit)
 
-    found = start(problem, enough=bound(problem), stopped=stops_after(6))
+    start_schedule = start(problem, enough=bound(problem), stopped=stops_after(6))
 
-    assert found is not None
-    assert found.played.step <= length
+    assert start_schedule is not None
+    assert start_schedule.played.step <= length
     assert bound(problem) == least
-    assert found.played.fits(problem)
+    assert start_schedule.played.fits(problem)
 
 
 def stops_after(count: int) -> Callable[[], bool]:
@@ -156,23 +156,23 @@ def test_a_window_mends_what_was_made_worse() -> None:
 def test_one_worker_and_a_seed_give_the_same_schedule() -> None:
     problem = table(3, 4, 2, copies=False)
 
-    found = [search(problem, effort(60, seed=3)) for _ in range(2)]
+    results = [search(problem, effort(60, seed=3)) for _ in range(2)]
 
-    assert found[0] is not None
-    assert found[1] is not None
-    assert found[0].schedule.rows == found[1].schedule.rows
+    assert results[0] is not None
+    assert results[1] is not None
+    assert results[0].schedule.rows == results[1].schedule.rows
 
 
 def test_a_search_that_work_limits_is_the_same_on_a_slower_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = v_shaped(4, 12, 5)
-    found = search(problem, quick := effort(0.3))
+    search_result = search(problem, quick := effort(0.3))
     monkeypatch.setattr("pptrace_optpipe.search.play", lambda *given: time.sleep(0.02) or play(*given))
     later = search(problem, slow := effort(0.3))
 
-    assert found is not None
+    assert search_result is not None
     assert later is not None
-    assert later.schedule.rows == found.schedule.rows
-    assert later.bound == found.bound < found.schedule.played.step
+    assert later.schedule.rows == search_result.schedule.rows
+    assert later.bound == search_result.bound < search_result.schedule.played.step
     assert slow.clock() == quick.clock() >= 0.3
 
 
@@ -180,10 +180,10 @@ def test_progress_never_goes_back_and_a_stop_keeps_the_best() -> None:
     reported: list[SearchResult] = []
     problem = table(8, 24, 4, copies=False)
 
-    found = search(problem, effort(60, stopped=lambda: len(reported) > 0), tell=reported.append)
+    search_result = search(problem, effort(60, stopped=lambda: len(reported) > 0), tell=reported.append)
 
-    assert found is not None
-    assert found.schedule.played.step == reported[-1].schedule.played.step
+    assert search_result is not None
+    assert search_result.schedule.played.step == reported[-1].schedule.played.step
     assert [result.schedule.played.step for result in reported] == sorted(
         (result.schedule.played.step for result in reported), reverse=True
     )
@@ -202,8 +202,8 @@ def test_larger_units_round_times_down_and_keep_sizes() -> None:
 def test_no_limit_is_no_limit() -> None:
     problem = replace(table(4, 8, 1, copies=True), limit=(NO_LIMIT,) * 4)
 
-    found = start(problem)
+    start_schedule = start(problem)
 
-    assert found is not None
+    assert start_schedule is not None
     assert not problem.copies
-    assert found.played.step == bound(problem)
+    assert start_schedule.played.step == bound(problem)

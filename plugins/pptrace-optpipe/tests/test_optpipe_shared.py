@@ -40,25 +40,25 @@ def overlaps(timeline: Timeline) -> int:
         for kind in (Kind.OFFLOAD, Kind.RELOAD):
             own = (timeline.kind == kind) & (timeline.stage // 2 == pair[0] // 2)
             times = sorted(zip(timeline.start_ns[own].tolist(), timeline.end_ns[own].tolist(), strict=True))
-            found += sum(one[1] > other[0] for one, other in pairwise(times))
+            found += sum(item[1] > other[0] for item, other in pairwise(times))
     return found
 
 
 @pytest.mark.parametrize("took", [1, 3, 5])
 def test_a_table_holds_the_turns_that_were_searched_for(took: int) -> None:
     problem = paired(table(4, 8, 2, copies=True), took)
-    found = search(problem, effort(0.4))
-    assert found is not None
+    search_result = search(problem, effort(0.4))
+    assert search_result is not None
 
-    written = parse_table(table_text(table_of(found.schedule.rows, Placement.looped(4, 8, 1)))).schedule
+    written = parse_table(table_text(table_of(search_result.schedule.rows, Placement.looped(4, 8, 1)))).schedule
     costs = Workload.uniform(
         4, activation_bytes=problem.activation, weight_activation_bytes=problem.weight_activation,
         **{f"{name}_ns": getattr(problem, name) for name in ("f", "i", "w", "offload", "reload")},
     )  # fmt: skip
     timeline = simulate(written, costs)
 
-    assert rows_of_table(written) == found.schedule.rows
-    assert timeline.end_ns.max() == found.schedule.played.step
+    assert rows_of_table(written) == search_result.schedule.rows
+    assert timeline.end_ns.max() == search_result.schedule.played.step
     assert max(measure(timeline, costs).memory.peak_activation_bytes) <= 4
     assert overlaps(timeline) == 0
 
@@ -66,8 +66,8 @@ def test_a_table_holds_the_turns_that_were_searched_for(took: int) -> None:
 def test_sharing_is_never_faster_and_no_slower_than_waiting_for_both() -> None:
     alone = replace(table(2, 3, 1.5, copies=True), offload=(2, 2), reload=(2, 2))
     steps = [
-        optimum(one, effort(30)).length
-        for one in (alone, replace(alone, shared=((0, 1),)), replace(alone, offload=(4, 4), reload=(4, 4)))
+        optimum(item, effort(30)).length
+        for item in (alone, replace(alone, shared=((0, 1),)), replace(alone, offload=(4, 4), reload=(4, 4)))
     ]
 
     assert None not in steps

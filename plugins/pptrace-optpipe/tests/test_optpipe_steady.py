@@ -94,10 +94,10 @@ def test_copies_make_room_for_a_period_that_needs_more() -> None:
     (alone,) = steady_rows(bare, EFFORT)
     without = play(bare, alone)
     made = [
-        one.played.step
+        item.played.step
         for rows in steady_rows(problem, EFFORT)
         if (played := play(problem, rows)) is not None
-        for one in fitted(problem, rows, played)
+        for item in fitted(problem, rows, played)
     ]
 
     assert without is not None

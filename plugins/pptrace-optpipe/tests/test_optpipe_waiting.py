@@ -36,7 +36,7 @@ costs: {name: table, forward: 10 ms, input_gradient: 10 ms, weight_gradient: 10 
 def test_an_order_that_stays_keeps_its_limit_or_is_refused(ranks: int, microbatches: int, limit: int) -> None:
     problem, roomy = (table(ranks, microbatches, most / 2, copies=True) for most in (limit, 2 * microbatches))
     rows = [
-        [op for op in row if op.part in ON_RANK] for one in in_order(roomy, []) for row in one.rows
+        [op for op in row if op.part in ON_RANK] for item in in_order(roomy, []) for row in item.rows
     ][:ranks]  # fmt: skip
 
     fitting = evict(problem, rows, [Part.O])
@@ -68,12 +68,12 @@ def test_in_orders_made_by_hand_messages_in_batches_take_little_longer_with_room
     setting, _ = setting_of(tmp_path / "step.yaml", (), Registry.load())
 
     known = [[one_forward_one_backward(most or 4 - rank, rank) for rank in range(4)] for most in (0, 8)]
-    found = []
-    for one in in_order(setting.problem(memory * 2**30), known):
+    outcome = []
+    for item in in_order(setting.problem(memory * 2**30), known):
         with suppress(PptraceError):
-            found.append(setting.simulate(table_of(one.rows, setting.placement)))
+            outcome.append(setting.simulate(table_of(item.rows, setting.placement)))
 
-    assert min(one.step_ns for one in found if setting.fits(one, memory * 2**30)) <= step * 10**6
+    assert min(entry.step_ns for entry in outcome if setting.fits(entry, memory * 2**30)) <= step * 10**6
 
 
 def test_such_an_order_is_what_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

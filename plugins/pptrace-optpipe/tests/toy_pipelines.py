@@ -77,21 +77,21 @@ def optimum(problem: Problem, effort: Effort) -> Solved:
         return replace(effort, seconds=min(left, effort.seconds * share))
 
     least = bound(problem)
-    found = solve(problem, part(_SHARE), horizon=_horizon(problem), least=least)
-    if found.length is None:
+    solution = solve(problem, part(_SHARE), horizon=_horizon(problem), least=least)
+    if solution.length is None:
         return solve(problem, part(1), horizon=_horizon(problem), least=least)
-    horizon = latest(problem, found.length)
-    least = max(least, found.bound)
-    if least < found.length:
-        least = counted_bound(problem, part(2 * _SHARE), length=found.length, least=least)
+    horizon = latest(problem, solution.length)
+    least = max(least, solution.bound)
+    if least < solution.length:
+        least = counted_bound(problem, part(2 * _SHARE), length=solution.length, least=least)
     for ranks in relaxed_ranks(problem):
-        if least >= found.length:
-            return replace(found, bound=least)
+        if least >= solution.length:
+            return replace(solution, bound=least)
         if part(1).seconds < effort.seconds / 3:
             break
         least = relaxed_bound(problem, part(_SHARE), ranks, horizon, least)
-    again = solve(problem, part(1), horizon=horizon, hint=found.start, least=least)
-    return again if again.length is not None else replace(found, bound=again.bound)
+    again = solve(problem, part(1), horizon=horizon, hint=solution.start, least=least)
+    return again if again.length is not None else replace(solution, bound=again.bound)
 
 
 def _horizon(problem: Problem) -> int:

@@ -44,8 +44,8 @@ def changed(content: bytes, what: str, where: float, much: float, by: bytes) -> 
     length = int(much**8 * (len(content) - at))  # mostly a few bytes
     start, end = at, at + max(len(by), length)
     if what == "number":
-        found = list(_NUMBER.finditer(content))
-        start, end = found[int(where * len(found))].span() if found else (0, 0)
+        result = list(_NUMBER.finditer(content))
+        start, end = result[int(where * len(result))].span() if result else (0, 0)
     elif what == "flip":
         by, end = bytes(byte ^ (1 << int(much * 7)) for byte in content[at : at + 1]), at + 1
     elif what == "repeat":

@@ -60,15 +60,15 @@ class Pipeline:
 
     def of(self, rank: int) -> list[Act]:
         """Return a rank's actions by time."""
-        return sorted((one for one in self.acts if one.rank == rank), key=lambda one: one.start)
+        return sorted((action for action in self.acts if action.rank == rank), key=lambda one: one.start)
 
     def ends(self, rank: int) -> Iterator[tuple[str, int, Sent]]:
         """Yield a rank's ends of messages: its action, its peer, the message."""
-        for one in self.sents:
-            if rank == one.source:
-                yield one.send, one.target, one
-            if rank == one.target:
-                yield one.receive, one.source, one
+        for item in self.sents:
+            if rank == item.source:
+                yield item.send, item.target, item
+            if rank == item.target:
+                yield item.receive, item.source, item
 
     def chrome(self, folder: Path, prefix: str = "QQ:") -> Path:
         """Write both ranks into one file of Chrome JSON: pairs of B and E, and messages with arguments."""
@@ -76,10 +76,10 @@ class Pipeline:
         for rank in (0, 1):
             name = {"name": f"worker {rank}"}
             events.append({"ph": "M", "name": "process_name", "pid": 50 + rank, "tid": 0, "args": name})
-            for one in self.of(rank):
+            for item in self.of(rank):
                 where = {"pid": 50 + rank, "tid": 7}
-                events.append({"ph": "B", "name": prefix + one.text, "ts": one.start / 1000, **where})
-                events.append({"ph": "E", "ts": one.end / 1000, **where})
+                events.append({"ph": "B", "name": prefix + item.text, "ts": item.start / 1000, **where})
+                events.append({"ph": "E", "ts": item.end / 1000, **where})
             for text, peer, sent in self.ends(rank):
                 sort = "send" if "SEND" in text else "recv"
                 args = {"op": sort, "peer": peer, "nbytes": self.size, "dir": text[-2], "mb": int(text[-1])}
@@ -124,7 +124,7 @@ class Pipeline:
             thread = process | (900 + rank)
             if mpi:
                 database.execute("INSERT INTO MPI_RANKS VALUES (?, ?)", (thread, rank))
-            own = [(one.text, one.start, one.end, 7, 2) for one in self.of(rank)]
+            own = [(item.text, item.start, item.end, 7, 2) for item in self.of(rank)]
             own += [(text, sent.start, sent.end, 20 + peer, 3) for text, peer, sent in self.ends(rank)]
             for text, start, end, stream, label in own:
                 correlation += 1
@@ -251,7 +251,7 @@ class Pipeline:
 
     def _torch_events(self, rank: int) -> Iterator[tuple[str, str, int, int, int, dict[str, Any]]]:
         """Yield category, name, thread, start, length and arguments of annotations, launches and kernels."""
-        own = [(one.text, one.start, one.end, 7, "gemm") for one in self.of(rank)]
+        own = [(item.text, item.start, item.end, 7, "gemm") for item in self.of(rank)]
         kernel = "ncclDevKernel_SendRecv(x)"
         own += [(text, sent.start, sent.end, 20 + peer, kernel) for text, peer, sent in self.ends(rank)]
         for correlation, (text, start, end, stream, kernel) in enumerate(own, 1):

@@ -26,8 +26,8 @@ def written(way: str, name: str, span: tuple[int, int], attributes: Fields, reso
         return json.dumps({**known, **times, "attributes": attributes, "resource": {"attributes": resource}})
     if way == "otlp":
         process, own = (
-            [{"key": key, "value": {"intValue": str(value)}} for key, value in one.items()]
-            for one in (resource, attributes)
+            [{"key": key, "value": {"intValue": str(value)}} for key, value in item.items()]
+            for item in (resource, attributes)
         )
         times = dict(zip(("startTimeUnixNano", "endTimeUnixNano"), map(str, span), strict=True))
         scopes = [{"scope": {"name": "nemo.lens"}, "spans": [
@@ -48,7 +48,9 @@ def spans(pipeline: Any, rank: int, way: str, *, numbered: bool = False, every: 
     lines = []
     for step in range(2):
         begin = EPOCH + step * 200 * MS
-        acts = [(one.text, f"microbatch.{direction(one.text)}", one.start, one.end) for one in pipeline.of(rank)]
+        acts = [
+            (item.text, f"microbatch.{direction(item.text)}", item.start, item.end) for item in pipeline.of(rank)
+        ]
         ends = [
             (text, f"p2p.{'send' if 'SEND' in text else 'recv'}_{direction(text)}", sent.start, sent.end)
             for text, _, sent in pipeline.ends(rank)

@@ -100,7 +100,7 @@ def test_megatron_s_schedule_is_marked_step_after_step(torch: Any, log: list[str
     for _ in range(2):
         megatron.step()
 
-    assert [one for one in log if one.startswith("PP:")] == [f"PP:1{one}" for one in MIDDLE] * 2
+    assert [entry for entry in log if entry.startswith("PP:")] == [f"PP:1{item}" for item in MIDDLE] * 2
 
 
 def test_megatron_s_chunks_are_stages_and_their_receives_have_no_names(torch: Any, log: list[str]) -> None:
@@ -108,8 +108,8 @@ def test_megatron_s_chunks_are_stages_and_their_receives_have_no_names(torch: An
     loaded("megatron").annotate(megatron.schedules, megatron.communication, megatron.state)
     megatron.step(chunk=1)
 
-    assert [one for one in log if one.startswith("PP:")] == [
-        f"PP:4{one}" for one in MIDDLE if not one.startswith("RECV")
+    assert [entry for entry in log if entry.startswith("PP:")] == [
+        f"PP:4{item}" for item in MIDDLE if not item.startswith("RECV")
     ]
 
 
@@ -130,7 +130,7 @@ def test_microbatches_are_counted_where_megatron_does_not_tell_them(torch: Any, 
     for chunk in (0, 0, 1, 0, 1, 1) * 2:  # noqa: B007 - the stand-in above says it
         megatron.schedules.forward_step(None, None, None, 3, None, [], None)
 
-    assert [one for one in log if one.startswith("PP:")] == [
+    assert [entry for entry in log if entry.startswith("PP:")] == [
         "PP:1F0", "PP:1F1", "PP:4F0", "PP:1F2", "PP:4F1", "PP:4F2",
     ] * 2  # fmt: skip
 
@@ -163,7 +163,7 @@ def test_a_forward_and_a_backward_that_run_as_one_are_one_mark(torch: Any, log: 
     torch.distributed.isend(second, 2)
     torch.distributed.isend(gradient, 0)
 
-    assert [one for one in log if one.startswith("PP:")] == [
+    assert [entry for entry in log if entry.startswith("PP:")] == [
         "PP:4F0", "PP:(4F1;4B0)OVERLAP_F_B", "PP:4B1", "PP:4SEND_F1", "PP:4SEND_B0",
     ]  # fmt: skip
 

@@ -42,12 +42,12 @@ def held(archive: Path, plan: Path, run: Path) -> tuple[dict[str, bytes], dict[s
     diff(plan, run).save(archive)
     files = members(archive)
     manifest = json.loads(files.pop("perfetto_manifest.json"))["perfetto_manifest"]
-    return files, {one["path"]: one.get("clocks", {}).get("offset_ns", 0) for one in manifest["files"]}
+    return files, {file["path"]: file.get("clocks", {}).get("offset_ns", 0) for file in manifest["files"]}
 
 
 def manifest_of(archive: Path) -> dict[str, dict[str, Any]]:
     manifest = json.loads(members(archive)["perfetto_manifest.json"])["perfetto_manifest"]
-    return {one["path"]: one for one in manifest["files"]}
+    return {file["path"]: file for file in manifest["files"]}
 
 
 @pytest.mark.parametrize("late_ms", [0, 50])
@@ -68,7 +68,7 @@ def test_perfetto_traces_are_carried_untouched_and_placed_by_their_own_clock(
 
     entries = manifest_of(tmp_path / "both.tar")
     assert [files[f"measured/{path.name}"] for path in paths] == [path.read_bytes() for path in paths]
-    assert {one["clocks"]["clock"] for one in entries.values() if "clocks" in one} == {"BOOTTIME"}
+    assert {entry["clocks"]["clock"] for entry in entries.values() if "clocks" in entry} == {"BOOTTIME"}
     apart = offsets["measured/rank1.pftrace"] - offsets["measured/rank0.pftrace"]
     assert abs(apart + late_ms * NS_PER_MS) <= (NS_PER_MS if late_ms else 0)
 
@@ -90,7 +90,7 @@ def began(files: dict[str, bytes], offsets: dict[str, int], rank: int, name: str
     """Return when an annotation starts on the common timeline; a trace processor skips baseTimeNanoseconds."""
     path = f"measured/rank{rank}.json"
     events = json.loads(files[path])["traceEvents"]
-    (event,) = (one for one in events if one.get("name") == name and one.get("cat") == "user_annotation")
+    (event,) = (item for item in events if item.get("name") == name and item.get("cat") == "user_annotation")
     return round(event["ts"] * 1000) + offsets[path]
 
 

@@ -31,21 +31,21 @@ def test_a_packed_file_that_was_cut_costs_that_rank_alone(pipeline: Any, cut: fl
     raw = second.read_bytes()
     second.write_bytes(raw[: int(len(raw) * cut) + 2])
 
-    told = explained(tmp_path)
+    explanation = explained(tmp_path)
 
-    assert told.exit_code == 0
-    assert "step" in told.stdout
-    assert "rank1.json.gz" in told.stderr
+    assert explanation.exit_code == 0
+    assert "step" in explanation.stdout
+    assert "rank1.json.gz" in explanation.stderr
 
 
 def test_a_damaged_gzip_file_among_others_is_named_and_left_out(pipeline: Any, tmp_path: Path) -> None:
     _, second = pipeline.kineto(tmp_path)
     second.write_bytes(b"\x1f\x8bnothing of the sort")
 
-    told = explained(tmp_path)
+    explanation = explained(tmp_path)
 
-    assert told.exit_code == 0
-    assert "note: rank1.json.gz is no trace that an importer knows: left out" in told.stderr
+    assert explanation.exit_code == 0
+    assert "note: rank1.json.gz is no trace that an importer knows: left out" in explanation.stderr
 
 
 def test_a_database_without_kernels_says_whose_time_its_actions_have(pipeline: Any, tmp_path: Path) -> None:
@@ -62,12 +62,14 @@ def test_a_message_of_a_microbatch_that_nobody_computed_is_no_part_of_a_step(
     """Of the second rank alone, without the annotations of its second microbatch's computations."""
     path = pipeline.kineto(tmp_path)[1]
     trace = json.loads(gzip.decompress(path.read_bytes()))
-    trace["traceEvents"] = [one for one in trace["traceEvents"] if one["name"] not in {"PP:1F1", "PP:1B1"}]
+    trace["traceEvents"] = [
+        traceEvent for traceEvent in trace["traceEvents"] if traceEvent["name"] not in {"PP:1F1", "PP:1B1"}
+    ]
     path.write_bytes(gzip.compress(json.dumps(trace).encode()))
 
     (step,) = importers.measure_kineto([path], ImportRequest()).steps
 
-    assert {str(one.action) for one in step.timeline} == {"1F0", "1B0", "1RECV_F0", "1SEND_B0"}
+    assert {str(item.action) for item in step.timeline} == {"1F0", "1B0", "1RECV_F0", "1SEND_B0"}
 
 
 @pytest.mark.parametrize("phase", [[], {}, None])
@@ -79,9 +81,9 @@ def test_an_event_of_no_phase_is_none(pipeline: Any, phase: Any, tmp_path: Path)
     events.append({"ph": phase, "name": "x", "ts": 1})
     path.write_text(json.dumps(content))
 
-    told = CliRunner().invoke(command, [str(path), "--rules", str(rules)])
+    result = CliRunner().invoke(command, [str(path), "--rules", str(rules)])
 
-    assert (told.exit_code, told.stdout) == (0, whole.stdout)
+    assert (result.exit_code, result.stdout) == (0, whole.stdout)
 
 
 def test_an_action_of_absurd_length_ends_when_it_does() -> None:

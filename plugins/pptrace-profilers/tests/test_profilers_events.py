@@ -37,10 +37,10 @@ def event(category: str, name: str, at: float, **more: Any) -> dict[str, Any]:
 
 
 def many() -> list[dict[str, Any]]:
-    found = []
+    result = []
     for number in range(MANY):
         at = 10.0 * number
-        found += [
+        result += [
             event("cpu_op", "aten::mm", at, **{"Input Dims": "[[1, 2]]"}),
             event("cpu_op", "c10d::send", at + 1),
             event("cuda_runtime", "cudaLaunchKernel", at + 2, correlation=number),
@@ -51,7 +51,7 @@ def many() -> list[dict[str, Any]]:
             {"name": "written otherwise", "cat": "kernel", "ph": "X", "pid": 1, "tid": 1, "ts": at + 5, "dur": 2,
              "args": {"stream": 9}},
         ]  # fmt: skip
-    return found
+    return result
 
 
 def facts(events: Events) -> list[tuple[Any, ...]]:
@@ -64,7 +64,7 @@ def facts(events: Events) -> list[tuple[Any, ...]]:
 
 
 def kineto(listed: list[dict[str, Any]]) -> str:
-    events = ",\n  ".join(json.dumps(one).replace('{"ph":', '{\n    "ph":', 1) for one in listed)
+    events = ",\n  ".join(json.dumps(item).replace('{"ph":', '{\n    "ph":', 1) for item in listed)
     return f'{{"schemaVersion": 1, "traceEvents": [\n  {events}\n  ], "traceName": "x"}}'
 
 
@@ -84,10 +84,11 @@ def test_what_is_kept_is_the_same_however_it_is_written(layout: str, tmp_path: P
     events = read_events(path, KEEP)
 
     expected = [
-        (one["name"], one["cat"], (one["pid"], one["tid"]), round(one["ts"] * 1000),
-         round((one["ts"] + one["dur"]) * 1000), one["args"].get("correlation", -1), one["args"].get("stream", -1))
-        for one in many()
-        if one["ph"] == "X" and one["name"] in {"c10d::send", "cudaLaunchKernel", "written otherwise", NCCL}
+        (item["name"], item["cat"], (item["pid"], item["tid"]), round(item["ts"] * 1000),
+         round((item["ts"] + item["dur"]) * 1000), item["args"].get("correlation", -1),
+         item["args"].get("stream", -1))
+        for item in many()
+        if item["ph"] == "X" and item["name"] in {"c10d::send", "cudaLaunchKernel", "written otherwise", NCCL}
     ]  # fmt: skip
     assert facts(events) == expected
     details = {events.name_of(row): one.dtype for row, one in events.arguments.items()}
@@ -99,7 +100,7 @@ def test_what_is_kept_is_the_same_however_it_is_written(layout: str, tmp_path: P
 def test_details_are_each_event_s_own(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     listed = [event("kernel", NCCL, float(n), **{"In msg nelems": n, "Held": NCCL}) for n in range(MANY)]
-    otherwise = [dict(reversed(list(one.items()))) for one in listed]
+    otherwise = [dict(reversed(list(item.items()))) for item in listed]
     for layout in ("kineto", "compact"):
         for each in (listed, otherwise):
             path.write_text(LAYOUTS[layout](each))
@@ -127,7 +128,7 @@ def test_arguments_do_not_hold_on_to_the_file_s_text(tmp_path: Path) -> None:
     listed = [event("kernel", "ncclX", float(n), **{"Concrete Inputs": "[0, 1]"}) for n in range(MANY)]
     path.write_text(kineto(listed))
 
-    held = [bytes(one.inputs) for one in read_events(path, KEEP).arguments.values()]
+    held = [bytes(argument.inputs) for argument in read_events(path, KEEP).arguments.values()]
 
     assert held == [b'"[0, 1]"'] * MANY
 

@@ -35,16 +35,18 @@ def measured(sort: str, pipeline: Any, folder: Path) -> Measurement:
 
 @pytest.mark.parametrize("sort", ["chrome", "nsys", "pftrace", "stages", "kineto"])
 def test_every_format_says_the_same_of_one_pipeline(sort: str, pipeline: Any, tmp_path: Path) -> None:
-    found = measured(sort, pipeline, tmp_path)
+    result = measured(sort, pipeline, tmp_path)
 
-    (step,) = found.steps
+    (step,) = result.steps
     rows = [step.timeline[row] for row in range(len(step.timeline))]
-    computed = {(one.rank, str(one.action), one.start_ns, one.end_ns) for one in rows if one.action.kind <= Kind.W}
-    carried = {(str(one.action), one.peer, one.end_ns) for one in rows if one.action.kind in COMMUNICATION}
-    assert computed == {tuple(one) for one in pipeline.acts}
+    computed = {
+        (item.rank, str(item.action), item.start_ns, item.end_ns) for item in rows if item.action.kind <= Kind.W
+    }
+    carried = {(str(item.action), item.peer, item.end_ns) for item in rows if item.action.kind in COMMUNICATION}
+    assert computed == {tuple(item) for item in pipeline.acts}
     assert carried == {(text, peer, sent.end) for rank in (0, 1) for text, peer, sent in pipeline.ends(rank)}
-    assert found.unattributed == ()
-    assert all(clock.offset_ns <= clock.bound_ns for clock in found.clocks)
+    assert result.unattributed == ()
+    assert all(clock.offset_ns <= clock.bound_ns for clock in result.clocks)
 
 
 def test_sizes_of_messages_come_from_the_arguments_that_rules_name(pipeline: Any, tmp_path: Path) -> None:
@@ -55,11 +57,11 @@ def test_sizes_of_messages_come_from_the_arguments_that_rules_name(pipeline: Any
 
 
 def test_without_its_rules_a_chrome_file_gives_summaries_and_says_so(pipeline: Any, tmp_path: Path) -> None:
-    found = importers.measure_chrome([pipeline.chrome(tmp_path)], ImportRequest())
+    result = importers.measure_chrome([pipeline.chrome(tmp_path)], ImportRequest())
 
-    assert found.steps == ()
-    assert {one.what for one in found.summaries} == {"p2p", *(f"QQ:{act.text}" for act in pipeline.acts)}
-    assert "no action of a pipeline was found" in found.notes[-1]
+    assert result.steps == ()
+    assert {summary.what for summary in result.summaries} == {"p2p", *(f"QQ:{act.text}" for act in pipeline.acts)}
+    assert "no action of a pipeline was found" in result.notes[-1]
 
 
 def test_two_processes_in_one_file_need_to_say_which_rank_each_is(pipeline: Any, tmp_path: Path) -> None:
@@ -74,9 +76,9 @@ def test_a_rank_rule_is_enough_where_names_are_known(pipeline: Any, tmp_path: Pa
     rules = tmp_path / "rules.yaml"
     rules.write_text("rank: {from: pid, pattern: '5(?P<rank>.)'}\n", encoding="utf-8")
 
-    found = importers.measure_chrome([path], ImportRequest(rules=rules))
+    result = importers.measure_chrome([path], ImportRequest(rules=rules))
 
-    assert [len(step.timeline) for step in found.steps] == [8]
+    assert [len(step.timeline) for step in result.steps] == [8]
 
 
 def test_rules_stand_before_the_built_in_ones_for_pytorch_too(pipeline: Any, tmp_path: Path) -> None:
@@ -89,5 +91,5 @@ def test_rules_stand_before_the_built_in_ones_for_pytorch_too(pipeline: Any, tmp
 
     assert [len(step.timeline) for step in with_rules.steps] == [16]
     assert without.steps == ()
-    kernels = {one.what: one.count for one in without.summaries if one.rank == 0}
+    kernels = {summary.what: summary.count for summary in without.summaries if summary.rank == 0}
     assert kernels == {"gemm": 4, "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)": 4}

@@ -84,8 +84,8 @@ def test_every_action_of_the_schedule_is_there_in_its_order(name: str) -> None:
 @pytest.mark.parametrize("name", RUNS)
 def test_every_message_arrives_behind_its_producer_and_before_its_consumer(name: str) -> None:
     timeline = recorded(name).steps[0].timeline
-    by_action = {(str(one.action), one.rank): one for one in (timeline[row] for row in range(len(timeline)))}
-    sends = [one for one in by_action.values() if one.action.kind in {Kind.SEND_F, Kind.SEND_B}]
+    by_action = {(str(item.action), item.rank): item for item in (timeline[row] for row in range(len(timeline)))}
+    sends = [item for item in by_action.values() if item.action.kind in {Kind.SEND_F, Kind.SEND_B}]
 
     assert sends
     for send in sends:

@@ -28,7 +28,7 @@ def measured(folder: Path, *traces: SmallGpuTrace) -> Measurement:
 def slices(measurement: Measurement) -> dict[tuple[str, int], Slice]:
     timeline = measurement.steps[0].timeline
     rows = (timeline[row] for row in range(len(timeline)))
-    return {(str(one.action), one.rank): one for one in rows}
+    return {(str(item.action), item.rank): item for item in rows}
 
 
 def gaps(measurement: Measurement) -> dict[str, int]:
@@ -48,12 +48,12 @@ def test_an_action_lasts_from_its_first_to_its_last_kernel_and_its_gap_is_the_ho
 
     result = measured(tmp_path, trace)
 
-    found = slices(result)
-    assert (found["0F0", 0].start_ns, found["0F0", 0].end_ns) == (0, 28_000)
-    assert (found["0B0", 0].start_ns, found["0B0", 0].end_ns) == (30_000, 45_000)
+    action_slices = slices(result)
+    assert (action_slices["0F0", 0].start_ns, action_slices["0F0", 0].end_ns) == (0, 28_000)
+    assert (action_slices["0B0", 0].start_ns, action_slices["0B0", 0].end_ns) == (30_000, 45_000)
     assert gaps(result) == {"0F0": 4_000}  # between 26 and 30, when no stream had any
-    assert found["0F0", 0].enter_ns == 0
-    assert found["0B0", 0].enter_ns == 28_000  # launched long before, at the head of its stream since then
+    assert action_slices["0F0", 0].enter_ns == 0
+    assert action_slices["0B0", 0].enter_ns == 28_000  # launched long before, at the head of its stream since then
     assert result.unattributed == ()
 
 
@@ -69,10 +69,10 @@ def test_an_own_collective_is_neither_computation_nor_a_gap(tmp_path: Path) -> N
 
     result = measured(tmp_path, trace)
 
-    found = slices(result)
+    action_slices = slices(result)
     # The last collective ends inside the next action, which did not wait for all of it.
-    assert (found["0F0", 0].start_ns, found["0F0", 0].end_ns) == (0, 23_000)
-    assert found["0F0", 0].collective_ns == 4_000 + 2_000
+    assert (action_slices["0F0", 0].start_ns, action_slices["0F0", 0].end_ns) == (0, 23_000)
+    assert action_slices["0F0", 0].collective_ns == 4_000 + 2_000
     assert gaps(result) == {"0F0": 1_000}
     assert result.unattributed == ()
 
@@ -91,8 +91,8 @@ def test_a_message_waits_for_its_peer_and_then_moves(tmp_path: Path) -> None:
 
     result = measured(tmp_path, sender, receiver)
 
-    found = slices(result)
-    send, receive = found["0SEND_F0", 0], found["1RECV_F0", 1]
+    action_slices = slices(result)
+    send, receive = action_slices["0SEND_F0", 0], action_slices["1RECV_F0", 1]
     assert (send.peer, receive.peer, send.size_bytes, receive.size_bytes) == (1, 0, 2000, 2000)
     assert (receive.enter_ns, receive.start_ns, receive.end_ns) == (0, 48_000, 79_000)
     assert (send.enter_ns, send.start_ns, send.end_ns) == (48_000, 48_000, 79_000)
@@ -117,11 +117,11 @@ def test_a_batch_without_arguments_carries_what_the_host_posted_before_it(tmp_pa
     result = measured(tmp_path, *traces)
 
     timeline = result.steps[0].timeline
-    found = slices(result)
-    assert ("0SEND_F1", 0) in found
-    assert ("0RECV_B1", 0) in found
-    assert ("1RECV_F0", 1) in found
-    assert ("1SEND_B0", 1) in found
+    action_slices = slices(result)
+    assert ("0SEND_F1", 0) in action_slices
+    assert ("0RECV_B1", 0) in action_slices
+    assert ("1RECV_F0", 1) in action_slices
+    assert ("1SEND_B0", 1) in action_slices
     assert int(np.isin(timeline.kind, [Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B]).sum()) == 8
     assert result.unattributed == ()
 
@@ -190,10 +190,10 @@ def test_reductions_over_replicas_are_actions_of_the_stage_last_worked_on(tmp_pa
     result = measured(tmp_path, trace)
 
     timeline = result.steps[0].timeline
-    found = slices(result)
-    assert {name for name, _ in found} == {"0B0", "1B0", "0REDUCE_GRAD", "1REDUCE_GRAD", "1UNSHARD"}
-    assert found["1REDUCE_GRAD", 0].stream is Stream.DATA_PARALLEL
-    assert (found["0REDUCE_GRAD", 0].start_ns, found["0REDUCE_GRAD", 0].end_ns) == (14_000, 28_000)
+    action_slices = slices(result)
+    assert {name for name, _ in action_slices} == {"0B0", "1B0", "0REDUCE_GRAD", "1REDUCE_GRAD", "1UNSHARD"}
+    assert action_slices["1REDUCE_GRAD", 0].stream is Stream.DATA_PARALLEL
+    assert (action_slices["0REDUCE_GRAD", 0].start_ns, action_slices["0REDUCE_GRAD", 0].end_ns) == (14_000, 28_000)
     assert not (timeline.collective_ns > 0).any()
     assert result.unattributed == ()
 
@@ -209,7 +209,7 @@ def test_what_belongs_to_no_action_is_counted_by_name_and_time(tmp_path: Path) -
 
     left = measured(tmp_path, trace).unattributed
 
-    assert [(one.what, one.count, one.total_ns) for one in left] == [
+    assert [(item.what, item.count, item.total_ns) for item in left] == [
         ("adam", 2, 9_000), ("lost", 1, 8_000), (SEND_RECV, 1, 1_000),
     ]  # fmt: skip
 
@@ -225,7 +225,7 @@ def test_an_end_whose_other_one_is_missing_is_kept_and_counted(tmp_path: Path) -
     result = measured(tmp_path, *traces)
 
     assert slices(result)["0SEND_F0", 0].peer == 1
-    assert [(one.rank, one.what) for one in result.unattributed] == [
+    assert [(operation.rank, operation.what) for operation in result.unattributed] == [
         (0, "sends to an unknown rank without a matching end")
     ]
 
@@ -237,10 +237,10 @@ def test_an_action_without_a_kernel_takes_no_time(tmp_path: Path) -> None:
     trace.kernel("gemm", 1, 2, 40)
     trace.kernel("gemm", 21, 40, 60)
 
-    found = slices(measured(tmp_path, trace))
+    action_slices = slices(measured(tmp_path, trace))
 
-    assert found["0I0", 0].start_ns == found["0I0", 0].end_ns
-    assert (found["0W0", 0].start_ns, found["0W0", 0].end_ns) == (38_000, 58_000)
+    assert action_slices["0I0", 0].start_ns == action_slices["0I0", 0].end_ns
+    assert (action_slices["0W0", 0].start_ns, action_slices["0W0", 0].end_ns) == (38_000, 58_000)
 
 
 def test_the_inner_of_two_annotations_of_one_action_counts(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_the_inner_of_two_annotations_of_one_action_counts(tmp_path: Path) -> No
     result = measured(tmp_path, trace)
 
     assert {name for name, _ in slices(result)} == {"0F0"}
-    assert [one.what for one in result.unattributed] == ["copy"]
+    assert [operation.what for operation in result.unattributed] == ["copy"]
 
 
 def test_steps_are_told_by_the_host_though_kernels_run_later(tmp_path: Path) -> None:

@@ -73,8 +73,8 @@ def measured(run: GpuRun) -> Measurement:
 def computed(timeline: Timeline) -> list[tuple[int, str, int, int]]:
     """Return who computed what from when to when."""
     slices = (timeline[row] for row in range(len(timeline)))
-    kept = [one for one in slices if one.stream is Stream.COMPUTE]
-    return sorted((one.rank, str(one.action), one.start_ns, one.end_ns) for one in kept)
+    kept = [item for item in slices if item.stream is Stream.COMPUTE]
+    return sorted((item.rank, str(item.action), item.start_ns, item.end_ns) for item in kept)
 
 
 def note_of(found: Measurement) -> str:
@@ -89,9 +89,9 @@ def check(run: GpuRun, unmarked: tuple[str, ...]) -> None:
     assert "the routes of messages, " in note_of(found)
     assert "confidence 1.00;" in note_of(found)
     assert [step.label for step in found.steps] == [step.label for step in truth.steps]
-    for one, other in zip(found.steps, truth.steps, strict=True):
-        assert computed(one.timeline) == computed(other.timeline)
-        assert one.timeline.placement == other.timeline.placement
+    for item, other in zip(found.steps, truth.steps, strict=True):
+        assert computed(item.timeline) == computed(other.timeline)
+        assert item.timeline.placement == other.timeline.placement
 
 
 @settings(settings.get_profile("few"))
@@ -124,32 +124,32 @@ def test_each_of_several_steps_is_inferred() -> None:
 @pytest.mark.parametrize("case", [*SPLIT[:2], ("looped-bfs", 3, 2)])
 def test_what_threads_alone_do_not_tell_is_refused_with_the_reason(case: tuple[str, int, int]) -> None:
     """Weight gradients run on autograd's thread too, and nothing says which of many forwards goes back first."""
-    found = measured(replace(ran(*case), unmarked=THREADS))
+    result = measured(replace(ran(*case), unmarked=THREADS))
 
-    assert found.steps == ()
-    assert any(reason in note_of(found) for reason in REFUSED)
-    assert "pptrace annotate" in note_of(found)
-    assert "record them too (PyTorch: ProfilerActivity.CPU)" in note_of(found)
+    assert result.steps == ()
+    assert any(reason in note_of(result) for reason in REFUSED)
+    assert "pptrace annotate" in note_of(result)
+    assert "record them too (PyTorch: ProfilerActivity.CPU)" in note_of(result)
 
 
 def test_waves_are_refused_and_autograd_s_operations_are_not_asked_for_where_they_are_there() -> None:
-    found = measured(replace(ran("hanayo", 2, 2), unmarked=AUTOGRAD))
+    result = measured(replace(ran("hanayo", 2, 2), unmarked=AUTOGRAD))
 
-    assert found.steps == ()
-    assert "neither interleaved (a microbatch cycles through all ranks) nor V-shaped" in note_of(found)
-    assert "exchange none, as in wave schedules; mark actions and record again" in note_of(found)
-    assert "pptrace annotate" in note_of(found)
-    assert "ProfilerActivity.CPU" not in note_of(found)
+    assert result.steps == ()
+    assert "neither interleaved (a microbatch cycles through all ranks) nor V-shaped" in note_of(result)
+    assert "exchange none, as in wave schedules; mark actions and record again" in note_of(result)
+    assert "pptrace annotate" in note_of(result)
+    assert "ProfilerActivity.CPU" not in note_of(result)
 
 
 def without_a_message(trace: SmallGpuTrace) -> None:
-    sent = [number for number, one in enumerate(trace.events) if one["name"].startswith("nccl:send")]
+    sent = [number for number, event in enumerate(trace.events) if event["name"].startswith("nccl:send")]
     del trace.events[sent[2]]
 
 
 def with_a_foreign_run(trace: SmallGpuTrace) -> None:
     """Let a rank go forward and backward once more, with nothing to send, before the step."""
-    first = min(one["ts"] for one in trace.events)
+    first = min(event["ts"] for event in trace.events)
     for thread, name, at in ((100, "aten::linear", first - 90), (101, BACKWARD, first - 40)):
         trace.annotate(name, at, at + 20, thread=thread, category="cpu_op")
         trace.events[-1]["args"] |= {"Sequence number": 5_000_000, "Fwd thread id": thread - 100}
@@ -159,9 +159,9 @@ def with_a_foreign_run(trace: SmallGpuTrace) -> None:
 
 def with_messages_too_late(trace: SmallGpuTrace) -> None:
     """Let every message come when the step is over, so that nothing can have waited for it."""
-    for one in trace.events:
-        if one["name"].startswith("nccl") and one["cat"] == "kernel":
-            one["dur"] += 1e6
+    for event in trace.events:
+        if event["name"].startswith("nccl") and event["cat"] == "kernel":
+            event["dur"] += 1e6
 
 
 @pytest.mark.parametrize("spoil", [without_a_message, with_a_foreign_run, with_messages_too_late])
@@ -173,10 +173,10 @@ def test_spoilt_runs_of_gpus_are_refused(
     traces = [run.trace(rank) for rank in range(run.timeline.ranks)]
     spoil(traces[1])
 
-    found = measure_kineto([trace.write(tmp_path) for trace in traces], ImportRequest())
+    result = measure_kineto([trace.write(tmp_path) for trace in traces], ImportRequest())
 
-    assert found.steps == ()
-    assert any(reason in note_of(found) for reason in REFUSED)
+    assert result.steps == ()
+    assert any(reason in note_of(result) for reason in REFUSED)
 
 
 def test_nsight_systems_profiles_are_inferred_as_well(tmp_path: Path) -> None:
@@ -211,17 +211,17 @@ TABLES = {
 def as_nsight_writes(database: sqlite3.Connection, trace: SmallGpuTrace) -> None:
     """Write one rank's kernels, launches and NVTX ranges."""
     process = (1 << 56) | ((900 + trace.rank) << 24)
-    for one in trace.events:
-        start, length = round(one["ts"] * US), round(one["dur"] * US)
-        times, correlation = (start, start + length), one["args"].get("correlation")
-        if one["cat"] == "kernel":
+    for event in trace.events:
+        start, length = round(event["ts"] * US), round(event["dur"] * US)
+        times, correlation = (start, start + length), event["args"].get("correlation")
+        if event["cat"] == "kernel":
             (number,) = database.execute("SELECT COUNT(*) FROM StringIds").fetchone()
-            database.execute("INSERT INTO StringIds VALUES (?, ?)", (number, one["name"]))
-            row = (*times, trace.rank, one["args"]["stream"], correlation, process, number, number)
+            database.execute("INSERT INTO StringIds VALUES (?, ?)", (number, event["name"]))
+            row = (*times, trace.rank, event["args"]["stream"], correlation, process, number, number)
             database.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
-        elif one["cat"] == "cuda_runtime":
-            row = (*times, correlation, process | one["tid"], 0)
+        elif event["cat"] == "cuda_runtime":
+            row = (*times, correlation, process | event["tid"], 0)
             database.execute("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, ?, ?, ?)", row)
-        elif one["cat"] == "user_annotation":
-            row = (*times, 59, one["name"], None, process | one["tid"])
+        elif event["cat"] == "user_annotation":
+            row = (*times, 59, event["name"], None, process | event["tid"])
             database.execute("INSERT INTO NVTX_EVENTS VALUES (?, ?, ?, ?, ?, ?)", row)

@@ -66,22 +66,25 @@ def found(measured: Measurement) -> list[tuple[Any, ...]]:
 
 def computed(timeline: Timeline, zero_ns: Sequence[int]) -> list[tuple[Any, ...]]:
     rows = [timeline[row] for row in range(len(timeline))]
-    times = [(one, zero_ns[one.rank]) for one in rows if one.action.kind not in COMMUNICATION]
+    times = [(item, zero_ns[item.rank]) for item in rows if item.action.kind not in COMMUNICATION]
     return sorted((one.rank, str(one.action), one.start_ns + zero, one.end_ns + zero) for one, zero in times)
 
 
 def moved(timeline: Timeline) -> dict[tuple[int, str], tuple[int, int]]:
     """Return from when until when each end of a message moved, counted from the first action on."""
     rows = [timeline[row] for row in range(len(timeline))]
-    zero = min(one.start_ns for one in rows if one.action.kind not in COMMUNICATION)
-    messages = [one for one in rows if one.action.kind in COMMUNICATION]
-    ends = {(one.rank, str(one.action)): (one.start_ns - zero, one.end_ns - zero) for one in messages}
+    zero = min(item.start_ns for item in rows if item.action.kind not in COMMUNICATION)
+    messages = [item for item in rows if item.action.kind in COMMUNICATION]
+    ends = {
+        (message.rank, str(message.action)): (message.start_ns - zero, message.end_ns - zero)
+        for message in messages
+    }
     return dict(sorted(ends.items()))
 
 
 def sizes(timeline: Timeline) -> dict[tuple[int, str], int]:
     rows = [timeline[row] for row in range(len(timeline))]
-    return {(one.rank, str(one.action)): one.size_bytes for one in rows if one.action.kind in COMMUNICATION}
+    return {(item.rank, str(item.action)): item.size_bytes for item in rows if item.action.kind in COMMUNICATION}
 
 
 @st.composite
@@ -135,15 +138,15 @@ def test_who_waited_for_what_reads_back_from_kernels(data: st.DataObject) -> Non
     assert all(abs(by) <= clock.bound_ns for by, clock in zip(off, measured.clocks, strict=True) if clock.pairs)
     if any(off):
         return  # what two ranks' times have to do with each other is known to the bound only
-    waits, read = (side_of_step(one).analysis.metrics.idle_ns for one in (timeline, step.timeline))
+    waits, read = (side_of_step(item).analysis.metrics.idle_ns for item in (timeline, step.timeline))
     if batches is None:
         assert moved(step.timeline) == moved(timeline)
         assert np.array_equal(read, waits)
         return
     assert moved(step.timeline).keys() == moved(timeline).keys()
     assert run.crowded() or all(
-        (one[0], True) == (other[0], one[1] >= other[1])
-        for one, other in zip(moved(step.timeline).values(), moved(timeline).values(), strict=True)
+        (item[0], True) == (other[0], item[1] >= other[1])
+        for item, other in zip(moved(step.timeline).values(), moved(timeline).values(), strict=True)
     )
     in_batch = [IdleCause.TRANSFER, IdleCause.HEAD_OF_LINE]
     others = [cause for cause in IdleCause if cause not in in_batch]
@@ -172,7 +175,7 @@ def test_a_simulated_step_does_not_differ_from_its_kernels(name: str, policy: Po
 
     assert (result.change, result.changes, result.orders, result.culprits) == (0, (), (), ())
     assert result.divergence is None
-    ladder = {one.name: one.change_ns.value for one in result.ladder}
+    ladder = {rung.name: rung.change_ns.value for rung in result.ladder}
     # A kernel of several messages ends with the last of them, so what held the others seems to be their transfer.
     ladder["message delays"] += ladder.pop("transfers") if batches else 0
     assert set(ladder.values()) == {0}
@@ -186,9 +189,9 @@ class OneSlowWay(Flat):
     """A network with a quarter of its rate from rank 1 to rank 2."""
 
     def paths(self, src: Int32s, dst: Int32s) -> Paths:
-        found = super().paths(src, dst)
+        paths = super().paths(src, dst)
         slow = (src == 1) & (dst == 2)
-        return replace(found, rate_kbps=np.where(slow, found.rate_kbps // 4, found.rate_kbps))
+        return replace(paths, rate_kbps=np.where(slow, paths.rate_kbps // 4, paths.rate_kbps))
 
 
 @pytest.mark.needs_plugins
@@ -203,9 +206,9 @@ def test_a_slow_way_is_that_link_and_waits_for_peers_are_none(name: str) -> None
         timeline = simulate(schedule, costs, network, ORDERED[-1])
         shift = (0, 50_000_000, -3_000_000, 7)
         step = read_back(GpuRun(timeline=timeline, said="posts", shift_ns=shift)).steps[0].timeline
-        found = diff(side_of_step(plan), side_of_step(step, measured=True))
-        blamed[type(network)] = [(one.kind, one.what) for one in found.culprits]
-        ladder = {one.name: one.change_ns.value for one in found.ladder}
+        difference = diff(side_of_step(plan), side_of_step(step, measured=True))
+        blamed[type(network)] = [(culprit.kind, culprit.what) for culprit in difference.culprits]
+        ladder = {rung.name: rung.change_ns.value for rung in difference.ladder}
         assert ladder["message delays"] > 0
         assert (ladder["transfers"] > 0) == (type(network) is OneSlowWay)
 

@@ -39,13 +39,13 @@ def diffed(first: Path, second: Path, *options: str) -> tuple[int, dict[str, Any
 
 
 def test_a_run_does_not_differ_from_itself() -> None:
-    code, found = diffed(RUN, RUN)
+    code, difference = diffed(RUN, RUN)
 
     assert code == 0
-    assert found["actions"] == found["orders"] == found["culprits"] == []
-    assert found["divergence"] is None
-    assert found["step_ns"][0] == found["step_ns"][1]
-    assert {one["change_ns"] for one in found["ladder"]} == {0}
+    assert difference["actions"] == difference["orders"] == difference["culprits"] == []
+    assert difference["divergence"] is None
+    assert difference["step_ns"][0] == difference["step_ns"][1]
+    assert {rung["change_ns"] for rung in difference["ladder"]} == {0}
 
 
 @pytest.mark.parametrize("name", ["2F4", "1B2", "0B7"])
@@ -56,14 +56,14 @@ def test_three_milliseconds_on_one_action_are_ranked_first_as_three(name: str, t
             if event.get("name") == f"PP:{name}":
                 event["dur"] += 3000
 
-    code, found = diffed(RUN, changed(tmp_path / "longer", stretch))
+    code, difference = diffed(RUN, changed(tmp_path / "longer", stretch))
 
-    first = found["actions"][0]
+    first = difference["actions"][0]
     assert code in {0, 1}
     assert (first["action"], first["change_ns"]) == (name, 3_000_000)
     assert (
-        found["divergence"]["action"]["kind"] is not None
-        if isinstance(found["divergence"]["action"], dict)
+        difference["divergence"]["action"]["kind"] is not None
+        if isinstance(difference["divergence"]["action"], dict)
         else True
     )
 
@@ -76,13 +76,13 @@ def test_a_shifted_clock_changes_nothing_but_its_offset(rank: int, shift_us: int
             if "ts" in event:
                 event["ts"] = round(event["ts"] + shift_us, 3)
 
-    code, found = diffed(RUN, changed(tmp_path / "shifted", shift))
+    code, difference = diffed(RUN, changed(tmp_path / "shifted", shift))
 
     assert code == 0
     # A microsecond's third decimal is a nanosecond: nothing else may move, and not even that does.
-    assert found["actions"] == found["orders"] == found["culprits"] == []
-    assert found["step_ns"][0] == found["step_ns"][1]
-    offsets = [note for note in found["notes"] if "clocks of ranks" in note]
+    assert difference["actions"] == difference["orders"] == difference["culprits"] == []
+    assert difference["step_ns"][0] == difference["step_ns"][1]
+    offsets = [note for note in difference["notes"] if "clocks of ranks" in note]
     assert len(offsets) == 2
     assert offsets[0].split(" set by ")[1] != offsets[1].split(" set by ")[1]
 
@@ -93,32 +93,32 @@ def test_a_file_that_is_cut_is_read_as_far_as_it_goes_and_said(tmp_path: Path) -
     (folder / "rank2.json").write_bytes(whole[: len(whole) * 2 // 3])
     (folder / "rank2.json.gz").unlink()
 
-    _, found = diffed(RUN, folder)
+    _, difference = diffed(RUN, folder)
 
-    assert any("rank2.json ends in the middle" in note for note in found["notes"])
-    assert found["matched"]["actions"] > 48
+    assert any("rank2.json ends in the middle" in note for note in difference["notes"])
+    assert difference["matched"]["actions"] > 48
 
 
 def test_a_missing_rank_costs_that_rank_alone(tmp_path: Path) -> None:
     folder = changed(tmp_path / "missing", untouched)
     (folder / "rank3.json.gz").unlink()
 
-    code, found = diffed(RUN, folder)
+    code, difference = diffed(RUN, folder)
 
     assert code == 1
-    assert any("no file of rank 3" in note for note in found["notes"])
-    assert found["matched"]["actions"] == 48
-    assert found["no_ladder"]
+    assert any("no file of rank 3" in note for note in difference["notes"])
+    assert difference["matched"]["actions"] == 48
+    assert difference["no_ladder"]
 
 
 def test_other_names_are_told_and_the_rules_are_offered(tmp_path: Path) -> None:
     folder = changed(tmp_path / "renamed", renamed)
 
-    _, found = diffed(RUN, folder)
+    _, difference = diffed(RUN, folder)
 
     told = "annotations such as QQ:#B#, QQ:#F#, QQ:#RECV_F# match no known action"
-    assert any(told in note and "--rules" in note for note in found["notes"])
-    assert any("inferred from autograd" in note for note in found["notes"])
+    assert any(told in note and "--rules" in note for note in difference["notes"])
+    assert any("inferred from autograd" in note for note in difference["notes"])
 
 
 @pytest.mark.parametrize("command", ["diff", "replay", "calibrate"])
@@ -137,12 +137,12 @@ def test_what_has_no_actions_is_still_explained_by_its_messages(tmp_path: Path) 
 
     result = CliRunner().invoke(cli, ["explain", str(folder), "--json"], catch_exceptions=False)
 
-    found = json.loads(result.stdout)
+    document = json.loads(result.stdout)
     assert result.exit_code == 0
-    assert [rank["communication"]["count"] for rank in found["ranks"]] == [16, 32, 32, 16]
+    assert [rank["communication"]["count"] for rank in document["ranks"]] == [16, 32, 32, 16]
     assert all(rank["communication"]["size_bytes"] == 8192 * count for rank, count in zip(
-        found["ranks"], (16, 32, 32, 16), strict=True))  # fmt: skip
-    assert any("such as QQ:#B#" in note for note in found["notes"])
+        document["ranks"], (16, 32, 32, 16), strict=True))  # fmt: skip
+    assert any("such as QQ:#B#" in note for note in document["notes"])
     assert "--rules FILE" in CliRunner().invoke(cli, ["explain", str(folder)]).stdout
 
 
@@ -178,15 +178,15 @@ def test_the_other_ranks_keep_their_numbers_where_one_is_missing(rank: int, tmp_
 
     folder = changed(tmp_path / "missing", stretch)
     (folder / f"rank{rank}.json.gz").unlink()
-    _, found = diffed(RUN, folder)
+    _, difference = diffed(RUN, folder)
 
-    assert found["matched"]["actions"] == 48
-    assert {one["rank"] for one in found["orders"]} == {rank}
-    first = found["actions"][0]
+    assert difference["matched"]["actions"] == 48
+    assert {order["rank"] for order in difference["orders"]} == {rank}
+    first = difference["actions"][0]
     assert (first["rank"], first["action"], first["change_ns"]) == (late, f"{late}F3", 3_000_000)
     assert "as many ranks" in failed("diff", str(RUN), str(folder), "--fail-over", "3%")
     fitted = json.loads(CliRunner().invoke(cli, ["calibrate", str(folder), "--json"]).stdout)
-    assert {one["stage"] for one in fitted["fitted"]} == set(range(4)) - {rank}
+    assert {item["stage"] for item in fitted["fitted"]} == set(range(4)) - {rank}
     assert fitted["check"]["interval"] is None
     assert "ranks or actions are missing" in fitted["check"]["warnings"][0]
 
@@ -212,12 +212,17 @@ def test_a_folder_of_several_runs_is_told_from_two_files_of_one_rank() -> None:
 def test_steps_of_other_numbers_of_stages_compare_no_action() -> None:
     interleaved = RUN.parent / "sleep-interleaved1f1b"
 
-    code, found = diffed(RUN, interleaved)
+    code, difference = diffed(RUN, interleaved)
 
     assert code == 1
-    assert found["actions"] == found["kinds"] == found["orders"] == []
-    assert found["divergence"] is None
-    assert {one["sort"] for one in found["culprits"]} <= {"slow link", "fast link", "slow network", "fast network"}
+    assert difference["actions"] == difference["kinds"] == difference["orders"] == []
+    assert difference["divergence"] is None
+    assert {culprit["sort"] for culprit in difference["culprits"]} <= {
+        "slow link",
+        "fast link",
+        "slow network",
+        "fast network",
+    }
     told = CliRunner().invoke(cli, ["diff", str(RUN), str(interleaved)]).stdout
     assert "actions are not compared: 4 and 8 stages are not the same parts of the model" in told
 
@@ -226,11 +231,11 @@ def test_a_trace_of_another_sort_in_the_folder_is_named_and_left_out(tmp_path: P
     folder = changed(tmp_path / "mixed", untouched)
     (folder / "other.json").write_text('{"traceEvents": [{"ph": "X", "name": "a", "ts": 1, "dur": 1, "pid": 1}]}')
 
-    code, found = diffed(RUN, folder)
+    code, difference = diffed(RUN, folder)
 
     assert code == 0
     assert any(
-        "other.json is a trace of chrome, the others of pytorch: left out" in note for note in found["notes"]
+        "other.json is a trace of chrome, the others of pytorch: left out" in note for note in difference["notes"]
     )
     assert "leave one sort" in failed("explain", str(folder / "other.json"), str(folder / "rank0.json.gz"))
 
@@ -240,10 +245,10 @@ def test_a_rank_whose_times_count_from_elsewhere_is_set_by_its_messages(tmp_path
         if rank == 1:
             del trace["baseTimeNanoseconds"]
 
-    code, found = diffed(RUN, changed(tmp_path / "apart", without_base))
+    code, difference = diffed(RUN, changed(tmp_path / "apart", without_base))
 
     assert code == 0
-    assert found["actions"] == []
+    assert difference["actions"] == []
 
 
 def test_clocks_that_contradict_their_messages_are_told(tmp_path: Path) -> None:
@@ -253,16 +258,16 @@ def test_clocks_that_contradict_their_messages_are_told(tmp_path: Path) -> None:
             if event.get("ts", 0) > middle:
                 event["ts"] += 5000
 
-    _, found = diffed(RUN, changed(tmp_path / "drift", drift))
+    _, difference = diffed(RUN, changed(tmp_path / "drift", drift))
 
-    assert any("contradictions are up to" in note for note in found["notes"])
+    assert any("contradictions are up to" in note for note in difference["notes"])
     assert not any("contradict" in note for note in diffed(RUN, RUN)[1]["notes"])
 
 
 def test_a_pair_s_time_is_shared_as_its_members_take_alone(tmp_path: Path) -> None:
     def fitted(run: Path) -> dict[tuple[str, int], Any]:
-        found = json.loads(CliRunner().invoke(cli, ["calibrate", str(run), "--json"]).stdout)
-        return {(one["kind"], one["stage"]): one for one in found["fitted"]}
+        document = json.loads(CliRunner().invoke(cli, ["calibrate", str(run), "--json"]).stdout)
+        return {(item["kind"], item["stage"]): item for item in document["fitted"]}
 
     def only_in_pairs(rank: int, trace: dict[str, Any]) -> None:
         alone = re.compile(r"PP:0[IW]\d")

@@ -45,12 +45,12 @@ def without_marks(name: str, tmp_path: Path) -> Measurement:
 
 
 def orders(timeline: Timeline) -> list[list[str]]:
-    found = []
+    result = []
     for rank in range(timeline.ranks):
         lane = int(np.flatnonzero((timeline.lane_rank == rank) & (timeline.lane_stream == Stream.COMPUTE))[0])
         rows = range(int(timeline.lane_ptr[lane]), int(timeline.lane_ptr[lane + 1]))
-        found.append([str(timeline[row].action) for row in rows])
-    return found
+        result.append([str(timeline[row].action) for row in rows])
+    return result
 
 
 @pytest.mark.parametrize("name", ONE_STAGE)
@@ -60,16 +60,16 @@ def test_runs_of_one_stage_per_rank_are_inferred_as_they_were_marked(name: str, 
     assert any("inferred from autograd's operations, confidence 1.00" in note for note in inferred.notes)
     assert [step.label for step in inferred.steps] == [step.label for step in marked.steps]
     assert inferred.unattributed == ()
-    for one, other in zip(marked.steps, inferred.steps, strict=True):
-        assert orders(other.timeline) == orders(one.timeline)
-        assert other.timeline.end_ns.max() == pytest.approx(one.timeline.end_ns.max(), rel=0.005)
+    for item, other in zip(marked.steps, inferred.steps, strict=True):
+        assert orders(other.timeline) == orders(item.timeline)
+        assert other.timeline.end_ns.max() == pytest.approx(item.timeline.end_ns.max(), rel=0.005)
         for kind in (Kind.F, Kind.B, Kind.I, Kind.W):
-            lengths = [(t.end_ns - t.start_ns)[t.kind == kind] for t in (one.timeline, other.timeline)]
+            lengths = [(t.end_ns - t.start_ns)[t.kind == kind] for t in (item.timeline, other.timeline)]
             assert lengths[0].size == lengths[1].size
             if lengths[0].size:
                 assert np.median(lengths[1]) == pytest.approx(np.median(lengths[0]), rel=0.03)
         for kind in (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B):
-            assert (one.timeline.kind == kind).sum() == (other.timeline.kind == kind).sum()
+            assert (item.timeline.kind == kind).sum() == (other.timeline.kind == kind).sum()
 
 
 @pytest.mark.parametrize("name", SEVERAL)
@@ -79,11 +79,11 @@ def test_runs_of_several_stages_per_rank_are_inferred_as_they_were_marked(name: 
     (note,) = [note for note in inferred.notes if "inferred" in note]
     assert "autograd's operations and the routes of messages, 8 stages, confidence 1.00;" in note
     assert inferred.unattributed == ()
-    for one, other in zip(marked.steps, inferred.steps, strict=True):
-        assert orders(other.timeline) == orders(one.timeline)
-        assert other.timeline.end_ns.max() == pytest.approx(one.timeline.end_ns.max(), rel=0.005)
+    for item, other in zip(marked.steps, inferred.steps, strict=True):
+        assert orders(other.timeline) == orders(item.timeline)
+        assert other.timeline.end_ns.max() == pytest.approx(item.timeline.end_ns.max(), rel=0.005)
         for kind in (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B):
-            stages = [np.sort(t.stage[t.kind == kind]).tolist() for t in (one.timeline, other.timeline)]
+            stages = [np.sort(t.stage[t.kind == kind]).tolist() for t in (item.timeline, other.timeline)]
             assert stages[0] == stages[1]
 
 
@@ -161,11 +161,11 @@ def test_one_rank_alone_is_told_what_it_lacks(tmp_path: Path) -> None:
     shutil.copy(FIXTURES / name / "rank1.json.gz", tmp_path / name)
     rewritten(tmp_path / name / "rank1.json.gz", unmarked)
 
-    found = read(tmp_path / name)
+    result = read(tmp_path / name)
 
-    assert found.steps == ()
+    assert result.steps == ()
     assert any(
-        "not inferred: the files of the ranks that receive or send the other ends" in note for note in found.notes
+        "not inferred: the files of the ranks that receive or send the other ends" in note for note in result.notes
     )
 
 
@@ -234,11 +234,15 @@ def test_kernels_alone_are_told_by_the_threads_that_launched_them(tmp_path: Path
     assert any("inferred from the threads of launches, confidence 1.00" in note for note in measured.notes)
     (step,) = measured.steps
     assert orders(step.timeline)[0] == [
-        "0F0", "0F1", "0F2", *(f"0{one}" for n in range(3) for one in (f"B{n}", f"F{n + 3}")),
+        "0F0", "0F1", "0F2", *(f"0{item}" for n in range(3) for item in (f"B{n}", f"F{n + 3}")),
         "0B3", "0B4", "0B5",
     ]  # fmt: skip
     assert orders(step.timeline)[2] == [f"2{kind}{n}" for n in range(6) for kind in "FB"]
-    assert [(one.what, one.rank) for one in measured.unattributed] == [("adam", 0), ("adam", 1), ("adam", 2)]
+    assert [(operation.what, operation.rank) for operation in measured.unattributed] == [
+        ("adam", 0),
+        ("adam", 1),
+        ("adam", 2),
+    ]
 
 
 def test_ranks_that_send_each_other_nothing_are_no_pipeline(tmp_path: Path) -> None:
@@ -247,7 +251,7 @@ def test_ranks_that_send_each_other_nothing_are_no_pipeline(tmp_path: Path) -> N
         trace.kernel("gemm", 100 * turn, 100 * turn + 5, 100 * turn + 20)
         trace.kernel("gemm_backward", 100 * turn + 50, 100 * turn + 55, 100 * turn + 90, thread=AUTOGRAD)
 
-    found = measure_kineto([trace.write(tmp_path)], ImportRequest())
+    result = measure_kineto([trace.write(tmp_path)], ImportRequest())
 
-    assert found.steps == ()
-    assert any("these ranks exchange no messages" in note for note in found.notes)
+    assert result.steps == ()
+    assert any("these ranks exchange no messages" in note for note in result.notes)

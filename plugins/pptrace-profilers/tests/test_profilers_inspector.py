@@ -51,12 +51,15 @@ def test_messages_have_peers_and_verbose_lines_times(pipeline: Any, tmp_path: Pa
 def test_both_sorts_of_lines_give_summaries_and_only_verbose_ones_clocks(
     pairs: int, pipeline: Any, tmp_path: Path
 ) -> None:
-    found = measure_inspector(pipeline.inspector(tmp_path, verbose=pairs > 0), ImportRequest())
+    result = measure_inspector(pipeline.inspector(tmp_path, verbose=pairs > 0), ImportRequest())
 
-    sums = {(one.rank, one.what, one.count, one.total_ns, one.size_bytes) for one in found.summaries}
+    sums = {
+        (summary.rank, summary.what, summary.count, summary.total_ns, summary.size_bytes)
+        for summary in result.summaries
+    }
     assert sums == {(rank, way, 2, 2 * MS, 8192) for rank in (0, 1) for way in ("receive", "send")}
-    assert found.clocks[1].pairs == pairs
-    assert any("not verbose" in note for note in found.notes) == (pairs == 0)
+    assert result.clocks[1].pairs == pairs
+    assert any("not verbose" in note for note in result.notes) == (pairs == 0)
 
 
 SIZES = (65_536, 1 << 20, 1 << 24)
@@ -85,9 +88,9 @@ def job(folder: Path, *, sizes: tuple[int, ...] = SIZES, drop: int = -1) -> Path
                 "coll_timing_source": "kernel_gpu", "coll_exec_time_us": 40 + 3 * size // 40_000 + late,
             }  # fmt: skip
             lines[rank].append(inspected(rank, "dp", coll_perf=said))
-    for rank, own in enumerate(lines):
+    for rank, line in enumerate(lines):
         if rank != drop:
-            (folder / f"h{rank // 2}-pid{rank}.log").write_text("".join(own), encoding="utf-8")
+            (folder / f"h{rank // 2}-pid{rank}.log").write_text("".join(line), encoding="utf-8")
     return folder
 
 
@@ -98,15 +101,15 @@ def inspected(rank: int, name: str, **said: Any) -> str:
 
 def fitted(folder: Path) -> dict[str, tuple[int | None, float | None]]:
     found = json.loads(CliRunner().invoke(command, [str(folder), "--json"]).stdout)["network"]
-    return {one["what"]: (one["link"]["latency_ns"], one["link"]["bytes_per_s"]) for one in found}
+    return {item["what"]: (item["link"]["latency_ns"], item["link"]["bytes_per_s"]) for item in found}
 
 
 def test_a_network_is_fitted_to_sizes_and_times_whoever_waited(tmp_path: Path) -> None:
-    found = fitted(job(tmp_path / "run"))
+    result = fitted(job(tmp_path / "run"))
 
-    assert list(found) == ["messages between nodes", "messages inside a node", "AllReduce of 4 ranks (dp)"]
+    assert list(result) == ["messages between nodes", "messages inside a node", "AllReduce of 4 ranks (dp)"]
     for (latency, rate), (expected, gigabytes) in zip(
-        found.values(), ((12_000, SLOW), (12_000, FAST), (40_000, 20)), strict=True
+        result.values(), ((12_000, SLOW), (12_000, FAST), (40_000, 20)), strict=True
     ):
         assert latency == pytest.approx(expected, abs=2_000)  # lines are in whole microseconds
         assert rate == pytest.approx(gigabytes * 1e9, rel=0.01)
@@ -115,9 +118,9 @@ def test_a_network_is_fitted_to_sizes_and_times_whoever_waited(tmp_path: Path) -
 def test_the_fit_is_written_as_a_network_without_costs(tmp_path: Path) -> None:
     path = tmp_path / "network.yaml"
 
-    told = CliRunner().invoke(command, [str(job(tmp_path / "run")), "-o", str(path)])
+    result = CliRunner().invoke(command, [str(job(tmp_path / "run")), "-o", str(path)])
 
-    assert "times of computations are unknown" in told.stdout
+    assert "times of computations are unknown" in result.stdout
     text = path.read_text(encoding="utf-8")
     assert "\nnetwork:\n  name: hockney\n  bandwidth: 10" in text
     assert "costs:" not in text
@@ -136,20 +139,20 @@ def test_one_size_is_said_and_nothing_is_written(tmp_path: Path) -> None:
 def test_a_rank_without_lines_leaves_messages_with_one_end(tmp_path: Path) -> None:
     folder = job(tmp_path / "run", drop=2)
 
-    told = CliRunner().invoke(command, [str(folder)])
+    result = CliRunner().invoke(command, [str(folder)])
 
-    assert "30 lines of messages match none of the peer: their durations may include waits" in told.stderr
-    assert "messages inside a node: 15 of" in told.stdout
-    assert "messages: 30 of" in told.stdout
+    assert "30 lines of messages match none of the peer: their durations may include waits" in result.stderr
+    assert "messages inside a node: 15 of" in result.stdout
+    assert "messages: 30 of" in result.stdout
 
 
 def test_times_that_are_no_kernels_are_left_out(tmp_path: Path) -> None:
     path = written(tmp_path, COLLECTIVE + COLLECTIVE.replace("kernel_gpu", "collective_cpu"))
 
-    found = measure_inspector([path], ImportRequest())
+    result = measure_inspector([path], ImportRequest())
 
-    assert [one.size_bytes.tolist() for one in found.by_size] == [[2 * 7 * 17179869184 // 8]]
-    assert any("1 operations have no bytes, or no time of their kernel" in note for note in found.notes)
+    assert [item.size_bytes.tolist() for item in result.by_size] == [[2 * 7 * 17179869184 // 8]]
+    assert any("1 operations have no bytes, or no time of their kernel" in note for note in result.notes)
 
 
 def test_a_collective_that_moves_more_than_there_is_is_none(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def measured(folder: Path, *ranks: list[str], together: bool = False) -> Measurement:
     paths = []
-    for rank, lines in enumerate([[line for own in ranks for line in own]] if together else ranks):
+    for rank, lines in enumerate([[line for item in ranks for line in item]] if together else ranks):
         paths.append(folder / f"spans-{rank}.jsonl")
         paths[-1].write_text("\n".join(lines) + "\n", encoding="utf-8")
     return measure_otel(paths, ImportRequest())
@@ -30,13 +30,13 @@ def measured(folder: Path, *ranks: list[str], together: bool = False) -> Measure
 def test_every_exporter_s_spans_are_the_pipeline(
     way: str, pipeline: Any, tmp_path: Path, *, together: bool
 ) -> None:
-    found = measured(tmp_path, *(spans(pipeline, rank, way) for rank in (0, 1)), together=together)
+    result = measured(tmp_path, *(spans(pipeline, rank, way) for rank in (0, 1)), together=together)
 
-    assert [step.label for step in found.steps] == ["step 40", "step 41"]
-    for step in found.steps:
+    assert [step.label for step in result.steps] == ["step 40", "step 41"]
+    for step in result.steps:
         acts = [step.timeline[row] for row in range(len(step.timeline)) if not step.timeline[row].stream]
-        times = {str(one.action): (one.start_ns, one.end_ns) for one in acts}
-        assert times == {one.text: (one.start, one.end) for one in pipeline.acts}
+        times = {str(item.action): (item.start_ns, item.end_ns) for item in acts}
+        assert times == {item.text: (item.start, item.end) for item in pipeline.acts}
         assert replay(step.timeline).explained == pytest.approx(1, abs=0.01)
 
 
@@ -50,9 +50,9 @@ def test_the_program_s_own_lines_and_metrics_stand_between(pipeline: Any, tmp_pa
         '{"iteration": 4, "loss": 1.0}',
     ]
 
-    found = measured(tmp_path, lines, spans(pipeline, 1, "lens"))
+    result = measured(tmp_path, lines, spans(pipeline, 1, "lens"))
 
-    assert len(found.steps) == 2
+    assert len(result.steps) == 2
     assert is_otel("\n".join(lines).encode()[:4096])
 
 
@@ -64,16 +64,16 @@ def test_numbers_of_microbatches_go_before_their_order(pipeline: Any, tmp_path: 
 
 
 def test_messages_of_the_steady_state_may_be_missing(pipeline: Any, tmp_path: Path) -> None:
-    found = measured(tmp_path, *(spans(pipeline, rank, "lens", every=False) for rank in (0, 1)))
+    result = measured(tmp_path, *(spans(pipeline, rank, "lens", every=False) for rank in (0, 1)))
 
-    assert len(found.steps) == 2
-    assert replay(found.steps[0].timeline).explained == pytest.approx(1, abs=0.05)
+    assert len(result.steps) == 2
+    assert replay(result.steps[0].timeline).explained == pytest.approx(1, abs=0.05)
 
 
 def test_the_last_rank_alone_is_said_to_be_what_is_written_by_default(pipeline: Any, tmp_path: Path) -> None:
-    found = measured(tmp_path, spans(pipeline, 1, "lens"))
+    result = measured(tmp_path, spans(pipeline, 1, "lens"))
 
-    (note,) = (one for one in found.notes if "MEGATRON_OTEL_RANK_STRATEGY=all_ranks" in one)
+    (note,) = (item for item in result.notes if "MEGATRON_OTEL_RANK_STRATEGY=all_ranks" in item)
     assert note.startswith("spans of 1 of 2 ranks")
 
 
@@ -82,29 +82,29 @@ def test_the_last_of_two_replicas_ranks_alone_is_of_its_pipeline(pipeline: Any, 
     records = [json.loads(line) for line in spans(pipeline, 1, "own")]
     lines = [json.dumps({**record, "resource": {"attributes": said}}) for record in records]
 
-    found = measured(tmp_path, lines)
+    result = measured(tmp_path, lines)
 
-    assert (found.numbers, found.ranks) == ((1,), 2)
-    assert {int(stage) for stage in found.steps[0].timeline.stage} == {1}
+    assert (result.numbers, result.ranks) == ((1,), 2)
+    assert {int(stage) for stage in result.steps[0].timeline.stage} == {1}
 
 
 def test_a_rank_whose_spans_say_no_sizes_is_a_pipeline_of_its_own(pipeline: Any, tmp_path: Path) -> None:
     records = [json.loads(line) for line in spans(pipeline, 1, "own")]
     lines = [json.dumps({**record, "resource": {"attributes": {"dl.rank": 1}}}) for record in records]
 
-    found = measured(tmp_path, lines)
+    result = measured(tmp_path, lines)
 
-    assert len(found.steps) == 2
-    assert any("--layout pp=4" in note for note in found.notes)
+    assert len(result.steps) == 2
+    assert any("--layout pp=4" in note for note in result.notes)
 
 
 def test_spans_without_a_time_are_counted_once(pipeline: Any, tmp_path: Path) -> None:
     lines = spans(pipeline, 0, "own")
     broken = [json.dumps({**json.loads(line), "end_time_unix_nano": 0}) for line in lines[:2]]
 
-    found = measured(tmp_path, [*lines, *broken], spans(pipeline, 1, "own"))
+    result = measured(tmp_path, [*lines, *broken], spans(pipeline, 1, "own"))
 
-    assert [note for note in found.notes if "no time" in note] == [
+    assert [note for note in result.notes if "no time" in note] == [
         "spans-0.jsonl: 2 spans have no time or an invalid one: left out"
     ]
 

@@ -59,8 +59,8 @@ def test_figures_of_five_steps_spread_a_little() -> None:
     steps = read(HERE / "fixtures" / "five-steps").steps
     spans = np.array([int(step.timeline.end_ns.max()) for step in steps]) / 1e6
     medians = np.array([
-        [np.median((one.end_ns - one.start_ns)[one.kind == kind]) / 1e6 for kind in (Kind.F, Kind.B)]
-        for one in (step.timeline for step in steps)
+        [np.median((item.end_ns - item.start_ns)[item.kind == kind]) / 1e6 for kind in (Kind.F, Kind.B)]
+        for item in (step.timeline for step in steps)
     ])  # fmt: skip
 
     # 11 forwards of 20 ms and 11 backwards of 40 ms end to end, and what the machine adds.
@@ -96,6 +96,6 @@ def test_a_run_marked_by_the_printed_module_reads_as_its_schedule(schedule: str,
     assert measured.unattributed == ()
     for step in measured.steps:
         for rank in range(2):
-            assert order(step.timeline, rank) == [f"{rank}{one}" for one in ORDERS[schedule][rank]]
+            assert order(step.timeline, rank) == [f"{rank}{item}" for item in ORDERS[schedule][rank]]
         for kind in (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B):
             assert int((step.timeline.kind == kind).sum()) == 4

@@ -183,7 +183,9 @@ def test_each_of_several_steps_is_the_step_without_marks(said: str, tmp_path: Pa
     paths = GpuRun(timeline=stepped(), steps=3, ahead=ahead, said=said).write(tmp_path)
     for path in paths:
         trace = json.loads(path.read_text())
-        trace["traceEvents"] = [one for one in trace["traceEvents"] if "ProfilerStep" not in one["name"]]
+        trace["traceEvents"] = [
+            traceEvent for traceEvent in trace["traceEvents"] if "ProfilerStep" not in traceEvent["name"]
+        ]
         path.write_text(json.dumps(trace))
 
     measured = measure_kineto(paths, ImportRequest())
@@ -197,7 +199,9 @@ def test_a_mark_around_two_runs_of_a_schedule_is_two_steps(tmp_path: Path) -> No
     paths = GpuRun(timeline=stepped(), steps=2, said="arguments").write(tmp_path)
     for path in paths:
         trace = json.loads(path.read_text())
-        first, last = (one for one in trace["traceEvents"] if one["name"].startswith("ProfilerStep"))
+        first, last = (
+            traceEvent for traceEvent in trace["traceEvents"] if traceEvent["name"].startswith("ProfilerStep")
+        )
         first["dur"] = last["ts"] + last["dur"] - first["ts"]
         trace["traceEvents"].remove(last)
         path.write_text(json.dumps(trace))
@@ -219,7 +223,7 @@ def test_a_warm_up_step_without_actions_is_left_out_and_named(tmp_path: Path) ->
 
     assert [step.label for step in measured.steps] == ["ProfilerStep#4"]
     assert "ProfilerStep#3 holds no action: left out" in measured.notes
-    assert {one.what for one in measured.unattributed} >= {"gemm", "gelu"}
+    assert {operation.what for operation in measured.unattributed} >= {"gemm", "gelu"}
 
 
 def test_steps_that_not_every_rank_marked_are_left_out_and_named(tmp_path: Path) -> None:
@@ -278,4 +282,4 @@ def test_every_replica_is_read_where_they_are_compared(layout: str, tmp_path: Pa
 
     measured = measure_kineto(paths, ImportRequest(layout=layout, every_replica=True))
 
-    assert [one.ranks for one in measured.replicas] == [(0, 4), (1, 5), (2, 6), (3, 7)]
+    assert [item.ranks for item in measured.replicas] == [(0, 4), (1, 5), (2, 6), (3, 7)]

@@ -79,10 +79,10 @@ def test_a_process_that_waits_for_its_turn_ends_no_pattern(monkeypatch: pytest.M
             return re.search("a", text)
 
     monkeypatch.setattr(naming_rules, "MOST_S", 0.02)
-    found = TimedPattern(compiled=cast("re.Pattern[str]", Waiting()), error=ConfigError).search("ba")
+    result = TimedPattern(compiled=cast("re.Pattern[str]", Waiting()), error=ConfigError).search("ba")
 
-    assert found
-    assert found.start() == 1
+    assert result
+    assert result.start() == 1
 
 
 def test_a_signal_that_comes_as_the_timer_is_stopped_is_the_pattern_s(monkeypatch: pytest.MonkeyPatch) -> None:

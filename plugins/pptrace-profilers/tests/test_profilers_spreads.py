@@ -21,7 +21,7 @@ costs: {name: table, forward: 20 ms, backward: 40 ms}
 
 
 def invoked(*arguments: object) -> str:
-    return CliRunner().invoke(cli, [str(one) for one in arguments], catch_exceptions=False).stdout
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments], catch_exceptions=False).stdout
 
 
 def diffed(*arguments: object) -> dict[str, Any]:
@@ -31,20 +31,22 @@ def diffed(*arguments: object) -> dict[str, Any]:
 
 @pytest.mark.parametrize("steps", ["0,3", "1,2", "4,0"])
 def test_two_steps_of_one_run_differ_by_hardly_more_than_noise(steps: str) -> None:
-    found = diffed(RUN, RUN, "--step", steps)
+    difference = diffed(RUN, RUN, "--step", steps)
 
-    assert len(found["spans_ns"][0]) == len(found["spans_ns"][1]) == 5
-    assert found["actions_changed"] <= 6
-    assert found["actions_within_noise"] + found["actions_changed"] == 64
-    assert [one for one in found["culprits"] if one["sort"] in {"drift", "slow rank", "slow stage"}] == []
+    assert len(difference["spans_ns"][0]) == len(difference["spans_ns"][1]) == 5
+    assert difference["actions_changed"] <= 6
+    assert difference["actions_within_noise"] + difference["actions_changed"] == 64
+    assert [
+        culprit for culprit in difference["culprits"] if culprit["sort"] in {"drift", "slow rank", "slow stage"}
+    ] == []
 
 
 def test_all_steps_against_themselves_are_the_same() -> None:
-    found = diffed(RUN, RUN, "--step", "all")
+    difference = diffed(RUN, RUN, "--step", "all")
 
-    assert found["same"]
-    assert found["medians_over_steps"] == [True, True]
-    assert found["actions_changed"] == found["actions_within_noise"] == 0
+    assert difference["same"]
+    assert difference["medians_over_steps"] == [True, True]
+    assert difference["actions_changed"] == difference["actions_within_noise"] == 0
 
 
 @pytest.mark.parametrize("step", ["median", "all"])
@@ -52,15 +54,18 @@ def test_every_figure_of_a_recording_has_its_spread_beside_a_plan(step: str, tmp
     plan = tmp_path / "plan.yaml"
     plan.write_text(PLAN, encoding="utf-8")
 
-    found = diffed(plan, RUN, "--step", step)
+    difference = diffed(plan, RUN, "--step", step)
 
-    assert found["step_ns_deviation"][0] is None
-    assert found["step_ns_deviation"][1] > 0
-    assert all(pair[0] is None and pair[1] is not None for pair in found["parts_ns_deviation"].values())
-    assert all(one["change_ns_deviation"] is not None for one in found["ladder"])
-    assert all(row["ratio_deviation"] > 0 for row in found["kinds"])
-    assert all(one["change_ns_deviation"] > 0 for one in found["actions"])
-    assert sum(one["change_ns"] for one in found["ladder"]) == found["step_ns"][1] - found["step_ns"][0]
+    assert difference["step_ns_deviation"][0] is None
+    assert difference["step_ns_deviation"][1] > 0
+    assert all(pair[0] is None and pair[1] is not None for pair in difference["parts_ns_deviation"].values())
+    assert all(rung["change_ns_deviation"] is not None for rung in difference["ladder"])
+    assert all(row["ratio_deviation"] > 0 for row in difference["kinds"])
+    assert all(action["change_ns_deviation"] > 0 for action in difference["actions"])
+    assert (
+        sum(rung["change_ns"] for rung in difference["ladder"])
+        == difference["step_ns"][1] - difference["step_ns"][0]
+    )
 
 
 def test_medians_over_five_steps_tell_more_actions_from_noise_than_one_step_does(tmp_path: Path) -> None:
@@ -73,10 +78,10 @@ def test_medians_over_five_steps_tell_more_actions_from_noise_than_one_step_does
 
 
 def test_an_explanation_says_by_how_much_its_figures_vary() -> None:
-    found = json.loads(invoked("explain", RUN, "--json"))
+    document = json.loads(invoked("explain", RUN, "--json"))
 
-    assert len(found["lengths_ns"]) == 5
-    assert found["step_ns_deviation"] > 0
-    assert all(rank["busy_ns_deviation"] > 0 for rank in found["ranks"])
+    assert len(document["lengths_ns"]) == 5
+    assert document["step_ns_deviation"] > 0
+    assert all(rank["busy_ns_deviation"] > 0 for rank in document["ranks"])
     assert "±" in invoked("explain", RUN)
     assert "5 steps: " in invoked("replay", RUN)

@@ -23,11 +23,11 @@ def test_computing_exposed_communication_and_idle_time_are_told(tmp_path: Path) 
     trace.kernel("gemm", 1, 20, 40, stream=8)  # two streams compute: once
     trace.kernel(REDUCE, 2, 35, 60, stream=9)  # 20 us of it behind the computation
     trace.kernel("adam", 3, 80, 90)
-    found = measure_kineto([trace.write(tmp_path)], ImportRequest())
+    result = measure_kineto([trace.write(tmp_path)], ImportRequest())
 
-    assert found.occupied == (Occupied(rank=0, computing_ns=40_000, exposed_ns=20_000, idle_ns=20_000),)
-    assert plain(operations_document(found, "run"))["occupied"][0]["idle_ns"] == 20_000
-    (line,) = [line for line in text_of(operations_document(found, "run")).splitlines() if "50.0%" in line]
+    assert result.occupied == (Occupied(rank=0, computing_ns=40_000, exposed_ns=20_000, idle_ns=20_000),)
+    assert plain(operations_document(result, "run"))["occupied"][0]["idle_ns"] == 20_000
+    (line,) = [line for line in text_of(operations_document(result, "run")).splitlines() if "50.0%" in line]
     assert line.split() == ["rank", "0", "0.080", "ms", "0.040", "ms", "50.0%", *("0.020", "ms", "25.0%") * 2]
 
 
@@ -39,7 +39,7 @@ def test_the_parts_are_those_of_counting_every_microsecond(spans: list[tuple[int
     for at, (start, length, reduces) in enumerate(spans):
         trace.kernel(REDUCE if reduces else "gemm", None, start, start + length, stream=at)
     with tempfile.TemporaryDirectory() as folder:
-        found = measure_kineto([trace.write(Path(folder))], ImportRequest())
+        result = measure_kineto([trace.write(Path(folder))], ImportRequest())
 
     first, last = min(start for start, _, _ in spans), max(start + length for start, length, _ in spans)
     computing = exposed = 0
@@ -47,6 +47,6 @@ def test_the_parts_are_those_of_counting_every_microsecond(spans: list[tuple[int
         running = {reduces for start, length, reduces in spans if start <= now < start + length}
         computing += False in running
         exposed += running == {True}
-    (one,) = found.occupied
+    (one,) = result.occupied
     assert (one.computing_ns, one.exposed_ns) == (1000 * computing, 1000 * exposed)
     assert one.computing_ns + one.exposed_ns + one.idle_ns == 1000 * (last - first)

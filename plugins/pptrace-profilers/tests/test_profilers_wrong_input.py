@@ -134,25 +134,25 @@ def test_events_without_a_time_are_counted_and_the_others_used(ts: Any, dur: Any
     path = written(tmp_path, *GOOD, span("PP:0F1", ts, dur), span("PP:0B1", 30, 1))
     path.write_text(path.read_text(encoding="utf-8").replace('"NaN"', "NaN").replace('"Infinity"', "Infinity"))
 
-    found = measured(path)
+    result = measured(path)
 
-    assert [len(step.timeline) for step in found.steps] == [3]
-    assert found.notes[0].startswith("rank0.json: 1 events have no time")
+    assert [len(step.timeline) for step in result.steps] == [3]
+    assert result.notes[0].startswith("rank0.json: 1 events have no time")
 
 
 @pytest.mark.parametrize("ts", [-5, -5.25])
 def test_a_time_before_zero_is_one(ts: float, tmp_path: Path) -> None:
-    found = measured(written(tmp_path, span("PP:0F0", ts, 5), span("PP:0B0", 10, 5)))
+    result = measured(written(tmp_path, span("PP:0F0", ts, 5), span("PP:0B0", 10, 5)))
 
-    assert found.steps[0].timeline.start_ns.tolist() == [0, round((10 - ts) * 1000)]
+    assert result.steps[0].timeline.start_ns.tolist() == [0, round((10 - ts) * 1000)]
 
 
 def test_computations_that_overlap_are_cut_and_counted(tmp_path: Path) -> None:
-    found = measured(written(tmp_path, span("PP:0F0", 0, 8), span("PP:0F1", 5, 5), span("PP:0B0", 9, 9)))
+    result = measured(written(tmp_path, span("PP:0F0", 0, 8), span("PP:0F1", 5, 5), span("PP:0B0", 9, 9)))
 
-    assert [len(step.timeline) for step in found.steps] == [3]
-    assert found.steps[0].timeline.start_ns.tolist() == [0, 8000, 10_000]
-    assert found.notes == (
+    assert [len(step.timeline) for step in result.steps] == [3]
+    assert result.steps[0].timeline.start_ns.tolist() == [0, 8000, 10_000]
+    assert result.notes == (
         "rank0.json: 2 actions begin before another has ended, 0F1 first: each is moved to start at that end",
     )
 
@@ -213,11 +213,11 @@ def test_files_of_unknown_ranks_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_ranks_file_is_said_and_the_others_are_used(tmp_path: Path) -> None:
-    found = measured(written(tmp_path, *GOOD, rank=0, world_size=40))
+    outcome = measured(written(tmp_path, *GOOD, rank=0, world_size=40))
 
-    told = ", ".join(str(rank) for rank in range(1, 17))
-    assert found.notes == (f"no file of rank {told} and 23 others: only the recorded ranks are read",)
-    assert len(found.steps) == 1
+    result = ", ".join(str(rank) for rank in range(1, 17))
+    assert outcome.notes == (f"no file of rank {result} and 23 others: only the recorded ranks are read",)
+    assert len(outcome.steps) == 1
 
 
 def test_a_file_may_say_that_there_are_millions_of_ranks_and_costs_no_memory_by_that(tmp_path: Path) -> None:
@@ -225,11 +225,11 @@ def test_a_file_may_say_that_there_are_millions_of_ranks_and_costs_no_memory_by_
     measured(path)
 
     tracemalloc.start()
-    found = measured(path)
+    result = measured(path)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
-    assert f"and {2**22 - 18} others" in found.notes[0]
+    assert f"and {2**22 - 18} others" in result.notes[0]
     assert peak < 8 << 20
 
 
@@ -237,10 +237,10 @@ def test_a_broken_file_among_others_is_said_and_the_others_are_used(tmp_path: Pa
     broken = tmp_path / "rank1.json"
     broken.write_bytes(b"")
 
-    found = measured(written(tmp_path, *GOOD, rank=0, world_size=2), broken)
+    result = measured(written(tmp_path, *GOOD, rank=0, world_size=2), broken)
 
-    assert found.notes[0] == f"{broken}: is empty"
-    assert len(found.steps[0].timeline) == 2
+    assert result.notes[0] == f"{broken}: is empty"
+    assert len(result.steps[0].timeline) == 2
 
 
 def test_files_of_which_none_can_be_read_are_refused_with_the_first_reason(tmp_path: Path) -> None:
@@ -265,9 +265,9 @@ def test_a_file_without_any_action_gives_sums_of_its_kernels(tmp_path: Path) -> 
         for name, ts, stream in (("gemm", 0, 7), ("gemm", 10, 7), ("ncclDevKernel_AllReduce_Sum(x)", 20, 20))
     ]
 
-    found = measured(written(tmp_path, *kernels, rank=0))
+    result = measured(written(tmp_path, *kernels, rank=0))
 
-    assert found.steps == ()
-    sums = [(one.what, one.communicates, one.count, one.total_ns) for one in found.summaries]
+    assert result.steps == ()
+    sums = [(summary.what, summary.communicates, summary.count, summary.total_ns) for summary in result.summaries]
     assert sums == [("gemm", False, 2, 10_000), ("ncclDevKernel_AllReduce_Sum(x)", True, 1, 5000)]
-    assert "no action of a pipeline was found: communication and computation are summed" in found.notes[-1]
+    assert "no action of a pipeline was found: communication and computation are summed" in result.notes[-1]

@@ -128,10 +128,10 @@ def test_the_nearest_sizes_are_taken_and_none_lies_between() -> None:
 def test_published_runs_gain_what_they_gained_within_three_points() -> None:
     """What the example prints: with one slowing for all runs, and with it fitted to any one of them."""
     printed = (Path(__file__).parents[3] / "examples" / "combined.out").read_text(encoding="utf-8")
-    published = [float(one) for one in re.findall(r"with overlap +[\d.]+ s +([\d.]+)%", printed)]
-    simulated = [float(one) for one in re.findall(r"both 1\.4 times +[\d.]+ s +([\d.]+)%", printed)]
+    published = [float(item) for item in re.findall(r"with overlap +[\d.]+ s +([\d.]+)%", printed)]
+    simulated = [float(item) for item in re.findall(r"both 1\.4 times +[\d.]+ s +([\d.]+)%", printed)]
     fitted = re.findall(r"\d\.\d\d times +(\S+) +(\S+) +(\S+)", printed)
 
     assert len(published) == len(simulated) == len(fitted) == 3
-    assert all(abs(one - other) < 1.5 for one, other in zip(published, simulated, strict=True))
+    assert all(abs(item - other) < 1.5 for item, other in zip(published, simulated, strict=True))
     assert all(abs(float(point)) < 3 for points in fitted for point in points)

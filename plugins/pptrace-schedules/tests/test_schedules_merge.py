@@ -55,7 +55,7 @@ def test_halves_that_stand_side_by_side_are_one_action(name: str, ranks: int, mi
 
     assert_valid_schedule(merged)
     for rank in range(ranks):
-        assert [str(one) for one in merged[rank]] == walked([str(one) for one in split[rank]])
+        assert [str(item) for item in merged[rank]] == walked([str(item) for item in split[rank]])
 
 
 def test_all_reduces_of_whole_backwards_hide_behind_weight_gradients() -> None:
@@ -92,7 +92,7 @@ def requests(draw: st.DrawFn) -> tuple[str, ScheduleRequest]:
     f, i, w, hidden = (
         tuple(draw(st.lists(st.integers(low, 30), min_size=stages, max_size=stages))) for low in (1, 1, 1, -5)
     )
-    whole = tuple(max(one + two - less, 1) for one, two, less in zip(i, w, hidden, strict=True))
+    whole = tuple(max(item + two - less, 1) for item, two, less in zip(i, w, hidden, strict=True))
     return name, ScheduleRequest(
         ranks=ranks, microbatches=ranks * rounds, chunks=CHUNKS[name], f_ns=f, i_ns=i, w_ns=w, b_ns=whole,
         transfer_ns=draw(st.integers(0, 12)), options={"shorten": draw(st.sampled_from(["rank", "step"]))},

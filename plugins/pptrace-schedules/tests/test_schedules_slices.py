@@ -37,11 +37,11 @@ def test_closed_forms_hold_for_every_size(slices: int) -> None:
 
 @pytest.mark.parametrize(("slices", "parts_of_a_unit"), [(1, 69), (2, 117), (4, 213)])
 def test_the_step_of_8_ranks_and_16_microbatches(slices: int, parts_of_a_unit: int) -> None:
-    one = run("seq-1f1b", pp=8, microbatches=16, slices=slices)
+    item = run("seq-1f1b", pp=8, microbatches=16, slices=slices)
 
-    assert units(one) * slices == parts_of_a_unit
-    assert one.metrics.busy_ns.tolist() == [16 * 3 * 4800] * 8
-    assert int(one.metrics.memory.peak_activation_bytes[0]) * slices == 48 * (7 + slices)
+    assert units(item) * slices == parts_of_a_unit
+    assert item.metrics.busy_ns.tolist() == [16 * 3 * 4800] * 8
+    assert int(item.metrics.memory.peak_activation_bytes[0]) * slices == 48 * (7 + slices)
 
 
 def test_slices_are_not_told_as_microbatches() -> None:
@@ -53,7 +53,7 @@ def test_slices_are_not_told_as_microbatches() -> None:
 def test_slices_go_forward_in_order_and_backward_from_the_last() -> None:
     row = run("seq-1f1b", pp=2, microbatches=3, slices=3).prepared.schedule[0]
 
-    forward, backward = ([one.microbatch for one in row if one.kind is kind] for kind in (Kind.F, Kind.B))
+    forward, backward = ([item.microbatch for item in row if item.kind is kind] for kind in (Kind.F, Kind.B))
     assert forward == list(range(9))
     assert backward == [2, 1, 0, 5, 4, 3, 8, 7, 6]
 
@@ -63,10 +63,10 @@ def test_slices_go_forward_in_order_and_backward_from_the_last() -> None:
 def test_later_slices_take_more_of_attention_and_all_together_what_the_whole_takes(
     slices: int, attention: float
 ) -> None:
-    one = run("seq-1f1b", pp=4, microbatches=4, slices=slices, attention=attention)
+    item = run("seq-1f1b", pp=4, microbatches=4, slices=slices, attention=attention)
 
-    assert one.metrics.busy_ns.tolist() == [4 * 3 * 4800] * 4
-    timeline = one.timeline
+    assert item.metrics.busy_ns.tolist() == [4 * 3 * 4800] * 4
+    timeline = item.timeline
     for row in range(len(timeline)):
         action, took = timeline[row].action, timeline[row].end_ns - timeline[row].start_ns
         if action.kind is Kind.F:
@@ -74,18 +74,18 @@ def test_later_slices_take_more_of_attention_and_all_together_what_the_whole_tak
             core = Fraction(attention) * (2 * place + 1) / slices**2
             assert took == 4800 * ((1 - Fraction(attention)) / slices + core)
     # Tokens are alike, and with them activations and messages.
-    assert {int(each) for cost in (one.prepared.workload, *one.prepared.workload.classes)
+    assert {int(each) for cost in (item.prepared.workload, *item.prepared.workload.classes)
             for each in cost.activation_bytes} == {48 // slices}  # fmt: skip
 
 
 def test_unlike_slices_of_unlike_microbatches() -> None:
-    one = pptrace.simulate(
+    item = pptrace.simulate(
         schedule={"name": "seq-1f1b", "options": {"slices": 2, "attention": 0.5}}, parallel={"pp": 1},
         batch={"microbatches": 2},
         costs={"name": "table", "forward": "80 ns", "backward": "160 ns", "lengths": [1, 2]},
     )  # fmt: skip
 
-    took = [one.timeline[row].end_ns - one.timeline[row].start_ns for row in range(len(one.timeline))]
+    took = [item.timeline[row].end_ns - item.timeline[row].start_ns for row in range(len(item.timeline))]
     # Of a half's time, a quarter less in the first slice and as much more in the second.
     assert sorted(took) == [30, 50, 60, 60, 100, 100, 120, 200]
 

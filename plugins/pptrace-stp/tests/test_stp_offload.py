@@ -39,29 +39,31 @@ def test_copies_are_of_chunk_0_in_the_shares_that_are_asked_for(warm_up: float, 
 
     for rank in range(p):
         ahead = 3 * p - 1 - rank
-        out = [one for one in made[rank] if one.kind is Kind.OFFLOAD]
-        assert {one.stage for one in out} <= {rank}
-        assert len([one for one in out if one.microbatch < ahead]) == int(ahead * warm_up + 1e-9)
-        assert len([one for one in out if one.microbatch >= ahead]) == int((m - ahead) * steady + 1e-9)
-        assert [one.microbatch for one in made[rank] if one.kind is Kind.RELOAD] == [one.microbatch for one in out]
+        out = [item for item in made[rank] if item.kind is Kind.OFFLOAD]
+        assert {item.stage for item in out} <= {rank}
+        assert len([item for item in out if item.microbatch < ahead]) == int(ahead * warm_up + 1e-9)
+        assert len([item for item in out if item.microbatch >= ahead]) == int((m - ahead) * steady + 1e-9)
+        assert [item.microbatch for item in made[rank] if item.kind is Kind.RELOAD] == [
+            item.microbatch for item in out
+        ]
 
 
 def test_a_copy_follows_its_forward_and_returns_one_block_ahead() -> None:
     row = table(3, 20, 1, 1)[1]
-    blocks = [one for one in row if one.kind not in {Kind.OFFLOAD, Kind.RELOAD}]
+    blocks = [action for action in row if action.kind not in {Kind.OFFLOAD, Kind.RELOAD}]
 
     def block_of(kinds: set[Kind], microbatch: int) -> int:
         return next(
-            place for place, block in enumerate(blocks) for one in block.sub_actions or (block,)
-            if one.kind in kinds and one.stage == 1 and one.microbatch == microbatch
+            place for place, block in enumerate(blocks) for action in block.sub_actions or (block,)
+            if action.kind in kinds and action.stage == 1 and action.microbatch == microbatch
         )  # fmt: skip
 
-    for place, one in enumerate(row):
+    for place, copy in enumerate(row):
         before = len([other for other in row[:place] if other.kind not in {Kind.OFFLOAD, Kind.RELOAD}])
-        if one.kind is Kind.OFFLOAD:
-            assert block_of({Kind.F}, one.microbatch) == before - 1
-        elif one.kind is Kind.RELOAD:
-            assert block_of({Kind.B, Kind.I}, one.microbatch) == before + 1
+        if copy.kind is Kind.OFFLOAD:
+            assert block_of({Kind.F}, copy.microbatch) == before - 1
+        elif copy.kind is Kind.RELOAD:
+            assert block_of({Kind.B, Kind.I}, copy.microbatch) == before + 1
 
 
 def test_copies_run_beside_computation_and_cost_nothing_where_they_fit() -> None:
@@ -69,7 +71,7 @@ def test_copies_run_beside_computation_and_cost_nothing_where_they_fit() -> None
 
     assert copied.step_ns == plain.step_ns
     timeline = simulate(table(4, 40, 1, 1), Workload.uniform(8, f_ns=1, b_ns=2, offload_ns=[1], reload_ns=[1]))
-    assert {Stream.COPY_OUT, Stream.COPY_IN} <= {Stream(one) for one in timeline.lane_stream.tolist()}
+    assert {Stream.COPY_OUT, Stream.COPY_IN} <= {Stream(item) for item in timeline.lane_stream.tolist()}
 
 
 @pytest.mark.parametrize(("warm_up", "steady"), [(0.25, 0.5), (0.5, 1), (1, 1)])

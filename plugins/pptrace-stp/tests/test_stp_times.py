@@ -71,7 +71,7 @@ def interleaved(ranks: int, microbatches: int) -> Schedule:
         ahead = ranks + 2 * (ranks - 1 - rank)
         forward = [f"{chunk * ranks + rank}F{mb}" for chunk, mb in order]
         backward = [f"{(1 - chunk) * ranks + rank}B{mb}" for chunk, mb in order]
-        turns = [one for pair in zip(forward[ahead:], backward, strict=False) for one in pair]
+        turns = [member for pair in zip(forward[ahead:], backward, strict=False) for member in pair]
         rows.append([*forward[:ahead], *turns, *backward[len(forward) - ahead :]])
     return Schedule.from_rows(rows)
 
@@ -124,7 +124,7 @@ def test_bytes_are_held_for_3p_chunks_and_a_pair_s_first_half(p: int, m: int) ->
     # Attention and MLP take half of a chunk each, and free it with their weight gradient, or their input's alone.
     changes = {Kind.F: (1, 0, 1, 0), Kind.B: (0, 0, -1, 0, 0, -1), Kind.I: (-1, 0, -1, 0), Kind.W: (0, 0)}
     kinds = {
-        kind: [tuple(replace(one, activation_bytes=by) for one, by in zip(own, changes[kind], strict=True))]
+        kind: [tuple(replace(item, activation_bytes=by) for item, by in zip(own, changes[kind], strict=True))]
         * (2 * p)
         for kind, (own, *_) in costs(2 * p).segments.items()
     }
@@ -167,7 +167,7 @@ def test_computation_beside_an_all_reduce_takes_what_the_micro_benchmark_measure
 
     timeline = simulate(table(1, 2), workload, contention=slowed)  # one pair
     pair = [timeline[row] for row in range(len(timeline)) if timeline.pair[row] >= 0]
-    took = max(one.end_ns for one in pair) - min(one.start_ns for one in pair)
+    took = max(member.end_ns for member in pair) - min(member.start_ns for member in pair)
 
     assert took / 1000 == pytest.approx(together, rel=0.001)
     assert together / max(gemm, reduce) == pytest.approx(1.075 if gemm > reduce else 1.026, abs=0.0005)
@@ -182,7 +182,7 @@ def test_slowing_is_a_parameter_of_the_configuration() -> None:
         ]}},
     }  # fmt: skip
     alone, slowed = (
-        simulate_step({**step, "contention": one}) for one in ({}, {"compute": 0.828, "communication": 0.896})
+        simulate_step({**step, "contention": item}) for item in ({}, {"compute": 0.828, "communication": 0.896})
     )
 
     assert alone.metrics.step_ns < slowed.metrics.step_ns < 1.05 * alone.metrics.step_ns

@@ -23,8 +23,8 @@ _COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration"
 
 def _order(rank: int) -> list[tuple[str, int]]:
     ahead = min(RANKS - rank - 1, MICROBATCHES)
-    forwards, backwards = ([(one, number) for number in range(MICROBATCHES)] for one in ("forward", "backward"))
-    steady = [one for pair in zip(forwards[ahead:], backwards, strict=False) for one in pair]
+    forwards, backwards = ([(item, number) for number in range(MICROBATCHES)] for item in ("forward", "backward"))
+    steady = [member for pair in zip(forwards[ahead:], backwards, strict=False) for member in pair]
     return [*forwards[:ahead], *steady, *backwards[MICROBATCHES - ahead :]]
 
 
@@ -90,11 +90,11 @@ def operations(
     rows: list[tuple[Any, ...]] = []
     for step in steps:
         every = [Replica(partial(takes, replica, step)) for replica in range(replicas)]
-        reduced = [max(one.reduces(rank) for one in every) + 0.01 for rank in range(RANKS)]
-        for replica, one in enumerate(every):
+        reduced = [max(entry.reduces(rank) for entry in every) + 0.01 for rank in range(RANKS)]
+        for replica, item in enumerate(every):
             for rank in range(RANKS):
                 worker = replica * RANKS + rank
-                rows += [(replica, rank, worker, step, *rest) for rest in _worker(rank, one, reduced)]
+                rows += [(replica, rank, worker, step, *rest) for rest in _worker(rank, item, reduced)]
     return rows
 
 

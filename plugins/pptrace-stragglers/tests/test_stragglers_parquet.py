@@ -67,11 +67,13 @@ def test_a_step_in_which_nothing_else_waits_is_simulated_as_it_was(tmp_path: Pat
     [(even, "none"), (slow_worker, "workers"), (long_last, "last-stage"), (lengths, "lengths")],
 )
 def test_the_cause_that_was_put_in_is_found(takes: Any, cause: str, tmp_path: Path) -> None:
-    found = stragglers(write_job(tmp_path / "job.parquet", operations(takes, replicas=6)))
+    report = stragglers(write_job(tmp_path / "job.parquet", operations(takes, replicas=6)))
 
-    assert found.cause == cause
+    assert report.cause == cause
     if cause == "workers":
-        assert [(one.replica, one.rank, one.worker) for one in found.slowest] == [("dp=4", 1, 4 * RANKS + 1)]
+        assert [(straggler.replica, straggler.rank, straggler.worker) for straggler in report.slowest] == [
+            ("dp=4", 1, 4 * RANKS + 1)
+        ]
 
 
 def test_the_steps_of_a_replica_are_a_pipeline_and_replay_as_they_were(tmp_path: Path) -> None:
@@ -181,22 +183,22 @@ def test_types_that_are_whole_books_are_refused_before_they_are_read(tmp_path: P
 @pytest.mark.skipif(not PUBLISHED.is_dir(), reason="PPTRACE_TRACES has no straggler-osdi25")
 @pytest.mark.parametrize("name", ["ST", "SE"])
 def test_published_jobs_lose_what_their_authors_found(name: str) -> None:
-    found = stragglers(PUBLISHED / f"trace-{name}.parquet")
+    report = stragglers(PUBLISHED / f"trace-{name}.parquet")
     result = json.loads((PUBLISHED / f"result-{name}.json").read_text())
 
-    assert found.slowdown == pytest.approx(result["blocking_slowdown"], abs=1e-5)
-    by_type = {one: effect.slowdown for one, effect in found.by_type.items()}
-    by_replica = {one.removeprefix("dp="): effect.slowdown for one, effect in found.by_replica.items()}
+    assert report.slowdown == pytest.approx(result["blocking_slowdown"], abs=1e-5)
+    by_type = {one: effect.slowdown for one, effect in report.by_type.items()}
+    by_replica = {one.removeprefix("dp="): effect.slowdown for one, effect in report.by_replica.items()}
     assert by_type == pytest.approx(result["blocking_decompose_by_optype"], abs=1e-5)
     assert by_replica == pytest.approx(result["blocking_decompose_by_dp_rank"], abs=1e-5)
-    for metric, mine in (("mw", found.slowest_workers), ("ms", found.last_stage)):
-        told = json.loads((PUBLISHED / f"{metric}-{name}.json").read_text())
-        assert (mine.removed, mine.added) == pytest.approx((told["rem"], told["add"]), abs=1e-4)
+    for metric, mine in (("mw", report.slowest_workers), ("ms", report.last_stage)):
+        document = json.loads((PUBLISHED / f"{metric}-{name}.json").read_text())
+        assert (mine.removed, mine.added) == pytest.approx((document["rem"], document["add"]), abs=1e-4)
 
 
 def spans(model: JobSimulation, times: np.ndarray) -> np.ndarray:
     """Return from the first computation to the last of each replica and step, where nothing else takes time."""
-    computing = [at for at, one in enumerate(model.job.operations) if one.type in COMPUTE]
+    computing = [at for at, operation in enumerate(model.job.operations) if operation.type in COMPUTE]
     alone = np.zeros_like(times)
     alone[computing] = times[computing]
     start, end = model.run(alone)
@@ -211,7 +213,7 @@ def test_the_spread_of_lengths_costs_what_it_does(name: str, replayed: float, al
     job = measured(PUBLISHED / f"trace-{name}.parquet").job
     assert isinstance(job, Job)
     model = JobSimulation(job)
-    computing = [at for at, one in enumerate(job.operations) if one.type in COMPUTE]
+    computing = [at for at, operation in enumerate(job.operations) if operation.type in COMPUTE]
     took = (job.end_ns - job.start_ns).astype(np.float64)
     span = job.end_ns[computing].max(axis=0) - job.start_ns[computing].min(axis=0)
     medians = took.copy()

@@ -50,7 +50,7 @@ def job(*replicas: Sequence[Timeline]) -> Job:
     return build_job([
         Replica(
             name=f"dp={at}", ranks=tuple(range(10 * at, 10 * at + 3)),
-            steps=tuple(step(one, f"step {number}") for number, one in enumerate(steps)),
+            steps=tuple(step(item, f"step {number}") for number, item in enumerate(steps)),
         )
         for at, steps in enumerate(replicas)
     ])  # fmt: skip
@@ -64,14 +64,14 @@ def of_lengths(lengths: Sequence[float]) -> Timeline:
 
 
 def test_replicas_that_meet_wait_for_the_slowest() -> None:
-    found = find_stragglers(chain([[10, 10], [10, 10], [10, 22]]))
+    report = find_stragglers(chain([[10, 10], [10, 10], [10, 22]]))
 
     # The mean of computations is 12, so the ideal step takes 13; the longest of each step is 10 and 22.
-    assert found.ideal_ns == 13
-    assert found.by_step == (11 / 13, 23 / 13)
-    assert found.by_type["compute"].by_step == found.by_step
-    assert [one.slowdown for one in found.by_replica.values()] == [1.0, 1.0, (13 + 23) / 2 / 13]
-    assert [one.worker for one in found.slowest] == [2]
+    assert report.ideal_ns == 13
+    assert report.by_step == (11 / 13, 23 / 13)
+    assert report.by_type["compute"].by_step == report.by_step
+    assert [item.slowdown for item in report.by_replica.values()] == [1.0, 1.0, (13 + 23) / 2 / 13]
+    assert [straggler.worker for straggler in report.slowest] == [2]
 
 
 def test_of_workers_that_are_as_slow_the_one_with_the_lowest_global_rank_is_the_slowest() -> None:
@@ -120,30 +120,32 @@ def test_operations_that_wait_in_a_circle_are_refused() -> None:
 
 
 def test_a_job_without_a_straggler_loses_nothing() -> None:
-    found = find_stragglers(job([one_step()], [one_step()]))
+    report = find_stragglers(job([one_step()], [one_step()]))
 
-    assert found.slowdown == pytest.approx(1)
-    assert found.cause == "none"
-    assert found.heat == pytest.approx(np.ones((2, 3)))
+    assert report.slowdown == pytest.approx(1)
+    assert report.cause == "none"
+    assert report.heat == pytest.approx(np.ones((2, 3)))
 
 
 def test_a_slow_worker_is_found_and_is_the_cause() -> None:
     slow = one_step(slow={1: 1.6})
-    found = find_stragglers(job(*[[one_step()]] * 3, [slow], *[[one_step()]] * 4))
+    report = find_stragglers(job(*[[one_step()]] * 3, [slow], *[[one_step()]] * 4))
 
-    assert found.cause == "workers"
-    assert [(one.replica, one.rank, one.worker) for one in found.slowest] == [("dp=3", 1, 31)]
-    assert found.slowest_workers.removed > 0.9
-    assert found.last_stage.removed < 0.2
-    assert np.unravel_index(int(found.heat.argmax()), found.heat.shape) == (3, 1)
+    assert report.cause == "workers"
+    assert [(straggler.replica, straggler.rank, straggler.worker) for straggler in report.slowest] == [
+        ("dp=3", 1, 31)
+    ]
+    assert report.slowest_workers.removed > 0.9
+    assert report.last_stage.removed < 0.2
+    assert np.unravel_index(int(report.heat.argmax()), report.heat.shape) == (3, 1)
 
 
 def test_a_long_last_stage_is_found_and_is_the_cause() -> None:
-    found = find_stragglers(job(*[[one_step(slow={2: 1.8})] * 2] * 4))
+    report = find_stragglers(job(*[[one_step(slow={2: 1.8})] * 2] * 4))
 
-    assert found.cause == "last-stage"
-    assert found.last_stage.removed > 0.9
-    assert found.by_rank[2].slowdown > found.by_rank[0].slowdown
+    assert report.cause == "last-stage"
+    assert report.last_stage.removed > 0.9
+    assert report.by_rank[2].slowdown > report.by_rank[0].slowdown
 
 
 def test_lengths_of_sequences_are_found_and_told_from_other_jitter() -> None:
@@ -164,16 +166,16 @@ def jittering(draw: np.random.Generator) -> Timeline:
 
 def test_what_replicas_of_a_simulation_take_is_what_was_simulated() -> None:
     timelines = [one_step(slow={0: 1.3}), one_step(slow={2: 2.0})]
-    whole = job(*([one] for one in timelines))
+    whole = job(*([item] for item in timelines))
 
-    found = find_stragglers(whole)
+    report = find_stragglers(whole)
 
-    assert found.replayed_ns == max(extract_computations(one).span_ns for one in timelines)
+    assert report.replayed_ns == max(extract_computations(item).span_ns for item in timelines)
 
 
 def test_the_ideal_step_is_a_timeline_of_one_replica() -> None:
     timelines = [one_step(slow={1: 1.5}), one_step()]
-    whole = job(*([one] for one in timelines))
+    whole = job(*([item] for item in timelines))
 
     ideal = ideal_timeline(whole, timelines[0].placement)
 
@@ -194,10 +196,10 @@ def test_steps_that_replicas_ran_otherwise_are_left_out() -> None:
 def test_replicas_whose_clocks_differ_are_as_long_as_each() -> None:
     timelines = one_step(), one_step(slow={0: 1.2})
     late = [
-        Replica(name=str(at), ranks=(0, 1, 2), steps=(step(one, begins_ns=at * 10**9),))
-        for at, one in enumerate(timelines)
+        Replica(name=str(at), ranks=(0, 1, 2), steps=(step(item, begins_ns=at * 10**9),))
+        for at, item in enumerate(timelines)
     ]
 
-    found = find_stragglers(build_job(late))
+    report = find_stragglers(build_job(late))
 
-    assert found.step_ns == max(int(one.end_ns.max()) for one in timelines)
+    assert report.step_ns == max(int(item.end_ns.max()) for item in timelines)
